@@ -21,7 +21,7 @@ from benchmarks import results
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.programs import roles
+from tba_jax.programs import loops
 from tba_jax.programs import sft
 from tba_jax.system import processes
 from tba_jax.tasks import base
@@ -98,8 +98,8 @@ def run(
     FloatingPointError: a step's loss or gradient is not finite.
   """
   started = time.monotonic()
-  config = roles.set_exact_lag(config, staleness_steps)
-  maker = roles.LoopMaker(config)
+  config = loops.set_exact_lag(config, staleness_steps)
+  maker = loops.LoopMaker(config)
   loop = maker.make(config)
   found = {name: [] for name in ("steps", "completions", "solutions",
                                  *EVALUATED)}  # fmt: skip

@@ -13,7 +13,7 @@ import time
 import ml_collections
 
 from tba_jax.monitor import metrics
-from tba_jax.programs import roles
+from tba_jax.programs import loops
 from tba_jax.programs import train
 from tba_jax.system import jsonl
 
@@ -103,10 +103,10 @@ def time_roles(
 
 def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
   """As `time_roles`, of the same work in one process at staleness 0."""
-  config = roles.set_exact_lag(
+  config = loops.set_exact_lag(
       make_config(config, SKIPPED_STEPS + num_steps), 0
   )
-  maker = roles.LoopMaker(config)
+  maker = loops.LoopMaker(config)
   try:
     ends = [time.perf_counter() for _ in maker.make(config).train()]
   finally:

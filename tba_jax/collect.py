@@ -84,6 +84,11 @@ class Collector:
     self._seed = seed
     self._prompt_tokens: dict[int, np.ndarray] = {}
 
+  @property
+  def has_reference(self) -> bool:
+    """Whether groups get reference log-probs here."""
+    return self._reference is not None
+
   def __call__(
       self,
       prompts: Sequence[Prompt],

@@ -23,7 +23,7 @@ _ORDER = (
     ("replay", "channels"),
     ("monitor",),
     ("training",),
-    ("loop",),
+    ("loop", "searcher", "trainer"),
     ("programs",),
     ("main", "__init__"),
 )
@@ -67,7 +67,16 @@ class LayoutTest(absltest.TestCase):
     roots = {name for name in self.files if "." not in name}
     self.assertEqual(
         roots,
-        {"__init__", "collect", "loop", "main", "schedule", "types"},
+        {
+            "__init__",
+            "collect",
+            "loop",
+            "main",
+            "schedule",
+            "searcher",
+            "trainer",
+            "types",
+        },
     )
 
   def test_imports_follow_the_order_of_the_folders(self):

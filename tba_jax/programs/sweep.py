@@ -34,7 +34,7 @@ from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
-from tba_jax.programs import roles
+from tba_jax.programs import loops
 from tba_jax.programs import sft
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -79,7 +79,7 @@ class Lag:
       self, config: ml_collections.ConfigDict
   ) -> ml_collections.ConfigDict:
     """Returns a copy with this lag, which trains on its fresh prompts alone."""
-    config = roles.set_exact_lag(config, self.staleness_steps)
+    config = loops.set_exact_lag(config, self.staleness_steps)
     train = config.train
     config.search.update(
         prompts_per_step=train.prompts_per_batch,
@@ -138,7 +138,7 @@ class Bench:
       ValueError: WORKDIR/sft/model is missing or disagrees with the config.
     """
     self._evaluate = config.evaluate
-    self.loops = roles.LoopMaker(config, workdir)
+    self.loops = loops.LoopMaker(config, workdir)
 
   def run(
       self,
@@ -192,7 +192,7 @@ class Bench:
         "wall_s": time.perf_counter() - started,
     }
 
-  def _measure(self, loop: roles.Loop, step: int) -> dict[str, float]:
+  def _measure(self, loop: loops.Loop, step: int) -> dict[str, float]:
     """Returns means over completions of held-out prompts.
 
     Returns:

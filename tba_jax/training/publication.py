@@ -384,8 +384,8 @@ _CLOSE_S = 5.0
 class Publisher:
   """Publishes versions from a thread; `submit` only copies params on devices.
 
-  The `ports.ParamsSink` of the store. Versions that come faster than they can
-  be written are skipped, but for `search.lockstep`, which needs each of them.
+  Versions that come faster than they can be written are skipped, but for an
+  exact lag: then each is needed.
   """
 
   def __init__(
@@ -402,7 +402,7 @@ class Publisher:
     """Starts the thread.
 
     Args:
-      config: reads `publish`, `search.lockstep` and `store`.
+      config: reads `publish` and `store`.
       run: run whose params are published.
       epoch: the trainer's start count.
       params: tree like those that are published.
@@ -416,14 +416,16 @@ class Publisher:
     self._base_name = base_name
     self._recorder = recorder
     self._refusals = messages.Refusals(recorder.event, kind="refused_version")
-    self._keep = config.publish.keep_versions
+    lag_steps = schedule.make_schedule(config).lag_steps
+    # A reader may be at the version before those that are needed.
+    self._keep = max(config.publish.keep_versions, lag_steps + 2)
+    self._may_skip = not lag_steps
     dtypes = published_dtypes(config)
     self._copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
     specs = specs_of(jax.eval_shape(self._copy, params))
     self._carriers = make_write_carriers(config, run, specs, peers)
     self._changed = threading.Condition()
-    self._skips = not config.search.lockstep
-    self._pending: collections.deque[tuple[int, types.PyTree, Any]] = (
+    self._submitted: collections.deque[tuple[int, types.PyTree, Any]] = (
         collections.deque()
     )
     self._written = -1
@@ -447,11 +449,11 @@ class Publisher:
     """
     _check(self._thread, "publishing")
     copy = self._copy(params)
+    skipped = None
     with self._changed:
-      skipped = None
-      if self._skips and self._pending:
-        skipped, *_ = self._pending.pop()
-      self._pending.append((version, copy, nonfinite))
+      if self._submitted and self._may_skip:
+        skipped, _, _ = self._submitted.pop()
+      self._submitted.append((version, copy, nonfinite))
       self._changed.notify_all()
     return skipped
 
@@ -496,11 +498,11 @@ class Publisher:
     while True:
       with self._changed:
         self._changed.wait_for(
-            lambda: self._pending or stop.is_set(), timeout=SERVE_S
+            lambda: self._submitted or stop.is_set(), timeout=SERVE_S
         )
         if stop.is_set():
           break
-        pending = self._pending.popleft() if self._pending else None
+        pending = self._submitted.popleft() if self._submitted else None
       try:
         if pending is not None and not float(np.asarray(pending[2])):
           with self._recorder.span("publish", lane="publish"):
@@ -516,8 +518,8 @@ class Publisher:
           # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != tag or (is_due and tag in asked):
             with self._recorder.span("publish", lane="publish"):
-              # In lockstep, older versions may still be waited for.
-              for version in [] if self._skips else kept[:-1]:
+              # With an exact lag, older versions are waited for as well.
+              for version in [] if self._may_skip else kept[:-1]:
                 send_version(transport, version, self._run, self._base_name)
               self._send(transport, kept)
             sent = time.monotonic()
@@ -553,9 +555,10 @@ class Publisher:
     kept[:] = [it for it in kept if it.tag != tag] + [found]
 
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
-    send_version(transport, kept[-1], self._run, self._base_name)
+    newest = kept[-1]
+    send_version(transport, newest, self._run, self._base_name)
     with self._changed:
-      self._written = max(self._written, kept[-1].tag[1])
+      self._written = max(self._written, newest.tag[1])
       self._changed.notify_all()
     while len(kept) > self._keep:
       drop_version(transport, kept[0])
@@ -595,11 +598,7 @@ class PullStats:
 
 
 class Puller:
-  """Keeps the newest verified version, which a thread pulls.
-
-  The `ports.ParamsSource` of the store. With an exact lag it keeps as many
-  versions before the newest as may be waited for.
-  """
+  """Keeps the newest verified version, which a thread pulls."""
 
   def __init__(
       self,
@@ -636,11 +635,11 @@ class Puller:
     self._next_ask = 0.0
     self.stats = PullStats()
     self._changed = threading.Condition()
-    self._keep = 1 + schedule.make_schedule(config).lag_steps
-    # Versions by tag, the newest last.
+    self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
+    # With an exact lag: versions that are or may be asked for, oldest first.
+    self._lag_steps = schedule.make_schedule(config).lag_steps
     self._kept: dict[Tag, dict[str, np.ndarray]] = {}
-    # Version that a caller waits for, -1 for any.
-    self._awaited = -1
+    self._asked_version = -1
     self._thread = worker.Worker(
         "puller", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
@@ -652,38 +651,34 @@ class Puller:
       TransportError: the thread has ended, with its error as the cause.
     """
     _check(self._thread, "pulling")
-    return self._find(-1)
+    return self._latest
 
   def wait_for(
       self, version: int, timeout_s: float
   ) -> tuple[Tag, dict[str, np.ndarray]] | None:
-    """Returns exactly `version` of the newest epoch; None after a timeout.
+    """Returns `version` of the newest epoch; None after a timeout.
 
-    An older version is there while it is among the newest
-    `publish.keep_versions`. -1 stands for the newest. Raises as `latest`.
+    -1 stands for the newest version. An older one is there while the trainer
+    keeps it, for an exact lag. Raises as `latest`.
     """
-    with self._changed:
-      self._awaited = version
-      if self._find(version) is None and self._interval.start_waiting():
-        self._changed.notify_all()
-      self._changed.wait_for(
-          lambda: self._thread.failed or self._find(version) is not None,
-          timeout_s,
-      )
-      read = self._find(version)
-      if read is not None:
-        self._interval.stop_waiting()
-    _check(self._thread, "pulling")
-    return read
 
-  def _find(self, version: int) -> tuple[Tag, dict[str, np.ndarray]] | None:
-    """Returns a version that is kept, -1 for the newest."""
-    kept = self._kept
-    newest = next(reversed(kept), None)
-    if newest is None:
-      return None
-    tag = newest if version < 0 else (newest[0], version)
-    return (tag, kept[tag]) if tag in kept else None
+    def find() -> tuple[Tag, dict[str, np.ndarray]] | None:
+      latest = self._latest
+      if latest is None or version in (-1, latest[0][1]):
+        return latest
+      tag = latest[0][0], version
+      return (tag, self._kept[tag]) if tag in self._kept else None
+
+    ready = lambda: self._thread.failed or find() is not None
+    with self._changed:
+      self._asked_version = version
+      if not ready() and self._interval.start_waiting():
+        self._changed.notify_all()
+      if not self._changed.wait_for(ready, timeout_s):
+        return None
+      self._interval.stop_waiting()
+      _check(self._thread, "pulling")
+      return find()
 
   def close(self) -> None:
     _close(self._thread)
@@ -721,22 +716,27 @@ class Puller:
     transport.close()
 
   def _pull(self, transport: base.Transport) -> None:
-    """Reads the pointer, and the versions that are missing."""
+    """Reads the pointer, and its version if that is newer."""
     tag = read_pointer(transport, self._run)
-    newest = next(reversed(self._kept), None)
     # A pointer of an older epoch is from a trainer that was replaced.
-    if tag is None or (newest is not None and tag < newest):
-      return
-    awaited = tag[0], self._awaited
-    age = tag[1] - awaited[1]
-    if 0 < age < self._keep and awaited not in self._kept:
-      # It was passed over, or this searcher is new.
-      self._pull_version(transport, awaited)
-    if tag not in self._kept and not self._pull_version(transport, tag):
-      self._ask_again(transport, tag)
+    if tag is not None and (self._latest is None or tag > self._latest[0]):
+      self._read(transport, tag, is_newest=True)
+    self._read_older(transport)
 
-  def _pull_version(self, transport: base.Transport, tag: Tag) -> bool:
-    """Reads a version; returns False if the store does not have it."""
+  def _read_older(self, transport: base.Transport) -> None:
+    """Reads the version that is asked for, if it was passed over."""
+    with self._changed:
+      if not self._lag_steps or self._latest is None:
+        return
+      (epoch, newest), _ = self._latest
+      tag = epoch, self._asked_version
+      if not 0 <= tag[1] < newest or tag in self._kept:
+        return
+    self._read(transport, tag, is_newest=False)
+
+  def _read(
+      self, transport: base.Transport, tag: Tag, *, is_newest: bool
+  ) -> None:
     started = time.perf_counter()
     try:
       leaves = read_version(
@@ -752,16 +752,28 @@ class Puller:
         self._ask_again(transport, tag)
       raise
     if leaves is None:
-      return False
+      self._ask_again(transport, tag)
+      return
     ms = 1e3 * (time.perf_counter() - started)
     message = f"pulled version {tag_text(tag)} in {ms:.1f} ms"
     logging.log_every_n_seconds(logging.INFO, message, 30)
     self.stats.taken += 1
     with self._changed:
-      kept = sorted((self._kept | {tag: leaves}).items())
-      self._kept = dict(kept[-self._keep :])
+      if is_newest:
+        self._latest = (tag, leaves)
+      if self._lag_steps:
+        self._keep(tag, leaves)
       self._changed.notify_all()
-    return True
+
+  def _keep(self, tag: Tag, leaves: dict[str, np.ndarray]) -> None:
+    """Keeps a version, and those that may still be asked for."""
+    epoch, newest = self._latest[0]
+    oldest = epoch, min(self._asked_version, newest - self._lag_steps)
+    self._kept = {
+        kept: self._kept.get(kept, leaves)
+        for kept in sorted({*self._kept, tag})
+        if kept >= oldest
+    }
 
   def _ask_again(self, transport: base.Transport, tag: Tag) -> None:
     now = time.monotonic()

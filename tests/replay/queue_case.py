@@ -60,8 +60,10 @@ class Events:
 
 
 def make_config(**changes):
-  """Returns a config of the queue; `changes` are keys of any section."""
-  config = fake_groups.buffer_config(capacity=2000, capacity_per_prompt=200)
+  """Returns a config; `changes`: keys of its sections, or `capacity`."""
+  config = fake_groups.buffer_config(
+      capacity=changes.pop("capacity", 2000), capacity_per_prompt=200
+  )
   more = dict(
       search=dict(
           prompts_per_step=PROMPTS_PER_STEP,

@@ -38,6 +38,16 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertEqual(trainer.server.counts["refused"], 0)
     self.assertEmpty([s for s in searchers if s.client.unacked])
 
+  def test_counts_what_leaves_a_full_buffer_untrained(self):
+    trainer = self.trainer(num_steps=6, capacity=4 * queue_case.SAMPLES)
+    self.searcher("a")
+    for step in range(6):
+      trainer.step(step)
+    ledger = trainer.service.finish(6, 20.0)
+    # A step brings four groups and trains two: others make room.
+    self.assertGreater(ledger["evicted_untrained"]["prompts"], 4)
+    self.assert_closed(ledger)
+
   def test_admission_bounds_what_searchers_may_sample(self):
     trainer = self.trainer()
     self.searcher("a")

@@ -21,7 +21,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.programs import roles
+from tba_jax.programs import loops
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.system import processes
@@ -51,10 +51,10 @@ def train(
       checkpointer=None,
       cluster=cluster.Cluster(),
   )
-  buffer = roles.make_buffer(config, policy)
+  buffer = loops.make_buffer(config, policy)
   learner = learner_lib.Learner(config, policy.tokenizer, buffer, work)
   sampler = policy_lib.make_sampler(config, policy)
-  order = roles.make_prompt_order(config, policy)
+  order = loops.make_prompt_order(config, policy)
   scorer = reward_judge.for_trainer(config, workdir, policy)
   per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):
@@ -127,7 +127,7 @@ def train_by_loop(
     config: ml_collections.ConfigDict, workdir: str
 ) -> dict[str, np.ndarray]:
   """Returns what `train` returns, by the package's own loop."""
-  maker = roles.LoopMaker(config, workdir)
+  maker = loops.LoopMaker(config, workdir)
   loop = maker.make(config)
   for _ in loop.train():
     pass

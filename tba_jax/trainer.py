@@ -1,51 +1,29 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `trainer` program: draws batches, trains, publishes, evaluates, saves.
+"""Trainer: draws batches, trains, publishes, evaluates, saves.
 
 `Trainer.run` is the training loop. While the devices work on one step, the host
 draws and dispatches the next one, if its data has already arrived.
+`programs/roles.py` makes the parts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-import contextlib
+from collections.abc import Callable, Mapping
+import dataclasses
 import functools
-import math
-import signal
-import socket
-import sys
 import time
 from typing import Any
 
-from absl import logging
 import jax
 import ml_collections
 
-from tba_jax.config import validate
-from tba_jax.monitor import metrics as metrics_lib
+from tba_jax.channels import ports
 from tba_jax.monitor import recorder as recorder_lib
-from tba_jax.monitor import run_directory
-from tba_jax.programs import roles
-from tba_jax.programs import sizes
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import queue_server
-from tba_jax.replay import service as service_lib
-from tba_jax.system import bucket
-from tba_jax.system import jsonl
-from tba_jax.system import processes
-from tba_jax.tasks import rows
-from tba_jax.training import agreement
 from tba_jax.training import checkpoint
-from tba_jax.training import cluster as cluster_lib
-from tba_jax.training import device_work
 from tba_jax.training import evaluations as evaluations_lib
 from tba_jax.training import guards as guards_lib
 from tba_jax.training import learner as learner_lib
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import publication
-from tba_jax.training import reward_judge
-from tba_jax.training import sharding
 from tba_jax.training import train_step
-from tba_jax.transport import base as transport_base
 
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
@@ -57,128 +35,26 @@ _PUBLISH_S = 60.0
 Running = tuple[buffer_lib.Draw, dict[str, jax.Array]]
 
 
-def run_trainer(
-    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
-) -> int:
-  """Runs one trainer process until the last step, a signal or an error.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+  """The parts of a trainer.
 
-  `operands` place the process in its cluster (`cluster.join`); none if alone.
+  learner: learner, whose state is that of the newest checkpoint, or of step 0.
+  source: source of the data.
+  sink: takes the params that are published.
+  checkpointer: writer of checkpoints.
+  evaluations: runs evaluations, in the loop or beside it.
+  guards: guards against a run that goes wrong.
+  recorder: writer of metrics, events and results.
   """
-  return train(config, workdir, operands, processes.start_role().is_set)
 
-
-def train(
-    config: ml_collections.ConfigDict,
-    workdir: str,
-    operands: Sequence[str],
-    should_stop: Callable[[], bool],
-) -> int:
-  """Trains in the main thread of a process that is set up; see `run_trainer`.
-
-  Returns the exit status; if `should_stop` ended it, 75 after saving.
-  """
-  run = run_directory.open_run(workdir, config)
-  try:
-    joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
-    with joined as cluster, _open(config, run, cluster) as trainer:
-      done = trainer.run(cluster.stopper(should_stop))
-      status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
-      cluster.end(status)
-  except run_directory.NoRunError:
-    raise
-  except (FloatingPointError, ValueError) as error:
-    # A restart would fail in the same place: no status that asks for one.
-    logging.exception("the trainer cannot continue")
-    print(f"error: {error}", file=sys.stderr)
-    return cluster_lib.status_of(error)
-  except cluster_lib.Ended as end:
-    return end.status
-  return status
-
-
-@contextlib.contextmanager
-def _open(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    cluster: cluster_lib.Cluster,
-) -> Iterator["Trainer | device_work.Follower"]:
-  """Yields the trainer on process 0 and a follower on the others."""
-  closing, error = contextlib.ExitStack(), None
-  try:
-    agreement.check_processes(cluster, config, run)
-    if cluster.leads:
-      _take_run(config, run, closing)
-    cluster.begin()
-    make = Trainer if cluster.leads else make_follower
-    yield make(config, run, cluster, closing)
-  except BaseException as raised:
-    error = raised
-    raise
-  finally:
-    if not cluster.leaves_alone(error):
-      # Announce the end first: closing is collective.
-      cluster.end(cluster_lib.status_of(error))
-      closing.close()
-
-
-def _take_run(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    closing: contextlib.ExitStack,
-) -> None:
-  """Locks the run directory and the store, before anything is written.
-
-  Raises:
-    NoRunError: another trainer has them, or a file or setting does not fit.
-  """
-  try:
-    lock = run_directory.lock(str(run.workdir), "trainer")
-    closing.callback(bucket.hold(lock, run.workdir).close)
-    validate.check_resume(run_directory.load_config(str(run.workdir)), config)
-    run_directory.check_written(run)
-    _check_epoch(run)
-    with contextlib.closing(publication.connect(config, run)) as transport:
-      lock_store(transport, run)
-  except ValueError as error:
-    raise run_directory.NoRunError(str(error)) from error
-
-
-def _check_epoch(run: run_directory.Run) -> None:
-  """Raises ValueError if the run's epoch counter was lost."""
-  epoch = run.workdir / "epoch.json"
-  if (run.workdir / "metrics.jsonl").exists() and not epoch.exists():
-    raise ValueError(
-        f"{epoch} is missing, though the run has metrics: restore it as"
-        ' {"epoch": N}, N above every "epoch" in metrics.jsonl'
-    )
-
-
-def _check_is_new(
-    config: ml_collections.ConfigDict, run: run_directory.Run
-) -> None:
-  """Raises NoRunError if the run should have a checkpoint by now."""
-  records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
-  last = max((int(r.get("step", 0)) for r in records), default=0)
-  every = config.checkpoint.every_steps
-  # The second periodic save starts only after the first is complete.
-  if every and last >= 2 * every:
-    raise run_directory.NoRunError(
-        f"{run.workdir / 'checkpoints'}: no checkpoint found, though"
-        f" metrics.jsonl goes to step {last}; restore it or use a new"
-        " directory"
-    )
-
-
-def lock_store(
-    transport: transport_base.Transport, run: run_directory.Run
-) -> None:
-  """Takes the store's run lock in the name of the run directory."""
-  queue_server.lock_store(
-      transport,
-      run,
-      owner=run_directory.owner(run),
-      place=f"{socket.gethostname()}:{run.workdir}",
-  )
+  learner: learner_lib.Learner
+  source: ports.GroupSource
+  sink: ports.ParamsSink
+  checkpointer: checkpoint.Checkpointer
+  evaluations: evaluations_lib.Evaluations
+  guards: guards_lib.Guards
+  recorder: recorder_lib.Recorder
 
 
 class Trainer:
@@ -187,23 +63,17 @@ class Trainer:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: run_directory.Run,
-      cluster: cluster_lib.Cluster,
-      closing: contextlib.ExitStack,
+      parts: Parts,
+      saved: Mapping[str, Any],
   ):
-    """Restores the newest checkpoint, or starts at step 0.
-
-    Args:
-      config: config of the run.
-      run: directory and identity of the run.
-      cluster: the processes of this trainer.
-      closing: stack on which the parts register their `close`.
-
-    Raises:
-      ValueError: a setting or a file does not fit.
-    """
+    """Takes the parts, and `saved`, the checkpoint's host state or {}."""
     self._config = config
-    saved = self._build(run, cluster, closing)
+    self._learner, self._work = parts.learner, parts.learner.work
+    self._source, self._sink = parts.source, parts.sink
+    self._checkpointer = parts.checkpointer
+    self._evaluations = parts.evaluations
+    self._guards = parts.guards
+    self._recorder = parts.recorder
     self._step = int(self._work.state.step)
     self._saved_step = self._checkpointer.latest_step()
     # (step, journal position) of the checkpoints on disk.
@@ -214,109 +84,6 @@ class Trainer:
     self._stopped_by = saved.get("stopped_by") if same_end else None
     self._started = self._saved_at = time.monotonic()
     self._save_due = False
-
-  def _build(
-      self,
-      run: run_directory.Run,
-      cluster: cluster_lib.Cluster,
-      closing: contextlib.ExitStack,
-  ) -> dict[str, Any]:
-    """Builds the parts; returns the newest checkpoint's host state, or {}."""
-    config = self._config
-    events = metrics_lib.EventLog(run.workdir / "events.jsonl", role="trainer")
-    closing.callback(events.close)
-    policy = policy_lib.make_policy(config, run.workdir)
-    self._checkpointer = _make_checkpointer(config, run, cluster, events)
-    closing.callback(self._checkpointer.close)
-    if math.prod(config.mesh.values()) > 1:
-      shards = sizes.sharding_text(config, policy.model.config)
-      logging.info("mesh %s:\n%s", dict(config.mesh), shards)
-    self._work, saved = device_work.make_work(
-        config, run, policy, cluster, self._checkpointer
-    )
-    closing.callback(self._work.close)
-    if saved:
-      events.write("restored", f"checkpoint of step {self._work.state.step}")
-    else:
-      _check_is_new(config, run)
-    epoch = run_directory.next_epoch(run)
-    logging.info("trainer epoch %d on %s", epoch, jax.devices())
-    settings = agreement.encode(agreement.describe(config, run, policy), run)
-
-    def open_store(transport: transport_base.Transport) -> None:
-      lock_store(transport, run)
-      agreement.put(transport, settings)
-
-    connect = functools.partial(publication.connect, config, run)
-    queue = queue_server.QueueServer(
-        config,
-        run,
-        make_transport=connect,
-        order=roles.make_prompt_order(config, policy),
-        epoch=epoch,
-        open_store=open_store,
-        on_event=events.write,
-        saved=saved.get("data"),
-    )
-    closing.callback(queue.close)
-    self._journal = queue.journal
-    mesh = sharding.own_mesh(sharding.make_mesh(config.mesh))
-    scorer = reward_judge.for_trainer(
-        config, run.workdir, policy, events.write, mesh=mesh
-    )
-    closing.callback(scorer.close)
-    self._service = service_lib.ReplayService(
-        config,
-        receiver=queue,
-        buffer=roles.make_buffer(config, policy, mesh),
-        vocab_size=policy.model.config.vocab_size,
-        on_event=events.write,
-        score_groups=scorer.score,
-        saved=saved.get("data"),
-    )
-    self._learner = learner_lib.Learner(
-        config, policy.tokenizer, self._service.buffer, self._work
-    )
-    evaluator = reward_judge.make_evaluator(
-        config, run.workdir, policy, events.write, mesh=mesh
-    )
-    closing.callback(evaluator.close)
-    self._recorder = recorder_lib.Recorder(
-        config,
-        run,
-        epoch=epoch,
-        queue=queue,
-        tokenizer=policy.tokenizer,
-        judge=evaluator.judge,
-    )
-    # Only the main thread may set a signal handler.
-    signal.signal(signal.SIGUSR1, lambda *_: self._recorder.capture_profile())
-    closing.callback(self._recorder.close)
-    if saved:
-      self._recorder.set_state(saved["recorder"])
-    self._publisher = publication.Publisher(
-        config,
-        run,
-        epoch=epoch,
-        params=self._work.state.params,
-        base_name=self._work.base,
-        peers=self._work.peers,
-        recorder=self._recorder,
-    )
-    closing.callback(self._publisher.close)
-    best = None
-    if config.checkpoint.keep_best:
-      best = evaluations_lib.BestModel(run.workdir, policy)
-    self._evaluations = evaluations_lib.Evaluations(
-        config, evaluator, self._recorder, best
-    )
-    closing.callback(self._evaluations.close)
-    self._guards = guards_lib.Guards(
-        config, saved.get("guards"), backend=jax.default_backend()
-    )
-    rows.write_report(policy.task, run.workdir, events.write)
-    queue.start()
-    return saved
 
   def run(self, should_stop: Callable[[], bool]) -> bool:
     """Trains to the last step; returns False if interrupted, after saving.
@@ -335,7 +102,7 @@ class Trainer:
             f" step {self._step}",
         )
       # Open the queue first: searchers compile and sample meanwhile.
-      self._service.open(self._step)
+      self._source.open(self._step)
       if not self._evaluate("before", should_stop):
         return self._interrupt()
     elif self._is_evaluation_missing():
@@ -372,9 +139,9 @@ class Trainer:
       every = self._config.publish.every_steps
       version = max(version - 1, 0) // every * every
       field = "sampling_params"
-    self._work.publish(self._publisher.submit, version, field)
+    self._work.publish(self._sink.submit, version, field)
     deadline_s = max(_PUBLISH_S, 2 * self._config.store.deadline_s)
-    self._publisher.wait(version, deadline_s)
+    self._sink.wait(version, deadline_s)
 
   def _publish_if_due(self, metrics: dict[str, jax.Array]) -> None:
     """Publishes the step in progress, provided it turns out finite."""
@@ -388,7 +155,7 @@ class Trainer:
     skips = self._config.train.nonfinite == "skip"
     nonfinite = 0 if skips else metrics["nonfinite"]
     self._work.publish(
-        functools.partial(self._publisher.submit, nonfinite=nonfinite), done
+        functools.partial(self._sink.submit, nonfinite=nonfinite), done
     )
 
   def _wait_and_start(self, should_stop: Callable[[], bool]) -> Running | None:
@@ -408,7 +175,7 @@ class Trainer:
         or self._save_due
         or should_stop()
         or self._stopped_by is not None
-        or not self._service.is_ready(done)
+        or not self._source.is_ready(done)
         or not self._begin(done, should_stop)
     ):
       return None
@@ -416,21 +183,21 @@ class Trainer:
 
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data; with a lag, opens the next round."""
-    begun = self._service.begin_step(step, should_stop)
+    begun = self._source.begin_step(step, should_stop)
     if begun and self._publishes_late:
       if step % self._config.publish.every_steps == 0:
-        self._work.publish(self._publisher.submit, step)
-      self._service.open_next(step)
+        self._work.publish(self._sink.submit, step)
+      self._source.open_next(step)
     return begun
 
   def _start(self, step: int) -> Running:
     """Draws a batch and dispatches the step."""
     train = self._config.train
     with self._recorder.span("draw", step=step):
-      draw = self._service.draw(
+      draw = self._source.draw(
           train.prompts_per_batch, train.completions_per_prompt, step
       )
-      self._service.mark_trained(draw)
+      self._source.mark_trained(draw)
       batch = self._learner.make(draw)
     with self._recorder.span("step", step=step):
       return draw, self._work.train(batch)
@@ -453,7 +220,7 @@ class Trainer:
     for alarm in self._guards.check_step(step, metrics):
       self._on_alarm(alarm)
     with self._recorder.span("record", step=step):
-      self._recorder.step(step, metrics, draw, self._service)
+      self._recorder.step(step, metrics, draw, self._source)
 
   def _is_save_due(self, done: int) -> bool:
     c = self._config.checkpoint
@@ -531,7 +298,7 @@ class Trainer:
       return
     self._saved_at = time.monotonic()
     with self._recorder.span("checkpoint", step=self._step):
-      data = self._service.get_state()
+      data = self._source.get_state()
       history = [*self._applied_history, (self._step, data["applied"])]
       host_state = {
           "data": data,
@@ -558,10 +325,10 @@ class Trainer:
         if step in complete or step == self._saved_step
     ]
     if covered:
-      self._journal.truncate_before(min(covered))
+      self._source.drop_journal_before(min(covered))
 
   def _interrupt(self) -> bool:
-    self._service.stop_searchers(_INTERRUPT_S)
+    self._source.stop_searchers(_INTERRUPT_S)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
     # It may wait for a batch of completions, or for one that hangs.
@@ -573,7 +340,7 @@ class Trainer:
     recorder.phase("finish")
     recorder.train_ended()
     with recorder.span("wait_searchers"):
-      ledger = self._service.finish(self._step, _FINISH_S)
+      ledger = self._source.finish(self._step, _FINISH_S)
       self._check_accuracy(self._evaluations.finish())
     self._save(wait=True)
     # A run with a raised `train.num_steps` has the result of an earlier step.
@@ -583,36 +350,3 @@ class Trainer:
         return False
     recorder.finish(self._step, ledger, self._stopped_by)
     return True
-
-
-def make_follower(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    cluster: cluster_lib.Cluster,
-    closing: contextlib.ExitStack,
-) -> device_work.Follower:
-  """Returns the part that the trainer's other processes run."""
-  events = metrics_lib.EventLog(run.workdir / "events.jsonl", role="trainer")
-  closing.callback(events.close)
-  checkpointer = _make_checkpointer(config, run, cluster, events)
-  closing.callback(checkpointer.close)
-  policy = policy_lib.make_policy(config, run.workdir)
-  work, _ = device_work.make_work(config, run, policy, cluster, checkpointer)
-  closing.callback(work.close)
-  return device_work.Follower(cluster, work)
-
-
-def _make_checkpointer(
-    config: ml_collections.ConfigDict,
-    run: run_directory.Run,
-    cluster: cluster_lib.Cluster,
-    events: metrics_lib.EventLog,
-) -> checkpoint.Checkpointer:
-  return checkpoint.Checkpointer(
-      bucket.place(run.workdir / "checkpoints"),
-      keep=config.checkpoint.keep,
-      keep_every_steps=config.checkpoint.keep_every_steps,
-      keep_every_s=config.checkpoint.keep_every_s,
-      barrier=cluster.save_barrier(config.trainer.save_deadline_s),
-      on_event=events.write,
-  )
