@@ -518,6 +518,9 @@ class Publisher:
           # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != tag or (is_due and tag in asked):
             with self._recorder.span("publish", lane="publish"):
+              # With an exact lag, older versions are waited for as well.
+              for version in [] if self._may_skip else kept[:-1]:
+                send_version(transport, version, self._run, self._base_name)
               self._send(transport, kept)
             sent = time.monotonic()
         newest = kept[-1] if kept else None
