@@ -581,11 +581,11 @@ SETTINGS = {
     "sampling.max_completion_tokens": _s(24, COUNT, ""),
     "sampling.num_rows": _s(
         256, COUNT,
-        "slots: completions decoded at the same time; on accelerators those of a"
-        " prompt share its KV cache if all of a round fit", hosts="searcher"),
+        "slots: completions decoded at the same time; on accelerators those of"
+        " a prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.chunk_steps": _s(
-        8, COUNT, "decode steps between refills of finished slots, and"
-        " between polls for newer params (`sampling.in_flight`) and stop strings"),
+        8, COUNT, "decode steps between refills of finished slots, and between"
+        " polls for newer params (`sampling.in_flight`) and for stop strings"),
     "sampling.prompt_buckets": _s(
         1, COUNT, "padded prompt lengths: the maximum, its half, …"),
     "sampling.in_flight": _s(
