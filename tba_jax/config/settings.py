@@ -546,11 +546,11 @@ SETTINGS = {
     "sampling.max_completion_tokens": _s(24, COUNT, ""),
     "sampling.num_rows": _s(
         256, COUNT,
-        "completions decoded at the same time; on accelerators those of a"
-        " prompt share its KV cache if all of a round fit", hosts="searcher"),
+        "slots: completions decoded at the same time; on accelerators those of"
+        " a prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.chunk_steps": _s(
-        8, COUNT, "decode steps between refills of finished rows, and between"
-        " polls for newer params (`sampling.in_flight`) and stop strings"),
+        8, COUNT, "decode steps between refills of finished slots, and between"
+        " polls for newer params (`sampling.in_flight`) and for stop strings"),
     "sampling.prompt_buckets": _s(
         1, COUNT, "padded prompt lengths: the maximum, its half, …"),
     "sampling.in_flight": _s(
@@ -588,9 +588,9 @@ SETTINGS = {
         180.0, WAIT, "the trainer ends after this long without fresh data",
         resume=True),
     "search.mesh.data": _s(
-        1, COUNT, "devices of a searcher that split its rows", resume=True),
+        1, COUNT, "devices of a searcher that split its slots", resume=True),
     "search.mesh.fsdp": _s(
-        1, COUNT, "devices that split rows, and params by config.sharding",
+        1, COUNT, "devices that split slots, and params by config.sharding",
         resume=True),
     "search.mesh.tensor": _s(
         1, COUNT, "devices that split params by config.sharding, and heads"
