@@ -320,13 +320,13 @@ class PublicationTest(absltest.TestCase):
     yield
 
   def make_puller(self, *, carriers=(), dtype="", base_name=""):
-    config = base_config.make(publish__dtype=dtype, search__pull_every_s=0.002)
+    config = base_config.make(publish__dtype=dtype)
     events = mock.create_autospec(metrics.EventLog, instance=True)
     events.write.side_effect = lambda *event: self.events.append(event)
     carriers = {c.name: c for c in carriers or [carrier_store.Chunks()]}
     with mock.patch.object(
         publication, "make_read_carriers", return_value=carriers
-    ):
+    ), mock.patch.object(publication, "_PAUSE_S", 0.002):
       puller = publication.Puller(
           config, RUN, _params(0.0), events=events, base_name=base_name
       )
