@@ -30,8 +30,8 @@ import rich.console
 import rich.table
 from scipy import special
 
+from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.programs import loops
@@ -275,14 +275,7 @@ def read_result(
   found = jsonl.read_object(path, _RESULT)
   if found is None:
     return None
-  # A key that another version of the code lacked had its default.
-  defaults = load.flatten(settings_lib.get_config().to_dict())
-  before, now = defaults | found["settings"], defaults | run_settings(run)
-  changed = [
-      f"config.{key} = {now.get(key)!r}, was {before.get(key)!r}"
-      for key in sorted({*before, *now})
-      if before.get(key) != now.get(key)
-  ]
+  changed = differences.changed(found["settings"], run_settings(run))
   if changed:
     raise load.ConfigError(
         f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"

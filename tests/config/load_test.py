@@ -168,8 +168,8 @@ class LoadConfigTest(parameterized.TestCase):
             "replay.capacity=1_000",
             "search.lockstep=true",
             "replay.dedupe=0",
-            "cores.trainer=0",
-            "log.num_samples=0",
+            "devices.trainer=0",
+            "search.prompts_per_step=0",
         ],
     )
     self.assertIsInstance(config.loss.beta, float)
@@ -177,8 +177,8 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertEqual(config.replay.capacity, 1000)
     self.assertIs(config.search.lockstep, True)
     self.assertIs(config.replay.dedupe, False)
-    self.assertEqual(config.cores.trainer, "0")
-    self.assertEqual(config.log.num_samples, 0)
+    self.assertEqual(config.devices.trainer, "0")
+    self.assertEqual(config.search.prompts_per_step, 0)
 
   @parameterized.parameters(
       ("train.num_steps=1.5", "config.train.num_steps = '1.5'", "whole number"),

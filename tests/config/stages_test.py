@@ -31,7 +31,7 @@ class SettingsTest(absltest.TestCase):
         ("sft", "num_steps", 41),
         ("task", "max_number", 8),
         ("model", "num_layers", 2),
-        ("sft", "epsilon", 1e-6),
+        ("sft", "b2", 0.8),
     ):
       changed = make_config()
       changed[section][key] = value

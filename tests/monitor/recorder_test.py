@@ -56,6 +56,7 @@ class RecorderTest(absltest.TestCase):
     self.service.buffer = buffer
     self.service.account.return_value = {"closed": False}
     self.service.generated.return_value = ledger.Amount(5, 40, 600)
+    self.enter_context(mock.patch.object(recorder_lib, "_NUM_SAMPLES", 3))
     self.now = 100.0
     for name in ("monotonic", "perf_counter"):
       patch = mock.patch.object(time, name, side_effect=lambda: self.now)
@@ -66,7 +67,7 @@ class RecorderTest(absltest.TestCase):
     config = settings_lib.get_config()
     config.train.num_steps = 10
     config.search.num_searchers = 2
-    log = dict(every_steps=1, samples_every_steps=2, num_samples=3)
+    log = dict(every_steps=1, samples_every_steps=2)
     config.log.update({**log, **changes})
     queue = mock.create_autospec(queue_server.QueueServer, instance=True)
     queue.heard.side_effect = lambda: self.leases

@@ -119,7 +119,8 @@ class WritersTest(absltest.TestCase):
     self.assertNotEmpty(list((self.workdir / "profile").rglob("*.xplane.pb")))
 
   def test_profile_on_request(self):
-    made = self.make_profiler(profile_asked_steps=2)
+    self.enter_context(mock.patch.object(writers, "_ASKED_STEPS", 2))
+    made = self.make_profiler()
     calls = []
     with (
         mock.patch.object(

@@ -70,7 +70,7 @@ class TrainRewardModelTest(absltest.TestCase):
   def test_learns_and_scores_as_it_was_trained(self):
     config = make_config(
         num_steps=60, learning_rate=1e-2, evaluate_every_steps=60,
-        evaluate_pairs=20, log_every_steps=20,
+        evaluate_pairs=20,
     )  # fmt: skip
     workdir = self.workdir(config)
     result = self.run_to(config, workdir)
@@ -127,7 +127,10 @@ class TrainRewardModelTest(absltest.TestCase):
     )
 
   def test_continues_bit_for_bit(self):
-    config = make_config(log_every_steps=2, evaluate_every_steps=10)
+    config = make_config(evaluate_every_steps=10)
+    self.enter_context(
+        mock.patch.object(programs_reward_model, "_LOG_EVERY_STEPS", 2)
+    )
     whole, parts = self.workdir(config), self.workdir(config)
     self.run_to(config, whole)
     result = self.run_to(config, parts, stop_step=4)

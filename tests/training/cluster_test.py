@@ -141,7 +141,7 @@ class ClusterTest(parameterized.TestCase):
     should_stop()
     started = time.monotonic()
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "said nothing .*trainer.deadline_s"
+        base.DeadlineExceededError, "said nothing for 0 s"
     ):
       follower.receive(_NEVER)
     self.assertGreater(time.monotonic() - started, 0.3)

@@ -71,9 +71,9 @@ def _make(sampler, task=None, greedy=None, **changes):
   task = task or fakes.FakeTask(_RIGHT)
   names = ("split", "comparer", "reference", "plain_reference")
   arguments = {name: changes.pop(name) for name in names if name in changes}
-  settings = {"num_completions": 4, "batch_prompts": 2, "resamples": 50}
+  settings = {"num_completions": 4, "batch_prompts": 2}
   config = base_config.make(evaluate__greedy=greedy is not None)
-  config.evaluate.update({**settings, "confidence": 0.9, **changes})
+  config.evaluate.update({**settings, **changes})
   policy = policy_lib.Policy(task, fakes.FakeTokenizer(), None, None, None)
   with mock.patch.multiple(
       policy_lib,

@@ -23,7 +23,6 @@ def make_guards(action="warn", max_logprob_gap=1e-3, state=None, **changes):
       min_entropy=0.1,
       max_kl=50.0,
       max_accuracy_drop=0.2,
-      learning_rate_factor=0.5,
       max_logprob_gap=max_logprob_gap,
   )
   config.update_from_flattened_dict(changes)

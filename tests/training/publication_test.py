@@ -334,7 +334,6 @@ class PublicationTest(absltest.TestCase):
   def make_puller(self, *, carriers=(), dtype="", base_name="", lag_steps=0):
     config = base_config.make(
         publish__dtype=dtype,
-        search__pull_every_s=0.002,
         search__lockstep=lag_steps > 0,
         search__lead_steps=lag_steps,
     )
@@ -343,7 +342,7 @@ class PublicationTest(absltest.TestCase):
     carriers = {c.name: c for c in carriers or [carrier_store.Chunks()]}
     with mock.patch.object(
         publication, "make_read_carriers", return_value=carriers
-    ):
+    ), mock.patch.object(publication, "_PAUSE_S", 0.002):
       puller = publication.Puller(
           config, RUN, _params(0.0), events=events, base_name=base_name
       )

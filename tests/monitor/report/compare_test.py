@@ -64,11 +64,14 @@ class CompareTest(absltest.TestCase):
     )
     self.assertEqual(compare.settings(runs[:1] * 2), [])
 
-  def test_missing_setting(self):
+  def test_a_missing_setting_has_its_default(self):
     runs = [load.read_run(self.make("a")), load.read_run(self.make("b"))]
     del runs[1].config["config"]["loss"]["ratio_clip"]
     (row,) = compare.settings(runs)
-    self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "–"]})
+    self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "0.0"]})
+    runs[1].config.clear()
+    rows = {row["name"]: row["values"] for row in compare.settings(runs)}
+    self.assertEqual(rows["loss.ratio_clip"], ["0.2", "–"])
 
   def test_different_tasks(self):
     paths = [self.make("a"), self.make("b")]
