@@ -144,7 +144,7 @@ class DocsTest(absltest.TestCase):
     no_noun = [key for key, text in meanings.items() if _has_no_noun(text)]
     self.assertEqual(no_noun, [])
 
-  def test_links_lead_somewhere(self):
+  def test_links_have_a_target(self):
     for page in _pages():
       for link in _LINK.findall(_prose(page)):
         if re.match(r"(https?|mailto):", link):

@@ -61,7 +61,7 @@ class LayoutTest(absltest.TestCase):
         for path in sorted(_PACKAGE.rglob("*.py"))
     }
 
-  def test_three_files_at_the_root(self):
+  def test_three_files_are_at_the_root(self):
     roots = {name for name in self.files if "." not in name}
     self.assertEqual(roots, {"__init__", "main", "types"})
 
@@ -75,7 +75,7 @@ class LayoutTest(absltest.TestCase):
         allowed = _RANK[target] < _RANK[folder] or target == folder
         self.assertTrue(allowed, f"{name} imports {imported}")
 
-  def test_no_circle(self):
+  def test_imports_have_no_circle(self):
     edges = {
         name: {
             target
@@ -103,7 +103,7 @@ class LayoutTest(absltest.TestCase):
     allowed = {"tba_jax.system.bucket", "tba_jax.system.processes"}
     self.assertEqual(own, allowed)
 
-  def test_no_import_for_type_checking_alone(self):
+  def test_no_file_imports_for_type_checking_alone(self):
     for name, path in self.files.items():
       self.assertNotIn("TYPE_CHECKING", path.read_text(), name)
 

@@ -528,7 +528,7 @@ class PaperTest(parameterized.TestCase):
     self.assertEqual(c.search.prompts_per_round, 1)
     self.assertEqual(_config("tldr").search.prompts_per_round, 2)
 
-  def test_regimes_of_async_rlhf(self):
+  def test_regimes_of_async_rlhf_have_their_rounds_and_groups(self):
     """The same number of prompts, in other rounds."""
     c = _config("tldr:method=online_dpo,mini_batches=16,lag=0")
     rounds = (c.rounds.mini_batches, c.rounds.lag_rounds, c.rounds.passes)
@@ -544,7 +544,7 @@ class PaperTest(parameterized.TestCase):
     self.assertEqual(c.train.prompts_per_batch, 128)
 
   @parameterized.parameters(*_BATCHES)
-  def test_fine_tuning_and_reward_model(self, model):
+  def test_fine_tuning_and_reward_model_are_those_of_the_paper(self, model):
     c = _config(f"tldr_reward_model:model={model}")
     same = ("learning_rate", "schedule", "warmup_steps", "b1", "b2",
             "weight_decay", "grad_clip_norm")  # fmt: skip
@@ -621,7 +621,7 @@ class RightTest(parameterized.TestCase):
       *(f"{name}:{arg}" for name in _CONFIGS for arg in ("quick", "smoke")),
       *_MORE,
   )  # fmt: skip
-  def test_right(self, spec):
+  def test_every_config_validates(self, spec):
     name, _, arg = spec.partition(":")
     config = load.load_config(f"configs/{name}.py:{arg}")
     validate.validate(config)
@@ -664,7 +664,7 @@ class RightTest(parameterized.TestCase):
       "tldr:model=gpt-5", "tldr:method=grpo", "tldr:speed=1",
       "tldr:overoptimize", "countdown:model=big",
   )  # fmt: skip
-  def test_unknown_arguments(self, spec):
+  def test_refuses_unknown_arguments(self, spec):
     name = spec.partition(":")[2].partition("=")[0]
     with self.assertRaisesRegex(ValueError, name):
       _config(spec)

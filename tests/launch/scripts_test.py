@@ -148,7 +148,7 @@ class ScriptsTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     return done.stdout
 
-  def test_shellcheck(self):
+  def test_shellcheck_accepts_the_scripts(self):
     checker = pathlib.Path(sys.executable).with_name("shellcheck")
     if not checker.exists():
       self.skipTest("shellcheck is not installed")
@@ -189,7 +189,7 @@ class ScriptsTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(["--dry_run", "there"], ["there", "--dry_run"])
-  def test_a_dry_run_on_this_machine(self, *arguments):
+  def test_a_dry_run_on_this_machine_shows_the_plan(self, *arguments):
     root = self.folder / "copy"
     (root / "launch").mkdir(parents=True)
     for name in ("local.sh", "setup_venv.sh", "commands.sh"):

@@ -202,7 +202,7 @@ class TableTest(parameterized.TestCase):
         [name for name, row in rows if row.has_values],
     )
 
-  def test_a_loss_of_the_user_s_own(self):
+  def test_finds_a_loss_of_the_user_s_own(self):
     path = self.create_tempfile(
         "own.py", "def my_loss(groups, c, beta):\n  return beta, {}\n"
     ).full_path

@@ -42,7 +42,7 @@ def _byte_level(**special) -> transformers.PreTrainedTokenizerFast:
 
 class WordLevelTest(parameterized.TestCase):
 
-  def test_ids_and_special_tokens(self):
+  def test_has_ids_and_special_tokens(self):
     tokenizer = _word_level()
     self.assertEqual(tokenizer.vocab_size, 3 + 36)
     self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (_PAD, _EOS))
@@ -90,7 +90,7 @@ class PromptTest(parameterized.TestCase):
       (True, "never", False),
       (False, "always", True),
   )
-  def test_bos_rule(self, own_bos, bos, opens):
+  def test_bos_rule_decides_how_a_prompt_opens(self, own_bos, bos, opens):
     tokenizer = self.make(own_bos=own_bos, bos=bos)
     plain = tokenizer.encode("ab")
     self.assertLen(plain, 2)
@@ -183,7 +183,7 @@ class FolderTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
-  def test_save_and_load(self):
+  def test_saves_and_loads(self):
     tokenizer = _word_level()
     tokenizer.save(self.folder)
     loaded = tokenizer_lib.load(self.folder)
@@ -201,7 +201,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(theirs("1+2=3").input_ids, ids)
     self.assertEqual(theirs.decode(ids), "1+2=3")
 
-  def test_another_kind_of_tokenizer(self):
+  def test_loads_another_kind_of_tokenizer(self):
     _byte_level(
         pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     ).save_pretrained(self.folder)

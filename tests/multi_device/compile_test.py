@@ -180,7 +180,7 @@ class TopologyTest(parameterized.TestCase):
 )
 class CompileTest(parameterized.TestCase):
 
-  def test_every_program_of_a_tiny_config(self):
+  def test_compiles_every_program_of_a_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     folder = make_folder(self)
     overrides = (f"init={folder}", f"tokenizer.source={folder}",

@@ -207,7 +207,7 @@ class ReadTest(absltest.TestCase):
         config, "train", task, TOKENIZER, self.report
     )
 
-  def test_rows_with_prompt_or_query(self):
+  def test_reads_rows_with_prompt_or_query(self):
     found = self.read(
         [
             {"prompt": "a:", "chosen": "b<eos>", "rejected": "c"},
@@ -253,7 +253,7 @@ class ReadTest(absltest.TestCase):
         },
     )
 
-  def test_no_pair_and_no_source(self):
+  def test_refuses_a_source_without_pairs(self):
     with self.assertRaisesRegex(
         ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
     ):
@@ -355,7 +355,7 @@ def _summarize(margins, **changes):
 
 class CalibrationTest(absltest.TestCase):
 
-  def test_numbers_by_hand(self):
+  def test_matches_numbers_by_hand(self):
     # p = 3/4 twice, once right; p = 9/10 twice, both right; a tie.
     low, high = np.log(3.0), np.log(9.0)
     found = _summarize([low, -low, high, high, 0.0])

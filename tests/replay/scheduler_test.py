@@ -30,7 +30,7 @@ class RoundsTest(parameterized.TestCase):
       (1, [0, 0, 4]),
       (0, [0, 4, 8]),
   )
-  def test_versions_of_three_rounds(self, lag, versions):
+  def test_three_rounds_have_their_versions(self, lag, versions):
     flow = make(round_prompts=6, round_steps=4, lag_rounds=lag)
     self.assertEqual(
         [flow.version_of(p) for p in range(18)],
@@ -165,7 +165,7 @@ class GrantsTest(absltest.TestCase):
     self.assertEqual(self.grants.assign(["a"], ["a"]), held)
     self.assertEqual(self.grants.assign([], ["b"]), {"b": []})
 
-  def test_thousands_of_searchers(self):
+  def test_serves_thousands_of_searchers(self):
     names = [f"s{i:04d}" for i in range(2000)]
     order = prompt_order.PromptOrder(100_000, seed=0)
     grants = scheduler.Grants(
@@ -181,7 +181,7 @@ class GrantsTest(absltest.TestCase):
 
 class MakeFlowTest(absltest.TestCase):
 
-  def test_a_config(self):
+  def test_makes_the_flow_of_a_config(self):
     config = queue_case.make_config(lead_steps=2, num_steps=6)
     # 7 completions at 3 a prompt take 3 prompts.
     config.replay.warm_start_completions = 7

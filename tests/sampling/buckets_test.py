@@ -105,14 +105,14 @@ class BucketsTest(absltest.TestCase):
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found, atol=1e-4)
 
-  def test_same_bits_without_batch_mates(self):
+  def test_has_the_same_bits_without_batch_mates(self):
     alone = [
         self.sampler.sample(self.params, [request], version=0)[0]
         for request in self.requests
     ]
     self.assert_same(alone, self.found, rtol=0)
 
-  def test_bfloat16(self):
+  def test_bfloat16_is_near_float32(self):
     model = tiny_model.make_model(
         num_layers=1, compute_dtype="bfloat16", param_dtype="bfloat16"
     )

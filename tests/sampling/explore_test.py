@@ -33,7 +33,7 @@ def _keys(count):
 
 class ExploreTest(absltest.TestCase):
 
-  def test_shares_and_ranges_of_the_temperatures(self):
+  def test_temperatures_have_their_shares_and_ranges(self):
     asked = requests.Explore(0.5, 0.5, 2.0)
     own = np.asarray(logits_lib.own_temperature(asked, _keys(4000)))
     drawn = own[own > 0]

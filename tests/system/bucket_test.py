@@ -129,7 +129,7 @@ class RunDirectoryTest(parameterized.TestCase):
       self.work(folder, config=1)
     self.assertEmpty(list(self.copy.iterdir()))
 
-  def test_send(self):
+  def test_sends_files_to_the_bucket(self):
     folder = self.on("a", "report")
     (folder / "report.html").write_text("page")
     bucket.send(folder, "report.html", "none*")
@@ -203,7 +203,7 @@ class LockTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "was faster"):
       slow.take("")
 
-  def test_lost_answer_to_a_write(self):
+  def test_bears_a_lost_answer_to_a_write(self):
     lock = self.make()
     lock.take("")
     write = lock._store.write

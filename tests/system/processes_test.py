@@ -30,7 +30,7 @@ class CoresTest(parameterized.TestCase):
       ("0-3", [0, 1, 2, 3]),
       ("5,0-2,1", [0, 1, 2, 5]),
   )
-  def test_parse(self, text, cores):
+  def test_parses_cores(self, text, cores):
     self.assertEqual(processes.parse_cores(text), cores)
 
   @parameterized.parameters("", "a", "1-", "-1", "0;1", "3-1", "0,,1", "1-2-3")
@@ -80,12 +80,12 @@ class CoresTest(parameterized.TestCase):
         out, {"trainer": [], "store": [7], "searchers": [[2, 3], [4, 5]]}
     )
 
-  def test_searchers_without_binding(self):
+  def test_searchers_may_have_no_binding(self):
     out = self.assign([0, 1], 2, searcher="all")
     self.assertEqual(out["searchers"], [[], []])
     self.assertEqual(out["trainer"], [0])
 
-  def test_pin(self):
+  def test_pins_to_cores(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])

@@ -50,14 +50,14 @@ class NumbersTest(parameterized.TestCase):
       ("007", 7.0),
       ("<eos> 3 <pad>", 3.0),
   )
-  def test_last_number(self, text, value):
+  def test_reads_the_last_number(self, text, value):
     self.assertEqual(answers.last_number(text), value)
 
   @parameterized.parameters(
       "", "no number", "٧", "７", "½", "nan", "inf", "-", ".", "1" * 41,
       "7e999", "-7e999", None, 7, b"7",
   )  # fmt: skip
-  def test_no_number(self, text):
+  def test_returns_none_without_a_number(self, text):
     self.assertIsNone(answers.last_number(text))
 
   @parameterized.parameters(

@@ -45,7 +45,7 @@ class MakeTaskTest(absltest.TestCase):
       ):
         build.make_task(ml_collections.ConfigDict(fields))
 
-  def test_a_class_from_outside(self):
+  def test_makes_a_class_from_outside(self):
     self.enter_context(mock.patch.dict(sys.modules, mine=sys.modules[__name__]))
     task = build.make_task(ml_collections.ConfigDict({"name": "mine:Mine"}))
     self.assertIsInstance(task, Mine)

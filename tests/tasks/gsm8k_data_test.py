@@ -44,7 +44,7 @@ class Gsm8kBuilderTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"one of \['test', 'train'\]"):
       list(rows.read_rows("k", f"{prepared}[dev]"))
 
-  def test_from_a_folder_without_tensorflow(self):
+  def test_prepares_from_a_folder_without_tensorflow(self):
     code = (
         "import sys; from tba_jax.tasks import gsm8k_data;"
         f"gsm8k_data.main([{str(self.out)!r}, '--manual_dir',"
@@ -57,7 +57,7 @@ class Gsm8kBuilderTest(absltest.TestCase):
     self.assertEqual(done.stdout.split()[-1], str(prepared))
     self.check(prepared)
 
-  def test_by_download(self):
+  def test_prepares_by_download(self):
     class Quiet(http.server.SimpleHTTPRequestHandler):
 
       def log_message(self, *args):

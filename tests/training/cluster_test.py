@@ -179,7 +179,7 @@ class ClusterTest(parameterized.TestCase):
       (FloatingPointError(), processes.EXIT_FATAL),
       (base.TransportError(), 1),
   )
-  def test_status_of_an_error(self, error, status):
+  def test_status_follows_the_error(self, error, status):
     self.assertEqual(cluster.status_of(error), status)
 
 

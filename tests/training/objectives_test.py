@@ -144,7 +144,7 @@ class ObjectivesTest(parameterized.TestCase):
     *_, (_, loss_grad) = self.found[name]
     self.assertGreater(jnp.abs(loss_grad["value"]["table"]).max(), 1e-3)
 
-  def test_pair_metrics(self):
+  def test_measures_pairs(self):
     batch = table_policy.make_batch()
     config = table_policy.make_config(name="online_dpo")
     ref = table_policy.make_params(9)
@@ -296,7 +296,7 @@ class ObjectivesTest(parameterized.TestCase):
     (other, _), other_grad = run(shifted)
     chex.assert_trees_all_close((other, other_grad), (loss, grad), rtol=1e-6)
 
-  def test_a_correction_from_the_config(self):
+  def test_applies_a_correction_from_the_config(self):
     params, batch = table_policy.make_params(0), table_policy.make_batch(
         behavior_params=table_policy.make_params(3)
     )

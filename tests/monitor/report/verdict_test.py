@@ -182,7 +182,7 @@ class VerdictTest(parameterized.TestCase):
       (name.replace(" ", "_").replace(",", ""), *run)
       for name, run in RUNS.items()
   )
-  def test_first_sentence(self, sides, records, sentence):
+  def test_sentence_says_whether_it_learned(self, sides, records, sentence):
     self.assertEqual(verdict.verdict(*sides, records).sentence, sentence)
 
   def test_noise_of_steps_that_share_data_is_no_rise(self):
