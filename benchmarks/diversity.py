@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import frontier
 from benchmarks import results
 
@@ -86,7 +86,7 @@ def run(
         num_completions=_NUM_COMPLETIONS,
         greedy=False,
     )
-  found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
+  found = curves.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   frontier.plot(_OBJECTIVES, found, _AXES, _FOLDER / "diversity.png")
   return results.summarize(found, _ENDS, _FOLDER)

@@ -20,7 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import frontier
 from benchmarks import results
 from benchmarks import trial_run
@@ -73,7 +73,7 @@ def run(
   """
   seeds, names = results.parse(operands, SETTINGS)
   processes.enable_compilation_cache()
-  config = exact_loop.fine_tune(config, _FOLDER)
+  config = curves.fine_tune(config, _FOLDER)
   with config.unlocked():
     # The trainer waits for each evaluation, so that none is skipped.
     config.evaluate.beside = False

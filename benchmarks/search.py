@@ -25,7 +25,7 @@ from matplotlib import pyplot
 import ml_collections
 import numpy as np
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import results
 
 FOLDER = pathlib.Path("runs") / "search"
@@ -72,7 +72,7 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  found = exact_loop.run_all(make_config(config), SETTINGS, operands, FOLDER)
+  found = curves.run_all(make_config(config), SETTINGS, operands, FOLDER)
   results.print_table(make_table(found), FOLDER / "table.md")
   _plot(found, FOLDER / "search.png")
   return results.summarize(found, _ENDS, FOLDER)

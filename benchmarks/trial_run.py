@@ -13,7 +13,7 @@ import time
 import ml_collections
 
 from tba_jax.monitor import metrics
-from tba_jax.programs import stale_loop
+from tba_jax.programs import loops
 from tba_jax.programs import train
 from tba_jax.system import jsonl
 
@@ -102,12 +102,13 @@ def time_roles(
 
 
 def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
-  """Returns the step time of the same work in one process at staleness 0."""
-  # A step ends where the next one begins, so one more is needed.
-  config = make_config(config, SKIPPED_STEPS + num_steps + 1)
-  begins = []
-  stale_loop.Bench(config, "").run(
-      stale_loop.Run(config.loss.name, stale_loop.Lag(), config.seed, config),
-      on_step=lambda state: begins.append(time.perf_counter()),
+  """As `time_roles`, of the same work in one process at staleness 0."""
+  config = loops.set_exact_lag(
+      make_config(config, SKIPPED_STEPS + num_steps), 0
   )
-  return (begins[-1] - begins[SKIPPED_STEPS]) / num_steps
+  maker = loops.LoopMaker(config)
+  try:
+    ends = [time.perf_counter() for _ in maker.make(config).train()]
+  finally:
+    maker.close()
+  return (ends[-1] - ends[SKIPPED_STEPS - 1]) / num_steps

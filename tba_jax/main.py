@@ -30,9 +30,9 @@ from tba_jax.transport import base
 # the supervisor and the store stay free of JAX.
 PROGRAMS = {
     "train": ("a whole run on this machine", "train"),
-    "trainer": ("the trainer of a run, on a cluster", "trainer"),
+    "trainer": ("the trainer of a run, on a cluster", "roles"),
     "searcher": ("a searcher of a run; may join or leave at any time",
-                 "searcher"),
+                 "roles"),
     "store": ("the key-value store of a run, on a cluster", "store"),
     "one_process": ("trainer and searchers of a run, on one device",
                     "one_process"),

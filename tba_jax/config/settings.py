@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.system import user_code
 
@@ -181,51 +182,15 @@ TARGETS = Allowed(
     f"'all' or some of {', '.join(LORA_TARGETS)}, separated by commas",
     lambda v: set(lora_names(v)) <= set(LORA_TARGETS),
 )
-LOSS_NAMES = (
-    "tb", "tb_learned_z", "subtb", "tba_prime", "reinforce", "rloo",
-    "proximal_rloo", "grpo", "dr_grpo", "ppo", "copg", "gvpo", "online_dpo",
-    "ipo", "slic", "best_of_n",
-)  # fmt: skip
 LOSS_NAME = Allowed(
-    f"{', '.join(map(repr, LOSS_NAMES))}, or FILE.py:FUNCTION that exists",
-    lambda v: v in LOSS_NAMES
+    f"{', '.join(map(repr, losses.OBJECTIVES))}, or FILE.py:FUNCTION that"
+    " exists",
+    lambda v: v in losses.OBJECTIVES
     or (".py:" in v and not user_code.problem_of_file(v)),
-    LOSS_NAMES,
+    tuple(losses.OBJECTIVES),
 )
 WRITERS = ("csv", "tensorboard", "trackio", "wandb")
 
-# Properties of objectives by `loss.name`; tests compare them with the code.
-OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
-OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
-OF_A_VALUE_MODEL = ("subtb", "ppo")
-OF_A_TEMPERED_TARGET = ("tb", "tb_learned_z")
-# Objectives that divide by beta, or learn nothing at beta = 0.
-OF_BETA_ABOVE_0 = (
-    "tb",
-    "tb_learned_z",
-    "subtb",
-    "copg",
-    "gvpo",
-    "online_dpo",
-    "ipo",
-    "slic",
-)
-
-# Settings of `loss` that some objectives or corrections alone read.
-READ_BY_OBJECTIVES = {
-    "loss.scale": ("tb", "tb_learned_z", "subtb", "copg", "gvpo"),
-    "loss.length_norm": tuple(n for n in LOSS_NAMES if n != "subtb"),
-    "loss.ties": ("online_dpo", "ipo", "slic"),
-    "loss.subtb_lambda": ("subtb",),
-    "loss.log_z_learning_rate": ("tb_learned_z",),
-    "loss.value_init": OF_A_VALUE_MODEL,
-    "loss.value_learning_rate": OF_A_VALUE_MODEL,
-    "loss.value_clip": ("ppo",),
-    "loss.value_weight": ("ppo",),
-    "loss.gae_gamma": ("ppo",),
-    "loss.gae_lambda": ("ppo",),
-    "loss.whiten_advantages": ("ppo",),
-}
 _CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
 # The correction "", the objective's own, is a clip.
 READ_BY_CORRECTIONS = {
@@ -602,13 +567,14 @@ SETTINGS = {
         " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
         " and the trainer takes what is there"),
     "search.lead_steps": _s(
-        1, FROM_0, "steps that sampling may run ahead of training; 0 only with"
-        " lockstep"),
+        1, FROM_0, "steps that sampling may run ahead of training; with"
+        " lockstep, steps by which all samples lag; 0 only with lockstep"),
     "search.wait_for_fresh": _s(
         True, FLAG, "True: step t waits for its own fresh prompts; False: the"
         " trainer draws from the buffer as it is"),
     "search.lockstep": _s(
-        False, FLAG, "staleness 0: sample with the version of the step"),
+        False, FLAG, "exact staleness: sample the data of a step with the"
+        " version lead_steps before it; 0 is on-policy"),
     "search.credits": _s(
         4, COUNT, "blocks that a searcher may hold unacknowledged",
         resume=True),
@@ -642,7 +608,7 @@ SETTINGS = {
         " objective (of tb 2/beta times as large)"),
     "loss.beta": _s(
         0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
-        " above 0 for " + ", ".join(OF_BETA_ABOVE_0)),
+        " above 0 for " + ", ".join(losses.names("needs_beta"))),
     "loss.beta_final": _s(
         0.05, NOT_NEGATIVE, "end of a linear change from beta over"
         " beta_decay_steps, and the value from beta_stop_steps on"),

@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -173,6 +174,15 @@ class Tokenizer:
     text = self.decode(ids)
     found = [text.find(string) for string in self.stop_strings]
     return text[: min((at for at in found if at >= 0), default=len(text))]
+
+  def decode_completions(self, completions: Any) -> list[str]:
+    """Returns the S texts of `types.Completions`, as a reward sees them."""
+    return [
+        self.decode_completion(tokens, int(length), bool(stopped))
+        for tokens, length, stopped in zip(
+            completions.tokens, completions.lengths, completions.stopped
+        )
+    ]
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes the tokenizer's files into `folder`.

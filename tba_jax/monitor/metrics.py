@@ -205,7 +205,7 @@ class SpanWriter:
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
     )
-    self._clock = clock
+    self.clock = clock
     self._activity = pulse.Activity(f"{role}-{index}")
     # A step of the wall clock (NTP) must not make a span negative.
     self._wall_offset = time.time() - time.perf_counter()
@@ -218,7 +218,7 @@ class SpanWriter:
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
     """Records the time of its body, also if the body raises."""
-    clock = self._clock.span(kind, lane) if self._clock else _NO_CLOCK
+    clock = self.clock.span(kind, lane) if self.clock else _NO_CLOCK
     marked = contextlib.nullcontext()
     if not lane:
       marked = self._activity.span(kind, waits=is_wait(kind))

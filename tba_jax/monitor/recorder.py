@@ -12,13 +12,12 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax.channels import ports
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
-from tba_jax.replay import queue_server
-from tba_jax.replay import service as service_lib
 from tba_jax.rewards import judges
 from tba_jax.system import jsonl
 from tba_jax.system import worker
@@ -197,7 +196,7 @@ class Recorder:
       run: run_directory.Run,
       *,
       epoch: int,
-      queue: queue_server.QueueServer,
+      queue: ports.Receiver,
       tokenizer: Any,
       judge: judges.Judge,
   ):
@@ -295,7 +294,7 @@ class Recorder:
       step: int,
       metrics: dict[str, float],
       draw: buffer_lib.Draw,
-      service: service_lib.ReplayService,
+      service: ports.GroupSource,
   ) -> None:
     """Records one step.
 

@@ -287,9 +287,7 @@ def _completion_records(
   greedy = config.sampling.temperature == 0
   logprobs = completions.plain_logprobs if greedy else completions.logprobs
   out = []
-  for s, text in enumerate(
-      policy_lib.decode_texts(source.tokenizer, completions)
-  ):
+  for s, text in enumerate(source.tokenizer.decode_completions(completions)):
     length = int(completions.lengths[s])
     record = {
         "text": text,

@@ -342,9 +342,7 @@ def make_work(
   params = jax.device_put(
       policy_lib.initial_params(policy, config.seed, shardings), shardings
   )
-  merger = lora.make_merger(
-      policy.adapters, policy.folder, config.seed, lambda: params
-  )
+  merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
   if checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
@@ -371,6 +369,17 @@ def make_work(
       ahead=ahead,
   )
   return work, saved
+
+
+def make_merger(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+) -> lora.ParamsMerger:
+  """Returns the merger of adapters into `params`, their base."""
+  return lora.make_merger(
+      policy.adapters, policy.folder, config.seed, lambda: params
+  )
 
 
 def make_ahead(

@@ -208,18 +208,6 @@ def initial_params(
   return params
 
 
-def decode_texts(
-    tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
-) -> list[str]:
-  """Returns the S texts of a group, each without its stop token."""
-  return [
-      tokenizer.decode_completion(tokens, int(length), bool(stopped))
-      for tokens, length, stopped in zip(
-          completions.tokens, completions.lengths, completions.stopped
-      )
-  ]
-
-
 def make_searcher_sampler(
     config: ml_collections.ConfigDict, policy: Policy
 ) -> decode.Sampler:
