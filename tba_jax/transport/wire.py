@@ -43,7 +43,7 @@ SECRET_BYTES = 32
 _PREFIX = struct.Struct("<4sHHQ")
 _DIGEST_BYTES = 32
 _BODY_START = _PREFIX.size + _DIGEST_BYTES
-_METADATA = "__metadata__"  # Of safetensors, so not the name of an array.
+_METADATA = "__metadata__"  # Name that safetensors reserves.
 _DTYPES = frozenset(
     "bool float16 float32 float64 int8 int16 int32 int64"
     " uint8 uint16 uint32 uint64".split()
