@@ -169,7 +169,7 @@ class DocsTest(absltest.TestCase):
     sections = "|".join(settings.SECTIONS)
     # Names of files are not meant, such as `train.jsonl`.
     name = rf"(?:{sections})\.(?!md|png|jsonl)[a-z]\w*(?:\.\w+)*"
-    # In notebooks, names of modules look the same.
+    # Names of modules look the same in notebooks.
     for page in (page for page in _pages() if page.suffix == ".md"):
       text = page.read_text("utf-8")
       named = set(re.findall(rf"(?:--config\.|`)({name})[=`]", text))

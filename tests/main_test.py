@@ -312,7 +312,7 @@ class MainTest(parameterized.TestCase):
     self.assertRegex(self.stderr.getvalue(), "^error: ")
 
   def test_a_wrong_use_never_loads_jax(self):
-    # In a process of its own: this one has loaded it.
+    # Another process imports it: this one has loaded it.
     script = """
 import json, sys
 from tba_jax import main

@@ -22,7 +22,7 @@ _CONFIGS = {
         (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
     )
 }
-# What the hub has, and a machine without a network has not: the only problems.
+# Files of the hub that a machine without a network lacks: the only problems.
 _MISSING = {
     "gsm8k": ("task.data", "init"),
     "math": ("task.train", "init", "tokenizer.source"),
@@ -432,7 +432,8 @@ _ASYNC_RLHF = {
         "train.completions_per_prompt": 1,
     },
 }
-# Of §3.3's table: (SFT batch, RM batch and its part) of the released configs.
+# Batches of §3.3's table: (SFT batch, RM batch and its part) of the released
+# configs.
 _BATCHES = {
     "pythia-410m": (16, 64, 8),
     "pythia-1b": (32, 16, 4),
@@ -626,7 +627,7 @@ class RightTest(parameterized.TestCase):
     config = load.load_config(f"configs/{name}.py:{arg}")
     validate.validate(config)
     if config.task.name:
-      build.print_data(config)  # As a run does first.
+      build.print_data(config)  # A run does that first.
 
   @parameterized.product(
       spec=(

@@ -134,7 +134,7 @@ class RangesTest(parameterized.TestCase):
     self.assertEqual(mesh.axis_names, settings.MESH_AXES)
 
   @parameterized.parameters(
-      # One of each kind of range.
+      # Settings of each kind of range.
       ("seed", -1),
       ("cores__trainer", "0-"),
       ("cores__trainer", "0-99999999999"),
@@ -518,7 +518,7 @@ class RelationsTest(parameterized.TestCase):
     config = base_config.make(init="org/tiny", sft__init="scratch")
     (line,) = _problems(config, program="sft")
     self.assertIn("--config.init=sft --config.sft.init=org/tiny", line)
-    # Of a section that the program does not read, nothing is looked up.
+    # Nothing is looked up of a section that the program does not read.
     config = base_config.make(init="scratch", sft__init="org/tiny")
     self.assertEqual(_problems(config), [])
 

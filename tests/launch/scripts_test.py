@@ -239,11 +239,11 @@ class ScriptsTest(parameterized.TestCase):
     shown = self.dry(name).replace(str(self.folder), "/here")
     shown = re.sub(r"^ *#.*$", "", shown, flags=re.M)
     for word in re.findall(r"\S*(?:secret|token|password)\S*", shown, re.I):
-      # Where the secret lies, and no more.
+      # Place of the secret, and no more.
       self.assertRegex(
           word,
           r"^--(config\.store\.secret_file|make_secret)=/"
-          # On Kubernetes: a Secret, its key, and where it is mounted.
+          # Secret of Kubernetes, its key, and where it is mounted.
           r"|^[{]?(tba-)?secret[,:]?$|^[{]?secretName:$|^/run/tba/secret,$"
           r"|^--from-file=secret=/dev/stdin$",
       )

@@ -40,7 +40,7 @@ class FactorsTest(chex.TestCase):
       ("none", UP, [[1.0, 1.0], [1.0, 1.0]], 0),
       ("clip_token", UP, [[0.0, 0.5], [0.9, 0.0]], 2),
       ("clip_token", DOWN, [[1.5, 0.0], [0.9, 4.0]], 1),
-      # Of tokens that nothing pushes none is cut.
+      # Tokens that nothing pushes are not cut.
       ("clip_token", 0 * UP, [[1.5, 0.5], [0.9, 4.0]], 0),
       ("clip_sequence", UP, [[0.75, 0.75], [0.0, 0.0]], 2),
       ("clip_sequence", DOWN, [[0.0, 0.0], [3.6, 3.6]], 2),
@@ -48,7 +48,7 @@ class FactorsTest(chex.TestCase):
       ("truncate_sequence", DOWN, [[0.75, 0.75], [3.0, 3.0]], 2),
       ("mask_token", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
       ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
-      # Where the policy is the proximal one only the cap is left.
+      # The cap alone is left where the policy is the proximal one.
       ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
   )
   def test_factor_matches_known_numbers(

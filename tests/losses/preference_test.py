@@ -60,7 +60,7 @@ class PairTest(chex.TestCase):
     np.testing.assert_allclose(run(SEQ, REF_SEQ, REWARDS)[0], 0.5, rtol=1e-6)
 
   @parameterized.parameters(
-      # By h: -β sigmoid(-βh), 2 (h - 1/2β), -β while β h < 1.
+      # Derivatives by h: -β sigmoid(-βh), 2 (h - 1/2β), -β while β h < 1.
       (preference.online_dpo_loss, 0.25, -0.25 / (1 + np.exp(0.5))),
       (preference.ipo_loss, 0.5, 2.0),
       (preference.slic_loss, 0.25, -0.25),

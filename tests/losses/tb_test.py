@@ -376,7 +376,7 @@ class SubTrajectoryTest(chex.TestCase):
 SEQ = jnp.array([[-1.0, -3.0, -2.0]])
 REF_SEQ = jnp.array([[-2.0, -1.0, -2.0]])
 REWARDS = jnp.array([[1.5, 1.0, 0.0]])
-# At β = 0.5, r - β ρ is 1, 2, 0: pairs apart by 1, 1, 2; mean 1.
+# Residuals r - β ρ at β = 0.5 are 1, 2, 0: pairs apart by 1, 1, 2; mean 1.
 LOSSES = {"copg": copg.copg_loss, "gvpo": tb.gvpo_loss}
 
 

@@ -222,7 +222,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (2, 2))
 
   def test_a_stop_token_that_config_json_alone_names(self):
-    # As in GPT-2's folder, whose tokenizer_config.json has one setting.
+    # GPT-2's folder has a tokenizer_config.json with a single setting.
     _byte_level().save_pretrained(self.folder)
     config = {"model_max_length": 1024}
     (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -260,13 +260,13 @@ class FolderTest(parameterized.TestCase):
     (self.folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = tokenizer_lib.load(self.folder)
     self.assertEqual((tokenizer.eos_id, tokenizer.pad_id), (eos_id, eos_id))
-    # What makes ids is tokenizer.json alone.
+    # Only tokenizer.json makes ids.
     self.assertLen(tokenizer.encode("a <eos> b"), 9 - 4)
 
   def test_saves_the_files_that_it_has_read(self):
     _byte_level(eos_token="<eos>").save_pretrained(self.folder)
     files = {
-        # As transformers 4 reads it.
+        # Name in transformers 4.
         "tokenizer_config.json": json.dumps(
             dict(eos_token="<eos>", tokenizer_class="Qwen2Tokenizer")
         ),

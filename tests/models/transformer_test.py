@@ -164,7 +164,7 @@ class CompletionLogitsTest(parameterized.TestCase):
   )
   def test_values_and_gradients_equal_full_sequences(self, **settings):
     model, params = _make(**settings)
-    model = transformer.make_model(model.config)  # Not compiled yet.
+    model = transformer.make_model(model.config)  # Uncompiled.
     prompt, mask, completion = _tokens()
     weight = jax.random.normal(jax.random.key(2), (B, K, T, V))
 

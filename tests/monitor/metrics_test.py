@@ -255,7 +255,7 @@ class DecidingMetricTest(parameterized.TestCase):
     self.assertEqual(metrics.deciding_metric(*sides), "pass_at_1")
 
 
-# What went wrong in a run, or may have.
+# Events of what went wrong in a run, or may have.
 _ERRORS = frozenset(
     "carrier_full checkpoint_damaged checkpoint_failed damaged died"
     " evaluation_failed evaluation_lost gap guard journal_damaged journal_full"
@@ -263,7 +263,7 @@ _ERRORS = frozenset(
     " not_written refused_block refused_message rejected searcher_gone stalled"
     " step_skipped store_lost".split()
 )
-# What `programs.store` writes with a prefix.
+# Events that `programs.store` writes with a prefix.
 _OF_THE_STORE = frozenset(("started", "stopped", "lost"))
 
 

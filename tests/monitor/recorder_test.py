@@ -203,7 +203,7 @@ class RecorderTest(absltest.TestCase):
   def test_damage_is_told_at_the_start_and_in_the_result(self):
     for name in ("metrics.jsonl", "samples.jsonl"):
       path = self.workdir / name
-      # One more than earlier starts explain.
+      # The file has a line more than earlier starts explain.
       path.write_text('{"step": 0}\n' + 3 * "\0garbage\n" + '{"step": 1}\n')
     recorder = self.make()
     events = [e for e in self.lines("events.jsonl") if e["kind"] == "damaged"]
@@ -231,7 +231,7 @@ class RecorderTest(absltest.TestCase):
         mock.patch.object(recorder, "event", wraps=recorder.event) as event,
         mock.patch.object(jsonl.LineWriter, "write", side_effect=full),
         mock.patch.object(jsonl, "atomic_write_json", side_effect=full),
-        self.assertLogs(level="ERROR"),  # Of the event.
+        self.assertLogs(level="ERROR"),  # The event is logged.
     ):
       for step in range(4):
         self.step(recorder, step, busy_s=2.0)
@@ -289,7 +289,7 @@ class RecorderTest(absltest.TestCase):
         [(0, 0.4), (3, 0.4), (6, 0.6)],
     )
     self.assertNotIn("samples", results["history"][0])
-    # At the step that made the params.
+    # The evaluation is at the step that made the params.
     last = self.lines("metrics.jsonl")[-1]
     self.assertEqual((last["step"], last["eval/pass_at_1"]), (5, 0.6))
     self.assertNotIn("eval/step", last)
@@ -325,7 +325,7 @@ class RecorderTest(absltest.TestCase):
     result = self.finish(recorder)
     self.assertAlmostEqual(result["train_wall_s"], 10.0)
     self.assertAlmostEqual(result["train_busy_s"], 6.0)
-    self.assertAlmostEqual(result["generate_busy_s"], 5.0)  # Of two searchers.
+    self.assertAlmostEqual(result["generate_busy_s"], 5.0)  # Sum of two.
     self.assertAlmostEqual(result["trainer_busy_share"], 0.6)
     self.assertAlmostEqual(result["searchers_busy_share"], 0.5)
     self.assertAlmostEqual(result["overlap_of_ideal"], 0.6)
@@ -415,7 +415,7 @@ class StepRecordTest(absltest.TestCase):
         record["replay/staleness_histogram"], {"0": 2, "1": 1, "3": 1}
     )
     self.assertEqual(record["replay/staleness_steps"], 1.0)
-    # At the mean age, 1, a completion still counts as young.
+    # A completion of the mean age, 1, still counts as young.
     self.assertEqual(record["replay/reward_young"], 0.5)
     self.assertEqual(record["replay/reward_old"], 0.25)
     self.assertEqual(record["replay/size"], 4)

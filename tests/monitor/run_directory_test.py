@@ -212,7 +212,7 @@ class RunDirectoryTest(parameterized.TestCase):
       self.assertIsNone(self.create()[0].tls)
 
   def test_tls_of_a_given_secret_is_not_in_the_workdir(self):
-    # Which is on a share, as the spool in it.
+    # The workdir is on a share, as the spool in it.
     self.config.store.update(spool_dir="", address="127.0.0.1:0")
     temporary = self.create_tempdir().full_path
     with (
@@ -278,7 +278,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(joined.finder(), found)
     saved = json.loads((away / "config.json").read_text())
     self.assertEqual(saved["run_id"], run.run_id)
-    # With another secret it does not join.
+    # A host with another secret does not join.
     secret.write_bytes(b"x" * 32)
     other = str(self.workdir.parent / "other")
     with self.assertRaisesRegex(run_directory.NoRunError, "hash"):

@@ -205,7 +205,7 @@ class CompileTest(parameterized.TestCase):
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
       self.assertGreater(program["argument_bytes"], 0)
-      # What the role holds counts, whoever's argument it is.
+      # Holdings of the role count, whoever's argument they are.
       role = "trainer" if name in of_trainer else "searcher"
       self.assertGreaterEqual(
           program["peak_bytes"], sum(found["held"][role].values())

@@ -341,7 +341,7 @@ class CarriersTest(parameterized.TestCase):
     sampler = decode.Sampler(self.policy.model, SETTINGS)
     params = sampler.put(params_fn(found), place.model)
     chex.assert_trees_all_equal(params, sampler.put(self.params))
-    # As a program cuts them where they are.
+    # A program cuts them where they are.
     cut = sampler.put(jax.device_put(self.params, place.model))
     is_same = lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim)
     same = jax.tree.map(is_same, params, cut)

@@ -84,7 +84,8 @@ class TrainRewardModelTest(absltest.TestCase):
     self.assertEqual(evaluation["accuracy"], result["evaluation"]["accuracy"])
     # The person's labels are the gold reward's about every second time.
     self.assertBetween(evaluation["agreement"]["train"], 0.4, 0.75)
-    # What the next program loads gives the margins that were measured.
+    # The model that the next program loads gives the margins that were
+    # measured.
     folder = pathlib.Path(workdir, "reward_model/model")
     scorer = frozen.load_scorer(config, "reward.model", folder)
     pairs = [

@@ -590,7 +590,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.write("result.json", {"steps": "old"})
     restarts = {"trainer": 2, "searcher": 0, "store": 1}
     self.write("totals.json", {"wall_s": 1000.0, "restarts": restarts})
-    # One that a signal ends adds its part too.
+    # A trainer that a signal ends adds its part too.
     interrupted = self.make(trainer_0=[75, None])
     self.children.on_poll = lambda child: (
         self.children.started.count("trainer-0") > 1

@@ -126,7 +126,7 @@ class StalenessTest(absltest.TestCase):
     self.assertEqual(draw.epochs.tolist(), [[1, 1]])
     self.assertEqual(draw.staleness_steps.tolist(), [[2, 2]])
     self.assertEqual(draw.stats()["staleness_steps"], 2.0)
-    # What the restarted trainer's own params sampled is on-policy.
+    # Samples of the restarted trainer's own params are on-policy.
     again.insert(make_group(0, [[3], [4]], version=4, epoch=2), 4)
     draw = again.sample(1, 4, 4)
     of_epoch = dict(zip(draw.epochs[0].tolist(), draw.staleness_steps[0]))
@@ -375,7 +375,7 @@ class SimilarityTest(parameterized.TestCase):
 
   def test_the_last_token_after_a_stop_string_is_compared(self):
     buffer = _buffer(similarity="edit", similarity_limit=0.2)
-    # One of two tokens differs: they are not similar.
+    # One of two tokens differs: the completions are not similar.
     for step, last in enumerate((31, 51)):
       group = make_group(0, [[11, last]], stopped=np.ones(1, np.bool_))
       buffer.insert(group, step)
@@ -600,7 +600,7 @@ class StateTest(parameterized.TestCase):
     buffer.insert(make_group(1, [[1], [2], [1]]), 0)
     other.set_state(buffer.get_state())
     invariants.check_buffer(other)
-    # Of the two copies the older one is evicted, the newer one replaced.
+    # The older of the two copies is evicted, the newer replaced.
     other.insert(make_group(1, [[3]]), 0)
     invariants.check_buffer(other)
     other.insert(make_group(1, [[1]]), 0)

@@ -75,7 +75,7 @@ class RoundsTest(parameterized.TestCase):
               grants.note_journaled(sid, [p for p, *_ in block["prompts"]])
               delivered += len(block["prompts"])
               held[sid] = held[sid][1:]
-      sampled[F] = delivered - before  # In the last step.
+      sampled[F] = delivered - before  # Prompts of the last step.
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
   def test_lockstep_samples_with_the_step_s_own(self):
@@ -131,7 +131,7 @@ class GrantsTest(absltest.TestCase):
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)
     work = self.grants.assign(["a", "b"])
-    # One each: a step of two blocks is sampled by two searchers.
+    # Each gets a block: a step of two blocks is sampled by two searchers.
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
     self.grants.admit(4)  # It never shrinks.
@@ -150,7 +150,7 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
     self.grants.note_journaled("a", [0, 1, 2, 3])
-    # With no block outstanding, the rest is granted as a partial block.
+    # The rest is granted as a partial block while none is outstanding.
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5]])
 
@@ -192,7 +192,7 @@ class GrantsTest(absltest.TestCase):
     )
     grants.admit(4 * 3000)
     work = grants.assign(names)
-    # One each, and a second one in the order of their names.
+    # Each gets a block, and a second one in the order of their names.
     self.assertEqual(
         [len(work[name]) for name in names], [2] * 1000 + [1] * 1000
     )

@@ -12,7 +12,7 @@ import numpy as np
 from tba_jax.replay import selection
 from tests.replay import invariants
 
-# Of chi-square at p = 1e-4, by degrees of freedom.
+# Critical values of chi-square at p = 1e-4, by degrees of freedom.
 _CRITICAL = {
     2: 18.4,
     3: 21.1,

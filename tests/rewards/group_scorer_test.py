@@ -102,7 +102,7 @@ class GroupScorerTest(absltest.TestCase):
       rewards = [g.rewards.tolist() for g in groups]
       self.assertEqual(rewards, [first, second], rule)
       self.assertEqual(groups[0].rewards.dtype, np.float32)
-      # What searchers have judged is what the journal has: it stays.
+      # Rewards of searchers are in the journal: they stay.
       again = self.make_scorer(None, rule).score(groups)
       for group, before in zip(again, groups, strict=True):
         self.assertIs(group, before)

@@ -10,7 +10,7 @@ import numpy as np
 from tba_jax.rewards import judges
 from tba_jax.rewards import red_team
 
-# To an attack, the answers in training and in an evaluation.
+# Answers to an attack, in training and in an evaluation.
 _ANSWERS = {
     "good": (["fig fig fig", "red fig fig"], ["fig fig fig", "fig fig fig"]),
     "bad": (["red blue red", "red"], ["red", ""]),
@@ -83,7 +83,7 @@ class JudgeTest(absltest.TestCase):
             prompt(["blue sky"], [False]),
         ]
     )
-    # Of three pairs one is equal, two share no word.
+    # One of three pairs is equal, two share no word.
     self.assertAlmostEqual(found["cosine_distance"], 2 / 3, places=5)
     self.assertAlmostEqual(found["cosine_distance_right"], 0.0, places=5)
 

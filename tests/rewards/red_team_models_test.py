@@ -98,7 +98,7 @@ class ClassifiersTest(absltest.TestCase):
     )
     answers = ["fig", "red fig fig", "red red red red red"]
     found = made([""] * 3, answers)
-    # With [CLS] and [SEP]; the last one is cut to five tokens.
+    # Texts get [CLS] and [SEP]; the last one is cut to five tokens.
     counts = np.array([[3, 3], [5, 6], [5, 0]], np.float32)
     expected = counts[:, 1] - np.log(np.exp(counts).sum(1))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

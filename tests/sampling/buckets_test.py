@@ -14,8 +14,8 @@ from tests.support import sampler_case
 from tests.support import tiny_model
 
 _P, _T, _SEED = 8, 6, 3
-# Of a uniform number from the next token's share of the distribution. What
-# summing in another order moves is about 1e-6.
+# Distance of a uniform number from the next token's share of the distribution.
+# Summing in another order moves it by about 1e-6.
 _MARGIN = 1e-5
 
 
@@ -116,7 +116,7 @@ class BucketsTest(absltest.TestCase):
     model = tiny_model.make_model(
         num_layers=1, compute_dtype="bfloat16", param_dtype="bfloat16"
     )
-    # As at init, so that logits are small and their rounding is too.
+    # Params as at init, so that logits are small and their rounding is too.
     params = jax.tree.map(lambda x: (x / 2).astype(jnp.bfloat16), self.params)
     sampler = _sampler(model)
     found = sampler.sample(params, self.requests, version=0)

@@ -260,7 +260,7 @@ class DecodeTest(parameterized.TestCase):
         text_fn=str,
         recompute_cache=True,
     )
-    # Where params come from must not matter: a program, the host, the wire.
+    # Params may come from a program, the host or the wire.
     kinds = [
         self.params,
         jax.device_put(self.params, jax.devices()[0]),
@@ -270,7 +270,7 @@ class DecodeTest(parameterized.TestCase):
     with self.assertLogs("jax", logging.WARNING) as logs:
       jax.config.update("jax_log_compiles", True)
       try:
-        jax.jit(lambda x: x + 1)(np.zeros(3))  # What a compilation looks like.
+        jax.jit(lambda x: x + 1)(np.zeros(3))  # Log of a compilation.
         seen = len(logs.output)
         for params in kinds:
           for requests in (self.requests, self.requests[:1], []):

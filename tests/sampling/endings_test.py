@@ -125,7 +125,7 @@ class EndingsTest(parameterized.TestCase):
           self.assertAlmostEqual(plain[position], expected_V[token], places=4)
           differ = max(differ, exact[position] - plain[position])
           seen.append(token)
-    # What was dropped makes the tokens kept likelier.
+    # Dropped tokens make the tokens kept likelier.
     self.assertGreater(differ, 0.1)
 
   def test_one_version_and_nothing_dropped(self):

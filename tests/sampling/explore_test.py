@@ -86,7 +86,7 @@ class ExploreTest(absltest.TestCase):
         max_completion_tokens=6,
         num_rows=64,
         chunk_steps=6,
-        # So many that without the rule most completions would end early.
+        # Most completions would end early without the rule.
         stop_ids=(EOS, 2, 3, 4),
         explore=requests.Explore(0.5, 2.0, 2.0, min_tokens=4),
     )

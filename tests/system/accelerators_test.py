@@ -200,7 +200,7 @@ class FindTest(absltest.TestCase):
       path = self.folder / "cpuinfo"
       path.write_text(f"model name\t: A CPU\nflags\t\t: {flags}\nbugs\t:\n")
       self.assertEqual(accelerators.multiplies_bfloat16(path), expected, flags)
-    # Where the kernel has no such file.
+    # Some kernels have no such file.
     self.assertFalse(accelerators.multiplies_bfloat16(self.folder / "none"))
 
   def test_finds_none(self):

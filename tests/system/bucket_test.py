@@ -114,7 +114,7 @@ class RunDirectoryTest(parameterized.TestCase):
       with mock.patch.object(lock, "release"):
         self.work(folder, config=1)
     self.assertNotEqual(bucket.Lock(self.url).read().holder, "")
-    self.work(self.on("a"), config=2)  # At once.
+    self.work(self.on("a"), config=2)  # The lock is taken at once.
     self.assertEqual(bucket.Lock(self.url).read().holder, "")
 
   def test_work_of_another_host_in_between_is_an_error(self):
@@ -198,7 +198,7 @@ class LockTest(absltest.TestCase):
   def test_slower_of_two_is_refused(self):
     slow, fast = self.make(), self.make()
     seen = slow.read()
-    slow.read = lambda: seen  # From before the other wrote.
+    slow.read = lambda: seen  # State from before the other wrote.
     fast.take("")
     with self.assertRaisesRegex(ValueError, "was faster"):
       slow.take("")

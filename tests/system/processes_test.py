@@ -218,7 +218,7 @@ class DirectoryTest(absltest.TestCase):
     folder = tempfile.TemporaryDirectory(prefix="sp")
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
-    # Not the user's own temporary directory.
+    # A temporary directory that is not the user's own.
     self.enter_context(
         mock.patch.object(tempfile, "gettempdir", lambda: str(self.folder))
     )

@@ -67,7 +67,7 @@ class ActivityTest(parameterized.TestCase):
     self.activity.mark("step")
     self.activity.mark("record")
     self.activity.mark("step")
-    # Not the second time.
+    # The second time may not take long.
     self.assertEqual(self.beat(601, share)[-1], 601)
 
   def test_up_to_twice_the_longest_time_is_usual(self):

@@ -57,7 +57,7 @@ class ArithmeticTest(parameterized.TestCase):
         text = task.reference_completion(split, index, rng)
         self.assertEqual(task.reward(split, index, text), 1.0)
         self.assertEqual(task.solution_key(split, index, text), text)
-        # Not by the task's own arithmetic.
+        # Arithmetic other than the task's own.
         a, b = task.prompt(split, index), int(text)
         self.assertEqual(eval(a.rstrip("=")), b)  # pylint: disable=eval-used
 

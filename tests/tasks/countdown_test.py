@@ -253,7 +253,7 @@ class RewardTest(parameterized.TestCase):
 
     self.assertIsNotNone(key([11, 9, 1], 99, "11*9=99,99*1=99"))
     self.assertIsNone(key([12, 9, 10], 98, "12*9=108,108-10=98"))
-    # By way of zero and of a negative number.
+    # Steps by way of zero and of a negative number.
     self.assertIsNone(key([5, 5, 3], 3, "5-5=0,3+0=3"))
     self.assertIsNone(key([3, 5, 9], 7, "3-5=-2,9+-2=7"))
     self.assertIsNone(key([3, 5, 9], 7, "3-5=2,9-2=7"))

@@ -38,7 +38,7 @@ class Gsm8kBuilderTest(absltest.TestCase):
   def check(self, prepared):
     for split, found in _ROWS.items():
       read = list(rows.read_rows("k", f"{prepared}[{split}]"))
-      # In the order of the file.
+      # Rows keep the order of the file.
       self.assertEqual([row.fields for row in read], found)
       self.assertEqual(read[0].place, f"gsm8k[{split}]:1")
     with self.assertRaisesRegex(ValueError, r"one of \['test', 'train'\]"):

@@ -148,7 +148,7 @@ class MathTest(parameterized.TestCase):
       _task(train=test, test=test, overlap="leave_out")
 
   def test_reads_a_folder_of_parquet_files(self):
-    # As the hub has them: a folder for each subject.
+    # The hub has a folder for each subject.
     import pyarrow
     from pyarrow import parquet
 
@@ -223,7 +223,7 @@ class EqualTest(parameterized.TestCase):
       (r"50\%", "50"),
       (r"\left( 1, 2 \right)", "(1,2)"),
       (r"\dfrac{1}{2}", r"\frac{1}{2}"),
-      # What only math-verify knows.
+      # Answers that only math-verify knows.
       (r"\frac{1}{2}", "0.5"),
       (r"\frac{3}{4}", r"\frac{6}{8}"),
       ("x+1", "1+x"),

@@ -148,7 +148,7 @@ class ObjectivesTest(parameterized.TestCase):
     batch = table_policy.make_batch()
     config = table_policy.make_config(name="online_dpo")
     ref = table_policy.make_params(9)
-    # At the reference all margins are 0.
+    # All margins are 0 at the reference.
     _, metrics, _ = table_policy.evaluate(config, ref, batch)
     np.testing.assert_allclose(metrics["pair_margin"], 0.0, atol=1e-5)
     none = dataclasses.replace(batch, rewards=jnp.ones_like(batch.rewards))
@@ -262,7 +262,7 @@ class ObjectivesTest(parameterized.TestCase):
       grad = jax.grad(
           lambda x, fn=pure_loss: fn(x, {}, batch, jnp.float32(0.05))[0]
       )(jnp.full((1, 2, 1), -1.0))
-      # Of the completion with A = 1; grpo divides by std = 1 (+ 1e-4).
+      # Gradient of the completion with A = 1; grpo divides by std = 1 (+ 1e-4).
       np.testing.assert_allclose(
           2 * grad[0, 0, 0], -factor + 0.05 * (1 - np.exp(-1)), atol=2e-4
       )

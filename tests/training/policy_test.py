@@ -160,7 +160,7 @@ class PolicyTest(absltest.TestCase):
     policy = policy_lib.make_policy(config, self.workdir)
     self.assertEqual(policy.folder, folder)
     chex.assert_trees_all_close(policy_lib.initial_params(policy, 0), params)
-    # What fine-tuning itself starts from.
+    # Fine-tuning itself starts from scratch.
     self.assertIsNone(
         policy_lib.make_policy(config, self.workdir, scratch=True).folder
     )

@@ -427,7 +427,7 @@ class PublicationTest(absltest.TestCase):
       publisher.submit(version, _params(version))
       publisher.wait(version, WAIT_S)
     self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
-    # One that pulled along, and one that came late.
+    # Readers: one that pulled along, and one that came late.
     for reader in (puller, self.make_puller(lag_steps=2)):
       for version in (3, 4, 5, 3):
         tag, leaves = reader.wait_for(version, WAIT_S)

@@ -30,7 +30,7 @@ from tests.support import tiny_model
 GOLDEN_LOSS = 1.4332871
 GOLDEN_GRAD_NORM = 2.890901
 
-# Of the tempered target.
+# Settings of the tempered target.
 TAU, GAMMA, BETA, LOG_Z = 1.6, 1.2, 0.05, 0.7
 
 
@@ -189,7 +189,7 @@ class TrainStepTest(absltest.TestCase):
     config, _, mesh, state = make_run()
     step_fn = train_step.make_train_step(config, model, mesh)
     for step in range(3):
-      # From the host, and as placed by a trainer.
+      # Batches from the host, and as placed by a trainer.
       batch = tiny_model.make_batch(seed=step)
       state, _ = step_fn(
           state, sharding.shard_batch(batch, mesh, config.sharding)

@@ -317,7 +317,7 @@ class PeersTest(absltest.TestCase):
       helper.submit(4, 1)
     with self.assertRaisesRegex(TypeError, "no such call"):
       helper.close()
-    helper._worker._error = None  # For the cleanup.
+    helper._worker._error = None  # The cleanup would raise it.
 
   def test_forged_requests_are_refused(self):
     leader = carrier_orbax.Leader(

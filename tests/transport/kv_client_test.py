@@ -147,7 +147,7 @@ class KvClientTest(HostCase):
 
   def test_two_threads_are_refused(self):
     client = self.running.client()
-    # As during a call of another thread.
+    # Another thread's call.
     with client._exclusive():
       with self.assertRaisesRegex(RuntimeError, "one thread at a time"):
         client.get("none")

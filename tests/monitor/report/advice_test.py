@@ -92,7 +92,7 @@ class AdviceTest(absltest.TestCase):
           "reference.role='searcher'" in line,
           (role, mode) == ("trainer", "fixed"),
       )
-    # On one device nothing is gained.
+    # A single device gains nothing.
     line = self.bottleneck(
         1.0,
         0.4,

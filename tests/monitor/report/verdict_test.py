@@ -28,7 +28,7 @@ def _sides(error=0.01, **metrics):
   return sides
 
 
-# What a run did, and the sentence that its report begins with.
+# Runs, and the sentence that their report begins with.
 RUNS = {
     "right or wrong, rose": (
         _sides(pass_at_1=(0.29, 0.68), mean_reward=(0.29, 0.68)),
