@@ -333,7 +333,7 @@ class Trainer:
     self._source.stop_searchers(_INTERRUPT_S)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
-    # It may wait for a batch of completions, or for one that hangs.
+    # The thread may wait for a batch of completions, or for one that hangs.
     self._evaluations.close()
     return False
 

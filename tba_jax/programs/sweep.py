@@ -309,7 +309,7 @@ def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
 
 def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
   lags = [Lag(staleness_steps=s) for s in _numbers(sweep, "staleness_steps", 0)]
-  # One mini-batch a round is staleness 0.
+  # Rounds of a single mini-batch have staleness 0.
   lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
   if not lags:
     raise _wrong(

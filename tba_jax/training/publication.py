@@ -518,7 +518,7 @@ class Publisher:
           # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != tag or (is_due and tag in asked):
             with self._recorder.span("publish", lane="publish"):
-              # With an exact lag, older versions are waited for as well.
+              # Older versions are waited for as well with an exact lag.
               for version in [] if self._may_skip else kept[:-1]:
                 send_version(transport, version, self._run, self._base_name)
               self._send(transport, kept)
@@ -640,7 +640,7 @@ class Puller:
     self.stats = PullStats()
     self._changed = threading.Condition()
     self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
-    # With an exact lag: versions that are or may be asked for, oldest first.
+    # Versions that are or may be asked for with an exact lag, oldest first.
     self._lag_steps = schedule.make_schedule(config).lag_steps
     self._kept: dict[Tag, dict[str, np.ndarray]] = {}
     self._asked_version = -1

@@ -41,7 +41,7 @@ def _problems(config, **kwargs):
 
 class TypesTest(parameterized.TestCase):
 
-  def test_right_config(self):
+  def test_accepts_the_base_config(self):
     self.assertEqual(_problems(base_config.make()), [])
 
   def test_all_problems_are_told_at_once(self):
@@ -134,7 +134,7 @@ class RangesTest(parameterized.TestCase):
     self.assertEqual(mesh.axis_names, settings.MESH_AXES)
 
   @parameterized.parameters(
-      # One of each kind of range.
+      # Settings of each kind of range.
       ("seed", -1),
       ("devices__trainer", "0-"),
       ("devices__trainer", "0-99999999999"),
@@ -155,7 +155,7 @@ class RangesTest(parameterized.TestCase):
       ("search__lease_s", 1e7),
       ("store__deadline_s", 1e9),
   )
-  def test_out_of_range(self, name, value):
+  def test_names_a_setting_out_of_range(self, name, value):
     (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     allowed = settings.SETTINGS[key].allowed.text
@@ -353,7 +353,7 @@ class RelationsTest(parameterized.TestCase):
           "replay_filter.freeze_step",
       ),
   )  # fmt: skip
-  def test_wrong_together(self, changes, key):
+  def test_refuses_settings_that_contradict_each_other(self, changes, key):
     lines = _problems(base_config.make(**changes))
     self.assertTrue(
         any(line.startswith(f"config.{key} = ") for line in lines), lines
@@ -395,7 +395,7 @@ class RelationsTest(parameterized.TestCase):
       dict(replay_filter__similarity="edit", replay_filter__freeze_step=9),
       dict(replay_filter__evict="lowest_reward"),
   )
-  def test_right_together(self, **changes):
+  def test_accepts_settings_that_fit_each_other(self, **changes):
     self.assertEqual(_problems(base_config.make(**changes)), [])
 
   @parameterized.parameters(
@@ -500,7 +500,7 @@ class RelationsTest(parameterized.TestCase):
     config = base_config.make(init="org/tiny", sft__init="scratch")
     (line,) = _problems(config, program="sft")
     self.assertIn("--config.init=sft --config.sft.init=org/tiny", line)
-    # Of a section that the program does not read, nothing is looked up.
+    # Nothing is looked up of a section that the program does not read.
     config = base_config.make(init="scratch", sft__init="org/tiny")
     self.assertEqual(_problems(config), [])
 
@@ -539,7 +539,7 @@ class RelationsTest(parameterized.TestCase):
       ("[::1]:0", True),
       ("10.0.0.1:7000-7010", False),
   )
-  def test_one_host(self, address, wanted):
+  def test_tells_addresses_of_one_host(self, address, wanted):
     self.assertEqual(validate.is_one_host(address), wanted)
 
   def test_what_is_wrong_alone_does_not_break_the_rest(self):
@@ -549,7 +549,7 @@ class RelationsTest(parameterized.TestCase):
 
 class TaskTest(absltest.TestCase):
 
-  def test_unknown_task(self):
+  def test_unknown_task_is_named_with_the_known_ones(self):
     config = base_config.make(task__name="count_down")
     config.task.numbers = 4
     (line,) = _problems(config)
@@ -557,12 +557,12 @@ class TaskTest(absltest.TestCase):
     for name in build_task.TASKS:
       self.assertIn(name, line)
 
-  def test_unknown_field(self):
+  def test_suggests_a_field_for_an_unknown_one(self):
     config = base_config.make(task__max_numbers=3)
     (line,) = _problems(config)
     self.assertIn("did you mean config.task.max_number?", line)
 
-  def test_field_out_of_range_and_of_wrong_type(self):
+  def test_names_a_field_out_of_range_or_of_wrong_type(self):
     (line,) = _problems(base_config.make(task__max_number=-1))
     self.assertStartsWith(line, "config.task.max_number=-1: allowed")
     (line,) = _problems(base_config.make(task__max_number="9"))
@@ -700,7 +700,7 @@ class PrecisionTest(parameterized.TestCase):
     lines = _problems(base_config.make(loss__name="tb_learned_z"))
     self.assertTrue(any("config.loss.name" in line for line in lines), lines)
 
-  def test_a_loss_of_the_user_s_own(self):
+  def test_accepts_a_loss_of_the_user_s_own(self):
     path = self.create_tempfile(
         "own.py", "def loss(g, c, beta): return 0.0, {}\n"
     )

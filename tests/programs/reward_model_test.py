@@ -84,7 +84,8 @@ class TrainRewardModelTest(absltest.TestCase):
     self.assertEqual(evaluation["accuracy"], result["evaluation"]["accuracy"])
     # The person's labels are the gold reward's about every second time.
     self.assertBetween(evaluation["agreement"]["train"], 0.4, 0.75)
-    # What the next program loads gives the margins that were measured.
+    # The model that the next program loads gives the margins that were
+    # measured.
     folder = pathlib.Path(workdir, "reward_model/model")
     scorer = frozen.load_scorer(config, "reward.model", folder)
     pairs = [
@@ -210,7 +211,7 @@ class ReadTest(absltest.TestCase):
         config, "train", task, TOKENIZER, self.report
     )
 
-  def test_rows_with_prompt_or_query(self):
+  def test_reads_rows_with_prompt_or_query(self):
     found = self.read(
         [
             {"prompt": "a:", "chosen": "b<eos>", "rejected": "c"},
@@ -256,7 +257,7 @@ class ReadTest(absltest.TestCase):
         },
     )
 
-  def test_no_pair_and_no_source(self):
+  def test_refuses_a_source_without_pairs(self):
     with self.assertRaisesRegex(
         ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
     ):
@@ -358,7 +359,7 @@ def _summarize(margins, **changes):
 
 class CalibrationTest(absltest.TestCase):
 
-  def test_numbers_by_hand(self):
+  def test_matches_numbers_by_hand(self):
     # p = 3/4 twice, once right; p = 9/10 twice, both right; a tie.
     low, high = np.log(3.0), np.log(9.0)
     found = _summarize([low, -low, high, high, 0.0])

@@ -29,7 +29,7 @@ class CoresTest(parameterized.TestCase):
       ("0-3", [0, 1, 2, 3]),
       ("5,0-2,1", [0, 1, 2, 5]),
   )
-  def test_parse(self, text, cores):
+  def test_parses_cores(self, text, cores):
     self.assertEqual(processes.parse_cores(text), cores)
 
   @parameterized.parameters("", "a", "1-", "-1", "0;1", "3-1", "0,,1", "1-2-3")
@@ -71,7 +71,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(out["trainer"], [0, 1, 2, 3])
     self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
 
-  def test_pin(self):
+  def test_pins_to_cores(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])
@@ -204,7 +204,7 @@ class DirectoryTest(absltest.TestCase):
     folder = tempfile.TemporaryDirectory(prefix="sp")
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
-    # Not the user's own temporary directory.
+    # A temporary directory that is not the user's own.
     self.enter_context(
         mock.patch.object(tempfile, "gettempdir", lambda: str(self.folder))
     )

@@ -88,7 +88,7 @@ class GuardsTest(parameterized.TestCase):
     guards = make_guards()
     check = lambda *args: guards.check_accuracy(*args, "held_out")
     self.assertEmpty(check(0, 0.5))
-    # Of other prompts it may be lower from the start.
+    # Accuracy on other prompts may be lower from the start.
     self.assertEmpty(guards.check_accuracy(3, 0.2, "validation"))
     self.assertEmpty(guards.check_accuracy(4, 0.1, "validation"))
     self.assertEmpty(check(5, 0.9))
