@@ -11,6 +11,8 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests.support import waiting
+
 _ROLE = pathlib.Path(__file__).parents[2] / "launch" / "role.sh"
 _WAIT_S = 20.0
 
@@ -53,12 +55,6 @@ class RoleTest(parameterized.TestCase):
         len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
     )
 
-  def wait_until(self, condition):
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.02)
-
   @parameterized.parameters(0, 2, 3)
   def test_it_leaves_where_another_start_would_not_help(self, status):
     process = self.start(f"exit {status}", "--program=store")
@@ -87,7 +83,7 @@ class RoleTest(parameterized.TestCase):
         "for i in $(seq 400); do sleep .05; done"
     )
     process = self.start(body, "--program=trainer")
-    self.wait_until(self.count)
+    waiting.wait_until(self.count)
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     self.assertEqual(process.wait(_WAIT_S), 75)

@@ -12,13 +12,13 @@ import re
 import signal
 import sys
 import tempfile
-import time
 
 from absl.testing import absltest
 import pytest
 
 from tests.support import fake_gcs
 from tests.support import harness
+from tests.support import waiting
 
 _RUN = "gs://bucket/runs/one"
 _OVERRIDES = {
@@ -89,11 +89,12 @@ class BucketRunTest(absltest.TestCase):
     self.wait_until(lambda: max(self.steps(), default=0) >= step, process, host)
 
   def wait_until(self, condition, process, host):
-    until = time.monotonic() + 300
-    while not condition():
-      self.assertTrue(process.is_running, self.text(host))
-      self.assertLess(time.monotonic(), until, self.text(host))
-      time.sleep(0.05)
+    waiting.wait_until(
+        condition,
+        lambda: self.text(host),
+        300.0,
+        is_lost=lambda: not process.is_running,
+    )
 
   def read(self, name):
     data = self.fake.store.by_name[f"runs/one/{name}"].data.decode()

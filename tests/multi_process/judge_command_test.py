@@ -5,7 +5,6 @@
 import os
 import pathlib
 import sys
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -13,6 +12,7 @@ from absl.testing import parameterized
 
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
+from tests.support import waiting
 
 # Prefers the longer text; some prompts make it fail.
 _SCRIPT = """
@@ -123,10 +123,7 @@ class CommandComparerTest(parameterized.TestCase):
     found = comparer.compare([_comparison("xx", "y", prompt="hang")])
     self.assertEqual(found[0].failure, "deadline")
     pid = int(self.pid_file.read_text())
-    deadline = time.monotonic() + 30
-    while _runs(pid) and time.monotonic() < deadline:
-      time.sleep(0.05)
-    self.assertFalse(_runs(pid))
+    waiting.wait_until(lambda: not _runs(pid), "its end")
 
   def test_it_gets_the_users_environment_without_the_secret(self):
     self.enter_context(

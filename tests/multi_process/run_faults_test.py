@@ -22,6 +22,7 @@ from tba_jax.replay import messages
 from tba_jax.training import publication
 from tba_jax.transport import base
 from tests.support import harness
+from tests.support import waiting
 
 _OVERRIDES = {
     "init": "scratch",
@@ -207,10 +208,11 @@ class RunFaultsTest(absltest.TestCase):
       time.sleep(rng.uniform(0.0, 3.0))
       run.process.kill()
       run.process.wait()
-      deadline = time.monotonic() + _END_S
-      while left := _running(self.workdir):
-        self.assertLess(time.monotonic(), deadline, left)
-        time.sleep(0.05)
+      waiting.wait_until(
+          lambda: not _running(self.workdir),
+          lambda: f"the end of {_running(self.workdir)}",
+          _END_S,
+      )
 
 
 def _running(workdir):

@@ -28,6 +28,7 @@ from tba_jax.programs import train
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tests.support import supervise_case
+from tests.support import waiting
 
 countdown = variants.import_config("configs/countdown.py")
 _NO_DEATHS_COUNT = dataclasses.replace(
@@ -89,17 +90,11 @@ class ChildrenTest(absltest.TestCase):
   def add(self, role, index=0, cores=()):
     """Starts a child and waits until it is ready for signals."""
     child = self.children.add(role, index, cores)
-    self.wait_for(lambda: "ready" in self.log(child))
+    waiting.wait_until(lambda: "ready" in self.log(child))
     return child
 
   def log(self, child):
     return self.children.log_path(child).read_text()
-
-  def wait_for(self, condition):
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.005)
 
   def table(self):
     rows = json.loads((self.workdir / "processes.json").read_text())
@@ -159,7 +154,7 @@ class ChildrenTest(absltest.TestCase):
     self.assertIn("ready", path.with_name("polite-0.log.1").read_text())
     self.assertEqual(self.log(child), "")
     child.process.send_signal(signal.SIGUSR1)
-    self.wait_for(lambda: "more" in self.log(child))
+    waiting.wait_until(lambda: "more" in self.log(child))
     self.assertEqual(self.log(child), "more\n")
 
   def test_a_group_meets_at_an_address_and_is_started_together(self):
@@ -196,7 +191,7 @@ class ChildrenTest(absltest.TestCase):
   def test_a_group_ends_whole_and_who_failed_tells_why(self):
     group = self.children.add_group("deaf", (), [{}] * 3)
     for child in group:
-      self.wait_for(lambda child=child: "ready" in self.log(child))
+      waiting.wait_until(lambda child=child: "ready" in self.log(child))
     group[1].process.kill()
     self.assertIs(self.children.end_group(group[1]), group[1])
     for child in group:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from unittest import mock
 
@@ -17,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import processes
+from tests.support import waiting
 
 _NO_SETTING = {"trainer": "", "searcher": "", "store": ""}
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -186,10 +186,7 @@ class SignalsTest(absltest.TestCase):
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 10
-    while _is_running(pid):
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.01)
+    waiting.wait_until(lambda: not _is_running(pid), "its end")
 
 
 def _is_running(pid: int) -> bool:

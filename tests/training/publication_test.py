@@ -5,7 +5,6 @@
 import contextlib
 import pathlib
 import threading
-import time
 import types
 from unittest import mock
 
@@ -28,6 +27,7 @@ from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
 from tests.support import tiny_model
+from tests.support import waiting
 
 SECRET = b"s" * 32
 
@@ -334,10 +334,7 @@ class PublicationTest(absltest.TestCase):
     return puller
 
   def wait_until(self, condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline, f"events: {self.events}")
-      time.sleep(0.002)
+    waiting.wait_until(condition, lambda: f"events: {self.events}", WAIT_S)
 
   def test_a_published_version_is_pulled(self):
     publisher, puller = self.make_publisher(), self.make_puller()

@@ -18,6 +18,7 @@ from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import kv_client
 from tba_jax.transport import locator
+from tests.support import waiting
 from tests.transport import contract
 from tests.transport import running_host
 
@@ -37,7 +38,7 @@ class HostCase(absltest.TestCase):
     generation = host.generation
     os.kill(host.child_pid, signal.SIGKILL)
     # Tests expect the next number.
-    running_host.wait_until(lambda: host.generation == generation + 1)
+    waiting.wait_until(lambda: host.generation == generation + 1)
 
 
 class KvContractTest(contract.TransportContract, HostCase):
@@ -128,7 +129,7 @@ class KvClientTest(HostCase):
     old, path = client.generation, self.running.host.locator_path
     old_text = path.read_text()
     self.lose_generation()
-    running_host.wait_until(lambda: path.read_text() != old_text)
+    waiting.wait_until(lambda: path.read_text() != old_text)
     with self.assertRaises(base.TransportError):
       client.get("a")
     new_text = path.read_text()

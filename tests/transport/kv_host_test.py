@@ -14,6 +14,7 @@ from absl.testing import absltest
 
 from tba_jax.transport import kv_host
 from tba_jax.transport import locator
+from tests.support import waiting
 from tests.transport import running_host
 
 
@@ -63,7 +64,7 @@ class HostTest(absltest.TestCase):
         client = running.client()
         client.put("a", b"x")
         os.kill(first.pid, signal.SIGKILL)
-        running_host.wait_until(lambda: running.kinds().count("started") == 2)
+        waiting.wait_until(lambda: running.kinds().count("started") == 2)
         second = locator.read_locator(running.host.locator_path)
         self.assertEqual(second.generation, first.generation + 1)
         self.assertNotEqual(second.address, first.address)
@@ -83,12 +84,12 @@ class HostTest(absltest.TestCase):
       # Probes restore the identity.
       client.put(locator.IDENTITY_KEY, b"\xff text")
       get = lambda: client.get(locator.IDENTITY_KEY)
-      running_host.wait_until(lambda: get() == identity)
+      waiting.wait_until(lambda: get() == identity)
       client.delete("meta")
-      running_host.wait_until(lambda: get() == identity)
+      waiting.wait_until(lambda: get() == identity)
       self.assertEqual(running.kinds(), ["started"])
       os.kill(running.host.child_pid, signal.SIGTERM)
-      running_host.wait_until(lambda: "lost" in running.kinds())
+      waiting.wait_until(lambda: "lost" in running.kinds())
       self.assertIn("status -15", running.events[1][1])
 
   def test_damaged_generation_file_is_refused(self):
@@ -129,7 +130,7 @@ class HostTest(absltest.TestCase):
   def test_gives_up_if_no_service_starts(self):
     broken = mock.patch.object(sys, "executable", "/bin/false")
     with broken, running_host.RunningHost(self.spool) as running:
-      running_host.wait_until(lambda: running.error)
+      waiting.wait_until(lambda: running.error)
       self.assertRegex(str(running.error), "3 times in a row.*status 1")
       self.assertFalse(running.host.locator_path.exists())
     self.make_host()
@@ -144,7 +145,7 @@ class HostTest(absltest.TestCase):
     host, stop = self.make_host(), threading.Event()
     thread = threading.Thread(target=host.run, args=(stop,))
     thread.start()
-    running_host.wait_until(lambda: host.child_pid)
+    waiting.wait_until(lambda: host.child_pid)
     pid = host.child_pid
     stop.set()
     thread.join(30)
@@ -156,7 +157,7 @@ class HostTest(absltest.TestCase):
       running.host.announce("127.0.0.1:0", b"s" * 32)
       error = KeyError("x")
       with mock.patch.object(locator.Announcer, "check", side_effect=error):
-        running_host.wait_until(lambda: running.error)
+        waiting.wait_until(lambda: running.error)
       self.assertEqual(running.error, error)
       self.assertIsNone(running.host.child_pid)
 

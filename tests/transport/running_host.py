@@ -5,20 +5,11 @@
 import pathlib
 import tempfile
 import threading
-import time
 from typing import Any
 
 from tba_jax.transport import kv_client
 from tba_jax.transport import kv_host
-
-
-def wait_until(condition, wait_s: float = 60.0) -> None:
-  """Returns when `condition()` is true; raises after `wait_s`."""
-  deadline = time.monotonic() + wait_s
-  while not condition():
-    if time.monotonic() > deadline:
-      raise AssertionError(f"not true within {wait_s} s: {condition}")
-    time.sleep(0.005)
+from tests.support import waiting
 
 
 class RunningHost:
@@ -45,7 +36,9 @@ class RunningHost:
     self.host = kv_host.KvHost(self.spool, **self._host_args)
     self._thread = threading.Thread(target=self._run)
     self._thread.start()
-    wait_until(lambda: self.error or "started" in self.kinds())
+    waiting.wait_until(
+        lambda: self.error or "started" in self.kinds(), "a start", 60.0
+    )
     return self
 
   def __exit__(self, *unused: Any) -> None:
