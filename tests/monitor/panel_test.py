@@ -267,11 +267,10 @@ class PanelTest(absltest.TestCase):
     self.assertNotIn("\x1b", self.out.getvalue())
 
   def test_plain_lines_are_not_repeated(self):
-    with panel.Panel(self.workdir, self._console()) as view:
+    with panel.Panel(self.workdir, self._console(), line_every_s=0.0) as view:
       view.phase("start")
       for doing in ("", "evaluate", "evaluate", "step"):
         self._write_status(phase="warm-up", doing=doing)
-        view._line_at -= panel._LINE_EVERY_S
         view.update(force=True)
     lines = self.out.getvalue().splitlines()
     self.assertLen(set(lines), 4)
@@ -279,9 +278,8 @@ class PanelTest(absltest.TestCase):
     self.assertIn("compiles the train step", lines[-1])
 
   def test_plain_lines_at_an_interval(self):
-    with panel.Panel(self.workdir, self._console()) as view:
+    with panel.Panel(self.workdir, self._console(), line_every_s=0.0) as view:
       view.phase("start")
-      view._line_at -= panel._LINE_EVERY_S
       view.update(restarts={"searcher": 3}, force=True)
     self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
 

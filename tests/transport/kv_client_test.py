@@ -159,7 +159,7 @@ class KvClientTest(HostCase):
     client.put("a", b"x")
     error = jax_kv.KvError("RESOURCE_EXHAUSTED: too much\nmore")
     with mock.patch.dict(
-        kv_client._OPERATIONS, get=mock.Mock(side_effect=error)
+        self.running.operations, get=mock.Mock(side_effect=error)
     ):
       with self.assertRaisesRegex(
           base.TransportError, "get 'a': RESOURCE_EXHAUSTED: too much .*run"
@@ -175,12 +175,12 @@ class KvClientTest(HostCase):
       together.wait(10)  # Broken if they run one by one.
       return True
 
-    with mock.patch.dict(kv_client._OPERATIONS, put=put):
+    with mock.patch.dict(self.running.operations, put=put):
       client.put_all({f"a/{i}": b"x" for i in range(8)})
 
   def test_each_answer_restarts_the_deadline(self):
     client = self.running.client(deadline_s=0.5)
-    put = kv_client._OPERATIONS["put"]
+    put = self.running.operations["put"]
 
     def slowly(*args):
       time.sleep(0.05)
@@ -188,7 +188,7 @@ class KvClientTest(HostCase):
 
     values = {f"slow/{i:03d}": b"x" for i in range(60)}
     start = time.monotonic()
-    with mock.patch.dict(kv_client._OPERATIONS, put=slowly):
+    with mock.patch.dict(self.running.operations, put=slowly):
       client.put_all(values)
     self.assertGreater(time.monotonic() - start, 0.5)
     self.assertEqual(client.list("slow"), values)
@@ -197,14 +197,14 @@ class KvClientTest(HostCase):
     client = self.running.client(deadline_s=0.5)
     release = threading.Event()
     self.addCleanup(release.set)
-    put = kv_client._OPERATIONS["put"]
+    put = self.running.operations["put"]
 
     def hangs_from_b_on(kv, key, *args):
       return put(kv, key, *args) if key < "b" else release.wait(30)
 
     values = {f"{c}/{i}": b"x" for c in "ab" for i in range(8)}
     start = time.monotonic()
-    with mock.patch.dict(kv_client._OPERATIONS, put=hangs_from_b_on):
+    with mock.patch.dict(self.running.operations, put=hangs_from_b_on):
       with self.assertRaisesRegex(
           base.DeadlineExceededError, "no answer to put 'b/0' within 0.5 s"
       ):
@@ -221,14 +221,14 @@ class KvClientTest(HostCase):
 
   def test_failed_operation_is_named(self):
     client = self.running.client()
-    put = kv_client._OPERATIONS["put"]
+    put = self.running.operations["put"]
 
     def fails_for_y(kv, key, *args):
       if key == "y":
         raise jax_kv.KvError("RESOURCE_EXHAUSTED: too much")
       return put(kv, key, *args)
 
-    with mock.patch.dict(kv_client._OPERATIONS, put=fails_for_y):
+    with mock.patch.dict(self.running.operations, put=fails_for_y):
       with self.assertRaisesRegex(base.TransportError, "put 'y': RESOURCE"):
         client.put_all({"x": b"x", "y": b"x", "z": b"x"})
     self.assertEqual(client.get("z"), b"x")
@@ -245,7 +245,7 @@ class KvClientTest(HostCase):
       release.wait(30)
       return b"late"
 
-    with mock.patch.dict(kv_client._OPERATIONS, get=slow_get):
+    with mock.patch.dict(self.running.operations, get=slow_get):
       with self.assertRaisesRegex(
           base.DeadlineExceededError,
           r"no answer to get 'a' within 2\.\d s from the key-value store of run"
@@ -272,7 +272,7 @@ class KvClientTest(HostCase):
       path.write_text(json.dumps(fields))
       release.wait(60)
 
-    with mock.patch.dict(kv_client._OPERATIONS, get=hang):
+    with mock.patch.dict(self.running.operations, get=hang):
       with self.assertRaisesRegex(base.TransportError, "replaced while"):
         client.get("a")
 

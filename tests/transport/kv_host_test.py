@@ -1,6 +1,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 
+import collections
 import os
 import pathlib
 import signal
@@ -161,12 +162,15 @@ class HostTest(absltest.TestCase):
       self.assertEqual(running.error, error)
       self.assertIsNone(running.host.child_pid)
 
-  def test_free_port_is_new_each_time(self):
-    host = self.make_host(address="127.0.0.1:0")
-    addresses = {host._new_address() for _ in range(20)}
+  def test_finds_a_new_free_port_each_time(self):
+    used = collections.deque(maxlen=20)
+    addresses = {
+        kv_host.free_address("127.0.0.1", [0] * 9, generation, used)
+        for generation in range(20)
+    }
     self.assertLen(addresses, 20)
 
-  def test_ports_of_a_range_take_turns_and_skip_occupied_ones(self):
+  def test_takes_ports_of_a_range_in_turn_and_skips_occupied_ones(self):
     with socket.socket() as occupied:
       # Find an occupied port with two free neighbours.
       for first in range(21000, 60000, 97):
@@ -178,21 +182,21 @@ class HostTest(absltest.TestCase):
         except OSError:
           continue
         break
-      host = self.make_host(address=f"127.0.0.1:{first}-{first + 2}")
-      addresses = []
-      for generation in (1, 2, 3, 4):
-        host._generation = generation
-        addresses.append(host._new_address())
+      ports, used = range(first, first + 3), collections.deque(maxlen=1)
+      addresses = [
+          kv_host.free_address("127.0.0.1", ports, generation, used)
+          for generation in (1, 2, 3, 4)
+      ]
       free = [f"127.0.0.1:{first + 1}", f"127.0.0.1:{first + 2}"]
       self.assertEqual(addresses, [*free, *free])
 
-  def test_next_host_uses_the_next_port_of_a_range(self):
-    addresses = set()
-    for generation in (1, 2, 3):
-      host = self.make_host(address="127.0.0.1:21500-21599")
-      host._generation = generation
-      addresses.add(host._new_address())
-      host.close()
+  def test_takes_the_next_port_of_a_range_in_the_next_host(self):
+    addresses = {
+        kv_host.free_address(
+            "127.0.0.1", range(21500, 21600), generation, collections.deque()
+        )
+        for generation in (1, 2, 3)
+    }
     self.assertLen(addresses, 3)
 
 

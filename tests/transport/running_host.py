@@ -29,6 +29,8 @@ class RunningHost:
         **host_args,
     }
     self._stop = threading.Event()
+    # What clients do; a test may replace one.
+    self.operations = dict(kv_client.OPERATIONS)
     self._clients: list[kv_client.KvTransport] = []
     self.error: BaseException | None = None
 
@@ -57,6 +59,7 @@ class RunningHost:
         "locator_path": self.host.locator_path,
         "deadline_s": 60.0,
         "poll_s": 0.01,
+        "operations": self.operations,
         **client_args,
     }
     client = kv_client.KvTransport(**args)
