@@ -102,13 +102,13 @@ class BucketRunTest(absltest.TestCase):
       return json.loads(data)
     return [json.loads(line) for line in data.splitlines()]
 
-  def test_another_bucket_is_an_error(self):
+  def test_refuses_another_bucket(self):
     process = self.start("a", "--program=status", "--workdir=gs://other/run")
     self.assertEqual(process.wait(60), 2, self.text("a"))
     self.assertIn("gs://other/run cannot be", self.text("a"))
 
   @pytest.mark.timeout(1200)
-  def test_it_goes_on_after_a_kill_and_on_another_host(self):
+  def test_continues_after_a_kill_and_on_another_host(self):
     process = self.train("a")
     self.wait_until(
         lambda: "runs/one/.lease.json" in self.fake.store.by_name, process, "a"

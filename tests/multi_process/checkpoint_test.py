@@ -50,7 +50,7 @@ class KillTest(absltest.TestCase):
     self.assertEmpty(events)
     return step
 
-  def test_sigkill_at_any_moment_leaves_the_last_complete_one(self):
+  def test_keeps_the_last_whole_checkpoint_after_a_kill(self):
     directory = self.create_tempdir().full_path
     rng = random.Random(0)
     done = 0

@@ -65,7 +65,7 @@ class RunFaultsTest(absltest.TestCase):
     self.workdir = pathlib.Path(folder.name) / "run"
 
   @pytest.mark.timeout(600)
-  def test_each_role_is_killed_and_stopped_at_random(self):
+  def test_survives_random_kills_and_stops_of_each_role(self):
     run = self.start()
     run.wait_for_step(3)
     second = self.start()
@@ -119,7 +119,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertIn("config.loss.beta", other.text())
 
   @pytest.mark.timeout(300)
-  def test_announced_completions_are_counted_though_all_who_knew_them_died(
+  def test_counts_announced_completions_though_all_roles_died(
       self,
   ):
     run = self.start(**{"train.num_steps": 120})
@@ -166,7 +166,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertEqual(ledger["generated"]["completions"], sum(totals.values()))
 
   @pytest.mark.timeout(300)
-  def test_roles_that_are_stopped_for_ever_are_replaced(self):
+  def test_replaces_roles_that_are_stopped_for_ever(self):
     run = self.start(**{"search.starvation_s": 24.0, "store.deadline_s": 24.0})
     run.wait_for_step(3)
     # No lease and no status tells of a stopped process for long, and the
@@ -200,7 +200,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertTrue(run.read("summary.json")["ledger_closed"])
 
   @pytest.mark.timeout(120)
-  def test_roles_that_start_end_with_their_supervisor(self):
+  def test_ends_starting_roles_with_their_supervisor(self):
     rng = random.Random(5)
     for _ in range(6):
       run = self.start()

@@ -60,7 +60,7 @@ class StoreTest(parameterized.TestCase):
       return []
     return [json.loads(line) for line in text.splitlines()]
 
-  def test_it_serves_until_sigterm(self):
+  def test_serves_until_sigterm(self):
     waiting.wait_until(
         lambda: any(e["kind"] == "store_started" for e in self.events()),
         "its start",

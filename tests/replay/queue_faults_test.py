@@ -367,7 +367,7 @@ class RestartTest(queue_case.QueueTestCase):
     _, ledger = self._run_on_without_a_journal()
     self.assert_closed(ledger)
 
-  def test_a_loss_that_a_searcher_elsewhere_tells(self):
+  def test_counts_a_loss_that_a_searcher_elsewhere_reports(self):
     second, ledger = self._run_on_without_a_journal(workdir=None)
     self.assertNotEmpty(second.events.of("gap"))
     # Others may have ended without telling theirs.
@@ -446,7 +446,7 @@ class RestartTest(queue_case.QueueTestCase):
     data = segment.read_bytes()
     segment.write_bytes(data[: data.rindex(b"tbarec\0\n")])
 
-  def test_a_damaged_log_of_acknowledgements_and_a_truncated_journal(self):
+  def test_counts_losses_of_a_truncated_journal_with_a_damaged_log(self):
     second, ledger = self._run_on_without(self._lose_acknowledgements)
     (told,) = second.events.of("damaged")
     self.assertRegex(told, "acknowledged.jsonl: 2 lines are damaged")
@@ -456,7 +456,7 @@ class RestartTest(queue_case.QueueTestCase):
     # It is sound again.
     self.assertEmpty(journal.AckLog(self.directory).damage)
 
-  def test_a_loss_that_nothing_shows_any_more(self):
+  def test_opens_the_ledger_for_a_loss_that_nothing_shows(self):
 
     def lose():
       self._lose_acknowledgements()
@@ -475,7 +475,7 @@ class RestartTest(queue_case.QueueTestCase):
       self.assertEqual(again.service.account()["unknown"], ledger["unknown"])
       again.close()
 
-  def test_a_changed_number_in_the_log_of_acknowledgements(self):
+  def test_notices_a_changed_number_in_the_log_of_acknowledgements(self):
     path = self.directory / "acknowledged.jsonl"
 
     def lose():
@@ -524,7 +524,7 @@ class RestartTest(queue_case.QueueTestCase):
 
 class OtherSettingsTest(queue_case.QueueTestCase):
 
-  def test_no_work_of_a_trainer_with_other_settings(self):
+  def test_takes_no_work_of_a_trainer_with_other_settings(self):
     agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
     client = self.searcher("a", works=False, check_trainer=agree).client
 
@@ -593,7 +593,7 @@ class FullDiskTest(queue_case.QueueTestCase):
         self.assertEqual(read.count("q/0/a/000000000000"), 1)
     wait_until(lambda: not self.queue(), "taken")
 
-  def test_a_full_disk_under_the_acknowledgement_log(self):
+  def test_waits_while_the_disk_of_the_acknowledgement_log_is_full(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")

@@ -30,11 +30,11 @@ class CoresTest(parameterized.TestCase):
       ("0-3", [0, 1, 2, 3]),
       ("5,0-2,1", [0, 1, 2, 5]),
   )
-  def test_parse(self, text, cores):
+  def test_parses_cores(self, text, cores):
     self.assertEqual(processes.parse_cores(text), cores)
 
   @parameterized.parameters("", "a", "1-", "-1", "0;1", "3-1", "0,,1", "1-2-3")
-  def test_parse_refuses(self, text):
+  def test_refuses_wrong_cores(self, text):
     with self.assertRaisesRegex(ValueError, "cores '"):
       processes.parse_cores(text)
 
@@ -74,18 +74,18 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(out["trainer"], [0, 1, 2, 3])
     self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
 
-  def test_settings_override(self):
+  def test_prefers_cores_of_the_settings(self):
     out = self.assign([0, 1], 2, trainer="all", searcher="2-5", store="7")
     self.assertEqual(
         out, {"trainer": [], "store": [7], "searchers": [[2, 3], [4, 5]]}
     )
 
-  def test_searchers_without_binding(self):
+  def test_binds_no_searcher_with_all_cores(self):
     out = self.assign([0, 1], 2, searcher="all")
     self.assertEqual(out["searchers"], [[], []])
     self.assertEqual(out["trainer"], [0])
 
-  def test_pin(self):
+  def test_pins_a_process(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])

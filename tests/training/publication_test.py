@@ -96,7 +96,7 @@ class VersionsTest(parameterized.TestCase):
     )
     self.assertEqual(back["scale"].shape, ())
 
-  def test_no_pointer_before_the_first_version(self):
+  def test_has_no_pointer_before_the_first_version(self):
     self.assertIsNone(publication.read_pointer(self.transport, RUN))
 
   def test_the_pointer_is_written_last(self):
@@ -148,7 +148,7 @@ class VersionsTest(parameterized.TestCase):
       # Adapters are merged in float32.
       ("auto", "bfloat16", 2, "float32", "float32"),
   )
-  def test_dtypes_of_published_floats(
+  def test_publishes_floats_by_the_setting(
       self, dtype, compute, rank, matrices, vectors
   ):
     params = {
@@ -568,7 +568,7 @@ class BuildTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_the_choice_of_carrier(
+  def test_chooses_a_carrier_by_size_and_place(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
     config = base_config.make(
@@ -579,7 +579,7 @@ class BuildTest(parameterized.TestCase):
     )
     self.assertEqual(publication.choose_carrier(config, num_bytes), wanted)
 
-  def test_carriers_of_a_config(self):
+  def test_makes_the_carriers_of_a_config(self):
     run = run_directory.Run(
         workdir=pathlib.Path("/nowhere"),
         run_id="r",

@@ -46,7 +46,7 @@ assert code_of(a.key_value_try_get_bytes, "d") == "UNAVAILABLE"
 
 class JaxKvTest(absltest.TestCase):
 
-  def test_interface(self):
+  def test_offers_the_functions_that_the_client_uses(self):
     env = processes.package_environment()
     env.pop("TF_CPP_MIN_LOG_LEVEL", None)
     child = subprocess.run(

@@ -72,7 +72,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
     self.assertEqual(client.list("q"), {"q/0/a": b"value"})
     self.make_client()
 
-  def test_messages_do_not_name_it(self):
+  def test_messages_name_no_root(self):
     client = self.make_client()
     self.lose_generation()
     with self.assertRaises(base.TransportError) as caught:
@@ -85,7 +85,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
 
 class KvClientTest(HostCase):
 
-  def test_large_values(self):
+  def test_stores_large_values(self):
     client = self.running.client()
     value = os.urandom(1 << 20)
     for i in range(6):
@@ -211,7 +211,7 @@ class KvClientTest(HostCase):
         client.put_all(values)
     self.assertLess(time.monotonic() - start, 5.0)
 
-  def test_thousands(self):
+  def test_stores_and_deletes_thousands_of_keys(self):
     client = self.running.client(deadline_s=20.0)
     values = {f"q/{i:05d}": b"x" * 100 for i in range(1500)}
     client.put_all(values)
@@ -294,16 +294,16 @@ class NoStoreTest(parameterized.TestCase):
       kv_client.KvTransport(self.path, deadline_s=0.3, poll_s=0.02)
     self.assertGreaterEqual(time.monotonic() - start, 0.3)
 
-  def test_no_locator(self):
+  def test_names_a_missing_locator(self):
     self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
 
-  def test_nothing_listens(self):
+  def test_names_an_address_where_nothing_listens(self):
     # A connect would abort this process.
     self.announce(f"unix:{self.folder}/kv3.sock")
     self.assert_no_store("nothing listens there: .*generation 3, at .*12345")
 
   @parameterized.parameters("unix", "tcp")
-  def test_something_listens_and_never_answers(self, kind):
+  def test_gives_up_on_a_service_that_never_answers(self, kind):
     if kind == "unix":
       silent = socket.socket(socket.AF_UNIX)
       silent.bind(f"{self.folder}/kv3.sock")
@@ -316,7 +316,7 @@ class NoStoreTest(parameterized.TestCase):
       silent.listen()
       self.assert_no_store("no answer to get 'meta/store' within .*12345")
 
-  def test_host_starts_later(self):
+  def test_waits_for_a_host_that_starts_later(self):
     running = running_host.RunningHost(spool=self.folder / "spool")
     timer = threading.Timer(0.2, running.__enter__)
     timer.start()
