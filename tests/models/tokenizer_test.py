@@ -107,7 +107,7 @@ class PromptTest(parameterized.TestCase):
 
   def test_chat_has_the_tokens_of_its_template(self):
     tokenizer = self.make(own_bos=True, bos="always")
-    tokenizer._fast.chat_template = (
+    tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{%"
         " endfor %}{% if add_generation_prompt %}|{% endif %}"
     )
@@ -115,10 +115,10 @@ class PromptTest(parameterized.TestCase):
     self.assertEqual(
         tokenizer.encode_chat(chat), [1, *tokenizer.encode("user:hi|")]
     )
-    tokenizer._fast.chat_template = "{{ raise_exception('no system') }}"
+    tokenizer.chat_template = "{{ raise_exception('no system') }}"
     with self.assertRaisesRegex(ValueError, "refuses it: no system"):
       tokenizer.encode_chat(chat)
-    tokenizer._fast.chat_template = None
+    tokenizer.chat_template = None
     with self.assertRaisesRegex(ValueError, "no chat_template"):
       tokenizer.encode_chat(chat)
 
