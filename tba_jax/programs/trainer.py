@@ -25,7 +25,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
-from tba_jax.programs import sizes
+from tba_jax.programs import sections
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_server
@@ -232,8 +232,12 @@ class Trainer:
     self._checkpointer = _make_checkpointer(config, run, cluster, events)
     closing.callback(self._checkpointer.close)
     if math.prod(config.mesh.values()) > 1:
-      shards = sizes.sharding_text(config, policy.model.config)
-      logging.info("mesh %s:\n%s", dict(config.mesh), shards)
+      mesh = sharding.make_mesh(config.mesh)
+      shards = sections.sharding_rows(
+          sharding.abstract_params(policy.model, mesh, config.sharding)
+      )
+      lines = "\n".join(f"  {name}: {value}" for name, value in shards)
+      logging.info("mesh %s:\n%s", dict(config.mesh), lines)
     self._work, saved = device_work.make_work(
         config, run, policy, cluster, self._checkpointer
     )
