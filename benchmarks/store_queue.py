@@ -53,9 +53,8 @@ class Draining:
 
   def take(self) -> int:
     """Takes what has come, as the trainer does; returns how many blocks."""
-    with self._drain.lock:
-      self._drain.check()
-      records = self._drain.take(len(self._drain.pending()))
+    self._drain.check()
+    records = self._drain.inbox.take()
     now = time.monotonic()
     for record in records:
       header = record.header
@@ -72,9 +71,7 @@ class Draining:
     self._drain.admit(_PROMPTS)
     self._drain.urgent = True
     while (left := deadline - time.monotonic()) > 0:
-      with self._drain.lock:
-        if not self._drain.pending():
-          self._drain.lock.wait(min(left, 0.1))
+      self._drain.inbox.wait(min(left, 0.1))
       self.take()
 
   def receive(self, num_blocks: int) -> None:
@@ -82,9 +79,7 @@ class Draining:
     deadline = time.monotonic() + _DEADLINE_S
     self._drain.urgent = True
     while num_blocks > 0:
-      with self._drain.lock:
-        if not self._drain.pending():
-          self._drain.lock.wait(1.0)
+      self._drain.inbox.wait(1.0)
       num_blocks -= self.take()
       if time.monotonic() > deadline:
         raise RuntimeError(f"{num_blocks} blocks did not come in time")
@@ -168,13 +163,14 @@ class Queue(contextlib.ExitStack):
     config.search.prompts_per_round = 1
     config.search.lockstep = False
     config.rounds.mini_batches = 0
+    order = prompt_order.PromptOrder(_PROMPTS, seed=0)
     drain = queue_server.QueueServer(
         config,
         messages.RunIdentity(_RUN, self._secret, self._folder),
         make_transport=self._transport,
-        order=prompt_order.PromptOrder(_PROMPTS, seed=0),
+        order=order,
         epoch=0,
-        announce=lambda transport: None,
+        open_store=lambda transport: None,
         on_event=_on_event,
         saved=self._saved,
     )
@@ -192,7 +188,7 @@ class Queue(contextlib.ExitStack):
     self._saved = {
         "applied": drain.journal.position,
         "watermarks": self._watermarks,
-        "order": prompt_order.PromptOrder(_PROMPTS, seed=0).get_state(),
+        "order": prompt_order.Positions().get_state(order),
     }
     drain.journal.truncate_before(drain.journal.position)
 
@@ -219,7 +215,7 @@ class Queue(contextlib.ExitStack):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Of this queue's files; ends with it."""
+    """Folder of the queue's files, which ends with it."""
     return self._folder
 
   @property

@@ -79,7 +79,7 @@ def set_data_and_sft(
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 512
   c.sampling.max_completion_tokens = 53
-  # For models without a config of their own.
+  # Length of models without a config of their own.
   c.model.max_positions = 1024
 
   c.init = "sft"

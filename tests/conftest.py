@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every test: the CPU, strict ranks, short compilations."""
+"""Settings of every test: the CPU, strict ranks, short compilations."""
 
 from importlib import metadata
 import os

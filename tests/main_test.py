@@ -74,7 +74,7 @@ class MainTest(parameterized.TestCase):
         main_lib.importlib, "import_module", return_value=module
     ) as load:
       self.main(program="trainer", config=None, workdir=self.workdir)
-    load.assert_called_once_with("tba_jax.programs.trainer")
+    load.assert_called_once_with("tba_jax.programs.roles")
     # A module of two programs has a function for each.
     module.run.assert_not_called()
     config = module.run_trainer.call_args.args[0]

@@ -15,6 +15,8 @@ import math
 
 import ml_collections
 
+from tba_jax.losses import build as losses
+
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
@@ -117,7 +119,7 @@ def bytes_a_param(
   trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
   return {
       "trainer": 8 if c.lora.rank else trainer,
-      "value_model": (16 + 4 * holds) * (loss.name == "ppo"),
+      "value_model": (16 + 4 * holds) * losses.find(loss.name).has_values,
       "searcher": 8 + 2 * copy if c.lora.rank else 8,
   }
 

@@ -72,7 +72,7 @@ def load_config(
   Args:
     path_and_arg: `FILE` or `FILE:ARG,ARG…`; a relative file is searched in the
       working directory, then beside the package.
-    overrides: as in `apply_overrides`.
+    overrides: `KEY=VALUE` each, see `apply_overrides`.
 
   Raises:
     ConfigError: a missing file, a wrong argument, an unknown key, or a value of
@@ -122,7 +122,7 @@ def apply_overrides(
   replaces the fields by that task's.
 
   Args:
-    config: from a config file.
+    config: config of a file.
     overrides: `key=value` each, with or without `--config.`; the last one wins.
       The present value gives the type; a bool without a value becomes true.
 

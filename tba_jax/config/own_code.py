@@ -83,7 +83,7 @@ def _problems(text: str) -> tuple[str, ...]:
     return (f"{_what(text)}: did not end within {deadline_s:g} s",)
   try:
     return tuple(json.loads(done.stdout))
-  except ValueError:  # It has ended this process, or crashed it.
+  except ValueError:  # User code ended or crashed the process.
     said = " ".join(done.stderr.split())[-_MAX_ERROR:]
     return (
         f"{_what(text)}: ended its process with status {done.returncode}:"

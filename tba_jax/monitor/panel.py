@@ -221,7 +221,7 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
     yield _event_line("event", state.event, "")
   if state.error:
     yield _event_line("error", state.error, "red")
-  elif state.status.get("last_error"):  # Its files are on another host.
+  elif state.status.get("last_error"):  # The events are on another host.
     line = rich.text.Text().append("error     ", "dim")
     yield line.append(_safe(state.status["last_error"]), "red")
   if state.note:

@@ -12,13 +12,12 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax.channels import ports
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
-from tba_jax.replay import queue_server
-from tba_jax.replay import service as service_lib
 from tba_jax.rewards import judges
 from tba_jax.system import jsonl
 from tba_jax.system import worker
@@ -48,8 +47,8 @@ class SearcherTotals:
   def update(self, leases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns each counter's growth since the last call, over all searchers.
 
-    busy_s: seconds not spent waiting; completions: submitted;
-    mixed_completions: of these, with tokens of several versions.
+    busy_s: seconds not spent waiting; completions: completions submitted;
+    mixed_completions: completions with tokens of several versions.
     """
     out = dict.fromkeys(("busy_s", "completions", "mixed_completions"), 0.0)
     for sid, lease in leases.items():
@@ -126,7 +125,7 @@ def step_record(
   """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
-    metrics: of the train step, without prefix.
+    metrics: metrics of the train step, without prefix.
     draw: the batch's trajectories.
     seconds: trainer's time since the last step, by kind of span.
     buffer: `ReplayBuffer.stats`.
@@ -197,7 +196,7 @@ class Recorder:
       run: run_directory.Run,
       *,
       epoch: int,
-      queue: queue_server.QueueServer,
+      queue: ports.Receiver,
       tokenizer: Any,
       judge: judges.Judge,
   ):
@@ -205,11 +204,11 @@ class Recorder:
 
     Args:
       config: config of the run.
-      run: its directory is written.
+      run: run whose directory is written.
       epoch: start count of the trainer.
       queue: has the searchers' leases; publishes the status to other hosts.
-      tokenizer: decodes sampled completions.
-      judge: explains wrong completions.
+      tokenizer: tokenizer that decodes sampled completions.
+      judge: judge that explains wrong completions.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -295,15 +294,15 @@ class Recorder:
       step: int,
       metrics: dict[str, float],
       draw: buffer_lib.Draw,
-      service: service_lib.ReplayService,
+      service: ports.GroupSource,
   ) -> None:
     """Records one step.
 
     Args:
       step: index of the step.
-      metrics: of the train step, without prefix.
+      metrics: metrics of the train step, without prefix.
       draw: the batch's trajectories.
-      service: provides buffer statistics and the ledger.
+      service: service with the buffer's statistics and the ledger.
     """
     self._progressed()
     seconds, totals = self._account(), self._totals

@@ -58,7 +58,7 @@ _MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Shapes of v5e slices, by their number of chips.
 _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# What to change, of a program that needs too much memory.
+# Changes that help a program that needs too much memory.
 _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts or micro_batch_completions,"
     " train.remat='full', a larger mesh.fsdp, mesh.sequence or mesh.tensor"
@@ -82,9 +82,10 @@ _REMEDIES = {
 class Chip:
   """Memory and peak rates of a kind of chip.
 
-  hbm_bytes: that programs may use, according to the compiler.
-  flops_per_s: peak in bfloat16.
-  link_bytes_per_s: that its links receive: half of the bidirectional bandwidth.
+  hbm_bytes: memory that programs may use, according to the compiler.
+  flops_per_s: peak rate in bfloat16.
+  link_bytes_per_s: rate at which its links receive: half of the bidirectional
+    bandwidth.
   """
 
   hbm_bytes: int
@@ -92,7 +93,8 @@ class Chip:
   link_bytes_per_s: float
 
 
-# By JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e.
+# Chips by JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e,
+# v5p, v6e.
 CHIPS = {
     "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
     "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
@@ -105,9 +107,9 @@ CHIPS = {
 class Program:
   """A program of a role, to be compiled.
 
-  lower: returns it, lowered.
-  own_bytes: of what its role holds, those that are its arguments.
-  remedy: what to change if it does not fit.
+  lower: function that returns the lowered program.
+  own_bytes: bytes of its role's holdings that are its arguments.
+  remedy: settings to change if it does not fit.
   """
 
   lower: Callable[[], Any]
@@ -352,7 +354,7 @@ def searcher(
 ) -> Role:
   """Returns a searcher's programs on the devices of `config.search.mesh`.
 
-  Raises: as `trainer`.
+  Raises: see `trainer`.
   """
   mesh = sharding.make_mesh(held.searcher_sizes(config), devices)
   own = held.searcher(config, mesh, workdir)
@@ -474,9 +476,9 @@ def _compile(
   """Returns the compiler's figures, and the text of the module.
 
   Args:
-    program: to compile.
+    program: program to compile.
     others: bytes that its role holds beside the program's arguments.
-    chip: of the role; None is one that the table lacks.
+    chip: chip of the role; None if the table lacks it.
   """
   start = time.perf_counter()
   try:

@@ -166,7 +166,7 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
     most = steps * (rounds.lag_rounds + 1) - 1
     return f"{most} steps: rounds of {steps} steps, lag {rounds.lag_rounds}"
   if config.search.lockstep:
-    return "0 steps (lockstep)"
+    return f"{config.search.lead_steps} steps (lockstep)"
   lead, period = config.search.lead_steps, config.publish.every_steps
   if not config.search.prompts_per_step:
     return "no bound: searchers run free"
@@ -287,14 +287,14 @@ def balance_rows(
   gain = (parallel_s + train_s) / longest_s
   # The setting that makes sampling and training take turns.
   turns = ""
-  if config.search.lockstep:
-    turns = "search.lockstep=True"
+  if config.search.lockstep and not config.search.lead_steps:
+    turns = "search.lockstep=True, search.lead_steps=0"
   elif config.rounds.mini_batches and not config.rounds.lag_rounds:
     turns = "rounds.lag_rounds=0"
   step_s = parallel_s + train_s if turns else longest_s
   stale = f"{expected_staleness(config, sample_s, train_s):.2g} steps"
   if config.search.lockstep:
-    stale = "0 steps (lockstep)"
+    stale = staleness_bound(config)
   elif config.replay.recent_fraction < 1:
     stale += "; replayed data is older"
   # So that 3.0000000001 is 3.

@@ -103,15 +103,16 @@ def run(
   """Trains WORKDIR/reward_model/model unless it exists; resumes training.
 
   Args:
-    config: of the run.
-    workdir: of the run, local.
-    stop: once set, the current chunk of steps is finished and saved.
-    on_progress: called with (step, num_steps, metrics) at each log line.
+    config: config of the run.
+    workdir: local directory of the run.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
 
   Returns:
-    `model`: its folder; `interrupted`; `skipped`: it existed; `step`;
-    `num_steps`; `evaluation`: the `calibration_summary` of the held-out pairs,
-    with `agreement` by split, the share of labels that relabelling kept;
+    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
+    `step`; `num_steps`; `evaluation`: the `calibration_summary` of the held-out
+    pairs, with `agreement` by split, the share of labels that relabelling kept;
     `wall_s`.
 
   Raises:
@@ -236,7 +237,8 @@ def _read_pairs(
       split: load_pairs(config, split, task, tokenizer, report)
       for split in (base.TRAIN, base.HELD_OUT)
   }
-  # Of the tasks over rows; their splits are kept apart in the same way.
+  # Tasks over rows have this setting; their splits are kept apart in the same
+  # way.
   overlap = config.task.get("overlap", "error")
   pairs[base.TRAIN] = leave_out_shared(pairs, overlap, report)
   for line in report.lines():
@@ -381,10 +383,10 @@ def relabel_pairs(
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), the controlled setting.
 
   Args:
-    pairs: in the order of the file.
+    pairs: pairs in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
     path: path of the file.
-    stop: checked before each batch of pairs.
+    stop: event, checked before each batch of pairs.
 
   Raises:
     ValueError: the file has other pairs, or a score is not finite.
@@ -539,8 +541,8 @@ def calibration_summary(
   Args:
     margins_N: [N] float, N at least 1: reward of the chosen minus that of the
       rejected completion. A margin of 0 is half right.
-    num_bins: at least 1.
-    resamples, confidence: of the bootstrap interval of the accuracy.
+    num_bins: number of bins, 1 or more.
+    resamples, confidence: settings of the bootstrap interval of the accuracy.
 
   Returns:
     accuracy, accuracy_interval, loss (nats a pair), margin (mean),

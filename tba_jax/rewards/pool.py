@@ -80,9 +80,9 @@ class Pool(judges.Judge):
     Args:
       task_fields: `config.task`; each worker builds the task from it.
       config_reward: `config.reward`.
-      index_of: maps (split, index) of a request to the prompt's index in the
-        workers' task.
-      on_event: as in `Judge`.
+      index_of: function from (split, index) of a request to the prompt's index
+        in the workers' task.
+      on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
       command: Python's arguments for a worker.
     """
@@ -133,7 +133,7 @@ class Pool(judges.Judge):
 
   def _ask(self, what: str, request: judges.Request) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
-    worker = self._idle.get_nowait()  # One for each thread.
+    worker = self._idle.get_nowait()  # Every thread has a worker.
     deadline_s = self._config.deadline_s
     try:
       if worker is None:
@@ -283,7 +283,7 @@ def make_box(
       shown += _programs(value)
     elif settings.names_files(f"task.{name}"):
       shown += load.paths_in(value)
-    elif os.path.exists(value):  # Of a user's task.
+    elif os.path.exists(value):  # Field of a user's task.
       shown.append(os.path.abspath(value))
   folders = [
       os.path.dirname(path)

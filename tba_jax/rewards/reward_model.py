@@ -51,8 +51,8 @@ class RewardScorer:
 
     Args:
       rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
-      params: of the model.
-      tokenizer: of the model; may differ from the policy's.
+      params: params of the model.
+      tokenizer: tokenizer of the model; may differ from the policy's.
       max_prompt_tokens: prompts keep this many tokens from their end.
       max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.
@@ -85,7 +85,7 @@ class RewardScorer:
     shape = self._batch_size, length
     tokens_BxL = np.full(shape, self._tokenizer.pad_id, np.int32)
     mask_BxL = np.zeros(shape, np.float32)
-    mask_BxL[:, 0] = 1  # For rows without a text.
+    mask_BxL[:, 0] = 1  # Rows without a text need a token.
     for b, row in enumerate(rows):
       tokens_BxL[b, : len(row)] = row
       mask_BxL[b, : len(row)] = 1

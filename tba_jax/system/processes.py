@@ -156,7 +156,7 @@ def assign_cores(
 
   Args:
     cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
-    num_searchers: at least 1.
+    num_searchers: number of searchers, 1 or more.
     per_searcher: number of cores that a searcher can use.
   """
   mine = available_cores()
@@ -248,7 +248,7 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def die_with_supervisor() -> None:
-  """As `die_with_parent`, if a supervisor has started this process.
+  """Calls `die_with_parent` if a supervisor has started this process.
 
   A process that a user or a launch script has started outlives its shell.
   """
@@ -296,7 +296,7 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   a unix socket; a directory of this user under the temporary directory.
 
   Raises:
-    ValueError: as `make_private`.
+    ValueError: the directory is not private, see `make_private`.
   """
   path = pathlib.Path(setting or f"{workdir}/spool").expanduser().absolute()
   remote = "://" in workdir
@@ -310,7 +310,7 @@ def temporary_directory(name: str | os.PathLike[str]) -> pathlib.Path:
   """Returns this user's directory for `name` in the temporary one, 0700.
 
   Raises:
-    ValueError: as `make_private`.
+    ValueError: the directory is not private, see `make_private`.
   """
   digest = hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest()
   path = private_directory() / digest
@@ -329,12 +329,12 @@ def make_private(path: pathlib.Path, key: str) -> None:
   """Makes a directory with mode 0700, or checks an existing one.
 
   Args:
-    path: of the directory; missing parents are made too.
+    path: directory; missing parents are made too.
     key: setting to name in the error.
 
   Raises:
-    ValueError: it is a link, another user's, or accessible to others, or cannot
-      be made.
+    ValueError: the directory is a link, another user's, or accessible to
+      others, or cannot be made.
   """
   try:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -362,7 +362,7 @@ def cache_directory() -> str:
   It is TBA_JAX_CACHE_DIR, else `tba_jax/xla` in the user's cache.
 
   Raises:
-    ValueError: it cannot be made.
+    ValueError: the directory cannot be made.
   """
   root = os.environ.get(CACHE_VARIABLE) or os.path.join(
       os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),

@@ -62,7 +62,7 @@ class SaveBarrier:
   error no more saves may begin.
 
   failure: error of the first process that failed, or None.
-  deadline_s: of a whole save.
+  deadline_s: longest time of a whole save.
   """
 
   def __init__(
@@ -85,7 +85,7 @@ class SaveBarrier:
 
     Args:
       key: Orbax's name of the barrier, for messages.
-      timeout_ms: what is left of the deadline.
+      timeout_ms: rest of the deadline.
 
     Raises:
       SaveError: a process could not write, or was late.
@@ -164,10 +164,10 @@ class Cluster:
 
   Args:
     process: number of this process; 0 leads.
-    num_processes: of the trainer.
+    num_processes: number of the trainer's processes.
     secret: key of the commands.
     deadline_s: longest silence of process 0.
-    client: of the trainer's coordinator; None for a single process.
+    client: client of the trainer's coordinator; None for a single process.
   """
 
   def __init__(
@@ -244,8 +244,8 @@ class Cluster:
     All processes must call it; only process 0 waits.
 
     Args:
-      name: of the collection, used only once.
-      fields: of JSON types.
+      name: name of the collection, used only once.
+      fields: values of JSON types.
 
     Raises:
       TransportError: a process has not sent them within `deadline_s`, or they
@@ -410,7 +410,7 @@ def join(
     return Cluster()
   secured = _tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # It would take over SIGTERM, which every process reports to process 0.
+  # The service would take over SIGTERM, which goes to process 0 as a report.
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)

@@ -29,10 +29,10 @@ class CompileAhead:
   """Compiles in a thread for the first size, and for neighbors of used ones.
 
   Args:
-    sizes: of the rows, from large to small.
-    compile_size: compiles all programs that depend on the size.
-    neighbors: False compiles for the first size alone. Where the devices are
-      the host's own cores, compiling beside a step makes both slower.
+    sizes: sizes of the packed rows, from large to small.
+    compile_size: function that compiles all programs that depend on the size.
+    neighbors: whether to compile for neighbors too. Where the devices are the
+      host's own cores, compiling beside a step makes both slower.
   """
 
   def __init__(

@@ -52,11 +52,11 @@ def run_program(
   """Runs `sft` or `reward_model`; returns its exit status.
 
   Args:
-    name: printed in front of each line of progress.
-    config: this one process has the virtual devices (`trainer.cpu_devices`) of
-      all the trainer's processes.
-    work: called with `stop`, an event that a signal sets, and `on_progress`;
-      its result has `interrupted`, `step` and `model`.
+    name: name of the program, printed in front of each line of progress.
+    config: config; this one process has the virtual devices
+      (`trainer.cpu_devices`) of all the trainer's processes.
+    work: function called with `stop`, an event that a signal sets, and
+      `on_progress`; its result has `interrupted`, `step` and `model`.
   """
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
@@ -86,9 +86,9 @@ def run_program(
 class Examples:
   """Rows of data, batched epoch by epoch without replacement.
 
-  seed: of the order; each epoch has a permutation of its own.
+  seed: seed of the order; each epoch has a permutation of its own.
   batch_size: B.
-  num_rows: at least 1.
+  num_rows: number of rows, 1 or more.
   encode: (row, epoch) -> token ids of its prompt and of its K completions.
   num_completions: K.
   max_prompt_tokens: P.
@@ -139,9 +139,9 @@ class Job:
 
   name: "sft" or "reward_model", its section of the config.
   folder: WORKDIR/name, for checkpoints and metrics.jsonl.
-  model: has `init` and `logical_axes`.
+  model: model with `init` and `logical_axes`.
   init_params: () -> the params before step 0.
-  loss_fn: as of `train_step.make_train_step`.
+  loss_fn: loss, see `train_step.make_train_step`.
   examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
   metric_names: step metrics that are written beside `loss`.
@@ -169,9 +169,10 @@ def train(
   Args:
     config: reads the job's section, `optimizer`, `train`, `mesh`, `sharding`
       and `checkpoint.keep`.
-    job: of this program.
-    stop: once set, the current chunk of steps is finished and saved.
-    on_progress: called with (step, num_steps, metrics) at each log line.
+    job: job of this program.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
 
   Returns:
     The params, and `interrupted`, `step` (steps done) and `evaluation`, the
@@ -327,7 +328,7 @@ def _make_run_chunk(
       state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # One program for chunks of any length: the bits of a step do not depend on
+    # Chunks of any length share a program: the bits of a step do not depend on
     # its chunk.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
@@ -369,7 +370,7 @@ def _host_means(
   """Waits for a chunk; returns means over its finite steps, and their number.
 
   Raises:
-    FloatingPointError: as `train` does.
+    FloatingPointError: a loss or gradient is not finite, see `train`.
   """
   values = {k: np.asarray(v)[: last - first] for k, v in metrics.items()}
   finite = values["nonfinite"] == 0

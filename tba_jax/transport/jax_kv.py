@@ -26,7 +26,7 @@ KvError = _jax.JaxRuntimeError
 Client = _jax.DistributedRuntimeClient
 Service = _jax.DistributedRuntimeService
 
-# In effect infinite, in seconds: a detached client has no heartbeat, and a
+# Seconds that are in effect infinite: a detached client has no heartbeat, and a
 # connect that times out aborts the process.
 _NEVER_S = 10**8
 _CONNECT_S = 10**5

@@ -81,7 +81,7 @@ class Session:
     while (item := self._requests.get()) is not None:
       index, (operation, key, *args) = item
       try:
-        # Here, so that no message shows the root.
+        # The root is added here, so that no message shows it.
         key = self._root + key
         answer = _OPERATIONS[operation](client, key, *args), None
       except Exception as error:  # Raised again in the caller's thread.
@@ -127,7 +127,7 @@ class KvTransport(base.Transport):
   Args:
     locator_path: the host's locator file, or a function that returns the
       locator or None, and raises ValueError for a forged one.
-    deadline_s: of one operation or `reconnect`.
+    deadline_s: longest time of one operation or `reconnect`.
     poll_s: mean time between two reads of the locator while the store does not
       answer.
     run_id: run that the store must belong to; None for any.
@@ -273,7 +273,7 @@ class KvTransport(base.Transport):
         missing = [r for i, r in enumerate(requests) if i not in answers]
         what = _name(missing[0])
         if now >= deadline:
-          # Not marked as lost: it may just be slow.
+          # The session is not marked as lost: it may just be slow.
           self._drop(session)
           raise base.DeadlineExceededError(
               f"no answer to {what} within {patience_s:.1f} s from the"

@@ -44,13 +44,13 @@ class KvHost:
 
   Args:
     spool_dir: local directory, created with mode 0700 if missing.
-    run_id: of the run; clients refuse a store of another one.
+    run_id: id of the run; clients refuse a store of another one.
     address: "" for a unix socket in the spool directory, "host:0" for a free
       TCP port per generation, "host:first-last" for a port of that range.
     probe_timeout_s: a service silent for this long is killed and replaced.
-    on_event: called with a kind ("started", "lost", "stopped") and a message,
-      on the thread of `run`.
-    on_tick: called by `run` several times a second, as a sign of life.
+    on_event: function called with a kind ("started", "lost", "stopped") and a
+      message, on the thread of `run`.
+    on_tick: function called by `run` several times a second, as a sign of life.
     start_timeout_s: longest time for a new service to answer.
     root: directory of all keys, from `locator.root`; "" for none.
     tls: files of mutual TLS; a unix socket does without.
@@ -131,7 +131,7 @@ class KvHost:
 
     Raises:
       RuntimeError: three services in a row ended before they answered once.
-      BaseException: what has ended the announcer.
+      BaseException: error that ended the announcer.
     """
     failed_starts = 0
     try:
@@ -210,7 +210,8 @@ class KvHost:
       self._on_tick()
       ready, _, _ = select.select([self._probe_fd], [], [], _TICK_S)
       if not ready:
-        # By the clock, both processes would be silent while they are suspended.
+        # Ticks count, not the clock, by which both processes would be silent
+        # while suspended.
         silent_s += _TICK_S
         limit_s = self._probe_timeout_s if answered else self._start_timeout_s
         if silent_s < limit_s:

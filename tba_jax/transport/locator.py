@@ -34,7 +34,7 @@ ROOT_VARIABLE = "TBA_JAX_STORE_ROOT"
 
 _NONCE_BYTES = 16
 _MAX_ANSWER_BYTES = 1 << 16
-# Of one request and its answer, on both sides.
+# Deadline of a request and its answer, on both sides.
 _DEADLINE_S = 2.0
 # The oldest of too many connections is closed, so idle ones block nobody.
 _MAX_CONNECTIONS = 64
@@ -73,8 +73,8 @@ _FIELDS = {field.name: field.type for field in dataclasses.fields(Locator)}
 class Tls:
   """PEM files of mutual TLS.
 
-  cert_file, key_file: of this host.
-  ca_file: of the authority that both sides trust.
+  cert_file, key_file: certificate and key of this host.
+  ca_file: certificate of the authority that both sides trust.
   peer_uri_prefix: beginning of a URI in the peer's certificate; "" = clients
     look for the service's address instead.
   """
@@ -147,7 +147,7 @@ class Announcer:
   Args:
     address: "host:port", port 0 for a free one.
     secret: key of the run's messages.
-    path: of the locator file, which need not exist yet.
+    path: locator file, which need not exist yet.
 
   Raises:
     OSError: the address cannot be bound.
@@ -165,7 +165,7 @@ class Announcer:
           f"config.store.locator={address}: cannot be bound: {error}"
       ) from error
     self.port = self._socket.getsockname()[1]
-    # Of the open connections, oldest first.
+    # Tasks of the open connections, oldest first.
     self._tasks: dict[asyncio.Task[None], None] = {}
     self._worker = worker.Worker(
         "announcer", lambda stop: asyncio.run(self._serve(stop)), close_s=5.0
@@ -250,7 +250,7 @@ def ask_announcer(address: str, secret: bytes) -> Locator | None:
     with socket.create_connection(split_address(address), _DEADLINE_S) as asked:
       asked.sendall(nonce)
       while len(data) < _MAX_ANSWER_BYTES:
-        # One deadline for the whole answer, however slowly it comes.
+        # The deadline is of the whole answer, however slowly it comes.
         asked.settimeout(max(deadline - time.monotonic(), 1e-3))
         part = asked.recv(_MAX_ANSWER_BYTES - len(data))
         if not part:

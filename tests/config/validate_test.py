@@ -239,7 +239,6 @@ class RelationsTest(parameterized.TestCase):
       (dict(search__prompts_per_round=65), "search.prompts_per_round"),
       (dict(search__starvation_s=15.0), "search.starvation_s"),
       (dict(search__lead_steps=0), "search.lead_steps"),
-      (dict(search__lockstep=True), "search.lead_steps"),
       (
           dict(
               search__lockstep=True,
@@ -384,6 +383,7 @@ class RelationsTest(parameterized.TestCase):
       dict(replay__capacity=512),
       dict(search__prompts_per_round=64),
       dict(search__lockstep=True, search__lead_steps=0),
+      dict(search__lockstep=True, search__lead_steps=3, replay__capacity=1024),
       dict(search__num_searchers=9),
       dict(optimizer__warmup_steps=319),
       dict(loss__beta_decay_steps=5, loss__beta_stop_steps=5),

@@ -144,11 +144,14 @@ class RatiosTest(absltest.TestCase):
     np.testing.assert_allclose(tokens, [[[np.exp(20), 0.0, 1.0]]], rtol=1e-5)
 
   def test_carry_no_gradient(self):
-    x = jnp.full((1, 1, 2), -1.0)
-    grad = jax.grad(
-        lambda x: corrections.ratios(x, x - 0.5, jnp.ones_like(x))[1].sum()
-    )(x)
-    chex.assert_trees_all_equal(grad, jnp.zeros_like(x))
+    x, behavior = jnp.full((1, 1, 2), -1.0), jnp.full((1, 1, 2), -1.5)
+
+    def total(x, behavior):
+      tokens, whole = corrections.ratios(x, behavior, jnp.ones_like(x))
+      return tokens.sum() + whole.sum()
+
+    for grad in jax.grad(total, argnums=(0, 1))(x, behavior):
+      chex.assert_trees_all_equal(grad, jnp.zeros_like(x))
 
 
 class ScaleGradientTest(absltest.TestCase):

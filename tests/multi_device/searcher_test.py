@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from tba_jax.config import settings as settings_lib
-from tba_jax.programs import searcher
+from tba_jax.programs import roles
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows
@@ -133,7 +133,7 @@ class SamplingTest(parameterized.TestCase):
   @classmethod
   def sample(cls, place, check=lambda programs: None, **changes):
     """Returns completions by three versions, the newer ones swapped in."""
-    params_fn = searcher.make_params_fn(
+    params_fn = roles.make_params_fn(
         cls.policy, lora.ParamsMerger("", lambda params: params), place
     )
     settings = dataclasses.replace(SETTINGS, **changes)
@@ -335,7 +335,7 @@ class CarriersTest(parameterized.TestCase):
     self.serve(writer, packed)
     specs = carrier_lib.specs_of(leaves)
     found = reader.read(self.transport, TAG, packed.carried, specs)
-    params_fn = searcher.make_params_fn(
+    params_fn = roles.make_params_fn(
         self.policy, lora.ParamsMerger("", lambda params: params), place
     )
     sampler = decode.Sampler(self.policy.model, SETTINGS)
@@ -355,12 +355,12 @@ class CarriersTest(parameterized.TestCase):
         policy.adapters,
         policy.folder,
         config.seed,
-        searcher.make_load_start(config, policy, place),
+        roles.make_load_start(config, policy, place),
     )
     factors = jax.tree.map(
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
-    params_fn = searcher.make_params_fn(policy, whole, place)
+    params_fn = roles.make_params_fn(policy, whole, place)
     found = params_fn(publication.flatten(factors))
     start = policy.model.init(jax.random.PRNGKey(config.seed))
     expected = policy.adapters.merge(start, factors)
@@ -390,7 +390,7 @@ class CarriersTest(parameterized.TestCase):
       mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh})
       place = sharding.make_place(mesh, config.sharding, policy)
       ours = group_reference.make_group_reference(
-          config, policy, searcher.make_load_start(config, policy, place), mesh
+          config, policy, roles.make_load_start(config, policy, place), mesh
       )
       found.append(ours.start(*groups)())
     np.testing.assert_allclose(*map(np.stack, found), rtol=1e-5, atol=1e-5)

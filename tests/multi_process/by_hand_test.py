@@ -39,9 +39,9 @@ class ByHandTest(absltest.TestCase):
     """Returns the identity of a new run, of two processes with one device.
 
     Args:
-      name: of its directory.
-      changes: of other settings, `key=value` each.
-      **store: of `config.store`.
+      name: name of its directory.
+      changes: other settings, `key=value` each.
+      **store: settings of `config.store`.
     """
     config = arithmetic.get_config("smoke,lockstep")
     config.init = "scratch"
@@ -74,8 +74,8 @@ class ByHandTest(absltest.TestCase):
     """Checks that a trainer ends: in time, with one error, nothing changed.
 
     Args:
-      run: of process 0.
-      statuses: of both.
+      run: run of process 0.
+      statuses: exit statuses of both.
       words: pattern of the error.
       other: the run's directory on the host of process 1, None = the same.
     """

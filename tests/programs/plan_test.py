@@ -99,7 +99,7 @@ class PlanTest(parameterized.TestCase):
     self.config.replay.recent_fraction = 0.5
     self.assertIn("replayed data is older", plan.staleness_bound(self.config))
     self.config.search.lockstep = True
-    self.assertStartsWith(plan.staleness_bound(self.config), "0 steps")
+    self.assertEqual(plan.staleness_bound(self.config), "2 steps (lockstep)")
 
   def test_a_hugging_face_folder_gives_the_shape(self):
     with tempfile.TemporaryDirectory() as folder:
@@ -257,7 +257,7 @@ class BalanceTest(parameterized.TestCase):
     self.assertStartsWith(rows["searchers that balance one trainer"], balanced)
 
   def test_taking_turns(self):
-    self.config.search.lockstep = True
+    self.config.search.update(lockstep=True, lead_steps=0)
     self.make_step(2.0, 2.0)
     rows = self.balance()
     self.assertRegex(rows["asynchrony"], "search.lockstep=True.* 2.00 times")

@@ -3,13 +3,13 @@
 """The train program: its processes, the supervisor's decisions, the call."""
 
 import contextlib
+import dataclasses
 import errno
 import io
 import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -30,6 +30,9 @@ from tba_jax.system import processes
 from tests.support import supervise_case
 
 countdown = variants.import_config("configs/countdown.py")
+_NO_DEATHS_COUNT = dataclasses.replace(
+    supervise_case.LIMITS, deaths_within_s=0.0
+)
 
 # Stands in for the interpreter: what a role would be, it is told by its index.
 _SCRIPT = """#!{python}
@@ -71,8 +74,11 @@ class ChildrenTest(absltest.TestCase):
     patch = mock.patch.object(sys, "executable", str(script))
     patch.start()
     self.addCleanup(patch.stop)
-    self.children = train.Children(self.workdir)
+    self.children = self.make_children()
     self.addCleanup(self.kill_all)
+
+  def make_children(self, **limits):
+    return train.Children(self.workdir, train.Limits(together_s=0.1, **limits))
 
   def kill_all(self):
     for child in self.children.all:
@@ -147,8 +153,9 @@ class ChildrenTest(absltest.TestCase):
     path = self.children.log_path(child)
     self.children.rotate_logs()
     self.assertIn("ready", self.log(child))
-    with mock.patch.object(train, "_MAX_LOG_BYTES", 10):
-      self.children.rotate_logs()
+    self.children = self.make_children(max_log_bytes=10)
+    self.children.all.append(child)
+    self.children.rotate_logs()
     self.assertIn("ready", path.with_name("polite-0.log.1").read_text())
     self.assertEqual(self.log(child), "")
     child.process.send_signal(signal.SIGUSR1)
@@ -191,8 +198,7 @@ class ChildrenTest(absltest.TestCase):
     for child in group:
       self.wait_for(lambda child=child: "ready" in self.log(child))
     group[1].process.kill()
-    with mock.patch.object(train, "_TOGETHER_S", 0.1):
-      self.assertIs(self.children.end_group(group[1]), group[1])
+    self.assertIs(self.children.end_group(group[1]), group[1])
     for child in group:
       self.assertIsNotNone(child.process.poll())
 
@@ -280,7 +286,7 @@ class ComputeDtypeTest(absltest.TestCase):
     fast = lambda value: mock.patch.object(
         accelerators, "multiplies_bfloat16", lambda: value
     )
-    choose = lambda: train._with_compute_dtype(config, workdir)
+    choose = lambda: train.with_compute_dtype(config, workdir)
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
       with fast(False):
         self.assertEqual(choose().model.compute_dtype, "auto")
@@ -301,7 +307,7 @@ class ComputeDtypeTest(absltest.TestCase):
     other = self.create_tempdir().full_path
     run_directory.create(other, config)
     with fast(True):
-      kept = train._with_compute_dtype(config, other)
+      kept = train.with_compute_dtype(config, other)
     self.assertEqual(kept.model.compute_dtype, "auto")
 
 
@@ -309,14 +315,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
   def test_a_run_that_goes_well(self):
     supervisor = self.make(trainer_0=[0])
-    self.assertEqual(self.run_it(supervisor), 0)
-    children = supervisor._children
+    self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(
-        children.started, ["store-0", "trainer-0", "searcher-0", "searcher-1"]
+        self.children.started,
+        ["store-0", "trainer-0", "searcher-0", "searcher-1"],
     )
     # The trainer may still save and speak to the store, which goes last.
     self.assertEqual(
-        children.ended,
+        self.children.ended,
         [("trainer", "sft", "reward_model"), ("searcher",), ("store",)],
     )
     summary = self.read("summary.json")
@@ -336,11 +342,11 @@ class SuperviseTest(supervise_case.SuperviseCase):
     supervisor = self.make(
         trainer_0=[-signal.SIGKILL, 75, 0], searcher_1=[1, None], store_0=[0]
     )
-    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(self.run_to_end(supervisor), 0)
     restarts = self.read("summary.json")["restarts"]
     self.assertEqual((restarts["trainer"], restarts["searcher"]), (2, 1))
     # A store has no reason to leave: even status 0 is an unplanned end.
-    self.assertEqual(supervisor._children.started.count("store-0"), 2)
+    self.assertEqual(self.children.started.count("store-0"), 2)
     told = [(e["kind"], e["message"], e["index"]) for e in self.events()]
     self.assertIn(("died", "trainer-0: SIGKILL", 0), told)
     self.assertIn(("restart", "trainer-0 (after status 75)", 0), told)
@@ -356,10 +362,10 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[0], trainer_0=[0])
     with mock.patch.object(accelerators, "find", return_value=gpus):
-      self.assertEqual(self.run_it(supervisor), 0)
+      self.assertEqual(self.run_to_end(supervisor), 0)
     seen = {
         child.name: child.environment.get("CUDA_VISIBLE_DEVICES")
-        for child in supervisor._children.all
+        for child in self.children.all
     }
     self.assertEqual(seen, {"store-0": None, **expected})
 
@@ -368,9 +374,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
     supervisor = self.make(
         trainer_0=[-signal.SIGABRT, 0], trainer_1=[-signal.SIGKILL, 0]
     )
-    with mock.patch.object(train, "_TOGETHER_S", 0.0):
-      self.assertEqual(self.run_it(supervisor), 0)
-    started = supervisor._children.started
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    started = self.children.started
     self.assertEqual(started[:3], ["store-0", "trainer-0", "trainer-1"])
     self.assertEqual([started.count(f"trainer-{i}") for i in range(2)], [2, 2])
     # Searchers and store go on.
@@ -389,15 +394,15 @@ class SuperviseTest(supervise_case.SuperviseCase):
         return
       found = next(generations, None)
       if found is None:
-        child.process._status = 0
+        child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
       else:
-        supervisor._run.locator.write_text(
+        self.run_info.locator.write_text(
             json.dumps({"generation": found, "pid": 900 + found})
         )
 
-    supervisor._children.on_poll = trainer
-    self.assertEqual(self.run_it(supervisor), 0)
+    self.children.on_poll = trainer
+    self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(self.read("summary.json")["restarts"]["store"], 2)
 
   def test_the_table_of_processes_follows_the_service(self):
@@ -409,12 +414,12 @@ class SuperviseTest(supervise_case.SuperviseCase):
       there = (self.workdir / "processes.json").exists()
       if child.name == "trainer-0" and there:
         rows.append({r["role"]: r["pid"] for r in self.read("processes.json")})
-        supervisor._run.locator.write_text('{"generation": 1, "pid": 77}')
+        self.run_info.locator.write_text('{"generation": 1, "pid": 77}')
         if "kvservice" in rows[-1]:
-          child.process._status = 0
+          child.process.status = 0
 
-    supervisor._children.on_poll = trainer
-    self.run_it(supervisor)
+    self.children.on_poll = trainer
+    self.run_to_end(supervisor)
     self.assertEqual(rows[-1]["kvservice"], 77)
     self.assertContainsSubset({"store", "trainer", "searcher"}, rows[-1])
 
@@ -425,12 +430,12 @@ class SuperviseTest(supervise_case.SuperviseCase):
     def trainer(child):
       self.write("status.json", {"phase": "finish"})
       if child.name == "trainer-0" and next(looks, None) is None:
-        child.process._status = 0
+        child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
 
-    supervisor._children.on_poll = trainer
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertEqual(supervisor._children.started.count("searcher-0"), 1)
+    self.children.on_poll = trainer
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertEqual(self.children.started.count("searcher-0"), 1)
 
   @parameterized.parameters("train", "")
   def test_a_searcher_sent_away_too_early_comes_back(self, phase):
@@ -438,40 +443,40 @@ class SuperviseTest(supervise_case.SuperviseCase):
     supervisor = self.make(searcher_0=[interrupted, 0, None])
     # Written by the trainer before this one.
     self.write("status.json", {"phase": "finish"})
-    children = supervisor._children
 
     def trainer(child):
       if phase:
         self.write("status.json", {"phase": phase})
-      if child.name == "trainer-0" and children.started.count("searcher-0") > 2:
-        child.process._status = 0
+      if (
+          child.name == "trainer-0"
+          and self.children.started.count("searcher-0") > 2
+      ):
+        child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
 
-    children.on_poll = trainer
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertEqual(children.started.count("searcher-0"), 3)
+    self.children.on_poll = trainer
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertEqual(self.children.started.count("searcher-0"), 3)
     self.assertEqual(self.read("summary.json")["restarts"]["searcher"], 0)
 
   def test_a_child_that_fails_and_gets_no_further_ends_the_run(self):
-    with mock.patch.object(train, "_WITHIN_S", 0.0):
-      self.write("status.json", {"step": 7})
-      supervisor = self.make(trainer_0=[1, 1, 1, 1])
-      self.assertEqual(self.run_it(supervisor, result=None), 1)
-    self.assertEqual(supervisor._children.started.count("trainer-0"), 3)
+    self.write("status.json", {"step": 7})
+    supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1])
+    self.assertEqual(self.run_to_end(supervisor, result=None), 1)
+    self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("no further than step 7", self.stderr.getvalue())
 
   def test_a_child_that_fails_and_gets_further_goes_on(self):
-    with mock.patch.object(train, "_WITHIN_S", 0.0):
-      supervisor = self.make(trainer_0=[1, 1, 1, 1, 0])
-      steps = iter(range(100))
+    supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1, 0])
+    steps = iter(range(100))
 
-      def trainer(child):
-        if child.name == "trainer-0":
-          self.write("status.json", {"step": next(steps)})
-          self.write("result.json", supervise_case.RESULT)
+    def trainer(child):
+      if child.name == "trainer-0":
+        self.write("status.json", {"step": next(steps)})
+        self.write("result.json", supervise_case.RESULT)
 
-      supervisor._children.on_poll = trainer
-      self.assertEqual(self.run_it(supervisor), 0)
+    self.children.on_poll = trainer
+    self.assertEqual(self.run_to_end(supervisor), 0)
 
   @parameterized.parameters(
       (processes.EXIT_CONFIG, 2), (processes.EXIT_FATAL, 1)
@@ -480,44 +485,44 @@ class SuperviseTest(supervise_case.SuperviseCase):
       self, status, program_status
   ):
     supervisor = self.make(searcher_1=[status])
-    self.assertEqual(self.run_it(supervisor, result=None), program_status)
-    self.assertEqual(supervisor._children.started.count("searcher-1"), 1)
+    self.assertEqual(self.run_to_end(supervisor, result=None), program_status)
+    self.assertEqual(self.children.started.count("searcher-1"), 1)
     self.assertRegex(
         self.stderr.getvalue(),
         rf"error: searcher-1 ended with status {status}[^$]*"
         "logs/searcher-1.log[^$]*last words of searcher-1",
     )
     # Nobody is left behind, and the report shows how far the run came.
-    self.assertLen(supervisor._children.ended, 3)
+    self.assertLen(self.children.ended, 3)
     self.assertIn("The run has failed: saving.", self.stdout.getvalue())
     report.conclude.assert_called_once()
     self.assertFalse((self.workdir / "summary.json").exists())
 
   def test_three_deaths_within_a_minute_end_the_run(self):
     supervisor = self.make(trainer_0=[1, 1, 1, 0])
-    self.assertEqual(self.run_it(supervisor, result=None), 1)
-    self.assertEqual(supervisor._children.started.count("trainer-0"), 3)
+    self.assertEqual(self.run_to_end(supervisor, result=None), 1)
+    self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("died three times within", self.stderr.getvalue())
 
   def test_a_trainer_without_a_result(self):
-    self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
+    self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
     self.assertIn("without a result", self.stderr.getvalue())
 
   def test_a_result_of_another_shape(self):
     supervisor = self.make(trainer_0=[0])
-    self.assertEqual(self.run_it(supervisor, result={"steps": "many"}), 1)
+    self.assertEqual(self.run_to_end(supervisor, result={"steps": "many"}), 1)
     self.assertIn("result.json: damaged", self.stderr.getvalue())
 
   def test_a_ledger_that_does_not_close(self):
     open_ledger = {**supervise_case.RESULT, "ledger_closed": False}
-    status = self.run_it(self.make(trainer_0=[0]), result=open_ledger)
+    status = self.run_to_end(self.make(trainer_0=[0]), result=open_ledger)
     self.assertEqual(status, 1)
     self.assertIn("ledger does not close", self.stderr.getvalue())
     self.assertFalse(self.read("summary.json")["ledger_closed"])
 
   def test_a_report_that_fails_does_not_fail_the_run(self):
     report.conclude.side_effect = KeyError("curve")
-    self.assertEqual(self.run_it(self.make(trainer_0=[0])), 0)
+    self.assertEqual(self.run_to_end(self.make(trainer_0=[0])), 0)
     self.assertIn("no report could be written", self.stderr.getvalue())
 
   def test_a_capture_waits_for_a_trainer_that_trains(self):
@@ -530,31 +535,32 @@ class SuperviseTest(supervise_case.SuperviseCase):
         self.write("status.json", {"phase": phases.pop(0)})
         child.finished = not phases
 
-    supervisor._children.on_poll = look
+    self.children.on_poll = look
     signal.raise_signal(signal.SIGUSR1)
-    self.run_it(supervisor, result=None)
+    self.run_to_end(supervisor, result=None)
     self.assertEqual(trainer, [[], [], [], [signal.SIGUSR1]])
 
   def test_a_finished_run_says_so_and_starts_nothing(self):
     self.write("summary.json", supervise_case.RESULT)
     supervisor = self.make()
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertEmpty(supervisor._children.started)
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertEmpty(self.children.started)
     self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
 
-  def test_who_saves_has_long_but_a_second_signal_ends_it(self):
+  def test_gives_a_trainer_time_to_save_until_a_second_signal(self):
     supervisor, asked = self.make(), []
 
-    def end(roles, deadline_s, is_urgent):
-      asked.append((roles, deadline_s, is_urgent()))
-      supervisor._on_signal(signal.SIGINT, None)
-      self.assertTrue(is_urgent())
+    def end(roles, deadline_s, is_urgent=None):
+      if "trainer" in roles:
+        asked.append((deadline_s, is_urgent()))
+        signal.raise_signal(signal.SIGINT)
+        asked.append((deadline_s, is_urgent()))
 
-    supervisor._on_signal(signal.SIGINT, None)
-    with mock.patch.object(supervisor._children, "end", end):
-      supervisor._end_savers(["trainer"])
+    self.children.on_poll = lambda child: signal.raise_signal(signal.SIGINT)
+    with mock.patch.object(self.children, "end", end):
+      self.assertEqual(self.run_to_end(supervisor), 130)
     # Twice search.starvation_s.
-    self.assertEqual(asked, [(["trainer"], 360.0, False)])
+    self.assertEqual(asked, [(360.0, False), (360.0, True)])
 
   def test_a_refused_run_leaves_its_directory(self):
     with mock.patch.object(train.run_directory, "create") as create:
@@ -570,10 +576,9 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
     def run(supervisor):
       seen.extend(signal.getsignal(number) for number in supervise_case.SIGNALS)
-      supervisor._events.close()
       return 7
 
-    with mock.patch.object(train._Supervisor, "run", run):
+    with mock.patch.object(train.Supervisor, "run", run):
       self.assertEqual(train.run(self.config, str(self.workdir), []), 7)
     self.assertNotIn(own, seen)
     self.assertEqual(
@@ -587,14 +592,13 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.write("totals.json", {"wall_s": 1000.0, "restarts": restarts})
     # One that a signal ends adds its part too.
     interrupted = self.make(trainer_0=[75, None])
-    children = interrupted._children
-    children.on_poll = lambda child: (
-        children.started.count("trainer-0") > 1
+    self.children.on_poll = lambda child: (
+        self.children.started.count("trainer-0") > 1
         and signal.raise_signal(signal.SIGINT)
     )
-    self.assertEqual(self.run_it(interrupted, None), 130)
+    self.assertEqual(self.run_to_end(interrupted, None), 130)
     self.assertEqual(self.read("totals.json")["restarts"]["trainer"], 3)
-    self.assertEqual(self.run_it(self.make(trainer_0=[75, 0])), 0)
+    self.assertEqual(self.run_to_end(self.make(trainer_0=[75, 0])), 0)
     summary = self.read("summary.json")
     self.assertEqual(
         summary["restarts"], {"trainer": 4, "searcher": 0, "store": 1}
@@ -605,30 +609,28 @@ class SuperviseTest(supervise_case.SuperviseCase):
     """Returns the messages on stalled children.
 
     Args:
-      num_looks: how often the trainer is polled.
-      heard: by name of a child, the lines of its pulse, or the seconds without
-        any; as `trainer_0`.
+      num_looks: number of times that the trainer is polled.
+      heard: lines of the pulse of a child, or the seconds without any, by name
+        of the child, as `trainer_0`.
     """
     for name in ("summary.json", "events.jsonl"):
       (self.workdir / name).unlink(missing_ok=True)
     supervisor = self.make()
-    children = supervisor._children
     looks = iter(range(num_looks))
 
     def look(child):
       news = heard.get(child.name.replace("-", "_"), [])
-      if children.started.count(child.name) > 1:
+      if self.children.started.count(child.name) > 1:
         news = []
       child.listener.silent = 0 if isinstance(news, list) else news
       child.listener.look.return_value = news if isinstance(news, list) else []
       if child.name == "trainer-0":
         self.write("result.json", supervise_case.RESULT)
         if next(looks, None) is None:
-          child.process._status = 0
+          child.process.status = 0
 
-    children.on_poll = look
-    with mock.patch.object(train, "_CHECK_EVERY_S", 0.0):
-      self.assertEqual(self.run_it(supervisor), 0)
+    self.children.on_poll = look
+    self.assertEqual(self.run_to_end(supervisor), 0)
     return [e["message"] for e in self.events() if e["kind"] == "stalled"]
 
   # search.starvation_s is 180 s, store.deadline_s 60 s.
@@ -731,19 +733,18 @@ class SuperviseTest(supervise_case.SuperviseCase):
         return
       names = "status.json", "totals.json", "processes.json"
       paths = [self.workdir / name for name in names]
-      for path in (supervisor._run.locator, *paths):
+      for path in (self.run_info.locator, *paths):
         if content != "/":
           path.write_text(content)
         elif not path.is_dir():
           path.unlink(missing_ok=True)
           path.mkdir()
       if next(looks, None) is None:
-        child.process._status = 0
+        child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
 
-    supervisor._children.on_poll = look
-    with mock.patch.object(train, "_CHECK_EVERY_S", 0.0):
-      self.assertEqual(self.run_it(supervisor), 0)
+    self.children.on_poll = look
+    self.assertEqual(self.run_to_end(supervisor), 0)
 
   @parameterized.parameters(("mesh", "trainer"), ("search.mesh", "search"))
   def test_a_mesh_that_this_machine_lacks_is_refused_before_the_start(
@@ -759,16 +760,16 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertFalse(self.workdir.exists())
     counted.stdout = "4 gpu\n"
     with run:
-      train._check_devices(self.config)
+      train.check_devices(self.config)
 
-  def test_devices_are_counted(self):
-    command = [sys.executable, "-c", train._COUNT_DEVICES]
-    env = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
-    }
-    found = subprocess.run(command, env=env, capture_output=True, text=True)
-    self.assertEqual(found.stdout, "3 cpu\n")
+  def test_counts_the_devices_of_this_machine(self):
+    three = "--xla_force_host_platform_device_count=3"
+    self.config.mesh.data = 3
+    with mock.patch.dict(os.environ, XLA_FLAGS=three):
+      train.check_devices(self.config)
+      self.config.mesh.data = 4
+      with self.assertRaisesRegex(ValueError, r"needs 4 .* has 3 \(cpu\)"):
+        train.check_devices(self.config)
 
   def test_a_full_disk_is_told_and_stops_nothing(self):
     supervisor = self.make(trainer_0=[None], searcher_0=[1, None])
@@ -776,24 +777,23 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
     def look(child):
       if child.name == "trainer-0" and next(looks, None) is None:
-        child.process._status = 0
+        child.process.status = 0
         self.write("result.json", supervise_case.RESULT)
 
-    supervisor._children.on_poll = look
+    self.children.on_poll = look
     full = lambda name, *effects: mock.patch.object(
-        supervisor._children,
+        self.children,
         name,
         side_effect=[*effects, *[OSError("full")] * 9],
     )
     with (
         full("rotate_logs"),
         full("write_table", None) as table,
-        mock.patch.object(train, "_CHECK_EVERY_S", 0.0),
         mock.patch.object(
             train.jsonl, "atomic_write_json", side_effect=OSError("full")
         ),
     ):
-      self.assertEqual(self.run_it(supervisor), 0)
+      self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertGreater(table.call_count, 1)
     self.assertIn("summary.json is not written", self.stderr.getvalue())
     kinds = [e["kind"] for e in self.events()]
@@ -801,15 +801,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
   def test_an_old_result_is_not_this_ones(self):
     self.write("result.json", supervise_case.RESULT)
-    self.assertEqual(self.run_it(self.make(trainer_0=[0]), result=None), 1)
+    self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
 
   @parameterized.parameters(*supervise_case.SIGNALS)
   def test_a_signal_ends_everything(self, number):
     supervisor = self.make()
-    children = supervisor._children
-    children.on_poll = lambda child: signal.raise_signal(number)
-    self.assertEqual(self.run_it(supervisor, None), 128 + number)
-    for child in children.all:
+    self.children.on_poll = lambda child: signal.raise_signal(number)
+    self.assertEqual(self.run_to_end(supervisor, None), 128 + number)
+    for child in self.children.all:
       self.assertEqual(child.process.signals, [signal.SIGTERM], child.name)
     self.assertIn("signal", [e["kind"] for e in self.events()])
     self.assertIn("the same command continues", self.stdout.getvalue())
@@ -817,18 +816,18 @@ class SuperviseTest(supervise_case.SuperviseCase):
   def test_fine_tuning_comes_first_and_once(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[0], trainer_0=[75, 0])
-    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(
-        supervisor._children.started[:3], ["sft-0", "store-0", "trainer-0"]
+        self.children.started[:3], ["sft-0", "store-0", "trainer-0"]
     )
-    self.assertEqual(supervisor._children.started.count("sft-0"), 1)
+    self.assertEqual(self.children.started.count("sft-0"), 1)
 
   def test_a_model_that_is_there_is_not_made_again(self):
     self.config.init = "sft"
     supervisor = self.make(trainer_0=[0])
     self.write("sft/model/config.json", {})
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertNotIn("sft-0", supervisor._children.started)
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertNotIn("sft-0", self.children.started)
 
   def test_fine_tuning_without_progress_is_started_again(self):
     self.config.init = "sft"
@@ -839,9 +838,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
       if child.name == "trainer-0":
         self.write("result.json", supervise_case.RESULT)
 
-    supervisor._children.on_poll = look
-    with mock.patch.object(train, "_CHECK_EVERY_S", 0.0):
-      self.assertEqual(self.run_it(supervisor), 0)
+    self.children.on_poll = look
+    self.assertEqual(self.run_to_end(supervisor), 0)
     stalled = [e for e in self.events() if e["kind"] == "stalled"]
     self.assertEqual(
         [e["message"] for e in stalled], ["sft-0: no sign of life for 361 s"]
@@ -849,53 +847,50 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
   def test_the_log_of_fine_tuning_does_not_grow_for_ever(self):
     self.config.init = "sft"
-    supervisor = self.make(sft_0=[None], trainer_0=[0])
+    limits = dataclasses.replace(supervise_case.LIMITS, max_log_bytes=8)
+    supervisor = self.make(limits, sft_0=[None], trainer_0=[0])
     log = self.workdir / "logs/sft-0.log"
 
     def write(child):
       if child.name == "trainer-0":
         self.write("result.json", supervise_case.RESULT)
       elif child.name == "sft-0" and log.with_suffix(".log.1").exists():
-        child.process._status = 0
+        child.process.status = 0
       elif child.name == "sft-0":
         log.write_text("x" * 9)
 
-    supervisor._children.on_poll = write
-    with (
-        mock.patch.object(train, "_MAX_LOG_BYTES", 8),
-        mock.patch.object(train, "_CHECK_EVERY_S", 0.0),
-    ):
-      self.assertEqual(self.run_it(supervisor), 0)
+    self.children.on_poll = write
+    self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(log.with_suffix(".log.1").read_text(), "x" * 9)
 
   def test_fine_tuning_that_fails_ends_the_run(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[processes.EXIT_FATAL])
-    self.assertEqual(self.run_it(supervisor, None), 1)
-    self.assertEqual(supervisor._children.started, ["sft-0"])
+    self.assertEqual(self.run_to_end(supervisor, None), 1)
+    self.assertEqual(self.children.started, ["sft-0"])
     self.assertIn("last words of sft-0", self.stderr.getvalue())
 
   def test_fine_tuning_that_dies_is_started_again(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[-signal.SIGKILL, 75, 0], trainer_0=[0])
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertEqual(supervisor._children.started.count("sft-0"), 3)
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertEqual(self.children.started.count("sft-0"), 3)
 
   def test_a_model_of_other_settings_is_refused(self):
     self.config.init = "sft"
     self.write("sft/settings.json", {"seed": 5})
     supervisor = self.make()
-    self.assertEqual(self.run_it(supervisor, None), 2)
-    self.assertEmpty(supervisor._children.started)
+    self.assertEqual(self.run_to_end(supervisor, None), 2)
+    self.assertEmpty(self.children.started)
     self.assertIn("made with other settings", self.stderr.getvalue())
 
   def test_makes_the_reward_model_after_the_sft_model(self):
     self.config.init = "sft"
     self.config.reward.where = "model"
     supervisor = self.make(sft_0=[0], reward_model_0=[75, 0], trainer_0=[0])
-    self.assertEqual(self.run_it(supervisor), 0)
+    self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(
-        supervisor._children.started[:4],
+        self.children.started[:4],
         ["sft-0", "reward_model-0", "reward_model-0", "store-0"],
     )
 
@@ -903,17 +898,15 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.config.reward.where = "model"
     self.config.reward.model = self.create_tempdir().full_path
     supervisor = self.make(trainer_0=[0])
-    self.assertEqual(self.run_it(supervisor), 0)
-    self.assertNotIn("reward_model-0", supervisor._children.started)
+    self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertNotIn("reward_model-0", self.children.started)
 
   def test_a_signal_while_fine_tuning(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[None])
-    supervisor._children.on_poll = lambda child: signal.raise_signal(
-        signal.SIGINT
-    )
-    self.assertEqual(self.run_it(supervisor, None), 130)
-    self.assertEqual(supervisor._children.started, ["sft-0"])
+    self.children.on_poll = lambda child: signal.raise_signal(signal.SIGINT)
+    self.assertEqual(self.run_to_end(supervisor, None), 130)
+    self.assertEqual(self.children.started, ["sft-0"])
 
 
 class PythonTest(absltest.TestCase):
@@ -929,7 +922,7 @@ class PythonTest(absltest.TestCase):
     config = countdown.get_config("smoke")
     with (
         mock.patch.object(rich.console, "_is_jupyter", return_value=True),
-        mock.patch.object(train, "_Supervisor", autospec=True) as made,
+        mock.patch.object(train, "Supervisor", autospec=True) as made,
     ):
       tba_jax.train(config, workdir=self.create_tempdir())
       (_, _, console), _ = made.call_args

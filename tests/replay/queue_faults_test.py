@@ -54,7 +54,7 @@ class RejectionTest(queue_case.QueueTestCase):
     )
     self.assert_closed(ledger)
     # An implausible position is not counted.
-    self.assertEqual(trainer.order.num_taken(), 8)
+    self.assertEqual(trainer.num_journaled, 8)
 
   def test_a_prompt_that_has_changed_is_rejected(self):
     trainer = self.trainer()
@@ -233,14 +233,12 @@ class RestartTest(queue_case.QueueTestCase):
 
   def _state(self, side):
     state = side.service.get_state()
-    # Grants are not of the history: without searchers there are none.
-    del state["order"]["cursor"]
-    # Nor has a state of another epoch the same starts.
+    # A state of another epoch has not the same starts.
     del state["buffer"]["starts"]
     return state
 
   def test_checkpoint_and_journal_give_the_same_state(self):
-    first = self.trainer(lockstep=True)
+    first = self.trainer(lockstep=True, lead_steps=0)
     searchers = [self.searcher("a"), self.searcher("b", 1)]
     saved, states = [], []
     for step in range(6):
@@ -257,18 +255,19 @@ class RestartTest(queue_case.QueueTestCase):
           state=states[start] if start >= 0 else None,
           epoch=1,
           lockstep=True,
+          lead_steps=0,
       )
       for step in range(start + 1, 6):
         needed = 4 * step + 4
-        self.assertEqual(second.service._num_arrived(needed), needed)
+        self.assertEqual(second.service._num_journaled(needed), needed)
         second.step(step)
       self.assert_same(self._state(second), saved[-1])
-      self.assertEmpty(second.server.pending())
+      self.assertEmpty(second.waiting)
       invariants.check_buffer(second.buffer)
       second.close()
 
   def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
-    first = self.trainer(lockstep=True, num_steps=6)
+    first = self.trainer(lockstep=True, lead_steps=0, num_steps=6)
     searcher = self.searcher("a")
     first.step(0)
     state = first.service.get_state()
@@ -278,7 +277,9 @@ class RestartTest(queue_case.QueueTestCase):
     newest = sorted(self.directory.iterdir())[-1]
     with newest.open("ab") as file:
       file.write(b"half a record")
-    second = self.trainer(state=state, epoch=1, lockstep=True, num_steps=6)
+    second = self.trainer(
+        state=state, epoch=1, lockstep=True, lead_steps=0, num_steps=6
+    )
     self.assertLen(second.events.of("journal_torn"), 1)
     for step in range(1, 6):
       second.step(step)
@@ -298,13 +299,12 @@ class RestartTest(queue_case.QueueTestCase):
       first.step(step)
     first.close()
     second = self.trainer(state=state, epoch=1, num_steps=12)
-    with second.server.lock:
-      self.assertGreater(second.service._num_arrived(99), 4 * 7)
+    self.assertGreater(second.num_journaled, 4 * 7)
     for step in range(1, 12):
       second.step(step)
       # F (step + 1 + n) prompts at most, as if they had just been sampled.
-      self.assertLessEqual(second.order.num_received, 4 * (step + 3))
-      self.assertGreaterEqual(second.order.num_received, 4 * (step + 1))
+      self.assertLessEqual(len(second.service._applied), 4 * (step + 3))
+      self.assertGreaterEqual(len(second.service._applied), 4 * (step + 1))
     ledger = second.service.finish(12, 20.0)
     # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
@@ -318,9 +318,7 @@ class RestartTest(queue_case.QueueTestCase):
     first.step(0)
     state = first.service.get_state()
     first.service.open(1)
-    taken = first.service._num_arrived
-    with first.server.lock:
-      wait_until(lambda: first.server.lock.wait(0.01) or taken(99) > 8, "more")
+    wait_until(lambda: first.num_journaled > 8, "more")
     # Until then it keeps them, and would send them again.
     wait_until(
         lambda: searcher.client._unacked.first > state["watermarks"]["a"],
@@ -489,7 +487,7 @@ class RestartTest(queue_case.QueueTestCase):
     first.journal.append([b"no message", self.message("a", 0, [self.group(0)])])
     first.close()
     second = self.trainer(start=False)
-    self.assertLen(second.server.pending(), 1)
+    self.assertLen(second.waiting, 1)
     self.assertLen(second.events.of("journal_refused"), 1)
 
   def test_a_new_store_locked_by_another_trainer_ends_this_one(self):
@@ -499,7 +497,7 @@ class RestartTest(queue_case.QueueTestCase):
       if owner["owner"]:
         raise queue_server.StoreLockedError(f"it is of {owner['owner']}")
 
-    trainer = self.trainer(announce=claim)
+    trainer = self.trainer(open_store=claim)
     self.searcher("a")
     trainer.step(0)
     owner["owner"] = "another"
@@ -547,7 +545,7 @@ class FullDiskTest(queue_case.QueueTestCase):
         trainer.step(0)
       self.assertLen(self.queue(), 2)
       self.assertEqual(searcher.client.unacked, 2)
-      self.assertEmpty(trainer.server.pending())
+      self.assertEmpty(trainer.waiting)
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
       wait_until(lambda: "gone" in trainer.living(), "its lease")
@@ -584,7 +582,9 @@ class FullDiskTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
-    with mock.patch.object(trainer.server._ack_log, "_write", side_effect=full):
+    with mock.patch.object(
+        trainer.server._intake.ack_log, "_write", side_effect=full
+    ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")
       self.assertEqual(searcher.client.unacked, 1)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How completions end, and their log-probs under the model as it is."""
+"""Ends of completions, and their log-probs under the model as it is."""
 
 import functools
 

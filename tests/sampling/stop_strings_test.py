@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a stop string cuts a completion, against looking at every prefix."""
+"""Cuts at stop strings, against looking at every prefix."""
 
 from absl.testing import absltest
 from absl.testing import parameterized

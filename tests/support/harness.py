@@ -215,12 +215,12 @@ class Roles:
     """Starts a role.
 
     Args:
-      program: its name.
+      program: name of the program.
       locator: `store.locator`.
-      index: of a searcher.
-      prefix: put before its command.
+      index: index of a searcher.
+      prefix: words put before its command.
       changes: other settings, by key.
-      **settings: of `config.store`.
+      **settings: settings of `config.store`.
     """
     name = f"{program}-{index}"
     store = {"locator": locator, "secret_file": self.secret_file, **settings}
@@ -330,6 +330,36 @@ def run_together(
     for child in children:
       child.kill()
       child.communicate()
+
+
+def run_benchmark(
+    folder: pathlib.Path,
+    name: str,
+    *operands: str,
+    config: str = CONFIG,
+    overrides: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 280.0,
+) -> dict[str, Any]:
+  """Runs `python -m benchmarks` in a folder; returns its line of results."""
+  done = subprocess.run(
+      [
+          *(sys.executable, "-m", "benchmarks", f"--config={ROOT / config}"),
+          *(f"--config.{k}={v}" for k, v in (overrides or {}).items()),
+          name,
+          *operands,
+      ],
+      cwd=folder,
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      text=True,
+      env=environment(**(env or {})),
+      timeout=timeout_s,
+  )
+  if done.returncode:
+    raise AssertionError(f"status {done.returncode}:\n{done.stderr[-3000:]}")
+  (line,) = done.stdout.splitlines()
+  return json.loads(line)
 
 
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:

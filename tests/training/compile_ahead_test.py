@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled ahead of its use, and that it changes nothing else."""
+"""Compiling ahead of use, which changes nothing else."""
 
 import dataclasses
 import logging

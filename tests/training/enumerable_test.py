@@ -31,7 +31,7 @@ def make_config(name):
 
 @functools.cache
 def learner(name):
-  """Of an objective; compiled by the first test that uses it."""
+  """Returns an objective's learner, compiled by the first test that uses it."""
   return enumerable.make_learner(make_config(name), SPACE)
 
 

@@ -20,7 +20,7 @@ from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
-from tba_jax.programs import searcher
+from tba_jax.programs import roles
 from tba_jax.training import checkpoint
 from tba_jax.training import device_work
 from tba_jax.training import lora
@@ -290,9 +290,9 @@ class RunTest(absltest.TestCase):
           policy.adapters,
           policy.folder,
           config.seed,
-          searcher.make_load_start(config, policy),
+          roles.make_load_start(config, policy),
       )
-      params_fn = searcher.make_params_fn(policy, whole)
+      params_fn = roles.make_params_fn(policy, whole)
       expected = policy.adapters.merge(start, moved)
       found = params_fn(publication.flatten(state.params))
       chex.assert_trees_all_close(found, expected, rtol=1e-6)

@@ -433,7 +433,7 @@ def state_at(step, config):
 
 
 def held_steps(config, num_steps):
-  """What is held at each step."""
+  """Values held at each step."""
   state, seen = state_at(0, config), []
   for step in range(num_steps):
     new = state_at(step, config)

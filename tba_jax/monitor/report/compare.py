@@ -19,7 +19,7 @@ from tba_jax.monitor.report import verdict
 SCRIPTS = ("page.js", "charts.js", "compare.js")
 # The page has 8 colours; more curves in a figure are unreadable.
 MAX_RUNS = 16
-# One of these files makes a folder a run directory.
+# Files, any of which makes a folder a run directory.
 _SIGNS = ("config.json", "metrics.jsonl")
 # Differ between any two runs, and are not settings.
 _NO_SETTINGS = ("run_id", "created", "format")

@@ -1,32 +1,32 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The staleness of a run is exact, and its parts are compiled once."""
+"""The lag of the loop is exact, and its parts are compiled once."""
 
+import dataclasses
 import json
 import pathlib
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import numpy as np
 
+from tba_jax import loop as loop_lib
 from tba_jax.config import load
 from tba_jax.config import variants
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
-from tba_jax.training import policy
+from tba_jax.training import device_work
 from tba_jax.training import train_step
 
 staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
-
-
 _STEPS = 6
 
 
-class BenchTest(absltest.TestCase):
+class LoopTest(parameterized.TestCase):
 
   @classmethod
   def setUpClass(cls):
@@ -46,52 +46,55 @@ class BenchTest(absltest.TestCase):
         ],
     )
     cls.runs = {run.name: run for run in sweep.expand_runs(cls.config)}
-    cls.batches = []
-    make = train_step.make_train_step
+    cls.bench = sweep.Bench(cls.config, "")
+    cls.addClassCleanup(cls.bench.close)
 
-    def make_and_watch(*args, **kwargs):
-      step = make(*args, **kwargs)
+  def make_loop(self, name):
+    run = self.runs[name]
+    config = run.lag.apply(run.config)
+    config.seed = run.seed
+    return self.bench.loops.make(config, run.objective)
 
-      def watched(state, batch):
-        cls.batches.append(jax.device_get(batch))
-        return step(state, batch)
+  def watch(self, name):
+    """Trains; returns the params before each step, and the batches."""
+    loop = self.make_loop(name)
+    params, batches = [jax.device_get(loop.learner.params)], []
+    place = device_work.DeviceWork.place
 
-      return watched
+    def watched(work, *args):
+      batch, computed = place(work, *args)
+      batches.append(jax.device_get(batch))
+      return batch, computed
 
-    with mock.patch.object(train_step, "make_train_step", make_and_watch):
-      cls.bench = stale_loop.Bench(cls.config, "")
-      cls.bench._objective(cls.runs["rloo-s0-seed0"])
-    cls.model = policy.make_policy(cls.config, "").model
+    with mock.patch.object(device_work.DeviceWork, "place", watched):
+      for _ in loop.train():
+        params.append(jax.device_get(loop.learner.params))
+    return params, batches
 
+  @parameterized.parameters(
+      ("rloo-s0-seed0", [0, 1, 2, 3, 4, 5]),
+      ("rloo-s2-seed0", [0, 0, 0, 1, 2, 3]),
+      ("rloo-N3-seed0", [0, 0, 0, 3, 3, 3]),
+  )
+  def test_samples_each_batch_with_its_version(self, name, versions):
+    params, batches = self.watch(name)
+    self.assertLen(batches, _STEPS)
+    model = self.bench.loops.policy.model
+
+    @jax.jit
     def logprobs(params, batch):
-      found = logprobs_lib.completion_logprobs(
-          cls.model,
+      values_BxKxT = logprobs_lib.completion_logprobs(
+          model,
           params,
           batch.prompt_tokens,
           batch.prompt_mask,
           batch.completion_tokens,
           temperature=1.0,
       )
-      return found * batch.completion_mask
+      return values_BxKxT * batch.completion_mask
 
-    cls.logprobs = staticmethod(jax.jit(logprobs))
-
-  def run_and_watch(self, name):
-    """Returns the result, the params before each step, and the batches."""
-    self.batches.clear()
-    params = []
-    result = self.bench.run(
-        self.runs[name],
-        on_step=lambda state: params.append(jax.device_get(state.params)),
-    )
-    return result, params, list(self.batches)
-
-  def check_samples(self, name, versions):
-    result, params, batches = self.run_and_watch(name)
-    self.assertEqual(result["versions"], versions)
-    self.assertLen(batches, _STEPS)
     gap = lambda version, batch: np.abs(
-        self.logprobs(params[version], batch) - batch.behavior_logprobs
+        logprobs(params[version], batch) - batch.behavior_logprobs
     ).max()
     for step, (version, batch) in enumerate(zip(versions, batches)):
       self.assertLess(gap(version, batch), 1e-4)
@@ -99,37 +102,28 @@ class BenchTest(absltest.TestCase):
         self.assertGreater(gap(other, batch), 1e-2)
       self.assertEqual(set(batch.staleness_steps.ravel()), {step - version})
 
-  def test_samples_are_of_their_version(self):
-    self.check_samples("rloo-s2-seed0", [0, 0, 0, 1, 2, 3])
-
-  def test_on_policy(self):
-    self.check_samples("rloo-s0-seed0", [0, 1, 2, 3, 4, 5])
-
-  def test_rounds(self):
-    self.check_samples("rloo-N3-seed0", [0, 0, 0, 3, 3, 3])
-
-  def test_one_compile_for_all_lags_and_seeds(self):
+  def test_compiles_once_for_all_lags_and_seeds(self):
     self.bench.run(self.runs["rloo-s0-seed0"])
     with mock.patch.object(train_step, "hold_params") as traced:
       for name in ("rloo-s2-seed1", "rloo-N3-seed0"):
         self.bench.run(self.runs[name])
     traced.assert_not_called()
 
-  def test_prompts_and_samples_are_the_same_whatever_the_lag(self):
-    _, _, batches = self.run_and_watch("rloo-s0-seed0")
-    _, _, late = self.run_and_watch("rloo-s2-seed0")
+  def test_prompts_and_samples_do_not_depend_on_the_lag(self):
+    _, batches = self.watch("rloo-s0-seed0")
+    _, late = self.watch("rloo-s2-seed0")
     for now, then in zip(batches, late):
       np.testing.assert_array_equal(now.prompt_tokens, then.prompt_tokens)
     np.testing.assert_array_equal(
         batches[0].completion_tokens, late[0].completion_tokens
     )
-    _, _, other = self.run_and_watch("rloo-s0-seed1")
+    _, other = self.watch("rloo-s0-seed1")
     self.assertNotEqual(
         batches[0].completion_tokens.tolist(),
         other[0].completion_tokens.tolist(),
     )
 
-  def test_the_result(self):
+  def test_a_result_repeats_and_is_plain_json(self):
     run = self.runs["rloo-s2-seed0"]
     result = self.bench.run(run)
     again = self.bench.run(run)
@@ -143,43 +137,50 @@ class BenchTest(absltest.TestCase):
     self.assertBetween(before["ref_perplexity"], 6, 12)
     self.assertIsNone(result["diverged_step"])
 
-  def test_an_objective_with_a_value_model(self):
-    values = []
-    result = self.bench.run(
-        self.runs["ppo-s2-seed0"],
-        on_step=lambda state: values.append(
-            jax.device_get(state.loss_params["value"])
-        ),
-    )
-    self.assertEqual(result["versions"], [0, 0, 0, 1, 2, 3])
-    self.assertIsNone(result["diverged_step"])
-    # Each step learns values, too.
+  def test_a_value_model_learns_at_each_step(self):
+    loop = self.make_loop("ppo-s2-seed0")
+    value = lambda: jax.device_get(loop.learner.work.state.loss_params["value"])
+    values = [value()]
+    for _, draw, metrics in loop.train():
+      values.append(value())
+      self.assertFalse(metrics["nonfinite"])
     for before, after in zip(values, values[1:]):
       gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
       self.assertGreater(max(jax.tree.leaves(gaps)), 1e-5)
 
-  def test_a_batch_of_another_version_ends_the_run(self):
-    sample = stale_loop.Bench._sample_step
+  def test_refuses_a_group_of_another_version(self):
+    loop = self.make_loop("rloo-s2-seed0")
 
-    def too_late(self, *args):
-      version, batch = sample(self, *args)
-      return version + 1, batch
+    def too_late(prompts, params, version):
+      return loop.collector(prompts, params, version + 1)
 
-    with mock.patch.object(stale_loop.Bench, "_sample_step", too_late):
-      with self.assertRaisesRegex(RuntimeError, "step 0 was sampled .* 1, not"):
-        self.bench.run(self.runs["rloo-s2-seed0"])
+    steps = loop_lib.train(
+        loop.config,
+        loop.learner,
+        too_late,
+        loop.schedule,
+        loop.buffer,
+        loop.order,
+    )
+    with self.assertRaisesRegex(RuntimeError, r"position 0 .* \[1\], not 0"):
+      next(steps)
+
+  def test_refuses_a_schedule_that_pins_no_version(self):
+    loop = self.make_loop("rloo-s2-seed0")
+    free = dataclasses.replace(loop.schedule, lockstep=False)
+    with self.assertRaisesRegex(ValueError, "search.lockstep = False"):
+      next(dataclasses.replace(loop, schedule=free).train())
 
   def test_a_step_that_is_not_finite_ends_the_run(self):
     name = "rloo-s0-seed0"
-    step, state = self.bench._objectives["rloo"]
+    train = device_work.DeviceWork.train
 
-    def broken(state, batch):
-      broken_now = int(state.step) == 2
-      state, metrics = step(state, batch)
+    def broken(work, batch):
       # A gradient may be infinite while the loss is not.
-      return state, metrics | ({"nonfinite": 1.0} if broken_now else {})
+      broken_now = int(work.state.step) == 2
+      return train(work, batch) | ({"nonfinite": 1.0} if broken_now else {})
 
-    with mock.patch.dict(self.bench._objectives, rloo=(broken, state)):
+    with mock.patch.object(device_work.DeviceWork, "train", broken):
       result = self.bench.run(self.runs[name])
     self.assertEqual(result["diverged_step"], 2)
     self.assertEqual(result["versions"], [0, 1, 2])
@@ -187,7 +188,7 @@ class BenchTest(absltest.TestCase):
 
   def test_stops_when_asked(self):
     asked = iter([False, False, True])
-    with self.assertRaisesRegex(stale_loop.Interrupted, "at step 2"):
+    with self.assertRaisesRegex(sweep.Interrupted, "at step 2"):
       self.bench.run(
           self.runs["rloo-s0-seed0"], should_stop=lambda: next(asked)
       )
