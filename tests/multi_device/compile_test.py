@@ -70,7 +70,7 @@ _HARDWARE = (
      "reward_model"),
     ("configs/math.py:hardware=v5p-16", "Qwen/Qwen2.5-7B", 8, 4),
     ("configs/gsm8k.py:method=ppo,hardware=v6e-8",
-     "microsoft/rho-math-1b-v0.1", 2, 1),
+     "microsoft/rho-math-1b-v0.1", 4, 1),
     ("configs/tldr.py:method=online_dpo,hardware=v5e-16",
      "EleutherAI/pythia-410m-deduped", 16, 1, "reward_model"),
 )  # fmt: skip
