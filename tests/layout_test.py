@@ -34,7 +34,7 @@ _WITHOUT_JAX = """
     config.stages config.validate config.variants losses.build main
     models.config models.folders models.hf_config models.hf_files models.hf_hub
     models.hf_names monitor.panel monitor.report.build monitor.run_directory
-    programs.plan programs.sizes programs.store programs.train programs.verify
+    programs.sizes programs.store programs.train programs.verify
     rewards.comparers rewards.judges rewards.pool rewards.worker system.bucket
     system.jsonl system.polling system.processes system.pulse system.role
     system.worker tasks.build

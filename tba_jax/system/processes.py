@@ -89,6 +89,62 @@ def available_cores() -> list[int]:
   return list(range(os.cpu_count() or 1))
 
 
+_ROOT = pathlib.Path("/")
+
+
+def memory(root: pathlib.Path = _ROOT) -> tuple[int, str]:
+  """Returns the bytes of memory that processes here may use, and their source.
+
+  That is the machine's memory, or a lower limit of a control group.
+  """
+  most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  source = "memory of this machine"
+  limits = _limits(root, "memory", "memory.max", "memory.limit_in_bytes")
+  for path, limit in limits:
+    if limit.isdigit() and int(limit) < most:
+      most, source = int(limit), f"limit in {path}"
+  return most, source
+
+
+def num_cores(root: pathlib.Path = _ROOT) -> tuple[float, str]:
+  """Returns the cores that processes here may use, and the count's source."""
+  most, source = float(len(available_cores())), "cores of this process"
+  for path, quota in _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
+    quota, _, period = quota.partition(" ")
+    if path.name == "cpu.cfs_quota_us":
+      period = (path.parent / "cpu.cfs_period_us").read_text()
+    if quota.isdigit() and int(quota) / int(period) < most:
+      most, source = int(quota) / int(period), f"quota in {path}"
+  return most, source
+
+
+def _limits(
+    root: pathlib.Path, controller: str, name: str, old_name: str
+) -> Iterator[tuple[pathlib.Path, str]]:
+  """Yields limits of this process's control groups, and of those above them.
+
+  `old_name` is the file's name in version 1, where controllers have folders.
+  """
+  try:
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+  except OSError:
+    return  # No Linux.
+  mounted = root / "sys/fs/cgroup"
+  for line in lines:
+    _, controllers, group = line.split(":", 2)
+    top, file = mounted, name
+    if controllers:
+      top, file = mounted / controller, old_name
+      if controller not in controllers.split(","):
+        continue
+    # In a container its own group may be mounted as the top.
+    inside = top / group.lstrip("/")
+    for folder in (inside, *inside.parents):
+      path = folder / file
+      if folder.is_relative_to(top) and path.is_file():
+        yield path, path.read_text().strip()
+
+
 def assign_cores(num_searchers: int, per_searcher: int = 1) -> dict[str, Any]:
   """Returns the cores of `trainer`, and of each of `searchers`.
 

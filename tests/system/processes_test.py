@@ -71,6 +71,33 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(out["trainer"], [0, 1, 2, 3])
     self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
 
+  @parameterized.parameters(
+      # A limit of a group, and a lower one above it.
+      ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "4096",
+                   "a/cpu.max": "150 100", "a/b/cpu.max": "max 100"}, "a"),
+      # Version 1, where a container has its own group as the top.
+      ("4:memory:/x\n1:cpu,cpuacct:/x",
+       {"memory/memory.limit_in_bytes": "4096", "cpu/cpu.cfs_quota_us": "150",
+        "cpu/cpu.cfs_period_us": "100"}, ""),
+  )  # fmt: skip
+  def test_control_groups_limit_memory_and_cores(self, groups, files, folder):
+    root = pathlib.Path(self.create_tempdir().full_path)
+    for name, text in files.items():
+      path = root / "sys/fs/cgroup" / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text(f"{text}\n")
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(f"{groups}\n")
+    with mock.patch.object(processes, "available_cores", lambda: [0, 1]):
+      memory, source = processes.memory(root)
+      self.assertEqual(memory, 4096)
+      self.assertIn(f"cgroup/{folder}", source)
+      self.assertEqual(processes.num_cores(root)[0], 1.5)
+      # No limits: no Linux, or limits above what is here.
+      nowhere = root / "none"
+      self.assertGreater(processes.memory(nowhere)[0], 2**28)
+      self.assertEqual(processes.num_cores(nowhere)[0], 2)
+
   def test_pins_a_process(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)

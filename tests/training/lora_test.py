@@ -21,7 +21,6 @@ from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
 from tba_jax.programs import roles
-from tba_jax.programs import sizes
 from tba_jax.training import checkpoint
 from tba_jax.training import device_work
 from tba_jax.training import lora
@@ -124,8 +123,8 @@ class AdaptersTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_FAMILIES)
-  def test_names_and_shapes_agree_with_the_jax_free_ones(self, **family):
-    model, _, functions, moved = make(**family)
+  def test_names_agree_with_the_jax_free_ones(self, **family):
+    moved = make(**family)[3]
     found = {}
     for part in moved["blocks"].values():
       found |= part
@@ -141,17 +140,6 @@ class AdaptersTest(parameterized.TestCase):
           }
       )
       self.assertEqual(bool([*problems]), name in lacking)
-    told = sizes.adapter_leaves(
-        sizes.model_leaves(model.config), rank=2, targets="all"
-    )
-    axes = jax.tree.leaves(
-        functions.logical_axes, is_leaf=lambda node: isinstance(node, tuple)
-    )
-    actual = [
-        (leaf.shape, names)
-        for leaf, names in zip(jax.tree.leaves(moved), axes, strict=True)
-    ]
-    self.assertCountEqual(told.values(), actual)
 
   def test_refuses_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]
