@@ -242,6 +242,7 @@ class _Searcher:
         prompt_tokens=request.prompt_tokens,
         completion_tokens=completions.tokens,
         completion_lengths=completions.lengths,
+        sampled_mask=completions.sampled_mask,
         stopped=completions.stopped,
         behavior_logprobs=completions.logprobs,
         rewards=np.asarray([j.reward for j in judgements], np.float32),

@@ -333,6 +333,7 @@ class Searcher:
           [request.prompt_tokens for request in requests],
           [found.tokens for found in completions],
           [found.lengths for found in completions],
+          [found.sampled_mask for found in completions],
       )
 
   def _check_handed_over(self) -> None:
@@ -374,6 +375,7 @@ class Searcher:
             prompt_tokens=request.prompt_tokens,
             completion_tokens=found.tokens,
             completion_lengths=found.lengths,
+            sampled_mask=found.sampled_mask,
             stopped=found.stopped,
             behavior_logprobs=found.logprobs,
             rewards=rewards_S,

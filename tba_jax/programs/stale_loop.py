@@ -295,7 +295,7 @@ class Bench:
         batch,
         completion_mask=batches.completion_mask(
             batch.completion_tokens,
-            stack("lengths"),
+            stack("sampled_mask"),
             None if counts else tokenizer,
         ),
         behavior_logprobs=stack("logprobs"),

@@ -635,10 +635,10 @@ def make_buffer(
     mesh: jax.sharding.Mesh | None = None,
 ) -> buffer_lib.ReplayBuffer:
   """Returns an empty buffer; `policy` is for `replay_filter.similarity`."""
-  embed, content_lengths = None, None
+  embed, content_mask = None, None
   if config.replay_filter.similarity != "none":
-    content_lengths = functools.partial(
-        tokenizer_lib.content_lengths, policy.tokenizer
+    content_mask = functools.partial(
+        tokenizer_lib.content_mask, policy.tokenizer
     )
   if config.replay_filter.similarity == "cosine":
     embed = reward_judge.make_embed(config, policy, mesh)
@@ -648,5 +648,5 @@ def make_buffer(
           config.replay, per_round_steps=config.train.per_round_steps
       ),
       embed=embed,
-      content_lengths=content_lengths,
+      content_mask=content_mask,
   )

@@ -53,7 +53,7 @@ class BatchMaker:
     """
     version = self._work.reference.version(draw.step)
     mask_BxKxT = completion_mask(
-        draw.completion_tokens, draw.completion_lengths, self._tokenizer
+        draw.completion_tokens, draw.sampled_mask, self._tokenizer
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
     # Prompts without cached log-probs come first, as `place` expects.
@@ -91,20 +91,20 @@ class BatchMaker:
 
 def completion_mask(
     tokens: np.ndarray,
-    lengths: np.ndarray,
+    sampled_mask: np.ndarray,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
 ) -> np.ndarray:
   """Returns [..., T] float32, 1 on the tokens that the loss counts.
 
   Args:
     tokens: [..., T] int.
-    lengths: [...] int, stop token included.
+    sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
     tokenizer: tokenizer whose stop tokens and stop strings do not count; None
       counts all.
   """
   if tokenizer is not None:
-    lengths = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
-  return (np.arange(tokens.shape[-1]) < lengths[..., None]).astype(np.float32)
+    sampled_mask = tokenizer_lib.content_mask(tokenizer, tokens, sampled_mask)
+  return sampled_mask.astype(np.float32)
 
 
 # Token ids of a prompt, and of each of its K completions.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The staleness of a run is exact, and its parts are compiled once."""
 
+import dataclasses
 import json
 import pathlib
 from unittest import mock
@@ -101,6 +102,35 @@ class BenchTest(absltest.TestCase):
 
   def test_samples_are_of_their_version(self):
     self.check_samples("rloo-s2-seed0", [0, 0, 0, 1, 2, 3])
+
+  def test_tokens_that_were_not_sampled_do_not_count(self):
+    sampler = self.bench._sampler
+    masks = []
+
+    def sample(params, requests, **kwargs):
+      found = sampler.sample(params, requests, **kwargs)
+      # As if an environment had written the first token of each completion.
+      masks.append(
+          [
+              c.sampled_mask & (np.arange(len(c.sampled_mask[0])) > 0)
+              for c in found
+          ]
+      )
+      return [
+          dataclasses.replace(c, sampled_mask=mask)
+          for c, mask in zip(found, masks[-1], strict=True)
+      ]
+
+    fake = mock.Mock(wraps=sampler)
+    fake.sample.side_effect = sample
+    with mock.patch.object(self.bench, "_sampler", fake):
+      _, _, batches = self.run_and_watch("rloo-s0-seed0")
+    self.assertLen(batches, _STEPS)
+    for batch in batches:
+      counts = [
+          np.array_equal(batch.completion_mask, np.stack(m)) for m in masks
+      ]
+      self.assertIn(True, counts)
 
   def test_on_policy(self):
     self.check_samples("rloo-s0-seed0", [0, 1, 2, 3, 4, 5])
