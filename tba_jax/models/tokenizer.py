@@ -322,6 +322,36 @@ def content_lengths(
   return contents
 
 
+def content_mask(
+    tokenizer: Tokenizer, tokens: np.ndarray, sampled_mask: np.ndarray
+) -> np.ndarray:
+  """Returns [..., T] bool, the sampled tokens without what ended them.
+
+  Tokens of an environment separate the turns of a completion; each turn may end
+  with a stop token or stop string.
+
+  Args:
+    tokenizer: has stop tokens and stop strings.
+    tokens: [..., T] int.
+    sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
+  """
+  T = tokens.shape[-1]
+  tokens_NxT = tokens.reshape(-1, T)
+  steps = np.diff(
+      sampled_mask.reshape(-1, T).astype(np.int8), prepend=0, append=0
+  )
+  # Row, first token and length of each turn.
+  rows_M, starts_M = np.nonzero(steps == 1)
+  lengths_M = np.nonzero(steps == -1)[1] - starts_M
+  columns_MxT = np.minimum(starts_M[:, None] + np.arange(T), T - 1)
+  turns_MxT = tokens_NxT[rows_M[:, None], columns_MxT]
+  contents_M = content_lengths(tokenizer, turns_MxT, lengths_M)
+  content_NxT = np.zeros(tokens_NxT.shape, np.bool_)
+  for row, start, count in zip(rows_M, starts_M, contents_M):
+    content_NxT[row, start : start + count] = True
+  return content_NxT.reshape(tokens.shape)
+
+
 def _before_stop_string(tokenizer: Tokenizer, ids: list[int]) -> int:
   """Returns how many tokens have text before the first stop string."""
   text = tokenizer.decode(ids)

@@ -27,6 +27,7 @@ def make_group(position=0, *, num_completions=3, num_tokens=5, prompt=4):
           0, 9, (num_completions, num_tokens)
       ).astype(np.int32),
       completion_lengths=lengths,
+      sampled_mask=np.arange(num_tokens) < lengths[:, None],
       stopped=lengths < num_tokens,
       behavior_logprobs=-rng.random((num_completions, num_tokens), np.float32),
       rewards=rng.random(num_completions, np.float32),
@@ -62,6 +63,9 @@ class PackingTest(parameterized.TestCase):
       ("rows", "arrays", "rewards", np.zeros((2, 4), np.float32)),
       ("groups", "arrays", "versions", np.zeros((3, 3), np.int32)),
       ("axes", "arrays", "stopped", np.zeros((2, 3, 5), np.bool_)),
+      ("no_mask", "arrays", "sampled_mask", None),
+      ("mask_axes", "arrays", "sampled_mask", np.ones((2, 3), np.bool_)),
+      ("mask_dtype", "arrays", "sampled_mask", np.ones((2, 3, 5), np.int32)),
       ("tokens", "arrays", "behavior_logprobs", np.zeros((2, 3, 4), "f4")),
       ("prompt", "arrays", "prompt_tokens", np.zeros(7, np.int32)),
       ("list", "header", "position", "0"),

@@ -39,12 +39,16 @@ class RejectionTest(queue_case.QueueTestCase):
         ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),
         ("length", {
             "completion_tokens": wide(tokens),
+            "sampled_mask": wide(ok[0].sampled_mask),
             "behavior_logprobs": wide(logprobs),
             "completion_lengths": np.asarray([1, T + 1, 2], "i4"),
         }),
         ("length", {"prompt_tokens": np.zeros(99, "i4")}),
         ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
         ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
+        # Past the end, and nowhere.
+        ("mask", {"sampled_mask": np.ones_like(tokens, np.bool_)}),
+        ("mask", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
         ("reference", {"ref_logprobs": logprobs}),
         ("position", {"position": -1}),
         ("position", {"position": 1 << 40}),
