@@ -78,10 +78,10 @@ def lock_store(
   each other's blocks.
 
   Args:
-    transport: of the calling thread.
+    transport: transport of the calling thread.
     run: the run.
     owner: id of the trainer's directory, kept by a copy of it.
-    place: of the directory, for the message.
+    place: place of the directory, for the message.
 
   Raises:
     StoreLockedError: another trainer's directory has the lock.
@@ -111,8 +111,8 @@ class IncomingBlock:
   expected: number after the block before; less than `sequence` if the blocks
     between were lost with their searcher.
   data: the wire message, for the journal.
-  header: of the message, with checked fields.
-  arrays: of the message, not checked yet.
+  header: header of the message, with checked fields.
+  arrays: arrays of the message, not checked yet.
   """
 
   sid: str
