@@ -54,7 +54,7 @@ class GroupSink(Protocol):
   stop_requested: the trainer has asked this searcher to leave.
   run_done: the reason is that the run is complete.
   totals: prompts, completions and tokens submitted so far.
-  begun_s: when each block not yet submitted was begun, by `monotonic`, oldest
+  begun_s: start time of each block not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
   """
 
@@ -156,8 +156,8 @@ class ParamsSink(Protocol):
     """Waits until `version` or a later one is readable.
 
     Raises:
-      DeadlineExceededError: it is not within `deadline_s`.
-      TransportError: as of `submit`.
+      DeadlineExceededError: the version is not readable within `deadline_s`.
+      TransportError: the channel has ended, with its error as the cause.
     """
 
   def close(self) -> None:

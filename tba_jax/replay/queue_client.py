@@ -194,7 +194,7 @@ class QueueClient:
 
   stop_requested: the trainer has asked this searcher to leave.
   run_done: the reason is that the run is complete.
-  begun_s: when each block not yet submitted was begun, by `monotonic`, oldest
+  begun_s: start time of each block not yet submitted, by `monotonic`, oldest
     first; kept by the searcher.
   """
 
