@@ -134,11 +134,11 @@ def main(folder: pathlib.Path) -> None:
   )
   learner.train(batches())
   for step, params in clock.snapshots.items():
-    _save(folder / f"step{step}", params, start=pathlib.Path(c["model"]))
+    save(folder / f"step{step}", params, start=pathlib.Path(c["model"]))
   clock.write(folder, ("flax", "google-tunix", "jax"))
 
 
-def _save(
+def save(
     folder: pathlib.Path, params: Mapping[str, Any], *, start: pathlib.Path
 ) -> None:
   """Saves a snapshot as a Hugging Face folder, its other files from `start`."""

@@ -95,7 +95,7 @@ def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
       "write_cpu_ms": write_cpu_ms,
       "cost": (record_ms + write_cpu_ms) / (1e3 * step_s),
       "paired": statistics.median(costs),
-      "paired_interval": _median_interval(costs),
+      "paired_interval": median_interval(costs),
   }
 
 
@@ -125,7 +125,7 @@ def _busy_s(start: float, end: float, waits: Sequence[dict[str, Any]]) -> float:
   return end - start - sum(max(0.0, s) for s in waited)
 
 
-def _median_interval(ordered: Sequence[float]) -> tuple[float, float]:
+def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
   """Returns values between which the median lies in 95 of 100 samples.
 
   By ranks: the number of values below the median is binomial, here taken as

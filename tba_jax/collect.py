@@ -97,6 +97,8 @@ class Collector:
       epoch: int = 0,
   ) -> list[types.Group]:
     """Returns a group for each prompt, sampled with `params`."""
+    if not prompts:
+      return []
     sampled = self.sample(prompts, params, version)
     ref_logprobs = self.start_reference(sampled)
     judged = self.judge(self.judge_requests(sampled))
@@ -185,7 +187,7 @@ class Collector:
     Args:
       sampled: sampled prompts.
       judged_PxS: judgements of their completions.
-      ref_logprobs_P: from the function that `start_reference` returns.
+      ref_logprobs_P: reference log-probs, by the function of `start_reference`.
       epoch: start count of the trainer that published the params.
     """
     return [

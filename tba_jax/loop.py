@@ -57,32 +57,28 @@ def train(
         "config.search.lockstep = False: allowed True, or rounds"
         " (config.rounds.mini_batches); else the lag is not exact"
     )
-  shape = config.train.prompts_per_batch, config.train.completions_per_prompt
-  # Groups that wait for their step, and the next positions to sample and to
-  # insert.
+  B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
   waiting: collections.deque[types.Group] = collections.deque()
-  to_sample = to_insert = 0
+  num_sampled = num_inserted = 0
   buffer.begin_epoch(0, 0)
   for step in range(schedule.num_steps):
-    # Search: sample whatever is to be sampled with this version.
-    prompts = []
-    while (
-        to_sample < schedule.num_prompts
-        and schedule.version_of(to_sample) <= step
-    ):
-      prompts.append((to_sample, *order.prompt(to_sample)))
-      to_sample += 1
-    if prompts:
-      waiting.extend(collector(prompts, learner.params, step))
-    # Replay: insert what belongs to this step, and draw a batch.
-    while to_insert < schedule.needed(step):
-      group = waiting.popleft()
-      _check_version(group, schedule)
-      buffer.insert(group, step)
-      to_insert += 1
-    draw = schedule.draw(buffer, *shape, step)
+    # Search: sample all prompts that this version of the params is to sample.
+    prompts = [
+        (position, *order.prompt(position))
+        for position in range(num_sampled, schedule.num_sampled(step))
+    ]
+    waiting.extend(collector(prompts, learner.params, step))
+    num_sampled += len(prompts)
+
+    # Replay: the groups of this step enter the buffer; a batch leaves it.
+    while num_inserted < schedule.needed(step):
+      _check_version(waiting[0], schedule)
+      buffer.insert(waiting.popleft(), step)
+      num_inserted += 1
+    draw = schedule.draw(buffer, B, K, step)
     buffer.mark_trained(draw.rows)
-    # Learn.
+
+    # Learn: one step on the batch makes the next version.
     metrics = learner.step(draw)
     yield step, draw, metrics
 

@@ -75,13 +75,6 @@ class Schedule:
     """Versions that a searcher may need before the newest, if pinned."""
     return self.lead_steps if self.lockstep else 0
 
-  @property
-  def num_prompts(self) -> int:
-    """Prompts of the whole run, if pinned."""
-    if self.round_prompts:
-      return self.admitted_next(self.num_steps)
-    return self.admitted(self.num_steps)
-
   def needed(self, step: int) -> int:
     """Returns the number of prompts that must arrive before `step` begins."""
     if self.round_prompts:
@@ -104,6 +97,15 @@ class Schedule:
     rounds = self.num_steps // self.round_steps
     last = min(step // self.round_steps + 1 + self.lag_rounds, rounds)
     return self.round_prompts * last
+
+  def num_sampled(self, step: int) -> int:
+    """Returns the number of prompts sampled before `step` trains, if pinned.
+
+    They are those whose version is `step` or an earlier one.
+    """
+    if self.round_prompts:
+      return self.admitted_next(step)
+    return self.admitted(step)
 
   def version_of(self, position: int) -> int:
     """Returns the version that must sample a position, -1 for the newest."""

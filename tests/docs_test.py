@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import runpy
+import textwrap
 
 from absl.testing import absltest
 import jax
@@ -187,6 +188,13 @@ class DocsTest(absltest.TestCase):
     self.assertEqual(programs["docs/README.md"], set(main.PROGRAMS))
     self.assertNotEmpty(programs["README.md"])
     self.assertLess(programs["README.md"], set(main.PROGRAMS))
+
+  def test_the_readme_shows_the_loop_of_the_package(self):
+    page = (_ROOT / "README.md").read_text("utf-8")
+    (shown,) = re.findall(r"```python\n(for step .*?\n)```", page, re.DOTALL)
+    code = (_ROOT / "tba_jax" / "loop.py").read_text("utf-8")
+    self.assertIn(textwrap.indent(shown, "  "), code)
+    self.assertLess(shown.count("\n"), 30)
 
   def test_the_architecture_names_what_there_is(self):
     page = (_ROOT / "docs" / "architecture.md").read_text("utf-8")

@@ -65,7 +65,7 @@ class Intake:
   grants: grants of positions that are not journaled.
   watermarks: sid -> number of the next block; those below are journaled.
   written_off: sid -> totals with which a searcher was written off.
-  obstacle: reason for which no data is journaled, for messages; None for none.
+  obstacle: reason why no data is journaled, for messages; None if it is.
   """
 
   def __init__(

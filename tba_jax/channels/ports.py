@@ -156,8 +156,8 @@ class ParamsSink(Protocol):
     """Waits until `version` or a later one is readable.
 
     Raises:
-      DeadlineExceededError: the version is not readable within `deadline_s`.
-      TransportError: the channel has ended, with its error as the cause.
+      DeadlineExceededError: no such version within `deadline_s`.
+      TransportError: error of `submit`.
     """
 
   def close(self) -> None:
@@ -250,12 +250,6 @@ class Receiver(Protocol):
   journal_start: int
   urgent: bool
   generation: int
-
-  def start(self) -> None:
-    """Begins to serve searchers."""
-
-  def close(self) -> None:
-    """Ends serving, and closes the journal."""
 
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`, to be granted to searchers."""

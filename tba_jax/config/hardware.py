@@ -16,6 +16,8 @@ import math
 
 import ml_collections
 
+from tba_jax.losses import build as losses
+
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
@@ -118,7 +120,7 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   copy = 4 if _is_float32(c, hardware) else 2
   state = billions * (8 if c.lora.rank else 20 + copy)
   least = _power(math.ceil(state / share))
-  if c.loss.name == "ppo":
+  if losses.find(c.loss.name).has_values:
     state += 16 * billions  # The value model: params, gradients, moments.
   shards = _power(math.ceil((state + frozen) / share))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.system import user_code
 
@@ -181,51 +182,15 @@ TARGETS = Allowed(
     f"'all' or some of {', '.join(LORA_TARGETS)}, separated by commas",
     lambda v: set(lora_names(v)) <= set(LORA_TARGETS),
 )
-LOSS_NAMES = (
-    "tb", "tb_learned_z", "subtb", "tba_prime", "reinforce", "rloo",
-    "proximal_rloo", "grpo", "dr_grpo", "ppo", "copg", "gvpo", "online_dpo",
-    "ipo", "slic", "best_of_n",
-)  # fmt: skip
 LOSS_NAME = Allowed(
-    f"{', '.join(map(repr, LOSS_NAMES))}, or FILE.py:FUNCTION that exists",
-    lambda v: v in LOSS_NAMES
+    f"{', '.join(map(repr, losses.OBJECTIVES))}, or FILE.py:FUNCTION that"
+    " exists",
+    lambda v: v in losses.OBJECTIVES
     or (".py:" in v and not user_code.problem_of_file(v)),
-    LOSS_NAMES,
+    tuple(losses.OBJECTIVES),
 )
 WRITERS = ("csv", "tensorboard", "trackio", "wandb")
 
-# Properties of objectives by `loss.name`; tests compare them with the code.
-OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
-OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
-OF_A_VALUE_MODEL = ("subtb", "ppo")
-OF_A_TEMPERED_TARGET = ("tb", "tb_learned_z")
-# Objectives that divide by beta, or learn nothing at beta = 0.
-OF_BETA_ABOVE_0 = (
-    "tb",
-    "tb_learned_z",
-    "subtb",
-    "copg",
-    "gvpo",
-    "online_dpo",
-    "ipo",
-    "slic",
-)
-
-# Settings of `loss` that some objectives or corrections alone read.
-READ_BY_OBJECTIVES = {
-    "loss.scale": ("tb", "tb_learned_z", "subtb", "copg", "gvpo"),
-    "loss.length_norm": tuple(n for n in LOSS_NAMES if n != "subtb"),
-    "loss.ties": ("online_dpo", "ipo", "slic"),
-    "loss.subtb_lambda": ("subtb",),
-    "loss.log_z_learning_rate": ("tb_learned_z",),
-    "loss.value_init": OF_A_VALUE_MODEL,
-    "loss.value_learning_rate": OF_A_VALUE_MODEL,
-    "loss.value_clip": ("ppo",),
-    "loss.value_weight": ("ppo",),
-    "loss.gae_gamma": ("ppo",),
-    "loss.gae_lambda": ("ppo",),
-    "loss.whiten_advantages": ("ppo",),
-}
 _CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
 # The correction "", the objective's own, is a clip.
 READ_BY_CORRECTIONS = {
@@ -581,11 +546,11 @@ SETTINGS = {
     "sampling.max_completion_tokens": _s(24, COUNT, ""),
     "sampling.num_rows": _s(
         256, COUNT,
-        "completions decoded at the same time; on accelerators those of a"
-        " prompt share its KV cache if all of a round fit", hosts="searcher"),
+        "slots: completions decoded at the same time; on accelerators those of"
+        " a prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.chunk_steps": _s(
-        8, COUNT, "decode steps between refills of finished rows, and between"
-        " polls for newer params (`sampling.in_flight`) and stop strings"),
+        8, COUNT, "decode steps between refills of finished slots, and between"
+        " polls for newer params (`sampling.in_flight`) and for stop strings"),
     "sampling.prompt_buckets": _s(
         1, COUNT, "padded prompt lengths: the maximum, its half, …"),
     "sampling.in_flight": _s(
@@ -623,9 +588,9 @@ SETTINGS = {
         180.0, WAIT, "the trainer ends after this long without fresh data",
         resume=True),
     "search.mesh.data": _s(
-        1, COUNT, "devices of a searcher that split its rows", resume=True),
+        1, COUNT, "devices of a searcher that split its slots", resume=True),
     "search.mesh.fsdp": _s(
-        1, COUNT, "devices that split rows, and params by config.sharding",
+        1, COUNT, "devices that split slots, and params by config.sharding",
         resume=True),
     "search.mesh.tensor": _s(
         1, COUNT, "devices that split params by config.sharding, and heads"
@@ -643,7 +608,7 @@ SETTINGS = {
         " objective (of tb 2/beta times as large)"),
     "loss.beta": _s(
         0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
-        " above 0 for " + ", ".join(OF_BETA_ABOVE_0)),
+        " above 0 for " + ", ".join(losses.names("needs_beta"))),
     "loss.beta_final": _s(
         0.05, NOT_NEGATIVE, "end of a linear change from beta over"
         " beta_decay_steps, and the value from beta_stop_steps on"),

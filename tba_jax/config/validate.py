@@ -26,6 +26,7 @@ from tba_jax.config import load
 from tba_jax.config import own_code
 from tba_jax.config import settings
 from tba_jax.config import variants
+from tba_jax.losses import build as losses
 from tba_jax.models import config as config_lib
 from tba_jax.models import folders
 from tba_jax.models import hf_config
@@ -305,7 +306,7 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
 def trains_reward_model(c: Mapping[str, Any]) -> bool:
   """Returns whether a run with these settings trains a reward model first."""
   scores = (c.get("reward.where"), c.get("reward.model"))
-  has_values = c.get("loss.name") in settings.OF_A_VALUE_MODEL
+  has_values = losses.find(c.get("loss.name")).has_values
   return scores == ("model", "reward_model") or (
       has_values and c.get("loss.value_init") == "reward_model"
   )
@@ -367,9 +368,9 @@ _RELATIONS = {
 
 # Requirements of a setting (key, test of its value) on others: allowed values.
 _REQUIRED = (
-    ("loss.name", lambda v: v in settings.OF_BETA_ABOVE_0,
+    ("loss.name", lambda v: losses.find(v).needs_beta,
      {"loss.beta": "above 0", "loss.beta_final": "above 0"}),
-    ("loss.name", lambda v: v not in settings.OF_A_TEMPERED_TARGET,
+    ("loss.name", lambda v: not losses.find(v).is_tempered,
      {f"tempering.{name}": (1,)
       for name in ("tau", "tau_final", "gamma", "gamma_final")}),
     ("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
@@ -414,16 +415,15 @@ _REQUIRED = (
 )  # fmt: skip
 
 
-# Settings that configs set together with the switch that a user may turn.
-_SET_WITH_A_SWITCH = (
-    "loss.scale", "loss.log_z_learning_rate", "loss.value_learning_rate",
-)  # fmt: skip
+# Settings in `loss` that configs set together with the switch that a user may
+# turn.
+_SET_WITH_A_SWITCH = ("scale", "log_z_learning_rate", "value_learning_rate")
 # Settings that are read with some values of another one alone: key, the other,
 # and these values. Elsewhere a value beside the default is a mistake.
 _READ_WITH = (
-    *((key, "loss.name", names)
-      for key, names in settings.READ_BY_OBJECTIVES.items()
-      if key not in _SET_WITH_A_SWITCH),
+    *((f"loss.{name}", "loss.name", readers)
+      for name, readers in losses.readers().items()
+      if name not in _SET_WITH_A_SWITCH),
     *((key, "loss.correction", names)
       for key, names in settings.READ_BY_CORRECTIONS.items()),
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
@@ -483,12 +483,12 @@ def _batch(c: Mapping[str, Any]) -> _Problems:
 
 def _group_size(c: Mapping[str, Any]) -> _Problems:
   name = c["loss.name"]
-  if name not in settings.OF_SINGLE_COMPLETIONS:
-    if c["train.completions_per_prompt"] < 2:
-      yield "train.completions_per_prompt", (
-          f"allowed 2 or more with config.loss.name = {name!r}, which compares"
-          " the completions of a prompt"
-      )
+  least = losses.find(name).min_completions
+  if c["train.completions_per_prompt"] < least:
+    yield "train.completions_per_prompt", (
+        f"allowed {least} or more with config.loss.name = {name!r}, which"
+        " compares the completions of a prompt"
+    )
 
 
 def _trust_region(c: Mapping[str, Any]) -> _Problems:
@@ -496,7 +496,7 @@ def _trust_region(c: Mapping[str, Any]) -> _Problems:
   why = ""
   if correction in ("clip_token", "clip_sequence", "cispo", "decoupled"):
     why = f"config.loss.correction = {correction!r}"
-  elif not correction and name in settings.OF_A_TRUST_REGION:
+  elif not correction and losses.find(name).needs_ratio_clip:
     why = f"config.loss.name = {name!r}"
   if why and not c["loss.ratio_clip"]:
     yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
@@ -513,13 +513,14 @@ def _proximal(c: Mapping[str, Any]) -> _Problems:
   is_held = (
       c["loss.correction"] == "decoupled"
       or c["loss.behavior_logprobs"] == "recomputed"
-      or c["loss.name"] == "ppo"
+      or losses.find(c["loss.name"]).has_targets
       or ".py:" in c["loss.name"]
   )
   if held and not is_held:
     yield "loss.proximal_every_steps", (
         "allowed 0 where nothing reads it; it is read with config.loss.name ="
-        " ppo, config.loss.correction = 'decoupled' or"
+        f" {', '.join(losses.names('has_targets'))}, config.loss.correction ="
+        " 'decoupled' or"
         " config.loss.behavior_logprobs = 'recomputed'"
     )
   if c["loss.behavior_logprobs"] == "recomputed" and (held or steps) == 1:
@@ -761,7 +762,7 @@ def _folders(
   unread = set()
   if c.get("reward.where") != "model":
     unread.add("reward.model")
-  if c.get("loss.name") not in settings.OF_A_VALUE_MODEL:
+  if not losses.find(c.get("loss.name")).has_values:
     unread.add("loss.value_init")
   for key, (names, labels) in _MODELS.items():
     if c.get(key, names[0]) in names or _section(key) not in sections:
@@ -1055,13 +1056,14 @@ def _check_task(
         why = f"the longest {what} has {needed} tokens"
         lines.append(_line(key, good[key], f"allowed {needed} or more: {why}"))
   lines += _lacks(good, task, program)
-  if good.get("loss.name") == "tb_learned_z" and task.num_prompts("train") > 1:
+  name = good.get("loss.name")
+  if losses.find(name).learns_log_z and task.num_prompts("train") > 1:
     why = (
         "allowed with one training prompt, since it learns one log Z; this task"
         f" has {task.num_prompts('train')}. 'tb' estimates it for each prompt,"
         " 'subtb' learns it for each"
     )
-    lines.append(_line("loss.name", "tb_learned_z", why))
+    lines.append(_line("loss.name", name, why))
   if good.get("checkpoint.keep_best") and good.get("evaluate.every_steps") == 0:
     why = "allowed above 0 with config.checkpoint.keep_best = True"
     lines.append(_line("evaluate.every_steps", 0, why))

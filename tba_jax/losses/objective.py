@@ -157,7 +157,7 @@ def make_pure_loss(
         beta,
     )
 
-    def loss_of(x_BxKxT: jax.Array) -> build.Loss:
+    def loss_of(x_BxKxT: jax.Array) -> groups_lib.Loss:
       some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)
       return row.loss(some, c, beta)
 
@@ -286,7 +286,9 @@ def _make_groups(
       ref_logprobs_BxKxT=ref_logprobs,
       mask_BxKxT=batch.completion_mask,
       weights_BxKxT=groups_lib.length_weights(
-          batch.completion_mask, c.length_norm or row.length_norm, mean_length
+          batch.completion_mask,
+          c.length_norm or row.length_norm or "none",
+          mean_length,
       ),
       rewards_BxK=batch.rewards,
       log_z_Bx1=log_z_Bx1,

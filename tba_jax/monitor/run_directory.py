@@ -26,7 +26,7 @@ from tba_jax.transport import certificates
 from tba_jax.transport import locator as locator_lib
 from tba_jax.transport import wire
 
-FORMAT = 2
+FORMAT = 3
 # `last_process` holds a lock for an instant; `lock` retries for this long.
 _PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
@@ -369,8 +369,16 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     raise ValueError(
         f"{path / 'config.json'} has format {saved['format']}, this version"
         f" reads {FORMAT}: use the version of tba_jax that made the run"
+        f" ({_maker(saved)}), or another --workdir for a new run"
     )
   return saved
+
+
+def _maker(saved: dict[str, Any]) -> str:
+  """Returns the version of tba_jax that wrote a `config.json`."""
+  versions, revision = saved.get("versions"), saved.get("git_revision")
+  version = versions.get("tba_jax") if isinstance(versions, dict) else None
+  return f"{version or 'unknown'}, git revision {revision or 'unknown'}"
 
 
 def _write(

@@ -18,6 +18,7 @@ import ml_collections
 
 from tba_jax.config import meshes
 from tba_jax.config import settings as settings_lib
+from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
@@ -162,7 +163,7 @@ def _trained_bytes(
       "optimizer (Adam's two moments)": count * 2 * wide,
       "copy that is published": count * sizes.BYTES[published],
   }
-  if config.loss.name in settings_lib.OF_A_VALUE_MODEL:
+  if losses_build.find(config.loss.name).has_values:
     shape = sizes.value_shape(config, c, workdir)
     name = "value model with gradients and moments"
     out[name] = size(sizes.model_leaves(shape)) * 4 * wide

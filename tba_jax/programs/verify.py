@@ -4,8 +4,8 @@
 
     python -m tba_jax.main --program=verify --workdir=runs/countdown
 
-It shares no code with what it audits: its readers follow the formats that
-`replay/journal.py`, `transport/wire.py`, `replay/ledger.py`,
+Messages are read by `transport/wire.py`; all else shares no code with what it
+audits, and follows the formats that `replay/journal.py`, `replay/ledger.py`,
 `training/checkpoint.py`, `monitor/run_directory.py` and `monitor/recorder.py`
 describe. It writes nothing and needs neither devices nor the run's secret:
 without that, keyed hashes are not checked, so it finds damage, not forgery by
@@ -42,6 +42,7 @@ import tensorstore as ts
 
 from tba_jax.system import bucket
 from tba_jax.system import processes
+from tba_jax.transport import wire
 
 _UNITS = ("prompts", "completions", "tokens")
 _NUMBER = (int, float)
@@ -772,8 +773,6 @@ _RECORD_MAGIC = b"tbarec\x00\n"
 _DIGEST_BYTES = 16
 _RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
 _MAX_WASTED = 16
-_MESSAGE = struct.Struct("<4sHHIQ")
-_MESSAGE_DIGEST_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -844,32 +843,6 @@ def _read_segment(
   if known < len(data):
     rest.append((known, len(data)))
   return header, records, rest
-
-
-def _decode_message(
-    data: bytes,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Returns header and arrays of a wire message; its keyed hash is skipped.
-
-  Raises:
-    ValueError: the lengths or the JSON part are wrong.
-  """
-  begin = _MESSAGE.size + _MESSAGE_DIGEST_BYTES
-  if len(data) < begin:
-    raise ValueError(f"{len(data)} bytes are no message")
-  magic, schema, _, text_bytes, array_bytes = _MESSAGE.unpack_from(data)
-  if magic != b"TBAJ" or len(data) != begin + text_bytes + array_bytes:
-    raise ValueError("wrong magic or length")
-  if schema != 1:
-    raise ValueError(f"schema {schema}")
-  record = json.loads(data[begin : begin + text_bytes])
-  arrays, offset = {}, begin + text_bytes
-  for name, dtype, shape in record["arrays"]:
-    count = math.prod(shape)
-    array = np.frombuffer(data, dtype, count, offset)
-    arrays[name] = array.reshape(shape)
-    offset += -(-array.nbytes // 8) * 8
-  return record["header"], arrays
 
 
 def _check_journal(run_: RunFiles, part: Part) -> None:
@@ -976,7 +949,7 @@ def _read_block(
   Raises:
     ValueError, LookupError, TypeError: the message is not as documented.
   """
-  header, arrays = _decode_message(data)
+  header, arrays = wire.decode_unverified(data)
   if "sequence" not in header:
     if header["kind"] not in ("gone", "missing", "unknown"):
       raise ValueError(f"kind {header['kind']!r}")

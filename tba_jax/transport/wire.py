@@ -1,19 +1,17 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Wire format: a JSON header and arrays as authenticated bytes.
+"""Wire format: a JSON header and arrays as authenticated safetensors bytes.
 
 A message, all numbers little-endian:
 
-    offset  0  4 bytes   magic, b"TBAJ"
-    offset  4  uint16    schema version
-    offset  6  uint16    zero
-    offset  8  uint32    bytes of the JSON part
-    offset 12  uint64    bytes of the array part
-    offset 20  32 bytes  BLAKE2b of all the rest, keyed with the run's secret
-    offset 52  JSON      {"header": {...}, "arrays": [[name, dtype, shape]]}
-    then       arrays    flat, in that order, each padded to 8 bytes
+    offset  0  4 bytes      magic, b"TBAJ"
+    offset  4  uint16       schema version
+    offset  6  uint16       zero
+    offset  8  uint64       bytes of the safetensors part
+    offset 16  32 bytes     BLAKE2b of all the rest, keyed with the run's secret
+    offset 48  safetensors  arrays by name; metadata {"header": JSON text}
 
-Before it has verified the keyed hash, a reader trusts nothing but the lengths.
+Before it has verified the keyed hash, a reader trusts nothing but the length.
 The hash proves that a process of this run wrote the message, not when or under
 which key: messages for which that matters say so in their headers.
 """
@@ -22,7 +20,6 @@ from collections.abc import Mapping
 import hashlib
 import hmac
 import json
-import math
 import os
 import pathlib
 import secrets
@@ -31,29 +28,26 @@ import struct
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
 MAGIC = b"TBAJ"
-SCHEMA = 1
+SCHEMA = 2
 # Environment variable: the secret in hexadecimal, for hosts without its file.
 SECRET_VARIABLE = "TBA_JAX_SECRET"
 SECRET_BYTES = 32
 
-_PREFIX = struct.Struct("<4sHHIQ")
+_PREFIX = struct.Struct("<4sHHQ")
 _DIGEST_BYTES = 32
 _BODY_START = _PREFIX.size + _DIGEST_BYTES
-_ALIGN = 8
-_MAX_AXES = 32
-_DTYPES = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in (
-        *("bool", "float16", "float32", "float64"),
-        *("int8", "int16", "int32", "int64"),
-        *("uint8", "uint16", "uint32", "uint64"),
-    )
-}
+_METADATA = "__metadata__"  # Of safetensors, so not the name of an array.
+_DTYPES = frozenset(
+    "bool float16 float32 float64 int8 int16 int32 int64"
+    " uint8 uint16 uint32 uint64".split()
+)
 
 
 class WireError(ValueError):
@@ -61,7 +55,7 @@ class WireError(ValueError):
 
   reason: "truncated" (shorter than declared), "length" (longer), "magic",
     "schema" (another version), "hash" (modified, or another secret), "header"
-    (JSON part) or "array" (dtype, shape or size).
+    (JSON text) or "array" (safetensors part: names, dtypes, shapes or sizes).
   """
 
   def __init__(self, reason: str, message: str):
@@ -82,55 +76,42 @@ def encode(
     secret: key of the hash, 16 to 64 bytes.
 
   Raises:
-    ValueError: a dtype or the length of the secret is not allowed.
+    ValueError: a name, a dtype or the length of the secret is not allowed.
     TypeError: `header` is not JSON.
   """
-  table, parts = [], []
-  for name, value in arrays.items():
-    array = np.asarray(value)
-    dtype = _DTYPES.get(array.dtype.name)
-    if dtype is None:
+  tensors = {n: np.asarray(array, order="C") for n, array in arrays.items()}
+  for name, array in tensors.items():
+    if name == _METADATA:
+      raise ValueError(f"an array is named {name!r}: allowed is another name")
+    if array.dtype.name not in _DTYPES:
       raise ValueError(
           f"array {name!r} has dtype {array.dtype}; allowed: {sorted(_DTYPES)}"
       )
-    table.append([name, array.dtype.name, list(array.shape)])
-    flat = np.ascontiguousarray(array, dtype=dtype).reshape(-1)
-    parts.append(flat.view(np.uint8).data)
-    parts.append(bytes(-flat.nbytes % _ALIGN))
-  text = json.dumps(
-      {"header": dict(header), "arrays": table}, separators=(",", ":")
-  ).encode()
-  text += b" " * (-(_BODY_START + len(text)) % _ALIGN)
-  num_bytes = sum(len(part) for part in parts)
-  prefix = _PREFIX.pack(MAGIC, SCHEMA, 0, len(text), num_bytes)
-  body = [text, *parts]
-  return b"".join([prefix, _digest(prefix, body, secret), *body])
+  text = json.dumps(dict(header), separators=(",", ":"))
+  body = safetensors.numpy.save(tensors, {"header": text})
+  prefix = _PREFIX.pack(MAGIC, SCHEMA, 0, len(body))
+  return b"".join((prefix, _digest(prefix, body, secret), body))
 
 
 def decode(
     data: bytes, secret: bytes
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Returns header and arrays of a message; arrays are read-only views.
-
-  A view keeps all of `data` alive: copy what should outlive the message.
+  """Returns header and arrays of a message; arrays are read-only copies.
 
   Raises:
     WireError: `data` is not a valid message under this secret.
   """
-  prefix, digest, body, text_bytes = _open_envelope(data)
-  if not hmac.compare_digest(_digest(prefix, [body], secret), digest):
+  prefix, digest, body = _open_envelope(data)
+  if not hmac.compare_digest(_digest(prefix, body, secret), digest):
     raise WireError("hash", "modified, or another run's secret")
-  try:
-    record = json.loads(bytes(body[:text_bytes]))
-    header, table = record["header"], record["arrays"]
-    rows = [
-        (str(name), str(dtype), list(shape)) for name, dtype, shape in table
-    ]
-  except (ValueError, TypeError, KeyError, RecursionError) as error:
-    raise WireError("header", f"JSON part: {error!r}") from error
-  if not isinstance(header, dict):
-    raise WireError("header", f"header is a {type(header).__name__}")
-  return header, _read_arrays(rows, body[text_bytes:])
+  return _read_body(body)
+
+
+def decode_unverified(
+    data: bytes,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns what `decode` does, for an audit without the secret."""
+  return _read_body(_open_envelope(data)[2])
 
 
 def encode_message(message: Mapping[str, Any], secret: bytes) -> bytes:
@@ -228,65 +209,54 @@ def _make_secret(path: pathlib.Path) -> None:
     os.unlink(temporary)
 
 
-def _digest(prefix: bytes, body: list[Any], secret: bytes) -> bytes:
+def _digest(prefix: bytes, body: bytes, secret: bytes) -> bytes:
   if not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
     raise ValueError(f"wire secret has {len(secret)} bytes; allowed 16 to 64")
   state = hashlib.blake2b(prefix, digest_size=_DIGEST_BYTES, key=secret)
-  for part in body:
-    state.update(part)
+  state.update(body)
   return state.digest()
 
 
-def _open_envelope(data: bytes) -> tuple[bytes, bytes, memoryview, int]:
-  """Returns prefix, digest, body and the length of the body's JSON part."""
+def _open_envelope(data: bytes) -> tuple[bytes, bytes, bytes]:
+  """Returns prefix, digest and safetensors part of a message."""
   if len(data) < _BODY_START:
     raise WireError("truncated", f"{len(data)} bytes are less than a prefix")
-  magic, schema, _, text_bytes, num_bytes = _PREFIX.unpack_from(data)
+  magic, schema, _, num_bytes = _PREFIX.unpack_from(data)
   if magic != MAGIC:
     raise WireError("magic", f"begins with {bytes(magic)!r}, not {MAGIC!r}")
   if schema != SCHEMA:
     raise WireError(
         "schema", f"schema {schema}; this program reads schema {SCHEMA}"
     )
-  view = memoryview(data)
-  body = view[_BODY_START:]
-  if len(body) != text_bytes + num_bytes:
-    reason = "truncated" if len(body) < text_bytes + num_bytes else "length"
-    raise WireError(
-        reason, f"{len(body)} bytes of {text_bytes + num_bytes} declared"
-    )
-  prefix = bytes(view[: _PREFIX.size])
-  return prefix, bytes(view[_PREFIX.size : _BODY_START]), body, text_bytes
+  if (size := len(data) - _BODY_START) != num_bytes:
+    reason = "truncated" if size < num_bytes else "length"
+    raise WireError(reason, f"{size} bytes of {num_bytes} declared")
+  prefix, digest = data[: _PREFIX.size], data[_PREFIX.size : _BODY_START]
+  return bytes(prefix), bytes(digest), bytes(data[_BODY_START:])
 
 
-def _read_arrays(
-    rows: list[tuple[str, str, list[Any]]], body: memoryview
-) -> dict[str, np.ndarray]:
-  arrays, offset = {}, 0
-  for name, dtype_name, shape in rows:
-    dtype = _DTYPES.get(dtype_name)
-    if dtype is None:
-      raise WireError("array", f"{name!r} has dtype {dtype_name!r}")
-    if name in arrays:
-      raise WireError("array", f"{name!r} occurs twice")
-    # These bounds keep the product below fast to compute.
-    if len(shape) > _MAX_AXES or not all(
-        type(size) is int and 0 <= size < 1 << 63 for size in shape
-    ):
-      raise WireError("array", f"{name!r} has a shape that is not allowed")
-    count = math.prod(shape)
-    num_bytes = count * dtype.itemsize
-    if num_bytes > len(body) - offset:
-      raise WireError("array", f"{name!r} of {shape} is longer than the body")
-    try:
-      array = np.frombuffer(body, dtype, count, offset).reshape(shape)
-    except (ValueError, OverflowError) as error:  # Such as (0, 2**62, 8).
-      raise WireError("array", f"{name!r} has shape {shape}") from error
+def _read_body(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns header and arrays of a safetensors part."""
+  try:
+    arrays = safetensors.numpy.load(body)
+  except (
+      *(safetensors.SafetensorError, KeyError),  # A dtype that NumPy lacks.
+      *(ValueError, OverflowError),  # A shape, such as (0, 2**62, 8).
+  ) as error:
+    raise WireError("array", f"safetensors part: {error!r}") from error
+  for name, array in arrays.items():
+    if array.dtype.name not in _DTYPES:
+      raise WireError("array", f"{name!r} has dtype {array.dtype}")
     # A bool is one byte, 0 or 1.
-    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+    if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
       raise WireError("array", f"{name!r} has bytes that are not bool")
-    arrays[name] = array
-    offset += num_bytes + -num_bytes % _ALIGN
-  if offset != len(body):
-    raise WireError("array", f"{len(body) - offset} bytes after the last array")
-  return arrays
+    array.flags.writeable = False
+  (size,) = struct.unpack_from("<Q", body)
+  try:
+    table = json.loads(body[8 : 8 + size])
+    header = json.loads(table[_METADATA]["header"])
+  except (ValueError, TypeError, KeyError, RecursionError) as error:
+    raise WireError("header", f"JSON text: {error!r}") from error
+  if not isinstance(header, dict):
+    raise WireError("header", f"header is a {type(header).__name__}")
+  return header, arrays

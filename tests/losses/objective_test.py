@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.config import settings
 from tba_jax.losses import build
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
@@ -324,17 +323,17 @@ class ReadTest(parameterized.TestCase):
   )
   def test_values_that_change_a_loss(self, key, *values):
     readers = [n for n in build.OBJECTIVES if self.is_read(n, key, values)]
-    self.assertCountEqual(readers, settings.READ_BY_OBJECTIVES[f"loss.{key}"])
+    self.assertCountEqual(readers, build.readers()[key])
 
   def test_models_and_log_z(self):
     rows = build.OBJECTIVES.items()
-    readers = settings.READ_BY_OBJECTIVES
+    readers = build.readers()
     for key in ("value_init", "value_learning_rate"):
       self.assertCountEqual(
-          readers[f"loss.{key}"], [n for n, row in rows if row.has_values]
+          readers[key], [n for n, row in rows if row.has_values]
       )
     self.assertCountEqual(
-        readers["loss.log_z_learning_rate"],
+        readers["log_z_learning_rate"],
         [name for name, row in rows if row.learns_log_z],
     )
 

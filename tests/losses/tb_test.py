@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from examples import copg
 from tba_jax.losses import policy_gradient
 from tba_jax.losses import tb
 from tests.support import loss_case
@@ -376,28 +377,26 @@ SEQ = jnp.array([[-1.0, -3.0, -2.0]])
 REF_SEQ = jnp.array([[-2.0, -1.0, -2.0]])
 REWARDS = jnp.array([[1.5, 1.0, 0.0]])
 # At β = 0.5, r - β ρ is 1, 2, 0: pairs apart by 1, 1, 2; mean 1.
-LOSSES = (tb.copg_loss, tb.gvpo_loss)
+LOSSES = {"copg": copg.copg_loss, "gvpo": tb.gvpo_loss}
 
 
 class GroupVarianceTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(
-      ("copg_loss", "paper", 6 / 2),
-      ("copg_loss", "unit", 6 / 2 / (2 * 0.5 * 3)),
-      ("gvpo_loss", "paper", 2 / 4),
-      ("gvpo_loss", "unit", 2 / 4 / 0.5),
+      ("copg", "paper", 6 / 2),
+      ("copg", "unit", 6 / 2 / (2 * 0.5 * 3)),
+      ("gvpo", "paper", 2 / 4),
+      ("gvpo", "unit", 2 / 4 / 0.5),
   )
   def test_known_numbers(self, name, scale, expected):
     run = self.variant(
-        functools.partial(
-            loss_case.run_sequences, getattr(tb, name), scale=scale
-        )
+        functools.partial(loss_case.run_sequences, LOSSES[name], scale=scale)
     )
     loss, _ = run(SEQ, REF_SEQ, REWARDS, beta=0.5)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
-  @parameterized.parameters(*LOSSES)
+  @parameterized.parameters(*LOSSES.values())
   def test_shift_and_order_change_nothing(self, loss_fn):
     run = functools.partial(
         loss_case.run_sequences, loss_fn, beta=0.5, scale="unit"
@@ -481,7 +480,7 @@ class TbConvergenceTest(absltest.TestCase):
   def test_its_other_forms_reach_the_target(self):
     for loss_fn in (
         policy_gradient.tba_prime_loss,
-        tb.copg_loss,
+        copg.copg_loss,
         tb.gvpo_loss,
     ):
       with self.subTest(loss_fn.__name__):

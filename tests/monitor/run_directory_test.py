@@ -131,11 +131,23 @@ class RunDirectoryTest(parameterized.TestCase):
     self.create()
     for change in (-1, 1):
       other = run_directory.FORMAT + change
-      self.damage(json.dumps({**self.saved(), "format": other}))
-      with self.assertRaisesRegex(
-          ValueError, f"format {other}, .* reads {run_directory.FORMAT}: use"
+      saved = {
+          **self.saved(),
+          "format": other,
+          "versions": {"tba_jax": "0.0.7"},
+          "git_revision": "abc1234",
+      }
+      self.damage(json.dumps(saved))
+      for read in (
+          self.create,
+          lambda: run_directory.load_config(str(self.workdir)),
       ):
-        self.create()
+        with self.assertRaisesRegex(
+            ValueError,
+            rf"format {other}, .* reads {run_directory.FORMAT}: use the version"
+            r".*\(0\.0\.7, git revision abc1234\), or another --workdir",
+        ):
+          read()
 
   def test_directory_that_cannot_be_made_is_named(self):
     self.workdir.parent.joinpath("file").write_text("")

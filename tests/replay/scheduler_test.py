@@ -83,7 +83,7 @@ class RoundsTest(parameterized.TestCase):
     self.assertTrue(flow.is_pinned)
     self.assertEqual([flow.version_of(p) for p in (0, 3, 4, 9)], [0, 0, 1, 2])
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 12))
-    self.assertEqual(flow.num_prompts, 48)
+    self.assertEqual(flow.num_sampled(12), 48)
 
   def test_lockstep_with_a_lead_samples_exactly_so_many_steps_before(self):
     flow = make(lockstep=True, lead_steps=3, warm_prompts=2)
@@ -93,7 +93,7 @@ class RoundsTest(parameterized.TestCase):
     for step in range(12):
       admitted = flow.admitted(step)
       self.assertEqual(flow.version_of(admitted - 1), min(step, 8))
-    self.assertEqual(flow.num_prompts, 2 + 48)
+    self.assertEqual(flow.num_sampled(12), 2 + 48)
 
   def test_lockstep_goes_on_with_the_version_that_was_restored(self):
     flow = make(lockstep=True, lead_steps=3, first_version=5)

@@ -332,6 +332,36 @@ def run_together(
       child.communicate()
 
 
+def run_benchmark(
+    folder: pathlib.Path,
+    name: str,
+    *operands: str,
+    config: str = CONFIG,
+    overrides: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 280.0,
+) -> dict[str, Any]:
+  """Runs `python -m benchmarks` in a folder; returns its line of results."""
+  done = subprocess.run(
+      [
+          *(sys.executable, "-m", "benchmarks", f"--config={ROOT / config}"),
+          *(f"--config.{k}={v}" for k, v in (overrides or {}).items()),
+          name,
+          *operands,
+      ],
+      cwd=folder,
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      text=True,
+      env=environment(**(env or {})),
+      timeout=timeout_s,
+  )
+  if done.returncode:
+    raise AssertionError(f"status {done.returncode}:\n{done.stderr[-3000:]}")
+  (line,) = done.stdout.splitlines()
+  return json.loads(line)
+
+
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the complete records of a JSONL file, [] without a file."""
   return list(jsonl.read_jsonl(path))
