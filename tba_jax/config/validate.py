@@ -389,9 +389,11 @@ _REQUIRED = (
     ("task.name", lambda v: v != "red_team",
      {"replay_filter.similarity": ("none", "edit")}),
     # Threads of one process share a device; collectives of two could deadlock.
+    # They have no store that others could join.
     ("run.processes", lambda v: v == "one",
      {"trainer.num_processes": (1,), "trainer.cpu_devices": (0,),
       "search.cpu_devices": (0,), "devices.searcher": ("",),
+      "store.address": ("",), "store.locator": ("",),
       **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
     # Nothing else bounds the time of a command, or of sympy.

@@ -166,7 +166,8 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
       ),
   ]
   generation = _mapping(status.get("store")).get("generation")
-  if text.is_number(generation):
+  # 0 without a store.
+  if text.is_number(generation) and generation > 0:
     rows.append(("store", "generation", str(generation)))
   failures = tables.sum_text(status.get("reward_failures"))
   if failures != "0":

@@ -40,7 +40,6 @@ from tba_jax.training import cluster as cluster_lib
 from tba_jax.transport import base
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
-from tba_jax.transport import carrier_memory
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
 from tba_jax.transport import kv_client
@@ -871,8 +870,6 @@ def make_read_carriers(
 ) -> dict[str, carrier_lib.Carrier]:
   """Returns every carrier by name, as manifests refer to them.
 
-  That of one process is among them in that process alone.
-
   Args:
     config: reads `publish` and `store`.
     run: run whose params they carry.
@@ -890,7 +887,4 @@ def make_read_carriers(
           peers=peers,
       ),
   )
-  out = {carrier.name: carrier for carrier in made}
-  if config.publish.carrier == carrier_memory.Memory.name:
-    out[carrier_memory.Memory.name] = carrier_memory.Memory()
-  return out
+  return {carrier.name: carrier for carrier in made}

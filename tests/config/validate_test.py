@@ -326,6 +326,7 @@ class RelationsTest(parameterized.TestCase):
       (dict(run__processes="one", mesh__data=2), "mesh.data"),
       (dict(run__processes="one", search__mesh__fsdp=2), "search.mesh.fsdp"),
       (dict(run__processes="one", devices__searcher="cpu"), "devices.searcher"),
+      (dict(run__processes="one", store__address="h:7001"), "store.address"),
       # Places.
       (dict(store__address="8.8.8.8:0", store__insecure=True), "store.address"),
       (dict(store__locator="no.such.host.invalid:7000", store__insecure=True),
