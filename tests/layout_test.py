@@ -36,7 +36,7 @@ _WITHOUT_JAX = """
     rewards.comparers rewards.judges rewards.pool rewards.worker system.bucket
     system.jsonl system.polling system.processes system.pulse system.role
     system.worker tasks.build
-    transport.base transport.kv_host transport.locator transport.wire
+    transport.base transport.carriers transport.kv_host transport.locator transport.wire
 """.split()
 
 

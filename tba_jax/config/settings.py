@@ -20,6 +20,8 @@ from tba_jax.config import removed
 from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.system import user_code
+from tba_jax.tasks import build as tasks
+from tba_jax.transport import carriers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -737,10 +739,10 @@ SETTINGS = {
     "publish.keep_versions": _s(
         2, at_least(2), "versions that stay readable", resume=True),
     "publish.carrier": _s(
-        "auto", one_of("auto", "store", "files", "orbax"), resume=True,
-        meaning="'store' (any hosts, up to some 100 MB), 'files' (one host, or"
-        " a shared directory), 'orbax' (shards, in a shared directory or on"
-        " gs://), 'auto' by size and place"),
+        "auto", one_of("auto", *carriers.CARRIERS), resume=True,
+        meaning=", ".join(f"{name!r} ({entry.suits})"
+                          for name, entry in carriers.CARRIERS.items())
+        + ", 'auto' by size and place"),
     "publish.directory": _s(
         "", TEXT, "of files and shards: a shared directory, for shards also"
         " gs://…; '' = memory of this host (/dev/shm, else the run's"
@@ -895,8 +897,8 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 # Task settings that name files of a host.
-_TASK_FILES = ("data", "instructions", "test", "train", "validation")
-_TASK_PATHS = ("classifier_folder", "encoder", "victim")
+_TASK_FILES = frozenset(n for t in tasks.TASKS.values() for n in t.files)
+_TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
     init sft.init tokenizer.source loss.name loss.value_init
