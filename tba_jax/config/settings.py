@@ -18,6 +18,7 @@ import ml_collections
 
 from tba_jax.config import removed
 from tba_jax.losses import build as losses
+from tba_jax.models import families
 from tba_jax.system import processes
 from tba_jax.system import user_code
 from tba_jax.tasks import build as tasks
@@ -315,9 +316,7 @@ SETTINGS = {
         " it, 'always' if it has one"),
 
     "model.family": _s(
-        "llama", one_of("gpt2", "gpt_neox", "llama", "mistral", "qwen2",
-                        "qwen3"),
-        "as in tba_jax/models/transformer.py"),
+        "llama", one_of(*families.FAMILIES), "as in tba_jax/models/"),
     "model.num_layers": _s(3, COUNT, ""),
     "model.width": _s(64, COUNT, "of the residual stream"),
     "model.num_heads": _s(4, COUNT, "query heads"),
@@ -327,8 +326,6 @@ SETTINGS = {
         16, Allowed("an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
         "of one head"),
     "model.mlp_width": _s(172, COUNT, "hidden units of a block's MLP"),
-    "model.rope_theta": _s(10000.0, ABOVE_0, "base of the rotary angles"),
-    "model.norm_epsilon": _s(1e-5, ABOVE_0, "added to a norm's mean square"),
     "model.tie_embeddings": _s(
         False, FLAG, "share the embedding table with the head"),
     "model.max_positions": _s(
@@ -346,26 +343,6 @@ SETTINGS = {
         "auto", one_of("auto", "plain", "splash", "cudnn"),
         "of training: 'auto' is splash attention on TPU, cuDNN's on GPU where"
         " it can serve the model, and plain elsewhere"),
-    "model.attention_bias": _s(False, FLAG, "llama, qwen3, gpt_neox"),
-    "model.mlp_bias": _s(False, FLAG, "llama"),
-    "model.sliding_window": _s(0, FROM_0, "mistral, tokens; 0 = none"),
-    "model.rope_type": _s("default", one_of("default", "linear", "llama3"), ""),
-    "model.rope_factor": _s(
-        1.0, Allowed("1 or more", lambda v: 1 <= v < math.inf), ""),
-    "model.rope_low_freq_factor": _s(1.0, ABOVE_0, "of rope_type 'llama3'"),
-    "model.rope_high_freq_factor": _s(4.0, ABOVE_0, "of rope_type 'llama3'"),
-    "model.rope_original_positions": _s(8192, COUNT, "of rope_type 'llama3'"),
-    "model.rotary_fraction": _s(
-        1.0, ABOVE_0_TO_1, "gpt_neox: share of a head that is rotated"),
-    "model.parallel_residual": _s(
-        False, FLAG, "gpt_neox: MLP in parallel with attention"),
-    "model.activation": _s(
-        "silu", one_of("silu", "gelu", "gelu_new", "relu"),
-        "of an MLP without gate: gpt2, gpt_neox"),
-    "model.scale_attention": _s(
-        True, FLAG, "gpt2: scores divided by sqrt(head_dim)"),
-    "model.scale_attention_by_layer": _s(
-        False, FLAG, "gpt2: scores also divided by 1 + the layer's index"),
 
     "lora.rank": _s(0, FROM_0, "0 = all params are trained"),
     "lora.alpha": _s(

@@ -30,6 +30,7 @@ from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.losses import build as losses
 from tba_jax.models import config as config_lib
+from tba_jax.models import families
 from tba_jax.models import folders
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
@@ -683,7 +684,7 @@ def lora_targets(c: Mapping[str, Any]) -> _Problems:
   """The model must have every matrix in `lora.targets`."""
   shape = _start(c)[1]
   family = c["model.family"] if shape is None else shape.family
-  gated = family not in config_lib.PLAIN_HEADS
+  gated = families.FAMILIES[family].is_gated
   known = [n for n in settings.LORA_TARGETS if gated or n != "gate"]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:
