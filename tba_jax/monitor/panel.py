@@ -301,7 +301,7 @@ class Panel:
 
     Args:
       workdir: run directory.
-      console: where it is shown.
+      console: console to draw on.
       line_every_s: least seconds between two lines of a phase.
     """
     self._line_every_s = line_every_s

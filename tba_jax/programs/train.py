@@ -610,7 +610,7 @@ class Supervisor:
           program="one_process",
       )
     else:
-      self._children.add("store", 0, cores["store"])
+      self._children.add("store", 0)
       trainer = self._children.add_group(
           "trainer", cores["trainer"], devices["trainer"]
       )[0]
