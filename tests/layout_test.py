@@ -62,7 +62,7 @@ class LayoutTest(absltest.TestCase):
         for path in sorted(_PACKAGE.rglob("*.py"))
     }
 
-  def test_files_at_the_root(self):
+  def test_root_has_few_files(self):
     roots = {name for name in self.files if "." not in name}
     self.assertEqual(
         roots,
@@ -93,7 +93,7 @@ class LayoutTest(absltest.TestCase):
         )
         self.assertTrue(allowed, f"{name} imports {imported}")
 
-  def test_no_circle(self):
+  def test_imports_have_no_circle(self):
     edges = {
         name: {
             target
@@ -125,7 +125,7 @@ class LayoutTest(absltest.TestCase):
     }
     self.assertEqual(own, allowed)
 
-  def test_no_import_for_type_checking_alone(self):
+  def test_no_file_imports_for_type_checking_alone(self):
     for name, path in self.files.items():
       self.assertNotIn("TYPE_CHECKING", path.read_text(), name)
 

@@ -134,7 +134,7 @@ class Children:
       self,
       role: str,
       index: int,
-      cores: Sequence[int],
+      cores: Sequence[int] = (),
       environment: Mapping[str, str] | None = None,
       program: str = "",
   ) -> Child:
@@ -595,9 +595,9 @@ class Supervisor:
     self._panel.phase("warm-up")
     search = self._config.search
     cores = processes.assign_cores(
-        self._config.cores, search.num_searchers, max(1, search.cpu_devices)
+        search.num_searchers, max(1, search.cpu_devices)
     )
-    self._children.add("store", 0, cores["store"])
+    self._children.add("store", 0)
     one_process, why = accelerators.one_process(self._config)
     devices = accelerators.of_run(self._config, alone=one_process)
     if one_process:

@@ -78,10 +78,10 @@ def lock_store(
   each other's blocks.
 
   Args:
-    transport: of the calling thread.
+    transport: transport of the calling thread.
     run: the run.
     owner: id of the trainer's directory, kept by a copy of it.
-    place: of the directory, for the message.
+    place: place of the directory, for the message.
 
   Raises:
     StoreLockedError: another trainer's directory has the lock.
@@ -94,7 +94,7 @@ def lock_store(
   try:
     other, _ = messages.decode(run, key, held or b"", "lock")
   except wire.WireError:
-    transport.put(key, data)  # Not written by a process of this run.
+    transport.put(key, data)  # No process of this run wrote the key.
     return
   if other["owner"] != owner:
     raise StoreLockedError(
@@ -111,8 +111,8 @@ class IncomingBlock:
   expected: number after the block before; less than `sequence` if the blocks
     between were lost with their searcher.
   data: the wire message, for the journal.
-  header: of the message, with checked fields.
-  arrays: of the message, not checked yet.
+  header: header of the message, with checked fields.
+  arrays: arrays of the message, not checked yet.
   """
 
   sid: str
@@ -168,7 +168,7 @@ class Ingest:
     self._leases = leases
     self._refusals = refusals
     self._clock = clock
-    # When a key of a searcher without a lease was first seen.
+    # Times at which a key of a searcher without a lease was first seen.
     self._strangers: dict[str, float] = {}
 
   def download(
@@ -321,7 +321,7 @@ class QueueServer:
     # Downloaded blocks for which the journal has no room.
     self._held: list[IncomingBlock] = []
     self._work_count = 0
-    # By searcher: number and time of the last message, and when to ask again.
+    # Number and time of the last message by searcher, and when to ask again.
     self._written: dict[str, tuple[int, float]] = {}
     self._ask_at: dict[str, float] = {}
     self._status: dict[str, Any] | None = None

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process set-up: cores, locks, signals, environment, directories. No JAX."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import ctypes
 import fcntl
@@ -145,43 +145,29 @@ def _limits(
         yield path, path.read_text().strip()
 
 
-def assign_cores(
-    cores: Mapping[str, str], num_searchers: int, per_searcher: int = 1
-) -> dict[str, Any]:
-  """Returns the cores of `trainer` and `store`, and of each of `searchers`.
+def assign_cores(num_searchers: int, per_searcher: int = 1) -> dict[str, Any]:
+  """Returns the cores of `trainer`, and of each of `searchers`.
 
-  By default up to half of the cores go to the searchers, at most `per_searcher`
-  each, and the rest to the trainer; the store runs where a core is free. An
-  empty list means no binding.
+  Up to half of the cores of this process go to the searchers, at most
+  `per_searcher` each, and the rest to the trainer. An empty list means no
+  binding.
 
   Args:
-    cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
     num_searchers: number of searchers, 1 or more.
     per_searcher: number of cores that a searcher can use.
   """
   mine = available_cores()
-
-  def chosen(setting: str, default: list[int]) -> list[int]:
-    if setting == "all":
-      return []
-    return parse_cores(setting) if setting else default
-
   if len(mine) < 2:
-    trainer, others = [], []
+    trainer, searchers = [], []
   else:
     split = len(mine) - min(num_searchers * per_searcher, len(mine) // 2)
-    trainer, others = mine[:split], mine[split:]
-  searchers = chosen(cores["searcher"], others)
+    trainer, searchers = mine[:split], mine[split:]
   per = max(1, len(searchers) // num_searchers)
   shares = [
       searchers[i * per % len(searchers) :][:per] if searchers else []
       for i in range(num_searchers)
   ]
-  return {
-      "trainer": chosen(cores["trainer"], trainer),
-      "store": chosen(cores["store"], []),
-      "searchers": shares,
-  }
+  return {"trainer": trainer, "searchers": shares}
 
 
 def pin(cores: Sequence[int]) -> None:

@@ -41,6 +41,9 @@ _COMMAND_SCHEMA = {"name": str, "count": int, "fields": {}}
 # Process 0 polls for stop requests, and sends a heartbeat, at these intervals.
 _STOP_POLL_S = 1.0
 _ALIVE_S = 10.0
+# Until all processes have joined, and the longest silence of process 0.
+_START_DEADLINE_S = 300.0
+_DEADLINE_S = 1800.0
 _TICK_S = 0.2
 # All processes shut down together; how long to wait for a missing one.
 _SHUTDOWN_S = 20
@@ -310,7 +313,7 @@ class Cluster:
         if time.monotonic() > deadline:
           raise base.DeadlineExceededError(
               "process 0 of the trainer said nothing for"
-              f" {self._deadline_s:.0f} s (config.trainer.deadline_s)"
+              f" {self._deadline_s:.0f} s"
           ) from None
         continue
       if isinstance(received, Exception):
@@ -388,7 +391,7 @@ def join(
 ) -> Cluster:
   """Joins `jax.distributed`; call it before any use of a device.
 
-  Waits for all processes for at most `start_deadline_s`, then exits with a
+  Waits for all processes for at most `_START_DEADLINE_S`, then exits with a
   message, since `jax.distributed` would abort this process.
 
   Args:
@@ -417,7 +420,7 @@ def join(
     if tls is None and not validate.is_one_host(address):
       print(certificates.unguarded(address), file=sys.stderr, flush=True)
   waited = threading.Timer(
-      settings.start_deadline_s, _give_up, (settings, process, address)
+      _START_DEADLINE_S, _give_up, (settings, process, address)
   )
   waited.daemon = True
   waited.start()
@@ -435,7 +438,7 @@ def join(
       **found,
       **secured,
       # Later than the timer, which exits with a helpful message.
-      initialization_timeout=int(settings.start_deadline_s) + 60,
+      initialization_timeout=int(_START_DEADLINE_S) + 60,
       heartbeat_timeout_seconds=max(1, int(settings.heartbeat_s)),
       shutdown_timeout_seconds=_SHUTDOWN_S,
   )
@@ -449,7 +452,7 @@ def join(
       jax.process_index(),
       num_processes,
       secret=secret,
-      deadline_s=settings.deadline_s,
+      deadline_s=_DEADLINE_S,
       client=jax_kv.distributed_client(),
   )
 
@@ -516,7 +519,7 @@ def _give_up(
 ) -> None:
   who = "a process" if process is None else f"process {process}"
   print(
-      f"error: {who} of the trainer waited {settings.start_deadline_s:.0f} s at"
+      f"error: {who} of the trainer waited {_START_DEADLINE_S:.0f} s at"
       f" {address or 'the address that JAX found'} and not all of"
       f" config.trainer.num_processes = {settings.num_processes} came: start"
       " each number from 0 on once, with one coordinator and one secret",

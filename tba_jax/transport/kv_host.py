@@ -34,9 +34,18 @@ from tba_jax.transport import locator
 # Unix socket paths have at most 107 bytes, on some systems a few less.
 _MAX_SOCKET_PATH = 100
 _PROBE_INTERVAL_S = 0.5
+_PROBE_TIMEOUT_S = 5.0
 _TICK_S = 0.1
 # The host gives up after this many services in a row that never answered.
 _MAX_FAILED_STARTS = 3
+
+
+def probe_timeout_s(deadline_s: float) -> float:
+  """Returns how long a service may be silent, given `store.deadline_s`.
+
+  An operation outlives a restart of the service.
+  """
+  return min(_PROBE_TIMEOUT_S, deadline_s / 3)
 
 
 class KvHost:

@@ -94,7 +94,7 @@ class RoleTest(parameterized.TestCase):
     self.assertTrue(ended.exists())
     self.assertEqual(self.count(), 1)
 
-  def test_an_index_of_the_environment(self):
+  def test_takes_its_index_from_the_environment(self):
     process = self.start(
         "exit 0", "--program=trainer", "--index_from=RANK", "h:1", RANK="3"
     )

@@ -233,7 +233,7 @@ class CpuTest(absltest.TestCase):
 )
 class CompileTest(parameterized.TestCase):
 
-  def test_every_program_of_a_tiny_config(self):
+  def test_compiles_every_program_of_a_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     folder = make_folder(self)
     overrides = (f"init={folder}", f"tokenizer.source={folder}",
@@ -260,7 +260,7 @@ class CompileTest(parameterized.TestCase):
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
       self.assertGreater(program["argument_bytes"], 0)
-      # What the role holds counts, whoever's argument it is.
+      # Holdings of the role count, whoever's argument they are.
       role = "trainer" if name in of_trainer else "searcher"
       self.assertGreaterEqual(
           program["peak_bytes"], sum(found["held"][role].values())

@@ -48,7 +48,7 @@ class ByHandTest(absltest.TestCase):
     config.mesh.data = 2
     config.trainer.num_processes = 2
     config.trainer.cpu_devices = 1
-    config.store.update({"deadline_s": 3.0, "probe_timeout_s": 1.0, **store})
+    config.store.update({"deadline_s": 3.0, **store})
     load.apply_overrides(config, changes)
     workdir = str(self.folder / name)
     run, _ = run_directory.create(workdir, config)

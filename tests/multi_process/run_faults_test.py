@@ -30,7 +30,6 @@ _OVERRIDES = {
     "evaluate.every_steps": 0,
     "replay.recent_fraction": 0.75,
     "search.lease_s": 5.0,
-    "store.probe_timeout_s": 2.0,
 }
 # Twice each: a role that dies three times within a minute ends the run. The
 # key-value service is a child of the store, which starts it again.

@@ -121,7 +121,7 @@ class ChildrenTest(absltest.TestCase):
     # The supervisor itself stays where it was.
     self.assertEqual(processes.available_cores(), own)
 
-  def test_a_program_other_than_its_role(self):
+  def test_starts_a_program_other_than_its_role(self):
     child = self.children.add("trainer", 0, (), program="short")
     child.process.wait(_WAIT_S)
     self.assertEqual(child.name, "trainer-0")
@@ -267,7 +267,7 @@ class ChildrenTest(absltest.TestCase):
     self.children.write_table(77)
     self.assertEqual(self.table()[1:], [("kvservice", 0, 77)])
 
-  def test_tail(self):
+  def test_tail_is_the_end_of_the_log(self):
     child = train.Child("role", 0, ())
     self.assertIn("no log", self.children.tail(child))
     path = self.children.log_path(child)
@@ -504,11 +504,11 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("died three times within", self.stderr.getvalue())
 
-  def test_a_trainer_without_a_result(self):
+  def test_a_trainer_without_a_result_is_an_error(self):
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
     self.assertIn("without a result", self.stderr.getvalue())
 
-  def test_a_result_of_another_shape(self):
+  def test_a_result_of_another_shape_is_an_error(self):
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor, result={"steps": "many"}), 1)
     self.assertIn("result.json: damaged", self.stderr.getvalue())
@@ -590,7 +590,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.write("result.json", {"steps": "old"})
     restarts = {"trainer": 2, "searcher": 0, "store": 1}
     self.write("totals.json", {"wall_s": 1000.0, "restarts": restarts})
-    # One that a signal ends adds its part too.
+    # A trainer that a signal ends adds its part too.
     interrupted = self.make(trainer_0=[75, None])
     self.children.on_poll = lambda child: (
         self.children.started.count("trainer-0") > 1
@@ -901,7 +901,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertNotIn("reward_model-0", self.children.started)
 
-  def test_a_signal_while_fine_tuning(self):
+  def test_a_signal_while_fine_tuning_ends_the_run(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[None])
     self.children.on_poll = lambda child: signal.raise_signal(signal.SIGINT)

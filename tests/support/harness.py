@@ -191,7 +191,6 @@ class Roles:
       "replay.recent_fraction": 0.75,
       "search.num_searchers": NUM_SEARCHERS,
       "search.lease_s": 5.0,
-      "store.probe_timeout_s": 5.0,
   }
 
   def __init__(self, folder: pathlib.Path):

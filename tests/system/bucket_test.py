@@ -114,7 +114,7 @@ class RunDirectoryTest(parameterized.TestCase):
       with mock.patch.object(lock, "release"):
         self.work(folder, config=1)
     self.assertNotEqual(bucket.Lock(self.url).read().holder, "")
-    self.work(self.on("a"), config=2)  # At once.
+    self.work(self.on("a"), config=2)  # The lock is taken at once.
     self.assertEqual(bucket.Lock(self.url).read().holder, "")
 
   def test_work_of_another_host_in_between_is_an_error(self):
@@ -129,7 +129,7 @@ class RunDirectoryTest(parameterized.TestCase):
       self.work(folder, config=1)
     self.assertEmpty(list(self.copy.iterdir()))
 
-  def test_send(self):
+  def test_sends_files_to_the_bucket(self):
     folder = self.on("a", "report")
     (folder / "report.html").write_text("page")
     bucket.send(folder, "report.html", "none*")
@@ -198,12 +198,12 @@ class LockTest(absltest.TestCase):
   def test_slower_of_two_is_refused(self):
     slow, fast = self.make(), self.make()
     seen = slow.read()
-    slow.read = lambda: seen  # From before the other wrote.
+    slow.read = lambda: seen  # State from before the other wrote.
     fast.take("")
     with self.assertRaisesRegex(ValueError, "was faster"):
       slow.take("")
 
-  def test_lost_answer_to_a_write(self):
+  def test_bears_a_lost_answer_to_a_write(self):
     lock = self.make()
     lock.take("")
     write = lock._store.write

@@ -18,7 +18,6 @@ from absl.testing import parameterized
 
 from tba_jax.system import processes
 
-_NO_SETTING = {"trainer": "", "searcher": "", "store": ""}
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -30,7 +29,7 @@ class CoresTest(parameterized.TestCase):
       ("0-3", [0, 1, 2, 3]),
       ("5,0-2,1", [0, 1, 2, 5]),
   )
-  def test_parse(self, text, cores):
+  def test_parses_cores(self, text, cores):
     self.assertEqual(processes.parse_cores(text), cores)
 
   @parameterized.parameters("", "a", "1-", "-1", "0;1", "3-1", "0,,1", "1-2-3")
@@ -38,29 +37,27 @@ class CoresTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "cores '"):
       processes.parse_cores(text)
 
-  def assign(self, mine, num_searchers, per_searcher=1, **settings):
+  def assign(self, mine, num_searchers, per_searcher=1):
     with mock.patch.object(
         processes, "available_cores", autospec=True, return_value=mine
     ):
-      return processes.assign_cores(
-          {**_NO_SETTING, **settings}, num_searchers, per_searcher
-      )
+      return processes.assign_cores(num_searchers, per_searcher)
 
   def test_one_core_is_shared_without_binding(self):
     self.assertEqual(
-        self.assign([3], 2), {"trainer": [], "store": [], "searchers": [[], []]}
+        self.assign([3], 2), {"trainer": [], "searchers": [[], []]}
     )
 
   def test_two_cores_are_split(self):
     self.assertEqual(
         self.assign([0, 1], 1),
-        {"trainer": [0], "store": [], "searchers": [[1]]},
+        {"trainer": [0], "searchers": [[1]]},
     )
 
   def test_searchers_get_one_core_each_and_at_most_half(self):
     self.assertEqual(
         self.assign([0, 1, 4, 5], 1),
-        {"trainer": [0, 1, 4], "store": [], "searchers": [[5]]},
+        {"trainer": [0, 1, 4], "searchers": [[5]]},
     )
     four = self.assign([0, 1, 2, 3], 3)
     self.assertEqual(four["trainer"], [0, 1])
@@ -73,17 +70,6 @@ class CoresTest(parameterized.TestCase):
     out = self.assign([*range(8)], 2, 4)
     self.assertEqual(out["trainer"], [0, 1, 2, 3])
     self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
-
-  def test_settings_override(self):
-    out = self.assign([0, 1], 2, trainer="all", searcher="2-5", store="7")
-    self.assertEqual(
-        out, {"trainer": [], "store": [7], "searchers": [[2, 3], [4, 5]]}
-    )
-
-  def test_searchers_without_binding(self):
-    out = self.assign([0, 1], 2, searcher="all")
-    self.assertEqual(out["searchers"], [[], []])
-    self.assertEqual(out["trainer"], [0])
 
   @parameterized.parameters(
       # A limit of a group, and a lower one above it.
@@ -112,7 +98,7 @@ class CoresTest(parameterized.TestCase):
       self.assertGreater(processes.memory(nowhere)[0], 2**28)
       self.assertEqual(processes.num_cores(nowhere)[0], 2)
 
-  def test_pin(self):
+  def test_pins_to_cores(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])
@@ -245,7 +231,7 @@ class DirectoryTest(absltest.TestCase):
     folder = tempfile.TemporaryDirectory(prefix="sp")
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
-    # Not the user's own temporary directory.
+    # A temporary directory that is not the user's own.
     self.enter_context(
         mock.patch.object(tempfile, "gettempdir", lambda: str(self.folder))
     )

@@ -141,7 +141,7 @@ class ClusterTest(parameterized.TestCase):
     should_stop()
     started = time.monotonic()
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "said nothing .*trainer.deadline_s"
+        base.DeadlineExceededError, "said nothing for 0 s"
     ):
       follower.receive(_NEVER)
     self.assertGreater(time.monotonic() - started, 0.3)
@@ -159,7 +159,7 @@ class ClusterTest(parameterized.TestCase):
     forger.broadcast("train")
     with self.assertRaisesRegex(base.TransportError, "hash"):
       follower.receive(_NEVER)
-    other = self.make(3, num_processes=4)  # Which nobody told anything.
+    other = self.make(3, num_processes=4)  # Nobody told it anything.
     self.client.key_value_set_bytes(None, b"")
     with self.assertRaisesRegex(base.TransportError, "UNAVAILABLE"):
       other.receive(_NEVER)
@@ -179,7 +179,7 @@ class ClusterTest(parameterized.TestCase):
       (FloatingPointError(), processes.EXIT_FATAL),
       (base.TransportError(), 1),
   )
-  def test_status_of_an_error(self, error, status):
+  def test_status_follows_the_error(self, error, status):
     self.assertEqual(cluster.status_of(error), status)
 
 
@@ -339,7 +339,7 @@ class SaveBarrierTest(absltest.TestCase):
       try:
         self.meet(barrier, "written", timeout_ms=100)
       finally:
-        # As Orbax does; here a late process learns of the error.
+        # Orbax calls it so; here a late process learns of the error.
         barrier(key="over", timeout_ms=9000)
 
     gone = threading.Event()

@@ -49,7 +49,7 @@ class CompileAheadTest(absltest.TestCase):
     # The step itself has compiled for the two that were used first.
     self.assertEqual(compiled, [SIZES[0], SIZES[3]])
 
-  def test_without_neighbors_the_first_size_alone(self):
+  def test_compiles_the_first_size_alone_without_neighbors(self):
     compiled = []
     ahead = self.make(compiled.append, neighbors=False)
     self.count(ahead, SIZES[0])
@@ -171,7 +171,7 @@ class DeviceWorkTest(parameterized.TestCase):
     ]
 
   @parameterized.parameters("trainer", "searcher")
-  def test_the_same_bits_and_no_compilation_in_the_main_thread(self, role):
+  def test_has_the_same_bits_and_compiles_beside_the_main_thread(self, role):
     expected, compiled = self.train(is_ahead=False, role=role)
     self.assertNotEmpty(compiled)
     state, compiled = self.train(is_ahead=True, role=role)

@@ -204,7 +204,7 @@ class ComparerTest(absltest.TestCase):
     self.assertIsNone(found.win)
     self.assertEqual(found.failure, "no_score")
 
-  def test_the_tasks_own_reward(self):
+  def test_compares_by_the_tasks_own_reward(self):
     task = fakes.FakeTask({0: {"23"}})
     comparer = comparers.OfTask(judges.InProcess(task, fallback=0.0))
     self.addCleanup(comparer.close)

@@ -29,7 +29,7 @@ class BoxTest(parameterized.TestCase):
       ((slice(None), slice(0, 2)), (2, 3), [[0, 2], [0, 2]]),
       ((), (), []),
   )
-  def test_box_of_an_index(self, index, shape, wanted):
+  def test_cuts_the_box_of_an_index(self, index, shape, wanted):
     self.assertEqual(carrier_orbax.box_of(index, shape), wanted)
 
   @parameterized.parameters(
@@ -59,7 +59,7 @@ class BoxTest(parameterized.TestCase):
       ([[0, 0], [0, 3]], [[0, 2], [0, 3]], None),
       ([], [], []),
   )
-  def test_intersection(self, box, other, wanted):
+  def test_intersects_boxes(self, box, other, wanted):
     self.assertEqual(carrier_orbax.intersection(box, other), wanted)
 
   @parameterized.parameters(
@@ -317,7 +317,7 @@ class PeersTest(absltest.TestCase):
       helper.submit(4, 1)
     with self.assertRaisesRegex(TypeError, "no such call"):
       helper.close()
-    helper._worker._error = None  # For the cleanup.
+    helper._worker._error = None  # The cleanup would raise it.
 
   def test_forged_requests_are_refused(self):
     leader = carrier_orbax.Leader(

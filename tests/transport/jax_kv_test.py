@@ -13,7 +13,7 @@ from tba_jax.system import processes
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator
 
-# In a process of its own, which a changed library may abort.
+# Another process runs it, which a changed library may abort.
 _INTERFACE = """
 from tba_jax.transport import jax_kv
 
@@ -39,14 +39,14 @@ a.key_value_delete("d")
 assert list(b.key_value_dir_get_bytes("d")) == []
 service.shutdown()
 del service
-# With a client that is not detached, the process would abort here.
+# The process would abort here with a client that is not detached.
 assert code_of(a.key_value_try_get_bytes, "d") == "UNAVAILABLE"
 """
 
 
 class JaxKvTest(absltest.TestCase):
 
-  def test_interface(self):
+  def test_installed_jaxlib_has_the_interface(self):
     env = processes.package_environment()
     env.pop("TF_CPP_MIN_LOG_LEVEL", None)
     child = subprocess.run(

@@ -84,7 +84,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
 
 class KvClientTest(HostCase):
 
-  def test_large_values(self):
+  def test_lists_large_values(self):
     client = self.running.client()
     value = os.urandom(1 << 20)
     for i in range(6):
@@ -147,7 +147,7 @@ class KvClientTest(HostCase):
 
   def test_two_threads_are_refused(self):
     client = self.running.client()
-    # As during a call of another thread.
+    # Another thread's call.
     with client._exclusive():
       with self.assertRaisesRegex(RuntimeError, "one thread at a time"):
         client.get("none")
@@ -210,7 +210,7 @@ class KvClientTest(HostCase):
         client.put_all(values)
     self.assertLess(time.monotonic() - start, 5.0)
 
-  def test_thousands(self):
+  def test_lists_thousands_of_keys(self):
     client = self.running.client(deadline_s=20.0)
     values = {f"q/{i:05d}": b"x" * 100 for i in range(1500)}
     client.put_all(values)
@@ -293,7 +293,7 @@ class NoStoreTest(parameterized.TestCase):
       kv_client.KvTransport(self.path, deadline_s=0.3, poll_s=0.02)
     self.assertGreaterEqual(time.monotonic() - start, 0.3)
 
-  def test_no_locator(self):
+  def test_a_missing_locator_is_told(self):
     self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
 
   def test_nothing_listens(self):
