@@ -22,10 +22,10 @@ from tba_jax.losses import build as losses
 class Hardware:
   """One machine that trainer and searchers share, or a trainer's slice.
 
-  kind: of device, as `--program=plan` takes it.
+  kind: kind of device, as `--program=plan` takes it.
   gib: memory of a device.
-  devices: of the machine or slice.
-  hosts: of the slice, a process each; 0 = one machine for the whole run.
+  devices: devices of the machine or slice.
+  hosts: hosts of the slice, a process each; 0 = one machine for the whole run.
   searcher: sizes of a searcher: devices of a machine, or of a host of its own.
   """
 

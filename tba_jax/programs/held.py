@@ -130,8 +130,8 @@ def trainer(
   """Returns a trainer's arrays on a mesh of the size of `config.mesh`.
 
   Args:
-    config: of the run.
-    mesh: from `sharding.make_mesh` or `abstract_mesh`.
+    config: config of the run.
+    mesh: mesh of `sharding.make_mesh` or `abstract_mesh`.
     workdir: may hold the reward model.
 
   Raises:
@@ -298,17 +298,12 @@ def machine_rows(
     each = searcher.mesh.size * sum(searcher.peak.values())
     parts[f"searchers, {count}"] = count * each
   total = sum(parts.values())
-  verdict = "NO" if total > memory else "yes"
   return [
       *((name, size(value)) for name, value in parts.items()),
       ("sum", size(total)),
       ("memory", f"{size(memory)}: {source}"),
       ("cores", f"{cores:g}: {source_of_cores}"),
-      (
-          "fits",
-          f"{verdict}: {size(total)} of {size(memory)} of this machine"
-          f" ({total / memory:.0%})",
-      ),
+      *sections.fits_rows(total, memory, "this machine"),
   ]
 
 

@@ -63,16 +63,8 @@ def _memory_rows(parts: held.Parts, kind: str) -> sections.TableRows:
   size, total = sections.format_bytes, sum(parts.values())
   rows = [(name, size(n)) for name, n in parts.items()]
   rows.append(("sum a device", size(total)))
-  if kind not in ("", _CPU):
-    have = DEVICE_GIB[kind] * 2**30
-    verdict = "NO" if total > have else "yes"
-    rows.append(
-        (
-            "fits",
-            f"{verdict}: {size(total)} of {size(have)} of {kind}"
-            f" ({total / have:.0%})",
-        )
-    )
+  if kind in DEVICE_GIB:
+    rows += sections.fits_rows(total, DEVICE_GIB[kind] * 2**30, kind)
   return rows
 
 
@@ -85,22 +77,18 @@ def memory_sections(
   """Yields what a trainer's and a searcher's device hold, as titled rows.
 
   Args:
-    config: of the run.
+    config: config of the run.
     workdir: may hold the reward model.
-    kinds: of the trainer's and the searchers' devices, keys of `DEVICE_GIB` or
+    kinds: trainer's and searchers' kinds of device, keys of `DEVICE_GIB` or
       _CPU; [] leaves it open what fits.
     elsewhere: whether the run is for other machines.
   """
-  on_cpu: dict[str, held.Parts] = {}
-  for role, make, mesh_sizes, kind in (
-      ("trainer", held.trainer, config.mesh, (kinds or [""])[0]),
-      (
-          "searcher",
-          held.searcher,
-          held.searcher_sizes(config),
-          (kinds or [""])[-1],
-      ),
+  on_cpu: dict[str, held.Role] = {}
+  for role, make, mesh_sizes, place in (
+      ("trainer", held.trainer, config.mesh, 0),
+      ("searcher", held.searcher, held.searcher_sizes(config), -1),
   ):
+    kind = kinds[place] if kinds else ""
     platform = _platform(kind)
     own = sizes.on_cpu(config) if platform == _CPU else config
     mesh = sharding.abstract_mesh(mesh_sizes, platform)
@@ -249,7 +237,7 @@ def expected_staleness(
   training is, all that credits and the lead allow.
 
   Args:
-    config: of the run.
+    config: config of the run.
     sample_s: seconds that one searcher needs for a step's completions.
     train_s: seconds of a train step.
   """
@@ -367,7 +355,7 @@ def plan(
   """Yields the plan as titled rows.
 
   Args:
-    config: of the run.
+    config: config of the run.
     workdir: may hold the reward model.
     operands: as `parse` takes them.
 

@@ -55,6 +55,13 @@ def format_bytes(num_bytes: float) -> str:
   return f"{num_bytes:,.4g} GB"
 
 
+def fits_rows(num_bytes: int, limit: int, where: str) -> TableRows:
+  """Returns whether bytes fit into a memory, as a row."""
+  verdict = "NO" if num_bytes > limit else "yes"
+  sizes = f"{format_bytes(num_bytes)} of {format_bytes(limit)} of {where}"
+  return [("fits", f"{verdict}: {sizes} ({num_bytes / limit:.0%})")]
+
+
 def sharding_rows(params: types.PyTree) -> TableRows:
   """Returns how a mesh splits params, arrays or shapes with shardings."""
   leaves = jax.tree.leaves(params)

@@ -68,7 +68,7 @@ def abstract_mesh(
   """Returns a mesh without devices, for shapes on a platform that is not here.
 
   Args:
-    sizes: of each axis.
+    sizes: size of each axis of the mesh.
     platform: "cpu", "gpu" or "tpu".
   """
   device = jax.sharding.AbstractDevice(
