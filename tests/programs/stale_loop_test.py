@@ -108,17 +108,17 @@ class BenchTest(absltest.TestCase):
     masks = []
 
     def sample(params, requests, **kwargs):
-      found = sampler.sample(params, requests, **kwargs)
+      sampled = sampler.sample(params, requests, **kwargs)
       # As if an environment had written the first token of each completion.
       masks.append(
           [
               c.sampled_mask & (np.arange(len(c.sampled_mask[0])) > 0)
-              for c in found
+              for c in sampled
           ]
       )
       return [
           dataclasses.replace(c, sampled_mask=mask)
-          for c, mask in zip(found, masks[-1], strict=True)
+          for c, mask in zip(sampled, masks[-1], strict=True)
       ]
 
     fake = mock.Mock(wraps=sampler)
