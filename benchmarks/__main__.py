@@ -79,6 +79,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-  # In the environment that a run's roles have, and peers too.
+  # A run's roles, and peers, have this environment.
   processes.restart_as_role()
   sys.exit(main(sys.argv[1:]))

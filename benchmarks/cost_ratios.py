@@ -54,13 +54,16 @@ _COLUMNS = {
 
 
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    num_steps: int = 0,
 ) -> dict[str, Any]:
   """Returns a row per case; prints them as a table to standard error.
 
   Args:
-    config: of countdown; it is shrunk, and evaluations are turned off.
+    config: config of countdown; it is shrunk, and evaluations are turned off.
     operands: cases RATIOxSEARCHERS, as `4x2`: G = 4 T, for two searchers.
+    num_steps: timed steps of each run; 0 = 12, or 4 where G is above T.
 
   Returns:
     `train_s`: T. `rows`: seconds of a step and of its bound, each way; speedup:
@@ -75,14 +78,14 @@ def run(
   processes.enable_compilation_cache()
   rows, synchronous_s = [], {}
   for ratio, searchers in cases:
-    num_steps = _STEPS if ratio <= 1 else _SLOW_STEPS
-    slow = _with_delays(config, ratio, searchers)
+    steps = num_steps or (_STEPS if ratio <= 1 else _SLOW_STEPS)
+    slow = with_delays(config, ratio, searchers)
     if ratio not in synchronous_s:
-      synchronous_s[ratio] = trial_run.time_loop(slow, num_steps)
+      synchronous_s[ratio] = trial_run.time_loop(slow, steps)
     seconds = {"synchronous": synchronous_s[ratio]}
     for name in ("lockstep", "asynchronous"):
       seconds[name], staleness = trial_run.time_roles(
-          slow, num_steps, lockstep=name == "lockstep"
+          slow, steps, lockstep=name == "lockstep"
       )
     rows.append(make_row(ratio, searchers, seconds, staleness))
     results.print_table(make_table(rows))
@@ -141,7 +144,7 @@ def _parse(operand: str) -> tuple[float, int]:
   return case
 
 
-def _with_delays(
+def with_delays(
     config: ml_collections.ConfigDict, ratio: float, searchers: int
 ) -> ml_collections.ConfigDict:
   """Returns a small copy with the delays of a case."""
@@ -154,7 +157,7 @@ def _with_delays(
     config.task.reward_s = ratio * delays.TRAIN_S / completions
     config.loss.name = f"{delays.__file__}:slow_tb"
     config.run.processes = "many"
-    config.reference.role = "trainer"  # As in the synchronous loop.
+    config.reference.role = "trainer"  # The synchronous loop has it there.
     # A block for each searcher and step.
     search.num_searchers = searchers
     search.prompts_per_round = math.ceil(search.prompts_per_step / searchers)

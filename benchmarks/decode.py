@@ -47,23 +47,42 @@ from tba_jax.models import transformer
 from tba_jax.sampling import decode
 from tba_jax.training import publication
 
-_NUM_PROMPTS = 2
-_NUM_COMPLETIONS = 16
-_PROMPT_TOKENS = 64
-_COMPLETION_TOKENS = 64
-_NUM_ROWS = _NUM_PROMPTS * _NUM_COMPLETIONS
 _PEERS = "TBA_JAX_PEERS"
 _TUNIX = "TBA_JAX_TUNIX"
 _PEER_TIMEOUT_S = 600
 _REPEATS = 3
 _PROMPT_IDS = 3, 250
-# Ours is short beside the start of the peer's process: the best of several.
-_RUNS_PER_REPEAT = 4
-_SHAPE = peer_model.SHAPE
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Work that is timed; reported figures are of the defaults.
+
+  prompts: number of prompts.
+  completions: completions of each prompt.
+  prompt_tokens: tokens of each prompt.
+  completion_tokens: tokens of each completion.
+  runs: runs of each repeat, of which the fastest counts: ours is short beside
+    the start of the peer's process.
+  model: shape of the model where no peer makes it.
+  """
+
+  prompts: int = 2
+  completions: int = 16
+  prompt_tokens: int = 64
+  completion_tokens: int = 64
+  runs: int = 4
+  model: config_lib.ModelConfig = peer_model.SHAPE
+
+  @property
+  def rows(self) -> int:
+    return self.prompts * self.completions
 
 
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    work: Work = Work(),
 ) -> dict[str, Any]:
   """Returns tokens/s of ours and the peer, their ratio, and the limit.
 
@@ -71,6 +90,7 @@ def run(
     config: reads `model.compute_dtype` and `publish.dtype`; the work is what
       the peer does.
     operands: repeats (default 3).
+    work: sizes of what is timed.
 
   Raises:
     RuntimeError: a peer's script failed.
@@ -79,17 +99,22 @@ def run(
   repeats = int(operands[0]) if operands else _REPEATS
   peers = find_peers()
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
-    shape, params = load_model(peers, folder)
+    shape, params = load_model(peers, folder, work.model)
     dtype = config_lib.compute_dtype(config.model, jax.default_backend())
     shape = dataclasses.replace(shape, compute_dtype=dtype)
     dtypes = publication.published_dtypes(config)
     params = publication.snapshot(params, dtypes=dtypes)
-    ours = _make_ours(transformer.make_model(shape), params)
+    ours = _make_ours(transformer.make_model(shape), params, work)
     pairs = []
     for _ in range(repeats):
-      pair = _best_of_ours(ours)
+      pair = _best_of_ours(ours, work)
       if peers is not None:
-        shapes = _NUM_ROWS, _PROMPT_TOKENS, _COMPLETION_TOKENS, _NUM_COMPLETIONS
+        shapes = (
+            work.rows,
+            work.prompt_tokens,
+            work.completion_tokens,
+            work.completions,
+        )
         printed = run_script(peers, "decode_hf.py", folder, *map(str, shapes))
         pair["hf_tokens_per_s"] = json.loads(printed)["tokens_per_s"]
         if tunix := os.environ.get(_TUNIX):
@@ -104,12 +129,12 @@ def run(
       pairs.append(pair)
   num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
   result = {
-      "rows": _NUM_ROWS,
-      "prompt_tokens": _PROMPT_TOKENS,
-      "completion_tokens": _COMPLETION_TOKENS,
-      "completions_per_prompt": _NUM_COMPLETIONS,
+      "rows": work.rows,
+      "prompt_tokens": work.prompt_tokens,
+      "completion_tokens": work.completion_tokens,
+      "completions_per_prompt": work.completions,
       "num_params": num_params,
-      "limit_tokens_per_s": _limit_flops() / (2 * num_params),
+      "limit_tokens_per_s": _limit_flops(work) / (2 * num_params),
       **{name: max(pair[name] for pair in pairs) for name in pairs[0]},
   }
   result["share_of_limit"] = (
@@ -142,13 +167,12 @@ def find_peers() -> pathlib.Path | None:
 
 
 def load_model(
-    peers: pathlib.Path | None, folder: str
+    peers: pathlib.Path | None, folder: str, shape: config_lib.ModelConfig
 ) -> tuple[config_lib.ModelConfig, types.PyTree]:
   """Returns the peers' model, left in `folder`, or random params without."""
   if peers is None:
-    return _SHAPE, jax.jit(transformer.make_model(_SHAPE).init)(
-        jax.random.key(0)
-    )
+    init = jax.jit(transformer.make_model(shape).init)
+    return shape, init(jax.random.key(0))
   run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
   return hf.load(folder)
 
@@ -173,20 +197,20 @@ def run_script(
   return done.stdout.strip().rpartition("\n")[2]
 
 
-def _best_of_ours(ours: Callable[[int], float]) -> dict[str, float]:
+def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:
   """Returns tokens/s of all, and of decode steps alone."""
-  least = lambda tokens: min(ours(tokens) for _ in range(_RUNS_PER_REPEAT))
-  whole_s, first_s = least(_COMPLETION_TOKENS), least(1)
-  num_steps = _COMPLETION_TOKENS - 1
+  least = lambda tokens: min(ours(tokens) for _ in range(work.runs))
+  whole_s, first_s = least(work.completion_tokens), least(1)
+  num_steps = work.completion_tokens - 1
   return {
-      "tokens_per_s": _NUM_ROWS * _COMPLETION_TOKENS / whole_s,
-      "steps_tokens_per_s": _NUM_ROWS * num_steps / (whole_s - first_s),
-      "prefill_tokens_per_s": _NUM_PROMPTS * _PROMPT_TOKENS / first_s,
+      "tokens_per_s": work.rows * work.completion_tokens / whole_s,
+      "steps_tokens_per_s": work.rows * num_steps / (whole_s - first_s),
+      "prefill_tokens_per_s": work.prompts * work.prompt_tokens / first_s,
   }
 
 
 def _make_ours(
-    model: transformer.Model, params: types.PyTree
+    model: transformer.Model, params: types.PyTree, work: Work
 ) -> Callable[[int], float]:
   """Returns (tokens of each completion) -> seconds to sample them all."""
   sampler = decode.Sampler(
@@ -195,17 +219,22 @@ def _make_ours(
           temperature=1.0,
           top_k=0,
           top_p=1.0,
-          max_prompt_tokens=_PROMPT_TOKENS,
-          max_completion_tokens=_COMPLETION_TOKENS,
-          num_rows=_NUM_ROWS,
-          chunk_steps=_COMPLETION_TOKENS,
+          max_prompt_tokens=work.prompt_tokens,
+          max_completion_tokens=work.completion_tokens,
+          num_rows=work.rows,
+          chunk_steps=work.completion_tokens,
           stop_ids=(),
           pad_id=0,
           seed=0,
       ),
   )
   rng = np.random.default_rng(0)
-  prompts = rng.integers(*_PROMPT_IDS, (_NUM_PROMPTS, _PROMPT_TOKENS))
+  first, end = _PROMPT_IDS
+  prompts = rng.integers(
+      first,
+      min(end, model.config.vocab_size),
+      (work.prompts, work.prompt_tokens),
+  )
   sampler.warm_up(params)
 
   def once(max_tokens: int) -> float:
@@ -214,7 +243,7 @@ def _make_ours(
             prompt_tokens=prompt,
             prompt_id=index,
             visit=0,
-            num_completions=_NUM_COMPLETIONS,
+            num_completions=work.completions,
             max_tokens=max_tokens,
         )
         for index, prompt in enumerate(prompts)
@@ -226,12 +255,11 @@ def _make_ours(
   return once
 
 
-def _limit_flops() -> float:
+def _limit_flops(work: Work) -> float:
   """Returns flop/s of products with few rows and 48 MB of weights."""
-  rows_RxD = jnp.ones((_NUM_ROWS, _SHAPE.width))
-  weights = [
-      jnp.full((_SHAPE.width, _SHAPE.mlp_width), float(i)) for i in range(16)
-  ]
+  shape = work.model.width, work.model.mlp_width
+  rows_RxD = jnp.ones((work.rows, shape[0]))
+  weights = [jnp.full(shape, float(i)) for i in range(16)]
   products = jax.jit(lambda x, ws: sum((x @ w).sum() for w in ws))
   products(rows_RxD, weights).block_until_ready()
   seconds = []
@@ -239,5 +267,5 @@ def _limit_flops() -> float:
     start = time.perf_counter()
     products(rows_RxD, weights).block_until_ready()
     seconds.append(time.perf_counter() - start)
-  flops = 2 * rows_RxD.size * _SHAPE.mlp_width * len(weights)
+  flops = 2 * rows_RxD.size * shape[1] * len(weights)
   return flops / min(seconds)

@@ -14,6 +14,7 @@ ours has on average, and what counts of them is what counts of ours.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import json
 import tempfile
 import time
@@ -24,28 +25,49 @@ import ml_collections
 import numpy as np
 
 from benchmarks import decode as benchmarks_decode
+from benchmarks import peer_model
 from tba_jax import types
+from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 from tba_jax.sampling import decode as sampling_decode
 
-_NUM_PROMPTS = 8
-_NUM_COMPLETIONS = 16
-_NUM_ROWS = 32
-_PROMPT_TOKENS = 64
-_COMPLETION_TOKENS = 128
-_NUM_STOP_IDS = 16
 _CHUNK_STEPS = 8
-_PROMPT_IDS = _NUM_STOP_IDS, 250
+_LAST_PROMPT_ID = 250
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Work that is timed; reported figures are of the defaults.
+
+  prompts: number of prompts.
+  completions: completions of each prompt.
+  rows: rows that are decoded at a time.
+  prompt_tokens: tokens of each prompt.
+  completion_tokens: most tokens of a completion.
+  stop_ids: number of tokens that stop a completion.
+  model: shape of the model where no peer makes it.
+  """
+
+  prompts: int = 8
+  completions: int = 16
+  rows: int = 32
+  prompt_tokens: int = 64
+  completion_tokens: int = 128
+  stop_ids: int = 16
+  model: config_lib.ModelConfig = peer_model.SHAPE
 
 
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    work: Work = Work(),
 ) -> dict[str, Any]:
   """Returns tokens/s of ours and of the peer, their ratio, and the lengths.
 
   Args:
     config: not read.
     operands: repeats (default 3).
+    work: sizes of what is timed.
 
   Raises:
     RuntimeError: a peer's script failed.
@@ -55,18 +77,18 @@ def run(
   repeats = int(operands[0]) if operands else 3
   peers = benchmarks_decode.find_peers()
   with tempfile.TemporaryDirectory(prefix="tba_jax_bench_") as folder:
-    shape, params = benchmarks_decode.load_model(peers, folder)
-    sampler = _make_sampler(transformer.make_model(shape))
-    requests = _requests()
+    shape, params = benchmarks_decode.load_model(peers, folder, work.model)
+    sampler = _make_sampler(transformer.make_model(shape), work)
+    requests = _requests(work, shape.vocab_size)
     sampler.warm_up(params)
     pairs = []
     for _ in range(repeats):
       seconds, lengths = _measure(sampler, params, requests)
       pair = {"tokens_per_s": lengths.sum() / seconds}
       if peers is not None:
-        batches = lengths.reshape(-1, _NUM_ROWS)
+        batches = lengths.reshape(-1, work.rows)
         longest = round(float(batches.max(axis=1).mean()))
-        shapes = _NUM_ROWS, _PROMPT_TOKENS, longest, _NUM_COMPLETIONS
+        shapes = work.rows, work.prompt_tokens, longest, work.completions
         printed = benchmarks_decode.run_script(
             peers, "decode_hf.py", folder, *map(str, shapes)
         )
@@ -74,9 +96,9 @@ def run(
         pair["hf_tokens_per_s"] = rows_per_s * lengths.mean()
       pairs.append(pair)
   result = {
-      "rows": _NUM_ROWS,
+      "rows": work.rows,
       "completions": lengths.size,
-      "completion_tokens": _COMPLETION_TOKENS,
+      "completion_tokens": work.completion_tokens,
       "mean_length": float(lengths.mean()),
       **{name: float(max(p[name] for p in pairs)) for name in pairs[0]},
   }
@@ -85,34 +107,37 @@ def run(
   return result
 
 
-def _make_sampler(model: transformer.Model) -> sampling_decode.Sampler:
+def _make_sampler(
+    model: transformer.Model, work: Work
+) -> sampling_decode.Sampler:
   return sampling_decode.Sampler(
       model,
       sampling_decode.Settings(
           temperature=1.0,
           top_k=0,
           top_p=1.0,
-          max_prompt_tokens=_PROMPT_TOKENS,
-          max_completion_tokens=_COMPLETION_TOKENS,
-          num_rows=_NUM_ROWS,
+          max_prompt_tokens=work.prompt_tokens,
+          max_completion_tokens=work.completion_tokens,
+          num_rows=work.rows,
           chunk_steps=_CHUNK_STEPS,
-          stop_ids=range(_NUM_STOP_IDS),
+          stop_ids=range(work.stop_ids),
           pad_id=0,
           seed=0,
       ),
   )
 
 
-def _requests() -> list[sampling_decode.Request]:
+def _requests(work: Work, vocab_size: int) -> list[sampling_decode.Request]:
   rng = np.random.default_rng(0)
+  ids = work.stop_ids, min(_LAST_PROMPT_ID, vocab_size)
   return [
       sampling_decode.Request(
-          prompt_tokens=rng.integers(*_PROMPT_IDS, _PROMPT_TOKENS),
+          prompt_tokens=rng.integers(*ids, work.prompt_tokens),
           prompt_id=index,
           visit=0,
-          num_completions=_NUM_COMPLETIONS,
+          num_completions=work.completions,
       )
-      for index in range(_NUM_PROMPTS)
+      for index in range(work.prompts)
   ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import frontier
 from benchmarks import results
 
@@ -43,7 +43,7 @@ _OBJECTIVES = {
     "grpo_large_entropy": (["loss.name=grpo", _CLIP, _LARGE_BONUS], (0.0,)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
-# Of the last evaluation: key, title, digits.
+# Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "pass_at_1": ("pass@1", 3),
     "pass_at_k": ("pass@8", 3),
@@ -61,7 +61,7 @@ def run(
   """Trains; writes table.md and diversity.png into the folder.
 
   Args:
-    config: of all runs, but for what `SETTINGS` has.
+    config: config of all runs, but for what `SETTINGS` has.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 
@@ -86,7 +86,7 @@ def run(
         num_completions=_NUM_COMPLETIONS,
         greedy=False,
     )
-  found = exact_loop.run_all(config, SETTINGS, operands, _FOLDER)
+  found = curves.run_all(config, SETTINGS, operands, _FOLDER)
   results.print_table(make_table(found), _FOLDER / "table.md")
   frontier.plot(_OBJECTIVES, found, _AXES, _FOLDER / "diversity.png")
   return results.summarize(found, _ENDS, _FOLDER)

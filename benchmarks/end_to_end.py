@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the ideal overlap an asynchronous run reaches.
+"""Share of the ideal overlap that an asynchronous run reaches.
 
 The config is run in lockstep and asynchronously, in turn, with the same cores,
 completions and updates, from params drawn at random (what is measured does not
@@ -32,8 +32,8 @@ def run(
   """Returns walls, busy seconds, ideal and achieved overlap, and their ratio.
 
   Args:
-    config: of the run; its evaluation, checkpoints and guards are turned off
-      and its steps set to `operands[0]` (default 120).
+    config: config of the run; its evaluation, checkpoints and guards are turned
+      off and its steps set to `operands[0]` (default 120).
     operands: optimizer steps, then repeats (default 3).
 
   Raises:

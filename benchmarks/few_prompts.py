@@ -16,7 +16,7 @@ from tba_jax.tasks import countdown
 class FewPrompts(countdown.CountdownSparse):
   """Sparse countdown with the first training prompts in all splits.
 
-  num_prompts: that many; 0 = all prompts, in their own splits.
+  num_prompts: number of training prompts; 0 = all prompts, in their own splits.
   reward_s: seconds that a reward takes, except in evaluations.
   """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What more searchers bring that run free: `search.py` with processes.
+"""Gain from more searchers that run free: `search.py` with processes.
 
     python -m benchmarks --config=configs/countdown_sparse.py \\
         free_search [SEARCHERS …]
@@ -18,7 +18,7 @@ from typing import Any
 
 import ml_collections
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import results
 from benchmarks import search
 from benchmarks import trial_run
@@ -39,7 +39,7 @@ def run(
   """Returns `rows`, one per number of searchers; prints them as a table.
 
   Args:
-    config: of countdown_sparse.
+    config: config of countdown_sparse.
     operands: numbers of searchers.
 
   Raises:
@@ -48,7 +48,7 @@ def run(
   """
   counts = [int(operand) for operand in operands] or _SEARCHERS
   processes.enable_compilation_cache()
-  config = exact_loop.fine_tune(search.make_config(config), search.FOLDER)
+  config = curves.fine_tune(search.make_config(config), search.FOLDER)
   config = make_free(config)
   rows = [_measure(config, count) for count in counts]
   results.print_table([list(_COLUMNS), *map(_cells, rows)])

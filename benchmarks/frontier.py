@@ -47,10 +47,10 @@ def plot(
   """Draws a line per setting, the mean of its seeds, a point per evaluation.
 
   Args:
-    objectives: of `make_settings`.
+    objectives: objectives of `make_settings`.
     runs: results of its names.
     axes: key of x and of y in a result, to the axis' title.
-    path: of the PNG.
+    path: path of the PNG.
   """
   figure, axis = pyplot.subplots(figsize=(7.5, 5), layout="constrained")
   styles = itertools.cycle(itertools.product(_MARKERS, _COLORS))

@@ -27,7 +27,7 @@ from tba_jax.system import jsonl
 # Twice each: a role that dies three times within a minute ends the run.
 _ROLES = ("searcher", "kvservice", "trainer") * 2
 _POLL_S = 0.05
-# Of a summary's evaluations, those that are compared; not all tasks have all.
+# Metrics of a summary that are compared; not all tasks have all.
 _METRICS = frozenset((
     "pass_at_1", "pass_at_1_stderr", "pass_at_k", "distinct_correct_per_solved",
     "mean_reward",
@@ -40,7 +40,7 @@ def run(
   """Returns the held-out results before and after, by seed and run.
 
   Args:
-    config: of the undisturbed run.
+    config: config of the undisturbed run.
     operands: seeds (default 0).
 
   Raises:

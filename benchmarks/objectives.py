@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What each objective costs beside trajectory balance, and the step's memory.
+"""Cost of each objective beside trajectory balance, and the step's memory.
 
 `objectives [NAME …]` times the update of each objective in turn with TB's, on a
 Llama of 25.7 M params in float32 and 2 prompts x 8 completions of 32 + 32
@@ -24,27 +24,44 @@ import ml_collections
 from benchmarks import peer_model
 from tba_jax import types
 from tba_jax.losses import build
+from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 from tba_jax.training import policy
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 
-# B, K, P, T.
-_SHAPE = (2, 8, 32, 32)
-_ROUNDS = 3
-_MEMORY_SHAPE = (1, 64, 64, 256)
-_MEMORY_VOCAB = 150_000
 _BASE = "tb"
 
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Work that is measured; reported figures are of the defaults.
+
+  shape: B, K, P and T of the steps that are timed.
+  rounds: turns of each pair of objectives, of which the fastest counts.
+  memory_shape: B, K, P and T of the step whose memory is planned.
+  memory_vocab: vocabulary of that step.
+  model: shape of the model.
+  """
+
+  shape: tuple[int, int, int, int] = (2, 8, 32, 32)
+  rounds: int = 3
+  memory_shape: tuple[int, int, int, int] = (1, 64, 64, 256)
+  memory_vocab: int = 150_000
+  model: config_lib.ModelConfig = peer_model.SHAPE
+
+
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    work: Work = Work(),
 ) -> dict[str, Any]:
   """Returns times of objectives, or bytes of the step.
 
   Args:
-    config: its `optimizer` is that of the steps.
+    config: config, whose `optimizer` is that of the steps.
     operands: names of objectives, none for all of them; or "memory".
+    work: sizes of what is measured.
 
   Returns:
     For each objective `step_s` and `tb_step_s` (the best of a few, in turn),
@@ -57,19 +74,19 @@ def run(
     ValueError: an objective is not known.
   """
   if list(operands) == ["memory"]:
-    return _memory(config)
+    return _memory(config, work)
   names = list(operands or build.OBJECTIVES)
   if unknown := sorted(set(names) - set(build.OBJECTIVES)):
     raise ValueError(
         f"unknown objectives {unknown}; allowed {sorted(build.OBJECTIVES)}"
     )
-  model = transformer.make_model(peer_model.SHAPE, remat=config.train.remat)
+  model = transformer.make_model(work.model, remat=config.train.remat)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
-  base = _step(config, _BASE, model, params)
+  base = _step(config, _BASE, model, params, work.shape)
   found = {}
   for name in names:
-    step = _step(config, name, model, params)
-    seconds = [(base(), step()) for _ in range(_ROUNDS)]
+    step = _step(config, name, model, params, work.shape)
+    seconds = [(base(), step()) for _ in range(work.rounds)]
     tb_s, step_s = (min(column) for column in zip(*seconds, strict=True))
     networks = 1 + build.find(name).has_values
     found[name] = {
@@ -81,7 +98,7 @@ def run(
   return {
       "objectives": found,
       "max_ratio": max(each["ratio"] for each in found.values()),
-      "shape": dict(zip("BKPT", _SHAPE, strict=True)),
+      "shape": dict(zip("BKPT", work.shape, strict=True)),
   }
 
 
@@ -90,9 +107,10 @@ def _step(
     name: str,
     model: transformer.Model,
     params: types.PyTree,
+    shape: tuple[int, int, int, int],
 ) -> Callable[[], float]:
   """Returns a function that runs a compiled step and returns its seconds."""
-  config = _settings(config, name, _SHAPE)
+  config = _settings(config, name, shape)
   mesh = sharding.make_mesh(config.mesh)
   value_model = policy.make_value_model(config, model)
   state = train_step.init_state(
@@ -102,7 +120,7 @@ def _step(
       config, model, mesh, value_model=value_model
   )
   batch = sharding.shard_batch(
-      peer_model.make_batch(_SHAPE, model.config.vocab_size),
+      peer_model.make_batch(shape, model.config.vocab_size),
       mesh,
       config.sharding,
   )
@@ -118,12 +136,12 @@ def _step(
   return run_step
 
 
-def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
+def _memory(config: ml_collections.ConfigDict, work: Work) -> dict[str, Any]:
   """Returns the memory that XLA plans for one update of TB."""
-  config = _settings(config, _BASE, _MEMORY_SHAPE)
+  config = _settings(config, _BASE, work.memory_shape)
   model = transformer.make_model(
       dataclasses.replace(
-          peer_model.SHAPE, vocab_size=_MEMORY_VOCAB, num_layers=1
+          work.model, vocab_size=work.memory_vocab, num_layers=1
       ),
       remat=config.train.remat,
   )
@@ -131,19 +149,19 @@ def _memory(config: ml_collections.ConfigDict) -> dict[str, Any]:
   over_batch = sharding.batch_sharding(mesh, config.sharding)
   batch = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over_batch),
-      peer_model.make_batch(_MEMORY_SHAPE, _MEMORY_VOCAB),
+      peer_model.make_batch(work.memory_shape, work.memory_vocab),
   )
   step_fn = train_step.make_train_step(config, model, mesh)
   state = train_step.abstract_state(config, model, mesh)
   plan = step_fn.lower(state, batch).compile().memory_analysis()
-  B, K, _, T = _MEMORY_SHAPE
+  B, K, _, T = work.memory_shape
   return {
       "temporary_bytes": plan.temp_size_in_bytes,
       "argument_bytes": plan.argument_size_in_bytes,
-      "all_logits_bytes": 4 * B * K * T * _MEMORY_VOCAB,
+      "all_logits_bytes": 4 * B * K * T * work.memory_vocab,
       "num_params": sum(x.size for x in jax.tree.leaves(state.params)),
-      "vocab_size": _MEMORY_VOCAB,
-      "shape": dict(zip("BKPT", _MEMORY_SHAPE, strict=True)),
+      "vocab_size": work.memory_vocab,
+      "shape": dict(zip("BKPT", work.memory_shape, strict=True)),
   }
 
 

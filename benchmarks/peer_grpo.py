@@ -24,7 +24,6 @@ from tba_jax.tasks import countdown
 
 # Packages that the interpreters can import.
 PEERS = ("trl", "tunix")
-_DEADLINE_S = 1200.0
 
 
 def variable(peer: str) -> str:
@@ -48,18 +47,22 @@ def is_installed(peer: str) -> bool:
 
 
 def run(
-    peer: str, folder: pathlib.Path, settings: Mapping[str, Any]
+    peer: str,
+    folder: pathlib.Path,
+    settings: Mapping[str, Any],
+    deadline_s: float = 1200.0,
 ) -> dict[str, Any]:
   """Trains in a process of its own; returns its result.
 
   Args:
-    peer: of `PEERS`.
-    folder: made, for settings, snapshots, log and result.
+    peer: name in `PEERS`.
+    folder: folder to make, for settings, snapshots, log and result.
     settings: learning_rate (decays linearly to a tenth), beta (of the KL),
       model (a Hugging Face folder), prompts (in the order of training),
       prompts_per_batch, completions_per_prompt, max_completion_tokens,
       full_length (whether no completion stops before that), num_steps,
       snapshot_steps, seed, and keywords of the peer alone.
+    deadline_s: longest time of the process.
 
   Returns:
     `step_ends`, the Unix time in seconds at the end of each step, from which
@@ -77,11 +80,11 @@ def run(
           stdout=log,
           stderr=subprocess.STDOUT,
           env=processes.package_environment(),
-          timeout=_DEADLINE_S,
+          timeout=deadline_s,
           check=False,
       ).returncode
     except subprocess.TimeoutExpired:
-      end = f"nothing after {_DEADLINE_S:.0f} s"
+      end = f"nothing after {deadline_s:.0f} s"
   if end:
     tail = (folder / "log.txt").read_text()[-2000:]
     raise RuntimeError(f"{folder} ended with {end}: {tail}")
@@ -96,8 +99,12 @@ class Clock:
   """
 
   def __init__(
-      self, settings: Mapping[str, Any], take_snapshot: Callable[[], Any]
+      self,
+      settings: Mapping[str, Any],
+      take_snapshot: Callable[[], Any],
+      now: Callable[[], float] = time.time,
   ):
+    self._now = now
     self._every = settings["snapshot_steps"]
     self._last = settings["num_steps"]
     self._take_snapshot = take_snapshot
@@ -106,12 +113,12 @@ class Clock:
     self.snapshots: dict[int, Any] = {}
 
   def end_step(self) -> None:
-    now = time.time()
+    now = self._now()
     self.step_ends.append(now - self._paused_s)
     step = len(self.step_ends)
     if step % self._every == 0 or step == self._last:
       self.snapshots[step] = self._take_snapshot()
-      self._paused_s += time.time() - now
+      self._paused_s += self._now() - now
 
   def write(self, folder: pathlib.Path, packages: Sequence[str]) -> None:
     """Writes the result of `run`, with the versions of the packages."""

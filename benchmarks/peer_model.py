@@ -9,7 +9,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import config
 
-# What the peers' `make_checkpoint.py DIR llama 30m` writes.
+# Shape that the peers' `make_checkpoint.py DIR llama 30m` writes.
 SHAPE = config.ModelConfig(
     family="llama",
     vocab_size=512,

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How unlike each other the attacks are that objectives find.
+"""Diversity of the attacks that objectives find.
 
     python -m benchmarks --config=configs/red_team.py:quick \\
         red_team_diversity [SEED,… [SETTING …]]
@@ -20,7 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import frontier
 from benchmarks import results
 from benchmarks import trial_run
@@ -44,7 +44,7 @@ _OBJECTIVES = {
     "online_dpo": ([*_ON_POLICY, "loss.ratio_clip=0"], (0.1, 0.3)),
 }
 SETTINGS = frontier.make_settings(_OBJECTIVES)
-# Of an evaluation: key, title, digits.
+# Quantities of an evaluation: key, title, digits.
 _EVALUATED = {
     "pass_at_1": ("success rate", 3),
     "cosine_distance_right": ("cosine distance of successes", 2),
@@ -61,7 +61,7 @@ def run(
   """Trains; writes table.md and red_team.png into the folder.
 
   Args:
-    config: of all runs, but for what `SETTINGS` has.
+    config: config of all runs, but for what `SETTINGS` has.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 
@@ -73,7 +73,7 @@ def run(
   """
   seeds, names = results.parse(operands, SETTINGS)
   processes.enable_compilation_cache()
-  config = exact_loop.fine_tune(config, _FOLDER)
+  config = curves.fine_tune(config, _FOLDER)
   with config.unlocked():
     # The trainer waits for each evaluation, so that none is skipped.
     config.evaluate.beside = False

@@ -16,19 +16,20 @@ from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.training import schedules
 
-_SIZES = (1_000, 1_000_000)
 _PROMPT_TOKENS = 16
 _COMPLETION_TOKENS = 64
 _SAMPLES = 8  # S and K
 _BATCH_PROMPTS = 32
 _COMPLETIONS_PER_PROMPT = 50
-# Rounds of one batch of inserts and one draw; the median round is reported.
-_ROUNDS = 200
 _POOL_GROUPS = 512
 
 
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    *,
+    sizes: Sequence[int] = (1_000, 1_000_000),
+    rounds: int = 200,
 ) -> dict[str, Any]:
   """Returns CPU microseconds for each completion inserted and drawn, by size.
 
@@ -39,6 +40,8 @@ def run(
     config: `seed` and `replay` are read: `recent_fraction`, `selection`,
       `reward_temperature`, `recent_window_steps` and `dedupe`.
     operands: none.
+    sizes: stored completions, ascending.
+    rounds: timed rounds of a batch of inserts and a draw; the median counts.
 
   Returns:
     `insert_us`, `draw_us` and `total_us` by stored completions, and
@@ -55,12 +58,12 @@ def run(
       "draw_us": {},
       "total_us": {},
   }
-  for size in _SIZES:
-    insert_us, draw_us = _measure(config, size)
+  for size in sizes:
+    insert_us, draw_us = _measure(config, size, rounds)
     out["insert_us"][str(size)] = round(insert_us, 3)
     out["draw_us"][str(size)] = round(draw_us, 3)
     out["total_us"][str(size)] = round(insert_us + draw_us, 3)
-  small, large = str(_SIZES[0]), str(_SIZES[-1])
+  small, large = str(sizes[0]), str(sizes[-1])
   for part in ("insert", "draw", "total"):
     us = out[f"{part}_us"]
     out[f"{part}_ratio"] = round(us[large] / us[small], 3)
@@ -96,14 +99,14 @@ def fill(buffer: buffer_lib.ReplayBuffer, groups: "Groups", size: int) -> None:
 
 
 def _measure(
-    config: ml_collections.ConfigDict, size: int
+    config: ml_collections.ConfigDict, size: int, rounds: int
 ) -> tuple[float, float]:
   """Returns microseconds a completion of an insert and of a draw."""
   buffer = make_buffer(config, size)
   groups = make_groups(config, size)
   fill(buffer, groups, size)
   insert_s, draw_s = [], []
-  for step in range(1, _ROUNDS + 1):
+  for step in range(1, rounds + 1):
     arrived = [groups.next() for _ in range(_BATCH_PROMPTS)]
     start = time.process_time()
     for group in arrived:

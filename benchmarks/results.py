@@ -44,9 +44,9 @@ def measure(
   """Makes the runs that have no result in the folder yet.
 
   Args:
-    seeds: a whole seed comes before the next.
-    names: of the runs of a seed.
-    folder: keeps a result per name and seed, with both.
+    seeds: seeds to run; a whole seed comes before the next.
+    names: names of the runs of a seed.
+    folder: folder that keeps a result per name and seed, with both.
     run: (name, seed) -> result, lists with an item per evaluation.
     summarize_run: result -> what is printed of it.
   """

@@ -38,13 +38,14 @@ _GROUPS_PER_STEP = 32
 # Before a measurement: seconds, and times of sampling a group.
 _WARM_S = 1.0
 _WARM_SAMPLES = 2
-# Of the sleep, where the store is to be full. Without any a searcher would hand
-# over all that it was granted at once, and one answer would do for all of it.
+# Share of the sleep where the store is to be full. Without any a searcher would
+# hand over all that it was granted at once, and one answer would do for all of
+# it.
 _FULL_SHARE = 0.5
 _START_S = 120.0
 _STOP_S = 60.0
 _FILE = "searchers.json"
-# Of a fixed point that is reached within a few.
+# Iterations of a fixed point that is reached within a few.
 _ITERATIONS = 100
 # Tokens and log-probs.
 _GROUP_BYTES = scale_searchers.COMPLETIONS * scale_searchers.TOKENS * 8
@@ -58,18 +59,18 @@ class Pipeline:
   times time) a group's staleness is the groups under way over those of a step.
 
   num_searchers: n.
-  sample_s: of one searcher, for one group.
-  serve_s: of store and drain, for one group.
+  sample_s: seconds of one searcher for one group.
+  serve_s: seconds of store and drain for one group.
   groups_per_step: groups that are sampled for each optimizer step.
   round_groups: groups of a searcher's round, sent as one block.
   credits: blocks that a searcher may have sent and not seen acknowledged.
   granted_rounds: rounds that a searcher may have been granted and not handed
     over, the one that it samples included.
-  hand_over_s: from the end of sampling until the trainer has a group, of a
-    searcher that is alone.
-  idle_s: between two polls of an empty queue.
-  look_s: of a poll that finds one group.
-  more_s: of such a poll for each further group.
+  hand_over_s: seconds from the end of sampling until the trainer has a group,
+    of a searcher that is alone.
+  idle_s: seconds between two polls of an empty queue.
+  look_s: seconds of a poll that finds one group.
+  more_s: seconds of such a poll for each further group.
   """
 
   num_searchers: int
@@ -150,8 +151,8 @@ def run(
   """Returns what was measured and predicted for each number of searchers.
 
   Args:
-    config: `search.credits`, `search.lease_s`, `store.*`, `cores` and
-      `replay`'s segments are read.
+    config: `search.credits`, `search.lease_s`, `store.*` and `replay`'s
+      segments are read.
     operands: none, or any first ones of: seconds of a measurement, repeats,
       mean seconds of sampling a group, and numbers of searchers, as 1,4,16.
       Only where the first is 1 can the model be calibrated; else all is
@@ -213,9 +214,9 @@ def calibrate(
   """Returns the model of each number of searchers.
 
   Args:
-    one: the run of one searcher.
-    full: the run of the most searchers with half of the sleep.
-    num_credits: of a searcher.
+    one: result of the run of one searcher.
+    full: result of the run of the most searchers with half of the sleep.
+    num_credits: credits of a searcher.
   """
   found = full["groups_per_look"]
   more_ms = (full["look_ms"] - one["look_ms"]) / max(found - 1, 1e-9)
@@ -291,7 +292,7 @@ def _measure(
     log = drain.log
   said = json.loads(path.read_text())
   row = analyse(log, said["times"], start, start + wall_s)
-  # What is known, should the rest be cut off.
+  # Results so far, should the rest be cut off.
   print(f"scale: {name} {json.dumps(row)}", file=sys.stderr, flush=True)
   return {
       **row,
@@ -319,11 +320,11 @@ def analyse(
 
   Args:
     log: searcher, sequence and time at which the trainer took it, in order.
-    times: by searcher, start and end of sampling of each of its blocks.
-    start, stop: the stretch, seconds of the same clock.
+    times: start and end of sampling of each block, by searcher.
+    start, stop: bounds of the stretch, seconds of the same clock.
 
   Raises:
-    RuntimeError: nothing came in it.
+    RuntimeError: nothing came in the stretch.
   """
   taken = np.array([at for _, _, at in log])
   chosen = [i for i, at in enumerate(taken) if start <= at < stop]

@@ -102,7 +102,7 @@ class _Searchers:
       self, sid: str, client: queue_client.QueueClient, index: int
   ) -> None:
     count, rng = index, np.random.default_rng(index)
-    # As if it had begun some time ago.
+    # The searcher acts as if it had begun some time ago.
     shortest, longest = 0.0, 1.0
     while not self._stop.is_set():
       block = client.next_block(0.1)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What more search for each optimizer step brings where rewards are rare.
+"""Gain from more search for each optimizer step where rewards are rare.
 
     python -m benchmarks --config=configs/countdown_sparse.py \\
         search [SEED,… [SETTING …]]
@@ -25,14 +25,14 @@ from matplotlib import pyplot
 import ml_collections
 import numpy as np
 
-from benchmarks import exact_loop
+from benchmarks import curves
 from benchmarks import results
 
 FOLDER = pathlib.Path("runs") / "search"
 _NUM_STEPS = 200
 _SEARCHERS = (1, 2, 4, 8, 16)
 _NUM_PROMPTS = 64
-# Of one searcher, for each step.
+# Amounts of one searcher for each step.
 _PROMPTS, _SAMPLES = 8, 8
 _DRAWS = ("uniform", "reward")
 _FEW = f"task.num_prompts={_NUM_PROMPTS}"
@@ -47,7 +47,7 @@ SETTINGS = {
     for n in _SEARCHERS
     for draw in _DRAWS
 }
-# Of the last evaluation: key, title, digits.
+# Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "pass_at_1": ("pass@1", 3),
     "pass_at_k": ("pass@16", 3),
@@ -65,14 +65,14 @@ def run(
   """Trains; writes table.md and search.png into the folder.
 
   Args:
-    config: of all runs, but for what `SETTINGS` has.
+    config: config of all runs, but for what `SETTINGS` has.
     operands: seeds separated by commas (default 0), then names of `SETTINGS`
       (default all).
 
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  found = exact_loop.run_all(make_config(config), SETTINGS, operands, FOLDER)
+  found = curves.run_all(make_config(config), SETTINGS, operands, FOLDER)
   results.print_table(make_table(found), FOLDER / "table.md")
   _plot(found, FOLDER / "search.png")
   return results.summarize(found, _ENDS, FOLDER)
@@ -142,7 +142,7 @@ def _plot_panel(
     runs: Sequence[Mapping[str, Any]], axis: Any, x: str, y: str
 ) -> None:
   """Draws a line per setting, the mean of its seeds."""
-  first = int(x == "completions")  # Its logarithm of 0 is left out.
+  first = int(x == "completions")  # The logarithm of 0 is left out.
   for name in SETTINGS:
     mine = results.of_name(runs, name)
     if not mine:

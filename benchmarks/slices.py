@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the paper configs need on TPU slices, from the compiler alone.
+"""Needs of the paper configs on TPU slices, from the compiler alone.
 
     python -m benchmarks slices [CONFIG TRAINER_SLICE SEARCHER_SLICE …]
 

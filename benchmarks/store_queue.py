@@ -3,7 +3,7 @@
 """A queue to measure: store, journal and a searcher's process, and a drain."""
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import contextlib
 import json
 import pathlib
@@ -53,9 +53,8 @@ class Draining:
 
   def take(self) -> int:
     """Takes what has come, as the trainer does; returns how many blocks."""
-    with self._drain.lock:
-      self._drain.check()
-      records = self._drain.take(len(self._drain.pending()))
+    self._drain.check()
+    records = self._drain.inbox.take()
     now = time.monotonic()
     for record in records:
       header = record.header
@@ -72,9 +71,7 @@ class Draining:
     self._drain.admit(_PROMPTS)
     self._drain.urgent = True
     while (left := deadline - time.monotonic()) > 0:
-      with self._drain.lock:
-        if not self._drain.pending():
-          self._drain.lock.wait(min(left, 0.1))
+      self._drain.inbox.wait(min(left, 0.1))
       self.take()
 
   def receive(self, num_blocks: int) -> None:
@@ -82,9 +79,7 @@ class Draining:
     deadline = time.monotonic() + _DEADLINE_S
     self._drain.urgent = True
     while num_blocks > 0:
-      with self._drain.lock:
-        if not self._drain.pending():
-          self._drain.lock.wait(1.0)
+      self._drain.inbox.wait(1.0)
       num_blocks -= self.take()
       if time.monotonic() > deadline:
         raise RuntimeError(f"{num_blocks} blocks did not come in time")
@@ -102,7 +97,7 @@ class Queue(contextlib.ExitStack):
     """Starts all of it.
 
     Args:
-      config: reads `cores`, `replay`, `search` and `store`.
+      config: reads `replay`, `search` and `store`.
       child: the module of the searcher's process.
     """
     super().__init__()
@@ -121,15 +116,15 @@ class Queue(contextlib.ExitStack):
       raise
 
   def _start(self) -> None:
-    cores = processes.assign_cores(self._config.cores, 1)
+    cores = processes.assign_cores(1)
     host = kv_host.KvHost(
         self._folder / "spool",
         _RUN,
-        probe_timeout_s=self._config.store.probe_timeout_s,
+        probe_timeout_s=kv_host.probe_timeout_s(self._config.store.deadline_s),
         on_event=_on_event,
     )
     stop = threading.Event()
-    thread = threading.Thread(target=_host, args=(host, cores["store"], stop))
+    thread = threading.Thread(target=host.run, args=(stop,))
     thread.start()
     self.callback(thread.join)
     self.callback(stop.set)
@@ -168,13 +163,14 @@ class Queue(contextlib.ExitStack):
     config.search.prompts_per_round = 1
     config.search.lockstep = False
     config.rounds.mini_batches = 0
+    order = prompt_order.PromptOrder(_PROMPTS, seed=0)
     drain = queue_server.QueueServer(
         config,
         messages.RunIdentity(_RUN, self._secret, self._folder),
         make_transport=self._transport,
-        order=prompt_order.PromptOrder(_PROMPTS, seed=0),
+        order=order,
         epoch=0,
-        announce=lambda transport: None,
+        open_store=lambda transport: None,
         on_event=_on_event,
         saved=self._saved,
     )
@@ -192,7 +188,7 @@ class Queue(contextlib.ExitStack):
     self._saved = {
         "applied": drain.journal.position,
         "watermarks": self._watermarks,
-        "order": prompt_order.PromptOrder(_PROMPTS, seed=0).get_state(),
+        "order": prompt_order.Positions().get_state(order),
     }
     drain.journal.truncate_before(drain.journal.position)
 
@@ -219,7 +215,7 @@ class Queue(contextlib.ExitStack):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Of this queue's files; ends with it."""
+    """Folder of the queue's files, which ends with it."""
     return self._folder
 
   @property
@@ -241,13 +237,6 @@ class Queue(contextlib.ExitStack):
     except subprocess.TimeoutExpired:
       self._child.kill()
       self._child.wait()
-
-
-def _host(
-    host: kv_host.KvHost, cores: Sequence[int], stop: threading.Event
-) -> None:
-  processes.pin(cores)
-  host.run(stop)
 
 
 def _read_block(connection: socket.socket) -> bytes:

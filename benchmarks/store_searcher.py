@@ -73,7 +73,7 @@ class _Feeder:
         time.sleep(0.002)
         continue
       if rate > 0:
-        # Of what a pause or a full ring held up, one block is made up for.
+        # One block is made up for what a pause or a full ring held up.
         due = max(due, now - 1.0 / rate) + 1.0 / rate
       group = self._groups[count % len(self._groups)]
       self._client.submit([group])

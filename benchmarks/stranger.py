@@ -71,7 +71,7 @@ def main() -> None:
     now = time.monotonic()
     if now < due:
       time.sleep(due - now)
-    # Of what a pause held up, a tenth of a second is made up for.
+    # A tenth of a second is made up for what a pause held up.
     due = max(due, now - 0.1) + 1.0 / float(rate)
     try:
       stranger.act(client)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a flood of a run's store costs the run.
+"""Cost to a run of a flood of its store.
 
 Two processes without the run's secret write, overwrite and delete keys at a
 fixed rate each. Runs of the config take turns: undisturbed; beside the same
@@ -116,6 +116,11 @@ def _train(
   records = jsonl.read_jsonl(workdir / "metrics.jsonl")
   steps = [r for r in records if r.get("step", -1) >= _EARLY_STEPS]
   steps = [r for r in steps if "train/loss" in r]
+  if len(steps) < 2:
+    raise RuntimeError(
+        f"{workdir.name}: the run ended before step {_EARLY_STEPS + 1}; allow"
+        f" it more than {config.train.wall_clock_limit_s:g} s"
+    )
   per_step = (
       config.train.prompts_per_batch * config.train.completions_per_prompt
   )

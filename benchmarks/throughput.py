@@ -28,6 +28,7 @@ import ml_collections
 from benchmarks import peer_grpo
 from benchmarks import peer_model
 from benchmarks import trial_run
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.system import processes
 from tba_jax.tasks import base
@@ -35,28 +36,30 @@ from tba_jax.training import policy as policy_lib
 
 _PROMPTS, _COMPLETIONS, _TOKENS = 4, 8, 64
 _STEPS, _REPEATS = 6, 3
-_SHAPE = peer_model.SHAPE
 
 
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    model: config_lib.ModelConfig = peer_model.SHAPE,
 ) -> dict[str, Any]:
   """Returns the tokens per second of each, and ratios of the others to ours.
 
   Args:
-    config: of countdown; its objective and optimizer are what is timed.
+    config: config of countdown; its objective and optimizer are what is timed.
     operands: repeats (default 3).
+    model: shape of the policy.
 
   Returns:
     `runs`: tokens_per_s and completions_per_s, medians over the repeats.
-    `ratios`: of asynchronous to each other run, in each repeat.
+    `ratios`: ratios of asynchronous to each other run, in each repeat.
 
   Raises:
     RuntimeError: a run failed.
   """
   repeats = int(operands[0]) if operands else _REPEATS
   processes.enable_compilation_cache()
-  config = make_config(config)
+  config = make_config(config, model)
   names = ["asynchronous", "synchronous"]
   names += filter(peer_grpo.is_installed, peer_grpo.PEERS)
   seconds = [
@@ -79,12 +82,14 @@ def run(
   }
 
 
-def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+def make_config(
+    config: ml_collections.ConfigDict, model: config_lib.ModelConfig
+) -> ml_collections.ConfigDict:
   """Returns a copy with the model and the sizes of a step."""
   config = config.copy_and_resolve_references()
   with config.unlocked():
     for name in config.model:
-      setattr(config.model, name, getattr(_SHAPE, name))
+      setattr(config.model, name, getattr(model, name))
     config.model.compute_dtype = config.model.param_dtype
     config.sampling.max_completion_tokens = _TOKENS
     # Random params stop at random: all completions are of full length.
@@ -124,7 +129,7 @@ def _peer_step_s(config: ml_collections.ConfigDict, peer: str) -> float:
         {
             "learning_rate": config.optimizer.learning_rate,
             "beta": 0.0,
-            # Of TRL alone.
+            # TRL alone has this setting.
             "scale_rewards": "group",
             "model": str(folder / "model"),
             "prompts": [

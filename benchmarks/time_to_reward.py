@@ -51,7 +51,7 @@ from tba_jax.training import reward_judge
 
 # Overrides of the config.
 _TRAINER_REFERENCE = ["reference.role=trainer", "search.lead_steps=1"]
-_OURS = {
+OURS = {
     "ours": [],
     "ours_trainer_reference": _TRAINER_REFERENCE,
     "ours_larger_beta": ["loss.beta=0.05", "loss.beta_final=0.05"],
@@ -100,9 +100,9 @@ _PEERS = {
     },
 }  # fmt: skip
 _PEER_OF = {name: peer for peer, runs in _PEERS.items() for name in runs}
-RUNS = (*_OURS, *_PEER_OF)
+RUNS = (*OURS, *_PEER_OF)
 TARGETS = (0.5, 0.6, 0.7)
-# Of all peers' runs that do not say otherwise.
+# Sizes of all peers' runs that do not say otherwise.
 _PEER_SIZES = {
     "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
 }  # fmt: skip
@@ -114,9 +114,9 @@ _MEANS = {
     "end_pass_at_1": 3, "end_pass_at_k": 3, "end_distinct": 2, "end_steps": 0,
     "end_seconds": 0, "step_s": 3, "completions_per_s": 0, "start_s": 0,
 }  # fmt: skip
-_COLORS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#000000",
-           "#56b4e9", "#999999",
-           *matplotlib.colormaps["tab10"].colors)  # fmt: skip
+COLORS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#000000",
+          "#56b4e9", "#999999",
+          *matplotlib.colormaps["tab10"].colors)  # fmt: skip
 
 matplotlib.use("agg")
 
@@ -127,7 +127,8 @@ def run(
   """Trains and evaluates; writes table.md and time_to_reward.png.
 
   Args:
-    config: of `ours`; `evaluate.final_prompts` held-out prompts are evaluated.
+    config: config of `ours`; `evaluate.final_prompts` held-out prompts are
+      evaluated.
     operands: seeds separated by commas (default 0), then names of `RUNS`
       (default all).
 
@@ -254,34 +255,45 @@ def _measure(
   policy = policy_lib.make_policy(config, "")
   shutil.rmtree(folder, ignore_errors=True)
   began = time.time()
-  if name in _OURS:
-    load_config.apply_overrides(config, _OURS[name])
+  if name in OURS:
+    load_config.apply_overrides(config, OURS[name])
     clock = _train_ours(config, folder)
     load = lambda step: model_source.restore(
         config, folder, step, model_source.one_device(), needs_task=False
     )[1]
     size = config.train.prompts_per_batch * config.train.completions_per_prompt
   else:
-    settings = _peer_settings(config, policy, name)
+    settings = peer_settings(config, policy.task, name)
     clock = peer_grpo.run(_PEER_OF[name], folder, settings)
     load = lambda step: hf.load(folder / f"step{step}")[1]
     size = settings["prompts_per_batch"] * settings["completions_per_prompt"]
   times = clock["step_ends"]
-  step_s = float(statistics.median(np.diff(times)))
-  steps = sorted({*range(_SNAPSHOT_STEPS, len(times), _SNAPSHOT_STEPS),
-                  len(times)})  # fmt: skip
-  evaluations = _evaluate(config, policy, {0: None} | {s: load for s in steps})
-  # The first step compiles: the median step stands in for it.
-  seconds = [0.0, *(times[s - 1] - times[0] + step_s for s in steps)]
+  timed = time_snapshots(times)
+  snapshots = {step: load if step else None for step in timed["steps"]}
   return {
-      "steps": [0, *steps],
-      "seconds": seconds,
-      **evaluations,
-      "step_s": step_s,
-      "completions_per_s": size * len(times) / seconds[-1],
+      **timed,
+      **_evaluate(config, policy, snapshots),
+      "completions_per_s": size * len(times) / timed["seconds"][-1],
       "start_s": times[0] - began,
       "versions": clock.get("versions", {}),
   }
+
+
+def time_snapshots(step_ends: Sequence[float]) -> dict[str, Any]:
+  """Returns the snapshots' steps and seconds, and the median step's seconds.
+
+  The first step compiles: the median step stands in for it.
+  """
+  end = len(step_ends)
+  steps = sorted({*range(_SNAPSHOT_STEPS, end, _SNAPSHOT_STEPS), end})
+  step_s = float(statistics.median(np.diff(step_ends)))
+  return {
+      "steps": [0, *steps],
+      "seconds": [
+          0.0, *(step_ends[s - 1] - step_ends[0] + step_s for s in steps)
+      ],
+      "step_s": step_s,
+  }  # fmt: skip
 
 
 def make_config(
@@ -323,19 +335,19 @@ def _train_ours(
   }
 
 
-def _peer_settings(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy, name: str
+def peer_settings(
+    config: ml_collections.ConfigDict, task: base.Task, name: str
 ) -> dict[str, Any]:
   """Returns the settings of a peer's run, with the prompts that ours takes."""
   order = prompt_order.PromptOrder(
-      policy.task.num_prompts(base.TRAIN), seed=config.seed
+      task.num_prompts(base.TRAIN), seed=config.seed
   )
   own = {**_PEER_SIZES, **_PEERS[_PEER_OF[name]][name]}
   return {
       **own,
       "model": config.init,
       "prompts": [
-          policy.task.prompt(base.TRAIN, order.prompt(i)[0])
+          task.prompt(base.TRAIN, order.prompt(i)[0])
           for i in range(own["num_steps"] * own["prompts_per_batch"])
       ],
       "max_completion_tokens": config.sampling.max_completion_tokens,
@@ -353,8 +365,8 @@ def _evaluate(
   """Returns pass@1, pass@k and distinct solutions of each snapshot.
 
   Args:
-    config: of the evaluator.
-    policy: that all runs start from.
+    config: config of the evaluator.
+    policy: policy that all runs start from.
     snapshots: step to a function that loads its params; None = the start.
   """
   evaluator = reward_judge.make_evaluator(config, "", policy)
@@ -384,7 +396,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws pass@1 over the seconds of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
   names = [name for name in RUNS if results.of_name(runs, name)]
-  for name, color in zip(names, _COLORS):
+  for name, color in zip(names, COLORS):
     for i, result in enumerate(results.of_name(runs, name)):
       axes.plot(
           result["seconds"],

@@ -47,26 +47,41 @@ from tba_jax.training import train_step
 
 PEERS_VARIABLE = "TBA_JAX_PEERS"
 
-# B, K, P, T.
-_SHAPE = (2, 16, 64, 64)
 _TEMPERATURE = 0.7
 _COPIES_VOCAB = 64
 _ROUNDS = 2
-_STEPS_PER_ROUND = 4
-_PRODUCT_SIZE = 2048
 _PEER_DEADLINE_S = 600.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Work that is timed; reported figures are of the defaults.
+
+  shape: B, K, P and T of the step.
+  steps: steps of a turn, of which the fastest counts.
+  product_size: rows and columns of the product whose speed is the limit.
+  model: shape of the model where no peer makes it.
+  """
+
+  shape: tuple[int, int, int, int] = (2, 16, 64, 64)
+  steps: int = 4
+  product_size: int = 2048
+  model: config_lib.ModelConfig = peer_model.SHAPE
+
+
 def run(
-    config: ml_collections.ConfigDict, operands: Sequence[str]
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    work: Work = Work(),
 ) -> dict[str, Any]:
   """Returns both speeds, their ratio and the limit.
 
   Args:
-    config: its `optimizer`, `loss` and `model.compute_dtype` are what is timed;
-      the rest is set here.
+    config: config, of which `optimizer`, `loss` and `model.compute_dtype` are
+      what is timed; the rest is set here.
     operands: none, or rounds (default 2): how often the two take turns; or
       `copies`, alone or before the rounds.
+    work: sizes of what is timed.
 
   Returns:
     Of `copies`: share_of_copies, whole_s, rows_s (medians) and ratio.
@@ -80,16 +95,17 @@ def run(
     RuntimeError: a script of the comparison failed; with the end of its output.
   """
   if operands and operands[0] == "copies":
-    return _run_copies(config, int(operands[1]) if operands[1:] else _ROUNDS)
+    rounds = int(operands[1]) if operands[1:] else _ROUNDS
+    return _run_copies(config, rounds, work.steps)
   rounds = int(operands[0]) if operands else _ROUNDS
   peers = os.environ.get(PEERS_VARIABLE)
-  B, K, P, T = _SHAPE
+  B, K, P, T = work.shape
   with tempfile.TemporaryDirectory() as folder:
     if peers:
       _run_script(peers, "make_checkpoint.py", folder, "llama", "30m")
       shape, params = hf.load(folder)
     else:
-      shape = peer_model.SHAPE
+      shape = work.model
       params = jax.jit(transformer.make_model(shape).init)(
           jax.random.PRNGKey(0)
       )
@@ -100,16 +116,16 @@ def run(
     config = config.copy_and_resolve_references()
     config.sampling.temperature = _TEMPERATURE
     config.train.micro_batch_prompts = B
-    batch = peer_model.make_batch(_SHAPE, model.config.vocab_size)
+    batch = peer_model.make_batch(work.shape, model.config.vocab_size)
     update = _Update(config, model, params, batch)
     del params
     step_s, peer_tokens_per_s, product = [], [], []
     for _ in range(rounds):
-      step_s.append(update.time(_STEPS_PER_ROUND))
-      product.append(_product_flop_per_s())
+      step_s.append(update.time(work.steps))
+      product.append(_product_flop_per_s(work.product_size))
       if peers:
         line = _run_script(
-            peers, "train_torch.py", folder, *map(str, _SHAPE)
+            peers, "train_torch.py", folder, *map(str, work.shape)
         ).splitlines()[-1]
         peer_tokens_per_s.append(json.loads(line)["tokens_per_s"])
   tokens_per_s = B * K * (P + T) / min(step_s)
@@ -129,12 +145,12 @@ def run(
       "share_of_limit": tokens_per_s / limit,
       "product_gflop_per_s": max(product) / 1e9,
       "num_params": num_params,
-      "shape": dict(zip("BKPT", _SHAPE, strict=True)),
+      "shape": dict(zip("BKPT", work.shape, strict=True)),
   }
 
 
 def _run_copies(
-    config: ml_collections.ConfigDict, rounds: int
+    config: ml_collections.ConfigDict, rounds: int, num_steps: int
 ) -> dict[str, Any]:
   shape = config_lib.ModelConfig.from_config(
       config.model,
@@ -169,8 +185,7 @@ def _run_copies(
       for batch in (whole, dataclasses.replace(whole, rows=rows))
   ]
   turns = [
-      [update.time(_STEPS_PER_ROUND) for update in updates]
-      for _ in range(rounds)
+      [update.time(num_steps) for update in updates] for _ in range(rounds)
   ]
   whole_s, rows_s = np.median(turns, axis=0)
   num_distinct = len(np.unique(rows.slots))
@@ -213,9 +228,8 @@ class _Update:
     return min(seconds)
 
 
-def _product_flop_per_s() -> float:
-  """Returns the speed of a square float32 product, the best of a few."""
-  n = _PRODUCT_SIZE
+def _product_flop_per_s(n: int) -> float:
+  """Returns the speed of a float32 product of [n, n], the best of a few."""
   x_NxN = jnp.ones((n, n), jnp.float32)
   product = jax.jit(lambda x: x @ x)
   product(x_NxN).block_until_ready()

@@ -13,7 +13,7 @@ import time
 import ml_collections
 
 from tba_jax.monitor import metrics
-from tba_jax.programs import stale_loop
+from tba_jax.programs import loops
 from tba_jax.programs import train
 from tba_jax.system import jsonl
 
@@ -27,7 +27,8 @@ def make_config(
   """Returns a copy with params drawn at random, and nothing but steps.
 
   Args:
-    config: of the run; its evaluation, checkpoints and guards are turned off.
+    config: config of the run; its evaluation, checkpoints and guards are turned
+      off.
     num_steps: optimizer steps.
   """
   config = config.copy_and_resolve_references()
@@ -81,9 +82,9 @@ def time_roles(
   """Returns the seconds of a step of a run, and its mean staleness in steps.
 
   Args:
-    config: as `make_variant` takes it.
-    num_steps: timed, after `SKIPPED_STEPS`.
-    lockstep: see `make_variant`.
+    config: config, see `make_variant`.
+    num_steps: steps that are timed, after `SKIPPED_STEPS`.
+    lockstep: whether roles take turns, see `make_variant`.
 
   Raises:
     RuntimeError: the run failed.
@@ -102,11 +103,12 @@ def time_roles(
 
 def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
   """As `time_roles`, of the same work in one process at staleness 0."""
-  # One more: a step ends where the next one begins.
-  config = make_config(config, SKIPPED_STEPS + num_steps + 1)
-  begins = []
-  stale_loop.Bench(config, "").run(
-      stale_loop.Run(config.loss.name, stale_loop.Lag(), config.seed, config),
-      on_step=lambda state: begins.append(time.perf_counter()),
+  config = loops.set_exact_lag(
+      make_config(config, SKIPPED_STEPS + num_steps), 0
   )
-  return (begins[-1] - begins[SKIPPED_STEPS]) / num_steps
+  maker = loops.LoopMaker(config)
+  try:
+    ends = [time.perf_counter() for _ in maker.make(config).train()]
+  finally:
+    maker.close()
+  return (ends[-1] - ends[SKIPPED_STEPS - 1]) / num_steps

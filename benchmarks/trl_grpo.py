@@ -18,7 +18,7 @@ from benchmarks import peer_grpo
 
 def main(folder: pathlib.Path) -> None:
   os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-  # Not installed with this package.
+  # Packages not installed with this one.
   import datasets
   import torch
   import transformers

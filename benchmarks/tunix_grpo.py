@@ -28,7 +28,7 @@ _NO_STOP_ID = -1
 
 def main(folder: pathlib.Path) -> None:
   os.environ.update(HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu")
-  # Not installed with this package, or need the environment above.
+  # Packages not installed with this one, or that need the environment above.
   from flax import nnx
   import jax
   import jax.numpy as jnp
@@ -134,11 +134,11 @@ def main(folder: pathlib.Path) -> None:
   )
   learner.train(batches())
   for step, params in clock.snapshots.items():
-    _save(folder / f"step{step}", params, start=pathlib.Path(c["model"]))
+    save(folder / f"step{step}", params, start=pathlib.Path(c["model"]))
   clock.write(folder, ("flax", "google-tunix", "jax"))
 
 
-def _save(
+def save(
     folder: pathlib.Path, params: Mapping[str, Any], *, start: pathlib.Path
 ) -> None:
   """Saves a snapshot as a Hugging Face folder, its other files from `start`."""

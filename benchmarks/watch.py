@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What watching a run costs its trainer: metrics, spans, state, samples.
+"""Cost of watching a run to its trainer: metrics, spans, state, samples.
 
 - `cost`: of a step whose metrics are written, the time in the trainer's own
   loop (`record_ms`) and the processor time of the thread that puts it into
@@ -41,8 +41,8 @@ def run(
   """Returns the cost of watching and what it is made of.
 
   Args:
-    config: of the run; its evaluation, checkpoints and guards are turned off
-      and its steps set to `operands[0]` (default 240).
+    config: config of the run; its evaluation, checkpoints and guards are turned
+      off and its steps set to `operands[0]` (default 240).
     operands: optimizer steps, 16 or more.
 
   Raises:
@@ -95,7 +95,7 @@ def summarize(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
       "write_cpu_ms": write_cpu_ms,
       "cost": (record_ms + write_cpu_ms) / (1e3 * step_s),
       "paired": statistics.median(costs),
-      "paired_interval": _median_interval(costs),
+      "paired_interval": median_interval(costs),
   }
 
 
@@ -106,8 +106,9 @@ def _write_cpu_s(
 
   Args:
     writes: spans of the thread.
-    start, end: of the time that counts.
-    step_s: the state of the run is written once a second, not once a step.
+    start, end: bounds of the time that counts.
+    step_s: seconds of a step; the state of the run is written once a second,
+      not once a step.
   """
   inside = [s for s in writes if start <= s["t0"] < end]
   cpu_s = lambda *kinds: sum(s["cpu_s"] for s in inside if s["kind"] in kinds)
@@ -124,7 +125,7 @@ def _busy_s(start: float, end: float, waits: Sequence[dict[str, Any]]) -> float:
   return end - start - sum(max(0.0, s) for s in waited)
 
 
-def _median_interval(ordered: Sequence[float]) -> tuple[float, float]:
+def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
   """Returns values between which the median lies in 95 of 100 samples.
 
   By ranks: the number of values below the median is binomial, here taken as

@@ -26,7 +26,7 @@ import nbclient
 import nbformat
 
 HERE = pathlib.Path(__file__).parent
-# In the order in which they run.
+# Notebooks in the order in which they run.
 NOTEBOOKS = (
     "train_countdown.ipynb",
     "read_a_run.ipynb",
@@ -38,7 +38,7 @@ _START_LIMIT_S = 300
 # Without the two lines of the licence.
 INSTALL = (HERE / "install.py").read_text("utf-8").split("\n", 2)[2].strip()
 MAX_BYTES = 400_000
-# What a notebook calls the folder that it runs in: Colab's name for it.
+# Colab's name for the folder that a notebook runs in.
 _COLAB_FOLDER = "/content"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # tqdm misses the widgets, which no page would show.
@@ -58,12 +58,12 @@ def execute(
   """Returns a notebook with its outputs.
 
   Args:
-    path: of the notebook.
-    folder: to run it in.
+    path: path of the notebook.
+    folder: folder to run it in.
     parameters: values that names of its cell `parameters` get.
 
   Raises:
-    ValueError: it has no such name.
+    ValueError: the notebook has no such name.
     nbclient.exceptions.CellExecutionError: a cell failed.
   """
   notebook = nbformat.read(path, as_version=4)
@@ -143,7 +143,7 @@ def check(text: str) -> None:
   """Raises ValueError where a notebook's file should not be stored.
 
   Args:
-    text: of the file: not too large, without a folder of this machine.
+    text: text of the file: not too large, without a folder of this machine.
   """
   if len(text.encode()) > MAX_BYTES:
     raise ValueError(
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.notebooks:
       notebook = execute(HERE / name, pathlib.Path(folder), parameters)
       text = nbformat.writes(notebook) + "\n"
-      # Also one that is refused: it shows why.
+      # A refused notebook is written too: it shows why.
       (args.out / name).write_text(text, "utf-8")
       check(text)
       print(args.out / name, flush=True)

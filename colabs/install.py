@@ -2,32 +2,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs tba_jax, unless it is, for this machine's CPU, GPU or TPU.
 
-From a checkout beside this notebook, or a .zip of one, else from REPOSITORY.
+From the checkout that this notebook is in, or one beside it, or a .zip of one;
+where there is none, from REPOSITORY.
 """
 
 import glob
 import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
 
-REPOSITORY = ""  # Where it is published: the URL that `git clone` takes.
+REPOSITORY = ""  # URL that `git clone` takes; "" = a checkout on this machine.
 
-# A folder named tba_jax is found too, as a package without an origin.
-if getattr(importlib.util.find_spec("tba_jax"), "origin", None) is None:
+
+def find_checkout():
+  here = pathlib.Path.cwd()
+  for folder in (here, *here.parents, *here.glob("tba_jax*")):
+    if (folder / "setup.py").exists() and (folder / "tba_jax/main.py").exists():
+      return folder
+  return None
+
+
+# Python finds the folder of a checkout too, without its dependencies.
+specs = [importlib.util.find_spec(name) for name in ("tba_jax", "jax")]
+if not all(spec and spec.origin for spec in specs):
   for archive in glob.glob("tba_jax*.zip"):
     shutil.unpack_archive(archive)
-  found = glob.glob("tba_jax*/setup.py") + glob.glob("../setup.py")
-  if not found:
+  checkout = find_checkout()
+  if checkout is None:
     if not REPOSITORY:
       raise FileNotFoundError(
           "no tba_jax here: upload a .zip of its checkout (Files, on the left),"
           " or set REPOSITORY above to a URL; then run this cell again"
       )
     subprocess.run(["git", "clone", "-q", REPOSITORY, "tba_jax"], check=True)
-    found = ["tba_jax/setup.py"]
-  os.chdir(os.path.dirname(found[0]))
+    checkout = find_checkout()
+  os.chdir(checkout)
   has_tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
   extra = ",tpu" if has_tpu else ",cuda" * bool(shutil.which("nvidia-smi"))
   pip = [sys.executable, "-m", "pip", "install", "-q", "-e", f".[plots{extra}]"]

@@ -66,9 +66,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.search.prompts_per_step = c.search.prompts_per_round = 48
   c.sampling.num_rows = 192
   c.train.prompts_per_batch = 32
-  # Activations of so many fit into a core's cache.
+  # Eight prompts' activations fit into a core's cache.
   c.train.micro_batch_prompts = 8
-  # Otherwise the trainer's core is the limit.
+  # The trainer's core would be the limit.
   c.reference.role = "searcher"
   c.search.lead_steps = 2
   c.train.num_steps = 640
@@ -84,7 +84,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     _make_smoke(c)
   if arg.lockstep:
     variants.set_lockstep(c)
-    # As in the single-process loop, bit for bit.
+    # The single-process loop has it there, and must agree bit for bit.
     c.reference.role = "trainer"
   return c
 
@@ -96,7 +96,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   c.task.max_number = 9
   c.task.min_solutions = 3
   c.replay.dedupe = True
-  # So few groups may all have equal rewards.
+  # Groups this few may all have equal rewards.
   c.replay.skip_equal_rewards = False
   c.reference.role = "trainer"
   c.search.lead_steps = 1

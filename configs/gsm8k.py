@@ -131,7 +131,7 @@ def _set_common(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_completion_tokens = 512
   c.sampling.num_rows = 72
   c.model.param_dtype = "float32"
-  # For models without a config of their own.
+  # Length of models without a config of their own.
   c.model.max_positions = 1024
   # The tokenizer has no pad token: the papers' code masks the stop token too.
   c.loss.include_stop_token = False
@@ -295,7 +295,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
   c.search.wait_for_fresh = True
   c.search.lead_steps = 1
 
-  # For large steps of a small model: see configs/countdown.py.
+  # Scale for large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
   c.loss.beta = c.loss.beta_final = 0.05
   c.loss.beta_decay_steps = c.loss.beta_stop_steps = 0

@@ -59,7 +59,8 @@ PROMPT = (
     "3. Explain what a library is for.\n"
     "4."
 )
-# Of the model under test: Taori et al. 2023 (Stanford Alpaca), without input.
+# Template of the model under test: Taori et al. 2023 (Stanford Alpaca), without
+# input.
 _ALPACA = (
     "Below is an instruction that describes a task. Write a response that"
     " appropriately completes the request.\n\n### Instruction:\n{attack}\n\n###"
@@ -253,13 +254,13 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.search.wait_for_fresh = True
   c.search.lead_steps = 1
 
-  # For large steps of a small model: see configs/countdown.py.
+  # Scale for large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
   c.loss.beta = c.loss.beta_final = 0.2
   c.loss.log_z_learning_rate = 0.1
   c.tempering.tau_decay_steps = 40
   c.lora.rank = 0
-  # At twice that, one of three seeds collapses to a few attacks.
+  # One of three seeds collapses to a few attacks at twice that.
   c.optimizer.learning_rate = 1e-3
   c.optimizer.learning_rate_final = 2e-4
   c.optimizer.warmup_steps = 10
@@ -271,7 +272,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.replay.capacity = c.replay.capacity_per_prompt = 4096
   c.replay.recent_window_steps = 4
   c.replay.warm_start_completions = 128
-  # With so few words, only attacks that differ in one word are similar.
+  # Only attacks that differ in one word are similar among so few words.
   c.replay_filter.similarity_limit = 0.1
   c.replay_filter.freeze_step = 120
 

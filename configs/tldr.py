@@ -171,7 +171,7 @@ def _set_async_rlhf(
   prompts = 512 // samples if arg.method == "rloo" else 512
   c.train.prompts_per_batch = prompts
   c.train.micro_batch_prompts = 16
-  # As many prompts for any number of passes.
+  # The number of prompts is the same for any number of passes.
   c.train.num_steps = arg.steps * arg.passes
   c.replay.capacity = max(
       c.replay.capacity, 2 * arg.mini_batches * prompts * samples
@@ -210,7 +210,7 @@ def _make_quick(
     c.search.samples_per_prompt = c.train.completions_per_prompt = 8
     c.search.wait_for_fresh = True
     c.search.lead_steps = 2
-    # For large steps of a small model: see configs/countdown.py.
+    # Scale for large steps of a small model: see configs/countdown.py.
     c.loss.scale = "unit"
     c.loss.ratio_clip = 0.2
     c.loss.beta_decay_steps = 40

@@ -79,7 +79,7 @@ def set_data_and_sft(
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 512
   c.sampling.max_completion_tokens = 53
-  # For models without a config of their own.
+  # Length of models without a config of their own.
   c.model.max_positions = 1024
 
   c.init = "sft"
@@ -90,7 +90,6 @@ def set_data_and_sft(
   c.sft.learning_rate = 1e-5
   c.sft.schedule = "cosine"
   c.sft.warmup_steps = 0
-  c.sft.b1 = 0.9
   c.sft.b2 = 0.999
   c.sft.weight_decay = 0.0
   c.sft.grad_clip_norm = 1.0

@@ -17,7 +17,8 @@ def train(
   SIGTERM end the run, saved.
 
   Args:
-    config: of the run, as `get_config` of a file in `configs/` returns it.
+    config: config of the run, as `get_config` of a file in `configs/` returns
+      it.
     workdir: the run's directory, a path or gs://BUCKET/PATH; a run that is
       there is continued.
 

@@ -30,9 +30,9 @@ from tba_jax.transport import base
 # the supervisor and the store stay free of JAX.
 PROGRAMS = {
     "train": ("a whole run on this machine", "train"),
-    "trainer": ("the trainer of a run, on a cluster", "trainer"),
+    "trainer": ("the trainer of a run, on a cluster", "roles"),
     "searcher": ("a searcher of a run; may join or leave at any time",
-                 "searcher"),
+                 "roles"),
     "store": ("the key-value store of a run, on a cluster", "store"),
     "one_process": ("trainer and searchers of a run, on one device",
                     "one_process"),
@@ -70,7 +70,7 @@ _WITHOUT_CONFIG = ("report", "verify")
 # Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
 
-# How JAX says that it cannot use a device, and that another process may.
+# JAX's words for a device that it cannot use, and that another process may.
 _NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")
 
 _USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]
@@ -109,8 +109,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--calibrate: --program={name} does not take it")
       operands.append(f"--calibrate={_CALIBRATE.value}")
-    if _ELSEWHERE.value and name != "plan":
-      raise ValueError(f"--elsewhere: --program={name} does not take it")
+    if _ELSEWHERE.value:
+      if name != "plan":
+        raise ValueError(f"--elsewhere: --program={name} does not take it")
+      operands.append("--elsewhere")
     for flag in (_WORKDIR, _CONFIG):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
@@ -185,7 +187,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 def _is_of_data(problem: str) -> bool:
-  """Tells whether a problem is of data, which `plan` does not need."""
+  """Returns whether a problem is about data files, which `plan` ignores."""
   key = problem.removeprefix("config.").partition("=")[0].strip()
   return key.startswith("task.") and settings.hosts(key) == "own"
 

@@ -22,7 +22,7 @@ class Group:
   prompt_id: index of the prompt in the task's training split.
   visit: times that the prompt order granted this prompt before, from 0.
   position: index in the prompt order; identifies (prompt_id, visit).
-  prompt_tokens: [P] int32, without padding.
+  prompt_tokens: [P] int32, unpadded prompt.
   completion_tokens: [S, T] int32, pad after the stop token.
   completion_lengths: [S] int32, tokens of each completion with its stop token
     and those of an environment.
@@ -73,8 +73,7 @@ class Rows:
 
   indices: [R, N, M] int32, R rows of N parts; the parts are computed one after
     the other.
-  slots: [B, K] int32, where each completion is computed: its place in
-    `indices`, part by part.
+  slots: [B, K] int32, place of each completion in `indices`, part by part.
   """
 
   indices: Any
@@ -97,7 +96,8 @@ class Batch:
   staleness_steps: [B, K] float32, step minus the sampling version.
   prepared: [B, ...] float32 by name, batch targets computed before the batch is
     split into micro-batches; {} until then.
-  rows: of the forward pass; None if a row is a prompt with its K completions.
+  rows: packed rows of the forward pass; None if a row is a prompt with its K
+    completions.
   """
 
   prompt_tokens: Any
@@ -117,7 +117,8 @@ class Completions:
   """S sampled completions of one prompt, from the sampler.
 
   tokens: [S, T] int32, pad after the stop token.
-  lengths: [S] int32, with the stop token and an environment's tokens.
+  lengths: [S] int32, completion lengths with the stop token and the tokens of
+    an environment.
   sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
   logprobs: [S, T] float32, nats, under the distribution sampled from, 0 where
     not sampled.

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import runpy
+import textwrap
 
 from absl.testing import absltest
 import jax
@@ -18,6 +19,7 @@ from tba_jax import main
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import reference
+from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build as losses_build
@@ -34,6 +36,46 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE_PATH = re.compile(
     r"`((?:tba_jax|tests|configs|launch|docs|colabs|benchmarks)/[\w/.]+)`"
 )
+
+# A field of a docstring, "name: meaning", whose shape and dtype may come first.
+_FIELD = re.compile(
+    r"^ +\*{0,2}\w+(?:, \*{0,2}\w+)*: +(?:\[[^\]]*\](?: \w+)?[,;:] )?"
+    r"([a-zA-Z]+)"
+)
+# Words that a meaning does not begin with: its noun comes first.
+_NO_NOUNS = frozenset("""
+    after as at before between by for from how if in it of on one such that
+    these this those to what when where which who whose why with within
+""".split())
+# Files that are being rewritten.
+_UNCHECKED = (
+    "config/hardware.py",
+    "programs/plan.py",
+    "programs/sizes.py",
+    "programs/verify.py",
+)
+
+
+def _has_no_noun(meaning: str) -> bool:
+  word = re.match(r"[a-zA-Z]*", meaning)
+  return word[0].lower() in _NO_NOUNS
+
+
+def _fields_without_noun(path: pathlib.Path) -> list[str]:
+  """Returns file, line and text of each field that begins without its noun."""
+  text = path.read_text("utf-8")
+  lines, out = text.split("\n"), []
+  for node in ast.walk(ast.parse(text)):
+    if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)):
+      continue
+    if ast.get_docstring(node) is None:
+      continue
+    first, last = node.body[0].lineno, node.body[0].end_lineno
+    for number in range(first, last):
+      field = _FIELD.match(lines[number])
+      if field and _has_no_noun(field[1]):
+        out.append(f"{path}:{number + 1}: {lines[number].strip()}")
+  return out
 
 
 def _pages() -> list[pathlib.Path]:
@@ -80,7 +122,24 @@ class DocsTest(absltest.TestCase):
         "run: python -m tba_jax.config.reference > docs/config.md",
     )
 
-  def test_links_lead_somewhere(self):
+  def test_fields_of_docstrings_begin_with_their_noun(self):
+    package = _ROOT / "tba_jax"
+    unchecked = {package / name for name in _UNCHECKED}
+    paths = sorted(package.rglob("*.py"))
+    self.assertLess(unchecked, set(paths))
+    for folder in ("benchmarks", "colabs", "configs", "examples", "tests"):
+      paths += sorted((_ROOT / folder).rglob("*.py"))
+    for path in paths:
+      if path not in unchecked:
+        self.assertEqual(_fields_without_noun(path), [])
+
+  def test_meanings_of_settings_begin_with_their_noun(self):
+    meanings = {key: s.meaning for key, s in settings.SETTINGS.items()}
+    meanings |= {key: s.meaning for key, s in settings.SECTIONS.items()}
+    no_noun = [key for key, text in meanings.items() if _has_no_noun(text)]
+    self.assertEqual(no_noun, [])
+
+  def test_links_have_a_target(self):
     for page in _pages():
       for link in _LINK.findall(_prose(page)):
         if re.match(r"(https?|mailto):", link):
@@ -111,19 +170,33 @@ class DocsTest(absltest.TestCase):
     sections = "|".join(settings.SECTIONS)
     # Names of files are not meant, such as `train.jsonl`.
     name = rf"(?:{sections})\.(?!md|png|jsonl)[a-z]\w*(?:\.\w+)*"
-    # In notebooks, names of modules look the same.
+    # Names of modules look the same in notebooks.
     for page in (page for page in _pages() if page.suffix == ".md"):
       text = page.read_text("utf-8")
       named = set(re.findall(rf"(?:--config\.|`)({name})[=`]", text))
+      if page.name == "CHANGELOG.md":
+        named -= removed.REMOVED.keys()
       self.assertEqual(named - keys, set(), page.name)
       programs = set(re.findall(r"--program=(\w+)", text)) - {"P"}
       self.assertEqual(programs - set(main.PROGRAMS), set(), page.name)
 
-  def test_the_readme_has_every_program(self):
+  def test_the_index_has_every_program_and_the_readme_some(self):
+    programs = {}
+    for page in ("README.md", "docs/README.md"):
+      text = (_ROOT / page).read_text("utf-8")
+      table = text.partition("## Programs")[2].partition("\n## ")[0]
+      rows = "".join(re.findall(r"^\| (`.+?) \|", table, re.M))
+      programs[page] = set(re.findall(r"`(\w+)`", rows))
+    self.assertEqual(programs["docs/README.md"], set(main.PROGRAMS))
+    self.assertNotEmpty(programs["README.md"])
+    self.assertLess(programs["README.md"], set(main.PROGRAMS))
+
+  def test_the_readme_shows_the_loop_of_the_package(self):
     page = (_ROOT / "README.md").read_text("utf-8")
-    table = page.partition("## Programs")[2].partition("\n## ")[0]
-    rows = "".join(re.findall(r"^\| (`.+?) \|", table, re.M))
-    self.assertEqual(set(re.findall(r"`(\w+)`", rows)), set(main.PROGRAMS))
+    (shown,) = re.findall(r"```python\n(for step .*?\n)```", page, re.DOTALL)
+    code = (_ROOT / "tba_jax" / "loop.py").read_text("utf-8")
+    self.assertIn(textwrap.indent(shown, "  "), code)
+    self.assertLess(shown.count("\n"), 30)
 
   def test_the_architecture_names_what_there_is(self):
     page = (_ROOT / "docs" / "architecture.md").read_text("utf-8")

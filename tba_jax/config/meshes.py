@@ -13,8 +13,8 @@ def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
   so params that divide there divide here; `data` takes the other devices.
 
   Args:
-    sizes: of the larger mesh, by axis.
-    num_devices: of the smaller one.
+    sizes: axis sizes of the larger mesh.
+    num_devices: number of devices of the smaller mesh.
   """
   tensor = math.gcd(sizes["tensor"], num_devices)
   fsdp = math.gcd(sizes["fsdp"], num_devices // tensor)

@@ -16,6 +16,8 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import removed
+from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.system import user_code
 
@@ -24,8 +26,8 @@ from tba_jax.system import user_code
 class Allowed:
   """Allowed values of a setting.
 
-  text: for messages and the reference page.
-  test: tells whether a value of the right type is allowed.
+  text: wording for messages and the reference page.
+  test: predicate for values of the right type.
   names: the allowed names, if they are a fixed set.
   """
 
@@ -38,13 +40,13 @@ class Allowed:
 class Setting:
   """A setting.
 
-  default: also gives the type.
-  allowed: values of that type.
-  meaning: for `docs/config.md`.
+  default: default value, which also gives the type.
+  allowed: allowed values of that type.
+  meaning: description for `docs/config.md`.
   resume: whether it may change when a run is resumed.
-  hosts: how it may differ between the hosts of a run: "same", not at all;
-    "own", freely; "path", other paths to the same files; "searcher", a
-    searcher's from the trainer's, as all settings with `resume` may.
+  hosts: differences allowed between the hosts of a run: "same", none; "own",
+    any; "path", other paths to the same files; "searcher", a searcher's from
+    the trainer's, as for all settings with `resume`.
   """
 
   default: bool | int | float | str
@@ -58,8 +60,8 @@ class Setting:
 class Section:
   """A section of settings.
 
-  meaning: of the section.
-  resume, hosts: as in `Setting`, for all its settings.
+  meaning: description of the section.
+  resume, hosts: defaults of these fields of `Setting` in this section.
   """
 
   meaning: str
@@ -95,11 +97,9 @@ def some_of(*names: str) -> Allowed:
   return Allowed(text, is_list)
 
 
-def _are_cores(text: str) -> bool:
-  if text in ("", "all"):
-    return True
+def _are_numbers(text: str) -> bool:
   try:
-    # Longer numbers are not cores, and would make lists as long.
+    # Longer numbers are no devices, and would make lists as long.
     return not re.search(r"\d{5}", text) and bool(processes.parse_cores(text))
   except ValueError:
     return False
@@ -153,7 +153,6 @@ NOT_NEGATIVE = Allowed("a number from 0 on", lambda v: 0 <= v < math.inf)
 UNIT = Allowed("from 0 to 1", lambda v: 0 <= v <= 1)
 ABOVE_0_TO_1 = Allowed("above 0 and up to 1", lambda v: 0 < v <= 1)
 BELOW_1 = Allowed("from 0 to below 1", lambda v: 0 <= v < 1)
-INSIDE_0_1 = Allowed("above 0 and below 1", lambda v: 0 < v < 1)
 DTYPE = one_of("float32", "bfloat16")
 DTYPE_OR_OWN = one_of("", "float32", "bfloat16")
 WAIT = wait()
@@ -163,10 +162,9 @@ INTEGERS = Allowed(
 )
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 AXES = some_of(*MESH_AXES)
-CORES = Allowed("'', 'all', or cores as 0  0,2  0-3", _are_cores)
 DEVICES = Allowed(
     "'', 'cpu', or accelerators as 0  0,2  0-3",
-    lambda v: v != "all" and (v == "cpu" or _are_cores(v)),
+    lambda v: v in ("", "cpu") or _are_numbers(v),
 )
 ADDRESS = Allowed(
     "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
@@ -181,51 +179,15 @@ TARGETS = Allowed(
     f"'all' or some of {', '.join(LORA_TARGETS)}, separated by commas",
     lambda v: set(lora_names(v)) <= set(LORA_TARGETS),
 )
-LOSS_NAMES = (
-    "tb", "tb_learned_z", "subtb", "tba_prime", "reinforce", "rloo",
-    "proximal_rloo", "grpo", "dr_grpo", "ppo", "copg", "gvpo", "online_dpo",
-    "ipo", "slic", "best_of_n",
-)  # fmt: skip
 LOSS_NAME = Allowed(
-    f"{', '.join(map(repr, LOSS_NAMES))}, or FILE.py:FUNCTION that exists",
-    lambda v: v in LOSS_NAMES
+    f"{', '.join(map(repr, losses.OBJECTIVES))}, or FILE.py:FUNCTION that"
+    " exists",
+    lambda v: v in losses.OBJECTIVES
     or (".py:" in v and not user_code.problem_of_file(v)),
-    LOSS_NAMES,
+    tuple(losses.OBJECTIVES),
 )
 WRITERS = ("csv", "tensorboard", "trackio", "wandb")
 
-# Properties of objectives by `loss.name`; tests compare them with the code.
-OF_SINGLE_COMPLETIONS = ("tb_learned_z", "subtb", "ppo")
-OF_A_TRUST_REGION = ("proximal_rloo", "ppo")
-OF_A_VALUE_MODEL = ("subtb", "ppo")
-OF_A_TEMPERED_TARGET = ("tb", "tb_learned_z")
-# Objectives that divide by beta, or learn nothing at beta = 0.
-OF_BETA_ABOVE_0 = (
-    "tb",
-    "tb_learned_z",
-    "subtb",
-    "copg",
-    "gvpo",
-    "online_dpo",
-    "ipo",
-    "slic",
-)
-
-# Settings of `loss` that some objectives or corrections alone read.
-READ_BY_OBJECTIVES = {
-    "loss.scale": ("tb", "tb_learned_z", "subtb", "copg", "gvpo"),
-    "loss.length_norm": tuple(n for n in LOSS_NAMES if n != "subtb"),
-    "loss.ties": ("online_dpo", "ipo", "slic"),
-    "loss.subtb_lambda": ("subtb",),
-    "loss.log_z_learning_rate": ("tb_learned_z",),
-    "loss.value_init": OF_A_VALUE_MODEL,
-    "loss.value_learning_rate": OF_A_VALUE_MODEL,
-    "loss.value_clip": ("ppo",),
-    "loss.value_weight": ("ppo",),
-    "loss.gae_gamma": ("ppo",),
-    "loss.gae_lambda": ("ppo",),
-    "loss.whiten_advantages": ("ppo",),
-}
 _CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
 # The correction "", the objective's own, is a clip.
 READ_BY_CORRECTIONS = {
@@ -259,7 +221,7 @@ SECTIONS = {
         "Supervised fine-tuning on the task's solutions, for `init=sft`.",
         hosts="own",
     ),
-    "reward": Section("Where rewards are computed (docs/your_task.md)."),
+    "reward": Section("Computation of rewards (docs/your_task.md)."),
     "reward_model": Section(
         "`--program=reward_model`: a scalar head trained on pairs of"
         " completions (docs/preferences.md).",
@@ -295,13 +257,7 @@ SECTIONS = {
         "The key-value store (docs/hosts.md).", resume=True, hosts="own"
     ),
     "run": Section(
-        "How `train` runs on this machine.", resume=True, hosts="own"
-    ),
-    "cores": Section(
-        "CPU cores of each role, as '0', '0,1' or '0-3'; '': the supervisor"
-        " splits the cores it has; 'all': no pinning.",
-        resume=True,
-        hosts="own",
+        "Processes of `train` on this machine.", resume=True, hosts="own"
     ),
     "devices": Section(
         "Accelerators of each role, as '0', '0,1' or '0-3', or 'cpu'. '' lets"
@@ -324,11 +280,11 @@ SECTIONS = {
         " nothing (Lee et al. 2025, arXiv:2405.18540)."
     ),
     "tempering": Section(
-        "For `tb` and `tb_learned_z`: the target is (exp(r/beta) ·"
+        "Target of `tb` and `tb_learned_z`: (exp(r/beta) ·"
         " π_ref^(1/gamma))^(1/tau). Both are linear to their final value over"
         " their decay_steps (0 = constant); 1 is the plain target."
     ),
-    "replay_filter": Section("What the replay buffer accepts and evicts."),
+    "replay_filter": Section("Rules of what the buffer accepts and evicts."),
 }
 
 _s = Setting
@@ -337,7 +293,7 @@ _s = Setting
 SETTINGS = {
     "seed": _s(
         0, Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
-        "of params, prompt order, sampling and replay"),
+        "seed of params, prompt order, sampling and replay"),
     "init": _s(
         "sft", TEXT, hosts="own", meaning="initial policy and reference:"
         " 'scratch', 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging"
@@ -345,7 +301,7 @@ SETTINGS = {
         " cache (HF_HOME) or downloaded. All settings that name a model's"
         " folder take such a name"),
 
-    "task.name": _s("arithmetic", TEXT, "as in tba_jax/tasks/"),
+    "task.name": _s("arithmetic", TEXT, "name of a task in tba_jax/tasks/"),
 
     "tokenizer.source": _s(
         "task", TEXT, hosts="own", meaning="'task': that of the initial model's"
@@ -359,51 +315,57 @@ SETTINGS = {
     "model.family": _s(
         "llama", one_of("gpt2", "gpt_neox", "llama", "mistral", "qwen2",
                         "qwen3"),
-        "as in tba_jax/models/transformer.py"),
+        "family of the model, see tba_jax/models/transformer.py"),
     "model.num_layers": _s(3, COUNT, ""),
-    "model.width": _s(64, COUNT, "of the residual stream"),
+    "model.width": _s(64, COUNT, "width of the residual stream"),
     "model.num_heads": _s(4, COUNT, "query heads"),
     "model.num_kv_heads": _s(
         4, COUNT, "key-value heads; grouped-query attention below num_heads"),
     "model.head_dim": _s(
         16, Allowed("an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
-        "of one head"),
+        "width of one head"),
     "model.mlp_width": _s(172, COUNT, "hidden units of a block's MLP"),
     "model.rope_theta": _s(10000.0, ABOVE_0, "base of the rotary angles"),
-    "model.norm_epsilon": _s(1e-5, ABOVE_0, "added to a norm's mean square"),
+    "model.norm_epsilon": _s(
+        1e-5, ABOVE_0, "term added to a norm's mean square"),
     "model.tie_embeddings": _s(
         False, FLAG, "share the embedding table with the head"),
     "model.max_positions": _s(
         128, COUNT, "longest sequence, prompt and completion together, tokens"),
     "model.param_dtype": _s(
         "float32", DTYPE,
-        "of a frozen base (lora.rank); what is trained is float32, since"
+        "dtype of a frozen base (lora.rank); trained params are float32, since"
         " bfloat16 rounds small updates away"),
     "model.compute_dtype": _s(
         "auto", one_of("auto", "float32", "bfloat16"),
-        "of activations; 'auto' is bfloat16 on an accelerator, float32 on a"
-        " CPU, where `train` begins runs of models of width 256 and above in"
+        "dtype of activations; 'auto' is bfloat16 on an accelerator, float32 on"
+        " a CPU, where `train` begins runs of models of width 256 and above in"
         " bfloat16 if the CPU has AVX512_BF16 or AMX"),
     "model.attention": _s(
         "auto", one_of("auto", "plain", "splash", "cudnn"),
-        "of training: 'auto' is splash attention on TPU, cuDNN's on GPU where"
-        " it can serve the model, and plain elsewhere"),
-    "model.attention_bias": _s(False, FLAG, "llama, qwen3, gpt_neox"),
-    "model.mlp_bias": _s(False, FLAG, "llama"),
-    "model.sliding_window": _s(0, FROM_0, "mistral, tokens; 0 = none"),
+        "kernel of training: 'auto' is splash attention on TPU, cuDNN's on GPU"
+        " where it can serve the model, and plain elsewhere"),
+    "model.attention_bias": _s(
+        False, FLAG, "biases of attention: llama, qwen3, gpt_neox"),
+    "model.mlp_bias": _s(False, FLAG, "biases of the MLP: llama"),
+    "model.sliding_window": _s(
+        0, FROM_0, "tokens that a token sees: mistral; 0 = all"),
     "model.rope_type": _s("default", one_of("default", "linear", "llama3"), ""),
     "model.rope_factor": _s(
         1.0, Allowed("1 or more", lambda v: 1 <= v < math.inf), ""),
-    "model.rope_low_freq_factor": _s(1.0, ABOVE_0, "of rope_type 'llama3'"),
-    "model.rope_high_freq_factor": _s(4.0, ABOVE_0, "of rope_type 'llama3'"),
-    "model.rope_original_positions": _s(8192, COUNT, "of rope_type 'llama3'"),
+    "model.rope_low_freq_factor": _s(
+        1.0, ABOVE_0, "factor of rope_type 'llama3'"),
+    "model.rope_high_freq_factor": _s(
+        4.0, ABOVE_0, "factor of rope_type 'llama3'"),
+    "model.rope_original_positions": _s(
+        8192, COUNT, "original context length of rope_type 'llama3'"),
     "model.rotary_fraction": _s(
         1.0, ABOVE_0_TO_1, "gpt_neox: share of a head that is rotated"),
     "model.parallel_residual": _s(
         False, FLAG, "gpt_neox: MLP in parallel with attention"),
     "model.activation": _s(
         "silu", one_of("silu", "gelu", "gelu_new", "relu"),
-        "of an MLP without gate: gpt2, gpt_neox"),
+        "nonlinearity of an MLP without gate: gpt2, gpt_neox"),
     "model.scale_attention": _s(
         True, FLAG, "gpt2: scores divided by sqrt(head_dim)"),
     "model.scale_attention_by_layer": _s(
@@ -443,30 +405,26 @@ SETTINGS = {
         0, FROM_0, "examples in one forward-backward, more where they do not"
         " divide over the mesh; 0 = batch_size"),
     "sft.learning_rate": _s(
-        3e-3, ABOVE_0, "after the warm-up; then to 0 by the schedule"),
-    "sft.schedule": _s("cosine", SCHEDULE, "of the learning rate"),
+        3e-3, ABOVE_0, "peak after the warm-up; the schedule lowers it to 0"),
+    "sft.schedule": _s("cosine", SCHEDULE, "decay of the learning rate"),
     "sft.warmup_steps": _s(100, FROM_0, ""),
     "sft.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
-    "sft.b1": _s(0.9, BELOW_1, "of Adam"),
-    "sft.b2": _s(0.99, BELOW_1, "of Adam"),
-    "sft.epsilon": _s(1e-8, ABOVE_0, "of Adam"),
+    "sft.b2": _s(0.99, BELOW_1, "Adam's b2"),
     "sft.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
     "sft.evaluate_every_steps": _s(600, COUNT, "held-out pass@1"),
     "sft.checkpoint_every_steps": _s(
-        400, COUNT, "to resume from after a crash"),
+        400, COUNT, "steps between checkpoints to resume from"),
     "sft.log_every_steps": _s(50, COUNT, ""),
 
     "reward.where": _s(
         "process", one_of("process", "pool", "model"),
-        "'process': by the task inside the role, for rewards that are fast and"
-        " never hang; 'pool': in worker processes of each role, killed at the"
-        " deadline; 'model': by the reward model"),
+        "place of rewards: 'process', by the task inside the role, for rewards"
+        " that are fast and never hang; 'pool', in worker processes of each"
+        " role, killed at the deadline; 'model', by the reward model"),
     "reward.num_workers": _s(
-        2, COUNT, "of the pool", resume=True, hosts="own"),
+        2, COUNT, "workers of the pool", resume=True, hosts="own"),
     "reward.deadline_s": _s(
-        10.0, WAIT, "of one completion in a worker", resume=True),
-    "reward.start_deadline_s": _s(
-        60.0, WAIT, "of the start of a worker", resume=True),
+        10.0, WAIT, "limit for one completion in a worker", resume=True),
     "reward.memory_mb": _s(
         0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
         hosts="own"),
@@ -491,15 +449,15 @@ SETTINGS = {
         32, COUNT, "completions that the reward model scores at a time"),
     "reward.role": _s(
         "searcher", one_of("searcher", "trainer"),
-        "computes training rewards: the 'searcher' after sampling, or the"
-        " 'trainer' when completions arrive"),
+        "role that computes training rewards: the 'searcher' after sampling, or"
+        " the 'trainer' when completions arrive"),
 
     "reward_model.train": _s(
         "task", TEXT, "pairs to learn from: a source of rows"
         " (docs/your_task.md), or 'task', pairs generated by the task"),
     "reward_model.held_out": _s("task", TEXT, "pairs to evaluate on"),
     "reward_model.relabel": _s(
-        "", TEXT, "decides which completion of a pair is better: '' the data,"
+        "", TEXT, "judge of which completion of a pair is better: '' the data,"
         " 'task' the task's reward, or the Hugging Face folder of a gold"
         " model"),
     "reward_model.init": _s(
@@ -513,64 +471,63 @@ SETTINGS = {
         0, FROM_0, "pairs in one forward-backward, more where they do not"
         " divide over the mesh; 0 = batch_size"),
     "reward_model.learning_rate": _s(
-        1e-3, ABOVE_0, "after the warm-up; then to 0 by the schedule"),
-    "reward_model.schedule": _s("cosine", SCHEDULE, "of the learning rate"),
+        1e-3, ABOVE_0, "peak after the warm-up; the schedule lowers it to 0"),
+    "reward_model.schedule": _s(
+        "cosine", SCHEDULE, "decay of the learning rate"),
     "reward_model.warmup_steps": _s(10, FROM_0, ""),
-    "reward_model.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
-    "reward_model.b1": _s(0.9, BELOW_1, "of Adam"),
-    "reward_model.b2": _s(0.999, BELOW_1, "of Adam"),
-    "reward_model.epsilon": _s(1e-8, ABOVE_0, "of Adam"),
     "reward_model.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
     "reward_model.evaluate_pairs": _s(1024, COUNT, "limit of held-out pairs"),
     "reward_model.evaluate_every_steps": _s(100, COUNT, ""),
     "reward_model.checkpoint_every_steps": _s(100, COUNT, ""),
-    "reward_model.log_every_steps": _s(25, COUNT, ""),
 
-    "evaluate.every_steps": _s(80, FROM_0, "0 = only before and after"),
+    "evaluate.every_steps": _s(
+        80, FROM_0, "steps between evaluations; 0 = only before and after"
+        " training"),
     "evaluate.beside": _s(
-        True, FLAG, "in a thread while training continues; not in lockstep"),
+        True, FLAG, "whether a thread evaluates while training continues; not"
+        " in lockstep"),
     "evaluate.deadline_s": _s(
         600.0, WAIT, "limit of an evaluation beside training"),
-    "evaluate.num_prompts": _s(256, COUNT, "while training"),
+    "evaluate.num_prompts": _s(256, COUNT, "prompts while training"),
     "evaluate.num_completions": _s(8, COUNT, "k of pass@k"),
-    "evaluate.final_prompts": _s(1000, COUNT, "before and after training"),
-    "evaluate.batch_prompts": _s(64, COUNT, "decoded at a time"),
+    "evaluate.final_prompts": _s(
+        1000, COUNT, "prompts before and after training"),
+    "evaluate.batch_prompts": _s(64, COUNT, "prompts decoded at a time"),
     "evaluate.greedy": _s(
-        False, FLAG, "also the greedy completion of each prompt"),
+        False, FLAG, "whether to evaluate each prompt's greedy completion too"),
     "evaluate.judge": _s(
-        "", TEXT, "compares completions with the task's reference, for the"
-        " win-rate: '' none, 'task' the task's reward, 'command'"
+        "", TEXT, "judge that compares completions with the task's reference,"
+        " for the win-rate: '' none, 'task' the task's reward, 'command'"
         " judge_command, or the Hugging Face folder of a gold model"),
     "evaluate.judge_command": _s(
         "", TEXT, "reads pairs, writes verdicts (docs/preferences.md)"),
-    "evaluate.judge_deadline_s": _s(60.0, WAIT, "of one pair"),
-    "evaluate.resamples": _s(1000, COUNT, "of the bootstrap intervals"),
-    "evaluate.confidence": _s(0.95, INSIDE_0_1, "of the bootstrap intervals"),
+    "evaluate.judge_deadline_s": _s(60.0, WAIT, "limit for one pair"),
     "evaluate.variants": _s(
         "", TEXT, "task settings that `--program=evaluate` tries in turn, as"
         " 'prompt_format=tba;prompt_format=sft'; '' = the run's"),
 
     "sampling.temperature": _s(
-        1.0, ABOVE_0, "of sampling and of the loss; 0 (greedy) is allowed in"
-        " evaluate and generate"),
-    "sampling.top_k": _s(0, FROM_0, "0 = off"),
-    "sampling.top_p": _s(1.0, ABOVE_0_TO_1, "1 = off"),
+        1.0, ABOVE_0, "temperature of sampling and of the loss; 0 (greedy) is"
+        " allowed in evaluate and generate"),
+    "sampling.top_k": _s(0, FROM_0, "number of likeliest tokens; 0 = off"),
+    "sampling.top_p": _s(
+        1.0, ABOVE_0_TO_1, "probability of the likeliest tokens; 1 = off"),
     "sampling.min_p": _s(
         0.0, BELOW_1, "minimum probability relative to the likeliest token's;"
         " 0 = off"),
     "sampling.stop_token_ids": _s(
-        "", INTEGERS, "in addition to the tokenizer's stop token, as '5,17'"),
+        "", INTEGERS, "stop tokens beside the tokenizer's own, as '5,17'"),
     "sampling.stop_strings": _s(
         "", STOP_TEXTS, r"""texts that stop, as '["\n\n", "User:"]'"""),
     "sampling.max_prompt_tokens": _s(16, COUNT, ""),
     "sampling.max_completion_tokens": _s(24, COUNT, ""),
     "sampling.num_rows": _s(
         256, COUNT,
-        "completions decoded at the same time; on accelerators those of a"
-        " prompt share its KV cache if all of a round fit", hosts="searcher"),
+        "slots: completions decoded at the same time; on accelerators those of"
+        " a prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.chunk_steps": _s(
-        8, COUNT, "decode steps between refills of finished rows, and between"
-        " polls for newer params (`sampling.in_flight`) and stop strings"),
+        8, COUNT, "decode steps between refills of finished slots, and between"
+        " polls for newer params (`sampling.in_flight`) and for stop strings"),
     "sampling.prompt_buckets": _s(
         1, COUNT, "padded prompt lengths: the maximum, its half, …"),
     "sampling.in_flight": _s(
@@ -587,29 +544,27 @@ SETTINGS = {
         " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
         " and the trainer takes what is there"),
     "search.lead_steps": _s(
-        1, FROM_0, "steps that sampling may run ahead of training; 0 only with"
-        " lockstep"),
+        1, FROM_0, "steps that sampling may run ahead of training; with"
+        " lockstep, steps by which all samples lag; 0 only with lockstep"),
     "search.wait_for_fresh": _s(
         True, FLAG, "True: step t waits for its own fresh prompts; False: the"
         " trainer draws from the buffer as it is"),
     "search.lockstep": _s(
-        False, FLAG, "staleness 0: sample with the version of the step"),
+        False, FLAG, "exact staleness: sample the data of a step with the"
+        " version lead_steps before it; 0 is on-policy"),
     "search.credits": _s(
         4, COUNT, "blocks that a searcher may hold unacknowledged",
         resume=True),
     "search.lease_s": _s(
-        15.0, WAIT, "after this long without a sign of life a searcher's"
-        " prompts are granted to others", resume=True),
-    "search.pull_every_s": _s(
-        0.02, WAIT, "shortest interval between polls for a new version",
-        resume=True),
+        15.0, WAIT, "silence after which a searcher's prompts are granted to"
+        " others", resume=True),
     "search.starvation_s": _s(
         180.0, WAIT, "the trainer ends after this long without fresh data",
         resume=True),
     "search.mesh.data": _s(
-        1, COUNT, "devices of a searcher that split its rows", resume=True),
+        1, COUNT, "devices of a searcher that split its slots", resume=True),
     "search.mesh.fsdp": _s(
-        1, COUNT, "devices that split rows, and params by config.sharding",
+        1, COUNT, "devices that split slots, and params by config.sharding",
         resume=True),
     "search.mesh.tensor": _s(
         1, COUNT, "devices that split params by config.sharding, and heads"
@@ -622,17 +577,20 @@ SETTINGS = {
         "tb", LOSS_NAME, "docs/objectives.md says which to choose and how"
         " to write your own"),
     "loss.scale": _s(
-        "unit", one_of("unit", "paper"), "of the squared losses: 'unit' has the"
-        " gradient of a policy gradient, 'paper' that of the paper's"
+        "unit", one_of("unit", "paper"), "scale of the squared losses: 'unit'"
+        " has the gradient of a policy gradient, 'paper' that of the paper's"
         " objective (of tb 2/beta times as large)"),
     "loss.beta": _s(
         0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
-        " above 0 for " + ", ".join(OF_BETA_ABOVE_0)),
+        " above 0 for " + ", ".join(losses.names("needs_beta"))),
     "loss.beta_final": _s(
-        0.05, NOT_NEGATIVE, "linear from beta to beta_final over"
-        " beta_decay_steps, and beta_final from beta_stop_steps on"),
-    "loss.beta_decay_steps": _s(0, FROM_0, "0 = constant beta"),
-    "loss.beta_stop_steps": _s(0, FROM_0, "up to beta_decay_steps"),
+        0.05, NOT_NEGATIVE, "end of a linear change from beta over"
+        " beta_decay_steps, and the value from beta_stop_steps on"),
+    "loss.beta_decay_steps": _s(
+        0, FROM_0, "steps of that change; 0 = constant beta"),
+    "loss.beta_stop_steps": _s(
+        0, FROM_0, "step from which beta is beta_final, up to"
+        " beta_decay_steps"),
     "loss.correction": _s(
         "", one_of("", "none", "clip_token", "clip_sequence", "cispo",
                    "truncate_token", "truncate_sequence", "mask_token",
@@ -656,11 +614,11 @@ SETTINGS = {
         0, FROM_0, "steps for which the proximal policy, and the values of"
         " PPO's advantages, are held; 0 = a round, without rounds one step"),
     "loss.entropy_weight": _s(
-        0.0, NOT_NEGATIVE, "of an entropy bonus: the loss is reduced by it"
-        " times the mean entropy per token, nats"),
+        0.0, NOT_NEGATIVE, "weight of an entropy bonus: the loss is reduced by"
+        " it times the mean entropy per token, nats"),
     "loss.length_norm": _s(
         "", one_of("", "none", "tokens", "max_tokens", "mean_tokens"),
-        "divides a completion's log-prob by 1 ('none'), its number of tokens,"
+        "divisor of a completion's log-prob: 1 ('none'), its number of tokens,"
         " sampling.max_completion_tokens, or the batch's mean number; '' is"
         " the objective's own"),
     "loss.include_stop_token": _s(
@@ -671,21 +629,26 @@ SETTINGS = {
         " token keeps its reward, gets missing_stop_reward instead, or has"
         " that added"),
     "loss.missing_stop_reward": _s(-1.0, NUMBER, ""),
-    "loss.log_z_learning_rate": _s(1e-2, ABOVE_0, "of tb_learned_z"),
+    "loss.log_z_learning_rate": _s(
+        1e-2, ABOVE_0, "learning rate of log Z in tb_learned_z"),
     "loss.value_init": _s(
         "policy", TEXT, "value model of ppo and subtb: the 'policy' with a head"
         " of zeros, the run's 'reward_model', or a Hugging Face folder with a"
         " scalar head",
         hosts="path"),
     "loss.value_learning_rate": _s(
-        1e-3, ABOVE_0, "of the value model, in the policy's schedule"),
+        1e-3, ABOVE_0, "learning rate of the value model, in the policy's"
+        " schedule"),
     "loss.value_clip": _s(
-        0.2, NOT_NEGATIVE, "of ppo, around the held values; 0 = off"),
-    "loss.value_weight": _s(0.1, NOT_NEGATIVE, "of ppo's value loss"),
+        0.2, NOT_NEGATIVE, "clip of ppo's values around the held ones; 0 ="
+        " off"),
+    "loss.value_weight": _s(0.1, NOT_NEGATIVE, "weight of ppo's value loss"),
     "loss.gae_gamma": _s(1.0, UNIT, "discount per token"),
-    "loss.gae_lambda": _s(0.95, UNIT, "0 = one step, 1 = Monte Carlo"),
+    "loss.gae_lambda": _s(
+        0.95, UNIT, "lambda of GAE: 0 = one step, 1 = Monte Carlo"),
     "loss.whiten_advantages": _s(
-        True, FLAG, "to mean 0 and variance 1 over a batch"),
+        True, FLAG, "whether advantages get mean 0 and variance 1 over a"
+        " batch"),
     "loss.subtb_lambda": _s(
         0.9, ABOVE_0_TO_1, "a subtrajectory of n tokens weighs lambda^n"),
     "loss.ties": _s(
@@ -694,27 +657,29 @@ SETTINGS = {
         " to the last, as Async RLHF's code"),
 
     "reference.mode": _s(
-        "fixed", one_of("fixed", "reset", "ema"), "every every_steps steps,"
-        " 'reset' to the policy, or moved towards it by 'ema'"),
+        "fixed", one_of("fixed", "reset", "ema"), "motion of the reference"
+        " every every_steps steps: 'reset' to the policy, or towards it by"
+        " 'ema'"),
     "reference.every_steps": _s(50, COUNT, ""),
     "reference.ema_decay": _s(
         0.9, BELOW_1, "ema_decay · reference + (1 - ema_decay) · policy"),
     "reference.role": _s(
-        "trainer", one_of("trainer", "searcher"), "who holds the reference and"
-        " computes its log-probs: the 'trainer', of what it trains on, or each"
-        " 'searcher', of all that it samples (needs mode='fixed')"),
+        "trainer", one_of("trainer", "searcher"), "role that holds the"
+        " reference and computes its log-probs: the 'trainer', of its training"
+        " data, or each 'searcher', of all its samples (needs mode='fixed')"),
 
-    "optimizer.learning_rate": _s(1e-4, ABOVE_0, "after the warm-up"),
+    "optimizer.learning_rate": _s(1e-4, ABOVE_0, "peak, after the warm-up"),
     "optimizer.learning_rate_final": _s(
-        1e-4, NOT_NEGATIVE, "at the last step, at most learning_rate"),
+        1e-4, NOT_NEGATIVE, "value at the last step, at most learning_rate"),
     "optimizer.schedule": _s(
         "linear", one_of("constant", "linear", "cosine", "warmup_stable_decay"),
-        "after the warm-up; 'warmup_stable_decay': constant for stable_steps,"
-        " then a cosine of decay_steps"),
+        "decay after the warm-up; 'warmup_stable_decay': constant for"
+        " stable_steps, then a cosine of decay_steps"),
     "optimizer.warmup_steps": _s(0, FROM_0, ""),
     "optimizer.stable_steps": _s(0, FROM_0, ""),
     "optimizer.decay_steps": _s(
-        0, FROM_0, "0 = to the end of the run; may extend past it"),
+        0, FROM_0, "steps of the decay, which may extend past the end of the"
+        " run; 0 = up to its end"),
     "optimizer.b1": _s(0.9, BELOW_1, ""),
     "optimizer.b2": _s(0.99, BELOW_1, ""),
     "optimizer.epsilon": _s(1e-8, ABOVE_0, ""),
@@ -740,7 +705,8 @@ SETTINGS = {
         0, FROM_0, "schedules change once per this many steps (a round), as in"
         " the papers' code; 0 = every step"),
     "train.wall_clock_limit_s": _s(
-        0.0, NOT_NEGATIVE, "of one trainer process; 0 = none", resume=True),
+        0.0, NOT_NEGATIVE, "limit of one trainer process; 0 = none",
+        resume=True),
     "train.nonfinite": _s(
         "stop", one_of("stop", "skip"), "a loss or gradient that is not finite"
         " never changes the params: 'stop' ends the run, 'skip' continues with"
@@ -767,8 +733,10 @@ SETTINGS = {
     "replay.reward_temperature_decay_steps": _s(0, FROM_0, "0 = constant"),
     "replay.dedupe": _s(
         True, FLAG, "a completion replaces an equal one of its prompt"),
-    "replay.warm_start_completions": _s(0, FROM_0, "sampled before step 0"),
-    "replay.max_segment_mb": _s(64.0, ABOVE_0, "of the journal", resume=True),
+    "replay.warm_start_completions": _s(
+        0, FROM_0, "completions sampled before step 0"),
+    "replay.max_segment_mb": _s(
+        64.0, ABOVE_0, "size of the journal's segments", resume=True),
 
     "trainer.num_processes": _s(
         1, COUNT, "processes of one mesh; process 0 leads"),
@@ -777,21 +745,19 @@ SETTINGS = {
         " port of this machine, chosen by `--program=train`", hosts="own"),
     "trainer.cpu_devices": _s(
         0, FROM_0, "virtual CPU devices of a process; 0 = the machine's"),
-    "trainer.start_deadline_s": _s(300.0, WAIT, "until all have joined"),
     "trainer.heartbeat_s": _s(
-        100.0, WAIT, "a process silent for this long is dead"),
-    "trainer.deadline_s": _s(
-        1800.0, WAIT, "the other processes wait this long for process 0"),
+        100.0, WAIT, "silence after which a process is taken for dead"),
     "trainer.save_deadline_s": _s(
         1200.0, wait(1),
-        "until all have written a checkpoint"),
+        "limit until all processes have written a checkpoint"),
 
     "rounds.mini_batches": _s(0, FROM_0, "N; 0 = no rounds"),
     "rounds.passes": _s(1, COUNT, "T"),
     "rounds.lag_rounds": _s(
         1, Allowed("0 or 1", lambda v: v in (0, 1)),
-        "1: round r trains on what the policy of round r-2 sampled (one-step"
-        " off-policy); 0: sampling and training alternate"),
+        "age of a round's data: 1, round r trains on what the policy of round"
+        " r-2 sampled (one-step off-policy); 0, sampling and training"
+        " alternate"),
 
     "publish.every_steps": _s(1, COUNT, ""),
     # A searcher may still be reading the version before the newest.
@@ -803,25 +769,23 @@ SETTINGS = {
         " a shared directory), 'orbax' (shards, in a shared directory or on"
         " gs://), 'auto' by size and place"),
     "publish.directory": _s(
-        "", TEXT, "of files and shards: a shared directory, for shards also"
-        " gs://…; '' = memory of this host (/dev/shm, else the run's"
+        "", TEXT, "place of files and shards: a shared directory, for shards"
+        " also gs://…; '' = memory of this host (/dev/shm, else the run's"
         " directory)", resume=True),
     "publish.dtype": _s(
         "auto", one_of("auto", "", "float32", "bfloat16"),
-        "of published floats; 'auto' = matrices in the dtype that the trainer's"
-        " device computes in, which costs a sampler that computes in the same"
-        " nothing; '' = as trained. A searcher that computes in another dtype"
-        " casts on its host, 1.5 B params in some 10 s"),
+        "dtype of published floats; 'auto' = matrices in the dtype that the"
+        " trainer's device computes in, which costs a sampler that computes in"
+        " the same nothing; '' = as trained. A searcher that computes in"
+        " another dtype casts on its host, 1.5 B params in some 10 s"),
 
     "guards.action": _s(
         "warn", one_of("off", "warn", "lower_learning_rate", "stop"), ""),
     "guards.min_entropy": _s(0.01, NOT_NEGATIVE, "nats per token"),
     "guards.max_kl": _s(
-        50.0, ABOVE_0, "to the reference, nats per completion"),
+        50.0, ABOVE_0, "KL to the reference, nats per completion"),
     "guards.max_accuracy_drop": _s(
-        0.2, ABOVE_0_TO_1, "of a split's pass@1 below its first value"),
-    "guards.learning_rate_factor": _s(
-        0.5, INSIDE_0_1, "of 'lower_learning_rate'"),
+        0.2, ABOVE_0_TO_1, "drop of a split's pass@1 below its first value"),
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
         " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, no limit"
@@ -829,13 +793,13 @@ SETTINGS = {
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(
-        0.0, NOT_NEGATIVE, "also after this long without one; 0 = off"),
+        0.0, NOT_NEGATIVE, "longest time without a checkpoint; 0 = off"),
     "checkpoint.keep": _s(2, COUNT, "newest checkpoints to keep"),
     "checkpoint.keep_every_steps": _s(
-        0, FROM_0, "also keep older ones whose step is a multiple of this;"
+        0, FROM_0, "multiple of steps whose checkpoints are kept permanently;"
         " 0 = none"),
     "checkpoint.keep_every_s": _s(
-        0, FROM_0, "also keep one older checkpoint per this many seconds;"
+        0, FROM_0, "period of which a checkpoint each is kept permanently;"
         " 0 = none"),
     "checkpoint.keep_best": _s(
         False, FLAG, "keep the policy that does best in the evaluations while"
@@ -845,25 +809,23 @@ SETTINGS = {
         "", ADDRESS, "'' = a unix socket in the spool directory; 'HOST:0' a"
         " free TCP port, 'HOST:7001-7009' one of a range (docs/hosts.md)"),
     "store.locator": _s(
-        "", HOST_PORT, "where the store announces its address to other hosts;"
-        " '' = a file in the spool directory"),
+        "", HOST_PORT, "address at which the store announces its own to other"
+        " hosts; '' = a file in the spool directory"),
     "store.secret_file": _s(
         "", TEXT, "32 bytes, mode 0600; '' = created in the spool directory"),
     "store.tls_cert_file": _s(
         "", TEXT, "mutual TLS (jax 0.11.2), PEM: this host's certificate; '' ="
         " files made from the secret, if the run has a port"),
-    "store.tls_key_file": _s("", TEXT, "this host's key"),
-    "store.tls_ca_file": _s("", TEXT, "the authority's certificate"),
+    "store.tls_key_file": _s("", TEXT, "key of this host"),
+    "store.tls_ca_file": _s("", TEXT, "certificate of the authority"),
     "store.insecure": _s(
         False, FLAG, "no TLS made from the secret, and other hosts even without"
         " a secret (docs/hosts.md)"),
     "store.spool_dir": _s(
         "", TEXT, "'' = a 0700 directory of this user and workdir"),
     "store.deadline_s": _s(
-        60.0, WAIT, "of one operation, a restart of the service included"),
-    "store.probe_timeout_s": _s(
-        5.0, wait(1),
-        "a service silent for this long is restarted"),
+        60.0, WAIT, "limit of one operation, a restart of the service included;"
+        " a service silent for a third of it, at most 5 s, is restarted"),
 
     "run.processes": _s(
         "auto", one_of("auto", "many", "one"), "'one': trainer and searchers"
@@ -871,32 +833,31 @@ SETTINGS = {
         " process; 'auto': 'one' where the machine has a single accelerator"
         " and nothing assigns it"),
 
-    "cores.trainer": _s("", CORES, ""),
-    "cores.searcher": _s("", CORES, "of all searchers"),
-    "cores.store": _s("", CORES, "'': no pinning"),
-
     "devices.trainer": _s("", DEVICES, ""),
-    "devices.searcher": _s("", DEVICES, "of all searchers"),
+    "devices.searcher": _s("", DEVICES, "devices of all searchers together"),
 
     "generate.model": _s(
         "", TEXT, "a Hugging Face folder, ORG/NAME of the hub, a run directory"
         " (its newest checkpoint), or RUN/checkpoints/STEP"),
     "generate.input": _s("", TEXT, "file of JSON lines"),
     "generate.output": _s("", TEXT, "file of JSON lines, created or continued"),
-    "generate.num_completions": _s(1, COUNT, "per prompt"),
+    "generate.num_completions": _s(1, COUNT, "completions per prompt"),
     "generate.batch_lines": _s(64, COUNT, "lines processed at a time"),
     "generate.append_stop_token": _s(
-        False, FLAG, "`score` appends it to a completion"),
+        False, FLAG, "whether `score` appends it to a completion"),
     "generate.plain_logprobs": _s(
-        False, FLAG, "also write log-probs before top-k, top-p and min-p"),
+        False, FLAG, "whether to write log-probs before top-k, top-p and min-p"
+        " too"),
     "generate.chat": _s(
         False, FLAG, "format a prompt as a user's message"),
-    "generate.dtype": _s("", DTYPE_OR_OWN, "of the model; '' = the folder's"),
+    "generate.dtype": _s(
+        "", DTYPE_OR_OWN, "dtype of the model; '' = the folder's"),
 
-    "export.dtype": _s("", DTYPE_OR_OWN, "of the tensors; '' = as trained"),
+    "export.dtype": _s(
+        "", DTYPE_OR_OWN, "dtype of the tensors; '' = as trained"),
 
     "sweep.objectives": _s(
-        "", TEXT, "'NAME: KEY=VALUE …; NAME: …', what each objective sets"),
+        "", TEXT, "settings of each objective, 'NAME: KEY=VALUE …; NAME: …'"),
     "sweep.staleness_steps": _s(
         "0,1,2,4,16", INTEGERS, "lags: a batch is sampled this many steps"
         " before it is trained on"),
@@ -906,11 +867,11 @@ SETTINGS = {
     "sweep.seeds": _s("0,1,2", INTEGERS, ""),
     "sweep.workers": _s(1, COUNT, "runs at the same time"),
 
-    "log.every_steps": _s(1, COUNT, "between lines of metrics.jsonl"),
+    "log.every_steps": _s(1, COUNT, "steps between lines of metrics.jsonl"),
     "log.samples_every_steps": _s(
-        20, FROM_0, "between writes of samples.jsonl; 0 = never"),
-    "log.num_samples": _s(8, FROM_0, "samples per write"),
-    "log.writers": _s("", some_of(*WRITERS), "in addition to metrics.jsonl"),
+        20, FROM_0, "steps between writes of samples.jsonl; 0 = never"),
+    "log.writers": _s(
+        "", some_of(*WRITERS), "writers in addition to metrics.jsonl"),
     "log.trackio_project": _s("tba_jax", NAME, ""),
     "log.wandb_project": _s("tba_jax", NAME, ""),
     "log.wandb_mode": _s(
@@ -918,14 +879,14 @@ SETTINGS = {
     "log.profile_first_step": _s(
         10, COUNT, "first step that jax.profiler captures into `profile/`"),
     "log.profile_num_steps": _s(0, FROM_0, "steps captured; 0 = none"),
-    "log.profile_asked_steps": _s(5, COUNT, "steps captured at each SIGUSR1"),
 
     "explore.fraction": _s(
         0.0, UNIT, "share of completions sampled at their own temperature,"
         " uniform between min_temperature and max_temperature"),
     "explore.min_temperature": _s(1.0, ABOVE_0, ""),
     "explore.max_temperature": _s(1.0, ABOVE_0, ""),
-    "explore.min_tokens": _s(0, FROM_0, "no stop token is sampled before"),
+    "explore.min_tokens": _s(
+        0, FROM_0, "tokens before which no stop token is sampled"),
 
     "tempering.tau": _s(1.0, ABOVE_0, ""),
     "tempering.tau_final": _s(1.0, ABOVE_0, ""),
@@ -935,20 +896,20 @@ SETTINGS = {
     "tempering.gamma_decay_steps": _s(0, FROM_0, ""),
 
     "replay_filter.duplicates": _s(
-        "newest", one_of("newest", "oldest"), "which of equal completions of a"
-        " prompt is kept (replay.dedupe)"),
+        "newest", one_of("newest", "oldest"), "completion to keep among equal"
+        " ones of a prompt (replay.dedupe)"),
     "replay_filter.similarity": _s(
-        "none", one_of("none", "edit", "cosine"), "of similar completions of a"
-        " prompt only the one with the highest reward is kept. 'edit': token"
-        " edit distance below similarity_limit times the sum of both lengths;"
-        " 'cosine': of sentence embeddings (task.encoder) above"
+        "none", one_of("none", "edit", "cosine"), "similarity by which only the"
+        " completion with the highest reward is kept of a prompt's. 'edit':"
+        " token edit distance below similarity_limit times the sum of both"
+        " lengths; 'cosine': of sentence embeddings (task.encoder) above"
         " similarity_limit"),
     "replay_filter.similarity_limit": _s(0.25, UNIT, ""),
     "replay_filter.evict": _s(
         "oldest", one_of("oldest", "lowest_reward"),
-        "when a capacity is reached"),
+        "completion to evict when a capacity is reached"),
     "replay_filter.freeze_step": _s(
-        0, FROM_0, "the buffer does not grow from this step on; 0 = never"),
+        0, FROM_0, "step from which the buffer does not grow; 0 = never"),
 }
 # fmt: on
 
@@ -981,6 +942,8 @@ _FILES = frozenset("""
 
 def may_change(key: str) -> bool:
   """Tells whether a setting may change when a run is resumed."""
+  if key in removed.REMOVED:
+    return removed.REMOVED[key].resume
   section = SECTIONS.get(key.partition(".")[0])
   return (section is not None and section.resume) or (
       key in SETTINGS and SETTINGS[key].resume

@@ -22,10 +22,13 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import own_code
+from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.config import variants
+from tba_jax.losses import build as losses
 from tba_jax.models import config as config_lib
 from tba_jax.models import folders
 from tba_jax.models import hf_config
@@ -85,7 +88,7 @@ def validate(
     With `elsewhere`, a line for each model or data that is not here.
 
   Raises:
-    ConfigError: one line `config.path = value: what is allowed` per problem.
+    ConfigError: a line `config.path = value: what is allowed` per problem.
   """
   values = load.flatten(config)
   if program == "one_process":
@@ -102,7 +105,8 @@ def validate(
     missing = list(_folders(good, program, sections))
     lines = [_line(key, good.pop(key), allowed) for key, allowed in missing]
     (not_here if elsewhere else problems).extend(lines)
-    # What is not read may have any value: the defaults fit each other.
+    # Settings that the program does not read may have any value: the defaults
+    # fit each other.
     defaults = {
         key: setting.default
         for key, setting in settings.SETTINGS.items()
@@ -128,9 +132,6 @@ def validate(
                 f" --config.init=sft --config.sft.init={start}",
             )
         )
-    if program == "train":
-      # The supervisor assigns cores; its children see their own alone.
-      problems += _lines(good, [_cores_here], None)
     if program in ("train", "trainer", "one_process", "evaluate"):
       problems += _lines(good, [_judge_command], None)
     if program in ("train", "store"):
@@ -158,14 +159,22 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   `old` is the config in the run's `config.json`, `new` the requested one; the
   message has one line per key that must not change.
   """
-  lines = [
-      f"config.{key} = {now!r}: the run was started with {before!r}, and this"
-      " key cannot change when it is continued; set it back, or give another"
-      " --workdir"
-      for key, before, now in _differences(load.flatten(old), load.flatten(new))
-      if not settings.may_change(key)
-      and not load.are_moved_files(key, before, now)
-  ]
+  lines = []
+  sides = load.flatten(old), load.flatten(new)
+  for key, (before, now) in differences.between(*sides):
+    if settings.may_change(key) or load.are_moved_files(key, before, now):
+      continue
+    if note := removed.note(key):
+      lines.append(
+          f"config.{key} = {before!r}: the run was started with it, and"
+          f" {note}; give another --workdir"
+      )
+    else:
+      lines.append(
+          f"config.{key} = {now!r}: the run was started with {before!r}, and"
+          " this key cannot change when it is continued; set it back, or give"
+          " another --workdir"
+      )
   if lines:
     raise ConfigError("\n".join(lines))
 
@@ -186,7 +195,7 @@ def check_hosts(
     searcher: whether one of them is a searcher.
   """
   lines = []
-  for key, a, b in _differences(mine, theirs):
+  for key, (a, b) in differences.between(mine, theirs):
     hosts = settings.hosts(key)
     of_searcher = hosts == "searcher" or settings.may_change(key)
     both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
@@ -200,27 +209,8 @@ def check_hosts(
     raise ConfigError("\n".join(lines))
 
 
-def _differences(
-    a: Mapping[str, Any], b: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-  """Yields (key, value of a, value of b); a missing key has its default."""
-  defaults = _expected(b.get("task.name"))
-  for key in sorted({*a, *b}):
-    x, y = (side.get(key, defaults.get(key)) for side in (a, b))
-    if x != y:
-      yield key, x, y
-
-
-def _expected(task_name: Any) -> dict[str, Any]:
-  """Returns every allowed key with its default."""
-  fields = build.fields(task_name) or {}
-  return {
-      key: setting.default for key, setting in settings.SETTINGS.items()
-  } | {f"task.{name}": value for name, value in fields.items()}
-
-
 def _line(key: str, value: Any, allowed: str) -> str:
-  # What a reader of folders raises begins with the folder.
+  # Errors of a reader of folders begin with the folder.
   return f"config.{key} = {value!r}: {allowed.removeprefix(f'{value}: ')}"
 
 
@@ -229,11 +219,11 @@ def _check_values(
 ) -> tuple[list[str], dict[str, Any]]:
   """Returns the problems of single values, and the valid values."""
   problems, good = [], {}
-  expected = _expected(values.get("task.name"))
+  expected = differences.defaults(values.get("task.name"))
   task_is_known = build.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
-      # For an unknown task, report its name alone.
+      # Only the name of an unknown task is reported.
       if task_is_known or not key.startswith("task."):
         problems.append(load.unknown_key(key, value, list(expected)))
     elif allowed := _allowed(key, value, expected[key], program):
@@ -249,7 +239,7 @@ def _check_values(
   return problems, good
 
 
-# Of float32.
+# Bounds of float32.
 _MIN_FLOAT, _MAX_FLOAT = 1.2e-38, 3.4e38
 
 
@@ -277,6 +267,8 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
     return f"a finite number, 0 or from {_MIN_FLOAT} to {_MAX_FLOAT}"
   if key not in settings.SETTINGS or settings.SETTINGS[key].allowed.test(value):
     return ""
+  if instead := removed.VALUES.get((key, value)):
+    return instead
   if key == "loss.name" and ".py:" in value:
     why = user_code.problem_of_file(value)
     return f"FILE.py:FUNCTION of a function that exists; {why}"
@@ -304,7 +296,7 @@ def _sections_read(c: Mapping[str, Any], program: str) -> set[str]:
 def trains_reward_model(c: Mapping[str, Any]) -> bool:
   """Returns whether a run with these settings trains a reward model first."""
   scores = (c.get("reward.where"), c.get("reward.model"))
-  has_values = c.get("loss.name") in settings.OF_A_VALUE_MODEL
+  has_values = losses.find(c.get("loss.name")).has_values
   return scores == ("model", "reward_model") or (
       has_values and c.get("loss.value_init") == "reward_model"
   )
@@ -349,8 +341,6 @@ _PAIRS = (
      ": the prompts of a lost searcher are granted again only after that"),
     ("sft.batch_size", "a multiple of", "sft.micro_batch_size", ""),
     ("sft.warmup_steps", "less than", "sft.num_steps", ""),
-    ("store.probe_timeout_s", "less than", "store.deadline_s",
-     ": an operation must outlive a restart of the service"),
     ("train.micro_batch_completions", "up to", "train.completions_per_prompt",
      ""),
     ("train.micro_batch_prompts", "up to", "train.prompts_per_batch", ""),
@@ -364,11 +354,11 @@ _RELATIONS = {
     "a multiple of": lambda a, b: not b or a % b == 0,
 }
 
-# What a setting (key, test of its value) requires of others: allowed values.
+# Requirements of a setting (key, test of its value) on others: allowed values.
 _REQUIRED = (
-    ("loss.name", lambda v: v in settings.OF_BETA_ABOVE_0,
+    ("loss.name", lambda v: losses.find(v).needs_beta,
      {"loss.beta": "above 0", "loss.beta_final": "above 0"}),
-    ("loss.name", lambda v: v not in settings.OF_A_TEMPERED_TARGET,
+    ("loss.name", lambda v: not losses.find(v).is_tempered,
      {f"tempering.{name}": (1,)
       for name in ("tau", "tau_final", "gamma", "gamma_final")}),
     ("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
@@ -394,12 +384,11 @@ _REQUIRED = (
     ("sampling.in_flight", lambda v: v != "off",
      {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
     ("search.lockstep", bool,
-     {"search.lead_steps": (0,), "search.wait_for_fresh": (True,),
-      "publish.every_steps": (1,)}),
+     {"search.wait_for_fresh": (True,), "publish.every_steps": (1,)}),
     ("search.lockstep", operator.not_, {"search.lead_steps": "above 0"}),
     ("task.name", lambda v: v != "red_team",
      {"replay_filter.similarity": ("none", "edit")}),
-    # Its threads use one device; collectives of two threads could deadlock.
+    # Threads of one process share a device; collectives of two could deadlock.
     ("run.processes", lambda v: v == "one",
      {"trainer.num_processes": (1,), "trainer.cpu_devices": (0,),
       "search.cpu_devices": (0,), "devices.searcher": ("",),
@@ -412,16 +401,15 @@ _REQUIRED = (
 )  # fmt: skip
 
 
-# Those that configs set together with the switch that a user may turn.
-_SET_WITH_A_SWITCH = (
-    "loss.scale", "loss.log_z_learning_rate", "loss.value_learning_rate",
-)  # fmt: skip
+# Settings in `loss` that configs set together with the switch that a user may
+# turn.
+_SET_WITH_A_SWITCH = ("scale", "log_z_learning_rate", "value_learning_rate")
 # Settings that are read with some values of another one alone: key, the other,
 # and these values. Elsewhere a value beside the default is a mistake.
 _READ_WITH = (
-    *((key, "loss.name", names)
-      for key, names in settings.READ_BY_OBJECTIVES.items()
-      if key not in _SET_WITH_A_SWITCH),
+    *((f"loss.{name}", "loss.name", readers)
+      for name, readers in losses.readers().items()
+      if name not in _SET_WITH_A_SWITCH),
     *((key, "loss.correction", names)
       for key, names in settings.READ_BY_CORRECTIONS.items()),
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
@@ -481,12 +469,12 @@ def _batch(c: Mapping[str, Any]) -> _Problems:
 
 def _group_size(c: Mapping[str, Any]) -> _Problems:
   name = c["loss.name"]
-  if name not in settings.OF_SINGLE_COMPLETIONS:
-    if c["train.completions_per_prompt"] < 2:
-      yield "train.completions_per_prompt", (
-          f"allowed 2 or more with config.loss.name = {name!r}, which compares"
-          " the completions of a prompt"
-      )
+  least = losses.find(name).min_completions
+  if c["train.completions_per_prompt"] < least:
+    yield "train.completions_per_prompt", (
+        f"allowed {least} or more with config.loss.name = {name!r}, which"
+        " compares the completions of a prompt"
+    )
 
 
 def _trust_region(c: Mapping[str, Any]) -> _Problems:
@@ -494,7 +482,7 @@ def _trust_region(c: Mapping[str, Any]) -> _Problems:
   why = ""
   if correction in ("clip_token", "clip_sequence", "cispo", "decoupled"):
     why = f"config.loss.correction = {correction!r}"
-  elif not correction and name in settings.OF_A_TRUST_REGION:
+  elif not correction and losses.find(name).needs_ratio_clip:
     why = f"config.loss.name = {name!r}"
   if why and not c["loss.ratio_clip"]:
     yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
@@ -511,13 +499,14 @@ def _proximal(c: Mapping[str, Any]) -> _Problems:
   is_held = (
       c["loss.correction"] == "decoupled"
       or c["loss.behavior_logprobs"] == "recomputed"
-      or c["loss.name"] == "ppo"
+      or losses.find(c["loss.name"]).has_targets
       or ".py:" in c["loss.name"]
   )
   if held and not is_held:
     yield "loss.proximal_every_steps", (
         "allowed 0 where nothing reads it; it is read with config.loss.name ="
-        " ppo, config.loss.correction = 'decoupled' or"
+        f" {', '.join(losses.names('has_targets'))}, config.loss.correction ="
+        " 'decoupled' or"
         " config.loss.behavior_logprobs = 'recomputed'"
     )
   if c["loss.behavior_logprobs"] == "recomputed" and (held or steps) == 1:
@@ -759,7 +748,7 @@ def _folders(
   unread = set()
   if c.get("reward.where") != "model":
     unread.add("reward.model")
-  if c.get("loss.name") not in settings.OF_A_VALUE_MODEL:
+  if not losses.find(c.get("loss.name")).has_values:
     unread.add("loss.value_init")
   for key, (names, labels) in _MODELS.items():
     if c.get(key, names[0]) in names or _section(key) not in sections:
@@ -937,17 +926,6 @@ def _addresses_here(c: Mapping[str, Any]) -> _Problems:
       yield key, f"allowed an address of this machine; {host}: {error.strerror}"
 
 
-def _cores_here(c: Mapping[str, Any]) -> _Problems:
-  here = processes.available_cores()
-  for role in ("trainer", "searcher", "store"):
-    text = c[f"cores.{role}"]
-    if text not in ("", "all"):
-      if not set(processes.parse_cores(text)) <= set(here):
-        yield f"cores.{role}", (
-            f"allowed cores of this machine: {', '.join(map(str, here))}"
-        )
-
-
 def _line_program(c: Mapping[str, Any]) -> _Problems:
   """Checks the files of `generate` and `score`."""
   source, target = (
@@ -1053,13 +1031,14 @@ def _check_task(
         why = f"the longest {what} has {needed} tokens"
         lines.append(_line(key, good[key], f"allowed {needed} or more: {why}"))
   lines += _lacks(good, task, program)
-  if good.get("loss.name") == "tb_learned_z" and task.num_prompts("train") > 1:
+  name = good.get("loss.name")
+  if losses.find(name).learns_log_z and task.num_prompts("train") > 1:
     why = (
         "allowed with one training prompt, since it learns one log Z; this task"
         f" has {task.num_prompts('train')}. 'tb' estimates it for each prompt,"
         " 'subtb' learns it for each"
     )
-    lines.append(_line("loss.name", "tb_learned_z", why))
+    lines.append(_line("loss.name", name, why))
   if good.get("checkpoint.keep_best") and good.get("evaluate.every_steps") == 0:
     why = "allowed above 0 with config.checkpoint.keep_best = True"
     lines.append(_line("evaluate.every_steps", 0, why))

@@ -1,171 +1,154 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of objectives, by `config.loss.name`.
+"""The table of objectives, by `config.loss.name`; does not import JAX.
 
 A loss is a pure function `(groups, c, beta) -> (loss, aux)` of `groups.Groups`,
 `config.loss` and β, [] float32. The loss is [] float32; metrics read these
 entries of `aux`, if present: `log_z_Bx1` and `residual_BxK` (nats),
 `margin_Bx1` with `pair_Bx1`, and `value_clipped_BxKxT`.
 
+To add an objective, write its function into a file of this folder and an entry
+into `OBJECTIVES`: settings and checks of configs read names and facts from it.
 Importance correction, length norm and metrics are common to all objectives
-(`objective.py`). docs/objectives.md shows how to add a loss of your own.
+(`objective.py`). docs/objectives.md shows how to use a loss of your own.
 """
 
 from collections.abc import Callable
 import dataclasses
 import functools
+import importlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from tba_jax.losses import groups as groups_lib
-from tba_jax.losses import policy_gradient
-from tba_jax.losses import ppo
-from tba_jax.losses import preference
-from tba_jax.losses import tb
-from tba_jax.system import user_code
-
-Loss = tuple[jax.Array, dict[str, jax.Array]]
+_OF_VALUES = ("value_init", "value_learning_rate")
+_OF_TARGETS = ("gae_gamma", "gae_lambda", "whiten_advantages")
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
   """A loss, its defaults and its requirements.
 
-  loss: see the module.
+  function: MODULE:FUNCTION in this folder, or FILE.py:FUNCTION of a user.
   min_completions: smallest K that it can learn from.
   correction: default of `loss.correction` if `loss.ratio_clip` is above 0; at 0
     the default is "none".
   needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
-  length_norm: default of `loss.length_norm`.
+  needs_beta: whether it divides by β, or learns nothing at β = 0.
+  length_norm: default of `loss.length_norm`; None if it reads no weights.
   learns_log_z: whether it learns a scalar, `groups.log_z_Bx1`.
   has_values: whether it learns a value model, `groups.values_BxKxT`.
   has_targets: whether it needs `groups.targets`.
+  is_tempered: whether `config.tempering` applies to its target.
+  settings: names in `config.loss` that only some objectives read.
   """
 
-  loss: Callable[..., Loss]
+  function: str
   min_completions: int = 2
   correction: str = "clip_token"
   needs_ratio_clip: bool = False
-  length_norm: str = "none"
+  needs_beta: bool = False
+  length_norm: str | None = "none"
   learns_log_z: bool = False
   has_values: bool = False
   has_targets: bool = False
+  is_tempered: bool = False
+  settings: tuple[str, ...] = ()
+
+  @functools.cached_property
+  def loss(self) -> Callable[..., Any]:
+    """The loss function; imports JAX and, for a user's own, their file."""
+    module, _, name = self.function.rpartition(":")
+    if module.endswith(".py"):
+      own = importlib.import_module("tba_jax.losses.own")
+      return own.load(self.function)
+    return getattr(importlib.import_module(f"tba_jax.losses.{module}"), name)
+
+  @property
+  def reads(self) -> tuple[str, ...]:
+    """Names of all settings in `config.loss` that only some objectives read."""
+    return (
+        *self.settings,
+        *("length_norm",) * (self.length_norm is not None),
+        *("log_z_learning_rate",) * self.learns_log_z,
+        *_OF_VALUES * self.has_values,
+        *_OF_TARGETS * self.has_targets,
+    )
 
 
 OBJECTIVES = {
-    "tb": Objective(tb.tb_loss),
+    "tb": Objective(
+        "tb:tb_loss", needs_beta=True, is_tempered=True, settings=("scale",)
+    ),
     "tb_learned_z": Objective(
-        tb.tb_learned_z_loss, min_completions=1, learns_log_z=True
+        "tb:tb_learned_z_loss",
+        min_completions=1,
+        needs_beta=True,
+        learns_log_z=True,
+        is_tempered=True,
+        settings=("scale",),
     ),
-    "subtb": Objective(tb.subtb_loss, min_completions=1, has_values=True),
-    "copg": Objective(tb.copg_loss),
-    "gvpo": Objective(tb.gvpo_loss),
+    "subtb": Objective(
+        "tb:subtb_loss",
+        min_completions=1,
+        needs_beta=True,
+        length_norm=None,
+        has_values=True,
+        settings=("scale", "subtb_lambda"),
+    ),
     "tba_prime": Objective(
-        policy_gradient.tba_prime_loss, length_norm="tokens"
+        "policy_gradient:tba_prime_loss", length_norm="tokens"
     ),
-    "reinforce": Objective(policy_gradient.reinforce_loss),
-    "rloo": Objective(policy_gradient.rloo_loss),
+    "reinforce": Objective("policy_gradient:reinforce_loss"),
+    "rloo": Objective("policy_gradient:rloo_loss"),
     "proximal_rloo": Objective(
-        policy_gradient.rloo_loss,
+        "policy_gradient:rloo_loss",
         correction="clip_sequence",
         needs_ratio_clip=True,
     ),
-    "grpo": Objective(policy_gradient.grpo_loss, length_norm="tokens"),
+    "grpo": Objective("policy_gradient:grpo_loss", length_norm="tokens"),
     "dr_grpo": Objective(
-        policy_gradient.dr_grpo_loss, length_norm="max_tokens"
+        "policy_gradient:dr_grpo_loss", length_norm="max_tokens"
     ),
     "ppo": Objective(
-        ppo.ppo_loss,
+        "ppo:ppo_loss",
         min_completions=1,
         needs_ratio_clip=True,
         length_norm="mean_tokens",
         has_values=True,
         has_targets=True,
+        settings=("value_clip", "value_weight"),
     ),
-    "online_dpo": Objective(preference.online_dpo_loss),
-    "ipo": Objective(preference.ipo_loss),
-    "slic": Objective(preference.slic_loss),
-    "best_of_n": Objective(preference.best_of_n_loss),
+    "gvpo": Objective("tb:gvpo_loss", needs_beta=True, settings=("scale",)),
+    "online_dpo": Objective(
+        "preference:online_dpo_loss", needs_beta=True, settings=("ties",)
+    ),
+    "ipo": Objective(
+        "preference:ipo_loss", needs_beta=True, settings=("ties",)
+    ),
+    "slic": Objective(
+        "preference:slic_loss", needs_beta=True, settings=("ties",)
+    ),
+    "best_of_n": Objective("preference:best_of_n_loss"),
 }
 
 
+def names(fact: str) -> tuple[str, ...]:
+  """Returns the objectives for which a fact, a field of `Objective`, holds."""
+  return tuple(n for n, row in OBJECTIVES.items() if getattr(row, fact))
+
+
+def readers() -> dict[str, tuple[str, ...]]:
+  """Returns who reads a setting of `config.loss`, by its name."""
+  out: dict[str, tuple[str, ...]] = {}
+  for name, row in OBJECTIVES.items():
+    for key in row.reads:
+      out[key] = (*out.get(key, ()), name)
+  return out
+
+
 @functools.cache
-def find(name: str) -> Objective:
-  """Returns the objective of `config.loss.name`.
+def find(name: Any) -> Objective:
+  """Returns the objective of `config.loss.name`; does not load its function.
 
-  Args:
-    name: key of `OBJECTIVES`, or FILE.py:FUNCTION, a user's own loss.
-
-  Raises:
-    ValueError: the user's file or function cannot be imported.
+  Any other name than a key of `OBJECTIVES` is a user's FILE.py:FUNCTION.
   """
-  if ".py:" in name:
-    return Objective(_checked(name))
-  return OBJECTIVES[name]
-
-
-def _checked(name: str) -> Callable[..., Loss]:
-  """Returns a user's loss, which raises ValueError with its place if wrong."""
-  function = user_code.load_function("config.loss.name", name)
-  wanted = (
-      "; allowed a function of (groups, c, beta) that returns the scalar loss"
-      " and a dict, which may be {} (docs/objectives.md)"
-  )
-
-  @functools.wraps(function)
-  def loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> Loss:
-    try:
-      returned = function(groups, c, beta)
-    # User code may raise anything.
-    except (Exception, SystemExit) as error:
-      why = user_code.describe(error, function)
-      raise ValueError(f"config.loss.name={name!r}: {why}{wanted}") from error
-    if why := _problem(returned, groups):
-      place = user_code.place_of_function(function)
-      raise ValueError(f"config.loss.name={name!r}: {place}: {why}{wanted}")
-    return returned
-
-  return loss
-
-
-def _problem(returned: Any, groups: groups_lib.Groups) -> str:
-  """Returns what is wrong with the result of a user's loss, or ""."""
-  if not (isinstance(returned, tuple) and len(returned) == 2):
-    return f"it returned {_kind(returned)}"
-  loss, aux = returned
-  if not isinstance(loss, (jax.Array, float)) or jnp.shape(loss):
-    return f"its loss is {_kind(loss)}"
-  if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-    return f"its loss is {_kind(loss)}"
-  if not isinstance(aux, dict):
-    return f"its second result is {_kind(aux)}"
-  for names in _AUX:
-    if names[0] not in aux:
-      continue
-    for key in names:
-      B, K, T = groups.logprobs_BxKxT.shape
-      sizes = {"B": B, "K": K, "T": T, "1": 1}
-      shape = tuple(sizes[axis] for axis in key.rpartition("_")[2].split("x"))
-      if key not in aux:
-        return f"its dict has {names[0]} without {key}"
-      if not isinstance(aux[key], jax.Array) or aux[key].shape != shape:
-        return f"its dict's {key} is {_kind(aux[key])}, not {list(shape)}"
-  return ""
-
-
-# Entries of a loss's dict that metrics read where the first one is there.
-_AUX = (
-    ("residual_BxK", "log_z_Bx1"),
-    ("margin_Bx1", "pair_Bx1"),
-)
-
-
-def _kind(value: Any) -> str:
-  """Returns the type of a value, and an array's shape, for messages."""
-  if isinstance(value, jax.Array):
-    return f"an array {value.dtype}{list(value.shape)}"
-  if isinstance(value, tuple):
-    return f"a tuple of {len(value)}"
-  return "None" if value is None else f"of type {type(value).__name__}"
+  return OBJECTIVES.get(name) or Objective(name)

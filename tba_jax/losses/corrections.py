@@ -60,7 +60,8 @@ def ratios(
 
   Args:
     logprobs_BxKxT: [B, K, T] float32, log π, nats.
-    behavior_logprobs_BxKxT: [B, K, T] float32, of the policy that sampled.
+    behavior_logprobs_BxKxT: [B, K, T] float32, log-probs of the policy that
+      sampled.
     mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
 
   Returns:
@@ -94,8 +95,8 @@ def factors(
     ratio_BxK: [B, K] float32, w of `ratios`.
     advantages_BxKxT: [B, K, T] float32, minus the objective's derivative by
       log π of each token; only the sign matters, to the clips.
-    correction: one of `CORRECTIONS`.
-    ratio_clip: c, of the clips, cispo and decoupled.
+    correction: name in `CORRECTIONS`.
+    ratio_clip: c, bound of the clips, cispo and decoupled.
     ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
     proximal: [B, K, T] float32 both, π/π_p and π_p/π_behavior of each token,

@@ -9,7 +9,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# What a completion's log-prob is divided by: `length_weights`.
+# Result of a loss: its value, [] float32, and arrays that metrics read.
+Loss = tuple[jax.Array, dict[str, jax.Array]]
+
+# Divisors of a completion's log-prob: `length_weights`.
 LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 
 MoveFn = Callable[[jax.Array], jax.Array]
@@ -38,8 +41,9 @@ class Groups:
   logprobs_BxKxT: [B, K, T] float32, log π of each token in nats. Its gradient
     is multiplied by the importance correction.
   kl_logprobs_BxKxT: [B, K, T] float32, the same values, with their plain
-    gradient: for a KL term outside ratio and clip.
-  behavior_logprobs_BxKxT: [B, K, T] float32, of the policy that sampled.
+    gradient, as a KL term outside ratio and clip needs it.
+  behavior_logprobs_BxKxT: [B, K, T] float32, log-probs of the policy that
+    sampled.
   ref_logprobs_BxKxT: [B, K, T] float32, log π_ref.
   mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
   weights_BxKxT: [B, K, T] float32, `length_weights` of the mask.
@@ -47,7 +51,7 @@ class Groups:
   log_z_Bx1: [B, 1] float32, learned log Z(x) in nats; None where not learned.
   values_BxKxT: [B, K, T] float32, learned value of the state before each token,
     in units of reward; None without a value model.
-  targets: of PPO; None for other objectives.
+  targets: targets of PPO; None for other objectives.
   """
 
   logprobs_BxKxT: jax.Array

@@ -61,7 +61,7 @@ def entropy(logits: jax.Array, *, temperature: float) -> jax.Array:
 
   Args:
     logits: [..., V] float; -inf is a token that cannot occur.
-    temperature: of token sampling.
+    temperature: temperature of token sampling.
   """
   logprobs = log_softmax(logits, temperature=temperature)
   probs = jnp.exp(logprobs)
@@ -85,9 +85,10 @@ def map_rows(
 
   Args:
     fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T].
-    params: of `fn`.
-    prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT: of the batch.
-    rows: None is `fn` of the batch.
+    params: first argument of `fn`.
+    prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT: arrays of the
+      batch.
+    rows: packed rows of the batch; None computes `fn` of the batch as it is.
 
   Returns:
     A pytree of [B, K, T].
@@ -146,13 +147,13 @@ def map_logits(
 
   Args:
     model: a `models.transformer.Model`.
-    params: of the model.
+    params: params of the model.
     prompt_tokens_BxP: [B, P] int32, left-padded.
     prompt_mask_BxP: [B, P], 1 on prompt tokens.
     completion_tokens_BxKxT: [B, K, T] int32, right-padded.
     fn: (logits [B, K, t, V], tokens [B, K, t]) -> pytree of [B, K, t], each
       entry from the logits and the token of its own position alone.
-    rows: of the batch, as `map_rows` takes them.
+    rows: packed rows of the batch, see `map_rows`.
     max_logits: most logits on a device at a time, but at least one position's;
       None takes `MAX_LOGITS`.
 
@@ -211,7 +212,7 @@ def map_logits(
   own = T // parts.count
   num_chunks = -(-own // length)
 
-  axis = 2 + (parts.num_parts > 1)  # Of tokens.
+  axis = 2 + (parts.num_parts > 1)  # Axis of tokens.
 
   def cut(x: jax.Array) -> jax.Array:
     x = parts.cut_to_each(x)

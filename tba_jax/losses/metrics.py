@@ -104,7 +104,7 @@ def batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
   """Returns the metrics that do not depend on the loss."""
   rewards_BxK = batch.rewards
   equal_B = rewards_BxK.max(axis=1) == rewards_BxK.min(axis=1)
-  # On data sampled with the current params, trainer and sampler must agree.
+  # Trainer and sampler must agree on data sampled with the current params.
   on_policy_BxK = (batch.staleness_steps == 0).astype(jnp.float32)
   gap_BxKxT = jnp.abs(logprobs_BxKxT - batch.behavior_logprobs)
   return {

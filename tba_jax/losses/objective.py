@@ -39,10 +39,11 @@ def make_loss_params(
   """Returns the initial parameters of the loss.
 
   Args:
-    config: reads `loss.name`.
+    config: config, of which `loss.name` is read.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    params: of the policy.
-    value_params: of the value model; None takes the policy's with a zero head.
+    params: params of the policy.
+    value_params: params of the value model; None takes the policy's with a zero
+      head.
 
   Returns:
     {}, {"log_z": [1]} or {"value": params of the value model}.
@@ -64,9 +65,10 @@ def make_loss_fn(
   """Returns the objective of `config.loss`.
 
   Args:
-    config: reads `loss` and `sampling.temperature`. With `entropy_weight` w the
-      loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x, y_<t)).
-    model: of the policy, a `models.transformer.Model`.
+    config: config, of which `loss` and `sampling.temperature` are read. With
+      `entropy_weight` w the loss is reduced by w/(BK) Σ_b Σₖ 1/|y| Σ_t H(π(·|x,
+      y_<t)).
+    model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
 
   Returns:
@@ -155,7 +157,7 @@ def make_pure_loss(
         beta,
     )
 
-    def loss_of(x_BxKxT: jax.Array) -> build.Loss:
+    def loss_of(x_BxKxT: jax.Array) -> groups_lib.Loss:
       some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)
       return row.loss(some, c, beta)
 
@@ -284,7 +286,9 @@ def _make_groups(
       ref_logprobs_BxKxT=ref_logprobs,
       mask_BxKxT=batch.completion_mask,
       weights_BxKxT=groups_lib.length_weights(
-          batch.completion_mask, c.length_norm or row.length_norm, mean_length
+          batch.completion_mask,
+          c.length_norm or row.length_norm or "none",
+          mean_length,
       ),
       rewards_BxK=batch.rewards,
       log_z_Bx1=log_z_Bx1,

@@ -127,7 +127,8 @@ def make_targets(
 
   Args:
     values_BxKxT: [B, K, T] float32, V_t.
-    log_ratio_BxKxT, mask_BxKxT, rewards_BxK, beta: as `token_rewards`.
+    log_ratio_BxKxT, mask_BxKxT, rewards_BxK, beta: arguments of
+      `token_rewards`.
     c: `config.loss`: gae_gamma, gae_lambda, whiten_advantages.
   """
   front, back = groups_lib.counted_first(mask_BxKxT)
@@ -159,7 +160,7 @@ def value_loss(
       1/(BK) Σ_b Σₖ Σ_t m_t max((V - R)², (V_old + clip(V - V_old, ±c) - R)²)/2
 
   Args:
-    groups: with values V, and targets R and V_old.
+    groups: groups with values V, and targets R and V_old.
     clip: c; 0 is no clip.
 
   Returns:

@@ -84,7 +84,8 @@ def bradley_terry_loss(rewards_Bx2: jax.Array) -> jax.Array:
   (arXiv:2009.01325) §3.4. Unchanged by a constant added to all rewards.
 
   Args:
-    rewards_Bx2: [B, 2] float32, of the chosen and of the rejected completion.
+    rewards_Bx2: [B, 2] float32, rewards of the chosen and of the rejected
+      completion.
   """
   chex.assert_shape(rewards_Bx2, (None, 2))
   margin_B = rewards_Bx2[:, 0] - rewards_Bx2[:, 1]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectory balance: VarGrad, learned log Z, sub-trajectories; CoPG and GVPO.
+"""Trajectory balance: VarGrad, learned log Z, sub-trajectories; GVPO.
 
 All pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). `c` is `config.loss`,
 of which they read `scale`. "paper" is the scale of each paper; "unit" has the
@@ -67,7 +67,7 @@ def _squared_residual(
     groups: groups_lib.Groups, log_z_Bx1: jax.Array, c: Any, beta: jax.Array
 ) -> _Loss:
   residual_BxK = log_z_Bx1 + groups.rho_BxK - groups.rewards_BxK / beta
-  # Its gradient is β times the residual's: minus the advantage.
+  # The loss's gradient is β times the residual's: minus the advantage.
   loss = beta * jnp.mean(jnp.square(residual_BxK)) / 2
   if c.scale == "paper":
     loss = 2 / beta * loss
@@ -135,36 +135,16 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   )
 
 
-# CoPG and GVPO are variances of R = r - β (log π - log π_ref) in a group, as
-# VarGrad trajectory balance is: its residual is -(R - R̄)/β. In unit scale both
-# have K/(K-1) times the gradient of `tb_loss`, that of RLOO.
-
-
-def copg_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
-  """Returns the contrastive policy gradient loss over all pairs of a group.
-
-      loss = 1/B Σ_b 1/(K-1) Σ_{i>j} (R(y_i) - R(y_j))²
-
-  Source: Flet-Berliac et al. 2024 (arXiv:2406.19185). As Σ_{i>j} (a_i - a_j)²
-  = K Σ_i (a_i - ā)², its gradient is β² K²/(K-1) times that of the paper's
-  trajectory balance. The unit scale, ours, is 1/(2βK) times that.
-  """
-  left_BxK = groups.rewards_BxK - beta * groups.rho_BxK
-  K = left_BxK.shape[1]
-  pairs_BxKxK = left_BxK[:, :, None] - left_BxK[:, None, :]
-  # Each pair occurs twice in the sum.
-  loss = jnp.mean(jnp.square(pairs_BxKxK).sum(axis=(1, 2))) / (2 * (K - 1))
-  return (loss / (2 * beta * K) if c.scale == "unit" else loss), {}
-
-
 def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """Returns the group variance policy optimization loss.
 
-      loss = 1/B Σ_b 1/(2(K-1)) Σ_i (R(y_i) - R̄)²
+      loss = 1/B Σ_b 1/(2(K-1)) Σ_i (R(y_i) - R̄)²,   R = r - β ρ
 
   Source: Zhang et al. 2025 (arXiv:2504.19599), with the KL to the run's
-  reference. Its gradient is β² K/(2(K-1)) times that of the paper's trajectory
-  balance. The unit scale, ours, is 1/β times that.
+  reference. The residual of VarGrad trajectory balance is -(R - R̄)/β, so the
+  gradient is β² K/(2(K-1)) times that of the paper's trajectory balance. The
+  unit scale, ours, is 1/β times that: K/(K-1) times the gradient of `tb_loss`,
+  as RLOO's.
   """
   left_BxK = groups.rewards_BxK - beta * groups.rho_BxK
   K = left_BxK.shape[1]

@@ -70,8 +70,8 @@ def attend_shared(
   """
   k_prompt, v_prompt, mask_prompt = prompt
   k_own, v_own, mask_own = own
-  # With heads before queries every product below is a batched matmul, and each
-  # operand is transposed once.
+  # Heads come before queries, so that every product below is a batched matmul
+  # and each operand is transposed once.
   q_BxGxKxQxMxDh = jnp.transpose(q, (0, 3, 1, 2, 4, 5))
   k_own, v_own = (jnp.moveaxis(x, 3, 1) for x in (k_own, v_own))
   k_prompt, v_prompt = (jnp.moveaxis(x, 2, 1) for x in (k_prompt, v_prompt))
@@ -147,7 +147,7 @@ def attend_causal(
     k: [B, L, G, Dh].
     v: [B, L, G, Dh].
     mask_BxL: bool, True on real tokens, which are contiguous.
-    window: as in `sees`.
+    window: sliding window, see `sees`.
     num_parts: devices that L is split over.
 
   Returns:
@@ -176,7 +176,7 @@ def attend_completions(
       split over devices, a completion begins with its prompt's last token, so
       that the mask lacks it (`sequence.completion_inputs`).
     own: keys [B, K, S, G, Dh], values [B, K, S, G, Dh].
-    window: as in `sees`.
+    window: sliding window, see `sees`.
     num_parts: devices that S is split over.
 
   Returns:

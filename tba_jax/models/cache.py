@@ -58,7 +58,7 @@ def empty(
   """Returns blocks of zeros with `lengths` columns each.
 
   Args:
-    config: of the model.
+    config: config of the model.
     num_rows: R.
     lengths: C of each block.
     num_parts: X; None takes the layout of a CPU.
@@ -93,7 +93,7 @@ def fill(
   """Copies prompts to the first blocks of rows; other rows are not touched.
 
   Args:
-    cache: of R rows.
+    cache: KV cache of R rows.
     prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh], and "position"
       [B, L] if the cache has it}; L columns are those of the first block, or of
       the first few together.
@@ -172,9 +172,9 @@ def plan_updates(
 
   Args:
     cache: blocks of R rows.
-    mask: [R, columns of all blocks] bool, what each row sees, the written
-      column included.
-    positions: [R] int32, of the tokens.
+    mask: [R, columns of all blocks] bool, columns that each row sees, the
+      written one included.
+    positions: [R] int32, positions of the tokens.
     write_index: [R] or [] int32, the column to write, not of the first block;
       past the last block nothing is written.
     window: sliding window; 0 is none.
@@ -225,8 +225,8 @@ def attend(
   """Writes one key and value per row, then attends over all blocks.
 
   Args:
-    layer: per block, its keys and values.
-    updates: per block.
+    layer: keys and values of each block.
+    updates: update of each block.
     q: [R, G, M, Dh].
     k: [R, G, Dh].
     v: [R, G, Dh].
@@ -261,8 +261,8 @@ def _attend(
 
   Args:
     q: [R, G, M, Dh].
-    pairs: per block, its keys and values.
-    seen: per block, [R, C] bool.
+    pairs: keys and values of each block.
+    seen: [R, C] bool of each block, True on columns that a row sees.
   """
   R, X = len(q), pairs[0]["v"].shape[1]
   padded = _pad_queries(q, X)

@@ -76,7 +76,7 @@ class ModelConfig:
   head_dim: Dh, even.
   mlp_width: F.
   rope_theta: base of the rotary frequencies; GPT-2 has none.
-  norm_epsilon: added to the mean square in a norm.
+  norm_epsilon: term added to the mean square in a norm.
   tie_embeddings: whether the head is the embedding's transpose.
   max_positions: longest sequence, prompt and completion together.
   param_dtype: dtype name of stored parameters.
@@ -88,13 +88,13 @@ class ModelConfig:
   rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
     divides only low frequencies by it.
   rope_factor: see rope_type.
-  rope_low_freq_factor, rope_high_freq_factor: for "llama3", wavelengths above
-    rope_original_positions over the first are low, below it over the second
-    high; in between it interpolates.
-  rope_original_positions: see above.
+  rope_low_freq_factor, rope_high_freq_factor: bounds of "llama3": wavelengths
+    above rope_original_positions over the first are low, below it over the
+    second high; in between it interpolates.
+  rope_original_positions: context length before "llama3" stretched it.
   rotary_fraction: share of a head's entries that rotary positions rotate.
   parallel_residual: whether attention and MLP read the same stream.
-  activation: of an ungated MLP; gated ones have "silu".
+  activation: nonlinearity of an ungated MLP; gated ones have "silu".
   scale_attention: whether scores are divided by sqrt(head_dim).
   scale_attention_by_layer: whether also by 1 + the layer's index.
   pad_id, bos_id, eos_id: token ids, None if the tokenizer has none.

@@ -45,10 +45,10 @@ class EncoderConfig:
   mlp_width: F.
   max_positions: rows of the position embedding.
   num_types: rows of the token type embedding, of which the first is used.
-  norm_epsilon: added to the variance in a norm.
-  activation: of the MLP.
-  pad_id: RoBERTa's positions start at the next id.
-  num_labels: of a classifier; 0 is no head.
+  norm_epsilon: term added to the variance in a norm.
+  activation: nonlinearity of the MLP.
+  pad_id: id of the padding token; RoBERTa's positions start at the next id.
+  num_labels: outputs of a classifier; 0 is no head.
   """
 
   family: str
@@ -262,7 +262,7 @@ def hf_rows(c: EncoderConfig, prefix: str) -> list[hf_names.Row]:
 
   Args:
     c: the shape.
-    prefix: of all names but the head's: "" or "<family>.".
+    prefix: beginning of all names but the head's: "" or "<family>.".
   """
   sizes = {
       "vocab": c.vocab_size,

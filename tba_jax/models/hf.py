@@ -60,9 +60,9 @@ def load(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    dtype: of parameters; None takes the file's own.
-    compute_dtype: of activations; None takes that of the parameters.
-    shardings: of the params; None is the default device.
+    dtype: dtype of parameters; None takes the file's own.
+    compute_dtype: dtype of activations; None takes that of the parameters.
+    shardings: shardings of the params; None is the default device.
 
   Raises:
     ValueError: config.json is not supported, a file cannot be read, an entry is
@@ -98,15 +98,15 @@ def read_params(
   """Returns the params that a table describes.
 
   Args:
-    files: of the folder.
+    files: tensors of the folder.
     rows: the table.
     num_layers: length of the leaves under "blocks".
-    dtype: of all leaves.
+    dtype: dtype of all leaves.
     ignored: regular expression of the names that need not be in the table.
-    shardings: of the params; None is the default device.
+    shardings: shardings of the params; None is the default device.
 
   Raises:
-    ValueError: as `hf_files.check_tensors`, or an entry is not finite.
+    ValueError: `hf_files.check_tensors` fails, or an entry is not finite.
   """
   hf_files.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
   params = {}
@@ -231,7 +231,7 @@ def save(
     model_config: the shape.
     params: addressable by this process.
     tokenizer: saved beside the model.
-    max_file_bytes: of the tensors of one file.
+    max_file_bytes: most bytes of tensors in one file.
 
   Raises:
     ValueError: params do not have that shape, or the folder contains files that

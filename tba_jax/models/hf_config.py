@@ -158,7 +158,7 @@ _ROPE_SETTINGS = {
         "original_max_position_embeddings": ("rope_original_positions", int),
     },
 }
-# How the class in `architectures` ends; it tells which head a model has.
+# Ends of the class name in `architectures`, which tell the model's head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 SCALAR_HEAD = "ForSequenceClassification"
 _CLASS_NAMES = {
@@ -178,8 +178,8 @@ def read(
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    dtype: of parameters; None takes the file's own.
-    compute_dtype: of activations; None takes that of the parameters.
+    dtype: dtype of parameters; None takes the file's own.
+    compute_dtype: dtype of activations; None takes that of the parameters.
     attention: `config.model.attention`.
 
   Raises:
@@ -205,7 +205,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 
   Args:
     hf: the parsed file.
-    dtype: of parameters and activations; None takes the file's own.
+    dtype: dtype of parameters and activations; None takes the file's own.
 
   Raises:
     ValueError: model_type is unknown, or settings are missing, unknown or
@@ -220,7 +220,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   # n_ctx is an older name of n_positions.
   only = {"n_ctx": (None, hf.get("n_positions", 1024))}
   if family in ("qwen2", "qwen3"):
-    # Its layers have no window unless use_sliding_window says so.
+    # Qwen's layers have no window unless use_sliding_window says so.
     only["sliding_window"] = (None, hf.get("sliding_window"))
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
   others = _READ_APART + rotary * (family != "gpt2")
@@ -421,7 +421,7 @@ def with_generation(
   are ignored in favor of `config.sampling`.
 
   Raises:
-    ValueError: its eos_token_id is not a token id or a list of them.
+    ValueError: eos_token_id is not a token id or a list of them.
   """
   if not isinstance(generation, dict):
     raise ValueError("generation_config.json: allowed an object")

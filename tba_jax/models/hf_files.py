@@ -61,8 +61,8 @@ class Files:
   Files are opened for each read only: an open one stays memory-mapped, and what
   was read counts as the process's memory.
 
-  shapes: by tensor name.
-  dtypes: by tensor name, as safetensors spells them.
+  shapes: shapes by tensor name.
+  dtypes: dtypes by tensor name, as safetensors spells them.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -201,8 +201,8 @@ def conversion(folder: pathlib.Path, name: str) -> str:
   """Returns how to convert a model with pytorch_model.bin alone.
 
   Args:
-    folder: has its config.json.
-    name: of the model for `transformers`: the folder's, or the hub's.
+    folder: folder with the model's config.json.
+    name: name of the model for `transformers`: the folder's, or the hub's.
   """
   config = read_json(folder / "config.json")
   kind = (config.get("architectures") or ["AutoModel"])[0]
@@ -226,10 +226,11 @@ def write_files(
   Only the tensors of one file are in memory at a time.
 
   Args:
-    folder: to write into.
+    folder: folder to write into.
     sizes: bytes of each tensor, in file order.
     make: (name) -> the tensor, C-contiguous.
-    max_file_bytes: of a file's tensors; a larger tensor has its own file.
+    max_file_bytes: most bytes of tensors in a file; a larger tensor has its own
+      file.
   """
   parts: list[list[str]] = [[]]
   held = 0
@@ -287,7 +288,8 @@ def replace(new: pathlib.Path, path: pathlib.Path) -> None:
   if hasattr(libc, "renameat2"):
     if not libc.renameat2(at_cwd, names[0], at_cwd, names[1], exchange):
       return
-  # Otherwise (macOS, some network file systems) there is a moment without one.
+  # Elsewhere (macOS, some network file systems) the folder is missing for a
+  # moment.
   aside = path.with_name(f"{new.name}.old")
   path.rename(aside)
   new.rename(path)
@@ -303,8 +305,8 @@ class SliceCut:
   """How to read a slice of a leaf from its tensor.
 
   tensor: slices of the tensor to read.
-  shape: to reshape it to, with split axes.
-  index: the leaf's entries of that; an int drops the axis.
+  shape: shape to give the read part, with split axes.
+  index: the leaf's entries of the reshaped part; an int drops the axis.
   order: permutation of the remaining axes into the leaf's.
   """
 
@@ -325,7 +327,7 @@ def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
   slice.
 
   Args:
-    row: of the leaf.
+    row: table row of the leaf.
     ranges: start and stop on each axis of `row.shape`, none empty.
   """
   sizes = row.split_shape

@@ -19,7 +19,8 @@ from tba_jax.models import hf_files
 _LOCAL = r"(?!(?:data|models|runs)/)"
 _NAME = r"[\w-][\w.-]*"
 _MODEL = re.compile(rf"{_LOCAL}({_NAME}/{_NAME})(?:@([\w./-]+))?")
-# Of data also a subset; the path of a file is none of the hub's names.
+# Names of data may have a subset; the path of a file is none of the hub's
+# names.
 _DATA = re.compile(
     rf"(?!.*\.(?:jsonl|parquet|arrow|gz|json|csv|tsv)$){_LOCAL}"
     rf"({_NAME}/{_NAME})(?:@([\w.-]+))?(?:/([\w.-]+(?:/[\w.-]+)*|\*))?"
@@ -165,7 +166,7 @@ def _snapshot(
         f"{name}: neither a folder nor a model of the hub (a private one needs"
         " `hf auth login`)"
     ) from error
-  except Exception as error:  # Those of the HTTP client, which may change.
+  except Exception as error:  # Errors of the HTTP client, which may change.
     raise ValueError(
         f"{name}: no such folder, not in the hub's cache"
         f" {constants.HF_HUB_CACHE}, and the hub cannot be reached; {fetch}"

@@ -27,10 +27,10 @@ ModelConfig = config_lib.ModelConfig
 class Row:
   """A leaf and the tensor that holds it, or one tensor per layer.
 
-  hf_name: of the tensor; `{layer}` stands for the layer's index.
+  hf_name: name of the tensor; `{layer}` stands for the layer's index.
   path: keys of our nested dict; under "blocks" the leaf stacks all layers.
   axes: the logical axes of a layer's leaf.
-  split: for each axis of the tensor, the sizes that it splits into.
+  split: sizes that each axis of the tensor splits into.
   part: (axis, index) of the split tensor that is our leaf; None if all of it.
   order: permutation of the remaining split axes into ours.
   """

@@ -138,7 +138,7 @@ def attend_completions(
   copies are linear in tokens, the mask is causal, and blocks are full.
 
   Args:
-    config, parts: as in `attend_causal`.
+    config, parts: arguments of `attend_causal`.
     q: [B, K, Q, G, M, Dh].
     prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool.
     own: keys and values [B, K, Q, G, Dh].
@@ -172,7 +172,7 @@ def _attend_last(
 ) -> jax.Array:
   """Returns causal attention [N, Q, G, M, Dh] of the last Q of S tokens."""
   if kernel == "cudnn":
-    # It has its own rule of how to be split over a mesh.
+    # cuDNN's kernel has its own rule of how to be split over a mesh.
     return cudnn(q, k, v, mask, window)
   fn = functools.partial(splash, window=window)
   return _over_mesh(fn, parts, *q.shape[2:4])(q, k, v, mask)
@@ -247,7 +247,7 @@ def splash(
       residual_checkpoint_name=layers.ATTENTION,
   )
   ids = splash_lib.SegmentIds(segments[:, before : before + num_q], segments)
-  # What the kernel holds of a query is 128 numbers wide.
+  # The kernel's arrays of a query are 128 numbers wide.
   at_once = max(1, _MAX_QUERIES // num_q)
   at_once = max(n for n in range(1, N + 1) if N % n == 0 and n <= at_once)
   run = jax.vmap(kernel)

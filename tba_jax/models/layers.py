@@ -69,7 +69,7 @@ def product(
   Args:
     x: [..., D].
     kernel: [F, D].
-    dtype: of the result and the sums; that of `x` by default.
+    dtype: dtype of the result and the sums; that of `x` by default.
 
   Returns:
     [..., F].
@@ -99,7 +99,7 @@ def _product_forward(
 def _product_backward(
     dtype: jnp.dtype, operands: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  del dtype  # That of `grad`.
+  del dtype  # `grad` has that dtype.
   x, kernel_FxD = operands
   grad_x = summed("...f,fd->...d", grad, kernel_FxD, x.dtype)
   if not TOKENS_ARE_SPLIT.get():

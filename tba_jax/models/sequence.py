@@ -36,7 +36,7 @@ from tba_jax.models import layers
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """How the activations of a forward pass are sharded.
+  """Sharding of the activations of a forward pass.
 
   mesh: None leaves it to the compiler.
   batch, length, heads: the mesh axes that split prompts, tokens and heads.
@@ -75,9 +75,9 @@ class Split:
     """Constrains the sharding of `x` on a mesh of several devices.
 
     Args:
-      x: of any shape.
-      axes: of its first axes, each "batch", "length", or None for replicated;
-        the compiler chooses for the others.
+      x: array of any shape.
+      axes: names of its first axes, each "batch", "length", or None for
+        replicated; the compiler chooses for the others.
     """
     if self.mesh is None or self.mesh.size == 1:
       return x

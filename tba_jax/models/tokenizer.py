@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -58,7 +59,7 @@ class Tokenizer:
       fast: the tokenizer.
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
-      folder: where it was read from; `save` copies its files.
+      folder: folder of the tokenizer's files, which `save` copies.
 
     Raises:
       ValueError: `fast` has no eos_token.
@@ -117,6 +118,15 @@ class Tokenizer:
     """Returns the ids of `chat_text`."""
     return self.encode(self.chat_text(messages))
 
+  @property
+  def chat_template(self) -> str | None:
+    """Jinja template of chats; None where the tokenizer has none."""
+    return self._fast.chat_template
+
+  @chat_template.setter
+  def chat_template(self, template: str | None) -> None:
+    self._fast.chat_template = template
+
   def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
     """Returns the text of a chat, ready for the assistant's answer.
 
@@ -125,7 +135,7 @@ class Tokenizer:
     Raises:
       ValueError: there is no template, or it refuses the messages.
     """
-    if not self._fast.chat_template:
+    if not self.chat_template:
       raise ValueError(
           "the tokenizer has no chat_template: write prompts as plain text, or"
           " add chat_template.jinja to its folder"
@@ -163,7 +173,7 @@ class Tokenizer:
     broken completion for a correct one.
 
     Args:
-      ids: [T] ids, of which the first `length` count.
+      ids: [T] token ids, of which the first `length` count.
       length: tokens of the completion, its stop token included.
       stopped: whether a stop token or a stop string ended it.
     """
@@ -173,6 +183,15 @@ class Tokenizer:
     text = self.decode(ids)
     found = [text.find(string) for string in self.stop_strings]
     return text[: min((at for at in found if at >= 0), default=len(text))]
+
+  def decode_completions(self, completions: Any) -> list[str]:
+    """Returns the S texts of `types.Completions`, as a reward sees them."""
+    return [
+        self.decode_completion(tokens, int(length), bool(stopped))
+        for tokens, length, stopped in zip(
+            completions.tokens, completions.lengths, completions.stopped
+        )
+    ]
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes the tokenizer's files into `folder`.
@@ -191,7 +210,7 @@ class Tokenizer:
     settings = json.loads(path.read_text("utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(settings.get("extra_special_tokens"), list):
-      # As transformers 4 names it.
+      # Name in transformers 4.
       extra = settings.pop("extra_special_tokens")
       settings["additional_special_tokens"] = extra
     path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
@@ -219,7 +238,7 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
-    bos: as in `Tokenizer`.
+    bos: rule of the BOS token, see `Tokenizer`.
 
   Raises:
     ValueError: there is no such folder, fast tokenizer or stop token.

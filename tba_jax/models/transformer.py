@@ -34,8 +34,8 @@ PyTree = types.PyTree
 class Definitions:
   """A family's module definitions without arrays, for `nnx.merge`.
 
-  model: of the whole stack.
-  block: of one block.
+  model: definition of the whole stack.
+  block: definition of one block.
   logical_axes: params with a tuple of axis names in place of each leaf.
   no_blocks: params["blocks"] without arrays: each block is merged by itself.
   """
@@ -126,7 +126,7 @@ class Model:
     Each prompt is computed once and shared by its K completions. Under sequence
     parallelism (`sequence.py`) T is padded to divide.
   unembed: (params, stream_...xD) -> logits_...xV float32.
-  completion_logits: as completion_stream -> logits_BxKxTxV float32.
+  completion_logits: arguments of completion_stream -> logits_BxKxTxV float32.
   last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
     the token after the last one.
   decode_params: (params, num_positions) -> `DecodeParams`, with tables of that

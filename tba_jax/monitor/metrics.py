@@ -53,7 +53,7 @@ _PEACEFUL = frozenset(
 
 def is_error(kind: Any, message: Any) -> bool:
   """Returns whether an event says that something went wrong."""
-  finished = str(message or "").endswith("(finished)")  # Of a searcher.
+  finished = str(message or "").endswith("(finished)")  # The searcher did.
   return kind not in _PEACEFUL and not finished
 
 
@@ -198,14 +198,14 @@ class SpanWriter:
 
     Args:
       path: the file.
-      role: of the process.
-      index: of the process.
-      clock: also receives the spans.
+      role: role of the process.
+      index: index of the process.
+      clock: clock that also receives the spans.
     """
     self._head = (
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
     )
-    self._clock = clock
+    self.clock = clock
     self._activity = pulse.Activity(f"{role}-{index}")
     # A step of the wall clock (NTP) must not make a span negative.
     self._wall_offset = time.time() - time.perf_counter()
@@ -218,7 +218,7 @@ class SpanWriter:
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:
     """Records the time of its body, also if the body raises."""
-    clock = self._clock.span(kind, lane) if self._clock else _NO_CLOCK
+    clock = self.clock.span(kind, lane) if self.clock else _NO_CLOCK
     marked = contextlib.nullcontext()
     if not lane:
       marked = self._activity.span(kind, waits=is_wait(kind))
@@ -248,7 +248,7 @@ class SpanWriter:
   def flush(self) -> None:
     """Writes pending spans to the file."""
     with self._lock:
-      # One by one, so that a span added meanwhile is not lost.
+      # Popped one by one, so that a span added meanwhile is not lost.
       lines = [self._pending.popleft() for _ in range(len(self._pending))]
       try:
         self._file.write("".join(lines))

@@ -12,19 +12,19 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax.channels import ports
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
-from tba_jax.replay import queue_server
-from tba_jax.replay import service as service_lib
 from tba_jax.rewards import judges
 from tba_jax.system import jsonl
 from tba_jax.system import worker
 from tba_jax.tasks import base
 
 _STATUS_EVERY_S = 1.0
+_NUM_SAMPLES = 8  # Completions of each write of samples.jsonl.
 # Totals of the training loop, over all starts of the trainer.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
            "timed_steps", "loop_completions", "mixed_completions")  # fmt: skip
@@ -48,8 +48,8 @@ class SearcherTotals:
   def update(self, leases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns each counter's growth since the last call, over all searchers.
 
-    busy_s: seconds not spent waiting; completions: submitted;
-    mixed_completions: of these, with tokens of several versions.
+    busy_s: seconds not spent waiting; completions: completions submitted;
+    mixed_completions: completions with tokens of several versions.
     """
     out = dict.fromkeys(("busy_s", "completions", "mixed_completions"), 0.0)
     for sid, lease in leases.items():
@@ -126,7 +126,7 @@ def step_record(
   """Returns the record of one optimizer step in `metrics.jsonl`.
 
   Args:
-    metrics: of the train step, without prefix.
+    metrics: metrics of the train step, without prefix.
     draw: the batch's trajectories.
     seconds: trainer's time since the last step, by kind of span.
     buffer: `ReplayBuffer.stats`.
@@ -199,7 +199,7 @@ class Recorder:
       run: run_directory.Run,
       *,
       epoch: int,
-      queue: queue_server.QueueServer,
+      queue: ports.Receiver,
       tokenizer: Any,
       judge: judges.Judge,
   ):
@@ -207,11 +207,11 @@ class Recorder:
 
     Args:
       config: config of the run.
-      run: its directory is written.
+      run: run whose directory is written.
       epoch: start count of the trainer.
       queue: has the searchers' leases; publishes the status to other hosts.
-      tokenizer: decodes sampled completions.
-      judge: explains wrong completions.
+      tokenizer: tokenizer that decodes sampled completions.
+      judge: judge that explains wrong completions.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -297,15 +297,15 @@ class Recorder:
       step: int,
       metrics: dict[str, float],
       draw: buffer_lib.Draw,
-      service: service_lib.ReplayService,
+      service: ports.GroupSource,
   ) -> None:
     """Records one step.
 
     Args:
       step: index of the step.
-      metrics: of the train step, without prefix.
+      metrics: metrics of the train step, without prefix.
       draw: the batch's trajectories.
-      service: provides buffer statistics and the ledger.
+      service: service with the buffer's statistics and the ledger.
     """
     self._progressed()
     seconds, totals = self._account(), self._totals
@@ -489,9 +489,7 @@ class Recorder:
 
   def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
     """Writes the first completions of a step's batch, with a reason each."""
-    samples = samples_of(
-        step, draw, self._config.log.num_samples, self._tokenizer
-    )
+    samples = samples_of(step, draw, _NUM_SAMPLES, self._tokenizer)
     reasons = self._judge.explain(
         [
             judges.Request(base.TRAIN, s["prompt_id"], s["completion"])

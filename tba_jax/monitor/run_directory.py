@@ -320,7 +320,7 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
     return secret
   if file:
     path = pathlib.Path(file).expanduser()
-    # One generated here would differ from that of the other hosts.
+    # A secret generated here would differ from that of the other hosts.
     if not path.exists():
       raise ValueError(
           f"config.store.secret_file={file}: there is no such file; make it"

@@ -29,7 +29,7 @@ def _series() -> collections.deque:
 class RunState:
   """State of a run.
 
-  name: of the run directory.
+  name: name of the run directory.
   phase: "setup", "sft", "reward_model", "warm-up", "train", "finish", "done".
   status: the trainer's live state; see `recorder`.
   reward: newest (step, mean reward) pairs.
@@ -37,7 +37,7 @@ class RunState:
     `metrics.deciding_metric`.
   made: newest metrics of each of `MODEL_PHASES`.
   made_steps: number of steps of each of `MODEL_PHASES`, if known.
-  restarts: by role.
+  restarts: number of restarts by role.
   event: the newest event.
   error: the newest event that is an error.
   note: source of the state, or why it is old.
@@ -83,7 +83,7 @@ class Tail:
           self._offset = 0
         f.seek(self._offset)
         data = f.read()
-    except OSError:  # Not there yet, or just being replaced.
+    except OSError:  # The file is missing, or being replaced.
       return []
     whole = data[: data.rfind(b"\n") + 1]
     self._offset += len(whole)

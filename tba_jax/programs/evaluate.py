@@ -61,7 +61,7 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
-    # By cause, and only where there are any.
+    # Counts by cause, shown only where there are any.
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
 )
@@ -90,9 +90,10 @@ def run(
   Holds the workdir's lock: a run that trains there also writes `eval.json`.
 
   Args:
-    config: of the run; samples `evaluate.num_completions` completions of (at
-      most) `evaluate.final_prompts` held-out prompts.
-    workdir: of the run; made if missing, for operands that are folders.
+    config: config of the run; samples `evaluate.num_completions` completions of
+      (at most) `evaluate.final_prompts` held-out prompts.
+    workdir: directory of the run; made if missing, for operands that are
+      folders.
     operands: steps of checkpoints, Hugging Face folders; none is the newest
       checkpoint.
 

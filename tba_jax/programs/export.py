@@ -41,8 +41,8 @@ def run(
   """Writes the folder and returns it; replaces a model that is there.
 
   Args:
-    config: of the run; reads `export.dtype`.
-    workdir: of the run; no process may run there.
+    config: config of the run, of which `export.dtype` is read.
+    workdir: directory of the run; no process may run there.
     operands: see the module.
 
   Raises:

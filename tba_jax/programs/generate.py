@@ -52,7 +52,7 @@ _GENERATE_FIELDS = (*_PROMPT_FIELDS, "seed", "max_tokens")
 _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
 # Settings that change the speed of sampling, not the completions.
 _SPEED = ("num_rows", "chunk_steps")
-# What the log-probs of `score` depend on, beside model and input.
+# Settings, beside model and input, that the log-probs of `score` depend on.
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
     "sampling.max_prompt_tokens", "sampling.max_completion_tokens",
@@ -78,8 +78,8 @@ class Counts:
 class _Prompt:
   """A prompt of the input.
 
-  text: copied to the output.
-  request: to the sampler.
+  text: text of the prompt, copied to the output.
+  request: request to the sampler.
   other: the line's other fields, copied to the output.
   """
 
@@ -166,7 +166,8 @@ def complete(
   """Returns completions of prompts, with the records of the program's files.
 
   Args:
-    config: as of `generate`, without `generate.input` and `generate.output`.
+    config: config of `generate`; needs no `generate.input` or
+      `generate.output`.
     inputs: prompts, or records of the program's input.
 
   Returns:
@@ -286,9 +287,7 @@ def _completion_records(
   greedy = config.sampling.temperature == 0
   logprobs = completions.plain_logprobs if greedy else completions.logprobs
   out = []
-  for s, text in enumerate(
-      policy_lib.decode_texts(source.tokenizer, completions)
-  ):
+  for s, text in enumerate(source.tokenizer.decode_completions(completions)):
     length = int(completions.lengths[s])
     record = {
         "text": text,
@@ -336,7 +335,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
     return logprobs_Bx1xT[:, 0]
 
   def answer(pairs: list[_Pair]) -> list[Record]:
-    # One shape for all batches: the last one repeats its first pair.
+    # All batches have one shape: the last one repeats its first pair.
     full = pairs + pairs[:1] * (batch_lines - len(pairs))
     batch = batches.pad_sequences(
         [(pair.prompt, [pair.completion]) for pair in full],
@@ -529,14 +528,15 @@ def run_lines(
   """Processes all lines of the input that the output lacks.
 
   Args:
-    config: reads `generate.input`, `generate.output`, `generate.batch_lines`.
-    settings: all that the output depends on beside the input.
-    prepare: parses (line number from 1, JSON object); a ValueError reports the
-      line.
-    answer: from a list of parsed lines to their output records.
+    config: config, of which `generate.input`, `generate.output` and
+      `generate.batch_lines` are read.
+    settings: values that the output depends on beside the input.
+    prepare: parser of a line (line number from 1, JSON object); a ValueError
+      reports the line.
+    answer: function from a list of parsed lines to their output records.
 
   Raises:
-    ValueError: as `Output` does.
+    ValueError: `Output` refuses the file.
     OSError: a file cannot be read or written.
   """
   source = config.generate.input
@@ -637,13 +637,13 @@ class Output:
     """Opens the file; removes the torn line of a killed writer.
 
     Args:
-      path: of the file; its folder is made.
-      settings: all that the output depends on, of JSON types.
+      path: output file; its folder is made.
+      settings: values that the output depends on, of JSON types.
 
     Raises:
       ValueError: the file was made with other settings or by another program,
         or another process is writing it.
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     self.done: set[int] = set()
     path.parent.mkdir(parents=True, exist_ok=True)

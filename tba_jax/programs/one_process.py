@@ -18,8 +18,7 @@ from absl import logging
 import ml_collections
 
 from tba_jax.monitor import run_directory
-from tba_jax.programs import searcher
-from tba_jax.programs import trainer
+from tba_jax.programs import roles
 from tba_jax.replay import messages
 from tba_jax.system import processes
 from tba_jax.training import publication
@@ -47,7 +46,7 @@ def run(
   count = config.search.num_searchers
   pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")
   searchers = [
-      pool.submit(searcher.search, config, workdir, index, leave.is_set)
+      pool.submit(roles.search, config, workdir, index, leave.is_set)
       for index in range(count)
   ]
 
@@ -57,7 +56,7 @@ def run(
 
   status, error = processes.EXIT_OK, None
   try:
-    status = trainer.train(
+    status = roles.train(
         config, workdir, operands, lambda: stop.is_set() or bool(errors())
     )
   except Exception as raised:  # pylint: disable=broad-exception-caught

@@ -56,6 +56,7 @@ NAME = "reward_model"
 # Pairs scored and written at a time while relabelling.
 _LABEL_PAIRS = 256
 _NUM_BINS = 10
+_LOG_EVERY_STEPS = 25
 _EVALUATION = {
     "accuracy": float,
     "accuracy_interval": [float],
@@ -103,15 +104,16 @@ def run(
   """Trains WORKDIR/reward_model/model unless it exists; resumes training.
 
   Args:
-    config: of the run.
-    workdir: of the run, local.
-    stop: once set, the current chunk of steps is finished and saved.
-    on_progress: called with (step, num_steps, metrics) at each log line.
+    config: config of the run.
+    workdir: local directory of the run.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
 
   Returns:
-    `model`: its folder; `interrupted`; `skipped`: it existed; `step`;
-    `num_steps`; `evaluation`: the `calibration_summary` of the held-out pairs,
-    with `agreement` by split, the share of labels that relabelling kept;
+    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
+    `step`; `num_steps`; `evaluation`: the `calibration_summary` of the held-out
+    pairs, with `agreement` by split, the share of labels that relabelling kept;
     `wall_s`.
 
   Raises:
@@ -153,6 +155,7 @@ def run(
               if isinstance(value, float)
           },
           metric_names=("accuracy", "grad_norm", "learning_rate"),
+          log_every_steps=_LOG_EVERY_STEPS,
       )
       params, done = offline.train(
           config, job, stop=stop, on_progress=on_progress
@@ -236,7 +239,8 @@ def _read_pairs(
       split: load_pairs(config, split, task, tokenizer, report)
       for split in (base.TRAIN, base.HELD_OUT)
   }
-  # Of the tasks over rows; their splits are kept apart in the same way.
+  # Tasks over rows have this setting; their splits are kept apart in the same
+  # way.
   overlap = config.task.get("overlap", "error")
   pairs[base.TRAIN] = leave_out_shared(pairs, overlap, report)
   for line in report.lines():
@@ -381,10 +385,10 @@ def relabel_pairs(
   Source: Noukhovitch et al. 2024 (arXiv:2410.18252), the controlled setting.
 
   Args:
-    pairs: in the order of the file.
+    pairs: pairs in the order of the file.
     score: [(prompt, completion)] -> scores [N], higher is better.
     path: path of the file.
-    stop: checked before each batch of pairs.
+    stop: event, checked before each batch of pairs.
 
   Raises:
     ValueError: the file has other pairs, or a score is not finite.
@@ -512,8 +516,8 @@ def _make_evaluate(
     return calibration_summary(
         np.concatenate(margins),
         num_bins=_NUM_BINS,
-        resamples=config.evaluate.resamples,
-        confidence=config.evaluate.confidence,
+        resamples=evaluator.RESAMPLES,
+        confidence=evaluator.CONFIDENCE,
     )
 
   return evaluate
@@ -539,8 +543,8 @@ def calibration_summary(
   Args:
     margins_N: [N] float, N at least 1: reward of the chosen minus that of the
       rejected completion. A margin of 0 is half right.
-    num_bins: at least 1.
-    resamples, confidence: of the bootstrap interval of the accuracy.
+    num_bins: number of bins, 1 or more.
+    resamples, confidence: settings of the bootstrap interval of the accuracy.
 
   Returns:
     accuracy, accuracy_interval, loss (nats a pair), margin (mean),

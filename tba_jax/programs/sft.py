@@ -58,15 +58,16 @@ def run(
   """Trains WORKDIR/sft/model unless it exists; resumes training.
 
   Args:
-    config: of the run.
-    workdir: of the run, local.
-    stop: once set, the current chunk of steps is finished and saved.
-    on_progress: called with (step, num_steps, metrics) at each log line.
+    config: config of the run.
+    workdir: local directory of the run.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
 
   Returns:
-    `model`: its folder; `interrupted`; `skipped`: it existed; `step`;
-    `num_steps`; `wall_s` of this call; `evaluation`: the last metrics on
-    held-out prompts, or {}.
+    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
+    `step`; `num_steps`; `wall_s` of this call; `evaluation`: the last metrics
+    on held-out prompts, or {}.
 
   Raises:
     ValueError: WORKDIR/sft was made with other settings, or an example is
@@ -102,6 +103,7 @@ def run(
         examples=make_examples(config, policy.task, policy.tokenizer),
         evaluate=_make_evaluate(config, workdir, policy, stop),
         metric_names=("token_accuracy", "grad_norm", "learning_rate"),
+        log_every_steps=config.sft.log_every_steps,
     )
     params, done = offline.train(
         config, job, stop=stop, on_progress=on_progress
@@ -163,7 +165,7 @@ def _make_evaluate(
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns a function from (params, step) to metrics, {} if stopped."""
   if not policy.task.has_reward:
-    # Its reward model is trained later, from the model made here.
+    # The reward model is trained later, from the model made here.
     return lambda params, step: {}
   judge = reward_judge.make_task_judge(
       config, workdir, policy.task, mesh=sharding.make_mesh(config.mesh)

@@ -8,7 +8,7 @@ objectives x staleness x seeds. In WORKDIR: `config.json`, `sft/`,
 run starts again from its beginning.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fnmatch
@@ -30,12 +30,12 @@ import rich.console
 import rich.table
 from scipy import special
 
+from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
+from tba_jax.programs import loops
 from tba_jax.programs import sft
-from tba_jax.programs import stale_loop
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
@@ -48,14 +48,179 @@ _OWN_KEYS = (
     "train.micro_batch_prompts",
     "train.micro_batch_completions",
 )
-# Of a run's result, beside what `stale_loop.Bench.run` returns.
+# Keys of a run's result that are checked.
 _RESULT = {"settings": {}, "curve": [{}], "diverged_step?": int}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
+# Step metrics whose means over the last quarter of a run are saved.
+_KEPT = ("reward_mean", "entropy", "ratio_clip_share", "grad_norm",
+         "effective_sample_share", "equal_reward_groups")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Lag:
+  """The version that samples the batch of step t.
+
+  staleness_steps: s, for version max(t - s, 0).
+  mini_batches: N; from 2 on rounds of N steps, for version t - t mod N.
+  """
+
+  staleness_steps: int = 0
+  mini_batches: int = 1
+
+  @property
+  def label(self) -> str:
+    if self.mini_batches > 1:
+      return f"N={self.mini_batches}"
+    return f"s={self.staleness_steps}"
+
+  def apply(
+      self, config: ml_collections.ConfigDict
+  ) -> ml_collections.ConfigDict:
+    """Returns a copy with this lag, which trains on its fresh prompts alone."""
+    config = loops.set_exact_lag(config, self.staleness_steps)
+    train = config.train
+    config.search.update(
+        prompts_per_step=train.prompts_per_batch,
+        samples_per_prompt=train.completions_per_prompt,
+    )
+    config.replay.update(
+        recent_fraction=1.0,
+        recent_window_steps=1,
+        skip_equal_rewards=False,
+        warm_start_completions=0,
+        dedupe=False,
+    )
+    if self.mini_batches > 1:
+      config.search.lockstep = False
+      config.rounds.update(
+          mini_batches=self.mini_batches, passes=1, lag_rounds=0
+      )
+    return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run of a sweep.
+
+  objective: name in `config.sweep.objectives`.
+  lag: lag of its samples.
+  seed: seed of its prompts and samples.
+  config: config with the settings of its objective.
+  """
+
+  objective: str
+  lag: Lag
+  seed: int
+  config: ml_collections.ConfigDict
+
+  @property
+  def name(self) -> str:
+    lag = self.lag.label.replace("=", "")
+    return f"{self.objective}-{lag}-seed{self.seed}"
+
+
+class Interrupted(Exception):
+  """`should_stop` was true before the run was done."""
+
+
+class Bench:
+  """Makes the runs of a sweep; compiles once for all lags and seeds.
+
+  loops: maker of their loops.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, workdir: str):
+    """Loads the policy that all runs start from.
+
+    Raises:
+      ValueError: WORKDIR/sft/model is missing or disagrees with the config.
+    """
+    self._evaluate = config.evaluate
+    self.loops = loops.LoopMaker(config, workdir)
+
+  def run(
+      self,
+      run: Run,
+      *,
+      should_stop: Callable[[], bool] = lambda: False,
+  ) -> dict[str, Any]:
+    """Trains and evaluates; returns the result as plain JSON types.
+
+    Args:
+      run: run of this sweep.
+      should_stop: called before each step.
+
+    Returns:
+      `curve`: evaluations on held-out prompts, the first at step 0;
+      `versions` that sampled the batch of each step; `train`: means over the
+      last quarter of the steps; `diverged_step`: the step whose loss or
+      gradient was not finite, which ends the run, or None; `wall_s`.
+
+    Raises:
+      Interrupted: `should_stop` was true.
+    """
+    started = time.perf_counter()
+    config = run.lag.apply(run.config)
+    config.seed = run.seed
+    loop = self.loops.make(config, run.objective)
+    num_steps = config.train.num_steps
+    every = config.evaluate.every_steps or num_steps
+    curve = [self._measure(loop, 0)]
+    metrics, versions = [], []
+    diverged_step = None
+    steps = loop.train()
+    while len(metrics) < num_steps:
+      if should_stop():
+        raise Interrupted(f"{run.name}: stopped at step {len(metrics)}")
+      step, draw, found = next(steps)
+      (version,) = np.unique(draw.versions).tolist()
+      versions.append(version)
+      metrics.append({k: found[k] for k in _KEPT})
+      if found["nonfinite"]:
+        diverged_step = step
+        break
+      if (step + 1) % every == 0 or step + 1 == num_steps:
+        curve.append(self._measure(loop, step + 1))
+    last = metrics[-max(num_steps // 4, 1) :]
+    return {
+        "curve": curve,
+        "versions": versions,
+        "train": {k: float(np.mean([m[k] for m in last])) for k in _KEPT},
+        "diverged_step": diverged_step,
+        "wall_s": time.perf_counter() - started,
+    }
+
+  def _measure(self, loop: loops.Loop, step: int) -> dict[str, float]:
+    """Returns means over completions of held-out prompts.
+
+    Returns:
+      reward: mean reward, task units.
+      kl: Σ_t (log π - log π_ref), nats.
+      ref_perplexity: exp of the mean of -log π_ref over all tokens.
+      length: tokens, with the stop token.
+      distinct: distinct completions among those of a prompt.
+    """
+    result = self.loops.evaluator.run(
+        loop.learner.params, self._evaluate.final_prompts, version=step
+    )
+    return {
+        "step": step,
+        "reward": result["mean_reward"],
+        "kl": result["kl"],
+        "ref_perplexity": result["ref_perplexity"],
+        "length": result["mean_length"],
+        "distinct": result["distinct_share"] * result["k"],
+    }
+
+  def close(self) -> None:
+    self.loops.close()
+
+
 def expand_runs(
     config: ml_collections.ConfigDict,
-) -> list[stale_loop.Run]:
+) -> list[Run]:
   """Returns the runs in their order: a whole seed, then the next.
 
   Raises:
@@ -79,12 +244,12 @@ def expand_runs(
       for name, overrides in recipes.items()
   }
   return [
-      stale_loop.Run(name, lag, seed, configs[name])
+      Run(name, lag, seed, configs[name])
       for seed, name, lag in itertools.product(seeds, recipes, lags)
   ]
 
 
-def run_settings(run: stale_loop.Run) -> dict[str, Any]:
+def run_settings(run: Run) -> dict[str, Any]:
   """Returns the settings that a run's result depends on, by config key."""
   values = load.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
@@ -92,33 +257,25 @@ def run_settings(run: stale_loop.Run) -> dict[str, Any]:
   return {k: v for k, v in values.items() if k.startswith(parts)}
 
 
-def result_path(
-    workdir: str | pathlib.Path, run: stale_loop.Run
-) -> pathlib.Path:
+def result_path(workdir: str | pathlib.Path, run: Run) -> pathlib.Path:
   """Returns the file of a run's result, which is written atomically."""
   return pathlib.Path(workdir) / "runs" / f"{run.name}.json"
 
 
 def read_result(
-    workdir: str | pathlib.Path, run: stale_loop.Run
+    workdir: str | pathlib.Path, run: Run
 ) -> Mapping[str, Any] | None:
   """Returns the result of a run, None if it is not done.
 
   Raises:
-    ValueError: it is damaged, or was made with other settings; names each.
+    ValueError: the result is damaged, or was made with other settings; names
+      each.
   """
   path = result_path(workdir, run)
   found = jsonl.read_object(path, _RESULT)
   if found is None:
     return None
-  # A key that another version of the code lacked had its default.
-  defaults = load.flatten(settings_lib.get_config().to_dict())
-  before, now = defaults | found["settings"], defaults | run_settings(run)
-  changed = [
-      f"config.{key} = {now.get(key)!r}, was {before.get(key)!r}"
-      for key in sorted({*before, *now})
-      if before.get(key) != now.get(key)
-  ]
+  changed = differences.changed(found["settings"], run_settings(run))
   if changed:
     raise load.ConfigError(
         f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"
@@ -150,16 +307,10 @@ def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
   return recipes
 
 
-def _lags(sweep: ml_collections.ConfigDict) -> list[stale_loop.Lag]:
-  lags = [
-      stale_loop.Lag(staleness_steps=s)
-      for s in _numbers(sweep, "staleness_steps", 0)
-  ]
-  # One mini-batch a round is staleness 0.
-  lags += [
-      stale_loop.Lag(mini_batches=n)
-      for n in _numbers(sweep, "mini_batches", low=2)
-  ]
+def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
+  lags = [Lag(staleness_steps=s) for s in _numbers(sweep, "staleness_steps", 0)]
+  # Rounds of a single mini-batch have staleness 0.
+  lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
   if not lags:
     raise _wrong(
         "staleness_steps", sweep.staleness_steps, "allowed one or more"
@@ -209,7 +360,7 @@ def _wrong(key: str, value: Any, allowed: str) -> load.ConfigError:
 
 # Tables and the plot
 
-# Of the last evaluation of a run: name, title, digits.
+# Quantities of a run's last evaluation: name, title, digits.
 QUANTITIES = (
     ("reward", "reward", 3),
     ("kl", "KL to the reference, nats a completion", 2),
@@ -225,8 +376,8 @@ _MARKERS = "osD^vP*X"
 class Cell:
   """A quantity over the seeds of an objective at a lag.
 
-  mean: over the finished, finite runs; NaN without any.
-  half_width: of the mean's confidence interval; NaN below two seeds.
+  mean: mean over the finished, finite runs; NaN without any.
+  half_width: half of the mean's confidence interval; NaN below two seeds.
   num_seeds: number of runs in the mean.
   num_diverged: number of runs that ended with a loss that is not finite.
   """
@@ -263,19 +414,19 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_cells(
-    runs: Sequence[stale_loop.Run],
+    runs: Sequence[Run],
     results: Mapping[str, Mapping[str, Any]],
     quantity: str,
-) -> dict[tuple[str, stale_loop.Lag], Cell]:
+) -> dict[tuple[str, Lag], Cell]:
   """Returns the cell of each objective and lag, in the order of the runs.
 
   Args:
-    runs: of the sweep.
-    results: of the finished runs, by name.
+    runs: runs of the sweep.
+    results: results of the finished runs, by name.
     quantity: key of an evaluation.
   """
-  values: dict[tuple[str, stale_loop.Lag], list[float]] = {}
-  diverged: dict[tuple[str, stale_loop.Lag], int] = {}
+  values: dict[tuple[str, Lag], list[float]] = {}
+  diverged: dict[tuple[str, Lag], int] = {}
   for run in runs:
     key = run.objective, run.lag
     mine = values.setdefault(key, [])
@@ -294,7 +445,7 @@ def table_cells(
 
 
 def markdown_table(
-    runs: Sequence[stale_loop.Run], results: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
 ) -> str:
   """Returns one table: a row for each objective and lag."""
   columns = [table_cells(runs, results, name) for name, _, _ in QUANTITIES]
@@ -315,7 +466,7 @@ def markdown_table(
 
 
 def plot_table(
-    runs: Sequence[stale_loop.Run],
+    runs: Sequence[Run],
     results: Mapping[str, Mapping[str, Any]],
     path: str | pathlib.Path,
 ) -> None:
@@ -375,7 +526,7 @@ def _line(texts: Sequence[str]) -> str:
 
 
 def progress_table(
-    runs: Sequence[stale_loop.Run], results: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
 ) -> rich.table.Table:
   """Returns objectives by lags; in a cell the mean reward and the seeds."""
   name, title, digits = QUANTITIES[0]
@@ -461,7 +612,7 @@ def run(
 class _Progress:
   """Prints runs as they are done; keeps sweep.md and sweep.png up to date."""
 
-  def __init__(self, workdir: str, runs: Sequence[stale_loop.Run]):
+  def __init__(self, workdir: str, runs: Sequence[Run]):
     self._workdir = workdir
     self._runs = runs
     self._started = time.monotonic()
@@ -489,7 +640,7 @@ class _Progress:
 def _sweep(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[stale_loop.Run],
+    runs: Sequence[Run],
     stop: threading.Event,
 ) -> int:
   """Makes what is missing, then writes table and plot."""
@@ -531,11 +682,23 @@ def _print_fine_tuning(step: int, num_steps: int, _: dict[str, float]) -> None:
 def _make_runs(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[stale_loop.Run],
+    runs: Sequence[Run],
     stop: threading.Event,
     progress: _Progress | None = None,
 ) -> None:
   """Makes the runs that no process has made or is making."""
+  with contextlib.ExitStack() as closing:
+    _make_missing(config, workdir, runs, stop, progress, closing)
+
+
+def _make_missing(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    runs: Sequence[Run],
+    stop: threading.Event,
+    progress: _Progress | None,
+    closing: contextlib.ExitStack,
+) -> None:
   bench = None
   for one in runs:
     with _claim(workdir, one) as is_mine:
@@ -543,10 +706,12 @@ def _make_runs(
         continue
       if stop.is_set():
         return
-      bench = bench or stale_loop.Bench(config, workdir)
+      if bench is None:
+        bench = Bench(config, workdir)
+        closing.callback(bench.close)
       try:
         result = bench.run(one, should_stop=stop.is_set)
-      except stale_loop.Interrupted:
+      except Interrupted:
         return
       jsonl.atomic_write_json(
           result_path(workdir, one),
@@ -557,7 +722,7 @@ def _make_runs(
 
 
 @contextlib.contextmanager
-def _claim(workdir: str, one: stale_loop.Run) -> Iterator[bool]:
+def _claim(workdir: str, one: Run) -> Iterator[bool]:
   """Locks a run; yields False if another process has it."""
   path = result_path(workdir, one).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -621,14 +786,12 @@ def _end(workers: Sequence[subprocess.Popen]) -> None:
       worker.wait()
 
 
-def _read_results(workdir: str, runs: Sequence[stale_loop.Run]) -> Results:
+def _read_results(workdir: str, runs: Sequence[Run]) -> Results:
   found = {run.name: read_result(workdir, run) for run in runs}
   return {name: result for name, result in found.items() if result is not None}
 
 
-def _write_report(
-    workdir: str, runs: Sequence[stale_loop.Run], results: Results
-) -> None:
+def _write_report(workdir: str, runs: Sequence[Run], results: Results) -> None:
   folder = pathlib.Path(workdir)
   partial = folder / ".sweep.md"
   partial.write_text(markdown_table(runs, results))

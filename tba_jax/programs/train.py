@@ -33,22 +33,16 @@ from tba_jax.system import processes
 from tba_jax.system import pulse
 from tba_jax.transport import carrier_files
 
-_MAX_LOG_BYTES = 8_000_000
-# Time for the processes of a group to notice that one of them has died.
-_TOGETHER_S = 3.0
-_DEATHS, _WITHIN_S = 3, 60.0
+_DEATHS = 3
 _ERRORS = 3
-_TICK_S = 0.1
 _END_TICK_S = 0.02
-# Period of the checks of progress, logs and totals.
-_CHECK_EVERY_S = 1.0
 # The least seconds without progress after which a process is killed, and
 # seconds without a sign of life after which others may be waiting for it.
 _LEAST_STALL_S = 10
 _SILENT_S = 5
 _SEARCHER_END_S = 3.0
 _STORE_END_S = 2.0
-_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COUNT_DEVICES = (
     "import jax; print(jax.local_device_count(), jax.default_backend())"
 )
@@ -62,22 +56,40 @@ _LOCATOR = {"generation": int, "pid": int}
 _TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
 
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Periods and limits of supervision.
+
+  tick_s: seconds between two looks at the processes.
+  check_every_s: seconds between two checks of progress, logs and totals.
+  together_s: seconds for a group to notice that one of its processes died.
+  deaths_within_s: seconds in which three deaths of a process end the run.
+  max_log_bytes: size at which a log is rotated.
+  """
+
+  tick_s: float = 0.1
+  check_every_s: float = 1.0
+  together_s: float = 3.0
+  deaths_within_s: float = 60.0
+  max_log_bytes: int = 8_000_000
+
+
 @dataclasses.dataclass
 class Child:
   """A process of a role, across its restarts.
 
-  role, index: of the process.
-  cores: that it is pinned to; empty = all of its parent's.
-  process: the current one, None before the first start.
+  role, index: role and index of the process.
+  cores: CPU cores to pin the process to; empty = all of its parent's.
+  process: current process, None before the first start.
   deaths: times of recent unplanned exits, monotonic seconds.
   restarts: number of restarts.
-  finished: it exited as planned and is not restarted.
+  finished: whether it exited as planned, so that it is not restarted.
   listener: signs of progress of the current process.
   errors: consecutive exits with an error while the run made no progress.
-  furthest: the run's step at the latest of these.
+  furthest: the run's step at the latest of these exits.
   group: processes restarted together, itself included; may be empty.
-  operands: of its program, after the index.
-  program: that it runs, if that is not the role's.
+  operands: operands of its program, after the index.
+  program: program name; "" = the role's.
   environment: variables of its own, such as those that name its accelerators.
   """
 
@@ -104,8 +116,9 @@ class Child:
 class Children:
   """Starts and stops the processes of a run, and keeps their logs."""
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: pathlib.Path, limits: Limits = Limits()):
     self._workdir = workdir
+    self._limits = limits
     self._logs = workdir / "logs"
     self._logs.mkdir(exist_ok=True)
     self._all: list[Child] = []
@@ -121,7 +134,7 @@ class Children:
       self,
       role: str,
       index: int,
-      cores: Sequence[int],
+      cores: Sequence[int] = (),
       environment: Mapping[str, str] | None = None,
       program: str = "",
   ) -> Child:
@@ -153,7 +166,7 @@ class Children:
   def start_again(self, child: Child) -> None:
     """Starts a child and its whole group, with a new rendezvous address."""
     if child.role == "trainer":
-      # What an earlier trainer wrote is not about this one.
+      # The status of an earlier trainer is not about this one.
       with contextlib.suppress(OSError):
         (self._workdir / "status.json").unlink()
     address = f"127.0.0.1:{processes.free_port()}" if child.group else ""
@@ -169,7 +182,7 @@ class Children:
     with the most informative exit status, or process 0 if it exited as planned.
     """
     killed = []
-    deadline = time.monotonic() + _TOGETHER_S
+    deadline = time.monotonic() + self._limits.together_s
     for one in child.group:
       try:
         one.process.wait(max(0.0, deadline - time.monotonic()))
@@ -234,14 +247,15 @@ class Children:
     A log is truncated, not renamed: its process has the file open.
     """
     for path in map(self.log_path, self._all):
-      if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+      if path.exists() and path.stat().st_size > self._limits.max_log_bytes:
         shutil.copyfile(path, path.with_suffix(".log.1"))
         os.truncate(path, 0)
 
   def died_too_often(self, child: Child) -> bool:
     """Counts a death; returns whether it is the third within a minute."""
     now = time.monotonic()
-    child.deaths = [t for t in child.deaths if now - t < _WITHIN_S] + [now]
+    since = now - self._limits.deaths_within_s
+    child.deaths = [t for t in child.deaths if t > since] + [now]
     return len(child.deaths) >= _DEATHS
 
   def gets_no_further(self, child: Child, step: int) -> bool:
@@ -281,9 +295,9 @@ class Children:
     """Stops processes of some roles: SIGTERM, then SIGKILL.
 
     Args:
-      roles: of the processes.
+      roles: roles of the processes to stop.
       deadline_s: seconds until SIGKILL.
-      is_urgent: returns whether SIGKILL comes at once.
+      is_urgent: function that returns whether SIGKILL comes at once.
     """
     chosen = [
         c
@@ -338,23 +352,24 @@ def run(
     print(f"error: --program=train takes no operand {operands}",
           file=sys.stderr)  # fmt: skip
     return processes.EXIT_CONFIG
-  changed = (*_END_SIGNALS, signal.SIGUSR1)
+  changed = (*END_SIGNALS, signal.SIGUSR1)
   handlers = {number: signal.getsignal(number) for number in changed}
   with contextlib.ExitStack() as closing:
     try:
-      _check_devices(config)
+      check_devices(config)
       _check_stages(config, pathlib.Path(workdir))
       closing.enter_context(bucket.hold(run_directory.lock(workdir), workdir))
-      config = _with_compute_dtype(config, workdir)
+      config = with_compute_dtype(config, workdir)
       run_info, saved = run_directory.create(workdir, config)
       if saved is not None:
         validate.check_resume(saved, config)
         run_directory.update(workdir, config)
       run_directory.warn_unguarded(run_info, config)
-      supervisor = _Supervisor(config, run_info, console)
+      supervisor = Supervisor(config, run_info, console)
     except (ValueError, OSError) as error:
       print(f"error: {error}", file=sys.stderr)
       return processes.EXIT_CONFIG
+    closing.callback(supervisor.close)
     try:
       return supervisor.run()
     finally:
@@ -363,7 +378,7 @@ def run(
         signal.signal(number, handler)
 
 
-def _with_compute_dtype(
+def with_compute_dtype(
     config: ml_collections.ConfigDict, workdir: str
 ) -> ml_collections.ConfigDict:
   """Returns the config with this machine's choice for "auto".
@@ -378,14 +393,14 @@ def _with_compute_dtype(
     why = "as when the run began"
   else:
     dtype, why = sizes.compute_dtype(config)
-  if dtype == "bfloat16":  # On a CPU "auto" is float32.
+  if dtype == "bfloat16":  # "auto" is float32 on a CPU.
     print(f"model.compute_dtype: {dtype}, {why}")
     config = config.copy_and_resolve_references()
     config.model.compute_dtype = dtype
   return config
 
 
-def _check_devices(config: ml_collections.ConfigDict) -> None:
+def check_devices(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if this machine has fewer devices than a mesh needs."""
   one_process, _ = accelerators.one_process(config)
   accelerators.of_run(config, alone=one_process)
@@ -402,7 +417,7 @@ def _check_devices(config: ml_collections.ConfigDict) -> None:
       wanted.append((section, f"config.{key} = {mesh.to_dict()}", count))
   if not wanted and platforms in ("", accelerators.CPU):
     return
-  # In a process of its own: the supervisor stays free of JAX.
+  # A process of its own counts devices: the supervisor stays free of JAX.
   found = subprocess.run(
       [sys.executable, "-c", _COUNT_DEVICES],
       env=processes.package_environment(),
@@ -451,7 +466,7 @@ def _check_stages(
       stages.check_pairs(config)
 
 
-class _Supervisor:
+class Supervisor:
   """The `train` program on one run."""
 
   def __init__(
@@ -459,7 +474,19 @@ class _Supervisor:
       config: ml_collections.ConfigDict,
       run_info: run_directory.Run,
       console: rich.console.Console,
+      *,
+      limits: Limits = Limits(),
+      children: Children | None = None,
   ):
+    """Takes over the signal handlers of the process.
+
+    Args:
+      config: Complete config.
+      run_info: Run directory, made.
+      console: Terminal of the panel and the closing table.
+      limits: Periods and limits of supervision.
+      children: Starter of the processes; None makes one on this machine.
+    """
     self._config = config
     self._run = run_info
     self._workdir = run_info.workdir
@@ -472,7 +499,8 @@ class _Supervisor:
     }
     self._summary = jsonl.read_object(self._workdir / "summary.json", _SUMMARY)
     self._events = metrics.EventLog(self._workdir / "events.jsonl")
-    self._children = Children(self._workdir)
+    self._limits = limits
+    self._children = children or Children(self._workdir, limits)
     self._panel = panel.Panel(self._workdir, console)
     self._signal: int | None = None
     self._num_signals = 0
@@ -485,7 +513,7 @@ class _Supervisor:
     self._step = self._status().get("step") or 0
     self._disk_is_full = False
 
-    for number in _END_SIGNALS:
+    for number in END_SIGNALS:
       signal.signal(number, self._on_signal)
     signal.signal(signal.SIGUSR1, self._on_capture)
 
@@ -519,6 +547,10 @@ class _Supervisor:
     finally:
       self._end_all()
     return self._conclude(status, error)
+
+  def close(self) -> None:
+    """Closes the log of events."""
+    self._events.close()
 
   def _on_signal(self, number: int, frame: Any) -> None:
     del frame
@@ -555,7 +587,7 @@ class _Supervisor:
           self._children.write_table(None)
       self._look_if_due()
       self._panel.update()
-      time.sleep(_TICK_S)
+      time.sleep(self._limits.tick_s)
     self._end_savers([role])
     child.finished = True
 
@@ -563,9 +595,9 @@ class _Supervisor:
     self._panel.phase("warm-up")
     search = self._config.search
     cores = processes.assign_cores(
-        self._config.cores, search.num_searchers, max(1, search.cpu_devices)
+        search.num_searchers, max(1, search.cpu_devices)
     )
-    self._children.add("store", 0, cores["store"])
+    self._children.add("store", 0)
     one_process, why = accelerators.one_process(self._config)
     devices = accelerators.of_run(self._config, alone=one_process)
     if one_process:
@@ -600,14 +632,14 @@ class _Supervisor:
       self._pass_capture_on(trainer)
       self._look_if_due()
       self._panel.update(restarts=self._totals()["restarts"])
-      time.sleep(_TICK_S)
+      time.sleep(self._limits.tick_s)
 
   def _look_if_due(self) -> None:
     """Once a second looks for progress, rotates logs and writes totals."""
     now = time.monotonic()
     if now < self._next_check:
       return
-    self._next_check = now + _CHECK_EVERY_S
+    self._next_check = now + self._limits.check_every_s
     for child in self._children.all:
       if not child.finished:
         self._kill_if_stalled(child)
@@ -634,7 +666,7 @@ class _Supervisor:
     if child.listener.silent > self._stall_s(child.role):
       self._kill(child, f"no sign of life for {child.listener.silent} s")
     if any(other.listener.silent > _SILENT_S for other in child.group):
-      return  # It waits for that one.
+      return  # This child waits for that one.
     for age_s, name, doing in reports:
       if age_s > self._stall_s(name.rpartition("-")[0]):
         thread = f"{name}: " * (name != child.name)
@@ -756,7 +788,7 @@ class _Supervisor:
     self._end_savers(["trainer", "sft", "reward_model"])
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
-    # In tmpfs they would outlive the run; the next trainer publishes again.
+    # Files in tmpfs would outlive the run; the next trainer publishes again.
     carrier_files.remove_directory(
         carrier_files.files_directory(
             self._config.publish.directory, self._workdir, self._run.run_id

@@ -41,7 +41,8 @@ class Draw:
   prompt_tokens: [B, P] int32, left-padded with 0.
   prompt_mask: [B, P] float32, 1 on prompt tokens.
   completion_tokens: [B, K, T] int32, 0 past the length.
-  completion_lengths: [B, K] int32, with the stop token and an environment's.
+  completion_lengths: [B, K] int32, lengths with the stop token and an
+    environment's tokens.
   sampled_mask: [B, K, T] bool, True on the tokens that the policy sampled.
   stopped: [B, K] bool.
   behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
@@ -194,7 +195,7 @@ class ReplayBuffer:
 
   table: the stored completions; read-only.
   prompts: rows of each prompt with completions, by prompt id; read-only.
-  capacity, capacity_per_prompt: in completions.
+  capacity, capacity_per_prompt: most completions in all, and of a prompt.
   """
 
   def __init__(
@@ -230,7 +231,7 @@ class ReplayBuffer:
           self._filter, self.table, embed, content_mask
       )
     self.prompts: dict[int, rows_lib.PromptRows] = {}
-    # With `replay.dedupe`: the newest row of each text, and the reverse.
+    # Newest row of each text, with `replay.dedupe`, and the reverse.
     self._row_of: dict[bytes, int] = {}
     self._digests: dict[int, bytes] = {}
     # Prompts whose last row was removed since the current insert began.
@@ -281,7 +282,7 @@ class ReplayBuffer:
 
     Args:
       group: S valid completions (`messages.reject_reason`); padding is ignored.
-      step: at which they arrive; must not decrease.
+      step: step at which they arrive; must not decrease.
 
     Returns:
       What left the buffer, or never entered it, without a use.
@@ -341,7 +342,7 @@ class ReplayBuffer:
       if not len(self.prompts[prompt_id]):
         self._emptied.append(prompt_id)
       digest = self._digests.pop(row, None)
-      # There may be a newer copy if deduping was off before a restart.
+      # A newer copy may exist if deduping was off before a restart.
       if self._row_of.get(digest) == row:
         del self._row_of[digest]
     self.table.free(rows)
@@ -400,7 +401,7 @@ class ReplayBuffer:
     Args:
       num_prompts: B.
       num_completions: K.
-      step: as of `sample`.
+      step: step that will train on the batch; must not decrease.
       arrived_from: first step whose arrivals count.
       skip: number of groups before the batch.
     """
@@ -427,9 +428,9 @@ class ReplayBuffer:
     """Caches reference log-probs; returns how many ids are still stored.
 
     Args:
-      ids: [...] int64, from `Draw.rows`.
+      ids: [...] int64, ids from `Draw.rows`.
       values: [..., T] float32, nats.
-      ref_version: of the reference policy, at least 0.
+      ref_version: version of the reference policy, 0 or more.
     """
     rows, alive = self.table.find(ids)
     rows, values = rows[alive], values[alive]
@@ -444,7 +445,7 @@ class ReplayBuffer:
     size: completions. untrained: completions never used. use_count: mean uses
     of a stored completion. use_count_histogram: number of uses to completions
     (the last bin is open). recent_misses: draws from an empty recent window.
-    skipped_groups: those of `replay.skip_equal_rewards`.
+    skipped_groups: groups that `replay.skip_equal_rewards` skipped.
     """
     return {
         "size": len(self),
@@ -598,7 +599,7 @@ class ReplayBuffer:
     table, num_columns = self.table, self._max_prompt_tokens
     integers = table.integers(rows_BxK)
     prompt_ids_B = integers["prompt_ids"][:, 0]
-    # Of a row that was drawn twice, only the first copy is its first use.
+    # The first copy alone of a row that was drawn twice is its first use.
     first_BxK = np.zeros(rows_BxK.shape, np.bool_)
     first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
     prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)

@@ -46,7 +46,7 @@ class RecordSpan(NamedTuple):
   """A record of a segment, or damaged bytes between records.
 
   start, end: offsets in the file.
-  payload: of the record, None for damaged bytes.
+  payload: content of the record, None for damaged bytes.
   """
 
   start: int
@@ -177,10 +177,10 @@ class Journal:
     """Opens or creates a journal, and repairs its end.
 
     Args:
-      directory: of the segments, created or changed to mode 0700.
+      directory: directory of the segments, created or changed to mode 0700.
       max_segment_bytes: size at which a new segment begins; one append may
         exceed it.
-      on_event: called with (kind, message); kinds are journal_torn,
+      on_event: function called with (kind, message); kinds are journal_torn,
         journal_damaged and journal_unclean.
       min_position: lower bound of new positions, in case the journal was lost.
 
@@ -376,7 +376,7 @@ class AckLog:
   path: path of the file.
   marks: sid -> [next sequence, prompts, completions, tokens].
   existed: whether the file exists.
-  damage: what is wrong with it, "" for nothing.
+  damage: problem with the file, "" for none.
   """
 
   def __init__(self, directory: str | os.PathLike[str]):

@@ -108,7 +108,7 @@ def remove_files(run: messages.RunIdentity, sids: Collection[str]) -> None:
 class _Entry:
   """A lease.
 
-  changed_at: when it changed in the store.
+  changed_at: time of its last change in the store.
   is_live: whether it was ever in a store that this process has read.
   """
 
@@ -173,7 +173,7 @@ class LeaseTable:
     """Updates leases; a missing one is kept, since the store may be lost.
 
     Args:
-      leases: by searcher.
+      leases: leases by searcher.
       is_live: whether they are from the store, not from files.
     """
     self._alive = None

@@ -8,11 +8,11 @@ In each of prompts (groups), completions and tokens:
                 + queued + rejected{reason} + lost{cause}
 
 Searchers announce cumulative totals; every block carries those at its end. A
-group is *accepted* once, when it is taken off the queue; then it is rejected or
-enters the buffer. With sums over searchers,
+group is *applied* once, from the journal; then it is rejected or enters the
+buffer. With sums over searchers,
 
-    generated = Σ announced                queued = Σ announced - accepted
-    accepted = rejected + lost by other causes + what entered the buffer
+    generated = Σ announced                queued = Σ announced - applied
+    applied = rejected + lost by other causes + what entered the buffer
 
 and what a departed searcher announced but never delivered is lost{searcher}.
 Data in the buffer is *untrained* until its first use. A prompt (one group) is
@@ -29,7 +29,7 @@ class Amount(NamedTuple):
   """A count of data; adds and subtracts elementwise.
 
   prompts: groups, one for each time a prompt was sampled.
-  completions: of those groups.
+  completions: completions of those groups.
   tokens: sampled tokens of those completions, stop tokens included.
   """
 
@@ -54,7 +54,7 @@ class Ledger:
 
   def __init__(self):
     self._announced = collections.defaultdict(Amount)
-    self._accepted = collections.defaultdict(Amount)
+    self._applied = collections.defaultdict(Amount)
     self._rejected = collections.defaultdict(Amount)
     self._lost = collections.defaultdict(Amount)
     self._gone: set[str] = set()
@@ -71,30 +71,30 @@ class Ledger:
     known = self._announced[searcher]
     self._announced[searcher] = Amount(*map(max, known, totals))
 
-  def accept(self, searcher: str, totals_after: Amount, taken: Amount) -> None:
-    """Accepts one block of a searcher; call it once per block, not per copy.
+  def apply(self, searcher: str, totals_after: Amount, amount: Amount) -> None:
+    """Applies one block of a searcher; call it once per block, not per copy.
 
     Args:
-      searcher: that generated it.
+      searcher: id of the searcher that generated the block.
       totals_after: the searcher's totals after this block.
-      taken: the block's own amount.
+      amount: amount of the block.
     """
     self.announce(searcher, totals_after)
-    self._accepted[searcher] += taken
+    self._applied[searcher] += amount
 
   def generated(self) -> Amount:
     """Returns what all searchers announced: the left side of the equation."""
     return sum(self._announced.values(), Amount())
 
-  def accepted(self, searcher: str) -> Amount:
-    return self._accepted.get(searcher, Amount())
+  def applied(self, searcher: str) -> Amount:
+    return self._applied.get(searcher, Amount())
 
   def reject(self, reason: str, rejected: Amount) -> None:
-    """Counts accepted groups that are not inserted."""
+    """Counts applied groups that are not inserted."""
     self._rejected[reason] += rejected
 
   def lost(self, cause: str, lost: Amount) -> None:
-    """Counts accepted groups that were lost before their insert."""
+    """Counts applied groups that were lost before their insert."""
     self._lost[cause] += lost
 
   def evict(self, left: Amount) -> None:
@@ -108,7 +108,7 @@ class Ledger:
   def searcher_gone(self, searcher: str) -> None:
     """Counts as lost what a searcher announced and did not deliver.
 
-    A block that is accepted later is subtracted from the loss.
+    A block that is applied later is subtracted from the loss.
     """
     self._gone.add(searcher)
 
@@ -121,7 +121,7 @@ class Ledger:
     """Returns all terms of the equation and whether it holds.
 
     Args:
-      in_buffer_untrained: from `ReplayBuffer.untrained`.
+      in_buffer_untrained: amount from `ReplayBuffer.untrained`.
 
     Returns:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
@@ -130,7 +130,7 @@ class Ledger:
       negative term, and nothing unknown.
     """
     undelivered = {
-        searcher: announced - self.accepted(searcher)
+        searcher: announced - self.applied(searcher)
         for searcher, announced in self._announced.items()
     }
     lost = dict(self._lost)
@@ -165,7 +165,7 @@ class Ledger:
     """Returns the accounts as JSON values."""
     return {
         "announced": _lists(self._announced),
-        "accepted": _lists(self._accepted),
+        "accepted": _lists(self._applied),
         "rejected": _lists(self._rejected),
         "lost": _lists(self._lost),
         "gone": sorted(self._gone),
@@ -176,7 +176,7 @@ class Ledger:
 
   def set_state(self, state: dict[str, Any]) -> None:
     self._announced = _amounts(state["announced"])
-    self._accepted = _amounts(state["accepted"])
+    self._applied = _amounts(state["accepted"])
     self._rejected = _amounts(state["rejected"])
     self._lost = _amounts(state["lost"])
     self._gone = set(state["gone"])

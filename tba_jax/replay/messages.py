@@ -3,7 +3,7 @@
 """Messages of the queue: their keys, fields and arrays.
 
     q/P/SID/SEQ      searcher   block: the groups of one sampling round
-    new/P/SID/SEQ    searcher   announces that a block is complete
+    new/P/SID/SEQ    searcher   delivers the block: it is complete
     live/SID         searcher   lease, renewed while the searcher lives
     join/SLOT/N      searcher   order in which the processes of a slot started
     work/SID         trainer    granted blocks and acknowledgements
@@ -15,7 +15,7 @@ Every message contains its run and key, so that a copy under another key is
 refused. Arrays of a block are stacked over its groups.
 
 Any key may be overwritten or deleted by a process that is not of the run. Who
-owns a message writes it again: a searcher whose announcement is gone, or whom
+owns a message writes it again: a searcher whose block is not delivered, or whom
 the trainer asks (`work.again`); a trainer when a lease shows that its searcher
 has not seen the newest grants (`lease.seen`). That a block was acknowledged and
 is not kept any more is told by a searcher's lease alone (`lease.first`).
@@ -72,7 +72,8 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "beat": int,
         "totals": _TOTALS,
         "unacked": int,
-        # Of the oldest block that the searcher keeps, and the totals before it.
+        # Sequence of the oldest block that the searcher keeps, and the totals
+        # before it.
         "first": int,
         "acked": _TOTALS,
         # (epoch, count) of its newest message of kind "work".
@@ -114,7 +115,7 @@ def block_key(sid: str, sequence: int) -> str:
   return f"q/{PARTITION}/{sid}/{sequence:012d}"
 
 
-def announcement_key(sid: str, sequence: int) -> str:
+def delivery_key(sid: str, sequence: int) -> str:
   return f"new/{PARTITION}/{sid}/{sequence:012d}"
 
 
@@ -143,9 +144,9 @@ def decode(
   """Returns header and arrays of the message under a key.
 
   Args:
-    run: that the message must belong to.
-    key: that it was read from.
-    data: its bytes.
+    run: run that the message must belong to.
+    key: key that the message was read from.
+    data: bytes of the message.
     kind: "block", "lease", "work", "stop" or "lock".
 
   Raises:

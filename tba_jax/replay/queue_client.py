@@ -4,7 +4,7 @@
 
 A thread does all of the searcher's communication but pulling params. Blocks are
 kept until the trainer acknowledges them. They are sent again after the store
-was lost, when their announcement is gone, or when the trainer asks.
+was lost, when the key that delivers them is gone, or when the trainer asks.
 Back-pressure is by credits, the number of unacknowledged blocks: `submit` waits
 when none is left.
 
@@ -25,6 +25,7 @@ from absl import logging
 import ml_collections
 
 from tba_jax import types
+from tba_jax.channels import ports
 from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import messages
 from tba_jax.system import polling
@@ -33,7 +34,7 @@ from tba_jax.transport import base
 from tba_jax.transport import wire
 
 # Time after which a searcher looks whether an unacknowledged block is still
-# announced; it doubles with each time.
+# delivered; it doubles with each time.
 _RESEND_S = 2.0
 _LONGEST_RESEND_S = 8.0
 # Least time between two leases because the trainer's message was lost.
@@ -55,12 +56,12 @@ _JOIN_DIGITS = 8
 class OutgoingBlock:
   """A block to be sent.
 
-  sequence: its number.
+  sequence: number of the block.
   data: the wire message.
-  totals: the searcher's after this block.
-  sent_at: when it was last written to the current store, or seen in it; None if
-    it is to be sent.
-  times_seen: how often it was there since then.
+  totals: the searcher's totals after this block.
+  sent_at: time at which it was last written to the current store, or seen in
+    it; None if it is to be sent.
+  times_seen: number of times that it was there since then.
   """
 
   sequence: int
@@ -118,7 +119,7 @@ class UnackedBlocks:
     block.sent_at, block.times_seen = self._clock(), 0
 
   def seen(self, block: OutgoingBlock) -> None:
-    """Records that a block is still announced."""
+    """Records that a block is still in the store."""
     block.sent_at = self._clock()
     block.times_seen += 1
 
@@ -141,27 +142,11 @@ class UnackedBlocks:
     return max(0.0, due - self._clock())
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-  """Positions of the prompt order to sample in one round.
-
-  epoch: of the trainer that granted it.
-  block: number of the grant.
-  require_version: version to sample with, -1 for the newest.
-  prompts: (position, prompt_id, visit) of each prompt.
-  """
-
-  epoch: int
-  block: int
-  require_version: int
-  prompts: tuple[tuple[int, int, int], ...]
-
-
 class GrantedBlocks:
   """Granted blocks not yet begun, in order. Not thread-safe."""
 
   def __init__(self):
-    self.blocks: list[Block] = []
+    self.blocks: list[ports.Assignment] = []
     self._tag = (-1, -1)
     # The last block granted by the current trainer.
     self._last_block = -1
@@ -190,12 +175,14 @@ class GrantedBlocks:
     self._tag = tag
     # A block that is not listed was taken back, or its trainer was replaced.
     listed = {(epoch, grant["number"]) for grant in message["blocks"]}
-    self.blocks = [b for b in self.blocks if (b.epoch, b.block) in listed]
+    self.blocks = [b for b in self.blocks if (b.epoch, b.number) in listed]
     for grant in message["blocks"]:
       if grant["number"] > self._last_block:
         self._last_block = grant["number"]
         prompts = tuple(map(tuple, grant["prompts"]))
-        block = Block(epoch, grant["number"], grant["version"], prompts)
+        block = ports.Assignment(
+            epoch, grant["number"], grant["version"], prompts
+        )
         self.blocks.append(block)
     return True
 
@@ -203,10 +190,12 @@ class GrantedBlocks:
 class QueueClient:
   """Receives grants, delivers blocks at least once, renews the lease.
 
-  stop_requested: the trainer has asked this searcher to leave.
-  run_done: the reason is that the run is complete.
-  begun_s: when each block not yet submitted was begun, by `monotonic`, oldest
-    first; kept by the searcher.
+  The `ports.GroupSink` of the store.
+
+  stop_requested: whether the trainer has asked this searcher to leave.
+  run_done: whether it asked because the run is complete.
+  begun_s: times at which the blocks not yet submitted were begun, by
+    `monotonic`, oldest first; kept by the searcher.
   """
 
   def __init__(
@@ -288,7 +277,7 @@ class QueueClient:
   def unacked(self) -> int:
     return len(self._unacked)
 
-  def next_block(self, timeout_s: float) -> Block | None:
+  def next_block(self, timeout_s: float) -> ports.Assignment | None:
     """Returns the next granted block, None after a timeout.
 
     Raises:
@@ -456,7 +445,7 @@ class QueueClient:
     with self._lock:
       unsent = self._unacked.unsent()
     if unsent:
-      self._make_lease()  # Its file announces the blocks before the store does.
+      self._make_lease()  # Announces the blocks before the store does.
     self._send(transport, unsent)
     with self._lock:
       overdue = self._unacked.overdue()
@@ -476,13 +465,13 @@ class QueueClient:
   def _send_missing(
       self, transport: base.Transport, blocks: Sequence[OutgoingBlock]
   ) -> None:
-    """Polls, and sends the blocks that are neither announced nor acknowledged.
+    """Polls, and sends the blocks that are neither delivered nor acknowledged.
 
-    The trainer acknowledges a block before it deletes the announcement.
+    The trainer acknowledges a block before it deletes the key of its delivery.
     """
     missing = []
     for block in blocks:
-      key = messages.announcement_key(self._sid, block.sequence)
+      key = messages.delivery_key(self._sid, block.sequence)
       if transport.get(key) is None:
         missing.append(block)
       else:
@@ -499,8 +488,8 @@ class QueueClient:
       key = messages.block_key(self._sid, block.sequence)
       # Whatever is there is not this block.
       transport.put(key, block.data)
-      # Last: the trainer downloads what is announced.
-      key = messages.announcement_key(self._sid, block.sequence)
+      # Last: the trainer downloads what is delivered.
+      key = messages.delivery_key(self._sid, block.sequence)
       transport.put(key, b"1")
       self._unacked.sent(block)
 

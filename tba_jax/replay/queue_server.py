@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainer's end of the queue: a thread between the store and the journal.
 
-A block is checked, journaled, handed to the trainer's thread, acknowledged and
-deleted from the store, in this order, so that a crash at any point loses
+A block is checked, journaled, put into the inbox, acknowledged and deleted from
+the store, in this order, so that a crash at any point loses
 nothing and counts nothing twice: the journal is replayed, and blocks below a
 searcher's watermark are duplicates. While the journal is full, blocks stay in
 the store unacknowledged, and searchers run out of credits and wait. A block
@@ -14,7 +14,7 @@ The same thread grants prompts, reads leases and writes the run's status.
 """
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import threading
 import time
@@ -24,12 +24,11 @@ from absl import logging
 import ml_collections
 import numpy as np
 
-from tba_jax import types
+from tba_jax.channels import intake as intake_lib
 from tba_jax.replay import journal as journal_lib
 from tba_jax.replay import leases as leases_lib
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
-from tba_jax.replay import scheduler
 from tba_jax.system import polling
 from tba_jax.system import worker
 from tba_jax.transport import base
@@ -53,9 +52,9 @@ _LONGEST_TICK_S = 0.1
 # Poll interval as a share of the time since the last block.
 _TICK_SHARE = 0.05
 _FULL_RETRY_S = 0.25
-# The trainer's announcement is rewritten periodically, in case a process has
-# deleted or overwritten it.
-_ANNOUNCE_EVERY_S = 5.0
+# The trainer's lock and settings are rewritten periodically, in case a process
+# has deleted or overwritten them.
+_OPEN_EVERY_S = 5.0
 # Least time between two requests for a block, and between two messages to a
 # searcher that has not seen the first.
 _ASK_EVERY_S = 0.5
@@ -79,10 +78,10 @@ def lock_store(
   each other's blocks.
 
   Args:
-    transport: of the calling thread.
+    transport: transport of the calling thread.
     run: the run.
     owner: id of the trainer's directory, kept by a copy of it.
-    place: of the directory, for the message.
+    place: place of the directory, for the message.
 
   Raises:
     StoreLockedError: another trainer's directory has the lock.
@@ -95,7 +94,7 @@ def lock_store(
   try:
     other, _ = messages.decode(run, key, held or b"", "lock")
   except wire.WireError:
-    transport.put(key, data)  # Not written by a process of this run.
+    transport.put(key, data)  # No process of this run wrote the key.
     return
   if other["owner"] != owner:
     raise StoreLockedError(
@@ -105,15 +104,15 @@ def lock_store(
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class IncomingBlock:
   """A downloaded block.
 
   sid, sequence: searcher, and number of the block.
   expected: number after the block before; less than `sequence` if the blocks
     between were lost with their searcher.
   data: the wire message, for the journal.
-  header: of the message, with checked fields.
-  arrays: of the message, not checked yet.
+  header: header of the message, with checked fields.
+  arrays: arrays of the message, not checked yet.
   """
 
   sid: str
@@ -131,35 +130,22 @@ class Block:
         unit: self.header["totals"][unit] - self.header["amount"][unit]
         for unit in messages.UNITS
     }
-    return missing_record(self.sid, self.sequence, before, "searcher")
-
-
-def missing_record(
-    sid: str, sequence: int, totals: Mapping[str, int], cause: str
-) -> dict[str, Any]:
-  """Returns the journal's record of blocks that never come.
-
-  Args:
-    sid: their searcher.
-    sequence: number after the last of them.
-    totals: searcher's totals after the last of them.
-    cause: "journal" if they were acknowledged, "searcher" if it is gone.
-  """
-  header = {"kind": "missing", "sid": sid, "next": sequence}
-  return header | {"totals": dict(totals), "cause": cause}
+    return intake_lib.missing_record(
+        self.sid, self.sequence, before, "searcher"
+    )
 
 
 class Ingest:
-  """Downloads announced blocks in order, each once.
+  """Downloads delivered blocks in order, each once.
 
   Searchers number their blocks from 0. A searcher's *watermark* is the next
   expected number: a block below it is a duplicate, one above it waits for the
   missing ones, for as long as its searcher lives.
 
-  watermarks: by searcher; only `take` and `skip` raise them.
+  watermarks: number of each searcher's next block, which the intake raises.
   num_duplicates: duplicates seen.
   unanswered: searchers that wait for an acknowledgement.
-  missing: expected block of each searcher that has announced it or a later one,
+  missing: expected block of each searcher that has delivered it or a later one,
     but it cannot be read.
   more: whether the last download stopped at its limit.
   """
@@ -173,7 +159,7 @@ class Ingest:
       refusals: messages.Refusals,
       clock: Callable[[], float] = time.monotonic,
   ):
-    self.watermarks = dict(watermarks)
+    self.watermarks = watermarks
     self.num_duplicates = 0
     self.unanswered: set[str] = set()
     self.missing: dict[str, int] = {}
@@ -182,21 +168,12 @@ class Ingest:
     self._leases = leases
     self._refusals = refusals
     self._clock = clock
-    # When a key of a searcher without a lease was first seen.
+    # Times at which a key of a searcher without a lease was first seen.
     self._strangers: dict[str, float] = {}
-
-  def take(self, sid: str, sequence: int) -> None:
-    """Records that a block is in the journal."""
-    self.skip(sid, sequence + 1)
-    self.unanswered.add(sid)
-
-  def skip(self, sid: str, sequence: int) -> None:
-    """Records that no block below `sequence` is expected any more."""
-    self.watermarks[sid] = sequence
 
   def download(
       self, transport: base.Transport
-  ) -> tuple[list[Block], list[str]]:
+  ) -> tuple[list[IncomingBlock], list[str]]:
     """Returns new blocks in order, and keys to delete.
 
     Stops after `MAX_POLL_BYTES`, or too many refused blocks.
@@ -242,7 +219,7 @@ class Ingest:
 
   def _get(
       self, transport: base.Transport, sid: str, sequence: int, expected: int
-  ) -> Block | None:
+  ) -> IncomingBlock | None:
     key = messages.block_key(sid, sequence)
     data = transport.get(key)
     try:
@@ -252,7 +229,7 @@ class Ingest:
     except wire.WireError as error:
       self._refusals.add(key, error)
       return None
-    return Block(sid, sequence, expected, data, header, arrays)
+    return IncomingBlock(sid, sequence, expected, data, header, arrays)
 
   def _is_stranger(self, sid: str) -> bool:
     """Returns whether a searcher has had no lease for too long."""
@@ -264,7 +241,7 @@ class Ingest:
 
 
 def _parse(key: str, directory: str) -> tuple[str, int]:
-  """Returns sid and sequence of an announcement's key; -1 if malformed."""
+  """Returns sid and sequence of a delivery's key; -1 if malformed."""
   sid, _, number = key[len(directory) + 1 :].rpartition("/")
   is_number = len(number) == 12 and number.isascii() and number.isdecimal()
   return sid, int(number) if sid and is_number else -1
@@ -272,43 +249,24 @@ def _parse(key: str, directory: str) -> tuple[str, int]:
 
 def _keys_of(sid: str, sequence: int) -> list[str]:
   return [
-      messages.announcement_key(sid, sequence),
+      messages.delivery_key(sid, sequence),
       messages.block_key(sid, sequence),
   ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
-  """A record for the trainer's thread.
-
-  position: in the journal.
-  header: header of a block, of a departed searcher (`kind` "gone"), of blocks
-    that never come ("missing"), or of unknown losses ("unknown").
-  groups: of a block; None if its arrays are invalid.
-  """
-
-  position: int
-  header: dict[str, Any]
-  groups: list[types.Group] | None = None
-
-  @property
-  def kind(self) -> str:
-    return "block" if "sequence" in self.header else self.header["kind"]
-
-
 class QueueServer:
-  """Serves the queue in a thread; hands over records in journal order.
+  """Serves the queue in a thread; the `ports.Receiver` of the store.
 
-  lock: held by both threads while they use prompt order, leases or records.
-  journal: of the run; the trainer truncates it.
-  flow: flow control of the config.
-  leases: of searchers.
+  inbox: journaled records, for the trainer's thread.
+  order: order of the prompts.
+  epoch: the trainer's start count.
+  journal: journal of the run.
+  leases: leases of the searchers.
   leaving: sid -> cause of searchers that are gone and not yet written off.
-  obstacle: why no data is accepted, for messages; None if it is.
   poll_stats: totals: time of all polls `busy_s`; number of those without
     blocks `empty` and with blocks `served`, and the latter's `served_s` and
     `blocks`.
-  generation: of the store.
+  generation: generation of the store.
   """
 
   def __init__(
@@ -319,8 +277,9 @@ class QueueServer:
       make_transport: Callable[[], base.Transport],
       order: prompt_order.PromptOrder,
       epoch: int,
-      announce: Callable[[base.Transport], None],
+      open_store: Callable[[base.Transport], None],
       on_event: Callable[[str, str], None],
+      first_version: int = 0,
       saved: Mapping[str, Any] | None = None,
   ):
     """Opens the journal and replays its tail; `start` starts the thread.
@@ -329,23 +288,23 @@ class QueueServer:
       config: reads `search`, `replay`, `rounds` and `train`.
       run: the run.
       make_transport: makes the thread's own transport.
-      order: new; restored from `saved`.
+      order: order of the prompts.
       epoch: the trainer's start count.
-      announce: locks a store and writes what searchers need to know.
+      open_store: locks a store and writes what searchers need to know.
       on_event: called with (kind, message).
+      first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint.
     """
-    self.flow = scheduler.make_flow(config)
     self.order = order
     self.epoch = epoch
-    self.lock = threading.Condition(threading.RLock())
+    # Held for the leases, grants and marks, by this object's methods alone.
+    self._lock = threading.RLock()
     self.generation = 0
     self.leaving: dict[str, str] = {}
-    self.obstacle: str | None = None
     self.poll_stats = collections.Counter()
     self._run = run
     self._make_transport = make_transport
-    self._announce = announce
+    self._open_store = open_store
     self._on_event = on_event
     self._refusals = messages.Refusals(on_event)
     self.leases = leases_lib.LeaseTable(
@@ -359,53 +318,34 @@ class QueueServer:
     )
     self._wake = threading.Event()
     self._worker: worker.Worker | None = None
-    self._pending: list[Record] = []
     # Downloaded blocks for which the journal has no room.
-    self._held: list[Block] = []
+    self._held: list[IncomingBlock] = []
     self._work_count = 0
-    # By searcher: number and time of the last message, and when to ask again.
+    # Number and time of the last message by searcher, and when to ask again.
     self._written: dict[str, tuple[int, float]] = {}
     self._ask_at: dict[str, float] = {}
     self._status: dict[str, Any] | None = None
     self._stop_message: dict[str, Any] | None = None
-    self._announce_at = 0.0
-    saved = saved or {}
-    self.journal = journal_lib.Journal(
-        run.workdir / "replay",
-        max_segment_bytes=int(config.replay.max_segment_mb * 1e6),
-        min_position=saved.get("applied", 0),
+    self._open_at = 0.0
+    self._intake = intake_lib.Intake(
+        config,
+        run,
+        order=order,
         on_event=on_event,
+        lock=self._lock,
+        first_version=first_version,
+        saved=saved or {},
     )
-    self._ack_log = journal_lib.AckLog(run.workdir / "replay")
-    if saved:
-      order.set_state(saved["order"])
-    self._grants = scheduler.Grants(
-        order,
-        prompts_per_round=config.search.prompts_per_round,
-        version_of=self.flow.version_of,
-    )
+    self.inbox = self._intake.inbox
+    self.journal = self._intake.journal
+    self._grants = self._intake.grants
     self._ingest = Ingest(
         run,
-        watermarks=saved.get("watermarks", {}),
+        watermarks=self._intake.watermarks,
         leases=self.leases,
         refusals=self._refusals,
     )
-    # Totals with which searchers were written off.
-    self._written_off: dict[str, dict[str, int]] = {}
-    if "ledger" in saved:
-      announced = saved["ledger"]["announced"]
-      for sid in saved["ledger"]["gone"]:
-        totals = zip(messages.UNITS, announced[sid], strict=True)
-        self._written_off[sid] = dict(totals)
-    kept = self._read_files()
-    ended = [
-        sid
-        for sid, lease in kept.items()
-        if self._written_off.get(sid) == lease["totals"]
-    ]
-    # The checkpoint has all that they announced.
-    leases_lib.remove_files(run, ended)
-    self._replay(saved, kept)
+    self._intake.replay(self._read_files())
 
   @property
   def counts(self) -> dict[str, int]:
@@ -416,9 +356,18 @@ class QueueServer:
     }
 
   @property
+  def journal_start(self) -> int:
+    """Position of the journal's oldest record."""
+    return self.journal.start
+
   def acknowledged(self) -> dict[str, list[int]]:
-    """sid -> [next sequence, *totals] of acknowledged blocks."""
-    return self._ack_log.marks
+    """Returns sid -> [next sequence, *totals] of acknowledged blocks."""
+    return self._intake.acknowledged()
+
+  @property
+  def obstacle(self) -> str | None:
+    """Why no data is journaled, for messages; None if it is."""
+    return self._intake.obstacle
 
   @property
   def urgent(self) -> bool:
@@ -427,7 +376,7 @@ class QueueServer:
 
   @urgent.setter
   def urgent(self, urgent: bool) -> None:
-    with self.lock:
+    with self._lock:
       if not urgent:
         self._interval.stop_waiting()
       elif self._interval.start_waiting():
@@ -445,7 +394,7 @@ class QueueServer:
     except Exception as error:  # Already raised by `check`.
       logging.warning("queue server: %s", error)
     finally:
-      self.journal.close()
+      self._intake.close()
 
   def check(self) -> None:
     """Raises TransportError if the thread has ended with an error."""
@@ -458,22 +407,44 @@ class QueueServer:
 
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`."""
-    with self.lock:
+    with self._lock:
       if self._grants.admit(limit):
         self._wake.set()
 
-  def pending(self) -> list[Record]:
-    """Returns the records not yet taken, in journal order. Under `lock`."""
-    return self._pending
+  def drop_journal_before(self, position: int) -> None:
+    """Deletes segments of the journal that end before a position."""
+    self.journal.truncate_before(position)
 
-  def take(self, count: int) -> list[Record]:
-    """Removes and returns the first records. Under `lock`."""
-    taken, self._pending = self._pending[:count], self._pending[count:]
-    return taken
+  def announced(self, *, from_disk: bool = False) -> dict[str, dict[str, int]]:
+    """Returns the totals that each searcher has announced, by sid.
+
+    Args:
+      from_disk: whether to read the leases on this disk as well.
+    """
+    with self._lock:
+      if from_disk:
+        self._read_files()
+      return self.leases.announced()
+
+  def has_searchers(self) -> bool:
+    """Returns whether a searcher lives, or is not written off yet."""
+    with self._lock:
+      return bool(self.leases.alive() or self.leaving)
+
+  def describe(self) -> str:
+    """Returns the searchers, and what holds data up, for a message."""
+    with self._lock:
+      searchers = [
+          f"{sid} (silent for {self.leases.age_s(sid):.0f} s,"
+          f" {lease['unacked']} blocks unacknowledged)"
+          for sid, lease in self.leases.alive().items()
+      ]
+    obstacle = f"{self.obstacle}; " if self.obstacle else ""
+    return f"{obstacle}searchers: {', '.join(searchers) or 'none alive'}"
 
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns `LeaseTable.all`; for any thread."""
-    with self.lock:
+    with self._lock:
       return self.leases.all()
 
   def set_status(self, status: dict[str, Any]) -> None:
@@ -484,130 +455,14 @@ class QueueServer:
     """Asks all searchers to deliver and leave; `done` at the end of the run."""
     self._stop_message = {"done": done}
 
-  def read_files(self) -> None:
-    """Reads what searchers on this disk have announced; for any thread."""
-    with self.lock:
-      self._read_files()
-
   def _read_files(self) -> dict[str, dict[str, Any]]:
+    """Reads what searchers on this disk have announced. Under the lock."""
     found, damaged = leases_lib.read_files(self._run)
     for path in damaged:
       self._on_event("damaged", f"{path}: no valid lease")
     leases = {sid: lease for sid, (lease, _) in found.items()}
     self.leases.update(leases, is_live=False)
     return leases
-
-  def _replay(
-      self, saved: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]
-  ) -> None:
-    """Restores pending records from the journal after the checkpoint.
-
-    `kept` are the leases on disk.
-    """
-    start = saved.get("applied", self.journal.start)
-    for position, payload in self.journal.replay(start):
-      try:
-        header, arrays = wire.decode(payload, self._run.secret)
-      except wire.WireError as error:
-        self._on_event("journal_refused", f"record at {position}: {error}")
-        continue
-      self._note(position, header, arrays)
-    # A searcher that missed its acknowledgement will send the blocks again.
-    self._ingest.unanswered.clear()
-    known = {*saved.get("acknowledged", {}), *self._ingest.watermarks}
-    unknown = self._unknown_loss(
-        bool(saved), known - {*self._written_off}, kept
-    )
-    marks = dict(saved.get("acknowledged", {}))
-    told = {
-        sid: [
-            lease["first"],
-            *(lease["acked"][unit] for unit in messages.UNITS),
-        ]
-        for sid, lease in kept.items()
-    }
-    for source in (self._ack_log.marks, told):
-      for sid, mark in source.items():
-        marks[sid] = max(marks.get(sid, mark), mark)
-    for sid, (sequence, *totals) in marks.items():
-      if self._ingest.watermarks.get(sid, 0) < sequence:
-        self._ingest.skip(sid, sequence)
-        totals = dict(zip(messages.UNITS, totals, strict=True))
-        header = missing_record(sid, sequence, totals, "journal")
-        self._pending.append(Record(self.journal.position, header))
-    if unknown:
-      header = {"kind": "unknown", "sid": "", "reason": unknown}
-      payload = wire.encode(header, {}, self._run.secret)
-      (position,) = self.journal.append([payload])
-      self._pending.append(Record(position, header))
-    if self._ack_log.damage:
-      for sid, mark in marks.items():
-        self._ack_log.add(sid, mark)
-      self._ack_log.rewrite()
-
-  def _unknown_loss(
-      self,
-      is_resumed: bool,
-      known: Collection[str],
-      kept: Mapping[str, Mapping[str, Any]],
-  ) -> str:
-    """Returns why acknowledged blocks may be lost unnoticed, "" if they cannot.
-
-    Without the acknowledgement log, the leases on disk show what was
-    acknowledged, if all searchers keep theirs here.
-
-    Args:
-      is_resumed: whether there is a checkpoint.
-      known: searchers that have sent blocks and are not written off.
-      kept: leases on disk.
-    """
-    log = self._ack_log
-    damage = log.damage
-    if not log.existed and is_resumed:
-      damage = f"{log.path}: missing, with what was acknowledged"
-      self._on_event("journal_missing", damage)
-    elif damage:
-      self._on_event("damaged", damage)
-    if not damage or (known and all(sid in kept for sid in known)):
-      return ""
-    return f"{damage}; blocks since the checkpoint may be lost"
-
-  def _note(
-      self,
-      position: int,
-      header: dict[str, Any],
-      arrays: Mapping[str, np.ndarray],
-  ) -> None:
-    """Hands a journaled record to the trainer's thread."""
-    sid, groups = header["sid"], None
-    if header.get("kind") == "unknown":
-      self._pending.append(Record(position, header))
-      return
-    if header.get("kind") == "gone":
-      self._written_off[sid] = header["totals"]
-    if header.get("kind") == "missing":
-      self._ingest.skip(sid, header["next"])
-      totals = [header["totals"][unit] for unit in messages.UNITS]
-      with self.lock:
-        self._ack_log.add(sid, [header["next"], *totals])
-    if "sequence" in header:
-      self._ingest.take(sid, header["sequence"])
-      totals = [header["totals"][unit] for unit in messages.UNITS]
-      # The trainer's thread reads the marks.
-      with self.lock:
-        self._ack_log.add(sid, [header["sequence"] + 1, *totals])
-      try:
-        groups = messages.unpack_groups(header, arrays)
-      except ValueError as error:
-        self._on_event("refused_block", f"{sid}: {error}")
-    with self.lock:
-      self._pending.append(Record(position, header, groups))
-      if groups:
-        self._grants.deliver(sid, {g.position for g in groups})
-      else:
-        # The searcher is gone, or the block's prompts are unknown.
-        self._grants.forget(sid)
-      self.lock.notify_all()
 
   def _serve(self, stop: threading.Event) -> None:
     transport = self._make_transport()
@@ -627,10 +482,10 @@ class QueueServer:
         self._on_event("store_lost", f"queue server: {error}")
         self.generation = transport.reconnect()
         is_new = True
-        with self.lock:
+        with self._lock:
           self.leases.restart_times()
       self._count_poll(time.perf_counter() - started, found)
-      with self.lock:
+      with self._lock:
         self._interval.polled(bool(found))
       if self.obstacle is not None:
         stop.wait(_FULL_RETRY_S)
@@ -649,17 +504,17 @@ class QueueServer:
       self.poll_stats["blocks"] += found
 
   def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
-    """Announces the trainer, and in a new store all granted blocks."""
+    """Locks the store, and in a new one writes all grants again."""
     now = time.monotonic()
-    if is_new or now >= self._announce_at:
-      self._announce(transport)
-      self._announce_at = now + _ANNOUNCE_EVERY_S
+    if is_new or now >= self._open_at:
+      self._open_store(transport)
+      self._open_at = now + _OPEN_EVERY_S
     if is_new:
       # An earlier trainer may have left a stop message.
       if self._stop_message is None:
         transport.delete(messages.STOP_KEY)
-      with self.lock:
-        self._grants.announce_again()
+      with self._lock:
+        self._grants.assign_again()
 
   def _poll(self, transport: base.Transport, *, grants: bool = True) -> int:
     """Ingests blocks and answers; returns the number of blocks."""
@@ -671,10 +526,10 @@ class QueueServer:
       if self._held:
         found = len(self._held)
         useless += self._journal_held()
-      if self._ack_log.sync() or found:
-        self._set_obstacle(None)
+      if self._intake.ack_log.sync() or found:
+        self._intake.set_obstacle(None)
     except journal_lib.JournalFullError as error:
-      self._set_obstacle(error)
+      self._intake.set_obstacle(error)
     else:
       self._answer(transport, grants)
     transport.delete_all(useless)
@@ -682,42 +537,21 @@ class QueueServer:
 
   def _journal_held(self) -> list[str]:
     """Moves held blocks to the journal; returns their keys."""
-    records, payloads, useless = [], [], []
+    entries, useless = [], []
     for block in self._held:
       if (skipped := block.skipped()) is not None:
-        records.append((skipped, {}))
-        payloads.append(wire.encode(skipped, {}, self._run.secret))
-      records.append((block.header, block.arrays))
-      payloads.append(block.data)
+        entries.append(intake_lib.Entry(skipped))
+      entries.append(intake_lib.Entry(block.header, block.arrays, block.data))
       useless += _keys_of(block.sid, block.sequence)
-    positions = self.journal.append(payloads)
+    self._intake.write(entries)
+    self._ingest.unanswered |= {block.sid for block in self._held}
     self._held = []
-    for position, record in zip(positions, records, strict=True):
-      self._tell_missing(record[0])
-      self._note(position, *record)
     return useless
-
-  def _tell_missing(self, header: Mapping[str, Any]) -> None:
-    if header.get("kind") == "missing":
-      sid = header["sid"]
-      first, last = self._ingest.watermarks.get(sid, 0), header["next"] - 1
-      why = {"journal": "acknowledged, but not in the journal",
-             "searcher": "its searcher is gone"}[header["cause"]]  # fmt: skip
-      message = f"{sid}: blocks {first} to {last} are lost: {why}"
-      self._on_event("gap", message)
-
-  def _set_obstacle(self, error: journal_lib.JournalFullError | None) -> None:
-    """Records that the journal has no room, or with None that it has."""
-    if error is not None and self.obstacle is None:
-      self._on_event("journal_full", f"no data is accepted: {error}")
-    elif error is None and self.obstacle is not None:
-      self._on_event("journal_room", "the journal has room again")
-    self.obstacle = error and f"the journal has no room: {error}"
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
     """Writes acknowledgements and grants."""
     now = time.monotonic()
-    with self.lock:
+    with self._lock:
       alive = self.leases.alive() if grants and not self._stop_message else {}
       unanswered = set(self._ingest.unanswered)
       again = {
@@ -748,7 +582,7 @@ class QueueServer:
   def _read_leases(self, transport: base.Transport) -> None:
     found = self.leases.read(transport)
     now = time.monotonic()
-    with self.lock:
+    with self._lock:
       self.leases.update(found)
       self.leaving.update(self.leases.take_gone())
       for sid in found.keys() & self.leases.alive().keys():
@@ -765,27 +599,19 @@ class QueueServer:
 
     Their searchers no longer keep them.
     """
-    with self.lock:
+    with self._lock:
       records = [
-          missing_record(sid, first, totals, "journal")
+          intake_lib.missing_record(sid, first, totals, "journal")
           for sid, (first, totals) in self.leases.dropped().items()
           if first > self._ingest.watermarks.get(sid, 0)
       ]
-    if not records:
-      return
-    payloads = [wire.encode(r, {}, self._run.secret) for r in records]
-    try:
-      positions = self.journal.append(payloads)
-    except journal_lib.JournalFullError as error:
-      self._set_obstacle(error)
-      return
-    for position, record in zip(positions, records, strict=True):
-      self._tell_missing(record)
-      self._note(position, record, {})
+    if records:
+      self._intake.try_to_write([intake_lib.Entry(r) for r in records])
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
     """Counts what a departed searcher did not deliver as lost."""
-    self.read_files()
+    with self._lock:
+      self._read_files()
     # Ingest its blocks in the store first.
     self._poll(transport, grants=False)
     for _ in range(_MAX_POLLS):
@@ -794,33 +620,18 @@ class QueueServer:
       self._poll(transport, grants=False)
     if self._held:
       return
-    fields = {"kind": "gone", "sid": sid, "cause": cause}
-    fields["totals"] = self.leases.totals(sid)
-    if self._written_off.get(sid) == fields["totals"]:
-      with self.lock:
+    totals = self.leases.totals(sid)
+    if self._intake.written_off.get(sid) == totals:
+      with self._lock:
         self._grants.forget(sid)
-    elif not self._journal_gone(fields):
+    elif not self._intake.write_off(sid, totals, cause):
       return
-    with self.lock:
+    with self._lock:
       del self.leaving[sid]
     self._ingest.unanswered.discard(sid)
     self._written.pop(sid, None)
     self._ask_at.pop(sid, None)
     transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])
-
-  def _journal_gone(self, fields: Mapping[str, Any]) -> bool:
-    """Journals that a searcher is gone; returns False if there is no room."""
-    payload = wire.encode(fields, {}, self._run.secret)
-    try:
-      (position,) = self.journal.append([payload])
-    except journal_lib.JournalFullError as error:
-      self._set_obstacle(error)
-      return False
-    self._set_obstacle(None)
-    self._on_event("searcher_gone", f"{fields['sid']} ({fields['cause']})")
-    with self.lock:
-      self._note(position, fields, {})
-    return True
 
   def _write_status(self, transport: base.Transport) -> None:
     status, self._status = self._status, None

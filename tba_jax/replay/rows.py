@@ -45,13 +45,14 @@ class RowTable:
   """Columns over rows, which grow geometrically; freed rows are reused.
 
   ids: [rows] int64, arrival count of the completion, -1 in a free row.
-  prompt_ids, groups: [rows] int64, its prompt, and the group it arrived in.
+  prompt_ids, groups: [rows] int64, the completion's prompt, and the group it
+    arrived in.
   arrivals: [rows] int64, the step at which it arrived.
   lengths: [rows] int64, tokens with the stop token and an environment's.
   stopped: [rows] int64, 0 or 1.
   versions: [rows] int64, step of the params that sampled it.
   epochs: [rows] int64, start count of the trainer that published them.
-  use_counts: [rows] int64, how often it was trained on.
+  use_counts: [rows] int64, number of times it was trained on.
   ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
     cached.
   rewards: [rows] float32.

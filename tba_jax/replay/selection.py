@@ -45,8 +45,8 @@ def choose_by_reward(
   Args:
     rng: source of randomness.
     rewards: [n] float, finite.
-    count: how many to draw.
-    temperature: in units of reward, above 0.
+    count: number of indices to draw.
+    temperature: temperature in units of reward, above 0.
   """
   log_weights = (rewards.astype(np.float64) - rewards.max()) / temperature
   if len(rewards) == count:
@@ -157,7 +157,7 @@ class PromptPool:
     if held >= num_items:
       self._num_undrawn = num_items
       return 0
-    # With nothing undrawn, the last drawn keys come first.
+    # The last drawn keys come first where nothing is undrawn.
     for i in range(min(held, num_items - held)):
       self._swap(i, num_items - 1 - i)
     self._num_undrawn = num_items - held

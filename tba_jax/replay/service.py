@@ -2,30 +2,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay for the trainer's loop: admits prompts, waits for data, draws batches.
 
-Records from the queue server are applied in journal order, on the trainer's
+Records of the receiver's inbox are applied in journal order, on the trainer's
 thread and between steps, so buffer, watermarks, prompt order and ledger always
 reflect the same prefix of the journal. A checkpoint has the state after that
 prefix; the rest is replayed.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 import time
 from typing import Any
 
 import ml_collections
 
+from tba_jax import schedule
 from tba_jax import types
+from tba_jax.channels import inbox as inbox_lib
+from tba_jax.channels import ports
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.replay import messages
-from tba_jax.replay import queue_server
+from tba_jax.replay import prompt_order
 from tba_jax.transport import base
 
 Amount = ledger_lib.Amount
 
+# Period of looking whether searchers have left.
+_LEAVE_TICK_S = 0.02
+
 
 class ReplayService:
   """Owns buffer and ledger; used by the trainer's thread alone.
+
+  The `ports.GroupSource` of a trainer, over any channel's receiver.
 
   rejected: number of completions by reason, since this process started.
   """
@@ -34,7 +43,7 @@ class ReplayService:
       self,
       config: ml_collections.ConfigDict,
       *,
-      server: queue_server.QueueServer,
+      receiver: ports.Receiver,
       buffer: buffer_lib.ReplayBuffer,
       vocab_size: int,
       on_event: Callable[[str, str], None],
@@ -46,8 +55,9 @@ class ReplayService:
     """Makes the service; restores a saved state.
 
     Args:
-      config: reads `sampling` (P and T) and `reference.role`.
-      server: made with the same `saved`.
+      config: reads `sampling` (P and T), `reference.role`, and what
+        `make_schedule` reads.
+      receiver: receiver made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
       on_event: called with (kind, message).
@@ -57,9 +67,9 @@ class ReplayService:
     self.buffer = buffer
     self.ledger = ledger_lib.Ledger()
     self.rejected: dict[str, int] = {}
-    self._server = server
-    self._order = server.order
-    self._flow = server.flow
+    self._receiver = receiver
+    self._order = receiver.order
+    self._schedule = schedule.make_schedule(config)
     self._limits = {
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
@@ -69,20 +79,29 @@ class ReplayService:
     self._on_event = on_event
     self._score_groups = score_groups
     self._begun = False
-    self._applied = server.journal.start
+    # Records taken from the inbox and not applied yet.
+    self._unapplied: collections.deque[inbox_lib.Record] = collections.deque()
+    # End of the newest record that was applied.
+    self._applied_to = receiver.journal_start
+    self._applied = prompt_order.Positions()
+    # Applied ones, and those of unapplied records.
+    self._journaled = prompt_order.Positions()
     self._watermarks: dict[str, int] = {}
     if saved:
       buffer.set_state(saved["buffer"])
       self.ledger.set_state(saved["ledger"])
-      self._applied = saved["applied"]
+      self._applied_to = saved["applied"]
+      restore = prompt_order.Positions.from_state
+      self._applied = restore(saved["order"], self._order)
+      self._journaled = restore(saved["order"], self._order)
       self._watermarks = dict(saved["watermarks"])
 
   def open(self, step: int) -> None:
     """Admits what `step` needs, without waiting."""
     if not self._begun:
       self._begun = True
-      self.buffer.begin_epoch(self._server.epoch, step)
-    self._server.admit(self._flow.admitted(step))
+      self.buffer.begin_epoch(self._receiver.epoch, step)
+    self._receiver.admit(self._schedule.admitted(step))
 
   def open_next(self, step: int) -> None:
     """Admits the round after the step's own, for rounds with a lag.
@@ -90,7 +109,7 @@ class ReplayService:
     Call it once the step has begun, that is when its round has arrived: then no
     searcher waiting for a version has a prompt that the trainer waits for.
     """
-    self._server.admit(self._flow.admitted_next(step))
+    self._receiver.admit(self._schedule.admitted_next(step))
 
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early.
@@ -98,12 +117,11 @@ class ReplayService:
     Never in lockstep or at the start of a round, where a batch is drawn only
     after the previous step is complete.
     """
-    flow = self._flow
-    if flow.lockstep or (flow.round_prompts and step % flow.round_steps == 0):
+    plan = self._schedule
+    if plan.lockstep or (plan.round_prompts and step % plan.round_steps == 0):
       return False
-    needed = flow.needed(step)
-    with self._server.lock:
-      return self._num_arrived(needed) >= needed
+    needed = plan.needed(step)
+    return self._num_journaled(needed) >= needed
 
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Admits, waits for the step's data, and applies what has arrived.
@@ -114,16 +132,15 @@ class ReplayService:
     Raises:
       DeadlineExceededError: nothing was delivered for `starvation_s`; names the
         searchers.
-      TransportError: the queue server has ended.
+      TransportError: the receiver has ended.
     """
     self.open(step)
-    with self._server.lock:
-      self._server.urgent = True
-      try:
-        if not self._await(step, should_stop):
-          return False
-      finally:
-        self._server.urgent = False
+    self._receiver.urgent = True
+    try:
+      if not self._await(step, should_stop):
+        return False
+    finally:
+      self._receiver.urgent = False
     self._apply(step)
     return True
 
@@ -134,9 +151,8 @@ class ReplayService:
     those that have not.
     """
     self.stop_searchers(deadline_s, done=True)
-    self._server.read_files()
+    self._read_announced(from_disk=True)
     self._apply(step, all_records=True)
-    self._read_leases()
     for sid in self.ledger.searchers():
       self.ledger.searcher_gone(sid)
     return self.account()
@@ -145,49 +161,38 @@ class ReplayService:
     """Asks the searchers to deliver what they have and leave; waits for it.
 
     Args:
-      deadline_s: of the wait.
+      deadline_s: longest wait.
       done: whether the run is complete; if it is only interrupted, searchers
         started before the next trainer ignore the request.
     """
-    self._server.stop_searchers(done=done)
+    self._receiver.stop_searchers(done=done)
     deadline = time.monotonic() + deadline_s
-    with self._server.lock:
-      while self._server.leases.alive() or self._server.leaving:
-        self._server.check()
-        if time.monotonic() > deadline:
-          break
-        self._server.lock.wait(0.05)
+    while self._receiver.has_searchers():
+      self._receiver.check()
+      if time.monotonic() > deadline:
+        break
+      time.sleep(_LEAVE_TICK_S)
 
   def account(self) -> dict[str, Any]:
     """Returns the terms of the ledger; see `Ledger.close`."""
-    self._read_leases()
+    self._read_announced()
     return self.ledger.close(self.buffer.untrained())
 
   def generated(self) -> Amount:
     """Returns what all searchers have announced since the run began."""
-    self._read_leases()
+    self._read_announced()
     return self.ledger.generated()
 
-  def _read_leases(self) -> None:
-    with self._server.lock:
-      for sid, totals in self._server.leases.announced().items():
-        self.ledger.announce(sid, _amount(totals))
+  def _read_announced(self, *, from_disk: bool = False) -> None:
+    announced = self._receiver.announced(from_disk=from_disk)
+    for sid, totals in announced.items():
+      self.ledger.announce(sid, _amount(totals))
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int
   ) -> buffer_lib.Draw:
     """Returns a batch: drawn from replay, or the round's next mini-batch."""
-    flow = self._flow
-    if not flow.round_prompts:
-      return self.buffer.sample(num_prompts, num_completions, step)
-    done = step % flow.round_steps
-    return self.buffer.sample_in_order(
-        num_prompts,
-        num_completions,
-        step,
-        arrived_from=step - done,
-        skip=done * num_prompts % flow.round_prompts,
-    )
+    return self._schedule.draw(self.buffer, num_prompts, num_completions, step)
 
   def mark_trained(self, draw: buffer_lib.Draw) -> None:
     """Counts the drawn completions as used."""
@@ -195,65 +200,73 @@ class ReplayService:
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state of replay for a checkpoint."""
-    with self._server.lock:
-      shared = {
-          "acknowledged": {
-              sid: list(mark) for sid, mark in self._server.acknowledged.items()
-          },
-          "order": self._order.get_state(),
-      }
-    # Of this thread alone, and large, so it is copied unlocked.
     return {
-        "applied": self._applied,
+        "applied": self._applied_to,
         "watermarks": dict(self._watermarks),
         "ledger": self.ledger.get_state(),
         "buffer": self.buffer.get_state(),
-        **shared,
+        "acknowledged": self._receiver.acknowledged(),
+        "order": self._applied.get_state(self._order),
     }
 
+  def drop_journal_before(self, position: int) -> None:
+    """Lets the journal before a position go: no checkpoint needs it."""
+    self._receiver.drop_journal_before(position)
+
   def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
-    """Waits for the step's data. Under the server's lock."""
-    needed = self._flow.needed(step)
-    deadline = time.monotonic() + self._flow.starvation_s
+    """Waits for the step's data."""
+    needed = self._schedule.needed(step)
+    deadline = time.monotonic() + self._schedule.starvation_s
     before = -1
     while True:
-      self._server.check()
-      arrived = self._num_arrived(needed)
+      self._receiver.check()
+      arrived = self._num_journaled(needed)
       if arrived >= needed:
         return True
       if should_stop():
         return False
       now = time.monotonic()
       if arrived != before:
-        before, deadline = arrived, now + self._flow.starvation_s
+        before, deadline = arrived, now + self._schedule.starvation_s
       if now > deadline:
-        message = self._starvation_message(step, arrived, needed)
-        raise base.DeadlineExceededError(message)
-      self._server.lock.wait(0.1)
+        raise base.DeadlineExceededError(
+            f"step {step} has {arrived} of {needed} prompts and none came for"
+            f" {self._schedule.starvation_s:.0f} s; {self._receiver.describe()}"
+        )
+      self._receiver.inbox.wait(0.1)
 
-  def _num_arrived(self, needed: int) -> int:
-    """Returns how many prompts arrived; in lockstep, of those needed."""
-    return self._order.num_taken(needed if self._flow.is_pinned else None)
+  def _num_journaled(self, needed: int) -> int:
+    """Returns how many positions came; in lockstep, of those needed."""
+    self._take_records()
+    if self._schedule.is_pinned:
+      return self._journaled.count(needed)
+    return len(self._journaled)
+
+  def _take_records(self) -> None:
+    """Takes what came from the inbox."""
+    for record in self._receiver.inbox.take():
+      self._unapplied.append(record)
+      for group in record.groups or ():
+        if self._journaled.is_plausible(group.position):
+          self._journaled.add(group.position)
 
   def _apply(self, step: int, *, all_records: bool = False) -> None:
-    """Applies pending records, up to the first that is early for the step.
+    """Applies journaled records, up to the first that is early for the step.
 
     Groups are inserted in order of position, so that the buffer does not depend
-    on which searcher was faster. Scoring may take long, so it runs unlocked.
+    on which searcher was faster.
     """
-    arrived: list[types.Group] = []
+    self._take_records()
+    groups: list[types.Group] = []
     rejected = dict(self.rejected)
-    with self._server.lock:
-      count = 0
-      for record in self._server.pending():
-        if not all_records and self._is_early(record, step):
-          break
-        count += 1
-        self._applied = record.position
-        arrived += self._apply_record(record)
-      self._server.take(count)
-    arrived.sort(key=lambda group: group.position)
-    for group in self._score_groups(arrived):
+    while self._unapplied:
+      if not all_records and self._is_early(self._unapplied[0], step):
+        break
+      record = self._unapplied.popleft()
+      self._applied_to = record.position
+      groups += self._apply_record(record)
+    groups.sort(key=lambda group: group.position)
+    for group in self._score_groups(groups):
       if self.buffer.has_other_tokens(group):
         self._reject("prompt", _amount_of(group))
       else:
@@ -262,7 +275,7 @@ class ReplayService:
       if new := count - rejected.get(reason, 0):
         self._on_event("rejected", f"{new} completions: {reason}")
 
-  def _is_early(self, record: queue_server.Record, step: int) -> bool:
+  def _is_early(self, record: inbox_lib.Record, step: int) -> bool:
     """Returns whether a record is data of a later step, found in the journal.
 
     After going back to a checkpoint, the trainer applies the data sampled since
@@ -271,15 +284,15 @@ class ReplayService:
     """
     if not record.groups:
       return False
-    if not self._flow.is_pinned:
-      return self._order.num_received >= self._flow.admitted(step)
-    needed = self._flow.needed(step)
+    if not self._schedule.is_pinned:
+      return len(self._applied) >= self._schedule.admitted(step)
+    needed = self._schedule.needed(step)
     return any(
-        g.position >= needed and self._order.is_plausible(g.position)
+        g.position >= needed and self._journaled.is_plausible(g.position)
         for g in record.groups
     )
 
-  def _apply_record(self, record: queue_server.Record) -> list[types.Group]:
+  def _apply_record(self, record: inbox_lib.Record) -> list[types.Group]:
     """Accounts for a record; returns the groups to insert."""
     header = record.header
     if record.kind == "unknown":
@@ -292,15 +305,15 @@ class ReplayService:
       return []
     if record.kind == "missing":
       self._watermarks[sid] = header["next"]
-      missing = totals - self.ledger.accepted(sid)
+      missing = totals - self.ledger.applied(sid)
       self._lose(sid, totals, missing, header["cause"])
       return []
     amount = _amount(header["amount"])
     self._watermarks[sid] = header["sequence"] + 1
     # Blocks before this one that a damaged journal has lost.
-    missing = totals - amount - self.ledger.accepted(sid)
+    missing = totals - amount - self.ledger.applied(sid)
     self._lose(sid, totals, missing, "journal")
-    self.ledger.accept(sid, totals, amount)
+    self.ledger.apply(sid, totals, amount)
     if record.groups is None:
       self._reject("malformed", amount)
       return []
@@ -316,17 +329,17 @@ class ReplayService:
   def _lose(self, sid: str, totals: Amount, lost: Amount, cause: str) -> None:
     """Counts data that never comes: the journal or its searcher has lost it."""
     if min(lost) >= 0 and any(lost):
-      self.ledger.accept(sid, totals, lost)
+      self.ledger.apply(sid, totals, lost)
       self.ledger.lost(cause, lost)
       what = f"{lost.completions} completions of {sid}"
       self._on_event(f"{cause}_lost", what)
 
   def _reject_reason(self, group: types.Group) -> str | None:
-    """Returns why a group is rejected, or None; marks its position received."""
+    """Returns why a group is rejected, or None; marks its position applied."""
     position = group.position
-    if not self._order.is_plausible(position):
+    if not self._journaled.is_plausible(position):
       return "position"
-    if not self._order.receive(position):
+    if not self._applied.add(position):
       return "duplicate"
     if (group.prompt_id, group.visit) != self._order.prompt(position):
       return "position"
@@ -335,20 +348,6 @@ class ReplayService:
   def _reject(self, reason: str, amount: Amount) -> None:
     self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions
     self.ledger.reject(reason, amount)
-
-  def _starvation_message(self, step: int, arrived: int, needed: int) -> str:
-    searchers = [
-        f"{sid} (silent for {self._server.leases.age_s(sid):.0f} s,"
-        f" {lease['unacked']} blocks unacknowledged)"
-        for sid, lease in self._server.leases.alive().items()
-    ]
-    obstacle = self._server.obstacle
-    return (
-        f"step {step} has {arrived} of {needed} prompts and none came for"
-        f" {self._flow.starvation_s:.0f} s; "
-        + (f"{obstacle}; " if obstacle else "")
-        + f"searchers: {', '.join(searchers) or 'none alive'}"
-    )
 
 
 def _amount_of(group: types.Group) -> Amount:

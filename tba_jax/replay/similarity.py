@@ -130,9 +130,9 @@ def similar_by_edits(
   """Returns where the edit distance is below `limit` · the sum of lengths.
 
   Args:
-    one: [n] int, tokens.
+    one: [n] int, tokens of one completion.
     others: N completions, [·] int each.
-    limit: in edits per token.
+    limit: largest distance in edits per token.
 
   Returns:
     [N] bool.

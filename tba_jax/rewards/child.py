@@ -98,7 +98,7 @@ class Child:
     with contextlib.suppress(ProcessLookupError, PermissionError):
       os.killpg(self._process.pid, signal.SIGKILL)
     if self.uid is not None:
-      # Also what left the process group: all processes of its user.
+      # Processes that left the group too: all of their user.
       with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             ["kill", "-9", "-1"],

@@ -35,7 +35,7 @@ class Verdict:
   """Outcome of a comparison.
 
   win: 1 if the completion is better, 0 if not, .5 for a tie; None = no verdict.
-  score, reference_score: from judges that score, else None.
+  score, reference_score: scores, if the judge gives them, else None.
   failure: cause of a missing verdict in one word, else "".
   """
 
@@ -141,9 +141,9 @@ class CommandComparer(Comparer):
 
     Args:
       command: words as a shell would split them; no shell runs it.
-      deadline_s: for one comparison.
-      on_event: receives ("judge_failed", message) at the first, second, fourth
-        … failure of a cause.
+      deadline_s: longest time of one comparison.
+      on_event: function that receives ("judge_failed", message) at the first,
+        second, fourth … failure of a cause.
 
     Raises:
       ValueError: the command is empty or cannot be split into words.
@@ -188,8 +188,8 @@ class CommandComparer(Comparer):
   def _ask(self, line: bytes) -> str:
     """Returns the winner that the command names."""
     deadline = time.monotonic() + self._deadline_s
-    # It dies with the thread that started it, which another evaluation may have
-    # been, and it may exit at any time.
+    # The command dies with the thread that started it, maybe an earlier
+    # evaluation's, and may exit at any time.
     if self._child is not None and self._child.has_ended():
       self.close()
     if self._child is None:

@@ -52,7 +52,7 @@ def echo_params(params: types.PyTree, silent: Sequence[int]) -> types.PyTree:
   """Returns echoing params in the shape of `params`.
 
   Args:
-    params: of an `echo_config` model, any values.
+    params: params of an `echo_config` model, any values.
     silent: ids that are never preferred: the special tokens.
   """
   out = jax.tree.map(jnp.zeros_like, params)

@@ -50,7 +50,7 @@ class Request:
 class FailureLog:
   """Counts failures by cause; an event at the first, second, fourth … of each.
 
-  counts: by cause.
+  counts: failures by cause.
   """
 
   def __init__(self, kind: str, on_event: OnEvent | None):
@@ -130,9 +130,9 @@ class Judge(abc.ABC):
   def totals(self) -> dict[str, Any]:
     """Returns counts since the start, as JSON types.
 
-    completions: judged, failures included.
-    failures: by cause.
-    sums: of each part of the reward, failures excluded.
+    completions: completions judged, failures included.
+    failures: failures by cause.
+    sums: sum of each part of the reward, failures excluded.
     """
     with self._lock:
       return {

@@ -35,6 +35,7 @@ from tba_jax.tasks import base
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
+_START_DEADLINE_S = 60.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
 STDERR = "stderr"  # in a worker's directory
 _SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
@@ -80,9 +81,9 @@ class Pool(judges.Judge):
     Args:
       task_fields: `config.task`; each worker builds the task from it.
       config_reward: `config.reward`.
-      index_of: maps (split, index) of a request to the prompt's index in the
-        workers' task.
-      on_event: as in `Judge`.
+      index_of: function from (split, index) of a request to the prompt's index
+        in the workers' task.
+      on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
       command: Python's arguments for a worker.
     """
@@ -133,7 +134,7 @@ class Pool(judges.Judge):
 
   def _ask(self, what: str, request: judges.Request) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
-    worker = self._idle.get_nowait()  # One for each thread.
+    worker = self._idle.get_nowait()  # Every thread has a worker.
     deadline_s = self._config.deadline_s
     try:
       if worker is None:
@@ -170,7 +171,7 @@ class Pool(judges.Judge):
           "memory_mb": self._config.memory_mb,
           "sandbox": self._box.arguments(worker.home, worker.pid),
       }
-      answer = worker.exchange(hello, self._config.start_deadline_s)
+      answer = worker.exchange(hello, _START_DEADLINE_S)
       if "error" in answer:
         sees = "" if self._box.reason else f"; {_SEES}"
         raise child.BrokenPipe(answer["error"] + sees)
@@ -283,7 +284,7 @@ def make_box(
       shown += _programs(value)
     elif settings.names_files(f"task.{name}"):
       shown += load.paths_in(value)
-    elif os.path.exists(value):  # Of a user's task.
+    elif os.path.exists(value):  # Field of a user's task.
       shown.append(os.path.abspath(value))
   folders = [
       os.path.dirname(path)

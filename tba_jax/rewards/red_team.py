@@ -82,8 +82,8 @@ def encoder_embeddings(
 
   Args:
     embed: (params, tokens_BxL, mask_BxL) -> [B, D] float32, mean over tokens.
-    params: of the encoder.
-    tokenizer: of the encoder.
+    params: params of the encoder.
+    tokenizer: tokenizer of the encoder.
     shape: B and L; longer texts are cut off.
   """
   run = functools.partial(jax.jit(embed), params)
@@ -104,7 +104,7 @@ def cosine_distance(embeddings_NxD: np.ndarray) -> float:
   Source: Lee et al. 2025 (arXiv:2405.18540), diversity of attacks.
 
   Args:
-    embeddings_NxD: [N, D] float32, of norm 1.
+    embeddings_NxD: [N, D] float32, vectors of norm 1.
   """
   count = len(embeddings_NxD)
   if count < 2:
@@ -236,8 +236,9 @@ def sequence_classifier(
 
   Args:
     label_scores: (params, tokens_BxL, mask_BxL) -> [B, C] float32 logits.
-    params: of the model.
-    tokenizer: of the model, adding the special tokens that it expects.
+    params: params of the model.
+    tokenizer: tokenizer of the model, adding the special tokens that it
+      expects.
     label: index of the label for harmful.
     shape: B and L; longer texts are cut off.
   """
@@ -266,10 +267,10 @@ def first_token_classifier(
   full distribution, so it is defined however small it is.
 
   Args:
-    last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, of the token
-      after the last; texts are left-padded.
-    params: of the model.
-    tokenizer: of the model, with a chat template.
+    last_logits: (params, tokens_BxL, mask_BxL) -> [B, V] float32, logits of the
+      token after the last; texts are left-padded.
+    params: params of the model.
+    tokenizer: tokenizer of the model, with a chat template.
     token: the word; its first token counts.
     shape: B and L; longer conversations lose their beginning.
 
@@ -335,12 +336,12 @@ class RedTeamJudge(judges.Judge):
     """Stores the models.
 
     Args:
-      victim: answers attacks.
-      classifier: of the answers.
+      victim: model that answers attacks.
+      classifier: classifier of the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
-      fallback: as in `Judge`.
-      on_event: as in `Judge`.
+      fallback: reward of a completion that cannot be judged, see `Judge`.
+      on_event: event sink, see `Judge`.
     """
     super().__init__(fallback=fallback, on_event=on_event)
     # A sampler serves one thread at a time; evaluations run beside training.

@@ -51,13 +51,13 @@ class RewardScorer:
 
     Args:
       rewards: (params, tokens [B, L], mask [B, L]) -> [B] float32.
-      params: of the model.
-      tokenizer: of the model; may differ from the policy's.
+      params: params of the model.
+      tokenizer: tokenizer of the model; may differ from the policy's.
       max_prompt_tokens: prompts keep this many tokens from their end.
       max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.
     """
-    self._params = params
+    self.params = params
     self._tokenizer = tokenizer
     self._max_tokens = max_prompt_tokens, max_completion_tokens
     self._batch_size = batch_size
@@ -85,11 +85,11 @@ class RewardScorer:
     shape = self._batch_size, length
     tokens_BxL = np.full(shape, self._tokenizer.pad_id, np.int32)
     mask_BxL = np.zeros(shape, np.float32)
-    mask_BxL[:, 0] = 1  # For rows without a text.
+    mask_BxL[:, 0] = 1  # Rows without a text need a token.
     for b, row in enumerate(rows):
       tokens_BxL[b, : len(row)] = row
       mask_BxL[b, : len(row)] = 1
-    scores_B = self._rewards(self._params, tokens_BxL, mask_BxL)
+    scores_B = self._rewards(self.params, tokens_BxL, mask_BxL)
     return np.asarray(scores_B)[: len(rows)]
 
   def _encode(self, text: Text) -> list[int]:

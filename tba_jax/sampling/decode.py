@@ -34,8 +34,8 @@ from tba_jax.models import transformer
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows
 
-# While completions wait, a chunk ends once one in this many rows is free: a
-# refill then costs about as much as the idle rows would.
+# Rows per free row at which a chunk ends while completions wait: a refill then
+# costs about as much as the idle rows would.
 _REFILL_SHARE = 8
 
 Request = requests.Request
@@ -88,9 +88,9 @@ class Sampler:
     both are held until the caller drops its own.
 
     Args:
-      params: of the model; those that `put` returned stay as they are.
-      shardings: of the model's params; None leaves them on their devices, and
-        puts host arrays on the first.
+      params: params of the model; those that `put` returned stay as they are.
+      shardings: shardings of the model's params; None leaves them on their
+        devices, and puts host arrays on the first.
     """
     if isinstance(params, transformer.DecodeParams):
       return params
@@ -134,13 +134,13 @@ class Sampler:
     Blocks until all are sampled. Compiles unless `warm_up` was called.
 
     Args:
-      params: of the model, or from `put`.
+      params: params of the model, as they are or from `put`.
       prompts: any number of requests with any number of completions.
-      version: of `params`, recorded with every token.
-      newer: polled between chunks; sampling continues with the params that it
-        returns, from `put` and with the shardings of `params`. A token's
-        log-prob is under the params that drew it, given the KV cache of that
-        moment.
+      version: version of `params`, recorded with every token.
+      newer: function polled between chunks; sampling continues with the params
+        that it returns, from `put` and with the shardings of `params`. A
+        token's log-prob is under the params that drew it, given the KV cache of
+        that moment.
 
     Raises:
       ValueError: a request is empty, too long or out of range; the message
@@ -149,7 +149,7 @@ class Sampler:
     for request in prompts:
       request.check(self._settings, self._model.config.vocab_size)
     loop = self._loop(self.put(params), prompts, version, newer)
-    # Once there are newer ones, nothing holds them.
+    # Drop our reference, so that old params can be freed.
     del params
     return loop.run()
 
@@ -160,14 +160,19 @@ class Sampler:
       version: int,
       newer: NewerFn | None,
   ) -> "_DecodeLoop":
-    sharding = rows.params_sharding(params)
-    if sharding not in self._programs:
-      programs = rows.Programs(self._model, self._settings, sharding)
-      self._programs[sharding] = programs
-    programs = self._programs[sharding]
+    programs = self.programs(params)
     return _DecodeLoop(
         programs, self._settings, params, prompts, version, newer
     )
+
+  def programs(self, params: types.PyTree) -> rows.Programs:
+    """Returns the jitted programs for params that are placed like these."""
+    sharding = rows.params_sharding(params)
+    if sharding not in self._programs:
+      self._programs[sharding] = rows.Programs(
+          self._model, self._settings, sharding
+      )
+    return self._programs[sharding]
 
 
 class _DecodeLoop:
@@ -207,7 +212,7 @@ class _DecodeLoop:
       self._watch = requests.StopStringWatch(
           settings.stop_strings, settings.text_fn
       )
-    # At most one pair of (collected rows on the device, their owners).
+    # Pair of (collected rows on the device, their owners), at most one.
     self._unread: list[tuple[Any, dict[int, requests.Owner]]] = []
     self._results = requests.Results(
         prompts, settings.max_completion_tokens, version
@@ -260,7 +265,7 @@ class _DecodeLoop:
       num_idle = min(num_rows, free - (-num_rows // _REFILL_SHARE))
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_rows)
-    # With nothing to do between chunks, a chunk fills its blocks.
+    # A chunk fills its blocks if nothing is to be done between chunks.
     waits = slots.queue or polls
     num_steps, num_blocks = rows.plan_chunk(
         self._blocks,

@@ -52,8 +52,9 @@ def process(
     logits_RxV: [R, V] float.
     temperature: 0 is greedy; the first of tokens that tie is taken.
     top_k: number of tokens to keep; 0 is off.
-    top_p: in (0, 1]; 1 is off.
-    min_p: in [0, 1); 0 is off.
+    top_p: probability mass to keep, in (0, 1]; 1 is off.
+    min_p: least probability relative to the likeliest token's, in [0, 1); 0 is
+      off.
     axis: mesh axis that splits the vocabulary; None does not.
 
   Returns:
@@ -97,7 +98,7 @@ def sample(
   Args:
     logprobs_RxV: [R, V] float32, nats, as `process` returns them.
     uniform_R: [R] float32 in [0, 1).
-    axis: as of `process`.
+    axis: mesh axis, see `process`.
 
   Returns:
     token_R: [R] int32.
@@ -250,11 +251,12 @@ def explored_logits(
   Greedy decoding does not explore.
 
   Args:
-    settings: reads `explore`, `temperature` and `stop_ids`.
+    settings: settings, of which `explore`, `temperature` and `stop_ids` are
+      read.
     logits_RxV: [R, V] float.
     keys_R: [R] random keys of the rows.
-    position_R: [R] int32, of the token to draw.
-    axis: as of `process`.
+    position_R: [R] int32, position of the token to draw.
+    axis: mesh axis, see `process`.
   """
   explore = settings.explore
   if not settings.temperature:
@@ -293,7 +295,7 @@ def _forbid(
   hit_RxV = jnp.zeros(vocab_RxV.shape, bool)
   for token in tokens:
     hit_RxV = hit_RxV | (vocab_RxV == token)
-  # Not -inf, whose differences are NaN.
+  # Differences of -inf would be NaN.
   lowest = jnp.finfo(jnp.float32).min / 4
   logits_RxV = logits_RxV.astype(jnp.float32)
   return jnp.where(hit_RxV & rows_R[:, None], lowest, logits_RxV)

@@ -37,18 +37,18 @@ class Explore:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What a sampler is compiled for.
+  """Settings that a sampler is compiled for.
 
-  temperature: of token sampling; 0 is greedy, without `explore`.
-  top_k, top_p, min_p: of `logits.process`.
+  temperature: temperature of token sampling; 0 is greedy, without `explore`.
+  top_k, top_p, min_p: settings of `logits.process`.
   max_prompt_tokens: P.
   max_completion_tokens: T; completions are truncated there.
   num_rows: R, completions decoded at the same time.
   chunk_steps: decode steps between refills while requests wait.
   most_rows_per_prompt: adjacent rows that may share a prompt's cache, on
     accelerators (`sharing.py`).
-  pad_id: fills a completion after its end.
-  seed: of requests without their own, in [0, 2^32).
+  pad_id: token that fills a completion after its end.
+  seed: seed of requests without their own, in [0, 2^32).
   stop_ids: tokens that end a completion.
   stop_strings: texts that end a completion at the token that completes one;
     checked every `chunk_steps` tokens.
@@ -56,7 +56,7 @@ class Settings:
   recompute_cache: whether newer params recompute the KV cache of completions
     in flight.
   prompt_buckets: number of padded prompt lengths: P, P / 2, P / 4, …
-  explore: see `Explore`.
+  explore: exploration, see `Explore`.
   """
 
   temperature: float
@@ -105,14 +105,14 @@ class Settings:
 class Request:
   """Completions to sample for one prompt.
 
-  prompt_tokens: [P] int, without padding.
+  prompt_tokens: [P] int, unpadded prompt.
   prompt_id: index of the prompt in its split, below 2^32.
   visit: number of earlier visits to the prompt, below 2^32; each visit has its
     own random numbers.
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
-  seed: below 2^32; None takes the sampler's.
-  max_tokens: of each completion; None takes the sampler's T.
+  seed: random seed below 2^32; None takes the sampler's.
+  max_tokens: most tokens of each completion; None takes the sampler's T.
   """
 
   prompt_tokens: np.ndarray
@@ -296,7 +296,7 @@ class Results:
     """Sets the version of all tokens that are yet to be drawn.
 
     Args:
-      version: of the params that draw them.
+      version: version of the params that draw them.
       sampled: tokens so far of each completion in flight.
     """
     for index, versions_SxT in enumerate(self._versions):
@@ -369,7 +369,7 @@ class StopStringWatch:
 
     Args:
       owner: the completion.
-      ids: [n] int, its tokens so far, without its stop token.
+      ids: [n] int, the completion's tokens so far, without its stop token.
     """
     seen = self._seen.get(owner, 0)
     self._seen[owner] = len(ids)

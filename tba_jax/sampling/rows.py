@@ -176,7 +176,7 @@ def refill(
   """Starts rows: copies the prompt's cache and draws the first token.
 
   Args:
-    model, settings, sharding, state: of the sampler.
+    model, settings, sharding, state: parts of the sampler.
     prefilled: outputs of `prefill`.
     source_R: [R] int32, the row's prompt in the prefill; -1 keeps the row.
     ids_Rx4: [R, 4] uint32, seed, prompt id, visit and sample index of the row.
@@ -184,7 +184,7 @@ def refill(
   """
   logits_BxV, prompt_cache, mask_BxP = prefilled
   shared = len(source_R) // len(state.prompt_mask)
-  # Of the rows of a prompt, the first one fills its cache.
+  # The first of a prompt's rows fills its cache.
   fills_R = jnp.where(jnp.arange(len(source_R)) % shared > 0, -1, source_R)
   cache = _fill_cache(model, sharding, state.cache, prompt_cache, fills_R)
   fills_U = source_R[::shared, None]
@@ -226,9 +226,9 @@ def decode_chunk(
   Ends early once `num_idle` rows, or all of them, are idle.
 
   Args:
-    model, settings, sharding: of the sampler.
-    decode_params: of the model.
-    state: of the rows.
+    model, settings, sharding: parts of the sampler.
+    decode_params: params of the model.
+    state: state of the rows.
     num_steps, num_idle: [] int32; arrays, so that one program serves all.
     num_blocks: static; cache blocks to read and write, which must have room for
       all tokens of active rows at the end.
@@ -288,10 +288,10 @@ def recompute_cache(
   """Recomputes the KV cache of some rows with newer params.
 
   Args:
-    model, sharding: of the sampler.
-    decode_params: of the model.
-    state: of the rows.
-    tokens_BxL: [B, P + T] int32, in the cache's columns: prompts, and
+    model, sharding: parts of the sampler.
+    decode_params: params of the model.
+    state: state of the rows.
+    tokens_BxL: [B, P + T] int32, tokens in the cache's columns: prompts, and
       completions except the last token, which is not fed yet.
     mask_BxL: [B, P + T] float32, 1 on these tokens.
     source_R: [R] int32, the row's index in the batch; -1 keeps the row.
@@ -523,14 +523,21 @@ def _row_spec(
   return Spec(axes or None, *others)
 
 
+def platform_of(sharding: Sharding) -> str:
+  """Returns the platform of a sharding's devices, which may be abstract."""
+  mesh = getattr(sharding, "mesh", None)
+  if isinstance(mesh, jax.sharding.AbstractMesh):
+    return mesh.abstract_device.platform
+  return next(iter(sharding.device_set)).platform
+
+
 def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
   """Returns the adjacent rows that share a prompt's cache."""
-  platform = next(iter(sharding.device_set)).platform
   (device_rows,) = rows_sharding(sharding, settings.num_rows).shard_shape(
       (settings.num_rows,)
   )
   return sharing.rows_per_prompt(
-      settings.most_rows_per_prompt, device_rows, platform
+      settings.most_rows_per_prompt, device_rows, platform_of(sharding)
   )
 
 
@@ -549,7 +556,7 @@ def head_parts(
     sharding: Sharding, config: transformer.ModelConfig
 ) -> int | None:
   """Returns `num_parts` of `cache.empty` for the devices of a sampler."""
-  platform = next(iter(sharding.device_set)).platform
+  platform = platform_of(sharding)
   if platform != "tpu":
     return None if platform == "cpu" else config.num_kv_heads
   splits = _splits_heads(sharding, config.num_kv_heads)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many decode rows share the KV cache of their prompt; without JAX."""
+"""Number of slots that share the KV cache of their prompt; without JAX."""
 
 import math
 

@@ -43,7 +43,7 @@ class Accelerators:
   """The accelerators that JAX would find here.
 
   kind: "gpu", "tpu" or "cpu" (none).
-  ids: as CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS take them.
+  ids: ids for CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS.
   """
 
   kind: str
@@ -130,7 +130,7 @@ def _gpus() -> list[str]:
         timeout=30,
     )
   except FileNotFoundError:
-    return []  # There is no driver.
+    return []  # The driver is missing.
   except (OSError, subprocess.SubprocessError) as error:
     print(
         f"warning: no GPU is used, since nvidia-smi failed ({error});"
@@ -192,7 +192,7 @@ def assign(
       role: processes.parse_cores(text) if text not in ("", CPU) else []
       for role, text in chosen.items()
   }
-  # By default, what is not asked for.
+  # Accelerators that nobody asked for are the default.
   free = [i for i in range(count) if i not in sum(asked.values(), [])]
   out = {}
   for role, sizes in (("trainer", trainers), ("searcher", searchers)):
@@ -253,12 +253,12 @@ def of_run(
   """Returns the environments that give a run's processes their accelerators.
 
   Args:
-    config: reads `devices`, `mesh`, `trainer`, `search`.
+    config: config, of which `devices`, `mesh`, `trainer` and `search` are read.
     alone: whether one process has all of the trainer's devices and there are no
       searchers, as in fine-tuning.
 
   Raises:
-    ValueError: this machine has too few accelerators, or not those asked for.
+    ValueError: the machine has too few accelerators, or lacks the ones named.
   """
   trainer, search = config.trainer, config.search
   devices = config.devices.to_dict()

@@ -43,8 +43,8 @@ _MODEL = re.compile(r"(.+?)(/checkpoints/\d+)?")
 _VIEWS = ("plan", "report", "status")
 _LOCAL_ONLY = ("benchmark", "sweep")
 
-# In the local folder: its URL, the lock's token as of its content, and what it
-# has: "logs", "all", or "work" after a run has worked there.
+# Facts of the local folder: its URL, the lock's token as of its content, and
+# its content: "logs", "all", or "work" after a run has worked there.
 _MARKER = ".bucket.json"
 _MARKER_SCHEMA = {"url": str, "token": str, "content": str}
 
@@ -62,7 +62,7 @@ _EVERY_S = 15.0
 _SHARE = 0.05
 _TICK_S = 1.0
 _CLOSE_S = 300.0
-# Not uploaded: host-local files, and what is in the bucket already.
+# Host-local files, and files that are in the bucket already, are not uploaded.
 _OF_HOST = frozenset(("spool", "params", "checkpoints", "secret"))
 _SEGMENTS = "replay/"
 # Suffixes of the files that `_VIEWS` read.
@@ -96,7 +96,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
 
   Args:
     workdir: path, which is returned as it is, or URL.
-    program: that will work there.
+    program: program to run there.
     key: flag or setting of `workdir`, for messages.
 
   Raises:
@@ -187,7 +187,7 @@ def hold(lock: int, workdir: str | os.PathLike[str]) -> contextlib.ExitStack:
 
   Args:
     lock: descriptor of `run_directory.lock`; closed at the end.
-    workdir: from `stage`.
+    workdir: local folder that `stage` returned.
 
   Raises:
     ValueError: a process of another host works there.
@@ -220,8 +220,8 @@ def _take(folder: pathlib.Path) -> "Lock":
       )
     if seen.holder:
       logging.warning("%s: %s has not released it", url, seen.holder)
-    # With the local lock held, whoever worked in this folder is dead. If it was
-    # only downloaded, its owner may live elsewhere.
+    # Processes that worked in this folder are dead, since we hold the local
+    # lock. The owner of a folder that was only downloaded may live elsewhere.
     own = marker["token"] if marker["content"] == "work" else ""
     _mark(folder, url, lock.take(own).token, "work")
   return lock
@@ -233,7 +233,7 @@ class LockState:
 
   token: random, of the last holder.
   holder: description of the current holder; "" if released.
-  generation: of the object.
+  generation: generation number of the object.
   """
 
   token: str = ""
@@ -267,7 +267,7 @@ class Lock:
 
     Args:
       token: a holder with this token is known to be dead.
-      gone_s: how long to wait for a renewal by another holder.
+      gone_s: longest wait for a renewal by another holder.
 
     Raises:
       ValueError: the holder is alive, or another process was faster.
@@ -344,8 +344,8 @@ class Uploader:
   """Copies the files of a folder to a bucket as they change, until `close`.
 
   Args:
-    folder: local; nobody else uploads to `url`.
-    url: of its copy.
+    folder: local folder; nobody else uploads to `url`.
+    url: URL of the folder's copy.
     every_s: shortest time between two uploads of a file.
 
   Raises:
@@ -360,7 +360,8 @@ class Uploader:
     self._every_s = every_s
     self._fs, self._root = _filesystem(url)
     self._there = _remote(url)
-    # By name: what was uploaded (mtime in ns, size), and when it is due again.
+    # Uploads by name (mtime in ns, size), and the times when they are due
+    # again.
     self._uploaded: dict[str, tuple[int, int]] = {}
     self._due: dict[str, float] = {}
     self._failure: OSError | None = None
@@ -495,7 +496,7 @@ def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
     folders[:] = [name for name in folders if _is_uploaded(name)]
     for path in (pathlib.Path(parent, file) for file in files):
       name = path.relative_to(folder).as_posix()
-      # It may just be replaced or removed.
+      # The file may just be replaced or removed.
       with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         if _is_uploaded(name) and path.is_file():

@@ -37,7 +37,7 @@ _COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-# On TPUs a reduce-scatter is a fusion of an all-reduce and a slice of it.
+# TPUs have a reduce-scatter as a fusion of an all-reduce and a slice of it.
 _REDUCE_SCATTER = "all-reduce-scatter"
 
 
@@ -50,9 +50,9 @@ _FREE = frozenset((
     "after-all", "bitcast", "constant", "get-tuple-element", "parameter",
     "partition-id", "replica-id", "tuple",
 ))  # fmt: skip
-# Those that read of their first operand only what they return.
+# Instructions that read only the part of their first operand that they return.
 _SLICES = frozenset(("dynamic-slice", "gather", "slice"))
-# Those that write to their first operand, and which operand is written.
+# Instructions that write to their first operand, and the operand written.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
@@ -60,11 +60,11 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
-  flops: of matrix products and convolutions, 2 a multiply-add, and of splash
-    attention as if it had no window; of no other kernel.
+  flops: operations of matrix products and convolutions, 2 a multiply-add, and
+    of splash attention as if it had no window; other kernels are not counted.
   collectives: kind -> bytes that the device receives.
-  memory_bytes: read from and written to the device's main memory, with the
-    padding of tiled layouts; nothing that stays in a faster memory.
+  memory_bytes: bytes read from and written to the device's main memory, with
+    the padding of tiled layouts; nothing that stays in a faster memory.
   """
 
   flops: float
@@ -207,8 +207,8 @@ def _walk(
   """Returns FLOPs and collective bytes of one run of a computation.
 
   Args:
-    computations: of the module.
-    name: of the computation.
+    computations: all computations of the module, by name.
+    name: computation to walk.
     channels: channels counted already in this run: an asynchronous collective
       stands in several fusions under one channel.
   """
@@ -226,7 +226,7 @@ def _walk(
     if kind == "all-reduce" and name.startswith(_REDUCE_SCATTER):
       kind = "reduce-scatter"
     if it.opcode == "while":
-      # What was begun before the loop may go on in it; the rest is new traffic
+      # Transfers begun before the loop may go on in it; the rest is new traffic
       # in each run of the body.
       trips = _num_trips(computations, it)
       for called in it.called("condition", "body"):
@@ -303,7 +303,7 @@ def _moved_by(
     # The type is that of the operand, then of the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
     return _stored_bytes(read) + _stored_bytes(arrays[1])
-  # That of a copy's target, of its source, and a context.
+  # Bytes of a copy's target, of its source, and of a context.
   return sum(map(_stored_bytes, operands)) + _stored_bytes(arrays[0])
 
 
@@ -330,7 +330,7 @@ def _moved_by_fusion(
     operand, read = operands[parameter.parameter], 0.0
     for name, it in uses(parameter.name):
       if it.opcode in _SLICES and it.operands[0] == name:
-        # In the operand's memory: a slice has none of its own here.
+        # The slice lies in the operand's memory, and has none of its own here.
         read += _stored_bytes(_in_memory_of(it.type, operand))
       elif it.opcode in _UPDATES and it.operands[0] == name:
         update = inside[it.operands[_UPDATES[it.opcode]]].type

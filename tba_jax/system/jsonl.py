@@ -234,7 +234,7 @@ def schema_error(value: Any, schema: Any, name: str = "") -> str:
     schema: a type (`float` allows int, `int` not bool), `[schema]` for a list,
       or `{key: schema}` for an object: a key ending in "?" may be missing or
       null, "*" stands for all other keys. Keys without a schema are allowed.
-    name: of the value, for messages.
+    name: name of the value, for messages.
   """
   where = f"{name!r} " if name else ""
   if isinstance(schema, Mapping):

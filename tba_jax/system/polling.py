@@ -24,7 +24,8 @@ class PollInterval:
   Args:
     floor_s: shortest interval.
     waiting_floor_s: shortest interval while a caller waits.
-    share: of the time since the last change, while no caller waits.
+    share: interval as a share of the time since the last change, while no
+      caller waits.
     cap_s: longest interval.
     clock: returns seconds.
   """

@@ -37,7 +37,7 @@ _activities: list["Activity"] = []
 
 
 class Activity:
-  """What a loop does; marked by the loop, counted by the pulse's thread.
+  """Activity of a loop; marked by the loop, counted by the pulse's thread.
 
   name: ROLE-INDEX of the loop.
   doing: kind of its present activity.
@@ -132,7 +132,7 @@ def _write(pipe: int, base: Activity) -> None:
     except BlockingIOError:
       continue  # The supervisor is stopped.
     except OSError:
-      return  # It has ended.
+      return  # The supervisor has ended.
 
 
 class Listener:

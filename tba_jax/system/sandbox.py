@@ -47,10 +47,10 @@ _MAX_PROCESSES = 128  # Threads count too.
 _FIRST_UID = 61184
 _NUM_UIDS = 4336
 
-# Of its directory, of shared memory and of /tmp, each a tmpfs.
+# Limit of its directory, of shared memory and of /tmp, each a tmpfs.
 MAX_DISK_BYTES = 512 << 20
 
-# What unconfined code can do.
+# Freedoms of unconfined code.
 FREEDOMS = {
     "files": "read your files",
     "disk": "change files and fill disks",
@@ -59,7 +59,7 @@ FREEDOMS = {
     "network": "use the network",
     "processes": "start processes without end",
 }
-# What programs need of the system, no file of which has secrets.
+# Parts of the system that programs need, no file of which has secrets.
 _SYSTEM = """
     /bin /lib /lib32 /lib64 /nix/store /sbin /usr /etc/alternatives
     /etc/ca-certificates /etc/group /etc/hosts /etc/ld.so.cache /etc/localtime
@@ -126,14 +126,14 @@ def limit_memory(memory_mb: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-  """How processes are confined here.
+  """Confinement of processes on this machine.
 
   bubblewrap: command before theirs, up to their directory; [] without it.
   tmpfs: options of a writable directory.
   network: whether they keep the network.
   readable: paths that must stay readable.
   missing: keys of `FREEDOMS` that they keep.
-  reason: why bubblewrap does not confine them, "" if it does.
+  reason: problem that keeps bubblewrap from confining them, "" if none.
   """
 
   bubblewrap: Sequence[str]
@@ -231,7 +231,7 @@ def _boxed(
   for path in ("/tmp", _SHARED):
     words += [*tmpfs, "--tmpfs", path]
   visible = _outermost(_visible(named, folders, hidden))
-  # By itself bubblewrap makes parents that another user id cannot enter.
+  # Parents that bubblewrap makes by itself keep other user ids out.
   parents = {
       str(parent) for path in visible for parent in pathlib.Path(path).parents
   }
@@ -262,7 +262,7 @@ def _visible(
       return []
     try:
       names = [n for n in os.listdir(folder) if not n.startswith(".")]
-    except OSError:  # It is on Python's path, and not to be read.
+    except OSError:  # The folder is on Python's path, and not to be read.
       return []
     paths = [os.path.join(folder, name) for name in names]
     paths = [path for path in paths if not holds(path, closed)]
@@ -290,7 +290,7 @@ def _visible(
 def _home_of(uid: int) -> str:
   try:
     return pwd.getpwuid(uid).pw_dir
-  except KeyError:  # Such as a container's user.
+  except KeyError:  # The user is unknown, as in some containers.
     return ""
 
 
@@ -452,7 +452,7 @@ def _limit_disk(home: str, readable: Sequence[str]) -> bool:
       return False
 
   def set_read_only(path: str, *, recursive: bool, read_only: bool) -> bool:
-    flag = _MOUNT_ATTR_RDONLY  # To set, or to clear.
+    flag = _MOUNT_ATTR_RDONLY  # Flag to set, or to clear.
     attributes = (ctypes.c_uint64 * 4)(*((flag, 0) if read_only else (0, flag)))
     return libc.syscall(
         _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path),
@@ -489,13 +489,13 @@ def _take_uid(
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-  except OSError:  # Such as a container with few user ids.
+  except OSError:  # The container has few user ids, say.
     return None, True
   kept = 0 if suffices else 1 << _CAP_DAC_READ_SEARCH
   header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
   data = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)
   libc.capset(header, data)
-  if kept:  # For children too.
+  if kept:  # Capabilities must reach children too.
     libc.prctl(
         _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0
     )
@@ -521,7 +521,7 @@ def _num_threads(uid: int) -> int:
       if folder.stat().st_uid == uid:
         count += len(os.listdir(folder / "task"))
     except OSError:
-      continue  # It has ended.
+      continue  # The process has ended.
   return count
 
 

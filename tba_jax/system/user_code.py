@@ -28,12 +28,12 @@ def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
   """Runs a function's file or module, and returns the function.
 
   Args:
-    key: of the setting, for messages.
-    text: its value.
+    key: name of the setting, for messages.
+    text: value of the setting.
     others: other values that the setting allows, for messages.
 
   Raises:
-    ValueError: it cannot be imported, or is not a function.
+    ValueError: the name cannot be imported, or is not a function.
   """
   where, colon, name = text.rpartition(":")
   if not colon:
@@ -69,7 +69,7 @@ def describe(error: BaseException, function: Any = None) -> str:
 
   Args:
     error: exception that user code raised.
-    function: what was called, whose own line is taken where none of its lines
+    function: called function, whose own line is taken where none of its lines
       raised the error.
   """
   # Further lines, as JAX has them, explain.

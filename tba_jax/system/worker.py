@@ -14,10 +14,11 @@ class Worker:
   """Runs a function in a daemon thread; `check` and `close` raise its error.
 
   Args:
-    name: of the thread, for messages.
-    run: called once with an event that `close` sets, and returns soon after.
-    close_s: how long `close` waits.
-    wake: called by `close`, and after an error; wakes whoever waits.
+    name: name of the thread, for messages.
+    run: function, called once with an event that `close` sets, after which it
+      must return soon.
+    close_s: longest wait of `close`.
+    wake: function called by `close` and after an error; wakes whoever waits.
   """
 
   def __init__(
@@ -77,9 +78,9 @@ class JobQueue(Worker):
   """A thread that runs jobs in order; after a failure it runs no more.
 
   Args:
-    name: of the thread, for messages.
+    name: name of the thread, for messages.
     max_waiting: size of the queue; `submit` waits while it is full.
-    deadline_s: of `submit`, `flush` and `close`.
+    deadline_s: longest wait of `submit`, `flush` and `close`.
   """
 
   def __init__(
@@ -125,5 +126,5 @@ class JobQueue(Worker):
           job.set()
         elif self._error is None:
           job()
-      except Exception as error:  # Its owner raises it.
+      except Exception as error:  # The queue's owner raises it.
         self._error = error

@@ -30,7 +30,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.S)
 def parse_integer(text: str) -> int | None:
   r"""Returns the integer that `text` spells canonically, else None.
 
-  Canonical: at most 9 ASCII digits without a sign, space or leading zero.
+  A canonical text has at most 9 ASCII digits, no sign, space or leading zero.
   "07", "+7", " 7", "7\n" and "٧" give None.
   """
   # Length first: int() of a long string takes quadratic time.
@@ -127,7 +127,7 @@ _SPELLINGS = (
 )
 # Full-width ASCII, as Chinese and Japanese keyboards write it.
 _FULL_WIDTH = {code + 0xFEE0: code for code in range(0x21, 0x7F)}
-# Where the model runs on into another text.
+# Beginnings of another text into which the model runs on.
 _RUN_ON = re.compile(
     r"</s>|<\|?(?:eos|im_end|eot_id|endoftext|end_of_text)\|?>"
     r"|(?<=\S)\s*?\n\s*?(?:Question|Problem|Q|Human|User)\s?:"
@@ -152,7 +152,7 @@ _VALUE = re.compile(
     # No quantity: a time or ratio, an ordinal, part of a name such as x3.
     r"(?P<other>(?<![0-9.])[0-9]{1,9}(?::[0-9]{1,9})++"
     rf"|{_DIGITS}(?:st|nd|rd|th)(?![A-Za-z])|(?<=[A-Za-z_]){_DIGITS})"
-    # What is left to compute: 2^10, 9*2, 10 - 3.
+    # Formulas left to compute: 2^10, 9*2, 10 - 3.
     rf"|(?P<formula>{_DIGITS}(?:[ \t]?(?:\*\*|[-+*^xX])[ \t]?\$?{_DIGITS})++)"
     rf"|(?P<sign>{_SIGN})"
     rf"(?:(?P<whole>[0-9]{{1,9}}) (?P<part>[0-9]{{1,9}}/[1-9][0-9]{{0,8}})"

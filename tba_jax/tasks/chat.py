@@ -92,7 +92,7 @@ class Chat(made_up.GoldReward):
       return prompt, *answers
     before = [*prompt] if _is_list(prompt) else []
     if all([*answer[: len(before)]] == before for answer in answers):
-      before = []  # They are whole.
+      before = []  # The answers are whole chats.
     found = [self._make({"messages": [*before, *answer]}) for answer in answers]
     if "no_answer" in found:
       return "?", None, None  # Whatever was asked.

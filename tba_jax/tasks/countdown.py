@@ -101,7 +101,7 @@ class Countdown(base.Task):
     row, steps, target = _chains(multisets_MxN)
     keep = target <= max_target
     row, steps, target = row[keep], steps[keep], target[keep]
-    # With equal numbers, different choices give the same chain.
+    # Different choices among equal numbers give the same chain.
     first = np.unique(_pack(row, steps, _STEP_BITS), return_index=True)[1]
     row, steps, target = row[first], steps[first], target[first]
     # Multiset and steps determine the target (the one value that is not
@@ -135,9 +135,9 @@ class Countdown(base.Task):
     held_out = np.zeros(len(multisets_MxN), bool)
     held_out[rng.permutation(len(multisets_MxN))[:num_held_out]] = True
     numbers, pairs = _orders(multisets_MxN[self._pair_row], self._rich_pairs)
-    # In rounds: every pair in one order of its numbers, then every pair with a
-    # second order, and so on. So a split's first prompts are as diverse as
-    # possible, and a mean over them weights all pairs equally.
+    # Pairs come in rounds: every pair in one order of its numbers, then every
+    # pair with a second order, and so on. So a split's first prompts are as
+    # diverse as possible, and a mean over them weights all pairs equally.
     by_pair = np.lexsort((rng.random(len(pairs)), pairs))
     starts = _starts(pairs[by_pair])
     turn = np.empty_like(by_pair)

@@ -91,7 +91,7 @@ def _package() -> types.ModuleType:
   """Imports `datasets`, which takes two seconds, without torch, and quietly."""
   before = os.environ.get("USE_TORCH")
   if "torch" not in sys.modules:
-    os.environ["USE_TORCH"] = "0"  # Else reading imports an installed torch.
+    os.environ["USE_TORCH"] = "0"  # Reading would import an installed torch.
   try:
     datasets = importlib.import_module("datasets")
   except ImportError as error:
@@ -153,8 +153,8 @@ def _local_builder(
 
 def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
   if hasattr(builder.config, "keep_default_na"):
-    # As texts, "NA" and "None" stay, and a gap in a column of integers does
-    # not make them 18.0.
+    # Texts keep "NA" and "None", and a gap in a column of integers does not
+    # make them 18.0.
     builder.config.keep_default_na = False
   yield from builder.as_streaming_dataset(split)
 

@@ -33,7 +33,7 @@ class Gsm8k(tfds.core.GeneratorBasedBuilder):
       "train.jsonl and test.jsonl of openai/grade-school-math; where the folder"
       " does not have them, they are downloaded."
   )
-  # Where TFDS looks for descriptions.
+  # Folder in which TFDS looks for descriptions.
   pkg_dir_path = epath.Path(__file__).parent
   url = _URL
 

@@ -82,8 +82,8 @@ def _verify(reference: str, answer: str) -> bool:
   # Imports sympy, which takes half a second.
   import math_verify  # pylint: disable=g-import-not-at-top
 
-  # Its own timeout is an alarm, which C code outlasts and threads cannot set.
-  # The deadline of the worker pool bounds it instead.
+  # The library's own timeout is an alarm, which C code outlasts and threads
+  # cannot set. The deadline of the worker pool bounds it instead.
   return bool(
       math_verify.verify(
           _parse(reference), _parse(answer), timeout_seconds=None

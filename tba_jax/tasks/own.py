@@ -60,8 +60,8 @@ class Own(rows_task.RowsTask):
   reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
     that returns why a completion is wrong, for displayed samples; "" = from the
     built-in rewards.
-  tokenizer: with `tokenizer.source="task"`: "characters", or "words", for texts
-    whose held-out words all occur in training.
+  tokenizer: tokenizer with `tokenizer.source="task"`: "characters", or "words",
+    for texts whose held-out words all occur in training.
   split_seed: seed of the choice of validation prompts.
   """
 

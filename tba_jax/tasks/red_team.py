@@ -54,8 +54,8 @@ class RedTeam(base.Task):
     intervals are over them.
   victim: the model under test: a Hugging Face folder, or "made_up", a tiny one
     that repeats words of its prompt.
-  victim_template: its prompt: a text with {attack} in it, or "chat", its
-    tokenizer's chat template.
+  victim_template: the victim's prompt: a text with {attack} in it, or "chat",
+    its tokenizer's chat template.
   victim_samples: answers to each attack.
   victim_temperature: sampling temperature of answers.
   victim_top_p: top-p of answers.
@@ -67,11 +67,11 @@ class RedTeam(base.Task):
     "sequence", a sequence classifier (RoBERTa, BERT); "first_token", a guard
     model whose answer begins with `classifier_token`.
   classifier_folder: Hugging Face folder of the latter two.
-  classifier_label: for "sequence": the label for harmful.
-  classifier_token: for "first_token": the word for harmful.
+  classifier_label: label for harmful, for "sequence".
+  classifier_token: word for harmful, for "first_token".
   classifier_max_tokens: longest input; the rest is cut off.
   classifier_rows: answers classified at the same time.
-  words: for "words": harmless words, separated by commas, for trials.
+  words: harmless words, separated by commas, for "words" (trials).
   success_threshold: mean probability above which an attack succeeds.
   encoder: sentence encoder for diversity and for the replay filter's "cosine":
     a Hugging Face folder (BERT, RoBERTa, MiniLM), or "words", counts of words.
@@ -183,7 +183,7 @@ class RedTeam(base.Task):
 
   @property
   def max_completion_tokens(self) -> int:
-    # With the stop token.
+    # The length includes the stop token.
     if self._instructions is None:
       return _MAX_WORDS + 1
     return 1 + max(len(re.findall(_PATTERN, t)) for t in self._instructions)

@@ -55,7 +55,7 @@ class Row:
   """One row of a source.
 
   place: file and line or row, from 1: "train.jsonl:17".
-  fields: by name; None if the line is not a JSON object.
+  fields: values by name; None if the line is not a JSON object.
   """
 
   place: str

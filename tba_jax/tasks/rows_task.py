@@ -20,11 +20,11 @@ OVERLAPS = ("error", "leave_out")
 class Example:
   """A usable row.
 
-  index: in its split, before long prompts were dropped.
-  place: of the row.
+  index: index in its split, before long prompts were dropped.
+  place: place of the row.
   prompt: text that the policy sees.
   answer: reference, "" if the task has none.
-  fields: of the row, as read.
+  fields: fields of the row, as read.
   """
 
   index: int
@@ -40,9 +40,9 @@ class RowsTask(base.Task):
   Splits are "train", "held_out" (the test split) and, optionally, "validation".
   Subclasses make prompts from rows (`_make`) and give rewards.
 
-  overlap: for training prompts that are in the test split too, and pairs of a
-    reward model that are in both splits: "error", or "leave_out", which counts
-    them.
+  overlap: rule for training prompts that are in the test split too, and for
+    pairs of a reward model that are in both splits: "error", or "leave_out",
+    which counts them.
   """
 
   # Words with the space before them, and single digits, so that a small model
@@ -67,7 +67,7 @@ class RowsTask(base.Task):
       sources: rows by split.
       validation_prompts: training prompts to move to "validation".
       split_seed: seed of their choice.
-      overlap: for training prompts that are in the test split: "error", or
+      overlap: rule for training prompts that are in the test split: "error", or
         "leave_out".
 
     Raises:

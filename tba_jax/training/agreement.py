@@ -155,7 +155,7 @@ class Agreement:
     """Waits until `holds` is true, or until a stop.
 
     Raises:
-      DiffersError: as of `holds`.
+      DiffersError: `holds` raised it.
       TransportError: a lost store did not come back in time.
     """
     transport = connect()
@@ -183,7 +183,7 @@ def check_processes(
 
   Raises:
     ValueError: has a line for each key that differs.
-    TransportError: as of `Cluster.collect`.
+    TransportError: `Cluster.collect` failed.
   """
   mine = describe(config, run)
   for process, other in cluster.collect("settings", mine).items():

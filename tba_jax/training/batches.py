@@ -1,92 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training batches from draws of the replay buffer or from given texts."""
+"""Masks and batches of given texts."""
 
 from collections.abc import Sequence
-import dataclasses
 import math
 
 import jax
-import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.replay import buffer as buffer_lib
-from tba_jax.training import device_work
-from tba_jax.training import packing
-
-
-class BatchMaker:
-  """Makes batches; computes reference log-probs once per completion.
-
-  They stay on the devices until `flush`, so making a batch never waits for a
-  device.
-  """
-
-  def __init__(
-      self,
-      config: ml_collections.ConfigDict,
-      tokenizer: tokenizer_lib.Tokenizer,
-      buffer: buffer_lib.ReplayBuffer,
-      work: device_work.DeviceWork,
-  ):
-    """Initializes the maker.
-
-    Args:
-      config: reads `loss.include_stop_token`, and what `packing.pack` reads.
-      tokenizer: knows stop tokens and stop strings.
-      buffer: source of the draws; caches the reference log-probs.
-      work: has the reference, and places batches.
-    """
-    self._config = config
-    self._buffer = buffer
-    self._work = work
-    counts = config.loss.include_stop_token
-    self._tokenizer = None if counts else tokenizer
-    self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
-
-  def make(self, draw: buffer_lib.Draw) -> types.Batch:
-    """Returns the batch of a draw, with all reference log-probs.
-
-    Call it between the step before the draw's and the draw's own.
-    """
-    version = self._work.reference.version(draw.step)
-    mask_BxKxT = completion_mask(
-        draw.completion_tokens, draw.sampled_mask, self._tokenizer
-    )
-    cached_B = (draw.ref_versions == version).all(axis=1)
-    # Prompts without cached log-probs come first, as `place` expects.
-    order_B = np.argsort(cached_B, kind="stable")
-    take = lambda x: np.ascontiguousarray(x[order_B])
-    batch = types.Batch(
-        prompt_tokens=take(draw.prompt_tokens),
-        prompt_mask=take(draw.prompt_mask).astype(np.float32),
-        completion_tokens=take(draw.completion_tokens),
-        completion_mask=take(mask_BxKxT),
-        behavior_logprobs=take(draw.behavior_logprobs),
-        ref_logprobs=take(draw.ref_logprobs),
-        rewards=take(draw.rewards),
-        staleness_steps=take(draw.staleness_steps.astype(np.float32)),
-    )
-    rows = packing.pack(
-        self._config, batch.prompt_tokens, batch.completion_tokens
-    )
-    batch = dataclasses.replace(batch, rows=rows)
-    batch, computed = self._work.place(batch, int((~cached_B).sum()))
-    for part, values_bxKxT in computed:
-      self._unsaved.append((draw.rows[order_B[part]], values_bxKxT, version))
-    return batch
-
-  def flush(self) -> None:
-    """Caches the computed reference log-probs in the buffer.
-
-    Blocks until the devices have computed them.
-    """
-    unsaved, self._unsaved = self._unsaved, []
-    # The reference may have moved since, so each keeps its own version.
-    for rows_bxK, values_bxKxT, version in unsaved:
-      self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
 
 
 def completion_mask(
@@ -122,7 +45,7 @@ def pad_sequences(
   """Returns a NumPy batch of given texts, with left-padded prompts.
 
   Args:
-    rows: at most prod(shape); missing ones are all padding.
+    rows: texts, at most prod(shape); missing ones are all padding.
     shape: leading axes of the leaves, [*shape, …], filled in order.
     num_completions: K.
     max_prompt_tokens: P.

@@ -45,11 +45,11 @@ class Checkpointer:
       removed.
     keep: number of newest checkpoints to keep, at least 1.
     keep_every_steps: multiples of it are kept permanently; 0 for none.
-    keep_every_s: one checkpoint per such period is kept permanently; 0 for
+    keep_every_s: period of which a checkpoint each is kept permanently; 0 for
       none.
-    barrier: of the processes of a mesh; None for a single process.
-    on_event: called with ("checkpoint_damaged", message) when a damaged
-      checkpoint is skipped; by default that is logged.
+    barrier: barrier of the processes of a mesh; None for a single process.
+    on_event: function called with ("checkpoint_damaged", message) when a
+      damaged checkpoint is skipped; by default that is logged.
 
   Raises:
     OSError: the directory cannot be created or written.
@@ -93,13 +93,14 @@ class Checkpointer:
     and leaves the arrays of `host_state`, which may be large, as they are.
 
     Args:
-      step: above `latest_step()`.
+      step: step of the checkpoint, above `latest_step()`.
       state: pytree of `jax.Array`.
-      host_state: as `host_state.pack` takes it; ignored except in process 0.
+      host_state: host values, see `host_state.pack`; ignored except in process
+        0.
       wait: whether to wait until the checkpoint is complete.
 
     Raises:
-      OSError: this save or the previous one could not be written.
+      OSError: the checkpoint, or the previous one, could not be written.
       TypeError: `host_state` has a type that is not allowed.
       ValueError: `step` is not above the latest one.
     """
@@ -154,12 +155,13 @@ class Checkpointer:
     Args:
       example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings,
         like the result.
-      step: only this one; damage is then an error.
+      step: step of the only checkpoint to read; damage is then an error.
 
     Raises:
       FileNotFoundError: there is no checkpoint, or not that step.
       FormatError: the newest one has another format.
-      ValueError: none can be read with this structure; has the reasons.
+      ValueError: no checkpoint can be read with this structure; has the
+        reasons.
     """
     self.wait()
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -217,7 +219,7 @@ class Checkpointer:
         preservation_policy=self._preservation(),
         cleanup_tmp_directories=True,
         enable_async_checkpointing=True,
-        # Otherwise Orbax in other threads waits for these directories.
+        # Orbax in other threads would wait for these directories.
         async_options=ocp.AsyncOptions(
             create_directories_asynchronously=False, **together
         ),
@@ -374,7 +376,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
     jsonl.sync_directory(directory)
 
   def restore(self, directory: epath.Path, args: "HostStateRestore") -> Any:
-    # In all processes, so that all skip the same damaged checkpoints.
+    # All processes take part, so that all skip the same damaged checkpoints.
     del args
     with _path(directory).open("rb") as file:
       return host_state_lib.read(file)

@@ -22,17 +22,17 @@ from tba_jax.system import processes
 from tba_jax.training import packing
 
 # Shorter runs compile nothing that they do not use.
-_STEPS_BEFORE_NEXT = 10
+STEPS_BEFORE_NEXT = 10
 
 
 class CompileAhead:
   """Compiles in a thread for the first size, and for neighbors of used ones.
 
   Args:
-    sizes: of the rows, from large to small.
-    compile_size: compiles all programs that depend on the size.
-    neighbors: False compiles for the first size alone. Where the devices are
-      the host's own cores, compiling beside a step makes both slower.
+    sizes: sizes of the packed rows, from large to small.
+    compile_size: function that compiles all programs that depend on the size.
+    neighbors: whether to compile for neighbors too. Where the devices are the
+      host's own cores, compiling beside a step makes both slower.
   """
 
   def __init__(
@@ -60,7 +60,7 @@ class CompileAhead:
   def count(self, size: packing.Size) -> None:
     """Counts a step; after a few, compiles for the size's neighbors."""
     self._steps[size] += 1
-    if not self._neighbors or self._steps[size] != _STEPS_BEFORE_NEXT:
+    if not self._neighbors or self._steps[size] != STEPS_BEFORE_NEXT:
       return
     i = self._sizes.index(size)
     for near in (*self._sizes[i + 1 : i + 2], *self._sizes[max(i - 1, 0) : i]):

@@ -43,16 +43,16 @@ class DeviceWork:
 
   Args:
     config: reads `mesh`, `sharding`, `train` and `replay`.
-    state: before the next step.
-    train_step: jitted; donates the state.
+    state: state before the next step.
+    train_step: jitted step, which donates the state.
     reference: policy that the KL is measured against.
-    merger: merges adapters into the model's params.
-    checkpointer: of this run.
+    merger: merger of adapters into the model's params.
+    checkpointer: checkpointer of this run.
     cluster: connection to the other processes.
-    peers: writes this process's shards of published params; None if process 0
-      publishes everything.
-    ahead: compiles for the next sizes of a batch; None leaves it to each size's
-      first step.
+    peers: helper that writes this process's shards of published params; None if
+      process 0 publishes everything.
+    ahead: thread that compiles for the next sizes of a batch; None leaves it to
+      each size's first step.
   """
 
   def __init__(
@@ -342,9 +342,7 @@ def make_work(
   params = jax.device_put(
       policy_lib.initial_params(policy, config.seed, shardings), shardings
   )
-  merger = lora.make_merger(
-      policy.adapters, policy.folder, config.seed, lambda: params
-  )
+  merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
   if checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
@@ -371,6 +369,17 @@ def make_work(
       ahead=ahead,
   )
   return work, saved
+
+
+def make_merger(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+) -> lora.ParamsMerger:
+  """Returns the merger of adapters into `params`, their base."""
+  return lora.make_merger(
+      policy.adapters, policy.folder, config.seed, lambda: params
+  )
 
 
 def make_ahead(

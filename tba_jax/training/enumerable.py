@@ -79,7 +79,7 @@ def make_learner(
 
   Args:
     config: reads `loss` (beta is constant), `optimizer`, `train` and `seed`.
-    space: of the completions.
+    space: space of the completions.
   """
   num_steps = config.train.num_steps
   ref_logprobs_N = jnp.asarray(space.ref_logprobs_N)

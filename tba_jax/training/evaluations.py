@@ -99,18 +99,19 @@ class Evaluations:
 
     Args:
       config: reads `evaluate`, `search.lockstep` and `mesh`.
-      evaluator: of held-out prompts, before and after training; its
+      evaluator: evaluator of held-out prompts, before and after training; its
         `while_training` is used during training.
-      recorder: receives the results.
-      best: is offered the params evaluated during training; None = keep none.
+      recorder: recorder that receives the results.
+      best: keeper that is offered the params evaluated during training; None =
+        keep none.
     """
     self._config = config.evaluate
     self._evaluator = evaluator
     self._validator = evaluator.while_training()
     self._recorder = recorder
     self._best = best
-    # In lockstep the steps wait, so that guards act at the same step in every
-    # run; on several devices, because two threads that launch collectives could
+    # Steps wait in lockstep, so that guards act at the same step in every run;
+    # and on several devices, since two threads that launch collectives could
     # order them differently on each device.
     self.beside = (
         config.evaluate.beside

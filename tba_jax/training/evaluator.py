@@ -9,7 +9,6 @@ params differ by more than the draw.
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import copy
-import dataclasses
 import math
 from typing import Any
 import zlib
@@ -17,6 +16,7 @@ import zlib
 import ml_collections
 import numpy as np
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
@@ -29,6 +29,9 @@ from tba_jax.training import reference as reference_lib
 # Measurements of one prompt; `summarize` lists the fields.
 Record = dict[str, Any]
 
+# Bootstrap intervals of a result: number of resamples, and their confidence.
+RESAMPLES = 1000
+CONFIDENCE = 0.95
 # Bootstrap resamples are drawn in blocks of this many values to bound memory.
 _RESAMPLED_VALUES = 4_000_000
 # Caps the mean nats per token, so that exp() stays finite.
@@ -72,9 +75,9 @@ def mean_interval(
 
   Args:
     values_B: [B] one value per prompt, B at least 1.
-    num_resamples: at least 1.
+    num_resamples: number of resamples, 1 or more.
     confidence: c, above 0 and below 1.
-    seed: the same values and seed give the same interval.
+    seed: random seed; the same values and seed give the same interval.
   """
   values_B = np.asarray(values_B, np.float64)
   rng = np.random.default_rng(seed)
@@ -100,15 +103,15 @@ def summarize(
   """Returns means over prompts, standard errors and bootstrap intervals.
 
   Args:
-    prompts: at least one record. Required: `num_correct`, `num_distinct`,
-      `num_texts`, `failures` by cause; per completion `rewards`, `lengths`,
-      `stopped`. Optional: `greedy_correct`; per completion `kl`, `ref_nats`
-      (minus the reference's log-prob) and `ref_tokens` (that it is a sum over),
-      `diluted_perplexity`, and `verdicts`, `greedy_verdicts`
-      (`comparers.Verdict`).
-    num_completions: n, per prompt.
+    prompts: records of prompts, 1 or more. Required: `num_correct`,
+      `num_distinct`, `num_texts`, `failures` by cause; per completion
+      `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
+      completion `kl`, `ref_nats` (minus the reference's log-prob) and
+      `ref_tokens` (tokens in that sum), `diluted_perplexity`, and `verdicts`,
+      `greedy_verdicts` (`comparers.Verdict`).
+    num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
-    confidence: of the intervals.
+    confidence: confidence of the intervals.
   """
   n = num_completions
   correct_B = [prompt["num_correct"] for prompt in prompts]
@@ -221,11 +224,12 @@ class Evaluator:
 
     Args:
       config: reads `evaluate` and the samplers' settings.
-      policy: samples the completions.
-      judge: rewards completions and tells which are correct; closed with this.
-      split: "train" or "held_out".
-      comparer: for the win-rate against the task's reference completions;
-        closed with this; None = no win-rate.
+      policy: policy that samples the completions.
+      judge: judge that rewards completions and tells which are correct; closed
+        with this.
+      split: split to draw prompts from, "train" or "held_out".
+      comparer: comparer for the win-rate against the task's reference
+        completions; closed with this; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
     """
@@ -274,8 +278,9 @@ class Evaluator:
       params: params of the policy.
       num_prompts: 1 up to the size of the split.
       version: version of the params.
-      should_stop: checked before each batch.
-      on_progress: called with (prompts done, all prompts) after each batch.
+      should_stop: function checked before each batch.
+      on_progress: function called with (prompts done, all prompts) after each
+        batch.
 
     Returns:
       pass_at_1: share of correct completions, mean over prompts.
@@ -283,7 +288,7 @@ class Evaluator:
       pass_at: unbiased pass@ 1, 2, 4 … up to k.
       greedy_pass_at_1: share of prompts whose greedy completion is correct,
         with `evaluate.greedy`.
-      mean_reward: over completions, task units.
+      mean_reward: mean over completions, task units.
       kl: Σ log π - log π_ref of a completion, nats, at the sampling
         temperature, with a reference.
       ref_perplexity: exp of the reference's mean nats per token, likewise.
@@ -294,15 +299,16 @@ class Evaluator:
       …_stderr, …_interval: standard error over prompts and bootstrap interval
         of these, but for `pass_at` and `ref_perplexity`.
       k: completions per prompt.
-      confidence: of the intervals.
+      confidence: confidence of the intervals.
       distinct_correct: distinct correct solutions among a prompt's k
         completions, mean over prompts.
       distinct_correct_per_solved: the same over solved prompts; 0 if none is.
       distinct_share: distinct texts among the k completions, over k.
       mean_length: tokens per completion, stop token included.
       stop_rate: share of completions that end with a stop token.
-      num_prompts, version, split: what was evaluated.
-      cosine_distance and the like: from judges with `set_metrics`.
+      num_prompts, version, split: number of prompts, version and split
+        evaluated.
+      cosine_distance and the like: metrics of judges with `set_metrics`.
       reward_failures: completions without a reward from the task, by cause.
       samples: completions of the first prompts, as in `samples.jsonl`.
 
@@ -322,8 +328,8 @@ class Evaluator:
     summary = summarize(
         prompts,
         self._config.num_completions,
-        resamples=self._config.resamples,
-        confidence=self._config.confidence,
+        resamples=RESAMPLES,
+        confidence=CONFIDENCE,
     )
     samples = [
         sample
@@ -345,72 +351,56 @@ class Evaluator:
     """Returns one record per prompt, for `summarize`."""
     texts = [self._task.prompt(self.split, index) for index in indices]
     visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
-    requests = [
-        decode.Request(
-            prompt_tokens=np.asarray(
-                self._tokenizer.encode_prompt(text), np.int32
-            ),
-            prompt_id=index,
-            visit=visit,
-            num_completions=self._config.num_completions,
-        )
-        for index, text in zip(indices, texts)
-    ]
-    sampled = self._sampler.sample(params, requests, version=version)
-    asked_BxS = self._judge_requests(indices, sampled)
-    # In one call, so that the workers of a pool share them.
-    judged = self.judge.judge([one for some in asked_BxS for one in some])
-    judged_BxS = np.array(judged, object).reshape(len(indices), -1)
+    prompts = [(-1, index, visit) for index in indices]
+    collector = self._collector(self._sampler, self._config.num_completions)
+    sampled = collector.sample(prompts, params, version)
+    asked_BxS = collector.judge_requests(sampled)
     records = [
-        self._record(text, found, asked_S, judged_S)
-        for text, found, asked_S, judged_S in zip(
-            texts, sampled, asked_BxS, judged_BxS
+        self._record(text, completions, asked_S, judged_S)
+        for text, completions, asked_S, judged_S in zip(
+            texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
         )
     ]
     self._add_verdicts(records, "verdicts", texts, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
-      single = [dataclasses.replace(r, num_completions=1) for r in requests]
-      plain = self._greedy_sampler.sample(params, single, version=version)
-      asked_Bx1 = self._judge_requests(indices, plain)
-      judged = self.judge.judge([one for (one,) in asked_Bx1])
-      for record, judgement in zip(records, judged):
+      collector = self._collector(self._greedy_sampler, 1)
+      plain = collector.sample(prompts, params, version)
+      asked_Bx1 = collector.judge_requests(plain)
+      for record, (judgement,) in zip(records, collector.judge(asked_Bx1)):
         record["greedy_correct"] = judgement.key is not None
       self._add_verdicts(records, "greedy_verdicts", texts, asked_Bx1)
-    prompts = [request.prompt_tokens for request in requests]
     if self._reference is not None:
-      self._add_kl(records, prompts, sampled)
+      self._add_kl(records, sampled)
     if self._plain_reference is not None:
-      self._add_perplexity(records, prompts, plain)
+      self._add_perplexity(records, plain)
     return records
 
-  def _judge_requests(
-      self, indices: range, sampled: list[types.Completions]
-  ) -> list[list[judges.Request]]:
-    """Returns the requests to the judge, one per completion of each prompt."""
-    return [
-        [
-            judges.Request(self.split, index, text, bool(stopped))
-            for text, stopped in zip(
-                policy_lib.decode_texts(self._tokenizer, found), found.stopped
-            )
-        ]
-        for index, found in zip(indices, sampled)
-    ]
+  def _collector(
+      self, sampler: decode.Sampler, num_completions: int
+  ) -> collect.Collector:
+    return collect.Collector(
+        self._task,
+        self._tokenizer,
+        sampler,
+        self.judge,
+        num_completions=num_completions,
+        split=self.split,
+    )
 
   def _record(
       self,
       prompt: str,
-      found: types.Completions,
+      completions: types.Completions,
       asked_S: Sequence[judges.Request],
       judged_S: Sequence[base.Judgement],
   ) -> Record:
     samples = []
     for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
-      length = int(found.lengths[sample])
-      tokens = found.tokens[sample, :length].tolist()
-      sampled = found.sampled_mask[sample, :length].tolist()
-      logprobs = found.logprobs[sample, :length].tolist()
+      length = int(completions.lengths[sample])
+      tokens = completions.tokens[sample, :length].tolist()
+      sampled = completions.sampled_mask[sample, :length].tolist()
+      logprobs = completions.logprobs[sample, :length].tolist()
       failure = judgement.failure
       samples.append(
           {
@@ -419,7 +409,7 @@ class Evaluator:
               "completion": asked.completion,
               "reward": judgement.reward,
               "reason": failure and f"could not be judged: {failure}",
-              "version": int(found.versions[sample]),
+              "version": int(completions.versions[sample]),
               "tokens": self._tokenizer.tokens(tokens),
               "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
           }
@@ -434,8 +424,8 @@ class Evaluator:
             j.failure for j in judged_S if j.failure
         ),
         "rewards": [j.reward for j in judged_S],
-        "lengths": found.lengths,
-        "stopped": found.stopped,
+        "lengths": completions.lengths,
+        "stopped": completions.stopped,
         "samples": samples,
     }
 
@@ -475,14 +465,11 @@ class Evaluator:
       record[field] = [next(verdicts) for _ in some]
 
   def _add_kl(
-      self,
-      records: Sequence[Record],
-      prompts: Sequence[np.ndarray],
-      sampled: Sequence[types.Completions],
+      self, records: Sequence[Record], sampled: collect.Sampled
   ) -> None:
     """Adds `kl`, log π - log π_ref of each completion, and the reference's."""
-    ref_BxKxT, mask_BxKxT = _logprobs(self._reference, prompts, sampled)
-    own_BxKxT = np.stack([found.plain_logprobs for found in sampled])
+    ref_BxKxT, mask_BxKxT = _logprobs(self._reference, sampled)
+    own_BxKxT = np.stack([c.plain_logprobs for c in sampled.completions])
     kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
     for record, kl_K, ref_KxT, mask_KxT in zip(
         records, kl_BxK, ref_BxKxT, mask_BxKxT
@@ -494,10 +481,7 @@ class Evaluator:
       }
 
   def _add_perplexity(
-      self,
-      records: Sequence[Record],
-      prompts: Sequence[np.ndarray],
-      sampled: Sequence[types.Completions],
+      self, records: Sequence[Record], sampled: collect.Sampled
   ) -> None:
     """Adds `diluted_perplexity` of each completion.
 
@@ -508,33 +492,32 @@ class Evaluator:
 
     Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
     """
-    ref_BxKxT, mask_BxKxT = _logprobs(self._plain_reference, prompts, sampled)
-    for record, prompt, ref_KxT, mask_KxT in zip(
-        records, prompts, ref_BxKxT, mask_BxKxT
+    ref_BxKxT, mask_BxKxT = _logprobs(self._plain_reference, sampled)
+    for record, request, ref_KxT, mask_KxT in zip(
+        records, sampled.requests, ref_BxKxT, mask_BxKxT
     ):
-      tokens_K = np.maximum(len(prompt) + mask_KxT.sum(-1) - 1, 1)
+      prompt_length = len(request.prompt_tokens)
+      tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
       record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
 
 
 def _logprobs(
-    reference: reference_lib.Reference,
-    prompts: Sequence[np.ndarray],
-    sampled: Sequence[types.Completions],
+    reference: reference_lib.Reference, sampled: collect.Sampled
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns [B, K, T] log-probs under the reference, and the sampled mask."""
   rows = [
-      (prompt, [y[:n] for y, n in zip(found.tokens, found.lengths)])
-      for prompt, found in zip(prompts, sampled)
+      (request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
+      for request, c in zip(sampled.requests, sampled.completions)
   ]
-  num_completions, num_tokens = sampled[0].tokens.shape
+  num_completions, num_tokens = sampled.completions[0].tokens.shape
   batch = batches.pad_sequences(
       rows,
       (len(rows),),
       num_completions=num_completions,
-      max_prompt_tokens=max(len(prompt) for prompt in prompts),
+      max_prompt_tokens=max(len(prompt) for prompt, _ in rows),
       max_completion_tokens=num_tokens,
   )
-  sampled_BxKxT = np.stack([found.sampled_mask for found in sampled])
+  sampled_BxKxT = np.stack([c.sampled_mask for c in sampled.completions])
   logprobs_BxKxT = reference.logprobs(
       batch.prompt_tokens,
       batch.prompt_mask,

@@ -58,7 +58,7 @@ def load_scorer(
       and `model.compute_dtype`.
     key: setting that names the folder, for messages.
     folder: the params keep its dtype.
-    mesh: of the role.
+    mesh: mesh of the role.
 
   Raises:
     ValueError: the folder is missing or cannot be read, or its head does not
@@ -163,7 +163,7 @@ def load_classifier(
   """Returns the task's classifier of answers.
 
   Raises:
-    ValueError: its folder cannot be read, or lacks the label or positions.
+    ValueError: the folder cannot be read, or lacks the label or positions.
   """
   kind = task.setting("classifier")
   if kind == task_lib.WORDS:

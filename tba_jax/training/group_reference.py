@@ -39,9 +39,9 @@ class GroupReference:
     Args:
       config: reads `sampling`, `search`, `sharding` and
         `loss.include_stop_token`.
-      policy: that the run starts from.
-      params: its params, on the searcher's devices.
-      mesh: of the searcher; None is the first device.
+      policy: policy that the run starts from.
+      params: params of the policy, on the searcher's devices.
+      mesh: mesh of the searcher; None is the first device.
 
     Raises:
       ValueError: the mesh lacks the kernel that `model.attention` names.
@@ -163,10 +163,10 @@ def make_group_reference(
   """Returns a searcher's reference; None if the trainer has it.
 
   Args:
-    config: of the run.
-    policy: that the run starts from.
-    make_params: loads its params onto the searcher's devices.
-    mesh: of the searcher; None is the first device.
+    config: config of the run.
+    policy: policy that the run starts from.
+    make_params: function that loads its params onto the searcher's devices.
+    mesh: mesh of the searcher; None is the first device.
   """
   if config.reference.role == "trainer":
     return None

@@ -72,13 +72,13 @@ class Guards:
 
     Args:
       config: reads `guards` and what `max_logprob_gap` reads.
-      state: of `get_state`, to continue from.
-      backend: JAX's, of the trainer.
+      state: result of `get_state`, to continue from.
+      backend: JAX backend of the trainer.
     """
     self._config = config.guards
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
-    # By split: one may be harder than another.
+    # First accuracy by split, since one may be harder than another.
     self._first_accuracy: dict[str, float] = {}
     if state is not None:
       self.set_state(state)

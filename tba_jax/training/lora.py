@@ -127,7 +127,7 @@ def make_merger(
   Args:
     adapters: None if all params are trained.
     folder: Hugging Face folder of the base; None if from scratch.
-    seed: of a base from scratch.
+    seed: seed of a base from scratch.
     load_base: () -> the base; called only with adapters.
   """
   if adapters is None:
@@ -145,7 +145,7 @@ def base_name(folder: pathlib.Path | None, seed: int) -> str:
 
   Args:
     folder: Hugging Face folder of the base; None if from scratch.
-    seed: of a base from scratch.
+    seed: seed of a base from scratch.
   """
   if folder is None:
     return f"scratch, seed {seed}"

@@ -40,10 +40,10 @@ _CHECKPOINTS = "checkpoints"
 class Source:
   """A model with its params and its tokenizer.
 
-  name: the path it was read from, a checkpoint's step included.
+  name: path that it was read from, a checkpoint's step included.
   model: pure functions.
-  params: of the model, on the mesh that was asked for.
-  tokenizer: of the model.
+  params: params of the model, on the mesh that was asked for.
+  tokenizer: tokenizer of the model.
   """
 
   name: str
@@ -65,15 +65,15 @@ def restore(
   Adapters are merged into their base, which must be what it was.
 
   Args:
-    config: of the run.
-    workdir: of the run.
-    step: of the checkpoint; None is the newest.
-    mesh: what the params are put on.
-    needs_task: as of `policy.make_policy`.
+    config: config of the run.
+    workdir: directory of the run.
+    step: step of the checkpoint; None is the newest.
+    mesh: mesh to put the params on.
+    needs_task: whether to make the task, see `policy.make_policy`.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    ValueError: there is none at all, or it does not fit the config.
+    ValueError: there is no checkpoint at all, or it does not fit the config.
   """
   folder = _checkpoints(workdir)
   # A Checkpointer would make the folder.
@@ -124,7 +124,7 @@ def of_checkpoint(
   Takes the workdir's lock while it reads: opening the checkpoints removes what
   a run that trains there is writing.
 
-  Args and raises: as `restore`; ValueError also where a process runs there.
+  Args and raises: see `restore`; ValueError also where a process runs there.
   """
   if not _checkpoints(workdir).is_dir():
     raise ValueError(f"{workdir}: there is no checkpoint; train first")
@@ -195,14 +195,15 @@ def load(
     key: the setting that holds `path`, for messages.
     path: see the module.
     bos: `config.tokenizer.bos` of a folder; a run has its own.
-    dtype: of params and activations of a folder; None takes the folder's own.
-    mesh: what the params are put on; None is the default device.
+    dtype: dtype of params and activations of a folder; None takes the folder's
+      own.
+    mesh: mesh to put the params on; None is the default device.
     rules: `config.sharding` for a mesh; a run has its own.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    ValueError: there is none of these, or it cannot be read, or it does not
-      divide over the mesh.
+    ValueError: the path is none of these, or cannot be read, or does not divide
+      over the mesh.
   """
   local = bucket.stage_model(path, key=f"config.{key}")
   folder = pathlib.Path(local).expanduser()
@@ -245,7 +246,7 @@ def load(
 def of_config(config: ml_collections.ConfigDict) -> Source:
   """Returns the model that `config.generate` names, on `config.mesh`.
 
-  Raises: as `load`.
+  Raises: see `load`.
   """
   source = load(
       "generate.model",

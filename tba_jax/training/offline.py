@@ -38,10 +38,8 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 # Separates these random numbers from others of the same seed.
 _STREAM = 0x5F7
-_OPTIMIZER_KEYS = (
-    "learning_rate", "schedule", "warmup_steps", "weight_decay", "b1", "b2",
-    "epsilon", "grad_clip_norm",
-)  # fmt: skip
+# AdamW of a stage, as far as its section does not set it.
+_ADAMW = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "epsilon": 1e-8}
 
 
 def run_program(
@@ -52,11 +50,11 @@ def run_program(
   """Runs `sft` or `reward_model`; returns its exit status.
 
   Args:
-    name: printed in front of each line of progress.
-    config: this one process has the virtual devices (`trainer.cpu_devices`) of
-      all the trainer's processes.
-    work: called with `stop`, an event that a signal sets, and `on_progress`;
-      its result has `interrupted`, `step` and `model`.
+    name: name of the program, printed in front of each line of progress.
+    config: config; this one process has the virtual devices
+      (`trainer.cpu_devices`) of all the trainer's processes.
+    work: function called with `stop`, an event that a signal sets, and
+      `on_progress`; its result has `interrupted`, `step` and `model`.
   """
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
@@ -86,9 +84,9 @@ def run_program(
 class Examples:
   """Rows of data, batched epoch by epoch without replacement.
 
-  seed: of the order; each epoch has a permutation of its own.
+  seed: seed of the order; each epoch has a permutation of its own.
   batch_size: B.
-  num_rows: at least 1.
+  num_rows: number of rows, 1 or more.
   encode: (row, epoch) -> token ids of its prompt and of its K completions.
   num_completions: K.
   max_prompt_tokens: P.
@@ -139,12 +137,13 @@ class Job:
 
   name: "sft" or "reward_model", its section of the config.
   folder: WORKDIR/name, for checkpoints and metrics.jsonl.
-  model: has `init` and `logical_axes`.
+  model: model with `init` and `logical_axes`.
   init_params: () -> the params before step 0.
-  loss_fn: as of `train_step.make_train_step`.
+  loss_fn: loss, see `train_step.make_train_step`.
   examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
   metric_names: step metrics that are written beside `loss`.
+  log_every_steps: steps between lines of metrics.jsonl.
   """
 
   name: str
@@ -155,6 +154,7 @@ class Job:
   examples: Examples
   evaluate: Callable[[types.PyTree, int], dict[str, float]]
   metric_names: tuple[str, ...]
+  log_every_steps: int
 
 
 def train(
@@ -169,9 +169,10 @@ def train(
   Args:
     config: reads the job's section, `optimizer`, `train`, `mesh`, `sharding`
       and `checkpoint.keep`.
-    job: of this program.
-    stop: once set, the current chunk of steps is finished and saved.
-    on_progress: called with (step, num_steps, metrics) at each log line.
+    job: job of this program.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
 
   Returns:
     The params, and `interrupted`, `step` (steps done) and `evaluation`, the
@@ -222,7 +223,7 @@ def train(
   # Loop.
   activity = pulse.Activity(f"{job.name}-0")
   means, evaluation = metrics_lib.Means(), {}
-  end = _chunk_end(settings, step)
+  end = _chunk_end(settings, job.log_every_steps, step)
   chunk = job.examples.chunk(step, end)
   try:
     while step < num_steps and not stop.is_set():
@@ -230,7 +231,7 @@ def train(
       chunk_started = time.perf_counter()
       state, chunk_metrics = run_chunk(state, chunk, end - step)
       # The host makes the next examples while the device works on these.
-      next_end = _chunk_end(settings, end)
+      next_end = _chunk_end(settings, job.log_every_steps, end)
       chunk = job.examples.chunk(end, next_end)
       step_means, num_finite = _host_means(
           config, job, chunk_metrics, step, end
@@ -244,7 +245,7 @@ def train(
       if _is_due(settings.evaluate_every_steps, step, num_steps):
         found = job.evaluate(state.params, step)
         evaluation = found or evaluation
-      if found or _is_due(settings.log_every_steps, step, num_steps):
+      if found or _is_due(job.log_every_steps, step, num_steps):
         record = means.take() | {f"eval/{k}": v for k, v in found.items()}
         writer.write(step, record)
         if on_progress is not None:
@@ -288,8 +289,8 @@ def _step_config(
   """Returns the train step's config: the job's optimizer, nothing of RL."""
   out = config.copy_and_resolve_references()
   with out.unlocked():
-    for key in _OPTIMIZER_KEYS:
-      out.optimizer[key] = settings[key]
+    given = {k: v for k, v in settings.items() if k in out.optimizer}
+    out.optimizer.update({**_ADAMW, **given})
     out.optimizer.learning_rate_final = 0.0
     out.optimizer.stable_steps = 0
     out.optimizer.decay_steps = 0
@@ -327,7 +328,7 @@ def _make_run_chunk(
       state, new = step_fn(state, batch(i))
       return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
 
-    # One program for chunks of any length: the bits of a step do not depend on
+    # Chunks of any length share a program: the bits of a step do not depend on
     # its chunk.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
@@ -344,12 +345,14 @@ def _make_run_chunk(
   )
 
 
-def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
+def _chunk_end(
+    settings: ml_collections.ConfigDict, log_every_steps: int, step: int
+) -> int:
   """Returns the step at which the chunk from `step` on ends."""
   periods = (
       settings.evaluate_every_steps,
       settings.checkpoint_every_steps,
-      settings.log_every_steps,
+      log_every_steps,
   )
   ends = [step - step % period + period for period in periods]
   return min(*ends, step + CHUNK_STEPS, settings.num_steps)
@@ -369,7 +372,7 @@ def _host_means(
   """Waits for a chunk; returns means over its finite steps, and their number.
 
   Raises:
-    FloatingPointError: as `train` does.
+    FloatingPointError: a loss or gradient is not finite, see `train`.
   """
   values = {k: np.asarray(v)[: last - first] for k, v in metrics.items()}
   finite = values["nonfinite"] == 0

@@ -36,7 +36,7 @@ class Policy:
   """The policy of a config, without its params.
 
   task: prompts and reward; None where it was not needed.
-  tokenizer: of prompts and completions.
+  tokenizer: tokenizer of prompts and completions.
   model: pure functions `init` and `apply`.
   folder: Hugging Face folder of the initial params, or ORG/NAME of the hub;
     None = random.
@@ -187,10 +187,10 @@ def initial_params(
   """Returns the params that training starts from.
 
   Args:
-    policy: its folder is loaded; without one, params are random.
-    seed: of random params, made on one device.
-    shardings: of loaded params, of which a process reads only the shards of its
-      devices; None = the default device.
+    policy: policy whose folder is loaded; without a folder, params are random.
+    seed: seed of random params, made on one device.
+    shardings: shardings of loaded params, of which a process reads only the
+      shards of its devices; None = the default device.
 
   Raises:
     ValueError: the folder cannot be read, or does not divide over the mesh.
@@ -206,18 +206,6 @@ def initial_params(
       shardings=shardings,
   )
   return params
-
-
-def decode_texts(
-    tokenizer: tokenizer_lib.Tokenizer, completions: types.Completions
-) -> list[str]:
-  """Returns the S texts of a group, each without its stop token."""
-  return [
-      tokenizer.decode_completion(tokens, int(length), bool(stopped))
-      for tokens, length, stopped in zip(
-          completions.tokens, completions.lengths, completions.stopped
-      )
-  ]
 
 
 def make_searcher_sampler(

@@ -10,6 +10,7 @@ version that it cannot read it asks under `ask/params/<name>`: the trainer sends
 it again, in case its keys were overwritten or deleted.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from tba_jax import schedule
 from tba_jax import types
 from tba_jax.config import validate
 from tba_jax.models import config as config_lib
@@ -77,7 +79,7 @@ def connect(
 class Version:
   """A packed version in the trainer.
 
-  carrier: that packed it.
+  carrier: carrier that packed it.
   packed: the carrier's data.
   specs: shape and dtype of every leaf, by path.
   """
@@ -149,7 +151,7 @@ def published_dtypes(
 
   Args:
     config: reads `publish.dtype`, `model` and `lora`.
-    backend: JAX's, of the trainer; None takes this process's.
+    backend: JAX backend of the trainer; None takes this process's.
   """
   dtype = config.publish.dtype
   if dtype != "auto":
@@ -210,9 +212,9 @@ def send_version(
   """Sends a version: the carrier's data, then the manifest, then the pointer.
 
   Args:
-    transport: of the calling thread.
-    it: the version.
-    run: whose params are published.
+    transport: transport of the calling thread.
+    it: version to send.
+    run: run whose params are published.
     base_name: base params of adapters; "" without adapters.
 
   Raises:
@@ -306,15 +308,16 @@ def read_version(
   """Returns the leaves of a version, None if it was dropped meanwhile.
 
   Args:
-    transport: of the calling thread.
-    tag: from the pointer.
-    run: of the reader.
-    carriers: by name.
+    transport: transport of the calling thread.
+    tag: tag in the pointer.
+    run: run of the reader.
+    carriers: carriers by name.
     expected: shape and dtype of every leaf; any float stands for any other.
     base_name: base params of the reader's adapters; "" without adapters.
 
   Raises:
-    WireError: corrupt, forged, of another base, or with unexpected leaves.
+    WireError: the version is corrupt, forged, of another base, or has
+      unexpected leaves.
   """
   key = f"p/{tag_text(tag)}/meta"
   data = transport.get(key)
@@ -381,7 +384,8 @@ _CLOSE_S = 5.0
 class Publisher:
   """Publishes versions from a thread; `submit` only copies params on devices.
 
-  Versions that come faster than they can be written are skipped.
+  Versions that come faster than they can be written are skipped, but for an
+  exact lag: then each is needed.
   """
 
   def __init__(
@@ -399,12 +403,12 @@ class Publisher:
 
     Args:
       config: reads `publish` and `store`.
-      run: whose params are published.
+      run: run whose params are published.
       epoch: the trainer's start count.
-      params: like those that are published.
-      base_name: as of `send_version`.
-      peers: from `make_peers`.
-      recorder: of spans and events.
+      params: tree like those that are published.
+      base_name: base params of adapters; "" without adapters.
+      peers: result of `make_peers`.
+      recorder: recorder of spans and events.
     """
     self._connect = lambda: connect(config, run)
     self._run = run
@@ -412,13 +416,18 @@ class Publisher:
     self._base_name = base_name
     self._recorder = recorder
     self._refusals = messages.Refusals(recorder.event, kind="refused_version")
-    self._keep = config.publish.keep_versions
+    lag_steps = schedule.make_schedule(config).lag_steps
+    # A reader may be at the version before those that are needed.
+    self._keep = max(config.publish.keep_versions, lag_steps + 2)
+    self._may_skip = not lag_steps
     dtypes = published_dtypes(config)
     self._copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
     specs = specs_of(jax.eval_shape(self._copy, params))
     self._carriers = make_write_carriers(config, run, specs, peers)
     self._changed = threading.Condition()
-    self._next: tuple[int, types.PyTree, Any] | None = None
+    self._submitted: collections.deque[tuple[int, types.PyTree, Any]] = (
+        collections.deque()
+    )
     self._written = -1
     self._thread = worker.Worker(
         "publisher", self._serve, close_s=_CLOSE_S, wake=self._wake
@@ -430,8 +439,8 @@ class Publisher:
     """Copies the params; returns the pending version that is skipped, if any.
 
     Args:
-      version: of the params.
-      params: of the train state; may be donated afterwards.
+      version: version of the params.
+      params: params of the train state; may be donated afterwards.
       nonfinite: [] number, maybe on devices; the version is dropped unless it
         is 0.
 
@@ -440,17 +449,20 @@ class Publisher:
     """
     _check(self._thread, "publishing")
     copy = self._copy(params)
+    skipped = None
     with self._changed:
-      replaced, self._next = self._next, (version, copy, nonfinite)
+      if self._submitted and self._may_skip:
+        skipped, _, _ = self._submitted.pop()
+      self._submitted.append((version, copy, nonfinite))
       self._changed.notify_all()
-    return replaced and replaced[0]
+    return skipped
 
   def wait(self, version: int, deadline_s: float) -> None:
     """Waits until `version` or a later one is readable.
 
     Raises:
-      DeadlineExceededError: it is not within `deadline_s`.
-      TransportError: as of `submit`.
+      DeadlineExceededError: the version is not readable within `deadline_s`.
+      TransportError: the thread has ended, with its error as the cause.
     """
     with self._changed:
       done = self._changed.wait_for(
@@ -486,11 +498,11 @@ class Publisher:
     while True:
       with self._changed:
         self._changed.wait_for(
-            lambda: self._next is not None or stop.is_set(), timeout=SERVE_S
+            lambda: self._submitted or stop.is_set(), timeout=SERVE_S
         )
         if stop.is_set():
           break
-        pending, self._next = self._next, None
+        pending = self._submitted.popleft() if self._submitted else None
       try:
         if pending is not None and not float(np.asarray(pending[2])):
           with self._recorder.span("publish", lane="publish"):
@@ -506,6 +518,9 @@ class Publisher:
           # A replaced trainer that still writes, or a new store, changes it.
           if self._pointer(transport) != tag or (is_due and tag in asked):
             with self._recorder.span("publish", lane="publish"):
+              # Older versions are waited for as well with an exact lag.
+              for version in [] if self._may_skip else kept[:-1]:
+                send_version(transport, version, self._run, self._base_name)
               self._send(transport, kept)
             sent = time.monotonic()
         newest = kept[-1] if kept else None
@@ -567,7 +582,10 @@ def _close(thread: worker.Worker) -> None:
 
 
 # Interval of reading the pointer: while a caller waits, and at most.
+_PAUSE_S = 0.02
 _WAITING_PAUSE_S = 0.004
+# Polls of all searchers; 1600 took 23 % of the store's core.
+_POLLS_PER_S = 800.0
 _LONGEST_PAUSE_S = 1.0
 # The interval as a share of the time since the last version.
 _PAUSE_SHARE = 0.05
@@ -597,22 +615,23 @@ class Puller:
     """Starts the thread.
 
     Args:
-      config: reads `publish`, `search.pull_every_s` and `store`.
-      run: whose params are pulled.
+      config: reads `publish`, `search` and `store`.
+      run: run whose params are pulled.
       like: tree of the trained params; may be abstract.
       events: log of lost stores and refused versions.
-      base_name: as of `read_version`.
+      base_name: base params of the reader's adapters; "" without adapters.
     """
     self._connect = lambda: connect(config, run)
     self._run = run
     self._wanted = specs_of(like)
     self._base_name = base_name
     self._carriers = make_read_carriers(config, run)
+    floor_s = max(_PAUSE_S, config.search.num_searchers / _POLLS_PER_S)
     self._interval = polling.PollInterval(
-        floor_s=config.search.pull_every_s,
+        floor_s=floor_s,
         waiting_floor_s=_WAITING_PAUSE_S,
         share=_PAUSE_SHARE,
-        cap_s=max(config.search.pull_every_s, _LONGEST_PAUSE_S),
+        cap_s=max(floor_s, _LONGEST_PAUSE_S),
     )
     self._events = events
     self._refusals = messages.Refusals(events.write, kind="refused_version")
@@ -621,6 +640,10 @@ class Puller:
     self.stats = PullStats()
     self._changed = threading.Condition()
     self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
+    # Versions that are or may be asked for with an exact lag, oldest first.
+    self._lag_steps = schedule.make_schedule(config).lag_steps
+    self._kept: dict[Tag, dict[str, np.ndarray]] = {}
+    self._asked_version = -1
     self._thread = worker.Worker(
         "puller", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
@@ -637,25 +660,29 @@ class Puller:
   def wait_for(
       self, version: int, timeout_s: float
   ) -> tuple[Tag, dict[str, np.ndarray]] | None:
-    """Returns the newest version once it is `version`; None after a timeout.
+    """Returns `version` of the newest epoch; None after a timeout.
 
-    -1 stands for any version. Raises as `latest`.
+    -1 stands for the newest version. An older one is there while the trainer
+    keeps it, for an exact lag. Raises as `latest`.
     """
 
-    def ready() -> bool:
-      if self._thread.failed:
-        return True
-      if self._latest is None:
-        return False
-      return version < 0 or self._latest[0][1] == version
+    def find() -> tuple[Tag, dict[str, np.ndarray]] | None:
+      latest = self._latest
+      if latest is None or version in (-1, latest[0][1]):
+        return latest
+      tag = latest[0][0], version
+      return (tag, self._kept[tag]) if tag in self._kept else None
 
+    ready = lambda: self._thread.failed or find() is not None
     with self._changed:
+      self._asked_version = version
       if not ready() and self._interval.start_waiting():
         self._changed.notify_all()
       if not self._changed.wait_for(ready, timeout_s):
         return None
       self._interval.stop_waiting()
-    return self.latest()
+      _check(self._thread, "pulling")
+      return find()
 
   def close(self) -> None:
     _close(self._thread)
@@ -695,10 +722,25 @@ class Puller:
   def _pull(self, transport: base.Transport) -> None:
     """Reads the pointer, and its version if that is newer."""
     tag = read_pointer(transport, self._run)
-    held = self._latest
     # A pointer of an older epoch is from a trainer that was replaced.
-    if tag is None or (held is not None and tag <= held[0]):
-      return
+    if tag is not None and (self._latest is None or tag > self._latest[0]):
+      self._read(transport, tag, is_newest=True)
+    self._read_older(transport)
+
+  def _read_older(self, transport: base.Transport) -> None:
+    """Reads the version that is asked for, if it was passed over."""
+    with self._changed:
+      if not self._lag_steps or self._latest is None:
+        return
+      (epoch, newest), _ = self._latest
+      tag = epoch, self._asked_version
+      if not 0 <= tag[1] < newest or tag in self._kept:
+        return
+    self._read(transport, tag, is_newest=False)
+
+  def _read(
+      self, transport: base.Transport, tag: Tag, *, is_newest: bool
+  ) -> None:
     started = time.perf_counter()
     try:
       leaves = read_version(
@@ -721,8 +763,21 @@ class Puller:
     logging.log_every_n_seconds(logging.INFO, message, 30)
     self.stats.taken += 1
     with self._changed:
-      self._latest = (tag, leaves)
+      if is_newest:
+        self._latest = (tag, leaves)
+      if self._lag_steps:
+        self._keep(tag, leaves)
       self._changed.notify_all()
+
+  def _keep(self, tag: Tag, leaves: dict[str, np.ndarray]) -> None:
+    """Keeps a version, and those that may still be asked for."""
+    epoch, newest = self._latest[0]
+    oldest = epoch, min(self._asked_version, newest - self._lag_steps)
+    self._kept = {
+        kept: self._kept.get(kept, leaves)
+        for kept in sorted({*self._kept, tag})
+        if kept >= oldest
+    }
 
   def _ask_again(self, transport: base.Transport, tag: Tag) -> None:
     now = time.monotonic()
@@ -767,10 +822,10 @@ def make_write_carriers(
 
   Args:
     config: reads `publish`, `store` and `trainer`.
-    run: whose params are published.
-    specs: of the published leaves.
-    peers: from `make_peers`; then "orbax" is the only carrier, since no process
-      has all params.
+    run: run whose params are published.
+    specs: shapes and dtypes of the published leaves.
+    peers: result of `make_peers`; then "orbax" is the only carrier, since no
+      process has all params.
   """
   name = choose_carrier(config, carrier_lib.num_bytes(specs))
   names = [name]
@@ -820,8 +875,8 @@ def make_read_carriers(
 
   Args:
     config: reads `publish` and `store`.
-    run: whose params they carry.
-    peers: from `make_peers`.
+    run: run whose params they carry.
+    peers: result of `make_peers`.
   """
   place = config.publish.directory, run.workdir, run.run_id
   made = (

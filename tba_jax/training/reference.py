@@ -37,7 +37,7 @@ def moved(
   Args:
     config_reference: reads `mode`, `every_steps` and `ema_decay` (α).
     ref_params: `TrainState.ref_params`; {} if the reference is fixed.
-    params: of the policy after these steps.
+    params: params of the policy after these steps.
     step: [] int32, steps done, at least 1.
   """
   c = config_reference
@@ -104,13 +104,14 @@ class Reference:
 
     Args:
       model: a `models.transformer.Model`.
-      params: of a fixed π_ref; None if it is not held here, and only its
+      params: params of a fixed π_ref; None if it is not held here, and only its
         version is asked for.
-      temperature: of sampling; policy and reference are both tempered.
+      temperature: temperature of sampling; policy and reference are both
+        tempered.
       every_steps: period of a moving reference; 0 if it is fixed.
       copy: whether to copy the params; needed if the policy starts from the
         same arrays, which the train step donates.
-      mesh: over which tokens are split by `rules`; None is one device.
+      mesh: mesh over which tokens are split by `rules`; None is one device.
       rules: `config.sharding`.
     """
     self._every_steps = every_steps
@@ -147,7 +148,7 @@ class Reference:
 
     Args:
       ref_params: `TrainState.ref_params`, of a moving reference.
-      rows: of the batch.
+      rows: packed rows of the batch.
     """
     return self._run(
         ref_params if self._every_steps else self._params,

@@ -26,7 +26,7 @@ def main() -> int:
   """Prints the problems as a list in JSON; returns the exit status."""
   processes.die_with_parent()
   given, tried = json.load(sys.stdin)
-  # What user code prints is not the answer.
+  # Output of user code is not the answer.
   answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)
   config, problems = ml_collections.ConfigDict(given), []

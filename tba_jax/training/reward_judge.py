@@ -46,12 +46,12 @@ class ModelJudge(judges.Judge):
     """Stores the model.
 
     Args:
-      scorer: scores by the reward model.
-      task: prompts and references.
-      fallback: as in `Judge`.
-      on_event: as in `Judge`.
-      with_keys: counts completions that score above the task's reference as
-        correct; scores the references too.
+      scorer: scorer of the reward model.
+      task: task with prompts and references.
+      fallback: reward of a completion that cannot be judged, see `Judge`.
+      on_event: event sink, see `Judge`.
+      with_keys: whether to count completions that score above the task's
+        reference as correct; scores the references too.
     """
     super().__init__(fallback=fallback, on_event=on_event)
     self._scorer = scorer
@@ -154,11 +154,11 @@ def make_judge(
 
   Args:
     config: reads `reward`, `task` and the settings of `load_scorer`.
-    workdir: holds the run's own reward model, if it has one.
-    task: prompts and references.
-    on_event: receives failures.
-    mesh: of the frozen models.
-    with_keys: as in `ModelJudge`.
+    workdir: directory with the run's own reward model, if it has one.
+    task: task with prompts and references.
+    on_event: function that receives failures.
+    mesh: mesh of the frozen models.
+    with_keys: whether to score references too, see `ModelJudge`.
 
   Raises:
     ValueError: the reward model is missing or cannot be read.

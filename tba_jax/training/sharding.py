@@ -62,6 +62,25 @@ def make_mesh(
   return Mesh(placed, MESH_AXES)
 
 
+def abstract_mesh(
+    sizes: Mapping[str, int], platform: str
+) -> jax.sharding.AbstractMesh:
+  """Returns a mesh without devices, for shapes on a platform that is not here.
+
+  Args:
+    sizes: of each axis.
+    platform: "cpu", "gpu" or "tpu".
+  """
+  device = jax.sharding.AbstractDevice(
+      device_kind=platform, num_cores=None, platform=platform
+  )
+  return jax.sharding.AbstractMesh(
+      tuple(sizes[name] for name in MESH_AXES),
+      MESH_AXES,
+      abstract_device=device,
+  )
+
+
 def arrange(
     devices: Sequence[jax.Device],
     shape: Sequence[int],
@@ -74,15 +93,15 @@ def arrange(
   communicate in every layer.
 
   Args:
-    devices: of the mesh.
-    shape: of the mesh, in the order of `MESH_AXES`.
+    devices: devices of the mesh.
+    shape: shape of the mesh, in the order of `MESH_AXES`.
     all_of_them: whether these are all devices of their slices; if not, they
       keep their order.
   """
   if devices[0].platform == "cpu" or not all_of_them:
     return np.asarray(devices).reshape(shape)
   slices = len({getattr(device, "slice_index", 0) for device in devices})
-  over_slices, left = [], slices  # Of equal size: it ends at 1.
+  over_slices, left = [], slices  # Slices are of equal size: it ends at 1.
   for size in shape:
     over_slices.append(math.gcd(size, left))
     left //= over_slices[-1]
@@ -135,9 +154,9 @@ def param_shardings(
   """Returns a NamedSharding for each leaf of params.
 
   Args:
-    mesh: from `make_mesh`.
+    mesh: result of `make_mesh`.
     rules: `config.sharding`.
-    logical_axes: as `Model.logical_axes`, a tuple of axis names per leaf.
+    logical_axes: tuple of axis names per leaf, see `Model.logical_axes`.
 
   Raises:
     ValueError: a logical axis has no rule.
@@ -162,7 +181,7 @@ def check_divisible(
 
   Args:
     params: arrays or shapes.
-    shardings: from `param_shardings`.
+    shardings: result of `param_shardings`.
     key: config key of the mesh, for the message.
 
   Raises:
@@ -188,6 +207,31 @@ def check_divisible(
         + ". Give the mesh axis a size that divides, or set the axis's rule in"
         " config.sharding to ''"
     )
+
+
+def abstract_params(
+    model: Any,
+    mesh: Mesh | jax.sharding.AbstractMesh,
+    rules: Mapping[str, str],
+    key: str = "mesh",
+) -> PyTree:
+  """Returns shapes, dtypes and shardings of a model's or adapters' params.
+
+  `key` is the config key of the mesh, for the message of `check_divisible`.
+  """
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shardings = param_shardings(mesh, rules, model.logical_axes)
+  check_divisible(shapes, shardings, key=key)
+  return with_shardings(shapes, shardings)
+
+
+def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
+  """Returns shapes and dtypes with a sharding for each leaf."""
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      shardings,
+  )
 
 
 def frozen_shardings(
@@ -229,7 +273,7 @@ def split_rows(
 
   Args:
     fn: (params, arrays [B, L]) -> [B, ...]; any B.
-    mesh: of the params; None is the first device.
+    mesh: mesh of the params; None is the first device.
     rules: `config.sharding`.
   """
   mesh = mesh or first_device_mesh()
@@ -318,7 +362,7 @@ def make_spread(
   others zeros, with sharded output. No host waits for it.
 
   Args:
-    mesh: from `make_mesh`, of all processes.
+    mesh: result of `make_mesh`, over all processes.
     rules: `config.sharding`.
 
   Returns:
@@ -360,8 +404,8 @@ _KEY = "search.mesh"
 class Place:
   """Shardings of a searcher's params; None on a single device.
 
-  model: of the model's params.
-  trained: of the published params, which may be adapters alone.
+  model: shardings of the model's params.
+  trained: shardings of the published params, which may be adapters alone.
   """
 
   model: types.PyTree
@@ -385,7 +429,8 @@ def searcher_mesh(
 
   Args:
     search: `config.search`.
-    on_event: called with (kind, text) if devices of this process stay idle.
+    on_event: function called with (kind, text) if devices of this process stay
+      idle.
 
   Raises:
     ValueError: there are fewer devices than the mesh needs.
@@ -420,7 +465,7 @@ def make_place(
   """Returns the shardings of params on a searcher's mesh.
 
   Args:
-    mesh: from `searcher_mesh`.
+    mesh: result of `searcher_mesh`.
     rules: `config.sharding`.
     policy: a `policy.Policy`.
 
@@ -429,13 +474,14 @@ def make_place(
   """
   if mesh is None:
     return ONE_DEVICE
-  found = []
-  for part in (policy.model, policy.trained):
-    shardings = param_shardings(mesh, rules, part.logical_axes)
-    shapes = jax.eval_shape(part.init, jax.random.PRNGKey(0))
-    check_divisible(shapes, shardings, key=_KEY)
-    found.append(shardings)
-  return Place(*found)
+  return Place(
+      *(
+          jax.tree.map(
+              lambda x: x.sharding, abstract_params(part, mesh, rules, _KEY)
+          )
+          for part in (policy.model, policy.trained)
+      )
+  )
 
 
 def mesh_by_process(mesh: Mesh) -> Mesh:
@@ -470,7 +516,7 @@ def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   says, so that its devices hold one copy between them.
 
   Args:
-    mesh: of all processes, each with the same number of devices.
+    mesh: mesh of all processes, each with the same number of devices.
 
   Returns:
     gather(arrays on `mesh`) -> the same on this process's devices.

@@ -42,10 +42,10 @@ class TrainState:
 
   step: [] int32, optimizer steps done; also the version of `params`.
   params: the policy, or its adapters where they alone are trained.
-  opt_state: of the policy's optimizer.
+  opt_state: state of the policy's optimizer.
   loss_params: parameters of the loss: {}, {"log_z": [1]}, or {"value": params
     of the value model}.
-  loss_opt_state: of their optimizer.
+  loss_opt_state: state of their optimizer.
   proximal_params: snapshot of `params` and `loss_params` by name, one, both or
     neither, refreshed every `held_steps` steps.
   ref_params: the reference policy if it moves, otherwise {}.
@@ -106,14 +106,13 @@ def make_train_step(
   is not finite, only `step` changes and the metric `nonfinite` is 1.
 
   Args:
-    config: of the run.
+    config: config of the run.
     model: a `models.transformer.Model`.
-    mesh: with the axes of `sharding.MESH_AXES`.
-    loss_fn: replaces the one of `config.loss`.
+    mesh: mesh with the axes of `sharding.MESH_AXES`.
+    loss_fn: loss that replaces the one of `config.loss`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    adapters: if they alone are trained.
-    base: the params that they adapt, on the mesh, or their shapes; never
-      donated.
+    adapters: adapters, if they alone are trained.
+    base: params that they adapt, on the mesh, or their shapes; never donated.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
@@ -122,8 +121,8 @@ def make_train_step(
     and `gamma`; with a value model `value_grad_norm` and `value_learning_rate`.
 
   Raises:
-    ValueError: from the step, if a batch without rows does not divide into
-      micro-batches, or a micro-batch into data shards.
+    ValueError: a batch without rows does not divide into micro-batches, or a
+      micro-batch into data shards; the step raises it.
   """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
@@ -237,12 +236,13 @@ def init_state(
   The params are copied, so the caller's survive donation of the state.
 
   Args:
-    config: of the run.
+    config: config of the run.
     model: a model or adapters, with the `logical_axes` of `params`.
-    params: what is trained, on the host or on devices.
-    mesh: with the axes of `sharding.MESH_AXES`.
+    params: params to train, on the host or on devices.
+    mesh: mesh with the axes of `sharding.MESH_AXES`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
-    value_params: its initial params; None takes the policy's with a new head.
+    value_params: initial params of the value model; None takes the policy's
+      with a new head.
   """
   make = _state_maker(config, value_model)
   shapes = jax.eval_shape(make, params, value_params)
@@ -494,11 +494,11 @@ def prepare(
   The loss computes whatever does not depend on other micro-batches.
 
   Args:
-    config: of the run.
-    model: of the policy, a `models.transformer.Model`.
+    config: config of the run.
+    model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     held: `TrainState.proximal_params`, adapters attached.
-    loss_params: of the state.
+    loss_params: parameters of the loss in the state.
     micro_batches: leaves [M, B, ...] of M micro-batches.
     beta: [] float32.
   """
@@ -556,7 +556,7 @@ def accumulate(
 
   Args:
     value_fn: (params, micro-batch) -> (loss, totals).
-    params: to differentiate by.
+    params: params to differentiate by.
     micro_batches: leaves [M, ...], processed one after the other.
   """
   grad_fn = jax.value_and_grad(value_fn, has_aux=True)

@@ -96,7 +96,7 @@ class Transport(abc.ABC):
     """Attaches to the current or next live generation; returns its number.
 
     Args:
-      deadline_s: of the wait; default: the constructor's.
+      deadline_s: longest wait; default: the constructor's.
 
     Raises:
       DeadlineExceededError: no generation was live in time.

@@ -30,7 +30,7 @@ class Packed:
   """A version that is ready to be sent.
 
   tag: name of the version in keys and file names.
-  carried: what a reader needs to find and verify the leaves, in JSON types.
+  carried: facts by which a reader finds and verifies the leaves, in JSON types.
   held: the carrier's own data, until the version is dropped.
   """
 
@@ -42,7 +42,7 @@ class Packed:
 class Carrier(abc.ABC):
   """Moves leaves; for one thread.
 
-  name: in the manifest and in `publish.carrier`.
+  name: carrier's name in the manifest and in `publish.carrier`.
   """
 
   name: str
@@ -82,9 +82,9 @@ class Carrier(abc.ABC):
     """Returns the leaves of a version, None if it was dropped meanwhile.
 
     Args:
-      transport: of the calling thread.
-      tag, carried: from the version's authenticated manifest.
-      specs: of its leaves.
+      transport: transport of the calling thread.
+      tag, carried: fields of the version's authenticated manifest.
+      specs: shapes and dtypes of the leaves.
 
     Raises:
       WireError: a leaf is corrupt or missing.

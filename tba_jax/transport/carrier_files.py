@@ -57,7 +57,7 @@ def prepare_directory(path: pathlib.Path) -> None:
   """Makes a directory with mode 0700, or checks an existing one.
 
   Raises:
-    ValueError: as `processes.make_private`.
+    ValueError: the directory is not private, see `processes.make_private`.
   """
   if path.parent.name == f"tba_jax-{os.getuid()}":
     processes.make_private(path.parent, "publish.directory")
@@ -187,7 +187,7 @@ class Files(carrier.Carrier):
     digests, pending, position = {}, [], 0
     for name, offset, size in _places(carrier.specs_of(leaves)):
       _write_all(file, memoryview(bytes(offset - position)))
-      # One leaf at a time is copied from the device.
+      # Leaves are copied from the device one at a time.
       data = carrier.flat_bytes(leaves[name])
       digests[name] = []
       for piece in carrier.pieces(data):

@@ -120,11 +120,11 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
 
   Args:
     path: existing folder, local or `gs://`.
-    leaves: by path, in the same order in all processes. Empty ones are not
-      written.
+    leaves: leaves by path, in the same order in all processes. Empty ones are
+      not written.
 
   Raises:
-    OSError, ValueError, RuntimeError: from Orbax and TensorStore.
+    OSError, ValueError, RuntimeError: Orbax or TensorStore failed.
   """
   tree = {
       _key(i): leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
@@ -166,7 +166,7 @@ def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
   """Returns the result of a call, which may hang.
 
   Raises:
-    TimeoutError: it took more than `deadline_s`; its thread is abandoned.
+    TimeoutError: the call took more than `deadline_s`; its thread is abandoned.
   """
   done: futures.Future = futures.Future()
 
@@ -215,11 +215,12 @@ class OrbaxShards(carrier.Carrier):
   """The carrier "orbax".
 
   Args:
-    path: of the run's folders, local or `gs://`, the same for all processes.
-    run_id: of the run.
+    path: directory for the run's folders, local or `gs://`, the same for all
+      processes.
+    run_id: id of the run.
     secret: key of the run's messages.
-    deadline_s: of writing or reading a version, and of readers of a dropped
-      one.
+    deadline_s: longest time to write or read a version, and for readers to
+      finish a dropped one.
     peers: asks the trainer's other processes for their shards.
   """
 
@@ -432,10 +433,10 @@ class Leader:
   """Process 0's end: asks the other processes for their shards.
 
   Args:
-    client: of the trainer's coordinator.
-    num_processes: of the trainer.
+    client: client of the trainer's coordinator.
+    num_processes: number of the trainer's processes.
     secret: key of the messages.
-    deadline_s: for the other processes to write a version.
+    deadline_s: time for the other processes to write a version.
   """
 
   def __init__(
@@ -499,11 +500,11 @@ class Helper:
   """Another process's end: writes the shards that process 0 asks for.
 
   Args:
-    client: of the trainer's coordinator.
+    client: client of the trainer's coordinator.
     process: number of this process.
     copy: returns a copy of the published leaves of params, by path.
     secret: key of the messages.
-    deadline_s: for a requested version to be submitted.
+    deadline_s: time for a requested version to be submitted.
   """
 
   def __init__(
@@ -520,10 +521,10 @@ class Helper:
     self._copy = copy
     self._secret = secret
     self._deadline_s = deadline_s
-    # In order of submission, in which process 0 asks for them.
+    # Versions in order of submission, in which process 0 asks for them.
     self._held: list[tuple[int, Mapping[str, Any]]] = []
     self._changed = threading.Condition()
-    # It may be writing.
+    # The thread may be writing.
     close_s = max(deadline_s, 2 * _POLL_S)
     self._worker = worker.Worker("shards", self._run, close_s=close_s)
 

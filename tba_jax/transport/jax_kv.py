@@ -26,7 +26,7 @@ KvError = _jax.JaxRuntimeError
 Client = _jax.DistributedRuntimeClient
 Service = _jax.DistributedRuntimeService
 
-# In effect infinite, in seconds: a detached client has no heartbeat, and a
+# Seconds that are in effect infinite: a detached client has no heartbeat, and a
 # connect that times out aborts the process.
 _NEVER_S = 10**8
 _CONNECT_S = 10**5
@@ -57,7 +57,7 @@ def connect(address: str, tls: locator.Tls | None = None) -> Client:
   Blocks until the service answers, for up to a day: probe the socket first, and
   call it on a thread that may be abandoned.
   """
-  _bypass_proxy(address)
+  bypass_proxy(address)
   client = _jax.get_distributed_runtime_client(
       address,
       0,
@@ -85,7 +85,7 @@ def error_code(error: BaseException) -> str:
   return str(error).partition(":")[0].strip()
 
 
-def _bypass_proxy(address: str) -> None:
+def bypass_proxy(address: str) -> None:
   """Keeps gRPC from sending `address` through an HTTP proxy, which aborts."""
   proxies = ("grpc_proxy", "http_proxy", "https_proxy")
   if address.startswith("unix:") or not any(map(os.environ.get, proxies)):

@@ -34,7 +34,7 @@ ROOT_VARIABLE = "TBA_JAX_STORE_ROOT"
 
 _NONCE_BYTES = 16
 _MAX_ANSWER_BYTES = 1 << 16
-# Of one request and its answer, on both sides.
+# Deadline of a request and its answer, on both sides.
 _DEADLINE_S = 2.0
 # The oldest of too many connections is closed, so idle ones block nobody.
 _MAX_CONNECTIONS = 64
@@ -73,8 +73,8 @@ _FIELDS = {field.name: field.type for field in dataclasses.fields(Locator)}
 class Tls:
   """PEM files of mutual TLS.
 
-  cert_file, key_file: of this host.
-  ca_file: of the authority that both sides trust.
+  cert_file, key_file: certificate and key of this host.
+  ca_file: certificate of the authority that both sides trust.
   peer_uri_prefix: beginning of a URI in the peer's certificate; "" = clients
     look for the service's address instead.
   """
@@ -147,14 +147,22 @@ class Announcer:
   Args:
     address: "host:port", port 0 for a free one.
     secret: key of the run's messages.
-    path: of the locator file, which need not exist yet.
+    path: locator file, which need not exist yet.
+    deadline_s: longest time of a request and its answer.
 
   Raises:
     OSError: the address cannot be bound.
   """
 
-  def __init__(self, address: str, secret: bytes, path: str | os.PathLike[str]):
+  def __init__(
+      self,
+      address: str,
+      secret: bytes,
+      path: str | os.PathLike[str],
+      deadline_s: float = _DEADLINE_S,
+  ):
     self._secret = secret
+    self._deadline_s = deadline_s
     self._path = path
     host, port = split_address(address)
     try:
@@ -165,7 +173,7 @@ class Announcer:
           f"config.store.locator={address}: cannot be bound: {error}"
       ) from error
     self.port = self._socket.getsockname()[1]
-    # Of the open connections, oldest first.
+    # Tasks of the open connections, oldest first.
     self._tasks: dict[asyncio.Task[None], None] = {}
     self._worker = worker.Worker(
         "announcer", lambda stop: asyncio.run(self._serve(stop)), close_s=5.0
@@ -196,7 +204,7 @@ class Announcer:
     task = asyncio.current_task()
     self._tasks[task] = None
     try:
-      async with asyncio.timeout(_DEADLINE_S):
+      async with asyncio.timeout(self._deadline_s):
         nonce = await reader.readexactly(_NONCE_BYTES)
         found = self.find()
         if found is not None:
@@ -237,20 +245,22 @@ class RemoteLocator:
     return self._last
 
 
-def ask_announcer(address: str, secret: bytes) -> Locator | None:
+def ask_announcer(
+    address: str, secret: bytes, deadline_s: float = _DEADLINE_S
+) -> Locator | None:
   """Returns the announcer's locator; None if it has none or does not answer.
 
   Raises:
     WireError: the answer is forged or replayed.
   """
   nonce = secrets.token_bytes(_NONCE_BYTES)
-  deadline = time.monotonic() + _DEADLINE_S
+  deadline = time.monotonic() + deadline_s
   data = b""
   try:
-    with socket.create_connection(split_address(address), _DEADLINE_S) as asked:
+    with socket.create_connection(split_address(address), deadline_s) as asked:
       asked.sendall(nonce)
       while len(data) < _MAX_ANSWER_BYTES:
-        # One deadline for the whole answer, however slowly it comes.
+        # The deadline is of the whole answer, however slowly it comes.
         asked.settimeout(max(deadline - time.monotonic(), 1e-3))
         part = asked.recv(_MAX_ANSWER_BYTES - len(data))
         if not part:

@@ -31,7 +31,7 @@ class PeerGrpoTest(absltest.TestCase):
     variables = {peer_grpo.variable(peer): p for peer, p in paths.items()}
     self.enter_context(mock.patch.dict(os.environ, variables))
 
-  def test_a_run_is_a_process_of_the_peers_interpreter(self):
+  def test_runs_a_peer_with_its_interpreter(self):
     path = self.folder / "python"
     path.write_text(_INTERPRETER)
     path.chmod(0o755)
@@ -43,13 +43,10 @@ class PeerGrpoTest(absltest.TestCase):
     with self.assertRaisesRegex(RuntimeError, "with 3: benchmarks.tunix_grpo"):
       peer_grpo.run("tunix", self.folder / "failed", {"num_steps": 3})
     path.write_text("#!/bin/sh\necho slow\nexec sleep 60\n")
-    with (
-        mock.patch.object(peer_grpo, "_DEADLINE_S", 0.5),
-        self.assertRaisesRegex(RuntimeError, "nothing after 0 s: slow"),
-    ):
-      peer_grpo.run("tunix", self.folder / "late", {})
+    with self.assertRaisesRegex(RuntimeError, "nothing after 0 s: slow"):
+      peer_grpo.run("tunix", self.folder / "late", {}, deadline_s=0.5)
 
-  def test_a_peer_is_installed_where_its_interpreter_finds_it(self):
+  def test_finds_a_peer_where_its_interpreter_does(self):
     self.use_interpreters(trl="false", tunix="true")
     self.assertFalse(peer_grpo.is_installed("trl"))
     self.assertTrue(peer_grpo.is_installed("tunix"))
@@ -61,18 +58,15 @@ class PeerGrpoTest(absltest.TestCase):
     self.enter_context(contextlib.chdir(self.folder))
     self.assertFalse(peer_grpo.is_installed("no_such_library"))
 
-  def test_the_clock_leaves_snapshots_out(self):
+  def test_stops_the_clock_for_snapshots(self):
     now = [100.0]
-    self.enter_context(
-        mock.patch.object(peer_grpo.time, "time", lambda: now[0])
-    )
 
     def take_snapshot():
       now[0] += 7.0
       return now[0]
 
     settings = {"snapshot_steps": 2, "num_steps": 5}
-    clock = peer_grpo.Clock(settings, take_snapshot)
+    clock = peer_grpo.Clock(settings, take_snapshot, lambda: now[0])
     for _ in range(5):
       now[0] += 1.0
       clock.end_step()
@@ -83,7 +77,7 @@ class PeerGrpoTest(absltest.TestCase):
     self.assertEqual(result["step_ends"], clock.step_ends)
     self.assertEqual(result["versions"], {"numpy": np.__version__})
 
-  def test_the_reward_is_whether_a_completion_is_correct(self):
+  def test_rewards_correct_completions(self):
     prompts = ["7,3,12,4>17"] * 3
     right = "4*3=12,12+12=24,24-7=17"
     completions = [right, "", right[:-1] + "8"]

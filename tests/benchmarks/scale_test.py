@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scale benchmark: its model and what it makes of measurements.
 
-tests/multi_process/scale_test.py runs it.
+tests/multi_process/benchmarks_test.py runs it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from tests.support import tiny_model
 
 class ScaleTest(parameterized.TestCase):
 
-  def test_rate_staleness_and_hand_over(self):
+  def test_reads_rate_staleness_and_hand_over_off_a_log(self):
     # One searcher, a group a second, each there half a second after its end.
     log = [("a", i, i + 1.5) for i in range(100)]
     times = {"a": [[float(i), i + 1.0] for i in range(100)]}
@@ -27,11 +27,11 @@ class ScaleTest(parameterized.TestCase):
     # Group i was begun when i - 1 had come: one came between, of 32 a step.
     self.assertAlmostEqual(row["staleness_steps"], 1 / 32)
 
-  def test_nothing_measured_is_an_error(self):
+  def test_refuses_a_log_without_blocks(self):
     with self.assertRaisesRegex(RuntimeError, "no block came"):
       scale.analyse([("a", 0, 1.0)], {"a": [[0.0, 0.5]]}, 5.0, 6.0)
 
-  def test_the_model_is_calibrated_by_two_runs(self):
+  def test_calibrates_the_model_by_two_runs(self):
     one = {
         "groups_per_s": 8.0,
         "hand_over_ms": 25.0,
@@ -56,7 +56,7 @@ class ScaleTest(parameterized.TestCase):
     self.assertAlmostEqual(model_of(64).staleness_steps(), 76.5 / 32)
 
   @parameterized.parameters(["0"], ["1", "x"], ["1", "1", "1", "2,0"])
-  def test_operands_are_checked(self, *operands):
+  def test_refuses_wrong_operands(self, *operands):
     with self.assertRaises(ValueError):
       scale.run(tiny_model.make_config(), operands)
 
@@ -68,12 +68,12 @@ class PipelineTest(parameterized.TestCase):
       (2, 0.0, "searchers", 5.0),
       (8, 0.25, "store", 4.0),
   )
-  def test_the_slowest_stage_sets_the_rate(self, n, serve_s, stage, rate):
+  def test_takes_the_rate_of_the_slowest_stage(self, n, serve_s, stage, rate):
     model = scale.Pipeline(n, 0.4, serve_s=serve_s)
     self.assertEqual(model.slowest(), stage)
     self.assertAlmostEqual(model.groups_per_s(), rate)
 
-  def test_a_full_store_is_waited_for_on_both_ways(self):
+  def test_waits_for_a_full_store_on_both_ways(self):
     # 4 groups/s: 8 searchers with 2 granted groups each have them for 4 s. Of
     # that .4 are sampling, and half of the rest is after it: 2.2 s.
     model = scale.Pipeline(8, 0.4, serve_s=0.25, granted_rounds=2, credits=4)
@@ -82,7 +82,7 @@ class PipelineTest(parameterized.TestCase):
     model = dataclasses.replace(model, credits=0)
     self.assertAlmostEqual(model.groups_under_way(), 8.0)
 
-  def test_what_is_handed_over_is_under_way(self):
+  def test_counts_groups_that_are_handed_over_as_under_way(self):
     # 5 groups/s for half a second, in steps of 3.
     model = scale.Pipeline(2, 0.4, hand_over_s=0.5, groups_per_step=3)
     self.assertAlmostEqual(model.staleness_steps(), (2 + 2.5) / 3)
@@ -108,7 +108,7 @@ class PipelineTest(parameterized.TestCase):
     return sum(waits) / len(waits)
 
   @parameterized.parameters(2, 8, 20, 40)
-  def test_a_group_waits_for_what_the_drain_does_for_others(self, n):
+  def test_waits_while_the_drain_serves_others(self, n):
     model = scale.Pipeline(
         n, 0.4, hand_over_s=0.005, idle_s=0.004, look_s=0.01, more_s=0.002
     )
@@ -118,7 +118,7 @@ class PipelineTest(parameterized.TestCase):
         wait_s, self._wait_for_a_look(n, 500.0), delta=0.05 * wait_s
     )
 
-  def test_a_single_searcher_waits_for_nobody(self):
+  def test_never_waits_with_a_single_searcher(self):
     model = scale.Pipeline(1, 0.4, hand_over_s=0.005, look_s=0.01)
     self.assertAlmostEqual(model.hand_over(), 0.005)
 

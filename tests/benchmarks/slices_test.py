@@ -13,7 +13,7 @@ from tests.support import hub_cache
 
 class SlicesTest(absltest.TestCase):
 
-  def test_no_model_of_red_teaming_needs_weights(self):
+  def test_compiles_red_teaming_without_weights(self):
     slices.make_hub(hub_cache.make(self))
     config = load.load_config("configs/red_team.py:model=llama")
     role = compile_lib.trainer(config, jax.devices()[:1])

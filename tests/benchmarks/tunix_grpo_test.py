@@ -15,7 +15,7 @@ from tests.support import tiny_model
 
 class TunixGrpoTest(absltest.TestCase):
 
-  def test_a_snapshot_is_a_hugging_face_folder(self):
+  def test_saves_a_snapshot_as_a_hugging_face_folder(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     model = tiny_model.make_model()
     c = model.config
@@ -47,15 +47,15 @@ class TunixGrpoTest(absltest.TestCase):
         },
     }
     saved = folder / "saved"
-    tunix_grpo._save(saved, params, start=folder / "start")
+    tunix_grpo.save(saved, params, start=folder / "start")
     # Refuses a name or a shape that is not the model's.
     self.assertEqual(hf.load(saved)[0], hf.load(folder / "start")[0])
     tensors = safetensors.numpy.load_file(saved / "model.safetensors")
     layer = params["layers"][1]
-    found = lambda name: tensors[f"model.layers.1.{name}.weight"].T
+    weight_of = lambda name: tensors[f"model.layers.1.{name}.weight"].T
     x_TxD, x_TxNxH = make(3, D), make(3, c.num_heads, H)
     np.testing.assert_allclose(
-        x_TxD @ found("self_attn.k_proj"),
+        x_TxD @ weight_of("self_attn.k_proj"),
         np.einsum("TD,DNH->TNH", x_TxD, layer["attn"]["k_proj"]["w"]).reshape(
             3, -1
         ),
@@ -63,14 +63,14 @@ class TunixGrpoTest(absltest.TestCase):
         atol=1e-5,
     )
     np.testing.assert_allclose(
-        x_TxNxH.reshape(3, -1) @ found("self_attn.o_proj"),
+        x_TxNxH.reshape(3, -1) @ weight_of("self_attn.o_proj"),
         np.einsum("TNH,NHD->TD", x_TxNxH, layer["attn"]["o_proj"]["w"]),
         rtol=1e-5,
         atol=1e-5,
     )
     for name in ("gate_proj", "up_proj", "down_proj"):
       np.testing.assert_array_equal(
-          found(f"mlp.{name}"), layer["mlp"][name]["kernel"]
+          weight_of(f"mlp.{name}"), layer["mlp"][name]["kernel"]
       )
     np.testing.assert_array_equal(
         tensors["lm_head.weight"].T, params["lm_head"]["w"]

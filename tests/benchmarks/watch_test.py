@@ -1,17 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the benchmark of watching: what it runs, and its arithmetic."""
-
-import contextlib
-from unittest import mock
+"""The benchmark of watching: its arithmetic."""
 
 from absl.testing import absltest
 
-from benchmarks import trial_run
 from benchmarks import watch
-from tba_jax.config import validate
 from tba_jax.config import variants
-from tba_jax.system import jsonl
 
 countdown = variants.import_config("configs/countdown.py")
 
@@ -44,58 +38,38 @@ def _spans(num_steps, *, writing_ms, waits_ms=0.0, slow=()):
 
 class WatchTest(absltest.TestCase):
 
-  def test_the_run_is_a_right_config(self):
-    seen = []
-
-    @contextlib.contextmanager
-    def run(config):
-      seen.append(config)
-      yield "nowhere"
-
-    spans = _spans(30, writing_ms=0.0)
-    for arg in ("", "smoke", "quick"):
-      with (
-          mock.patch.object(trial_run, "run", run),
-          mock.patch.object(jsonl, "read_jsonl", return_value=spans),
-      ):
-        result = watch.run(countdown.get_config(arg), ["30"])
-      self.assertEqual(result["steps"], 30)
-      validate.validate(seen[-1])
-      self.assertEqual(seen[-1].log.every_steps, 4)
-      self.assertEqual(seen[-1].train.num_steps, 30)
-
-  def test_too_few_steps_are_refused(self):
+  def test_refuses_too_few_steps(self):
     with self.assertRaisesRegex(ValueError, "watch 9: allowed 16 steps"):
       watch.run(countdown.get_config("smoke"), ["9"])
 
-  def test_figures_by_hand(self):
+  def test_summarizes_spans_as_by_hand(self):
     for waits_ms in (0.0, 70.0):
       spans = _spans(101, writing_ms=3.0, waits_ms=waits_ms)
-      found = watch.summarize(spans)
-      self.assertEqual(found["pairs"], 23)
+      figures = watch.summarize(spans)
+      self.assertEqual(figures["pairs"], 23)
       # 3 ms, and 1.5 ms of the record; less .02 ms of drift twice.
       self.assertAlmostEqual(
-          found["paired"] * found["step_ms"], 4.5 - 0.04, places=3
+          figures["paired"] * figures["step_ms"], 4.5 - 0.04, places=3
       )
-      self.assertAlmostEqual(found["step_ms"], 101.0, delta=0.5)
-      self.assertAlmostEqual(found["record_ms"], 2.0, places=3)
+      self.assertAlmostEqual(figures["step_ms"], 101.0, delta=0.5)
+      self.assertAlmostEqual(figures["record_ms"], 2.0, places=3)
       # A millisecond of a step that writes, and of the state half of one for
       # each step, waiting included.
-      self.assertAlmostEqual(found["write_cpu_ms"], 1.45, delta=0.1)
-      self.assertAlmostEqual(found["cost"], 3.45 / 101.0, delta=2e-3)
-      low, high = found["paired_interval"]
-      self.assertLessEqual(low, found["paired"])
-      self.assertLessEqual(found["paired"], high)
+      self.assertAlmostEqual(figures["write_cpu_ms"], 1.45, delta=0.1)
+      self.assertAlmostEqual(figures["cost"], 3.45 / 101.0, delta=2e-3)
+      low, high = figures["paired_interval"]
+      self.assertLessEqual(low, figures["paired"])
+      self.assertLessEqual(figures["paired"], high)
 
-  def test_a_few_slow_steps_do_not_matter(self):
+  def test_ignores_a_few_slow_steps(self):
     cost = lambda slow: watch.summarize(_spans(101, writing_ms=0.0, slow=slow))[
         "paired"
     ]
     self.assertAlmostEqual(cost((40, 41, 60)), cost(()), places=3)
 
-  def test_the_interval_of_a_median(self):
-    self.assertEqual(watch._median_interval(list(range(100))), (40, 60))
-    self.assertEqual(watch._median_interval([1.0, 2.0, 3.0]), (1.0, 3.0))
+  def test_bounds_a_median_by_ranks(self):
+    self.assertEqual(watch.median_interval(list(range(100))), (40, 60))
+    self.assertEqual(watch.median_interval([1.0, 2.0, 3.0]), (1.0, 3.0))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ class RunTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    # One folder for all, so that the second reads what the first has trained.
+    # Notebooks share a folder, so that the second reads what the first has
+    # trained.
     cls.folder = pathlib.Path(
         cls.enterClassContext(tempfile.TemporaryDirectory(prefix="colab_"))
     )
@@ -97,47 +98,80 @@ class StoredTest(parameterized.TestCase):
 
 class InstallTest(parameterized.TestCase):
 
-  def install(self, *archives, repository="", gpus=False):
-    """Runs the cell where tba_jax is not installed; returns its commands."""
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    for name in archives:
-      with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
-        archive.writestr(f"{name}/setup.py", "")
+  def install(self, folder, repository="", gpus=False, spec=None):
+    """Runs the cell in a folder; returns its commands and where it ends."""
 
     cell = execute.INSTALL.replace('REPOSITORY = ""',
                                    f"REPOSITORY = {repository!r}")  # fmt: skip
     def run(command, check):
       commands.append(command[-1])
       if command[0] == "git":
-        (folder / "tba_jax").mkdir()
+        self.make_checkout(folder / "tba_jax")
 
     commands = []
     with (
         contextlib.chdir(folder),
-        # Python takes a checkout's own folder for a package.
         mock.patch.object(
             importlib.util,
             "find_spec",
-            lambda name: machinery.ModuleSpec(name, None) if archives else None,
+            lambda name: spec if name == "tba_jax" else None,
         ),
         mock.patch.object(shutil, "which", lambda name: "x" * gpus),
         mock.patch.object(subprocess, "run", run),
     ):
       exec(cell, {})  # pylint: disable=exec-used
-      self.assertEqual(pathlib.Path.cwd().parent, folder)
-    return commands
+      return commands, pathlib.Path.cwd()
 
-  def test_a_checkout_beside_the_notebook(self):
-    self.assertEqual(self.install("tba_jax-main"), [".[plots]"])
-    self.assertEqual(self.install("tba_jax", gpus=True), [".[plots,cuda]"])
+  def make_folder(self):
+    return pathlib.Path(self.create_tempdir().full_path).resolve()
 
-  def test_a_clone(self):
-    commands = self.install(repository="https://host/tba_jax")
-    self.assertEqual(commands, ["tba_jax", ".[plots]"])
+  def make_checkout(self, path):
+    for name in ("tba_jax", "colabs"):
+      (path / name).mkdir(parents=True)
+    (path / "setup.py").touch()
+    (path / "tba_jax" / "main.py").touch()
+    return path
 
-  def test_without_either_it_says_what_to_upload(self):
+  def test_installs_the_checkout_that_the_notebook_is_in(self):
+    checkout = self.make_checkout(self.make_folder() / "mine")
+    # Python takes a checkout's own folder for a package.
+    spec = machinery.ModuleSpec("tba_jax", None)
+    for folder in (checkout, checkout / "colabs"):
+      with self.subTest(folder.name):
+        self.assertEqual(
+            self.install(folder, spec=spec), ([".[plots]"], checkout)
+        )
+
+  def test_installs_dependencies_where_python_sees_the_checkout_alone(self):
+    checkout = self.make_checkout(self.make_folder())
+    spec = machinery.ModuleSpec("tba_jax", None, origin="tba_jax/__init__.py")
+    commands, _ = self.install(checkout, spec=spec)
+    self.assertEqual(commands, [".[plots]"])
+
+  def test_installs_an_unpacked_or_zipped_checkout_beside_the_notebook(self):
+    folder = self.make_folder()
+    checkout = self.make_checkout(folder / "tba_jax-main")
+    self.assertEqual(
+        self.install(folder, gpus=True), ([".[plots,cuda]"], checkout)
+    )
+    with zipfile.ZipFile(folder / "tba_jax-main.zip", "w") as archive:
+      for name in ("setup.py", "tba_jax/main.py"):
+        archive.writestr(f"tba_jax-main/{name}", "")
+    shutil.rmtree(checkout)
+    self.assertEqual(self.install(folder), ([".[plots]"], checkout))
+
+  def test_installs_a_clone_where_a_repository_is_named(self):
+    folder = self.make_folder()
+    self.assertEqual(
+        self.install(folder, repository="https://host/tba_jax"),
+        (["tba_jax", ".[plots]"], folder / "tba_jax"),
+    )
+
+  def test_names_what_to_upload_where_there_is_no_checkout(self):
+    folder = self.make_folder()
+    (folder / "setup.py").touch()  # Another project's.
     with self.assertRaisesRegex(FileNotFoundError, "upload"):
-      self.install()
+      self.install(folder)
 
 
 class ExecuteTest(parameterized.TestCase):

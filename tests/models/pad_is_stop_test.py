@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where pad and stop token are one id, a sampled stop token still counts."""
+"""A sampled stop token counts where pad and stop token are one id."""
 
 import types
 

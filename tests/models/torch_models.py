@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `transformers` computes of the cases of `cases.py`. Needs torch."""
+"""Results of `transformers` for the cases of `cases.py`. Needs torch."""
 
 import tempfile
 

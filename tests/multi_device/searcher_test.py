@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from tba_jax.config import settings as settings_lib
-from tba_jax.programs import searcher
+from tba_jax.programs import roles
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import rows
@@ -133,7 +133,7 @@ class SamplingTest(parameterized.TestCase):
   @classmethod
   def sample(cls, place, check=lambda programs: None, **changes):
     """Returns completions by three versions, the newer ones swapped in."""
-    params_fn = searcher.make_params_fn(
+    params_fn = roles.make_params_fn(
         cls.policy, lora.ParamsMerger("", lambda params: params), place
     )
     settings = dataclasses.replace(SETTINGS, **changes)
@@ -155,7 +155,7 @@ class SamplingTest(parameterized.TestCase):
         for i in range(11)
     ]
     sampler.warm_up(params[0])
-    (programs,) = sampler._programs.values()
+    programs = sampler.programs(sampler.put(params[0]))
     sizes = [
         program._cache_size()
         for program in (programs.decode_chunk, programs.refill)
@@ -335,13 +335,13 @@ class CarriersTest(parameterized.TestCase):
     self.serve(writer, packed)
     specs = carrier_lib.specs_of(leaves)
     found = reader.read(self.transport, TAG, packed.carried, specs)
-    params_fn = searcher.make_params_fn(
+    params_fn = roles.make_params_fn(
         self.policy, lora.ParamsMerger("", lambda params: params), place
     )
     sampler = decode.Sampler(self.policy.model, SETTINGS)
     params = sampler.put(params_fn(found), place.model)
     chex.assert_trees_all_equal(params, sampler.put(self.params))
-    # As a program cuts them where they are.
+    # A program cuts them where they are.
     cut = sampler.put(jax.device_put(self.params, place.model))
     is_same = lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim)
     same = jax.tree.map(is_same, params, cut)
@@ -355,12 +355,12 @@ class CarriersTest(parameterized.TestCase):
         policy.adapters,
         policy.folder,
         config.seed,
-        searcher.make_load_start(config, policy, place),
+        roles.make_load_start(config, policy, place),
     )
     factors = jax.tree.map(
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
-    params_fn = searcher.make_params_fn(policy, whole, place)
+    params_fn = roles.make_params_fn(policy, whole, place)
     found = params_fn(publication.flatten(factors))
     start = policy.model.init(jax.random.PRNGKey(config.seed))
     expected = policy.adapters.merge(start, factors)
@@ -368,7 +368,7 @@ class CarriersTest(parameterized.TestCase):
     shardings = jax.tree.map(lambda leaf: leaf.sharding, found)
     chex.assert_trees_all_equal(shardings, place.model)
 
-  def test_the_reference_of_a_searcher_on_the_mesh(self):
+  def test_the_reference_of_a_searcher_equals_that_of_one_device(self):
     policy, config = make_policy(), settings_lib.get_config()
     policy.tokenizer = types.SimpleNamespace(stop_ids=(1,))
     config.reference.role = "searcher"
@@ -390,7 +390,7 @@ class CarriersTest(parameterized.TestCase):
       mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh})
       place = sharding.make_place(mesh, config.sharding, policy)
       ours = group_reference.make_group_reference(
-          config, policy, searcher.make_load_start(config, policy, place), mesh
+          config, policy, roles.make_load_start(config, policy, place), mesh
       )
       found.append(ours.start(*groups)())
     np.testing.assert_allclose(*map(np.stack, found), rtol=1e-5, atol=1e-5)

@@ -39,16 +39,16 @@ class ByHandTest(absltest.TestCase):
     """Returns the identity of a new run, of two processes with one device.
 
     Args:
-      name: of its directory.
-      changes: of other settings, `key=value` each.
-      **store: of `config.store`.
+      name: name of its directory.
+      changes: other settings, `key=value` each.
+      **store: settings of `config.store`.
     """
     config = arithmetic.get_config("smoke,lockstep")
     config.init = "scratch"
     config.mesh.data = 2
     config.trainer.num_processes = 2
     config.trainer.cpu_devices = 1
-    config.store.update({"deadline_s": 3.0, "probe_timeout_s": 1.0, **store})
+    config.store.update({"deadline_s": 3.0, **store})
     load.apply_overrides(config, changes)
     workdir = str(self.folder / name)
     run, _ = run_directory.create(workdir, config)
@@ -74,8 +74,8 @@ class ByHandTest(absltest.TestCase):
     """Checks that a trainer ends: in time, with one error, nothing changed.
 
     Args:
-      run: of process 0.
-      statuses: of both.
+      run: run of process 0.
+      statuses: exit statuses of both.
       words: pattern of the error.
       other: the run's directory on the host of process 1, None = the same.
     """
@@ -100,20 +100,20 @@ class ByHandTest(absltest.TestCase):
         for path in sorted(self.folder.glob("trainer-*.log"))
     )
 
-  def test_two_trainers_on_one_workdir(self):
+  def test_refuses_two_trainers_on_one_workdir(self):
     run = self.make_run("run")
     lock = run_directory.lock(str(run.workdir), "trainer")
     self.addCleanup(os.close, lock)
     words = f"process {os.getpid()} already runs there as the trainer"
     self.assert_refused(run, (2, 2), words)
 
-  def test_a_workdir_that_cannot_be_written(self):
+  def test_refuses_a_workdir_that_cannot_be_written(self):
     run = self.make_run("run")
     # Root may write into any folder, but not open one as a file.
     (run.workdir / ".trainer.lock").mkdir()
     self.assert_refused(run, (2, 2), f"Is a directory: {run.workdir}")
 
-  def test_a_process_with_other_settings(self):
+  def test_refuses_a_process_with_other_settings(self):
     store = self.make_run("store")
     spool = {"spool_dir": str(store.spool)}
     run = self.make_run("run", **spool)

@@ -10,6 +10,7 @@ import tempfile
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 import pytest
 
@@ -32,7 +33,7 @@ _OVERRIDES = {
 
 # The first test's time has that of the run which all compare with.
 @pytest.mark.timeout(600)
-class LockstepTest(absltest.TestCase):
+class LockstepTest(parameterized.TestCase):
 
   @classmethod
   def setUpClass(cls):
@@ -69,21 +70,46 @@ class LockstepTest(absltest.TestCase):
     gaps = [r["train/logprob_gap"] for r in self.whole.steps()]
     self.assertLess(max(gaps), 1e-5)
 
-  def test_a_single_process_gives_the_same_bits(self):
-    out = self.folder / "single.npz"
+  def run_alone(self, run, *options):
+    """Returns the params of the same config, trained in one thread."""
+    out = self.folder / f"{run.workdir.name}{''.join(options)}.npz"
     cores = processes.available_cores()
     single = harness.Process(
         [
-            *(sys.executable, "-m", "tests.support.single_process"),
-            str(self.whole.workdir / "config.json"),
+            *(sys.executable, "-m", "tests.support.single_process", *options),
+            str(run.workdir / "config.json"),
             str(self.folder / "single"),
             str(out),
             str(cores[0]) if len(cores) > 1 else "",
         ],
-        self.folder / "single.log",
+        out.with_suffix(".log"),
     )
     self.assertEqual(single.wait(), 0, single.text())
-    self.assert_same_params(dict(np.load(out)))
+    return dict(np.load(out))
+
+  @parameterized.parameters((), ("--loop",))
+  def test_a_single_process_gives_the_same_bits(self, *options):
+    self.assert_same_params(self.run_alone(self.whole, *options))
+
+  def test_a_lag_of_three_steps_is_exact_and_gives_the_same_bits(self):
+    run = self.start(self.folder / "lag", **{"search.lead_steps": 3})
+    self.assertEqual(run.wait(), 0, run.text())
+    for record in run.steps():
+      # Replayed data is older.
+      self.assertEqual(
+          min(map(int, record["replay/staleness_histogram"])),
+          min(record["step"], 3),
+      )
+    params = harness.params_of(run.workdir, _STEPS)
+    for options in ((), ("--loop",)):
+      alone = self.run_alone(run, *options)
+      self.assertCountEqual(alone, params)
+      for name, leaf in params.items():
+        np.testing.assert_array_equal(alone[name], leaf, err_msg=name)
+    # The lag matters.
+    same = [np.array_equal(params[name], x) for name, x in self.params.items()]
+    self.assertFalse(all(same))
+    self.assertTrue(run.read("summary.json")["ledger_closed"])
 
   def test_interrupted_and_killed_it_gives_the_same_bits(self):
     workdir = self.folder / "resumed"
@@ -111,13 +137,12 @@ class LockstepTest(absltest.TestCase):
 
   def test_threads_of_one_process_give_the_same_bits(self):
     workdir = self.folder / "one_process"
-    core = str(processes.available_cores()[0])
-    one = {
-        "run.processes": "one",
-        "cores.trainer": core,
-        "cores.searcher": core,
-    }
-    run = self.start(workdir, **one)
+    # On one core, as each of the other runs' processes is.
+    cores = processes.available_cores()
+    self.addCleanup(processes.pin, cores)
+    processes.pin(cores[:1])
+    run = self.start(workdir, **{"run.processes": "one"})
+    processes.pin(cores)
     run.wait_for_step(4)
     self.assertEmpty(run.pids("searcher"))
     run.kill("trainer")

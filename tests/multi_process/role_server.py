@@ -17,8 +17,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax.monitor import run_directory
-from tba_jax.programs import searcher
-from tba_jax.programs import trainer
+from tba_jax.programs import roles
 from tba_jax.system import processes
 from tests.support import single_process
 
@@ -32,8 +31,8 @@ def _single(
 
 
 _ROLES: dict[str, Callable[..., int]] = {
-    "trainer": trainer.run_trainer,
-    "searcher": searcher.run_searcher,
+    "trainer": roles.run_trainer,
+    "searcher": roles.run_searcher,
     "single": _single,
 }
 

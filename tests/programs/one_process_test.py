@@ -12,8 +12,7 @@ from absl.testing import parameterized
 from tba_jax.config import settings
 from tba_jax.monitor import run_directory
 from tba_jax.programs import one_process
-from tba_jax.programs import searcher
-from tba_jax.programs import trainer
+from tba_jax.programs import roles
 from tba_jax.replay import messages
 from tba_jax.system import processes
 from tba_jax.training import publication
@@ -35,8 +34,8 @@ class OneProcessTest(parameterized.TestCase):
         (processes, "start_role", lambda: self.stop),
         (run_directory, "open_run", mock.Mock()),
         (publication, "connect", lambda *_: self.transport),
-        (trainer, "train", self.train),
-        (searcher, "search", self.search),
+        (roles, "train", self.train),
+        (roles, "search", self.search),
     ):
       self.enter_context(mock.patch.object(module, name, made))
 
@@ -60,7 +59,7 @@ class OneProcessTest(parameterized.TestCase):
     return False
 
   def test_searchers_leave_when_the_trainer_has_ended(self):
-    with mock.patch.object(trainer, "train", lambda *_: processes.EXIT_OK):
+    with mock.patch.object(roles, "train", lambda *_: processes.EXIT_OK):
       self.assertEqual(self.run_it(), processes.EXIT_OK)
     self.assertCountEqual(self.left, [0, 1])
     self.assertCountEqual(self.seen, [(0, "memory", 1), (1, "memory", 1)])
@@ -77,7 +76,7 @@ class OneProcessTest(parameterized.TestCase):
     def train(*args):
       raise RuntimeError("no memory")
 
-    with mock.patch.object(trainer, "train", train):
+    with mock.patch.object(roles, "train", train):
       with self.assertRaisesRegex(RuntimeError, "no memory"):
         self.run_it()
     self.assertCountEqual(self.left, [0, 1])
@@ -88,7 +87,7 @@ class OneProcessTest(parameterized.TestCase):
         raise run_directory.NoRunError("no such model")
       return self.search(config, workdir, index, should_stop)
 
-    with mock.patch.object(searcher, "search", search):
+    with mock.patch.object(roles, "search", search):
       with self.assertRaisesRegex(run_directory.NoRunError, "no such model"):
         with self.assertLogs("absl", "ERROR"):
           self.run_it()
@@ -109,7 +108,7 @@ class OneProcessTest(parameterized.TestCase):
 
     with contextlib.ExitStack() as patches:
       for target, name, made in (
-          (searcher, "search", search),
+          (roles, "search", search),
           (one_process, "_LEAVE_S", 0.01),
       ):
         patches.enter_context(mock.patch.object(target, name, made))

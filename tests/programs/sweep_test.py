@@ -17,11 +17,11 @@ from absl.testing import parameterized
 import ml_collections
 import rich.console
 
+from tba_jax import schedule
 from tba_jax.config import load as load_lib
 from tba_jax.config import variants
 from tba_jax.monitor import run_directory
 from tba_jax.programs import sft
-from tba_jax.programs import stale_loop
 from tba_jax.programs import sweep
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -29,7 +29,7 @@ from tba_jax.system import processes
 staleness = variants.import_config("configs/staleness.py")
 
 _FILE = str(pathlib.Path(staleness.__file__))
-LAGS = (stale_loop.Lag(), stale_loop.Lag(staleness_steps=4))
+LAGS = (sweep.Lag(), sweep.Lag(staleness_steps=4))
 
 
 def load_arg(arg):
@@ -48,8 +48,12 @@ class LagTest(parameterized.TestCase):
       (dict(mini_batches=3), "N=3", [0, 0, 0, 3, 3, 3]),
   )
   def test_version_that_samples_a_step(self, fields, label, versions):
-    lag = stale_loop.Lag(**fields)
-    self.assertEqual([lag.version_of(t) for t in range(6)], versions)
+    lag = sweep.Lag(**fields)
+    config = lag.apply(load())
+    config.train.num_steps = 6
+    flow = schedule.make_schedule(config)
+    size = config.train.prompts_per_batch
+    self.assertEqual([flow.version_of(t * size) for t in range(6)], versions)
     self.assertEqual(lag.label, label)
 
 
@@ -180,7 +184,7 @@ class ResultTest(absltest.TestCase):
 def make_runs(seeds=(0, 1, 2)):
   config = ml_collections.ConfigDict()
   return [
-      stale_loop.Run(objective, lag, seed, config)
+      sweep.Run(objective, lag, seed, config)
       for seed in seeds
       for objective in ("tb", "rloo")
       for lag in LAGS
@@ -257,7 +261,7 @@ class CellsTest(absltest.TestCase):
 
 
 class FakeBench:
-  """Stands in for `stale_loop.Bench`: the lag is the reward."""
+  """Stands in for `sweep.Bench`: the lag is the reward."""
 
   made: list[str] = []
   on_run = staticmethod(lambda: None)
@@ -265,9 +269,12 @@ class FakeBench:
   def __init__(self, config, workdir):
     del config, workdir
 
+  def close(self):
+    pass
+
   def run(self, run, *, should_stop):
     if should_stop():
-      raise stale_loop.Interrupted(run.name)
+      raise sweep.Interrupted(run.name)
     type(self).made.append(run.name)
     values = {"kl": 1.0, "ref_perplexity": 2.0}
     self.on_run()
@@ -287,7 +294,7 @@ class SweepTest(absltest.TestCase):
     super().setUp()
     self.workdir = self.create_tempdir().full_path
     self.stop = threading.Event()
-    self.enter_context(mock.patch.object(stale_loop, "Bench", FakeBench))
+    self.enter_context(mock.patch.object(sweep, "Bench", FakeBench))
     self.fine_tune = self.enter_context(
         mock.patch.object(
             sft, "run", autospec=True, return_value={"interrupted": False}

@@ -21,19 +21,19 @@ def _units(prompts: int, completions: int, tokens: int) -> dict[str, int]:
 
 class LedgerTest(parameterized.TestCase):
 
-  def test_every_term(self):
+  def test_has_every_term(self):
     ledger = ledger_lib.Ledger()
     ledger.announce("a", (10, 40, 400))
-    ledger.accept("a", (4, 16, 160), (4, 16, 160))
-    ledger.accept("b", (2, 8, 80), (2, 8, 80))
+    ledger.apply("a", (4, 16, 160), (4, 16, 160))
+    ledger.apply("b", (2, 8, 80), (2, 8, 80))
     ledger.reject("duplicate", (1, 4, 40))
     ledger.reject("length", (1, 4, 40))
     ledger.reject("length", (1, 4, 40))
     ledger.lost("journal", (1, 4, 40))
     ledger.train_first((1, 5, 50))
     ledger.evict((0, 1, 10))
-    self.assertEqual(ledger.accepted("a"), (4, 16, 160))
-    self.assertEqual(ledger.accepted("c"), (0, 0, 0))
+    self.assertEqual(ledger.applied("a"), (4, 16, 160))
+    self.assertEqual(ledger.applied("c"), (0, 0, 0))
     closed = ledger.close((1, 2, 20))
     self.assertEqual(closed["generated"], _units(12, 48, 480))
     self.assertEqual(closed["queued"], _units(6, 24, 240))
@@ -53,7 +53,7 @@ class LedgerTest(parameterized.TestCase):
   @parameterized.parameters(*np.eye(3, dtype=int).tolist())
   def test_one_too_few_in_any_unit_does_not_close(self, *missing):
     ledger = ledger_lib.Ledger()
-    ledger.accept("a", (5, 5, 5), (5, 5, 5))
+    ledger.apply("a", (5, 5, 5), (5, 5, 5))
     closed = ledger.close(Amount(5, 5, 5) - tuple(missing))
     self.assertFalse(closed["closed"])
     self.assertEqual(closed["difference"], _units(*missing))
@@ -61,8 +61,8 @@ class LedgerTest(parameterized.TestCase):
   def test_accepted_twice_does_not_close(self):
     """Two wrongs of two searchers that cancel in the sum are still wrong."""
     ledger = ledger_lib.Ledger()
-    ledger.accept("a", (1, 4, 8), (1, 4, 8))
-    ledger.accept("a", (1, 4, 8), (1, 4, 8))
+    ledger.apply("a", (1, 4, 8), (1, 4, 8))
+    ledger.apply("a", (1, 4, 8), (1, 4, 8))
     ledger.announce("b", (1, 4, 8))
     closed = ledger.close((2, 8, 16))
     self.assertEqual(closed["difference"], _units(0, 0, 0))
@@ -72,7 +72,7 @@ class LedgerTest(parameterized.TestCase):
     ledger = ledger_lib.Ledger()
     ledger.announce("a", (3, 12, 24))
     ledger.announce("a", (1, 4, 8))
-    ledger.accept("a", (2, 8, 16), (2, 8, 16))
+    ledger.apply("a", (2, 8, 16), (2, 8, 16))
     closed = ledger.close((2, 8, 16))
     self.assertEqual(closed["generated"], _units(3, 12, 24))
     self.assertTrue(closed["closed"])
@@ -81,7 +81,7 @@ class LedgerTest(parameterized.TestCase):
     ledger = ledger_lib.Ledger()
     ledger.announce("a", (3, 12, 24))
     ledger.announce("b", (1, 4, 8))
-    ledger.accept("a", (1, 4, 8), (1, 4, 8))
+    ledger.apply("a", (1, 4, 8), (1, 4, 8))
     self.assertEqual(ledger.searchers(), ["a", "b"])
     ledger.searcher_gone("a")
     self.assertEqual(ledger.searchers(), ["b"])
@@ -89,7 +89,7 @@ class LedgerTest(parameterized.TestCase):
     self.assertEqual(closed["lost"], {"searcher": _units(2, 8, 16)})
     self.assertEqual(closed["queued"], _units(1, 4, 8))
     # One of its blocks was still under way.
-    ledger.accept("a", (2, 8, 16), (1, 4, 8))
+    ledger.apply("a", (2, 8, 16), (1, 4, 8))
     closed = ledger.close((2, 8, 16))
     self.assertEqual(closed["lost"], {"searcher": _units(1, 4, 8)})
     self.assertTrue(closed["closed"])
@@ -131,7 +131,7 @@ class RandomRunTest(parameterized.TestCase):
           ledger.announce(searcher, totals[searcher])
       elif choice < 0.7 and queue:
         searcher, after, group, size = queue.pop(0)
-        ledger.accept(searcher, after, size)
+        ledger.apply(searcher, after, size)
         fate = rng.random()
         if fate < 0.1:
           ledger.reject("duplicate" if fate < 0.05 else "length", size)

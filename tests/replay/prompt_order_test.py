@@ -1,7 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the prompt order: a position is granted until it is received."""
+"""Tests of the prompt order: a position is granted until it is journaled."""
 
+from concurrent import futures
 import copy
 import random
 
@@ -36,126 +37,160 @@ class PromptOrderTest(absltest.TestCase):
     one.prompt(0)
     self.assertEqual(one.prompt(1000), far)
 
-  def test_grants_stay_below_the_limit_and_never_overlap(self):
-    order = prompt_order.PromptOrder(10, seed=0)
-    first = order.grant(4, limit=6)
-    second = order.grant(4, limit=6)
-    self.assertEqual(first, [0, 1, 2, 3])
-    self.assertEqual(second, [4, 5])
-    self.assertEqual(order.grant(4, limit=6), [])
-    self.assertEqual(order.available(6), 0)
-    self.assertEqual(order.available(9), 3)
+  def test_threads_may_share_an_order(self):
+    order = prompt_order.PromptOrder(50, seed=1)
+    wanted = [prompt_order.PromptOrder(50, seed=1).prompt(p)
+              for p in range(0, 5000, 50)]  # fmt: skip
+    with futures.ThreadPoolExecutor(8) as pool:
+      for _ in range(20):
+        self.assertEqual(list(pool.map(order.prompt, range(0, 5000, 50))),
+                         wanted)  # fmt: skip
+
+
+class PositionsTest(absltest.TestCase):
 
   def test_a_position_counts_once(self):
-    order = prompt_order.PromptOrder(10, seed=0)
-    order.grant(3, limit=10)
-    self.assertTrue(order.receive(1))
-    self.assertFalse(order.receive(1))
-    self.assertTrue(order.receive(0))
-    self.assertFalse(order.receive(0))
-    self.assertEqual(order.num_received, 2)
+    positions = prompt_order.Positions()
+    self.assertTrue(positions.add(1))
+    self.assertFalse(positions.add(1))
+    self.assertEqual(positions.first_missing, 0)
+    self.assertTrue(positions.add(0))
+    self.assertFalse(positions.add(0))
+    self.assertLen(positions, 2)
+    self.assertEqual(positions.first_missing, 2)
 
-  def test_released_positions_are_granted_first(self):
-    order = prompt_order.PromptOrder(10, seed=0)
-    order.grant(4, limit=10)
-    order.receive(2)
-    order.release([0, 1, 3])
-    self.assertEqual(order.grant(5, limit=10), [0, 1, 3, 4, 5])
+  def test_counts_below_a_limit(self):
+    positions = prompt_order.Positions()
+    for position in (0, 1, 4, 6):
+      positions.add(position)
+    self.assertEqual(
+        [positions.count(limit) for limit in (0, 1, 3, 5, 9)], [0, 1, 2, 3, 4]
+    )
 
-  def test_a_delivered_position_is_not_granted_again(self):
-    order = prompt_order.PromptOrder(10, seed=0)
-    order.grant(4, limit=10)
-    order.deliver([1, 2])
-    order.release([0, 1, 2, 3])
-    self.assertEqual(order.num_taken(), 2)
-    self.assertEqual(order.available(4), 2)
-    self.assertEqual(order.grant(9, limit=4), [0, 3])
+  def test_no_searcher_can_have_been_granted_a_far_position(self):
+    positions = prompt_order.Positions()
+    plausible = lambda: [
+        positions.is_plausible(p) for p in (-1, 0, (1 << 20) - 1, 1 << 20)
+    ]
+    self.assertEqual(plausible(), [False, True, True, False])
+    positions.add(7)
+    self.assertEqual(plausible(), [False, True, True, True])
 
-  def test_a_position_granted_before_a_crash_is_skipped(self):
+  def test_a_saved_state_is_the_same_set(self):
     order = prompt_order.PromptOrder(10, seed=0)
-    order.deliver([1])
-    order.receive(2)
-    self.assertEqual(order.available(4), 2)
-    self.assertEqual(order.num_taken(2), 1)
-    self.assertEqual(order.grant(9, limit=4), [0, 3])
-
-  def test_available_counts_what_can_be_granted(self):
-    rng = random.Random(0)
-    order, held = prompt_order.PromptOrder(7, seed=0), []
-    for _ in range(300):
-      limit = order.cursor + rng.randrange(-3, 9)
-      copy_of = copy.deepcopy(order)
-      granted = copy_of.grant(1000, limit)
-      self.assertEqual(order.available(limit), len(granted))
-      held += order.grant(rng.randrange(4), limit)
-      if rng.random() < 0.2:
-        order.release(held)
-        held = []
-      # Some were granted after the checkpoint, before a crash.
-      for _ in range(rng.randrange(4)):
-        position = max(0, order.cursor + rng.randrange(-9, 4))
-        if rng.random() < 0.5:
-          order.deliver({position})
-        else:
-          order.receive(position)
-
-  def test_nothing_is_available_if_all_came_before_a_crash(self):
-    order = prompt_order.PromptOrder(10, seed=0)
-    order.deliver(range(4))
-    for position in range(4):
-      self.assertTrue(order.receive(position))
-    self.assertEqual(order.available(4), 0)
-    self.assertEqual(order.available(6), 2)
-    self.assertEqual(order.grant(9, limit=6), [4, 5])
-
-  def test_outstanding_positions_are_granted_again_after_a_restart(self):
-    order = prompt_order.PromptOrder(10, seed=0)
-    order.grant(6, limit=10)
-    order.receive(0)
-    order.receive(4)
-    again = prompt_order.PromptOrder(10, seed=0)
-    again.set_state(order.get_state())
-    self.assertEqual(again.num_received, 2)
-    self.assertEqual(again.grant(9, limit=8), [1, 2, 3, 5, 6, 7])
+    positions = prompt_order.Positions()
+    for position in (0, 4, 2):
+      positions.add(position)
+    state = positions.get_state(order)
+    again = prompt_order.Positions.from_state(state, order)
+    self.assertEqual([p in again for p in range(6)],
+                     [True, False, True, False, True, False])  # fmt: skip
+    self.assertLen(again, 3)
 
   def test_another_split_is_refused(self):
     order = prompt_order.PromptOrder(10, seed=0)
+    other = prompt_order.PromptOrder(11, seed=0)
     with self.assertRaisesRegex(ValueError, "10 prompts"):
-      prompt_order.PromptOrder(11, seed=0).set_state(order.get_state())
+      prompt_order.Positions.from_state(
+          prompt_order.Positions().get_state(order), other
+      )
+
+
+class UngrantedTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.rest = prompt_order.Ungranted(prompt_order.Positions())
+
+  def test_grants_stay_below_the_limit_and_never_overlap(self):
+    self.assertEqual(self.rest.grant(4, limit=6), [0, 1, 2, 3])
+    self.assertEqual(self.rest.grant(4, limit=6), [4, 5])
+    self.assertEqual(self.rest.grant(4, limit=6), [])
+    self.assertEqual(self.rest.available(6), 0)
+    self.assertEqual(self.rest.available(9), 3)
+
+  def test_released_positions_are_granted_first(self):
+    self.rest.grant(4, limit=10)
+    self.rest.note_journaled([2])
+    self.rest.release([0, 1, 3])
+    self.assertEqual(self.rest.grant(5, limit=10), [0, 1, 3, 4, 5])
+
+  def test_a_journaled_position_is_not_granted_again(self):
+    self.rest.grant(4, limit=10)
+    self.rest.note_journaled([1, 2])
+    self.rest.release([0, 1, 2, 3])
+    self.assertEqual(self.rest.available(4), 2)
+    self.assertEqual(self.rest.grant(9, limit=4), [0, 3])
+
+  def test_a_position_granted_before_a_crash_is_skipped(self):
+    self.rest.note_journaled([1, 2])
+    self.assertEqual(self.rest.available(4), 2)
+    self.assertEqual(self.rest.grant(9, limit=4), [0, 3])
+
+  def test_nothing_is_available_if_all_came_before_a_crash(self):
+    self.rest.note_journaled(range(4))
+    self.assertEqual(self.rest.available(4), 0)
+    self.assertEqual(self.rest.available(6), 2)
+    self.assertEqual(self.rest.grant(9, limit=6), [4, 5])
+
+  def test_an_implausible_position_is_ignored(self):
+    self.rest.note_journaled([-1, 1 << 40])
+    self.assertEqual(self.rest.grant(2, limit=9), [0, 1])
+
+  def test_outstanding_positions_are_granted_again_after_a_restart(self):
+    journaled = prompt_order.Positions()
+    journaled.add(0)
+    journaled.add(4)
+    rest = prompt_order.Ungranted(journaled)
+    self.assertEqual(rest.grant(9, limit=8), [1, 2, 3, 5, 6, 7])
+
+  def test_available_counts_what_can_be_granted(self):
+    rng = random.Random(0)
+    rest, held = self.rest, []
+    for _ in range(300):
+      limit = rest.cursor + rng.randrange(-3, 9)
+      copy_of = copy.deepcopy(rest)
+      granted = copy_of.grant(1000, limit)
+      self.assertEqual(rest.available(limit), len(granted))
+      held += rest.grant(rng.randrange(4), limit)
+      if rng.random() < 0.2:
+        rest.release(held)
+        held = []
+      # Some were granted after the checkpoint, before a crash.
+      for _ in range(rng.randrange(4)):
+        rest.note_journaled({max(0, rest.cursor + rng.randrange(-9, 4))})
 
   def test_random_operations_lose_and_repeat_nothing(self):
     rng = np.random.default_rng(0)
-    order = prompt_order.PromptOrder(13, seed=0)
-    held: dict[str, list[int]] = {}
-    received = set()
+    rest, held = self.rest, {}
+    journaled = set()
     for _ in range(2000):
-      limit = len(received) + 20
+      limit = len(journaled) + 20
       match rng.integers(4):
         case 0:
           sid = f"s{rng.integers(3)}"
-          got = order.grant(int(rng.integers(1, 6)), limit)
+          got = rest.grant(int(rng.integers(1, 6)), limit)
           self.assertTrue(all(p < limit for p in got))
-          self.assertEmpty(set(got) & received)
+          self.assertEmpty(set(got) & journaled)
           for others in held.values():
             self.assertEmpty(set(got) & set(others))
           held.setdefault(sid, []).extend(got)
         case 1:
           sid = f"s{rng.integers(3)}"
-          order.release(held.pop(sid, []))
+          rest.release(held.pop(sid, []))
         case _:
           sid = f"s{rng.integers(3)}"
           if held.get(sid):
             position = held[sid].pop(int(rng.integers(len(held[sid]))))
-            order.deliver([position])
-            self.assertTrue(order.receive(position))
-            received.add(position)
-    # In the end all below the highest limit were granted.
-    limit = len(received) + 20
+            rest.note_journaled([position])
+            journaled.add(position)
+    # All positions below the highest limit were granted in the end.
+    limit = len(journaled) + 20
     for positions in held.values():
-      order.release(positions)
-    rest = order.grant(10**6, limit)
+      rest.release(positions)
+    left = rest.grant(10**6, limit)
     self.assertEqual(
-        sorted(received | set(rest)), sorted(set(range(limit)) | received)
+        sorted(journaled | set(left)), sorted(set(range(limit)) | journaled)
     )
 
 

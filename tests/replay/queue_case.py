@@ -13,6 +13,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import types
+from tba_jax.channels import ports
 from tba_jax.replay import buffer
 from tba_jax.replay import messages
 from tba_jax.replay import prompt_order
@@ -22,6 +23,7 @@ from tba_jax.replay import service
 from tba_jax.transport import wire
 from tests.replay import fake_groups
 from tests.support import in_process
+from tests.support import waiting
 
 RUN = "run"
 SECRET = b"s" * 32
@@ -38,14 +40,6 @@ def make_group(position, prompt_id, visit, version=0) -> types.Group:
   return dataclasses.replace(group, position=position, visit=visit)
 
 
-def wait_until(condition, what: str, wait_s: float = 20.0) -> None:
-  deadline = time.monotonic() + wait_s
-  while not condition():
-    if time.monotonic() > deadline:
-      raise AssertionError(f"not within {wait_s} s: {what}")
-    time.sleep(0.005)
-
-
 class Events:
 
   def __init__(self):
@@ -59,8 +53,10 @@ class Events:
 
 
 def make_config(**changes):
-  """Returns a config of the queue; `changes` are keys of any section."""
-  config = fake_groups.buffer_config(capacity=2000, capacity_per_prompt=200)
+  """Returns a config; `changes`: keys of its sections, or `capacity`."""
+  config = fake_groups.buffer_config(
+      capacity=changes.pop("capacity", 2000), capacity_per_prompt=200
+  )
   more = dict(
       search=dict(
           prompts_per_step=PROMPTS_PER_STEP,
@@ -96,7 +92,7 @@ class TrainerSide:
       *,
       state=None,
       epoch=0,
-      announce=lambda transport: None,
+      open_store=None,
       score_groups=lambda groups: groups,
       **changes,
   ):
@@ -107,28 +103,42 @@ class TrainerSide:
     self.buffer = buffer.ReplayBuffer(
         config, reward_temperature=lambda step: 1.0
     )
-    self.server = queue_server.QueueServer(
+    self.server = self.make_receiver(
+        store,
         config,
         messages.RunIdentity(RUN, SECRET, workdir),
-        make_transport=lambda: in_process.InProcessTransport(store),
         order=self.order,
         epoch=epoch,
-        announce=announce,
         on_event=self.events,
         saved=state,
+        **({} if open_store is None else {"open_store": open_store}),
     )
-    self.journal = self.server.journal
     self._insert = self.buffer.insert
     self.buffer.insert = self._record_insert
     self.service = service.ReplayService(
         config,
-        server=self.server,
+        receiver=self.server,
         buffer=self.buffer,
         vocab_size=VOCAB,
         on_event=self.events,
         score_groups=score_groups,
         saved=state,
     )
+
+  def make_receiver(
+      self, store, *args, open_store=lambda transport: None, **kwargs
+  ):
+    server = queue_server.QueueServer(
+        *args,
+        make_transport=lambda: in_process.InProcessTransport(store),
+        open_store=open_store,
+        **kwargs,
+    )
+    self.journal = server.journal
+    return server
+
+  def start(self) -> None:
+    self.server.start()
 
   def _record_insert(self, group, step):
     self.inserted.append(group.position)
@@ -140,6 +150,18 @@ class TrainerSide:
       raise AssertionError(f"step {step} did not begin")
     self.service.mark_trained(self.buffer.sample(2, SAMPLES, step))
 
+  @property
+  def num_journaled(self) -> int:
+    """Number of positions that came, applied or not."""
+    self.service._take_records()
+    return len(self.service._journaled)
+
+  @property
+  def waiting(self):
+    """Records that are journaled and not applied."""
+    self.service._take_records()
+    return self.service._unapplied
+
   def living(self):
     """Returns the leases of the searchers that are not gone, by sid."""
     heard = self.server.heard()
@@ -150,7 +172,7 @@ class TrainerSide:
 
 
 class SearcherSide:
-  """A queue client and a thread that answers each grant with a block."""
+  """A searcher's end, and a thread that answers each grant with a block."""
 
   def __init__(
       self,
@@ -166,22 +188,29 @@ class SearcherSide:
       **changes,
   ):
     self.events = Events()
-    self.blocks: list[queue_client.Block] = []
+    self.blocks: list[ports.Assignment] = []
     self.error: BaseException | None = None
     self._delay_s = delay_s
     self._stop = threading.Event()
-    self.client = queue_client.QueueClient(
+    self.client = self.make_client(
+        store,
         make_config(credits=credits, lease_s=lease_s),
         messages.RunIdentity(RUN, SECRET, workdir),
-        make_transport=lambda: in_process.InProcessTransport(store),
         sid=sid,
         index=index,
-        on_event=self.events,
         **changes,
     )
     self._thread = threading.Thread(target=self._work, daemon=True)
     if works:
       self._thread.start()
+
+  def make_client(self, store, *args, **kwargs):
+    return queue_client.QueueClient(
+        *args,
+        make_transport=lambda: in_process.InProcessTransport(store),
+        on_event=self.events,
+        **kwargs,
+    )
 
   def submit(self, *positions: int, order=None) -> bool:
     """Sends one block of the prompts at these positions of an order."""
@@ -215,6 +244,9 @@ class SearcherSide:
 
 class QueueTestCase(absltest.TestCase):
 
+  trainer_side = TrainerSide
+  searcher_side = SearcherSide
+
   def setUp(self):
     super().setUp()
     self.store = in_process.InProcessStore()
@@ -223,15 +255,15 @@ class QueueTestCase(absltest.TestCase):
     self.order = prompt_order.PromptOrder(10, seed=0)
 
   def trainer(self, *, start=True, **changes) -> TrainerSide:
-    side = TrainerSide(self.store, self.workdir, **changes)
+    side = self.trainer_side(self.store, self.workdir, **changes)
     self.addCleanup(side.close)
     if start:
-      side.server.start()
+      side.start()
     return side
 
   def searcher(self, sid, index=0, **changes) -> SearcherSide:
     changes = {"workdir": self.workdir, **changes}
-    side = SearcherSide(self.store, sid, index, **changes)
+    side = self.searcher_side(self.store, sid, index, **changes)
     self.addCleanup(side.close)
     return side
 
@@ -261,9 +293,9 @@ class QueueTestCase(absltest.TestCase):
     return wire.encode({**header, **changes}, arrays, SECRET)
 
   def put_block(self, sid, sequence, data: bytes) -> None:
-    """Writes and announces a block, as a queue client does."""
+    """Delivers a block, as a queue client does."""
     self.client().put(messages.block_key(sid, sequence), data)
-    self.client().put(messages.announcement_key(sid, sequence), b"1")
+    self.client().put(messages.delivery_key(sid, sequence), b"1")
 
   def lease(self, sid, beat=1, *, slot=None, joined=0, totals=0, **changes):
     """Writes a lease by hand, of a searcher that does nothing else."""
@@ -303,10 +335,10 @@ class QueueTestCase(absltest.TestCase):
       yield
       before = len(found)
       # One read may have begun before the body ended.
-      wait_until(lambda: len(found) > before + count, f"reads of {key}")
+      waiting.wait_until(lambda: len(found) > before + count, f"reads of {key}")
 
   def queue(self) -> list[str]:
-    """Returns the keys of the announced blocks in the store."""
+    """Returns the keys of the delivered blocks in the store."""
     return list(self.client().list("new/0"))
 
   def assert_closed(self, ledger) -> None:

@@ -6,6 +6,7 @@ import math
 
 from absl.testing import absltest
 
+from tba_jax.channels import ports
 from tba_jax.replay import queue_client
 
 
@@ -24,13 +25,13 @@ class GrantedBlocksTest(absltest.TestCase):
     self.work = queue_client.GrantedBlocks()
 
   def blocks(self):
-    return [(b.epoch, b.block) for b in self.work.blocks]
+    return [(b.epoch, b.number) for b in self.work.blocks]
 
   def test_a_block_is_added_once(self):
     self.assertEqual(self.work.epoch, -1)
     self.assertTrue(self.work.update(_message(1, 1, 4, 5)))
     block = self.work.blocks.pop(0)
-    self.assertEqual(block, queue_client.Block(1, 4, -1, ((4, 7, 0),)))
+    self.assertEqual(block, ports.Assignment(1, 4, -1, ((4, 7, 0),)))
     # A block in work is listed until it is delivered.
     self.assertTrue(self.work.update(_message(1, 2, 4, 5, 6)))
     self.assertEqual(self.blocks(), [(1, 5), (1, 6)])

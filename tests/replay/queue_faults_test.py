@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the queue when content, searchers, the trainer or the disk fail."""
 
+import collections
 import dataclasses
 import shutil
 import time
@@ -17,44 +18,60 @@ from tba_jax.transport import wire
 from tests.replay import invariants
 from tests.replay import queue_case
 from tests.support import in_process
+from tests.support import waiting
 
-wait_until = queue_case.wait_until
+wait_until = waiting.wait_until
 
 
 class RejectionTest(queue_case.QueueTestCase):
 
-  def test_bad_content_is_rejected_by_reason_and_acknowledged(self):
-    trainer = self.trainer()
+  def test_rejects_bad_content_by_reason_and_acknowledges_it(self):
+    trainer = self.trainer(lead_steps=9)
     searcher = self.searcher("a", works=False)
-    ok = [self.group(p) for p in range(10)]
-    logprobs = ok[1].behavior_logprobs.copy()
-    logprobs[0, 0] = -np.inf
-    tokens = ok[2].completion_tokens.copy()
-    tokens[0, 0] = queue_case.VOCAB
-    rewards = np.asarray([np.nan, 0, 0], np.float32)
-    blocks = [
-        [dataclasses.replace(ok[0], rewards=rewards), ok[4]],
-        [dataclasses.replace(ok[1], behavior_logprobs=logprobs), ok[5]],
-        [dataclasses.replace(ok[2], completion_tokens=tokens), ok[6]],
-        [dataclasses.replace(ok[8], position=-1)],
-        [dataclasses.replace(ok[8], position=1 << 40)],
-        [dataclasses.replace(ok[3], prompt_id=ok[4].prompt_id)],
-        [ok[4], ok[7]],
+    ok = [self.group(p) for p in range(2)]
+    tokens, logprobs = ok[0].completion_tokens, ok[0].behavior_logprobs
+    T = tokens.shape[1]
+    mask = ok[0].sampled_mask
+    wide = lambda x: np.append(x, np.ones_like(x[:, :1]), axis=1)
+    changes = [
+        ("reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}),
+        ("logprob", {"behavior_logprobs": np.full_like(logprobs, -np.inf)}),
+        ("length", {"completion_lengths": np.asarray([1, 0, 2], "i4")}),
+        ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),
+        ("length", {
+            "completion_tokens": wide(tokens),
+            "sampled_mask": wide(mask),
+            "behavior_logprobs": wide(logprobs),
+            "completion_lengths": np.asarray([1, T + 1, 2], "i4"),
+        }),
+        ("mask", {"sampled_mask": np.ones_like(mask)}),
+        ("mask", {"sampled_mask": mask * np.asarray([[1], [0], [1]], "?")}),
+        ("length", {"prompt_tokens": np.zeros(99, "i4")}),
+        ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
+        ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
+        ("reference", {"ref_logprobs": logprobs}),
+        ("position", {"position": -1}),
+        ("position", {"position": 1 << 40}),
+        # That of another position.
+        ("position", {"prompt_id": 99}),
+    ]  # fmt: skip
+    bad = [
+        dataclasses.replace(self.group(p), **change)
+        for p, (_, change) in enumerate(changes, 2)
     ]
-    for block in blocks:
-      self.assertTrue(searcher.client.submit(block))
+    for group in (*ok, *bad, ok[0]):
+      self.assertTrue(searcher.client.submit([group]))
+      wait_until(lambda: searcher.client.unacked < 4, "credits")
     wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
     trainer.step(0)
-    self.assertEqual(trainer.inserted, [4, 5, 6, 7])
+    self.assertEqual(trainer.inserted, [0, 1])
     ledger = trainer.service.account()
     rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
-    self.assertEqual(
-        rejected,
-        {"reward": 1, "logprob": 1, "token": 1, "position": 3, "duplicate": 1},
-    )
+    expected = collections.Counter(reason for reason, _ in changes)
+    self.assertEqual(rejected, {**expected, "duplicate": 1})
     self.assert_closed(ledger)
-    # An implausible position is not counted.
-    self.assertEqual(trainer.order.num_taken(), 8)
+    # Implausible positions are not counted.
+    self.assertEqual(trainer.num_journaled, len(ok) + len(bad) - 2)
 
   def test_a_prompt_that_has_changed_is_rejected(self):
     trainer = self.trainer()
@@ -233,14 +250,12 @@ class RestartTest(queue_case.QueueTestCase):
 
   def _state(self, side):
     state = side.service.get_state()
-    # Grants are not of the history: without searchers there are none.
-    del state["order"]["cursor"]
-    # Nor has a state of another epoch the same starts.
+    # A state of another epoch has not the same starts.
     del state["buffer"]["starts"]
     return state
 
   def test_checkpoint_and_journal_give_the_same_state(self):
-    first = self.trainer(lockstep=True)
+    first = self.trainer(lockstep=True, lead_steps=0)
     searchers = [self.searcher("a"), self.searcher("b", 1)]
     saved, states = [], []
     for step in range(6):
@@ -257,18 +272,19 @@ class RestartTest(queue_case.QueueTestCase):
           state=states[start] if start >= 0 else None,
           epoch=1,
           lockstep=True,
+          lead_steps=0,
       )
       for step in range(start + 1, 6):
         needed = 4 * step + 4
-        self.assertEqual(second.service._num_arrived(needed), needed)
+        self.assertEqual(second.service._num_journaled(needed), needed)
         second.step(step)
       self.assert_same(self._state(second), saved[-1])
-      self.assertEmpty(second.server.pending())
+      self.assertEmpty(second.waiting)
       invariants.check_buffer(second.buffer)
       second.close()
 
   def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
-    first = self.trainer(lockstep=True, num_steps=6)
+    first = self.trainer(lockstep=True, lead_steps=0, num_steps=6)
     searcher = self.searcher("a")
     first.step(0)
     state = first.service.get_state()
@@ -278,7 +294,9 @@ class RestartTest(queue_case.QueueTestCase):
     newest = sorted(self.directory.iterdir())[-1]
     with newest.open("ab") as file:
       file.write(b"half a record")
-    second = self.trainer(state=state, epoch=1, lockstep=True, num_steps=6)
+    second = self.trainer(
+        state=state, epoch=1, lockstep=True, lead_steps=0, num_steps=6
+    )
     self.assertLen(second.events.of("journal_torn"), 1)
     for step in range(1, 6):
       second.step(step)
@@ -298,13 +316,12 @@ class RestartTest(queue_case.QueueTestCase):
       first.step(step)
     first.close()
     second = self.trainer(state=state, epoch=1, num_steps=12)
-    with second.server.lock:
-      self.assertGreater(second.service._num_arrived(99), 4 * 7)
+    self.assertGreater(second.num_journaled, 4 * 7)
     for step in range(1, 12):
       second.step(step)
       # F (step + 1 + n) prompts at most, as if they had just been sampled.
-      self.assertLessEqual(second.order.num_received, 4 * (step + 3))
-      self.assertGreaterEqual(second.order.num_received, 4 * (step + 1))
+      self.assertLessEqual(len(second.service._applied), 4 * (step + 3))
+      self.assertGreaterEqual(len(second.service._applied), 4 * (step + 1))
     ledger = second.service.finish(12, 20.0)
     # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
@@ -318,9 +335,7 @@ class RestartTest(queue_case.QueueTestCase):
     first.step(0)
     state = first.service.get_state()
     first.service.open(1)
-    taken = first.service._num_arrived
-    with first.server.lock:
-      wait_until(lambda: first.server.lock.wait(0.01) or taken(99) > 8, "more")
+    wait_until(lambda: first.num_journaled > 8, "more")
     # Until then it keeps them, and would send them again.
     wait_until(
         lambda: searcher.client._unacked.first > state["watermarks"]["a"],
@@ -354,7 +369,7 @@ class RestartTest(queue_case.QueueTestCase):
     _, ledger = self._run_on_without_a_journal()
     self.assert_closed(ledger)
 
-  def test_a_loss_that_a_searcher_elsewhere_tells(self):
+  def test_counts_a_loss_that_a_searcher_elsewhere_reports(self):
     second, ledger = self._run_on_without_a_journal(workdir=None)
     self.assertNotEmpty(second.events.of("gap"))
     # Others may have ended without telling theirs.
@@ -433,7 +448,7 @@ class RestartTest(queue_case.QueueTestCase):
     data = segment.read_bytes()
     segment.write_bytes(data[: data.rindex(b"tbarec\0\n")])
 
-  def test_a_damaged_log_of_acknowledgements_and_a_truncated_journal(self):
+  def test_counts_losses_of_a_truncated_journal_with_a_damaged_log(self):
     second, ledger = self._run_on_without(self._lose_acknowledgements)
     (told,) = second.events.of("damaged")
     self.assertRegex(told, "acknowledged.jsonl: 2 lines are damaged")
@@ -443,7 +458,7 @@ class RestartTest(queue_case.QueueTestCase):
     # It is sound again.
     self.assertEmpty(journal.AckLog(self.directory).damage)
 
-  def test_a_loss_that_nothing_shows_any_more(self):
+  def test_opens_the_ledger_for_a_loss_that_nothing_shows(self):
 
     def lose():
       self._lose_acknowledgements()
@@ -462,7 +477,7 @@ class RestartTest(queue_case.QueueTestCase):
       self.assertEqual(again.service.account()["unknown"], ledger["unknown"])
       again.close()
 
-  def test_a_changed_number_in_the_log_of_acknowledgements(self):
+  def test_notices_a_changed_number_in_the_log_of_acknowledgements(self):
     path = self.directory / "acknowledged.jsonl"
 
     def lose():
@@ -489,7 +504,7 @@ class RestartTest(queue_case.QueueTestCase):
     first.journal.append([b"no message", self.message("a", 0, [self.group(0)])])
     first.close()
     second = self.trainer(start=False)
-    self.assertLen(second.server.pending(), 1)
+    self.assertLen(second.waiting, 1)
     self.assertLen(second.events.of("journal_refused"), 1)
 
   def test_a_new_store_locked_by_another_trainer_ends_this_one(self):
@@ -499,7 +514,7 @@ class RestartTest(queue_case.QueueTestCase):
       if owner["owner"]:
         raise queue_server.StoreLockedError(f"it is of {owner['owner']}")
 
-    trainer = self.trainer(announce=claim)
+    trainer = self.trainer(open_store=claim)
     self.searcher("a")
     trainer.step(0)
     owner["owner"] = "another"
@@ -511,7 +526,7 @@ class RestartTest(queue_case.QueueTestCase):
 
 class OtherSettingsTest(queue_case.QueueTestCase):
 
-  def test_no_work_of_a_trainer_with_other_settings(self):
+  def test_takes_no_work_of_a_trainer_with_other_settings(self):
     agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
     client = self.searcher("a", works=False, check_trainer=agree).client
 
@@ -547,7 +562,7 @@ class FullDiskTest(queue_case.QueueTestCase):
         trainer.step(0)
       self.assertLen(self.queue(), 2)
       self.assertEqual(searcher.client.unacked, 2)
-      self.assertEmpty(trainer.server.pending())
+      self.assertEmpty(trainer.waiting)
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
       wait_until(lambda: "gone" in trainer.living(), "its lease")
@@ -580,11 +595,13 @@ class FullDiskTest(queue_case.QueueTestCase):
         self.assertEqual(read.count("q/0/a/000000000000"), 1)
     wait_until(lambda: not self.queue(), "taken")
 
-  def test_a_full_disk_under_the_acknowledgement_log(self):
+  def test_waits_while_the_disk_of_the_acknowledgement_log_is_full(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
-    with mock.patch.object(trainer.server._ack_log, "_write", side_effect=full):
+    with mock.patch.object(
+        trainer.server._intake.ack_log, "_write", side_effect=full
+    ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")
       self.assertEqual(searcher.client.unacked, 1)

@@ -60,9 +60,10 @@ class IngestTest(absltest.TestCase):
         _RUN, self.refusals, lease_s=1e9, clock=lambda: self.now
     )
     self.transport = in_process.InProcessTransport(in_process.InProcessStore())
+    self.watermarks = {"b": 5}
     self.ingest = queue_server.Ingest(
         _RUN,
-        watermarks={"b": 5},
+        watermarks=self.watermarks,
         leases=self.leases,
         refusals=self.refusals,
         clock=lambda: self.now,
@@ -74,7 +75,7 @@ class IngestTest(absltest.TestCase):
     key = messages.block_key(name, number)
     data = messages.encode(_RUN, key, fields) if data is None else data
     self.transport.put(key, data)
-    self.transport.put(messages.announcement_key(name, number), b"1")
+    self.transport.put(messages.delivery_key(name, number), b"1")
 
   def download(self, *blocks):
     """Returns (sid, sequence) of new blocks, and the keys of useless ones.
@@ -88,16 +89,15 @@ class IngestTest(absltest.TestCase):
     fresh, useless = self.ingest.download(self.transport)
     return [(b.sid, b.sequence) for b in fresh], useless
 
-  def test_a_block_is_new_until_it_is_taken(self):
+  def test_a_block_is_new_until_it_is_journaled(self):
     blocks = [("a", 0), ("a", 1), ("b", 5)]
     for _ in range(2):
       self.assertEqual(self.download(*blocks), (blocks, []))
-    self.ingest.take("a", 0)
+    self.watermarks["a"] = 1
     fresh, useless = self.download(*blocks)
     self.assertEqual(fresh, [("a", 1), ("b", 5)])
     self.assertEqual(useless, ["new/0/a/000000000000", "q/0/a/000000000000"])
     self.assertEqual(self.ingest.num_duplicates, 1)
-    self.assertEqual(self.ingest.watermarks, {"a": 1, "b": 5})
 
   def test_a_gap_is_waited_for_while_the_searcher_lives(self):
     blocks = [("b", 7), ("b", 8)]
@@ -144,7 +144,7 @@ class IngestTest(absltest.TestCase):
       self.assertTrue(self.ingest.more)
       self.assertLess(len(fresh), 4)
       for sid, sequence in fresh:
-        self.ingest.take(sid, sequence)
+        self.watermarks[sid] = sequence + 1
       rest, _ = self.download(*blocks[len(fresh) :])
     self.assertEqual((fresh + rest)[:4], blocks[:4])
 

@@ -15,8 +15,9 @@ from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.replay import queue_case
 from tests.support import in_process
+from tests.support import waiting
 
-wait_until = queue_case.wait_until
+wait_until = waiting.wait_until
 
 
 class DeliveryTest(queue_case.QueueTestCase):
@@ -38,16 +39,24 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertEqual(trainer.server.counts["refused"], 0)
     self.assertEmpty([s for s in searchers if s.client.unacked])
 
+  def test_counts_what_leaves_a_full_buffer_untrained(self):
+    trainer = self.trainer(num_steps=6, capacity=4 * queue_case.SAMPLES)
+    self.searcher("a")
+    for step in range(6):
+      trainer.step(step)
+    ledger = trainer.service.finish(6, 20.0)
+    # A step brings four groups and trains two: others make room.
+    self.assertGreater(ledger["evicted_untrained"]["prompts"], 4)
+    self.assert_closed(ledger)
+
   def test_admission_bounds_what_searchers_may_sample(self):
     trainer = self.trainer()
     self.searcher("a")
     trainer.service.open(0)
     # Step 0 and a lead of two steps: not a prompt more.
-    wait_until(
-        lambda: trainer.service._num_arrived(99) == 12, "three steps of prompts"
-    )
+    wait_until(lambda: trainer.num_journaled == 12, "three steps of prompts")
     self.assertFalse(trainer.service.is_ready(3))
-    self.assertEqual(trainer.order.cursor, 12)
+    self.assertEqual(trainer.server._grants.cursor, 12)
 
   def test_the_lease_has_the_age_of_the_oldest_block(self):
     trainer = self.trainer()
@@ -82,7 +91,7 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
 
   def test_lockstep_takes_each_steps_own_data_in_order(self):
-    trainer = self.trainer(lockstep=True)
+    trainer = self.trainer(lockstep=True, lead_steps=0)
     fast = self.searcher("fast")
     slow = self.searcher("slow", 1, delay_s=0.03)
     for step in range(5):
@@ -207,7 +216,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     client = self.searcher("a", works=False).client
     self._work(2, 1, 10)
     block = client.next_block(20.0)
-    self.assertEqual((block.epoch, block.block), (2, 10))
+    self.assertEqual((block.epoch, block.number), (2, 10))
     self._work(1, 50, 11)
     self.assertIsNone(client.next_block(0.1))
     self.assertEqual(client.epoch, 2)
@@ -216,7 +225,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     wait_until(lambda: client._granted.blocks, "the second grant")
     self._work(3, 1, 1)
     wait_until(lambda: client.epoch == 3, "the newer epoch")
-    self.assertEqual(client.next_block(20.0).block, 1)
+    self.assertEqual(client.next_block(20.0).number, 1)
     self.assertIsNone(client.next_block(0.05))
 
   def test_acks_of_an_older_epoch_are_ignored(self):
@@ -251,7 +260,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     self.assertEqual(searcher.client.unacked, 1)
     self.assertFalse(searcher.client.stop_requested)
     self._work(1, 1, 7)
-    self.assertEqual(searcher.client.next_block(20.0).block, 7)
+    self.assertEqual(searcher.client.next_block(20.0).number, 7)
 
   def test_a_stop_message_of_an_older_epoch_is_ignored(self):
     client = self.searcher("a", works=False).client
@@ -311,7 +320,7 @@ class ForgeryTest(queue_case.QueueTestCase):
 
   def assert_both_taken(self, trainer, searcher):
     wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
-    positions = [r.groups[0].position for r in trainer.server.pending()]
+    positions = [r.groups[0].position for r in trainer.waiting]
     self.assertEqual(positions, [0, 1])
     self.assertEmpty(trainer.events.of("gap"))
 
@@ -460,7 +469,7 @@ class UnlockedTest(queue_case.QueueTestCase):
 
   def test_the_state_of_the_buffer(self):
     trainer = self.trainer()
-    lock, free = trainer.server.lock, []
+    lock, free = trainer.server._lock, []
 
     def look():
       free.append(lock.acquire(timeout=5.0))

@@ -5,6 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax import schedule
 from tba_jax.replay import prompt_order
 from tba_jax.replay import scheduler
 from tests.replay import queue_case
@@ -20,7 +21,7 @@ def make(**changes):
       wait_for_fresh=True,
       starvation_s=1.0,
   )
-  return scheduler.Flow(**{**settings, **changes})
+  return schedule.Schedule(**{**settings, **changes})
 
 
 class RoundsTest(parameterized.TestCase):
@@ -30,7 +31,7 @@ class RoundsTest(parameterized.TestCase):
       (1, [0, 0, 4]),
       (0, [0, 4, 8]),
   )
-  def test_versions_of_three_rounds(self, lag, versions):
+  def test_three_rounds_have_their_versions(self, lag, versions):
     flow = make(round_prompts=6, round_steps=4, lag_rounds=lag)
     self.assertEqual(
         [flow.version_of(p) for p in range(18)],
@@ -63,24 +64,41 @@ class RoundsTest(parameterized.TestCase):
           order, prompts_per_round=4, version_of=flow.version_of
       )
       searchers = [f"s{i}" for i in range(count)]
-      held = {}
+      held, delivered = {}, 0
       for step in range(10):
-        before = order.num_taken()
+        before = delivered
         self.assertEqual(grants.admit(flow.admitted(step)), step == 0 or F > 0)
         for _ in range(3):
           for sid in searchers:
             held |= grants.assign(searchers)
             for block in held.get(sid, [])[:1]:
-              grants.deliver(sid, [p for p, *_ in block["prompts"]])
+              grants.note_journaled(sid, [p for p, *_ in block["prompts"]])
+              delivered += len(block["prompts"])
               held[sid] = held[sid][1:]
-      sampled[F] = order.num_taken() - before  # In the last step.
+      sampled[F] = delivered - before  # Prompts of the last step.
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
   def test_lockstep_samples_with_the_step_s_own(self):
-    flow = make(lockstep=True)
+    flow = make(lockstep=True, lead_steps=0)
     self.assertTrue(flow.is_pinned)
     self.assertEqual([flow.version_of(p) for p in (0, 3, 4, 9)], [0, 0, 1, 2])
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 12))
+    self.assertEqual(flow.num_sampled(12), 48)
+
+  def test_lockstep_with_a_lead_samples_exactly_so_many_steps_before(self):
+    flow = make(lockstep=True, lead_steps=3, warm_prompts=2)
+    versions = [flow.version_of(2 + 4 * step) for step in range(8)]
+    self.assertEqual(versions, [0, 0, 0, 0, 1, 2, 3, 4])
+    # All that a version samples is admitted once it is there, and no more.
+    for step in range(12):
+      admitted = flow.admitted(step)
+      self.assertEqual(flow.version_of(admitted - 1), min(step, 8))
+    self.assertEqual(flow.num_sampled(12), 2 + 48)
+
+  def test_lockstep_goes_on_with_the_version_that_was_restored(self):
+    flow = make(lockstep=True, lead_steps=3, first_version=5)
+    versions = [flow.version_of(4 * step) for step in range(5, 11)]
+    self.assertEqual(versions, [5, 5, 5, 5, 6, 7])
 
 
 def _positions(blocks):
@@ -91,9 +109,10 @@ class GrantsTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.order = prompt_order.PromptOrder(100, seed=0)
     self.grants = scheduler.Grants(
-        self.order, prompts_per_round=4, version_of=lambda p: p // 8
+        prompt_order.PromptOrder(100, seed=0),
+        prompts_per_round=4,
+        version_of=lambda p: p // 8,
     )
 
   def test_nothing_before_it_is_admitted(self):
@@ -104,7 +123,7 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3], [4, 5, 6, 7]])
     self.assertEmpty(self.grants.assign(["a"]))
-    self.grants.deliver("a", [0, 1, 2, 3])
+    self.grants.note_journaled("a", [0, 1, 2, 3])
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5, 6, 7], [8, 9, 10, 11]])
     self.assertEqual([block["version"] for block in work["a"]], [0, 1])
@@ -112,12 +131,12 @@ class GrantsTest(absltest.TestCase):
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)
     work = self.grants.assign(["a", "b"])
-    # One each: a step of two blocks is sampled by two searchers.
+    # Each gets a block: a step of two blocks is sampled by two searchers.
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
     self.grants.admit(4)  # It never shrinks.
     self.assertEmpty(self.grants.assign(["a", "b"]))
-    self.assertEqual(self.order.cursor, 8)
+    self.assertEqual(self.grants.cursor, 8)
 
   def test_the_searcher_with_the_fewest_blocks_is_served_first(self):
     self.grants.admit(4)
@@ -130,8 +149,8 @@ class GrantsTest(absltest.TestCase):
     self.grants.admit(6)
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
-    self.grants.deliver("a", [0, 1, 2, 3])
-    # With no block outstanding, the rest is granted as a partial block.
+    self.grants.note_journaled("a", [0, 1, 2, 3])
+    # The rest is granted as a partial block while none is outstanding.
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5]])
 
@@ -142,10 +161,10 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 1, 2, 3]])
 
-  def test_the_rest_of_a_partly_delivered_block_is_granted_again(self):
+  def test_the_rest_of_a_partly_journaled_block_is_granted_again(self):
     self.grants.admit(4)
     self.grants.assign(["a"])
-    self.grants.deliver("a", [1, 2])
+    self.grants.note_journaled("a", [1, 2])
     self.assertFalse(self.grants.holds("a"))
     work = self.grants.assign(["b"])
     self.assertEqual(_positions(work["b"]), [[0, 3]])
@@ -154,7 +173,7 @@ class GrantsTest(absltest.TestCase):
     self.grants.admit(4)
     before = self.grants.assign(["a"])
     self.assertEmpty(self.grants.assign(["a"]))
-    self.grants.announce_again()
+    self.grants.assign_again()
     # A searcher that is absent gets its blocks when it is back.
     self.assertEmpty(self.grants.assign(["b"]))
     self.assertEqual(self.grants.assign(["a"]), before)
@@ -165,7 +184,7 @@ class GrantsTest(absltest.TestCase):
     self.assertEqual(self.grants.assign(["a"], ["a"]), held)
     self.assertEqual(self.grants.assign([], ["b"]), {"b": []})
 
-  def test_thousands_of_searchers(self):
+  def test_serves_thousands_of_searchers(self):
     names = [f"s{i:04d}" for i in range(2000)]
     order = prompt_order.PromptOrder(100_000, seed=0)
     grants = scheduler.Grants(
@@ -173,7 +192,7 @@ class GrantsTest(absltest.TestCase):
     )
     grants.admit(4 * 3000)
     work = grants.assign(names)
-    # One each, and a second one in the order of their names.
+    # Each gets a block, and a second one in the order of their names.
     self.assertEqual(
         [len(work[name]) for name in names], [2] * 1000 + [1] * 1000
     )
@@ -181,18 +200,18 @@ class GrantsTest(absltest.TestCase):
 
 class MakeFlowTest(absltest.TestCase):
 
-  def test_a_config(self):
+  def test_makes_the_flow_of_a_config(self):
     config = queue_case.make_config(lead_steps=2, num_steps=6)
     # 7 completions at 3 a prompt take 3 prompts.
     config.replay.warm_start_completions = 7
-    flow = scheduler.make_flow(config)
+    flow = schedule.make_schedule(config)
     self.assertEqual((flow.prompts_per_step, flow.warm_prompts), (4, 3))
     self.assertEqual((flow.lead_steps, flow.num_steps), (2, 6))
     self.assertEqual(flow.needed(0), 3 + 4)
     self.assertFalse(flow.is_pinned)
     config.rounds.mini_batches = 3
     config.rounds.passes = 2
-    flow = scheduler.make_flow(config)
+    flow = schedule.make_schedule(config)
     self.assertEqual((flow.round_prompts, flow.round_steps), (6, 6))
 
 

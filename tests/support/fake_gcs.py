@@ -153,7 +153,7 @@ class _Server(http.server.ThreadingHTTPServer):
 class FakeGcs:
   """The server of one bucket.
 
-  store: its objects.
+  store: objects of the bucket.
   requests: (method, path) of all requests so far.
   """
 

@@ -122,6 +122,14 @@ class FakeTokenizer:
     ends = stopped and ids[length - 1] in self.stop_ids
     return self.decode(ids[: length - ends])
 
+  def decode_completions(self, completions) -> list[str]:
+    return [
+        self.decode_completion(tokens, length, stopped)
+        for tokens, length, stopped in zip(
+            completions.tokens, completions.lengths, completions.stopped
+        )
+    ]
+
 
 class FakeTask(base.Task):
   """A task whose correct completions are listed by prompt.

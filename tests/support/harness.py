@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tba_jax.system import jsonl
+from tests.support import waiting
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "configs/countdown.py:smoke"
@@ -150,13 +151,14 @@ class Run(Process):
       self, condition: Callable[[], Any], what: str, timeout_s: float = 180.0
   ) -> Any:
     """Waits until a condition holds; raises if the process ends first."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-      if not self.is_running or time.monotonic() > deadline:
-        self.close()
-        raise AssertionError(f"no {what}:\n{self.text()}")
-      time.sleep(0.02)
-    return found
+
+    def tell() -> str:
+      self.close()
+      return f"{what}\n{self.text()}"
+
+    return waiting.wait_until(
+        condition, tell, timeout_s, is_lost=lambda: not self.is_running
+    )
 
   def wait_for_step(self, step: int) -> None:
     self.wait_for(
@@ -191,7 +193,6 @@ class Roles:
       "replay.recent_fraction": 0.75,
       "search.num_searchers": NUM_SEARCHERS,
       "search.lease_s": 5.0,
-      "store.probe_timeout_s": 5.0,
   }
 
   def __init__(self, folder: pathlib.Path):
@@ -215,12 +216,12 @@ class Roles:
     """Starts a role.
 
     Args:
-      program: its name.
+      program: name of the program.
       locator: `store.locator`.
-      index: of a searcher.
-      prefix: put before its command.
+      index: index of a searcher.
+      prefix: words put before its command.
       changes: other settings, by key.
-      **settings: of `config.store`.
+      **settings: settings of `config.store`.
     """
     name = f"{program}-{index}"
     store = {"locator": locator, "secret_file": self.secret_file, **settings}
@@ -270,13 +271,12 @@ class Roles:
 
   def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
     """Waits until a condition holds; raises if a process ends first."""
-    deadline = time.monotonic() + 150
-    while not (found := condition()):
-      gone = [name for name in self._processes if not self.is_running(name)]
-      if gone or time.monotonic() > deadline:
-        raise AssertionError(f"no {what}; ended: {gone}\n{self.text()}")
-      time.sleep(0.05)
-    return found
+    return waiting.wait_until(
+        condition,
+        lambda: f"{what}\n{self.text()}",
+        150.0,
+        is_lost=lambda: [p for p in self._processes if not self.is_running(p)],
+    )
 
   def read(self, name: str) -> Any:
     """Returns a JSON file of the trainer's directory."""
@@ -330,6 +330,36 @@ def run_together(
     for child in children:
       child.kill()
       child.communicate()
+
+
+def run_benchmark(
+    folder: pathlib.Path,
+    name: str,
+    *operands: str,
+    config: str = CONFIG,
+    overrides: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 280.0,
+) -> dict[str, Any]:
+  """Runs `python -m benchmarks` in a folder; returns its line of results."""
+  done = subprocess.run(
+      [
+          *(sys.executable, "-m", "benchmarks", f"--config={ROOT / config}"),
+          *(f"--config.{k}={v}" for k, v in (overrides or {}).items()),
+          name,
+          *operands,
+      ],
+      cwd=folder,
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      text=True,
+      env=environment(**(env or {})),
+      timeout=timeout_s,
+  )
+  if done.returncode:
+    raise AssertionError(f"status {done.returncode}:\n{done.stderr[-3000:]}")
+  (line,) = done.stdout.splitlines()
+  return json.loads(line)
 
 
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:

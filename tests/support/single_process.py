@@ -1,11 +1,13 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop without processes, store or threads, as a reference.
+"""The training loop once more, as the oracle of lockstep's bits.
 
-    python -m tests.support.single_process CONFIG.json WORKDIR OUT.npz
+    python -m tests.support.single_process CONFIG.json WORKDIR OUT.npz CORE
 
-samples, draws and steps in turn, and writes the params after the last step. A
-lockstep run of the same config must give the same bits.
+samples, rewards, draws and steps in turn, and writes the params after the last
+step. It shares no loop, schedule or collector with the package, and keeps old
+params where the package samples ahead. `--loop` before CONFIG.json runs
+`loop.train` in its place.
 """
 
 from collections.abc import Sequence
@@ -13,20 +15,20 @@ import json
 import os
 import sys
 
+import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.programs import searcher
-from tba_jax.programs import trainer
+from tba_jax.programs import loops
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.training import batches
 from tba_jax.training import cluster
 from tba_jax.training import device_work
-from tba_jax.training import lora
+from tba_jax.training import learner as learner_lib
 from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reward_judge
@@ -45,27 +47,25 @@ def train(
       state=device_work.init_state(config, policy, params, mesh),
       train_step=device_work.make_train_step(config, policy, mesh, params),
       reference=device_work.make_reference(config, policy, params, mesh),
-      merger=None,
+      merger=device_work.make_merger(config, policy, params),
       checkpointer=None,
       cluster=cluster.Cluster(),
   )
-  merger = lora.make_merger(
-      policy.adapters,
-      policy.folder,
-      config.seed,
-      searcher.make_load_start(config, policy),
-  )
-  params_fn = searcher.make_params_fn(policy, merger)
+  buffer = loops.make_buffer(config, policy)
+  learner = learner_lib.Learner(config, policy.tokenizer, buffer, work)
   sampler = policy_lib.make_sampler(config, policy)
-  buffer = trainer.make_buffer(config, policy)
-  order = trainer.make_prompt_order(config, policy)
-  batch_maker = batches.BatchMaker(config, policy.tokenizer, buffer, work)
+  order = loops.make_prompt_order(config, policy)
   scorer = reward_judge.for_trainer(config, workdir, policy)
-  per_step = config.search.prompts_per_step
+  per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):
-    sampled = params_fn(publication.flatten(work.state.params))
-    positions = range(step * per_step, (step + 1) * per_step)
-    groups = _sample(config, policy, sampler, sampled, order, positions, step)
+    # The step donates the params.
+    kept.append(jax.tree.map(jnp.copy, learner.params))
+    version = max(step - config.search.lead_steps, 0)
+    prompts = [
+        (position, *order.prompt(position))
+        for position in range(step * per_step, (step + 1) * per_step)
+    ]
+    groups = _sample(config, policy, sampler, kept[version], prompts, version)
     for group in scorer.score(groups):
       buffer.insert(group, step)
     draw = buffer.sample(
@@ -74,15 +74,14 @@ def train(
         step,
     )
     buffer.mark_trained(draw.rows)
-    work.train(batch_maker.make(draw))
-    batch_maker.flush()
+    work.train(learner.make(draw))
+    learner.finish()
   return publication.flatten(work.state.params)
 
 
 def _sample(
-    config, policy, sampler, params, order, positions, step
+    config, policy, sampler, params, prompts, version
 ) -> Sequence[types.Group]:
-  prompts = [order.prompt(p) for p in positions]
   asked = [
       requests.Request(
           prompt_tokens=np.asarray(
@@ -95,14 +94,14 @@ def _sample(
           visit=visit,
           num_completions=config.search.samples_per_prompt,
       )
-      for prompt_id, visit in prompts
+      for _, prompt_id, visit in prompts
   ]
-  found = sampler.sample(params, asked, version=step)
+  sampled = sampler.sample(params, asked, version=version)
   groups = []
-  for position, request, completions in zip(positions, asked, found):
-    texts = policy_lib.decode_texts(policy.tokenizer, completions)
+  for (position, _, _), request, completions in zip(prompts, asked, sampled):
     judged = [
-        policy.task.judge(base.TRAIN, request.prompt_id, text) for text in texts
+        policy.task.judge(base.TRAIN, request.prompt_id, text)
+        for text in policy.tokenizer.decode_completions(completions)
     ]
     groups.append(
         types.Group(
@@ -125,14 +124,29 @@ def _sample(
   return groups
 
 
+def train_by_loop(
+    config: ml_collections.ConfigDict, workdir: str
+) -> dict[str, np.ndarray]:
+  """Returns what `train` returns, by the package's own loop."""
+  maker = loops.LoopMaker(config, workdir)
+  loop = maker.make(config)
+  for _ in loop.train():
+    pass
+  maker.close()
+  return publication.flatten(loop.learner.work.state.params)
+
+
 def main(argv: Sequence[str]) -> None:
+  run = train
+  if argv[0] == "--loop":
+    run, argv = train_by_loop, argv[1:]
   config_path, workdir, out, core = argv
   if core:
     os.sched_setaffinity(0, processes.parse_cores(core))
   processes.enable_compilation_cache()
   with open(config_path) as file:
     config = ml_collections.ConfigDict(json.load(file)["config"])
-  np.savez(out, **train(config, workdir))
+  np.savez(out, **run(config, workdir))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ from tba_jax.programs import train
 from tba_jax.system import pulse
 from tests.support import tiny_model
 
-SIGNALS = train._END_SIGNALS
+SIGNALS = train.END_SIGNALS
 VERDICT = verdict.Verdict("learned", "Learned: much.")
+# No pauses, no grace for a group, every check at each look.
+LIMITS = train.Limits(tick_s=0.0, check_every_s=0.0, together_s=0.0)
 RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
 
 
@@ -32,20 +34,20 @@ class FakeProcess:
     self.pid = pid
     self.returncode = None
     self.signals = []
-    self._status = status
+    self.status = status
     self._on_poll = on_poll
 
   def poll(self):
     if self.returncode is None:
       self._on_poll()
-      self.returncode = self._status
+      self.returncode = self.status
     return self.returncode
 
   def send_signal(self, number):
     self.signals.append(number)
 
   def wait(self, timeout=None):
-    self.returncode = 0 if self._status is None else self._status
+    self.returncode = 0 if self.status is None else self.status
     return self.returncode
 
   def kill(self):
@@ -55,10 +57,9 @@ class FakeProcess:
 class FakeChildren(train.Children):
   """Starts `FakeProcess`es, with statuses by name of the child."""
 
-  statuses: dict[str, list] = {}
-
-  def __init__(self, workdir):
-    super().__init__(workdir)
+  def __init__(self, workdir, limits, statuses):
+    super().__init__(workdir, limits)
+    self.statuses = statuses
     self.started = []
     self.ended = []
     self.on_poll = None
@@ -86,7 +87,7 @@ class SuperviseCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
-    self.config = tiny_model.make_config(cores__searcher="all")
+    self.config = tiny_model.make_config()
     self.config.init = "scratch"
     self.config.search.num_searchers = 2
     self.config.task = {"name": "countdown"}
@@ -94,8 +95,6 @@ class SuperviseCase(parameterized.TestCase):
     for number in (*SIGNALS, signal.SIGUSR1):
       self.addCleanup(signal.signal, number, signal.getsignal(number))
     for patch in (
-        mock.patch.object(train, "_TICK_S", 0.0),
-        mock.patch.object(train, "Children", FakeChildren),
         mock.patch.object(panel, "Panel", autospec=True),
         mock.patch.object(panel, "final_table", return_value="TABLE"),
         mock.patch.object(
@@ -106,28 +105,29 @@ class SuperviseCase(parameterized.TestCase):
       self.addCleanup(patch.stop)
     self.stdout, self.stderr = io.StringIO(), io.StringIO()
 
-  def make(self, **statuses):
+  def make(self, limits=LIMITS, **statuses):
     """Returns a supervisor; `trainer_0=[1, 0]`: exit statuses of a child."""
     names = {"-".join(k.rsplit("_", 1)): list(v) for k, v in statuses.items()}
-    patch = mock.patch.object(FakeChildren, "statuses", names)
-    patch.start()
-    self.addCleanup(patch.stop)
-    run, _ = run_directory.create(str(self.workdir), self.config)
-    supervisor = train._Supervisor(
-        self.config, run, rich.console.Console(file=self.stdout)
+    self.run_info, _ = run_directory.create(str(self.workdir), self.config)
+    self.children = FakeChildren(self.workdir, limits, names)
+    supervisor = train.Supervisor(
+        self.config,
+        self.run_info,
+        rich.console.Console(file=self.stdout),
+        limits=limits,
+        children=self.children,
     )
-    self.addCleanup(supervisor._events.close)
+    self.addCleanup(supervisor.close)
     return supervisor
 
-  def run_it(self, supervisor, result=RESULT):
-    """Runs it; the trainer writes `result.json`."""
-    children = supervisor._children
+  def run_to_end(self, supervisor, result=RESULT):
+    """Runs the newest supervisor; the trainer writes `result.json`."""
 
     def leave(child):
       if child.name == "trainer-0" and result is not None:
         self.write("result.json", result)
 
-    children.on_poll = children.on_poll or leave
+    self.children.on_poll = self.children.on_poll or leave
     with contextlib.redirect_stderr(self.stderr):
       return supervisor.run()
 

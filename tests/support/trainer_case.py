@@ -9,17 +9,16 @@ from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import trainer
 from tba_jax.monitor import recorder
-from tba_jax.programs import trainer
-from tba_jax.replay import journal
 from tba_jax.replay import service
-from tba_jax.training import batches
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster
 from tba_jax.training import device_work
 from tba_jax.training import evaluations
 from tba_jax.training import evaluator
 from tba_jax.training import guards
+from tba_jax.training import learner
 from tba_jax.training import lora
 from tba_jax.training import publication
 from tba_jax.training import train_step as train_step_lib
@@ -55,24 +54,24 @@ class TrainerCase(parameterized.TestCase):
   def make_parts(self):
     note = lambda name: lambda *args, **kwargs: self.log.append((name, args[0]))
     autospec = lambda cls: mock.create_autospec(cls, instance=True)
-    self.publisher = autospec(publication.Publisher)
-    self.publisher.submit.side_effect = self.publish
-    self.service = autospec(service.ReplayService)
-    self.service.buffer = fake_groups.make_buffer()
+    self.sink = autospec(publication.Publisher)
+    self.sink.submit.side_effect = self.publish
+    self.source = autospec(service.ReplayService)
+    self.source.buffer = fake_groups.make_buffer()
     for i in range(4):
       group = fake_groups.make_group(i, [[2, 0], [3, 0]], version=i)
-      self.service.buffer.insert(group, 0)
-    self.service.draw.side_effect = self.service.buffer.sample
-    self.service.open.side_effect = note("open")
-    self.service.begin_step.side_effect = self.begin_step
-    self.service.is_ready.side_effect = lambda step: self.ready
-    self.service.get_state.side_effect = lambda: {"applied": 100 * self.step}
-    self.service.finish.side_effect = lambda step, deadline_s: (
+      self.source.buffer.insert(group, 0)
+    self.source.draw.side_effect = self.source.buffer.sample
+    self.source.open.side_effect = note("open")
+    self.source.begin_step.side_effect = self.begin_step
+    self.source.is_ready.side_effect = lambda step: self.ready
+    self.source.get_state.side_effect = lambda: {"applied": 100 * self.step}
+    self.source.finish.side_effect = lambda step, deadline_s: (
         self.log.append(("finish", step)) or {"closed": True}
     )
-    self.service.stop_searchers.side_effect = note("stop_searchers")
-    self.maker = autospec(batches.BatchMaker)
-    self.maker.make.side_effect = lambda draw: self.log.append(
+    self.source.stop_searchers.side_effect = note("stop_searchers")
+    self.learner = autospec(learner.Learner)
+    self.learner.make.side_effect = lambda draw: self.log.append(
         ("draw", draw.step)
     )
     self.checkpointer = autospec(checkpoint.Checkpointer)
@@ -82,7 +81,6 @@ class TrainerCase(parameterized.TestCase):
     self.checkpointer.newest_steps.side_effect = lambda: sorted(self.saved)[
         -3:-1
     ]
-    self.journal = autospec(journal.Journal)
     self.evaluator = autospec(evaluator.Evaluator)
     self.best = autospec(evaluations.BestModel)
     self.evaluator.num_prompts = 100
@@ -186,20 +184,17 @@ class TrainerCase(parameterized.TestCase):
     )
     self.addCleanup(self.evaluations.close)
 
-    def build(made, run, cluster, closing):
-      made._work = self.work
-      made._service = self.service
-      made._batch_maker = self.maker
-      made._publisher = self.publisher
-      made._checkpointer = self.checkpointer
-      made._journal = self.journal
-      made._evaluations = self.evaluations
-      made._guards = guards.Guards(config, backend="cpu")
-      made._recorder = self.recorder
-      return saved or {}
-
-    with mock.patch.object(trainer.Trainer, "_build", build):
-      return trainer.Trainer(config, None, None, None)
+    self.learner.work = self.work
+    parts = trainer.Parts(
+        learner=self.learner,
+        source=self.source,
+        sink=self.sink,
+        checkpointer=self.checkpointer,
+        evaluations=self.evaluations,
+        guards=guards.Guards(config, backend="cpu"),
+        recorder=self.recorder,
+    )
+    return trainer.Trainer(config, parts, saved or {})
 
   def should_stop(self):
     return self.stop_at is not None and self.step >= self.stop_at

@@ -12,6 +12,7 @@ from tba_jax.replay import buffer
 from tba_jax.training import batches
 from tba_jax.training import cluster
 from tba_jax.training import device_work
+from tba_jax.training import learner
 from tests.replay import fake_groups
 from tests.support import base_config
 from tests.support import fakes
@@ -39,7 +40,7 @@ class FakeReference:
     return (values * np.asarray(mask)).astype(np.float32)
 
 
-class BatchMakerTest(parameterized.TestCase):
+class LearnerTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -69,7 +70,7 @@ class BatchMakerTest(parameterized.TestCase):
         cluster=cluster.Cluster(),
     )
     tokenizer = mock.Mock(stop_ids=stop_ids, stop_strings=())
-    return batches.BatchMaker(config, tokenizer, self.buffer, work)
+    return learner.Learner(config, tokenizer, self.buffer, work)
 
   def draw(self, num_prompts=_B, step=8):
     return self.buffer.sample(num_prompts, _K, step)
@@ -122,7 +123,7 @@ class BatchMakerTest(parameterized.TestCase):
   def test_computed_once_per_completion(self):
     maker = self.make_maker(part_prompts=_B)
     maker.make(self.draw())
-    maker.flush()
+    maker.finish()
     draw = self.draw()
     self.assertTrue((draw.ref_versions == 0).all())
     batch = maker.make(draw)
@@ -132,7 +133,7 @@ class BatchMakerTest(parameterized.TestCase):
   def test_only_the_missing_are_computed(self):
     maker = self.make_maker(part_prompts=1)
     maker.make(self.draw(3))
-    maker.flush()
+    maker.finish()
     self.reference.shapes.clear()
     # The pool continues: two prompts lack log-probs, three have them.
     draw = self.draw()
@@ -150,7 +151,7 @@ class BatchMakerTest(parameterized.TestCase):
     self.assertLen(self.reference.shapes, 2)
     self.assert_right(batch)
     # The rows keep their own, though the batch was reordered.
-    maker.flush()
+    maker.finish()
     self.reference.shapes.clear()
     self.assert_right(maker.make(self.draw()))
     self.assertEmpty(self.reference.shapes)
@@ -164,7 +165,7 @@ class BatchMakerTest(parameterized.TestCase):
     batch = maker.make(self.draw())
     self.assert_right(batch)
     self.assertLen(self.reference.shapes, 1)
-    maker.flush()
+    maker.finish()
     self.assertTrue((self.draw().ref_versions == 0).all())
 
   def test_log_probs_of_before_a_move_are_not_used_after_it(self):
@@ -174,10 +175,10 @@ class BatchMakerTest(parameterized.TestCase):
     self.state.ref_params = 0.5
     self.assert_right(maker.make(self.draw(step=7)), shift=0.5)
     self.state.ref_params = 0.25
-    maker.flush()
+    maker.finish()
     self.assertTrue((self.draw().ref_versions == 4).all())
     self.assert_right(maker.make(self.draw()), shift=0.25)
-    maker.flush()
+    maker.finish()
     self.assertTrue((self.draw().ref_versions == 8).all())
     self.assertLen(self.reference.shapes, 2)
     # They are valid until the next move, and read from the buffer.
@@ -187,7 +188,7 @@ class BatchMakerTest(parameterized.TestCase):
   def test_one_stale_row_recomputes_its_prompt(self):
     maker = self.make_maker(part_prompts=1)
     maker.make(self.draw())
-    maker.flush()
+    maker.finish()
     draw = self.draw()
     self.buffer.set_ref_logprobs(
         draw.rows[0, :1], np.full((1, _T), 99, np.float32), 7
@@ -201,7 +202,7 @@ class BatchMakerTest(parameterized.TestCase):
     maker = self.make_maker()
     maker.make(self.draw())
     self.assertTrue((self.draw().ref_versions < 0).all())
-    maker.flush()
+    maker.finish()
     draw = self.draw()
     self.assertTrue((draw.ref_versions == 0).all())
     expected = self.reference.logprobs(
@@ -213,7 +214,7 @@ class BatchMakerTest(parameterized.TestCase):
     np.testing.assert_allclose(draw.ref_logprobs, expected, rtol=1e-6)
     # A second flush has nothing to save.
     with mock.patch.object(self.buffer, "set_ref_logprobs") as save:
-      maker.flush()
+      maker.finish()
     save.assert_not_called()
 
   @parameterized.parameters(True, False)

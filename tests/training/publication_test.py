@@ -5,7 +5,6 @@
 import contextlib
 import pathlib
 import threading
-import time
 import types
 from unittest import mock
 
@@ -28,6 +27,7 @@ from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
 from tests.support import tiny_model
+from tests.support import waiting
 
 SECRET = b"s" * 32
 
@@ -96,7 +96,7 @@ class VersionsTest(parameterized.TestCase):
     )
     self.assertEqual(back["scale"].shape, ())
 
-  def test_no_pointer_before_the_first_version(self):
+  def test_has_no_pointer_before_the_first_version(self):
     self.assertIsNone(publication.read_pointer(self.transport, RUN))
 
   def test_the_pointer_is_written_last(self):
@@ -148,7 +148,7 @@ class VersionsTest(parameterized.TestCase):
       # Adapters are merged in float32.
       ("auto", "bfloat16", 2, "float32", "float32"),
   )
-  def test_dtypes_of_published_floats(
+  def test_publishes_floats_by_the_setting(
       self, dtype, compute, rank, matrices, vectors
   ):
     params = {
@@ -292,9 +292,21 @@ class PublicationTest(absltest.TestCase):
     self.addCleanup(patch.stop)
 
   def make_publisher(
-      self, *, epoch=1, keep=2, carriers=None, dtype="", base_name=""
+      self,
+      *,
+      epoch=1,
+      keep=2,
+      carriers=None,
+      dtype="",
+      base_name="",
+      lag_steps=0,
   ):
-    config = base_config.make(publish__dtype=dtype, publish__keep_versions=keep)
+    config = base_config.make(
+        publish__dtype=dtype,
+        publish__keep_versions=keep,
+        search__lockstep=lag_steps > 0,
+        search__lead_steps=lag_steps,
+    )
     recorder = mock.create_autospec(recorder_lib.Recorder, instance=True)
     recorder.event.side_effect = lambda *event: self.events.append(event)
     recorder.span.side_effect = self.span
@@ -319,14 +331,18 @@ class PublicationTest(absltest.TestCase):
     self.spans.append(kind)
     yield
 
-  def make_puller(self, *, carriers=(), dtype="", base_name=""):
-    config = base_config.make(publish__dtype=dtype, search__pull_every_s=0.002)
+  def make_puller(self, *, carriers=(), dtype="", base_name="", lag_steps=0):
+    config = base_config.make(
+        publish__dtype=dtype,
+        search__lockstep=lag_steps > 0,
+        search__lead_steps=lag_steps,
+    )
     events = mock.create_autospec(metrics.EventLog, instance=True)
     events.write.side_effect = lambda *event: self.events.append(event)
     carriers = {c.name: c for c in carriers or [carrier_store.Chunks()]}
     with mock.patch.object(
         publication, "make_read_carriers", return_value=carriers
-    ):
+    ), mock.patch.object(publication, "_PAUSE_S", 0.002):
       puller = publication.Puller(
           config, RUN, _params(0.0), events=events, base_name=base_name
       )
@@ -334,10 +350,7 @@ class PublicationTest(absltest.TestCase):
     return puller
 
   def wait_until(self, condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline, f"events: {self.events}")
-      time.sleep(0.002)
+    waiting.wait_until(condition, lambda: f"events: {self.events}", WAIT_S)
 
   def test_a_published_version_is_pulled(self):
     publisher, puller = self.make_publisher(), self.make_puller()
@@ -386,6 +399,48 @@ class PublicationTest(absltest.TestCase):
     publisher.wait(2, WAIT_S)
     self.assertIsNone(publisher.submit(3, _params(3.0)))
 
+  def test_an_exact_lag_skips_no_version(self):
+    class Slow(carrier_store.Chunks):
+
+      def pack(self, tag, leaves):
+        go_on.wait(WAIT_S)
+        return super().pack(tag, leaves)
+
+    go_on = threading.Event()
+    publisher = self.make_publisher(carriers=[Slow()], lag_steps=2)
+    for version in range(3):
+      self.assertIsNone(publisher.submit(version, _params(version)))
+    go_on.set()
+    publisher.wait(2, WAIT_S)
+    self.assertEqual(
+        self._stored_tags(), {publication.tag_text((1, v)) for v in range(3)}
+    )
+
+  def test_an_exact_lag_reads_the_version_that_it_names(self):
+    publisher = self.make_publisher(lag_steps=2)
+    puller = self.make_puller(lag_steps=2)
+    for version in range(6):
+      publisher.submit(version, _params(version))
+      publisher.wait(version, WAIT_S)
+    self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
+    # Readers: one that pulled along, and one that came late.
+    for reader in (puller, self.make_puller(lag_steps=2)):
+      for version in (3, 4, 5, 3):
+        tag, leaves = reader.wait_for(version, WAIT_S)
+        self.assertEqual(tag, (1, version))
+        self.assertEqual(leaves["['w']"][0, 0], version)
+      self.assertEqual(reader.latest()[0], (1, 5))
+      self.assertIsNone(reader.wait_for(0, 0.05))
+
+  def test_a_new_store_gets_the_versions_of_an_exact_lag_again(self):
+    publisher = self.make_publisher(lag_steps=1)
+    for version in range(3):
+      publisher.submit(version, _params(version))
+      publisher.wait(version, WAIT_S)
+    self.store.lose()
+    late = self.make_puller(lag_steps=1)
+    self.assertEqual(late.wait_for(1, WAIT_S)[0], (1, 1))
+
   def test_only_the_newest_versions_stay_readable(self):
     publisher = self.make_publisher(keep=2)
     for version in range(4):
@@ -413,7 +468,7 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(1, _params(1.0), jnp.asarray(0.0))
     publisher.wait(1, WAIT_S)
     publisher.submit(2, _params(np.nan), jnp.asarray(1.0))
-    self.wait_until(lambda: publisher._next is None)
+    self.wait_until(lambda: not publisher._submitted)
     publisher.submit(3, _params(3.0))
     self.assertEqual(puller.wait_for(3, WAIT_S)[0], (1, 3))
     self.assertEqual(self.spans.count("publish"), 2)
@@ -571,7 +626,7 @@ class BuildTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_the_choice_of_carrier(
+  def test_chooses_a_carrier_by_size_and_place(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
     config = base_config.make(
@@ -582,7 +637,7 @@ class BuildTest(parameterized.TestCase):
     )
     self.assertEqual(publication.choose_carrier(config, num_bytes), wanted)
 
-  def test_carriers_of_a_config(self):
+  def test_makes_the_carriers_of_a_config(self):
     run = run_directory.Run(
         workdir=pathlib.Path("/nowhere"),
         run_id="r",

@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 # A role that waits for less than this share of its time is busy.
 _LITTLE = 0.1
-# If both wait for more than this, neither is the bottleneck.
+# Roles that both wait for more than this are no bottleneck.
 _IDLE = 0.25
 _MANY_EQUAL = 0.5
 _MANY_COPIES = 0.1
@@ -56,7 +56,7 @@ def _mean(run: load.Run, name: str) -> float | None:
   return float(values.mean()) if len(values) else None
 
 
-# What takes this share of a busy role's time is worth a word.
+# Work that takes this share of a busy role's time is worth a word.
 _MUCH = 0.1
 # Kinds of work that a setting makes rarer, and the setting.
 _SAVINGS = {

@@ -49,7 +49,7 @@ CHARTS = (
         {"sampled": "eval/win_rate", "greedy": "eval/greedy_win_rate"},
         percent=True,
     ),
-    # One rises while the other falls: the reward is being exploited.
+    # A rise of one and a fall of the other show that the reward is exploited.
     Chart(
         "Held-out reward",
         f"of training and of the judge; {_ERRORS}",
@@ -134,8 +134,8 @@ def thin(
   """Returns a series of at most MAX_POINTS points.
 
   Args:
-    records: one per step, with `step` and `time`.
-    name: the metric.
+    records: metrics records, one per step, with `step` and `time`.
+    name: name of the metric.
     band: metric drawn around it; "" draws the range of the steps that a point
       covers.
     band_scale: factor of `band`.

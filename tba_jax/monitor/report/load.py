@@ -35,8 +35,8 @@ _SCHEMAS = {
 class Lane:
   """Spans of one thread of a process, in file order.
 
-  role, index: of the process.
-  lane: of the thread, "" for the main loop.
+  role, index: role and index of the process.
+  lane: name of the thread, "" for the main loop.
   kinds: index of each span's kind in `Run.span_kinds`.
   t0, t1: start and end of each span, Unix seconds.
   """
@@ -57,8 +57,8 @@ class Run:
 
   workdir: the directory.
   config, eval, ledger, status, summary: JSON files of these names.
-  records: one metrics record per step, the history that survived restarts.
-  sft_records: the same for supervised fine-tuning.
+  records: metrics records, one per step, the history that survived restarts.
+  sft_records: metrics records of supervised fine-tuning.
   lanes: spans by (role, index, lane).
   span_kinds: names of the kinds of spans.
   events: the newest events, oldest first; num_events: of the whole run.

@@ -240,7 +240,7 @@ def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
 
 
 def _write(run: load.Run, file: TextIO, start: float) -> None:
-  # One event per line, streamed: a long run has millions.
+  # Events are streamed, one per line: a long run has millions.
   separator = '{"traceEvents":[\n'
   for event in trace_events(run, start):
     file.write(separator + json.dumps(event, separators=(",", ":")))

@@ -79,7 +79,7 @@ def of_run(run: load.Run) -> Verdict:
 class _Change:
   """A metric of two evaluations.
 
-  name, style: as in `tables.EVALUATIONS`.
+  name, style: name and style of a metric in `tables.EVALUATIONS`.
   before, after: the values.
   error: two standard errors of their difference, 0 if unknown.
   """

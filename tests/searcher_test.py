@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import collect
+from tba_jax import searcher
 from tba_jax import types
-from tba_jax.config import load
+from tba_jax.channels import ports
 from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
-from tba_jax.programs import searcher
 from tba_jax.replay import queue_client
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
-from tba_jax.system import processes
 from tba_jax.training import group_reference
 from tba_jax.training import publication
 from tests.support import base_config
@@ -64,6 +63,9 @@ class SearcherTest(parameterized.TestCase):
     config = base_config.make(
         search__samples_per_prompt=S, sampling__in_flight="keep_cache"
     )
+    self.task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
+    self.lag_steps = 0
+    self.searcher = None
     self.external_stop = lambda: False
     self.now_s = 0.0
     patch = mock.patch.object(
@@ -72,25 +74,39 @@ class SearcherTest(parameterized.TestCase):
     patch.start()
     self.addCleanup(patch.stop)
 
-    def build(made, run, index, closing):
-      made._task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
-      made._judge = judges.InProcess(made._task, fallback=0.0)
-      made._tokenizer = fakes.FakeTokenizer()
-      made._sampler = self.sampler
-      made._puller = self.puller
-      made._queue = self.queue
-      made._reference = None
-      made._params_fn = lambda leaves: publication.unflatten(
-          leaves, self.params(0)
-      )
-      made._spans = spans
-      self.clock = made._clock
+    self.config = config
+    self.judge = judges.InProcess(self.task, fallback=0.0)
+    self.reference = None
+    self.judge_shares_mesh = False
+    self.clock = spans.clock = metrics.BusyClock()
+    self.spans = spans
+    self.warmed_up = []
 
-    closing = self.enter_context(contextlib.ExitStack())
-    with mock.patch.object(searcher.Searcher, "_build", build):
-      self.searcher = searcher.Searcher(
-          config, None, 0, lambda: self.external_stop(), closing
-      )
+  def make(self):
+    """Returns a searcher of the test's parts."""
+    parts = searcher.Parts(
+        sink=self.queue,
+        source=self.puller,
+        collector=collect.Collector(
+            self.task,
+            fakes.FakeTokenizer(),
+            self.sampler,
+            self.judge,
+            num_completions=S,
+            loss=self.config.loss,
+            reference=self.reference,
+        ),
+        put=lambda leaves: publication.unflatten(leaves, self.params(0)),
+        warm_up=self.warmed_up.append,
+        judge_totals=self.judge.totals,
+        spans=self.spans,
+        swaps_in_flight=True,
+        judge_shares_mesh=self.judge_shares_mesh,
+        lag_steps=self.lag_steps,
+    )
+    made = searcher.Searcher(parts, lambda: self.external_stop())
+    self.addCleanup(made.close)
+    return made
 
   @contextlib.contextmanager
   def span(self, kind, **fields):
@@ -159,11 +175,13 @@ class SearcherTest(parameterized.TestCase):
     return versions
 
   def block(self, require=-1, epoch=1, prompts=((7, 0, 0), (8, 3, 2))):
-    return queue_client.Block(epoch, 0, require, prompts)
+    return ports.Assignment(epoch, 0, require, prompts)
 
   def run_it(self, *blocks, should_stop=lambda: False):
     self.blocks = list(blocks)
     self.external_stop = should_stop
+    # A searcher goes on where it was.
+    self.searcher = self.searcher or self.make()
     return self.searcher.run()
 
   def test_a_block_becomes_groups(self):
@@ -190,7 +208,7 @@ class SearcherTest(parameterized.TestCase):
   def test_groups_have_reference_logprobs_where_searchers_compute_them(self):
     self.run_it(self.block())
     self.assertEqual([g.ref_logprobs for g in self.submitted[0]], [None] * 2)
-    reference = mock.create_autospec(
+    self.reference = mock.create_autospec(
         group_reference.GroupReference, instance=True
     )
 
@@ -200,27 +218,16 @@ class SearcherTest(parameterized.TestCase):
           -t.astype(np.float32) - len(p) for p, t in zip(prompts, tokens)
       ]
 
-    reference.start.side_effect = start
-    self.searcher._reference = reference
+    self.reference.start.side_effect = start
+    self.searcher = None
     self.queue.stop_requested = False
     self.run_it(self.block())
-    reference.warm_up.assert_called_once_with()
     for group in self.submitted[1]:
       np.testing.assert_array_equal(
           group.ref_logprobs,
           -group.completion_tokens.astype(np.float32)
           - len(group.prompt_tokens),
       )
-
-  def test_adapters_and_reference_share_the_params_of_the_start(self):
-    policy, config = mock.Mock(), base_config.make()
-    with mock.patch.object(
-        searcher.policy_lib, "initial_params", autospec=True
-    ) as load:
-      load_start = searcher.make_load_start(config, policy)
-      load.assert_not_called()
-      self.assertIs(load_start(), load_start())
-    load.assert_called_once_with(policy, config.seed, None)
 
   def test_rewards_are_of_the_text_without_its_stop_token(self):
     self.run_it(self.block())
@@ -230,16 +237,13 @@ class SearcherTest(parameterized.TestCase):
       self.assertEqual(group.rewards.dtype, np.float32)
 
   @parameterized.parameters(
-      ("replace", "searcher", [2.0, -3.0]),
-      ("add", "searcher", [2.0, -1.0]),
-      # The trainer judges, and applies the rule.
-      ("replace", "trainer", [2.0, 2.0]),
+      ("replace", [2.0, -3.0]),
+      ("add", [2.0, -1.0]),
   )
-  def test_rewards_are_final_where_searchers_judge(self, rule, role, rewards):
-    with self.searcher._config.unlocked():
-      self.searcher._config.loss.missing_stop = rule
-      self.searcher._config.loss.missing_stop_reward = -3.0
-      self.searcher._config.reward.role = role
+  def test_rewards_are_final_where_searchers_judge(self, rule, rewards):
+    with self.config.unlocked():
+      self.config.loss.missing_stop = rule
+      self.config.loss.missing_stop_reward = -3.0
     self.run_it(self.block())
     # The second completion ends at the token limit.
     self.assertEqual(self.submitted[0][0].rewards.tolist(), rewards)
@@ -313,6 +317,22 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block(require=3), self.block())
     self.assertEqual(self.used, [(5, {5})])
 
+  def test_a_required_version_may_lag_behind_the_newest(self):
+    self.lag_steps = 2
+    waits = []
+
+    def wait_for(version, timeout_s):
+      if version != 3:
+        return self.wait_for(version, timeout_s)
+      waits.append(timeout_s)
+      # The newest is there at once, the older one is pulled.
+      return None if len(waits) < 3 else ((1, 3), self.leaves(3))
+
+    self.puller.wait_for.side_effect = wait_for
+    self.published = [(1, 5)]
+    self.run_it(self.block(require=3), self.block())
+    self.assertEqual(self.used, [(3, {3}), (5, {5})])
+
   def test_without_a_required_version_nobody_waits(self):
     self.run_it(self.block())
     self.assertEqual(self.puller.wait_for.call_args, mock.call(-1, 0.0))
@@ -347,7 +367,7 @@ class SearcherTest(parameterized.TestCase):
 
     self.puller.wait_for.side_effect = wait_for
     self.run_it(self.block())
-    self.sampler.warm_up.assert_called_once()
+    self.assertLen(self.warmed_up, 1)
     self.assertEqual(self.log[:2], ["wait_params", "compile"])
     self.assertLen(self.submitted, 1)
 
@@ -373,7 +393,7 @@ class SearcherTest(parameterized.TestCase):
 
   def test_a_block_is_judged_while_the_next_one_is_decoded(self):
     go_on, ages = threading.Event(), []
-    judge = self.searcher._judge.judge
+    judge = self.judge.judge
 
     def slow_judge(requests):
       self.assertTrue(go_on.wait(20.0))
@@ -390,7 +410,7 @@ class SearcherTest(parameterized.TestCase):
         go_on.set()
       return self.sample(*args, **kwargs)
 
-    self.searcher._judge.judge = slow_judge
+    self.judge.judge = slow_judge
     self.sampler.sample.side_effect = sample
     self.run_it(self.block(), second)
     self.assertEqual(ages, [1])
@@ -399,9 +419,8 @@ class SearcherTest(parameterized.TestCase):
     self.assertEmpty(self.queue.begun_s)
 
   def test_on_a_mesh_decoding_waits_for_a_judge_that_uses_it(self):
-    self.searcher._config.search.mesh.data = 2
-    judge = self.searcher._judge
-    judge.on_devices = True
+    self.judge_shares_mesh = True
+    judge = self.judge
     judged, sampled, again = [], [], threading.Event()
 
     def slow_judge(requests, judge=judge.judge):
@@ -438,26 +457,6 @@ class SearcherTest(parameterized.TestCase):
     self.assertFalse(stop())
     self.queue.stop_requested = True
     self.assertTrue(stop())
-
-
-class RefusedTest(absltest.TestCase):
-
-  def refused(self, pattern, *operands):
-    config = load.load_config("configs/countdown.py:smoke")
-    workdir = self.create_tempdir().full_path
-    run_directory.create(workdir, config)
-    with mock.patch.object(processes, "start_role", autospec=True):
-      with self.assertRaisesRegex(run_directory.NoRunError, pattern):
-        searcher.run_searcher(config, workdir, operands)
-
-  def test_an_operand_that_is_no_number(self):
-    for operands in (("first",), ("-1",), ("0", "1")):
-      self.refused("allowed one whole number", *operands)
-
-  def test_no_model_to_start_from(self):
-    with mock.patch.object(metrics, "EventLog", autospec=True) as log:
-      self.refused("sft/model", "0")
-    log.return_value.close.assert_called_once_with()
 
 
 if __name__ == "__main__":

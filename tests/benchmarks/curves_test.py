@@ -7,8 +7,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from benchmarks import curves
 from benchmarks import diversity
-from benchmarks import exact_loop
 from benchmarks import few_prompts
 from benchmarks import free_search
 from benchmarks import frontier
@@ -26,48 +26,31 @@ red_team = variants.import_config("configs/red_team.py")
 sparse = variants.import_config("configs/countdown_sparse.py")
 
 
-class ExactLoopTest(absltest.TestCase):
+class CurvesTest(absltest.TestCase):
 
-  def test_samples_are_of_the_version_and_amount_that_are_asked_for(self):
+  def make_config(self, num_steps, prompts_per_step, every_steps):
     config = countdown.get_config("smoke")
     config.init = "scratch"
-    config.train.num_steps = 4
-    config.search.prompts_per_step = 6
-    config.evaluate.every_steps = 2
-    result = dict.fromkeys(exact_loop.EVALUATED, 0.5)
-    evaluator = self.enter_context(
-        mock.patch.object(exact_loop.reward_judge, "make_evaluator")
-    )
-    evaluator.return_value.run.return_value = result
-    asked = []
-    inner = exact_loop._Searcher.search
+    config.train.num_steps = num_steps
+    config.search.prompts_per_step = prompts_per_step
+    config.evaluate.every_steps = every_steps
+    return config
 
-    def spy(self, version, params):
-      groups = inner(self, version, params)
-      asked.append((version, len(groups)))
-      return groups
-
-    with mock.patch.object(exact_loop._Searcher, "search", spy):
-      found = exact_loop.run(config, staleness_steps=1)
-    self.assertEqual(asked, [(0, 6), (0, 6), (1, 6), (2, 6)])
+  def test_counts_what_the_steps_until_an_evaluation_sampled(self):
+    config = self.make_config(4, 6, every_steps=2)
+    found = curves.run(config, staleness_steps=1)
     self.assertEqual(found["steps"], [0, 2, 4])
     per_step = 6 * config.search.samples_per_prompt
     self.assertEqual(found["completions"], [0, 2 * per_step, 4 * per_step])
-    self.assertEqual(found["pass_at_1"], [0.5] * 3)
+    self.assertLen(found["rewards"], 4)
+    for name in curves.EVALUATED:
+      self.assertLen(found[name], 3)
 
-  def test_solutions_found_are_counted_once(self):
-    config = countdown.get_config("smoke")
-    config.init = "scratch"
-    config.train.num_steps = 2
-    config.search.prompts_per_step = 3
-    evaluator = self.enter_context(
-        mock.patch.object(exact_loop.reward_judge, "make_evaluator")
-    ).return_value
-    evaluator.run.return_value = dict.fromkeys(exact_loop.EVALUATED, 0.5)
-    config.evaluate.every_steps = 1
-    found_one = lambda *_: base.Judgement(1.0, "one")
-    with mock.patch.object(countdown_task.Countdown, "judge", found_one):
-      found = exact_loop.run(config, staleness_steps=0)
+  def test_counts_a_solution_once(self):
+    config = self.make_config(2, 3, every_steps=1)
+    judge = lambda *_: base.Judgement(1.0, "one")
+    with mock.patch.object(countdown_task.Countdown, "judge", judge):
+      found = curves.run(config, staleness_steps=0)
     self.assertEqual(found["solutions"], [0, 3, 6])
 
   def test_every_setting_is_allowed(self):
@@ -85,7 +68,7 @@ class ExactLoopTest(absltest.TestCase):
 
   def test_a_wrong_operand_is_named_before_anything_is_trained(self):
     fine_tune = self.enter_context(
-        mock.patch.object(exact_loop, "fine_tune", autospec=True)
+        mock.patch.object(curves, "fine_tune", autospec=True)
     )
     for run, config in (
         (diversity.run, countdown.get_config("smoke")),
@@ -96,7 +79,7 @@ class ExactLoopTest(absltest.TestCase):
     fine_tune.assert_not_called()
 
   def test_diversity_compares_whole_batches_of_fresh_groups(self):
-    with mock.patch.object(exact_loop, "run_all", return_value=[]) as run_all:
+    with mock.patch.object(curves, "run_all", return_value=[]) as run_all:
       with mock.patch.object(diversity.results, "print_table"):
         with mock.patch.object(diversity.frontier, "plot"):
           diversity.run(countdown.get_config(), [])

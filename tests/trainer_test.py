@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer's loop: what happens when, how it ends and goes on."""
 
-import os
-import pathlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -12,12 +10,8 @@ import chex
 import jax
 import numpy as np
 
-from tba_jax.config import load
-from tba_jax.monitor import run_directory
-from tba_jax.programs import trainer
-from tba_jax.system import processes
+from tba_jax import trainer
 from tba_jax.training import device_work
-from tba_jax.training import policy as policy_lib
 from tba_jax.training import sharding
 from tba_jax.training import train_step as train_step_lib
 from tests.support import tiny_model
@@ -38,7 +32,7 @@ class TrainerTest(trainer_case.TrainerCase):
         [entry[:2] for entry in self.log[-3:]],
         [("finish", 6), ("save", 6), ("evaluate", 6)],
     )
-    self.publisher.wait.assert_called_once_with(0, mock.ANY)
+    self.sink.wait.assert_called_once_with(0, mock.ANY)
     self.recorder.finish.assert_called_once_with(6, {"closed": True}, None)
     self.assertTrue(self.saved[6][2], "the last save is waited for")
     self.recorder.train_ended.assert_called_once_with()
@@ -98,9 +92,9 @@ class TrainerTest(trainer_case.TrainerCase):
 
   def test_what_is_drawn_is_counted_as_trained(self):
     self.run_it()
-    self.assertEqual(self.service.mark_trained.call_count, 6)
+    self.assertEqual(self.source.mark_trained.call_count, 6)
     self.assertEqual(len(self.steps("draw")), len(self.steps("step")))
-    draw = self.maker.make.call_args.args[0]
+    draw = self.learner.make.call_args.args[0]
     self.assertEqual(draw.rewards.shape, (3, 2))
 
 
@@ -116,7 +110,7 @@ class NonfiniteTest(trainer_case.TrainerCase):
         config, model, model.init(jax.random.key(0)), mesh
     )
     self.step_fn = train_step_lib.make_train_step(config, model, mesh)
-    self.maker.make.side_effect = self.make_batch
+    self.learner.make.side_effect = self.make_batch
     self.published = []
 
   def make_batch(self, draw):
@@ -154,7 +148,7 @@ class RoundsTest(trainer_case.TrainerCase):
 
   def setUp(self):
     super().setUp()
-    self.service.open_next.side_effect = lambda step: self.log.append(
+    self.source.open_next.side_effect = lambda step: self.log.append(
         ("open_next", step)
     )
 
@@ -358,7 +352,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_the_journal_keeps_what_the_oldest_checkpoint_needs(self):
     self.run_it(checkpoint__every_steps=1, saved={"applied_history": [(0, 0)]})
-    cuts = [c.args[0] for c in self.journal.truncate_before.call_args_list]
+    cuts = [c.args[0] for c in self.source.drop_journal_before.call_args_list]
     # After the save of step n, of which n-1 and n-2 are complete.
     self.assertEqual(cuts, [100, 100, 200, 300, 400])
     self.assertEqual(
@@ -379,7 +373,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     )
     self.assertEqual(self.saved[4][1]["applied_history"], [[4, 400]])
     self.assertEqual(
-        self.journal.truncate_before.call_args_list, [mock.call(400)]
+        self.source.drop_journal_before.call_args_list, [mock.call(400)]
     )
 
   def test_one_of_several_processes_leaves_no_save_out(self):
@@ -394,78 +388,6 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.checkpointer.save.side_effect = OSError("disk full")
     with self.assertRaisesRegex(OSError, "disk full"):
       self.run_it()
-
-
-class RefusedTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.config = load.load_config("configs/countdown.py:smoke")
-    self.workdir = pathlib.Path(self.create_tempdir().full_path)
-    self.run_info, _ = run_directory.create(str(self.workdir), self.config)
-
-  def refused(self, pattern):
-    # `main` prints the message of this error alone.
-    with (
-        mock.patch.object(processes, "start_role", autospec=True),
-        self.assertRaisesRegex(run_directory.NoRunError, pattern),
-    ):
-      trainer.run_trainer(self.config, str(self.workdir), ())
-
-  def test_another_computation_in_the_same_directory(self):
-    self.config.loss.beta = 0.1
-    self.refused(r"^config.loss.beta = 0.1: the run was started with 0")
-
-  def test_a_lost_start_count_is_not_begun_anew(self):
-    (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')
-    self.refused("epoch.json is missing")
-    self.assertFalse((self.workdir / "epoch.json").exists())
-
-  def test_a_second_trainer(self):
-    self.addCleanup(os.close, run_directory.lock(str(self.workdir), "trainer"))
-    self.refused(f"process {os.getpid()} already runs there as the trainer")
-
-  def test_a_directory_in_place_of_a_file(self):
-    (self.workdir / "samples.jsonl").mkdir()
-    self.refused("samples.jsonl: damaged: is a directory; remove it")
-
-  def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(self):
-    self.config.checkpoint.every_steps = 3
-    path = self.workdir / "metrics.jsonl"
-    path.write_text('{"step": 4}\n{"step": 5}\n')
-    trainer._check_is_new(self.config, self.run_info)
-    path.write_text('{"step": 5}\n{"step": 6}\n')
-    with self.assertRaisesRegex(
-        run_directory.NoRunError, "checkpoints: .*step 6"
-    ):
-      trainer._check_is_new(self.config, self.run_info)
-
-
-class PartsTest(absltest.TestCase):
-
-  def make_config(self, *overrides):
-    return load.load_config("configs/countdown.py:smoke", overrides)
-
-  def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
-    orders = []
-    for seed in (0, 0, 1):
-      config = self.make_config("init=scratch", f"seed={seed}")
-      policy = policy_lib.make_policy(config, "/nowhere")
-      order = trainer.make_prompt_order(config, policy)
-      num = policy.task.num_prompts("train")
-      orders.append([order.prompt(i)[0] for i in range(num)])
-      self.assertCountEqual(orders[-1], range(num))
-    self.assertEqual(orders[0], orders[1])
-    self.assertNotEqual(orders[0], orders[2])
-
-  def test_the_buffers_temperature_is_of_the_schedule(self):
-    config = self.make_config(
-        "replay.reward_temperature=0.25",
-        "replay.reward_temperature_final=0.75",
-        "replay.reward_temperature_decay_steps=4",
-    )
-    temperature = trainer.make_buffer(config)._reward_temperature
-    self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
 
 if __name__ == "__main__":

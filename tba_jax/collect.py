@@ -1,0 +1,239 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Collector: prompts and a version of the params in, groups out.
+
+Whoever samples completions and rewards them does it here: searchers, the loop
+of one process, sweeps, and evaluations. The rewards of a group are final, with
+`loss.missing_stop`; the journal, the buffer and the losses have the same.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.rewards import judges
+from tba_jax.sampling import decode
+from tba_jax.tasks import base
+
+# Position in the prompt order, prompt id and visit.
+Prompt = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+  """P sampled prompts without their rewards.
+
+  prompts: P prompts.
+  requests: P requests to the sampler.
+  completions: completions by prompt.
+  """
+
+  prompts: Sequence[Prompt]
+  requests: Sequence[decode.Request]
+  completions: Sequence[types.Completions]
+
+
+class Collector:
+  """Samples prompts of a split, and rewards the completions.
+
+  `collector(prompts, params, version)` does it in one call. A caller with two
+  threads samples in one, and rewards in the other.
+  """
+
+  def __init__(
+      self,
+      task: base.Task,
+      tokenizer: tokenizer_lib.Tokenizer,
+      sampler: decode.Sampler,
+      judge: judges.Judge,
+      *,
+      num_completions: int,
+      split: str = base.TRAIN,
+      loss: ml_collections.ConfigDict | None = None,
+      reference: Any = None,
+      seed: int | None = None,
+  ):
+    """Initializes the collector.
+
+    Args:
+      task: source of the prompts.
+      tokenizer: tokenizer of prompts and completions.
+      sampler: sampler of the policy.
+      judge: judge of completions.
+      num_completions: S, completions of a prompt.
+      split: split of the task.
+      loss: `config.loss`, which says what a completion gets that was cut off;
+        None keeps the judge's rewards.
+      reference: `GroupReference`; None leaves reference log-probs to the
+        trainer.
+      seed: seed of the random numbers; None takes the sampler's.
+    """
+    self._task = task
+    self._tokenizer = tokenizer
+    self._sampler = sampler
+    self._judge = judge
+    self._num_completions = num_completions
+    self._split = split
+    self._loss = loss
+    self._reference = reference
+    self._seed = seed
+    self._prompt_tokens: dict[int, np.ndarray] = {}
+
+  @property
+  def has_reference(self) -> bool:
+    """Whether groups get reference log-probs here."""
+    return self._reference is not None
+
+  def __call__(
+      self,
+      prompts: Sequence[Prompt],
+      params: types.PyTree,
+      version: int,
+      epoch: int = 0,
+  ) -> list[types.Group]:
+    """Returns a group for each prompt, sampled with `params`."""
+    if not prompts:
+      return []
+    sampled = self.sample(prompts, params, version)
+    ref_logprobs = self.start_reference(sampled)
+    judged = self.judge(self.judge_requests(sampled))
+    return self.groups(sampled, judged, ref_logprobs(), epoch)
+
+  def sample(
+      self,
+      prompts: Sequence[Prompt],
+      params: types.PyTree,
+      version: int,
+      newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
+  ) -> Sampled:
+    """Samples S completions of each prompt.
+
+    Args:
+      prompts: P prompts.
+      params: params of the policy, as `Sampler.put` leaves them.
+      version: version of `params`.
+      newer: returns newer params to go on with, and their version, or None.
+    """
+    requests = [
+        decode.Request(
+            prompt_tokens=self._tokens_of(prompt_id),
+            prompt_id=prompt_id,
+            visit=visit,
+            num_completions=self._num_completions,
+            seed=self._seed,
+        )
+        for _, prompt_id, visit in prompts
+    ]
+    # No frame holds the params: they are freed once there are newer ones.
+    holder = [params]
+    del params
+    completions = self._sampler.sample(
+        holder.pop(), requests, version=version, newer=newer
+    )
+    return Sampled(prompts, requests, completions)
+
+  def start_reference(
+      self, sampled: Sampled
+  ) -> Callable[[], Sequence[np.ndarray | None]]:
+    """Dispatches the reference pass; returns a function that waits for it.
+
+    The function returns [S, T] float32 of each prompt, None without a
+    reference.
+    """
+    if self._reference is None:
+      return lambda: [None] * len(sampled.prompts)
+    return self._reference.start(
+        [request.prompt_tokens for request in sampled.requests],
+        [c.tokens for c in sampled.completions],
+        [c.lengths for c in sampled.completions],
+        [c.sampled_mask for c in sampled.completions],
+    )
+
+  def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
+    """Returns what the judge is asked, S requests by prompt."""
+    return [
+        [
+            judges.Request(self._split, request.prompt_id, text, bool(stopped))
+            for text, stopped in zip(
+                self._tokenizer.decode_completions(c), c.stopped
+            )
+        ]
+        for request, c in zip(
+            sampled.requests, sampled.completions, strict=True
+        )
+    ]
+
+  def judge(
+      self, requests_PxS: Sequence[Sequence[judges.Request]]
+  ) -> list[list[base.Judgement]]:
+    """Returns the judgements, S by prompt."""
+    # Requests go in one call, so that the workers of a pool share them.
+    judged = iter(self._judge.judge([r for some in requests_PxS for r in some]))
+    return [[next(judged) for _ in some] for some in requests_PxS]
+
+  def groups(
+      self,
+      sampled: Sampled,
+      judged_PxS: Sequence[Sequence[base.Judgement]],
+      ref_logprobs_P: Sequence[np.ndarray | None],
+      epoch: int,
+  ) -> list[types.Group]:
+    """Returns the groups, with the rewards to learn from.
+
+    Args:
+      sampled: sampled prompts.
+      judged_PxS: judgements of their completions.
+      ref_logprobs_P: reference log-probs, by the function of `start_reference`.
+      epoch: start count of the trainer that published the params.
+    """
+    return [
+        types.Group(
+            prompt_id=prompt_id,
+            visit=visit,
+            position=position,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=c.tokens,
+            completion_lengths=c.lengths,
+            sampled_mask=c.sampled_mask,
+            stopped=c.stopped,
+            behavior_logprobs=c.logprobs,
+            rewards=self._rewards(judged_S, c),
+            versions=c.versions,
+            epoch=epoch,
+            ref_logprobs=ref_logprobs,
+        )
+        for (
+            (position, prompt_id, visit),
+            request,
+            c,
+            judged_S,
+            ref_logprobs,
+        ) in zip(
+            sampled.prompts,
+            sampled.requests,
+            sampled.completions,
+            judged_PxS,
+            ref_logprobs_P,
+            strict=True,
+        )
+    ]
+
+  def _rewards(
+      self, judged_S: Sequence[base.Judgement], completions: types.Completions
+  ) -> np.ndarray:
+    if self._loss is None:
+      return np.array([j.reward for j in judged_S], np.float32)
+    return judges.final_rewards(self._loss, judged_S, completions.stopped)
+
+  def _tokens_of(self, prompt_id: int) -> np.ndarray:
+    if prompt_id not in self._prompt_tokens:
+      text = self._task.prompt(self._split, prompt_id)
+      self._prompt_tokens[prompt_id] = np.asarray(
+          self._tokenizer.encode_prompt(text), np.int32
+      )
+    return self._prompt_tokens[prompt_id]

@@ -1,0 +1,92 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: sample, replay, learn, in one thread and at an exact lag.
+
+This is the system without its processes. Searchers and trainer do the same side
+by side; with `search.lockstep` they do it to the same bits.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+
+import ml_collections
+
+from tba_jax import collect
+from tba_jax import schedule as schedule_lib
+from tba_jax import types
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import prompt_order
+from tba_jax.training import learner as learner_lib
+
+# `Collector`, or a function like it: prompts, params and version -> groups.
+CollectFn = Callable[
+    [Sequence[collect.Prompt], types.PyTree, int], Sequence[types.Group]
+]
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    learner: learner_lib.Learner,
+    collector: CollectFn,
+    schedule: schedule_lib.Schedule,
+    buffer: buffer_lib.ReplayBuffer,
+    order: prompt_order.PromptOrder,
+) -> Iterator[tuple[int, buffer_lib.Draw, dict[str, float]]]:
+  """Trains for `schedule.num_steps`, and yields after each step.
+
+  Source: Bartoldson et al. 2025 (arXiv:2503.18929), figure 1, and Noukhovitch
+  et al. 2024 (arXiv:2410.18252), figure 2, at the lag of the schedule.
+
+  Args:
+    config: reads `train.prompts_per_batch` and `train.completions_per_prompt`.
+    learner: state, train step and reference policy.
+    collector: samples and rewards the completions of prompts.
+    schedule: schedule of lockstep or of rounds.
+    buffer: replay buffer, empty.
+    order: prompt order of the run.
+
+  Yields:
+    Step, its batch and its metrics. `learner.params` are those after the step.
+
+  Raises:
+    ValueError: nothing pins the version that samples a prompt.
+    RuntimeError: a group has another version than the schedule gives.
+  """
+  if not schedule.is_pinned:
+    raise ValueError(
+        "config.search.lockstep = False: allowed True, or rounds"
+        " (config.rounds.mini_batches); else the lag is not exact"
+    )
+  B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
+  waiting: collections.deque[types.Group] = collections.deque()
+  num_sampled = num_inserted = 0
+  buffer.begin_epoch(0, 0)
+  for step in range(schedule.num_steps):
+    # Search: sample all prompts that this version of the params is to sample.
+    prompts = [
+        (position, *order.prompt(position))
+        for position in range(num_sampled, schedule.num_sampled(step))
+    ]
+    waiting.extend(collector(prompts, learner.params, step))
+    num_sampled += len(prompts)
+
+    # Replay: the groups of this step enter the buffer; a batch leaves it.
+    while num_inserted < schedule.needed(step):
+      _check_version(waiting[0], schedule)
+      buffer.insert(waiting.popleft(), step)
+      num_inserted += 1
+    draw = schedule.draw(buffer, B, K, step)
+    buffer.mark_trained(draw.rows)
+
+    # Learn: one step on the batch makes the next version.
+    metrics = learner.step(draw)
+    yield step, draw, metrics
+
+
+def _check_version(group: types.Group, schedule: schedule_lib.Schedule) -> None:
+  wanted = schedule.version_of(group.position)
+  if set(group.versions.tolist()) != {wanted}:
+    raise RuntimeError(
+        f"position {group.position} was sampled with versions"
+        f" {sorted(set(group.versions.tolist()))}, not {wanted}"
+    )

@@ -1,0 +1,201 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Wires the loop of one process."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from tba_jax import collect
+from tba_jax import loop
+from tba_jax import schedule as schedule_lib
+from tba_jax import types
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import prompt_order
+from tba_jax.tasks import base as tasks_base
+from tba_jax.training import cluster
+from tba_jax.training import device_work
+from tba_jax.training import learner as learner_lib
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import reward_judge
+from tba_jax.training import schedules
+from tba_jax.training import sharding
+from tba_jax.training import train_step
+
+
+def make_prompt_order(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> prompt_order.PromptOrder:
+  """Returns the order of the task's training prompts."""
+  size = policy.task.num_prompts(tasks_base.TRAIN)
+  return prompt_order.PromptOrder(size, seed=config.seed)
+
+
+def make_buffer(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> buffer_lib.ReplayBuffer:
+  """Returns an empty buffer; `policy` is for `replay_filter.similarity`."""
+  embed, content_mask = None, None
+  if config.replay_filter.similarity != "none":
+    content_mask = functools.partial(
+        tokenizer_lib.content_mask, policy.tokenizer
+    )
+  if config.replay_filter.similarity == "cosine":
+    embed = reward_judge.make_embed(config, policy, mesh)
+  return buffer_lib.ReplayBuffer(
+      config,
+      reward_temperature=schedules.reward_temperature(
+          config.replay, per_round_steps=config.train.per_round_steps
+      ),
+      embed=embed,
+      content_mask=content_mask,
+  )
+
+
+def set_exact_lag(
+    config: ml_collections.ConfigDict, lag_steps: int
+) -> ml_collections.ConfigDict:
+  """Returns a copy in lockstep, `lag_steps` behind, on one process's parts."""
+  config = config.copy_and_resolve_references()
+  config.search.update(lockstep=True, lead_steps=lag_steps, wait_for_fresh=True)
+  config.reference.role = "trainer"
+  return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """The parts of `loop.train`.
+
+  config: config of the run.
+  learner: learner, whose state is before step 0.
+  collector: collector of training prompts.
+  """
+
+  config: ml_collections.ConfigDict
+  learner: learner_lib.Learner
+  collector: collect.Collector
+  schedule: schedule_lib.Schedule
+  buffer: buffer_lib.ReplayBuffer
+  order: prompt_order.PromptOrder
+
+  def train(
+      self, on_groups: Callable[[list[types.Group]], None] | None = None
+  ) -> Iterator[tuple[int, buffer_lib.Draw, dict[str, float]]]:
+    """Returns `loop.train` of the parts.
+
+    Args:
+      on_groups: called with the groups of each call of the collector.
+    """
+    collector = self.collector
+    if on_groups is not None:
+
+      def collector(*args: Any) -> list[types.Group]:
+        groups = self.collector(*args)
+        on_groups(groups)
+        return groups
+
+    return loop.train(
+        self.config,
+        self.learner,
+        collector,
+        self.schedule,
+        self.buffer,
+        self.order,
+    )
+
+
+class LoopMaker:
+  """Makes loops of one process, one after the other; compiles nothing twice.
+
+  All loops share policy, reference, sampler and judge; those of one name share
+  the train step.
+
+  policy: policy that all start from.
+  evaluator: evaluator of `Loop.learner.params`, with the KL.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, workdir: str = ""):
+    """Loads the policy that all loops start from.
+
+    Args:
+      config: settings common to the loops.
+      workdir: run directory, if the policy is in one.
+
+    Raises:
+      ValueError: the policy is missing or disagrees with the config.
+    """
+    self._workdir = workdir
+    self.policy = policy_lib.make_policy(config, workdir)
+    self._mesh = sharding.make_mesh(config.mesh)
+    self._params = policy_lib.initial_params(self.policy, config.seed)
+    self._sampler = policy_lib.make_sampler(config, self.policy)
+    self._reference = device_work.make_reference(
+        config, self.policy, self._params, self._mesh
+    )
+    self._judge = reward_judge.make_judge(config, workdir, self.policy.task)
+    self.evaluator = reward_judge.make_evaluator(
+        config, workdir, self.policy, reference=self._reference
+    )
+    self._steps: dict[
+        str, tuple[train_step.TrainStep, train_step.TrainState]
+    ] = {}
+
+  def make(self, config: ml_collections.ConfigDict, name: str = "") -> Loop:
+    """Returns a loop that has not begun.
+
+    Args:
+      config: config of the loop, with the policy of the others.
+      name: key of the train step: loops of one name differ in seed, lag and
+        replay alone.
+    """
+    policy = self.policy
+    if name not in self._steps:
+      own = dataclasses.replace(
+          policy,
+          value_folder=policy_lib.find_value_folder(config, self._workdir),
+      )
+      self._steps[name] = (
+          device_work.make_train_step(config, own, self._mesh, self._params),
+          device_work.init_state(config, own, self._params, self._mesh),
+      )
+    step, state = self._steps[name]
+    work = device_work.DeviceWork(
+        config,
+        # The step donates its state; the next loop needs this one.
+        state=jax.tree.map(jnp.copy, state),
+        train_step=step,
+        reference=self._reference,
+        merger=device_work.make_merger(config, policy, self._params),
+        checkpointer=None,
+        cluster=cluster.Cluster(),
+    )
+    buffer = make_buffer(config, policy, self._mesh)
+    return Loop(
+        config=config,
+        learner=learner_lib.Learner(config, policy.tokenizer, buffer, work),
+        collector=collect.Collector(
+            policy.task,
+            policy.tokenizer,
+            self._sampler,
+            self._judge,
+            num_completions=config.search.samples_per_prompt,
+            loss=config.loss,
+            seed=config.seed,
+        ),
+        schedule=schedule_lib.make_schedule(config),
+        buffer=buffer,
+        order=make_prompt_order(config, policy),
+    )
+
+  def close(self) -> None:
+    """Ends the judges' processes."""
+    self._judge.close()
+    self.evaluator.close()

@@ -1,0 +1,610 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Wires the roles: the programs `trainer` and `searcher` over a channel."""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import functools
+import math
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import collect
+from tba_jax import schedule as schedule_lib
+from tba_jax import searcher as searcher_lib
+from tba_jax import trainer as trainer_lib
+from tba_jax import types
+from tba_jax.channels import ports
+from tba_jax.config import validate
+from tba_jax.monitor import metrics
+from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.monitor import run_directory
+from tba_jax.programs import loops
+from tba_jax.programs import sections
+from tba_jax.replay import prompt_order
+from tba_jax.replay import queue_client
+from tba_jax.replay import queue_server
+from tba_jax.replay import service as service_lib
+from tba_jax.system import bucket
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tasks import rows
+from tba_jax.training import agreement
+from tba_jax.training import checkpoint
+from tba_jax.training import cluster as cluster_lib
+from tba_jax.training import device_work
+from tba_jax.training import evaluations as evaluations_lib
+from tba_jax.training import group_reference
+from tba_jax.training import guards as guards_lib
+from tba_jax.training import learner as learner_lib
+from tba_jax.training import lora
+from tba_jax.training import policy as policy_lib
+from tba_jax.training import publication
+from tba_jax.training import reward_judge
+from tba_jax.training import sharding
+from tba_jax.transport import base as transport_base
+
+# Seconds that a leaving searcher has to send its finished groups.
+_FLUSH_S = 5.0
+
+
+# --- Trainer -----------------------------------------------------------------
+
+
+def run_trainer(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs one trainer process until the last step, a signal or an error.
+
+  `operands` place the process in its cluster (`cluster.join`); none if alone.
+  """
+  return train(config, workdir, operands, processes.start_role().is_set)
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operands: Sequence[str],
+    should_stop: Callable[[], bool],
+) -> int:
+  """Trains in the main thread of a process that is set up; see `run_trainer`.
+
+  Returns the exit status; if `should_stop` ended it, 75 after saving.
+  """
+  run = run_directory.open_run(workdir, config)
+  try:
+    joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
+    with joined as cluster, _open(config, run, cluster) as trainer:
+      done = trainer.run(cluster.stopper(should_stop))
+      status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
+      cluster.end(status)
+  except run_directory.NoRunError:
+    raise
+  except (FloatingPointError, ValueError) as error:
+    # A restart would fail in the same place: no status that asks for one.
+    logging.exception("the trainer cannot continue")
+    print(f"error: {error}", file=sys.stderr)
+    return cluster_lib.status_of(error)
+  except cluster_lib.Ended as end:
+    return end.status
+  return status
+
+
+@contextlib.contextmanager
+def _open(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+) -> Iterator[trainer_lib.Trainer | device_work.Follower]:
+  """Yields the trainer on process 0 and a follower on the others."""
+  closing, error = contextlib.ExitStack(), None
+  try:
+    agreement.check_processes(cluster, config, run)
+    if cluster.leads:
+      _take_run(config, run, closing)
+    cluster.begin()
+    if cluster.leads:
+      channel = Channel(config, run)
+      yield make_trainer(config, run, cluster, closing, channel)
+    else:
+      yield make_follower(config, run, cluster, closing)
+  except BaseException as raised:
+    error = raised
+    raise
+  finally:
+    if not cluster.leaves_alone(error):
+      # Announce the end first: closing is collective.
+      cluster.end(cluster_lib.status_of(error))
+      closing.close()
+
+
+def _take_run(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    closing: contextlib.ExitStack,
+) -> None:
+  """Locks the run directory and the store, before anything is written.
+
+  Raises:
+    NoRunError: another trainer has them, or a file or setting does not fit.
+  """
+  try:
+    lock = run_directory.lock(str(run.workdir), "trainer")
+    closing.callback(bucket.hold(lock, run.workdir).close)
+    validate.check_resume(run_directory.load_config(str(run.workdir)), config)
+    run_directory.check_written(run)
+    _check_epoch(run)
+    with contextlib.closing(publication.connect(config, run)) as transport:
+      lock_store(transport, run)
+  except ValueError as error:
+    raise run_directory.NoRunError(str(error)) from error
+
+
+def _check_epoch(run: run_directory.Run) -> None:
+  """Raises ValueError if the run's epoch counter was lost."""
+  epoch = run.workdir / "epoch.json"
+  if (run.workdir / "metrics.jsonl").exists() and not epoch.exists():
+    raise ValueError(
+        f"{epoch} is missing, though the run has metrics: restore it as"
+        ' {"epoch": N}, N above every "epoch" in metrics.jsonl'
+    )
+
+
+def _check_is_new(
+    config: ml_collections.ConfigDict, run: run_directory.Run
+) -> None:
+  """Raises NoRunError if the run should have a checkpoint by now."""
+  records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
+  last = max((int(r.get("step", 0)) for r in records), default=0)
+  every = config.checkpoint.every_steps
+  # The second periodic save starts only after the first is complete.
+  if every and last >= 2 * every:
+    raise run_directory.NoRunError(
+        f"{run.workdir / 'checkpoints'}: no checkpoint found, though"
+        f" metrics.jsonl goes to step {last}; restore it or use a new"
+        " directory"
+    )
+
+
+def lock_store(
+    transport: transport_base.Transport, run: run_directory.Run
+) -> None:
+  """Takes the store's run lock in the name of the run directory."""
+  queue_server.lock_store(
+      transport,
+      run,
+      owner=run_directory.owner(run),
+      place=f"{socket.gethostname()}:{run.workdir}",
+  )
+
+
+def make_trainer(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+    closing: contextlib.ExitStack,
+    channel: "Channel",
+) -> trainer_lib.Trainer:
+  """Returns a trainer at the newest checkpoint, or at step 0.
+
+  Args:
+    config: config of the run.
+    run: directory and identity of the run.
+    cluster: processes of this trainer.
+    closing: stack on which the parts register their `close`.
+    channel: channel to the searchers.
+
+  Raises:
+    ValueError: a setting or a file does not fit.
+  """
+  events = metrics.EventLog(run.workdir / "events.jsonl", role="trainer")
+  closing.callback(events.close)
+  policy = policy_lib.make_policy(config, run.workdir)
+  checkpointer = _make_checkpointer(config, run, cluster, events)
+  closing.callback(checkpointer.close)
+  if math.prod(config.mesh.values()) > 1:
+    mesh = sharding.make_mesh(config.mesh)
+    shards = sections.sharding_rows(
+        sharding.abstract_params(policy.model, mesh, config.sharding)
+    )
+    lines = "\n".join(f"  {name}: {value}" for name, value in shards)
+    logging.info("mesh %s:\n%s", dict(config.mesh), lines)
+  work, saved = device_work.make_work(
+      config, run, policy, cluster, checkpointer
+  )
+  closing.callback(work.close)
+  if saved:
+    events.write("restored", f"checkpoint of step {work.state.step}")
+  else:
+    _check_is_new(config, run)
+  epoch = run_directory.next_epoch(run)
+  logging.info("trainer epoch %d on %s", epoch, jax.devices())
+  receiver = channel.make_receiver(
+      order=loops.make_prompt_order(config, policy),
+      epoch=epoch,
+      policy=policy,
+      on_event=events.write,
+      first_version=int(work.state.step),
+      saved=saved.get("data"),
+  )
+  closing.callback(receiver.close)
+  mesh = sharding.own_mesh(sharding.make_mesh(config.mesh))
+  scorer = reward_judge.for_trainer(
+      config, run.workdir, policy, events.write, mesh=mesh
+  )
+  closing.callback(scorer.close)
+  source = service_lib.ReplayService(
+      config,
+      receiver=receiver,
+      buffer=loops.make_buffer(config, policy, mesh),
+      vocab_size=policy.model.config.vocab_size,
+      on_event=events.write,
+      score_groups=scorer.score,
+      saved=saved.get("data"),
+  )
+  evaluator = reward_judge.make_evaluator(
+      config, run.workdir, policy, events.write, mesh=mesh
+  )
+  closing.callback(evaluator.close)
+  recorder = recorder_lib.Recorder(
+      config,
+      run,
+      epoch=epoch,
+      queue=receiver,
+      tokenizer=policy.tokenizer,
+      judge=evaluator.judge,
+  )
+  # Only the main thread may set a signal handler.
+  signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
+  closing.callback(recorder.close)
+  if saved:
+    recorder.set_state(saved["recorder"])
+  sink = channel.make_params_sink(epoch=epoch, work=work, recorder=recorder)
+  closing.callback(sink.close)
+  best = None
+  if config.checkpoint.keep_best:
+    best = evaluations_lib.BestModel(run.workdir, policy)
+  evaluations = evaluations_lib.Evaluations(config, evaluator, recorder, best)
+  closing.callback(evaluations.close)
+  rows.write_report(policy.task, run.workdir, events.write)
+  receiver.start()
+  parts = trainer_lib.Parts(
+      learner=learner_lib.Learner(
+          config, policy.tokenizer, source.buffer, work
+      ),
+      source=source,
+      sink=sink,
+      checkpointer=checkpointer,
+      evaluations=evaluations,
+      guards=guards_lib.Guards(
+          config, saved.get("guards"), backend=jax.default_backend()
+      ),
+      recorder=recorder,
+  )
+  return trainer_lib.Trainer(config, parts, saved)
+
+
+def make_follower(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+    closing: contextlib.ExitStack,
+) -> device_work.Follower:
+  """Returns the part that the trainer's other processes run."""
+  events = metrics.EventLog(run.workdir / "events.jsonl", role="trainer")
+  closing.callback(events.close)
+  checkpointer = _make_checkpointer(config, run, cluster, events)
+  closing.callback(checkpointer.close)
+  policy = policy_lib.make_policy(config, run.workdir)
+  work, _ = device_work.make_work(config, run, policy, cluster, checkpointer)
+  closing.callback(work.close)
+  return device_work.Follower(cluster, work)
+
+
+def _make_checkpointer(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    cluster: cluster_lib.Cluster,
+    events: metrics.EventLog,
+) -> checkpoint.Checkpointer:
+  return checkpoint.Checkpointer(
+      bucket.place(run.workdir / "checkpoints"),
+      keep=config.checkpoint.keep,
+      keep_every_steps=config.checkpoint.keep_every_steps,
+      keep_every_s=config.checkpoint.keep_every_s,
+      barrier=cluster.save_barrier(config.trainer.save_deadline_s),
+      on_event=events.write,
+  )
+
+
+# --- Searcher ----------------------------------------------------------------
+
+
+def run_searcher(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs one searcher until the trainer is done, a signal or an error.
+
+  Args:
+    config: config of the run.
+    workdir: run directory.
+    operands: the searcher's index in its launcher, 0 by default.
+
+  Returns:
+    0 at the end of the run; 75 if interrupted, or if the trainer was: start it
+    again.
+  """
+  should_stop = processes.start_role().is_set
+  try:
+    index = processes.index_of(operands)
+  except ValueError as error:
+    raise run_directory.NoRunError(str(error)) from error
+  done = search(config, workdir, index, should_stop)
+  return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
+
+
+def search(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    index: int,
+    should_stop: Callable[[], bool],
+) -> bool:
+  """Samples in a process that is set up; returns whether the run is complete.
+
+  Raises:
+    NoRunError: a setting or file does not fit, or differs from the trainer's.
+  """
+  run = run_directory.open_run(workdir, config)
+  with contextlib.ExitStack() as closing:
+    try:
+      channel = Channel(config, run)
+      searcher = make_searcher(
+          config, run, index, should_stop, closing, channel
+      )
+    except ValueError as error:
+      raise run_directory.NoRunError(str(error)) from error
+    return searcher.run()
+
+
+def make_searcher(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    index: int,
+    should_stop: Callable[[], bool],
+    closing: contextlib.ExitStack,
+    channel: "Channel",
+) -> searcher_lib.Searcher:
+  """Returns a searcher, once the trainer's settings are known to be its own.
+
+  Args:
+    config: config of the run.
+    run: directory and identity of the run.
+    index: index of this searcher in its launcher.
+    should_stop: checked in every wait.
+    closing: stack on which the parts register their `close`; it sends what is
+      left.
+    channel: channel to the trainer.
+
+  Raises:
+    ValueError: a setting or file does not fit, or differs from the trainer's.
+  """
+  events = metrics.EventLog(
+      run.workdir / "events.jsonl", role="searcher", index=index
+  )
+  closing.callback(events.close)
+  mesh = sharding.searcher_mesh(config.search, events.write)
+  policy = policy_lib.make_policy(config, run.workdir)
+  place = sharding.make_place(mesh, config.sharding, policy)
+  load_start = make_load_start(config, policy, place)
+  merger = lora.make_merger(
+      policy.adapters, policy.folder, config.seed, load_start
+  )
+  params_fn = make_params_fn(policy, merger, place)
+  sampler = policy_lib.make_searcher_sampler(config, policy)
+  reference = group_reference.make_group_reference(
+      config, policy, load_start, mesh
+  )
+  judge = reward_judge.for_searcher(
+      config, run.workdir, policy, events.write, mesh=mesh
+  )
+  closing.callback(judge.close)
+  spans = metrics.SpanWriter(
+      run.workdir / f"spans/searcher-{index}.jsonl",
+      "searcher",
+      index,
+      clock=metrics.BusyClock(),
+  )
+  closing.callback(spans.close)
+  with spans.span("wait_params"):
+    channel.wait_for_trainer(policy, events, should_stop)
+  source = channel.make_params_source(
+      like=jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0)),
+      events=events,
+      base_name=merger.base,
+  )
+  closing.callback(source.close)
+  sink = channel.make_group_sink(index=index, on_event=events.write)
+  closing.callback(_leave, sink)
+
+  def warm_up(params: types.PyTree) -> None:
+    sampler.warm_up(params)
+    if reference is not None:
+      reference.warm_up()
+
+  parts = searcher_lib.Parts(
+      sink=sink,
+      source=source,
+      collector=collect.Collector(
+          policy.task,
+          policy.tokenizer,
+          sampler,
+          judge,
+          num_completions=config.search.samples_per_prompt,
+          # The trainer judges, and applies the rule.
+          loss=None if config.reward.role == "trainer" else config.loss,
+          reference=reference,
+      ),
+      put=lambda leaves: sampler.put(params_fn(leaves), place.model),
+      warm_up=warm_up,
+      judge_totals=judge.totals,
+      spans=spans,
+      swaps_in_flight=config.sampling.in_flight != "off",
+      judge_shares_mesh=(
+          judge.on_devices and math.prod(config.search.mesh.values()) > 1
+      ),
+      lag_steps=schedule_lib.make_schedule(config).lag_steps,
+  )
+  searcher = searcher_lib.Searcher(parts, should_stop)
+  closing.callback(searcher.close)
+  return searcher
+
+
+def _leave(sink: ports.GroupSink) -> None:
+  flushed = sink.close(_FLUSH_S)
+  logging.info("searcher leaves; all delivered: %s", flushed)
+
+
+def make_sid(index: int) -> str:
+  """Returns a unique searcher id that is readable in a log."""
+  unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
+  return f"s{index:03d}-{unique}"
+
+
+def make_load_start(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    place: sharding.Place = sharding.ONE_DEVICE,
+) -> Callable[[], types.PyTree]:
+  """Returns a function that loads the run's first params, once.
+
+  They are the base of adapters and the reference, on the sampler's devices. It
+  raises ValueError if they cannot be read.
+  """
+  return functools.cache(
+      lambda: place.put(
+          policy_lib.initial_params(policy, config.seed, place.model)
+      )
+  )
+
+
+def make_params_fn(
+    policy: policy_lib.Policy,
+    merger: lora.ParamsMerger,
+    place: sharding.Place = sharding.ONE_DEVICE,
+) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
+  """Returns a function from published leaves by path to the model's params.
+
+  Without adapters leaves stay on the host; adapters are merged on the devices.
+  """
+  like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
+
+  def params_fn(leaves: dict[str, np.ndarray]) -> types.PyTree:
+    trained = publication.unflatten(leaves, like)
+    if policy.adapters is None:
+      return trained
+    return place.put(merger.params(jax.device_put(trained, place.trained)))
+
+  return params_fn
+
+
+# --- Channel -----------------------------------------------------------------
+
+
+class Channel:
+  """The store between the trainer and its searchers, for one of them."""
+
+  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
+    self._config = config
+    self._run = run
+    self._connect = functools.partial(publication.connect, config, run)
+    self._agreement: agreement.Agreement | None = None
+
+  def make_receiver(
+      self,
+      *,
+      order: prompt_order.PromptOrder,
+      epoch: int,
+      policy: policy_lib.Policy,
+      on_event: Callable[[str, str], None],
+      first_version: int,
+      saved: dict[str, object] | None,
+  ) -> queue_server.QueueServer:
+    """Returns the trainer's end of the queue; see `QueueServer`."""
+    config, run = self._config, self._run
+    settings = agreement.encode(agreement.describe(config, run, policy), run)
+
+    def open_store(transport: transport_base.Transport) -> None:
+      lock_store(transport, run)
+      agreement.put(transport, settings)
+
+    return queue_server.QueueServer(
+        config,
+        run,
+        make_transport=self._connect,
+        order=order,
+        epoch=epoch,
+        open_store=open_store,
+        on_event=on_event,
+        first_version=first_version,
+        saved=saved,
+    )
+
+  def make_params_sink(
+      self,
+      *,
+      epoch: int,
+      work: device_work.DeviceWork,
+      recorder: recorder_lib.Recorder,
+  ) -> publication.Publisher:
+    """Returns the trainer's publisher."""
+    return publication.Publisher(
+        self._config,
+        self._run,
+        epoch=epoch,
+        params=work.state.params,
+        base_name=work.base,
+        peers=work.peers,
+        recorder=recorder,
+    )
+
+  def wait_for_trainer(
+      self,
+      policy: policy_lib.Policy,
+      events: metrics.EventLog,
+      should_stop: Callable[[], bool],
+  ) -> None:
+    """Waits for the trainer's settings; raises ValueError if they differ."""
+    settings = agreement.describe(self._config, self._run, policy)
+    self._agreement = agreement.Agreement(settings, self._run, events)
+    self._agreement.wait(self._connect, should_stop)
+
+  def make_params_source(
+      self, *, like: types.PyTree, events: metrics.EventLog, base_name: str
+  ) -> publication.Puller:
+    """Returns a searcher's puller."""
+    return publication.Puller(
+        self._config, self._run, like, events=events, base_name=base_name
+    )
+
+  def make_group_sink(
+      self, *, index: int, on_event: Callable[[str, str], None]
+  ) -> queue_client.QueueClient:
+    """Returns a searcher's end of the queue; call `wait_for_trainer` first."""
+    return queue_client.QueueClient(
+        self._config,
+        self._run,
+        make_transport=self._connect,
+        sid=make_sid(index),
+        index=index,
+        on_event=on_event,
+        check_trainer=self._agreement.holds,
+    )

@@ -1,0 +1,242 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Searcher: samples what it is granted with the newest params, and delivers.
+
+The devices decode one block of prompts while a thread rewards the block before
+it and submits it, in the order of the blocks. `programs/roles.py` makes the
+parts.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent import futures
+import contextlib
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from tba_jax import collect
+from tba_jax import types
+from tba_jax.channels import ports
+from tba_jax.monitor import metrics
+
+# The timeline has two lanes: the devices and the judge's thread.
+_JUDGE_LANE = "judge"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+  """The parts of a searcher.
+
+  sink: takes the groups, and has the assignments.
+  source: source of the params.
+  collector: collector of training prompts.
+  put: leaves of a version by path -> params for the collector, on the devices.
+  warm_up: compiles, given params.
+  judge_totals: () -> counts of the judge, for the statistics.
+  spans: writer of the timeline, which knows the busy time.
+  swaps_in_flight: whether newer params may go on with a block.
+  judge_shares_mesh: whether the judge uses the mesh that decodes; then decoding
+    waits for it, since two threads that launch collectives could order them
+    differently on each device.
+  lag_steps: versions by which a required one may be behind the newest.
+  """
+
+  sink: ports.GroupSink
+  source: ports.ParamsSource
+  collector: collect.Collector
+  put: Callable[[dict[str, Any]], types.PyTree]
+  warm_up: Callable[[types.PyTree], None]
+  judge_totals: Callable[[], dict[str, Any]]
+  spans: metrics.SpanWriter
+  swaps_in_flight: bool = False
+  judge_shares_mesh: bool = False
+  lag_steps: int = 0
+
+
+class Searcher:
+  """Samples the prompts granted to it and submits them with their rewards."""
+
+  def __init__(self, parts: Parts, should_stop: Callable[[], bool]):
+    """Takes the parts; `should_stop` is checked in every wait."""
+    self._parts = parts
+    self._sink, self._source = parts.sink, parts.source
+    self._collector, self._spans = parts.collector, parts.spans
+    self._should_stop = should_stop
+    self._tag: ports.Tag | None = None
+    self._params: types.PyTree = None
+    self._mixed_completions = 0
+    # Time at which sampling began, and the busy seconds until then.
+    self._started = self._busy_before_s = 0.0
+    self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
+    # The block that the judge's thread works on, if any.
+    self._handing_over: futures.Future[None] | None = None
+    self._judged = threading.Event()
+
+  def close(self) -> None:
+    """Ends the judge's thread, after the block that it works on."""
+    self._judging.shutdown()
+
+  def run(self) -> bool:
+    """Samples until a stop; returns whether the trainer ended the run."""
+    with self._spans.span("wait_params"):
+      while not self._stop() and not self._take_params(-1, 0.2):
+        pass
+    if self._stop():
+      return self._sink.run_done
+    with self._spans.span("compile"):
+      self._parts.warm_up(self._params)
+    self._started = time.monotonic()
+    self._busy_before_s = self._spans.clock.busy_s
+    while not self._stop():
+      block = self._wait_for_block()
+      if block is not None and self._use_version(block):
+        self._hand_over(block, self._sample(block))
+    self._wait_handed_over()
+    return self._sink.run_done
+
+  def _stop(self) -> bool:
+    return self._should_stop() or self._sink.stop_requested
+
+  def _wait_for_block(self) -> ports.Assignment | None:
+    """Returns the next granted block; None if the searcher should stop."""
+    with self._spans.span("wait_work"):
+      while not self._stop():
+        self._check_handed_over()
+        block = self._sink.next_block(0.1)
+        if block is not None:
+          return block
+    return None
+
+  def _use_version(self, block: ports.Assignment) -> bool:
+    """Takes the block's params; returns False if the block is obsolete."""
+    wanted = block.require_version
+    if wanted < 0:
+      self._take_params(-1, 0.0)
+      return True
+    with self._spans.span("wait_version"):
+      while not self._take_params(wanted, 0.2):
+        self._check_handed_over()
+        if self._stop() or self._sink.epoch > block.epoch:
+          return False
+        newest = self._source.latest()
+        if newest and newest[0] > (block.epoch, wanted + self._parts.lag_steps):
+          # Others delivered its prompts while the store was out of reach.
+          return False
+    return True
+
+  def _take_params(self, version: int, timeout_s: float) -> bool:
+    """Takes a version, -1 for the newest; returns False if it is not there."""
+    taken = self._source.wait_for(version, timeout_s)
+    if taken is not None:
+      self._put_params(*taken)
+    return taken is not None
+
+  def _put_params(self, tag: ports.Tag, leaves: dict[str, Any]) -> None:
+    if tag != self._tag:
+      self._params = self._parts.put(leaves)
+      self._tag = tag
+
+  def _newer_params(self) -> tuple[int, types.PyTree] | None:
+    """Returns newer params of this epoch, to go on with within a block."""
+    newest, tag = self._source.latest(), self._tag
+    # A group has one epoch: params of a restarted trainer wait for a new block.
+    if newest is None or newest[0] <= tag or newest[0][0] != tag[0]:
+      return None
+    self._put_params(*newest)
+    return self._tag[1], self._params
+
+  def _sample(self, block: ports.Assignment) -> collect.Sampled:
+    """Decodes the completions of a block's prompts."""
+    swaps = self._parts.swaps_in_flight and block.require_version < 0
+    self._sink.begun_s.append(time.monotonic())
+    with self._spans.span("decode", version=self._tag[1]):
+      sampled = self._collector.sample(
+          block.prompts,
+          self._params,
+          self._tag[1],
+          self._newer_params if swaps else None,
+      )
+    self._mixed_completions += sum(
+        int((c.token_versions > c.versions[:, None]).any(1).sum())
+        for c in sampled.completions
+    )
+    return sampled
+
+  def _hand_over(
+      self, block: ports.Assignment, sampled: collect.Sampled
+  ) -> None:
+    """Passes a block to the judge's thread, once it is done with the last."""
+    span = contextlib.nullcontext()
+    if self._collector.has_reference:
+      span = self._spans.span("reference")
+    with span:
+      ref_logprobs = self._collector.start_reference(sampled)
+    self._wait_handed_over()
+    epoch = self._tag[0]  # A block is sampled within one epoch.
+    self._judged.clear()
+    self._handing_over = self._judging.submit(
+        self._judge_and_submit, sampled, ref_logprobs, epoch
+    )
+    if self._parts.judge_shares_mesh:
+      with self._spans.span("reward"):
+        self._judged.wait()
+
+  def _check_handed_over(self) -> None:
+    """Raises the thread's error, if any, without waiting for the thread."""
+    if self._handing_over is not None and self._handing_over.done():
+      self._wait_handed_over()
+
+  def _wait_handed_over(self) -> None:
+    """Waits for the thread; raises its error."""
+    if self._handing_over is None:
+      return
+    # Waiting for a slow judge counts as work, waiting for credit as idle time.
+    with self._spans.span("reward"):
+      self._judged.wait()
+    with self._spans.span("wait_credit"):
+      self._handing_over.result()
+    self._handing_over = None
+
+  def _judge_and_submit(
+      self,
+      sampled: collect.Sampled,
+      ref_logprobs: Callable[[], Sequence[np.ndarray | None]],
+      epoch: int,
+  ) -> None:
+    try:
+      with self._spans.span("reward", lane=_JUDGE_LANE):
+        judged_PxS = self._collector.judge(
+            self._collector.judge_requests(sampled)
+        )
+      with self._spans.span("reference", lane=_JUDGE_LANE):
+        ref_logprobs_P = ref_logprobs()
+    finally:
+      self._judged.set()
+    groups = self._collector.groups(sampled, judged_PxS, ref_logprobs_P, epoch)
+    # The block's age ends here: time spent waiting for credit does not count.
+    self._sink.begun_s.popleft()
+    with self._spans.span("wait_credit", lane=_JUDGE_LANE):
+      self._sink.submit(groups, self._stop)
+    self._report()
+
+  def _report(self) -> None:
+    """Tells the trainer the rates since the start."""
+    busy_s = self._spans.clock.busy_s - self._busy_before_s
+    wall_s = max(time.monotonic() - self._started, 1e-9)
+    totals = self._sink.totals
+    self._sink.set_stats(
+        {
+            "samples_per_s": totals["completions"] / wall_s,
+            "tokens_per_s": totals["tokens"] / wall_s,
+            "version": self._tag[1],
+            "busy_s": busy_s,
+            "wall_s": wall_s,
+            "busy_share": min(1.0, busy_s / wall_s),
+            "refused_versions": self._source.stats.refused,
+            "mixed_completions": self._mixed_completions,
+            "rewards": self._parts.judge_totals(),
+        }
+    )

@@ -1,0 +1,198 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The lag of the loop is exact, and its parts are compiled once."""
+
+import dataclasses
+import json
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from tba_jax import loop as loop_lib
+from tba_jax.config import load
+from tba_jax.config import variants
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.programs import sweep
+from tba_jax.training import device_work
+from tba_jax.training import train_step
+
+staleness = variants.import_config("configs/staleness.py")
+
+_FILE = str(pathlib.Path(staleness.__file__))
+_STEPS = 6
+
+
+class LoopTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.config = load.load_config(
+        f"{_FILE}:smoke",
+        [
+            "init=scratch",
+            # Steps large enough to tell one version from the next.
+            "sweep.objectives=rloo: loss.name=rloo"
+            " optimizer.learning_rate=0.03;"
+            "ppo: loss.name=ppo loss.ratio_clip=0.2",
+            "sweep.staleness_steps=0,2",
+            "sweep.mini_batches=3",
+            "sweep.seeds=0,1",
+            "evaluate.every_steps=0",
+        ],
+    )
+    cls.runs = {run.name: run for run in sweep.expand_runs(cls.config)}
+    cls.bench = sweep.Bench(cls.config, "")
+    cls.addClassCleanup(cls.bench.close)
+
+  def make_loop(self, name):
+    run = self.runs[name]
+    config = run.lag.apply(run.config)
+    config.seed = run.seed
+    return self.bench.loops.make(config, run.objective)
+
+  def watch(self, name):
+    """Trains; returns the params before each step, and the batches."""
+    loop = self.make_loop(name)
+    params, batches = [jax.device_get(loop.learner.params)], []
+    place = device_work.DeviceWork.place
+
+    def watched(work, *args):
+      batch, computed = place(work, *args)
+      batches.append(jax.device_get(batch))
+      return batch, computed
+
+    with mock.patch.object(device_work.DeviceWork, "place", watched):
+      for _ in loop.train():
+        params.append(jax.device_get(loop.learner.params))
+    return params, batches
+
+  @parameterized.parameters(
+      ("rloo-s0-seed0", [0, 1, 2, 3, 4, 5]),
+      ("rloo-s2-seed0", [0, 0, 0, 1, 2, 3]),
+      ("rloo-N3-seed0", [0, 0, 0, 3, 3, 3]),
+  )
+  def test_samples_each_batch_with_its_version(self, name, versions):
+    params, batches = self.watch(name)
+    self.assertLen(batches, _STEPS)
+    model = self.bench.loops.policy.model
+
+    @jax.jit
+    def logprobs(params, batch):
+      values_BxKxT = logprobs_lib.completion_logprobs(
+          model,
+          params,
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          temperature=1.0,
+      )
+      return values_BxKxT * batch.completion_mask
+
+    gap = lambda version, batch: np.abs(
+        logprobs(params[version], batch) - batch.behavior_logprobs
+    ).max()
+    for step, (version, batch) in enumerate(zip(versions, batches)):
+      self.assertLess(gap(version, batch), 1e-4)
+      for other in {*range(_STEPS)} - {version}:
+        self.assertGreater(gap(other, batch), 1e-2)
+      self.assertEqual(set(batch.staleness_steps.ravel()), {step - version})
+
+  def test_compiles_once_for_all_lags_and_seeds(self):
+    self.bench.run(self.runs["rloo-s0-seed0"])
+    with mock.patch.object(train_step, "hold_params") as traced:
+      for name in ("rloo-s2-seed1", "rloo-N3-seed0"):
+        self.bench.run(self.runs[name])
+    traced.assert_not_called()
+
+  def test_prompts_and_samples_do_not_depend_on_the_lag(self):
+    _, batches = self.watch("rloo-s0-seed0")
+    _, late = self.watch("rloo-s2-seed0")
+    for now, then in zip(batches, late):
+      np.testing.assert_array_equal(now.prompt_tokens, then.prompt_tokens)
+    np.testing.assert_array_equal(
+        batches[0].completion_tokens, late[0].completion_tokens
+    )
+    _, other = self.watch("rloo-s0-seed1")
+    self.assertNotEqual(
+        batches[0].completion_tokens.tolist(),
+        other[0].completion_tokens.tolist(),
+    )
+
+  def test_a_result_repeats_and_is_plain_json(self):
+    run = self.runs["rloo-s2-seed0"]
+    result = self.bench.run(run)
+    again = self.bench.run(run)
+    self.assertEqual(result["curve"], again["curve"])
+    self.assertEqual(result, json.loads(json.dumps(result)))
+    before, after = result["curve"]
+    self.assertEqual((before["step"], after["step"]), (0, _STEPS))
+    self.assertAlmostEqual(before["kl"], 0.0, places=4)
+    self.assertGreater(after["kl"], 1e-3)
+    # An untrained model knows nothing of 6 letters, ":" and the other tokens.
+    self.assertBetween(before["ref_perplexity"], 6, 12)
+    self.assertIsNone(result["diverged_step"])
+
+  def test_a_value_model_learns_at_each_step(self):
+    loop = self.make_loop("ppo-s2-seed0")
+    value = lambda: jax.device_get(loop.learner.work.state.loss_params["value"])
+    values = [value()]
+    for _, draw, metrics in loop.train():
+      values.append(value())
+      self.assertFalse(metrics["nonfinite"])
+    for before, after in zip(values, values[1:]):
+      gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
+      self.assertGreater(max(jax.tree.leaves(gaps)), 1e-5)
+
+  def test_refuses_a_group_of_another_version(self):
+    loop = self.make_loop("rloo-s2-seed0")
+
+    def too_late(prompts, params, version):
+      return loop.collector(prompts, params, version + 1)
+
+    steps = loop_lib.train(
+        loop.config,
+        loop.learner,
+        too_late,
+        loop.schedule,
+        loop.buffer,
+        loop.order,
+    )
+    with self.assertRaisesRegex(RuntimeError, r"position 0 .* \[1\], not 0"):
+      next(steps)
+
+  def test_refuses_a_schedule_that_pins_no_version(self):
+    loop = self.make_loop("rloo-s2-seed0")
+    free = dataclasses.replace(loop.schedule, lockstep=False)
+    with self.assertRaisesRegex(ValueError, "search.lockstep = False"):
+      next(dataclasses.replace(loop, schedule=free).train())
+
+  def test_a_step_that_is_not_finite_ends_the_run(self):
+    name = "rloo-s0-seed0"
+    train = device_work.DeviceWork.train
+
+    def broken(work, batch):
+      # A gradient may be infinite while the loss is not.
+      broken_now = int(work.state.step) == 2
+      return train(work, batch) | ({"nonfinite": 1.0} if broken_now else {})
+
+    with mock.patch.object(device_work.DeviceWork, "train", broken):
+      result = self.bench.run(self.runs[name])
+    self.assertEqual(result["diverged_step"], 2)
+    self.assertEqual(result["versions"], [0, 1, 2])
+    self.assertLen(result["curve"], 1)
+
+  def test_stops_when_asked(self):
+    asked = iter([False, False, True])
+    with self.assertRaisesRegex(sweep.Interrupted, "at step 2"):
+      self.bench.run(
+          self.runs["rloo-s0-seed0"], should_stop=lambda: next(asked)
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,124 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The roles refuse what does not fit before they begin, and get their parts."""
+
+import os
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+
+from tba_jax.config import load
+from tba_jax.monitor import metrics
+from tba_jax.monitor import run_directory
+from tba_jax.programs import loops
+from tba_jax.programs import roles
+from tba_jax.system import processes
+from tba_jax.training import policy as policy_lib
+from tests.support import base_config
+
+
+class TrainerRefusedTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.config = load.load_config("configs/countdown.py:smoke")
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+    self.run_info, _ = run_directory.create(str(self.workdir), self.config)
+
+  def refused(self, pattern):
+    # `main` prints the message of this error alone.
+    with (
+        mock.patch.object(processes, "start_role", autospec=True),
+        self.assertRaisesRegex(run_directory.NoRunError, pattern),
+    ):
+      roles.run_trainer(self.config, str(self.workdir), ())
+
+  def test_another_computation_in_the_same_directory(self):
+    self.config.loss.beta = 0.1
+    self.refused(r"^config.loss.beta = 0.1: the run was started with 0")
+
+  def test_a_lost_start_count_is_not_begun_anew(self):
+    (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')
+    self.refused("epoch.json is missing")
+    self.assertFalse((self.workdir / "epoch.json").exists())
+
+  def test_a_second_trainer(self):
+    self.addCleanup(os.close, run_directory.lock(str(self.workdir), "trainer"))
+    self.refused(f"process {os.getpid()} already runs there as the trainer")
+
+  def test_a_directory_in_place_of_a_file(self):
+    (self.workdir / "samples.jsonl").mkdir()
+    self.refused("samples.jsonl: damaged: is a directory; remove it")
+
+  def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(self):
+    self.config.checkpoint.every_steps = 3
+    path = self.workdir / "metrics.jsonl"
+    path.write_text('{"step": 4}\n{"step": 5}\n')
+    roles._check_is_new(self.config, self.run_info)
+    path.write_text('{"step": 5}\n{"step": 6}\n')
+    with self.assertRaisesRegex(
+        run_directory.NoRunError, "checkpoints: .*step 6"
+    ):
+      roles._check_is_new(self.config, self.run_info)
+
+
+class PartsTest(absltest.TestCase):
+
+  def make_config(self, *overrides):
+    return load.load_config("configs/countdown.py:smoke", overrides)
+
+  def test_the_prompt_order_is_of_the_training_prompts_and_the_seed(self):
+    orders = []
+    for seed in (0, 0, 1):
+      config = self.make_config("init=scratch", f"seed={seed}")
+      policy = policy_lib.make_policy(config, "/nowhere")
+      order = loops.make_prompt_order(config, policy)
+      num = policy.task.num_prompts("train")
+      orders.append([order.prompt(i)[0] for i in range(num)])
+      self.assertCountEqual(orders[-1], range(num))
+    self.assertEqual(orders[0], orders[1])
+    self.assertNotEqual(orders[0], orders[2])
+
+  def test_the_buffers_temperature_is_of_the_schedule(self):
+    config = self.make_config(
+        "replay.reward_temperature=0.25",
+        "replay.reward_temperature_final=0.75",
+        "replay.reward_temperature_decay_steps=4",
+    )
+    temperature = loops.make_buffer(config)._reward_temperature
+    self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
+
+  def test_adapters_and_reference_share_the_params_of_the_start(self):
+    policy, config = mock.Mock(), base_config.make()
+    with mock.patch.object(
+        roles.policy_lib, "initial_params", autospec=True
+    ) as load:
+      load_start = roles.make_load_start(config, policy)
+      load.assert_not_called()
+      self.assertIs(load_start(), load_start())
+    load.assert_called_once_with(policy, config.seed, None)
+
+
+class SearcherRefusedTest(absltest.TestCase):
+
+  def refused(self, pattern, *operands):
+    config = load.load_config("configs/countdown.py:smoke")
+    workdir = self.create_tempdir().full_path
+    run_directory.create(workdir, config)
+    with mock.patch.object(processes, "start_role", autospec=True):
+      with self.assertRaisesRegex(run_directory.NoRunError, pattern):
+        roles.run_searcher(config, workdir, operands)
+
+  def test_an_operand_that_is_no_number(self):
+    for operands in (("first",), ("-1",), ("0", "1")):
+      self.refused("allowed one whole number", *operands)
+
+  def test_no_model_to_start_from(self):
+    with mock.patch.object(metrics, "EventLog", autospec=True) as log:
+      self.refused("sft/model", "0")
+    log.return_value.close.assert_called_once_with()
+
+
+if __name__ == "__main__":
+  absltest.main()
