@@ -117,8 +117,8 @@ class Completions:
   """S sampled completions of one prompt, from the sampler.
 
   tokens: [S, T] int32, pad after the stop token.
-  lengths: [S] int32, completion lengths with the stop token and the tokens of
-    an environment.
+  lengths: [S] int32, completion lengths with the stop token and an
+    environment's tokens.
   sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
   logprobs: [S, T] float32, nats, under the distribution sampled from, 0 where
     not sampled.

@@ -166,7 +166,8 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
       ),
   ]
   generation = _mapping(status.get("store")).get("generation")
-  if text.is_number(generation):
+  # 0 without a store.
+  if text.is_number(generation) and generation > 0:
     rows.append(("store", "generation", str(generation)))
   failures = tables.sum_text(status.get("reward_failures"))
   if failures != "0":
@@ -300,7 +301,7 @@ class Panel:
 
     Args:
       workdir: run directory.
-      console: where it is shown.
+      console: console to draw on.
       line_every_s: least seconds between two lines of a phase.
     """
     self._line_every_s = line_every_s

@@ -107,8 +107,8 @@ def summarize(
       `num_distinct`, `num_texts`, `failures` by cause; per completion
       `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
       completion `kl`, `ref_nats` (minus the reference's log-prob) and
-      `ref_tokens` (tokens in that sum), `diluted_perplexity`, and `verdicts`,
-      `greedy_verdicts` (`comparers.Verdict`).
+      `ref_tokens` (that it is a sum over), `diluted_perplexity`, and
+      `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
     num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
     confidence: confidence of the intervals.

@@ -152,7 +152,7 @@ class RecorderTest(absltest.TestCase):
           "".join(str(1 + j) for j in range(1 + draw.prompt_ids[b] % 5)),
       )
 
-  def test_samples_have_logprobs_of_sampled_tokens(self):
+  def test_samples_show_logprobs_of_sampled_tokens(self):
     group = fake_groups.make_group(
         9, [[2, 3, 4]] * 2, inserted=[(0, 1), (1, 1)]
     )

@@ -348,8 +348,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn(("restart", "searcher-1 (after status 1)", 1), told)
 
   @parameterized.parameters(
-      (4, {"sft-0": "0", "trainer-0": "0", "searcher-0": "1",
-           "searcher-1": "2"}),
+      (4, {"sft-0": "0", "store-0": None, "trainer-0": "0",
+           "searcher-0": "1", "searcher-1": "2"}),
       (1, {"sft-0": "0", "trainer-0": "0"}),
   )  # fmt: skip
   def test_gives_each_role_its_accelerators(self, count, expected):
@@ -362,7 +362,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         child.name: child.environment.get("CUDA_VISIBLE_DEVICES")
         for child in self.children.all
     }
-    self.assertEqual(seen, {"store-0": None, **expected})
+    self.assertEqual(seen, expected)
 
   def test_restarts_the_processes_of_a_trainer_together(self):
     self.config.trainer.num_processes = 2
@@ -666,6 +666,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     restarts = self.read("summary.json")["restarts"]
     self.assertEqual((restarts["trainer"], restarts["searcher"]), (1, 0))
+    # There is no store.
+    self.assertEqual([child.name for child in self.children.all], ["trainer-0"])
 
   @parameterized.parameters(
       ("summary.json", [1]),

@@ -31,7 +31,6 @@ class RejectionTest(queue_case.QueueTestCase):
     ok = [self.group(p) for p in range(2)]
     tokens, logprobs = ok[0].completion_tokens, ok[0].behavior_logprobs
     T = tokens.shape[1]
-    mask = ok[0].sampled_mask
     wide = lambda x: np.append(x, np.ones_like(x[:, :1]), axis=1)
     changes = [
         ("reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}),
@@ -40,15 +39,16 @@ class RejectionTest(queue_case.QueueTestCase):
         ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),
         ("length", {
             "completion_tokens": wide(tokens),
-            "sampled_mask": wide(mask),
+            "sampled_mask": wide(ok[0].sampled_mask),
             "behavior_logprobs": wide(logprobs),
             "completion_lengths": np.asarray([1, T + 1, 2], "i4"),
         }),
-        ("mask", {"sampled_mask": np.ones_like(mask)}),
-        ("mask", {"sampled_mask": mask * np.asarray([[1], [0], [1]], "?")}),
         ("length", {"prompt_tokens": np.zeros(99, "i4")}),
         ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
         ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
+        # Past the end, and nowhere.
+        ("mask", {"sampled_mask": np.ones_like(tokens, np.bool_)}),
+        ("mask", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
         ("reference", {"ref_logprobs": logprobs}),
         ("position", {"position": -1}),
         ("position", {"position": 1 << 40}),

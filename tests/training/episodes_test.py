@@ -15,7 +15,7 @@ from tba_jax.replay import journal
 from tba_jax.replay import messages
 from tba_jax.training import cluster
 from tba_jax.training import device_work
-from tba_jax.training import learner as learner_lib
+from tba_jax.training import learner
 from tba_jax.transport import wire
 from tests.replay import fake_groups
 from tests.support import base_config
@@ -112,8 +112,8 @@ class EpisodesTest(parameterized.TestCase):
         cluster=cluster.Cluster(),
     )
     tokenizer = fakes.FakeTokenizer()
-    learner = learner_lib.Learner(config, tokenizer, buffer, work)
-    batch = learner.make(buffer.sample(_B, _K, 1))
+    trained = learner.Learner(config, tokenizer, buffer, work)
+    batch = trained.make(buffer.sample(_B, _K, 1))
     reference.logprobs.assert_not_called()
     return jax.tree.map(np.asarray, batch)
 
