@@ -365,13 +365,24 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
       raise ValueError(f"{path / name}: damaged: is no directory")
   files = {n: jsonl.read_object(path / n, s) for n, s in _SCHEMAS.items()}
   saved = files["config.json"]
-  if saved is not None and saved["format"] != FORMAT:
-    raise ValueError(
-        f"{path / 'config.json'} has format {saved['format']}, this version"
-        f" reads {FORMAT}: use the version of tba_jax that made the run"
-        f" ({_maker(saved)}), or another --workdir for a new run"
-    )
+  if saved is not None:
+    check_format(path / "config.json", saved)
   return saved
+
+
+def check_format(path: pathlib.Path, saved: dict[str, Any]) -> None:
+  """Raises ValueError if a run directory was made by another version.
+
+  Args:
+    path: of its `config.json`.
+    saved: the contents.
+  """
+  if saved["format"] != FORMAT:
+    raise ValueError(
+        f"{path} has format {saved['format']}, this version reads {FORMAT}: use"
+        f" the version of tba_jax that made the run ({_maker(saved)}), or"
+        " another --workdir for a new run"
+    )
 
 
 def _maker(saved: dict[str, Any]) -> str:

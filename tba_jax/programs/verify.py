@@ -4,22 +4,20 @@
 
     python -m tba_jax.main --program=verify --workdir=runs/countdown
 
-Messages are read by `transport/wire.py`; all else shares no code with what it
-audits, and follows the formats that `replay/journal.py`, `replay/ledger.py`,
-`training/checkpoint.py`, `monitor/run_directory.py` and `monitor/recorder.py`
-describe. It writes nothing and needs neither devices nor the run's secret:
-without that, keyed hashes are not checked, so it finds damage, not forgery by
-somebody who can compute the other digests. A run may be audited while it is
-live.
+Journal, messages and host states are read by the code that wrote them. Sums,
+and the digests of records and arrays, are this file's own, so that an error in
+theirs is found. It writes nothing and needs neither devices nor the run's
+secret: without that, keyed hashes are not checked, so it finds damage, not
+forgery by somebody who can compute the other digests. A run may be audited
+while it is live.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fcntl
 import functools
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -27,7 +25,6 @@ import os
 import pathlib
 import re
 import statistics
-import struct
 import sys
 import time
 from typing import Any
@@ -40,23 +37,28 @@ import rich.console
 import rich.table
 import tensorstore as ts
 
+from tba_jax.monitor import run_directory
+from tba_jax.replay import journal
+from tba_jax.replay import ledger as ledger_lib
 from tba_jax.system import bucket
+from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.training import host_state
 from tba_jax.transport import wire
 
-_UNITS = ("prompts", "completions", "tokens")
-_NUMBER = (int, float)
-_CHECKPOINT_FORMAT = 4
+_UNITS = ledger_lib.Amount._fields
 # Progress is shown on stderr after so many seconds, and every so many then.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
 _REPORT = "the report lacks it; training is not affected"
 _COPY = "restore it from a copy"
 _DELETE = "the run cannot continue; delete it: the same command writes it again"
 
-# JSON file -> fields that it must have, and what to do if it has not.
+_EVALUATION = {"step": int, "pass_at_1": float}
+
+# JSON file -> schema (`jsonl.schema_error`), and what to do if it is violated.
 _FILES = {
     "config.json": (
-        {"format": int, "run_id": str, "created": _NUMBER, "config": dict},
+        {"format": int, "run_id": str, "created": float, "config": {}},
         f"no program can open the run; {_COPY}",
     ),
     "epoch.json": (
@@ -65,12 +67,16 @@ _FILES = {
         ' "epoch" in metrics.jsonl',
     ),
     "eval.json": (
-        {},
+        {
+            "before?": _EVALUATION,
+            "after?": _EVALUATION,
+            "history?": [_EVALUATION],
+        },
         f"the run cannot continue; {_COPY}, or delete it: `before` is then"
         " evaluated at the step reached",
     ),
     "ledger.json": (
-        {"generated": dict, "rejected": dict, "lost": dict, "closed": bool},
+        {"generated": {}, "rejected": {}, "lost": {}, "closed": bool},
         "a run that continues writes it again; the account of a finished run is"
         " in its last checkpoint",
     ),
@@ -79,8 +85,8 @@ _FILES = {
         _DELETE,
     ),
     "summary.json": ({"steps": int, "num_steps": int}, _DELETE),
-    "totals.json": ({"wall_s": _NUMBER, "restarts": dict}, _DELETE),
-    "status.json": ({"time": _NUMBER, "phase": str}, "delete it"),
+    "totals.json": ({"wall_s": float, "restarts": {}}, _DELETE),
+    "status.json": ({"time": float, "phase": str}, "delete it"),
 }
 
 
@@ -204,6 +210,8 @@ def run(
       for name in ("config.json", "metrics.jsonl", "checkpoints", "replay")
   ):
     error = f"--workdir={workdir}: no run is there"
+  else:
+    error = _wrong_format(folder / "config.json")
   if error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
@@ -224,6 +232,18 @@ def run(
   verdict = f"{len(problems)} wrong" if problems else "sound"
   print(f"{workdir}: {verdict}{' so far; the run is live' if live else ''}")
   return 1 if problems else processes.EXIT_OK
+
+
+def _wrong_format(path: pathlib.Path) -> str:
+  """Returns why this version cannot audit a run, "" if it can."""
+  saved = jsonl.read_json(path)
+  if jsonl.schema_error(saved, {"format": int}):
+    return ""  # Damaged, which the audit tells.
+  try:
+    run_directory.check_format(path, saved)
+  except ValueError as error:
+    return str(error)
+  return ""
 
 
 class _Progress:
@@ -301,16 +321,18 @@ def _is_live(folder: pathlib.Path) -> bool:
 
 def _check_files(run_: RunFiles, part: Part) -> None:
   """Reads the JSON files of a run."""
-  for name, (fields, advice) in _FILES.items():
+  for name, (schema, advice) in _FILES.items():
     try:
       value = json.loads((run_.folder / name).read_bytes())
-      wrong = _wrong_field(value, fields)
+      wrong = jsonl.schema_error(value, schema)
     except FileNotFoundError:
       continue
     except (ValueError, RecursionError) as error:
       wrong = f"not JSON: {error}"
-    if name == "eval.json":
-      wrong = wrong or _wrong_evaluation(value)
+    if name == "eval.json" and not wrong:
+      steps = [one["step"] for one in value.get("history") or ()]
+      if any(a >= b for a, b in itertools.pairwise(steps)):
+        wrong = f"the steps of history do not increase: {steps}"
     if wrong:
       part.add(name, wrong, advice)
     else:
@@ -325,31 +347,6 @@ def _check_files(run_: RunFiles, part: Part) -> None:
     if not (run_.folder / name).exists() and not run_.live:
       part.add(name, "is missing", _FILES[name][1])
   part.found = ", ".join(name.removesuffix(".json") for name in run_.json)
-
-
-def _wrong_field(value: Any, fields: Mapping[str, Any]) -> str:
-  """Returns what is wrong with a JSON object, "" if nothing is."""
-  if not isinstance(value, dict):
-    return "is no JSON object"
-  for name, kind in fields.items():
-    found = value.get(name)
-    if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-      return f"{name!r} is {found!r}"[:200]
-  return ""
-
-
-def _wrong_evaluation(value: dict[str, Any]) -> str:
-  """Returns what is wrong with eval.json, "" if nothing is."""
-  history = value.get("history", [])
-  if not isinstance(history, list):
-    return "history is no list"
-  for one in [*history, *(value[k] for k in ("before", "after") if k in value)]:
-    if wrong := _wrong_field(one, {"step": int, "pass_at_1": _NUMBER}):
-      return wrong
-  steps = [one["step"] for one in history]
-  if any(a >= b for a, b in itertools.pairwise(steps)):
-    return f"the steps of history do not increase: {steps}"
-  return ""
 
 
 def _check_results(run_: RunFiles, part: Part) -> None:
@@ -398,18 +395,14 @@ def _read_lines(
     for number, line in enumerate(file, 1):
       if not line.strip() or (run_.live and not line.endswith(b"\n")):
         continue
-      try:
-        record = json.loads(line)
-      except (ValueError, RecursionError):
-        record = None
-      yield number, record if isinstance(record, dict) else None
+      yield number, jsonl.parse_line(line)
 
 
 def _check_events(run_: RunFiles, part: Part) -> None:
   """Reads events.jsonl and samples.jsonl."""
   counts = []
-  for name, fields in (
-      ("events.jsonl", {"time": _NUMBER, "kind": str, "message": str}),
+  for name, schema in (
+      ("events.jsonl", {"time": float, "kind": str, "message": str}),
       ("samples.jsonl", {"step": int, "prompt_id": int, "completion": str}),
   ):
     records = []
@@ -417,7 +410,7 @@ def _check_events(run_: RunFiles, part: Part) -> None:
     for number, record in _read_lines(run_, name):
       if record is None:
         bad.append(number)
-      elif wrong := _wrong_field(record, fields):
+      elif wrong := jsonl.schema_error(record, schema):
         part.add(f"{name}, line {number}", wrong, _REPORT)
       else:
         records.append(record)
@@ -451,8 +444,8 @@ def _check_metrics(run_: RunFiles, part: Part) -> None:
     if record is None:
       bad.append(number)
       continue
-    fields = {"step": int, "time": _NUMBER, "epoch": int}
-    if wrong := _wrong_field(record, fields):
+    schema = {"step": int, "time": float, "epoch": int}
+    if wrong := jsonl.schema_error(record, schema):
       part.add(place, wrong, _REPORT)
       continue
     if not epoch <= record["epoch"] <= max(run_.epoch, 1):
@@ -591,12 +584,13 @@ def _check_checkpoint(
   """Checks one checkpoint; returns None if a live run has just removed it."""
   name = f"{prefix}/{step}"
   problems: list[tuple[str, str]] = []
-  file = "host/process-00000.npz"
+  file = f"host/{host_state.NAME}"
   host: dict[str, Any] = {}
   try:
-    saved = _read_host((path / file).read_bytes())
-    if saved["format"] != _CHECKPOINT_FORMAT:
-      raise ValueError(f"format {saved['format']}, not {_CHECKPOINT_FORMAT}")
+    with (path / file).open("rb") as opened:
+      saved = host_state.read(opened)
+    if saved["format"] != host_state.FORMAT:
+      raise ValueError(f"format {saved['format']}, not {host_state.FORMAT}")
     host = saved["host_state"]
     problems += _check_arrays(run_, path, name, saved["checksums"], step)
     if "data" in host:
@@ -614,17 +608,6 @@ def _check_checkpoint(
     )
   data, history = host.get("data", {}), host.get("applied_history", [])
   return Checkpoint(step, name, data, history)
-
-
-def _read_host(data: bytes) -> Any:
-  """Returns a host state: JSON, with arrays as further members of an npz."""
-  with np.load(io.BytesIO(data), allow_pickle=False) as members:
-    arrays = {name: members[name] for name in members.files}
-
-  def decode(value: dict[str, Any]) -> Any:
-    return arrays[value["__array__"]] if "__array__" in value else value
-
-  return json.loads(arrays["structure"].tobytes(), object_hook=decode)
 
 
 def _check_arrays(
@@ -745,36 +728,31 @@ def _check_host(
     if (worst := rows[key].max(initial=0)) > limit > 0:
       problems.append(f"{key} of the buffer go to {worst}, over {limit}")
   unused = rows["use_counts"] == 0
-  total = lambda amounts: np.sum([[0, 0, 0], *amounts.values()], axis=0)
   # The mask has no padding.
   sampled = rows["sampled_mask"][np.repeat(unused, rows["lengths"])]
-  untrained = len(rows["unused_groups"]), unused.sum(), sampled.sum()
-  accounted = (
-      np.array(untrained)
-      + ledger["trained"]
-      + ledger["evicted"]
-      + total(ledger["rejected"])
-      + total(ledger["lost"])
-  )
-  accepted = total(ledger["accepted"])
-  if (accepted != accounted).any():
+  parts = [
+      (len(rows["unused_groups"]), int(unused.sum()), int(sampled.sum())),
+      *(ledger["trained"], ledger["evicted"]),
+      *(*ledger["rejected"].values(), *ledger["lost"].values()),
+  ]
+  accepted, accounted = _sum(ledger["accepted"].values()), _sum(parts)
+  if accepted != accounted:
     problems.append(
-        f"{accepted.tolist()} {', '.join(_UNITS)} were accepted,"
-        f" {accounted.tolist()} are accounted for"
+        f"{[*accepted]} {', '.join(_UNITS)} were accepted, {[*accounted]} are"
+        " accounted for"
     )
   return [("host", what) for what in problems]
+
+
+def _sum(amounts: Iterable[Sequence[int]]) -> ledger_lib.Amount:
+  return sum(amounts, ledger_lib.Amount())
 
 
 # The journal.
 
 _ACKS = "replay/acknowledged.jsonl"
 _SEGMENT_NAME = re.compile(r"segment-(\d{20})\.journal")
-_SEGMENT = struct.Struct("<8sIQ")
-_RECORD = struct.Struct("<8sQQ")
-_RECORD_MAGIC = b"tbarec\x00\n"
 _DIGEST_BYTES = 16
-_RECORD_BYTES = _RECORD.size + _DIGEST_BYTES
-_MAX_WASTED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -789,61 +767,37 @@ class Block:
   totals: list[int]
 
 
-def _digest(data: bytes | memoryview, start: int, size: int, end: int) -> bytes:
-  """Returns the digest of `size` bytes and what follows a digest to `end`."""
-  state = hashlib.blake2b(data[start : start + size], digest_size=_DIGEST_BYTES)
-  state.update(data[start + size + _DIGEST_BYTES : end])
-  return state.digest()
-
-
-def _record_end(data: bytes, offset: int, start: int) -> tuple[int | None, int]:
-  """Returns where an intact record ends, and how many bytes were hashed."""
-  begin = offset + _RECORD_BYTES
-  if begin > len(data):
-    return None, 0
-  magic, length, position = _RECORD.unpack_from(data, offset)
-  end = begin + length
-  if magic != _RECORD_MAGIC or position != start + offset or end > len(data):
-    return None, 0
-  digest = data[begin - _DIGEST_BYTES : begin]
-  view = memoryview(data)
-  intact = _digest(view, offset, _RECORD.size, end) == digest
-  return end if intact else None, length
+def _is_intact(data: bytes, begin: int, split: int, end: int) -> bool:
+  """Returns whether a digest at `split` is that of the bytes around it."""
+  rest = split + _DIGEST_BYTES
+  state = hashlib.blake2b(data[begin:split], digest_size=_DIGEST_BYTES)
+  state.update(data[rest:end])
+  return state.digest() == data[split:rest]
 
 
 def _read_segment(
-    data: bytes, start: int
-) -> tuple[str, list[tuple[int, int]], list[tuple[int, int]]]:
+    path: pathlib.Path, data: bytes, start: int
+) -> tuple[str, list[journal.RecordSpan], list[tuple[int, int]]]:
   """Returns what is wrong with the header, the records and the rest.
 
-  Records and rest are (begin, end), offsets in the file.
+  The rest are (begin, end) of damaged bytes, offsets in the file.
   """
-  size = _SEGMENT.size + _DIGEST_BYTES
-  header = ""
+  size = journal.HEADER_BYTES
   if len(data) < size:
     header = "is cut off"
-  elif _digest(data[:size], 0, _SEGMENT.size, size) != data[size - 16 : size]:
+  elif not _is_intact(data, 0, size - _DIGEST_BYTES, size):
     header = "is damaged"
-  elif _SEGMENT.unpack_from(data)[1] != 1:
-    header = f"has format {_SEGMENT.unpack_from(data)[1]}, not 1"
-  elif _SEGMENT.unpack_from(data)[2] != start:
-    header = f"has position {_SEGMENT.unpack_from(data)[2]}"
+  else:
+    position = int.from_bytes(data[size - 24 : size - 16], "little")
+    header = f"has position {position}" if position != start else ""
   records, rest = [], []
-  offset = known = min(size, len(data))
-  wasted_bytes = 0  # A made-up file could make it the square of its size.
-  while offset < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
-    end, hashed_bytes = _record_end(data, offset, start)
-    if end is None:
-      wasted_bytes += hashed_bytes
-      found = data.find(_RECORD_MAGIC, offset + 1)
-      offset = len(data) if found < 0 else found
-      continue
-    if known < offset:
-      rest.append((known, offset))
-    records.append((offset, end))
-    offset = known = end
-  if known < len(data):
-    rest.append((known, len(data)))
+  for span in journal.split_segment(path, data, start):
+    split = span.start + journal.RECORD_BYTES - _DIGEST_BYTES
+    is_record = span.payload is not None
+    if is_record and _is_intact(data, span.start, split, span.end):
+      records.append(span)
+    elif (begin := max(span.start, min(size, len(data)))) < span.end:
+      rest.append((begin, span.end))
   return header, records, rest
 
 
@@ -871,7 +825,13 @@ def _check_journal(run_: RunFiles, part: Part) -> None:
       )
     elif start > end:
       _check_hole(run_, part, before, end, start)
-    header, records, rest = _read_segment(data, start)
+    num_bytes += len(data)
+    before, end = start, start + len(data)
+    try:
+      header, records, rest = _read_segment(run_.folder / name, data, start)
+    except ValueError as error:
+      part.add(f"{name}, header", str(error), "use that version")
+      continue
     if start == starts[-1] and not run_.finished:
       if rest and rest[-1][1] == len(data):
         torn, _ = rest.pop()
@@ -885,19 +845,17 @@ def _check_journal(run_: RunFiles, part: Part) -> None:
           f"{stop - begin} bytes to position {start + stop} are no record",
           _journal_advice(run_, start + stop),
       )
-    for begin, stop in records:
-      place = f"{name}, byte {begin}"
+    for span in records:
+      place = f"{name}, byte {span.start}"
       try:
-        block = _read_block(run_, data[begin + _RECORD_BYTES : stop])
+        block = _read_block(run_, span.payload)
         if block is not None:
-          blocks.append(Block(place, start + stop, *block))
+          blocks.append(Block(place, start + span.end, *block))
       except (ValueError, LookupError, TypeError) as error:
-        advice = _journal_advice(run_, start + stop)
+        advice = _journal_advice(run_, start + span.end)
         part.add(place, f"the message is wrong: {error}", advice)
     num_records += len(records)
-    num_bytes += len(data)
-    ends |= {start + stop for _, stop in records}
-    before, end = start, start + len(data)
+    ends |= {start + span.end for span in records}
   _check_sequences(run_, part, blocks, is_whole=starts[:1] == [0])
   _check_applied(run_, part, ends, starts[0] if starts else end, end)
   _check_marks(run_, part, blocks)
@@ -1115,17 +1073,17 @@ def _check_ledger(run_: RunFiles, part: Part) -> None:
     return
   single = ("trained_first_time", "in_buffer_untrained", "evicted_untrained",
             "queued")  # fmt: skip
-  terms = [ledger[term] for term in single]
-  terms += [*ledger["rejected"].values(), *ledger["lost"].values()]
-  rest = [
-      ledger["generated"][unit] - sum(term[unit] for term in terms)
-      for unit in _UNITS
-  ]
+  amounts = [ledger[term] for term in single]
+  amounts += [*ledger["rejected"].values(), *ledger["lost"].values()]
+  generated, *terms = (
+      ledger_lib.Amount(**amount) for amount in (ledger["generated"], *amounts)
+  )
+  rest = generated - _sum(terms)
   advice = (
       "the run lost data, or counted it twice, without a record of it: trust"
       " its results less, and report this"
   )
-  if any(rest) or any(term[unit] < 0 for term in terms for unit in _UNITS):
+  if any(rest) or min(map(min, terms)) < 0:
     what = ", ".join(f"{n} {unit}" for n, unit in zip(rest, _UNITS))
     part.add(name, f"does not close: {what} are unaccounted for", advice)
   elif ledger.get("unknown"):

@@ -68,6 +68,13 @@ def read_segment(
     ValueError: the segment has a newer format.
   """
   data = path.read_bytes()[:size]
+  return split_segment(path, data, start), len(data)
+
+
+def split_segment(
+    path: pathlib.Path, data: bytes, start: int
+) -> list[RecordSpan]:
+  """Returns the spans of `read_segment`, of the bytes at `path`."""
   offset = damaged_from = _header_bytes(path, data)
   spans, wasted_bytes = [], 0
   while offset < len(data) and wasted_bytes <= _MAX_WASTED * len(data):
@@ -84,7 +91,7 @@ def read_segment(
     offset = damaged_from = end
   if damaged_from < len(data):
     spans.append(RecordSpan(damaged_from, len(data), None))
-  return spans, len(data)
+  return spans
 
 
 def _header_bytes(path: pathlib.Path, data: bytes) -> int:

@@ -11,9 +11,7 @@ checksum of each leaf of the device state, which Orbax does not verify.
 
 from collections.abc import Callable
 import dataclasses
-import json
-from typing import Any, BinaryIO
-import zipfile
+from typing import Any
 
 from absl import logging
 from etils import epath
@@ -27,13 +25,7 @@ from tba_jax import types
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.training import cluster
-
-# Format of the whole checkpoint; increase it with any incompatible change.
-FORMAT = 4
-
-# A JSON object with this key stands for an array of the file.
-_ARRAY = "__array__"
-_STRUCTURE = "structure"
+from tba_jax.training import host_state as host_state_lib
 
 # Smaller leaves are summed on the host, without a compile for each shape.
 _HOST_SUM_SIZE = 1 << 20
@@ -103,7 +95,7 @@ class Checkpointer:
     Args:
       step: step of the checkpoint, above `latest_step()`.
       state: pytree of `jax.Array`.
-      host_state: host values, see `pack_host_state`; ignored except in process
+      host_state: host values, see `host_state.pack`; ignored except in process
         0.
       wait: whether to wait until the checkpoint is complete.
 
@@ -118,9 +110,9 @@ class Checkpointer:
           f"checkpoint step {step} is not above {latest}, the latest in"
           f" {self._directory}"
       )
-    packed = pack_host_state(
+    packed = host_state_lib.pack(
         {
-            "format": FORMAT,
+            "format": host_state_lib.FORMAT,
             "checksums": leaf_checksums(state),
             "host_state": host_state,
         }
@@ -271,10 +263,10 @@ class Checkpointer:
         step, args=ocp.args.Composite(**items)
     )
     host = read(host=HostStateRestore())["host"]
-    if host.get("format") != FORMAT:
+    if host.get("format") != host_state_lib.FORMAT:
       raise FormatError(
           f"checkpoint {step} in {self._directory} has format"
-          f" {host.get('format')}; this program reads {FORMAT}"
+          f" {host.get('format')}; this program reads {host_state_lib.FORMAT}"
       )
     state = read(state=ocp.args.StandardRestore(abstract))["state"]
     found, saved = leaf_checksums(state), host["checksums"]
@@ -363,63 +355,6 @@ def _checksum(array: Any, xp: Any) -> Any:
 _device_checksum = jax.jit(lambda array: _checksum(array, jnp))
 
 
-@dataclasses.dataclass(frozen=True)
-class Packed:
-  """A host state: JSON that names arrays, and the arrays by name."""
-
-  structure: str
-  arrays: dict[str, np.ndarray]
-
-
-def pack_host_state(host_state: Any) -> Packed:
-  """Returns a host state as it is written, with the arrays themselves.
-
-  Args:
-    host_state: JSON values (ints of any size, keys str), and NumPy arrays and
-      scalars.
-
-  Raises:
-    TypeError: the state has a value of another type.
-  """
-  arrays = {}
-
-  def encode(value: Any) -> dict[str, Any]:
-    array = np.asarray(value)
-    if not isinstance(value, np.ndarray | np.generic) or (
-        array.dtype.kind not in "biufcSU"
-    ):
-      raise TypeError(f"host state: cannot store {type(value)} {value!r:.80}")
-    name = f"a{len(arrays)}"
-    arrays[name] = array
-    return {_ARRAY: name, "scalar": isinstance(value, np.generic)}
-
-  return Packed(json.dumps(host_state, default=encode), arrays)
-
-
-def write_host_state(file: BinaryIO, packed: Packed) -> None:
-  """Writes a host state as `.npz`."""
-  structure = np.frombuffer(packed.structure.encode(), np.uint8)
-  np.savez(file, **{_STRUCTURE: structure}, **packed.arrays)
-
-
-def read_host_state(file: BinaryIO) -> Any:
-  """Returns a host state; raises ValueError if the file is damaged."""
-
-  def decode(value: dict[str, Any]) -> Any:
-    if _ARRAY not in value:
-      return value
-    array = arrays[value[_ARRAY]]
-    return array[()] if value["scalar"] else array
-
-  try:
-    with np.load(file, allow_pickle=False) as members:
-      arrays = {name: members[name] for name in members.files}
-    structure = arrays.pop(_STRUCTURE).tobytes().decode()
-    return json.loads(structure, object_hook=decode)
-  except (zipfile.BadZipFile, EOFError, KeyError, UnicodeDecodeError) as error:
-    raise ValueError(f"host state is damaged: {error}") from error
-
-
 class HostStateHandler(ocp.AsyncCheckpointHandler):
   """Writes the host state in process 0, reads it in all processes."""
 
@@ -436,7 +371,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
 
   def save(self, directory: epath.Path, args: "HostStateSave") -> None:
     with _path(directory).open("wb") as file:
-      write_host_state(file, args.packed)
+      host_state_lib.write(file, args.packed)
       jsonl.sync_file(file)
     jsonl.sync_directory(directory)
 
@@ -444,7 +379,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
     # All processes take part, so that all skip the same damaged checkpoints.
     del args
     with _path(directory).open("rb") as file:
-      return read_host_state(file)
+      return host_state_lib.read(file)
 
   async def _write(self, directory: epath.Path, args: "HostStateSave") -> None:
     self.save(directory, args)
@@ -455,7 +390,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
 class HostStateSave(ocp.args.CheckpointArgs):
   """Saves a packed host state."""
 
-  packed: Packed
+  packed: host_state_lib.Packed
 
 
 @ocp.args.register_with_handler(HostStateHandler, for_restore=True)
@@ -465,4 +400,4 @@ class HostStateRestore(ocp.args.CheckpointArgs):
 
 
 def _path(directory: epath.Path) -> epath.Path:
-  return directory / "process-00000.npz"
+  return directory / host_state_lib.NAME

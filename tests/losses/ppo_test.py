@@ -77,11 +77,11 @@ class TargetsTest(chex.TestCase):
         insert(values, 9.0), insert(log_ratio, jnp.nan), insert(MASK, 0.0)
     )
     for name in ("advantages_BxKxT", "returns_BxKxT"):
-      found = getattr(wide, name)
+      values = getattr(wide, name)
       np.testing.assert_allclose(
-          found[..., columns >= 0], getattr(expected, name), rtol=1e-5
+          values[..., columns >= 0], getattr(expected, name), rtol=1e-5
       )
-      self.assertFalse(np.any(found[..., columns < 0]))
+      self.assertFalse(np.any(values[..., columns < 0]))
 
   def test_with_lambda_one_a_return_is_what_follows(self):
     rng = np.random.default_rng(0)

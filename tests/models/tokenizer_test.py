@@ -164,9 +164,9 @@ class ContentLengthsTest(absltest.TestCase):
     np.testing.assert_array_equal(find(sampled), content)
     # One turn is as `content_lengths`.
     lengths = np.array([5, 6, 6, 1, 6])
-    one = find(np.arange(6) < lengths[:, None])
-    found = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
-    self.assertEqual(one.sum(axis=1).tolist(), found.tolist())
+    whole = find(np.arange(6) < lengths[:, None])
+    expected = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
+    self.assertEqual(whole.sum(axis=1).tolist(), expected.tolist())
     tokenizer.add_stop_strings(["bc", "dd"])
     content[1] = [1, 0, 0, 0, 0, 0]
     np.testing.assert_array_equal(find(sampled), content)

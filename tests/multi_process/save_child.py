@@ -21,6 +21,7 @@ import numpy as np
 
 from tba_jax.training import checkpoint
 from tba_jax.training import cluster
+from tba_jax.training import host_state
 from tba_jax.training import sharding
 from tba_jax.transport import jax_kv
 from tests.multi_process import checkpoint_child
@@ -60,7 +61,7 @@ def main(process: int, address: str, directory: str, what: str) -> None:
       if step == 2 and what == "no_folder":
         os.mkdir = no_folder
       if step == 2 and what == "slow":
-        checkpoint.write_host_state = lambda *_: time.sleep(4 * DEADLINE_S)
+        host_state.write = lambda *_: time.sleep(4 * DEADLINE_S)
       state = make_state(step)
       if process > 0:  # It takes its half from the other.
         state = jax.eval_shape(lambda tree: tree, state)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -32,6 +33,15 @@ _OVERRIDES = {
     "replay.max_segment_mb": 0.003,
     "search.prompts_per_round": 4,
 }
+
+
+def _payload_at(data, offset, start):
+  """Returns the payload as the journal does, without looking at the digest."""
+  if len(data) - offset < journal.RECORD_BYTES:
+    return None, 0
+  _, length, _ = journal._RECORD.unpack_from(data, offset)
+  begin = offset + journal.RECORD_BYTES
+  return data[begin : begin + length], length
 
 
 class VerifyTest(parameterized.TestCase):
@@ -92,6 +102,42 @@ class VerifyTest(parameterized.TestCase):
     middle = second.stat().st_size // 2
     self.flip(second, middle)
     self.assert_wrong((f"replay/{second.name}, byte ", "are no record"))
+
+  def test_finds_a_wrong_record_that_the_journal_would_read(self):
+    """The digest is not the journal's own."""
+    second = self.segments()[1]
+    self.flip(second, second.stat().st_size // 2)
+    with mock.patch.object(journal, "_payload_at", _payload_at):
+      spans, _ = journal.read_segment(second, int(second.stem.split("-")[1]))
+      self.assertNotIn(None, [span.payload for span in spans])
+      self.assert_wrong((f"replay/{second.name}, byte ", "are no record"))
+
+  @parameterized.parameters(
+      ("magic", 3, "is damaged"), ("digest", 30, "is damaged")
+  )
+  def test_finds_a_wrong_header_of_a_segment(self, _, offset, what):
+    second = self.segments()[1]
+    self.flip(second, offset)
+    self.assert_wrong((f"replay/{second.name}, header", what))
+
+  def test_finds_a_header_of_another_position(self):
+    first, second, *_ = self.segments()
+    size = journal.HEADER_BYTES
+    data = first.read_bytes()[:size] + second.read_bytes()[size:]
+    second.write_bytes(data)
+    start = int(first.stem.split("-")[1])
+    self.assert_wrong(
+        (f"replay/{second.name}, header", f"has position {start}$")
+    )
+
+  def test_names_a_segment_of_a_newer_format(self):
+    second = self.segments()[1]
+    with mock.patch.object(journal, "FORMAT", journal.FORMAT + 1):
+      header = journal._encode_header(int(second.stem.split("-")[1]))
+    second.write_bytes(header + second.read_bytes()[len(header) :])
+    problems, _ = self.audit()
+    self.assertEqual(problems[0][0], f"replay/{second.name}, header")
+    self.assertIn(f"format {journal.FORMAT + 1}", problems[0][1])
 
   def test_finds_a_segment_cut_in_half(self):
     second = self.segments()[1]
@@ -255,6 +301,17 @@ class VerifyTest(parameterized.TestCase):
     empty = self.create_tempdir().full_path
     with contextlib.redirect_stderr(io.StringIO()):
       self.assertEqual(verify.run(None, empty), 2)
+
+  def test_refuses_a_run_of_another_version_in_one_line(self):
+    path = self.folder / "config.json"
+    saved = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**saved, "format": saved["format"] - 1}))
+    status, line = self.run_program()
+    self.assertEqual(status, 2)
+    self.assertRegex(
+        line,
+        "^error: .*config.json has format 2, .* use the version of tba_jax",
+    )
 
   def run_program(self, *operands):
     """Returns its exit status and last line."""

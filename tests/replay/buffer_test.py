@@ -12,7 +12,7 @@ import numpy as np
 
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger
-from tba_jax.training import checkpoint
+from tba_jax.training import host_state
 from tests.replay import fake_groups
 from tests.replay import invariants
 
@@ -578,7 +578,7 @@ class StateTest(parameterized.TestCase):
     )
     state = buffer.get_state()
     # Numbers outside of arrays survive JSON, whatever their size.
-    packed = checkpoint.pack_host_state(state)
+    packed = host_state.pack(state)
     json.loads(packed.structure)
     other.set_state(state)
     invariants.check_buffer(other)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.training import checkpoint
+from tba_jax.training import host_state
 
 HOST_STATE = {"cursor": 7, "buffer": {"tokens": np.arange(6), "seed": 2**130}}
 
@@ -175,7 +176,7 @@ class CheckpointTest(parameterized.TestCase):
 
   def test_another_format_is_refused_by_name(self):
     self.save_steps(1).close()
-    with absltest.mock.patch.object(checkpoint, "FORMAT", 99):
+    with absltest.mock.patch.object(host_state, "FORMAT", 99):
       with self.assertRaisesRegex(checkpoint.FormatError, "reads 99"):
         self.open().restore(make_state(0))
     self.assertEmpty(self.events)
@@ -257,8 +258,8 @@ class CheckpointTest(parameterized.TestCase):
   def test_a_failed_write_names_its_cause_and_the_next_may_succeed(self):
     saver = self.save_steps(1)
     with absltest.mock.patch.object(
-        checkpoint,
-        "write_host_state",
+        host_state,
+        "write",
         side_effect=OSError(28, "No space left on device"),
     ):
       saver.save(2, make_state(2), {})
@@ -279,9 +280,9 @@ class CheckpointTest(parameterized.TestCase):
 
 def round_trip(value):
   file = io.BytesIO()
-  checkpoint.write_host_state(file, checkpoint.pack_host_state(value))
+  host_state.write(file, host_state.pack(value))
   file.seek(0)
-  return checkpoint.read_host_state(file)
+  return host_state.read(file)
 
 
 class HostStateTest(parameterized.TestCase):
@@ -334,12 +335,12 @@ class HostStateTest(parameterized.TestCase):
 
   def test_packing_copies_all_but_arrays(self):
     array, numbers = np.zeros(3), [1, 2]
-    packed = checkpoint.pack_host_state({"array": array, "numbers": numbers})
+    packed = host_state.pack({"array": array, "numbers": numbers})
     numbers.append(3)
     file = io.BytesIO()
-    checkpoint.write_host_state(file, packed)
+    host_state.write(file, packed)
     file.seek(0)
-    self.assertEqual(checkpoint.read_host_state(file)["numbers"], [1, 2])
+    self.assertEqual(host_state.read(file)["numbers"], [1, 2])
     # A buffer of millions of completions is held once.
     (packed_array,) = packed.arrays.values()
     self.assertIs(packed_array, array)
@@ -349,27 +350,23 @@ class HostStateTest(parameterized.TestCase):
   )
   def test_other_types_are_refused(self, value):
     with self.assertRaisesRegex(TypeError, "host state"):
-      checkpoint.pack_host_state(value)
+      host_state.pack(value)
 
   def test_truncation_is_detected(self):
     file = io.BytesIO()
-    checkpoint.write_host_state(
-        file, checkpoint.pack_host_state({"a": np.arange(50), "n": 1})
-    )
+    host_state.write(file, host_state.pack({"a": np.arange(50), "n": 1}))
     data = file.getvalue()
     for length in range(0, len(data), 17):
       with self.assertRaises(ValueError, msg=length):
-        checkpoint.read_host_state(io.BytesIO(data[:length]))
+        host_state.read(io.BytesIO(data[:length]))
 
   def test_a_changed_byte_is_detected(self):
     file = io.BytesIO()
-    checkpoint.write_host_state(
-        file, checkpoint.pack_host_state(np.arange(500, dtype=np.int64))
-    )
+    host_state.write(file, host_state.pack(np.arange(500, dtype=np.int64)))
     data = bytearray(file.getvalue())
     data[data.index(np.int64(250).tobytes())] ^= 1
     with self.assertRaises(ValueError):
-      checkpoint.read_host_state(io.BytesIO(bytes(data)))
+      host_state.read(io.BytesIO(bytes(data)))
 
 
 if __name__ == "__main__":
