@@ -13,7 +13,6 @@ import jax
 import ml_collections
 import numpy as np
 
-from tba_jax.losses import build
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import tb
 from tba_jax.tasks import base
@@ -43,7 +42,7 @@ class SlowCountdown(countdown.Countdown):
 
 def slow_tb(
     groups: groups_lib.Groups, c: ml_collections.ConfigDict, beta: jax.Array
-) -> build.Loss:
+) -> groups_lib.Loss:
   """Returns the TB loss after `TRAIN_S` seconds."""
   loss, aux = tb.tb_loss(groups, c, beta)
   return loss + jax.pure_callback(_wait, np.float32(0)), aux

@@ -195,7 +195,7 @@ def _start_store(
   host = kv_host.KvHost(
       folder / "spool",
       f"benchmark-{os.getpid()}",
-      probe_timeout_s=config.store.probe_timeout_s,
+      probe_timeout_s=kv_host.probe_timeout_s(config.store.deadline_s),
       on_event=lambda *event: print(*event, file=sys.stderr),
   )
   stop = threading.Event()

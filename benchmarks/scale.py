@@ -151,8 +151,8 @@ def run(
   """Returns what was measured and predicted for each number of searchers.
 
   Args:
-    config: `search.credits`, `search.lease_s`, `store.*`, `cores` and
-      `replay`'s segments are read.
+    config: `search.credits`, `search.lease_s`, `store.*` and `replay`'s
+      segments are read.
     operands: none, or any first ones of: seconds of a measurement, repeats,
       mean seconds of sampling a group, and numbers of searchers, as 1,4,16.
       Only where the first is 1 can the model be calibrated; else all is

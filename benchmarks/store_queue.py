@@ -3,7 +3,7 @@
 """A queue to measure: store, journal and a searcher's process, and a drain."""
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import contextlib
 import json
 import pathlib
@@ -97,7 +97,7 @@ class Queue(contextlib.ExitStack):
     """Starts all of it.
 
     Args:
-      config: reads `cores`, `replay`, `search` and `store`.
+      config: reads `replay`, `search` and `store`.
       child: the module of the searcher's process.
     """
     super().__init__()
@@ -116,15 +116,15 @@ class Queue(contextlib.ExitStack):
       raise
 
   def _start(self) -> None:
-    cores = processes.assign_cores(self._config.cores, 1)
+    cores = processes.assign_cores(1)
     host = kv_host.KvHost(
         self._folder / "spool",
         _RUN,
-        probe_timeout_s=self._config.store.probe_timeout_s,
+        probe_timeout_s=kv_host.probe_timeout_s(self._config.store.deadline_s),
         on_event=_on_event,
     )
     stop = threading.Event()
-    thread = threading.Thread(target=_host, args=(host, cores["store"], stop))
+    thread = threading.Thread(target=host.run, args=(stop,))
     thread.start()
     self.callback(thread.join)
     self.callback(stop.set)
@@ -237,13 +237,6 @@ class Queue(contextlib.ExitStack):
     except subprocess.TimeoutExpired:
       self._child.kill()
       self._child.wait()
-
-
-def _host(
-    host: kv_host.KvHost, cores: Sequence[int], stop: threading.Event
-) -> None:
-  processes.pin(cores)
-  host.run(stop)
 
 
 def _read_block(connection: socket.socket) -> bytes:

@@ -103,7 +103,7 @@ def _set_models(c: ml_collections.ConfigDict) -> None:
   s.schedule = "linear"
   s.warmup_steps = round(0.03 * s.num_steps)
   s.weight_decay = 0.0
-  s.b1, s.b2 = 0.9, 0.999
+  s.b2 = 0.999
   s.grad_clip_norm = 0.0
   s.evaluate_every_steps = s.num_steps
   s.checkpoint_every_steps = 50
@@ -119,8 +119,6 @@ def _set_models(c: ml_collections.ConfigDict) -> None:
   r.learning_rate = 3e-6
   r.schedule = "linear"
   r.warmup_steps = 0
-  r.weight_decay = 0.0
-  r.b1, r.b2 = 0.9, 0.999
   r.grad_clip_norm = 0.0
   r.evaluate_every_steps = r.checkpoint_every_steps = 50
 

@@ -63,9 +63,6 @@ def set_reward_model(
   r.learning_rate = 1e-5
   r.schedule = "cosine"
   r.warmup_steps = 0
-  r.b1 = 0.9
-  r.b2 = 0.999
-  r.weight_decay = 0.0
   r.grad_clip_norm = 1.0
   r.evaluate_pairs = 8192
   r.evaluate_every_steps = r.num_steps // 4

@@ -90,7 +90,6 @@ def set_data_and_sft(
   c.sft.learning_rate = 1e-5
   c.sft.schedule = "cosine"
   c.sft.warmup_steps = 0
-  c.sft.b1 = 0.9
   c.sft.b2 = 0.999
   c.sft.weight_decay = 0.0
   c.sft.grad_clip_norm = 1.0

@@ -49,7 +49,7 @@ arguments=(${config[@]+"${config[@]}"} ${arguments[@]+"${arguments[@]}"})
 
 if ((dry_run)); then
   VENV_PYTHON="$root/.venv/bin/python"
-  plan=("$VENV_PYTHON" -m tba_jax.main --program=plan "${arguments[@]}" cpu)
+  plan=("$VENV_PYTHON" -m tba_jax.main --program=plan "${arguments[@]}")
   show "${plan[@]}"
   if [[ -x "$VENV_PYTHON" ]]; then
     PYTHONSAFEPATH=1 "${plan[@]}" || die "the plan above says why this fails"

@@ -171,7 +171,7 @@ class Collector:
       self, requests_PxS: Sequence[Sequence[judges.Request]]
   ) -> list[list[base.Judgement]]:
     """Returns the judgements, S by prompt."""
-    # In one call, so that the workers of a pool share them.
+    # Requests go in one call, so that the workers of a pool share them.
     judged = iter(self._judge.judge([r for some in requests_PxS for r in some]))
     return [[next(judged) for _ in some] for some in requests_PxS]
 

@@ -41,7 +41,7 @@ def train(
     config: reads `train.prompts_per_batch` and `train.completions_per_prompt`.
     learner: state, train step and reference policy.
     collector: samples and rewards the completions of prompts.
-    schedule: in lockstep or in rounds.
+    schedule: schedule of lockstep or of rounds.
     buffer: replay buffer, empty.
     order: prompt order of the run.
 

@@ -109,8 +109,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--calibrate: --program={name} does not take it")
       operands.append(f"--calibrate={_CALIBRATE.value}")
-    if _ELSEWHERE.value and name != "plan":
-      raise ValueError(f"--elsewhere: --program={name} does not take it")
+    if _ELSEWHERE.value:
+      if name != "plan":
+        raise ValueError(f"--elsewhere: --program={name} does not take it")
+      operands.append("--elsewhere")
     for flag in (_WORKDIR, _CONFIG):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")

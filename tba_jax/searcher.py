@@ -68,7 +68,7 @@ class Searcher:
     self._tag: ports.Tag | None = None
     self._params: types.PyTree = None
     self._mixed_completions = 0
-    # When sampling began, and the busy seconds until then.
+    # Time at which sampling began, and the busy seconds until then.
     self._started = self._busy_before_s = 0.0
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
     # The block that the judge's thread works on, if any.

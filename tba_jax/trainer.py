@@ -30,6 +30,8 @@ _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
 # The least time for publishing the first params.
 _PUBLISH_S = 60.0
+# Factor of guards.action='lower_learning_rate'.
+_LOWER_BY = 0.5
 
 # The batch and metrics of a step that the devices work on.
 Running = tuple[buffer_lib.Draw, dict[str, jax.Array]]
@@ -285,7 +287,7 @@ class Trainer:
       self._stopped_by = f"guard {alarm.name}"
     # A gap between trainer and sampler is a bug: no learning rate fixes it.
     elif action == "lower_learning_rate" and alarm.name != "logprob_gap":
-      self._work.scale_learning_rate(guards.learning_rate_factor)
+      self._work.scale_learning_rate(_LOWER_BY)
 
   def _save(self, *, wait: bool) -> None:
     """Saves a checkpoint and drops journal segments that none needs any more.
@@ -331,7 +333,7 @@ class Trainer:
     self._source.stop_searchers(_INTERRUPT_S)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
-    # It may wait for a batch of completions, or for one that hangs.
+    # The thread may wait for a batch of completions, or for one that hangs.
     self._evaluations.close()
     return False
 

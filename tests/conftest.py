@@ -21,7 +21,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     [*_XLA_FLAGS, os.environ.get("XLA_FLAGS", "")]
 )
 
-# What tests compile is kept between runs, apart from the cache of real runs.
+# Programs that tests compile are kept between runs, apart from the cache of
+# real runs.
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
 _CACHE = pathlib.Path(_CACHE_HOME).expanduser() / "tba_jax" / "xla_tests"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))

@@ -131,7 +131,7 @@ class DependenciesTest(absltest.TestCase):
     stable = r"(opentelemetry.*==0|[\w.-]+==[0-9.]+(\.post[0-9]+)?(;.*)?$)"
     for line in lines:
       self.assertRegex(line, stable)
-    # What no test needs is left out.
+    # Packages that no test needs are left out.
     others = {"trackio"}
     wanted = self.core.union(*self.extras.values()) - others
     self.assertEqual(wanted - _names(lines), set())

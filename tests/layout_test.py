@@ -34,7 +34,7 @@ _WITHOUT_JAX = """
     config.stages config.validate config.variants losses.build main
     models.config models.folders models.hf_config models.hf_files models.hf_hub
     models.hf_names monitor.panel monitor.report.build monitor.run_directory
-    programs.plan programs.sizes programs.store programs.train programs.verify
+    programs.sizes programs.store programs.train programs.verify
     rewards.comparers rewards.judges rewards.pool rewards.worker system.bucket
     system.jsonl system.polling system.processes system.pulse system.role
     system.worker tasks.build
@@ -62,7 +62,7 @@ class LayoutTest(absltest.TestCase):
         for path in sorted(_PACKAGE.rglob("*.py"))
     }
 
-  def test_files_at_the_root(self):
+  def test_root_has_few_files(self):
     roots = {name for name in self.files if "." not in name}
     self.assertEqual(
         roots,
@@ -93,7 +93,7 @@ class LayoutTest(absltest.TestCase):
         )
         self.assertTrue(allowed, f"{name} imports {imported}")
 
-  def test_no_circle(self):
+  def test_imports_have_no_circle(self):
     edges = {
         name: {
             target
@@ -125,7 +125,7 @@ class LayoutTest(absltest.TestCase):
     }
     self.assertEqual(own, allowed)
 
-  def test_no_import_for_type_checking_alone(self):
+  def test_no_file_imports_for_type_checking_alone(self):
     for name, path in self.files.items():
       self.assertNotIn("TYPE_CHECKING", path.read_text(), name)
 

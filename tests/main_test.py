@@ -221,7 +221,7 @@ class MainTest(parameterized.TestCase):
     return exit_.exception.code, out.getvalue(), self.stderr.getvalue()
 
   @parameterized.parameters(["--help"], ["-h"], ["--program=plan", "--help"])
-  def test_help(self, *argv):
+  def test_help_lists_every_program(self, *argv):
     status, out, _ = self._usage(*argv)
     self.assertEqual(status, 0)
     for name, (meaning, _) in main_lib.PROGRAMS.items():
@@ -232,7 +232,7 @@ class MainTest(parameterized.TestCase):
       (["--help=config.replay"], ["replay.capacity =", "replay.dedupe ="]),
       (["--help", "task.max_number"], ["task.max_number ="]),
   )
-  def test_help_on_settings(self, argv, said):
+  def test_help_explains_settings(self, argv, said):
     status, out, _ = self._usage(*argv)
     self.assertEqual(status, 0)
     for text in said:
@@ -312,7 +312,7 @@ class MainTest(parameterized.TestCase):
     self.assertRegex(self.stderr.getvalue(), "^error: ")
 
   def test_a_wrong_use_never_loads_jax(self):
-    # In a process of its own: this one has loaded it.
+    # Another process imports it: this one has loaded it.
     script = """
 import json, sys
 from tba_jax import main

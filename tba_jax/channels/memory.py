@@ -140,7 +140,7 @@ class MemoryQueue:
       on_event("damaged", f"{path}: no valid lease")
     leases = {sid: lease for sid, (lease, _) in kept.items()}
     self._intake.replay(leases)
-    # Its absence beside a checkpoint would look like a loss.
+    # An absent log beside a checkpoint would look like a loss.
     self._wait_for_room(self._intake.ack_log.sync, lambda: True)
     # sid -> totals and cause of searchers to write off: first, processes that
     # were here before the threads.
@@ -238,7 +238,7 @@ class MemoryQueue:
     """Deletes segments of the journal that end before a position."""
     self._intake.journal.truncate_before(position)
 
-  # For searchers' threads.
+  # Methods of searchers' threads.
 
   def join(self, sid: str, index: int, begun_s: Sequence[float]) -> None:
     """Adds a searcher, which may then be granted prompts."""
@@ -296,7 +296,7 @@ class MemoryQueue:
         member.totals, member.sequence = totals, member.sequence + 1
         member.heard_at = time.monotonic()
         self._changed.notify_all()
-      # It is in the journal, whether or not its mark still finds room.
+      # The block is in the journal, whether or not its mark still finds room.
       self._wait_for_room(self._intake.ack_log.sync, should_stop)
     finally:
       member.unacked = 0

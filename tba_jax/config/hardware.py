@@ -4,10 +4,9 @@
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
 sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
-The rule is memory: with float32 params a trainer needs 22 bytes a parameter
-(params, reference, gradients, two moments, a bfloat16 copy to publish; 24 where
-compute is float32, as the copy then is), a searcher at most 8 (two versions;
-about half where bfloat16 is published). `--program=plan` counts exactly.
+The rule is memory: `bytes_a_param` has that of `programs/held.py`, which counts
+exactly but needs JAX and the model's config file, while a config is read
+without either. A test holds one to the other.
 """
 
 from collections.abc import Sequence
@@ -64,8 +63,8 @@ MODELS = {
 }
 # Share of a device's memory for params and what has their shape, beside the
 # GiB of a chunk of logits and its gradient (`losses/logprobs.py`); the rest is
-# for activations and caches.
-_SHARE = 0.7
+# for activations and caches. A test has the plan say that this suffices.
+_SHARE = 0.728
 _LOGITS_GIB = 2
 # A mesh that splits sequences further has too little work on each device.
 _MAX_SEQUENCE = 4
@@ -98,6 +97,33 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
     ) from error
 
 
+def bytes_a_param(
+    c: ml_collections.ConfigDict, hardware: Hardware
+) -> dict[str, int]:
+  """Returns what is needed for each of the policy's params, at most.
+
+  trainer: params, reference, gradients, two moments and a copy to publish, all
+    float32 but the last; the proximal policy, and the params of a round ago,
+    where they differ. With adapters the base, and a copy with them merged.
+  value_model: params, gradients, two moments; params of steps ago.
+  searcher: two versions, half of it where they are bfloat16; with adapters
+    also the base, and a copy with them merged.
+  """
+  loss, rounds = c.loss, c.rounds
+  round_steps = max(rounds.mini_batches, 1) * rounds.passes
+  holds = (loss.proximal_every_steps or round_steps) > 1
+  copy = 4 if _is_float32(c, hardware) else 2
+  trainer = 20 + copy
+  if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
+    trainer += 4 * holds
+  trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
+  return {
+      "trainer": 8 if c.lora.rank else trainer,
+      "value_model": (16 + 4 * holds) * losses.find(loss.name).has_values,
+      "searcher": 8 + 2 * copy if c.lora.rank else 8,
+  }
+
+
 def _start(c: ml_collections.ConfigDict) -> str:
   return c.sft.init if c.init == "sft" else c.init
 
@@ -117,11 +143,10 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   share = (_SHARE * hardware.gib - _LOGITS_GIB) * 2**30 / 1e9  # GB
   share /= 1 if several else 2
   frozen = _frozen_gb(c, billions)
-  copy = 4 if _is_float32(c, hardware) else 2
-  state = billions * (8 if c.lora.rank else 20 + copy)
+  needed = bytes_a_param(c, hardware)
+  state = billions * needed["trainer"]
   least = _power(math.ceil(state / share))
-  if losses.find(c.loss.name).has_values:
-    state += 16 * billions  # The value model: params, gradients, moments.
+  state += billions * needed["value_model"]
   shards = _power(math.ceil((state + frozen) / share))
 
   size, count = hardware.devices, c.search.num_searchers
@@ -169,7 +194,7 @@ def _searcher(
     share: float,
 ) -> int:
   """Returns the fewest devices that hold a searcher's params."""
-  params = billions * (12 if c.lora.rank else 8)
+  params = billions * bytes_a_param(c, hardware)["searcher"]
   for size in hardware.searcher:
     if (params + frozen) / size <= share:
       return size

@@ -17,8 +17,9 @@ from tba_jax.system import processes
 from tba_jax.tasks import build
 
 LOSS, REWARD = "loss", "reward"
-# Beside the deadlines of rewards: imports, data, and the trace of a loss.
-_DEADLINE_S = 120.0
+# Beside the deadline of a reward: imports, data, the start of a reward worker,
+# and the trace of a loss.
+_DEADLINE_S = 180.0
 _MAX_ERROR = 300
 # Programs that compute losses, and those that judge completions.
 _WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
@@ -65,8 +66,7 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _problems(text: str) -> tuple[str, ...]:
-  reward = json.loads(text)[0]["reward"]
-  deadline_s = _DEADLINE_S + reward["start_deadline_s"] + reward["deadline_s"]
+  deadline_s = _DEADLINE_S + json.loads(text)[0]["reward"]["deadline_s"]
   try:
     done = subprocess.run(
         [sys.executable, "-m", "tba_jax.training.rehearsal"],

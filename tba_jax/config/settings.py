@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import removed
 from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.system import user_code
@@ -96,11 +97,9 @@ def some_of(*names: str) -> Allowed:
   return Allowed(text, is_list)
 
 
-def _are_cores(text: str) -> bool:
-  if text in ("", "all"):
-    return True
+def _are_numbers(text: str) -> bool:
   try:
-    # Longer numbers are not cores, and would make lists as long.
+    # Longer numbers are no devices, and would make lists as long.
     return not re.search(r"\d{5}", text) and bool(processes.parse_cores(text))
   except ValueError:
     return False
@@ -154,7 +153,6 @@ NOT_NEGATIVE = Allowed("a number from 0 on", lambda v: 0 <= v < math.inf)
 UNIT = Allowed("from 0 to 1", lambda v: 0 <= v <= 1)
 ABOVE_0_TO_1 = Allowed("above 0 and up to 1", lambda v: 0 < v <= 1)
 BELOW_1 = Allowed("from 0 to below 1", lambda v: 0 <= v < 1)
-INSIDE_0_1 = Allowed("above 0 and below 1", lambda v: 0 < v < 1)
 DTYPE = one_of("float32", "bfloat16")
 DTYPE_OR_OWN = one_of("", "float32", "bfloat16")
 WAIT = wait()
@@ -164,10 +162,9 @@ INTEGERS = Allowed(
 )
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 AXES = some_of(*MESH_AXES)
-CORES = Allowed("'', 'all', or cores as 0  0,2  0-3", _are_cores)
 DEVICES = Allowed(
     "'', 'cpu', or accelerators as 0  0,2  0-3",
-    lambda v: v != "all" and (v == "cpu" or _are_cores(v)),
+    lambda v: v in ("", "cpu") or _are_numbers(v),
 )
 ADDRESS = Allowed(
     "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
@@ -261,12 +258,6 @@ SECTIONS = {
     ),
     "run": Section(
         "Processes of `train` on this machine.", resume=True, hosts="own"
-    ),
-    "cores": Section(
-        "CPU cores of each role, as '0', '0,1' or '0-3'; '': the supervisor"
-        " splits the cores it has; 'all': no pinning.",
-        resume=True,
-        hosts="own",
     ),
     "devices": Section(
         "Accelerators of each role, as '0', '0,1' or '0-3', or 'cpu'. '' lets"
@@ -418,9 +409,7 @@ SETTINGS = {
     "sft.schedule": _s("cosine", SCHEDULE, "decay of the learning rate"),
     "sft.warmup_steps": _s(100, FROM_0, ""),
     "sft.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
-    "sft.b1": _s(0.9, BELOW_1, "Adam's b1"),
     "sft.b2": _s(0.99, BELOW_1, "Adam's b2"),
-    "sft.epsilon": _s(1e-8, ABOVE_0, "Adam's epsilon"),
     "sft.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
     "sft.evaluate_every_steps": _s(600, COUNT, "held-out pass@1"),
     "sft.checkpoint_every_steps": _s(
@@ -436,8 +425,6 @@ SETTINGS = {
         2, COUNT, "workers of the pool", resume=True, hosts="own"),
     "reward.deadline_s": _s(
         10.0, WAIT, "limit for one completion in a worker", resume=True),
-    "reward.start_deadline_s": _s(
-        60.0, WAIT, "limit for the start of a worker", resume=True),
     "reward.memory_mb": _s(
         0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
         hosts="own"),
@@ -488,15 +475,10 @@ SETTINGS = {
     "reward_model.schedule": _s(
         "cosine", SCHEDULE, "decay of the learning rate"),
     "reward_model.warmup_steps": _s(10, FROM_0, ""),
-    "reward_model.weight_decay": _s(0.0, NOT_NEGATIVE, ""),
-    "reward_model.b1": _s(0.9, BELOW_1, "Adam's b1"),
-    "reward_model.b2": _s(0.999, BELOW_1, "Adam's b2"),
-    "reward_model.epsilon": _s(1e-8, ABOVE_0, "Adam's epsilon"),
     "reward_model.grad_clip_norm": _s(1.0, NOT_NEGATIVE, "0 = off"),
     "reward_model.evaluate_pairs": _s(1024, COUNT, "limit of held-out pairs"),
     "reward_model.evaluate_every_steps": _s(100, COUNT, ""),
     "reward_model.checkpoint_every_steps": _s(100, COUNT, ""),
-    "reward_model.log_every_steps": _s(25, COUNT, ""),
 
     "evaluate.every_steps": _s(
         80, FROM_0, "steps between evaluations; 0 = only before and after"
@@ -518,13 +500,8 @@ SETTINGS = {
         " for the win-rate: '' none, 'task' the task's reward, 'command'"
         " judge_command, or the Hugging Face folder of a gold model"),
     "evaluate.judge_command": _s(
-        "", TEXT, "command that reads pairs and writes verdicts"
-        " (docs/preferences.md)"),
+        "", TEXT, "reads pairs, writes verdicts (docs/preferences.md)"),
     "evaluate.judge_deadline_s": _s(60.0, WAIT, "limit for one pair"),
-    "evaluate.resamples": _s(
-        1000, COUNT, "resamples of the bootstrap intervals"),
-    "evaluate.confidence": _s(
-        0.95, INSIDE_0_1, "confidence of the bootstrap intervals"),
     "evaluate.variants": _s(
         "", TEXT, "task settings that `--program=evaluate` tries in turn, as"
         " 'prompt_format=tba;prompt_format=sft'; '' = the run's"),
@@ -581,9 +558,6 @@ SETTINGS = {
     "search.lease_s": _s(
         15.0, WAIT, "silence after which a searcher's prompts are granted to"
         " others", resume=True),
-    "search.pull_every_s": _s(
-        0.02, WAIT, "shortest interval between polls for a new version",
-        resume=True),
     "search.starvation_s": _s(
         180.0, WAIT, "the trainer ends after this long without fresh data",
         resume=True),
@@ -771,12 +745,8 @@ SETTINGS = {
         " port of this machine, chosen by `--program=train`", hosts="own"),
     "trainer.cpu_devices": _s(
         0, FROM_0, "virtual CPU devices of a process; 0 = the machine's"),
-    "trainer.start_deadline_s": _s(
-        300.0, WAIT, "limit until all processes have joined"),
     "trainer.heartbeat_s": _s(
         100.0, WAIT, "silence after which a process is taken for dead"),
-    "trainer.deadline_s": _s(
-        1800.0, WAIT, "longest wait of the other processes for process 0"),
     "trainer.save_deadline_s": _s(
         1200.0, wait(1),
         "limit until all processes have written a checkpoint"),
@@ -816,8 +786,6 @@ SETTINGS = {
         50.0, ABOVE_0, "KL to the reference, nats per completion"),
     "guards.max_accuracy_drop": _s(
         0.2, ABOVE_0_TO_1, "drop of a split's pass@1 below its first value"),
-    "guards.learning_rate_factor": _s(
-        0.5, INSIDE_0_1, "factor of 'lower_learning_rate'"),
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
         " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, no limit"
@@ -856,21 +824,14 @@ SETTINGS = {
     "store.spool_dir": _s(
         "", TEXT, "'' = a 0700 directory of this user and workdir"),
     "store.deadline_s": _s(
-        60.0, WAIT, "limit of one operation, a restart of the service"
-        " included"),
-    "store.probe_timeout_s": _s(
-        5.0, wait(1),
-        "silence after which the service is restarted"),
+        60.0, WAIT, "limit of one operation, a restart of the service included;"
+        " a service silent for a third of it, at most 5 s, is restarted"),
 
     "run.processes": _s(
         "auto", one_of("auto", "many", "one"), "'one': trainer and searchers"
         " are threads of one process, on one accelerator; 'many': each is a"
         " process; 'auto': 'one' where the machine has a single accelerator"
         " and nothing assigns it"),
-
-    "cores.trainer": _s("", CORES, ""),
-    "cores.searcher": _s("", CORES, "cores of all searchers together"),
-    "cores.store": _s("", CORES, "'': no pinning"),
 
     "devices.trainer": _s("", DEVICES, ""),
     "devices.searcher": _s("", DEVICES, "devices of all searchers together"),
@@ -909,7 +870,6 @@ SETTINGS = {
     "log.every_steps": _s(1, COUNT, "steps between lines of metrics.jsonl"),
     "log.samples_every_steps": _s(
         20, FROM_0, "steps between writes of samples.jsonl; 0 = never"),
-    "log.num_samples": _s(8, FROM_0, "samples per write"),
     "log.writers": _s(
         "", some_of(*WRITERS), "writers in addition to metrics.jsonl"),
     "log.trackio_project": _s("tba_jax", NAME, ""),
@@ -919,7 +879,6 @@ SETTINGS = {
     "log.profile_first_step": _s(
         10, COUNT, "first step that jax.profiler captures into `profile/`"),
     "log.profile_num_steps": _s(0, FROM_0, "steps captured; 0 = none"),
-    "log.profile_asked_steps": _s(5, COUNT, "steps captured at each SIGUSR1"),
 
     "explore.fraction": _s(
         0.0, UNIT, "share of completions sampled at their own temperature,"
@@ -983,6 +942,8 @@ _FILES = frozenset("""
 
 def may_change(key: str) -> bool:
   """Tells whether a setting may change when a run is resumed."""
+  if key in removed.REMOVED:
+    return removed.REMOVED[key].resume
   section = SECTIONS.get(key.partition(".")[0])
   return (section is not None and section.resume) or (
       key in SETTINGS and SETTINGS[key].resume

@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.models import folders
 from tba_jax.models import hf_files
@@ -46,14 +47,7 @@ def check(
   saved = jsonl.read_json(path)
   if not isinstance(saved, dict):
     raise ValueError(f"{path} is damaged; remove {folder} to recreate it")
-  missing = "not there"
-  changed = [
-      f"config.{key} = {settings.get(key, missing)!r}, was"
-      f" {saved.get(key, missing)!r}"
-      for key in sorted({*settings, *saved})
-      if settings.get(key, missing) != saved.get(key, missing)
-      and not load.are_moved_files(key, saved.get(key), settings.get(key))
-  ]
+  changed = differences.changed(saved, settings)
   if changed:
     raise ValueError(
         f"{folder} was made with other settings: {'; '.join(changed)}. Allowed:"

@@ -22,8 +22,10 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import own_code
+from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.losses import build as losses
@@ -130,9 +132,6 @@ def validate(
                 f" --config.init=sft --config.sft.init={start}",
             )
         )
-    if program == "train":
-      # The supervisor assigns cores; its children see their own alone.
-      problems += _lines(good, [_cores_here], None)
     if program in ("train", "trainer", "one_process", "evaluate"):
       problems += _lines(good, [_judge_command], None)
     if program in ("train", "store"):
@@ -160,14 +159,22 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   `old` is the config in the run's `config.json`, `new` the requested one; the
   message has one line per key that must not change.
   """
-  lines = [
-      f"config.{key} = {now!r}: the run was started with {before!r}, and this"
-      " key cannot change when it is continued; set it back, or give another"
-      " --workdir"
-      for key, before, now in _differences(load.flatten(old), load.flatten(new))
-      if not settings.may_change(key)
-      and not load.are_moved_files(key, before, now)
-  ]
+  lines = []
+  sides = load.flatten(old), load.flatten(new)
+  for key, (before, now) in differences.between(*sides):
+    if settings.may_change(key) or load.are_moved_files(key, before, now):
+      continue
+    if note := removed.note(key):
+      lines.append(
+          f"config.{key} = {before!r}: the run was started with it, and"
+          f" {note}; give another --workdir"
+      )
+    else:
+      lines.append(
+          f"config.{key} = {now!r}: the run was started with {before!r}, and"
+          " this key cannot change when it is continued; set it back, or give"
+          " another --workdir"
+      )
   if lines:
     raise ConfigError("\n".join(lines))
 
@@ -188,7 +195,7 @@ def check_hosts(
     searcher: whether one of them is a searcher.
   """
   lines = []
-  for key, a, b in _differences(mine, theirs):
+  for key, (a, b) in differences.between(mine, theirs):
     hosts = settings.hosts(key)
     of_searcher = hosts == "searcher" or settings.may_change(key)
     both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
@@ -202,25 +209,6 @@ def check_hosts(
     raise ConfigError("\n".join(lines))
 
 
-def _differences(
-    a: Mapping[str, Any], b: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-  """Yields (key, value of a, value of b); a missing key has its default."""
-  defaults = _expected(b.get("task.name"))
-  for key in sorted({*a, *b}):
-    x, y = (side.get(key, defaults.get(key)) for side in (a, b))
-    if x != y:
-      yield key, x, y
-
-
-def _expected(task_name: Any) -> dict[str, Any]:
-  """Returns every allowed key with its default."""
-  fields = build.fields(task_name) or {}
-  return {
-      key: setting.default for key, setting in settings.SETTINGS.items()
-  } | {f"task.{name}": value for name, value in fields.items()}
-
-
 def _line(key: str, value: Any, allowed: str) -> str:
   # Errors of a reader of folders begin with the folder.
   return f"config.{key} = {value!r}: {allowed.removeprefix(f'{value}: ')}"
@@ -231,7 +219,7 @@ def _check_values(
 ) -> tuple[list[str], dict[str, Any]]:
   """Returns the problems of single values, and the valid values."""
   problems, good = [], {}
-  expected = _expected(values.get("task.name"))
+  expected = differences.defaults(values.get("task.name"))
   task_is_known = build.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
@@ -279,6 +267,8 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
     return f"a finite number, 0 or from {_MIN_FLOAT} to {_MAX_FLOAT}"
   if key not in settings.SETTINGS or settings.SETTINGS[key].allowed.test(value):
     return ""
+  if instead := removed.VALUES.get((key, value)):
+    return instead
   if key == "loss.name" and ".py:" in value:
     why = user_code.problem_of_file(value)
     return f"FILE.py:FUNCTION of a function that exists; {why}"
@@ -351,8 +341,6 @@ _PAIRS = (
      ": the prompts of a lost searcher are granted again only after that"),
     ("sft.batch_size", "a multiple of", "sft.micro_batch_size", ""),
     ("sft.warmup_steps", "less than", "sft.num_steps", ""),
-    ("store.probe_timeout_s", "less than", "store.deadline_s",
-     ": an operation must outlive a restart of the service"),
     ("train.micro_batch_completions", "up to", "train.completions_per_prompt",
      ""),
     ("train.micro_batch_prompts", "up to", "train.prompts_per_batch", ""),
@@ -938,17 +926,6 @@ def _addresses_here(c: Mapping[str, Any]) -> _Problems:
           probe.bind((host, 0))
     except OSError as error:
       yield key, f"allowed an address of this machine; {host}: {error.strerror}"
-
-
-def _cores_here(c: Mapping[str, Any]) -> _Problems:
-  here = processes.available_cores()
-  for role in ("trainer", "searcher", "store"):
-    text = c[f"cores.{role}"]
-    if text not in ("", "all"):
-      if not set(processes.parse_cores(text)) <= set(here):
-        yield f"cores.{role}", (
-            f"allowed cores of this machine: {', '.join(map(str, here))}"
-        )
 
 
 def _line_program(c: Mapping[str, Any]) -> _Problems:

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# What a loss returns: its value, [] float32, and arrays that metrics read.
+# Result of a loss: its value, [] float32, and arrays that metrics read.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 # Divisors of a completion's log-prob: `length_weights`.

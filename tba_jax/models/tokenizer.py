@@ -118,6 +118,15 @@ class Tokenizer:
     """Returns the ids of `chat_text`."""
     return self.encode(self.chat_text(messages))
 
+  @property
+  def chat_template(self) -> str | None:
+    """Jinja template of chats; None where the tokenizer has none."""
+    return self._fast.chat_template
+
+  @chat_template.setter
+  def chat_template(self, template: str | None) -> None:
+    self._fast.chat_template = template
+
   def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
     """Returns the text of a chat, ready for the assistant's answer.
 
@@ -126,7 +135,7 @@ class Tokenizer:
     Raises:
       ValueError: there is no template, or it refuses the messages.
     """
-    if not self._fast.chat_template:
+    if not self.chat_template:
       raise ValueError(
           "the tokenizer has no chat_template: write prompts as plain text, or"
           " add chat_template.jinja to its folder"

@@ -24,6 +24,7 @@ from tba_jax.system import worker
 from tba_jax.tasks import base
 
 _STATUS_EVERY_S = 1.0
+_NUM_SAMPLES = 8  # Completions of each write of samples.jsonl.
 # Totals of the training loop, over all starts of the trainer.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
            "timed_steps", "loop_completions", "mixed_completions")  # fmt: skip
@@ -486,9 +487,7 @@ class Recorder:
 
   def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
     """Writes the first completions of a step's batch, with a reason each."""
-    samples = samples_of(
-        step, draw, self._config.log.num_samples, self._tokenizer
-    )
+    samples = samples_of(step, draw, _NUM_SAMPLES, self._tokenizer)
     reasons = self._judge.explain(
         [
             judges.Request(base.TRAIN, s["prompt_id"], s["completion"])

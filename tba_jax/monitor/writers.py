@@ -24,6 +24,7 @@ from tba_jax.system import jsonl
 
 _MAX_WAITING = 10_000  # Records queued for a service; more are dropped.
 _CLOSE_S = 20.0
+_ASKED_STEPS = 5  # Steps of a profile that SIGUSR1 asks for.
 
 
 class _ServiceWriter:
@@ -222,7 +223,6 @@ class Profiler:
     self._folder = workdir / "profile"
     first = log.profile_first_step
     self._steps = range(first, first + log.profile_num_steps)
-    self._num_asked = log.profile_asked_steps
     self._on_event = on_event
     self._asked = False
     self._running = False
@@ -235,7 +235,7 @@ class Profiler:
     """Starts or stops a profile; call it after every step."""
     if self._asked and not self._running:
       self._asked = False
-      self._steps = range(step + 1, step + 1 + self._num_asked)
+      self._steps = range(step + 1, step + 1 + _ASKED_STEPS)
     inside = step + 1 in self._steps
     if inside != self._running:
       # Imported here: jax takes a second, and most runs profile nothing.

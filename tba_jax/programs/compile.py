@@ -1,14 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `compile` program: compiles a config's programs for a TPU slice.
+"""The `compile` program: compiles a config's programs for a TPU slice or CPU.
 
     python -m tba_jax.main --program=compile --config=FILE --workdir=DIR \\
         [TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]]
 
-It needs libtpu (`pip install 'tba_jax[tpu]'`), but neither accelerator nor
-weights: arguments are shapes, and of a Hugging Face folder in `init` only
-config.json is read. A topology is a generation and a shape, such as "v5e:4x4";
-without one, it is the smallest slice of v5e that holds the mesh.
+For a TPU it needs libtpu (`pip install 'tba_jax[tpu]'`), but neither
+accelerator nor weights: arguments are shapes, and of a Hugging Face folder in
+`init` only config.json is read. A topology is a generation and a shape, such as
+"v5e:4x4", or "cpu", this machine; without one, it is the smallest slice of v5e
+that holds the mesh.
 
 What a role keeps on its devices beside a program's arguments counts towards
 whether the program fits.
@@ -37,29 +38,21 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import build as losses_build
-from tba_jax.models import config as config_lib
-from tba_jax.models import encoder as encoder_lib
-from tba_jax.models import heads
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
 from tba_jax.models import sequence
 from tba_jax.models import transformer
+from tba_jax.programs import held
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
-from tba_jax.sampling import rows
+from tba_jax.system import accelerators
 from tba_jax.system import hlo
 from tba_jax.training import device_work
 from tba_jax.training import group_reference
-from tba_jax.training import lora
 from tba_jax.training import packing
-from tba_jax.training import policy as policy_lib
 from tba_jax.training import publication
 from tba_jax.training import reference
 from tba_jax.training import sharding
 from tba_jax.training import train_step
 
-_PLATFORM = "tpu"
 # Most chips of one machine, by generation.
 _MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Shapes of v5e slices, by their number of chips.
@@ -183,6 +176,8 @@ def sections_of(
     ValueError: the config can't be used, or does not divide.
   """
   (trainer_name, chips), (searcher_name, own) = devices_of(config, operands)
+  if chips[0].platform == accelerators.CPU:
+    config = sizes.on_cpu(config)
   roles = {
       "trainer": (trainer_name, chips[0], trainer(config, chips, workdir)),
       "searcher": (searcher_name, own[0], searcher(config, own, workdir)),
@@ -226,11 +221,12 @@ def sections_of(
 
 def _describe_model(config: ml_collections.ConfigDict) -> dict[str, int]:
   """Returns the number of params, and of tokens of a train step at most."""
-  leaves = sizes.model_leaves(sizes.model_of(config))
+  model = transformer.make_model(sizes.model_of(config))
+  params = jax.eval_shape(model.init, jax.random.key(0))
   sampling, train = config.sampling, config.train
   completions = train.completions_per_prompt * sampling.max_completion_tokens
   return {
-      "params": sum(math.prod(shape) for shape, _ in leaves.values()),
+      "params": sum(x.size for x in jax.tree.leaves(params)),
       "step_tokens": train.prompts_per_batch
       * (sampling.max_prompt_tokens + completions),
   }
@@ -242,13 +238,24 @@ def devices_of(
   """Returns the trainer's and a searcher's topology, each with its devices.
 
   Raises:
-    ValueError: libtpu is missing, or a topology is unknown or too small.
+    ValueError: libtpu is missing for a slice, or a topology is unknown or too
+      small.
   """
   if len(operands) > 2:
     raise ValueError(
         f"operands {' '.join(operands)}: allowed the trainer's topology and a"
         " searcher's"
     )
+  mesh_sizes = {"mesh": config.mesh, "search.mesh": config.search.mesh}
+  needed = {key: math.prod(mesh.values()) for key, mesh in mesh_sizes.items()}
+  if accelerators.CPU in operands:
+    if set(operands) != {accelerators.CPU}:
+      raise ValueError(
+          f"operands {' '.join(operands)}: allowed 'cpu' for both roles"
+      )
+    jax.config.update("jax_platforms", accelerators.CPU)
+    jax.config.update("jax_num_cpu_devices", max(needed.values()))
+    return [(accelerators.CPU, jax.devices()[:n]) for n in needed.values()]
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError("libtpu is not installed: pip install 'tba_jax[tpu]'")
   # The compiler must not look for a TPU, nor JAX initialize one.
@@ -258,13 +265,12 @@ def devices_of(
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   jax.config.update("jax_platforms", "cpu")
   out = []
-  for key, mesh in (("mesh", config.mesh), ("search.mesh", config.search.mesh)):
-    needed = math.prod(mesh.values())
+  for key, mesh in mesh_sizes.items():
     name = operands[min(len(out), len(operands) - 1)] if operands else None
-    name = name or f"v5e:{_slice(key, needed)}"
+    name = name or f"v5e:{_slice(key, needed[key])}"
     try:
       devices = topologies.get_topology_desc(
-          platform=_PLATFORM, topology_name=name
+          platform="tpu", topology_name=name
       ).devices
     except (jax.errors.JaxRuntimeError, ValueError) as error:
       raise ValueError(
@@ -272,13 +278,13 @@ def devices_of(
           " v6e:2x4, v5p:2x2x1, v4:2x2x1"
       ) from error
     # The trainer may share a machine; of a larger slice it takes all chips.
-    most = max(needed, _MACHINE.get(name.partition(":")[0], 1))
-    if len(devices) < needed or (key == "mesh" and len(devices) > most):
+    most = max(needed[key], _MACHINE.get(name.partition(":")[0], 1))
+    if len(devices) < needed[key] or (key == "mesh" and len(devices) > most):
       raise ValueError(
-          f"config.{key}={mesh.to_dict()} needs {needed} devices, {name} has"
-          f" {len(devices)}"
+          f"config.{key}={mesh.to_dict()} needs {needed[key]} devices, {name}"
+          f" has {len(devices)}"
       )
-    out.append((name, list(devices)[:needed]))
+    out.append((name, list(devices)[: needed[key]]))
   return out
 
 
@@ -303,65 +309,42 @@ def trainer(
   Raises:
     ValueError: a model cannot be read, or does not divide over the mesh.
   """
-  model = _policy(config)
   mesh = sharding.make_mesh(config.mesh, devices)
-  adapters = lora.make(config.lora, model)
-  params = _abstract_params(model, mesh, config.sharding)
-  value_model = None
-  if losses_build.find(config.loss.name).has_values:
-    value_model = heads.ScalarModel(
-        sizes.value_shape(config, model.config, workdir),
-        remat=config.train.remat,
-    )
-  state = train_step.abstract_state(
-      config, adapters or model, mesh, value_model=value_model
-  )
-  published = _published(config, state.params)
-  held = {"train state": _num_bytes(state)}
-  if adapters:
-    held["base of the adapters"] = _num_bytes(params)
-  elif config.reference.mode == "fixed" and (
-      config.reference.role == "trainer"
-  ):
-    held["reference"] = _num_bytes(params)
-  held["copy that is published"] = _num_bytes(published)
+  own = held.trainer(config, mesh, workdir)
+  base = own.params if own.adapters else None
 
   def lower_step() -> Any:
     step = train_step.make_train_step(
         config,
-        model,
+        own.model,
         mesh,
-        value_model=value_model,
-        adapters=adapters,
-        base=params if adapters else None,
+        value_model=own.value_model,
+        adapters=own.adapters,
+        base=base,
     )
-    size = packing.sizes(config, packing.batch_shape(config))[0]
-    batch = packing.abstract_batch(
-        config, mesh, config.train.prompts_per_batch, size
-    )
-    return step.lower(state, batch)
+    return step.lower(own.state, own.batch)
 
-  own_bytes = held["train state"] + bool(adapters) * _num_bytes(params)
   programs = {
-      "train_step": Program(lower_step, own_bytes, _REMEDIES["train_step"])
+      "train_step": Program(
+          lower_step,
+          held.num_bytes((own.state, base)),
+          _REMEDIES["train_step"],
+      )
   }
   if config.reference.role == "trainer":
-    num_prompts = device_work.reference_prompts(config)
-    size = None
-    if num_prompts == config.train.prompts_per_batch:
-      size = packing.sizes(config, packing.batch_shape(config))[0]
-    batch = packing.abstract_batch(config, mesh, num_prompts, size)
-    programs["reference"] = Program(
-        functools.partial(_lower_reference, config, model, mesh, params, batch),
-        _num_bytes(params),
-        _REMEDIES["reference"],
+    num_prompts, batch = device_work.reference_prompts(config), own.batch
+    if num_prompts < config.train.prompts_per_batch:
+      batch = packing.abstract_batch(config, mesh, num_prompts, None)
+    programs["reference"] = _reference(
+        config, own, batch, _REMEDIES["reference"]
     )
+  copied = own.state.params, held.published(config, own.state.params)
   programs["publish"] = Program(
-      functools.partial(_lower_publish, config, adapters or model, mesh),
-      _num_bytes(state.params) + held["copy that is published"],
+      functools.partial(_lower_publish, config, own),
+      held.num_bytes(copied),
       _REMEDIES["publish"],
   )
-  return _with_frozen(Role(programs, held), config, workdir, "trainer", mesh)
+  return Role(programs | _frozen_programs(config, own), own.held)
 
 
 def searcher(
@@ -373,263 +356,113 @@ def searcher(
 
   Raises: see `trainer`.
   """
-  model = _policy(config)
-  mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh}, devices)
-  if mesh.size == 1:
-    place = jax.sharding.SingleDeviceSharding(devices[0])
-    params = _placed(jax.eval_shape(model.init, jax.random.key(0)), place)
-  else:
-    place = sharding.replicated(mesh)
-    params = _abstract_params(model, mesh, config.sharding, "search.mesh")
-  shape = model.config
-  tokenizer = _Tokenizer(
-      pad_id=shape.pad_id or 0,
-      stop_ids=shape.stop_ids or (shape.eos_id or 0,),
-  )
-  policy = policy_lib.Policy(None, tokenizer, model, None, None)
-  settings = policy_lib.make_searcher_sampler(config, policy).settings
-  programs = rows.Programs(model, settings, place)
-
-  decode_params = jax.eval_shape(
-      functools.partial(
-          model.decode_params,
-          num_positions=settings.max_prompt_tokens
-          + settings.max_completion_tokens,
-      ),
-      params if config.lora.rank else _published(config, params),
-  )
-  if mesh.size == 1:
-    decode_params = _placed(decode_params, place)
-  else:
-    shardings = rows.decode_shardings(
-        jax.tree.map(lambda x: x.sharding, params), model.config.num_layers
-    )
-    decode_params = jax.tree.map(
-        lambda s, shapes: _placed(shapes, s), shardings, decode_params
-    )
+  mesh = sharding.make_mesh(held.searcher_sizes(config), devices)
+  own = held.searcher(config, mesh, workdir)
+  settings, programs = own.settings, own.programs
 
   def lower_prefill() -> Any:
     shape = settings.prefill_size, settings.max_prompt_tokens
     return programs.prefill.lower(
-        decode_params, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        own.decode_params,
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.float32),
     )
 
   def lower_chunk() -> Any:
     return programs.decode_chunk.lower(
-        decode_params,
+        own.decode_params,
         programs.abstract_state,
         np.int32(settings.chunk_steps),
         np.int32(settings.num_rows),
         programs.num_blocks,
     )
 
-  held = {
-      "params": _num_bytes(decode_params),
-      "params of a version that comes in": _num_bytes(decode_params),
-      "rows and KV cache": _num_bytes(programs.abstract_state),
-  }
-  if config.lora.rank:
-    held["base of the adapters"] = _num_bytes(params)
-    held["base with a version's adapters merged"] = _num_bytes(params)
-  in_use = _num_bytes(decode_params) + _num_bytes(programs.abstract_state)
-  out = {
-      "prefill": Program(
-          lower_prefill, _num_bytes(decode_params), _REMEDIES["prefill"]
+  arguments = {
+      "prefill": (lower_prefill, own.decode_params),
+      "decode_chunk": (
+          lower_chunk,
+          (own.decode_params, programs.abstract_state),
       ),
-      "decode_chunk": Program(lower_chunk, in_use, _REMEDIES["decode_chunk"]),
+  }
+  out = {
+      name: Program(lower, held.num_bytes(trees), _REMEDIES[name])
+      for name, (lower, trees) in arguments.items()
   }
   if config.reference.role == "searcher":
-    if not config.lora.rank:
-      held["reference"] = _num_bytes(params)
     groups = config.copy_and_resolve_references()
     groups.train.completions_per_prompt = config.search.samples_per_prompt
     batch = packing.abstract_batch(
         groups, mesh, group_reference.prompts_at_a_time(config), None
     )
-    out["reference"] = Program(
-        functools.partial(_lower_reference, config, model, mesh, params, batch),
-        _num_bytes(params),
-        _SEARCHER_REMEDIES,
-    )
-  return _with_frozen(Role(out, held), config, workdir, "searcher", mesh)
+    out["reference"] = _reference(config, own, batch, _SEARCHER_REMEDIES)
+  return Role(out | _frozen_programs(config, own), own.held)
 
 
-def _policy(config: ml_collections.ConfigDict) -> transformer.Model:
-  shape = dataclasses.replace(
-      sizes.model_of(config),
-      compute_dtype=config_lib.compute_dtype(config.model, _PLATFORM),
-      attention=config.model.attention,
-  )
-  return transformer.make_model(shape, remat=config.train.remat)
-
-
-def _with_frozen(
-    role: Role,
-    config: ml_collections.ConfigDict,
-    workdir: str | None,
-    name: str,
-    mesh: jax.sharding.Mesh,
-) -> Role:
-  """Returns the role with its frozen models.
+def _frozen_programs(
+    config: ml_collections.ConfigDict, own: held.Trainer | held.Searcher
+) -> dict[str, Program]:
+  """Returns the scoring of a role's frozen models.
 
   A victim's sampler is left out; a model that is held twice is compiled once.
   """
-  programs, held = dict(role.programs), dict(role.held)
-  policy = sizes.model_of(config)
-  dtype = config_lib.compute_dtype(config.model, _PLATFORM)
-  compiled = {"task.victim"}
-  for frozen in sizes.frozen_models(config, workdir, name):
-    if frozen.kind == "scalar":
-      shape = dataclasses.replace(frozen.shape(policy), compute_dtype=dtype)
-      model = heads.ScalarModel(shape)
-      fn, num_rows = model.rewards, config.reward.batch_size
-      sampling = config.sampling
-      length = sampling.max_prompt_tokens + sampling.max_completion_tokens
-    elif frozen.kind == "policy":
-      model = transformer.make_model(frozen.shape(policy))
-      fn = model.last_logits
-      num_rows = config.task.classifier_rows
-      length = config.task.classifier_max_tokens
-    else:
-      path = hf_hub.find(frozen.folder, weights=False) / "config.json"
-      model = encoder_lib.Encoder(
-          encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
-      )
-      is_classifier = frozen.key == "task.classifier_folder"
-      fn = model.label_scores if is_classifier else model.mean_pooled
-      num_rows = config.task.classifier_rows
-      length = config.task[
-          "classifier_max_tokens" if is_classifier else "encoder_max_tokens"
-      ]
-    params = _frozen_params(model, mesh, config.sharding)
-    size = frozen.copies * _num_bytes(params)
-    held[frozen.name] = held.get(frozen.name, 0) + size
-    if frozen.key in compiled:
+  mesh, programs, compiled = own.mesh, {}, {"task.victim"}
+  for model in own.frozen:
+    source = model.source
+    if source.key in compiled:
       continue
-    compiled.add(frozen.key)
-    tokens = _placed(
-        jax.ShapeDtypeStruct((num_rows, length), jnp.int32),
-        jax.tree.leaves(params)[0].sharding
-        if mesh.size == 1
-        else sharding.replicated(mesh),
+    compiled.add(source.key)
+    tokens = held.placed(
+        jax.ShapeDtypeStruct(model.shape, jnp.int32), held.place_of(mesh)
     )
-    programs[frozen.name] = Program(
+    programs[source.name] = Program(
         functools.partial(
-            jax.jit(sharding.split_rows(fn, mesh, config.sharding)).lower,
-            params,
+            jax.jit(sharding.split_rows(model.fn, mesh, config.sharding)).lower,
+            model.params,
             tokens,
             tokens,
         ),
-        _num_bytes(params),
-        _REMEDIES[frozen.kind],
+        held.num_bytes(model.params),
+        _REMEDIES[source.kind],
     )
-  return Role(programs, held)
+  return programs
 
 
-def _frozen_params(
-    model: Any, mesh: jax.sharding.Mesh, rules: ml_collections.ConfigDict
-) -> types.PyTree:
-  """Returns shapes and shardings of a frozen model's params."""
-  shapes = jax.eval_shape(model.init, jax.random.key(0))
-  shardings = sharding.frozen_shardings(mesh, rules, model)
-  if shardings is None:
-    return _placed(
-        shapes, jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
-    )
-  return _sharded(shapes, shardings)
-
-
-def _num_bytes(tree: types.PyTree) -> int:
-  """Returns the bytes of a tree on each device."""
-  return sum(
-      math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
-      for x in jax.tree.leaves(tree)
-  )
-
-
-def _abstract_params(
-    model: Any, mesh: jax.sharding.Mesh, rules: Any, key: str = "mesh"
-) -> types.PyTree:
-  """Returns shapes and shardings of a model's or adapters' params."""
-  shapes = jax.eval_shape(model.init, jax.random.key(0))
-  shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
-  sharding.check_divisible(shapes, shardings, key=key)
-  return _sharded(shapes, shardings)
-
-
-def _placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
-  return _sharded(shapes, jax.tree.map(lambda _: place, shapes))
-
-
-def _sharded(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
-  return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      shapes,
-      shardings,
-  )
-
-
-def _published(
-    config: ml_collections.ConfigDict, params: types.PyTree
-) -> types.PyTree:
-  """Returns abstract params in the dtypes that are published."""
-  dtypes = publication.published_dtypes(config, _PLATFORM)
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: jax.ShapeDtypeStruct(
-          x.shape,
-          dtypes.of(jax.tree_util.keystr(path), x),
-          sharding=x.sharding,
-      ),
-      params,
-  )
-
-
-def _lower_reference(
+def _reference(
     config: ml_collections.ConfigDict,
-    model: transformer.Model,
-    mesh: jax.sharding.Mesh,
-    params: types.PyTree,
+    own: held.Trainer | held.Searcher,
     batch: types.Batch,
-) -> Any:
+    remedy: str,
+) -> Program:
+  """Returns the program of reference log-probs."""
   logprobs_fn = reference.make_logprobs_fn(
-      model, temperature=config.sampling.temperature
+      own.model, temperature=config.sampling.temperature
   )
   axes = sharding.token_axes(config.sharding)
-  return jax.jit(sequence.split_tokens(logprobs_fn, mesh, *axes)).lower(
-      params,
+  lower = functools.partial(
+      jax.jit(sequence.split_tokens(logprobs_fn, own.mesh, *axes)).lower,
+      own.params,
       batch.prompt_tokens,
       batch.prompt_mask,
       batch.completion_tokens,
       batch.completion_mask,
       batch.rows,
   )
+  return Program(lower, held.num_bytes(own.params), remedy)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tokenizer:
-  """Stands in for a tokenizer: a folder may have config.json alone."""
-
-  pad_id: int
-  stop_ids: tuple[int, ...]
-  stop_strings: tuple[str, ...] = ()
-
-  def decode(self, ids: Sequence[int]) -> str:
-    raise NotImplementedError("compiled, not run")
-
-
-def _lower_publish(
-    config: ml_collections.ConfigDict, trained: Any, mesh: jax.sharding.Mesh
-) -> Any:
+def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
   """Lowers the copy that is published, gathered onto each process's devices."""
-  by_process = sharding.mesh_by_process(mesh)
-  # A program has one order of devices, here that of their processes.
+  by_process = sharding.mesh_by_process(own.mesh)
+  # One program has one order of devices: here that of their processes.
   mesh = jax.sharding.Mesh(
-      by_process.devices.reshape(mesh.devices.shape), mesh.axis_names
+      by_process.devices.reshape(own.mesh.devices.shape), own.mesh.axis_names
   )
-  params = _abstract_params(trained, mesh, config.sharding)
+  params = sharding.abstract_params(
+      own.adapters or own.model, mesh, config.sharding
+  )
   copy = functools.partial(
       publication.snapshot,
-      dtypes=publication.published_dtypes(config, _PLATFORM),
+      dtypes=publication.published_dtypes(config, held.platform_of(mesh)),
   )
   places = jax.tree.map(
       lambda x: jax.sharding.NamedSharding(by_process, x.sharding.spec), params
@@ -661,7 +494,12 @@ def _compile(
     return _does_not_fit(program, others, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
   costs = hlo.costs(text)
-  peak = memory.peak_memory_in_bytes + others
+  peak = memory.peak_memory_in_bytes
+  if chip is None:
+    # A CPU's figure is without temporaries.
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+  peak += others
   fits = chip is None or peak <= chip.hbm_bytes
   error = f"needs {sections.format_bytes(peak)}; try {program.remedy}"
   found = Compiled(

@@ -126,7 +126,7 @@ class LoopMaker:
     """Loads the policy that all loops start from.
 
     Args:
-      config: what is common to the loops.
+      config: settings common to the loops.
       workdir: run directory, if the policy is in one.
 
     Raises:

@@ -4,34 +4,37 @@
 
     --program=plan --config=FILE [DEVICE [SEARCHER_DEVICE]] [--calibrate=RUN]
 
-It reads the config and the headers of weight files; JAX is not loaded. Memory
-is what shapes give exactly: activations and workspace are not counted. DEVICE
-is a kind, such as "h100", or a TPU slice, such as "v5e:4x4": then memory is
-what the compiler says (`compile`). `--calibrate` adds the balance of searchers
-and trainer at the speeds that RUN measured.
+It reads the config and the config files of models. Memory is what shapes give
+exactly (`held`), and of activations what gradients keep at least; the
+compiler's workspace is not counted. DEVICE is a kind, such as "h100", or "cpu",
+this machine, which is the default if it has no accelerator; or a TPU slice,
+such as "v5e:4x4": then memory is what the compiler says (`compile`).
+`--calibrate` adds the balance of searchers and trainer at the speeds that RUN
+measured.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import math
 
+import jax
 import ml_collections
 
-from tba_jax.config import meshes
 from tba_jax.config import settings as settings_lib
-from tba_jax.losses import build as losses_build
-from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import timeline
+from tba_jax.programs import compile as compiler
+from tba_jax.programs import held
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
 from tba_jax.replay import scheduler
-from tba_jax.sampling import sharing
 from tba_jax.system import accelerators
+from tba_jax.training import sharding
 
-# GiB of one device, as its maker publishes it; "cpu" is one core of a usual
-# cloud machine.
+_CPU = accelerators.CPU
+# GiB of one device, as its maker publishes it.
 DEVICE_GIB = {
     "v4": 32,
     "v5e": 16,
@@ -43,203 +46,24 @@ DEVICE_GIB = {
     "h200": 141,
     "l4": 24,
     "t4": 16,
-    "cpu": 4,
 }
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
 
 
-def _batch_shards(config: ml_collections.ConfigDict) -> tuple[int, int]:
-  """Returns the shards of a batch's sequences, and of their tokens."""
-  tokens = {"tokens": ((1, 1), ("batch", "length"))}
-  return sizes.shard(tokens, config.sharding, config.mesh)[0].parts
-
-
 # Memory of a device
 
 
-def cache_bytes(c: config_lib.ModelConfig, dtype: str, kind: str) -> int:
-  """Returns the bytes of one token's keys and values in all layers.
+def _memory_rows(parts: held.Parts, kind: str) -> sections.TableRows:
+  """Returns what takes a device's memory, the sum, and whether that fits.
 
-  `dtype` is what is computed in; a CPU's cache is float32 (`models/cache.py`).
+  Without a kind, or on a CPU, whose devices share a memory, no device has one
+  of its own.
   """
-  dtype = "float32" if kind in ("", "cpu") else dtype
-  return 2 * c.num_layers * c.num_kv_heads * c.head_dim * sizes.BYTES[dtype]
-
-
-def _compute_dtype(config: ml_collections.ConfigDict, kind: str) -> str:
-  # Without a kind "auto" counts as the larger one.
-  backend = "cpu" if kind in ("", "cpu") else "gpu"
-  return config_lib.compute_dtype(config.model, backend)
-
-
-def trainer_memory(
-    config: ml_collections.ConfigDict,
-    c: config_lib.ModelConfig,
-    kind: str = "",
-    workdir: str | None = None,
-) -> dict[str, int]:
-  """Returns the bytes of a trainer's device, by what takes them.
-
-  Args:
-    config: of the run.
-    c: shape of its model.
-    kind: a key of `DEVICE_GIB`, or "".
-    workdir: may hold the reward model.
-
-  Raises:
-    ValueError: the folder of a frozen model cannot be read.
-  """
-  held = _trained_bytes(config, c, kind, workdir)
-  for model in sizes.frozen_models(config, workdir, "trainer"):
-    name = f"{model.name} x {model.copies}" if model.copies > 1 else model.name
-    held[name] = sizes.frozen_bytes(model, c, config.sharding, config.mesh)
-  gradients = held.pop("gradients")
-  rows = config.evaluate.batch_prompts * config.evaluate.num_completions
-  # It runs on the devices of process 0, on a copy of the params if there are
-  # other processes.
-  mesh, num_processes = config.mesh, config.trainer.num_processes
-  if num_processes > 1:
-    num_devices = math.prod(mesh.values()) // num_processes
-    mesh = meshes.cut_rows(mesh, num_devices)
-  own_rows = math.ceil(rows / (mesh["data"] * mesh["fsdp"]))
-  step = {"gradients": gradients}
-  dtype = _compute_dtype(config, kind)
-  count = _unstacked_size(config, c, mesh)
-  whole = sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
-  cache = {
-      "params that an evaluation decodes with": count * sizes.BYTES[dtype],
-      f"KV cache of an evaluation, {rows} rows": (
-          _num_tokens(config, kind, own_rows, config.evaluate.num_completions)
-          * cache_bytes(c, dtype, kind)
-      ),
-  }
-  if num_processes > 1:
-    name = "params, gathered for an evaluation"
-    narrow = min(dtype, c.param_dtype, key=sizes.BYTES.get)
-    cache[name] = whole * sizes.BYTES[narrow]
-  # As `training/evaluations.py` decides it.
-  alone = math.prod(config.mesh.values()) == 1 and not config.search.lockstep
-  if config.evaluate.beside and config.evaluate.every_steps and alone:
-    copy = {"params, copied for an evaluation": held["params"]}
-    return held | step | cache | copy
-  # Steps and evaluations take turns: the larger counts.
-  return held | max(step, cache, key=lambda part: sum(part.values()))
-
-
-def _published_dtype(config: ml_collections.ConfigDict, kind: str) -> str:
-  """Returns the dtype of published matrices."""
-  if config.publish.dtype != "auto":
-    return config.publish.dtype or "float32"
-  return "float32" if config.lora.rank else _compute_dtype(config, kind)
-
-
-def _trained_bytes(
-    config: ml_collections.ConfigDict,
-    c: config_lib.ModelConfig,
-    kind: str,
-    workdir: str | None,
-) -> dict[str, int]:
-  """Returns a device's bytes of params, and of what has their shape."""
-  size = lambda of: sizes.device_size(of, config.sharding, config.mesh)
-  leaves = sizes.model_leaves(c)
-  wide = sizes.BYTES["float32"]  # Of what is trained, and its moments.
-  params = size(leaves) * sizes.BYTES[c.param_dtype]
-  if config.lora.rank:
-    rank, targets = config.lora.rank, config.lora.targets
-    count = size(sizes.adapter_leaves(leaves, rank=rank, targets=targets))
-    out = {
-        "params": params,
-        "params with adapters merged, to evaluate": params,
-        "adapters": count * wide,
-    }
-  else:
-    count, out = size(leaves), {"params": params}
-    if config.reference.role == "trainer":
-      out["reference"] = params
-  published = _published_dtype(config, kind)
-  out |= {
-      "gradients": count * wide,
-      "optimizer (Adam's two moments)": count * 2 * wide,
-      "copy that is published": count * sizes.BYTES[published],
-  }
-  if losses_build.find(config.loss.name).has_values:
-    shape = sizes.value_shape(config, c, workdir)
-    name = "value model with gradients and moments"
-    out[name] = size(sizes.model_leaves(shape)) * 4 * wide
-  return out
-
-
-def searcher_memory(
-    config: ml_collections.ConfigDict,
-    c: config_lib.ModelConfig,
-    kind: str = "",
-    workdir: str | None = None,
-) -> dict[str, int]:
-  """Returns the bytes of a searcher's device; arguments as `trainer_memory`."""
-  mesh = {"sequence": 1, **config.search.mesh}
-  dtype = _compute_dtype(config, kind)
-  count = _unstacked_size(config, c, mesh)
-  rows = math.ceil(config.sampling.num_rows / (mesh["data"] * mesh["fsdp"]))
-  heads = 1 if c.num_kv_heads % mesh["tensor"] else mesh["tensor"]
-  token = cache_bytes(c, dtype, kind) // heads
-  shared = sharing.most_rows(
-      config.sampling.num_rows,
-      config.search.prompts_per_round,
-      config.search.samples_per_prompt,
-  )
-  held = {
-      "params, twice while a version comes in": 2 * count * sizes.BYTES[dtype]
-  }
-  if config.lora.rank:
-    held["base, and its copy with adapters merged as a version comes in"] = (
-        2
-        * sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
-        * sizes.BYTES[c.param_dtype]
-    )
-  elif config.reference.role == "searcher":
-    held["reference"] = (
-        sizes.device_size(sizes.model_leaves(c), config.sharding, mesh)
-        * sizes.BYTES[c.param_dtype]
-    )
-  num_tokens = _num_tokens(config, kind, rows, shared)
-  held[f"KV cache of {rows} rows"] = token * num_tokens
-  for model in sizes.frozen_models(config, workdir, "searcher"):
-    held[model.name] = sizes.frozen_bytes(model, c, config.sharding, mesh)
-  return held
-
-
-def _unstacked_size(
-    config: ml_collections.ConfigDict,
-    c: config_lib.ModelConfig,
-    mesh: Mapping[str, int],
-) -> int:
-  """Returns the params that a sampler holds on a device, its layers apart."""
-  rules = {**config.sharding, "layers": ""}
-  return sizes.device_size(sizes.model_leaves(c), rules, mesh)
-
-
-def _num_tokens(
-    config: ml_collections.ConfigDict, kind: str, rows: int, shared: int
-) -> int:
-  """Returns the tokens in the KV cache of rows.
-
-  At most `shared` of them share a prompt.
-  """
-  prompts = rows // sharing.rows_per_prompt(shared, rows, kind or "cpu")
-  sampling = config.sampling
-  return (
-      prompts * sampling.max_prompt_tokens
-      + rows * sampling.max_completion_tokens
-  )
-
-
-def memory_rows(held: Mapping[str, int], kind: str) -> sections.TableRows:
-  """Returns what takes a device's memory, the sum, and whether that fits."""
-  size, total = sections.format_bytes, sum(held.values())
-  rows = [(name, size(n)) for name, n in held.items()]
+  size, total = sections.format_bytes, sum(parts.values())
+  rows = [(name, size(n)) for name, n in parts.items()]
   rows.append(("sum a device", size(total)))
-  if kind:
+  if kind not in ("", _CPU):
     have = DEVICE_GIB[kind] * 2**30
     verdict = "NO" if total > have else "yes"
     rows.append(
@@ -250,6 +74,52 @@ def memory_rows(held: Mapping[str, int], kind: str) -> sections.TableRows:
         )
     )
   return rows
+
+
+def memory_sections(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    kinds: Sequence[str],
+    elsewhere: bool = False,
+) -> Iterator[tuple[str, sections.TableRows]]:
+  """Yields what a trainer's and a searcher's device hold, as titled rows.
+
+  Args:
+    config: of the run.
+    workdir: may hold the reward model.
+    kinds: of the trainer's and the searchers' devices, keys of `DEVICE_GIB` or
+      _CPU; [] leaves it open what fits.
+    elsewhere: whether the run is for other machines.
+  """
+  on_cpu: dict[str, held.Parts] = {}
+  for role, make, mesh_sizes, kind in (
+      ("trainer", held.trainer, config.mesh, (kinds or [""])[0]),
+      (
+          "searcher",
+          held.searcher,
+          held.searcher_sizes(config),
+          (kinds or [""])[-1],
+      ),
+  ):
+    platform = _platform(kind)
+    own = sizes.on_cpu(config) if platform == _CPU else config
+    mesh = sharding.abstract_mesh(mesh_sizes, platform)
+    memory = make(own, mesh, workdir)
+    if kind == _CPU:
+      on_cpu[role] = memory
+    yield f"memory of a {role} device", _memory_rows(memory.peak, kind)
+  if on_cpu and not elsewhere:
+    config = sizes.on_cpu(config)
+    yield "memory of this machine", held.machine_rows(config, **on_cpu)
+
+
+def _platform(kind: str) -> str:
+  """Returns JAX's platform of a kind of device, or of this machine's."""
+  if not kind:
+    return accelerators.find().kind
+  if kind == _CPU:
+    return _CPU
+  return "tpu" if kind.startswith("v") else "gpu"
 
 
 # Batch and staleness
@@ -268,7 +138,8 @@ def _micro_batches(train: ml_collections.ConfigDict) -> str:
 def batch_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
   """Returns sizes of batches, and the staleness bound."""
   train, search = config.train, config.search
-  shards, _ = _batch_shards(config)
+  mesh = sharding.abstract_mesh(config.mesh, _CPU)
+  shards = sharding.num_batch_shards(mesh, config.sharding)
   tokens = lambda n: (
       f"{n:,} completions, at most"
       f" {n * config.sampling.max_completion_tokens:,} tokens"
@@ -456,22 +327,23 @@ def balance_rows(
 # The program
 
 
-def parse(operands: Sequence[str]) -> tuple[list[str], str]:
-  """Returns the trainer's and the searchers' devices, and a run.
+def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
+  """Returns the trainer's and the searchers' devices, a run, and `elsewhere`.
 
   Args:
     operands: at most two kinds or two slices, the second of the searchers;
-      `--calibrate=RUN`.
+      `--calibrate=RUN`; `--elsewhere`.
 
   Returns:
-    [] or the devices, and the run, "" where none is.
+    [] or the devices; the run, "" where none is; whether the plan is of other
+    machines.
 
   Raises:
     ValueError: an operand too many, or a kind that is not in the table.
   """
   flag = "--calibrate="
   runs = [o.removeprefix(flag) for o in operands if o.startswith(flag)]
-  kinds = [o.lower() for o in operands if not o.startswith(flag)]
+  kinds = [o.lower() for o in operands if not o.startswith("--")]
   if len(kinds) > 2:
     raise ValueError(
         f"operands {' '.join(kinds)}: allowed one kind of device, or the"
@@ -479,12 +351,12 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str]:
     )
   slices = sum(":" in kind for kind in kinds)
   for kind in kinds:
-    if slices != len(kinds) and kind not in DEVICE_GIB:
+    if slices != len(kinds) and kind not in (*DEVICE_GIB, _CPU):
       raise ValueError(
-          f"device {kind!r}: allowed {', '.join(sorted(DEVICE_GIB))}, or only"
-          " TPU slices such as v5e:4x4"
+          f"device {kind!r}: allowed {', '.join(sorted((*DEVICE_GIB, _CPU)))},"
+          " or only TPU slices such as v5e:4x4"
       )
-  return kinds, runs[-1] if runs else ""
+  return kinds, runs[-1] if runs else "", "--elsewhere" in operands
 
 
 def plan(
@@ -502,14 +374,18 @@ def plan(
   Raises:
     ValueError: a setting, operand, file or folder cannot be used.
   """
-  kinds, measured = parse(operands)
+  # Shapes need no accelerator, which other processes may use.
+  jax.config.update("jax_platforms", _CPU)
+  kinds, measured, elsewhere = parse(operands)
   count = lambda mesh: (
       f"{math.prod(mesh.values())}:"
       f" {' x '.join(f'{axis} {n}' for axis, n in mesh.items())}"
   )
   c = sizes.model_of(config)
-  leaves = sizes.model_leaves(c)
-  num_params = sum(math.prod(shape) for shape, _ in leaves.values())
+  mesh = sharding.abstract_mesh(config.mesh, _CPU)
+  model = transformer.make_model(c)
+  params = sharding.abstract_params(model, mesh, config.sharding)
+  num_params = sum(x.size for x in jax.tree.leaves(params))
   devices = [
       ("trainer", count({a: config.mesh[a] for a in settings_lib.MESH_AXES})),
       (
@@ -523,7 +399,9 @@ def plan(
        f"{'one for trainer and searchers' if one else 'one each'}: {why}")
   )  # fmt: skip
   here = accelerators.find()
-  if here.kind != accelerators.CPU:
+  if not (kinds or elsewhere) and here.kind == _CPU:
+    kinds = [_CPU]
+  if here.kind != _CPU:
     split = accelerators.of_run(config, alone=one)
     devices += [
         (f"{role} on this machine's {here.kind}s", accelerators.describe(envs))
@@ -538,21 +416,12 @@ def plan(
       ("computes in", "{}: {}".format(*sizes.compute_dtype(config))),
   ]
   if math.prod(config.mesh.values()) > 1:
-    yield "sharding", sizes.sharding_rows(config, c)
+    yield "sharding", sections.sharding_rows(params)
   yield "batch", batch_rows(config)
   if kinds and ":" in kinds[0]:
-    # It loads JAX, which `plan` otherwise does without.
-    from tba_jax.programs import compile as compiler
-
     yield from compiler.sections_of(config, workdir, kinds)
   else:
-    for role, memory, kind in (
-        ("trainer", trainer_memory, (kinds or [""])[0]),
-        ("searcher", searcher_memory, (kinds or [""])[-1]),
-    ):
-      held = memory(config, c, kind, workdir)
-      title = f"memory of a {role} device, without activations"
-      yield title, memory_rows(held, kind)
+    yield from memory_sections(config, workdir, kinds, elsewhere)
   if measured:
     yield "balance", balance_rows(config, measured)
 

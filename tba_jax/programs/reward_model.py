@@ -56,6 +56,7 @@ NAME = "reward_model"
 # Pairs scored and written at a time while relabelling.
 _LABEL_PAIRS = 256
 _NUM_BINS = 10
+_LOG_EVERY_STEPS = 25
 _EVALUATION = {
     "accuracy": float,
     "accuracy_interval": [float],
@@ -154,6 +155,7 @@ def run(
               if isinstance(value, float)
           },
           metric_names=("accuracy", "grad_norm", "learning_rate"),
+          log_every_steps=_LOG_EVERY_STEPS,
       )
       params, done = offline.train(
           config, job, stop=stop, on_progress=on_progress
@@ -514,8 +516,8 @@ def _make_evaluate(
     return calibration_summary(
         np.concatenate(margins),
         num_bins=_NUM_BINS,
-        resamples=config.evaluate.resamples,
-        confidence=config.evaluate.confidence,
+        resamples=evaluator.RESAMPLES,
+        confidence=evaluator.CONFIDENCE,
     )
 
   return evaluate

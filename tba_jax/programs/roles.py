@@ -31,7 +31,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
 from tba_jax.programs import loops
-from tba_jax.programs import sizes
+from tba_jax.programs import sections
 from tba_jax.replay import prompt_order
 from tba_jax.replay import queue_client
 from tba_jax.replay import queue_server
@@ -224,8 +224,12 @@ def make_trainer(
   checkpointer = _make_checkpointer(config, run, cluster, events)
   closing.callback(checkpointer.close)
   if math.prod(config.mesh.values()) > 1:
-    shards = sizes.sharding_text(config, policy.model.config)
-    logging.info("mesh %s:\n%s", dict(config.mesh), shards)
+    mesh = sharding.make_mesh(config.mesh)
+    shards = sections.sharding_rows(
+        sharding.abstract_params(policy.model, mesh, config.sharding)
+    )
+    lines = "\n".join(f"  {name}: {value}" for name, value in shards)
+    logging.info("mesh %s:\n%s", dict(config.mesh), lines)
   work, saved = device_work.make_work(
       config, run, policy, cluster, checkpointer
   )

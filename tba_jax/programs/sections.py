@@ -3,13 +3,17 @@
 """Titled rows, as `plan` and `compile` print them."""
 
 from collections.abc import Iterable
+import math
 import sys
 
+import jax
+import jax.numpy as jnp
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
+from tba_jax import types
 from tba_jax.system import processes
 
 # Name and value of each row of a table; "NO…" marks what cannot work.
@@ -49,3 +53,23 @@ def format_bytes(num_bytes: float) -> str:
       return f"{num_bytes:,.4g} {unit}"
     num_bytes /= 1024
   return f"{num_bytes:,.4g} GB"
+
+
+def sharding_rows(params: types.PyTree) -> TableRows:
+  """Returns how a mesh splits params, arrays or shapes with shardings."""
+  leaves = jax.tree.leaves(params)
+  part = lambda x: x.sharding.shard_shape(x.shape)
+  size = lambda x, shape: math.prod(shape) * jnp.dtype(x.dtype).itemsize
+  whole = [x for x in leaves if part(x) == x.shape]
+  return [
+      (
+          "params",
+          f"{format_bytes(sum(size(x, x.shape) for x in leaves))},"
+          f" {format_bytes(sum(size(x, part(x)) for x in leaves))} a device",
+      ),
+      (
+          "replicated on every device",
+          f"{len(whole)} of {len(leaves)} leaves,"
+          f" {format_bytes(sum(size(x, x.shape) for x in whole))}",
+      ),
+  ]

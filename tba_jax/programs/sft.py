@@ -103,6 +103,7 @@ def run(
         examples=make_examples(config, policy.task, policy.tokenizer),
         evaluate=_make_evaluate(config, workdir, policy, stop),
         metric_names=("token_accuracy", "grad_norm", "learning_rate"),
+        log_every_steps=config.sft.log_every_steps,
     )
     params, done = offline.train(
         config, job, stop=stop, on_progress=on_progress

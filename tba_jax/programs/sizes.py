@@ -1,150 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Params of a config's models and how its meshes split them, from shapes alone.
+"""The models of a config: the policy's shape and dtype, and frozen models.
 
-Reads config files of models, and of encoders the headers of their weights; JAX
-is not loaded.
+It reads the config files of models alone; JAX is not loaded.
 """
 
-from collections.abc import Mapping
 import dataclasses
-import math
 import pathlib
 
 import ml_collections
 
-from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf_config
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
-from tba_jax.models import hf_names
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.programs import sections
 from tba_jax.system import accelerators
 from tba_jax.tasks import build
 from tba_jax.tasks import red_team
-
-# Parameter's path -> its shape and the logical name of each axis.
-Leaves = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-  """One parameter on a mesh; `parts` is the number of shards of each axis."""
-
-  name: str
-  shape: tuple[int, ...]
-  axes: tuple[str, ...]
-  parts: tuple[int, ...]
-
-  @property
-  def size(self) -> int:
-    return math.prod(self.shape)
-
-  @property
-  def device_size(self) -> int:
-    """Elements on the fullest device."""
-    return math.prod(
-        math.ceil(n / parts) for n, parts in zip(self.shape, self.parts)
-    )
-
-
-def model_leaves(c: config_lib.ModelConfig) -> Leaves:
-  """Returns every parameter of a model."""
-  return {
-      ".".join(row.path): (
-          (c.num_layers,) * row.stacked + row.shape,
-          ("layers",) * row.stacked + row.axes,
-      )
-      for row in hf_names.rows(c)
-  }
-
-
-def adapter_leaves(leaves: Leaves, *, rank: int, targets: str) -> Leaves:
-  """Returns the low-rank factors that `lora.make` adds to a model."""
-  wanted, out = settings_lib.lora_names(targets), {}
-  for name, (shape, axes) in leaves.items():
-    parent, _, kind = name.rpartition(".")
-    if not parent.startswith("blocks.") or kind != "kernel":
-      continue
-    if wanted and parent.rpartition(".")[2] not in wanted:
-      continue
-    # A kernel reads the residual stream or writes to it.
-    outs = len(axes) - 1 if axes[-1] == "width" else 2
-    out[f"{parent}.a"] = (
-        (shape[0], rank, *shape[outs:]),
-        (axes[0], "lora_rank", *axes[outs:]),
-    )
-    out[f"{parent}.b"] = (
-        (*shape[:outs], rank),
-        (*axes[:outs], "lora_rank"),
-    )
-  return out
-
-
-def shard(
-    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
-) -> list[Leaf]:
-  """Returns how `config.sharding` splits parameters over a mesh."""
-  out = []
-  for name, (shape, axes) in leaves.items():
-    taken: set[str] = set()  # A mesh axis splits a parameter once.
-    parts = []
-    for axis in axes:
-      own = [a.strip() for a in rules[axis].split(",") if a.strip()]
-      own = [a for a in own if a not in taken]
-      taken.update(own)
-      parts.append(math.prod(mesh[a] for a in own))
-    out.append(Leaf(name, shape, axes, tuple(parts)))
-  return out
-
-
-def device_size(
-    leaves: Leaves, rules: Mapping[str, str], mesh: Mapping[str, int]
-) -> int:
-  """Returns the parameters that the fullest device of a mesh holds."""
-  return sum(leaf.device_size for leaf in shard(leaves, rules, mesh))
-
-
-def sharding_rows(
-    config: ml_collections.ConfigDict, c: config_lib.ModelConfig
-) -> sections.TableRows:
-  """Returns how `config.mesh` splits parameters, and what does not divide."""
-  leaves = shard(model_leaves(c), config.sharding, config.mesh)
-  whole = [leaf for leaf in leaves if math.prod(leaf.parts) == 1]
-  size = lambda counts: sections.format_bytes(
-      sum(counts) * BYTES[c.param_dtype]
-  )
-  return [
-      (
-          "params",
-          f"{size(leaf.size for leaf in leaves)},"
-          f" {size(leaf.device_size for leaf in leaves)} a device",
-      ),
-      (
-          "replicated on every device",
-          f"{len(whole)} of {len(leaves)} leaves,"
-          f" {size(leaf.size for leaf in whole)}",
-      ),
-      *(
-          (leaf.name, f"NO: {axis} of {length} does not divide by {parts}")
-          for leaf in leaves
-          for axis, length, parts in zip(leaf.axes, leaf.shape, leaf.parts)
-          if length % parts
-      ),
-  ]
-
-
-def sharding_text(
-    config: ml_collections.ConfigDict, c: config_lib.ModelConfig
-) -> str:
-  """Returns `sharding_rows` as lines of a log."""
-  rows = sharding_rows(config, c)
-  return "\n".join(f"  {name}: {value}" for name, value in rows)
-
 
 # Frozen models
 
@@ -232,63 +103,6 @@ def _task_models(config: ml_collections.ConfigDict) -> list[Frozen]:
   return [model for model in found if model.folder not in none]
 
 
-def frozen_bytes(
-    model: Frozen,
-    policy: config_lib.ModelConfig,
-    rules: Mapping[str, str],
-    mesh: Mapping[str, int],
-) -> int:
-  """Returns the bytes of a frozen model on the fullest device.
-
-  An axis that does not divide is replicated; an encoder is counted whole.
-
-  Raises:
-    ValueError: its folder cannot be read; names the config key.
-  """
-  if model.kind == "encoder":
-    return model.copies * BYTES["float32"] * _num_stored(model)
-  shape = model.shape(policy)
-  size = sum(
-      math.prod(
-          n if n % parts else n // parts
-          for n, parts in zip(leaf.shape, leaf.parts)
-      )
-      for leaf in shard(model_leaves(shape), rules, mesh)
-  )
-  return model.copies * BYTES[shape.param_dtype] * size
-
-
-def _num_stored(model: Frozen) -> int:
-  """Returns the params in a folder's files."""
-  try:
-    files = hf_files.Files(hf_hub.find(model.folder))
-  except ValueError as error:
-    raise ValueError(f"config.{model.key}={model.folder!r}: {error}") from error
-  return sum(map(math.prod, files.shapes.values()))
-
-
-def value_shape(
-    config: ml_collections.ConfigDict,
-    policy: config_lib.ModelConfig,
-    workdir: str | None,
-) -> config_lib.ModelConfig:
-  """Returns the shape of the value model, of a loss that has one.
-
-  Without a folder yet, it is the policy's.
-  """
-  source = config.loss.value_init
-  if source == "reward_model":
-    source = pathlib.Path(workdir or ".") / "reward_model" / "model"
-    source = str(source) if source.is_dir() else "policy"
-  if source == "policy":
-    return dataclasses.replace(policy, num_labels=1, param_dtype="float32")
-  return dataclasses.replace(
-      read_shape("loss.value_init", source),
-      param_dtype="float32",
-      compute_dtype=policy.compute_dtype,
-  )
-
-
 # The policy
 
 
@@ -348,6 +162,13 @@ def compute_dtype(config: ml_collections.ConfigDict) -> tuple[str, str]:
     why = f"width {width}; on this CPU bfloat16 from {_BFLOAT16_WIDTH} on"
     return "float32", why
   return "bfloat16", f"width {width} on a CPU with AVX512_BF16 or AMX"
+
+
+def on_cpu(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a config as a new run on this machine's CPU has it."""
+  config = config.copy_and_resolve_references()
+  config.model.compute_dtype = compute_dtype(config)[0]
+  return config
 
 
 def read_shape(

@@ -20,6 +20,7 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import base
 from tba_jax.transport import kv_client
+from tba_jax.transport import kv_host
 from tba_jax.transport import locator
 from tba_jax.transport import wire
 
@@ -89,7 +90,9 @@ def run(
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  status, note = read_store(run_info, config.store.probe_timeout_s)
+  status, note = read_store(
+      run_info, kv_host.probe_timeout_s(config.store.deadline_s)
+  )
   if status is None:
     status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
     # Before training there is neither that file nor a store.

@@ -56,7 +56,7 @@ def run(
           run_info.spool,
           run_info.run_id,
           address=config.store.address,
-          probe_timeout_s=config.store.probe_timeout_s,
+          probe_timeout_s=kv_host.probe_timeout_s(config.store.deadline_s),
           on_event=on_event,
           root=run_info.root,
           on_tick=lambda: activity.mark("serve"),

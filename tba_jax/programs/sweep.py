@@ -30,8 +30,8 @@ import rich.console
 import rich.table
 from scipy import special
 
+from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.programs import loops
@@ -275,14 +275,7 @@ def read_result(
   found = jsonl.read_object(path, _RESULT)
   if found is None:
     return None
-  # A key that another version of the code lacked had its default.
-  defaults = load.flatten(settings_lib.get_config().to_dict())
-  before, now = defaults | found["settings"], defaults | run_settings(run)
-  changed = [
-      f"config.{key} = {now.get(key)!r}, was {before.get(key)!r}"
-      for key in sorted({*before, *now})
-      if before.get(key) != now.get(key)
-  ]
+  changed = differences.changed(found["settings"], run_settings(run))
   if changed:
     raise load.ConfigError(
         f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"
@@ -316,7 +309,7 @@ def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
 
 def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
   lags = [Lag(staleness_steps=s) for s in _numbers(sweep, "staleness_steps", 0)]
-  # One mini-batch a round is staleness 0.
+  # Rounds of a single mini-batch have staleness 0.
   lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
   if not lags:
     raise _wrong(

@@ -134,7 +134,7 @@ class Children:
       self,
       role: str,
       index: int,
-      cores: Sequence[int],
+      cores: Sequence[int] = (),
       environment: Mapping[str, str] | None = None,
       program: str = "",
   ) -> Child:
@@ -595,7 +595,7 @@ class Supervisor:
     self._panel.phase("warm-up")
     search = self._config.search
     cores = processes.assign_cores(
-        self._config.cores, search.num_searchers, max(1, search.cpu_devices)
+        search.num_searchers, max(1, search.cpu_devices)
     )
     one_process, why = accelerators.one_process(self._config)
     devices = accelerators.of_run(self._config, alone=one_process)
@@ -610,7 +610,7 @@ class Supervisor:
           program="one_process",
       )
     else:
-      self._children.add("store", 0, cores["store"])
+      self._children.add("store", 0)
       trainer = self._children.add_group(
           "trainer", cores["trainer"], devices["trainer"]
       )[0]

@@ -192,10 +192,10 @@ class QueueClient:
 
   The `ports.GroupSink` of the store.
 
-  stop_requested: the trainer has asked this searcher to leave.
-  run_done: the reason is that the run is complete.
-  begun_s: start time of each block not yet submitted, by `monotonic`, oldest
-    first; kept by the searcher.
+  stop_requested: whether the trainer has asked this searcher to leave.
+  run_done: whether it asked because the run is complete.
+  begun_s: times at which the blocks not yet submitted were begun, by
+    `monotonic`, oldest first; kept by the searcher.
   """
 
   def __init__(

@@ -94,7 +94,7 @@ def lock_store(
   try:
     other, _ = messages.decode(run, key, held or b"", "lock")
   except wire.WireError:
-    transport.put(key, data)  # Not written by a process of this run.
+    transport.put(key, data)  # No process of this run wrote the key.
     return
   if other["owner"] != owner:
     raise StoreLockedError(
@@ -168,7 +168,7 @@ class Ingest:
     self._leases = leases
     self._refusals = refusals
     self._clock = clock
-    # When a key of a searcher without a lease was first seen.
+    # Times at which a key of a searcher without a lease was first seen.
     self._strangers: dict[str, float] = {}
 
   def download(
@@ -321,7 +321,7 @@ class QueueServer:
     # Downloaded blocks for which the journal has no room.
     self._held: list[IncomingBlock] = []
     self._work_count = 0
-    # By searcher: number and time of the last message, and when to ask again.
+    # Number and time of the last message by searcher, and when to ask again.
     self._written: dict[str, tuple[int, float]] = {}
     self._ask_at: dict[str, float] = {}
     self._status: dict[str, Any] | None = None

@@ -35,6 +35,7 @@ from tba_jax.tasks import base
 
 _HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
+_START_DEADLINE_S = 60.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
 STDERR = "stderr"  # in a worker's directory
 _SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
@@ -170,7 +171,7 @@ class Pool(judges.Judge):
           "memory_mb": self._config.memory_mb,
           "sandbox": self._box.arguments(worker.home, worker.pid),
       }
-      answer = worker.exchange(hello, self._config.start_deadline_s)
+      answer = worker.exchange(hello, _START_DEADLINE_S)
       if "error" in answer:
         sees = "" if self._box.reason else f"; {_SEES}"
         raise child.BrokenPipe(answer["error"] + sees)

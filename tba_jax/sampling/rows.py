@@ -523,14 +523,21 @@ def _row_spec(
   return Spec(axes or None, *others)
 
 
+def platform_of(sharding: Sharding) -> str:
+  """Returns the platform of a sharding's devices, which may be abstract."""
+  mesh = getattr(sharding, "mesh", None)
+  if isinstance(mesh, jax.sharding.AbstractMesh):
+    return mesh.abstract_device.platform
+  return next(iter(sharding.device_set)).platform
+
+
 def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
   """Returns the adjacent rows that share a prompt's cache."""
-  platform = next(iter(sharding.device_set)).platform
   (device_rows,) = rows_sharding(sharding, settings.num_rows).shard_shape(
       (settings.num_rows,)
   )
   return sharing.rows_per_prompt(
-      settings.most_rows_per_prompt, device_rows, platform
+      settings.most_rows_per_prompt, device_rows, platform_of(sharding)
   )
 
 
@@ -549,7 +556,7 @@ def head_parts(
     sharding: Sharding, config: transformer.ModelConfig
 ) -> int | None:
   """Returns `num_parts` of `cache.empty` for the devices of a sampler."""
-  platform = next(iter(sharding.device_set)).platform
+  platform = platform_of(sharding)
   if platform != "tpu":
     return None if platform == "cpu" else config.num_kv_heads
   splits = _splits_heads(sharding, config.num_kv_heads)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process set-up: cores, locks, signals, environment, directories. No JAX."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import ctypes
 import fcntl
@@ -89,43 +89,85 @@ def available_cores() -> list[int]:
   return list(range(os.cpu_count() or 1))
 
 
-def assign_cores(
-    cores: Mapping[str, str], num_searchers: int, per_searcher: int = 1
-) -> dict[str, Any]:
-  """Returns the cores of `trainer` and `store`, and of each of `searchers`.
+_ROOT = pathlib.Path("/")
 
-  By default up to half of the cores go to the searchers, at most `per_searcher`
-  each, and the rest to the trainer; the store runs where a core is free. An
-  empty list means no binding.
+
+def memory(root: pathlib.Path = _ROOT) -> tuple[int, str]:
+  """Returns the bytes of memory that processes here may use, and their source.
+
+  That is the machine's memory, or a lower limit of a control group.
+  """
+  most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  source = "memory of this machine"
+  limits = _limits(root, "memory", "memory.max", "memory.limit_in_bytes")
+  for path, limit in limits:
+    if limit.isdigit() and int(limit) < most:
+      most, source = int(limit), f"limit in {path}"
+  return most, source
+
+
+def num_cores(root: pathlib.Path = _ROOT) -> tuple[float, str]:
+  """Returns the cores that processes here may use, and the count's source."""
+  most, source = float(len(available_cores())), "cores of this process"
+  for path, quota in _limits(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
+    quota, _, period = quota.partition(" ")
+    if path.name == "cpu.cfs_quota_us":
+      period = (path.parent / "cpu.cfs_period_us").read_text()
+    if quota.isdigit() and int(quota) / int(period) < most:
+      most, source = int(quota) / int(period), f"quota in {path}"
+  return most, source
+
+
+def _limits(
+    root: pathlib.Path, controller: str, name: str, old_name: str
+) -> Iterator[tuple[pathlib.Path, str]]:
+  """Yields limits of this process's control groups, and of those above them.
+
+  `old_name` is the file's name in version 1, where controllers have folders.
+  """
+  try:
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+  except OSError:
+    return  # No Linux.
+  mounted = root / "sys/fs/cgroup"
+  for line in lines:
+    _, controllers, group = line.split(":", 2)
+    top, file = mounted, name
+    if controllers:
+      top, file = mounted / controller, old_name
+      if controller not in controllers.split(","):
+        continue
+    # In a container its own group may be mounted as the top.
+    inside = top / group.lstrip("/")
+    for folder in (inside, *inside.parents):
+      path = folder / file
+      if folder.is_relative_to(top) and path.is_file():
+        yield path, path.read_text().strip()
+
+
+def assign_cores(num_searchers: int, per_searcher: int = 1) -> dict[str, Any]:
+  """Returns the cores of `trainer`, and of each of `searchers`.
+
+  Up to half of the cores of this process go to the searchers, at most
+  `per_searcher` each, and the rest to the trainer. An empty list means no
+  binding.
 
   Args:
-    cores: `trainer`, `searcher` and `store`, as "0", "0,2", "0-3", "" or "all".
     num_searchers: number of searchers, 1 or more.
     per_searcher: number of cores that a searcher can use.
   """
   mine = available_cores()
-
-  def chosen(setting: str, default: list[int]) -> list[int]:
-    if setting == "all":
-      return []
-    return parse_cores(setting) if setting else default
-
   if len(mine) < 2:
-    trainer, others = [], []
+    trainer, searchers = [], []
   else:
     split = len(mine) - min(num_searchers * per_searcher, len(mine) // 2)
-    trainer, others = mine[:split], mine[split:]
-  searchers = chosen(cores["searcher"], others)
+    trainer, searchers = mine[:split], mine[split:]
   per = max(1, len(searchers) // num_searchers)
   shares = [
       searchers[i * per % len(searchers) :][:per] if searchers else []
       for i in range(num_searchers)
   ]
-  return {
-      "trainer": chosen(cores["trainer"], trainer),
-      "store": chosen(cores["store"], []),
-      "searchers": shares,
-  }
+  return {"trainer": trainer, "searchers": shares}
 
 
 def pin(cores: Sequence[int]) -> None:

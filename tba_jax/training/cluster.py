@@ -41,6 +41,9 @@ _COMMAND_SCHEMA = {"name": str, "count": int, "fields": {}}
 # Process 0 polls for stop requests, and sends a heartbeat, at these intervals.
 _STOP_POLL_S = 1.0
 _ALIVE_S = 10.0
+# Until all processes have joined, and the longest silence of process 0.
+_START_DEADLINE_S = 300.0
+_DEADLINE_S = 1800.0
 _TICK_S = 0.2
 # All processes shut down together; how long to wait for a missing one.
 _SHUTDOWN_S = 20
@@ -168,6 +171,7 @@ class Cluster:
     secret: key of the commands.
     deadline_s: longest silence of process 0.
     client: client of the trainer's coordinator; None for a single process.
+    clock: seconds between polls and signs of life, as `time.monotonic`.
   """
 
   def __init__(
@@ -178,14 +182,16 @@ class Cluster:
       secret: bytes = b"",
       deadline_s: float = 0.0,
       client: jax_kv.Client | None = None,
+      clock: Callable[[], float] = time.monotonic,
   ):
+    self._clock = clock
     self.process = process
     self.num_processes = num_processes
     self.client = client
     self._secret = secret
     self._deadline_s = deadline_s
     self._count = 0
-    self._sent_at = self._polled_at = time.monotonic()
+    self._sent_at = self._polled_at = clock()
     self._stop_requested = False
     self._ended = False
     self._received: queue.Queue[Command | Exception] = queue.Queue(maxsize=4)
@@ -231,10 +237,11 @@ class Cluster:
     message = {"name": name, "count": self._count, "fields": dict(fields or {})}
     for process in range(1, self.num_processes):
       self.client.key_value_set_bytes(
-          _key(process, self._count), wire.encode_message(message, self._secret)
+          key_of(process, self._count),
+          wire.encode_message(message, self._secret),
       )
     self._count += 1
-    self._sent_at = time.monotonic()
+    self._sent_at = self._clock()
 
   def collect(
       self, name: str, fields: Mapping[str, Any]
@@ -310,7 +317,7 @@ class Cluster:
         if time.monotonic() > deadline:
           raise base.DeadlineExceededError(
               "process 0 of the trainer said nothing for"
-              f" {self._deadline_s:.0f} s (config.trainer.deadline_s)"
+              f" {self._deadline_s:.0f} s"
           ) from None
         continue
       if isinstance(received, Exception):
@@ -326,7 +333,7 @@ class Cluster:
     """
 
     def any_should_stop() -> bool:
-      now = time.monotonic()
+      now = self._clock()
       if self.num_processes > 1 and now - self._polled_at > _STOP_POLL_S:
         self._polled_at = now
         requests = self.client.key_value_dir_get_bytes(f"{_PREFIX}/stop")
@@ -347,7 +354,7 @@ class Cluster:
     """Prefetches commands, so that no step waits for one."""
     count = 0
     while True:
-      key = _key(self.process, count)
+      key = key_of(self.process, count)
       try:
         data = self.client.blocking_key_value_get_bytes(
             key, int(1e3 * (self._deadline_s + 60))
@@ -376,7 +383,7 @@ def status_of(error: BaseException | None) -> int:
   return processes.EXIT_FATAL if isinstance(error, FloatingPointError) else 1
 
 
-def _key(process: int, count: int) -> str:
+def key_of(process: int, count: int) -> str:
   return f"{_PREFIX}/{process}/{count:012d}"
 
 
@@ -388,7 +395,7 @@ def join(
 ) -> Cluster:
   """Joins `jax.distributed`; call it before any use of a device.
 
-  Waits for all processes for at most `start_deadline_s`, then exits with a
+  Waits for all processes for at most `_START_DEADLINE_S`, then exits with a
   message, since `jax.distributed` would abort this process.
 
   Args:
@@ -417,7 +424,7 @@ def join(
     if tls is None and not validate.is_one_host(address):
       print(certificates.unguarded(address), file=sys.stderr, flush=True)
   waited = threading.Timer(
-      settings.start_deadline_s, _give_up, (settings, process, address)
+      _START_DEADLINE_S, _give_up, (settings, process, address)
   )
   waited.daemon = True
   waited.start()
@@ -435,7 +442,7 @@ def join(
       **found,
       **secured,
       # Later than the timer, which exits with a helpful message.
-      initialization_timeout=int(settings.start_deadline_s) + 60,
+      initialization_timeout=int(_START_DEADLINE_S) + 60,
       heartbeat_timeout_seconds=max(1, int(settings.heartbeat_s)),
       shutdown_timeout_seconds=_SHUTDOWN_S,
   )
@@ -449,7 +456,7 @@ def join(
       jax.process_index(),
       num_processes,
       secret=secret,
-      deadline_s=settings.deadline_s,
+      deadline_s=_DEADLINE_S,
       client=jax_kv.distributed_client(),
   )
 
@@ -516,7 +523,7 @@ def _give_up(
 ) -> None:
   who = "a process" if process is None else f"process {process}"
   print(
-      f"error: {who} of the trainer waited {settings.start_deadline_s:.0f} s at"
+      f"error: {who} of the trainer waited {_START_DEADLINE_S:.0f} s at"
       f" {address or 'the address that JAX found'} and not all of"
       f" config.trainer.num_processes = {settings.num_processes} came: start"
       " each number from 0 on once, with one coordinator and one secret",

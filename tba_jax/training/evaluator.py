@@ -29,6 +29,9 @@ from tba_jax.training import reference as reference_lib
 # Measurements of one prompt; `summarize` lists the fields.
 Record = dict[str, Any]
 
+# Bootstrap intervals of a result: number of resamples, and their confidence.
+RESAMPLES = 1000
+CONFIDENCE = 0.95
 # Bootstrap resamples are drawn in blocks of this many values to bound memory.
 _RESAMPLED_VALUES = 4_000_000
 # Caps the mean nats per token, so that exp() stays finite.
@@ -325,8 +328,8 @@ class Evaluator:
     summary = summarize(
         prompts,
         self._config.num_completions,
-        resamples=self._config.resamples,
-        confidence=self._config.confidence,
+        resamples=RESAMPLES,
+        confidence=CONFIDENCE,
     )
     samples = [
         sample

@@ -38,10 +38,8 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 # Separates these random numbers from others of the same seed.
 _STREAM = 0x5F7
-_OPTIMIZER_KEYS = (
-    "learning_rate", "schedule", "warmup_steps", "weight_decay", "b1", "b2",
-    "epsilon", "grad_clip_norm",
-)  # fmt: skip
+# AdamW of a stage, as far as its section does not set it.
+_ADAMW = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "epsilon": 1e-8}
 
 
 def run_program(
@@ -145,6 +143,7 @@ class Job:
   examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
   metric_names: step metrics that are written beside `loss`.
+  log_every_steps: steps between lines of metrics.jsonl.
   """
 
   name: str
@@ -155,6 +154,7 @@ class Job:
   examples: Examples
   evaluate: Callable[[types.PyTree, int], dict[str, float]]
   metric_names: tuple[str, ...]
+  log_every_steps: int
 
 
 def train(
@@ -223,7 +223,7 @@ def train(
   # Loop.
   activity = pulse.Activity(f"{job.name}-0")
   means, evaluation = metrics_lib.Means(), {}
-  end = _chunk_end(settings, step)
+  end = _chunk_end(settings, job.log_every_steps, step)
   chunk = job.examples.chunk(step, end)
   try:
     while step < num_steps and not stop.is_set():
@@ -231,7 +231,7 @@ def train(
       chunk_started = time.perf_counter()
       state, chunk_metrics = run_chunk(state, chunk, end - step)
       # The host makes the next examples while the device works on these.
-      next_end = _chunk_end(settings, end)
+      next_end = _chunk_end(settings, job.log_every_steps, end)
       chunk = job.examples.chunk(end, next_end)
       step_means, num_finite = _host_means(
           config, job, chunk_metrics, step, end
@@ -245,7 +245,7 @@ def train(
       if _is_due(settings.evaluate_every_steps, step, num_steps):
         found = job.evaluate(state.params, step)
         evaluation = found or evaluation
-      if found or _is_due(settings.log_every_steps, step, num_steps):
+      if found or _is_due(job.log_every_steps, step, num_steps):
         record = means.take() | {f"eval/{k}": v for k, v in found.items()}
         writer.write(step, record)
         if on_progress is not None:
@@ -289,8 +289,8 @@ def _step_config(
   """Returns the train step's config: the job's optimizer, nothing of RL."""
   out = config.copy_and_resolve_references()
   with out.unlocked():
-    for key in _OPTIMIZER_KEYS:
-      out.optimizer[key] = settings[key]
+    given = {k: v for k, v in settings.items() if k in out.optimizer}
+    out.optimizer.update({**_ADAMW, **given})
     out.optimizer.learning_rate_final = 0.0
     out.optimizer.stable_steps = 0
     out.optimizer.decay_steps = 0
@@ -345,12 +345,14 @@ def _make_run_chunk(
   )
 
 
-def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
+def _chunk_end(
+    settings: ml_collections.ConfigDict, log_every_steps: int, step: int
+) -> int:
   """Returns the step at which the chunk from `step` on ends."""
   periods = (
       settings.evaluate_every_steps,
       settings.checkpoint_every_steps,
-      settings.log_every_steps,
+      log_every_steps,
   )
   ends = [step - step % period + period for period in periods]
   return min(*ends, step + CHUNK_STEPS, settings.num_steps)

@@ -62,6 +62,25 @@ def make_mesh(
   return Mesh(placed, MESH_AXES)
 
 
+def abstract_mesh(
+    sizes: Mapping[str, int], platform: str
+) -> jax.sharding.AbstractMesh:
+  """Returns a mesh without devices, for shapes on a platform that is not here.
+
+  Args:
+    sizes: of each axis.
+    platform: "cpu", "gpu" or "tpu".
+  """
+  device = jax.sharding.AbstractDevice(
+      device_kind=platform, num_cores=None, platform=platform
+  )
+  return jax.sharding.AbstractMesh(
+      tuple(sizes[name] for name in MESH_AXES),
+      MESH_AXES,
+      abstract_device=device,
+  )
+
+
 def arrange(
     devices: Sequence[jax.Device],
     shape: Sequence[int],
@@ -188,6 +207,31 @@ def check_divisible(
         + ". Give the mesh axis a size that divides, or set the axis's rule in"
         " config.sharding to ''"
     )
+
+
+def abstract_params(
+    model: Any,
+    mesh: Mesh | jax.sharding.AbstractMesh,
+    rules: Mapping[str, str],
+    key: str = "mesh",
+) -> PyTree:
+  """Returns shapes, dtypes and shardings of a model's or adapters' params.
+
+  `key` is the config key of the mesh, for the message of `check_divisible`.
+  """
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shardings = param_shardings(mesh, rules, model.logical_axes)
+  check_divisible(shapes, shardings, key=key)
+  return with_shardings(shapes, shardings)
+
+
+def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
+  """Returns shapes and dtypes with a sharding for each leaf."""
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      shardings,
+  )
 
 
 def frozen_shardings(
@@ -430,13 +474,14 @@ def make_place(
   """
   if mesh is None:
     return ONE_DEVICE
-  found = []
-  for part in (policy.model, policy.trained):
-    shardings = param_shardings(mesh, rules, part.logical_axes)
-    shapes = jax.eval_shape(part.init, jax.random.PRNGKey(0))
-    check_divisible(shapes, shardings, key=_KEY)
-    found.append(shardings)
-  return Place(*found)
+  return Place(
+      *(
+          jax.tree.map(
+              lambda x: x.sharding, abstract_params(part, mesh, rules, _KEY)
+          )
+          for part in (policy.model, policy.trained)
+      )
+  )
 
 
 def mesh_by_process(mesh: Mesh) -> Mesh:

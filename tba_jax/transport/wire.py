@@ -43,7 +43,7 @@ SECRET_BYTES = 32
 _PREFIX = struct.Struct("<4sHHQ")
 _DIGEST_BYTES = 32
 _BODY_START = _PREFIX.size + _DIGEST_BYTES
-_METADATA = "__metadata__"  # Of safetensors, so not the name of an array.
+_METADATA = "__metadata__"  # Name that safetensors reserves.
 _DTYPES = frozenset(
     "bool float16 float32 float64 int8 int16 int32 int64"
     " uint8 uint16 uint32 uint64".split()
@@ -72,7 +72,7 @@ def encode(
 
   Args:
     header: JSON types with string keys.
-    arrays: of bool, int, uint or float dtypes, by name.
+    arrays: arrays of bool, int, uint or float dtypes, by name.
     secret: key of the hash, 16 to 64 bytes.
 
   Raises:
@@ -125,12 +125,12 @@ def decode_message(
   """Returns the fields of a message without arrays.
 
   Args:
-    data: from `encode_message`.
+    data: result of `encode_message`.
     secret: key of the hash.
-    schema: of the fields, see `jsonl.schema_error`.
+    schema: schema of the fields, see `jsonl.schema_error`.
 
   Raises:
-    WireError: as of `decode`, or the fields do not match the schema.
+    WireError: `decode` raised it, or the fields do not match the schema.
   """
   header, arrays = decode(data, secret)
   if arrays:
@@ -150,7 +150,8 @@ def decode_placed(
   """Returns the fields of a message whose `run` and `key` must match.
 
   Raises:
-    WireError: as of `decode_message`, or the message has another run or key.
+    WireError: `decode_message` raised it, or the message has another run or
+      key.
   """
   message = decode_message(data, secret, schema)
   for name, wanted in (("run", run_id), ("key", key)):

@@ -48,7 +48,7 @@ class LongReportTest(absltest.TestCase):
         file.write(json.dumps(sample) + "\n")
     cls.page = build.write_report(run)
 
-  def test_size_and_number_of_elements(self):
+  def test_page_has_a_bounded_size_and_number_of_elements(self):
     size = self.page.stat().length
     self.assertLess(size, 20_000_000)
     script = self.driver.execute_script

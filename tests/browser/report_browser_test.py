@@ -114,7 +114,7 @@ class ReportBrowserTest(absltest.TestCase):
     )
     self.assertGreater(painted, 5)
 
-  def test_no_network_requests(self):
+  def test_page_makes_no_network_requests(self):
     asked = self._script(
         "return performance.getEntriesByType('resource').map((e) => e.name)"
     )
@@ -188,7 +188,7 @@ class ReportBrowserTest(absltest.TestCase):
     for name in ("staleness", "uses"):
       self.assertNotEmpty(self._all(f"#{name}-over-time rect"))
 
-  def test_first_and_last_checkpoint_side_by_side(self):
+  def test_shows_first_and_last_checkpoint_side_by_side(self):
     self.assertLen(self._all("tr.pair"), 6)
     cells, *_ = [
         row.find_elements("css selector", "td") for row in self._all("tr.pair")

@@ -9,9 +9,9 @@ import numpy as np
 
 from tba_jax.transport import base
 from tests.replay import invariants
-from tests.replay import queue_case
+from tests.support import waiting
 
-wait_until = queue_case.wait_until
+wait_until = waiting.wait_until
 
 
 class GroupsContract:

@@ -16,8 +16,9 @@ from tba_jax.transport import base
 from tests.channels import groups_contract
 from tests.replay import queue_case
 from tests.support import in_process
+from tests.support import waiting
 
-wait_until = queue_case.wait_until
+wait_until = waiting.wait_until
 
 
 class MemoryTrainerSide(queue_case.TrainerSide):

@@ -47,7 +47,8 @@ class RunTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    # One folder for all, so that the second reads what the first has trained.
+    # Notebooks share a folder, so that the second reads what the first has
+    # trained.
     cls.folder = pathlib.Path(
         cls.enterClassContext(tempfile.TemporaryDirectory(prefix="colab_"))
     )

@@ -9,11 +9,14 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 
 from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.programs import held
 from tba_jax.programs import plan
+from tba_jax.training import sharding
 from tests.support import hub_cache
 
 _SHAPES = json.loads(
@@ -115,10 +118,53 @@ class HardwareTest(parameterized.TestCase):
         if program == "plan" and here.devices == 1:
           validate.validate(config, program="one_process")
         if program == "plan":
-          parts = plan.plan(config, None, [here.kind])
+          parts = plan.memory_sections(config, None, [here.kind])
           rows = [row for _, part in parts for row in part]
           self.assertEqual([r for r in rows if r[1].startswith("NO")], [])
     self.assertEqual(found, fits.split())
+
+  @parameterized.parameters(
+      ("gsm8k", "4xa100"),
+      ("gsm8k:method=online_dpo", "4xa100"),
+      ("gsm8k:method=ppo", "4xa100"),
+      ("red_team:model=gpt2", "colab"),
+      ("red_team:model=llama", "8xh100"),
+      ("tldr:model=pythia-1b", "v5e-16"),
+  )
+  def test_bytes_a_param_are_those_held(self, spec, name):
+    config, here = self.load(spec, name), hardware.HARDWARE[name]
+    config.trainer.num_processes = 1
+    own = held.trainer(config, _one_device(here))
+    needed = hardware.bytes_a_param(config, here)
+    count = sum(x.size for x in jax.tree.leaves(own.params))
+    left_out = {model.source.name for model in own.frozen}
+    if config.lora.rank:  # Adapters are small beside their base.
+      left_out |= {
+          "adapters", "optimizer", "copy that is published", "gradients",
+      }  # fmt: skip
+    parts = own.held | own.step | own.evaluation
+    size = sum(
+        parts.get(name, 0)
+        for name in (*own.held, "gradients", "base with adapters merged")
+        if name not in left_out
+    )
+    expected = needed["trainer"] + needed["value_model"]
+    # A value model has no unembedding.
+    self.assertBetween(size / count / expected, 0.95, 1.05)
+
+    own = held.searcher(config, _one_device(here))
+    names = [n for n in own.held if n.startswith(("params", "base"))]
+    size = sum(own.held[name] for name in names)
+    # Without adapters versions in bfloat16 count as float32.
+    wide = config.lora.rank or own.model.config.compute_dtype == "float32"
+    least = 0.95 if wide else 0.5
+    self.assertBetween(size / count / needed["searcher"], least, 1.05)
+
+
+def _one_device(here):
+  platform = "tpu" if here.kind.startswith("v") else "gpu"
+  axes = ("data", "fsdp", "sequence", "tensor")
+  return sharding.abstract_mesh(dict.fromkeys(axes, 1), platform)
 
 
 def _write_weights(path, size):

@@ -45,13 +45,13 @@ class LoadConfigTest(parameterized.TestCase):
       load_lib.load_config(spec, overrides)
     return str(caught.exception)
 
-  def test_file_and_its_arguments(self):
+  def test_loads_a_file_with_its_arguments(self):
     load = load_lib.load_config
     self.assertEqual(load(str(self.path)).train.num_steps, 320)
     self.assertEqual(load(f"{self.path}:quick").train.num_steps, 10)
     self.assertEqual(load(f"{self.path}:steps=7").train.num_steps, 7)
 
-  def test_relative_file_beside_the_package(self):
+  def test_finds_a_relative_file_beside_the_package(self):
     before = os.getcwd()
     self.addCleanup(os.chdir, before)
     os.chdir(self.folder)
@@ -86,7 +86,7 @@ class LoadConfigTest(parameterized.TestCase):
          "name": "arithmetic"},
     )  # fmt: skip
 
-  def test_no_such_file(self):
+  def test_names_a_missing_file_and_a_present_one(self):
     message = self._error("configs/nothing.py")
     self.assertIn("configs/nothing.py", message)
     self.assertIn("there is no such file", message)
@@ -99,12 +99,12 @@ class LoadConfigTest(parameterized.TestCase):
           self._error(str(self.path)), rf"SyntaxError.*{self.path}(:\d+)?\)"
       )
 
-  def test_wrong_argument(self):
+  def test_names_a_wrong_argument_and_the_allowed_ones(self):
     message = self._error(f"{self.path}:quik")
     self.assertIn("'quik'", message)
     self.assertIn("['quick', 'steps']", message)
 
-  def test_file_without_arguments(self):
+  def test_refuses_arguments_of_a_file_that_takes_none(self):
     self.assertIn(
         "takes no arguments", self._error("tba_jax/config/settings.py:quick")
     )
@@ -168,8 +168,8 @@ class LoadConfigTest(parameterized.TestCase):
             "replay.capacity=1_000",
             "search.lockstep=true",
             "replay.dedupe=0",
-            "cores.trainer=0",
-            "log.num_samples=0",
+            "devices.trainer=0",
+            "search.prompts_per_step=0",
         ],
     )
     self.assertIsInstance(config.loss.beta, float)
@@ -177,8 +177,8 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertEqual(config.replay.capacity, 1000)
     self.assertIs(config.search.lockstep, True)
     self.assertIs(config.replay.dedupe, False)
-    self.assertEqual(config.cores.trainer, "0")
-    self.assertEqual(config.log.num_samples, 0)
+    self.assertEqual(config.devices.trainer, "0")
+    self.assertEqual(config.search.prompts_per_step, 0)
 
   @parameterized.parameters(
       ("train.num_steps=1.5", "config.train.num_steps = '1.5'", "whole number"),
@@ -195,7 +195,7 @@ class LoadConfigTest(parameterized.TestCase):
       ("zzzzzzzzzzzzzzzz=3", "config.zzzzzzzzzzzzzzzz", "publish, "),
       ("task.operations=+", "config.task.operations = '+'", "no such key"),
   )  # fmt: skip
-  def test_wrong_override(self, override, key, allowed):
+  def test_refuses_a_wrong_override_by_key(self, override, key, allowed):
     message = self._error(str(self.path), override)
     self.assertStartsWith(message, key)
     self.assertIn(allowed, message)
@@ -317,7 +317,7 @@ class ParseArgTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("", None, ",")
-  def test_nothing_given(self, text):
+  def test_returns_the_defaults_without_an_argument(self, text):
     self.assertEqual(variants.parse_arg(text, seed=4).to_dict(), {"seed": 4})
 
   @parameterized.parameters(("quick=false", False), ("quick=TRUE", True))
@@ -330,7 +330,7 @@ class ParseArgTest(parameterized.TestCase):
       ("seed=x", "seed = 'x'.*a whole number"),
       ("seed", "'seed' needs a value"),
   )
-  def test_wrong(self, text, message):
+  def test_refuses_a_wrong_argument(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
       variants.parse_arg(text, quick=False, seed=0)
 

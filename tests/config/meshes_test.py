@@ -16,7 +16,7 @@ class MeshesTest(parameterized.TestCase):
       ((1, 16, 1, 1), 4, (1, 4, 1)),
       ((1, 4, 1, 4), 4, (1, 1, 4)),
       ((2, 4, 1, 2), 4, (1, 2, 2)),
-      # What divides by six does not by four.
+      # Axes that divide by six do not divide by four.
       ((1, 6, 1, 1), 4, (2, 2, 1)),
       ((1, 1, 4, 1), 2, (2, 1, 1)),
       ((1, 8, 1, 1), 1, (1, 1, 1)),

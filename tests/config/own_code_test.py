@@ -68,7 +68,7 @@ class LossTest(parameterized.TestCase):
   def make(self, name):
     return base_config.make(loss__name=f"{self.path}:{name}")
 
-  def test_a_right_one(self):
+  def test_accepts_a_right_loss(self):
     rehearsal.trace_loss(self.make("right"))
 
   @parameterized.parameters(
@@ -140,7 +140,7 @@ class RewardTest(parameterized.TestCase):
     return config
 
   @parameterized.parameters("right", "picky")
-  def test_a_right_one(self, name):
+  def test_accepts_a_right_reward(self, name):
     for where in ("process", "pool"):
       rehearsal.try_reward(self.make(where, rewards=f"{self.path}:{name}"))
 
@@ -181,7 +181,7 @@ class RewardTest(parameterized.TestCase):
       ("no_such_command", "No such file"),
       ("echo many", "wrote 'many'.*allowed a command that prints a number"),
   )
-  def test_a_command(self, command, pattern):
+  def test_tries_a_command(self, command, pattern):
     config = self.make("pool", rewards="", verifier=command)
     if not pattern:
       rehearsal.try_reward(config)
@@ -191,7 +191,7 @@ class RewardTest(parameterized.TestCase):
     ):
       rehearsal.try_reward(config)
 
-  def test_a_reason(self):
+  def test_tries_a_reason(self):
     config = self.make(rewards="exact", reason=f"{self.path}:field")
     with self.assertRaisesRegex(ValueError, "task.reason=.*py:11: KeyError"):
       rehearsal.try_reward(config)

@@ -31,7 +31,7 @@ class SettingsTest(absltest.TestCase):
         ("sft", "num_steps", 41),
         ("task", "max_number", 8),
         ("model", "num_layers", 2),
-        ("sft", "epsilon", 1e-6),
+        ("sft", "b2", 0.8),
     ):
       changed = make_config()
       changed[section][key] = value
@@ -84,7 +84,7 @@ class LaterStagesTest(parameterized.TestCase):
     self.config.reward_model.train = str(path)
     self.config.reward_model.held_out = str(path)
 
-  def test_pairs_to_learn_from(self):
+  def test_accepts_pairs_to_learn_from(self):
     pair = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
     self.write({"prompt": ""}, pair)
     stages.check_pairs(self.config)
@@ -92,7 +92,7 @@ class LaterStagesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "reward_model.relabel='task'"):
       stages.check_pairs(self.config)
 
-  def test_no_pairs(self):
+  def test_refuses_missing_pairs(self):
     with self.assertRaisesRegex(
         ValueError, "config.reward_model.train='task': the task 'arithmetic' m"
     ):
@@ -106,7 +106,7 @@ class LaterStagesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "train='/nowhere/pairs.jsonl'"):
       stages.check_pairs(self.config)
 
-  def test_a_damaged_model_of_a_stage(self):
+  def test_names_a_damaged_model_of_a_stage(self):
     model = self.folder / "sft" / "model"
     shape = hf_case.make_config()
     hf.save(model, shape, hf_case.make_params(shape))

@@ -41,7 +41,7 @@ def _problems(config, **kwargs):
 
 class TypesTest(parameterized.TestCase):
 
-  def test_right_config(self):
+  def test_accepts_the_base_config(self):
     self.assertEqual(_problems(base_config.make()), [])
 
   def test_all_problems_are_told_at_once(self):
@@ -75,7 +75,7 @@ class TypesTest(parameterized.TestCase):
     self.assertEqual(_problems(base_config.make(loss__beta=1)), [])
 
   @parameterized.product(
-      key=("optimizer__learning_rate", "trainer__deadline_s",
+      key=("optimizer__learning_rate", "trainer__heartbeat_s",
            "task__held_out_fraction"),
       value=(float("nan"), float("inf")),
   )  # fmt: skip
@@ -134,30 +134,28 @@ class RangesTest(parameterized.TestCase):
     self.assertEqual(mesh.axis_names, settings.MESH_AXES)
 
   @parameterized.parameters(
-      # One of each kind of range.
+      # Settings of each kind of range.
       ("seed", -1),
-      ("cores__trainer", "0-"),
-      ("cores__trainer", "0-99999999999"),
+      ("devices__trainer", "0-"),
+      ("devices__trainer", "0-99999999999"),
       ("store__locator", "here:99999"),
       ("store__address", "localhost"),
       ("store__address", "127.0.0.1:7000"),
       ("store__address", "127.0.0.1:70000-70009"),
-      ("store__probe_timeout_s", 0.01),
       ("loss__clip_high", -0.1),
       ("loss__scale", "half"),
       ("loss__ratio_clip", 1.0),
       ("loss__gae_lambda", 1.5),
       ("loss__subtb_lambda", 0.0),
-      ("guards__learning_rate_factor", 1.0),
       ("model__head_dim", 15),
       ("publish__keep_versions", 1),
       ("sampling__temperature", 0.0),
       ("sharding__mlp", "tensor,tensor"),
       ("sharding__mlp", "model"),
       ("search__lease_s", 1e7),
-      ("store__probe_timeout_s", 1e9),
+      ("store__deadline_s", 1e9),
   )
-  def test_out_of_range(self, name, value):
+  def test_names_a_setting_out_of_range(self, name, value):
     (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     allowed = settings.SETTINGS[key].allowed.text
@@ -176,20 +174,6 @@ class RangesTest(parameterized.TestCase):
     lines = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     self.assertRegex(lines[0], f"config.{key} ?= ?.*: allowed {allowed}")
-
-  @parameterized.parameters("", "all", "0", "0,2", "0-3")
-  def test_cores_that_are_right(self, text):
-    with mock.patch.object(
-        validate.processes, "available_cores", return_value=[0, 1, 2, 3]
-    ):
-      self.assertEqual(_problems(base_config.make(cores__searcher=text)), [])
-
-  def test_a_pinned_store_takes_cores_of_other_roles(self):
-    config = base_config.make(cores__trainer="0")
-    with mock.patch.object(
-        validate.processes, "available_cores", return_value=[1]
-    ):
-      self.assertEqual(_problems(config, program="store"), [])
 
   def test_greedy_is_for_programs_that_do_not_train(self):
     config = base_config.make(sampling__temperature=0.0)
@@ -323,7 +307,6 @@ class RelationsTest(parameterized.TestCase):
       (dict(search__mesh__tensor=8), "model.num_heads"),
       (dict(mesh__tensor=3, sharding__mlp="", sharding__vocab=""),
        "model.num_heads"),
-      (dict(store__probe_timeout_s=60.0), "store.probe_timeout_s"),
       (dict(store__tls_cert_file="/none"), "store.tls_key_file"),
       (dict(store__tls_cert_file="/none"), "store.address"),
       (dict(trainer__num_processes=2), "trainer.num_processes"),
@@ -345,7 +328,6 @@ class RelationsTest(parameterized.TestCase):
       (dict(run__processes="one", devices__searcher="cpu"), "devices.searcher"),
       (dict(run__processes="one", store__address="h:7001"), "store.address"),
       # Places.
-      (dict(cores__store="9999"), "cores.store"),
       (dict(store__address="8.8.8.8:0", store__insecure=True), "store.address"),
       (dict(store__locator="no.such.host.invalid:7000", store__insecure=True),
        "store.locator"),
@@ -372,7 +354,7 @@ class RelationsTest(parameterized.TestCase):
           "replay_filter.freeze_step",
       ),
   )  # fmt: skip
-  def test_wrong_together(self, changes, key):
+  def test_refuses_settings_that_contradict_each_other(self, changes, key):
     lines = _problems(base_config.make(**changes))
     self.assertTrue(
         any(line.startswith(f"config.{key} = ") for line in lines), lines
@@ -414,7 +396,7 @@ class RelationsTest(parameterized.TestCase):
       dict(replay_filter__similarity="edit", replay_filter__freeze_step=9),
       dict(replay_filter__evict="lowest_reward"),
   )
-  def test_right_together(self, **changes):
+  def test_accepts_settings_that_fit_each_other(self, **changes):
     self.assertEqual(_problems(base_config.make(**changes)), [])
 
   @parameterized.parameters(
@@ -519,7 +501,7 @@ class RelationsTest(parameterized.TestCase):
     config = base_config.make(init="org/tiny", sft__init="scratch")
     (line,) = _problems(config, program="sft")
     self.assertIn("--config.init=sft --config.sft.init=org/tiny", line)
-    # Of a section that the program does not read, nothing is looked up.
+    # Nothing is looked up of a section that the program does not read.
     config = base_config.make(init="scratch", sft__init="org/tiny")
     self.assertEqual(_problems(config), [])
 
@@ -558,7 +540,7 @@ class RelationsTest(parameterized.TestCase):
       ("[::1]:0", True),
       ("10.0.0.1:7000-7010", False),
   )
-  def test_one_host(self, address, wanted):
+  def test_tells_addresses_of_one_host(self, address, wanted):
     self.assertEqual(validate.is_one_host(address), wanted)
 
   def test_what_is_wrong_alone_does_not_break_the_rest(self):
@@ -568,7 +550,7 @@ class RelationsTest(parameterized.TestCase):
 
 class TaskTest(absltest.TestCase):
 
-  def test_unknown_task(self):
+  def test_unknown_task_is_named_with_the_known_ones(self):
     config = base_config.make(task__name="count_down")
     config.task.numbers = 4
     (line,) = _problems(config)
@@ -576,12 +558,12 @@ class TaskTest(absltest.TestCase):
     for name in build_task.TASKS:
       self.assertIn(name, line)
 
-  def test_unknown_field(self):
+  def test_suggests_a_field_for_an_unknown_one(self):
     config = base_config.make(task__max_numbers=3)
     (line,) = _problems(config)
     self.assertIn("did you mean config.task.max_number?", line)
 
-  def test_field_out_of_range_and_of_wrong_type(self):
+  def test_names_a_field_out_of_range_or_of_wrong_type(self):
     (line,) = _problems(base_config.make(task__max_number=-1))
     self.assertStartsWith(line, "config.task.max_number=-1: allowed")
     (line,) = _problems(base_config.make(task__max_number="9"))
@@ -719,7 +701,7 @@ class PrecisionTest(parameterized.TestCase):
     lines = _problems(base_config.make(loss__name="tb_learned_z"))
     self.assertTrue(any("config.loss.name" in line for line in lines), lines)
 
-  def test_a_loss_of_the_user_s_own(self):
+  def test_accepts_a_loss_of_the_user_s_own(self):
     path = self.create_tempfile(
         "own.py", "def loss(g, c, beta): return 0.0, {}\n"
     )

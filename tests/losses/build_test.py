@@ -192,7 +192,7 @@ class TableTest(parameterized.TestCase):
         for key in row.reads:
           self.assertIn(f"loss.{key}", settings.SETTINGS)
 
-  def test_a_loss_of_the_user_s_own(self):
+  def test_finds_a_loss_of_the_user_s_own(self):
     path = self.create_tempfile(
         "own.py", "def my_loss(groups, c, beta):\n  return beta, {}\n"
     ).full_path

@@ -40,7 +40,7 @@ class FactorsTest(chex.TestCase):
       ("none", UP, [[1.0, 1.0], [1.0, 1.0]], 0),
       ("clip_token", UP, [[0.0, 0.5], [0.9, 0.0]], 2),
       ("clip_token", DOWN, [[1.5, 0.0], [0.9, 4.0]], 1),
-      # Of tokens that nothing pushes none is cut.
+      # Tokens that nothing pushes are not cut.
       ("clip_token", 0 * UP, [[1.5, 0.5], [0.9, 4.0]], 0),
       ("clip_sequence", UP, [[0.75, 0.75], [0.0, 0.0]], 2),
       ("clip_sequence", DOWN, [[0.0, 0.0], [3.6, 3.6]], 2),
@@ -48,10 +48,12 @@ class FactorsTest(chex.TestCase):
       ("truncate_sequence", DOWN, [[0.75, 0.75], [3.0, 3.0]], 2),
       ("mask_token", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
       ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
-      # Where the policy is the proximal one only the cap is left.
+      # The cap alone is left where the policy is the proximal one.
       ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
   )
-  def test_known_numbers(self, correction, push, expected, num_changed):
+  def test_factor_matches_known_numbers(
+      self, correction, push, expected, num_changed
+  ):
     factor, changed = self.variant(functools.partial(run, correction))(push)
     np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
     self.assertEqual(changed.sum(), num_changed)
@@ -127,7 +129,7 @@ class FactorsTest(chex.TestCase):
 
 class RatiosTest(absltest.TestCase):
 
-  def test_known_numbers(self):
+  def test_ratios_match_known_numbers(self):
     logprobs = jnp.log(jnp.array([[[0.3, 0.2, 0.5]]]))
     behavior = jnp.log(jnp.array([[[0.2, 0.4, 0.1]]]))
     mask = jnp.array([[[1.0, 1.0, 0.0]]])
@@ -143,7 +145,7 @@ class RatiosTest(absltest.TestCase):
     chex.assert_tree_all_finite((tokens, whole, jnp.square(tokens)))
     np.testing.assert_allclose(tokens, [[[np.exp(20), 0.0, 1.0]]], rtol=1e-5)
 
-  def test_carry_no_gradient(self):
+  def test_ratios_have_no_gradient(self):
     x, behavior = jnp.full((1, 1, 2), -1.0), jnp.full((1, 1, 2), -1.5)
 
     def total(x, behavior):

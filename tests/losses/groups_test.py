@@ -22,7 +22,7 @@ class LengthTest(parameterized.TestCase):
       ("tokens", [-2.0, -4.0]),
       ("max_tokens", [-1.5, -1.0]),
   )
-  def test_known_numbers(self, length_norm, expected):
+  def test_weights_match_known_numbers(self, length_norm, expected):
     weights = groups.length_weights(MASK, length_norm)
     sums = groups.weighted_sums(VALUES, weights)
     np.testing.assert_allclose(sums, [expected], rtol=1e-6)

@@ -21,7 +21,7 @@ _LOGITS = np.log([4.0, 2.0, 2.0]).astype(np.float32)
 class TokenLogprobsTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_known_numbers(self):
+  def test_matches_known_numbers(self):
     fn = self.variant(
         lambda logits, tokens: logprobs.token_logprobs(
             logits, tokens, temperature=1.0
@@ -76,7 +76,7 @@ class TokenLogprobsTest(chex.TestCase):
 class EntropyTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_entropy(self):
+  def test_entropy_matches_known_numbers(self):
     fn = self.variant(lambda x: logprobs.entropy(x, temperature=1.0))
     logits = jnp.stack(
         [

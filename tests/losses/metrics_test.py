@@ -36,7 +36,7 @@ class PerplexityTest(absltest.TestCase):
     logprobs = jnp.zeros(batch.completion_mask.shape)
     return metrics_lib.finish(metrics_lib.batch_totals(batch, logprobs))
 
-  def test_of_a_token_and_diluted_by_the_prompt(self):
+  def test_is_of_a_token_and_diluted_by_the_prompt(self):
     metrics = self.found(self.make())
     np.testing.assert_allclose(
         metrics["ref_perplexity"], math.exp(0.5), rtol=1e-6

@@ -113,7 +113,7 @@ class LossTest(parameterized.TestCase):
     np.testing.assert_allclose(metrics["log_z_mean"], 0.5, rtol=1e-6)
     self.assertGreater(jnp.abs(grad["table"]).max(), 1e-3)
 
-  def test_gradient_by_finite_differences(self):
+  def test_gradient_equals_finite_differences(self):
     with jax.enable_x64(True):
       config = table_policy.make_config(scale="unit")
       batch = jax.tree.map(jnp.asarray, table_policy.make_batch())
@@ -145,7 +145,7 @@ class LossTest(parameterized.TestCase):
 
 class MetricsTest(absltest.TestCase):
 
-  def test_of_the_batch(self):
+  def test_reads_the_batch(self):
     batch = dataclasses.replace(
         table_policy.make_batch(),
         rewards=jnp.array([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 0.0]]),
@@ -156,7 +156,7 @@ class MetricsTest(absltest.TestCase):
     self.assertEqual(metrics["reward_mean"], 5 / 8)
     self.assertEqual(metrics["equal_reward_groups"], 0.5)
 
-  def test_of_the_ratio_and_the_distance(self):
+  def test_measures_the_ratio_and_the_distance(self):
     params, batch = table_policy.make_params(0), table_policy.make_batch(
         behavior_params=table_policy.make_params(3)
     )
@@ -325,7 +325,7 @@ class ReadTest(parameterized.TestCase):
     readers = [n for n in build.OBJECTIVES if self.is_read(n, key, values)]
     self.assertCountEqual(readers, build.readers()[key])
 
-  def test_models_and_log_z(self):
+  def test_settings_name_the_readers_of_models_and_log_z(self):
     rows = build.OBJECTIVES.items()
     readers = build.readers()
     for key in ("value_init", "value_learning_rate"):

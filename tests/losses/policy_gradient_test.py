@@ -45,7 +45,7 @@ def run_tokens(name, logprobs, ref, weights, rewards, beta):
 class KnownNumbersTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_reinforce(self):
+  def test_reinforce_matches_known_numbers(self):
     loss_fn = self.variant(functools.partial(run, "reinforce_loss"))
     loss, aux = loss_fn(SEQ, REWARDS)
     np.testing.assert_allclose(aux["advantages_BxK"], [[2.0, -1.0, -1.0]])
@@ -53,7 +53,7 @@ class KnownNumbersTest(chex.TestCase):
     np.testing.assert_allclose(loss, -4 / 3, rtol=1e-6)
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_rloo(self):
+  def test_rloo_matches_known_numbers(self):
     loss, aux = self.variant(functools.partial(run, "rloo_loss"))(SEQ, REWARDS)
     np.testing.assert_allclose(aux["advantages_BxK"], [[3.0, -1.5, -1.5]])
     np.testing.assert_allclose(loss, -2.0, rtol=1e-6)
@@ -73,7 +73,7 @@ class KnownNumbersTest(chex.TestCase):
   @parameterized.parameters(
       ("grpo_loss", np.sqrt(2.0) + 1e-4), ("dr_grpo_loss", 1.0)
   )
-  def test_grpo(self, name, std):
+  def test_grpo_matches_known_numbers(self, name, std):
     ref = LOGPROBS.at[0, 1, 0].add(np.log(2.0))  # δ = log 2: k3 = 1 - log 2
     loss, aux = self.variant(functools.partial(run_tokens, name))(
         LOGPROBS, ref, WEIGHTS, REWARDS, 0.3
@@ -85,7 +85,7 @@ class KnownNumbersTest(chex.TestCase):
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_tba_prime(self):
+  def test_tba_prime_matches_known_numbers(self):
     # Log-ratios: 50 (clipped to 10) and 1; 3, one masked; 0 and 0.
     ratio = jnp.array([[[50.0, 1.0], [3.0, 70.0], [0.0, 0.0]]])
     loss, aux = self.variant(functools.partial(run_tokens, "tba_prime_loss"))(

@@ -38,7 +38,7 @@ def value_loss(values, old, returns, weights, clip):
 class TargetsTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_rewards_of_tokens(self):
+  def test_rewards_of_tokens_match_known_numbers(self):
     log_ratio = jnp.array([[[1.0, -1.0, 2.0], [3.0, jnp.nan, 0.0]]])
     run = self.variant(functools.partial(ppo.token_rewards, beta=0.1))
     np.testing.assert_allclose(
@@ -54,7 +54,7 @@ class TargetsTest(chex.TestCase):
     np.testing.assert_array_equal(rewards[0], [[0, 0, 2], [0, 0, 1]])
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_gae(self):
+  def test_gae_matches_known_numbers(self):
     token_rewards = jnp.array([[[0.0, 1.0, 2.0], [3.0, 9.0, 9.0]]])
     run = self.variant(functools.partial(ppo.gae, gamma=0.5, lam=0.5))
     advantages, returns = run(token_rewards, VALUES, MASK)
@@ -78,7 +78,7 @@ class TargetsTest(chex.TestCase):
         advantages[0], [[0.75, 1.75, 0.0], [0.25, 0.0, 0.0]]
     )
 
-  def test_whitening(self):
+  def test_whitening_ignores_masked_tokens(self):
     values = jnp.array([[[1.0, 2.0, 3.0], [6.0, jnp.nan, -jnp.inf]]])
     white = ppo.whiten(values, MASK)
     # Mean 3, unbiased variance (4 + 1 + 0 + 9) / 3.
@@ -108,7 +108,7 @@ class TargetsTest(chex.TestCase):
 
 class LossTest(parameterized.TestCase):
 
-  def test_value_loss(self):
+  def test_value_loss_matches_known_numbers(self):
     values = jnp.array([[[1.0, 3.0, 0.0], [2.0, 7.0, 7.0]]])
     old = jnp.array([[[1.0, 2.0, 1.0], [0.0, 7.0, 7.0]]])
     returns = jnp.array([[[2.0, 5.0, 3.0], [1.0, 0.0, 0.0]]])
@@ -155,7 +155,7 @@ class LossTest(parameterized.TestCase):
     )
     self.assertEqual(aux["value_clipped_BxKxT"].shape, MASK.shape)
 
-  def test_gradient_by_finite_differences(self):
+  def test_gradient_equals_finite_differences(self):
     with jax.enable_x64(True):
       groups = self.make_groups()
       rng = np.random.default_rng(2)

@@ -39,7 +39,7 @@ class PairTest(chex.TestCase):
       ("ipo_loss", 1.0),
       ("slic_loss", 0.0),
   )
-  def test_known_numbers(self, name, expected):
+  def test_matches_known_numbers(self, name, expected):
     run = self.variant(
         functools.partial(
             loss_case.run_sequences, getattr(preference, name), beta=BETA
@@ -51,7 +51,7 @@ class PairTest(chex.TestCase):
     np.testing.assert_allclose(aux["pair_Bx1"], [[1.0]])
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_slic_of_a_margin_too_small(self):
+  def test_slic_penalizes_a_margin_too_small(self):
     run = self.variant(
         functools.partial(
             loss_case.run_sequences, preference.slic_loss, beta=0.25
@@ -60,7 +60,7 @@ class PairTest(chex.TestCase):
     np.testing.assert_allclose(run(SEQ, REF_SEQ, REWARDS)[0], 0.5, rtol=1e-6)
 
   @parameterized.parameters(
-      # By h: -β sigmoid(-βh), 2 (h - 1/2β), -β while β h < 1.
+      # Derivatives by h: -β sigmoid(-βh), 2 (h - 1/2β), -β while β h < 1.
       (preference.online_dpo_loss, 0.25, -0.25 / (1 + np.exp(0.5))),
       (preference.ipo_loss, 0.5, 2.0),
       (preference.slic_loss, 0.25, -0.25),
@@ -138,7 +138,7 @@ class PairTest(chex.TestCase):
 class BestOfNTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_known_numbers(self):
+  def test_matches_known_numbers(self):
     seq = jnp.concatenate([SEQ, SEQ - 1])
     rewards = jnp.concatenate([REWARDS, jnp.zeros((1, 4))])
     run = self.variant(best_of_n)
@@ -155,7 +155,7 @@ class BestOfNTest(chex.TestCase):
 class BradleyTerryTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_known_numbers(self):
+  def test_matches_known_numbers(self):
     run = self.variant(preference.bradley_terry_loss)
     # Margins 2 and -1.
     rewards_Bx2 = jnp.array([[1.0, -1.0], [0.0, 1.0]])

@@ -42,7 +42,7 @@ def learned_z(seq, ref_seq, rewards, log_z, **kwargs):
 class VargradTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_known_numbers(self):
+  def test_matches_known_numbers(self):
     seq = jnp.array([[-1.0, -2.0], [-3.0, -3.0]])
     ref_seq = jnp.array([[-2.0, -2.0], [-4.0, -5.0]])
     rewards = jnp.array([[1.0, 0.0], [0.5, 0.5]])
@@ -89,7 +89,7 @@ class VargradTest(chex.TestCase):
         jax.grad(stopped)(seq), jax.grad(not_stopped)(seq), atol=1e-6
     )
 
-  def test_metrics_carry_no_gradient(self):
+  def test_metrics_have_no_gradient(self):
     seq, ref_seq, rewards = make_groups()
 
     def sum_of_metrics(s):
@@ -178,7 +178,7 @@ class VargradTest(chex.TestCase):
     )(ref_seq)
     chex.assert_trees_all_equal(grad, jnp.zeros_like(grad))
 
-  def test_vmap_over_betas(self):
+  def test_vmap_over_betas_equals_each_beta(self):
     seq, ref_seq, rewards = make_groups()
     run = lambda beta: vargrad(seq, ref_seq, rewards, beta=beta, scale="paper")[
         0
@@ -192,7 +192,7 @@ class VargradTest(chex.TestCase):
 class LearnedZTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_known_numbers(self):
+  def test_matches_known_numbers(self):
     run = self.variant(functools.partial(learned_z, scale="paper"))
     loss, aux = run(
         jnp.array([[-1.0, -2.0]]),
@@ -292,7 +292,7 @@ class SubTrajectoryTest(chex.TestCase):
     np.testing.assert_allclose(aux["residual_BxK"], whole, atol=1e-5)
     np.testing.assert_allclose(aux["log_z_Bx1"], flow[:, :1], rtol=1e-6)
 
-  def test_scales(self):
+  def test_scales_differ_by_half_beta(self):
     arrays = make_token_arrays()
     run = lambda scale: subtb(*arrays, beta=SUBTB_BETA, scale=scale, lam=0.9)[0]
     np.testing.assert_allclose(
@@ -349,7 +349,7 @@ class SubTrajectoryTest(chex.TestCase):
       )
     np.testing.assert_allclose(loss, 0.0, atol=1e-20)
 
-  def test_gradient_by_finite_differences(self):
+  def test_gradient_equals_finite_differences(self):
     with jax.enable_x64(True):
       logprobs, ref, mask, rewards, values = map(
           lambda x: jnp.nan_to_num(jnp.asarray(x, jnp.float64)),
@@ -376,7 +376,7 @@ class SubTrajectoryTest(chex.TestCase):
 SEQ = jnp.array([[-1.0, -3.0, -2.0]])
 REF_SEQ = jnp.array([[-2.0, -1.0, -2.0]])
 REWARDS = jnp.array([[1.5, 1.0, 0.0]])
-# At β = 0.5, r - β ρ is 1, 2, 0: pairs apart by 1, 1, 2; mean 1.
+# Residuals r - β ρ at β = 0.5 are 1, 2, 0: pairs apart by 1, 1, 2; mean 1.
 LOSSES = {"copg": copg.copg_loss, "gvpo": tb.gvpo_loss}
 
 
@@ -389,7 +389,7 @@ class GroupVarianceTest(chex.TestCase):
       ("gvpo", "paper", 2 / 4),
       ("gvpo", "unit", 2 / 4 / 0.5),
   )
-  def test_known_numbers(self, name, scale, expected):
+  def test_matches_known_numbers(self, name, scale, expected):
     run = self.variant(
         functools.partial(loss_case.run_sequences, LOSSES[name], scale=scale)
     )

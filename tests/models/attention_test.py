@@ -217,7 +217,7 @@ class ChooseTest(parameterized.TestCase):
     with mock.patch.object(logging, "warning") as warn:
       self.assertEqual(self._choose("auto", parts, **changes), expected)
     kernels._tell.cache_clear()
-    # What is lost on an accelerator is said, once.
+    # A plain kernel on an accelerator is told, once.
     told = platform == "gpu" and expected == "plain"
     self.assertEqual(warn.call_count, told)
     self.assertEqual(self._choose("plain", parts, **changes), "plain")

@@ -122,7 +122,7 @@ class Bfloat16Test(parameterized.TestCase):
   @parameterized.product(
       loss=("tb", "ppo"), rank=(0, 2), base=("float32", "bfloat16")
   )
-  def test_train_step(self, loss, rank, base):
+  def test_train_step_keeps_float32_params(self, loss, rank, base):
     config = tiny_model.make_config(loss__name=loss)
     model = tiny_model.make_model(
         compute_dtype="bfloat16", param_dtype=base if rank else "float32"
@@ -155,7 +155,7 @@ class Bfloat16Test(parameterized.TestCase):
     moved = _relative_error(jax.device_get(state.params), before)
     self.assertGreater(moved, 0)
 
-  def test_rewards(self):
+  def test_rewards_are_near_those_of_float32(self):
     wide, half = (
         heads.ScalarModel(
             heads.config_of(tiny_model.make_model(compute_dtype=dtype).config)

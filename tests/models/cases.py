@@ -184,5 +184,5 @@ def extend(
   return join(tokens, completions), join(mask, ones)
 
 
-# Where logits are stored: in the prompts, at their ends, and far from there.
+# Columns of stored logits: in the prompts, at their ends, and far from there.
 COLUMNS = np.array([17, 20, 23, 40, 60, 87])

@@ -97,7 +97,7 @@ class ParityTest(parameterized.TestCase):
     self.assertEqual(ours.config.num_labels, 0)
 
   @parameterized.parameters(*CASES)
-  def test_label_scores(self, case):
+  def test_label_scores_equal_those_of_transformers(self, case):
     theirs = _model(case, "ForSequenceClassification")
     theirs.save_pretrained(self.folder)
     ours, params = encoder.load_encoder(self.folder)

@@ -125,7 +125,7 @@ class FoldersTest(parameterized.TestCase):
       return str(error).splitlines()
     return []
 
-  def test_a_whole_folder(self):
+  def test_a_whole_folder_has_no_problem(self):
     self.assertEqual(self.problems(), [])
     hf.save(self.folder, self.shape, _params(), max_file_bytes=20_000)
     self.words.save(self.folder)
@@ -183,7 +183,7 @@ class FoldersTest(parameterized.TestCase):
       (_index(lambda m: m.update({_NORM: "gone"})), "gone: no such file"),
       (_index(lambda m: m.update({_NORM: "../x"})), "weight_map"),
   )
-  def test_shards(self, damage, pattern):
+  def test_names_what_is_wrong_with_shards(self, damage, pattern):
     hf.save(self.folder, self.shape, _params(), max_file_bytes=20_000)
     self.words.save(self.folder)
     damage(self.folder)
@@ -235,7 +235,7 @@ class FoldersTest(parameterized.TestCase):
     (line,) = self.problems("plan")
     self.assertIn("cut off", line)
 
-  def test_policy_and_scorer(self):
+  def test_reads_policy_and_scorer(self):
     self.assertEqual(folders.read(self.folder, folders.POLICY), self.shape)
     with self.assertRaisesRegex(ValueError, "0 labels; allowed a model with"):
       folders.read(self.folder, folders.SCORER)

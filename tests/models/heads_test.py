@@ -80,7 +80,7 @@ class ScalarModelTest(parameterized.TestCase):
         **_VALUES,
     )
 
-  def test_several_labels(self):
+  def test_scores_several_labels(self):
     config = dataclasses.replace(_POLICY.config, num_labels=3)
     model = heads.ScalarModel(config)
     params = tiny_model.init_params(model)

@@ -12,7 +12,7 @@ from tba_jax.models import transformer
 
 VOCAB = 40
 
-# One shape of each family, as itself.
+# Shapes of each family, as itself.
 FAMILIES = (
     dict(family="llama", attention_bias=True, mlp_bias=True),
     dict(family="mistral", sliding_window=4),

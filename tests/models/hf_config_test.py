@@ -206,7 +206,7 @@ class FromHfTest(parameterized.TestCase):
         ),
     )
 
-  def test_omitted_settings(self):
+  def test_omitted_settings_get_their_defaults(self):
     optional = ("head_dim", "num_key_value_heads", "pad_token_id")
     hf = {k: v for k, v in _LLAMA.items() if k not in optional}
     config = hf_config.from_hf(hf)
@@ -284,7 +284,7 @@ class FromHfTest(parameterized.TestCase):
     for name in ("hidden_act", "mlp_bias", "novelty", "hidden_size is missing"):
       self.assertIn(name, str(caught.exception))
 
-  def test_older_spelling_of_scaling(self):
+  def test_reads_the_older_spelling_of_scaling(self):
     scaled = {**_LLAMA, "rope_theta": 50.0}
     del scaled["rope_parameters"]
     scaled["rope_scaling"] = {"type": "linear", "factor": 2.0}
@@ -300,7 +300,7 @@ class FromHfTest(parameterized.TestCase):
       # transformers does not write the number that is its default.
       (dict(architectures=[_CLASSIFIER]), 2),
   )
-  def test_scalar_heads(self, settings, num_labels):
+  def test_reads_and_writes_scalar_heads(self, settings, num_labels):
     config = hf_config.from_hf({**_LLAMA, **settings})
     self.assertEqual(config.num_labels, num_labels)
     found = hf_config.to_hf(config)
@@ -338,7 +338,7 @@ class ToHfTest(parameterized.TestCase):
       ("gpt2", dict(activation="relu", scale_attention=False,
                     scale_attention_by_layer=True)),
   )  # fmt: skip
-  def test_each_family_and_back(self, family, changes):
+  def test_writes_each_family_and_reads_it_back(self, family, changes):
     if family in config_lib.PLAIN_HEADS:
       changes = dict(num_kv_heads=4, head_dim=8) | changes
     config = hf_case.make_config(family=family, **changes)

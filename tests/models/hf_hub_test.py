@@ -26,14 +26,14 @@ class FindTest(parameterized.TestCase):
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
       (self.folder / name).write_text("{}")
 
-  def test_a_model_in_the_cache(self):
+  def test_finds_a_model_in_the_cache(self):
     snapshot = hub_cache.add(self.cache, "Org/tiny-0.5B", self.folder)
     self.assertEqual(hf_hub.find("Org/tiny-0.5B"), snapshot)
     path = pathlib.Path("Org/tiny-0.5B")
     self.assertEqual(hf_hub.find(path), snapshot)
 
   @parameterized.parameters("v1.0", hub_cache.COMMIT)
-  def test_a_revision_in_the_cache(self, revision):
+  def test_finds_a_revision_in_the_cache(self, revision):
     snapshot = hub_cache.add(self.cache, "org/tiny", self.folder, "v1.0")
     self.assertEqual(hf_hub.find(f"org/tiny@{revision}"), snapshot)
     with self.assertRaisesRegex(ValueError, "hf download org/tiny --rev.* v2"):
@@ -114,7 +114,7 @@ class FindTest(parameterized.TestCase):
       (errors.LocalEntryNotFoundError, "hf download org/tiny "),
       (OSError, "hf download org/tiny "),
   )
-  def test_errors(self, kind, message):
+  def test_errors_name_the_model_and_a_remedy(self, kind, message):
     error = kind.__new__(kind)
     outcomes = [errors.LocalEntryNotFoundError("not there"), error]
     with mock.patch.object(

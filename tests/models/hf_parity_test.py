@@ -62,7 +62,7 @@ class ParityTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   @parameterized.named_parameters(*zip(CASES, CASES))
-  def test_logits_and_greedy_completions(self, case):
+  def test_logits_and_greedy_completions_equal_theirs(self, case):
     theirs = torch_models.make(case)
     theirs.save_pretrained(self.folder)
     tokens, mask = cases.batch()
@@ -134,7 +134,7 @@ class ParityTest(parameterized.TestCase):
   @parameterized.parameters(
       ("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1), ("gpt2", 2)
   )
-  def test_scalar_heads(self, case, num_labels):
+  def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):
     theirs = torch_models.make(case, num_labels)
     theirs.save_pretrained(self.folder / "theirs")
     tokens, mask = cases.batch()

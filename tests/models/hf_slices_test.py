@@ -21,7 +21,7 @@ def _row(split, part=None, order=None):
   return hf_names.Row("w", ("w",), (), split, part, order)
 
 
-# What the tables have: whole, transposed, split heads, fused in two ways.
+# Kinds of rows: whole, transposed, split heads, fused in two ways.
 _ROWS = {
     "plain": _row((_F, _D)),
     "transposed": _row((_D, _F), order=(1, 0)),

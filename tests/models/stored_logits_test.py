@@ -17,7 +17,7 @@ from tests.models import cases
 class StoredLogitsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*zip(cases.CASES, cases.CASES))
-  def test_logits_and_greedy_completions(self, case):
+  def test_logits_and_greedy_completions_equal_the_stored_ones(self, case):
     stored = {
         name: cases.stored()[f"{case}/{name}"]
         for name in ("tokens", "margin", "logits")

@@ -42,7 +42,7 @@ def _byte_level(**special) -> transformers.PreTrainedTokenizerFast:
 
 class WordLevelTest(parameterized.TestCase):
 
-  def test_ids_and_special_tokens(self):
+  def test_has_ids_and_special_tokens(self):
     tokenizer = _word_level()
     self.assertEqual(tokenizer.vocab_size, 3 + 36)
     self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (_PAD, _EOS))
@@ -90,7 +90,7 @@ class PromptTest(parameterized.TestCase):
       (True, "never", False),
       (False, "always", True),
   )
-  def test_bos_rule(self, own_bos, bos, opens):
+  def test_bos_rule_decides_how_a_prompt_opens(self, own_bos, bos, opens):
     tokenizer = self.make(own_bos=own_bos, bos=bos)
     plain = tokenizer.encode("ab")
     self.assertLen(plain, 2)
@@ -107,7 +107,7 @@ class PromptTest(parameterized.TestCase):
 
   def test_chat_has_the_tokens_of_its_template(self):
     tokenizer = self.make(own_bos=True, bos="always")
-    tokenizer._fast.chat_template = (
+    tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{%"
         " endfor %}{% if add_generation_prompt %}|{% endif %}"
     )
@@ -115,10 +115,10 @@ class PromptTest(parameterized.TestCase):
     self.assertEqual(
         tokenizer.encode_chat(chat), [1, *tokenizer.encode("user:hi|")]
     )
-    tokenizer._fast.chat_template = "{{ raise_exception('no system') }}"
+    tokenizer.chat_template = "{{ raise_exception('no system') }}"
     with self.assertRaisesRegex(ValueError, "refuses it: no system"):
       tokenizer.encode_chat(chat)
-    tokenizer._fast.chat_template = None
+    tokenizer.chat_template = None
     with self.assertRaisesRegex(ValueError, "no chat_template"):
       tokenizer.encode_chat(chat)
 
@@ -183,7 +183,7 @@ class FolderTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
-  def test_save_and_load(self):
+  def test_saves_and_loads(self):
     tokenizer = _word_level()
     tokenizer.save(self.folder)
     loaded = tokenizer_lib.load(self.folder)
@@ -201,7 +201,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(theirs("1+2=3").input_ids, ids)
     self.assertEqual(theirs.decode(ids), "1+2=3")
 
-  def test_another_kind_of_tokenizer(self):
+  def test_loads_another_kind_of_tokenizer(self):
     _byte_level(
         pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     ).save_pretrained(self.folder)
@@ -222,7 +222,7 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual((tokenizer.pad_id, tokenizer.eos_id), (2, 2))
 
   def test_a_stop_token_that_config_json_alone_names(self):
-    # As in GPT-2's folder, whose tokenizer_config.json has one setting.
+    # GPT-2's folder has a tokenizer_config.json with a single setting.
     _byte_level().save_pretrained(self.folder)
     config = {"model_max_length": 1024}
     (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -260,13 +260,13 @@ class FolderTest(parameterized.TestCase):
     (self.folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = tokenizer_lib.load(self.folder)
     self.assertEqual((tokenizer.eos_id, tokenizer.pad_id), (eos_id, eos_id))
-    # What makes ids is tokenizer.json alone.
+    # Only tokenizer.json makes ids.
     self.assertLen(tokenizer.encode("a <eos> b"), 9 - 4)
 
   def test_saves_the_files_that_it_has_read(self):
     _byte_level(eos_token="<eos>").save_pretrained(self.folder)
     files = {
-        # As transformers 4 reads it.
+        # Name in transformers 4.
         "tokenizer_config.json": json.dumps(
             dict(eos_token="<eos>", tokenizer_class="Qwen2Tokenizer")
         ),

@@ -71,7 +71,7 @@ def _reference_logits(model, params, prompt, mask, completion):
 
 class LogitsTest(parameterized.TestCase):
 
-  def test_shapes_dtypes_and_stacked_layers(self):
+  def test_has_right_shapes_dtypes_and_stacked_layers(self):
     model, params = _make()
     prompt, mask, completion = _tokens()
     logits = model.completion_logits(params, prompt, mask, completion)
@@ -164,7 +164,7 @@ class CompletionLogitsTest(parameterized.TestCase):
   )
   def test_values_and_gradients_equal_full_sequences(self, **settings):
     model, params = _make(**settings)
-    model = transformer.make_model(model.config)  # Not compiled yet.
+    model = transformer.make_model(model.config)  # Uncompiled.
     prompt, mask, completion = _tokens()
     weight = jax.random.normal(jax.random.key(2), (B, K, T, V))
 
@@ -210,7 +210,7 @@ class CompletionLogitsTest(parameterized.TestCase):
     # Entry 3 predicts token 3 from the tokens before it.
     chex.assert_trees_all_close(a[:, :, :4], b[:, :, :4], **_VALUES)
 
-  def test_one_token_completions(self):
+  def test_serves_completions_of_one_token(self):
     model, params = _make()
     prompt, mask, completion = _tokens()
     full = model.completion_logits(params, prompt, mask, completion)

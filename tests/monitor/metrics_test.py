@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import threading
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -17,11 +16,12 @@ from absl.testing import parameterized
 import tba_jax
 from tba_jax.monitor import metrics
 from tba_jax.system import jsonl
+from tests.support import waiting
 
 
 class EventLogTest(absltest.TestCase):
 
-  def test_event(self):
+  def test_writes_an_event(self):
     path = self.create_tempdir().full_path + "/events.jsonl"
     log = metrics.EventLog(path)
     log.write("restart", "exit -9", role="searcher", index=1, pid=7)
@@ -127,7 +127,7 @@ class SpanTest(absltest.TestCase):
         ],
     )
 
-  def test_span_of_a_failed_body(self):
+  def test_writes_the_span_of_a_failed_body(self):
     writer = self.make()
     with self.assertRaises(KeyError):
       with writer.span("step"):
@@ -139,12 +139,9 @@ class SpanTest(absltest.TestCase):
   def test_pending_spans_are_written_without_close(self):
     with mock.patch.object(metrics, "_FLUSH_EVERY_S", 0.01):
       self.make().add("step", 0.0, 1.0)
-      deadline = time.monotonic() + 20.0
-      while not self.spans():
-        self.assertLess(time.monotonic(), deadline)
-        time.sleep(0.01)
+      waiting.wait_until(self.spans, "a span")
 
-  def test_spans_of_several_threads(self):
+  def test_writes_spans_of_several_threads(self):
     writer = self.make()
 
     def work():
@@ -229,7 +226,7 @@ class BusyTest(absltest.TestCase):
     self.assertAlmostEqual(share, 0.3)
     self.assertEqual(metrics.busy_share({}, 0.0), 0.0)
 
-  def test_overlap_of_ideal(self):
+  def test_overlap_is_a_share_of_the_ideal(self):
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 6.0), 1.0)
     self.assertAlmostEqual(metrics.overlap_of_ideal(2.0, 6.0, 8.0), 0.75)
     self.assertAlmostEqual(metrics.overlap_of_ideal(6.0, 2.0, 8.0), 0.75)
@@ -247,7 +244,7 @@ class DecidingMetricTest(parameterized.TestCase):
       ({"pass_at_1": 0.5, "mean_reward": 0.5, "win_rate": 0.1}, "win_rate"),
       ({"pass_at_1": 0.5, "mean_reward": None}, "pass_at_1"),
   )
-  def test_metric_of_one_evaluation(self, evaluation, metric):
+  def test_metric_follows_the_evaluation(self, evaluation, metric):
     self.assertEqual(metrics.deciding_metric(evaluation), metric)
 
   def test_metric_is_in_all_evaluations(self):
@@ -255,7 +252,7 @@ class DecidingMetricTest(parameterized.TestCase):
     self.assertEqual(metrics.deciding_metric(*sides), "pass_at_1")
 
 
-# What went wrong in a run, or may have.
+# Events of what went wrong in a run, or may have.
 _ERRORS = frozenset(
     "carrier_full checkpoint_damaged checkpoint_failed damaged died"
     " evaluation_failed evaluation_lost gap guard journal_damaged journal_full"
@@ -263,7 +260,7 @@ _ERRORS = frozenset(
     " not_written refused_block refused_message rejected searcher_gone stalled"
     " step_skipped store_lost".split()
 )
-# What `programs.store` writes with a prefix.
+# Events that `programs.store` writes with a prefix.
 _OF_THE_STORE = frozenset(("started", "stopped", "lost"))
 
 

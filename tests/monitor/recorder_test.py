@@ -56,6 +56,7 @@ class RecorderTest(absltest.TestCase):
     self.service.buffer = buffer
     self.service.account.return_value = {"closed": False}
     self.service.generated.return_value = ledger.Amount(5, 40, 600)
+    self.enter_context(mock.patch.object(recorder_lib, "_NUM_SAMPLES", 3))
     self.now = 100.0
     for name in ("monotonic", "perf_counter"):
       patch = mock.patch.object(time, name, side_effect=lambda: self.now)
@@ -66,7 +67,7 @@ class RecorderTest(absltest.TestCase):
     config = settings_lib.get_config()
     config.train.num_steps = 10
     config.search.num_searchers = 2
-    log = dict(every_steps=1, samples_every_steps=2, num_samples=3)
+    log = dict(every_steps=1, samples_every_steps=2)
     config.log.update({**log, **changes})
     queue = mock.create_autospec(queue_server.QueueServer, instance=True)
     queue.heard.side_effect = lambda: self.leases
@@ -151,7 +152,7 @@ class RecorderTest(absltest.TestCase):
           "".join(str(1 + j) for j in range(1 + draw.prompt_ids[b] % 5)),
       )
 
-  def test_intervals_of_status_and_ledger(self):
+  def test_writes_status_and_ledger_at_intervals(self):
     recorder = self.make()
     self.lease("s1", busy_s=1.0, completions=3)
     self.step(recorder, 0)
@@ -169,7 +170,7 @@ class RecorderTest(absltest.TestCase):
     left = [status["eta_s"] for status in self.statuses]
     self.assertEqual((left[0], round(left[1], 3)), (None, 3.85))
 
-  def test_completions_without_a_reward(self):
+  def test_counts_completions_without_a_reward(self):
     recorder = self.make()
     totals = {"completions": 9, "failures": {"deadline": 2}, "sums": {}}
     self.lease("a", busy_s=1.0, completions=9, rewards=totals)
@@ -186,7 +187,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(self.read("status.json")["searchers"], {})
     self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 5})
 
-  def test_completions_of_mixed_versions(self):
+  def test_counts_completions_of_mixed_versions(self):
     recorder = self.make()
     self.lease("a", busy_s=1.0, completions=8, mixed_completions=8)
     self.step(recorder, 0)  # Before the loop.
@@ -203,7 +204,7 @@ class RecorderTest(absltest.TestCase):
   def test_damage_is_told_at_the_start_and_in_the_result(self):
     for name in ("metrics.jsonl", "samples.jsonl"):
       path = self.workdir / name
-      # One more than earlier starts explain.
+      # The file has a line more than earlier starts explain.
       path.write_text('{"step": 0}\n' + 3 * "\0garbage\n" + '{"step": 1}\n')
     recorder = self.make()
     events = [e for e in self.lines("events.jsonl") if e["kind"] == "damaged"]
@@ -231,7 +232,7 @@ class RecorderTest(absltest.TestCase):
         mock.patch.object(recorder, "event", wraps=recorder.event) as event,
         mock.patch.object(jsonl.LineWriter, "write", side_effect=full),
         mock.patch.object(jsonl, "atomic_write_json", side_effect=full),
-        self.assertLogs(level="ERROR"),  # Of the event.
+        self.assertLogs(level="ERROR"),  # The event is logged.
     ):
       for step in range(4):
         self.step(recorder, step, busy_s=2.0)
@@ -246,7 +247,7 @@ class RecorderTest(absltest.TestCase):
     self.finish(recorder)
     self.assertEqual(self.read("eval.json")["before"]["pass_at_1"], 0.4)
 
-  def test_activity_of_the_trainer_in_the_status(self):
+  def test_status_has_the_activity_of_the_trainer(self):
     recorder = self.make()
     self.step(recorder, 0)
     self.lease("a", busy_s=1.0, completions=3, block_age_s=7.0)
@@ -261,7 +262,7 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(self.statuses[-1]["step_age_s"], 20.0)
     self.assertEqual(self.statuses[-1]["searchers"]["a"]["block_age_s"], 7.0)
 
-  def test_events(self):
+  def test_records_events(self):
     recorder = self.make()
     recorder.event("guard", "entropy is low")
     (event,) = self.lines("events.jsonl")
@@ -275,7 +276,7 @@ class RecorderTest(absltest.TestCase):
     recorder.phase("train")
     self.assertEqual(self.read("status.json")["last_error"], "entropy is low")
 
-  def test_evaluations(self):
+  def test_records_evaluations(self):
     recorder = self.make()
     self.assertFalse(recorder.has_result("before"))
     recorder.evaluation("before", 0, dict(RESULT))
@@ -289,7 +290,7 @@ class RecorderTest(absltest.TestCase):
         [(0, 0.4), (3, 0.4), (6, 0.6)],
     )
     self.assertNotIn("samples", results["history"][0])
-    # At the step that made the params.
+    # The evaluation is at the step that made the params.
     last = self.lines("metrics.jsonl")[-1]
     self.assertEqual((last["step"], last["eval/pass_at_1"]), (5, 0.6))
     self.assertNotIn("eval/step", last)
@@ -311,7 +312,7 @@ class RecorderTest(absltest.TestCase):
     recorder.finish(step, LEDGER, "guard kl")
     return self.read("result.json")
 
-  def test_overlap(self):
+  def test_measures_overlap(self):
     recorder = self.make()
     self.lease("a", busy_s=50.0, completions=100)
     self.step(recorder, 0, busy_s=30.0)  # Compiles: not timed.
@@ -325,7 +326,7 @@ class RecorderTest(absltest.TestCase):
     result = self.finish(recorder)
     self.assertAlmostEqual(result["train_wall_s"], 10.0)
     self.assertAlmostEqual(result["train_busy_s"], 6.0)
-    self.assertAlmostEqual(result["generate_busy_s"], 5.0)  # Of two searchers.
+    self.assertAlmostEqual(result["generate_busy_s"], 5.0)  # Sum of two.
     self.assertAlmostEqual(result["trainer_busy_share"], 0.6)
     self.assertAlmostEqual(result["searchers_busy_share"], 0.5)
     self.assertAlmostEqual(result["overlap_of_ideal"], 0.6)
@@ -366,7 +367,7 @@ class RecorderTest(absltest.TestCase):
     recorder.evaluation("", 1, dict(RESULT))
     self.assertAlmostEqual(recorder.get_state()["train_s"], 4.0)
 
-  def test_totals_of_a_resumed_run(self):
+  def test_resumes_totals(self):
     first = self.make()
     for step in range(3):
       self.step(first, step, busy_s=1.0)
@@ -409,13 +410,13 @@ def _record(versions, rewards, step=4):
 
 class StepRecordTest(absltest.TestCase):
 
-  def test_step_record(self):
+  def test_step_record_has_all_metrics(self):
     record = _record([[4, 4], [3, 1]], [[1.0, 0.5], [0.0, 0.25]])
     self.assertEqual(
         record["replay/staleness_histogram"], {"0": 2, "1": 1, "3": 1}
     )
     self.assertEqual(record["replay/staleness_steps"], 1.0)
-    # At the mean age, 1, a completion still counts as young.
+    # A completion of the mean age, 1, still counts as young.
     self.assertEqual(record["replay/reward_young"], 0.5)
     self.assertEqual(record["replay/reward_old"], 0.25)
     self.assertEqual(record["replay/size"], 4)
@@ -460,7 +461,7 @@ class SearcherTotalsTest(absltest.TestCase):
         {"x": 2.0, "failed_deadline": 2, "failed_nan": 1},
     )
 
-  def test_failures_of_the_whole_run(self):
+  def test_counts_failures_of_the_whole_run(self):
     self.update(a=_lease(4, {}, crash=1))
     # Its successor starts at 0, while the old lease is still there.
     self.update(a=_lease(4, {}, crash=1), b=_lease(2, {}, crash=2))

@@ -48,7 +48,7 @@ class RunDirectoryTest(parameterized.TestCase):
       self.create()
     self.assertFalse((self.workdir / "config.json").exists())
 
-  def test_new_run(self):
+  def test_creates_a_new_run(self):
     run, before = self.create()
     self.assertIsNone(before)
     self.assertEqual(run.workdir, self.workdir)
@@ -96,12 +96,12 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(after["run_id"], before["run_id"])
     self.assertEqual(after["created"], before["created"])
 
-  def test_load_config(self):
+  def test_loads_the_saved_config(self):
     self.create()
     loaded = run_directory.load_config(str(self.workdir))
     self.assertEqual(loaded.to_dict(), self.config.to_dict())
 
-  def test_missing_run(self):
+  def test_names_a_missing_run(self):
     for read in (
         lambda: run_directory.load_config(str(self.workdir)),
         lambda: run_directory.open_run(str(self.workdir), self.config),
@@ -162,7 +162,7 @@ class RunDirectoryTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "spool_dir"):
       self.create()
 
-  def test_given_secret(self):
+  def test_takes_a_given_secret(self):
     file = self.workdir.parent / "secret"
     self.config.store.secret_file = str(file)
     with self.assertRaisesRegex(ValueError, "secret_file=.*no such file"):
@@ -212,7 +212,7 @@ class RunDirectoryTest(parameterized.TestCase):
       self.assertIsNone(self.create()[0].tls)
 
   def test_tls_of_a_given_secret_is_not_in_the_workdir(self):
-    # Which is on a share, as the spool in it.
+    # The workdir is on a share, as the spool in it.
     self.config.store.update(spool_dir="", address="127.0.0.1:0")
     temporary = self.create_tempdir().full_path
     with (
@@ -278,7 +278,7 @@ class RunDirectoryTest(parameterized.TestCase):
     self.assertEqual(joined.finder(), found)
     saved = json.loads((away / "config.json").read_text())
     self.assertEqual(saved["run_id"], run.run_id)
-    # With another secret it does not join.
+    # A host with another secret does not join.
     secret.write_bytes(b"x" * 32)
     other = str(self.workdir.parent / "other")
     with self.assertRaisesRegex(run_directory.NoRunError, "hash"):
@@ -295,7 +295,7 @@ class RunDirectoryTest(parameterized.TestCase):
     again = run_directory.open_run(str(self.workdir), self.config)
     self.assertEqual(run_directory.next_epoch(again), 4)
 
-  def test_owner(self):
+  def test_owner_changes_with_a_new_run(self):
     run, _ = self.create()
     name = run_directory.owner(run)
     self.assertEqual(run_directory.next_epoch(run), 1)
@@ -338,7 +338,7 @@ class LockTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, f"process {other.pid} already"):
       run_directory.lock(self.workdir)
 
-  def test_last_process(self):
+  def test_tells_the_last_process(self):
     self.assertIsNone(run_directory.last_process(self.workdir))
     other = self.hold()
     found = run_directory.last_process(self.workdir)

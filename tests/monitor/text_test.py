@@ -22,13 +22,13 @@ class PrintableTest(parameterized.TestCase):
       ("\r\n", "␍\n"),
       ("<script>", "<script>"),
   )
-  def test_printable(self, given, shown):
+  def test_prints_control_characters_visibly(self, given, shown):
     self.assertEqual(text.printable(given), shown)
 
-  def test_one_line(self):
+  def test_puts_text_on_one_line(self):
     self.assertEqual(text.printable("a\nb\tc", one_line=True), "a␊b␉c")
 
-  def test_limit(self):
+  def test_cuts_at_a_limit(self):
     self.assertEqual(
         text.printable("x" * 100_000, 3), "xxx … (99,997 more characters)"
     )
@@ -47,14 +47,14 @@ class FormatTest(parameterized.TestCase):
       (True, "number", "yes"),
       ("\x1b[1m", "number", "␛[1m"),
   )
-  def test_number(self, value, style, shown):
+  def test_formats_a_number(self, value, style, shown):
     self.assertEqual(text.number(value, style), shown)
 
   @parameterized.parameters(
       (0.05, "50 ms"), (4.2, "4.2 s"), (200, "3:20 min"), (3720, "1:02 h"),
       (None, "–"),
   )  # fmt: skip
-  def test_duration(self, value, shown):
+  def test_formats_a_duration(self, value, shown):
     self.assertEqual(text.duration(value), shown)
 
 

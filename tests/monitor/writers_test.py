@@ -52,7 +52,7 @@ class WritersTest(absltest.TestCase):
     )
     self.assertLen(list(self.workdir.iterdir()), 1)
 
-  def test_csv(self):
+  def test_writes_csv(self):
     for step in (0, 1):  # A restart appends.
       made = self.make(writers="csv")
       made.write(
@@ -118,8 +118,9 @@ class WritersTest(absltest.TestCase):
     made.close()
     self.assertNotEmpty(list((self.workdir / "profile").rglob("*.xplane.pb")))
 
-  def test_profile_on_request(self):
-    made = self.make_profiler(profile_asked_steps=2)
+  def test_profiles_on_request(self):
+    self.enter_context(mock.patch.object(writers, "_ASKED_STEPS", 2))
+    made = self.make_profiler()
     calls = []
     with (
         mock.patch.object(
@@ -143,7 +144,7 @@ class WritersTest(absltest.TestCase):
     self.assertEqual(set(kinds), {"profile"})
     self.assertEqual(messages[0], "capturing steps 3 to 4")
 
-  def test_no_profile_by_default(self):
+  def test_does_not_profile_by_default(self):
     made = self.make_profiler()
     with mock.patch.object(jax.profiler, "start_trace") as start:
       for step in range(30):

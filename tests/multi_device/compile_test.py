@@ -9,15 +9,21 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.experimental import topologies
+import ml_collections
 
+from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.models import hf_config
 from tba_jax.programs import compile as compile_lib
+from tba_jax.programs import held
+from tba_jax.programs import sizes
+from tba_jax.training import sharding
 from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -64,7 +70,7 @@ _HARDWARE = (
      "reward_model"),
     ("configs/math.py:hardware=v5p-16", "Qwen/Qwen2.5-7B", 8, 4),
     ("configs/gsm8k.py:method=ppo,hardware=v6e-8",
-     "microsoft/rho-math-1b-v0.1", 2, 1),
+     "microsoft/rho-math-1b-v0.1", 4, 1),
     ("configs/tldr.py:method=online_dpo,hardware=v5e-16",
      "EleutherAI/pythia-410m-deduped", 16, 1, "reward_model"),
 )  # fmt: skip
@@ -112,6 +118,36 @@ def make_folder(test: absltest.TestCase) -> str:
   ).config  # fmt: skip
   (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
   return str(folder)
+
+
+def check_agreement(
+    test: absltest.TestCase,
+    compiled: dict[str, Any],
+    config: ml_collections.ConfigDict,
+    platform: str,
+) -> None:
+  """Checks what the compiler says against `held`, on an abstract mesh."""
+  mesh = sharding.abstract_mesh(config.mesh, platform)
+  trainer = held.trainer(config, mesh)
+  mesh_sizes = held.searcher_sizes(config)
+  searcher = held.searcher(config, sharding.abstract_mesh(mesh_sizes, platform))
+  test.assertEqual(compiled["held"]["trainer"], trainer.held)
+  test.assertEqual(compiled["held"]["searcher"], searcher.held)
+  programs = compiled["programs"]
+  # A TPU pads small arrays to tiles.
+  arguments = {
+      "train_step": (trainer.state, trainer.batch),
+      "decode_chunk": (
+          searcher.decode_params,
+          searcher.programs.abstract_state,
+      ),
+  }
+  for name, trees in arguments.items():
+    size = programs[name]["argument_bytes"] / held.num_bytes(trees)
+    test.assertBetween(size, 1.0, 1.01 if platform == "cpu" else 1.5, name)
+  # Gradients and activations are among the temporaries.
+  least = sum(trainer.held.values()) + sum(trainer.step.values())
+  test.assertBetween(programs["train_step"]["peak_bytes"] / least, 1.0, 4.0)
 
 
 class HardwareTest(absltest.TestCase):
@@ -173,6 +209,23 @@ class TopologyTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"needs {needed} devices, {name}"):
       self.find(needed, (name,))
 
+  def test_a_cpu_serves_both_roles(self):
+    with self.assertRaisesRegex(ValueError, "allowed 'cpu' for both roles"):
+      self.find(1, ("v5e:2x2", "cpu"))
+
+
+class CpuTest(absltest.TestCase):
+
+  def test_agrees_with_the_plan(self):
+    workdir = pathlib.Path(self.create_tempdir().full_path)
+    settings_of = ("mesh.fsdp=2", "reference.role=searcher", *_TINY)
+    overrides = [f"--config.{text}" for text in settings_of]
+    done = run(_CONFIG, f"--workdir={workdir}", *overrides, "cpu")
+    self.assertEqual(done.returncode, 0, done.stderr)
+    compiled = json.loads((workdir / "compile.json").read_text())
+    config = load.load_config(_CONFIG.partition("=")[2], settings_of)
+    check_agreement(self, compiled, sizes.on_cpu(config), "cpu")
+
 
 @absltest.skipIf(
     importlib.util.find_spec("libtpu") is None,
@@ -180,7 +233,7 @@ class TopologyTest(parameterized.TestCase):
 )
 class CompileTest(parameterized.TestCase):
 
-  def test_every_program_of_a_tiny_config(self):
+  def test_compiles_every_program_of_a_tiny_config(self):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     folder = make_folder(self)
     overrides = (f"init={folder}", f"tokenizer.source={folder}",
@@ -198,14 +251,16 @@ class CompileTest(parameterized.TestCase):
     of_trainer = ["train_step", "reference", "publish", "reward_model"]
     names = [*of_trainer, "prefill", "decode_chunk", "searcher_reward_model"]
     self.assertEqual(list(found["programs"]), names)
-    held = found["held"]["searcher"]
+    parts = found["held"]["searcher"]
     # Float32, less the policy's head, beside params published in bfloat16.
-    self.assertBetween(held["reward_model"] / held["params"], 1.6, 2.0)
+    self.assertBetween(parts["reward_model"] / parts["params"], 1.6, 2.0)
+    config = load.load_config("configs/tldr.py:hardware=v5e-16", overrides)
+    check_agreement(self, found, config, "tpu")
     for name, program in found["programs"].items():
       self.assertIn(name, done.stdout)
       self.assertTrue(program["fits"])
       self.assertGreater(program["argument_bytes"], 0)
-      # What the role holds counts, whoever's argument it is.
+      # Holdings of the role count, whoever's argument they are.
       role = "trainer" if name in of_trainer else "searcher"
       self.assertGreaterEqual(
           program["peak_bytes"], sum(found["held"][role].values())

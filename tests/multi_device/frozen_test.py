@@ -88,7 +88,7 @@ class FrozenTest(parameterized.TestCase):
       (dict(fsdp=4, tensor=2), 8),
       (dict(fsdp=2, sequence=2, tensor=2), 4),
   )
-  def test_a_reward_model(self, sizes, parts):
+  def test_a_reward_model_scores_as_on_one_device(self, sizes, parts):
     texts = [
         reward_model.Text("abcdefgh"[: n % 8 + 1], "ijk"[: n % 3 + 1])
         for n in range(7)
@@ -103,7 +103,7 @@ class FrozenTest(parameterized.TestCase):
     self.assertLess(max(self.read), max(self.sizes))
     # The norms' scales, and a vocabulary that tensor does not divide, are
     # whole in part.
-    for each in self.held(scorer._params):
+    for each in self.held(scorer.params):
       self.assertBetween(each / sum(self.sizes), 1 / parts, 1.5 / parts)
     np.testing.assert_allclose(scorer.score(texts), expected, atol=1e-5)
 
@@ -127,7 +127,7 @@ class FrozenTest(parameterized.TestCase):
         np.testing.assert_array_equal, state.loss_params["value"], self.params
     )
 
-  def test_models_of_red_teaming(self):
+  def test_models_of_red_teaming_judge_as_on_one_device(self):
     """A victim, a guard and an encoder from folders judge as on one device."""
     shape = tiny_model.make_model(vocab_size=_TOKENIZER.vocab_size)
     hf.save(

@@ -155,7 +155,7 @@ class SamplingTest(parameterized.TestCase):
         for i in range(11)
     ]
     sampler.warm_up(params[0])
-    (programs,) = sampler._programs.values()
+    programs = sampler.programs(sampler.put(params[0]))
     sizes = [
         program._cache_size()
         for program in (programs.decode_chunk, programs.refill)
@@ -341,7 +341,7 @@ class CarriersTest(parameterized.TestCase):
     sampler = decode.Sampler(self.policy.model, SETTINGS)
     params = sampler.put(params_fn(found), place.model)
     chex.assert_trees_all_equal(params, sampler.put(self.params))
-    # As a program cuts them where they are.
+    # A program cuts them where they are.
     cut = sampler.put(jax.device_put(self.params, place.model))
     is_same = lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim)
     same = jax.tree.map(is_same, params, cut)
@@ -368,7 +368,7 @@ class CarriersTest(parameterized.TestCase):
     shardings = jax.tree.map(lambda leaf: leaf.sharding, found)
     chex.assert_trees_all_equal(shardings, place.model)
 
-  def test_the_reference_of_a_searcher_on_the_mesh(self):
+  def test_the_reference_of_a_searcher_equals_that_of_one_device(self):
     policy, config = make_policy(), settings_lib.get_config()
     policy.tokenizer = types.SimpleNamespace(stop_ids=(1,))
     config.reference.role = "searcher"

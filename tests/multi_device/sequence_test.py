@@ -101,7 +101,7 @@ class TrainStepTest(parameterized.TestCase):
     chex.assert_trees_all_close(metrics, expected, rtol=1e-3, atol=1e-5)
     chex.assert_trees_all_close(params, expected_params, **TOLERANCE)
 
-  def test_reference(self):
+  def test_reference_equals_that_of_one_device(self):
     config = make_config("sequence")
     model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
@@ -148,7 +148,7 @@ class FunctionsTest(parameterized.TestCase):
       ({}, 4 * 3 * 4 * tiny_model.VOCAB),
       (dict(family="gpt2", num_kv_heads=4), 2**25),
   )
-  def test_logprobs(self, changes, max_logits):
+  def test_logprobs_have_the_gradients_of_one_device(self, changes, max_logits):
     model = tiny_model.make_model(**changes)
 
     def mean(params, batch):
@@ -174,7 +174,7 @@ class FunctionsTest(parameterized.TestCase):
         **TOLERANCE,
     )
 
-  def test_rewards(self):
+  def test_rewards_have_the_gradients_of_one_device(self):
     shape = heads.config_of(tiny_model.make_model().config)
     model = heads.ScalarModel(shape)
 

@@ -137,13 +137,12 @@ class LockstepTest(parameterized.TestCase):
 
   def test_threads_of_one_process_give_the_same_bits(self):
     workdir = self.folder / "one_process"
-    core = str(processes.available_cores()[0])
-    one = {
-        "run.processes": "one",
-        "cores.trainer": core,
-        "cores.searcher": core,
-    }
-    run = self.start(workdir, **one)
+    # On one core, as each of the other runs' processes is.
+    cores = processes.available_cores()
+    self.addCleanup(processes.pin, cores)
+    processes.pin(cores[:1])
+    run = self.start(workdir, **{"run.processes": "one"})
+    processes.pin(cores)
     run.wait_for_step(4)
     # There is neither a searcher's process nor a store.
     rows = run.read("processes.json")

@@ -33,12 +33,12 @@ class OtherSettingsTest(absltest.TestCase):
     error = self.text_of(name).rpartition("error: ")[2]
     return error.splitlines()
 
-  def test_who_differs_is_told_and_the_others_go_on(self):
+  def test_refuses_a_searcher_with_other_settings_and_continues(self):
     roles = self.roles
     roles.start("store", self.locator, address="127.0.0.1:0")
     roles.start("trainer", self.locator)
     # What may differ does.
-    free = {"train.num_steps": 9, "sampling.num_rows": 16, "cores.store": "0"}
+    free = {"train.num_steps": 9, "sampling.num_rows": 16, "log.every_steps": 2}
     roles.start("searcher", self.locator, index=0, changes=free)
     roles.wait_for(lambda: roles.step() >= 2, "step 2")
     lines = self.refused(1, loss__beta=0.2, sampling__top_k=3)

@@ -17,7 +17,6 @@ def main(process: str, address: str, *files: str) -> None:
   settings = settings_lib.get_config().trainer
   settings.num_processes = 2
   settings.cpu_devices = 1
-  settings.start_deadline_s = 30.0
   tls = locator.Tls(*files)
   with cluster_lib.join(
       settings, [process, address], b"s" * 32, tls

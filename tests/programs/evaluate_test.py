@@ -65,7 +65,7 @@ class EvaluateTest(absltest.TestCase):
   def read(self):
     return jsonl.read_json(f"{self.workdir}/eval.json")
 
-  def test_sources(self):
+  def test_evaluates_each_source(self):
     first, second = self.found.values()
     self.assertEqual(list(self.found), ["checkpoint 3", self.folder])
     # The same params by another way.
@@ -131,7 +131,7 @@ class EvaluateTest(absltest.TestCase):
         evaluate.run(self.config, self.workdir, [operand])
     os.close(run_directory.lock(self.workdir))
 
-  def test_a_workdir_without_checkpoints(self):
+  def test_refuses_a_workdir_without_checkpoints(self):
     empty = self.create_tempdir().full_path
     with self.assertRaisesRegex(ValueError, "there is no checkpoint"):
       evaluate.run(self.config, empty, [])

@@ -89,7 +89,7 @@ class ExportTest(parameterized.TestCase):
     self.assert_same(again.params, self.params[expected])
     self.assertEqual(again.tokenizer.encode("1+2"), [4, 13, 5])
 
-  def test_without_a_folder(self):
+  def test_writes_to_the_workdir_without_a_folder(self):
     self.assertEqual(self.run_quietly([]), 0)
     folder = pathlib.Path(self.workdir) / "export"
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -127,7 +127,7 @@ class ExportTest(parameterized.TestCase):
     self.assertIn("step 5", self.stderr.getvalue())
     self.assertFalse((self.directory / "no").exists())
 
-  def test_bfloat16(self):
+  def test_writes_bfloat16(self):
     folder = str(self.directory / "half")
     self.assertEqual(self.run_quietly([folder], dtype="bfloat16"), 0)
     shape, params = hf.load(folder)
@@ -162,7 +162,7 @@ class ExportTest(parameterized.TestCase):
     self.assert_same(source.params, self.params[step])
     self.assertEqual(source.name, f"{self.workdir}/checkpoints/{step}")
 
-  def test_a_model_of_the_hub_s_cache(self):
+  def test_exports_a_model_of_the_hub_s_cache(self):
     folder = self.directory / "published"
     self.assertEqual(self.run_quietly([str(folder)]), 0)
     snapshot = hub_cache.add(hub_cache.make(self), "org/tiny", folder)

@@ -100,7 +100,7 @@ class ProgramCase(absltest.TestCase):
 
 class GenerateTest(ProgramCase):
 
-  def test_format_and_logprobs(self):
+  def test_writes_records_with_logprobs(self):
     self.assertEqual(self.run_program(sampling__temperature=2.0), 0)
     records = self.records()
     self.assertEqual([r["line"] for r in records], [1, 2, 3, 4, 5])
@@ -400,7 +400,7 @@ class ScoreTest(ProgramCase):
           self.stderr.getvalue(), f"in.jsonl:{number}: .*{problem}"
       )
 
-  def test_wrong_settings(self):
+  def test_refuses_wrong_settings(self):
     self.write({"prompt": "1", "completion": "1"})
     with self.assertRaisesRegex(validate.ConfigError, "temperature = 0.0"):
       self.run_program(sampling__temperature=0.0)

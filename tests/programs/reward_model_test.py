@@ -70,7 +70,7 @@ class TrainRewardModelTest(absltest.TestCase):
   def test_learns_and_scores_as_it_was_trained(self):
     config = make_config(
         num_steps=60, learning_rate=1e-2, evaluate_every_steps=60,
-        evaluate_pairs=20, log_every_steps=20,
+        evaluate_pairs=20,
     )  # fmt: skip
     workdir = self.workdir(config)
     result = self.run_to(config, workdir)
@@ -84,7 +84,8 @@ class TrainRewardModelTest(absltest.TestCase):
     self.assertEqual(evaluation["accuracy"], result["evaluation"]["accuracy"])
     # The person's labels are the gold reward's about every second time.
     self.assertBetween(evaluation["agreement"]["train"], 0.4, 0.75)
-    # What the next program loads gives the margins that were measured.
+    # The model that the next program loads gives the margins that were
+    # measured.
     folder = pathlib.Path(workdir, "reward_model/model")
     scorer = frozen.load_scorer(config, "reward.model", folder)
     pairs = [
@@ -127,7 +128,10 @@ class TrainRewardModelTest(absltest.TestCase):
     )
 
   def test_continues_bit_for_bit(self):
-    config = make_config(log_every_steps=2, evaluate_every_steps=10)
+    config = make_config(evaluate_every_steps=10)
+    self.enter_context(
+        mock.patch.object(programs_reward_model, "_LOG_EVERY_STEPS", 2)
+    )
     whole, parts = self.workdir(config), self.workdir(config)
     self.run_to(config, whole)
     result = self.run_to(config, parts, stop_step=4)
@@ -207,7 +211,7 @@ class ReadTest(absltest.TestCase):
         config, "train", task, TOKENIZER, self.report
     )
 
-  def test_rows_with_prompt_or_query(self):
+  def test_reads_rows_with_prompt_or_query(self):
     found = self.read(
         [
             {"prompt": "a:", "chosen": "b<eos>", "rejected": "c"},
@@ -253,7 +257,7 @@ class ReadTest(absltest.TestCase):
         },
     )
 
-  def test_no_pair_and_no_source(self):
+  def test_refuses_a_source_without_pairs(self):
     with self.assertRaisesRegex(
         ValueError, r"reward_model.train=.*no pair.*these have \['better'\]"
     ):
@@ -355,7 +359,7 @@ def _summarize(margins, **changes):
 
 class CalibrationTest(absltest.TestCase):
 
-  def test_numbers_by_hand(self):
+  def test_matches_numbers_by_hand(self):
     # p = 3/4 twice, once right; p = 9/10 twice, both right; a tie.
     low, high = np.log(3.0), np.log(9.0)
     found = _summarize([low, -low, high, high, 0.0])

@@ -178,7 +178,7 @@ class StatusTest(parameterized.TestCase):
     self.assertNotIn("has ended", out)
 
   def test_a_dead_store_is_given_up_in_time(self):
-    self.config.store.probe_timeout_s = 0.3
+    self.config.store.deadline_s = 0.9
     self._write_file()
     locator.write_locator(
         self.run_info.locator,

@@ -27,7 +27,7 @@ class NaiveEquivalenceTest(parameterized.TestCase):
       dict(seed=4, capacity=25, capacity_per_prompt=2, selection="reward"),
       dict(seed=5, capacity=3, capacity_per_prompt=30, recent_fraction=1.0),
   )
-  def test_random_operations(self, seed, **changes):
+  def test_random_operations_agree_with_the_naive_buffer(self, seed, **changes):
     settings = dict(
         capacity=18,
         capacity_per_prompt=6,
@@ -137,7 +137,7 @@ class DistributionTest(parameterized.TestCase):
     self.assertLess(statistic, critical)
 
   @parameterized.parameters(0.25, 0.95)
-  def test_coin_of_the_recent_window(self, recent_fraction):
+  def test_coin_of_the_recent_window_has_its_odds(self, recent_fraction):
     buffer = make_buffer(recent_fraction=recent_fraction)
     for key in range(4):
       buffer.insert(make_group(key, [[1]]), 0)

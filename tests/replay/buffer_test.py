@@ -72,7 +72,7 @@ class InsertTest(parameterized.TestCase):
     np.testing.assert_array_equal(draw.completion_tokens, [[[9, 0, 0, 0]]])
     np.testing.assert_array_equal(draw.behavior_logprobs, [[[-9, 0, 0, 0]]])
 
-  def test_copies_within_a_group(self):
+  def test_keeps_the_newest_of_copies_within_a_group(self):
     buffer = make_buffer()
     result = buffer.insert(make_group(1, [[5], [6], [5]], rewards=[1, 2, 3]), 0)
     self.assertLen(buffer, 2)
@@ -126,7 +126,7 @@ class StalenessTest(absltest.TestCase):
     self.assertEqual(draw.epochs.tolist(), [[1, 1]])
     self.assertEqual(draw.staleness_steps.tolist(), [[2, 2]])
     self.assertEqual(draw.stats()["staleness_steps"], 2.0)
-    # What the restarted trainer's own params sampled is on-policy.
+    # Samples of the restarted trainer's own params are on-policy.
     again.insert(make_group(0, [[3], [4]], version=4, epoch=2), 4)
     draw = again.sample(1, 4, 4)
     of_epoch = dict(zip(draw.epochs[0].tolist(), draw.staleness_steps[0]))
@@ -145,7 +145,7 @@ class InOrderTest(absltest.TestCase):
   def draw(self, skip, step=4):
     return self.buffer.sample_in_order(2, 2, step, arrived_from=4, skip=skip)
 
-  def test_complete_groups_of_the_round_in_order(self):
+  def test_draws_complete_groups_of_the_round_in_order(self):
     """Group 1 has one completion; the first group repeats after the last."""
     draw = self.draw(0)
     self.assertEqual(
@@ -157,7 +157,7 @@ class InOrderTest(absltest.TestCase):
     )
     invariants.check_buffer(self.buffer)
 
-  def test_no_complete_group_or_a_falling_step(self):
+  def test_refuses_no_complete_group_and_a_falling_step(self):
     with self.assertRaisesRegex(ValueError, "no complete group since 5"):
       self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     with self.assertRaisesRegex(ValueError, "step 4 after step 5"):
@@ -240,7 +240,7 @@ class SampleTest(absltest.TestCase):
     buffer.insert(make_group(1, [[5], [6]], rewards=[0, 1]), 1)
     self.assertIn(1, buffer.sample(2, 2, 1).prompt_ids)
 
-  def test_columns(self):
+  def test_columns_have_their_values_and_dtypes(self):
     buffer = make_buffer()
     buffer.insert(make_group(2, [[4, 5, 0]], rewards=[0.5], version=7), 9)
     draw = buffer.sample(1, 1, 9)
@@ -276,7 +276,7 @@ class SampleTest(absltest.TestCase):
     buffer.insert(make_group(1, [[6]]), 0)
     self.assertEqual(draw.completion_tokens[0, 0, 0], 5)
 
-  def test_empty_and_falling_step(self):
+  def test_refuses_an_empty_buffer_and_a_falling_step(self):
     buffer = make_buffer()
     with self.assertRaisesRegex(ValueError, "empty"):
       buffer.sample(1, 1, 0)
@@ -345,7 +345,7 @@ class SimilarityTest(parameterized.TestCase):
     self.assertEqual(_stored(buffer), {12: 1.5, 21: 2.0, 31: 0.0})
     self.assertEqual(result, Amount(0, 2, 8))
 
-  def test_within_a_group_too(self):
+  def test_compares_within_a_group_too(self):
     buffer = _buffer(**_COSINE)
     group = make_group(0, [[11], [12], [13], [21]], rewards=[1.0, 3.0, 2.0, 0])
     buffer.insert(group, 0)
@@ -375,7 +375,7 @@ class SimilarityTest(parameterized.TestCase):
 
   def test_the_last_token_after_a_stop_string_is_compared(self):
     buffer = _buffer(similarity="edit", similarity_limit=0.2)
-    # One of two tokens differs: they are not similar.
+    # One of two tokens differs: the completions are not similar.
     for step, last in enumerate((31, 51)):
       group = make_group(0, [[11, last]], stopped=np.ones(1, np.bool_))
       buffer.insert(group, step)
@@ -409,7 +409,7 @@ class EvictionTest(absltest.TestCase):
     self.assertEqual(_stored(buffer), {1: 5.0, 3: 3.0, 4: 4.0})
     self.assertEqual(result, Amount(0, 2, 2))
 
-  def test_of_all_prompts(self):
+  def test_evicts_from_all_prompts(self):
     buffer = _buffer(capacity=3, evict="lowest_reward")
     buffer.insert(make_group(0, [[1]], rewards=[0.0]), 0)
     buffer.insert(make_group(1, [[2], [3]], rewards=[2.0, 3.0]), 0)
@@ -441,7 +441,7 @@ class EvictionTest(absltest.TestCase):
     again.insert(make_group(0, distinct(20, 2)), 6)
     self.assertEqual(set(_stored(again)), {9, 10, 20, 21})
 
-  def test_random_groups_against_a_plain_list(self):
+  def test_random_groups_agree_with_a_plain_list(self):
     rng = np.random.default_rng(0)
     buffer = _buffer(
         capacity=12,
@@ -490,7 +490,7 @@ class UseTest(absltest.TestCase):
     self.assertEqual(stats["use_count_histogram"]["2"], 1)
     invariants.check_buffer(buffer)
 
-  def test_statistics_of_a_draw(self):
+  def test_counts_statistics_of_a_draw(self):
     buffer = make_buffer(dedupe=False, recent_window_steps=9)
     buffer.insert(make_group(1, [[1], [2, 2], [1], [1, 0]]), 0)
     stats = buffer.sample(1, 4, 0).stats()
@@ -498,7 +498,7 @@ class UseTest(absltest.TestCase):
     self.assertEqual(stats["completion_tokens"], 1.5)
     self.assertEqual(stats["stop_rate"], 0.25)
 
-  def test_reference_logprobs(self):
+  def test_caches_reference_logprobs(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[1, 2], [3]]), 0)
     draw = buffer.sample(1, 2, 0)
@@ -510,7 +510,7 @@ class UseTest(absltest.TestCase):
     expected = np.where(past, 0, -again.completion_tokens - 0.5)
     np.testing.assert_array_equal(again.ref_logprobs, expected)
 
-  def test_reference_logprobs_that_come_with_a_group(self):
+  def test_keeps_reference_logprobs_that_come_with_a_group(self):
     buffer = make_buffer()
     values = np.array([[-1, -2, 9, 9], [-3, 9, 9, 9]], np.float32)
     buffer.insert(make_group(1, [[1, 2], [3]], ref_logprobs=values), 0)
@@ -600,14 +600,14 @@ class StateTest(parameterized.TestCase):
     buffer.insert(make_group(1, [[1], [2], [1]]), 0)
     other.set_state(buffer.get_state())
     invariants.check_buffer(other)
-    # Of the two copies the older one is evicted, the newer one replaced.
+    # The older of the two copies is evicted, the newer replaced.
     other.insert(make_group(1, [[3]]), 0)
     invariants.check_buffer(other)
     other.insert(make_group(1, [[1]]), 0)
     invariants.check_buffer(other)
     self.assertEqual(first_tokens(other.sample(1, 3, 0)), {1, 2, 3})
 
-  def test_empty_buffer(self):
+  def test_restores_an_empty_buffer(self):
     other = make_buffer()
     other.insert(make_group(1, [[1]]), 0)
     other.set_state(make_buffer().get_state())
@@ -624,7 +624,7 @@ class StateTest(parameterized.TestCase):
     self.assertEqual(untrained + (1, 1, 1) - result, other.untrained())
     invariants.check_buffer(other)
 
-  def test_refusals(self):
+  def test_refuses_a_state_of_other_limits(self):
     state = self._filled().get_state()
     with self.assertRaisesRegex(ValueError, "max_prompt_tokens=1"):
       make_buffer(max_prompt_tokens=1).set_state(state)

@@ -24,7 +24,7 @@ def check_buffer(buffer: buffer_lib.ReplayBuffer) -> None:
   if buffer._replay.dedupe:
     digests = {row: buffer.digest_of(row) for row in rows.tolist()}
     assert digests == buffer._digests
-    # Of two copies, saved before deduping was turned on, the newer one.
+    # The newer of two copies, saved before deduping was turned on.
     assert {digest: row for row, digest in digests.items()} == buffer._row_of
   check_pool(buffer._replay_pool)
   check_recent_pool(buffer._recent_pool)

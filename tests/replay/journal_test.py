@@ -63,7 +63,7 @@ class AppendTest(JournalTestCase):
     self.assertEqual(journal.position, positions[-1])
     self.assertEqual(self.events, [])
 
-  def test_private_to_the_user(self):
+  def test_files_are_private_to_the_user(self):
     os.makedirs(self.directory, mode=0o755)
     self.open().append([b"x"])
     self.assertEqual(stat.S_IMODE(self.directory.stat().st_mode), 0o700)
@@ -85,7 +85,7 @@ class AppendTest(JournalTestCase):
     for i, position in enumerate(positions):
       self.assertLen(self.payloads(journal, position), 5 - i)
 
-  def test_an_append_larger_than_a_segment(self):
+  def test_an_append_may_exceed_a_segment(self):
     journal = self.open(max_segment_bytes=100)
     journal.append([b"a" * 500, b"b" * 500])
     journal.append([b"c" * 500])
@@ -189,7 +189,7 @@ class CrashTest(JournalTestCase):
     self.assertEqual(self.payloads(self.open()), [b"one", b"new"])
     self.assertEqual(self.kinds(), ["journal_torn"])
 
-  def test_garbage_tail_at_random(self):
+  def test_cuts_a_garbage_tail_at_random(self):
     rng = np.random.default_rng(0)
     for _ in range(30):
       journal = self.open()
@@ -265,7 +265,7 @@ class DamageTest(JournalTestCase):
     self._damage(self.files()[0], positions[0] - len(copy) - 3)
     self.assertEqual(self.payloads(self.open()), [b"after"])
 
-  def test_headers_that_all_claim_the_rest_of_the_file(self):
+  def test_headers_that_claim_the_rest_of_the_file_are_read_fast(self):
     """Hashing each of them to the end takes 10 s."""
     journal = self.open()
     journal.append([b"before"])
@@ -306,7 +306,7 @@ class DamageTest(JournalTestCase):
       self.assertEqual(found, (None, 0))
       self.assertLess(peak_bytes, rest // 10)
 
-  def test_missing_segment(self):
+  def test_skips_a_missing_segment(self):
     journal = self.open(max_segment_bytes=320)
     for i in range(6):
       journal.append([bytes([i]) * 100])
@@ -362,7 +362,7 @@ class FullDiskTest(JournalTestCase):
     self.assertEqual(self.events, [])
 
   @parameterized.parameters(0, 10)
-  def test_no_room_for_a_new_segment(self, room):
+  def test_a_new_segment_without_room_leaves_the_journal_whole(self, room):
     journal = self.open(max_segment_bytes=100)
     journal.append([b"a" * 60])
     with self._full_after(room):
@@ -411,7 +411,7 @@ class FullDiskTest(JournalTestCase):
     journal.append([b"after"])
     self.assertEqual(self.payloads(journal), [b"before", b"after"])
 
-  def test_limit_of_the_operating_system(self):
+  def test_limit_of_the_operating_system_leaves_the_journal_whole(self):
     """A child with a limit on the size of files, as a real write meets it."""
     code = """
 import resource, sys

@@ -139,12 +139,12 @@ class FileTest(absltest.TestCase):
     self.path.write_bytes(data[: len(data) // 2 + 100])
     self.assertEqual(self.read(), ({"a": 1}, 0))
 
-  def test_damage(self):
+  def test_damage_is_counted(self):
     self.write(1)
     self.path.write_bytes(self.path.read_bytes().replace(b"a", b"b"))
     self.assertEqual(self.read(), ({}, 1))
 
-  def test_reading_beside_the_writer(self):
+  def test_reads_beside_the_writer(self):
     ended = threading.Event()
 
     def write():
@@ -165,7 +165,7 @@ class FileTest(absltest.TestCase):
     self.assertNotEmpty(beats)
     self.assertEqual(beats, sorted(beats))
 
-  def test_no_directory(self):
+  def test_reads_nothing_without_a_directory(self):
     for workdir in (None, self.path):
       run = _RUN._replace(workdir=workdir)
       self.assertEqual(leases.read_files(run), ({}, []))

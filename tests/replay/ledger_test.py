@@ -21,7 +21,7 @@ def _units(prompts: int, completions: int, tokens: int) -> dict[str, int]:
 
 class LedgerTest(parameterized.TestCase):
 
-  def test_every_term(self):
+  def test_has_every_term(self):
     ledger = ledger_lib.Ledger()
     ledger.announce("a", (10, 40, 400))
     ledger.apply("a", (4, 16, 160), (4, 16, 160))

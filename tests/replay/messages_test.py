@@ -88,26 +88,6 @@ class PackingTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "ref_logprobs"):
       messages.unpack_groups(header, arrays)
 
-  @parameterized.named_parameters(
-      ("fine", {}, None),
-      ("nan_reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}, "reward"),
-      ("inf_logprob", {"behavior_logprobs": np.full((3, 5), -np.inf, "f4")},
-       "logprob"),
-      ("empty", {"completion_lengths": np.asarray([1, 0, 2], "i4")}, "length"),
-      ("too_long", {"completion_lengths": np.asarray([1, 6, 2], "i4")},
-       "length"),
-      ("above_the_limit",
-       {"completion_tokens": np.ones((3, 6), "i4"),
-        "completion_lengths": np.asarray([1, 6, 2], "i4")}, "length"),
-      ("long_prompt", {"prompt_tokens": np.zeros(5, "i4")}, "length"),
-      ("unknown_token", {"completion_tokens": np.full((3, 5), 9, "i4")},
-       "token"),
-      ("negative_token", {"prompt_tokens": np.full(2, -1, "i4")}, "token"),
-  )  # fmt: skip
-  def test_content_that_cannot_be_trained_on_has_a_reason(self, change, why):
-    group = dataclasses.replace(make_group(), **change)
-    self.assertEqual(self.reason(group), why)
-
   def test_reference_logprobs_are_of_the_role_that_computes_them(self):
     without, group = make_group(), with_ref_logprobs(make_group())
     self.assertIsNone(self.reason(group, has_ref_logprobs=True))

@@ -184,7 +184,7 @@ class UngrantedTest(absltest.TestCase):
             position = held[sid].pop(int(rng.integers(len(held[sid]))))
             rest.note_journaled([position])
             journaled.add(position)
-    # In the end all below the highest limit were granted.
+    # All positions below the highest limit were granted in the end.
     limit = len(journaled) + 20
     for positions in held.values():
       rest.release(positions)

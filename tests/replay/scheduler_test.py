@@ -31,7 +31,7 @@ class RoundsTest(parameterized.TestCase):
       (1, [0, 0, 4]),
       (0, [0, 4, 8]),
   )
-  def test_versions_of_three_rounds(self, lag, versions):
+  def test_three_rounds_have_their_versions(self, lag, versions):
     flow = make(round_prompts=6, round_steps=4, lag_rounds=lag)
     self.assertEqual(
         [flow.version_of(p) for p in range(18)],
@@ -75,7 +75,7 @@ class RoundsTest(parameterized.TestCase):
               grants.note_journaled(sid, [p for p, *_ in block["prompts"]])
               delivered += len(block["prompts"])
               held[sid] = held[sid][1:]
-      sampled[F] = delivered - before  # In the last step.
+      sampled[F] = delivered - before  # Prompts of the last step.
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
   def test_lockstep_samples_with_the_step_s_own(self):
@@ -131,7 +131,7 @@ class GrantsTest(absltest.TestCase):
   def test_admission_bounds_what_is_out(self):
     self.grants.admit(8)
     work = self.grants.assign(["a", "b"])
-    # One each: a step of two blocks is sampled by two searchers.
+    # Each gets a block: a step of two blocks is sampled by two searchers.
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
     self.assertEqual(_positions(work["b"]), [[4, 5, 6, 7]])
     self.grants.admit(4)  # It never shrinks.
@@ -150,7 +150,7 @@ class GrantsTest(absltest.TestCase):
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[0, 1, 2, 3]])
     self.grants.note_journaled("a", [0, 1, 2, 3])
-    # With no block outstanding, the rest is granted as a partial block.
+    # The rest is granted as a partial block while none is outstanding.
     work = self.grants.assign(["a"])
     self.assertEqual(_positions(work["a"]), [[4, 5]])
 
@@ -184,7 +184,7 @@ class GrantsTest(absltest.TestCase):
     self.assertEqual(self.grants.assign(["a"], ["a"]), held)
     self.assertEqual(self.grants.assign([], ["b"]), {"b": []})
 
-  def test_thousands_of_searchers(self):
+  def test_serves_thousands_of_searchers(self):
     names = [f"s{i:04d}" for i in range(2000)]
     order = prompt_order.PromptOrder(100_000, seed=0)
     grants = scheduler.Grants(
@@ -192,7 +192,7 @@ class GrantsTest(absltest.TestCase):
     )
     grants.admit(4 * 3000)
     work = grants.assign(names)
-    # One each, and a second one in the order of their names.
+    # Each gets a block, and a second one in the order of their names.
     self.assertEqual(
         [len(work[name]) for name in names], [2] * 1000 + [1] * 1000
     )
@@ -200,7 +200,7 @@ class GrantsTest(absltest.TestCase):
 
 class MakeFlowTest(absltest.TestCase):
 
-  def test_a_config(self):
+  def test_makes_the_flow_of_a_config(self):
     config = queue_case.make_config(lead_steps=2, num_steps=6)
     # 7 completions at 3 a prompt take 3 prompts.
     config.replay.warm_start_completions = 7

@@ -12,7 +12,7 @@ import numpy as np
 from tba_jax.replay import selection
 from tests.replay import invariants
 
-# Of chi-square at p = 1e-4, by degrees of freedom.
+# Critical values of chi-square at p = 1e-4, by degrees of freedom.
 _CRITICAL = {
     2: 18.4,
     3: 21.1,
@@ -40,7 +40,7 @@ class ChooseTest(parameterized.TestCase):
     statistic = _chi_square(counts, np.array(list(probabilities.values())))
     self.assertLess(statistic, _CRITICAL[len(names) - 1])
 
-  def test_uniform_without_replacement(self):
+  def test_draws_uniformly_without_replacement(self):
     rng = np.random.default_rng(0)
     outcomes = [
         tuple(sorted(selection.choose_uniform(rng, 5, 2).tolist()))
@@ -49,7 +49,7 @@ class ChooseTest(parameterized.TestCase):
     pairs = list(itertools.combinations(range(5), 2))
     self._assert_follows(outcomes, dict.fromkeys(pairs, 1 / len(pairs)))
 
-  def test_uniform_with_replacement_when_too_few(self):
+  def test_draws_uniformly_with_replacement_when_too_few(self):
     rng = np.random.default_rng(1)
     outcomes = [
         tuple(selection.choose_uniform(rng, 2, 3).tolist()) for _ in range(4000)
@@ -57,7 +57,7 @@ class ChooseTest(parameterized.TestCase):
     triples = itertools.product(range(2), repeat=3)
     self._assert_follows(outcomes, dict.fromkeys(triples, 1 / 8))
 
-  def test_all_of_them_when_as_many(self):
+  def test_takes_all_of_them_when_as_many(self):
     rng = np.random.default_rng(2)
     before = rng.bit_generator.state
     np.testing.assert_array_equal(
@@ -86,7 +86,7 @@ class ChooseTest(parameterized.TestCase):
       outcomes.append(tuple(sorted(chosen.tolist())))
     self._assert_follows(outcomes, probabilities)
 
-  def test_reward_with_replacement_when_too_few(self):
+  def test_draws_by_reward_with_replacement_when_too_few(self):
     rng = np.random.default_rng(4)
     rewards = np.array([2.0, 0.0, 1.0], np.float32)
     weights = np.exp(rewards) / np.exp(rewards).sum()
@@ -98,7 +98,7 @@ class ChooseTest(parameterized.TestCase):
         np.concatenate(chosen).tolist(), dict(enumerate(weights))
     )
 
-  def test_reward_weights_that_underflow(self):
+  def test_bears_reward_weights_that_underflow(self):
     """exp(-4000) is 0: such items still fill a draw, and are last."""
     rng = np.random.default_rng(5)
     rewards = np.array([0.0, -4000.0, 4000.0, -4000.0], np.float32)
@@ -118,7 +118,7 @@ class PromptPoolTest(absltest.TestCase):
       pool.add(key)
     return pool
 
-  def test_each_key_once_then_all_again(self):
+  def test_draws_each_key_once_then_all_again(self):
     rng = np.random.default_rng(0)
     pool = self._pool(6)
     for _ in range(3):
@@ -164,7 +164,7 @@ class PromptPoolTest(absltest.TestCase):
     self.assertNotIn(9, pool)
     self.assertNotIn(9, pool.draw(rng, 40))
 
-  def test_empty_pool(self):
+  def test_refuses_to_draw_from_an_empty_pool(self):
     rng = np.random.default_rng(5)
     self.assertEqual(self._pool(0).draw(rng, 0), [])
     with self.assertRaisesRegex(ValueError, "empty"):
@@ -194,7 +194,7 @@ class PromptPoolTest(absltest.TestCase):
       self.assertEqual(pool.num_undrawn, len(undrawn))
       self.assertLen(pool, len(undrawn) + len(drawn))
 
-  def test_state(self):
+  def test_restores_its_state(self):
     rng = np.random.default_rng(7)
     pool, other = self._pool(9), selection.PromptPool()
     pool.draw(rng, 4)
@@ -209,7 +209,7 @@ class PromptPoolTest(absltest.TestCase):
 
 class RecentPoolTest(absltest.TestCase):
 
-  def test_window(self):
+  def test_expires_what_leaves_the_window(self):
     pool = selection.RecentPool(2)
     pool.add(1, 10)
     pool.add(3, 10)
@@ -248,7 +248,7 @@ class RecentPoolTest(absltest.TestCase):
     self.assertIn(1, pool)
     invariants.check_recent_pool(pool)
 
-  def test_state(self):
+  def test_restores_its_state(self):
     rng = np.random.default_rng(1)
     pool, other = selection.RecentPool(2), selection.RecentPool(2)
     for key, step in ((1, 0), (2, 0), (3, 1), (1, 1), (4, 2)):

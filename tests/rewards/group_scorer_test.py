@@ -72,7 +72,7 @@ class GroupScorerTest(absltest.TestCase):
     self.addCleanup(scorer.close)
     return scorer.score(self.groups)
 
-  def test_rewards_of_all_groups_at_once(self):
+  def test_rewards_all_groups_at_once(self):
     found = self.score()
     self.assertEqual([g.rewards.tolist() for g in found], [[2, 4], [1, 2]])
     (asked,) = self.judge.asked
@@ -102,12 +102,12 @@ class GroupScorerTest(absltest.TestCase):
       rewards = [g.rewards.tolist() for g in groups]
       self.assertEqual(rewards, [first, second], rule)
       self.assertEqual(groups[0].rewards.dtype, np.float32)
-      # What searchers have judged is what the journal has: it stays.
+      # Rewards of searchers are in the journal: they stay.
       again = self.make_scorer(None, rule).score(groups)
       for group, before in zip(again, groups, strict=True):
         self.assertIs(group, before)
 
-  def test_it_closes_its_judge(self):
+  def test_closes_its_judge(self):
     self.score()
     self.doCleanups()
     self.assertTrue(self.judge.closed)

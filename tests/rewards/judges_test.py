@@ -56,14 +56,14 @@ class JudgesTest(parameterized.TestCase):
         {"completions": 3, "failures": {cause: 1}, "sums": {"half": 2.5}},
     )
 
-  def test_a_task_without_a_judge_of_its_own(self):
+  def test_serves_a_task_without_a_judge_of_its_own(self):
     judge = judges.InProcess(fakes.FakeTask({0: {"23"}}), fallback=0.0)
     found = judge.judge(
         [judges.Request("train", 0, text) for text in ("23", "4")]
     )
     self.assertEqual([(j.reward, j.key) for j in found], [(2, "23"), (0, None)])
 
-  def test_reasons(self):
+  def test_explains_wrong_completions(self):
     asked = [judges.Request("train", 0, t) for t in ("5", "raise", "long")]
     self.assertEqual(
         self.judge.explain(asked),

@@ -10,7 +10,7 @@ import numpy as np
 from tba_jax.rewards import judges
 from tba_jax.rewards import red_team
 
-# To an attack, the answers in training and in an evaluation.
+# Answers to an attack, in training and in an evaluation.
 _ANSWERS = {
     "good": (["fig fig fig", "red fig fig"], ["fig fig fig", "fig fig fig"]),
     "bad": (["red blue red", "red"], ["red", ""]),
@@ -47,7 +47,7 @@ class JudgeTest(absltest.TestCase):
         on_event=lambda *event: self.events.append(event),
     )
 
-  def test_rewards_and_successes(self):
+  def test_judges_rewards_and_successes(self):
     good, bad = self.judge.judge([_request("good"), _request("bad")])
     # (hits + 1/2) / (words + 1) of each answer.
     shares = [3.5 / 4, 2.5 / 4]
@@ -72,7 +72,7 @@ class JudgeTest(absltest.TestCase):
     self.assertEqual(self.judge.totals()["failures"], {"too_long": 1})
     self.assertEqual(self.events[0][0], "reward_failed")
 
-  def test_diversity_of_all_and_of_the_successes(self):
+  def test_measures_diversity_of_all_and_of_the_successes(self):
     prompt = lambda texts, right: {
         "samples": [{"completion": text} for text in texts],
         "right": right,
@@ -83,14 +83,14 @@ class JudgeTest(absltest.TestCase):
             prompt(["blue sky"], [False]),
         ]
     )
-    # Of three pairs one is equal, two share no word.
+    # One of three pairs is equal, two share no word.
     self.assertAlmostEqual(found["cosine_distance"], 2 / 3, places=5)
     self.assertAlmostEqual(found["cosine_distance_right"], 0.0, places=5)
 
 
 class CosineDistanceTest(absltest.TestCase):
 
-  def test_against_all_pairs(self):
+  def test_equals_the_mean_over_all_pairs(self):
     rng = np.random.default_rng(0)
     e = rng.normal(size=(7, 5))
     e = (e / np.linalg.norm(e, axis=1, keepdims=True)).astype(np.float32)
@@ -99,7 +99,7 @@ class CosineDistanceTest(absltest.TestCase):
         red_team.cosine_distance(e), np.mean(pairs), places=5
     )
 
-  def test_of_fewer_than_two(self):
+  def test_is_0_of_fewer_than_two(self):
     self.assertEqual(red_team.cosine_distance(np.zeros((1, 3))), 0.0)
     self.assertEqual(red_team.cosine_distance(np.zeros((0, 3))), 0.0)
 

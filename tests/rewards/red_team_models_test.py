@@ -79,7 +79,7 @@ class ClassifiersTest(absltest.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
-  def test_sequences_in_rows_of_one_shape(self):
+  def test_classifies_sequences_in_rows_of_one_shape(self):
     _write_tokenizer(self.folder)
     traces = []
 
@@ -98,13 +98,13 @@ class ClassifiersTest(absltest.TestCase):
     )
     answers = ["fig", "red fig fig", "red red red red red"]
     found = made([""] * 3, answers)
-    # With [CLS] and [SEP]; the last one is cut to five tokens.
+    # Texts get [CLS] and [SEP]; the last one is cut to five tokens.
     counts = np.array([[3, 3], [5, 6], [5, 0]], np.float32)
     expected = counts[:, 1] - np.log(np.exp(counts).sum(1))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     self.assertEqual(traces, [(2, 5)])
 
-  def test_the_first_token_of_a_guard(self):
+  def test_reads_the_first_token_of_a_guard(self):
     template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     _write_tokenizer(self.folder, template)
     seen = []
@@ -129,7 +129,7 @@ class ClassifiersTest(absltest.TestCase):
     np.testing.assert_array_equal(tokens[0], [0, 5, 4, 4])
     np.testing.assert_array_equal(mask, [[0, 1, 1, 1], [0, 0, 0, 0]])
 
-  def test_embeddings_of_an_encoder(self):
+  def test_embeds_texts(self):
     _write_tokenizer(self.folder)
     embed = red_team.encoder_embeddings(
         lambda params, tokens, mask: jnp.stack(
@@ -146,7 +146,7 @@ class ClassifiersTest(absltest.TestCase):
     )
     self.assertLen(embed([]), 0)
 
-  def test_no_text_at_all(self):
+  def test_runs_nothing_without_texts(self):
     found = red_team.run_batched(
         lambda *_: self.fail("called"), [], (2, 3), pad_id=0
     )
@@ -186,7 +186,7 @@ class ClassifiersTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "classifier_max_tokens=128.*127"):
       frozen.load_classifier(base_config.make(), task)
 
-  def test_words_in_any_case(self):
+  def test_matches_words_in_any_case(self):
     found = red_team.word_share_classifier(["Fig"])([""], ["FIG, fig! red"])
     np.testing.assert_allclose(found, [np.log(2.5 / 4)], rtol=1e-6)
 

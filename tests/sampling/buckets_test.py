@@ -14,8 +14,8 @@ from tests.support import sampler_case
 from tests.support import tiny_model
 
 _P, _T, _SEED = 8, 6, 3
-# Of a uniform number from the next token's share of the distribution. What
-# summing in another order moves is about 1e-6.
+# Distance of a uniform number from the next token's share of the distribution.
+# Summing in another order moves it by about 1e-6.
 _MARGIN = 1e-5
 
 
@@ -105,18 +105,18 @@ class BucketsTest(absltest.TestCase):
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found, atol=1e-4)
 
-  def test_same_bits_without_batch_mates(self):
+  def test_has_the_same_bits_without_batch_mates(self):
     alone = [
         self.sampler.sample(self.params, [request], version=0)[0]
         for request in self.requests
     ]
     self.assert_same(alone, self.found, rtol=0)
 
-  def test_bfloat16(self):
+  def test_bfloat16_is_near_float32(self):
     model = tiny_model.make_model(
         num_layers=1, compute_dtype="bfloat16", param_dtype="bfloat16"
     )
-    # As at init, so that logits are small and their rounding is too.
+    # Params as at init, so that logits are small and their rounding is too.
     params = jax.tree.map(lambda x: (x / 2).astype(jnp.bfloat16), self.params)
     sampler = _sampler(model)
     found = sampler.sample(params, self.requests, version=0)

@@ -91,7 +91,7 @@ class DecodeTest(parameterized.TestCase):
       else:
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
-  def test_form(self):
+  def test_completions_have_their_form(self):
     # More completions than rows, so rows were refilled; all endings occurred.
     self.assertGreater(sum(r.num_completions for r in self.requests), 16)
     stopped = np.concatenate([f.stopped for f in self.found])
@@ -165,22 +165,22 @@ class DecodeTest(parameterized.TestCase):
       np.testing.assert_array_equal(completions.logprobs, 0.0)
       np.testing.assert_array_equal(completions.lengths, _T)
 
-  def test_same_bits_again(self):
+  def test_has_the_same_bits_again(self):
     again = self.sampler.sample(self.params, self.requests, version=0)
     self.assert_same(again, self.found)
 
-  def test_same_bits_without_batch_mates(self):
+  def test_has_the_same_bits_without_batch_mates(self):
     alone = [
         self.sampler.sample(self.params, [request], version=0)[0]
         for request in self.requests
     ]
     self.assert_same(alone, self.found)
 
-  def test_same_bits_in_another_order(self):
+  def test_has_the_same_bits_in_another_order(self):
     turned = self.sampler.sample(self.params, self.requests[::-1], version=0)
     self.assert_same(turned[::-1], self.found)
 
-  def test_same_bits_one_completion_at_a_time(self):
+  def test_has_the_same_bits_one_completion_at_a_time(self):
     request, found = self.requests[3], self.found[3]
     for sample in range(request.num_completions):
       part = decode.Request(
@@ -195,13 +195,13 @@ class DecodeTest(parameterized.TestCase):
       np.testing.assert_array_equal(one.logprobs[0], found.logprobs[sample])
 
   @parameterized.parameters(1, 2, 100)
-  def test_same_bits_with_other_chunks(self, chunk_steps):
+  def test_has_the_same_bits_with_other_chunks(self, chunk_steps):
     sampler = _sampler(self.model, chunk_steps=chunk_steps)
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found)
 
   @parameterized.parameters(1, 5, 40)
-  def test_same_tokens_with_another_number_of_rows(self, num_rows):
+  def test_has_the_same_tokens_with_another_number_of_slots(self, num_rows):
     sampler = _sampler(self.model, num_rows=num_rows)
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found, bits=False)
@@ -252,7 +252,7 @@ class DecodeTest(parameterized.TestCase):
           self.params, [decode.Request(tokens, 7, 1, 2, seed=-1)], version=0
       )
 
-  def test_no_compilation_after_warm_up(self):
+  def test_compiles_nothing_after_warm_up(self):
     sampler = _sampler(
         self.model,
         prompt_buckets=3,
@@ -260,7 +260,7 @@ class DecodeTest(parameterized.TestCase):
         text_fn=str,
         recompute_cache=True,
     )
-    # Where params come from must not matter: a program, the host, the wire.
+    # Params may come from a program, the host or the wire.
     kinds = [
         self.params,
         jax.device_put(self.params, jax.devices()[0]),
@@ -270,7 +270,7 @@ class DecodeTest(parameterized.TestCase):
     with self.assertLogs("jax", logging.WARNING) as logs:
       jax.config.update("jax_log_compiles", True)
       try:
-        jax.jit(lambda x: x + 1)(np.zeros(3))  # What a compilation looks like.
+        jax.jit(lambda x: x + 1)(np.zeros(3))  # Log of a compilation.
         seen = len(logs.output)
         for params in kinds:
           for requests in (self.requests, self.requests[:1], []):

@@ -80,7 +80,7 @@ class EndingsTest(parameterized.TestCase):
         min(reasons.count(r) for r in ("stop", "stop_string", "length")), 2
     )
 
-  def test_max_tokens_of_a_request(self):
+  def test_respects_max_tokens_of_a_request(self):
     limits = [3, None, 1]
     requests = [
         decode.Request(r.prompt_tokens, r.prompt_id, 0, 11, max_tokens=limit)
@@ -107,7 +107,7 @@ class EndingsTest(parameterized.TestCase):
       {"temperature": 0.7, "top_k": 3},
       {"temperature": 0.0},
   )
-  def test_plain_logprobs(self, **settings):
+  def test_plain_logprobs_are_those_of_the_model(self, **settings):
     found = self.sample(_sampler(self.model, **settings))
     differ = 0.0
     for request, completions in zip(self.requests, found):
@@ -125,7 +125,7 @@ class EndingsTest(parameterized.TestCase):
           self.assertAlmostEqual(plain[position], expected_V[token], places=4)
           differ = max(differ, exact[position] - plain[position])
           seen.append(token)
-    # What was dropped makes the tokens kept likelier.
+    # Dropped tokens make the tokens kept likelier.
     self.assertGreater(differ, 0.1)
 
   def test_one_version_and_nothing_dropped(self):

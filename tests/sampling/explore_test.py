@@ -33,7 +33,7 @@ def _keys(count):
 
 class ExploreTest(absltest.TestCase):
 
-  def test_shares_and_ranges_of_the_temperatures(self):
+  def test_temperatures_have_their_shares_and_ranges(self):
     asked = requests.Explore(0.5, 0.5, 2.0)
     own = np.asarray(logits_lib.own_temperature(asked, _keys(4000)))
     drawn = own[own > 0]
@@ -86,7 +86,7 @@ class ExploreTest(absltest.TestCase):
         max_completion_tokens=6,
         num_rows=64,
         chunk_steps=6,
-        # So many that without the rule most completions would end early.
+        # Most completions would end early without the rule.
         stop_ids=(EOS, 2, 3, 4),
         explore=requests.Explore(0.5, 2.0, 2.0, min_tokens=4),
     )

@@ -176,7 +176,7 @@ class InFlightTest(parameterized.TestCase):
     self.assertEqual(alive, [1, 1, 1, 1])
     self.assertLen(jax.live_arrays(), before)
 
-  def test_with_the_real_model(self):
+  def test_token_versions_are_those_of_the_real_model(self):
     model = tiny_model.make_model(num_layers=1)
     params_of = {
         version: jax.tree.map(

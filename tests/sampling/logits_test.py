@@ -52,7 +52,7 @@ class ProcessTest(chex.TestCase):
       ),
       ("renormalized", {"top_k": 2, "top_p": 0.55}, [0, 1, 0, 0]),
   )
-  def test_known_numbers(self, settings, expected):
+  def test_matches_known_numbers(self, settings, expected):
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
     fn = self.variant(functools.partial(logits.process, **settings))
     # A constant added to the logits changes nothing.
@@ -103,7 +103,7 @@ class ProcessTest(chex.TestCase):
 class SampleTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_inverse_of_the_distribution_function(self):
+  def test_inverts_the_distribution_function(self):
     # Steps at 0.125, 0.5 and 0.75: exact in float32.
     probs_V = np.array([0.125, 0.375, 0.25, 0.25], np.float32)
     uniform_R = np.array(
@@ -144,7 +144,7 @@ class SampleTest(chex.TestCase):
     )
     np.testing.assert_array_equal(out_R, tokens_R)
 
-  def test_frequencies(self):
+  def test_frequencies_equal_the_probabilities(self):
     num_draws = 40_000
     uniform_R = (np.arange(num_draws) + 0.5) / num_draws
     logprobs_RxV = jnp.broadcast_to(jnp.log(_PROBS), (num_draws, 4))

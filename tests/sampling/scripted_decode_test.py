@@ -146,7 +146,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
 
   def test_results_keep_the_order_of_requests(self):
     model = fakes.FakeModel(9, 8)
-    # What follows a prompt is its own token, for ever.
+    # A prompt is followed by its own token, for ever.
     table = np.zeros((8, 9, 9), np.float32)
     table[0] = 1e3 * np.eye(9)
     params = {"table": table, "bias": np.zeros(9, np.float32)}
@@ -163,7 +163,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
           completions.tokens, np.full((1 + index, 4), token)
       )
 
-  def test_nothing_asked_nothing_sampled(self):
+  def test_samples_nothing_where_nothing_is_asked(self):
     model = fakes.FakeModel(4, 8)
     params = model.init(jax.random.key(0))
     self.assertEqual(sampler_case.make(model).sample(params, [], version=0), [])

@@ -16,12 +16,16 @@ class SharingTest(parameterized.TestCase):
       (64, 4, 12, 4),
       (63, 8, 8, 1),  # One completion would wait.
   )
-  def test_most_rows(self, num_rows, num_prompts, samples, expected):
+  def test_most_rows_follows_the_samples(
+      self, num_rows, num_prompts, samples, expected
+  ):
     found = sharing.most_rows(num_rows, num_prompts, samples)
     self.assertEqual(found, expected)
 
   @parameterized.parameters(("tpu", 32, 8), ("gpu", 12, 4), ("cpu", 32, 1))
-  def test_rows_per_prompt(self, platform, device_rows, expected):
+  def test_rows_per_prompt_follows_the_platform(
+      self, platform, device_rows, expected
+  ):
     found = sharing.rows_per_prompt(8, device_rows, platform)
     self.assertEqual(found, expected)
 

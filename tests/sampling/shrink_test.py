@@ -46,7 +46,7 @@ class ShrinkTest(absltest.TestCase):
     self.addCleanup(lambda: setattr(rows_lib, "take", take))
 
     def counted(state, rows):
-      self.taken.append(len(rows))  # While it is traced.
+      self.taken.append(len(rows))  # Called while it is traced.
       return take(state, rows)
 
     rows_lib.take = counted
@@ -79,7 +79,7 @@ class ShrinkTest(absltest.TestCase):
       params = jax.tree.map(lambda x: 0.3 * x, model.init(jax.random.key(0)))
       sampler = decode.Sampler(model, _settings())
       sampler.warm_up(params)
-      programs = sampler._programs[rows_lib.params_sharding(params)]
+      programs = sampler.programs(params)
       kept = {n for n, same in programs._same_bits.items() if same}
       self.assertEqual(kept, counts)
       requests = [
@@ -99,7 +99,7 @@ class ShrinkTest(absltest.TestCase):
     with self.assertLogs("jax", logging.WARNING) as logs:
       jax.config.update("jax_log_compiles", True)
       try:
-        jax.jit(lambda x: x + 1)(np.zeros(3))  # What a compilation looks like.
+        jax.jit(lambda x: x + 1)(np.zeros(3))  # Log of a compilation.
         before = len(logs.output)
         self.assert_same_alone(sampler, params, requests)
       finally:

@@ -45,7 +45,7 @@ def _in_chunks(watch, ids, rng) -> int | None:
 
 class StopStringsTest(parameterized.TestCase):
 
-  def test_across_tokens(self):
+  def test_cuts_across_tokens(self):
     watch = requests.StopStringWatch(["b\nb"], _pieces)
     # "a" "ab" "\n" "b" "a": it begins inside a token and ends with another.
     self.assertEqual(watch.cut((0, 0), np.array([0, 1, 3, 2, 0])), 4)
@@ -74,7 +74,7 @@ class StopStringsTest(parameterized.TestCase):
       self.assertEqual(_in_chunks(watch, ids, rng), expected)
     self.assertBetween(found, 30, 270)
 
-  def test_rows(self):
+  def test_cuts_each_row(self):
     watch = requests.StopStringWatch(["a\n"], _pieces)
     tokens_RxT = np.array([[0, 3, 0], [0, 0, 3], [0, 3, 3], [2, 0, 3]])
     cut_R = watch.cuts(

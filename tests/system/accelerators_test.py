@@ -34,7 +34,7 @@ def _visible(environments, name="CUDA_VISIBLE_DEVICES"):
 
 class AssignTest(parameterized.TestCase):
 
-  def test_one_device_each_in_turn(self):
+  def test_assigns_one_device_each_in_turn(self):
     """One trainer and three searchers on four GPUs, as the TBA paper has."""
     out = accelerators.assign(_gpus(4), _AUTO, [1], [1, 1, 1])
     self.assertEqual(_visible(out["trainer"]), ["0"])
@@ -146,7 +146,7 @@ class OneProcessTest(parameterized.TestCase):
       (_chips(1), {"run__processes": "many"}, False),
       (_gpus(4), {"run__processes": "one"}, True),
   )
-  def test_roles_share_a_process_on_a_single_accelerator(
+  def test_one_process_is_chosen_on_a_single_accelerator(
       self, found, changes, expected
   ):
     config = self.config(**changes)
@@ -193,7 +193,7 @@ class FindTest(absltest.TestCase):
       self.assertEqual(accelerators.find({}).kind, "cpu")
     self.assertEqual(stderr.getvalue().count("nvidia-smi failed"), 1)
 
-  def test_cpus_with_products_of_bfloat16(self):
+  def test_finds_cpus_with_products_of_bfloat16(self):
     for flags, expected in (
         ("fpu avx512f avx512_bf16 avx512_vnni", True),
         ("fpu amx_bf16 amx_tile", True),
@@ -202,13 +202,13 @@ class FindTest(absltest.TestCase):
       path = self.folder / "cpuinfo"
       path.write_text(f"model name\t: A CPU\nflags\t\t: {flags}\nbugs\t:\n")
       self.assertEqual(accelerators.multiplies_bfloat16(path), expected, flags)
-    # Where the kernel has no such file.
+    # Some kernels have no such file.
     self.assertFalse(accelerators.multiplies_bfloat16(self.folder / "none"))
 
-  def test_none(self):
+  def test_finds_none(self):
     self.assertEqual(accelerators.find({}).kind, "cpu")
 
-  def test_gpus(self):
+  def test_finds_gpus(self):
     self.add_gpus(2)
     self.assertEqual(accelerators.find({}), _gpus(2))
     visible = accelerators.find({"CUDA_VISIBLE_DEVICES": "1"})
@@ -219,14 +219,14 @@ class FindTest(absltest.TestCase):
     self.packages.discard("jax_cuda12_plugin")
     self.assertEqual(accelerators.find({}).kind, "cpu")
 
-  def test_tpu_chips(self):
+  def test_finds_tpu_chips(self):
     for i in range(4):
       (self.folder / f"accel{i}").touch()
     self.assertEqual(accelerators.find({}), _chips(4))
     self.packages.discard("libtpu")
     self.assertEqual(accelerators.find({}).kind, "cpu")
 
-  def test_newer_tpu_chips(self):
+  def test_finds_newer_tpu_chips(self):
     (self.folder / "vfio").mkdir()
     for name in ("0", "1", "vfio"):
       (self.folder / "vfio" / name).touch()

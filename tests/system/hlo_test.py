@@ -52,7 +52,7 @@ class HloTest(parameterized.TestCase):
           8,
       ),
   )  # fmt: skip
-  def test_trips_of_a_loop(self, old, new, trips):
+  def test_counts_trips_of_a_loop(self, old, new, trips):
     found = hlo.costs(_LOOP.replace(old, new))
     self.assertEqual(found.flops, trips * _PRODUCT_FLOPS)
 
@@ -67,7 +67,7 @@ class HloTest(parameterized.TestCase):
     self.assertEqual(found.flops, 16 * _PRODUCT_FLOPS)
 
   @parameterized.parameters(("fwd", 2), ("dq", 3), ("dkv", 4), ("other", 0))
-  def test_products_of_splash_attention(self, kernel, num_products):
+  def test_counts_products_of_splash_attention(self, kernel, num_products):
     found = hlo.costs(
         _entry(
             "%mask = s8[3,8,8]{2,1,0} parameter(0)",
@@ -153,7 +153,7 @@ class HloTest(parameterized.TestCase):
           2 * 64 * 16 * 8 * 4,
       ),
   )  # fmt: skip
-  def test_flops(self, lhs, rhs, out, opcode, attributes, expected):
+  def test_counts_flops(self, lhs, rhs, out, opcode, attributes, expected):
     text = _entry(
         f"%p = {lhs}{{1,0}} parameter(0)",
         f"%q = {rhs}{{1,0}} parameter(1)",
@@ -180,7 +180,7 @@ class HloTest(parameterized.TestCase):
       # Uses what it reads twice, and does not use the row.
       ("fusion(%p, %row), kind=kLoop, calls=%all", "f32[10,10]", 2 * 400),
   )
-  def test_bytes_of_memory(self, call, result, expected):
+  def test_counts_bytes_of_memory(self, call, result, expected):
     fused = (
         "%update (a: f32[10,10], b: f32[1,10], c: s32[]) -> f32[10,10] {\n"
         "  %a = f32[10,10]{1,0} parameter(0)\n"

@@ -46,7 +46,7 @@ class JsonlTest(parameterized.TestCase):
     self.assertEqual(jsonl.read_json(self.path), 1)
     self.assertEqual(os.listdir(self.path.parent), ["a.json"])
 
-  def test_valid_object(self):
+  def test_reads_a_valid_object(self):
     self.assertIsNone(jsonl.read_object(self.path, _SCHEMA))
     for value in (_RIGHT, {"step": 0, "rows": []}, {**_RIGHT, "share": None}):
       self.path.write_text(json.dumps(value))

@@ -43,7 +43,7 @@ class PollIntervalTest(parameterized.TestCase):
     # A fixed interval of 20 ms would be 1,500 polls.
     self.assertBetween(len(times), 30, 60)
 
-  def test_interval_of_a_waiting_caller(self):
+  def test_interval_grows_with_the_wait_of_a_caller(self):
     self.polling.polled(True)
     self.now += 20.0
     self.polling.polled()
@@ -55,7 +55,7 @@ class PollIntervalTest(parameterized.TestCase):
       pause = max(0.02 * before, 0.004)
       self.assertAlmostEqual(after - before, pause)
 
-  def test_waiting_in_pieces(self):
+  def test_waits_in_pieces(self):
     self.polling.start_waiting()
     self.polls(10.0)
     pause = self.polling.due_in_s()

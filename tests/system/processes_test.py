@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from unittest import mock
 
@@ -17,8 +16,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import processes
+from tests.support import waiting
 
-_NO_SETTING = {"trainer": "", "searcher": "", "store": ""}
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -30,37 +29,35 @@ class CoresTest(parameterized.TestCase):
       ("0-3", [0, 1, 2, 3]),
       ("5,0-2,1", [0, 1, 2, 5]),
   )
-  def test_parse(self, text, cores):
+  def test_parses_cores(self, text, cores):
     self.assertEqual(processes.parse_cores(text), cores)
 
   @parameterized.parameters("", "a", "1-", "-1", "0;1", "3-1", "0,,1", "1-2-3")
-  def test_parse_refuses(self, text):
+  def test_refuses_wrong_cores(self, text):
     with self.assertRaisesRegex(ValueError, "cores '"):
       processes.parse_cores(text)
 
-  def assign(self, mine, num_searchers, per_searcher=1, **settings):
+  def assign(self, mine, num_searchers, per_searcher=1):
     with mock.patch.object(
         processes, "available_cores", autospec=True, return_value=mine
     ):
-      return processes.assign_cores(
-          {**_NO_SETTING, **settings}, num_searchers, per_searcher
-      )
+      return processes.assign_cores(num_searchers, per_searcher)
 
   def test_one_core_is_shared_without_binding(self):
     self.assertEqual(
-        self.assign([3], 2), {"trainer": [], "store": [], "searchers": [[], []]}
+        self.assign([3], 2), {"trainer": [], "searchers": [[], []]}
     )
 
   def test_two_cores_are_split(self):
     self.assertEqual(
         self.assign([0, 1], 1),
-        {"trainer": [0], "store": [], "searchers": [[1]]},
+        {"trainer": [0], "searchers": [[1]]},
     )
 
   def test_searchers_get_one_core_each_and_at_most_half(self):
     self.assertEqual(
         self.assign([0, 1, 4, 5], 1),
-        {"trainer": [0, 1, 4], "store": [], "searchers": [[5]]},
+        {"trainer": [0, 1, 4], "searchers": [[5]]},
     )
     four = self.assign([0, 1, 2, 3], 3)
     self.assertEqual(four["trainer"], [0, 1])
@@ -74,18 +71,34 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(out["trainer"], [0, 1, 2, 3])
     self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
 
-  def test_settings_override(self):
-    out = self.assign([0, 1], 2, trainer="all", searcher="2-5", store="7")
-    self.assertEqual(
-        out, {"trainer": [], "store": [7], "searchers": [[2, 3], [4, 5]]}
-    )
+  @parameterized.parameters(
+      # A limit of a group, and a lower one above it.
+      ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "4096",
+                   "a/cpu.max": "150 100", "a/b/cpu.max": "max 100"}, "a"),
+      # Version 1, where a container has its own group as the top.
+      ("4:memory:/x\n1:cpu,cpuacct:/x",
+       {"memory/memory.limit_in_bytes": "4096", "cpu/cpu.cfs_quota_us": "150",
+        "cpu/cpu.cfs_period_us": "100"}, ""),
+  )  # fmt: skip
+  def test_control_groups_limit_memory_and_cores(self, groups, files, folder):
+    root = pathlib.Path(self.create_tempdir().full_path)
+    for name, text in files.items():
+      path = root / "sys/fs/cgroup" / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text(f"{text}\n")
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(f"{groups}\n")
+    with mock.patch.object(processes, "available_cores", lambda: [0, 1]):
+      memory, source = processes.memory(root)
+      self.assertEqual(memory, 4096)
+      self.assertIn(f"cgroup/{folder}", source)
+      self.assertEqual(processes.num_cores(root)[0], 1.5)
+      # No limits: no Linux, or limits above what is here.
+      nowhere = root / "none"
+      self.assertGreater(processes.memory(nowhere)[0], 2**28)
+      self.assertEqual(processes.num_cores(nowhere)[0], 2)
 
-  def test_searchers_without_binding(self):
-    out = self.assign([0, 1], 2, searcher="all")
-    self.assertEqual(out["searchers"], [[], []])
-    self.assertEqual(out["trainer"], [0])
-
-  def test_pin(self):
+  def test_pins_a_process(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])
@@ -186,10 +199,7 @@ class SignalsTest(absltest.TestCase):
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 10
-    while _is_running(pid):
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.01)
+    waiting.wait_until(lambda: not _is_running(pid), "its end")
 
 
 def _is_running(pid: int) -> bool:
@@ -218,7 +228,7 @@ class DirectoryTest(absltest.TestCase):
     folder = tempfile.TemporaryDirectory(prefix="sp")
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
-    # Not the user's own temporary directory.
+    # A temporary directory that is not the user's own.
     self.enter_context(
         mock.patch.object(tempfile, "gettempdir", lambda: str(self.folder))
     )

@@ -67,7 +67,7 @@ class ActivityTest(parameterized.TestCase):
     self.activity.mark("step")
     self.activity.mark("record")
     self.activity.mark("step")
-    # Not the second time.
+    # The second time may not take long.
     self.assertEqual(self.beat(601, share)[-1], 601)
 
   def test_up_to_twice_the_longest_time_is_usual(self):
@@ -80,7 +80,7 @@ class ActivityTest(parameterized.TestCase):
     self.activity.mark("record")
     self.assertEqual(self.beat(1), [1])
 
-  def test_a_span_within_another(self):
+  def test_a_span_within_another_is_counted(self):
     self.activity.mark("evaluate")
     with self.activity.span("wait_model", waits=True):
       self.assertEqual(self.beat(2), [0, 0])

@@ -29,7 +29,7 @@ class WorkerTest(absltest.TestCase):
           call()
     self.assertIn("thread test ended", logged.output[0])
 
-  def test_hanging_thread(self):
+  def test_names_a_hanging_thread(self):
     go = threading.Event()
     thread = worker.Worker("test", lambda _: go.wait(60), close_s=0.05)
     with self.assertRaisesRegex(TimeoutError, "test: did not end"):
@@ -73,7 +73,7 @@ class JobQueueTest(absltest.TestCase):
         call()
     self.assertEmpty(done)
 
-  def test_hanging_job(self):
+  def test_names_a_hanging_job(self):
     thread = worker.JobQueue("slow", max_waiting=1, deadline_s=0.05)
     go, began = threading.Event(), threading.Event()
     thread.submit(lambda: (began.set(), go.wait(10)))

@@ -50,14 +50,14 @@ class NumbersTest(parameterized.TestCase):
       ("007", 7.0),
       ("<eos> 3 <pad>", 3.0),
   )
-  def test_last_number(self, text, value):
+  def test_reads_the_last_number(self, text, value):
     self.assertEqual(answers.last_number(text), value)
 
   @parameterized.parameters(
       "", "no number", "٧", "７", "½", "nan", "inf", "-", ".", "1" * 41,
       "7e999", "-7e999", None, 7, b"7",
   )  # fmt: skip
-  def test_no_number(self, text):
+  def test_returns_none_without_a_number(self, text):
     self.assertIsNone(answers.last_number(text))
 
   @parameterized.parameters(
@@ -91,9 +91,10 @@ class NumbersTest(parameterized.TestCase):
     self.assertEqual(answers.without_calculator("a << b"), "a << b")
 
 
-# What a person reads as the answer of a completion, None if there is none.
+# Number that a person reads as the answer of a completion, None if there is
+# none.
 _READ = (
-    # What is marked: the last mark counts.
+    # Marked answers: the last mark counts.
     ("2+2=4\n#### 4", 4.0),
     ("#### 18 dollars", 18.0),
     ("#### **18**", 18.0),
@@ -113,7 +114,7 @@ _READ = (
     (r"The answer is 4, no: \boxed{5}", 5.0),
     ("#### unknown\n5", None),
     (r"The 5 of us: \boxed{x}", None),
-    # What is said.
+    # Answers that are said.
     ("The answer is 18. I used 2 steps.", 18.0),
     ("The answer is: $1,080.50.", 1080.5),
     ("The answer is 5? No, the answer is 6.", 6.0),
@@ -126,7 +127,7 @@ _READ = (
     ("18 = 6 x 3", None),
     ("", None),
     ("I do not know.", None),
-    # What follows the answer.
+    # Text that follows the answer.
     ("#### 18\n\nQuestion: Ann takes 2", 18.0),
     ("It is 18.\n\nQuestion: Ann takes 2", 18.0),
     ("It is 18\nQ: Ann takes 2", 18.0),
@@ -195,7 +196,7 @@ _READ = (
     ("Ann has 5 eggs in box_3", 5.0),
     ("18th", None),
     ("Ann has 5 eggs on the 18th", 5.0),
-    # What is left to compute, and what is left open.
+    # Formulas left to compute, and what is left open.
     ("2^10", None),
     ("#### 9*2", None),
     ("#### 9 x $2", None),

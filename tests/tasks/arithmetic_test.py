@@ -57,11 +57,11 @@ class ArithmeticTest(parameterized.TestCase):
         text = task.reference_completion(split, index, rng)
         self.assertEqual(task.reward(split, index, text), 1.0)
         self.assertEqual(task.solution_key(split, index, text), text)
-        # Not by the task's own arithmetic.
+        # Arithmetic other than the task's own.
         a, b = task.prompt(split, index), int(text)
         self.assertEqual(eval(a.rstrip("=")), b)  # pylint: disable=eval-used
 
-  def test_reasons(self):
+  def test_explains_wrong_answers(self):
     task = make_task()
     index = prompts(task, "train").index("9+8=")
     self.assertEqual(task.explain("train", index, "17"), "")
@@ -105,7 +105,7 @@ class ArithmeticTest(parameterized.TestCase):
       self.assertEqual(max(lengths["prompt"]), task.max_prompt_tokens)
       self.assertEqual(max(lengths["completion"]), task.max_completion_tokens)
 
-  def test_same_seed_same_prompts(self):
+  def test_same_seed_gives_same_prompts(self):
     first, second = make_task(), make_task()
     other = make_task(split_seed=1)
     self.assertEqual(prompts(first, "train"), prompts(second, "train"))

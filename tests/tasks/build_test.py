@@ -23,7 +23,7 @@ class Mine(arithmetic.Arithmetic):
 class MakeTaskTest(absltest.TestCase):
 
   def test_makes_each_task_with_its_own_fields(self):
-    # Those of rows need data, and have tests of their own.
+    # Tasks over rows need data, and have tests of their own.
     for name in set(build.TASKS) - {"chat", "gsm8k", "math", "own", "tldr"}:
       task = build.make_task(ml_collections.ConfigDict({"name": name}))
       self.assertIsInstance(task, base.Task)
@@ -45,7 +45,7 @@ class MakeTaskTest(absltest.TestCase):
       ):
         build.make_task(ml_collections.ConfigDict(fields))
 
-  def test_a_class_from_outside(self):
+  def test_makes_a_class_from_outside(self):
     self.enter_context(mock.patch.dict(sys.modules, mine=sys.modules[__name__]))
     task = build.make_task(ml_collections.ConfigDict({"name": "mine:Mine"}))
     self.assertIsInstance(task, Mine)

@@ -50,7 +50,7 @@ class ChatTest(parameterized.TestCase):
       )
     return _task(data=str(self.folder), **fields)
 
-  def test_the_conversation_before_the_last_answer(self):
+  def test_prompts_with_the_conversation_before_the_last_answer(self):
     task = self.make(_messages("Be kind.", "a", "b", "c", "d", first="system"))
     self.assertEqual(
         task.prompt("train", 0),
@@ -92,7 +92,7 @@ class ChatTest(parameterized.TestCase):
       {"prompt": [_USER], "chosen": [_USER, _ANSWER],
        "rejected": [_USER, _OTHER]},
   )  # fmt: skip
-  def test_pairs_of_conversations(self, **fields):
+  def test_makes_pairs_of_conversations(self, **fields):
     found = self.make(_ROW).pair_texts(fields)
     expected = "<|user|>\nWhy?\n<|assistant|>\n", "Because.", "No."
     self.assertEqual(found, expected)
@@ -114,9 +114,9 @@ class ChatTest(parameterized.TestCase):
     if has_prompt:
       self.assertFalse(all(isinstance(text, str) for text in answers))
 
-  def test_a_tokenizers_own_template(self):
+  def test_formats_with_a_tokenizer_s_own_template(self):
     tokenizer = tokenizer_lib.word_level(["a"], ".")
-    tokenizer._fast.chat_template = (
+    tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.content }}]{% endfor %}>"
     )
     folder = self.create_tempdir().full_path

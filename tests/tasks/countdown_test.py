@@ -100,7 +100,7 @@ class EnumerationTest(parameterized.TestCase):
     in_order = sum(tuple(sorted(n)) == n for n in numbers)
     self.assertLess(in_order, 100)
 
-  def test_same_seed_same_task(self):
+  def test_same_seed_gives_same_task(self):
     again, other = make_task(), make_task(split_seed=1)
     rng, rng_again = np.random.default_rng(3), np.random.default_rng(3)
     for i in range(50):
@@ -168,7 +168,7 @@ class RewardTest(parameterized.TestCase):
   def key(self, text):
     return countdown.solution_key([3, 4, 7, 2], 17, text)
 
-  def test_right(self):
+  def test_accepts_a_right_completion(self):
     self.assertEqual(
         self.key("4*3=12,12+7=19,19-2=17"), "12+7=19,19-2=17,4*3=12"
     )
@@ -253,7 +253,7 @@ class RewardTest(parameterized.TestCase):
 
     self.assertIsNotNone(key([11, 9, 1], 99, "11*9=99,99*1=99"))
     self.assertIsNone(key([12, 9, 10], 98, "12*9=108,108-10=98"))
-    # By way of zero and of a negative number.
+    # Steps by way of zero and of a negative number.
     self.assertIsNone(key([5, 5, 3], 3, "5-5=0,3+0=3"))
     self.assertIsNone(key([3, 5, 9], 7, "3-5=-2,9+-2=7"))
     self.assertIsNone(key([3, 5, 9], 7, "3-5=2,9-2=7"))
@@ -355,7 +355,7 @@ class CountdownReasonTest(parameterized.TestCase):
       ("7-7=0,4*3=12,12+2=14", "step 1: 0 is not from 1 to 99"),
       ("4*3=12, 12+7=19", 'step 2: " 12+7=19" is not of the form 4*3=12'),
   )
-  def test_words(self, text, reason):
+  def test_says_what_is_wrong(self, text, reason):
     self.assertEqual(countdown.explain([3, 4, 7, 2], 17, text), reason)
 
   @parameterized.parameters("train", "held_out")
@@ -422,7 +422,7 @@ class CountdownSparseTest(parameterized.TestCase):
     ]
     self.assertBetween(np.mean(rewards), 0.001, 0.02)
 
-  def test_a_wrong_field(self):
+  def test_refuses_a_wrong_field(self):
     with self.assertRaisesRegex(ValueError, "config.task.max_solutions=0"):
       _sparse(max_solutions=0)
 

@@ -38,13 +38,13 @@ class Gsm8kBuilderTest(absltest.TestCase):
   def check(self, prepared):
     for split, found in _ROWS.items():
       read = list(rows.read_rows("k", f"{prepared}[{split}]"))
-      # In the order of the file.
+      # Rows keep the order of the file.
       self.assertEqual([row.fields for row in read], found)
       self.assertEqual(read[0].place, f"gsm8k[{split}]:1")
     with self.assertRaisesRegex(ValueError, r"one of \['test', 'train'\]"):
       list(rows.read_rows("k", f"{prepared}[dev]"))
 
-  def test_from_a_folder_without_tensorflow(self):
+  def test_prepares_from_a_folder_without_tensorflow(self):
     code = (
         "import sys; from tba_jax.tasks import gsm8k_data;"
         f"gsm8k_data.main([{str(self.out)!r}, '--manual_dir',"
@@ -57,7 +57,7 @@ class Gsm8kBuilderTest(absltest.TestCase):
     self.assertEqual(done.stdout.split()[-1], str(prepared))
     self.check(prepared)
 
-  def test_by_download(self):
+  def test_prepares_by_download(self):
     class Quiet(http.server.SimpleHTTPRequestHandler):
 
       def log_message(self, *args):

@@ -49,7 +49,7 @@ class Gsm8kTest(parameterized.TestCase):
     )
     return _task(data=data, **fields)
 
-  def test_formats(self):
+  def test_prompts_have_their_formats(self):
     task = self.make()
     self.assertEqual(
         task.prompt("train", 0),
@@ -82,7 +82,7 @@ class Gsm8kTest(parameterized.TestCase):
       ("hash", "So.\n#### 2", 1.0),
       ("hash", "#### 2\n#### 3", 0.0),
   )
-  def test_reward(self, rule, completion, reward):
+  def test_reward_follows_the_answer_rule(self, rule, completion, reward):
     task = self.make(answer_rule=rule)
     self.assertEqual(task.reward("train", 0, completion), reward)
     key = task.solution_key("train", 0, completion)
@@ -95,11 +95,11 @@ class Gsm8kTest(parameterized.TestCase):
       ("hash", "It is 2", "no number found"),
       ("hash", "#### 1,080,000", "read 1080000, wanted 2"),
   )
-  def test_reason(self, rule, completion, reason):
+  def test_reason_follows_the_answer_rule(self, rule, completion, reason):
     task = self.make(answer_rule=rule)
     self.assertEqual(task.explain("train", 0, completion), reason)
 
-  def test_parquet_files_of_the_hub(self):
+  def test_reads_parquet_files_of_the_hub(self):
     for split, question in (("train", "a?"), ("test", "b?")):
       for name in ("main", "socratic"):
         path = self.folder / name / f"{split}-00000-of-00001.parquet"
@@ -149,12 +149,12 @@ class Gsm8kTest(parameterized.TestCase):
       ({"data": ""}, "config.task.data='.train.': there is no such"),
       ({"data": "/nowhere"}, "config.task.data='/nowhere.train.'"),
   )
-  def test_wrong_settings(self, fields, message):
+  def test_refuses_wrong_settings(self, fields, message):
     data = self.write(train=[("a?", "1"), ("b?", "1")], test=[("c?", "#### 1")])
     with self.assertRaisesRegex(ValueError, message):
       _task(**{"data": data, **fields})
 
-  def test_rows_of_other_fields(self):
+  def test_refuses_rows_of_other_fields(self):
     data = self.write(test=[("c?", "#### 1")])
     (self.folder / "train.jsonl").write_text('{"query": "a?"}\n')
     with self.assertRaisesRegex(

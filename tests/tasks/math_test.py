@@ -43,7 +43,7 @@ class MathTest(parameterized.TestCase):
     )
     return str(path)
 
-  def test_formats(self):
+  def test_prompts_have_their_formats(self):
     problem = "A square has side $7$. What is its area?"
     for name, prompt in (
         ("bare", f"{problem}\n"),
@@ -147,8 +147,8 @@ class MathTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "task.train=.*every prompt"):
       _task(train=test, test=test, overlap="leave_out")
 
-  def test_a_folder_of_parquet_files(self):
-    # As the hub has them: a folder for each subject.
+  def test_reads_a_folder_of_parquet_files(self):
+    # The hub has a folder for each subject.
     import pyarrow
     from pyarrow import parquet
 
@@ -164,7 +164,7 @@ class MathTest(parameterized.TestCase):
         [task.example("train", i).answer for i in range(2)], ["0", "1"]
     )
 
-  def test_rows_of_other_fields(self):
+  def test_refuses_rows_of_other_fields(self):
     train = self.folder / "train.jsonl"
     train.write_text('{"question": "a?", "solution": "1"}\n')
     with self.assertRaisesRegex(ValueError, "no row of .* field 'problem'"):
@@ -179,7 +179,7 @@ class MathTest(parameterized.TestCase):
       ({"made_up_prompts": 7000}, "made_up_prompts=7000.* to 5000"),
       ({"validation_prompts": 5}, "validation_prompts=5.*up to 4"),
   )
-  def test_wrong_settings(self, fields, message):
+  def test_refuses_wrong_settings(self, fields, message):
     shutil.copy(_DATA / "test.jsonl", self.folder)
     with self.assertRaisesRegex(ValueError, message):
       _task(**fields)
@@ -223,7 +223,7 @@ class EqualTest(parameterized.TestCase):
       (r"50\%", "50"),
       (r"\left( 1, 2 \right)", "(1,2)"),
       (r"\dfrac{1}{2}", r"\frac{1}{2}"),
-      # What only math-verify knows.
+      # Answers that only math-verify knows.
       (r"\frac{1}{2}", "0.5"),
       (r"\frac{3}{4}", r"\frac{6}{8}"),
       ("x+1", "1+x"),
@@ -231,7 +231,7 @@ class EqualTest(parameterized.TestCase):
       ("1,2", "2,1"),
       ("2^{10}", "1024"),
   )
-  def test_the_same(self, reference, answer):
+  def test_accepts_the_same_answer(self, reference, answer):
     self.assertTrue(math.equal(reference, answer))
 
   @parameterized.parameters(
@@ -252,7 +252,7 @@ class EqualTest(parameterized.TestCase):
       ("5", "\0"),
       (r"\frac{1}{2}", r"\frac{1}{0}"),
   )
-  def test_another(self, reference, answer):
+  def test_refuses_another_answer(self, reference, answer):
     self.assertFalse(math.equal(reference, answer))
 
   def test_no_text_is_run_as_python(self):

@@ -76,12 +76,12 @@ class OwnTest(parameterized.TestCase):
     task = self.make(rewards=rewards)
     self.assertEqual(task.explain("train", index, text), reason)
 
-  def test_a_reason_of_the_user_s(self):
+  def test_asks_a_reason_of_the_user_s(self):
     task = self.make(reason="tests.tasks.own_rewards:why")
     self.assertEqual(task.explain("train", 0, "red"), "not blue: red")
     self.assertEqual(task.explain("train", 0, "blue"), "")
 
-  def test_several_rewards_weighted(self):
+  def test_weighs_several_rewards(self):
     task = self.make(
         rewards=(
             f"exact * 2, {_HERE}/own_rewards.py:short*0.5,"
@@ -185,7 +185,7 @@ class OwnTest(parameterized.TestCase):
     with mock.patch.dict(os.environ, mine):
       self.assertEqual(task.judge("train", 0, "x").parts["verifier"], 0.5)
 
-  def test_a_command_wants_the_pool(self):
+  def test_a_command_requires_the_pool(self):
     config = base_config.make()
     config.task = ml_collections.ConfigDict(
         self.fields(verifier="echo 1", answer_kind="text")
@@ -215,7 +215,7 @@ class OwnTest(parameterized.TestCase):
       ({"completion": " {reply}"}, "config.task.completion: .*'reply'"),
       ({"answer_kind": "x"}, "config.task.answer_kind='x'"),
   )
-  def test_wrong_settings(self, changes, message):
+  def test_refuses_wrong_settings(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       self.make(**changes)
 

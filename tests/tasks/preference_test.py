@@ -100,7 +100,8 @@ class PreferenceTest(absltest.TestCase):
     self.assertBetween(min(lengths), 1, 1)
     self.assertBetween(max(lengths), 6, 6)
     self.assertGreater(lengths[6], lengths[1])
-    # Not uniform: the likeliest of five followers has more than a fifth.
+    # Shares are not uniform: the likeliest of five followers has more than a
+    # fifth.
     shares = [max(c.values()) / c.total() for c in after.values()]
     self.assertGreater(np.mean(shares), 0.3)
     # The same seed makes the same language.

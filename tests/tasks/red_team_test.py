@@ -26,7 +26,7 @@ class RedTeamTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
-  def test_one_prompt(self):
+  def test_has_one_prompt(self):
     task = _make(evaluation_blocks=7)
     self.assertEqual(task.num_prompts(base.TRAIN), 1)
     self.assertEqual(task.num_prompts(base.HELD_OUT), 7)
@@ -50,7 +50,7 @@ class RedTeamTest(parameterized.TestCase):
     prompt = made.encode_prompt(task.prompt(base.TRAIN, 0))
     self.assertLen(prompt, task.max_prompt_tokens)
 
-  def test_instructions_of_a_file(self):
+  def test_reads_instructions_of_a_file(self):
     path = self.folder / "instructions.jsonl"
     rows = [{"instruction": t} for t in ("Name a tree. ", "Sing.", "Sing.")]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")

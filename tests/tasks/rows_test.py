@@ -33,7 +33,7 @@ class ReadRowsTest(parameterized.TestCase):
     found = rows.read_rows("config.task.train", str(self.folder / source))
     return [(row.place, row.fields) for row in found]
 
-  def test_jsonl(self):
+  def test_reads_jsonl(self):
     (self.folder / "train.jsonl").write_bytes(
         b'{"prompt": "x"}\n\nnot json\n[1]\n\xff\n{"prompt": "\\ud83d"}\n'
         b'{"prompt": "\\ud83d\\ude00"}'
@@ -56,7 +56,7 @@ class ReadRowsTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "test.jsonl.gz cannot be read"):
         self.read("[test]")
 
-  def test_parquet(self):
+  def test_reads_parquet(self):
     file = self.folder / "train.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), file)
     expected = [("train.parquet:1", {"prompt": "a"})]
@@ -66,7 +66,7 @@ class ReadRowsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "train=.*train.parquet cannot be"):
       self.read("train.parquet")
 
-  def test_nothing_there(self):
+  def test_names_a_source_without_files(self):
     (self.folder / "empty").mkdir()
     (self.folder / "a.jsonl").write_text("{}")
     for source in ("nope.jsonl", "empty", "a.jsonl[train]"):
@@ -243,7 +243,7 @@ class RowsTaskTest(parameterized.TestCase):
 
 class ReportTest(absltest.TestCase):
 
-  def test_the_report_of_a_run(self):
+  def test_reports_of_a_run(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     events = []
     for task in (

@@ -42,7 +42,7 @@ class TldrTest(parameterized.TestCase):
       (self.folder / f"{name}.jsonl").write_text(text)
     return _task(data=str(self.folder), **fields)
 
-  def test_query_and_summary(self):
+  def test_reads_query_and_summary(self):
     task = self.make()
     self.assertEqual(
         task.prompt("train", 0),
@@ -93,7 +93,7 @@ class TldrTest(parameterized.TestCase):
     self.assertEqual(task.num_prompts("train"), 1)
 
   @parameterized.parameters("", "/nowhere")
-  def test_without_data(self, folder):
+  def test_refuses_a_folder_without_data(self, folder):
     with self.assertRaisesRegex(
         ValueError, "config.task.data=.*no such file or folder"
     ):
@@ -141,7 +141,7 @@ class MadeUpTest(parameterized.TestCase):
       (" Ann lost key school <unk>", 1 - 3 * 0.5 / 4),
       ("", 0.0),
   )
-  def test_the_gold_reward(self, summary, reward):
+  def test_gold_reward_counts_facts(self, summary, reward):
     self.assertAlmostEqual(made_up.tldr_reward(self.QUERY, summary), reward)
 
   def test_right_is_what_beats_the_reference(self):

@@ -104,13 +104,13 @@ class CheckpointTest(parameterized.TestCase):
     chex.assert_trees_all_equal(restored, make_state(2, size=400_000))
     np.testing.assert_array_equal(restored_host["counts"], np.zeros(1000))
 
-  def test_empty_directory(self):
+  def test_refuses_to_restore_from_an_empty_directory(self):
     saver = self.open()
     self.assertIsNone(saver.latest_step())
     with self.assertRaisesRegex(FileNotFoundError, str(self.directory)):
       saver.restore(make_state(0))
 
-  def test_a_missing_step(self):
+  def test_names_a_missing_step(self):
     saver = self.save_steps(1)
     with self.assertRaisesRegex(FileNotFoundError, "no checkpoint 5"):
       saver.restore(make_state(0), step=5)
@@ -249,7 +249,7 @@ class CheckpointTest(parameterized.TestCase):
     self.assertIn("process-00000.npz", names)
     self.assertLess(names.index("process-00000.npz"), len(names) - 1)
 
-  def test_an_unusable_directory(self):
+  def test_names_an_unusable_directory(self):
     file = self.create_tempfile("file").full_path
     with self.assertRaisesRegex(OSError, "checkpoint directory .*/file/below"):
       checkpoint.Checkpointer(file + "/below", keep=2)

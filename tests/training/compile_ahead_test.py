@@ -33,7 +33,7 @@ class CompileAheadTest(absltest.TestCase):
     return ahead
 
   def count(self, ahead, size):
-    for _ in range(compile_ahead._STEPS_BEFORE_NEXT):
+    for _ in range(compile_ahead.STEPS_BEFORE_NEXT):
       ahead.count(size)
 
   def test_the_first_size_then_neighbors_of_used_ones_once_each(self):
@@ -49,7 +49,7 @@ class CompileAheadTest(absltest.TestCase):
     # The step itself has compiled for the two that were used first.
     self.assertEqual(compiled, [SIZES[0], SIZES[3]])
 
-  def test_without_neighbors_the_first_size_alone(self):
+  def test_compiles_the_first_size_alone_without_neighbors(self):
     compiled = []
     ahead = self.make(compiled.append, neighbors=False)
     self.count(ahead, SIZES[0])
@@ -149,7 +149,7 @@ class DeviceWorkTest(parameterized.TestCase):
         ahead=ahead,
     )
     self.addCleanup(work.close)
-    used, steps = [], compile_ahead._STEPS_BEFORE_NEXT
+    used, steps = [], compile_ahead.STEPS_BEFORE_NEXT
     with self.assertLogs("jax", logging.WARNING) as logs:
       jax.config.update("jax_log_compiles", True)
       try:
@@ -171,7 +171,7 @@ class DeviceWorkTest(parameterized.TestCase):
     ]
 
   @parameterized.parameters("trainer", "searcher")
-  def test_the_same_bits_and_no_compilation_in_the_main_thread(self, role):
+  def test_has_the_same_bits_and_compiles_beside_the_main_thread(self, role):
     expected, compiled = self.train(is_ahead=False, role=role)
     self.assertNotEmpty(compiled)
     state, compiled = self.train(is_ahead=True, role=role)

@@ -157,7 +157,7 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
 
-  # With groups cut, the parts are those of the batch's rows.
+  # Cut groups make parts of the batch's packed rows.
   @parameterized.parameters(
       (1.0, 1, 0, 8), (0.5, 1, 0, 2), (0.5, 3, 0, 3), (0.5, 1, 1, 8)
   )

@@ -43,7 +43,7 @@ def end_of(name, **data):
 
 class EnumerableTest(absltest.TestCase):
 
-  def test_target_and_distance_by_hand(self):
+  def test_target_and_distance_match_numbers_by_hand(self):
     space = enumerable.Space(
         np.log(np.array([0.5, 0.25, 0.25], np.float32)),
         np.array([0.0, 1.0, 2.0], np.float32),

@@ -56,7 +56,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
         steps.index(("evaluated", 2, 2)), steps.index(("step", 4))
     )
     self.assertIn(("", 2), self.recorded())
-    # That of step 4 was due meanwhile.
+    # The evaluation of step 4 was due meanwhile.
     events = [c.args for c in self.recorder.event.call_args_list]
     self.assertEqual(events[0][0], "evaluation_skipped")
     self.assertIn("step 4: the evaluation of step 2 is not", events[0][1])

@@ -71,9 +71,9 @@ def _make(sampler, task=None, greedy=None, **changes):
   task = task or fakes.FakeTask(_RIGHT)
   names = ("split", "comparer", "reference", "plain_reference")
   arguments = {name: changes.pop(name) for name in names if name in changes}
-  settings = {"num_completions": 4, "batch_prompts": 2, "resamples": 50}
+  settings = {"num_completions": 4, "batch_prompts": 2}
   config = base_config.make(evaluate__greedy=greedy is not None)
-  config.evaluate.update({**settings, "confidence": 0.9, **changes})
+  config.evaluate.update({**settings, **changes})
   policy = policy_lib.Policy(task, fakes.FakeTokenizer(), None, None, None)
   with mock.patch.multiple(
       policy_lib,
@@ -118,7 +118,7 @@ class EvaluatorTest(parameterized.TestCase):
         [1, 1, 1],
     )
 
-  def test_kl_and_perplexity_against_the_reference(self):
+  def test_measures_kl_and_perplexity_against_the_reference(self):
     reference = _FakeReference()
     evaluator = _make(_ScriptedSampler(_SCRIPT, 4), reference=reference)
     result = evaluator.run({}, 3, version=9)
@@ -172,7 +172,7 @@ class EvaluatorTest(parameterized.TestCase):
     self.assertEqual(other.run({}, 3, version=9)["win_rate"],
                      result["win_rate"])  # fmt: skip
 
-  def test_numbers_by_hand(self):
+  def test_matches_numbers_by_hand(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
     result = _make(sampler).run({}, 3, version=9)
     self.assertAlmostEqual(result["pass_at_1"], (3 / 4 + 0 + 1 / 4) / 3)
@@ -225,7 +225,7 @@ class EvaluatorTest(parameterized.TestCase):
         ["", "", "", "held_out 0: 6", "could not be judged: refused"],
     )
 
-  def test_nothing_solved(self):
+  def test_has_no_nan_where_nothing_is_solved(self):
     sampler = _ScriptedSampler({0: [[1]], 1: [[4, 1]]}, length=4)
     result = _make(sampler, num_completions=1).run({}, 2, version=0)
     self.assertEqual(result["distinct_correct_per_solved"], 0.0)
@@ -236,7 +236,7 @@ class EvaluatorTest(parameterized.TestCase):
     result = _make(sampler).run({}, 1, version=0)
     self.assertEqual(result["pass_at_1_stderr"], 0.0)
 
-  def test_requests(self):
+  def test_requests_have_their_own_visits(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
     _make(sampler).run({}, 3, version=0)
     self.assertEqual([len(r) for r in sampler.requests], [2, 1])
@@ -249,7 +249,7 @@ class EvaluatorTest(parameterized.TestCase):
     _make(sampler, split="train").run({}, 1, version=0)
     self.assertNotEqual(sampler.requests[-1][0].visit, requests[0].visit)
 
-  def test_progress_and_interruption(self):
+  def test_reports_progress_and_may_be_interrupted(self):
     sampler = _ScriptedSampler(_SCRIPT, length=4)
     progress = []
     evaluator = _make(sampler, batch_prompts=1)
@@ -263,7 +263,7 @@ class EvaluatorTest(parameterized.TestCase):
       evaluator.run({}, 3, version=0, should_stop=lambda: next(answers))
     self.assertLen(sampler.requests, 2)
 
-  def test_with_the_real_sampler(self):
+  def test_works_with_the_real_sampler(self):
     model = fakes.FakeModel(10, 8)
     params = model.init(jax.random.key(0))
     sampler = sampler_case.make(model)
@@ -294,7 +294,7 @@ class PassAtKTest(absltest.TestCase):
       share = sum(any(subset) for subset in subsets) / len(subsets)
       self.assertAlmostEqual(evaluator_lib.pass_at_k(n, c, k), share)
 
-  def test_none_and_all_correct(self):
+  def test_is_0_or_1_where_none_or_all_are_correct(self):
     self.assertEqual(evaluator_lib.pass_at_k(8, 0, 8), 0.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 8, 1), 1.0)
     self.assertEqual(evaluator_lib.pass_at_k(8, 1, 8), 1.0)
@@ -333,7 +333,7 @@ class EvalSummaryTest(absltest.TestCase):
       self.assertGreater(high, found[name])
     self.assertEqual(found["confidence"], 0.9)
 
-  def test_optional_fields(self):
+  def test_has_optional_fields_where_they_are_given(self):
     self.assertNotIn("kl", _summarize(_prompt(1)))
     self.assertNotIn("greedy_pass_at_1", _summarize(_prompt(1)))
     more = {"kl": np.full(4, 0.5), "ref_nats": np.full(4, np.log(2.0) * 2.5)}
@@ -366,7 +366,7 @@ class EvalSummaryTest(absltest.TestCase):
     self.assertEqual(found["greedy_win_rate"], 0.5)
     self.assertNotIn("greedy_gold_reward", found)
 
-  def test_share_of_distinct_texts_and_failures(self):
+  def test_measures_distinct_texts_and_failures(self):
     failed = collections.Counter(nan=2)
     found = _summarize(_prompt(1, texts=2), _prompt(1, failures=failed))
     self.assertEqual(found["distinct_share"], 0.75)
@@ -386,7 +386,7 @@ class BootstrapTest(parameterized.TestCase):
     self.assertEqual(_interval([3.0]), (3.0, 3.0))
     self.assertEqual(_interval([0.5] * 7), (0.5, 0.5))
 
-  def test_two_values_by_hand(self):
+  def test_matches_two_values_by_hand(self):
     # Means 0, 1/2, 1 have the chances 1/4, 1/2, 1/4.
     self.assertEqual(_interval([0.0, 1.0]), (0.0, 1.0))
     self.assertEqual(_interval([0.0, 1.0], confidence=0.4), (0.5, 0.5))
@@ -398,7 +398,7 @@ class BootstrapTest(parameterized.TestCase):
     np.testing.assert_allclose(low, values.mean() - half, atol=0.02)
     np.testing.assert_allclose(high, values.mean() + half, atol=0.02)
 
-  def test_coverage(self):
+  def test_covers_the_mean_as_often_as_it_says(self):
     rng = np.random.default_rng(2)
     held = 0
     for i in range(300):

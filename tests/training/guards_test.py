@@ -23,7 +23,6 @@ def make_guards(action="warn", max_logprob_gap=1e-3, state=None, **changes):
       min_entropy=0.1,
       max_kl=50.0,
       max_accuracy_drop=0.2,
-      learning_rate_factor=0.5,
       max_logprob_gap=max_logprob_gap,
   )
   config.update_from_flattened_dict(changes)
@@ -89,7 +88,7 @@ class GuardsTest(parameterized.TestCase):
     guards = make_guards()
     check = lambda *args: guards.check_accuracy(*args, "held_out")
     self.assertEmpty(check(0, 0.5))
-    # Of other prompts it may be lower from the start.
+    # Accuracy on other prompts may be lower from the start.
     self.assertEmpty(guards.check_accuracy(3, 0.2, "validation"))
     self.assertEmpty(guards.check_accuracy(4, 0.1, "validation"))
     self.assertEmpty(check(5, 0.9))

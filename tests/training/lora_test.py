@@ -21,7 +21,6 @@ from tba_jax.models import hf
 from tba_jax.monitor import run_directory
 from tba_jax.programs import export
 from tba_jax.programs import roles
-from tba_jax.programs import sizes
 from tba_jax.training import checkpoint
 from tba_jax.training import device_work
 from tba_jax.training import lora
@@ -71,7 +70,7 @@ def make(**changes):
 
 class AdaptersTest(parameterized.TestCase):
 
-  def test_none_with_rank_0(self):
+  def test_makes_none_with_rank_0(self):
     self.assertIsNone(lora.make(settings(rank=0), tiny_model.make_model()))
 
   @parameterized.parameters(*_FAMILIES)
@@ -98,7 +97,7 @@ class AdaptersTest(parameterized.TestCase):
     a = start["blocks"]["mlp"]["down"]["a"]
     np.testing.assert_allclose(a.std(), 1 / np.sqrt(32), rtol=0.2)
 
-  def test_targets(self):
+  def test_adapts_the_targets_alone(self):
     model = tiny_model.make_model()
     functions = lora.make(settings(targets="q, down"), model)
     down = {
@@ -124,8 +123,8 @@ class AdaptersTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_FAMILIES)
-  def test_names_and_shapes_agree_with_the_jax_free_ones(self, **family):
-    model, _, functions, moved = make(**family)
+  def test_names_agree_with_the_jax_free_ones(self, **family):
+    moved = make(**family)[3]
     found = {}
     for part in moved["blocks"].values():
       found |= part
@@ -141,19 +140,8 @@ class AdaptersTest(parameterized.TestCase):
           }
       )
       self.assertEqual(bool([*problems]), name in lacking)
-    told = sizes.adapter_leaves(
-        sizes.model_leaves(model.config), rank=2, targets="all"
-    )
-    axes = jax.tree.leaves(
-        functions.logical_axes, is_leaf=lambda node: isinstance(node, tuple)
-    )
-    actual = [
-        (leaf.shape, names)
-        for leaf, names in zip(jax.tree.leaves(moved), axes, strict=True)
-    ]
-    self.assertCountEqual(told.values(), actual)
 
-  def test_an_unknown_target(self):
+  def test_refuses_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]
     with self.assertRaisesRegex(ValueError, r"lora.targets='q,gate'.*\['gate'"):
       lora.make(settings(targets="q,gate"), gpt2)
@@ -186,7 +174,7 @@ class ConfigTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "config.lora.rank = 2"):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
-  def test_targets_of_a_folder(self):
+  def test_checks_targets_of_a_folder(self):
     for i, wrong in ((2, 0), (4, 1)):  # qwen2 has a gate, gpt_neox has none.
       model = tiny_model.make_model(**_FAMILIES[i])
       folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
@@ -280,7 +268,7 @@ class TrainTest(parameterized.TestCase):
 
 class RunTest(absltest.TestCase):
 
-  def test_publication_and_export_check_the_base(self):
+  def test_publication_and_export_refuse_another_base(self):
     with tempfile.TemporaryDirectory() as folder:
       config = arithmetic.get_config("smoke")
       config.init = "scratch"

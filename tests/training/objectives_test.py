@@ -144,11 +144,11 @@ class ObjectivesTest(parameterized.TestCase):
     *_, (_, loss_grad) = self.found[name]
     self.assertGreater(jnp.abs(loss_grad["value"]["table"]).max(), 1e-3)
 
-  def test_pair_metrics(self):
+  def test_measures_pairs(self):
     batch = table_policy.make_batch()
     config = table_policy.make_config(name="online_dpo")
     ref = table_policy.make_params(9)
-    # At the reference all margins are 0.
+    # All margins are 0 at the reference.
     _, metrics, _ = table_policy.evaluate(config, ref, batch)
     np.testing.assert_allclose(metrics["pair_margin"], 0.0, atol=1e-5)
     none = dataclasses.replace(batch, rewards=jnp.ones_like(batch.rewards))
@@ -262,7 +262,7 @@ class ObjectivesTest(parameterized.TestCase):
       grad = jax.grad(
           lambda x, fn=pure_loss: fn(x, {}, batch, jnp.float32(0.05))[0]
       )(jnp.full((1, 2, 1), -1.0))
-      # Of the completion with A = 1; grpo divides by std = 1 (+ 1e-4).
+      # Gradient of the completion with A = 1; grpo divides by std = 1 (+ 1e-4).
       np.testing.assert_allclose(
           2 * grad[0, 0, 0], -factor + 0.05 * (1 - np.exp(-1)), atol=2e-4
       )
@@ -296,7 +296,7 @@ class ObjectivesTest(parameterized.TestCase):
     (other, _), other_grad = run(shifted)
     chex.assert_trees_all_close((other, other_grad), (loss, grad), rtol=1e-6)
 
-  def test_a_correction_from_the_config(self):
+  def test_applies_a_correction_from_the_config(self):
     params, batch = table_policy.make_params(0), table_policy.make_batch(
         behavior_params=table_policy.make_params(3)
     )

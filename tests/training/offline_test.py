@@ -97,6 +97,7 @@ class NonfiniteTest(absltest.TestCase):
         ),
         evaluate=lambda params, step: {},
         metric_names=("grad_norm",),
+        log_every_steps=1,
     )
     with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
       return offline.train(config, job, stop=threading.Event())
@@ -136,12 +137,21 @@ class MicroBatchSizeTest(parameterized.TestCase):
 
 class OptimizerTest(absltest.TestCase):
 
-  def test_a_stage_has_its_own_epsilon(self):
-    config = tiny_model.make_config(optimizer__epsilon=1e-5)
-    config.sft.epsilon = 1e-6
-    for section, epsilon in ((config.sft, 1e-6), (config.reward_model, 1e-8)):
-      step_config = offline._step_config(config, section, 1)
-      self.assertEqual(step_config.optimizer.epsilon, epsilon)
+  def test_a_stage_has_an_optimizer_of_its_own(self):
+    config = tiny_model.make_config(optimizer__epsilon=1e-5, optimizer__b1=0.5)
+    config.sft.weight_decay = 0.1
+    config.reward_model.grad_clip_norm = 0.5
+    for section, own in (
+        (config.sft, dict(b2=0.99, weight_decay=0.1, grad_clip_norm=1.0)),
+        (config.reward_model, dict(b2=0.999, weight_decay=0.0,
+                                   grad_clip_norm=0.5)),
+    ):  # fmt: skip
+      optimizer = offline._step_config(config, section, 1).optimizer
+      rates = dict(
+          learning_rate=section.learning_rate, warmup_steps=section.warmup_steps
+      )
+      expected = dict(own, b1=0.9, epsilon=1e-8, **rates)
+      self.assertEqual({k: optimizer[k] for k in expected}, expected)
 
 
 class MicroBatchTest(absltest.TestCase):
@@ -174,6 +184,7 @@ class MicroBatchTest(absltest.TestCase):
         ),
         evaluate=lambda params, step: {},
         metric_names=("grad_norm",),
+        log_every_steps=1,
     )
     offline.train(config, job, stop=threading.Event())
     (record,) = jsonl.read_jsonl(job.folder / "metrics.jsonl")

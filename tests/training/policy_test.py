@@ -46,13 +46,13 @@ class ValueModelTest(absltest.TestCase):
     hf.save(f"{folder}/model", model.config, params)
     return f"{folder}/model", params
 
-  def test_none_without_a_learned_value(self):
+  def test_makes_none_without_a_learned_value(self):
     self.assertIsNone(policy_lib.make_value_model(_config(name="tb"), _POLICY))
     self.assertIsNone(
         policy_lib.find_value_folder(_config(name="tb", value_init="x"), "run")
     )
 
-  def test_from_the_policy_with_a_head_of_zeros(self):
+  def test_starts_from_the_policy_with_a_head_of_zeros(self):
     config = _config(name="ppo")
     model = policy_lib.make_value_model(config, _POLICY)
     self.assertIsNone(policy_lib.find_value_folder(config, "run"))
@@ -61,7 +61,7 @@ class ValueModelTest(absltest.TestCase):
     np.testing.assert_array_equal(value["score"]["kernel"], 0.0)
     chex.assert_trees_all_equal(value["blocks"], params["blocks"])
 
-  def test_from_a_folder(self):
+  def test_starts_from_a_folder(self):
     folder, params = self.folder()
     config = _config(name="subtb", value_init=folder)
     self.assertEqual(str(policy_lib.find_value_folder(config, "run")), folder)
@@ -87,7 +87,7 @@ class ValueModelTest(absltest.TestCase):
         self.assertEqual(model.config.param_dtype, "float32")
       self.assertEqual(model.config.compute_dtype, "float32")
 
-  def test_from_the_reward_model_of_the_run(self):
+  def test_starts_from_the_reward_model_of_the_run(self):
     config = _config(name="ppo", value_init="reward_model")
     self.assertEqual(
         policy_lib.find_value_folder(config, "runs/a"),
@@ -131,7 +131,7 @@ class PolicyTest(absltest.TestCase):
     hf.save(folder, policy.model.config, params, policy.tokenizer)
     return params
 
-  def test_from_scratch(self):
+  def test_starts_from_scratch(self):
     config = make_config()
     policy = policy_lib.make_policy(config, self.workdir)
     self.assertIsNone(policy.folder)
@@ -152,7 +152,7 @@ class PolicyTest(absltest.TestCase):
     )
     self.assertTrue(any(jax.tree.leaves(differs)))
 
-  def test_from_fine_tuning_in_the_workdir(self):
+  def test_starts_from_fine_tuning_in_the_workdir(self):
     config = make_config("init=sft")
     folder = policy_lib.sft_folder(self.workdir)
     self.assertEqual(folder, self.workdir / "sft" / "model")
@@ -160,18 +160,18 @@ class PolicyTest(absltest.TestCase):
     policy = policy_lib.make_policy(config, self.workdir)
     self.assertEqual(policy.folder, folder)
     chex.assert_trees_all_close(policy_lib.initial_params(policy, 0), params)
-    # What fine-tuning itself starts from.
+    # Fine-tuning itself starts from scratch.
     self.assertIsNone(
         policy_lib.make_policy(config, self.workdir, scratch=True).folder
     )
 
-  def test_the_folder_rules_over_the_configs_model(self):
+  def test_the_folder_overrides_the_configs_model(self):
     folder = self.workdir / "mine"
     self.export(folder, make_config("model.width=16"))
     policy = policy_lib.make_policy(make_config(f"init={folder}"), self.workdir)
     self.assertEqual(policy.model.config.width, 16)
 
-  def test_the_config_rules_over_the_folders_dtype(self):
+  def test_the_config_overrides_the_folders_dtype(self):
     folder = self.workdir / "half"
     half = self.export(folder, make_config("model.param_dtype=bfloat16"))
     masters = jax.tree.map(lambda x: x.astype(np.float32), half)
@@ -192,7 +192,7 @@ class PolicyTest(absltest.TestCase):
     chex.assert_trees_all_equal(found, masters)
     chex.assert_trees_all_equal_dtypes(found, masters)
 
-  def test_a_tokenizer_of_its_own(self):
+  def test_takes_a_tokenizer_of_its_own(self):
     words = tokenizer.word_level(["a", "b"], ".")
     words.save(self.workdir / "words")
     config = make_config(f"tokenizer.source={self.workdir / 'words'}")
@@ -226,7 +226,7 @@ class PolicyTest(absltest.TestCase):
     (warning,) = policy.task.report.warnings
     self.assertIn("['x', 'y']", warning)
 
-  def test_samplers(self):
+  def test_samplers_have_their_settings(self):
     config = make_config(
         "sampling.temperature=0.7",
         "sampling.top_k=5",

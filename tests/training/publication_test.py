@@ -5,7 +5,6 @@
 import contextlib
 import pathlib
 import threading
-import time
 import types
 from unittest import mock
 
@@ -28,6 +27,7 @@ from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
 from tests.support import tiny_model
+from tests.support import waiting
 
 SECRET = b"s" * 32
 
@@ -96,7 +96,7 @@ class VersionsTest(parameterized.TestCase):
     )
     self.assertEqual(back["scale"].shape, ())
 
-  def test_no_pointer_before_the_first_version(self):
+  def test_has_no_pointer_before_the_first_version(self):
     self.assertIsNone(publication.read_pointer(self.transport, RUN))
 
   def test_the_pointer_is_written_last(self):
@@ -148,7 +148,7 @@ class VersionsTest(parameterized.TestCase):
       # Adapters are merged in float32.
       ("auto", "bfloat16", 2, "float32", "float32"),
   )
-  def test_dtypes_of_published_floats(
+  def test_publishes_floats_by_the_setting(
       self, dtype, compute, rank, matrices, vectors
   ):
     params = {
@@ -334,7 +334,6 @@ class PublicationTest(absltest.TestCase):
   def make_puller(self, *, carriers=(), dtype="", base_name="", lag_steps=0):
     config = base_config.make(
         publish__dtype=dtype,
-        search__pull_every_s=0.002,
         search__lockstep=lag_steps > 0,
         search__lead_steps=lag_steps,
     )
@@ -343,7 +342,7 @@ class PublicationTest(absltest.TestCase):
     carriers = {c.name: c for c in carriers or [carrier_store.Chunks()]}
     with mock.patch.object(
         publication, "make_read_carriers", return_value=carriers
-    ):
+    ), mock.patch.object(publication, "_PAUSE_S", 0.002):
       puller = publication.Puller(
           config, RUN, _params(0.0), events=events, base_name=base_name
       )
@@ -351,10 +350,7 @@ class PublicationTest(absltest.TestCase):
     return puller
 
   def wait_until(self, condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline, f"events: {self.events}")
-      time.sleep(0.002)
+    waiting.wait_until(condition, lambda: f"events: {self.events}", WAIT_S)
 
   def test_a_published_version_is_pulled(self):
     publisher, puller = self.make_publisher(), self.make_puller()
@@ -427,7 +423,7 @@ class PublicationTest(absltest.TestCase):
       publisher.submit(version, _params(version))
       publisher.wait(version, WAIT_S)
     self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
-    # One that pulled along, and one that came late.
+    # Readers: one that pulled along, and one that came late.
     for reader in (puller, self.make_puller(lag_steps=2)):
       for version in (3, 4, 5, 3):
         tag, leaves = reader.wait_for(version, WAIT_S)
@@ -630,7 +626,7 @@ class BuildTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_the_choice_of_carrier(
+  def test_chooses_a_carrier_by_size_and_place(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
     config = base_config.make(
@@ -641,7 +637,7 @@ class BuildTest(parameterized.TestCase):
     )
     self.assertEqual(publication.choose_carrier(config, num_bytes), wanted)
 
-  def test_carriers_of_a_config(self):
+  def test_makes_the_carriers_of_a_config(self):
     run = run_directory.Run(
         workdir=pathlib.Path("/nowhere"),
         run_id="r",

@@ -44,7 +44,7 @@ class ReferenceTest(absltest.TestCase):
     )
     metrics = metrics_lib.finish(totals)
     self.assertLess(abs(metrics["kl"]), 1e-5)
-    # With ρ = 0 the residual is the centered reward.
+    # The residual at ρ = 0 is the centered reward.
     centered = batch.rewards - batch.rewards.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(
         metrics["residual_abs"], np.abs(centered).mean() / 0.1, rtol=1e-4

@@ -45,7 +45,7 @@ class LearningRateTest(parameterized.TestCase):
       # One step at the peak, and the cosine over the three that are left.
       ("warmup_stable_decay", [0.5, 1.0, 1.0, 1.0, 0.8, 0.4]),
   )
-  def test_values(self, name, expected):
+  def test_schedules_have_their_values(self, name, expected):
     schedule = _learning_rate(
         6,
         schedule=name,
@@ -61,7 +61,7 @@ class LearningRateTest(parameterized.TestCase):
       np.testing.assert_allclose(schedule(0), 1.0)
       np.testing.assert_allclose([schedule(6), schedule(99)], 0.2, rtol=1e-5)
 
-  def test_the_math_table(self):
+  def test_matches_the_math_table(self):
     """50 steps of warm-up, 450 at 1e-5, 500 of decay."""
     schedule = _learning_rate(
         1000,
@@ -155,7 +155,7 @@ class BetaTest(parameterized.TestCase):
     self.assertAlmostEqual(float(values[1]), 0.777, places=3)
 
   @parameterized.parameters((0.012, 1000), (0.014, 700))
-  def test_math_values(self, first, num_steps):
+  def test_matches_the_math_values(self, first, num_steps):
     schedule = self.make(
         beta=first, beta_final=0.004, beta_decay_steps=500, beta_stop_steps=500
     )
@@ -195,7 +195,7 @@ class RewardTemperatureTest(parameterized.TestCase):
         _section("replay", **changes), per_round_steps=per_round_steps
     )
 
-  def test_red_teaming_values(self):
+  def test_matches_the_red_teaming_values(self):
     """2.0 to 1.0 over 500 steps."""
     changes = {"": 2.0, "_final": 1.0, "_decay_steps": 500}
     schedule = self.make(**changes)
@@ -213,7 +213,7 @@ class RewardTemperatureTest(parameterized.TestCase):
 
 class TemperingTest(absltest.TestCase):
 
-  def test_the_papers_schedules(self):
+  def test_matches_the_papers_schedules(self):
     section = _section(
         "tempering",
         tau=2.0,
@@ -232,7 +232,7 @@ class TemperingTest(absltest.TestCase):
     held = schedules.tempering(section, per_round_steps=250)
     np.testing.assert_allclose(held(499)[0], 1.5)
 
-  def test_no_tempering(self):
+  def test_is_none_without_tempering(self):
     plain = _section("tempering")
     self.assertIsNone(schedules.tempering(plain, per_round_steps=0))
     constant = _section("tempering", tau=2.0)

@@ -31,7 +31,7 @@ def _shape(*shape: int) -> jax.ShapeDtypeStruct:
 
 class MakeMeshTest(parameterized.TestCase):
 
-  def test_one_device(self):
+  def test_makes_a_mesh_of_one_device(self):
     mesh = sharding.make_mesh(settings.get_config().mesh)
     self.assertEqual(mesh.axis_names, ("data", "fsdp", "sequence", "tensor"))
     self.assertEqual(mesh.size, 1)
@@ -122,7 +122,7 @@ class ParamShardingsTest(parameterized.TestCase):
     shardings = sharding.param_shardings(_mesh(), _RULES, {"a": {"b": axes}})
     self.assertEqual(shardings["a"]["b"].spec, spec)
 
-  def test_axes_of_tokens(self):
+  def test_names_the_axes_of_tokens(self):
     self.assertEqual(
         sharding.token_axes(_RULES),
         (("data", "fsdp"), ("sequence",), ("tensor",)),

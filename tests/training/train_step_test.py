@@ -30,7 +30,7 @@ from tests.support import tiny_model
 GOLDEN_LOSS = 1.4332871
 GOLDEN_GRAD_NORM = 2.890901
 
-# Of the tempered target.
+# Settings of the tempered target.
 TAU, GAMMA, BETA, LOG_Z = 1.6, 1.2, 0.05, 0.7
 
 
@@ -69,7 +69,7 @@ def run_steps(num_steps, name="bigram", *, batch_of=lambda step: 0, **changes):
 
 class TrainStepTest(absltest.TestCase):
 
-  def test_golden_step(self):
+  def test_step_matches_golden_numbers(self):
     _, (metrics,) = run_steps(1, "llama")
     message = f"loss {metrics['loss']!r}, grad_norm {metrics['grad_norm']!r}"
     np.testing.assert_allclose(
@@ -189,7 +189,7 @@ class TrainStepTest(absltest.TestCase):
     config, _, mesh, state = make_run()
     step_fn = train_step.make_train_step(config, model, mesh)
     for step in range(3):
-      # From the host, and as placed by a trainer.
+      # Batches from the host, and as placed by a trainer.
       batch = tiny_model.make_batch(seed=step)
       state, _ = step_fn(
           state, sharding.shard_batch(batch, mesh, config.sharding)
@@ -262,7 +262,7 @@ class TrainStepTest(absltest.TestCase):
     _, history = run_steps(40)
     self.assertLess(history[-1]["loss"], 0.5 * history[0]["loss"])
 
-  def test_custom_loss(self):
+  def test_trains_with_a_custom_loss(self):
     config, model, mesh, state = make_run()
     step_fn = train_step.make_train_step(
         config,
@@ -451,7 +451,7 @@ def held_steps(config, num_steps):
 
 class HoldTest(absltest.TestCase):
 
-  def test_no_snapshot_when_unused(self):
+  def test_holds_no_snapshot_when_unused(self):
     for loss in (
         dict(name="tb", proximal_every_steps=4),
         dict(name="ppo"),
@@ -633,7 +633,7 @@ def _tempered_loss(name):
 
 class TemperTest(absltest.TestCase):
 
-  def test_learned_log_z_against_the_formula(self):
+  def test_learned_log_z_equals_the_formula(self):
     loss, totals, seq, ref, log_r = _tempered_loss("tb_learned_z")
     np.testing.assert_allclose(
         loss, np.square(LOG_Z + seq - log_r).mean(), rtol=1e-4
@@ -642,7 +642,7 @@ class TemperTest(absltest.TestCase):
     value, weight = totals["kl"]
     np.testing.assert_allclose(value / weight, (seq - ref).mean(), rtol=1e-4)
 
-  def test_vargrad_against_the_formula(self):
+  def test_vargrad_equals_the_formula(self):
     loss, _, seq, _, log_r = _tempered_loss("tb")
     np.testing.assert_allclose(
         loss, np.var(seq - log_r, axis=1).mean(), rtol=1e-4

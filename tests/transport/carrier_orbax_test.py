@@ -13,6 +13,7 @@ import numpy as np
 
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import wire
+from tests.support import waiting
 from tests.training import cluster_test
 from tests.transport import carrier_test
 
@@ -29,7 +30,7 @@ class BoxTest(parameterized.TestCase):
       ((slice(None), slice(0, 2)), (2, 3), [[0, 2], [0, 2]]),
       ((), (), []),
   )
-  def test_box_of_an_index(self, index, shape, wanted):
+  def test_cuts_the_box_of_an_index(self, index, shape, wanted):
     self.assertEqual(carrier_orbax.box_of(index, shape), wanted)
 
   @parameterized.parameters(
@@ -59,7 +60,7 @@ class BoxTest(parameterized.TestCase):
       ([[0, 0], [0, 3]], [[0, 2], [0, 3]], None),
       ([], [], []),
   )
-  def test_intersection(self, box, other, wanted):
+  def test_intersects_boxes(self, box, other, wanted):
     self.assertEqual(carrier_orbax.intersection(box, other), wanted)
 
   @parameterized.parameters(
@@ -255,10 +256,7 @@ class PeersTest(absltest.TestCase):
         self.written, [(epath.Path("gs://b/3"), 3), (epath.Path("gs://b/6"), 6)]
     )
     self.assertEmpty(helper._held)
-    deadline = time.monotonic() + 20
-    while self.client.values:
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.01)
+    waiting.wait_until(lambda: not self.client.values, "an empty store")
 
   def test_forget_drops_the_older_of_two_copies(self):
     leader, helper = self.make_leader(), self.make_helper()
@@ -317,7 +315,7 @@ class PeersTest(absltest.TestCase):
       helper.submit(4, 1)
     with self.assertRaisesRegex(TypeError, "no such call"):
       helper.close()
-    helper._worker._error = None  # For the cleanup.
+    helper._worker._error = None  # The cleanup would raise it.
 
   def test_forged_requests_are_refused(self):
     leader = carrier_orbax.Leader(

@@ -214,7 +214,7 @@ class FilesTest(CarrierCase):
     ):
       self.read(self.carrier, self.packed)
 
-  def test_directories_of_a_run(self):
+  def test_a_run_has_its_own_directories(self):
     of = lambda setting, run: carrier_files.files_directory(
         setting, self.path, run
     )

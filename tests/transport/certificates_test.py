@@ -69,7 +69,7 @@ class CertificatesTest(parameterized.TestCase):
       ("0.10.2", False), ("0.11.1", False), ("0.11.2", True),
       ("0.11.2.dev20260301", True), ("0.12.0.1", True), ("1.0", True),
   )  # fmt: skip
-  def test_versions_with_mutual_tls(self, version, supported):
+  def test_versions_without_mutual_tls_are_told(self, version, supported):
     with mock.patch.object(
         certificates, "jaxlib_version", return_value=version
     ):

@@ -13,7 +13,7 @@ from tba_jax.system import processes
 from tba_jax.transport import jax_kv
 from tba_jax.transport import locator
 
-# In a process of its own, which a changed library may abort.
+# Another process runs it, which a changed library may abort.
 _INTERFACE = """
 from tba_jax.transport import jax_kv
 
@@ -39,14 +39,14 @@ a.key_value_delete("d")
 assert list(b.key_value_dir_get_bytes("d")) == []
 service.shutdown()
 del service
-# With a client that is not detached, the process would abort here.
+# The process would abort here with a client that is not detached.
 assert code_of(a.key_value_try_get_bytes, "d") == "UNAVAILABLE"
 """
 
 
 class JaxKvTest(absltest.TestCase):
 
-  def test_interface(self):
+  def test_offers_the_functions_that_the_client_uses(self):
     env = processes.package_environment()
     env.pop("TF_CPP_MIN_LOG_LEVEL", None)
     child = subprocess.run(
@@ -83,13 +83,13 @@ class JaxKvTest(absltest.TestCase):
   def test_store_is_reached_without_a_proxy(self):
     environment = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "a,b"}
     with mock.patch.dict(os.environ, environment, clear=True):
-      jax_kv._bypass_proxy("unix:/x")
+      jax_kv.bypass_proxy("unix:/x")
       self.assertNotIn("no_grpc_proxy", os.environ)
       for _ in range(2):
-        jax_kv._bypass_proxy("[::1]:80")
+        jax_kv.bypass_proxy("[::1]:80")
       self.assertEqual(os.environ["no_grpc_proxy"], "a,b,::1")
     with mock.patch.dict(os.environ, {}, clear=True):
-      jax_kv._bypass_proxy("127.0.0.1:80")
+      jax_kv.bypass_proxy("127.0.0.1:80")
       self.assertNotIn("no_grpc_proxy", os.environ)
 
   def test_service_does_not_import_jax(self):

@@ -42,7 +42,7 @@ def speak_tls(address: str) -> bytes:
       locator.split_address(address), _WAIT_S
   ) as near:
     try:
-      # With TLS 1.3 the client is done before the store has looked at it.
+      # The client is done with TLS 1.3 before the store has looked at it.
       with context.wrap_socket(near) as secured:
         secured.sendall(_PREFACE)
         while part := secured.recv(1 << 16):

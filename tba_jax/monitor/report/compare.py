@@ -7,6 +7,8 @@ from typing import Any
 
 from etils import epath
 
+from tba_jax.config import differences
+from tba_jax.config import load as load_config
 from tba_jax.monitor import text
 from tba_jax.monitor.report import advice
 from tba_jax.monitor.report import build
@@ -64,14 +66,26 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
 
 def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
   """Returns rows of name and values: settings and versions that differ."""
-  flat = [dict(tables.flat_config(run.config)) for run in runs]
-  keys = dict.fromkeys(key for one in flat for key in one)
-  rows = []
-  for key in keys:
-    values = [one.get(key, _MISSING) for one in flat]
-    if len(set(values)) > 1 and key not in _NO_SETTINGS:
-      rows.append({"name": key.removeprefix("config."), "values": values})
-  return rows
+  # Settings beside versions and the like, which are at the top of the file.
+  flat = [
+      {
+          key.removeprefix("config."): value
+          for key, value in load_config.flatten(run.config).items()
+      }
+      for run in runs
+  ]
+  return [
+      {
+          "name": text.printable(key, 120),
+          "values": [
+              tables.printable(value) if side else _MISSING
+              for side, value in zip(flat, values, strict=True)
+          ],
+      }
+      # A run directory may be another's: its code is not imported.
+      for key, values in differences.between(*flat, imports=False)
+      if key not in _NO_SETTINGS
+  ]
 
 
 def different_tasks(runs: Sequence[load.Run]) -> list[str]:

@@ -287,6 +287,11 @@ def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
   return rows
 
 
+def printable(value: Any) -> str:
+  """Returns the value of a setting as the report shows it."""
+  return text.printable(value if isinstance(value, str) else repr(value), 300)
+
+
 def flat_config(
     config: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
@@ -296,5 +301,4 @@ def flat_config(
     if isinstance(value, dict) and value:
       yield from flat_config(value, f"{name}.")
     else:
-      shown = value if isinstance(value, str) else repr(value)
-      yield text.printable(name, 120), text.printable(shown, 300)
+      yield text.printable(name, 120), printable(value)

@@ -92,7 +92,7 @@ class AdviceTest(absltest.TestCase):
           "reference.role='searcher'" in line,
           (role, mode) == ("trainer", "fixed"),
       )
-    # On one device nothing is gained.
+    # A single device gains nothing.
     line = self.bottleneck(
         1.0,
         0.4,
@@ -181,7 +181,7 @@ class AdviceTest(absltest.TestCase):
     run.config["config"]["search"]["lead_steps"] = 6
     self.assertLen(advice.advice(run, rows), 1)
 
-  def test_the_store(self):
+  def test_names_the_store_where_it_limits(self):
     rows = [
         _row("trainer", 0, {"step": 9.5}),
         _row("trainer", 0, {"publish": 9.5}, lane="publish"),
@@ -193,7 +193,7 @@ class AdviceTest(absltest.TestCase):
     self.assertIn("being published 95% of the time", text)
     self.assertIn("The store was lost once", text)
 
-  def test_effect_of_staleness(self):
+  def test_tells_the_effect_of_staleness(self):
     young, old = "replay/reward_young", "replay/reward_old"
 
     def said(*pairs):
@@ -206,7 +206,7 @@ class AdviceTest(absltest.TestCase):
     self.assertIn("no clear difference", said((0.5, 0.3), (0.3, 0.45)))
     self.assertEqual(advice.advice(_run({young: 0.5, old: 0.3}), []), [])
 
-  def test_effective_sample_size(self):
+  def test_tells_the_effective_sample_size(self):
     names = "replay/staleness_steps", "train/effective_sample_share"
     clip = "train/ratio_clip_share"
     low = advice.advice(_run({names[0]: 2.0, names[1]: 0.5, clip: 0.25}), [])
@@ -217,7 +217,7 @@ class AdviceTest(absltest.TestCase):
     # Nothing is said of data that is not stale.
     self.assertLen(advice.advice(_run({names[0]: 0.0, names[1]: 1.0}), []), 1)
 
-  def test_copies_and_unused_completions(self):
+  def test_counts_copies_and_unused_completions(self):
     count = lambda n: {"completions": n}
     ledger = {
         "generated": count(1000),
@@ -237,7 +237,7 @@ class AdviceTest(absltest.TestCase):
     (line,) = advice.advice(run, [])
     self.assertNotIn("bottleneck", line)
 
-  def test_empty_run(self):
+  def test_says_nothing_of_an_empty_run(self):
     self.assertEqual(advice.advice(_run(), []), [])
 
 

@@ -48,7 +48,7 @@ class BuildTest(absltest.TestCase):
       self.assertIn(title, titles)
     self.assertEqual(sum(n for _, n in data["staleness"]), 30 * 256)
 
-  def test_page_of_an_unfinished_run(self):
+  def test_makes_a_page_of_an_unfinished_run(self):
     fake_run.make_run(self.workdir, num_steps=10, finished=False)
     with open(os.path.join(self.workdir, "metrics.jsonl"), "a") as f:
       f.write('{"step": 10, "tr')
@@ -83,7 +83,7 @@ class BuildTest(absltest.TestCase):
           path.unlink()
       self.assertNotEmpty(page_lib.Page(build.write_report(folder)).data)
 
-  def test_page_of_an_empty_directory(self):
+  def test_makes_a_page_of_an_empty_directory(self):
     os.makedirs(self.workdir)
     source = build.write_report(self.workdir).read_text()
     self.assertIn("nothing measured yet", source)
@@ -142,7 +142,7 @@ class BuildTest(absltest.TestCase):
     self.assertTrue(sample["completion"].startswith("</script><script>"))
     self.assertIn("⟦U+202E⟧", sample["completion"])
 
-  def test_size_of_a_long_run(self):
+  def test_bounds_the_size_of_a_long_run(self):
     fake_run.make_run(self.workdir, num_steps=3000, num_samples=300)
     long = {"step": 1, "completion": "<" * 100_000, "prompt": "é" * 100_000}
     for _ in range(30):
@@ -151,11 +151,11 @@ class BuildTest(absltest.TestCase):
     # 100,000 steps take the same space as these.
     self.assertLess(path.stat().length, 5_000_000)
 
-  def test_missing_directory(self):
+  def test_names_a_missing_directory(self):
     with self.assertRaisesRegex(ValueError, "no run directory at"):
       build.write_report(self.workdir)
 
-  def test_out(self):
+  def test_writes_to_the_path_given(self):
     os.makedirs(self.workdir)
     out = os.path.join(self.workdir, "sub", "page.html")
     self.assertEqual(str(build.write_report(self.workdir, out)), out)
@@ -163,7 +163,7 @@ class BuildTest(absltest.TestCase):
         os.listdir(os.path.dirname(out)), ["page.html", "trace.json"]
     )
 
-  def test_first_and_last_checkpoint_side_by_side(self):
+  def test_puts_first_and_last_checkpoint_side_by_side(self):
     os.makedirs(self.workdir)
     sample = lambda completion, reward: {
         "prompt": "1,2>3",
@@ -185,7 +185,7 @@ class BuildTest(absltest.TestCase):
     self.assertEqual(row["after"][0]["completion"], "2+1=3")
     self.assertEqual(row["after"][0]["logprobs"], [-0.5])
 
-  def test_verdict_and_advice(self):
+  def test_concludes_with_verdict_and_advice(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
     path, verdict, sentences = build.conclude(self.workdir)
     self.assertEqual(verdict.kind, "learned")
@@ -194,7 +194,7 @@ class BuildTest(absltest.TestCase):
     self.assertIn(verdict.sentence, body.partition("<nav")[0])
     self.assertIn(sentences[0], body)
 
-  def test_operands_of_the_program(self):
+  def test_program_takes_a_run_as_operand_or_workdir(self):
     os.makedirs(self.workdir)
     self.assertEqual(programs_report.run(None, self.workdir, []), 0)
     self.assertEqual(programs_report.run(None, None, [self.workdir]), 0)
@@ -204,7 +204,7 @@ class BuildTest(absltest.TestCase):
 
 class DiversityTest(absltest.TestCase):
 
-  def test_distinct_completions(self):
+  def test_counts_distinct_completions(self):
     sample = lambda completion, reward: {
         "prompt": "p", "completion": completion, "reward": reward,
     }  # fmt: skip
@@ -215,7 +215,7 @@ class DiversityTest(absltest.TestCase):
     self.assertEqual(shown, [("b", 1), ("a", 2)])
     self.assertEqual(row["after"][0]["reward"], 1.0)
 
-  def test_order_of_prompts(self):
+  def test_orders_prompts(self):
     sample = lambda prompt: {"prompt": prompt, "completion": "\u202e"}
     out = build.diversity(
         {"samples": [sample("old"), sample("both")]},

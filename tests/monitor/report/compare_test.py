@@ -64,13 +64,16 @@ class CompareTest(absltest.TestCase):
     )
     self.assertEqual(compare.settings(runs[:1] * 2), [])
 
-  def test_missing_setting(self):
+  def test_fills_a_missing_setting_with_its_default(self):
     runs = [load.read_run(self.make("a")), load.read_run(self.make("b"))]
     del runs[1].config["config"]["loss"]["ratio_clip"]
     (row,) = compare.settings(runs)
-    self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "–"]})
+    self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "0.0"]})
+    runs[1].config.clear()
+    rows = {row["name"]: row["values"] for row in compare.settings(runs)}
+    self.assertEqual(rows["loss.ratio_clip"], ["0.2", "–"])
 
-  def test_different_tasks(self):
+  def test_warns_of_different_tasks(self):
     paths = [self.make("a"), self.make("b")]
     word = "different tasks"
     self.assertNotIn(word, compare.write_comparison(paths).read_text())
@@ -81,7 +84,7 @@ class CompareTest(absltest.TestCase):
     self.assertIn(word, page)
     self.assertIn("name arithmetic", page)
 
-  def test_figures_of_each_run(self):
+  def test_shows_figures_of_each_run(self):
     runs = [load.read_run(self.make("a"))]
     runs.append(load.read_run(self.make("b", finished=False)))
     rows = {row["name"]: row["values"] for row in compare.figures(runs)}

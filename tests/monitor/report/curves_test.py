@@ -16,14 +16,14 @@ def _records(values, name="train/loss"):
 
 class ThinTest(absltest.TestCase):
 
-  def test_short_series(self):
+  def test_keeps_a_short_series(self):
     out = curves.thin(_records([1.0, 3.0]), "train/loss")
     self.assertEqual(out["step"], [0, 1])
     self.assertEqual(out["time"], [100.0, 101.0])
     self.assertEqual(out["mean"], [1.0, 3.0])
     self.assertEqual(out["low"], out["high"])
 
-  def test_long_series(self):
+  def test_thins_a_long_series(self):
     values = [float(i % 10) for i in range(10 * curves.MAX_POINTS)]
     out = curves.thin(_records(values), "train/loss")
     self.assertLen(out["step"], curves.MAX_POINTS)
@@ -31,12 +31,12 @@ class ThinTest(absltest.TestCase):
     self.assertEqual((set(out["low"]), set(out["high"])), ({0.0}, {9.0}))
     self.assertEqual(out["step"][-1], len(values) - 1)
 
-  def test_missing_and_non_finite_values(self):
+  def test_leaves_out_missing_and_non_finite_values(self):
     records = _records([1.0, None, float("nan"), True, 2.0])
     out = curves.thin(records, "train/loss")
     self.assertEqual(out["step"], [0, 4])
 
-  def test_band(self):
+  def test_draws_a_band(self):
     records = [{"step": 0, "time": 1.0, "a": 0.5, "se": 0.01}]
     out = curves.thin(records, "a", "se", 2.0)
     self.assertEqual((out["low"], out["high"]), ([0.48], [0.52]))
@@ -48,7 +48,7 @@ class ChartsTest(absltest.TestCase):
     charts = curves.known_charts(_records([0.1], "train/reward_mean"))
     self.assertEqual([chart["title"] for chart in charts], ["Reward"])
 
-  def test_charts_of_unknown_metrics(self):
+  def test_adds_charts_of_unknown_metrics(self):
     records = [
         {"step": 0, "time": 1.0, "mine/a": 1, "train/loss": 2.0, "s": ""}
     ]
@@ -66,7 +66,7 @@ class ChartsTest(absltest.TestCase):
 
 class AxesTest(absltest.TestCase):
 
-  def test_axes(self):
+  def test_axes_are_steps_time_completions_and_tokens(self):
     records = [
         {"step": i, "total/completions": 8 * i, "total/tokens": 90 * i}
         for i in range(3 * curves.MAX_POINTS)
@@ -79,13 +79,13 @@ class AxesTest(absltest.TestCase):
     self.assertEqual((axes["step"][-1], axes["tokens"][-1]), (last, 90 * last))
     self.assertEqual(axes["completions"][1], 8 * axes["step"][1])
 
-  def test_no_axes(self):
+  def test_has_no_axes_without_totals(self):
     self.assertEqual(curves.axes(_records([1.0])), {})
 
 
 class HistogramTest(absltest.TestCase):
 
-  def test_histogram_over_time(self):
+  def test_averages_histograms_over_time(self):
     records = [
         {"step": i, "h": {"0": 1, "2": i % 2, "9": 0}}
         for i in range(2 * curves.MAX_COLUMNS)
@@ -105,11 +105,11 @@ class HistogramTest(absltest.TestCase):
     self.assertTrue(out["more"])
     self.assertAlmostEqual(sum(row[0] for row in out["share"]), 1.0, places=2)
 
-  def test_sum_histograms(self):
+  def test_sums_histograms(self):
     records = [{"h": {"10": 1, "2": 3}}, {}, {"h": {"2": 1, "x": 5, "3": None}}]
     self.assertEqual(curves.sum_histograms(records, "h"), [[2.0, 4], [10.0, 1]])
 
-  def test_last_histogram(self):
+  def test_takes_the_last_histogram(self):
     records = [{"h": {"1": 1}}, {"h": {"2": 2}}, {"h": 3.0}]
     self.assertEqual(curves.last_histogram(records, "h"), [[2.0, 2]])
     self.assertEqual(curves.last_histogram([], "h"), [])

@@ -32,7 +32,7 @@ class TimelineTest(absltest.TestCase):
           f.write(json.dumps(record) + "\n")
     return load.read_run(folder.name)
 
-  def test_no_spans(self):
+  def test_is_empty_without_spans(self):
     run = self._run()
     self.assertEqual(timeline.timeline(run), {})
     self.assertEqual(timeline.where_time_went(run), [])
@@ -62,7 +62,7 @@ class TimelineTest(absltest.TestCase):
     self.assertLen(shares, timeline.NUM_BINS)
     self.assertAlmostEqual(np.mean(shares), 75.0, delta=1.0)
 
-  def test_span_over_several_bins(self):
+  def test_spreads_a_span_over_its_bins(self):
     rows = [("step", 0.0, 40.0), ("wait", 40.0, 50.0), ("step", 50.0, 100.0)]
     lane = self._run(trainer=rows).lanes["trainer", 0, ""]
     _, (step, wait) = timeline._bins(lane, 0.0, 100.0, 2)
@@ -71,7 +71,7 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(set(step[edge : edge + timeline.NUM_BINS // 10]), {0})
     self.assertAlmostEqual(np.mean(wait), 10.0, delta=0.1)
 
-  def test_time_shares(self):
+  def test_sums_shares_of_time(self):
     run = self._run(
         trainer=[("step", 0.0, 6.0), ("wait_fresh", 6.0, 8.0), ("step", 9, 10)]
     )
@@ -125,14 +125,14 @@ class TraceTest(absltest.TestCase):
         delta=1e-3,
     )
 
-  def test_events_in_the_trace(self):
+  def test_trace_has_events(self):
     fake_run.make_run(self.workdir, num_steps=5, num_samples=0)
     instants = [e for e in self._trace() if e["ph"] == "i"]
     self.assertEqual(instants[1]["name"], "restart")
     self.assertIn("exit -9", instants[1]["args"]["message"])
     self.assertEqual(instants[2]["ts"] - instants[1]["ts"], 59_000_000)
 
-  def test_trace_of_an_empty_run(self):
+  def test_trace_of_an_empty_run_has_its_name_alone(self):
     run = load.read_run(self.workdir)
     self.assertEqual([e["ph"] for e in timeline.trace_events(run, 0.0)], ["M"])
     self.assertLen(self._trace(), 1)

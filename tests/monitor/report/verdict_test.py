@@ -28,7 +28,7 @@ def _sides(error=0.01, **metrics):
   return sides
 
 
-# What a run did, and the sentence that its report begins with.
+# Runs, and the sentence that their report begins with.
 RUNS = {
     "right or wrong, rose": (
         _sides(pass_at_1=(0.29, 0.68), mean_reward=(0.29, 0.68)),
@@ -182,7 +182,7 @@ class VerdictTest(parameterized.TestCase):
       (name.replace(" ", "_").replace(",", ""), *run)
       for name, run in RUNS.items()
   )
-  def test_first_sentence(self, sides, records, sentence):
+  def test_sentence_says_whether_it_learned(self, sides, records, sentence):
     self.assertEqual(verdict.verdict(*sides, records).sentence, sentence)
 
   def test_noise_of_steps_that_share_data_is_no_rise(self):
