@@ -9,7 +9,7 @@ order of dispatch, so decode chunks run between train steps; host code runs
 meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 import os
 import sys
@@ -26,17 +26,51 @@ from tba_jax.system import processes
 _LEAVE_S = 10.0
 
 
+class LateSearchers(RuntimeError):
+  """Searchers did not end in time; their threads still run.
+
+  status: exit status of the program.
+  """
+
+  def __init__(self, status: int, count: int):
+    super().__init__(f"{count} searchers did not end in time")
+    self.status = status
+
+
 def run(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
   """Runs until the last step, a signal, or an error of any thread.
 
-  Returns the trainer's exit status. The error of a searcher interrupts the
-  trainer, which saves; it is then raised here.
+  Returns the trainer's exit status; raises as `train`.
   """
-  stop, leave = processes.start_role(), threading.Event()
-  run_info = run_directory.open_run(workdir, config)
-  channel = roles.MemoryChannel(config, run_info)
+  stop = processes.start_role()
+  try:
+    return train(config, workdir, operands, stop.is_set)
+  except LateSearchers as error:
+    # The interpreter's own exit would wait for their threads.
+    logging.warning("%s", error, exc_info=error.__cause__)
+    sys.stderr.flush()
+    os._exit(error.status)  # pylint: disable=protected-access
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    operands: Sequence[str],
+    should_stop: Callable[[], bool],
+) -> int:
+  """Trains in this thread, with searchers in others; returns the exit status.
+
+  The error of a searcher interrupts the trainer, which saves; it is then
+  raised here.
+
+  Raises:
+    LateSearchers: a searcher did not end; the error that ended the run, if any,
+      is its cause.
+  """
+  leave = threading.Event()
+  channel = roles.MemoryChannel(config, run_directory.open_run(workdir, config))
   count = config.search.num_searchers
   pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")
   searchers = [
@@ -45,8 +79,8 @@ def run(
   ]
 
   def errors() -> list[BaseException]:
-    found = [one.exception() for one in searchers if one.done()]
-    return [error for error in found if error is not None]
+    raised = [s.exception() for s in searchers if s.done()]
+    return [error for error in raised if error is not None]
 
   status, error = processes.EXIT_OK, None
   try:
@@ -54,27 +88,23 @@ def run(
         config,
         workdir,
         operands,
-        lambda: stop.is_set() or bool(errors()),
+        lambda: should_stop() or bool(errors()),
         channel,
     )
   except Exception as raised:  # pylint: disable=broad-exception-caught
     error = raised
-  leave.set()
-  late = futures.wait(searchers, _LEAVE_S).not_done
-  for of_searcher in errors():
-    logging.error("a searcher has failed", exc_info=of_searcher)
+  finally:
+    leave.set()
+    late = futures.wait(searchers, _LEAVE_S).not_done
+  for raised in errors():
+    logging.error("a searcher has failed", exc_info=raised)
   if errors() and status == processes.EXIT_INTERRUPTED:
     error = errors()[0]
   if late:
-    # The interpreter's own exit would wait for their threads.
-    logging.warning(
-        "%d searchers did not end in time", len(late), exc_info=error
-    )
     if error is not None:
       refused = isinstance(error, run_directory.NoRunError)
       status = processes.EXIT_CONFIG if refused else 1
-    sys.stderr.flush()
-    os._exit(status)  # pylint: disable=protected-access
+    raise LateSearchers(status, len(late)) from error
   if error is not None:
     raise error
   return status

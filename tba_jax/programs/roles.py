@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any, Protocol
 
@@ -276,7 +277,8 @@ def make_trainer(
       judge=evaluator.judge,
   )
   # Only the main thread may set a signal handler.
-  signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
   closing.callback(recorder.close)
   if saved:
     recorder.set_state(saved["recorder"])

@@ -443,7 +443,7 @@ def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
   return {} if jsonl.schema_error(value, schema) else value
 
 
-def _stages(config: ml_collections.ConfigDict) -> list[str]:
+def stages_of(config: ml_collections.ConfigDict) -> list[str]:
   """Returns the programs that train a model before the run, in order."""
   wanted = {
       "sft": config.init == "sft",
@@ -456,7 +456,7 @@ def _check_stages(
     config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> None:
   """Raises ValueError for what a stage would refuse after an earlier one."""
-  for role in _stages(config):
+  for role in stages_of(config):
     folder = workdir / role
     if (folder / "settings.json").exists():
       stages.check(config, folder, section=role)
@@ -563,7 +563,7 @@ class Supervisor:
 
   def _make_models(self) -> None:
     """Trains the models that the config asks for and that are missing."""
-    for role in _stages(self._config):
+    for role in stages_of(self._config):
       if self._signal is None:
         self._make_model(role)
 

@@ -1,0 +1,149 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run in the caller's own process, for notebooks: `tba_jax.train(config)`.
+
+The searchers are threads and reach the trainer through memory. Nothing is left
+on disk: the run directory is a temporary one, in memory where there is some.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import html
+import os
+import pathlib
+import signal
+import tempfile
+import threading
+import time
+from typing import Any
+
+import ml_collections
+import rich.console
+
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.monitor import metrics
+from tba_jax.monitor import panel
+from tba_jax.monitor import run_directory
+from tba_jax.monitor.report import build as report
+from tba_jax.programs import one_process
+from tba_jax.programs import reward_model
+from tba_jax.programs import sft
+from tba_jax.programs import train as train_lib
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+
+_MEMORY = pathlib.Path("/dev/shm")
+_REFRESH_S = 0.5
+_STAGES = {"sft": sft.run, "reward_model": reward_model.run}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a run of this process leaves; a notebook shows its report.
+
+  summary: content of `result.json`: `before`, `after`, counts and times.
+  steps: records of `metrics.jsonl`, one for each optimizer step.
+  evaluations: results of evaluations, in the order of their steps.
+  report: page of the run, HTML that needs no other file.
+  """
+
+  summary: Mapping[str, Any]
+  steps: Sequence[Mapping[str, Any]]
+  evaluations: Sequence[Mapping[str, Any]]
+  report: str
+
+  def __repr__(self) -> str:
+    before, after = (self.summary.get(n) or {} for n in ("before", "after"))
+    accuracy = [
+        f"{r.get('pass_at_1', float('nan')):.3f}" for r in (before, after)
+    ]
+    return f"Result(steps={len(self.steps)}, pass@1 {' → '.join(accuracy)})"
+
+  def _repr_html_(self) -> str:
+    return (
+        f'<iframe srcdoc="{html.escape(self.report)}" width="100%"'
+        ' height="800" style="border:0"></iframe>'
+    )
+
+
+def train(config: ml_collections.ConfigDict) -> Result:
+  """Trains to the last step in this process and the main thread.
+
+  Raises:
+    ValueError: settings are wrong, or a file does not fit; each is named.
+    RuntimeError: the run failed.
+    KeyboardInterrupt: it was interrupted; nothing of it is left.
+  """
+  validate.validate(config)
+  config = config.copy_and_resolve_references()
+  load.make_paths_absolute(config)
+  processes.enable_compilation_cache()
+  started = time.monotonic()
+  in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+  with (
+      tempfile.TemporaryDirectory(prefix="tba_jax_", dir=in_memory) as workdir,
+      _kept_signals(),
+  ):
+    config = train_lib.with_compute_dtype(config, workdir)
+    run_directory.create(workdir, config)
+    with _shown(workdir) as view:
+      for name in train_lib.stages_of(config):
+        view.phase(name)
+        _STAGES[name](config, workdir, stop=threading.Event())
+      status = one_process.train(config, workdir, (), lambda: False)
+    if status:
+      raise RuntimeError(f"the run ended with status {status}")
+    folder = pathlib.Path(workdir)
+    summary = {
+        **jsonl.read_json(folder / "result.json"),
+        "wall_s": time.monotonic() - started,
+        "restarts": {},
+    }
+    jsonl.atomic_write_json(folder / "summary.json", summary)
+    page, verdict, advice = report.conclude(workdir)
+    console = _console()
+    console.print(panel.final_table(summary, verdict.sentence))
+    console.print(panel.advice_list(advice))
+    return Result(
+        summary=summary,
+        steps=metrics.last_per_step(jsonl.read_jsonl(folder / "metrics.jsonl")),
+        evaluations=jsonl.read_json(folder / "eval.json")["history"],
+        report=page.read_text(),
+    )
+
+
+def _console() -> rich.console.Console:
+  """Returns a console of plain lines, as a notebook shows them."""
+  return rich.console.Console(force_jupyter=False, force_terminal=False)
+
+
+@contextlib.contextmanager
+def _kept_signals() -> Iterator[None]:
+  """Gives the caller its handlers back."""
+  handler = signal.getsignal(signal.SIGUSR1)
+  try:
+    yield
+  finally:
+    if threading.current_thread() is threading.main_thread():
+      signal.signal(signal.SIGUSR1, handler)
+
+
+@contextlib.contextmanager
+def _shown(workdir: str) -> Iterator[panel.Panel]:
+  """Prints the run's progress as lines, from a thread."""
+  done = threading.Event()
+  with panel.Panel(workdir, _console()) as view:
+
+    def refresh() -> None:
+      while not done.wait(_REFRESH_S):
+        view.update()
+
+    thread = threading.Thread(target=refresh, daemon=True)
+    thread.start()
+    try:
+      yield view
+    finally:
+      done.set()
+      thread.join()

@@ -1,0 +1,58 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run from Python in three lines, which leaves nothing but its result."""
+
+import os
+import pathlib
+import signal
+import tempfile
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+
+import tba_jax
+from tba_jax.programs import in_process
+from tba_jax.programs import roles
+
+
+def _files():
+  return {*pathlib.Path(tempfile.gettempdir()).glob("tba_jax_*"),
+          *pathlib.Path("/dev/shm").glob("tba_jax_*"),
+          *pathlib.Path.cwd().iterdir()}  # fmt: skip
+
+
+class InProcessTest(absltest.TestCase):
+
+  def make_config(self, *overrides):
+    return tba_jax.load_config("configs/countdown.py:smoke", overrides)
+
+  def test_trains_and_leaves_no_file_process_thread_or_handler(self):
+    before, threads = _files(), threading.active_count()
+    handler = signal.getsignal(signal.SIGUSR1)
+    with mock.patch.object(os, "fork", side_effect=AssertionError("a process")):
+      result = tba_jax.train(self.make_config())
+    self.assertEqual(_files(), before)
+    self.assertEqual(signal.getsignal(signal.SIGUSR1), handler)
+    self.assertLessEqual(threading.active_count(), threads)
+    steps = [record["step"] for record in result.steps]
+    self.assertEqual(steps, [*range(result.summary["steps"])])
+    self.assertTrue(result.summary["ledger_closed"])
+    self.assertIn('"train/reward_mean"', result.report)
+    self.assertIn("srcdoc=", result._repr_html_())
+    self.assertRegex(repr(result), r"pass@1 0\.\d+ → 0\.\d+")
+
+  def test_raises_the_error_of_the_run_and_leaves_no_file(self):
+    before = _files()
+    with self.assertRaisesRegex(ValueError, "loss.beta = -1"):
+      tba_jax.train(self.make_config("loss.beta=-1"))
+    with (
+        mock.patch.object(roles, "train", side_effect=KeyboardInterrupt),
+        self.assertRaises(KeyboardInterrupt),
+    ):
+      in_process.train(self.make_config("init=scratch"))
+    self.assertEqual(_files(), before)
+
+
+if __name__ == "__main__":
+  absltest.main()
