@@ -86,7 +86,7 @@ class SuperviseCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
-    self.config = tiny_model.make_config(cores__searcher="all")
+    self.config = tiny_model.make_config()
     self.config.init = "scratch"
     self.config.search.num_searchers = 2
     self.config.task = {"name": "countdown"}
