@@ -56,12 +56,12 @@ class CheckHostsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       {"store__spool_dir": "/tmp/x"},
-      {"cores__searcher": "3"},
+      {"devices__searcher": "3"},
       {"init": "/models/other/place"},
       {"tokenizer__source": "/models/other/place"},
       {"sft__num_steps": 7},
   )
-  def test_paths_and_cores_of_a_host_may_differ(self, **overrides):
+  def test_paths_and_devices_of_a_host_may_differ(self, **overrides):
     self.check(**overrides)
     self.check(searcher=False, **overrides)
 
