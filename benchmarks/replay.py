@@ -145,6 +145,7 @@ class Groups:
         prompt_tokens=np.arange(1, _PROMPT_TOKENS + 1, dtype=np.int32),
         completion_tokens=tokens,
         completion_lengths=np.full(_SAMPLES, _COMPLETION_TOKENS, np.int32),
+        sampled_mask=np.ones(tokens.shape, np.bool_),
         stopped=np.ones(_SAMPLES, np.bool_),
         behavior_logprobs=self._logprobs[index],
         rewards=self._rewards[index],

@@ -42,6 +42,7 @@ def make_groups(
           prompt_tokens=np.arange(1, _PROMPT_TOKENS + 1, dtype=np.int32),
           completion_tokens=rng.integers(1, 30_000, shape, np.int32),
           completion_lengths=np.full(shape[0], shape[1], np.int32),
+          sampled_mask=np.ones(shape, np.bool_),
           stopped=np.ones(shape[0], np.bool_),
           behavior_logprobs=-rng.random(shape, np.float32),
           rewards=rng.random(shape[0], np.float32),

@@ -151,6 +151,7 @@ class Collector:
         [request.prompt_tokens for request in sampled.requests],
         [c.tokens for c in sampled.completions],
         [c.lengths for c in sampled.completions],
+        [c.sampled_mask for c in sampled.completions],
     )
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
@@ -198,6 +199,7 @@ class Collector:
             prompt_tokens=request.prompt_tokens,
             completion_tokens=c.tokens,
             completion_lengths=c.lengths,
+            sampled_mask=c.sampled_mask,
             stopped=c.stopped,
             behavior_logprobs=c.logprobs,
             rewards=self._rewards(judged_S, c),

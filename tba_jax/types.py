@@ -24,11 +24,13 @@ class Group:
   position: index in the prompt order; identifies (prompt_id, visit).
   prompt_tokens: [P] int32, unpadded prompt.
   completion_tokens: [S, T] int32, pad after the stop token.
-  completion_lengths: [S] int32, tokens of each completion with its stop token.
+  completion_lengths: [S] int32, tokens of each completion with its stop token
+    and those of an environment.
+  sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
   stopped: [S] bool, True if a stop token or stop string ended the completion,
     False if it was cut off at its maximum length.
   behavior_logprobs: [S, T] float32, exact log-prob of each sampled token in
-    nats, 0 past the length.
+    nats, 0 elsewhere.
   rewards: [S] float32, task units.
   versions: [S] int32, oldest params version that sampled a token of the row.
   epoch: start count of the trainer that published those params.
@@ -43,6 +45,7 @@ class Group:
   prompt_tokens: np.ndarray
   completion_tokens: np.ndarray
   completion_lengths: np.ndarray
+  sampled_mask: np.ndarray
   stopped: np.ndarray
   behavior_logprobs: np.ndarray
   rewards: np.ndarray
@@ -56,8 +59,8 @@ class Group:
 
   @property
   def num_tokens(self) -> int:
-    """Completion tokens, stop tokens included."""
-    return int(self.completion_lengths.sum())
+    """Sampled tokens, stop tokens included."""
+    return int(self.sampled_mask.sum())
 
 
 @jax.tree_util.register_dataclass
@@ -85,8 +88,8 @@ class Batch:
   prompt_tokens: [B, P] int32, left-padded.
   prompt_mask: [B, P] float32, 1 on prompt tokens.
   completion_tokens: [B, K, T] int32, pad after the last token.
-  completion_mask: [B, K, T] float32, 1 on the tokens that the loss counts
-    (the stop token included unless the config excludes it).
+  completion_mask: [B, K, T] float32, 1 on the tokens that the loss counts:
+    those sampled, stop tokens included unless the config excludes them.
   behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
   ref_logprobs: [B, K, T] float32, nats, 0 where the mask is 0.
   rewards: [B, K] float32.
@@ -114,19 +117,23 @@ class Completions:
   """S sampled completions of one prompt, from the sampler.
 
   tokens: [S, T] int32, pad after the stop token.
-  lengths: [S] int32, completion lengths with the stop token.
-  logprobs: [S, T] float32, nats, under the distribution sampled from.
+  lengths: [S] int32, completion lengths with the stop token and an
+    environment's tokens.
+  sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
+  logprobs: [S, T] float32, nats, under the distribution sampled from, 0 where
+    not sampled.
   plain_logprobs: [S, T] float32, nats, under the tempered model before top-k,
     top-p and min-p; at temperature 0 under the model at temperature 1.
   stopped: [S] bool, True if a stop token or stop string ended the completion,
     False if it was cut off at its maximum length.
   versions: [S] int32, oldest params version that sampled a token of the row.
-  token_versions: [S, T] int32, params version that sampled the token, -1 past
-    the length.
+  token_versions: [S, T] int32, params version that sampled the token, -1 where
+    not sampled.
   """
 
   tokens: np.ndarray
   lengths: np.ndarray
+  sampled_mask: np.ndarray
   logprobs: np.ndarray
   plain_logprobs: np.ndarray
   stopped: np.ndarray

@@ -102,6 +102,41 @@ class LoopTest(parameterized.TestCase):
         self.assertGreater(gap(other, batch), 1e-2)
       self.assertEqual(set(batch.staleness_steps.ravel()), {step - version})
 
+  def test_counts_no_token_that_was_not_sampled(self):
+    loop = self.make_loop("rloo-s0-seed0")
+    sampler = self.bench.loops.sampler
+    masks, batches = [], []
+
+    def sample(*args, **kwargs):
+      # As if an environment had written the first token of each completion.
+      completions = [
+          dataclasses.replace(
+              c,
+              sampled_mask=c.sampled_mask & (np.arange(c.tokens.shape[1]) > 0),
+          )
+          for c in inner(*args, **kwargs)
+      ]
+      masks.extend(c.sampled_mask for c in completions)
+      return completions
+
+    inner, place = sampler.sample, device_work.DeviceWork.place
+
+    def watched(work, batch, num_missing):
+      batches.append(batch)
+      return place(work, batch, num_missing)
+
+    with (
+        mock.patch.object(sampler, "sample", sample),
+        mock.patch.object(device_work.DeviceWork, "place", watched),
+    ):
+      for _ in loop.train():
+        pass
+    self.assertLen(batches, _STEPS)
+    sampled = sum(mask.sum() for mask in masks)
+    self.assertEqual(sum(b.completion_mask.sum() for b in batches), sampled)
+    for batch in batches:
+      self.assertEqual(batch.completion_mask[..., 0].sum(), 0)
+
   def test_compiles_once_for_all_lags_and_seeds(self):
     self.bench.run(self.runs["rloo-s0-seed0"])
     with mock.patch.object(train_step, "hold_params") as traced:

@@ -27,6 +27,8 @@ from tests.support import base_config
 from tests.support import fakes
 
 S = 2
+# The second token of the first completion is an environment's.
+SAMPLED = np.array([[1, 0, 1, 0], [1, 1, 0, 0]], np.bool_)
 
 
 class SearcherTest(parameterized.TestCase):
@@ -154,6 +156,7 @@ class SearcherTest(parameterized.TestCase):
         types.Completions(
             tokens=tokens + 2 * np.array([[i, i, 0, 0], [i, i, 0, 0]]),
             lengths=np.array([3, 2], np.int32),
+            sampled_mask=SAMPLED,
             logprobs=np.full((S, 4), -0.5, np.float32),
             plain_logprobs=np.full((S, 4), -0.5, np.float32),
             stopped=np.array([True, False]),
@@ -199,6 +202,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(groups[1].prompt_tokens.dtype, np.int32)
     self.assertEqual(groups[0].completion_tokens[0].tolist(), [2, 3, 1, 0])
     self.assertEqual(groups[0].completion_lengths.tolist(), [3, 2])
+    np.testing.assert_array_equal(groups[0].sampled_mask, SAMPLED)
     self.assertEqual(groups[0].stopped.tolist(), [True, False])
 
   def test_groups_have_reference_logprobs_where_searchers_compute_them(self):
@@ -207,11 +211,14 @@ class SearcherTest(parameterized.TestCase):
     self.reference = mock.create_autospec(
         group_reference.GroupReference, instance=True
     )
-    self.reference.start.side_effect = lambda prompts, tokens, lengths: (
-        lambda: [
-            -t.astype(np.float32) - len(p) for p, t in zip(prompts, tokens)
-        ]
-    )
+
+    def start(prompts, tokens, lengths, masks):
+      np.testing.assert_array_equal(masks, [SAMPLED] * len(prompts))
+      return lambda: [
+          -t.astype(np.float32) - len(p) for p, t in zip(prompts, tokens)
+      ]
+
+    self.reference.start.side_effect = start
     self.searcher = None
     self.queue.stop_requested = False
     self.run_it(self.block())

@@ -41,7 +41,7 @@ _CLOSE_S = 5.0
 class MemoryChannel:
   """Where trainer and searchers of one process meet, in any order.
 
-  groups: the trainer's `MemoryQueue`, once it is there.
+  groups: the trainer's `MemoryQueue`, once it has started.
   params: the trainer's `MemoryParams`, once they are there.
   """
 
@@ -88,6 +88,7 @@ class MemoryQueue:
 
   def __init__(
       self,
+      channel: MemoryChannel,
       config: ml_collections.ConfigDict,
       run: messages.RunIdentity,
       *,
@@ -97,9 +98,10 @@ class MemoryQueue:
       first_version: int = 0,
       saved: Mapping[str, Any] | None = None,
   ):
-    """Opens the journal and replays its tail.
+    """Opens the journal and replays its tail; `start` lets searchers in.
 
     Args:
+      channel: meeting point of the process.
       config: reads `search`, `replay`, `rounds` and `train`.
       run: the run; without a directory nothing is written.
       order: order of the prompts.
@@ -113,6 +115,7 @@ class MemoryQueue:
     self.generation = 0
     self.urgent = False
     self.stop_requested = self.run_done = False
+    self._channel = channel
     self._run = run
     self._credits = config.search.credits
     self._changed = threading.Condition(threading.RLock())
@@ -152,6 +155,10 @@ class MemoryQueue:
   def journal_start(self) -> int:
     """Position of the journal's oldest record."""
     return self._intake.journal.start
+
+  def start(self) -> None:
+    """Lets searchers in."""
+    self._channel.groups.set_result(self)
 
   def close(self) -> None:
     """Refuses what comes from now on, and closes the journal."""
@@ -443,14 +450,16 @@ class MemoryParams:
 
   def __init__(
       self,
+      channel: MemoryChannel,
       copy: Callable[[types.PyTree], Mapping[str, Any]],
       *,
       epoch: int,
       keep: int,
   ):
-    """Starts the thread.
+    """Starts the thread, and lets searchers in.
 
     Args:
+      channel: meeting point of the process.
       copy: function from params to a copy of the published leaves, by path.
       epoch: the trainer's start count.
       keep: number of versions to keep.
@@ -465,6 +474,7 @@ class MemoryParams:
     self._thread = worker.Worker(
         "params", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
+    channel.params.set_result(self)
 
   def submit(
       self, version: int, params: types.PyTree, nonfinite: Any = 0

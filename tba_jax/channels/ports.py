@@ -251,6 +251,12 @@ class Receiver(Protocol):
   urgent: bool
   generation: int
 
+  def start(self) -> None:
+    """Begins to serve searchers."""
+
+  def close(self) -> None:
+    """Ends serving, and closes the journal."""
+
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`, to be granted to searchers."""
 

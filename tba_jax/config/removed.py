@@ -33,10 +33,29 @@ def _adam(section: str, name: str, default: float) -> dict[str, Removed]:
   return {f"{section}.{name}": Removed(default, instead, resume=False)}
 
 
+def _shape(**defaults: bool | int | float | str) -> dict[str, Removed]:
+  """Returns the rows of fields of a new model's shape, with old defaults."""
+  instead = (
+      "a new model has the plain blocks of its family; for another shape, start"
+      " from a Hugging Face folder (init), whose config.json says it"
+  )
+  return {
+      f"model.{name}": Removed(default, instead, resume=False)
+      for name, default in defaults.items()
+  }
+
+
 _CORES = "start the run on the cores that it may use: taskset -c 0-3 …"
 
 # fmt: off
 REMOVED: Mapping[str, Removed] = {
+    **_shape(
+        rope_theta=10000.0, norm_epsilon=1e-5, attention_bias=False,
+        mlp_bias=False, sliding_window=0, rope_type="default", rope_factor=1.0,
+        rope_low_freq_factor=1.0, rope_high_freq_factor=4.0,
+        rope_original_positions=8192, rotary_fraction=1.0,
+        parallel_residual=False, activation="silu", scale_attention=True,
+        scale_attention_by_layer=False),
     **_adam("sft", "b1", 0.9),
     **_adam("sft", "epsilon", 1e-8),
     **_adam("reward_model", "b1", 0.9),

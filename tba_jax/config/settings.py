@@ -18,8 +18,11 @@ import ml_collections
 
 from tba_jax.config import removed
 from tba_jax.losses import build as losses
+from tba_jax.models import families
 from tba_jax.system import processes
 from tba_jax.system import user_code
+from tba_jax.tasks import build as tasks
+from tba_jax.transport import carriers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,9 +316,8 @@ SETTINGS = {
         " it, 'always' if it has one"),
 
     "model.family": _s(
-        "llama", one_of("gpt2", "gpt_neox", "llama", "mistral", "qwen2",
-                        "qwen3"),
-        "family of the model, see tba_jax/models/transformer.py"),
+        "llama", one_of(*families.FAMILIES),
+        "family of the model, see tba_jax/models/"),
     "model.num_layers": _s(3, COUNT, ""),
     "model.width": _s(64, COUNT, "width of the residual stream"),
     "model.num_heads": _s(4, COUNT, "query heads"),
@@ -325,9 +327,6 @@ SETTINGS = {
         16, Allowed("an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
         "width of one head"),
     "model.mlp_width": _s(172, COUNT, "hidden units of a block's MLP"),
-    "model.rope_theta": _s(10000.0, ABOVE_0, "base of the rotary angles"),
-    "model.norm_epsilon": _s(
-        1e-5, ABOVE_0, "term added to a norm's mean square"),
     "model.tie_embeddings": _s(
         False, FLAG, "share the embedding table with the head"),
     "model.max_positions": _s(
@@ -345,31 +344,6 @@ SETTINGS = {
         "auto", one_of("auto", "plain", "splash", "cudnn"),
         "kernel of training: 'auto' is splash attention on TPU, cuDNN's on GPU"
         " where it can serve the model, and plain elsewhere"),
-    "model.attention_bias": _s(
-        False, FLAG, "biases of attention: llama, qwen3, gpt_neox"),
-    "model.mlp_bias": _s(False, FLAG, "biases of the MLP: llama"),
-    "model.sliding_window": _s(
-        0, FROM_0, "tokens that a token sees: mistral; 0 = all"),
-    "model.rope_type": _s("default", one_of("default", "linear", "llama3"), ""),
-    "model.rope_factor": _s(
-        1.0, Allowed("1 or more", lambda v: 1 <= v < math.inf), ""),
-    "model.rope_low_freq_factor": _s(
-        1.0, ABOVE_0, "factor of rope_type 'llama3'"),
-    "model.rope_high_freq_factor": _s(
-        4.0, ABOVE_0, "factor of rope_type 'llama3'"),
-    "model.rope_original_positions": _s(
-        8192, COUNT, "original context length of rope_type 'llama3'"),
-    "model.rotary_fraction": _s(
-        1.0, ABOVE_0_TO_1, "gpt_neox: share of a head that is rotated"),
-    "model.parallel_residual": _s(
-        False, FLAG, "gpt_neox: MLP in parallel with attention"),
-    "model.activation": _s(
-        "silu", one_of("silu", "gelu", "gelu_new", "relu"),
-        "nonlinearity of an MLP without gate: gpt2, gpt_neox"),
-    "model.scale_attention": _s(
-        True, FLAG, "gpt2: scores divided by sqrt(head_dim)"),
-    "model.scale_attention_by_layer": _s(
-        False, FLAG, "gpt2: scores also divided by 1 + the layer's index"),
 
     "lora.rank": _s(0, FROM_0, "0 = all params are trained"),
     "lora.alpha": _s(
@@ -764,10 +738,10 @@ SETTINGS = {
     "publish.keep_versions": _s(
         2, at_least(2), "versions that stay readable", resume=True),
     "publish.carrier": _s(
-        "auto", one_of("auto", "store", "files", "orbax"), resume=True,
-        meaning="'store' (any hosts, up to some 100 MB), 'files' (one host, or"
-        " a shared directory), 'orbax' (shards, in a shared directory or on"
-        " gs://), 'auto' by size and place"),
+        "auto", one_of("auto", *carriers.CARRIERS), resume=True,
+        meaning=", ".join(f"{name!r} ({entry.suits})"
+                          for name, entry in carriers.CARRIERS.items())
+        + ", 'auto' by size and place"),
     "publish.directory": _s(
         "", TEXT, "place of files and shards: a shared directory, for shards"
         " also gs://…; '' = memory of this host (/dev/shm, else the run's"
@@ -927,8 +901,8 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 # Task settings that name files of a host.
-_TASK_FILES = ("data", "instructions", "test", "train", "validation")
-_TASK_PATHS = ("classifier_folder", "encoder", "victim")
+_TASK_FILES = frozenset(n for t in tasks.TASKS.values() for n in t.files)
+_TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
     init sft.init tokenizer.source loss.name loss.value_init

@@ -30,6 +30,7 @@ from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.losses import build as losses
 from tba_jax.models import config as config_lib
+from tba_jax.models import families
 from tba_jax.models import folders
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
@@ -39,6 +40,7 @@ from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import rows_task
+from tba_jax.transport import carriers
 from tba_jax.transport import certificates
 from tba_jax.transport import wire
 
@@ -386,18 +388,21 @@ _REQUIRED = (
     ("search.lockstep", bool,
      {"search.wait_for_fresh": (True,), "publish.every_steps": (1,)}),
     ("search.lockstep", operator.not_, {"search.lead_steps": "above 0"}),
-    ("task.name", lambda v: v != "red_team",
+    ("task.name", lambda v: not build.facts(v).has_embeddings,
      {"replay_filter.similarity": ("none", "edit")}),
     # Threads of one process share a device; collectives of two could deadlock.
+    # They have no store that others could join.
     ("run.processes", lambda v: v == "one",
      {"trainer.num_processes": (1,), "trainer.cpu_devices": (0,),
       "search.cpu_devices": (0,), "devices.searcher": ("",),
+      "store.address": ("",), "store.locator": ("",),
       **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
-    # Nothing else bounds the time of a command, or of sympy.
+    # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
-    ("task.name", lambda v: v == "math", {"reward.where": ("pool",)}),
-    ("task.name", lambda v: v == "red_team", {"reward.where": ("process",)}),
+    *(("task.name", functools.partial(operator.eq, name),
+       {"reward.where": task.rewards_where})
+      for name, task in build.TASKS.items() if task.rewards_where),
 )  # fmt: skip
 
 
@@ -681,7 +686,7 @@ def lora_targets(c: Mapping[str, Any]) -> _Problems:
   """The model must have every matrix in `lora.targets`."""
   shape = _start(c)[1]
   family = c["model.family"] if shape is None else shape.family
-  gated = family not in config_lib.PLAIN_HEADS
+  gated = families.FAMILIES[family].is_gated
   known = [n for n in settings.LORA_TARGETS if gated or n != "gate"]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:
@@ -847,8 +852,9 @@ def _packages(c: Mapping[str, Any]) -> _Problems:
   for name in c["log.writers"].split(","):
     if name in packages and lacking(packages[name]):
       yield "log.writers", f"{name} {needs}[{name}]"
-  if c["task.name"] == "math" and lacking("math_verify"):
-    yield "task.name", f"{needs}[math]"
+  for package, extra in build.facts(c["task.name"]).packages.items():
+    if lacking(package):
+      yield "task.name", f"{needs}[{extra}]"
 
 
 def is_one_host(address: str) -> bool:
@@ -865,21 +871,25 @@ def _publish(c: Mapping[str, Any]) -> _Problems:
   if "://" in directory:
     if not directory.startswith("gs://"):
       yield "publish.directory", "allowed a path, or gs://BUCKET/PATH"
-    elif carrier not in ("auto", "orbax"):
+    elif carrier != "auto" and not carriers.CARRIERS[carrier].takes_urls:
+      able = (n for n, entry in carriers.CARRIERS.items() if entry.takes_urls)
       yield "publish.directory", (
           "allowed a path of a file system with config.publish.carrier ="
-          f" {carrier!r}; gs:// needs 'orbax' or 'auto'"
+          f" {carrier!r}; gs:// needs {', '.join(map(repr, able))} or 'auto'"
       )
     elif importlib.util.find_spec("gcsfs") is None:
       yield "publish.directory", (
           "allowed a path without gcsfs; gs:// needs pip install 'tba_jax[gcs]'"
       )
-  elif carrier == "orbax" and not (
-      directory or is_one_host(c["store.address"])
+  elif (
+      carrier != "auto"
+      and carriers.CARRIERS[carrier].shares_directory
+      and not (directory or is_one_host(c["store.address"]))
   ):
     yield "publish.directory", (
         "allowed a directory that all hosts share, or gs://BUCKET/PATH, with"
-        " config.publish.carrier = 'orbax' and a store.address of other hosts"
+        f" config.publish.carrier = {carrier!r} and a store.address of other"
+        " hosts"
     )
 
 

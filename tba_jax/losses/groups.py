@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays that an objective reads, and sums over a completion's tokens."""
 
+from collections.abc import Callable
 import dataclasses
 
 import chex
@@ -13,6 +14,8 @@ Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 # Divisors of a completion's log-prob: `length_weights`.
 LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
+
+MoveFn = Callable[[jax.Array], jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +97,24 @@ def weighted_sums(
   chex.assert_equal_shape([values_BxKxT, weights_BxKxT])
   shown_BxKxT = jnp.where(weights_BxKxT > 0, values_BxKxT, 0.0)
   return jnp.sum(weights_BxKxT * shown_BxKxT, axis=2)
+
+
+def counted_first(mask_BxKxT: jax.Array) -> tuple[MoveFn, MoveFn]:
+  """Returns functions that move counted tokens to the front, and back.
+
+  Tokens that do not count, as an environment's, may stand between others; a
+  recursion over the tokens passes over them. Both take and return [B, K, T].
+  """
+  order_BxKxT = jnp.argsort(mask_BxKxT <= 0, axis=2, stable=True)
+  places_BxKxT = jnp.argsort(order_BxKxT, axis=2)
+
+  def front(x_BxKxT: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x_BxKxT, order_BxKxT, axis=2)
+
+  def back(x_BxKxT: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x_BxKxT, places_BxKxT, axis=2)
+
+  return front, back
 
 
 def mean_tokens(mask: jax.Array) -> jax.Array:

@@ -131,12 +131,14 @@ def make_targets(
       `token_rewards`.
     c: `config.loss`: gae_gamma, gae_lambda, whiten_advantages.
   """
+  front, back = groups_lib.counted_first(mask_BxKxT)
+  front_values_BxKxT, mask_BxKxT = front(values_BxKxT), front(mask_BxKxT)
   rewards_BxKxT = token_rewards(
-      rewards_BxK, log_ratio_BxKxT, mask_BxKxT, beta=beta
+      rewards_BxK, front(log_ratio_BxKxT), mask_BxKxT, beta=beta
   )
   advantages_BxKxT, returns_BxKxT = gae(
       rewards_BxKxT,
-      values_BxKxT,
+      front_values_BxKxT,
       mask_BxKxT,
       gamma=c.gae_gamma,
       lam=c.gae_lambda,
@@ -144,7 +146,9 @@ def make_targets(
   if c.whiten_advantages:
     advantages_BxKxT = whiten(advantages_BxKxT, mask_BxKxT)
   return jax.lax.stop_gradient(
-      groups_lib.Targets(values_BxKxT, advantages_BxKxT, returns_BxKxT)
+      groups_lib.Targets(
+          values_BxKxT, back(advantages_BxKxT), back(returns_BxKxT)
+      )
   )
 
 

@@ -82,10 +82,10 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       δ_ij = u_i - u_j + Σ_{i≤t<j} (log π - log π_ref)(y_t)
       loss = 1/(BK) Σ_b Σₖ  Σ_{i<j} λ^{j-i} δ_ij² / Σ_{i<j} λ^{j-i}
 
-  with β u_t the soft value of the state before token t, from the value model,
-  and u = r/β after the last token; λ is `subtb_lambda`, above 0 up to 1. The
-  whole completion alone is trajectory balance with log Z = u_0. A completion
-  without counted tokens adds 0.
+  over the counted tokens, with β u_t the soft value of the state before token
+  t, from the value model, and u = r/β after the last token; λ is
+  `subtb_lambda`, above 0 up to 1. The whole completion alone is trajectory
+  balance with log Z = u_0. A completion without counted tokens adds 0.
 
   Source: Madan et al. 2022 (arXiv:2209.12782), eq. 10 and 11, SubTB(λ). It is
   one pass over the tokens: with D_n = Σ_{i<j} λ^{j-i} δ_ijⁿ of one j, the next
@@ -95,9 +95,10 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
     Loss, [] float32, and `log_z_Bx1` (u_0) and `residual_BxK` (δ of the whole
     completion) in nats.
   """
-  mask_BxKxT, lam = groups.mask_BxKxT, c.subtb_lambda
+  front, _ = groups_lib.counted_first(groups.mask_BxKxT)
+  mask_BxKxT, lam = front(groups.mask_BxKxT), c.subtb_lambda
   shown = lambda x: jnp.where(mask_BxKxT > 0, x, 0.0)
-  flow_BxKxT = shown(groups.values_BxKxT) / beta
+  flow_BxKxT = shown(front(groups.values_BxKxT)) / beta
   last_pad = ((0, 0), (0, 0), (0, 1))
   next_mask_BxKxT = jnp.pad(mask_BxKxT[..., 1:], last_pad)
   next_flow_BxKxT = jnp.where(
@@ -105,8 +106,8 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
       jnp.pad(flow_BxKxT[..., 1:], last_pad),
       groups.rewards_BxK[:, :, None] / beta,
   )
-  rho_BxKxT = groups.logprobs_BxKxT - jax.lax.stop_gradient(
-      groups.ref_logprobs_BxKxT
+  rho_BxKxT = front(
+      groups.logprobs_BxKxT - jax.lax.stop_gradient(groups.ref_logprobs_BxKxT)
   )
   delta_BxKxT = shown(flow_BxKxT - next_flow_BxKxT + rho_BxKxT)
 

@@ -8,28 +8,11 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.models import families
+from tba_jax.models import family as family_lib
+
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_TYPES = ("default", "linear", "llama3")
-# Hugging Face's names; "gelu" is the exact one, "gelu_new" the tanh form.
-ACTIVATIONS = ("silu", "gelu", "gelu_new", "relu")
-
-# Settings that only some families have, with the value that other families
-# require.
-PLAIN = {
-    "attention_bias": False,
-    "mlp_bias": False,
-    "sliding_window": 0,
-    "rope_type": "default",
-    "rope_factor": 1.0,
-    "rope_low_freq_factor": 1.0,
-    "rope_high_freq_factor": 4.0,
-    "rope_original_positions": 8192,
-    "rotary_fraction": 1.0,
-    "parallel_residual": False,
-    "activation": "silu",
-    "scale_attention": True,
-    "scale_attention_by_layer": False,
-}
 _SIZES = (
     "vocab_size",
     "num_layers",
@@ -40,20 +23,6 @@ _SIZES = (
     "mlp_width",
     "max_positions",
 )
-_ROPE = frozenset(name for name in PLAIN if name.startswith("rope_"))
-
-# Family -> the settings of PLAIN that it has.
-FAMILY_SETTINGS = {
-    "gpt2": {"activation", "scale_attention", "scale_attention_by_layer"},
-    "gpt_neox": _ROPE
-    | {"activation", "attention_bias", "parallel_residual", "rotary_fraction"},
-    "llama": _ROPE | {"attention_bias", "mlp_bias"},
-    "mistral": _ROPE | {"sliding_window"},
-    "qwen2": _ROPE,
-    "qwen3": _ROPE | {"attention_bias"},
-}
-# Families without grouped-query attention, where heads * head_dim = width.
-PLAIN_HEADS = ("gpt2", "gpt_neox")
 
 
 def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
@@ -67,7 +36,7 @@ def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
 class ModelConfig:
   """The shape and number formats of one model.
 
-  family: key of `transformer.FAMILIES`.
+  family: key of `families.FAMILIES`.
   vocab_size: rows of the embedding, V.
   num_layers: N.
   width: D.
@@ -113,28 +82,28 @@ class ModelConfig:
   num_kv_heads: int
   head_dim: int
   mlp_width: int
-  rope_theta: float
-  norm_epsilon: float
   tie_embeddings: bool
   max_positions: int
   param_dtype: str
   compute_dtype: str
-  attention_bias: bool
-  mlp_bias: bool
-  sliding_window: int
-  rope_type: str
-  rope_factor: float
-  rope_low_freq_factor: float
-  rope_high_freq_factor: float
-  rope_original_positions: int
-  rotary_fraction: float
-  parallel_residual: bool
-  activation: str
-  scale_attention: bool
-  scale_attention_by_layer: bool
   pad_id: int | None
   bos_id: int | None
   eos_id: int | None
+  rope_theta: float = 10000.0
+  norm_epsilon: float = 1e-5
+  attention_bias: bool = False
+  mlp_bias: bool = False
+  sliding_window: int = 0
+  rope_type: str = "default"
+  rope_factor: float = 1.0
+  rope_low_freq_factor: float = 1.0
+  rope_high_freq_factor: float = 4.0
+  rope_original_positions: int = 8192
+  rotary_fraction: float = 1.0
+  parallel_residual: bool = False
+  activation: str = "silu"
+  scale_attention: bool = True
+  scale_attention_by_layer: bool = False
   num_labels: int = 0
   stop_ids: tuple[int, ...] = ()
   attention: str = "auto"
@@ -163,13 +132,17 @@ class ModelConfig:
          f"above rope_low_freq_factor={self.rope_low_freq_factor}"),
         ("rope_original_positions", self.rope_original_positions > 0,
          "above 0"),
-        ("activation", self.activation in ACTIVATIONS,
-         f"one of {ACTIVATIONS}"),
+        ("activation", self.activation in family_lib.ACTIVATIONS,
+         f"one of {family_lib.ACTIVATIONS}"),
         ("rotary_fraction",
          0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0,
          "above 0 and up to 1, an even share of head_dim"),
     ]  # fmt: skip
-    if self.family in PLAIN_HEADS:
+    family = families.FAMILIES.get(self.family)
+    of_families = frozenset().union(
+        *(f.fields for f in families.FAMILIES.values())
+    )
+    if family is not None and not family.has_grouped_heads:
       heads = self.num_heads
       rows += [
           ("num_kv_heads", self.num_kv_heads == heads,
@@ -177,9 +150,13 @@ class ModelConfig:
           ("head_dim", self.head_dim * heads == self.width,
            f"width / num_heads in family {self.family!r}"),
       ]  # fmt: skip
-    for name in sorted(PLAIN.keys() - FAMILY_SETTINGS.get(self.family, PLAIN)):
-      allowed = f"{PLAIN[name]!r} in family {self.family!r}"
-      rows.append((name, getattr(self, name) == PLAIN[name], allowed))
+    # Of an unknown family, which others refuse, nothing is.
+    own = family.fields if family is not None else of_families
+    for field in dataclasses.fields(self):
+      if field.name in of_families - own:
+        allowed = f"{field.default!r} in family {self.family!r}"
+        is_right = getattr(self, field.name) == field.default
+        rows.append((field.name, is_right, allowed))
     problems = [
         f"config.model.{name}={getattr(self, name)!r}: allowed {allowed}"
         for name, is_right, allowed in rows
@@ -213,13 +190,12 @@ class ModelConfig:
     """
     settings = dict(config_model)
     given = {"vocab_size", "pad_id", "bos_id", "eos_id"}
-    given |= {"num_labels", "stop_ids"}
-    known = {field.name for field in dataclasses.fields(cls)} - given
-    if set(settings) != known:
-      raise ValueError(
-          f"config.model: missing {sorted(known - set(settings))}, unknown"
-          f" {sorted(set(settings) - known)}"
-      )
+    fields = [f for f in dataclasses.fields(cls) if f.name not in given]
+    needed = {f.name for f in fields if f.default is dataclasses.MISSING}
+    missing = sorted(needed - settings.keys())
+    unknown = sorted(settings.keys() - {f.name for f in fields})
+    if missing or unknown:
+      raise ValueError(f"config.model: missing {missing}, unknown {unknown}")
     settings["compute_dtype"] = compute_dtype(config_model, backend)
     return cls(
         vocab_size=vocab_size,

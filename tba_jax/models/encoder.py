@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.models import attention
+from tba_jax.models import family as family_lib
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
@@ -109,7 +110,7 @@ def encoder_config_from_hf(hf_json: Mapping[str, Any]) -> EncoderConfig:
       "max_positions": ("max_position_embeddings", int, 512),
       "num_types": ("type_vocab_size", int, 2),
       "norm_epsilon": ("layer_norm_eps", float, 1e-12),
-      "activation": ("hidden_act", hf_config.ACTIVATIONS, "gelu"),
+      "activation": ("hidden_act", family_lib.HF_ACTIVATIONS, "gelu"),
       "pad_id": ("pad_token_id", int, 0 if family == "bert" else 1),
   }
   others = ("architectures", "bos_token_id", "dtype", "eos_token_id",
@@ -277,7 +278,7 @@ def hf_rows(c: EncoderConfig, prefix: str) -> list[hf_names.Row]:
   return [hf_names.make_row(sizes, *line) for line in _table(c, prefix)]
 
 
-def _table(c: EncoderConfig, prefix: str) -> Iterator[hf_names.Line]:
+def _table(c: EncoderConfig, prefix: str) -> Iterator[family_lib.Line]:
   embeddings, layer = f"{prefix}embeddings", prefix + "encoder.layer.{layer}"
   for name, path, axis in (
       ("word", "words", "vocab"),
@@ -286,9 +287,9 @@ def _table(c: EncoderConfig, prefix: str) -> Iterator[hf_names.Line]:
   ):
     source = f"{embeddings}.{name}_embeddings.weight"
     yield source, f"{path}.embedding", f"{axis} width"
-  yield from hf_names.norm(f"{embeddings}.LayerNorm", "norm")
+  yield from family_lib.norm(f"{embeddings}.LayerNorm", "norm")
   heads = "heads*head_dim"
-  linear = hf_names.linear
+  linear = family_lib.linear
   for name in ("query", "key", "value"):
     source, path = (
         f"{layer}.attention.self.{name}",
@@ -297,11 +298,11 @@ def _table(c: EncoderConfig, prefix: str) -> Iterator[hf_names.Line]:
     yield from linear(source, path, heads, "width")
   output = f"{layer}.attention.output"
   yield from linear(f"{output}.dense", "blocks.attention.o", "width", heads)
-  yield from hf_names.norm(f"{output}.LayerNorm", "blocks.attention_norm")
+  yield from family_lib.norm(f"{output}.LayerNorm", "blocks.attention_norm")
   source = f"{layer}.intermediate.dense"
   yield from linear(source, "blocks.mlp.up", "mlp", "width")
   yield from linear(f"{layer}.output.dense", "blocks.mlp.down", "width", "mlp")
-  yield from hf_names.norm(f"{layer}.output.LayerNorm", "blocks.mlp_norm")
+  yield from family_lib.norm(f"{layer}.output.LayerNorm", "blocks.mlp_norm")
   if c.num_labels:
     is_bert = c.family == "bert"
     pooler = f"{prefix}pooler.dense" if is_bert else "classifier.dense"

@@ -6,86 +6,71 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask
 Learners", as computed by Hugging Face's `GPT2LMHeadModel`.
 """
 
-import math
+from collections.abc import Iterator
+from typing import Any
 
-from flax import nnx
-import jax
-import jax.numpy as jnp
-
-from tba_jax.models import config as config_lib
-from tba_jax.models import layers
-
-ModelConfig = config_lib.ModelConfig
+from tba_jax.models import family
 
 
-class Block(nnx.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.config = config
-    # Keeps the stream's variance near 1 over its 2N branches.
-    out_scale = 1.0 / math.sqrt(2 * config.num_layers)
-    self.attention_norm = layers.LayerNorm(config)
-    self.attention = layers.Attention(
-        config,
-        rngs=rngs,
-        out_scale=out_scale,
-        qkv_bias=True,
-        out_bias=True,
-    )
-    self.mlp_norm = layers.LayerNorm(config)
-    self.mlp = layers.MLP(config, rngs=rngs, out_scale=out_scale)
-
-  def __call__(
-      self,
-      x: jax.Array,
-      tables: None,
-      attend: layers.AttendFn,
-      layer: jax.Array | int,
-  ) -> tuple[jax.Array, object]:
-    """Returns the stream [..., D] after the block and what `attend` keeps."""
-
-    def attend_scaled(q, k, v):
-      return attend(self._scaled(q, layer), k, v)
-
-    out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
-    x = x + out
-    return x + self.mlp(self.mlp_norm(x)), kept
-
-  def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """Returns queries scaled for scores that get divided by sqrt(Dh)."""
-    c = self.config
-    if c.scale_attention and not c.scale_attention_by_layer:
-      return q
-    scale = 1.0 if c.scale_attention else math.sqrt(c.head_dim)
-    if c.scale_attention_by_layer:
-      scale = scale / (1.0 + layer)
-    return (q.astype(jnp.float32) * scale).astype(q.dtype)
+def _tensors(c: Any) -> Iterator[family.Line]:
+  """Yields the tensors, input axes first; one has queries, keys and values."""
+  layer = "transformer.h.{layer}"
+  yield "transformer.wte.weight", "embed.embedding", "vocab width"
+  yield "transformer.wpe.weight", "positions", "positions width"
+  yield from family.norm("transformer.ln_f", "final_norm")
+  yield from family.norm(f"{layer}.ln_1", "blocks.attention_norm")
+  yield from family.norm(f"{layer}.ln_2", "blocks.mlp_norm")
+  for i, (name, axis) in enumerate(family.QKV):
+    source, path = f"{layer}.attn.c_attn", f"blocks.attention.{name}"
+    out = f"{i}of3*{axis}*head_dim"
+    kernel = f"{axis} head_dim width"
+    yield f"{source}.weight", f"{path}.kernel", f"width {out}", kernel
+    yield f"{source}.bias", f"{path}.bias", out
+  for name, path, inputs, out in (
+      ("attn.c_proj", "attention.o", "heads*head_dim", "width"),
+      ("mlp.c_fc", "mlp.up", "width", "mlp"),
+      ("mlp.c_proj", "mlp.down", "mlp", "width"),
+  ):
+    source, path = f"{layer}.{name}", f"blocks.{path}"
+    kernel = f"{out} {inputs.replace('*', ' ')}"
+    yield f"{source}.weight", f"{path}.kernel", f"{inputs} {out}", kernel
+    yield f"{source}.bias", f"{path}.bias", out
+  yield from family.head(c, "lm_head.weight")
 
 
-class GPT2(layers.Stack):
-  """GPT-2's stack; positions are added to the embeddings."""
-
-  Block = Block
-  make_norm = staticmethod(layers.LayerNorm)
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    super().__init__(config, rngs)
-    shape = (config.max_positions, config.width)
-    value = 0.1 * jax.random.normal(rngs.params(), shape, jnp.float32)
-    self.positions = nnx.Param(
-        (value / math.sqrt(config.width)).astype(config.param_dtype),
-        logical_axes=("positions", "width"),
-    )
-
-  def tables(self, positions: jax.Array) -> None:
-    """Returns None: attention does not use positions."""
-    del positions
-
-  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns the stream [..., D] before the first block."""
-    # Idle rows of a sampler may be past the last position.
-    own = jnp.take(self.positions[...], positions, axis=0, mode="clip")
-    return super().embed_tokens(tokens, positions) + own.astype(
-        jnp.dtype(self.config.compute_dtype)
-    )
+FAMILY = family.Family(
+    class_name="GPT2",
+    keys={
+        **family.COMMON,
+        **family.max_positions(1024, "n_positions"),
+        "num_layers": ("n_layer", int, ...),
+        "width": ("n_embd", int, ...),
+        "num_heads": ("n_head", int, ...),
+        "mlp_width": ("n_inner", family.INT_OR_NONE, None),
+        "tie_embeddings": ("tie_word_embeddings", bool, True),
+        "norm_epsilon": ("layer_norm_epsilon", float, 1e-5),
+        "activation": (
+            *("activation_function", family.HF_ACTIVATIONS, "gelu_new"),
+        ),
+        "scale_attention": ("scale_attn_weights", bool, True),
+        "scale_attention_by_layer": (
+            *("scale_attn_by_inverse_layer_idx", bool, False),
+        ),
+    },
+    tensors=_tensors,
+    fields=frozenset(
+        ("activation", "scale_attention", "scale_attention_by_layer")
+    ),
+    token_head="LMHeadModel",
+    prefix="transformer.",
+    norm="layer",
+    positions="learned",
+    is_gated=False,
+    has_grouped_heads=False,
+    qkv_bias=True,
+    out_bias=True,
+    # n_ctx is an older name of n_positions.
+    only=lambda hf: {"n_ctx": (None, hf.get("n_positions", 1024))},
+    # We train without dropout.
+    written=dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+)

@@ -7,55 +7,53 @@ Source: Black et al. 2022 (arXiv:2204.06745) and Biderman et al. 2023
 has its own norm even with a parallel residual.
 """
 
-import math
+from collections.abc import Iterator
+from typing import Any
 
-from flax import nnx
-import jax
-
-from tba_jax.models import config as config_lib
-from tba_jax.models import layers
-
-ModelConfig = config_lib.ModelConfig
+from tba_jax.models import family
 
 
-class Block(nnx.Module):
-  """x + attention(norm(x)) + mlp(norm(x)), or the MLP after attention."""
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.config = config
-    # Keeps the stream's variance near 1 over its 2N branches.
-    out_scale = 1.0 / math.sqrt(2 * config.num_layers)
-    self.attention_norm = layers.LayerNorm(config)
-    self.attention = layers.Attention(
-        config,
-        rngs=rngs,
-        out_scale=out_scale,
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
+def _tensors(c: Any) -> Iterator[family.Line]:
+  """Yields the tensors; one fuses query, key and value, head by head."""
+  layer = "gpt_neox.layers.{layer}"
+  yield "gpt_neox.embed_in.weight", "embed.embedding", "vocab width"
+  yield from family.norm("gpt_neox.final_layer_norm", "final_norm")
+  yield from family.norm(f"{layer}.input_layernorm", "blocks.attention_norm")
+  yield from family.norm(f"{layer}.post_attention_layernorm", "blocks.mlp_norm")
+  for i, (name, axis) in enumerate(family.QKV):
+    yield from family.linear(
+        *(f"{layer}.attention.query_key_value", f"blocks.attention.{name}"),
+        *(f"{axis}*{i}of3*head_dim", "width"),
+        bias=c.attention_bias,
     )
-    self.mlp_norm = layers.LayerNorm(config)
-    self.mlp = layers.MLP(config, rngs=rngs, out_scale=out_scale)
-
-  def __call__(
-      self,
-      x: jax.Array,
-      tables: tuple[jax.Array, jax.Array],
-      attend: layers.AttendFn,
-      layer: jax.Array | int,
-  ) -> tuple[jax.Array, object]:
-    """Returns the stream [..., D] after the block and what `attend` keeps."""
-    del layer
-    out, kept = self.attention(self.attention_norm(x), tables, attend)
-    read = x if self.config.parallel_residual else x + out
-    return x + out + self.mlp(self.mlp_norm(read)), kept
+  yield from family.linear(
+      *(f"{layer}.attention.dense", "blocks.attention.o", "width"),
+      *("heads*head_dim",),
+      bias=c.attention_bias,
+  )
+  up, down = f"{layer}.mlp.dense_h_to_4h", f"{layer}.mlp.dense_4h_to_h"
+  yield from family.linear(up, "blocks.mlp.up", "mlp", "width")
+  yield from family.linear(down, "blocks.mlp.down", "width", "mlp")
+  yield from family.head(c, "embed_out.weight")
 
 
-class GPTNeoX(layers.Stack):
-  """GPT-NeoX's stack; positions are rotary on a part of each head."""
-
-  Block = Block
-  make_norm = staticmethod(layers.LayerNorm)
-
-  def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the rotary tables of positions [...]."""
-    return layers.rotary_tables(self.config, positions)
+FAMILY = family.Family(
+    class_name="GPTNeoX",
+    keys={
+        **family.SIZES,
+        **family.max_positions(2048),
+        "norm_epsilon": ("layer_norm_eps", float, 1e-5),
+        "activation": ("hidden_act", family.HF_ACTIVATIONS, "gelu"),
+        "attention_bias": ("attention_bias", bool, True),
+        "parallel_residual": ("use_parallel_residual", bool, True),
+    },
+    tensors=_tensors,
+    fields=family.ROPE
+    | {"activation", "attention_bias", "parallel_residual", "rotary_fraction"},
+    prefix="gpt_neox.",
+    norm="layer",
+    is_gated=False,
+    has_grouped_heads=False,
+    rotary_fraction=0.25,
+    old_rope=("rotary_emb_base", "rotary_pct"),
+)

@@ -14,88 +14,12 @@ import re
 from typing import Any
 
 from tba_jax.models import config as config_lib
+from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 
 ModelConfig = config_lib.ModelConfig
-
-# Other names of the same functions -> ours.
-ACTIVATIONS = {
-    **{name: name for name in config_lib.ACTIVATIONS},
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_new",
-    "gelu_python_tanh": "gelu_new",
-    "swish": "silu",
-}
-# Our field -> name in the file; its types, or its allowed values with ours; and
-# its default, where `...` means that it is required.
-Keys = Mapping[str, tuple[str, Any, Any]]
-_INT_OR_NONE = (int, type(None))
-
-_COMMON = {
-    "vocab_size": ("vocab_size", int, ...),
-    "pad_id": ("pad_token_id", _INT_OR_NONE, None),
-    "bos_id": ("bos_token_id", _INT_OR_NONE, None),
-}
-_SIZES = {
-    **_COMMON,
-    "num_layers": ("num_hidden_layers", int, ...),
-    "width": ("hidden_size", int, ...),
-    "num_heads": ("num_attention_heads", int, ...),
-    "mlp_width": ("intermediate_size", int, ...),
-    "tie_embeddings": ("tie_word_embeddings", bool, False),
-}
-_GATED = {
-    **_SIZES,
-    "num_kv_heads": ("num_key_value_heads", _INT_OR_NONE, None),
-    "head_dim": ("head_dim", _INT_OR_NONE, None),
-    "norm_epsilon": ("rms_norm_eps", float, 1e-6),
-}
-_BIAS = {"attention_bias": ("attention_bias", bool, False)}
-_positions = lambda name, default: {"max_positions": (name, int, default)}
-KEYS: Mapping[str, Keys] = {
-    "gpt2": {
-        **_COMMON,
-        **_positions("n_positions", 1024),
-        "num_layers": ("n_layer", int, ...),
-        "width": ("n_embd", int, ...),
-        "num_heads": ("n_head", int, ...),
-        "mlp_width": ("n_inner", _INT_OR_NONE, None),
-        "tie_embeddings": ("tie_word_embeddings", bool, True),
-        "norm_epsilon": ("layer_norm_epsilon", float, 1e-5),
-        "activation": ("activation_function", ACTIVATIONS, "gelu_new"),
-        "scale_attention": ("scale_attn_weights", bool, True),
-        "scale_attention_by_layer": (
-            *("scale_attn_by_inverse_layer_idx", bool, False),
-        ),
-    },
-    "gpt_neox": {
-        **_SIZES,
-        **_positions("max_position_embeddings", 2048),
-        "norm_epsilon": ("layer_norm_eps", float, 1e-5),
-        "activation": ("hidden_act", ACTIVATIONS, "gelu"),
-        "attention_bias": ("attention_bias", bool, True),
-        "parallel_residual": ("use_parallel_residual", bool, True),
-    },
-    "llama": {
-        **_GATED,
-        **_BIAS,
-        **_positions("max_position_embeddings", 2048),
-        "mlp_bias": ("mlp_bias", bool, False),
-    },
-    "mistral": {
-        **_GATED,
-        **_positions("max_position_embeddings", 4096 * 32),
-        "sliding_window": ("sliding_window", _INT_OR_NONE, 4096),
-    },
-    "qwen2": {**_GATED, **_positions("max_position_embeddings", 32768)},
-    "qwen3": {
-        **_GATED,
-        **_BIAS,
-        **_positions("max_position_embeddings", 32768),
-        "head_dim": ("head_dim", _INT_OR_NONE, 128),
-    },
-}
 
 # Settings that must be absent or have one of these values.
 _ONLY = {
@@ -134,7 +58,7 @@ _WITHOUT_EFFECT = re.compile(
     r"|remove_invalid_values|return_dict_in_generate|sep_token_id"
     r"|temperature|top_[kp]|typical_p"
 )
-# Settings read apart from `KEYS`.
+# Settings read apart from a family's keys.
 _READ_APART = (
     "architectures", "dtype", "eos_token_id", "id2label", "layer_types",
     "num_labels", "torch_dtype",
@@ -161,10 +85,6 @@ _ROPE_SETTINGS = {
 # Ends of the class name in `architectures`, which tell the model's head.
 _TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
 SCALAR_HEAD = "ForSequenceClassification"
-_CLASS_NAMES = {
-    "gpt2": "GPT2", "gpt_neox": "GPTNeoX", "llama": "Llama",
-    "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
-}  # fmt: skip
 
 
 def read(
@@ -212,28 +132,23 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
       unsupported; the message lists all of them.
   """
   family = hf.get("model_type") if isinstance(hf, dict) else None
-  if family not in KEYS:
+  if family not in families.FAMILIES:
     raise ValueError(
         f"config.json: model_type={family!r} is not supported; supported:"
-        f" {sorted(KEYS)}"
+        f" {sorted(families.FAMILIES)}"
     )
-  # n_ctx is an older name of n_positions.
-  only = {"n_ctx": (None, hf.get("n_positions", 1024))}
-  if family in ("qwen2", "qwen3"):
-    # Qwen's layers have no window unless use_sliding_window says so.
-    only["sliding_window"] = (None, hf.get("sliding_window"))
+  facts = families.FAMILIES[family]
+  is_rotary = facts.positions == "rotary"
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
-  others = _READ_APART + rotary * (family != "gpt2")
-  fields, problems = read_settings(hf, KEYS[family], only, others)
+  others = _READ_APART + rotary * is_rotary
+  fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
   layer_types = hf.get("layer_types") or []
   if not isinstance(layer_types, list) or any(
       kind != "full_attention" for kind in layer_types
   ):
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
-  fields = {**config_lib.PLAIN, "rope_theta": 10000.0, **fields}
-  if family != "gpt2":
-    fraction = 0.25 if family == "gpt_neox" else 1.0
-    fields |= _read_rope(hf, problems, fraction)
+  if is_rotary:
+    fields |= _read_rope(hf, problems, facts.rotary_fraction)
   heads = fields["num_heads"]
   if fields.get("num_kv_heads") is None:
     fields["num_kv_heads"] = heads
@@ -241,7 +156,8 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     fields["head_dim"] = fields["width"] // max(heads, 1)
   if fields["mlp_width"] is None:
     fields["mlp_width"] = 4 * fields["width"]
-  fields["sliding_window"] = fields["sliding_window"] or 0
+  if "sliding_window" in fields:
+    fields["sliding_window"] = fields["sliding_window"] or 0
   fields["num_labels"] = read_num_labels(hf, problems)
   fields |= _read_stops(hf, problems)
   dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or "float32"
@@ -254,7 +170,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
 
 def read_settings(
     hf: Mapping[str, Any],
-    keys: Keys,
+    keys: family_lib.Keys,
     only: Mapping[str, tuple],
     others: tuple[str, ...],
 ) -> tuple[dict[str, Any], list[str]]:
@@ -440,17 +356,15 @@ def with_generation(
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
   """Returns the config.json of a shape, as `transformers` reads it."""
-  family = config.family
-  head = _TOKEN_HEADS[family == "gpt2"]
+  family = families.FAMILIES[config.family]
+  head = family.token_head
   out = {
-      name: getattr(config, field) for field, (name, *_) in KEYS[family].items()
+      name: getattr(config, field) for field, (name, *_) in family.keys.items()
   }
-  if family == "gpt2":
-    # We train without dropout.
-    out |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-  else:
+  out |= family.written
+  if family.positions == "rotary":
     out |= _write_rope(config)
-  if family == "mistral":
+  if "sliding_window" in family.fields:
     out["sliding_window"] = config.sliding_window or None
   if config.num_labels:
     # transformers takes the number of labels from the number of names.
@@ -460,8 +374,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     head = SCALAR_HEAD
   return {
       **out,
-      "architectures": [_CLASS_NAMES[family] + head],
-      "model_type": family,
+      "architectures": [family.class_name + head],
+      "model_type": config.family,
       "use_cache": True,
       "dtype": config.param_dtype,
       "eos_token_id": list(config.stop_ids) or config.eos_id,
@@ -477,13 +391,11 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
   scaling["rope_type"] = config.rope_type
   rope = {"rope_theta": config.rope_theta, **scaling}
   # transformers before 5, and tools that build on it, read the old one.
-  old = {"rope_theta": config.rope_theta}
-  if config.family == "gpt_neox":
+  theta, fraction = families.FAMILIES[config.family].old_rope
+  old = {theta: config.rope_theta}
+  if fraction:
     rope["partial_rotary_factor"] = config.rotary_fraction
-    old = {
-        "rotary_emb_base": config.rope_theta,
-        "rotary_pct": config.rotary_fraction,
-    }
+    old[fraction] = config.rotary_fraction
   return {
       **old,
       "rope_scaling": scaling if config.rope_type != "default" else None,

@@ -16,7 +16,6 @@ import contextvars
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 from flax import nnx
 import jax
@@ -490,55 +489,3 @@ def rotary_tables(
   )
   angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
   return jnp.cos(angles), jnp.sin(angles)
-
-
-class Stack(nnx.Module):
-  """Base class of families: embeddings, N stacked blocks, final norm and head.
-
-  Every parameter of `blocks` has a leading axis [num_layers, ...], which
-  `transformer.py` scans over.
-
-  Block: the family's block, (config, rngs) -> module; called with (x, tables,
-    attend, layer index).
-  make_norm: (config) -> the norm before the head.
-  """
-
-  Block: ClassVar[type[nnx.Module]]
-  make_norm: ClassVar[Callable[[config_lib.ModelConfig], nnx.Module]]
-
-  def __init__(self, config: config_lib.ModelConfig, rngs: nnx.Rngs):
-    dtype = jnp.dtype(config.param_dtype)
-    self.config = config
-    self.embed = Embedding(
-        config.vocab_size, config.width, rngs=rngs, param_dtype=dtype
-    )
-    make_block = lambda rngs: self.Block(config, rngs)
-    self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
-    self.final_norm = self.make_norm(config)
-    make_head = lambda size, axis: Linear(
-        *((config.width,), (size,), (axis, "width")),
-        rngs=rngs,
-        param_dtype=dtype,
-    )
-    if config.num_labels:
-      self.score = make_head(config.num_labels, "labels")
-    elif not config.tie_embeddings:
-      self.head = make_head(config.vocab_size, "vocab")
-
-  def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """Returns attention's tables of positions [...], None if it has none."""
-    raise NotImplementedError
-
-  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns the stream [..., D] before the first block."""
-    del positions
-    return self.embed(tokens, jnp.dtype(self.config.compute_dtype))
-
-  def unembed(self, x: jax.Array) -> jax.Array:
-    """Returns logits [..., V], or labels [..., C], of the stream, float32."""
-    x = self.final_norm(x)
-    if self.config.num_labels:
-      return self.score(x, jnp.float32)
-    if self.config.tie_embeddings:
-      return self.embed.attend(x)
-    return self.head(x, jnp.float32)

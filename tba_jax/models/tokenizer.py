@@ -118,6 +118,15 @@ class Tokenizer:
     """Returns the ids of `chat_text`."""
     return self.encode(self.chat_text(messages))
 
+  @property
+  def chat_template(self) -> str | None:
+    """Jinja template of chats; None where the tokenizer has none."""
+    return self._fast.chat_template
+
+  @chat_template.setter
+  def chat_template(self, template: str | None) -> None:
+    self._fast.chat_template = template
+
   def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
     """Returns the text of a chat, ready for the assistant's answer.
 
@@ -126,7 +135,7 @@ class Tokenizer:
     Raises:
       ValueError: there is no template, or it refuses the messages.
     """
-    if not self._fast.chat_template:
+    if not self.chat_template:
       raise ValueError(
           "the tokenizer has no chat_template: write prompts as plain text, or"
           " add chat_template.jinja to its folder"
@@ -311,6 +320,36 @@ def content_lengths(
       ids = tokens[index][: contents[index]].tolist()
       contents[index] = _before_stop_string(tokenizer, ids)
   return contents
+
+
+def content_mask(
+    tokenizer: Tokenizer, tokens: np.ndarray, sampled_mask: np.ndarray
+) -> np.ndarray:
+  """Returns [..., T] bool, the sampled tokens without what ended them.
+
+  Tokens of an environment separate the turns of a completion; each turn may end
+  with a stop token or stop string.
+
+  Args:
+    tokenizer: has stop tokens and stop strings.
+    tokens: [..., T] int.
+    sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
+  """
+  T = tokens.shape[-1]
+  tokens_NxT = tokens.reshape(-1, T)
+  steps = np.diff(
+      sampled_mask.reshape(-1, T).astype(np.int8), prepend=0, append=0
+  )
+  # Row, first token and length of each turn.
+  rows_M, starts_M = np.nonzero(steps == 1)
+  lengths_M = np.nonzero(steps == -1)[1] - starts_M
+  columns_MxT = np.minimum(starts_M[:, None] + np.arange(T), T - 1)
+  turns_MxT = tokens_NxT[rows_M[:, None], columns_MxT]
+  contents_M = content_lengths(tokenizer, turns_MxT, lengths_M)
+  content_NxT = np.zeros(tokens_NxT.shape, np.bool_)
+  for row, start, count in zip(rows_M, starts_M, contents_M):
+    content_NxT[row, start : start + count] = True
+  return content_NxT.reshape(tokens.shape)
 
 
 def _before_stop_string(tokenizer: Tokenizer, ids: list[int]) -> int:

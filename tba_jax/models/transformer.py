@@ -17,13 +17,11 @@ import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.models import attention
+from tba_jax.models import blocks
 from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as config_lib
-from tba_jax.models import gpt2
-from tba_jax.models import gpt_neox
 from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
-from tba_jax.models import llama
 from tba_jax.models import sequence
 
 ModelConfig = config_lib.ModelConfig
@@ -32,7 +30,7 @@ PyTree = types.PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Definitions:
-  """A family's module definitions without arrays, for `nnx.merge`.
+  """A shape's module definitions without arrays, for `nnx.merge`.
 
   model: definition of the whole stack.
   block: definition of one block.
@@ -46,15 +44,13 @@ class Definitions:
   no_blocks: PyTree
 
 
-def definitions_of(
-    family: type[layers_lib.Stack], config: ModelConfig
-) -> Definitions:
-  """Returns the definitions of a family's modules."""
+def definitions_of(config: ModelConfig) -> Definitions:
+  """Returns the definitions of a shape's modules."""
   model_def, state = nnx.split(
-      nnx.eval_shape(lambda: family(config, nnx.Rngs(params=0)))
+      nnx.eval_shape(lambda: blocks.Decoder(config, nnx.Rngs(params=0)))
   )
   block_def, _ = nnx.split(
-      nnx.eval_shape(lambda: family.Block(config, nnx.Rngs(params=0)))
+      nnx.eval_shape(lambda: blocks.Block(config, nnx.Rngs(params=0)))
   )
   axes = layers_lib.logical_axes(state)
   no_blocks = nnx.to_pure_dict(state["blocks"])
@@ -78,16 +74,6 @@ def remat_block(layer: Callable, remat: str) -> Callable:
   if REMATS[remat] is None:
     return layer
   return jax.checkpoint(layer, policy=REMATS[remat], prevent_cse=False)
-
-
-FAMILIES = {
-    "gpt2": gpt2.GPT2,
-    "gpt_neox": gpt_neox.GPTNeoX,
-    "llama": llama.Llama,
-    "mistral": llama.Llama,
-    "qwen2": llama.Llama,
-    "qwen3": llama.Llama,
-}
 
 
 @jax.tree_util.register_dataclass
@@ -167,7 +153,7 @@ class _Forward:
   def __init__(self, config: ModelConfig, remat: str):
     self.config = config
     self.remat = remat
-    self.definitions = definitions_of(FAMILIES[config.family], config)
+    self.definitions = definitions_of(config)
 
   def module(self, params: PyTree) -> nnx.Module:
     """Returns the stack without arrays in its blocks."""
@@ -180,8 +166,7 @@ class _Forward:
     return nnx.merge(self.definitions.block, layer_params)
 
   def init(self, rng: jax.Array) -> PyTree:
-    family = FAMILIES[self.config.family]
-    module = family(self.config, nnx.Rngs(params=rng))
+    module = blocks.Decoder(self.config, nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(module))
 
   def run_blocks(

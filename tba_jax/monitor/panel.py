@@ -166,7 +166,8 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
       ),
   ]
   generation = _mapping(status.get("store")).get("generation")
-  if text.is_number(generation):
+  # 0 without a store.
+  if text.is_number(generation) and generation > 0:
     rows.append(("store", "generation", str(generation)))
   failures = tables.sum_text(status.get("reward_failures"))
   if failures != "0":
@@ -290,15 +291,27 @@ class Panel:
   """Shows a run while it goes on; `update` is cheap."""
 
   def __init__(
-      self, workdir: str | pathlib.Path, console: rich.console.Console
+      self,
+      workdir: str | pathlib.Path,
+      console: rich.console.Console,
+      *,
+      line_every_s: float = _LINE_EVERY_S,
   ):
+    """Makes a panel, or lines where the console is no terminal.
+
+    Args:
+      workdir: run directory.
+      console: console to draw on.
+      line_every_s: least seconds between two lines of a phase.
+    """
+    self._line_every_s = line_every_s
     self._follower = run_state.Follower(workdir)
     self._console = console
     self._live: rich.live.Live | None = None
     # The caller's phase, shown until the trainer writes a newer state.
     self._told: tuple[str, float] = ("setup", time.time())
     self._next_draw = 0.0
-    self._line_at = -_LINE_EVERY_S
+    self._line_at = -line_every_s
     self._line = ""
 
   def __enter__(self) -> "Panel":
@@ -355,11 +368,11 @@ class Panel:
       self._print_line(now)
 
   def _print_line(self, now: float) -> None:
-    """Prints a changed line at most every 10 s, or when the phase changes."""
+    """Prints a changed line where it is time, or the phase has changed."""
     line = plain_line(self._follower.state)
     same_phase = line.split(" ")[0] == self._line.split(" ")[0]
     if line == self._line or (
-        same_phase and now - self._line_at < _LINE_EVERY_S
+        same_phase and now - self._line_at < self._line_every_s
     ):
       return
     self._line, self._line_at = line, now

@@ -164,6 +164,8 @@ def samples_of(
   for i in range(min(num_samples, num_prompts * per_prompt)):
     b, k = divmod(i, per_prompt)
     length = int(draw.completion_lengths[b, k])
+    sampled = draw.sampled_mask[b, k, :length].tolist()
+    logprobs = draw.behavior_logprobs[b, k, :length].tolist()
     tokens = draw.completion_tokens[b, k, :length].tolist()
     prompt = draw.prompt_tokens[b][draw.prompt_mask[b] > 0].tolist()
     out.append(
@@ -177,7 +179,7 @@ def samples_of(
             "reward": float(draw.rewards[b, k]),
             "version": int(draw.versions[b, k]),
             "tokens": tokenizer.tokens(tokens),
-            "logprobs": draw.behavior_logprobs[b, k, :length],
+            "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
         }
     )
   return out

@@ -43,10 +43,10 @@ def make_buffer(
     mesh: jax.sharding.Mesh | None = None,
 ) -> buffer_lib.ReplayBuffer:
   """Returns an empty buffer; `policy` is for `replay_filter.similarity`."""
-  embed, content_lengths = None, None
+  embed, content_mask = None, None
   if config.replay_filter.similarity != "none":
-    content_lengths = functools.partial(
-        tokenizer_lib.content_lengths, policy.tokenizer
+    content_mask = functools.partial(
+        tokenizer_lib.content_mask, policy.tokenizer
     )
   if config.replay_filter.similarity == "cosine":
     embed = reward_judge.make_embed(config, policy, mesh)
@@ -56,7 +56,7 @@ def make_buffer(
           config.replay, per_round_steps=config.train.per_round_steps
       ),
       embed=embed,
-      content_lengths=content_lengths,
+      content_mask=content_mask,
   )
 
 
@@ -119,6 +119,7 @@ class LoopMaker:
   the train step.
 
   policy: policy that all start from.
+  sampler: sampler of training prompts.
   evaluator: evaluator of `Loop.learner.params`, with the KL.
   """
 
@@ -136,7 +137,7 @@ class LoopMaker:
     self.policy = policy_lib.make_policy(config, workdir)
     self._mesh = sharding.make_mesh(config.mesh)
     self._params = policy_lib.initial_params(self.policy, config.seed)
-    self._sampler = policy_lib.make_sampler(config, self.policy)
+    self.sampler = policy_lib.make_sampler(config, self.policy)
     self._reference = device_work.make_reference(
         config, self.policy, self._params, self._mesh
     )
@@ -184,7 +185,7 @@ class LoopMaker:
         collector=collect.Collector(
             policy.task,
             policy.tokenizer,
-            self._sampler,
+            self.sampler,
             self._judge,
             num_completions=config.search.samples_per_prompt,
             loss=config.loss,

@@ -3,13 +3,14 @@
 """The `one_process` program: trainer and searchers on a single device.
 
 The trainer has the main thread, each searcher a thread of its own. They talk
-through the store, as separate processes do. The device executes in the order of
-dispatch, so decode chunks run between train steps; host code runs meanwhile.
+through memory: there is no store. The run directory is that of separate
+processes, which may go on where the threads were. The device executes in the
+order of dispatch, so decode chunks run between train steps; host code runs
+meanwhile.
 """
 
 from collections.abc import Sequence
 from concurrent import futures
-import contextlib
 import os
 import sys
 import threading
@@ -19,9 +20,7 @@ import ml_collections
 
 from tba_jax.monitor import run_directory
 from tba_jax.programs import roles
-from tba_jax.replay import messages
 from tba_jax.system import processes
-from tba_jax.training import publication
 
 # Seconds that searchers get to end their block after the trainer has ended.
 _LEAVE_S = 10.0
@@ -36,17 +35,12 @@ def run(
   trainer, which saves; it is then raised here.
   """
   stop, leave = processes.start_role(), threading.Event()
-  if config.publish.carrier == "auto":
-    # The newest version is the searchers' own copy of the params.
-    config.publish.update(carrier="memory", keep_versions=1)
   run_info = run_directory.open_run(workdir, config)
-  with contextlib.closing(publication.connect(config, run_info)) as transport:
-    # Searchers would obey the message of an earlier trainer that was done.
-    transport.delete(messages.STOP_KEY)
+  channel = roles.MemoryChannel(config, run_info)
   count = config.search.num_searchers
   pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")
   searchers = [
-      pool.submit(roles.search, config, workdir, index, leave.is_set)
+      pool.submit(roles.search, config, workdir, index, leave.is_set, channel)
       for index in range(count)
   ]
 
@@ -57,7 +51,11 @@ def run(
   status, error = processes.EXIT_OK, None
   try:
     status = roles.train(
-        config, workdir, operands, lambda: stop.is_set() or bool(errors())
+        config,
+        workdir,
+        operands,
+        lambda: stop.is_set() or bool(errors()),
+        channel,
     )
   except Exception as raised:  # pylint: disable=broad-exception-caught
     error = raised

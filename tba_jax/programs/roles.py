@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from typing import Any, Protocol
 
 from absl import logging
 import jax
@@ -23,6 +24,7 @@ from tba_jax import schedule as schedule_lib
 from tba_jax import searcher as searcher_lib
 from tba_jax import trainer as trainer_lib
 from tba_jax import types
+from tba_jax.channels import memory
 from tba_jax.channels import ports
 from tba_jax.config import validate
 from tba_jax.monitor import metrics
@@ -75,15 +77,25 @@ def train(
     workdir: str,
     operands: Sequence[str],
     should_stop: Callable[[], bool],
+    channel: "Channel | None" = None,
 ) -> int:
   """Trains in the main thread of a process that is set up; see `run_trainer`.
 
-  Returns the exit status; if `should_stop` ended it, 75 after saving.
+  Args:
+    config: config of the run.
+    workdir: run directory.
+    operands: place of the process in its cluster.
+    should_stop: checked in every wait.
+    channel: channel to the searchers; None for the store.
+
+  Returns:
+    Exit status; if `should_stop` ended it, 75 after saving.
   """
   run = run_directory.open_run(workdir, config)
+  channel = channel or StoreChannel(config, run)
   try:
     joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
-    with joined as cluster, _open(config, run, cluster) as trainer:
+    with joined as cluster, _open(config, run, cluster, channel) as trainer:
       done = trainer.run(cluster.stopper(should_stop))
       status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
       cluster.end(status)
@@ -104,16 +116,16 @@ def _open(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
     cluster: cluster_lib.Cluster,
+    channel: "Channel",
 ) -> Iterator[trainer_lib.Trainer | device_work.Follower]:
   """Yields the trainer on process 0 and a follower on the others."""
   closing, error = contextlib.ExitStack(), None
   try:
     agreement.check_processes(cluster, config, run)
     if cluster.leads:
-      _take_run(config, run, closing)
+      _take_run(config, run, closing, channel)
     cluster.begin()
     if cluster.leads:
-      channel = Channel(config, run)
       yield make_trainer(config, run, cluster, closing, channel)
     else:
       yield make_follower(config, run, cluster, closing)
@@ -131,8 +143,9 @@ def _take_run(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
     closing: contextlib.ExitStack,
+    channel: "Channel",
 ) -> None:
-  """Locks the run directory and the store, before anything is written.
+  """Locks the run directory and the channel, before anything is written.
 
   Raises:
     NoRunError: another trainer has them, or a file or setting does not fit.
@@ -143,8 +156,7 @@ def _take_run(
     validate.check_resume(run_directory.load_config(str(run.workdir)), config)
     run_directory.check_written(run)
     _check_epoch(run)
-    with contextlib.closing(publication.connect(config, run)) as transport:
-      lock_store(transport, run)
+    channel.lock()
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
 
@@ -357,8 +369,16 @@ def search(
     workdir: str,
     index: int,
     should_stop: Callable[[], bool],
+    channel: "Channel | None" = None,
 ) -> bool:
   """Samples in a process that is set up; returns whether the run is complete.
+
+  Args:
+    config: config of the run.
+    workdir: run directory.
+    index: index of this searcher in its launcher.
+    should_stop: checked in every wait.
+    channel: channel to the trainer; None for the store.
 
   Raises:
     NoRunError: a setting or file does not fit, or differs from the trainer's.
@@ -366,7 +386,7 @@ def search(
   run = run_directory.open_run(workdir, config)
   with contextlib.ExitStack() as closing:
     try:
-      channel = Channel(config, run)
+      channel = channel or StoreChannel(config, run)
       searcher = make_searcher(
           config, run, index, should_stop, closing, channel
       )
@@ -519,14 +539,11 @@ def make_params_fn(
 # --- Channel -----------------------------------------------------------------
 
 
-class Channel:
-  """The store between the trainer and its searchers, for one of them."""
+class Channel(Protocol):
+  """Makes the ports of a role, each at most once."""
 
-  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
-    self._config = config
-    self._run = run
-    self._connect = functools.partial(publication.connect, config, run)
-    self._agreement: agreement.Agreement | None = None
+  def lock(self) -> None:
+    """Keeps other trainers out; raises ValueError if one is there."""
 
   def make_receiver(
       self,
@@ -536,7 +553,60 @@ class Channel:
       policy: policy_lib.Policy,
       on_event: Callable[[str, str], None],
       first_version: int,
-      saved: dict[str, object] | None,
+      saved: dict[str, Any] | None,
+  ) -> ports.Receiver:
+    """Returns the trainer's end of the groups; see `QueueServer`."""
+
+  def make_params_sink(
+      self,
+      *,
+      epoch: int,
+      work: device_work.DeviceWork,
+      recorder: recorder_lib.Recorder,
+  ) -> ports.ParamsSink:
+    """Returns the trainer's end of the params."""
+
+  def wait_for_trainer(
+      self,
+      policy: policy_lib.Policy,
+      events: metrics.EventLog,
+      should_stop: Callable[[], bool],
+  ) -> None:
+    """Waits for the trainer's settings; raises ValueError if they differ."""
+
+  def make_params_source(
+      self, *, like: types.PyTree, events: metrics.EventLog, base_name: str
+  ) -> ports.ParamsSource:
+    """Returns a searcher's end of the params."""
+
+  def make_group_sink(
+      self, *, index: int, on_event: Callable[[str, str], None]
+  ) -> ports.GroupSink:
+    """Returns a searcher's end of the groups; call `wait_for_trainer` first."""
+
+
+class StoreChannel:
+  """The store between the trainer and its searchers, for one of them."""
+
+  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
+    self._config = config
+    self._run = run
+    self._connect = functools.partial(publication.connect, config, run)
+    self._agreement: agreement.Agreement | None = None
+
+  def lock(self) -> None:
+    with contextlib.closing(self._connect()) as transport:
+      lock_store(transport, self._run)
+
+  def make_receiver(
+      self,
+      *,
+      order: prompt_order.PromptOrder,
+      epoch: int,
+      policy: policy_lib.Policy,
+      on_event: Callable[[str, str], None],
+      first_version: int,
+      saved: dict[str, Any] | None,
   ) -> queue_server.QueueServer:
     """Returns the trainer's end of the queue; see `QueueServer`."""
     config, run = self._config, self._run
@@ -608,3 +678,59 @@ class Channel:
         on_event=on_event,
         check_trainer=self._agreement.holds,
     )
+
+
+class MemoryChannel:
+  """Memory between the threads of one process, for all of them."""
+
+  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
+    self._config = config
+    self._run = run
+    self._meeting = memory.MemoryChannel()
+
+  def lock(self) -> None:
+    """Does nothing: the run directory is locked."""
+
+  def make_receiver(
+      self, *, policy: policy_lib.Policy, **kwargs: Any
+  ) -> memory.MemoryQueue:
+    del policy  # All threads have one config.
+    return memory.MemoryQueue(self._meeting, self._config, self._run, **kwargs)
+
+  def make_params_sink(
+      self,
+      *,
+      epoch: int,
+      work: device_work.DeviceWork,
+      recorder: recorder_lib.Recorder,
+  ) -> memory.MemoryParams:
+    del work, recorder
+    dtypes = publication.published_dtypes(self._config)
+    copy = jax.jit(functools.partial(publication.snapshot, dtypes=dtypes))
+    return memory.MemoryParams(
+        self._meeting,
+        lambda params: publication.by_path(copy(params)),
+        epoch=epoch,
+        # The newest is the searchers' own copy of the params.
+        keep=1 + schedule_lib.make_schedule(self._config).lag_steps,
+    )
+
+  def wait_for_trainer(
+      self,
+      policy: policy_lib.Policy,
+      events: metrics.EventLog,
+      should_stop: Callable[[], bool],
+  ) -> None:
+    """Does nothing: all threads have one config."""
+
+  def make_params_source(
+      self, *, like: types.PyTree, events: metrics.EventLog, base_name: str
+  ) -> memory.MemorySource:
+    del like, events, base_name
+    return memory.MemorySource(self._meeting)
+
+  def make_group_sink(
+      self, *, index: int, on_event: Callable[[str, str], None]
+  ) -> memory.MemorySink:
+    del on_event
+    return memory.MemorySink(self._meeting, make_sid(index), index)

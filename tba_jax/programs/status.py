@@ -26,6 +26,8 @@ from tba_jax.transport import wire
 
 # Key of the trainer's live state, an authenticated message.
 STATUS_KEY = "status/run"
+# The trainer's part of the state where searchers are threads of its process.
+_NO_STORE = {"generation": 0}
 
 
 def read_store(
@@ -95,7 +97,8 @@ def run(
     status = jsonl.read_json(pathlib.Path(workdir) / "status.json")
     # Before training there is neither that file nor a store.
     where = "the run's files" if status is None else "status.json"
-    note = f"from {where}: {note}"
+    has_no_store = isinstance(status, dict) and status.get("store") == _NO_STORE
+    note = f"from {where}: {'threads have no store' if has_no_store else note}"
   state = run_state.Follower(workdir).read(with_status=False)
   last = _last_process(workdir)
   if not isinstance(status, dict):

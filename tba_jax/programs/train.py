@@ -597,7 +597,6 @@ class Supervisor:
     cores = processes.assign_cores(
         search.num_searchers, max(1, search.cpu_devices)
     )
-    self._children.add("store", 0)
     one_process, why = accelerators.one_process(self._config)
     devices = accelerators.of_run(self._config, alone=one_process)
     if one_process:
@@ -611,6 +610,7 @@ class Supervisor:
           program="one_process",
       )
     else:
+      self._children.add("store", 0)
       trainer = self._children.add_group(
           "trainer", cores["trainer"], devices["trainer"]
       )[0]
@@ -623,7 +623,10 @@ class Supervisor:
       self._children.write_table(None)
     while not trainer.finished and self._signal is None:
       changed = [c for c in self._children.all if self._check(c)]
-      locator = _read_live(self._run.locator, _LOCATOR)
+      # Without a store, there may be the file of an earlier one.
+      locator = {}
+      if not one_process:
+        locator = _read_live(self._run.locator, _LOCATOR)
       self._note_generation(locator)
       if changed or locator.get("pid") != service_pid:
         service_pid = locator.get("pid")

@@ -46,7 +46,7 @@ from tba_jax.transport import wire
 
 _UNITS = ("prompts", "completions", "tokens")
 _NUMBER = (int, float)
-_CHECKPOINT_FORMAT = 3
+_CHECKPOINT_FORMAT = 4
 # Progress is shown on stderr after so many seconds, and every so many then.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
 _REPORT = "the report lacks it; training is not affected"
@@ -746,9 +746,11 @@ def _check_host(
       problems.append(f"{key} of the buffer go to {worst}, over {limit}")
   unused = rows["use_counts"] == 0
   total = lambda amounts: np.sum([[0, 0, 0], *amounts.values()], axis=0)
-  untrained = len(rows["unused_groups"]), unused.sum(), rows["lengths"][unused]
+  # The mask has no padding.
+  sampled = rows["sampled_mask"][np.repeat(unused, rows["lengths"])]
+  untrained = len(rows["unused_groups"]), unused.sum(), sampled.sum()
   accounted = (
-      np.array([*untrained[:2], untrained[2].sum()])
+      np.array(untrained)
       + ledger["trained"]
       + ledger["evicted"]
       + total(ledger["rejected"])
@@ -957,8 +959,8 @@ def _read_block(
   amount, totals = (
       [header[key][unit] for unit in _UNITS] for key in ("amount", "totals")
   )
-  lengths = arrays["completion_lengths"]
-  found = [len(header["position"]), lengths.size, int(lengths.sum())]
+  mask = arrays["sampled_mask"]
+  found = [len(mask), math.prod(mask.shape[:2]), int(mask.sum())]
   if found != amount:
     raise ValueError(f"has {found} {', '.join(_UNITS)}, says {amount}")
   if max(header["epoch"]) > run_.epoch > 0:

@@ -41,10 +41,12 @@ class Draw:
   prompt_tokens: [B, P] int32, left-padded with 0.
   prompt_mask: [B, P] float32, 1 on prompt tokens.
   completion_tokens: [B, K, T] int32, 0 past the length.
-  completion_lengths: [B, K] int32, lengths with the stop token.
+  completion_lengths: [B, K] int32, lengths with the stop token and an
+    environment's tokens.
+  sampled_mask: [B, K, T] bool, True on the tokens that the policy sampled.
   stopped: [B, K] bool.
-  behavior_logprobs: [B, K, T] float32, nats, 0 past the length.
-  ref_logprobs: [B, K, T] float32, nats, 0 past the length and if not cached.
+  behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
+  ref_logprobs: [B, K, T] float32, nats, 0 where not sampled and if not cached.
   ref_versions: [B, K] int32, reference policy of `ref_logprobs`, -1 if not
     cached.
   rewards: [B, K] float32.
@@ -63,6 +65,7 @@ class Draw:
   prompt_mask: np.ndarray
   completion_tokens: np.ndarray
   completion_lengths: np.ndarray
+  sampled_mask: np.ndarray
   stopped: np.ndarray
   behavior_logprobs: np.ndarray
   ref_logprobs: np.ndarray
@@ -78,8 +81,8 @@ class Draw:
 
     fresh_share: completions used for the first time. recent_share: prompts from
     the recent window. unique_share: distinct rows. unique_completions: mean
-    number of distinct texts in a group. completion_tokens: mean length with the
-    stop token. stop_rate: completions that end with a stop token.
+    number of distinct texts in a group. completion_tokens: mean number of
+    sampled tokens. stop_rate: completions that end with a stop token.
     """
     texts = [
         {
@@ -96,7 +99,7 @@ class Draw:
         "unique_share": len(np.unique(self.rows)) / self.rows.size,
         "staleness_steps": float(self.staleness_steps.mean()),
         "unique_completions": sum(map(len, texts)) / len(texts),
-        "completion_tokens": float(self.completion_lengths.mean()),
+        "completion_tokens": float(self.sampled_mask.sum(axis=-1).mean()),
         "stop_rate": float(self.stopped.mean()),
     }
 
@@ -201,7 +204,7 @@ class ReplayBuffer:
       *,
       reward_temperature: Callable[[int], float],
       embed: similarity.EmbedFn | None = None,
-      content_lengths: similarity.ContentLengthsFn | None = None,
+      content_mask: similarity.ContentMaskFn | None = None,
   ):
     """Makes an empty buffer.
 
@@ -210,7 +213,7 @@ class ReplayBuffer:
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
-      content_lengths: lengths of completions without what ended them, for any
+      content_mask: sampled tokens without what ended them, for any
         `replay_filter.similarity`.
     """
     self._replay, self._filter = config.replay, config.replay_filter
@@ -225,7 +228,7 @@ class ReplayBuffer:
     self._similarity = None
     if self._filter.similarity != "none":
       self._similarity = similarity.SimilarityFilter(
-          self._filter, self.table, embed, content_lengths
+          self._filter, self.table, embed, content_mask
       )
     self.prompts: dict[int, rows_lib.PromptRows] = {}
     # Newest row of each text, with `replay.dedupe`, and the reverse.
@@ -328,7 +331,7 @@ class ReplayBuffer:
       else:
         self._recent_pool.add(group.prompt_id, step)
     self._forget_emptied(group.prompt_id)
-    added = ledger.amount_of(1, group.completion_lengths.tolist())
+    added = ledger.Amount(1, group.num_completions, group.num_tokens)
     return before + added - self.untrained()
 
   def remove(self, rows: np.ndarray) -> None:
@@ -431,8 +434,8 @@ class ReplayBuffer:
     """
     rows, alive = self.table.find(ids)
     rows, values = rows[alive], values[alive]
-    mask = self.table.token_mask(self.table.lengths[rows])
-    self.table.ref_logprobs[rows] = np.where(mask, values, 0)
+    sampled = self.table.sampled_mask[rows]
+    self.table.ref_logprobs[rows] = np.where(sampled, values, 0)
     self.table.ref_versions[rows] = ref_version
     return len(rows)
 
@@ -617,6 +620,7 @@ class ReplayBuffer:
         prompt_mask=prompt_mask_BxP,
         completion_tokens=table.tokens[rows_BxK],
         completion_lengths=integers["lengths"],
+        sampled_mask=table.sampled_mask[rows_BxK],
         stopped=integers["stopped"],
         behavior_logprobs=table.behavior_logprobs[rows_BxK],
         ref_logprobs=ref_logprobs_BxKxT,

@@ -30,7 +30,7 @@ class Amount(NamedTuple):
 
   prompts: groups, one for each time a prompt was sampled.
   completions: completions of those groups.
-  tokens: tokens of those completions, stop tokens included.
+  tokens: sampled tokens of those completions, stop tokens included.
   """
 
   prompts: int = 0
@@ -44,9 +44,9 @@ class Amount(NamedTuple):
     return Amount(self[0] - other[0], self[1] - other[1], self[2] - other[2])
 
 
-def amount_of(num_groups: int, lengths: Sequence[int]) -> Amount:
-  """Returns the amount of completions of these lengths."""
-  return Amount(num_groups, len(lengths), sum(lengths))
+def amount_of(num_groups: int, num_tokens: Sequence[int]) -> Amount:
+  """Returns the amount of completions of so many sampled tokens each."""
+  return Amount(num_groups, len(num_tokens), sum(num_tokens))
 
 
 class Ledger:

@@ -45,6 +45,7 @@ _REFUSAL_EVENT_S = 60.0
 _STACKED = {
     "completion_tokens": (np.int32, 3),
     "completion_lengths": (np.int32, 2),
+    "sampled_mask": (np.bool_, 3),
     "stopped": (np.bool_, 2),
     "behavior_logprobs": (np.float32, 3),
     "rewards": (np.float32, 2),
@@ -281,6 +282,10 @@ def reject_reason(
     return "length"
   if len(group.prompt_tokens) > max_prompt_tokens:
     return "length"
+  sampled = group.sampled_mask
+  past = np.arange(sampled.shape[1]) >= lengths[:, None]
+  if (sampled & past).any() or not sampled.any(axis=1).all():
+    return "mask"
   for tokens in (group.completion_tokens, group.prompt_tokens):
     if (tokens < 0).any() or (tokens >= vocab_size).any():
       return "token"

@@ -35,6 +35,7 @@ _INTEGERS = {
 }
 _TOKENS = {
     "tokens": np.int32,
+    "sampled_mask": np.bool_,
     "behavior_logprobs": np.float32,
     "ref_logprobs": np.float32,
 }
@@ -47,7 +48,7 @@ class RowTable:
   prompt_ids, groups: [rows] int64, the completion's prompt, and the group it
     arrived in.
   arrivals: [rows] int64, the step at which it arrived.
-  lengths: [rows] int64, tokens with the stop token.
+  lengths: [rows] int64, tokens with the stop token and an environment's.
   stopped: [rows] int64, 0 or 1.
   versions: [rows] int64, step of the params that sampled it.
   epochs: [rows] int64, start count of the trainer that published them.
@@ -56,7 +57,8 @@ class RowTable:
     cached.
   rewards: [rows] float32.
   tokens: [rows, T] int32, 0 past the length.
-  behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 past the length;
+  sampled_mask: [rows, T] bool, True on the tokens that the policy sampled.
+  behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 where not sampled;
     the latter are undefined where `ref_versions` is -1.
 
   untrained: amount never used. A group counts as a prompt until one of its
@@ -77,6 +79,7 @@ class RowTable:
   ref_versions: np.ndarray
   rewards: np.ndarray
   tokens: np.ndarray
+  sampled_mask: np.ndarray
   behavior_logprobs: np.ndarray
   ref_logprobs: np.ndarray
 
@@ -99,12 +102,16 @@ class RowTable:
     rows = self._allocate(count)
     lengths = group.completion_lengths[index]
     integers = np.empty((count, len(_INTEGERS)), np.int64)
+    width = min(group.completion_tokens.shape[1], self._num_tokens)
+    inside = self._columns[:width] < lengths[:, None]
+    sampled = group.sampled_mask[index, :width]
     columns = {
-        "tokens": group.completion_tokens,
-        "behavior_logprobs": group.behavior_logprobs,
+        "tokens": (group.completion_tokens, inside),
+        "sampled_mask": (group.sampled_mask, inside),
+        "behavior_logprobs": (group.behavior_logprobs, sampled),
     }
     if group.ref_logprobs is not None:
-      columns["ref_logprobs"] = group.ref_logprobs
+      columns["ref_logprobs"] = (group.ref_logprobs, sampled)
     for i, value in enumerate(
         (
             np.arange(self.next_id, self.next_id + count),
@@ -123,16 +130,14 @@ class RowTable:
       integers[:, i] = value
     self._integers[rows] = integers
     self.rewards[rows] = group.rewards[index]
-    width = min(group.completion_tokens.shape[1], self._num_tokens)
-    mask = self._columns[:width] < lengths[:, None]
-    for name, values in columns.items():
+    for name, (values, mask) in columns.items():
       column = getattr(self, name)
       column[rows, :width] = np.where(mask, values[index, :width], 0)
       if width < self._num_tokens:
         column[rows, width:] = 0
     self._append_order(rows)
     self._unused_groups[self._next_group] = count
-    self.untrained += ledger.amount_of(1, lengths.tolist())
+    self.untrained += ledger.amount_of(1, sampled.sum(axis=1).tolist())
     self.histogram[0] += count
     self._next_group += 1
     self.next_id += count
@@ -141,14 +146,14 @@ class RowTable:
   def free(self, rows: np.ndarray) -> None:
     """Frees rows, [n] int64."""
     num_groups, unused = 0, []
-    for group, uses, length in zip(
+    for group, uses, num_tokens in zip(
         self.groups[rows].tolist(),
         self.use_counts[rows].tolist(),
-        self.lengths[rows].tolist(),
+        self._num_sampled(rows),
         strict=True,
     ):
       if not uses:
-        unused.append(length)
+        unused.append(num_tokens)
       self.histogram[min(uses, _BINS - 1)] -= 1
       self.num_uses -= uses
       if group in self._unused_groups:
@@ -174,7 +179,7 @@ class RowTable:
     num_groups = sum(
         self._unused_groups.pop(g, None) is not None for g in groups
     )
-    trained = ledger.amount_of(num_groups, self.lengths[first].tolist())
+    trained = ledger.amount_of(num_groups, self._num_sampled(first))
     self.untrained -= trained
     return trained
 
@@ -283,7 +288,8 @@ class RowTable:
     )
     self._unused_groups = dict(zip(groups.tolist(), counts.tolist()))
     uses = state["use_counts"]
-    self.untrained = ledger.amount_of(len(groups), lengths[uses == 0].tolist())
+    unused = self._num_sampled(rows[uses == 0])
+    self.untrained = ledger.amount_of(len(groups), unused)
     self.histogram = _bins(uses).tolist()
     self.num_uses = int(uses.sum())
 
@@ -308,6 +314,10 @@ class RowTable:
     for name, dtype in _TOKENS.items():
       setattr(self, name, np.empty((0, self._num_tokens), dtype))
     self._grow(0)
+
+  def _num_sampled(self, rows: np.ndarray) -> list[int]:
+    """Returns the number of sampled tokens of each row."""
+    return self.sampled_mask[rows].sum(axis=1).tolist()
 
   def _allocate(self, count: int) -> np.ndarray:
     """Returns unused rows, [count] int64."""

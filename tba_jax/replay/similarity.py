@@ -21,8 +21,9 @@ from tba_jax.replay import rows as rows_lib
 # (token ids of each completion, without what ended it) -> [n, D] float32, rows
 # of unit length.
 EmbedFn = Callable[[Sequence[np.ndarray]], np.ndarray]
-# (tokens [n, T], lengths [n]) -> [n] int, lengths without what ended them.
-ContentLengthsFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# (tokens [n, T], sampled_mask [n, T]) -> [n, T] bool, the mask without stop
+# tokens and stop strings.
+ContentMaskFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _RESTORE_ROWS = 1024
 
@@ -30,8 +31,8 @@ _RESTORE_ROWS = 1024
 class SimilarityFilter:
   """Admits a completion if its reward is above that of all similar ones.
 
-  It then replaces them. The *feature* of a completion is its tokens without
-  stop token or stop string, or its embedding.
+  It then replaces them. The *feature* of a completion is its sampled tokens
+  without stop tokens and stop strings, or their embedding.
   """
 
   def __init__(
@@ -39,15 +40,14 @@ class SimilarityFilter:
       config: ml_collections.ConfigDict,
       table: rows_lib.RowTable,
       embed: EmbedFn | None,
-      content_lengths: ContentLengthsFn,
+      content_mask: ContentMaskFn,
   ):
     """`config` is `replay_filter`; `embed` is for its similarity "cosine"."""
     self._table = table
-    self._content_lengths = content_lengths
+    self._content_mask = content_mask
     self._limit = config.similarity_limit
     self._embed = embed if config.similarity == "cosine" else None
-    self._embeddings: dict[int, np.ndarray] = {}  # by row
-    self._lengths: dict[int, int] = {}  # of the tokens to compare, by row
+    self._features: dict[int, np.ndarray] = {}  # by row
 
   def admit(
       self, group: types.Group, candidates: Sequence[int], rows: np.ndarray
@@ -63,15 +63,19 @@ class SimilarityFilter:
       Indices of the completions that enter, rows that they replace, and the
       features of the candidates by index.
     """
-    ends = self._content_lengths(
-        group.completion_tokens, group.completion_lengths
+    features = dict(
+        zip(
+            candidates,
+            self._make_features(
+                group.completion_tokens[candidates],
+                group.sampled_mask[candidates],
+            ),
+        )
     )
-    tokens = [group.completion_tokens[j, : ends[j]] for j in candidates]
-    features = dict(zip(candidates, self._features(tokens)))
     admitted: list[int] = []
     replaced: list[int] = []
     for j in candidates:
-      others = [self._stored(row) for row in rows.tolist()]
+      others = [self._features[row] for row in rows.tolist()]
       others += [features[i] for i in admitted]
       similar = self._similar(features[j], others)
       old = rows[similar[: len(rows)]]
@@ -86,36 +90,28 @@ class SimilarityFilter:
 
   def store(self, row: int, feature: np.ndarray) -> None:
     """Stores the feature of a row that was just filled."""
-    if self._embed is not None:
-      self._embeddings[row] = feature
-    else:
-      self._lengths[row] = len(feature)
+    self._features[row] = feature
 
   def restore(self) -> None:
     """Recomputes the features of all stored completions."""
-    self._embeddings.clear()
-    self._lengths.clear()
+    self._features.clear()
     rows = self._table.live_rows()
     for start in range(0, len(rows), _RESTORE_ROWS):
       some = rows[start : start + _RESTORE_ROWS]
-      lengths = self._content_lengths(
-          self._table.tokens[some], self._table.lengths[some]
+      features = self._make_features(
+          self._table.tokens[some], self._table.sampled_mask[some]
       )
-      tokens = [self._table.tokens[r, :n] for r, n in zip(some, lengths)]
-      for row, feature in zip(some.tolist(), self._features(tokens)):
-        self.store(row, feature)
+      self._features |= zip(some.tolist(), features)
 
-  def _features(
-      self, completions: Sequence[np.ndarray]
+  def _make_features(
+      self, tokens: np.ndarray, sampled_mask: np.ndarray
   ) -> Sequence[np.ndarray]:
+    """Returns the features of completions, from [n, T] int and [n, T] bool."""
+    content = self._content_mask(tokens, sampled_mask)
+    completions = [row[mask] for row, mask in zip(tokens, content)]
     if self._embed is None or not completions:
       return completions
     return self._embed(completions)
-
-  def _stored(self, row: int) -> np.ndarray:
-    if self._embed is not None:
-      return self._embeddings[row]
-    return self._table.tokens[row, : self._lengths[row]]
 
   def _similar(
       self, one: np.ndarray, others: Sequence[np.ndarray]

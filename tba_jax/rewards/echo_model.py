@@ -36,7 +36,6 @@ def echo_config(
       head_dim=width,
       mlp_width=1,
       norm_epsilon=1e-6,
-      rope_theta=10000.0,
       tie_embeddings=False,
       max_positions=max_positions,
       param_dtype="float32",
@@ -44,7 +43,6 @@ def echo_config(
       pad_id=pad_id,
       bos_id=None,
       eos_id=eos_id,
-      **config_lib.PLAIN,
   )
 
 

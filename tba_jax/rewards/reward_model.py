@@ -57,7 +57,7 @@ class RewardScorer:
       max_completion_tokens: completions keep this many from their start.
       batch_size: texts scored at a time.
     """
-    self._params = params
+    self.params = params
     self._tokenizer = tokenizer
     self._max_tokens = max_prompt_tokens, max_completion_tokens
     self._batch_size = batch_size
@@ -89,7 +89,7 @@ class RewardScorer:
     for b, row in enumerate(rows):
       tokens_BxL[b, : len(row)] = row
       mask_BxL[b, : len(row)] = 1
-    scores_B = self._rewards(self._params, tokens_BxL, mask_BxL)
+    scores_B = self._rewards(self.params, tokens_BxL, mask_BxL)
     return np.asarray(scores_B)[: len(rows)]
 
   def _encode(self, text: Text) -> list[int]:

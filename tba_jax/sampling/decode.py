@@ -160,14 +160,19 @@ class Sampler:
       version: int,
       newer: NewerFn | None,
   ) -> "_DecodeLoop":
-    sharding = rows.params_sharding(params)
-    if sharding not in self._programs:
-      programs = rows.Programs(self._model, self._settings, sharding)
-      self._programs[sharding] = programs
-    programs = self._programs[sharding]
+    programs = self.programs(params)
     return _DecodeLoop(
         programs, self._settings, params, prompts, version, newer
     )
+
+  def programs(self, params: types.PyTree) -> rows.Programs:
+    """Returns the jitted programs for params that are placed like these."""
+    sharding = rows.params_sharding(params)
+    if sharding not in self._programs:
+      self._programs[sharding] = rows.Programs(
+          self._model, self._settings, sharding
+      )
+    return self._programs[sharding]
 
 
 class _DecodeLoop:

@@ -335,6 +335,7 @@ class Results:
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
+        sampled_mask=sampled_SxT,
         logprobs=self._logprobs[index],
         plain_logprobs=self._plain[index],
         stopped=self._stopped[index],

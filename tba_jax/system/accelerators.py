@@ -296,6 +296,8 @@ def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
   assigned = *config.devices.values(), trainer.cpu_devices, search.cpu_devices
   if any(assigned):
     return False, "config.devices or cpu_devices say where roles run"
+  if config.store.address or config.store.locator:
+    return False, "config.store lets searchers of other hosts join"
   return True, f"a single {found.kind} here"
 
 

@@ -54,12 +54,22 @@ class Task(abc.ABC):
   FIELDS: settings and their defaults: keywords of the constructor, and keys
     `config.task.<field>`.
   reads_data: whether the task reads files and has a `report`.
+  files: fields that name files of the host; they may differ between hosts.
+  paths: fields that name folders that all hosts have, perhaps elsewhere.
+  rewards_where: allowed values of `config.reward.where`; () for all.
+  packages: packages that it needs, each with the extra that installs it.
+  has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
   """
 
   name: ClassVar[str]
   FIELDS: ClassVar[Mapping[str, Any]]
   reads_data: ClassVar[bool] = False
+  files: ClassVar[tuple[str, ...]] = ()
+  paths: ClassVar[tuple[str, ...]] = ()
+  rewards_where: ClassVar[tuple[str, ...]] = ()
+  packages: ClassVar[Mapping[str, str]] = {}
+  has_embeddings: ClassVar[bool] = False
   report: Any = None
 
   @property

@@ -65,6 +65,14 @@ def find(name: Any) -> type[base.Task]:
   return found
 
 
+def facts(name: Any) -> type[base.Task]:
+  """Returns the class of a task for its facts; `base.Task` if unknown."""
+  try:
+    return find(name)
+  except ValueError:
+    return base.Task
+
+
 def fields(name: Any) -> dict[str, Any] | None:
   """Returns the fields of a task with their defaults; None if unknown."""
   try:

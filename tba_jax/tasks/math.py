@@ -134,6 +134,9 @@ class Math(rows_task.RowsTask):
   """
 
   name: ClassVar[str] = "math"
+  # Nothing else bounds the time of sympy.
+  rewards_where: ClassVar[tuple[str, ...]] = ("pool",)
+  packages: ClassVar[Mapping[str, str]] = {"math_verify": "math"}
   FIELDS: ClassVar = {
       "train": "",
       "test": "",

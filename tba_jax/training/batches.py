@@ -14,20 +14,20 @@ from tba_jax.models import tokenizer as tokenizer_lib
 
 def completion_mask(
     tokens: np.ndarray,
-    lengths: np.ndarray,
+    sampled_mask: np.ndarray,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
 ) -> np.ndarray:
   """Returns [..., T] float32, 1 on the tokens that the loss counts.
 
   Args:
     tokens: [..., T] int.
-    lengths: [...] int, stop token included.
+    sampled_mask: [..., T] bool, True on the tokens that the policy sampled.
     tokenizer: tokenizer whose stop tokens and stop strings do not count; None
       counts all.
   """
   if tokenizer is not None:
-    lengths = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
-  return (np.arange(tokens.shape[-1]) < lengths[..., None]).astype(np.float32)
+    sampled_mask = tokenizer_lib.content_mask(tokenizer, tokens, sampled_mask)
+  return sampled_mask.astype(np.float32)
 
 
 # Token ids of a prompt, and of each of its K completions.

@@ -29,7 +29,7 @@ from tba_jax.system import jsonl
 from tba_jax.training import cluster
 
 # Format of the whole checkpoint; increase it with any incompatible change.
-FORMAT = 3
+FORMAT = 4
 
 # A JSON object with this key stands for an array of the file.
 _ARRAY = "__array__"

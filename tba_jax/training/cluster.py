@@ -171,6 +171,7 @@ class Cluster:
     secret: key of the commands.
     deadline_s: longest silence of process 0.
     client: client of the trainer's coordinator; None for a single process.
+    clock: seconds between polls and signs of life, as `time.monotonic`.
   """
 
   def __init__(
@@ -181,14 +182,16 @@ class Cluster:
       secret: bytes = b"",
       deadline_s: float = 0.0,
       client: jax_kv.Client | None = None,
+      clock: Callable[[], float] = time.monotonic,
   ):
+    self._clock = clock
     self.process = process
     self.num_processes = num_processes
     self.client = client
     self._secret = secret
     self._deadline_s = deadline_s
     self._count = 0
-    self._sent_at = self._polled_at = time.monotonic()
+    self._sent_at = self._polled_at = clock()
     self._stop_requested = False
     self._ended = False
     self._received: queue.Queue[Command | Exception] = queue.Queue(maxsize=4)
@@ -234,10 +237,11 @@ class Cluster:
     message = {"name": name, "count": self._count, "fields": dict(fields or {})}
     for process in range(1, self.num_processes):
       self.client.key_value_set_bytes(
-          _key(process, self._count), wire.encode_message(message, self._secret)
+          key_of(process, self._count),
+          wire.encode_message(message, self._secret),
       )
     self._count += 1
-    self._sent_at = time.monotonic()
+    self._sent_at = self._clock()
 
   def collect(
       self, name: str, fields: Mapping[str, Any]
@@ -329,7 +333,7 @@ class Cluster:
     """
 
     def any_should_stop() -> bool:
-      now = time.monotonic()
+      now = self._clock()
       if self.num_processes > 1 and now - self._polled_at > _STOP_POLL_S:
         self._polled_at = now
         requests = self.client.key_value_dir_get_bytes(f"{_PREFIX}/stop")
@@ -350,7 +354,7 @@ class Cluster:
     """Prefetches commands, so that no step waits for one."""
     count = 0
     while True:
-      key = _key(self.process, count)
+      key = key_of(self.process, count)
       try:
         data = self.client.blocking_key_value_get_bytes(
             key, int(1e3 * (self._deadline_s + 60))
@@ -379,7 +383,7 @@ def status_of(error: BaseException | None) -> int:
   return processes.EXIT_FATAL if isinstance(error, FloatingPointError) else 1
 
 
-def _key(process: int, count: int) -> str:
+def key_of(process: int, count: int) -> str:
   return f"{_PREFIX}/{process}/{count:012d}"
 
 

@@ -22,7 +22,7 @@ from tba_jax.system import processes
 from tba_jax.training import packing
 
 # Shorter runs compile nothing that they do not use.
-_STEPS_BEFORE_NEXT = 10
+STEPS_BEFORE_NEXT = 10
 
 
 class CompileAhead:
@@ -60,7 +60,7 @@ class CompileAhead:
   def count(self, size: packing.Size) -> None:
     """Counts a step; after a few, compiles for the size's neighbors."""
     self._steps[size] += 1
-    if not self._neighbors or self._steps[size] != _STEPS_BEFORE_NEXT:
+    if not self._neighbors or self._steps[size] != STEPS_BEFORE_NEXT:
       return
     i = self._sizes.index(size)
     for near in (*self._sizes[i + 1 : i + 2], *self._sizes[max(i - 1, 0) : i]):

@@ -106,9 +106,9 @@ def summarize(
     prompts: records of prompts, 1 or more. Required: `num_correct`,
       `num_distinct`, `num_texts`, `failures` by cause; per completion
       `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
-      completion `kl` and `ref_nats` (minus the reference's log-prob),
-      `diluted_perplexity`, and `verdicts`, `greedy_verdicts`
-      (`comparers.Verdict`).
+      completion `kl`, `ref_nats` (minus the reference's log-prob) and
+      `ref_tokens` (that it is a sum over), `diluted_perplexity`, and
+      `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
     num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
     confidence: confidence of the intervals.
@@ -137,7 +137,7 @@ def summarize(
         values_B, num_resamples=resamples, confidence=confidence
     )
   if "ref_nats" in prompts[0]:
-    tokens = sum(float(np.sum(p["lengths"])) for p in prompts)
+    tokens = sum(float(np.sum(p["ref_tokens"])) for p in prompts)
     nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / tokens
     out["ref_perplexity"] = math.exp(min(nats, _MAX_TOKEN_NATS))
   powers_of_two = {2**i for i in range(n.bit_length())}
@@ -399,6 +399,8 @@ class Evaluator:
     for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
       length = int(completions.lengths[sample])
       tokens = completions.tokens[sample, :length].tolist()
+      sampled = completions.sampled_mask[sample, :length].tolist()
+      logprobs = completions.logprobs[sample, :length].tolist()
       failure = judgement.failure
       samples.append(
           {
@@ -409,7 +411,7 @@ class Evaluator:
               "reason": failure and f"could not be judged: {failure}",
               "version": int(completions.versions[sample]),
               "tokens": self._tokenizer.tokens(tokens),
-              "logprobs": completions.logprobs[sample, :length].tolist(),
+              "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
           }
       )
     right = [j.key for j in judged_S if j.key is not None]
@@ -465,12 +467,18 @@ class Evaluator:
   def _add_kl(
       self, records: Sequence[Record], sampled: collect.Sampled
   ) -> None:
-    """Adds `kl`, log π - log π_ref of each completion, and `ref_nats`."""
+    """Adds `kl`, log π - log π_ref of each completion, and the reference's."""
     ref_BxKxT, mask_BxKxT = _logprobs(self._reference, sampled)
     own_BxKxT = np.stack([c.plain_logprobs for c in sampled.completions])
     kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
-    for record, kl_K, ref_KxT in zip(records, kl_BxK, ref_BxKxT):
-      record |= {"kl": kl_K, "ref_nats": -ref_KxT.sum(-1)}
+    for record, kl_K, ref_KxT, mask_KxT in zip(
+        records, kl_BxK, ref_BxKxT, mask_BxKxT
+    ):
+      record |= {
+          "kl": kl_K,
+          "ref_nats": -ref_KxT.sum(-1),
+          "ref_tokens": mask_KxT.sum(-1),
+      }
 
   def _add_perplexity(
       self, records: Sequence[Record], sampled: collect.Sampled
@@ -496,7 +504,7 @@ class Evaluator:
 def _logprobs(
     reference: reference_lib.Reference, sampled: collect.Sampled
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns [B, K, T] log-probs under the reference, and the token mask."""
+  """Returns [B, K, T] log-probs under the reference, and the sampled mask."""
   rows = [
       (request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
       for request, c in zip(sampled.requests, sampled.completions)
@@ -509,10 +517,11 @@ def _logprobs(
       max_prompt_tokens=max(len(prompt) for prompt, _ in rows),
       max_completion_tokens=num_tokens,
   )
+  sampled_BxKxT = np.stack([c.sampled_mask for c in sampled.completions])
   logprobs_BxKxT = reference.logprobs(
       batch.prompt_tokens,
       batch.prompt_mask,
       batch.completion_tokens,
-      batch.completion_mask,
+      sampled_BxKxT.astype(np.float32),
   )
-  return np.asarray(logprobs_BxKxT), batch.completion_mask > 0
+  return np.asarray(logprobs_BxKxT), sampled_BxKxT

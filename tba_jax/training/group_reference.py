@@ -71,13 +71,15 @@ class GroupReference:
     S, _, T = self._shape
     lengths = np.ones(S, np.int32)
     tokens = np.zeros((S, T), np.int32)
-    self.start([np.zeros(1, np.int32)], [tokens], [lengths])()
+    mask = np.arange(T) < lengths[:, None]
+    self.start([np.zeros(1, np.int32)], [tokens], [lengths], [mask])()
 
   def start(
       self,
       prompts: Sequence[np.ndarray],
       tokens: Sequence[np.ndarray],
       lengths: Sequence[np.ndarray],
+      sampled_masks: Sequence[np.ndarray],
   ) -> Callable[[], list[np.ndarray]]:
     """Dispatches the pass over some groups; does not wait for the devices.
 
@@ -85,6 +87,7 @@ class GroupReference:
       prompts: [P] int32 of each group, without padding.
       tokens: [S, T] int32, right-padded.
       lengths: [S] int32, stop token included.
+      sampled_masks: [S, T] bool, True on the tokens that the policy sampled.
 
     Returns:
       A function that waits, and returns [S, T] float32 of each group: nats, 0
@@ -93,7 +96,11 @@ class GroupReference:
     parts = []
     for start in range(0, len(prompts), self._num_prompts):
       part = slice(start, start + self._num_prompts)
-      parts.append(self._of_part(prompts[part], tokens[part], lengths[part]))
+      parts.append(
+          self._of_part(
+              prompts[part], tokens[part], lengths[part], sampled_masks[part]
+          )
+      )
 
     def wait() -> list[np.ndarray]:
       found = [group for part in parts for group in np.asarray(part)]
@@ -106,6 +113,7 @@ class GroupReference:
       prompts: Sequence[np.ndarray],
       tokens: Sequence[np.ndarray],
       lengths: Sequence[np.ndarray],
+      sampled_masks: Sequence[np.ndarray],
   ) -> jax.Array:
     """Returns [B, S, T] of a full part; missing groups are padding."""
     B, (S, P, T) = self._num_prompts, self._shape
@@ -120,10 +128,10 @@ class GroupReference:
         max_prompt_tokens=P,
         max_completion_tokens=T,
     )
-    # Missing groups have no token.
-    lengths_BxS = batch.completion_mask.sum(axis=-1).astype(np.int32)
+    sampled_BxSxT = np.zeros((B, S, T), np.bool_)
+    sampled_BxSxT[: len(rows)] = sampled_masks
     mask_BxSxT = batches.completion_mask(
-        batch.completion_tokens, lengths_BxS, self._tokenizer
+        batch.completion_tokens, sampled_BxSxT, self._tokenizer
     )
     return self._reference.logprobs(
         batch.prompt_tokens,

@@ -67,7 +67,7 @@ class Learner:
     """
     version = self.work.reference.version(draw.step)
     mask_BxKxT = batches.completion_mask(
-        draw.completion_tokens, draw.completion_lengths, self._tokenizer
+        draw.completion_tokens, draw.sampled_mask, self._tokenizer
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
     # Prompts without cached log-probs come first, as `place` expects.

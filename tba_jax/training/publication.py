@@ -39,10 +39,8 @@ from tba_jax.system import worker
 from tba_jax.training import cluster as cluster_lib
 from tba_jax.transport import base
 from tba_jax.transport import carrier as carrier_lib
-from tba_jax.transport import carrier_files
-from tba_jax.transport import carrier_memory
 from tba_jax.transport import carrier_orbax
-from tba_jax.transport import carrier_store
+from tba_jax.transport import carriers as carriers_lib
 from tba_jax.transport import kv_client
 from tba_jax.transport import wire
 
@@ -871,26 +869,19 @@ def make_read_carriers(
 ) -> dict[str, carrier_lib.Carrier]:
   """Returns every carrier by name, as manifests refer to them.
 
-  That of one process is among them in that process alone.
-
   Args:
     config: reads `publish` and `store`.
     run: run whose params they carry.
     peers: result of `make_peers`.
   """
-  place = config.publish.directory, run.workdir, run.run_id
-  made = (
-      carrier_store.Chunks(),
-      carrier_files.Files(carrier_files.files_directory(*place)),
-      carrier_orbax.OrbaxShards(
-          carrier_files.shards_directory(*place),
-          run_id=run.run_id,
-          secret=run.secret,
-          deadline_s=config.store.deadline_s,
-          peers=peers,
-      ),
+  place = carrier_lib.Place(
+      directory=config.publish.directory,
+      workdir=run.workdir,
+      run_id=run.run_id,
+      secret=run.secret,
+      deadline_s=config.store.deadline_s,
+      peers=peers,
   )
-  out = {carrier.name: carrier for carrier in made}
-  if config.publish.carrier == carrier_memory.Memory.name:
-    out[carrier_memory.Memory.name] = carrier_memory.Memory()
-  return out
+  return {
+      name: carriers_lib.make(name, place) for name in carriers_lib.CARRIERS
+  }

@@ -11,6 +11,7 @@ import abc
 from collections.abc import Iterator, Mapping
 import dataclasses
 import hashlib
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,26 @@ class Packed:
   held: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """What a carrier of a run is made from.
+
+  directory: `config.publish.directory`.
+  workdir: run directory.
+  run_id: id of the run.
+  secret: key of the run's messages.
+  deadline_s: longest time to write or read a version.
+  peers: trainer's other processes, where they write too; None if none does.
+  """
+
+  directory: str
+  workdir: pathlib.Path
+  run_id: str
+  secret: bytes
+  deadline_s: float
+  peers: Any = None
+
+
 class Carrier(abc.ABC):
   """Moves leaves; for one thread.
 
@@ -46,6 +67,12 @@ class Carrier(abc.ABC):
   """
 
   name: str
+
+  @classmethod
+  def make(cls, place: Place) -> "Carrier":
+    """Returns the carrier of a run."""
+    del place
+    return cls()
 
   @abc.abstractmethod
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> Packed:

@@ -113,6 +113,10 @@ class Files(carrier.Carrier):
     # Hashing releases the GIL.
     self._pool = futures.ThreadPoolExecutor(threads, "params-hash")
 
+  @classmethod
+  def make(cls, place: carrier.Place) -> "Files":
+    return cls(files_directory(place.directory, place.workdir, place.run_id))
+
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
     prepare_directory(self._path)
     path = self._path / f"{tag}.params"

@@ -226,6 +226,18 @@ class OrbaxShards(carrier.Carrier):
 
   name = "orbax"
 
+  @classmethod
+  def make(cls, place: carrier.Place) -> "OrbaxShards":
+    return cls(
+        carrier_files.shards_directory(
+            place.directory, place.workdir, place.run_id
+        ),
+        run_id=place.run_id,
+        secret=place.secret,
+        deadline_s=place.deadline_s,
+        peers=place.peers,
+    )
+
   def __init__(
       self,
       path: str,

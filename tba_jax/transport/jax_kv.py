@@ -57,7 +57,7 @@ def connect(address: str, tls: locator.Tls | None = None) -> Client:
   Blocks until the service answers, for up to a day: probe the socket first, and
   call it on a thread that may be abandoned.
   """
-  _bypass_proxy(address)
+  bypass_proxy(address)
   client = _jax.get_distributed_runtime_client(
       address,
       0,
@@ -85,7 +85,7 @@ def error_code(error: BaseException) -> str:
   return str(error).partition(":")[0].strip()
 
 
-def _bypass_proxy(address: str) -> None:
+def bypass_proxy(address: str) -> None:
   """Keeps gRPC from sending `address` through an HTTP proxy, which aborts."""
   proxies = ("grpc_proxy", "http_proxy", "https_proxy")
   if address.startswith("unix:") or not any(map(os.environ.get, proxies)):

@@ -16,6 +16,7 @@ import queue
 import random
 import threading
 import time
+import types
 from typing import Any
 
 from tba_jax.transport import base
@@ -24,6 +25,8 @@ from tba_jax.transport import jax_kv
 from tba_jax.transport import locator as locator_lib
 
 Finder = Callable[[], locator_lib.Locator | None]
+# Name of an operation -> (client, key, arguments) -> answer.
+Operations = Mapping[str, Callable[..., Any]]
 
 # Concurrent operations of one client; most of their time is the round trip.
 _WORKERS = 4
@@ -41,8 +44,10 @@ class Session:
       locator: locator_lib.Locator,
       tls: locator_lib.Tls | None,
       root: str,
+      operations: Operations,
   ):
     self.locator = locator
+    self._operations = operations
     self._tls = tls
     self._root = root
     self._client: jax_kv.Client | None = None
@@ -83,7 +88,7 @@ class Session:
       try:
         # The root is added here, so that no message shows it.
         key = self._root + key
-        answer = _OPERATIONS[operation](client, key, *args), None
+        answer = self._operations[operation](client, key, *args), None
       except Exception as error:  # Raised again in the caller's thread.
         answer = None, error
       self._answers.put((index, *answer))
@@ -118,7 +123,9 @@ def _delete(client: jax_kv.Client, key: str) -> None:
   client.key_value_delete(key)
 
 
-_OPERATIONS = {"put": _put, "get": _get, "list": _list, "delete": _delete}
+OPERATIONS: Operations = types.MappingProxyType(
+    {"put": _put, "get": _get, "list": _list, "delete": _delete}
+)
 
 
 class KvTransport(base.Transport):
@@ -133,6 +140,7 @@ class KvTransport(base.Transport):
     run_id: run that the store must belong to; None for any.
     root: directory of all keys, from `locator.root`; "" for none.
     tls: files of mutual TLS; a unix socket does without.
+    operations: functions of JAX's client that do the work.
 
   Raises:
     DeadlineExceededError: no store answered in time.
@@ -148,7 +156,9 @@ class KvTransport(base.Transport):
       run_id: str | None = None,
       root: str = "",
       tls: locator_lib.Tls | None = None,
+      operations: Operations = OPERATIONS,
   ):
+    self._operations = operations
     self._locator_path = locator_path
     self._find = (
         locator_path
@@ -332,7 +342,7 @@ class KvTransport(base.Transport):
     tls = None if locator.address.startswith("unix:") else self._tls
     if locator.tls != (tls is not None):
       raise base.TransportError(_one_sided(locator))
-    session = Session(locator, tls, self._root)
+    session = Session(locator, tls, self._root, self._operations)
     try:
       request = ("get", locator_lib.IDENTITY_KEY)
       (identity,) = self._ask(session, [request], deadline)

@@ -15,7 +15,7 @@ address would abort their processes.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import os
@@ -176,7 +176,12 @@ class KvHost:
     self._generation += 1
     # Before the service starts, so that no number is used twice.
     jsonl.replace_file(self._spool / "generation", str(self._generation))
-    self._address = self._new_address()
+    if self._tcp is None:
+      self._address = f"unix:{self._unix_path(self._generation)}"
+    else:
+      self._address = free_address(
+          *self._tcp, self._generation, self._used_ports
+      )
     self._probe_fd, child_fd = os.pipe()
     settings = {
         "address": self._address,
@@ -267,26 +272,6 @@ class KvHost:
     for path in self._spool.glob("kv*.sock"):
       path.unlink(missing_ok=True)
 
-  def _new_address(self) -> str:
-    if self._tcp is None:
-      return f"unix:{self._unix_path(self._generation)}"
-    host, ports = self._tcp
-    start = self._generation % len(ports)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in [*ports[start:], *ports[:start]]:
-      # Without SO_REUSEPORT, which gRPC sets: two services on one port would
-      # both start and share clients.
-      with socket.socket(family) as probe:
-        try:
-          probe.bind((host, port))
-        except OSError:
-          continue
-        port = probe.getsockname()[1]
-      if port not in self._used_ports:
-        self._used_ports.append(port)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    raise RuntimeError(f"store.address: no free port of {host} in {ports}")
-
   def _unix_path(self, generation: int) -> str:
     path = str(self._spool / f"kv{generation}.sock")
     if self._tcp is None and len(os.fsencode(path)) > _MAX_SOCKET_PATH:
@@ -305,6 +290,37 @@ class KvHost:
     if not text.isdecimal():
       raise ValueError(f"{path} contains {text!r}; allowed: a number")
     return int(text)
+
+
+def free_address(
+    host: str,
+    ports: Sequence[int],
+    generation: int,
+    used: collections.deque[int],
+) -> str:
+  """Returns the next free address of a host; appends its port to `used`.
+
+  Args:
+    host: name or number; one with a colon is IPv6.
+    ports: allowed ports; 0 stands for any.
+    generation: number of the service; services take turns over the ports.
+    used: ports of the last services, whose clients may still use them.
+  """
+  start = generation % len(ports)
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  for port in [*ports[start:], *ports[:start]]:
+    # Without SO_REUSEPORT, which gRPC sets: two services on one port would
+    # both start and share clients.
+    with socket.socket(family) as probe:
+      try:
+        probe.bind((host, port))
+      except OSError:
+        continue
+      port = probe.getsockname()[1]
+    if port not in used:
+      used.append(port)
+      return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+  raise RuntimeError(f"store.address: no free port of {host} in {ports}")
 
 
 def _parse_address(address: str) -> tuple[str, list[int]]:

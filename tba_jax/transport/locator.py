@@ -148,13 +148,21 @@ class Announcer:
     address: "host:port", port 0 for a free one.
     secret: key of the run's messages.
     path: locator file, which need not exist yet.
+    deadline_s: longest time of a request and its answer.
 
   Raises:
     OSError: the address cannot be bound.
   """
 
-  def __init__(self, address: str, secret: bytes, path: str | os.PathLike[str]):
+  def __init__(
+      self,
+      address: str,
+      secret: bytes,
+      path: str | os.PathLike[str],
+      deadline_s: float = _DEADLINE_S,
+  ):
     self._secret = secret
+    self._deadline_s = deadline_s
     self._path = path
     host, port = split_address(address)
     try:
@@ -196,7 +204,7 @@ class Announcer:
     task = asyncio.current_task()
     self._tasks[task] = None
     try:
-      async with asyncio.timeout(_DEADLINE_S):
+      async with asyncio.timeout(self._deadline_s):
         nonce = await reader.readexactly(_NONCE_BYTES)
         found = self.find()
         if found is not None:
@@ -237,17 +245,19 @@ class RemoteLocator:
     return self._last
 
 
-def ask_announcer(address: str, secret: bytes) -> Locator | None:
+def ask_announcer(
+    address: str, secret: bytes, deadline_s: float = _DEADLINE_S
+) -> Locator | None:
   """Returns the announcer's locator; None if it has none or does not answer.
 
   Raises:
     WireError: the answer is forged or replayed.
   """
   nonce = secrets.token_bytes(_NONCE_BYTES)
-  deadline = time.monotonic() + _DEADLINE_S
+  deadline = time.monotonic() + deadline_s
   data = b""
   try:
-    with socket.create_connection(split_address(address), _DEADLINE_S) as asked:
+    with socket.create_connection(split_address(address), deadline_s) as asked:
       asked.sendall(nonce)
       while len(data) < _MAX_ANSWER_BYTES:
         # The deadline is of the whole answer, however slowly it comes.

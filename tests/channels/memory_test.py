@@ -23,11 +23,7 @@ wait_until = queue_case.wait_until
 class MemoryTrainerSide(queue_case.TrainerSide):
 
   def make_receiver(self, store, *args, **kwargs):
-    del store
-    return memory.MemoryQueue(*args, **kwargs)
-
-  def start(self):
-    """Does nothing: it has no thread."""
+    return memory.MemoryQueue(store, *args, **kwargs)
 
 
 class MemorySearcherSide(queue_case.SearcherSide):
@@ -46,9 +42,7 @@ class MemoryCase(queue_case.QueueTestCase):
 
   def trainer(self, **changes):
     self.store = memory.MemoryChannel()
-    side = super().trainer(**changes)
-    self.store.groups.set_result(side.server)
-    return side
+    return super().trainer(**changes)
 
   def kill(self, trainer):
     """Leaves the files as SIGKILL would: nothing more is written."""
@@ -230,10 +224,9 @@ class MemoryParamsTest(absltest.TestCase):
   def make(self, keep=2):
     self.channel = memory.MemoryChannel()
     params = memory.MemoryParams(
-        lambda tree: {"w": tree["w"] + 0}, epoch=4, keep=keep
+        self.channel, lambda tree: {"w": tree["w"] + 0}, epoch=4, keep=keep
     )
     self.addCleanup(params.close)
-    self.channel.params.set_result(params)
     return params, memory.MemorySource(self.channel)
 
   def submit(self, params, version, **kwargs):

@@ -18,10 +18,10 @@ from tba_jax.losses import build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import config as config_lib
+from tba_jax.models import families
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
-from tba_jax.models import transformer
 from tba_jax.monitor import writers
 from tba_jax.replay import buffer
 from tba_jax.tasks import build as build_task
@@ -107,10 +107,8 @@ class RangesTest(parameterized.TestCase):
       ("loss.correction", lambda: ("", *corrections.CORRECTIONS)),
       ("loss.length_norm", lambda: ("", *groups.LENGTH_NORMS)),
       ("loss.name", lambda: build.OBJECTIVES),
-      ("model.activation", lambda: config_lib.ACTIVATIONS),
-      ("model.family", lambda: transformer.FAMILIES),
+      ("model.family", lambda: families.FAMILIES),
       ("replay_filter.evict", lambda: buffer.EVICTION_RULES),
-      ("model.rope_type", lambda: config_lib.ROPE_TYPES),
   )
   def test_names_are_those_of_the_code(self, key, names):
     self.assertCountEqual(settings.SETTINGS[key].allowed.names, names())
@@ -299,7 +297,6 @@ class RelationsTest(parameterized.TestCase):
       ),
       # Model.
       (dict(model__family="gpt2", model__head_dim=8), "model.head_dim"),
-      (dict(model__family="qwen2", model__mlp_bias=True), "model.mlp_bias"),
       (dict(sampling__stop_token_ids="99"), "sampling.stop_token_ids"),
       (dict(model__num_heads=6), "model.num_heads"),
       (dict(model__max_positions=39), "model.max_positions"),
@@ -326,6 +323,7 @@ class RelationsTest(parameterized.TestCase):
       (dict(run__processes="one", mesh__data=2), "mesh.data"),
       (dict(run__processes="one", search__mesh__fsdp=2), "search.mesh.fsdp"),
       (dict(run__processes="one", devices__searcher="cpu"), "devices.searcher"),
+      (dict(run__processes="one", store__address="h:7001"), "store.address"),
       # Places.
       (dict(store__address="8.8.8.8:0", store__insecure=True), "store.address"),
       (dict(store__locator="no.such.host.invalid:7000", store__insecure=True),

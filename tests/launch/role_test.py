@@ -11,6 +11,8 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests.support import waiting
+
 _ROLE = pathlib.Path(__file__).parents[2] / "launch" / "role.sh"
 _WAIT_S = 20.0
 
@@ -53,21 +55,15 @@ class RoleTest(parameterized.TestCase):
         len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
     )
 
-  def wait_until(self, condition):
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.02)
-
   @parameterized.parameters(0, 2, 3)
-  def test_it_leaves_where_another_start_would_not_help(self, status):
+  def test_ends_where_another_start_would_not_help(self, status):
     process = self.start(f"exit {status}", "--program=store")
     self.assertEqual(process.wait(_WAIT_S), status)
     self.assertEqual(
         self.calls.read_text(), "-m tba_jax.main --program=store\n"
     )
 
-  def test_it_starts_again_after_an_error(self):
+  def test_restarts_after_an_error(self):
     process = self.start(
         f"[ $(wc -l <{self.calls}) -ge 3 ] && exit 0; exit 1", "--program=store"
     )
@@ -75,26 +71,26 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(self.count(), 3)
     self.assertIn("ended with status 1; again", process.stderr.read())
 
-  def test_once_is_once(self):
+  def test_runs_once_where_asked(self):
     process = self.start("exit 1", "--once", "--program=store")
     self.assertEqual(process.wait(_WAIT_S), 1)
     self.assertEqual(self.count(), 1)
 
-  def test_a_signal_goes_to_the_role_which_is_waited_for(self):
+  def test_passes_a_signal_on_and_waits(self):
     ended = self.folder / "ended"
     body = (
         f"trap 'sleep .3; touch {ended}; exit 75' TERM\n"
         "for i in $(seq 400); do sleep .05; done"
     )
     process = self.start(body, "--program=trainer")
-    self.wait_until(self.count)
+    waiting.wait_until(self.count)
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     self.assertEqual(process.wait(_WAIT_S), 75)
     self.assertTrue(ended.exists())
     self.assertEqual(self.count(), 1)
 
-  def test_takes_its_index_from_the_environment(self):
+  def test_takes_an_index_of_the_environment(self):
     process = self.start(
         "exit 0", "--program=trainer", "--index_from=RANK", "h:1", RANK="3"
     )
@@ -104,7 +100,7 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 2)
     self.assertIn("there is no such variable", process.stderr.read())
 
-  def test_a_secret_is_made_once(self):
+  def test_makes_a_secret_once(self):
     secret = self.folder / "run" / "secret"
     found = set()
     for _ in range(2):
@@ -117,7 +113,7 @@ class RoleTest(parameterized.TestCase):
     self.assertLen(found.pop(), 32)
     self.assertEqual(self.calls.read_text(), "-m tba_jax.main\n" * 2)
 
-  def test_it_waits_for_a_file(self):
+  def test_waits_for_a_file(self):
     file = self.folder / "config.json"
     process = self.start("exit 0", f"--wait_for={file}", "--program=trainer")
     time.sleep(0.5)
@@ -129,7 +125,7 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 1)
     self.assertIn("did not come in 1 s", process.stderr.read())
 
-  def test_a_log_is_appended_to(self):
+  def test_appends_to_a_log(self):
     log = self.folder / "searcher-0.log"
     log.write_text("earlier\n")
     process = self.start(

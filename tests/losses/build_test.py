@@ -179,6 +179,37 @@ class TableTest(parameterized.TestCase):
         dict(self.losses(hidden)), dict(self.losses(groups))
     )
 
+  def test_tokens_of_an_environment_do_not_matter(self):
+    """The loss is that of the completions without them."""
+    groups = make_groups(on_policy=False)
+    # Before the columns 0, 2 and 3, and twice before column 1.
+    columns = np.array([-1, 0, -1, -1, 1, -1, 2, -1, 3])
+
+    def insert(x, value=jnp.nan):
+      wide = jnp.where(columns >= 0, x[..., columns], value)
+      return wide.astype(x.dtype)
+
+    mask = insert(groups.mask_BxKxT, 0.0)
+    wide = dataclasses.replace(
+        groups,
+        mask_BxKxT=mask,
+        weights_BxKxT=mask,
+        logprobs_BxKxT=insert(groups.logprobs_BxKxT),
+        kl_logprobs_BxKxT=insert(groups.kl_logprobs_BxKxT),
+        behavior_logprobs_BxKxT=insert(groups.behavior_logprobs_BxKxT),
+        ref_logprobs_BxKxT=insert(groups.ref_logprobs_BxKxT),
+        values_BxKxT=insert(groups.values_BxKxT),
+        targets=jax.tree.map(lambda x: insert(x, 0.0), groups.targets),
+    )
+    expected = dict(self.losses(groups))
+    for name, (loss, grad) in self.losses(wide):
+      with self.subTest(name):
+        np.testing.assert_allclose(loss, expected[name][0], rtol=1e-5)
+        np.testing.assert_allclose(
+            grad[..., columns >= 0], expected[name][1], rtol=1e-4, atol=1e-6
+        )
+        self.assertFalse(np.any(grad[..., columns < 0]))
+
   def test_every_objective_moves_the_policy(self):
     for name, (_, grad) in self.losses(make_groups(on_policy=False)):
       with self.subTest(name):

@@ -64,6 +64,25 @@ class TargetsTest(chex.TestCase):
     )
     np.testing.assert_allclose(returns[0], [[0.5, 1.75, 2.0], [3.0, 0.0, 0.0]])
 
+  def test_tokens_of_an_environment_do_not_matter(self):
+    """Reward, value and discount pass over them."""
+    rng = np.random.default_rng(0)
+    log_ratio, values = rng.normal(size=(2, 1, 2, 3))
+    c = loss_case.make_settings(gae_gamma=0.7, gae_lambda=0.6)
+    make = lambda *arrays: ppo.make_targets(*arrays, REWARDS, c, 0.1)
+    expected = make(values, log_ratio, MASK)
+    columns = np.array([-1, 0, -1, 1, -1, -1, 2, -1])
+    insert = lambda x, junk: jnp.where(columns >= 0, x[..., columns], junk)
+    wide = make(
+        insert(values, 9.0), insert(log_ratio, jnp.nan), insert(MASK, 0.0)
+    )
+    for name in ("advantages_BxKxT", "returns_BxKxT"):
+      found = getattr(wide, name)
+      np.testing.assert_allclose(
+          found[..., columns >= 0], getattr(expected, name), rtol=1e-5
+      )
+      self.assertFalse(np.any(found[..., columns < 0]))
+
   def test_with_lambda_one_a_return_is_what_follows(self):
     rng = np.random.default_rng(0)
     token_rewards, values = rng.normal(size=(2, 1, 2, 3))

@@ -59,11 +59,6 @@ class FromConfigTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "allowed"):
       _from_config(**wrong)
 
-  def test_plain_is_what_the_base_config_says(self):
-    model = settings_lib.get_config().model
-    for name, value in config_lib.PLAIN.items():
-      self.assertEqual(model[name], value, name)
-
   def test_refuses_missing_and_unknown_settings(self):
     settings = settings_lib.get_config().model.to_dict()
     del settings["width"]

@@ -23,6 +23,7 @@ import transformers
 
 from tba_jax.models import config as config_lib
 from tba_jax.models import encoder
+from tba_jax.models import families
 from tba_jax.models import hf_config
 from tests.models import hf_case
 
@@ -127,10 +128,10 @@ class PublishedTest(parameterized.TestCase):
         dataclasses.replace(config, num_labels=1, pad_id=1),
     )
 
-  @parameterized.parameters(*hf_config.KEYS)
+  @parameterized.parameters(*families.FAMILIES)
   def test_defaults_are_those_of_transformers(self, family):
     theirs = transformers.CONFIG_MAPPING[family]()
-    for name, _, default in hf_config.KEYS[family].values():
+    for name, _, default in families.FAMILIES[family].keys.values():
       if default is not ... and default is not None:
         self.assertEqual(default, getattr(theirs, name), name)
 
@@ -199,7 +200,6 @@ class FromHfTest(parameterized.TestCase):
             max_positions=1024,
             param_dtype="float32",
             compute_dtype="float32",
-            **config_lib.PLAIN,
             pad_id=0,
             bos_id=1,
             eos_id=2,
@@ -339,7 +339,7 @@ class ToHfTest(parameterized.TestCase):
                     scale_attention_by_layer=True)),
   )  # fmt: skip
   def test_writes_each_family_and_reads_it_back(self, family, changes):
-    if family in config_lib.PLAIN_HEADS:
+    if not families.FAMILIES[family].has_grouped_heads:
       changes = dict(num_kv_heads=4, head_dim=8) | changes
     config = hf_case.make_config(family=family, **changes)
     found = hf_config.to_hf(config)

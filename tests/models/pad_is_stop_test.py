@@ -55,7 +55,7 @@ class PadIsStopTest(parameterized.TestCase):
     params = tiny_model.init_params(model)
     mask = batches.completion_mask(
         np.full((1, 1, _T), _EOS),
-        np.array([[1]]),
+        np.arange(_T)[None, None] < 1,
         None if include_stop_token else _TOKENIZER,
     )
 

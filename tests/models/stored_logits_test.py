@@ -9,6 +9,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
+from tba_jax.models import families
 from tba_jax.models import hf
 from tba_jax.models import transformer
 from tests.models import cases
@@ -45,8 +46,8 @@ class StoredLogitsTest(parameterized.TestCase):
     self.assertLess(cases.STORED.stat().st_size, 200_000)
     names = {name.split("/")[0] for name in cases.stored()}
     self.assertEqual(names, set(cases.CASES))
-    families = {cases.hf_settings(case)["model_type"] for case in cases.CASES}
-    self.assertEqual(families, set(transformer.FAMILIES))
+    names = {cases.hf_settings(case)["model_type"] for case in cases.CASES}
+    self.assertEqual(names, set(families.FAMILIES))
 
 
 if __name__ == "__main__":

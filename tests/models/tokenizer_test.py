@@ -107,7 +107,7 @@ class PromptTest(parameterized.TestCase):
 
   def test_chat_has_the_tokens_of_its_template(self):
     tokenizer = self.make(own_bos=True, bos="always")
-    tokenizer._fast.chat_template = (
+    tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{%"
         " endfor %}{% if add_generation_prompt %}|{% endif %}"
     )
@@ -115,10 +115,10 @@ class PromptTest(parameterized.TestCase):
     self.assertEqual(
         tokenizer.encode_chat(chat), [1, *tokenizer.encode("user:hi|")]
     )
-    tokenizer._fast.chat_template = "{{ raise_exception('no system') }}"
+    tokenizer.chat_template = "{{ raise_exception('no system') }}"
     with self.assertRaisesRegex(ValueError, "refuses it: no system"):
       tokenizer.encode_chat(chat)
-    tokenizer._fast.chat_template = None
+    tokenizer.chat_template = None
     with self.assertRaisesRegex(ValueError, "no chat_template"):
       tokenizer.encode_chat(chat)
 
@@ -143,6 +143,35 @@ class ContentLengthsTest(absltest.TestCase):
         tokenizer, tokens[None], lengths[None]
     )
     self.assertEqual(found.tolist(), [find().tolist()])
+
+  def test_content_of_a_turn_ends_before_what_ended_the_turn(self):
+    tokenizer = tokenizer_lib.word_level(["ab", "c", "d"], "ab|c|d")
+    ab, c, d = (tokenizer.encode(word)[0] for word in ("ab", "c", "d"))
+    eos, pad = tokenizer.eos_id, tokenizer.pad_id
+    tokens = np.array([
+        [d, eos, c, d, eos, pad], [ab, c, eos, d, d, d], [c, d, c, eos, c, d],
+        [pad, pad, pad, pad, pad, pad], [eos, c, eos, eos, d, ab],
+    ])  # fmt: skip
+    sampled = np.array([
+        [1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 1, 1],
+    ], bool)  # fmt: skip
+    content = [
+        [1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 1], [0, 1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1],
+    ]  # fmt: skip
+    find = lambda x: tokenizer_lib.content_mask(tokenizer, tokens, x)
+    np.testing.assert_array_equal(find(sampled), content)
+    # One turn is as `content_lengths`.
+    lengths = np.array([5, 6, 6, 1, 6])
+    one = find(np.arange(6) < lengths[:, None])
+    found = tokenizer_lib.content_lengths(tokenizer, tokens, lengths)
+    self.assertEqual(one.sum(axis=1).tolist(), found.tolist())
+    tokenizer.add_stop_strings(["bc", "dd"])
+    content[1] = [1, 0, 0, 0, 0, 0]
+    np.testing.assert_array_equal(find(sampled), content)
+    many = tokenizer_lib.content_mask(tokenizer, tokens[None], sampled[None])
+    np.testing.assert_array_equal(many, [content])
 
 
 class DecodeCompletionTest(parameterized.TestCase):

@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import threading
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -17,6 +16,7 @@ from absl.testing import parameterized
 import tba_jax
 from tba_jax.monitor import metrics
 from tba_jax.system import jsonl
+from tests.support import waiting
 
 
 class EventLogTest(absltest.TestCase):
@@ -139,10 +139,7 @@ class SpanTest(absltest.TestCase):
   def test_pending_spans_are_written_without_close(self):
     with mock.patch.object(metrics, "_FLUSH_EVERY_S", 0.01):
       self.make().add("step", 0.0, 1.0)
-      deadline = time.monotonic() + 20.0
-      while not self.spans():
-        self.assertLess(time.monotonic(), deadline)
-        time.sleep(0.01)
+      waiting.wait_until(self.spans, "a span")
 
   def test_writes_spans_of_several_threads(self):
     writer = self.make()

@@ -67,7 +67,7 @@ class FollowerTest(absltest.TestCase):
     self.addCleanup(folder.cleanup)
     self.workdir = folder.name
 
-  def test_reads_an_empty_directory(self):
+  def test_shows_an_empty_directory(self):
     state = run_state.Follower(self.workdir).read()
     self.assertEqual(state.phase, "setup")
     self.assertIn("setup", _view(state))
@@ -81,7 +81,7 @@ class FollowerTest(absltest.TestCase):
       state = follower.read()
     self.assertEqual(list(state.reward), [(0, 0.1), (1, 0.5)])
 
-  def test_shows_newest_error_and_newest_event(self):
+  def test_shows_the_newest_error_and_event(self):
     events = metrics.EventLog(os.path.join(self.workdir, "events.jsonl"))
     events.write("died", "searcher-0: SIGKILL")
     events.write("restart", "searcher-0 (after SIGKILL)")
@@ -93,7 +93,7 @@ class FollowerTest(absltest.TestCase):
     self.assertRegex(shown, r"event +[\d:]+ searcher_gone: s000")
     self.assertRegex(shown, r"error +[\d:]+ died: searcher-0: SIGKILL")
 
-  def test_follows_a_run(self):
+  def test_shows_a_run(self):
     fake_run.make_run(self.workdir, num_steps=40, finished=False)
     config = {"config": {"sft": {"num_steps": 2400}}}
     os.makedirs(os.path.join(self.workdir, "reward_model"))
@@ -119,7 +119,7 @@ class ViewTest(parameterized.TestCase):
     state.status = {**fake_run.status(), **status}
     return state
 
-  def test_shows_figures(self):
+  def test_formats_figures(self):
     state = self._state()
     state.restarts = {"searcher": 2, "store": 0}
     state.reward.extend([(0, 0.1), (1, 0.9)])
@@ -232,7 +232,7 @@ class ViewTest(parameterized.TestCase):
     self.assertIn("sft/loss 0.731", shown)
     self.assertIn("step 600/2400", panel.plain_line(state))
 
-  def test_sparkline_scales_and_thins_values(self):
+  def test_draws_a_sparkline(self):
     self.assertEqual(panel.sparkline([]), "")
     self.assertEqual(panel.sparkline([2.0, 2.0]), "▄▄")
     self.assertEqual(panel.sparkline([0, 1, 2, 3], width=2), "▁█")
@@ -255,7 +255,7 @@ class PanelTest(absltest.TestCase):
     path = os.path.join(self.workdir, "status.json")
     jsonl.atomic_write_json(path, {"time": time.time(), **values})
 
-  def test_prints_plain_lines_at_each_phase(self):
+  def test_prints_a_plain_line_at_each_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("sft")
       view.phase("start")
@@ -267,21 +267,19 @@ class PanelTest(absltest.TestCase):
     self.assertNotIn("\x1b", self.out.getvalue())
 
   def test_plain_lines_are_not_repeated(self):
-    with panel.Panel(self.workdir, self._console()) as view:
+    with panel.Panel(self.workdir, self._console(), line_every_s=0.0) as view:
       view.phase("start")
       for doing in ("", "evaluate", "evaluate", "step"):
         self._write_status(phase="warm-up", doing=doing)
-        view._line_at -= panel._LINE_EVERY_S
         view.update(force=True)
     lines = self.out.getvalue().splitlines()
     self.assertLen(set(lines), 4)
     self.assertLen(lines, 4)
     self.assertIn("compiles the train step", lines[-1])
 
-  def test_prints_plain_lines_at_an_interval(self):
-    with panel.Panel(self.workdir, self._console()) as view:
+  def test_prints_a_plain_line_at_an_interval(self):
+    with panel.Panel(self.workdir, self._console(), line_every_s=0.0) as view:
       view.phase("start")
-      view._line_at -= panel._LINE_EVERY_S
       view.update(restarts={"searcher": 3}, force=True)
     self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
 
@@ -299,7 +297,7 @@ class PanelTest(absltest.TestCase):
       view.phase("start")
     self.assertNotIn("step 7", self.out.getvalue())
 
-  def test_draws_the_view_on_a_terminal(self):
+  def test_draws_on_a_terminal(self):
     console = self._console(force_terminal=True)
     with panel.Panel(self.workdir, console) as view:
       self._write_status(phase="train", step=7, num_steps=9)
@@ -317,7 +315,7 @@ class PanelTest(absltest.TestCase):
 
 class FinalTest(absltest.TestCase):
 
-  def test_final_table_shows_before_and_after(self):
+  def test_draws_the_final_table(self):
     before = {"pass_at_1": 0.29, "pass_at_k": 0.9, "distinct_correct": 2.0}
     after = {"pass_at_1": 0.68, "pass_at_k": 0.9, "distinct_correct": 1.8}
     summary = fake_run.summary(before, after)
@@ -331,7 +329,7 @@ class FinalTest(absltest.TestCase):
     table = panel.final_table({"reward_failures": {"exit": 2, "nan": 1}})
     self.assertIn("3 (2 exit, 1 nan)", _shown(table))
 
-  def test_advice_list_shows_each_sentence(self):
+  def test_lists_advice(self):
     shown = _shown(panel.advice_list(["a [b]", "c"]))
     self.assertEqual(
         [x.rstrip() for x in shown.splitlines()], ["• a [b]", "• c"]

@@ -152,6 +152,17 @@ class RecorderTest(absltest.TestCase):
           "".join(str(1 + j) for j in range(1 + draw.prompt_ids[b] % 5)),
       )
 
+  def test_samples_show_logprobs_of_sampled_tokens(self):
+    group = fake_groups.make_group(
+        9, [[2, 3, 4]] * 2, inserted=[(0, 1), (1, 1)]
+    )
+    self.service.buffer = fake_groups.make_buffer(dedupe=False)
+    self.service.buffer.insert(group, 3)
+    self.step(self.make(), 4)
+    for sample in self.lines("samples.jsonl"):
+      self.assertEqual(sample["tokens"], ["2", "3", "4"])
+      self.assertEqual(sample["logprobs"], [-2.0, None, -4.0])
+
   def test_writes_status_and_ledger_at_intervals(self):
     recorder = self.make()
     self.lease("s1", busy_s=1.0, completions=3)

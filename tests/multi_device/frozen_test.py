@@ -103,7 +103,7 @@ class FrozenTest(parameterized.TestCase):
     self.assertLess(max(self.read), max(self.sizes))
     # The norms' scales, and a vocabulary that tensor does not divide, are
     # whole in part.
-    for each in self.held(scorer._params):
+    for each in self.held(scorer.params):
       self.assertBetween(each / sum(self.sizes), 1 / parts, 1.5 / parts)
     np.testing.assert_allclose(scorer.score(texts), expected, atol=1e-5)
 

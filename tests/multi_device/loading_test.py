@@ -205,7 +205,7 @@ class LoadingTest(parameterized.TestCase):
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
-    (programs,) = sampler._programs.values()
+    programs = sampler.programs(sampler.put(placed))
     for leaf in jax.tree.leaves(programs.empty_state()):
       self.assertEqual(leaf.sharding.shard_shape(leaf.shape)[0], each)
 

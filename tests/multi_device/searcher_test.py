@@ -155,7 +155,7 @@ class SamplingTest(parameterized.TestCase):
         for i in range(11)
     ]
     sampler.warm_up(params[0])
-    (programs,) = sampler._programs.values()
+    programs = sampler.programs(sampler.put(params[0]))
     sizes = [
         program._cache_size()
         for program in (programs.decode_chunk, programs.refill)

@@ -100,20 +100,20 @@ class ByHandTest(absltest.TestCase):
         for path in sorted(self.folder.glob("trainer-*.log"))
     )
 
-  def test_two_trainers_on_one_workdir(self):
+  def test_refuses_two_trainers_on_one_workdir(self):
     run = self.make_run("run")
     lock = run_directory.lock(str(run.workdir), "trainer")
     self.addCleanup(os.close, lock)
     words = f"process {os.getpid()} already runs there as the trainer"
     self.assert_refused(run, (2, 2), words)
 
-  def test_a_workdir_that_cannot_be_written(self):
+  def test_refuses_a_workdir_that_cannot_be_written(self):
     run = self.make_run("run")
     # Root may write into any folder, but not open one as a file.
     (run.workdir / ".trainer.lock").mkdir()
     self.assert_refused(run, (2, 2), f"Is a directory: {run.workdir}")
 
-  def test_a_process_with_other_settings(self):
+  def test_refuses_a_process_with_other_settings(self):
     store = self.make_run("store")
     spool = {"spool_dir": str(store.spool)}
     run = self.make_run("run", **spool)

@@ -147,7 +147,7 @@ class ConfinementTest(parameterized.TestCase):
   @parameterized.product(
       user=("ordinary", "root"), bubblewrap=("system", "", _BROKEN)
   )
-  def test_secrets(self, user, bubblewrap):
+  def test_hides_secrets(self, user, bubblewrap):
     self.install(bubblewrap)
     texts = [f"read {path}" for path in self.secrets]
     texts += [f"read {self.project}/data/rows.txt", "read data/rows.txt"]
@@ -170,7 +170,7 @@ class ConfinementTest(parameterized.TestCase):
       bubblewrap=("system", ""),
       folder=("home", "home/project"),
   )
-  def test_what_a_task_reads(self, user, bubblewrap, folder):
+  def test_reads_the_files_of_a_task(self, user, bubblewrap, folder):
     self.install(bubblewrap)
     self.folder = self.root / folder
     rewards = _REWARDS.format(key=str(self.home / "key"))
@@ -202,7 +202,7 @@ class ConfinementTest(parameterized.TestCase):
     self.assertEqual(answer, [0.5 + 2 + 10 * is_open, "x", ""])
 
   @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
-  def test_data_of_the_hub_that_the_package_prepared(self, user, bubblewrap):
+  def test_reads_prepared_data_of_the_hub(self, user, bubblewrap):
     self.install(bubblewrap)
     rows = self.root / "rows"
     rows.mkdir()
@@ -225,7 +225,7 @@ class ConfinementTest(parameterized.TestCase):
     self.assertEqual(answer, [1.0, "train", ""])
 
   @parameterized.parameters("system", "")
-  def test_plan_tells_what_is_not_confined(self, bubblewrap):
+  def test_plan_names_limits_of_confinement(self, bubblewrap):
     self.install(bubblewrap)
     config = ordinary_user.CHECKOUT / "configs" / "arithmetic.py"
     process = self.run_python(
@@ -240,7 +240,7 @@ class ConfinementTest(parameterized.TestCase):
   @parameterized.product(
       user=("ordinary", "root"), bubblewrap=("system", "", _OLD)
   )
-  def test_disks(self, user, bubblewrap):
+  def test_writes_to_no_disk(self, user, bubblewrap):
     self.install(bubblewrap)
     outside = [self.home / "outside", self.project / "data" / "outside"]
     texts = [f"write {path}" for path in outside]
@@ -257,7 +257,7 @@ class ConfinementTest(parameterized.TestCase):
       self.assertEqual(is_confined, bool(bubblewrap))
 
   @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
-  def test_processes(self, user, bubblewrap):
+  def test_sees_no_other_process(self, user, bubblewrap):
     self.install(bubblewrap)
     texts = ["signal {own}", "signal {child}", f"secret {{own}} {_SECRET}"]
     seen, message = self.keys(user, *texts)
@@ -272,7 +272,7 @@ class ConfinementTest(parameterized.TestCase):
       self.assertLess(count, 5)
 
   @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
-  def test_network(self, user, bubblewrap):
+  def test_reaches_no_network(self, user, bubblewrap):
     self.install(bubblewrap)
     seen, message = self.keys(user, "network {port}", "abstract {name}")
     if "use the network" in message:
@@ -281,7 +281,7 @@ class ConfinementTest(parameterized.TestCase):
       self.assertEqual(seen, ["no network"] * 2)
 
   @parameterized.product(user=("ordinary", "root"), bubblewrap=("system", ""))
-  def test_all_end_with_the_process_that_asks(self, user, bubblewrap):
+  def test_ends_all_with_the_process_that_asks(self, user, bubblewrap):
     self.install(bubblewrap)
     os.mkfifo(self.project / "data" / "child")
     (self.project / "data" / "child").chmod(0o666)

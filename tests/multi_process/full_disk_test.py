@@ -58,7 +58,7 @@ class SaveTest(parameterized.TestCase):
     np.testing.assert_array_equal(state["noise"], expected["noise"])
     self.assertEqual(host["step"], step)
 
-  def test_a_directory_that_cannot_be_made_is_the_error_of_both(self):
+  def test_both_processes_report_a_directory_that_cannot_be_made(self):
     outs, directory = self.save("nowhere", "nothing")
     for out in outs:
       self.assertRegex(
@@ -73,7 +73,7 @@ class SaveTest(parameterized.TestCase):
       # Process 0 alone makes folders; the other one does not wait for it.
       ("no_folder", "nothing", 0, "No room for a folder"),
   )
-  def test_one_that_cannot_write_is_the_error_of_both(
+  def test_both_processes_report_a_process_that_cannot_write(
       self, first, second, culprit, cause
   ):
     outs, directory = self.save(first, second)
@@ -86,7 +86,7 @@ class SaveTest(parameterized.TestCase):
       )
     self.check_restores(directory, 1)
 
-  def test_one_that_hangs_is_an_error_at_the_deadline(self):
+  def test_reports_a_hanging_process_at_the_deadline(self):
     outs, directory = self.save("slow", "nothing")
     self.assertRegex(outs[0], "error checkpoint 2 .*process 0 .*timed out")
     self.assertRegex(
@@ -97,7 +97,7 @@ class SaveTest(parameterized.TestCase):
 
 class FullDiskTest(absltest.TestCase):
 
-  def test_where_one_process_cannot_write_all_start_again(self):
+  def test_restarts_all_processes_where_one_cannot_write(self):
     folder = self.create_tempdir().full_path
     run = harness.Run(
         folder, _OVERRIDES, "configs/arithmetic.py:smoke,lockstep"

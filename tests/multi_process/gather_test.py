@@ -13,7 +13,7 @@ from tests.support import harness
 
 class GatherTest(absltest.TestCase):
 
-  def test_each_process_has_all_and_each_device_its_part(self):
+  def test_gives_each_process_all_and_each_device_its_part(self):
     port = processes.free_port()
     found = harness.run_together(
         [gather_child.__file__, process, port] for process in range(2)

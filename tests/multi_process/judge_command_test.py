@@ -5,7 +5,6 @@
 import os
 import pathlib
 import sys
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -13,6 +12,7 @@ from absl.testing import parameterized
 
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
+from tests.support import waiting
 
 # Prefers the longer text; some prompts make it fail.
 _SCRIPT = """
@@ -76,7 +76,7 @@ class CommandComparerTest(parameterized.TestCase):
     self.addCleanup(comparer.close)
     return comparer
 
-  def test_verdicts_whichever_place_a_text_has(self):
+  def test_judges_alike_in_either_order(self):
     comparer = self.make()
     comparisons = [_comparison("x" * n, "yyy") for n in range(1, 6)]
     comparisons += [_comparison("yyy" * n, "xxxx") for n in range(1, 4)]
@@ -94,7 +94,7 @@ class CommandComparerTest(parameterized.TestCase):
       ("deep", "verdict"),
       ("name", "verdict"),
   )
-  def test_what_is_no_verdict_costs_that_comparison_alone(self, prompt, cause):
+  def test_fails_only_the_comparison_without_a_verdict(self, prompt, cause):
     found = self.make().compare(
         [
             _comparison("xx", "y"),
@@ -108,7 +108,7 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertEqual(kind, "judge_failed")
     self.assertIn(f"{cause}, 1 so far", message)
 
-  def test_a_second_line_is_not_the_next_verdict(self):
+  def test_takes_no_second_line_for_the_next_verdict(self):
     comparer = self.make()
     self.assertEqual(
         comparer.compare([_comparison("xx", "y", prompt="twice")])[0].win, 1.0
@@ -118,17 +118,14 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertEqual([v.failure for v in found], ["verdict", ""])
     self.assertEqual(found[1].win, 0.0)
 
-  def test_a_judge_that_hangs_is_killed(self):
+  def test_kills_a_hanging_judge(self):
     comparer = self.make(deadline_s=3.0)
     found = comparer.compare([_comparison("xx", "y", prompt="hang")])
     self.assertEqual(found[0].failure, "deadline")
     pid = int(self.pid_file.read_text())
-    deadline = time.monotonic() + 30
-    while _runs(pid) and time.monotonic() < deadline:
-      time.sleep(0.05)
-    self.assertFalse(_runs(pid))
+    waiting.wait_until(lambda: not _runs(pid), "its end")
 
-  def test_it_gets_the_users_environment_without_the_secret(self):
+  def test_passes_the_users_environment_without_the_secret(self):
     self.enter_context(
         mock.patch.dict(os.environ, TBA_JAX_SECRET="5e", API_KEY="mine")
     )
@@ -138,14 +135,14 @@ class CommandComparerTest(parameterized.TestCase):
     # It names the longer text only if it has the key alone.
     self.assertEqual(found.win, 0.0)
 
-  def test_a_command_that_is_not_there(self):
+  def test_names_a_missing_command(self):
     comparer = comparers.CommandComparer("/nowhere/judge", deadline_s=30.0)
     found = comparer.compare([_comparison("xx", "y")])
     self.assertIsNone(found[0].win)
     self.assertEqual(found[0].failure, "exit")
 
   @parameterized.parameters("", "judge 'open")
-  def test_what_is_no_command_is_refused(self, command):
+  def test_refuses_what_is_no_command(self, command):
     with self.assertRaisesRegex(ValueError, "evaluate.judge_command="):
       comparers.CommandComparer(command, deadline_s=1.0)
 

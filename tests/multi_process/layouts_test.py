@@ -82,7 +82,7 @@ class LayoutsTest(absltest.TestCase):
     self.assertTrue(run.read("summary.json")["ledger_closed"])
     self.assertEmpty(harness.leftovers(run.workdir))
 
-  def test_one_process_goes_on_as_two_on_another_mesh_and_as_four(self):
+  def test_continues_one_process_as_two_on_another_mesh_and_as_four(self):
     run = self.start("moved", **layout(1, 8))
     run.wait_for_step(2)
     self.interrupt(run)
@@ -102,7 +102,7 @@ class LayoutsTest(absltest.TestCase):
     run.process.send_signal(signal.SIGTERM)
     self.assertEqual(run.wait(60), 128 + signal.SIGTERM, run.text())
 
-  def test_two_processes_are_preempted_and_killed(self):
+  def test_continues_after_two_processes_are_preempted_and_killed(self):
     run = self.start("faults", **layout(2, 4))
     run.wait_for_step(1)
     # A process that is preempted has all save and leave; on this machine the
@@ -134,7 +134,7 @@ class LayoutsTest(absltest.TestCase):
     restarts = run.read("summary.json")["restarts"]
     self.assertEqual(restarts, {"trainer": 3, "searcher": 0, "store": 0})
 
-  def test_searchers_join_and_are_killed_without_anyone_else(self):
+  def test_searchers_join_and_die_without_other_processes(self):
     # Half a step's prompts each, so that two find work. Either process of the
     # trainer publishes shards that the other has not; a version with less than
     # all of them is none.

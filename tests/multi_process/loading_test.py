@@ -87,7 +87,7 @@ class MemoryTest(parameterized.TestCase):
     return [json.loads(out) for out, _, _ in found]
 
   @parameterized.parameters(("float32", 1), ("float32", 2), ("bfloat16", 1))
-  def test_peak_is_what_is_owned(self, dtype, num_processes):
+  def test_holds_no_more_than_owned_parts(self, dtype, num_processes):
     count = sum(math.prod(shape) for shape in _shapes().values())
     tensor = 4 * max(math.prod(shape) for shape in _shapes().values())
     total = count * (4 if dtype == "float32" else 2)

@@ -144,7 +144,10 @@ class LockstepTest(parameterized.TestCase):
     run = self.start(workdir, **{"run.processes": "one"})
     processes.pin(cores)
     run.wait_for_step(4)
-    self.assertEmpty(run.pids("searcher"))
+    # There is neither a searcher's process nor a store.
+    rows = run.read("processes.json")
+    self.assertEqual([row["role"] for row in rows], ["trainer"])
+    self.assertEmpty(list(workdir.rglob("*.sock")))
     run.kill("trainer")
     run.wait_for(lambda: run.steps()[-1]["epoch"] == 2, "step after the kill")
     run.wait_for_step(10)

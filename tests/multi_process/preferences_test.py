@@ -25,7 +25,7 @@ class PreferencesTest(absltest.TestCase):
       self.assertEndsWith(shape["architectures"][0], head)
     return run
 
-  def test_one_command_makes_all_stages_and_one_judges(self):
+  def test_makes_all_stages_by_one_command_and_judges_by_another(self):
     with tempfile.TemporaryDirectory() as folder:
       run = self.run_smoke(folder, "configs/tldr.py:smoke", {})
       after = run.read("eval.json")["after"]
@@ -51,7 +51,7 @@ class PreferencesTest(absltest.TestCase):
       shown = (run.workdir / "evaluate.txt").read_text()
       self.assertIn("the papers' perplexity", shown)
 
-  def test_the_trainer_may_score(self):
+  def test_scores_in_the_trainer(self):
     with tempfile.TemporaryDirectory() as folder:
       run = self.run_smoke(
           folder, "configs/no_robots.py:smoke", {"reward.role": "trainer"}

@@ -70,7 +70,7 @@ class PoolTest(parameterized.TestCase):
   def judge(self, *texts: str, pool=None) -> list:
     return (pool or self.pool).judge([_request(text) for text in texts])
 
-  def test_answers_come_in_the_order_of_the_requests(self):
+  def test_answers_in_the_order_of_the_requests(self):
     pool = self.make(num_workers=3)
     found = self.judge(*(f"ok {i}" for i in range(40)), pool=pool)
     self.assertEqual([j.reward for j in found], list(range(40)))
@@ -85,7 +85,7 @@ class PoolTest(parameterized.TestCase):
         },
     )
 
-  def test_reasons_come_from_the_workers_too(self):
+  def test_takes_reasons_from_workers(self):
     asked = [_request(text) for text in ("a", "raise", "b")]
     found = self.pool.explain(asked)
     self.assertEqual([found[0], found[2]], ["5: a is wrong", "5: b is wrong"])
@@ -100,7 +100,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(set(found[2:]), {"(no reason: another one was late)"})
     self.assertEqual(self.judge("ok 3", pool=pool)[0].reward, 3.0)
 
-  def test_trouble_costs_one_completion(self):
+  def test_loses_one_completion_to_trouble(self):
     cases = [
         ("die", "crash", "status 7"),
         ("exit", "crash", "status 0"),
@@ -128,7 +128,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual({kind for kind, _ in self.events}, {"reward_failed"})
     self.assertIn("prompt 5 of 'train'", said)
 
-  def test_a_worker_that_hangs_is_killed_with_what_it_started(self):
+  def test_kills_a_hanging_worker_with_its_children(self):
     os.mkfifo(self.folder / "child")
     (self.folder / "child").chmod(0o666)
     pipe = os.open(self.folder / "child", os.O_RDWR)
@@ -157,7 +157,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(first.reward, second.reward)
     self.assertNotEqual(first.reward, third.reward)
 
-  def test_what_a_reward_prints_is_no_answer(self):
+  def test_takes_no_printed_text_for_an_answer(self):
     found = self.judge("print 4", "ok 5")
     self.assertEqual([j.reward for j in found], [4.0, 5.0])
 
@@ -166,17 +166,17 @@ class PoolTest(parameterized.TestCase):
     (found,) = self.judge("long " + text)
     self.assertEqual(found.reward, len(text))
 
-  def test_memory_is_bounded(self):
+  def test_bounds_memory(self):
     pool = self.make(memory_mb=1500)
     found = self.judge("memory", "ok 1", pool=pool)
     self.assertEqual([j.failure for j in found], ["error", ""])
     self.assertIn("MemoryError", self.events[0][1])
 
-  def test_what_judging_needs_is_loaded_before(self):
+  def test_loads_the_task_before_judging(self):
     (found,) = self.judge("prepared")
     self.assertEqual(found.reward, 1.0)
 
-  def test_a_worker_that_cannot_start(self):
+  def test_reports_a_worker_that_cannot_start(self):
     pool = self.make(folder="none")
     found = self.judge("ok 1", "ok 2", pool=pool)
     self.assertEqual([j.failure for j in found], ["start", "start"])
@@ -208,14 +208,14 @@ class PoolTest(parameterized.TestCase):
       (found,) = self.judge(f"descriptor {f.fileno()}")
     self.assertEqual(found.key, "closed")
 
-  def test_processes_without_end(self):
+  def test_ends_processes_without_end(self):
     if os.geteuid() and not self.judge("ok 1"):
       self.skipTest("needs a limit that holds")
     (found,) = self.judge("fork")
     self.assertLess(found.reward, 1000)
     self.assertEqual(self.judge("ok 1")[0].reward, 1.0)
 
-  def test_a_process_that_leaves_its_group_ends_too(self):
+  def test_ends_a_process_that_leaves_its_group(self):
     if "end your processes" in "".join(self.unconfined):
       self.skipTest("neither bubblewrap nor root confines its processes")
     self.judge("leave")
@@ -224,7 +224,7 @@ class PoolTest(parameterized.TestCase):
     self.pool.close()
     self.assert_ended(started)
 
-  def test_a_file_without_end(self):
+  def test_ends_a_file_without_end(self):
     (found,) = self.judge("fill")
     self.assertEqual(found.reward, sandbox.MAX_FILE_BYTES)
 
@@ -237,7 +237,7 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual(outside.failure, "error")
     self.assertFalse(path.exists())
 
-  def test_its_directory_is_its_own_and_is_removed(self):
+  def test_gives_a_worker_a_directory_and_removes_it(self):
     (found,) = self.judge("directory")
     home = pathlib.Path(found.key)
     self.assertTrue(home.is_dir())
@@ -246,7 +246,7 @@ class PoolTest(parameterized.TestCase):
     self.assertFalse(home.exists())
 
   @parameterized.parameters((False, "no network"), (True, "network"))
-  def test_the_network(self, network, key):
+  def test_reaches_no_network(self, network, key):
     with socket.create_server(("127.0.0.1", 0)) as server:
       port = server.getsockname()[1]
       pool = self.make(network=network)
@@ -255,7 +255,7 @@ class PoolTest(parameterized.TestCase):
       self.skipTest("this system does not permit network namespaces")
     self.assertEqual(found.key, key)
 
-  def test_few_events_for_many_failures(self):
+  def test_writes_few_events_for_many_failures(self):
     self.judge(*(["raise"] * 9))
     self.assertLen(self.events, 4)  # The first, second, fourth and eighth.
     self.assertEqual(self.pool.totals()["failures"], {"error": 9})

@@ -22,6 +22,7 @@ from tba_jax.replay import messages
 from tba_jax.training import publication
 from tba_jax.transport import base
 from tests.support import harness
+from tests.support import waiting
 
 _OVERRIDES = {
     "init": "scratch",
@@ -63,7 +64,7 @@ class RunFaultsTest(absltest.TestCase):
     self.workdir = pathlib.Path(folder.name) / "run"
 
   @pytest.mark.timeout(600)
-  def test_each_role_is_killed_and_stopped_at_random(self):
+  def test_survives_random_kills_and_stops_of_each_role(self):
     run = self.start()
     run.wait_for_step(3)
     second = self.start()
@@ -117,7 +118,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertIn("config.loss.beta", other.text())
 
   @pytest.mark.timeout(300)
-  def test_announced_completions_are_counted_though_all_who_knew_them_died(
+  def test_counts_announced_completions_though_all_roles_died(
       self,
   ):
     run = self.start(**{"train.num_steps": 120})
@@ -164,7 +165,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertEqual(ledger["generated"]["completions"], sum(totals.values()))
 
   @pytest.mark.timeout(300)
-  def test_roles_that_are_stopped_for_ever_are_replaced(self):
+  def test_replaces_roles_that_are_stopped_for_ever(self):
     run = self.start(**{"search.starvation_s": 24.0, "store.deadline_s": 24.0})
     run.wait_for_step(3)
     # No lease and no status tells of a stopped process for long, and the
@@ -198,7 +199,7 @@ class RunFaultsTest(absltest.TestCase):
     self.assertTrue(run.read("summary.json")["ledger_closed"])
 
   @pytest.mark.timeout(120)
-  def test_roles_that_start_end_with_their_supervisor(self):
+  def test_ends_starting_roles_with_their_supervisor(self):
     rng = random.Random(5)
     for _ in range(6):
       run = self.start()
@@ -206,10 +207,11 @@ class RunFaultsTest(absltest.TestCase):
       time.sleep(rng.uniform(0.0, 3.0))
       run.process.kill()
       run.process.wait()
-      deadline = time.monotonic() + _END_S
-      while left := _running(self.workdir):
-        self.assertLess(time.monotonic(), deadline, left)
-        time.sleep(0.05)
+      waiting.wait_until(
+          lambda: not _running(self.workdir),
+          lambda: f"the end of {_running(self.workdir)}",
+          _END_S,
+      )
 
 
 def _running(workdir):

@@ -35,7 +35,7 @@ class SearcherDevicesTest(parameterized.TestCase):
     self.assertEmpty(run.events("idle_devices"))
     return run, harness.params_of(workdir, _STEPS)
 
-  def test_a_lockstep_run_has_the_params_of_one_device_but_for_rounding(self):
+  def test_trains_the_params_of_one_device_but_for_rounding(self):
     # On some CPUs the bits of a product depend on how many rows it has.
     _, expected = self.run_to_the_end("one")
     two = {"search.mesh.data": 2, "search.cpu_devices": 2}

@@ -12,7 +12,7 @@ from tests.support import base_config
 class SpreadTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2)
-  def test_each_process_gets_its_rows(self, num_processes):
+  def test_gives_each_process_its_rows(self, num_processes):
     found = spread.run(base_config.make(), [str(num_processes), "64", "10"])
     # Four arrays of 64 times 10 numbers, two of 64; of 4 bytes each.
     self.assertEqual(found["mb"], 4 * (4 * 640 + 2 * 64) / 1e6)
@@ -20,7 +20,7 @@ class SpreadTest(parameterized.TestCase):
     self.assertAlmostEqual(found["mb_per_s"], found["mb"] / found["spread_s"])
 
   @parameterized.parameters((["2"],), (["2", "48", "10"],), (["0", "32", "1"],))
-  def test_wrong_operands_are_refused(self, operands):
+  def test_refuses_wrong_operands(self, operands):
     with self.assertRaisesRegex(ValueError, "operands"):
       spread.run(base_config.make(), operands)
 

@@ -32,7 +32,7 @@ class StrangersTest(absltest.TestCase):
     run.wait_for_step(3)
     return run
 
-  def test_ports_of_one_machine_are_open_to_it_alone(self):
+  def test_opens_ports_of_one_machine_to_it_alone(self):
     for changes, ports in (({}, 0), ({"store.address": "127.0.0.1:0"}, 1)):
       run = self.start(**changes)
       hosts = [
@@ -45,7 +45,7 @@ class StrangersTest(absltest.TestCase):
       self.assertEqual(hosts, ["127.0.0.1"] * ports)
       run.close()
 
-  def test_a_run_goes_on_among_strangers(self):
+  def test_continues_among_strangers(self):
     tls_test.setUpModule()
     run = self.start(**{"store.address": "127.0.0.1:0"})
     spool = self.workdir / "spool"

@@ -140,7 +140,7 @@ class ServiceLossTest(parameterized.TestCase):
       out, _ = sender.communicate(timeout=60)
       self.assertEqual((sender.returncode, out), (0, "True [1, 2, 3, 4]\n"))
 
-  def test_hung_service(self):
+  def test_client_leaves_a_hung_service(self):
     running = self.start()
     path = running.host.locator_path
     clients = [running.client(deadline_s=1.0) for _ in range(2)]
@@ -174,7 +174,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertEqual(clients[0].reconnect(60.0), 2)
 
   @parameterized.parameters("", "127.0.0.1:0")
-  def test_connect_to_a_hung_service(self, address):
+  def test_client_connects_past_a_hung_service(self, address):
     running = self.start(probe_timeout_s=2.0, address=address)
     os.kill(running.host.child_pid, signal.SIGSTOP)
     # Connects once generation 1 is given up, long before 60 s.
@@ -182,7 +182,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertEqual(client.generation, 2)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_losses_in_quick_succession(self):
+  def test_client_survives_losses_in_quick_succession(self):
     running = self.start()
     client = running.client()
     for generation in range(1, 5):
@@ -276,7 +276,7 @@ class HostLossTest(parameterized.TestCase):
     self.assertEqual(client.reconnect(60.0), 2)
     self.assertTrue(client.put("a", b"x"))
 
-  def test_a_suspended_machine_is_no_silent_service(self):
+  def test_takes_no_suspended_machine_for_a_silent_service(self):
     host = self.start_host(probe_timeout_s=1.0)
     service = self.wait_for_generation(1)
     pids = host.pid, service.pid

@@ -79,7 +79,7 @@ class VerifyTest(parameterized.TestCase):
     data[offset] ^= 1
     path.write_bytes(data)
 
-  def test_an_untouched_run_is_sound(self):
+  def test_passes_an_untouched_run(self):
     problems, parts = self.audit()
     self.assertEmpty(problems)
     self.assertEqual([note for p in parts.values() for note in p.notes], [])
@@ -87,13 +87,13 @@ class VerifyTest(parameterized.TestCase):
     self.assertIn(f"{_STEPS} steps", parts["metrics"].found)
     self.assertGreater(len(self.segments()), 2)
 
-  def test_a_wrong_journal_record(self):
+  def test_finds_a_wrong_journal_record(self):
     second = self.segments()[1]
     middle = second.stat().st_size // 2
     self.flip(second, middle)
     self.assert_wrong((f"replay/{second.name}, byte ", "are no record"))
 
-  def test_a_segment_cut_in_half(self):
+  def test_finds_a_segment_cut_in_half(self):
     second = self.segments()[1]
     os.truncate(second, second.stat().st_size // 2)
     self.assert_wrong(
@@ -106,11 +106,11 @@ class VerifyTest(parameterized.TestCase):
       (1, r"positions \d+ to \d+ are missing"),
       (-1, "checkpoints/12 has applied the journal to here"),
   )
-  def test_a_deleted_segment(self, index, what):
+  def test_finds_a_deleted_segment(self, index, what):
     self.segments()[index].unlink()
     self.assert_wrong(("replay", what))
 
-  def test_a_block_that_is_there_twice(self):
+  def test_finds_a_repeated_block(self):
     last = self.segments()[-1]
     start, data = int(last.stem.split("-")[1]), last.read_bytes()
     (span, *_), _ = journal.read_segment(last, start)
@@ -118,7 +118,7 @@ class VerifyTest(parameterized.TestCase):
     last.write_bytes(data + again)
     self.assert_wrong((f"replay/{last.name}, byte {len(data)}", "there again"))
 
-  def test_what_a_crash_leaves_is_no_damage(self):
+  def test_passes_the_remains_of_a_crash(self):
     """A torn record and lines; a restart cuts the record and goes on."""
     for name in ("result.json", "summary.json"):
       (self.folder / name).unlink()
@@ -141,7 +141,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertEmpty(problems)
     self.assertIn("cut 6 bytes", parts["journal"].notes[0])
 
-  def test_a_forged_acknowledgement(self):
+  def test_finds_a_forged_acknowledgement(self):
     path = self.folder / "replay/acknowledged.jsonl"
     sid, *mark, _ = json.loads(path.read_bytes().splitlines()[-1])
     line = journal._ack_line(sid, [mark[0] + 7, *mark[1:]])
@@ -151,12 +151,12 @@ class VerifyTest(parameterized.TestCase):
         (f"acknowledged.jsonl, {sid}", f"blocks up to {mark[0] + 6}, ")
     )
 
-  def test_no_acknowledgements(self):
+  def test_finds_missing_acknowledgements(self):
     (self.folder / "replay/acknowledged.jsonl").unlink()
     self.assert_wrong(("replay/acknowledged.jsonl", "is missing"))
 
   @parameterized.parameters("state/d", "state/ocdbt.process_0/d")
-  def test_a_wrong_bit_of_an_array(self, folder):
+  def test_finds_a_wrong_bit_of_an_array(self, folder):
     files = (self.folder / "checkpoints/12" / folder).iterdir()
     path = max(files, key=lambda path: path.stat().st_size)
     self.flip(path, path.stat().st_size // 2)
@@ -164,12 +164,12 @@ class VerifyTest(parameterized.TestCase):
         ("checkpoints/12/state", "another checksum|cannot be read")
     )
 
-  def test_a_wrong_host_state(self):
+  def test_finds_a_wrong_host_state(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"
     self.flip(path, path.stat().st_size // 2)
     self.assert_wrong(("checkpoints/8/host/process-00000.npz", "cannot be"))
 
-  def test_a_ledger_of_a_checkpoint_that_does_not_balance(self):
+  def test_finds_a_ledger_of_a_checkpoint_that_does_not_balance(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"
     members = dict(np.load(path))
     structure = json.loads(members["structure"].tobytes())
@@ -179,11 +179,11 @@ class VerifyTest(parameterized.TestCase):
     np.savez(path, **members)
     self.assert_wrong(("checkpoints/8/host", "accounted for"))
 
-  def test_a_missing_commit_marker(self):
+  def test_finds_a_missing_commit_marker(self):
     (self.folder / "checkpoints/8/commit_success.txt").unlink()
     self.assert_wrong(("checkpoints/8/commit_success.txt", "is missing"))
 
-  def test_deleted_checkpoints(self):
+  def test_finds_deleted_checkpoints(self):
     """An older one is not missed; the newest and the last one are."""
     shutil.rmtree(self.folder / "checkpoints/8")
     problems, parts = self.audit()
@@ -195,18 +195,18 @@ class VerifyTest(parameterized.TestCase):
     shutil.rmtree(self.folder / "checkpoints/12")
     self.assertIn("checkpoints", dict(self.audit()[0]))
 
-  def test_the_newest_checkpoint_is_deleted(self):
+  def test_finds_the_newest_checkpoint_deleted(self):
     shutil.rmtree(self.folder / "checkpoints/12")
     problems, _ = self.audit()
     self.assertIn("result.json", dict(problems))
 
   @parameterized.parameters("config", "epoch", "eval", "ledger", "summary")
-  def test_a_file_that_is_not_json(self, name):
+  def test_finds_a_file_that_is_not_json(self, name):
     (self.folder / f"{name}.json").write_bytes(b"\x00garbage")
     problems, _ = self.audit()
     self.assertIn(f"{name}.json", dict(problems))
 
-  def test_a_ledger_that_does_not_close(self):
+  def test_finds_a_ledger_that_does_not_close(self):
     path = self.folder / "ledger.json"
     ledger = json.loads(path.read_bytes())
     ledger["evicted_untrained"]["tokens"] += 5
@@ -223,16 +223,16 @@ class VerifyTest(parameterized.TestCase):
     path.write_text("".join(lines))
 
   @parameterized.parameters((0, 0), (5, 5), (-1, _STEPS - 1))
-  def test_a_step_without_its_line(self, index, step):
+  def test_finds_a_step_without_its_line(self, index, step):
     self.edit_metrics(lambda lines, steps: lines.pop(steps[index]))
     self.assert_wrong(("metrics.jsonl", f"steps {step} to {step} have no line"))
 
-  def test_a_step_out_of_order(self):
+  def test_finds_a_step_out_of_order(self):
     self.edit_metrics(lambda lines, steps: lines.insert(-1, lines[steps[3]]))
     problems, _ = self.audit()
     self.assertRegex(problems[0][1], "step 3 comes after step")
 
-  def test_a_line_that_is_not_json(self):
+  def test_finds_a_line_that_is_not_json(self):
     def edit(lines, steps):
       lines[steps[5]] = lines[steps[5]].replace(":", ";", 1)
 
@@ -240,7 +240,7 @@ class VerifyTest(parameterized.TestCase):
     problems, _ = self.audit()
     self.assertIn("1 lines are damaged", dict(problems).values())
 
-  def test_the_program(self):
+  def test_ends_with_a_status_and_changes_nothing(self):
     before = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
     self.assertEqual(self.run_program(), (0, f"{self.folder}: sound"))
     lock = run_directory.lock(str(self.folder))
@@ -263,7 +263,7 @@ class VerifyTest(parameterized.TestCase):
       status = verify.run(None, str(self.folder), operands)
     return status, out.getvalue().splitlines()[-1]
 
-  def test_the_command_where_no_other_program_opens_the_run(self):
+  def test_runs_where_no_other_program_opens_the_run(self):
     (self.folder / "eval.json").write_text("[")
     process = harness.Process(
         harness.command("verify", self.folder), self.folder / "out.txt"

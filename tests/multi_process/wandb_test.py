@@ -5,7 +5,6 @@
 import importlib.util
 import os
 import pathlib
-import time
 import unittest
 from unittest import mock
 
@@ -13,6 +12,7 @@ from absl.testing import absltest
 
 from tba_jax.config import settings
 from tba_jax.monitor import writers
+from tests.support import waiting
 
 
 @unittest.skipUnless(
@@ -20,7 +20,7 @@ from tba_jax.monitor import writers
 )
 class WandbTest(absltest.TestCase):
 
-  def test_offline_run(self):
+  def test_writes_an_offline_run(self):
     workdir = pathlib.Path(self.create_tempdir().full_path) / "run"
     workdir.mkdir()
     events = []
@@ -43,12 +43,8 @@ class WandbTest(absltest.TestCase):
     self.assertEqual(events, [])
     (path,) = (workdir / "wandb").glob("offline-run-*/*.wandb")
     # Its process writes the file, and may do so after it has answered.
-    deadline = time.monotonic() + 30
-    while b"0.4" not in path.read_bytes() and time.monotonic() < deadline:
-      time.sleep(0.1)
-    data = path.read_bytes()
-    self.assertIn(b"train/loss", data)
-    self.assertIn(b"0.4", data)
+    waiting.wait_until(lambda: b"0.4" in path.read_bytes(), "the last value")
+    self.assertIn(b"train/loss", path.read_bytes())
 
 
 if __name__ == "__main__":

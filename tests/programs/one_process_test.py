@@ -13,9 +13,7 @@ from tba_jax.config import settings
 from tba_jax.monitor import run_directory
 from tba_jax.programs import one_process
 from tba_jax.programs import roles
-from tba_jax.replay import messages
 from tba_jax.system import processes
-from tba_jax.training import publication
 
 _WAIT_S = 20.0
 
@@ -27,13 +25,11 @@ class OneProcessTest(parameterized.TestCase):
     self.stop = threading.Event()
     self.config = settings.get_config()
     self.config.search.num_searchers = 2
-    self.transport = mock.Mock()
     self.left = []  # indices of searchers that were told to leave
-    self.seen = []  # (index, publish.carrier, publish.keep_versions)
+    self.channels = []  # channel of each role
     for module, name, made in (
         (processes, "start_role", lambda: self.stop),
         (run_directory, "open_run", mock.Mock()),
-        (publication, "connect", lambda *_: self.transport),
         (roles, "train", self.train),
         (roles, "search", self.search),
     ):
@@ -42,16 +38,16 @@ class OneProcessTest(parameterized.TestCase):
   def run_it(self):
     return one_process.run(self.config, "RUN", ["0"])
 
-  def train(self, config, workdir, operands, should_stop):
+  def train(self, config, workdir, operands, should_stop, channel):
     """Trains until it is told to stop."""
+    self.channels.append(channel)
     waited = threading.Event()
     while not should_stop():
       self.assertFalse(waited.wait(0.001))
     return processes.EXIT_INTERRUPTED
 
-  def search(self, config, workdir, index, should_stop):
-    publish = config.publish
-    self.seen.append((index, publish.carrier, publish.keep_versions))
+  def search(self, config, workdir, index, should_stop, channel):
+    self.channels.append(channel)
     waited = threading.Event()
     while not should_stop():
       waited.wait(0.001)
@@ -62,15 +58,13 @@ class OneProcessTest(parameterized.TestCase):
     with mock.patch.object(roles, "train", lambda *_: processes.EXIT_OK):
       self.assertEqual(self.run_it(), processes.EXIT_OK)
     self.assertCountEqual(self.left, [0, 1])
-    self.assertCountEqual(self.seen, [(0, "memory", 1), (1, "memory", 1)])
-    # That of an earlier trainer, before a searcher can read it.
-    self.transport.delete.assert_called_once_with(messages.STOP_KEY)
 
-  def test_a_carrier_that_is_named_stays(self):
-    self.config.publish.carrier = "store"
+  def test_all_threads_share_a_channel_in_memory(self):
     self.stop.set()
     self.assertEqual(self.run_it(), processes.EXIT_INTERRUPTED)
-    self.assertEqual(self.seen[0][1:], ("store", 2))
+    self.assertLen(self.channels, 3)
+    self.assertLen(set(map(id, self.channels)), 1)
+    self.assertIsInstance(self.channels[0], roles.MemoryChannel)
 
   def test_an_error_of_the_trainer_ends_all(self):
     def train(*args):
@@ -82,10 +76,10 @@ class OneProcessTest(parameterized.TestCase):
     self.assertCountEqual(self.left, [0, 1])
 
   def test_an_error_of_a_searcher_interrupts_the_trainer_and_is_raised(self):
-    def search(config, workdir, index, should_stop):
+    def search(config, workdir, index, should_stop, channel):
       if index == 1:
         raise run_directory.NoRunError("no such model")
-      return self.search(config, workdir, index, should_stop)
+      return self.search(config, workdir, index, should_stop, channel)
 
     with mock.patch.object(roles, "search", search):
       with self.assertRaisesRegex(run_directory.NoRunError, "no such model"):
@@ -101,7 +95,7 @@ class OneProcessTest(parameterized.TestCase):
     self.addCleanup(free.set)
     self.stop.set()
 
-    def search(config, workdir, index, should_stop):
+    def search(config, workdir, index, should_stop, channel):
       if refused and index == 1:
         raise run_directory.NoRunError("no such model")
       free.wait(_WAIT_S)

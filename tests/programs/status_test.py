@@ -97,6 +97,13 @@ class StatusTest(parameterized.TestCase):
     self.assertIn("from status.json: its store is not running", out)
     self.assertRegex(out, r"written 3:2\d min ago; no sign of life for 3:2")
 
+  def test_threads_of_one_process_have_no_store(self):
+    self._write_file(store={"generation": 0}, time=time.time())
+    code, out, _ = self._status()
+    self.assertEqual(code, 0)
+    self.assertIn("from status.json: threads have no store; written", out)
+    self.assertNotIn("generation", out)
+
   def test_while_it_fine_tunes_there_is_no_state_to_name(self):
     os.makedirs(os.path.join(self.workdir, "sft"))
     with open(os.path.join(self.workdir, "sft", "metrics.jsonl"), "w") as f:

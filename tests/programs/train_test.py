@@ -28,6 +28,7 @@ from tba_jax.programs import train
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tests.support import supervise_case
+from tests.support import waiting
 
 countdown = variants.import_config("configs/countdown.py")
 _NO_DEATHS_COUNT = dataclasses.replace(
@@ -89,23 +90,17 @@ class ChildrenTest(absltest.TestCase):
   def add(self, role, index=0, cores=()):
     """Starts a child and waits until it is ready for signals."""
     child = self.children.add(role, index, cores)
-    self.wait_for(lambda: "ready" in self.log(child))
+    waiting.wait_until(lambda: "ready" in self.log(child))
     return child
 
   def log(self, child):
     return self.children.log_path(child).read_text()
 
-  def wait_for(self, condition):
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.005)
-
   def table(self):
     rows = json.loads((self.workdir / "processes.json").read_text())
     return [(row["role"], row["index"], row["pid"]) for row in rows]
 
-  def test_a_child_gets_its_role_cores_and_log(self):
+  def test_gives_a_child_its_role_cores_and_log(self):
     own = processes.available_cores()
     child = self.add("polite", 3, own[-1:])
     self.assertEqual(child.name, "polite-3")
@@ -121,18 +116,18 @@ class ChildrenTest(absltest.TestCase):
     # The supervisor itself stays where it was.
     self.assertEqual(processes.available_cores(), own)
 
-  def test_starts_a_program_other_than_its_role(self):
+  def test_starts_a_program_other_than_the_role(self):
     child = self.children.add("trainer", 0, (), program="short")
     child.process.wait(_WAIT_S)
     self.assertEqual(child.name, "trainer-0")
     self.assertIn("--program=short ", self.log(child))
 
-  def test_no_cores_means_all(self):
+  def test_leaves_a_child_without_cores_unpinned(self):
     child = self.add("polite")
     own = " ".join(map(str, processes.available_cores()))
     self.assertIn(f"cores {own}\n", self.log(child))
 
-  def test_a_start_that_fails_leaves_the_cores_alone(self):
+  def test_keeps_its_cores_where_a_start_fails(self):
     own = processes.available_cores()
     with mock.patch.object(sys, "executable", str(self.workdir / "missing")):
       with self.assertRaises(FileNotFoundError):
@@ -140,7 +135,7 @@ class ChildrenTest(absltest.TestCase):
     self.children.all.clear()
     self.assertEqual(processes.available_cores(), own)
 
-  def test_a_restart_goes_on_in_the_same_log(self):
+  def test_continues_the_log_after_a_restart(self):
     child = self.children.add("short", 4, ())
     self.assertEqual(child.process.wait(_WAIT_S), 4)
     self.children.start(child)
@@ -148,7 +143,7 @@ class ChildrenTest(absltest.TestCase):
     self.assertEqual(self.log(child).count("args "), 2)
     self.assertEqual(self.children.all, [child])
 
-  def test_a_long_log_is_rotated_while_its_process_writes(self):
+  def test_rotates_a_long_log_while_its_process_writes(self):
     child = self.add("polite")
     path = self.children.log_path(child)
     self.children.rotate_logs()
@@ -159,10 +154,10 @@ class ChildrenTest(absltest.TestCase):
     self.assertIn("ready", path.with_name("polite-0.log.1").read_text())
     self.assertEqual(self.log(child), "")
     child.process.send_signal(signal.SIGUSR1)
-    self.wait_for(lambda: "more" in self.log(child))
+    waiting.wait_until(lambda: "more" in self.log(child))
     self.assertEqual(self.log(child), "more\n")
 
-  def test_a_group_meets_at_an_address_and_is_started_together(self):
+  def test_starts_a_group_together_with_one_address(self):
     group = self.children.add_group("short", (), [{}, {}])
     for index, child in enumerate(group):
       self.assertEqual(child.process.wait(_WAIT_S), index)
@@ -179,7 +174,7 @@ class ChildrenTest(absltest.TestCase):
       self.assertFalse(child.finished)
     self.assertEqual(self.children.all, group)
 
-  def test_processes_see_their_own_devices(self):
+  def test_shows_processes_their_own_devices(self):
     group = self.children.add_group(
         "short", (), [{"CUDA_VISIBLE_DEVICES": f"{i}"} for i in range(2)]
     )
@@ -187,22 +182,22 @@ class ChildrenTest(absltest.TestCase):
       child.process.wait(_WAIT_S)
       self.assertIn(f"devices {index}\n", self.log(child))
 
-  def test_a_group_of_one_is_a_child_as_any(self):
+  def test_treats_a_group_of_one_as_a_child(self):
     (child,) = self.children.add_group("short", (), [{}])
     child.process.wait(_WAIT_S)
     self.assertIn(f" --workdir={self.workdir} 0\n", self.log(child))
     self.assertIs(self.children.end_group(child), child)
 
-  def test_a_group_ends_whole_and_who_failed_tells_why(self):
+  def test_ends_a_whole_group_and_returns_the_failed_process(self):
     group = self.children.add_group("deaf", (), [{}] * 3)
     for child in group:
-      self.wait_for(lambda child=child: "ready" in self.log(child))
+      waiting.wait_until(lambda child=child: "ready" in self.log(child))
     group[1].process.kill()
     self.assertIs(self.children.end_group(group[1]), group[1])
     for child in group:
       self.assertIsNotNone(child.process.poll())
 
-  def test_words_of_its_own_tell_more_than_an_abort(self):
+  def test_prefers_an_exit_status_to_an_abort_as_the_cause(self):
     group = self.children.add_group("short", (), [{}] * 4)
     for child in group:
       child.process.wait(_WAIT_S)
@@ -216,14 +211,14 @@ class ChildrenTest(absltest.TestCase):
         child.process.returncode = code
       self.assertEqual(self.children.end_group(group[1]).index, expected)
 
-  def test_end_is_polite_first(self):
+  def test_ends_by_sigterm_first(self):
     child = self.add("polite")
     other = self.add("other")
     self.children.end(["polite"], 10.0)
     self.assertEqual(child.process.returncode, 5)
     self.assertIsNone(other.process.poll())
 
-  def test_end_kills_who_does_not_listen(self):
+  def test_kills_processes_that_ignore_sigterm(self):
     deaf, stopped = self.add("deaf"), self.add("polite")
     os.kill(stopped.process.pid, signal.SIGSTOP)
     polite = self.add("polite", 1)
@@ -233,20 +228,20 @@ class ChildrenTest(absltest.TestCase):
     # One deadline for all: who listens is not killed for the others' sake.
     self.assertEqual(polite.process.returncode, 5)
 
-  def test_end_kills_at_once_where_that_is_urgent(self):
+  def test_kills_at_once_where_that_is_urgent(self):
     deaf, polite = self.add("deaf"), self.add("polite")
     asked = iter([False] * 5)
     self.children.end(["deaf"], _WAIT_S, lambda: next(asked, True))
     self.assertEqual(deaf.process.returncode, -signal.SIGKILL)
     self.assertIsNone(polite.process.poll())
 
-  def test_end_of_what_has_ended_does_nothing(self):
+  def test_leaves_ended_processes_alone(self):
     child = self.children.add("short", 6, ())
     child.process.wait(_WAIT_S)
     self.children.end(["short", "never_started"], 0.0)
     self.assertEqual(child.process.returncode, 6)
 
-  def test_three_deaths_within_a_minute_are_too_many(self):
+  def test_counts_three_deaths_within_a_minute(self):
     child = train.Child("trainer", 0, ())
 
     def died(now):
@@ -258,7 +253,7 @@ class ChildrenTest(absltest.TestCase):
     self.assertFalse(died(161.0))  # The first is more than a minute ago.
     self.assertTrue(died(189.0))
 
-  def test_the_table_has_what_runs(self):
+  def test_tabulates_running_processes(self):
     child = self.add("polite", 2)
     gone = self.children.add("short", 0, ())
     gone.process.wait(_WAIT_S)
@@ -267,7 +262,7 @@ class ChildrenTest(absltest.TestCase):
     self.children.write_table(77)
     self.assertEqual(self.table()[1:], [("kvservice", 0, 77)])
 
-  def test_tail_is_the_end_of_the_log(self):
+  def test_returns_the_tail_of_a_log(self):
     child = train.Child("role", 0, ())
     self.assertIn("no log", self.children.tail(child))
     path = self.children.log_path(child)
@@ -279,7 +274,7 @@ class ChildrenTest(absltest.TestCase):
 
 class ComputeDtypeTest(absltest.TestCase):
 
-  def test_a_run_keeps_what_it_began_with(self):
+  def test_keeps_the_dtype_that_a_run_began_with(self):
     workdir = self.create_tempdir().full_path
     config = countdown.get_config("smoke")
     config.model.width = 512
@@ -313,7 +308,7 @@ class ComputeDtypeTest(absltest.TestCase):
 
 class SuperviseTest(supervise_case.SuperviseCase):
 
-  def test_a_run_that_goes_well(self):
+  def test_runs_to_the_end(self):
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(
@@ -338,7 +333,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     report.conclude.assert_called_once_with(self.workdir)
     panel.final_table.assert_called_once_with(mock.ANY, "Learned: much.")
 
-  def test_who_dies_is_started_again_and_counted(self):
+  def test_restarts_and_counts_dead_processes(self):
     supervisor = self.make(
         trainer_0=[-signal.SIGKILL, 75, 0], searcher_1=[1, None], store_0=[0]
     )
@@ -353,11 +348,11 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn(("restart", "searcher-1 (after status 1)", 1), told)
 
   @parameterized.parameters(
-      (4, {"sft-0": "0", "trainer-0": "0", "searcher-0": "1",
-           "searcher-1": "2"}),
+      (4, {"sft-0": "0", "store-0": None, "trainer-0": "0",
+           "searcher-0": "1", "searcher-1": "2"}),
       (1, {"sft-0": "0", "trainer-0": "0"}),
   )  # fmt: skip
-  def test_each_role_is_given_its_accelerators(self, count, expected):
+  def test_gives_each_role_its_accelerators(self, count, expected):
     gpus = accelerators.Accelerators("gpu", tuple(map(str, range(count))))
     self.config.init = "sft"
     supervisor = self.make(sft_0=[0], trainer_0=[0])
@@ -367,9 +362,9 @@ class SuperviseTest(supervise_case.SuperviseCase):
         child.name: child.environment.get("CUDA_VISIBLE_DEVICES")
         for child in self.children.all
     }
-    self.assertEqual(seen, {"store-0": None, **expected})
+    self.assertEqual(seen, expected)
 
-  def test_processes_of_a_trainer_live_and_die_together(self):
+  def test_restarts_the_processes_of_a_trainer_together(self):
     self.config.trainer.num_processes = 2
     supervisor = self.make(
         trainer_0=[-signal.SIGABRT, 0], trainer_1=[-signal.SIGKILL, 0]
@@ -385,7 +380,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     told = [(e["kind"], e["message"]) for e in self.events()]
     self.assertIn(("died", "trainer-1: SIGKILL"), told)
 
-  def test_further_generations_count_for_the_store(self):
+  def test_counts_further_generations_as_restarts_of_the_store(self):
     supervisor = self.make()
     generations = iter([4, 4, 6])
 
@@ -405,7 +400,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(self.read("summary.json")["restarts"]["store"], 2)
 
-  def test_the_table_of_processes_follows_the_service(self):
+  def test_updates_the_table_of_processes_for_a_new_service(self):
     supervisor = self.make()
     rows = []
 
@@ -423,7 +418,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(rows[-1]["kvservice"], 77)
     self.assertContainsSubset({"store", "trainer", "searcher"}, rows[-1])
 
-  def test_a_searcher_that_is_done_stays_away(self):
+  def test_restarts_no_searcher_that_is_done(self):
     supervisor = self.make(searcher_0=[0])
     looks = iter(range(5))
 
@@ -438,7 +433,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.children.started.count("searcher-0"), 1)
 
   @parameterized.parameters("train", "")
-  def test_a_searcher_sent_away_too_early_comes_back(self, phase):
+  def test_restarts_a_searcher_that_was_sent_away_too_early(self, phase):
     interrupted = processes.EXIT_INTERRUPTED
     supervisor = self.make(searcher_0=[interrupted, 0, None])
     # Written by the trainer before this one.
@@ -459,14 +454,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.children.started.count("searcher-0"), 3)
     self.assertEqual(self.read("summary.json")["restarts"]["searcher"], 0)
 
-  def test_a_child_that_fails_and_gets_no_further_ends_the_run(self):
+  def test_ends_the_run_where_a_failing_child_gets_no_further(self):
     self.write("status.json", {"step": 7})
     supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1])
     self.assertEqual(self.run_to_end(supervisor, result=None), 1)
     self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("no further than step 7", self.stderr.getvalue())
 
-  def test_a_child_that_fails_and_gets_further_goes_on(self):
+  def test_continues_where_a_failing_child_gets_further(self):
     supervisor = self.make(_NO_DEATHS_COUNT, trainer_0=[1, 1, 1, 1, 0])
     steps = iter(range(100))
 
@@ -481,9 +476,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
   @parameterized.parameters(
       (processes.EXIT_CONFIG, 2), (processes.EXIT_FATAL, 1)
   )
-  def test_what_would_end_in_the_same_place_is_not_repeated(
-      self, status, program_status
-  ):
+  def test_repeats_no_start_that_would_fail_again(self, status, program_status):
     supervisor = self.make(searcher_1=[status])
     self.assertEqual(self.run_to_end(supervisor, result=None), program_status)
     self.assertEqual(self.children.started.count("searcher-1"), 1)
@@ -498,34 +491,34 @@ class SuperviseTest(supervise_case.SuperviseCase):
     report.conclude.assert_called_once()
     self.assertFalse((self.workdir / "summary.json").exists())
 
-  def test_three_deaths_within_a_minute_end_the_run(self):
+  def test_ends_the_run_after_three_deaths_within_a_minute(self):
     supervisor = self.make(trainer_0=[1, 1, 1, 0])
     self.assertEqual(self.run_to_end(supervisor, result=None), 1)
     self.assertEqual(self.children.started.count("trainer-0"), 3)
     self.assertIn("died three times within", self.stderr.getvalue())
 
-  def test_a_trainer_without_a_result_is_an_error(self):
+  def test_fails_without_a_result(self):
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
     self.assertIn("without a result", self.stderr.getvalue())
 
-  def test_a_result_of_another_shape_is_an_error(self):
+  def test_fails_with_a_damaged_result(self):
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor, result={"steps": "many"}), 1)
     self.assertIn("result.json: damaged", self.stderr.getvalue())
 
-  def test_a_ledger_that_does_not_close(self):
+  def test_fails_with_an_open_ledger(self):
     open_ledger = {**supervise_case.RESULT, "ledger_closed": False}
     status = self.run_to_end(self.make(trainer_0=[0]), result=open_ledger)
     self.assertEqual(status, 1)
     self.assertIn("ledger does not close", self.stderr.getvalue())
     self.assertFalse(self.read("summary.json")["ledger_closed"])
 
-  def test_a_report_that_fails_does_not_fail_the_run(self):
+  def test_succeeds_though_the_report_fails(self):
     report.conclude.side_effect = KeyError("curve")
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0])), 0)
     self.assertIn("no report could be written", self.stderr.getvalue())
 
-  def test_a_capture_waits_for_a_trainer_that_trains(self):
+  def test_delays_a_profile_until_the_trainer_trains(self):
     supervisor = self.make()
     trainer, phases = [], ["compile", "compile", "train", "train"]
 
@@ -540,7 +533,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.run_to_end(supervisor, result=None)
     self.assertEqual(trainer, [[], [], [], [signal.SIGUSR1]])
 
-  def test_a_finished_run_says_so_and_starts_nothing(self):
+  def test_starts_nothing_for_a_finished_run(self):
     self.write("summary.json", supervise_case.RESULT)
     supervisor = self.make()
     self.assertEqual(self.run_to_end(supervisor), 0)
@@ -562,14 +555,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
     # Twice search.starvation_s.
     self.assertEqual(asked, [(360.0, False), (360.0, True)])
 
-  def test_a_refused_run_leaves_its_directory(self):
+  def test_unlocks_the_directory_of_a_refused_run(self):
     with mock.patch.object(train.run_directory, "create") as create:
       create.side_effect = ValueError("another run")
       with contextlib.redirect_stderr(self.stderr):
         self.assertEqual(train.run(self.config, str(self.workdir), []), 2)
     os.close(run_directory.lock(str(self.workdir)))
 
-  def test_the_caller_has_its_signal_handlers_again(self):
+  def test_restores_the_callers_signal_handlers(self):
     own, seen = lambda *_: None, []
     for number in supervise_case.SIGNALS:
       signal.signal(number, own)
@@ -585,7 +578,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         [signal.getsignal(n) for n in supervise_case.SIGNALS], [own] * 3
     )
 
-  def test_times_and_restarts_add_up_over_supervisors(self):
+  def test_adds_times_and_restarts_over_supervisors(self):
     self.write("summary.json", {**supervise_case.RESULT, "num_steps": 50})
     self.write("result.json", {"steps": "old"})
     restarts = {"trainer": 2, "searcher": 0, "store": 1}
@@ -650,12 +643,12 @@ class SuperviseTest(supervise_case.SuperviseCase):
         [f"{name}: no progress for {late} s (work)"],
     )
 
-  def test_short_deadlines_leave_time_for_a_start(self):
+  def test_leaves_time_for_a_start_under_short_deadlines(self):
     self.config.search.starvation_s = 16.0
     self.assertEmpty(self.watch(searcher_0=10))
     self.assertLen(self.watch(searcher_0=11), 1)
 
-  def test_the_cause_is_the_process_of_a_group_that_shows_no_life(self):
+  def test_blames_the_silent_process_of_a_group(self):
     self.config.trainer.num_processes = 2
     self.config.mesh.data = 2
     stuck = [(400, "trainer-0", "step")]
@@ -664,7 +657,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         ["trainer-1: no sign of life for 400 s"],
     )
 
-  def test_one_process_is_one_child_and_started_again_as_a_whole(self):
+  def test_restarts_a_run_in_one_process_as_a_whole(self):
     self.config.run.processes = "one"
     lines = [(91, "trainer-0", "step"), (91, "searcher-1", "reward")]
     self.assertEqual(
@@ -673,6 +666,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     restarts = self.read("summary.json")["restarts"]
     self.assertEqual((restarts["trainer"], restarts["searcher"]), (1, 0))
+    # There is no store.
+    self.assertEqual([child.name for child in self.children.all], ["trainer-0"])
 
   @parameterized.parameters(
       ("summary.json", [1]),
@@ -686,7 +681,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
       ("logs", 3),
       *((f"{name}/", 3) for name in _WRITTEN),
   )
-  def test_a_file_of_another_shape_is_told_before_the_start(self, name, value):
+  def test_refuses_a_damaged_file_before_the_start(self, name, value):
     run, _ = run_directory.create(str(self.workdir), self.config)
     if name.endswith("/"):
       name = name[:-1]
@@ -701,7 +696,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.stderr.getvalue().count("\n"), 1)
 
   @parameterized.parameters("pwrite", "fsync")
-  def test_a_full_disk_at_the_start_is_named(self, function):
+  def test_names_a_full_disk_at_the_start(self, function):
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         mock.patch.object(os, function, side_effect=full),
@@ -713,7 +708,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         f"^error: .*No space left on device: '?{self.workdir}/.*\n$",
     )
 
-  def test_a_file_of_another_user_is_told_before_the_start(self):
+  def test_refuses_a_file_of_another_user_before_the_start(self):
     run_directory.create(str(self.workdir), self.config)
     self.write("metrics.jsonl", {})
     with (
@@ -724,7 +719,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn("this user may change", self.stderr.getvalue())
 
   @parameterized.parameters("garbage", "[1]", "null", "", "/")
-  def test_files_that_turn_bad_while_it_runs(self, content):
+  def test_continues_where_files_turn_bad(self, content):
     supervisor = self.make(searcher_0=[1, None])
     looks = iter(range(4))
 
@@ -747,9 +742,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
 
   @parameterized.parameters(("mesh", "trainer"), ("search.mesh", "search"))
-  def test_a_mesh_that_this_machine_lacks_is_refused_before_the_start(
-      self, key, section
-  ):
+  def test_refuses_a_mesh_that_this_machine_lacks(self, key, section):
     (self.config.mesh if key == "mesh" else self.config.search.mesh).data = 4
     counted = mock.Mock(returncode=0, stdout="1 cpu\n")
     run = mock.patch.object(train.subprocess, "run", return_value=counted)
@@ -771,7 +764,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
       with self.assertRaisesRegex(ValueError, r"needs 4 .* has 3 \(cpu\)"):
         train.check_devices(self.config)
 
-  def test_a_full_disk_is_told_and_stops_nothing(self):
+  def test_reports_a_full_disk_once_and_continues(self):
     supervisor = self.make(trainer_0=[None], searcher_0=[1, None])
     looks = iter(range(4))
 
@@ -799,12 +792,12 @@ class SuperviseTest(supervise_case.SuperviseCase):
     kinds = [e["kind"] for e in self.events()]
     self.assertEqual(kinds.count("not_written"), 1)
 
-  def test_an_old_result_is_not_this_ones(self):
+  def test_ignores_the_result_of_an_earlier_trainer(self):
     self.write("result.json", supervise_case.RESULT)
     self.assertEqual(self.run_to_end(self.make(trainer_0=[0]), result=None), 1)
 
   @parameterized.parameters(*supervise_case.SIGNALS)
-  def test_a_signal_ends_everything(self, number):
+  def test_ends_all_processes_at_a_signal(self, number):
     supervisor = self.make()
     self.children.on_poll = lambda child: signal.raise_signal(number)
     self.assertEqual(self.run_to_end(supervisor, None), 128 + number)
@@ -813,7 +806,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertIn("signal", [e["kind"] for e in self.events()])
     self.assertIn("the same command continues", self.stdout.getvalue())
 
-  def test_fine_tuning_comes_first_and_once(self):
+  def test_fine_tunes_first_and_once(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[0], trainer_0=[75, 0])
     self.assertEqual(self.run_to_end(supervisor), 0)
@@ -822,14 +815,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     self.assertEqual(self.children.started.count("sft-0"), 1)
 
-  def test_a_model_that_is_there_is_not_made_again(self):
+  def test_makes_no_model_again(self):
     self.config.init = "sft"
     supervisor = self.make(trainer_0=[0])
     self.write("sft/model/config.json", {})
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertNotIn("sft-0", self.children.started)
 
-  def test_fine_tuning_without_progress_is_started_again(self):
+  def test_restarts_fine_tuning_without_progress(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[None, 0], trainer_0=[0])
 
@@ -845,7 +838,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         [e["message"] for e in stalled], ["sft-0: no sign of life for 361 s"]
     )
 
-  def test_the_log_of_fine_tuning_does_not_grow_for_ever(self):
+  def test_rotates_the_log_of_fine_tuning(self):
     self.config.init = "sft"
     limits = dataclasses.replace(supervise_case.LIMITS, max_log_bytes=8)
     supervisor = self.make(limits, sft_0=[None], trainer_0=[0])
@@ -863,20 +856,20 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(log.with_suffix(".log.1").read_text(), "x" * 9)
 
-  def test_fine_tuning_that_fails_ends_the_run(self):
+  def test_ends_the_run_where_fine_tuning_fails(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[processes.EXIT_FATAL])
     self.assertEqual(self.run_to_end(supervisor, None), 1)
     self.assertEqual(self.children.started, ["sft-0"])
     self.assertIn("last words of sft-0", self.stderr.getvalue())
 
-  def test_fine_tuning_that_dies_is_started_again(self):
+  def test_restarts_dead_fine_tuning(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[-signal.SIGKILL, 75, 0], trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(self.children.started.count("sft-0"), 3)
 
-  def test_a_model_of_other_settings_is_refused(self):
+  def test_refuses_a_model_of_other_settings(self):
     self.config.init = "sft"
     self.write("sft/settings.json", {"seed": 5})
     supervisor = self.make()
@@ -894,14 +887,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
         ["sft-0", "reward_model-0", "reward_model-0", "store-0"],
     )
 
-  def test_a_reward_model_of_the_users_is_not_made(self):
+  def test_makes_no_reward_model_where_the_user_has_one(self):
     self.config.reward.where = "model"
     self.config.reward.model = self.create_tempdir().full_path
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertNotIn("reward_model-0", self.children.started)
 
-  def test_a_signal_while_fine_tuning_ends_the_run(self):
+  def test_ends_fine_tuning_at_a_signal(self):
     self.config.init = "sft"
     supervisor = self.make(sft_0=[None])
     self.children.on_poll = lambda child: signal.raise_signal(signal.SIGINT)
@@ -911,14 +904,14 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
 class PythonTest(absltest.TestCase):
 
-  def test_it_runs_the_train_program_in_the_directory(self):
+  def test_runs_the_train_program_in_the_directory(self):
     config = countdown.get_config("smoke")
     workdir = self.create_tempdir()
     with mock.patch.object(train, "run", autospec=True, return_value=0) as run:
       self.assertEqual(tba_jax.train(config, workdir=workdir), 0)
     run.assert_called_once_with(config, workdir.full_path, [])
 
-  def test_a_notebook_gets_plain_lines(self):
+  def test_prints_plain_lines_in_a_notebook(self):
     config = countdown.get_config("smoke")
     with (
         mock.patch.object(rich.console, "_is_jupyter", return_value=True),
@@ -929,7 +922,7 @@ class PythonTest(absltest.TestCase):
       self.assertFalse(console.is_jupyter)
       self.assertFalse(console.is_terminal)
 
-  def test_a_wrong_setting_is_told_before_anything_starts(self):
+  def test_refuses_a_wrong_setting_before_the_start(self):
     config = countdown.get_config("smoke")
     config.loss.beta = -1.0
     with mock.patch.object(train, "run", autospec=True) as run:

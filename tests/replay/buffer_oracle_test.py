@@ -73,9 +73,17 @@ class NaiveEquivalenceTest(parameterized.TestCase):
     completions = [
         rng.integers(1, 3, rng.integers(1, 5)).tolist() for _ in range(count)
     ]
+    # The first token is the policy's.
+    inserted = [
+        (j, place)
+        for j, completion in enumerate(completions)
+        for place in range(1, len(completion))
+        if rng.random() < 0.3
+    ]
     return make_group(
         int(rng.integers(6)),
         completions,
+        inserted=inserted,
         rewards=rng.normal(size=count),
         version=int(rng.integers(100)),
     )
@@ -93,6 +101,8 @@ class NaiveEquivalenceTest(parameterized.TestCase):
     self.assertEqual(rows["use_counts"].tolist(), [i.uses for i in naive.items])
     tokens = [t for i in naive.items for t in i.tokens]
     self.assertEqual(rows["tokens"].tolist(), tokens)
+    sampled = [t for i in naive.items for t in i.sampled]
+    self.assertEqual(rows["sampled_mask"].tolist(), sampled)
 
   def _check_draw(self, draw, naive, oldest: int) -> None:
     any_recent = any(i.arrival > oldest for i in naive.items)
@@ -123,6 +133,10 @@ class NaiveEquivalenceTest(parameterized.TestCase):
         tokens = draw.completion_tokens[b, k]
         self.assertEqual(tuple(tokens[:length].tolist()), item.tokens)
         self.assertFalse(tokens[length:].any())
+        mask = draw.sampled_mask[b, k]
+        self.assertEqual(tuple(mask[:length].tolist()), item.sampled)
+        self.assertFalse(mask[length:].any())
+        self.assertFalse(draw.behavior_logprobs[b, k][~mask].any())
         self.assertEqual(draw.versions[b, k], item.version)
         self.assertAlmostEqual(float(draw.rewards[b, k]), item.reward, places=5)
         self.assertLessEqual(draw.fresh[b, k], item.uses == 0)

@@ -259,6 +259,7 @@ class SampleTest(absltest.TestCase):
         ("prompt_mask", np.float32),
         ("completion_tokens", np.int32),
         ("completion_lengths", np.int32),
+        ("sampled_mask", np.bool_),
         ("stopped", np.bool_),
         ("behavior_logprobs", np.float32),
         ("ref_logprobs", np.float32),
@@ -372,6 +373,23 @@ class SimilarityTest(parameterized.TestCase):
     buffer.insert(make_group(0, [[5]], rewards=[2.0]), 0)
     self.assertEqual(_stored(buffer), {5: 2.0})
     self.assertLen(buffer, 1)
+
+  @parameterized.named_parameters(("edit", _EDIT), ("cosine", _COSINE))
+  def test_inserted_tokens_are_not_compared(self, settings):
+    buffer = _buffer(**settings)
+    make = lambda tokens, reward: make_group(
+        0, [tokens], rewards=[reward], inserted=[(0, 0), (0, 2)]
+    )
+    # The policy sampled 11 and 12 in both.
+    buffer.insert(make([31, 11, 32, 12], 1.0), 0)
+    again = _buffer(**settings)
+    again.set_state(buffer.get_state())
+    for filled in (buffer, again):
+      filled.insert(make([51, 11, 52, 12], 2.0), 1)
+      self.assertEqual(_stored(filled), {51: 2.0})
+      # What it sampled is not alike, though all else is.
+      filled.insert(make([51, 61, 52, 62], 1.0), 2)
+      self.assertLen(filled, 2)
 
   def test_the_last_token_after_a_stop_string_is_compared(self):
     buffer = _buffer(similarity="edit", similarity_limit=0.2)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups and small buffers for tests of replay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 from typing import Any
 
@@ -24,13 +24,21 @@ def make_group(
     rewards: Sequence[float] | None = None,
     version: int = 0,
     width: int = COMPLETION_TOKENS,
+    inserted: Collection[tuple[int, int]] = (),
     **changes: Any,
 ) -> types.Group:
-  """Returns a group of completions; pads are 7, log-probs minus the tokens."""
+  """Returns a group of completions; pads are 7, log-probs minus the tokens.
+
+  `inserted` are (completion, place) of tokens that the policy did not sample.
+  """
   count = len(completions)
   tokens = np.full((count, width), 7, np.int32)
   for row, completion in zip(tokens, completions, strict=True):
     row[: len(completion)] = completion
+  lengths = np.array([len(c) for c in completions], np.int32)
+  sampled_mask = np.arange(width) < lengths[:, None]
+  for index in inserted:
+    sampled_mask[index] = False
   rewards = np.arange(count) if rewards is None else rewards
   group = types.Group(
       prompt_id=prompt_id,
@@ -38,7 +46,8 @@ def make_group(
       position=prompt_id,
       prompt_tokens=np.arange(1, 2 + prompt_id % PROMPT_TOKENS, dtype=np.int32),
       completion_tokens=tokens,
-      completion_lengths=np.array([len(c) for c in completions], np.int32),
+      completion_lengths=lengths,
+      sampled_mask=sampled_mask,
       stopped=np.array([c[-1] == 0 for c in completions]),
       behavior_logprobs=-tokens.astype(np.float32),
       rewards=np.array(rewards, np.float32),
@@ -70,9 +79,9 @@ def buffer_config(**changes: Any) -> ml_collections.ConfigDict:
   return config
 
 
-def _content_lengths(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-  """Returns the lengths without a stop token 0 in last position."""
-  return lengths - (tokens[np.arange(len(tokens)), lengths - 1] == 0)
+def _content_mask(tokens: np.ndarray, sampled_mask: np.ndarray) -> np.ndarray:
+  """Returns the mask without stop tokens, which are 0."""
+  return sampled_mask & (tokens != 0)
 
 
 def make_buffer(
@@ -86,7 +95,7 @@ def make_buffer(
       buffer_config(**changes),
       reward_temperature=reward_temperature,
       embed=embed,
-      content_lengths=_content_lengths,
+      content_mask=_content_mask,
   )
 
 

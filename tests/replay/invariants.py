@@ -43,7 +43,9 @@ def check_table(table: rows_lib.RowTable) -> None:
   np.testing.assert_array_equal(np.sort(everywhere), np.arange(table._num_used))
   assert np.all(np.diff(table.ids[rows]) > 0)
   assert np.all(np.diff(table.arrivals[rows]) >= 0)
-  assert not table.tokens[rows][~table.token_mask(table.lengths[rows])].any()
+  inside = table.token_mask(table.lengths[rows])
+  assert not table.tokens[rows][~inside].any()
+  assert not table.sampled_mask[rows][~inside].any()
   # A recount from the rows gives the same counts.
   fresh = rows_lib.RowTable(table._num_tokens, table._max_rows)
   fresh.set_state(table.get_state())

@@ -27,6 +27,7 @@ def make_group(position=0, *, num_completions=3, num_tokens=5, prompt=4):
           0, 9, (num_completions, num_tokens)
       ).astype(np.int32),
       completion_lengths=lengths,
+      sampled_mask=np.arange(num_tokens) < lengths[:, None],
       stopped=lengths < num_tokens,
       behavior_logprobs=-rng.random((num_completions, num_tokens), np.float32),
       rewards=rng.random(num_completions, np.float32),
@@ -62,6 +63,9 @@ class PackingTest(parameterized.TestCase):
       ("rows", "arrays", "rewards", np.zeros((2, 4), np.float32)),
       ("groups", "arrays", "versions", np.zeros((3, 3), np.int32)),
       ("axes", "arrays", "stopped", np.zeros((2, 3, 5), np.bool_)),
+      ("no_mask", "arrays", "sampled_mask", None),
+      ("mask_axes", "arrays", "sampled_mask", np.ones((2, 3), np.bool_)),
+      ("mask_dtype", "arrays", "sampled_mask", np.ones((2, 3, 5), np.int32)),
       ("tokens", "arrays", "behavior_logprobs", np.zeros((2, 3, 4), "f4")),
       ("prompt", "arrays", "prompt_tokens", np.zeros(7, np.int32)),
       ("list", "header", "position", "0"),
@@ -87,26 +91,6 @@ class PackingTest(parameterized.TestCase):
     arrays["ref_logprobs"] = arrays["ref_logprobs"][:, :, :-1]
     with self.assertRaisesRegex(ValueError, "ref_logprobs"):
       messages.unpack_groups(header, arrays)
-
-  @parameterized.named_parameters(
-      ("fine", {}, None),
-      ("nan_reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}, "reward"),
-      ("inf_logprob", {"behavior_logprobs": np.full((3, 5), -np.inf, "f4")},
-       "logprob"),
-      ("empty", {"completion_lengths": np.asarray([1, 0, 2], "i4")}, "length"),
-      ("too_long", {"completion_lengths": np.asarray([1, 6, 2], "i4")},
-       "length"),
-      ("above_the_limit",
-       {"completion_tokens": np.ones((3, 6), "i4"),
-        "completion_lengths": np.asarray([1, 6, 2], "i4")}, "length"),
-      ("long_prompt", {"prompt_tokens": np.zeros(5, "i4")}, "length"),
-      ("unknown_token", {"completion_tokens": np.full((3, 5), 9, "i4")},
-       "token"),
-      ("negative_token", {"prompt_tokens": np.full(2, -1, "i4")}, "token"),
-  )  # fmt: skip
-  def test_content_that_cannot_be_trained_on_has_a_reason(self, change, why):
-    group = dataclasses.replace(make_group(), **change)
-    self.assertEqual(self.reason(group), why)
 
   def test_reference_logprobs_are_of_the_role_that_computes_them(self):
     without, group = make_group(), with_ref_logprobs(make_group())

@@ -15,6 +15,7 @@ class Item:
 
   prompt_id: int
   tokens: tuple[int, ...]
+  sampled: tuple[bool, ...]
   reward: float
   version: int
   arrival: int
@@ -45,6 +46,7 @@ class NaiveBuffer:
       item = Item(
           prompt_id=group.prompt_id,
           tokens=tokens,
+          sampled=tuple(group.sampled_mask[j, :length].tolist()),
           reward=float(group.rewards[j]),
           version=int(group.versions[j]),
           arrival=step,
@@ -70,7 +72,7 @@ class NaiveBuffer:
     self.items = [i for i in self.items if id(i) not in drop]
     excess = max(0, len(self.items) + len(new) - self._capacity)
     self.items = self.items[excess:] + new
-    came = ledger.Amount(1, len(lengths), sum(lengths))
+    came = ledger.Amount(1, len(lengths), int(group.sampled_mask.sum()))
     return before + came - self.untrained()
 
   def mark_trained(self, ids: Iterable[int]) -> ledger.Amount:
@@ -88,7 +90,7 @@ class NaiveBuffer:
     items = [i for i in self.items if not i.uses]
     groups = {i.group for i in self.items} - self._trained_groups
     return ledger.Amount(
-        len(groups), len(items), sum(len(i.tokens) for i in items)
+        len(groups), len(items), sum(sum(i.sampled) for i in items)
     )
 
   def of_prompt(self, prompt_id: int) -> list[Item]:

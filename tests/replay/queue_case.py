@@ -23,6 +23,7 @@ from tba_jax.replay import service
 from tba_jax.transport import wire
 from tests.replay import fake_groups
 from tests.support import in_process
+from tests.support import waiting
 
 RUN = "run"
 SECRET = b"s" * 32
@@ -37,14 +38,6 @@ def make_group(position, prompt_id, visit, version=0) -> types.Group:
   completions = [[1 + position, s + 1] for s in range(SAMPLES)]
   group = fake_groups.make_group(prompt_id, completions, version=version)
   return dataclasses.replace(group, position=position, visit=visit)
-
-
-def wait_until(condition, what: str, wait_s: float = 20.0) -> None:
-  deadline = time.monotonic() + wait_s
-  while not condition():
-    if time.monotonic() > deadline:
-      raise AssertionError(f"not within {wait_s} s: {what}")
-    time.sleep(0.005)
 
 
 class Events:
@@ -342,7 +335,7 @@ class QueueTestCase(absltest.TestCase):
       yield
       before = len(found)
       # One read may have begun before the body ended.
-      wait_until(lambda: len(found) > before + count, f"reads of {key}")
+      waiting.wait_until(lambda: len(found) > before + count, f"reads of {key}")
 
   def queue(self) -> list[str]:
     """Returns the keys of the delivered blocks in the store."""

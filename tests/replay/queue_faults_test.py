@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the queue when content, searchers, the trainer or the disk fail."""
 
+import collections
 import dataclasses
 import shutil
 import time
@@ -17,44 +18,60 @@ from tba_jax.transport import wire
 from tests.replay import invariants
 from tests.replay import queue_case
 from tests.support import in_process
+from tests.support import waiting
 
-wait_until = queue_case.wait_until
+wait_until = waiting.wait_until
 
 
 class RejectionTest(queue_case.QueueTestCase):
 
-  def test_bad_content_is_rejected_by_reason_and_acknowledged(self):
-    trainer = self.trainer()
+  def test_rejects_bad_content_by_reason_and_acknowledges_it(self):
+    trainer = self.trainer(lead_steps=9)
     searcher = self.searcher("a", works=False)
-    ok = [self.group(p) for p in range(10)]
-    logprobs = ok[1].behavior_logprobs.copy()
-    logprobs[0, 0] = -np.inf
-    tokens = ok[2].completion_tokens.copy()
-    tokens[0, 0] = queue_case.VOCAB
-    rewards = np.asarray([np.nan, 0, 0], np.float32)
-    blocks = [
-        [dataclasses.replace(ok[0], rewards=rewards), ok[4]],
-        [dataclasses.replace(ok[1], behavior_logprobs=logprobs), ok[5]],
-        [dataclasses.replace(ok[2], completion_tokens=tokens), ok[6]],
-        [dataclasses.replace(ok[8], position=-1)],
-        [dataclasses.replace(ok[8], position=1 << 40)],
-        [dataclasses.replace(ok[3], prompt_id=ok[4].prompt_id)],
-        [ok[4], ok[7]],
+    ok = [self.group(p) for p in range(2)]
+    tokens, logprobs = ok[0].completion_tokens, ok[0].behavior_logprobs
+    T = tokens.shape[1]
+    wide = lambda x: np.append(x, np.ones_like(x[:, :1]), axis=1)
+    changes = [
+        ("reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}),
+        ("logprob", {"behavior_logprobs": np.full_like(logprobs, -np.inf)}),
+        ("length", {"completion_lengths": np.asarray([1, 0, 2], "i4")}),
+        ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),
+        ("length", {
+            "completion_tokens": wide(tokens),
+            "sampled_mask": wide(ok[0].sampled_mask),
+            "behavior_logprobs": wide(logprobs),
+            "completion_lengths": np.asarray([1, T + 1, 2], "i4"),
+        }),
+        ("length", {"prompt_tokens": np.zeros(99, "i4")}),
+        ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
+        ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
+        # Past the end, and nowhere.
+        ("mask", {"sampled_mask": np.ones_like(tokens, np.bool_)}),
+        ("mask", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
+        ("reference", {"ref_logprobs": logprobs}),
+        ("position", {"position": -1}),
+        ("position", {"position": 1 << 40}),
+        # That of another position.
+        ("position", {"prompt_id": 99}),
+    ]  # fmt: skip
+    bad = [
+        dataclasses.replace(self.group(p), **change)
+        for p, (_, change) in enumerate(changes, 2)
     ]
-    for block in blocks:
-      self.assertTrue(searcher.client.submit(block))
+    for group in (*ok, *bad, ok[0]):
+      self.assertTrue(searcher.client.submit([group]))
+      wait_until(lambda: searcher.client.unacked < 4, "credits")
     wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
     trainer.step(0)
-    self.assertEqual(trainer.inserted, [4, 5, 6, 7])
+    self.assertEqual(trainer.inserted, [0, 1])
     ledger = trainer.service.account()
     rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
-    self.assertEqual(
-        rejected,
-        {"reward": 1, "logprob": 1, "token": 1, "position": 3, "duplicate": 1},
-    )
+    expected = collections.Counter(reason for reason, _ in changes)
+    self.assertEqual(rejected, {**expected, "duplicate": 1})
     self.assert_closed(ledger)
-    # An implausible position is not counted.
-    self.assertEqual(trainer.num_journaled, 8)
+    # Implausible positions are not counted.
+    self.assertEqual(trainer.num_journaled, len(ok) + len(bad) - 2)
 
   def test_a_prompt_that_has_changed_is_rejected(self):
     trainer = self.trainer()
@@ -352,7 +369,7 @@ class RestartTest(queue_case.QueueTestCase):
     _, ledger = self._run_on_without_a_journal()
     self.assert_closed(ledger)
 
-  def test_a_loss_that_a_searcher_elsewhere_tells(self):
+  def test_counts_a_loss_that_a_searcher_elsewhere_reports(self):
     second, ledger = self._run_on_without_a_journal(workdir=None)
     self.assertNotEmpty(second.events.of("gap"))
     # Others may have ended without telling theirs.
@@ -431,7 +448,7 @@ class RestartTest(queue_case.QueueTestCase):
     data = segment.read_bytes()
     segment.write_bytes(data[: data.rindex(b"tbarec\0\n")])
 
-  def test_a_damaged_log_of_acknowledgements_and_a_truncated_journal(self):
+  def test_counts_losses_of_a_truncated_journal_with_a_damaged_log(self):
     second, ledger = self._run_on_without(self._lose_acknowledgements)
     (told,) = second.events.of("damaged")
     self.assertRegex(told, "acknowledged.jsonl: 2 lines are damaged")
@@ -441,7 +458,7 @@ class RestartTest(queue_case.QueueTestCase):
     # It is sound again.
     self.assertEmpty(journal.AckLog(self.directory).damage)
 
-  def test_a_loss_that_nothing_shows_any_more(self):
+  def test_opens_the_ledger_for_a_loss_that_nothing_shows(self):
 
     def lose():
       self._lose_acknowledgements()
@@ -460,7 +477,7 @@ class RestartTest(queue_case.QueueTestCase):
       self.assertEqual(again.service.account()["unknown"], ledger["unknown"])
       again.close()
 
-  def test_a_changed_number_in_the_log_of_acknowledgements(self):
+  def test_notices_a_changed_number_in_the_log_of_acknowledgements(self):
     path = self.directory / "acknowledged.jsonl"
 
     def lose():
@@ -509,7 +526,7 @@ class RestartTest(queue_case.QueueTestCase):
 
 class OtherSettingsTest(queue_case.QueueTestCase):
 
-  def test_no_work_of_a_trainer_with_other_settings(self):
+  def test_takes_no_work_of_a_trainer_with_other_settings(self):
     agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
     client = self.searcher("a", works=False, check_trainer=agree).client
 
@@ -578,7 +595,7 @@ class FullDiskTest(queue_case.QueueTestCase):
         self.assertEqual(read.count("q/0/a/000000000000"), 1)
     wait_until(lambda: not self.queue(), "taken")
 
-  def test_a_full_disk_under_the_acknowledgement_log(self):
+  def test_waits_while_the_disk_of_the_acknowledgement_log_is_full(self):
     trainer = self.trainer()
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")

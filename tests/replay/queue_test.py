@@ -15,8 +15,9 @@ from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.replay import queue_case
 from tests.support import in_process
+from tests.support import waiting
 
-wait_until = queue_case.wait_until
+wait_until = waiting.wait_until
 
 
 class DeliveryTest(queue_case.QueueTestCase):

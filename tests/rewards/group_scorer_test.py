@@ -43,6 +43,7 @@ def _group(prompt_id, *rows):
       prompt_tokens=np.array([2], np.int32),
       completion_tokens=tokens,
       completion_lengths=np.array([len(row) for row in rows], np.int32),
+      sampled_mask=tokens > 0,
       stopped=np.array([len(row) < 4 for row in rows]),
       behavior_logprobs=np.zeros((S, 4), np.float32),
       rewards=np.zeros(S, np.float32),

@@ -105,6 +105,11 @@ class DecodeTest(parameterized.TestCase):
       self.assertEqual(found.tokens.dtype, np.int32)
       self.assertEqual(found.logprobs.dtype, np.float32)
       np.testing.assert_array_equal(found.versions, [_VERSION] * S)
+      np.testing.assert_array_equal(
+          found.sampled_mask,
+          np.arange(_T) < found.lengths[:, None],
+          strict=True,
+      )
       for tokens, length, logprobs, stopped in zip(
           found.tokens, found.lengths, found.logprobs, found.stopped
       ):

@@ -72,7 +72,7 @@ class SharedPromptsTest(parameterized.TestCase):
           version=0,
           newer=(lambda v=versions: next(v, None)) if recompute_cache else None,
       )
-      (programs,) = sampler._programs.values()
+      programs = sampler.programs(sampler.put(params))
       prompts, own, *_ = programs.abstract_state.cache
       self.assertLen(prompts["layers"][0]["v"], 16 // shared)
       self.assertLen(own["layers"][0]["v"], 16)

@@ -79,7 +79,7 @@ class ShrinkTest(absltest.TestCase):
       params = jax.tree.map(lambda x: 0.3 * x, model.init(jax.random.key(0)))
       sampler = decode.Sampler(model, _settings())
       sampler.warm_up(params)
-      programs = sampler._programs[rows_lib.params_sharding(params)]
+      programs = sampler.programs(params)
       kept = {n for n, same in programs._same_bits.items() if same}
       self.assertEqual(kept, counts)
       requests = [

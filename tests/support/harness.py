@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tba_jax.system import jsonl
+from tests.support import waiting
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "configs/countdown.py:smoke"
@@ -150,13 +151,14 @@ class Run(Process):
       self, condition: Callable[[], Any], what: str, timeout_s: float = 180.0
   ) -> Any:
     """Waits until a condition holds; raises if the process ends first."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-      if not self.is_running or time.monotonic() > deadline:
-        self.close()
-        raise AssertionError(f"no {what}:\n{self.text()}")
-      time.sleep(0.02)
-    return found
+
+    def tell() -> str:
+      self.close()
+      return f"{what}\n{self.text()}"
+
+    return waiting.wait_until(
+        condition, tell, timeout_s, is_lost=lambda: not self.is_running
+    )
 
   def wait_for_step(self, step: int) -> None:
     self.wait_for(
@@ -269,13 +271,12 @@ class Roles:
 
   def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
     """Waits until a condition holds; raises if a process ends first."""
-    deadline = time.monotonic() + 150
-    while not (found := condition()):
-      gone = [name for name in self._processes if not self.is_running(name)]
-      if gone or time.monotonic() > deadline:
-        raise AssertionError(f"no {what}; ended: {gone}\n{self.text()}")
-      time.sleep(0.05)
-    return found
+    return waiting.wait_until(
+        condition,
+        lambda: f"{what}\n{self.text()}",
+        150.0,
+        is_lost=lambda: [p for p in self._processes if not self.is_running(p)],
+    )
 
   def read(self, name: str) -> Any:
     """Returns a JSON file of the trainer's directory."""

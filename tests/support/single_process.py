@@ -111,6 +111,7 @@ def _sample(
             prompt_tokens=request.prompt_tokens,
             completion_tokens=completions.tokens,
             completion_lengths=completions.lengths,
+            sampled_mask=completions.sampled_mask,
             stopped=completions.stopped,
             behavior_logprobs=completions.logprobs,
             rewards=judges.final_rewards(

@@ -67,7 +67,6 @@ def make_model(**changes) -> transformer.Model:
       max_positions=64,
       param_dtype="float32",
       compute_dtype="float32",
-      **config_lib.PLAIN,
       pad_id=0,
       bos_id=None,
       eos_id=1,

@@ -141,6 +141,8 @@ class OneProcessTest(parameterized.TestCase):
       (_gpus(1), {"search__mesh__data": 2}, False),
       (_gpus(1), {"devices__searcher": "cpu"}, False),
       (_gpus(1), {"trainer__cpu_devices": 1}, False),
+      (_gpus(1), {"store__address": "10.0.0.1:7000"}, False),
+      (_gpus(1), {"store__locator": "10.0.0.1:7001"}, False),
       (_chips(1), {"run__processes": "many"}, False),
       (_gpus(4), {"run__processes": "one"}, True),
   )

@@ -18,6 +18,7 @@ import fsspec
 
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
+from tests.support import waiting
 
 
 class RunDirectoryTest(parameterized.TestCase):
@@ -249,12 +250,6 @@ class UploaderTest(absltest.TestCase):
     files = (p for p in folder.rglob("*") if p.is_file())
     return {p.relative_to(folder).as_posix() for p in files}
 
-  def wait_for(self, condition):
-    until = time.monotonic() + 20
-    while not condition():
-      self.assertLess(time.monotonic(), until)
-      time.sleep(0.02)
-
   def test_files_of_the_host_are_not_uploaded(self):
     ours = {"config.json", "sft/model/config.json", "logs/trainer-0.log"}
     self.write(*ours)
@@ -268,11 +263,13 @@ class UploaderTest(absltest.TestCase):
   def test_changes_and_removals_are_uploaded(self):
     self.write("a.jsonl", "b.json")
     uploader = bucket.Uploader(self.folder, self.url, every_s=0.01)
-    self.wait_for(lambda: self.names(self.copy) == {"a.jsonl", "b.json"})
+    waiting.wait_until(lambda: self.names(self.copy) == {"a.jsonl", "b.json"})
     self.write("a.jsonl", text="{}\n{}\n")
     (self.folder / "b.json").unlink()
-    self.wait_for(lambda: self.names(self.copy) == {"a.jsonl"})
-    self.wait_for(lambda: (self.copy / "a.jsonl").read_text() == "{}\n{}\n")
+    waiting.wait_until(lambda: self.names(self.copy) == {"a.jsonl"})
+    waiting.wait_until(
+        lambda: (self.copy / "a.jsonl").read_text() == "{}\n{}\n"
+    )
     self.write("late.json")
     uploader.close()
     self.assertEqual(self.names(self.copy), {"a.jsonl", "late.json"})
@@ -281,7 +278,7 @@ class UploaderTest(absltest.TestCase):
     first, last = "replay/segment-0.journal", "replay/segment-7.journal"
     self.write(first, last)
     uploader = bucket.Uploader(self.folder, self.url)
-    self.wait_for(lambda: first in self.names(self.copy))
+    waiting.wait_until(lambda: first in self.names(self.copy))
     self.assertNotIn(last, self.names(self.copy))
     uploader.close()
     self.assertIn(last, self.names(self.copy))
@@ -290,7 +287,7 @@ class UploaderTest(absltest.TestCase):
     self.write("a/b.json")
     (self.copy / "a").write_text("not a folder")
     uploader = bucket.Uploader(self.folder, self.url, every_s=0.01)
-    self.wait_for(lambda: uploader._failure is not None)
+    waiting.wait_until(lambda: uploader._failure is not None)
     with self.assertRaisesRegex(OSError, "a/b.json could not be copied to"):
       uploader.close()
     uploader = bucket.Uploader(self.folder, self.url, every_s=0.01)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from unittest import mock
 
@@ -17,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import processes
+from tests.support import waiting
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ class CoresTest(parameterized.TestCase):
     self.assertEqual(processes.parse_cores(text), cores)
 
   @parameterized.parameters("", "a", "1-", "-1", "0;1", "3-1", "0,,1", "1-2-3")
-  def test_parse_refuses(self, text):
+  def test_refuses_wrong_cores(self, text):
     with self.assertRaisesRegex(ValueError, "cores '"):
       processes.parse_cores(text)
 
@@ -98,7 +98,7 @@ class CoresTest(parameterized.TestCase):
       self.assertGreater(processes.memory(nowhere)[0], 2**28)
       self.assertEqual(processes.num_cores(nowhere)[0], 2)
 
-  def test_pins_to_cores(self):
+  def test_pins_a_process(self):
     mine = processes.available_cores()
     self.addCleanup(os.sched_setaffinity, 0, mine)
     processes.pin(mine[-1:])
@@ -199,10 +199,7 @@ class SignalsTest(absltest.TestCase):
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 10
-    while _is_running(pid):
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.01)
+    waiting.wait_until(lambda: not _is_running(pid), "its end")
 
 
 def _is_running(pid: int) -> bool:

@@ -116,7 +116,7 @@ class ChatTest(parameterized.TestCase):
 
   def test_formats_with_a_tokenizer_s_own_template(self):
     tokenizer = tokenizer_lib.word_level(["a"], ".")
-    tokenizer._fast.chat_template = (
+    tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.content }}]{% endfor %}>"
     )
     folder = self.create_tempdir().full_path

@@ -209,7 +209,7 @@ class LearnerTest(parameterized.TestCase):
         draw.prompt_tokens,
         draw.prompt_mask,
         draw.completion_tokens,
-        np.arange(_T) < draw.completion_lengths[..., None],
+        draw.sampled_mask,
     )
     np.testing.assert_allclose(draw.ref_logprobs, expected, rtol=1e-6)
     # A second flush has nothing to save.
@@ -221,7 +221,7 @@ class LearnerTest(parameterized.TestCase):
   def test_stop_tokens_count_by_config(self, counts):
     draw = self.draw()
     maker = self.make_maker(stop_ids={41}, loss__include_stop_token=counts)
-    uncounted = draw.completion_lengths.sum() - np.sum(
+    uncounted = draw.sampled_mask.sum() - np.sum(
         maker.make(draw).completion_mask
     )
     # One completion of each prompt ends with token 41.
@@ -233,18 +233,18 @@ class CompletionMaskTest(absltest.TestCase):
   def test_stop_tokens_may_be_left_out(self):
     # Ended by a stop token, by the stop string "89", and cut off.
     tokens = np.array([[7, 8, 1, 0], [7, 8, 9, 0], [7, 8, 2, 8]])
-    lengths = np.array([3, 3, 4])
     counted = np.array([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
-    mask = batches.completion_mask(tokens, lengths)
+    sampled = counted > 0
+    mask = batches.completion_mask(tokens, sampled)
     np.testing.assert_array_equal(mask, counted)
     self.assertEqual(mask.dtype, np.float32)
     tokenizer = fakes.FakeTokenizer()
     counted[0, 2] = 0
-    mask = batches.completion_mask(tokens, lengths, tokenizer)
+    mask = batches.completion_mask(tokens, sampled, tokenizer)
     np.testing.assert_array_equal(mask, counted)
     tokenizer.stop_strings = ("89",)
     counted[1, 1:] = 0
-    mask = batches.completion_mask(tokens, lengths, tokenizer)
+    mask = batches.completion_mask(tokens, sampled, tokenizer)
     np.testing.assert_array_equal(mask, counted)
 
 

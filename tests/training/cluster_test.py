@@ -59,6 +59,7 @@ class ClusterTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.client = FakeClient()
+    self.now = 0.0
     # Ends threads that still listen.
     self.addCleanup(self.client.key_value_set_bytes, None, b"")
 
@@ -69,6 +70,7 @@ class ClusterTest(parameterized.TestCase):
         secret=secret,
         deadline_s=deadline_s,
         client=self.client,
+        clock=lambda: self.now,
     )
 
   def test_each_process_receives_all_commands_in_order(self):
@@ -101,7 +103,7 @@ class ClusterTest(parameterized.TestCase):
     self.assertFalse(should_stop())
     leader.broadcast("train")
     follower.receive(lambda: True)
-    leader._polled_at -= 60  # It polls once a second.
+    self.now += 60  # It polls once a second.
     self.assertTrue(should_stop())
     self.assertTrue(should_stop())
 
@@ -136,8 +138,7 @@ class ClusterTest(parameterized.TestCase):
   def test_a_heartbeat_renews_the_deadline(self):
     leader, follower = self.make(0), self.make(1, deadline_s=0.3)
     should_stop = leader.stopper(_NEVER)
-    leader._sent_at -= 60
-    leader._polled_at -= 60
+    self.now += 60
     should_stop()
     started = time.monotonic()
     with self.assertRaisesRegex(
@@ -145,14 +146,14 @@ class ClusterTest(parameterized.TestCase):
     ):
       follower.receive(_NEVER)
     self.assertGreater(time.monotonic() - started, 0.3)
-    self.assertNotIn(cluster._key(1, 0), self.client.values)
+    self.assertNotIn(cluster.key_of(1, 0), self.client.values)
 
   def test_only_the_first_end_is_sent(self):
     leader, follower = self.make(0), self.make(1)
     leader.end(75)
     leader.end(0)
     self.assertEqual(follower.receive(_NEVER).fields, {"status": 75})
-    self.assertNotIn(cluster._key(1, 1), self.client.values)
+    self.assertNotIn(cluster.key_of(1, 1), self.client.values)
 
   def test_a_forged_command_and_a_lost_coordinator_are_errors(self):
     forger, follower = self.make(0, secret=b"x" * 32), self.make(1)
@@ -168,8 +169,8 @@ class ClusterTest(parameterized.TestCase):
     leader, follower = self.make(0), self.make(1)
     leader._count = 7
     leader.broadcast("train")
-    data = self.client.values[cluster._key(1, 7)]
-    self.client.key_value_set_bytes(cluster._key(1, 0), data)
+    data = self.client.values[cluster.key_of(1, 7)]
+    self.client.key_value_set_bytes(cluster.key_of(1, 0), data)
     with self.assertRaisesRegex(base.TransportError, "count 7"):
       follower.receive(_NEVER)
 

@@ -33,7 +33,7 @@ class CompileAheadTest(absltest.TestCase):
     return ahead
 
   def count(self, ahead, size):
-    for _ in range(compile_ahead._STEPS_BEFORE_NEXT):
+    for _ in range(compile_ahead.STEPS_BEFORE_NEXT):
       ahead.count(size)
 
   def test_the_first_size_then_neighbors_of_used_ones_once_each(self):
@@ -149,7 +149,7 @@ class DeviceWorkTest(parameterized.TestCase):
         ahead=ahead,
     )
     self.addCleanup(work.close)
-    used, steps = [], compile_ahead._STEPS_BEFORE_NEXT
+    used, steps = [], compile_ahead.STEPS_BEFORE_NEXT
     with self.assertLogs("jax", logging.WARNING) as logs:
       jax.config.update("jax_log_compiles", True)
       try:

@@ -23,7 +23,10 @@ from tests.support import sampler_case
 
 
 class _ScriptedSampler:
-  """Gives each prompt the completions written down for it."""
+  """Gives each prompt the completions written down for it.
+
+  Negative tokens are those of an environment.
+  """
 
   def __init__(self, script: dict[int, list[list[int]]], length: int):
     self._script = script
@@ -44,11 +47,12 @@ class _ScriptedSampler:
     for sample, row in enumerate(rows):
       tokens_SxT[sample, : len(row)] = row
     lengths_S = np.array([len(row) for row in rows], np.int32)
-    sampled_SxT = np.arange(T) < lengths_S[:, None]
+    sampled_SxT = (np.arange(T) < lengths_S[:, None]) & (tokens_SxT >= 0)
     stopped_S = np.array([row[-1] == 1 for row in rows])
     return types.Completions(
-        tokens=tokens_SxT,
+        tokens=np.abs(tokens_SxT),
         lengths=lengths_S,
+        sampled_mask=sampled_SxT,
         logprobs=np.where(sampled_SxT, -0.5, 0.0),
         plain_logprobs=np.where(sampled_SxT, -0.5, 0.0),
         stopped=stopped_S,
@@ -131,6 +135,18 @@ class EvaluatorTest(parameterized.TestCase):
     np.testing.assert_array_equal(prompts, [[4, 4, 4]])
     self.assertEqual(prompt_mask.sum(), 3)
     self.assertEqual(mask.sum(), sum(len(row) for row in _SCRIPT[2]))
+
+  def test_tokens_of_an_environment_have_no_kl_and_no_logprob(self):
+    script = {0: [[2, -3, 1]] * 4, 1: [[2, -3, -3, 1]] * 4, 2: [[2, 3]] * 4}
+    reference = _FakeReference()
+    evaluator = _make(_ScriptedSampler(script, 4), reference=reference)
+    result = evaluator.run({}, 3, version=9)
+    self.assertAlmostEqual(result["kl"], -0.25 * 2)
+    self.assertAlmostEqual(result["ref_perplexity"], np.exp(0.25))
+    self.assertAlmostEqual(result["mean_length"], 3.0)
+    sample = result["samples"][0]
+    self.assertEqual(sample["tokens"], ["2", "3", "1"])
+    self.assertEqual(sample["logprobs"], [-0.5, None, -0.5])
 
   def test_the_papers_perplexity_counts_the_prompt(self):
     evaluator = _make(
@@ -336,7 +352,11 @@ class EvalSummaryTest(absltest.TestCase):
   def test_has_optional_fields_where_they_are_given(self):
     self.assertNotIn("kl", _summarize(_prompt(1)))
     self.assertNotIn("greedy_pass_at_1", _summarize(_prompt(1)))
-    more = {"kl": np.full(4, 0.5), "ref_nats": np.full(4, np.log(2.0) * 2.5)}
+    more = {
+        "kl": np.full(4, 0.5),
+        "ref_nats": np.full(4, np.log(2.0) * 2.5),
+        "ref_tokens": np.array([2, 2, 3, 3]),
+    }
     found = _summarize(
         _prompt(1, greedy_correct=True, **more),
         _prompt(1, greedy_correct=False, **more),

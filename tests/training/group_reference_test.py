@@ -33,7 +33,11 @@ def make_config(**changes):
 
 
 def make_groups(count):
-  """Returns prompts, tokens and lengths; the first of each group stops."""
+  """Returns prompts, tokens, lengths and masks.
+
+  The first completion of each group stops; the second one's first token is an
+  environment's.
+  """
   rng = np.random.default_rng(0)
   prompts = [
       rng.integers(2, tiny_model.VOCAB, 1 + i % P).astype(np.int32)
@@ -43,7 +47,9 @@ def make_groups(count):
   lengths = rng.integers(2, T + 1, (count, S)).astype(np.int32)
   for group, ends in zip(tokens, lengths):
     group[0, ends[0] - 1] = STOP_ID
-  return prompts, list(tokens), list(lengths)
+  masks = np.arange(T) < lengths[:, :, None]
+  masks[:, 1, 0] = False
+  return prompts, list(tokens), list(lengths), list(masks)
 
 
 class GroupReferenceTest(parameterized.TestCase):
@@ -68,11 +74,11 @@ class GroupReferenceTest(parameterized.TestCase):
     config = make_config(
         reference__role="searcher", loss__include_stop_token=include_stop_token
     )
-    prompts, tokens, lengths = make_groups(count)
+    prompts, tokens, lengths, masks = make_groups(count)
     ours = self.make(config)
     ours.warm_up()
     with jax.log_compiles(), self.assertNoLogs("jax", logging.WARNING):
-      found = ours.start(prompts, tokens, lengths)()
+      found = ours.start(prompts, tokens, lengths, masks)()
     self.assertLen(found, count)
     whole = reference.Reference(self.model, self.params, temperature=0.7)
     batch = batches.pad_sequences(
@@ -87,7 +93,7 @@ class GroupReferenceTest(parameterized.TestCase):
     )
     mask = batches.completion_mask(
         batch.completion_tokens,
-        np.stack(lengths),
+        np.stack(masks),
         None if include_stop_token else TOKENIZER,
     )
     expected = whole.logprobs(
@@ -96,6 +102,7 @@ class GroupReferenceTest(parameterized.TestCase):
     np.testing.assert_allclose(np.stack(found), expected, rtol=1e-5, atol=1e-6)
     self.assertTrue((np.stack(found)[mask > 0] < 0).all())
     self.assertTrue((np.stack(found)[mask == 0] == 0).all())
+    self.assertTrue((np.stack(found)[~np.stack(masks)] == 0).all())
 
   def test_prompts_at_a_time_divide_over_the_mesh(self):
     config = make_config()

@@ -5,7 +5,6 @@
 import contextlib
 import pathlib
 import threading
-import time
 import types
 from unittest import mock
 
@@ -28,6 +27,7 @@ from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
 from tests.support import tiny_model
+from tests.support import waiting
 
 SECRET = b"s" * 32
 
@@ -148,7 +148,7 @@ class VersionsTest(parameterized.TestCase):
       # Adapters are merged in float32.
       ("auto", "bfloat16", 2, "float32", "float32"),
   )
-  def test_dtypes_of_published_floats(
+  def test_publishes_floats_by_the_setting(
       self, dtype, compute, rank, matrices, vectors
   ):
     params = {
@@ -350,10 +350,7 @@ class PublicationTest(absltest.TestCase):
     return puller
 
   def wait_until(self, condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-      self.assertLess(time.monotonic(), deadline, f"events: {self.events}")
-      time.sleep(0.002)
+    waiting.wait_until(condition, lambda: f"events: {self.events}", WAIT_S)
 
   def test_a_published_version_is_pulled(self):
     publisher, puller = self.make_publisher(), self.make_puller()
@@ -629,7 +626,7 @@ class BuildTest(parameterized.TestCase):
       ("files", 1, False, "", 1, "files"),
       ("orbax", 1, True, "", 1, "orbax"),
   )
-  def test_chooses_the_carrier_by_size_and_place(
+  def test_chooses_a_carrier_by_size_and_place(
       self, setting, num_bytes, one_host, directory, num_processes, wanted
   ):
     config = base_config.make(

@@ -84,7 +84,7 @@ class ScorerTest(absltest.TestCase):
     # And it is the model's, of the row as it stands.
     row = [*TOKENIZER.encode("abcdefg"), TOKENIZER.eos_id]
     rows = np.array([row] * 3)
-    expected = jax.jit(model.rewards)(scorer._params, rows, np.ones(rows.shape))
+    expected = jax.jit(model.rewards)(scorer.params, rows, np.ones(rows.shape))
     np.testing.assert_array_equal(together[:1], expected[:1])
 
   def test_a_folder_without_a_scalar_head_is_refused(self):

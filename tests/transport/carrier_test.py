@@ -14,7 +14,6 @@ import numpy as np
 
 from tba_jax.transport import carrier
 from tba_jax.transport import carrier_files
-from tba_jax.transport import carrier_memory
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
@@ -50,7 +49,6 @@ class CarrierCase(parameterized.TestCase):
   def make(self, name, path=None, deadline_s=30.0, **settings):
     path = path or self.path
     made = {
-        "memory": carrier_memory.Memory,
         "store": carrier_store.Chunks,
         "files": lambda: carrier_files.Files(path),
         "orbax": lambda: carrier_orbax.OrbaxShards(
@@ -80,7 +78,7 @@ class CarrierCase(parameterized.TestCase):
 
 class CarrierTest(CarrierCase):
 
-  @parameterized.parameters("memory", "store", "files", "orbax")
+  @parameterized.parameters("store", "files", "orbax")
   def test_leaves_are_read_bit_for_bit_until_they_are_dropped(self, name):
     writer, reader = self.make(name), self.make(name)
     packed = self.publish(writer)

@@ -46,7 +46,7 @@ assert code_of(a.key_value_try_get_bytes, "d") == "UNAVAILABLE"
 
 class JaxKvTest(absltest.TestCase):
 
-  def test_installed_jaxlib_has_the_interface(self):
+  def test_offers_the_functions_that_the_client_uses(self):
     env = processes.package_environment()
     env.pop("TF_CPP_MIN_LOG_LEVEL", None)
     child = subprocess.run(
@@ -83,13 +83,13 @@ class JaxKvTest(absltest.TestCase):
   def test_store_is_reached_without_a_proxy(self):
     environment = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "a,b"}
     with mock.patch.dict(os.environ, environment, clear=True):
-      jax_kv._bypass_proxy("unix:/x")
+      jax_kv.bypass_proxy("unix:/x")
       self.assertNotIn("no_grpc_proxy", os.environ)
       for _ in range(2):
-        jax_kv._bypass_proxy("[::1]:80")
+        jax_kv.bypass_proxy("[::1]:80")
       self.assertEqual(os.environ["no_grpc_proxy"], "a,b,::1")
     with mock.patch.dict(os.environ, {}, clear=True):
-      jax_kv._bypass_proxy("127.0.0.1:80")
+      jax_kv.bypass_proxy("127.0.0.1:80")
       self.assertNotIn("no_grpc_proxy", os.environ)
 
   def test_service_does_not_import_jax(self):

@@ -18,6 +18,7 @@ from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import kv_client
 from tba_jax.transport import locator
+from tests.support import waiting
 from tests.transport import contract
 from tests.transport import running_host
 
@@ -37,7 +38,7 @@ class HostCase(absltest.TestCase):
     generation = host.generation
     os.kill(host.child_pid, signal.SIGKILL)
     # Tests expect the next number.
-    running_host.wait_until(lambda: host.generation == generation + 1)
+    waiting.wait_until(lambda: host.generation == generation + 1)
 
 
 class KvContractTest(contract.TransportContract, HostCase):
@@ -71,7 +72,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
     self.assertEqual(client.list("q"), {"q/0/a": b"value"})
     self.make_client()
 
-  def test_messages_do_not_name_it(self):
+  def test_messages_name_no_root(self):
     client = self.make_client()
     self.lose_generation()
     with self.assertRaises(base.TransportError) as caught:
@@ -84,7 +85,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
 
 class KvClientTest(HostCase):
 
-  def test_lists_large_values(self):
+  def test_stores_large_values(self):
     client = self.running.client()
     value = os.urandom(1 << 20)
     for i in range(6):
@@ -128,7 +129,7 @@ class KvClientTest(HostCase):
     old, path = client.generation, self.running.host.locator_path
     old_text = path.read_text()
     self.lose_generation()
-    running_host.wait_until(lambda: path.read_text() != old_text)
+    waiting.wait_until(lambda: path.read_text() != old_text)
     with self.assertRaises(base.TransportError):
       client.get("a")
     new_text = path.read_text()
@@ -158,7 +159,7 @@ class KvClientTest(HostCase):
     client.put("a", b"x")
     error = jax_kv.KvError("RESOURCE_EXHAUSTED: too much\nmore")
     with mock.patch.dict(
-        kv_client._OPERATIONS, get=mock.Mock(side_effect=error)
+        self.running.operations, get=mock.Mock(side_effect=error)
     ):
       with self.assertRaisesRegex(
           base.TransportError, "get 'a': RESOURCE_EXHAUSTED: too much .*run"
@@ -174,12 +175,12 @@ class KvClientTest(HostCase):
       together.wait(10)  # Broken if they run one by one.
       return True
 
-    with mock.patch.dict(kv_client._OPERATIONS, put=put):
+    with mock.patch.dict(self.running.operations, put=put):
       client.put_all({f"a/{i}": b"x" for i in range(8)})
 
   def test_each_answer_restarts_the_deadline(self):
     client = self.running.client(deadline_s=0.5)
-    put = kv_client._OPERATIONS["put"]
+    put = self.running.operations["put"]
 
     def slowly(*args):
       time.sleep(0.05)
@@ -187,7 +188,7 @@ class KvClientTest(HostCase):
 
     values = {f"slow/{i:03d}": b"x" for i in range(60)}
     start = time.monotonic()
-    with mock.patch.dict(kv_client._OPERATIONS, put=slowly):
+    with mock.patch.dict(self.running.operations, put=slowly):
       client.put_all(values)
     self.assertGreater(time.monotonic() - start, 0.5)
     self.assertEqual(client.list("slow"), values)
@@ -196,21 +197,21 @@ class KvClientTest(HostCase):
     client = self.running.client(deadline_s=0.5)
     release = threading.Event()
     self.addCleanup(release.set)
-    put = kv_client._OPERATIONS["put"]
+    put = self.running.operations["put"]
 
     def hangs_from_b_on(kv, key, *args):
       return put(kv, key, *args) if key < "b" else release.wait(30)
 
     values = {f"{c}/{i}": b"x" for c in "ab" for i in range(8)}
     start = time.monotonic()
-    with mock.patch.dict(kv_client._OPERATIONS, put=hangs_from_b_on):
+    with mock.patch.dict(self.running.operations, put=hangs_from_b_on):
       with self.assertRaisesRegex(
           base.DeadlineExceededError, "no answer to put 'b/0' within 0.5 s"
       ):
         client.put_all(values)
     self.assertLess(time.monotonic() - start, 5.0)
 
-  def test_lists_thousands_of_keys(self):
+  def test_stores_and_deletes_thousands_of_keys(self):
     client = self.running.client(deadline_s=20.0)
     values = {f"q/{i:05d}": b"x" * 100 for i in range(1500)}
     client.put_all(values)
@@ -220,14 +221,14 @@ class KvClientTest(HostCase):
 
   def test_failed_operation_is_named(self):
     client = self.running.client()
-    put = kv_client._OPERATIONS["put"]
+    put = self.running.operations["put"]
 
     def fails_for_y(kv, key, *args):
       if key == "y":
         raise jax_kv.KvError("RESOURCE_EXHAUSTED: too much")
       return put(kv, key, *args)
 
-    with mock.patch.dict(kv_client._OPERATIONS, put=fails_for_y):
+    with mock.patch.dict(self.running.operations, put=fails_for_y):
       with self.assertRaisesRegex(base.TransportError, "put 'y': RESOURCE"):
         client.put_all({"x": b"x", "y": b"x", "z": b"x"})
     self.assertEqual(client.get("z"), b"x")
@@ -244,7 +245,7 @@ class KvClientTest(HostCase):
       release.wait(30)
       return b"late"
 
-    with mock.patch.dict(kv_client._OPERATIONS, get=slow_get):
+    with mock.patch.dict(self.running.operations, get=slow_get):
       with self.assertRaisesRegex(
           base.DeadlineExceededError,
           r"no answer to get 'a' within 2\.\d s from the key-value store of run"
@@ -271,7 +272,7 @@ class KvClientTest(HostCase):
       path.write_text(json.dumps(fields))
       release.wait(60)
 
-    with mock.patch.dict(kv_client._OPERATIONS, get=hang):
+    with mock.patch.dict(self.running.operations, get=hang):
       with self.assertRaisesRegex(base.TransportError, "replaced while"):
         client.get("a")
 
@@ -293,16 +294,16 @@ class NoStoreTest(parameterized.TestCase):
       kv_client.KvTransport(self.path, deadline_s=0.3, poll_s=0.02)
     self.assertGreaterEqual(time.monotonic() - start, 0.3)
 
-  def test_a_missing_locator_is_told(self):
+  def test_names_a_missing_locator(self):
     self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
 
-  def test_nothing_listens(self):
+  def test_names_an_address_where_nothing_listens(self):
     # A connect would abort this process.
     self.announce(f"unix:{self.folder}/kv3.sock")
     self.assert_no_store("nothing listens there: .*generation 3, at .*12345")
 
   @parameterized.parameters("unix", "tcp")
-  def test_something_listens_and_never_answers(self, kind):
+  def test_gives_up_on_a_service_that_never_answers(self, kind):
     if kind == "unix":
       silent = socket.socket(socket.AF_UNIX)
       silent.bind(f"{self.folder}/kv3.sock")
@@ -315,7 +316,7 @@ class NoStoreTest(parameterized.TestCase):
       silent.listen()
       self.assert_no_store("no answer to get 'meta/store' within .*12345")
 
-  def test_host_starts_later(self):
+  def test_waits_for_a_host_that_starts_later(self):
     running = running_host.RunningHost(spool=self.folder / "spool")
     timer = threading.Timer(0.2, running.__enter__)
     timer.start()

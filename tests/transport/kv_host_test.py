@@ -1,6 +1,7 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 
+import collections
 import os
 import pathlib
 import signal
@@ -14,6 +15,7 @@ from absl.testing import absltest
 
 from tba_jax.transport import kv_host
 from tba_jax.transport import locator
+from tests.support import waiting
 from tests.transport import running_host
 
 
@@ -63,7 +65,7 @@ class HostTest(absltest.TestCase):
         client = running.client()
         client.put("a", b"x")
         os.kill(first.pid, signal.SIGKILL)
-        running_host.wait_until(lambda: running.kinds().count("started") == 2)
+        waiting.wait_until(lambda: running.kinds().count("started") == 2)
         second = locator.read_locator(running.host.locator_path)
         self.assertEqual(second.generation, first.generation + 1)
         self.assertNotEqual(second.address, first.address)
@@ -83,12 +85,12 @@ class HostTest(absltest.TestCase):
       # Probes restore the identity.
       client.put(locator.IDENTITY_KEY, b"\xff text")
       get = lambda: client.get(locator.IDENTITY_KEY)
-      running_host.wait_until(lambda: get() == identity)
+      waiting.wait_until(lambda: get() == identity)
       client.delete("meta")
-      running_host.wait_until(lambda: get() == identity)
+      waiting.wait_until(lambda: get() == identity)
       self.assertEqual(running.kinds(), ["started"])
       os.kill(running.host.child_pid, signal.SIGTERM)
-      running_host.wait_until(lambda: "lost" in running.kinds())
+      waiting.wait_until(lambda: "lost" in running.kinds())
       self.assertIn("status -15", running.events[1][1])
 
   def test_damaged_generation_file_is_refused(self):
@@ -129,7 +131,7 @@ class HostTest(absltest.TestCase):
   def test_gives_up_if_no_service_starts(self):
     broken = mock.patch.object(sys, "executable", "/bin/false")
     with broken, running_host.RunningHost(self.spool) as running:
-      running_host.wait_until(lambda: running.error)
+      waiting.wait_until(lambda: running.error)
       self.assertRegex(str(running.error), "3 times in a row.*status 1")
       self.assertFalse(running.host.locator_path.exists())
     self.make_host()
@@ -144,7 +146,7 @@ class HostTest(absltest.TestCase):
     host, stop = self.make_host(), threading.Event()
     thread = threading.Thread(target=host.run, args=(stop,))
     thread.start()
-    running_host.wait_until(lambda: host.child_pid)
+    waiting.wait_until(lambda: host.child_pid)
     pid = host.child_pid
     stop.set()
     thread.join(30)
@@ -156,16 +158,19 @@ class HostTest(absltest.TestCase):
       running.host.announce("127.0.0.1:0", b"s" * 32)
       error = KeyError("x")
       with mock.patch.object(locator.Announcer, "check", side_effect=error):
-        running_host.wait_until(lambda: running.error)
+        waiting.wait_until(lambda: running.error)
       self.assertEqual(running.error, error)
       self.assertIsNone(running.host.child_pid)
 
-  def test_free_port_is_new_each_time(self):
-    host = self.make_host(address="127.0.0.1:0")
-    addresses = {host._new_address() for _ in range(20)}
+  def test_finds_a_new_free_port_each_time(self):
+    used = collections.deque(maxlen=20)
+    addresses = {
+        kv_host.free_address("127.0.0.1", [0] * 9, generation, used)
+        for generation in range(20)
+    }
     self.assertLen(addresses, 20)
 
-  def test_ports_of_a_range_take_turns_and_skip_occupied_ones(self):
+  def test_takes_ports_of_a_range_in_turn_and_skips_occupied_ones(self):
     with socket.socket() as occupied:
       # Find an occupied port with two free neighbours.
       for first in range(21000, 60000, 97):
@@ -177,21 +182,21 @@ class HostTest(absltest.TestCase):
         except OSError:
           continue
         break
-      host = self.make_host(address=f"127.0.0.1:{first}-{first + 2}")
-      addresses = []
-      for generation in (1, 2, 3, 4):
-        host._generation = generation
-        addresses.append(host._new_address())
+      ports, used = range(first, first + 3), collections.deque(maxlen=1)
+      addresses = [
+          kv_host.free_address("127.0.0.1", ports, generation, used)
+          for generation in (1, 2, 3, 4)
+      ]
       free = [f"127.0.0.1:{first + 1}", f"127.0.0.1:{first + 2}"]
       self.assertEqual(addresses, [*free, *free])
 
-  def test_next_host_uses_the_next_port_of_a_range(self):
-    addresses = set()
-    for generation in (1, 2, 3):
-      host = self.make_host(address="127.0.0.1:21500-21599")
-      host._generation = generation
-      addresses.add(host._new_address())
-      host.close()
+  def test_takes_the_next_port_of_a_range_in_the_next_host(self):
+    addresses = {
+        kv_host.free_address(
+            "127.0.0.1", range(21500, 21600), generation, collections.deque()
+        )
+        for generation in (1, 2, 3)
+    }
     self.assertLen(addresses, 3)
 
 

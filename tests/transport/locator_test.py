@@ -10,7 +10,6 @@ import socket
 import tempfile
 import threading
 import time
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -75,8 +74,10 @@ class AnnouncerTest(absltest.TestCase):
     self.path = pathlib.Path(self.create_tempdir().full_path) / "locator.json"
     locator.write_locator(self.path, FOUND)
 
-  def start(self, secret=SECRET, path=None):
-    announcer = locator.Announcer("127.0.0.1:0", secret, path or self.path)
+  def start(self, secret=SECRET, path=None, **settings):
+    announcer = locator.Announcer(
+        "127.0.0.1:0", secret, path or self.path, **settings
+    )
     self.addCleanup(announcer.close)
     return f"127.0.0.1:{announcer.port}"
 
@@ -114,8 +115,7 @@ class AnnouncerTest(absltest.TestCase):
       self.assertEqual(threading.active_count(), before)
 
   def test_slow_request_is_closed_at_the_deadline(self):
-    self.enter_context(mock.patch.object(locator, "_DEADLINE_S", 0.3))
-    address = self.start()
+    address = self.start(deadline_s=0.3)
     start = time.monotonic()
     with socket.create_connection(locator.split_address(address)) as slow:
       with self.assertRaises(OSError):  # Closed before the 16th byte.
@@ -126,7 +126,6 @@ class AnnouncerTest(absltest.TestCase):
     self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)
 
   def test_slow_answer_is_not_awaited_beyond_the_deadline(self):
-    self.enter_context(mock.patch.object(locator, "_DEADLINE_S", 0.3))
 
     def drip(connection):
       for _ in range(50):
@@ -135,7 +134,7 @@ class AnnouncerTest(absltest.TestCase):
 
     address = self.serve_once(drip)
     start = time.monotonic()
-    self.assertIsNone(locator.ask_announcer(address, SECRET))
+    self.assertIsNone(locator.ask_announcer(address, SECRET, 0.3))
     self.assertLess(time.monotonic(), start + 3)
 
   def test_nothing_listens(self):

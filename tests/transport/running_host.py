@@ -5,20 +5,11 @@
 import pathlib
 import tempfile
 import threading
-import time
 from typing import Any
 
 from tba_jax.transport import kv_client
 from tba_jax.transport import kv_host
-
-
-def wait_until(condition, wait_s: float = 60.0) -> None:
-  """Returns when `condition()` is true; raises after `wait_s`."""
-  deadline = time.monotonic() + wait_s
-  while not condition():
-    if time.monotonic() > deadline:
-      raise AssertionError(f"not true within {wait_s} s: {condition}")
-    time.sleep(0.005)
+from tests.support import waiting
 
 
 class RunningHost:
@@ -38,6 +29,8 @@ class RunningHost:
         **host_args,
     }
     self._stop = threading.Event()
+    # What clients do; a test may replace one.
+    self.operations = dict(kv_client.OPERATIONS)
     self._clients: list[kv_client.KvTransport] = []
     self.error: BaseException | None = None
 
@@ -45,7 +38,9 @@ class RunningHost:
     self.host = kv_host.KvHost(self.spool, **self._host_args)
     self._thread = threading.Thread(target=self._run)
     self._thread.start()
-    wait_until(lambda: self.error or "started" in self.kinds())
+    waiting.wait_until(
+        lambda: self.error or "started" in self.kinds(), "a start", 60.0
+    )
     return self
 
   def __exit__(self, *unused: Any) -> None:
@@ -64,6 +59,7 @@ class RunningHost:
         "locator_path": self.host.locator_path,
         "deadline_s": 60.0,
         "poll_s": 0.01,
+        "operations": self.operations,
         **client_args,
     }
     client = kv_client.KvTransport(**args)

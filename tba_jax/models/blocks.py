@@ -1,0 +1,156 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of a decoder, built from the facts of its family (`family.py`).
+
+Blocks are pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), or both in
+parallel. Attention has grouped queries; positions are rotary or learned.
+"""
+
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from tba_jax.models import config as config_lib
+from tba_jax.models import families
+from tba_jax.models import layers
+
+ModelConfig = config_lib.ModelConfig
+
+
+def make_norm(config: ModelConfig) -> nnx.Module:
+  """Returns a norm over the stream's width."""
+  if families.FAMILIES[config.family].norm == "layer":
+    return layers.LayerNorm(config)
+  return layers.RMSNorm(
+      config.width,
+      epsilon=config.norm_epsilon,
+      param_dtype=jnp.dtype(config.param_dtype),
+  )
+
+
+def _make_mlp(
+    config: ModelConfig, rngs: nnx.Rngs, out_scale: float
+) -> nnx.Module:
+  if not families.FAMILIES[config.family].is_gated:
+    return layers.MLP(config, rngs=rngs, out_scale=out_scale)
+  return layers.GatedMLP(
+      config.width,
+      config.mlp_width,
+      rngs=rngs,
+      param_dtype=jnp.dtype(config.param_dtype),
+      out_scale=out_scale,
+      bias=config.mlp_bias,
+  )
+
+
+class Block(nnx.Module):
+  """Attention and MLP, each with its norm and its residual."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.config = config
+    family = families.FAMILIES[config.family]
+    # Keeps the stream's variance near 1 over its 2N branches.
+    out_scale = 1.0 / math.sqrt(2 * config.num_layers)
+    self.attention_norm = make_norm(config)
+    self.attention = layers.Attention(
+        config,
+        rngs=rngs,
+        out_scale=out_scale,
+        qkv_bias=config.attention_bias or family.qkv_bias,
+        out_bias=config.attention_bias or family.out_bias,
+        has_norms=family.has_head_norms,
+    )
+    self.mlp_norm = make_norm(config)
+    self.mlp = _make_mlp(config, rngs, out_scale)
+
+  def __call__(
+      self,
+      x: jax.Array,
+      tables: tuple[jax.Array, jax.Array] | None,
+      attend: layers.AttendFn,
+      layer: jax.Array | int,
+  ) -> tuple[jax.Array, object]:
+    """Returns the stream [..., D] after the block and what `attend` keeps."""
+
+    def attend_scaled(q, k, v):
+      return attend(self._scaled(q, layer), k, v)
+
+    out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
+    after = x + out
+    read = x if self.config.parallel_residual else after
+    return after + self.mlp(self.mlp_norm(read)), kept
+
+  def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
+    """Returns queries scaled for scores that get divided by sqrt(Dh)."""
+    c = self.config
+    if c.scale_attention and not c.scale_attention_by_layer:
+      return q
+    scale = 1.0 if c.scale_attention else math.sqrt(c.head_dim)
+    if c.scale_attention_by_layer:
+      scale = scale / (1.0 + layer)
+    return (q.astype(jnp.float32) * scale).astype(q.dtype)
+
+
+class Decoder(nnx.Module):
+  """Embeddings, N stacked blocks, final norm and head.
+
+  Every parameter of `blocks` has a leading axis [num_layers, ...], which
+  `transformer.py` scans over. Learned positions are added to the embeddings.
+  """
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    dtype = jnp.dtype(config.param_dtype)
+    self.config = config
+    self.embed = layers.Embedding(
+        config.vocab_size, config.width, rngs=rngs, param_dtype=dtype
+    )
+    make_block = lambda rngs: Block(config, rngs)
+    self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
+    self.final_norm = make_norm(config)
+    make_head = lambda size, axis: layers.Linear(
+        *((config.width,), (size,), (axis, "width")),
+        rngs=rngs,
+        param_dtype=dtype,
+    )
+    if config.num_labels:
+      self.score = make_head(config.num_labels, "labels")
+    elif not config.tie_embeddings:
+      self.head = make_head(config.vocab_size, "vocab")
+    if self._learns_positions:
+      shape = (config.max_positions, config.width)
+      value = 0.1 * jax.random.normal(rngs.params(), shape, jnp.float32)
+      self.positions = nnx.Param(
+          (value / math.sqrt(config.width)).astype(dtype),
+          logical_axes=("positions", "width"),
+      )
+
+  @property
+  def _learns_positions(self) -> bool:
+    return families.FAMILIES[self.config.family].positions == "learned"
+
+  def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """Returns rotary tables of positions [...]; None if they are learned."""
+    if self._learns_positions:
+      return None
+    return layers.rotary_tables(self.config, positions)
+
+  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the stream [..., D] before the first block."""
+    dtype = jnp.dtype(self.config.compute_dtype)
+    x = self.embed(tokens, dtype)
+    if not self._learns_positions:
+      return x
+    # Idle rows of a sampler may be past the last position.
+    own = jnp.take(self.positions[...], positions, axis=0, mode="clip")
+    return x + own.astype(dtype)
+
+  def unembed(self, x: jax.Array) -> jax.Array:
+    """Returns logits [..., V], or labels [..., C], of the stream, float32."""
+    x = self.final_norm(x)
+    if self.config.num_labels:
+      return self.score(x, jnp.float32)
+    if self.config.tie_embeddings:
+      return self.embed.attend(x)
+    return self.head(x, jnp.float32)

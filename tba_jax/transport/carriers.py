@@ -1,0 +1,49 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of carriers, by `config.publish.carrier`; does not import JAX.
+
+To add a carrier, write its class into a file of this folder and an entry into
+`CARRIERS`: settings and checks of configs read names and facts from it.
+`carrier_memory` is none of them: it is of `one_process` alone.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import importlib
+
+from tba_jax.transport import carrier
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A carrier, and what the checks of a config know of it.
+
+  made_by: MODULE:CLASS in this folder.
+  suits: where it can be used, for `docs/config.md`.
+  takes_urls: whether `publish.directory` may be in an object store.
+  shares_directory: whether other hosts need `publish.directory`.
+  """
+
+  made_by: str
+  suits: str
+  takes_urls: bool = False
+  shares_directory: bool = False
+
+
+CARRIERS: Mapping[str, Entry] = {
+    "store": Entry("carrier_store:Chunks", "any hosts, up to some 100 MB"),
+    "files": Entry("carrier_files:Files", "one host, or a shared directory"),
+    "orbax": Entry(
+        "carrier_orbax:OrbaxShards",
+        "shards, in a shared directory or on gs://",
+        takes_urls=True,
+        shares_directory=True,
+    ),
+}
+
+
+def make(name: str, place: carrier.Place) -> carrier.Carrier:
+  """Returns the carrier of a name; imports its module."""
+  module, _, attribute = CARRIERS[name].made_by.partition(":")
+  in_module = importlib.import_module(f"tba_jax.transport.{module}")
+  return getattr(in_module, attribute).make(place)
