@@ -374,8 +374,8 @@ def check_format(path: pathlib.Path, saved: dict[str, Any]) -> None:
   """Raises ValueError if a run directory was made by another version.
 
   Args:
-    path: of its `config.json`.
-    saved: the contents.
+    path: path of its `config.json`.
+    saved: contents of that file.
   """
   if saved["format"] != FORMAT:
     raise ValueError(
