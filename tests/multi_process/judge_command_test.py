@@ -53,14 +53,6 @@ def _comparison(completion, reference, prompt="p"):
   )
 
 
-def _runs(pid: int) -> bool:
-  try:
-    os.kill(pid, 0)
-  except ProcessLookupError:
-    return False
-  return True
-
-
 class CommandComparerTest(parameterized.TestCase):
 
   def make(self, deadline_s=30.0):
@@ -123,7 +115,7 @@ class CommandComparerTest(parameterized.TestCase):
     found = comparer.compare([_comparison("xx", "y", prompt="hang")])
     self.assertEqual(found[0].failure, "deadline")
     pid = int(self.pid_file.read_text())
-    waiting.wait_until(lambda: not _runs(pid), "its end")
+    waiting.wait_until(lambda: not waiting.is_running(pid), "its end")
 
   def test_passes_the_users_environment_without_the_secret(self):
     self.enter_context(

@@ -12,7 +12,6 @@ import tempfile
 import time
 
 from absl.testing import absltest
-import psutil
 import pytest
 
 from tba_jax.monitor import run_directory
@@ -221,9 +220,8 @@ def _running(workdir):
 def _living(run, role):
   """Returns the pid of a role's process that runs, None where none does."""
   for pid in run.pids(role):
-    with contextlib.suppress(psutil.NoSuchProcess):  # It has just ended.
-      if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        return pid
+    if waiting.is_running(pid):
+      return pid
   return None
 
 

@@ -18,6 +18,7 @@ from absl.testing import parameterized
 from tba_jax.transport import base
 from tba_jax.transport import kv_client
 from tba_jax.transport import locator
+from tests.support import waiting
 from tests.transport import running_host
 
 _ROOT = pathlib.Path(kv_client.__file__).parents[2]
@@ -89,15 +90,6 @@ def _start(code: str, *args: object) -> subprocess.Popen:
   )
 
 
-def _is_gone(pid: int) -> bool:
-  """Returns whether the process has ended; a zombie counts."""
-  try:
-    status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except (FileNotFoundError, ProcessLookupError):
-    return True
-  return status.rpartition(")")[2].split()[0] == "Z"
-
-
 class ServiceLossTest(parameterized.TestCase):
 
   def start(self, **host_args):
@@ -122,7 +114,7 @@ class ServiceLossTest(parameterized.TestCase):
     ):
       self.assertEqual(client.generation, generation)
       # All clients work in this generation.
-      running_host.wait_until(lambda: set(client.list("sent")) >= set(names))
+      waiting.wait_until(lambda: set(client.list("sent")) >= set(names))
       if victim.poll() is None and generation == 2:
         # A killed client disturbs nobody.
         victim.kill()
@@ -134,7 +126,7 @@ class ServiceLossTest(parameterized.TestCase):
         while True:
           client.get("sent/0")
       self.assertEqual(client.reconnect(), generation + 1)
-    running_host.wait_until(lambda: set(client.list("sent")) == set(names))
+    waiting.wait_until(lambda: set(client.list("sent")) == set(names))
     client.put("stop", b"1")
     for sender in senders:
       out, _ = sender.communicate(timeout=60)
@@ -186,7 +178,7 @@ class ServiceLossTest(parameterized.TestCase):
     running = self.start()
     client = running.client()
     for generation in range(1, 5):
-      running_host.wait_until(
+      waiting.wait_until(
           lambda: running.kinds().count("started") == generation  # noqa: B023
       )
       os.kill(running.host.child_pid, signal.SIGKILL)
@@ -252,7 +244,7 @@ class HostLossTest(parameterized.TestCase):
       found = locator.read_locator(self.path)
       return found is not None and found.generation == generation
 
-    running_host.wait_until(is_announced)
+    waiting.wait_until(is_announced)
     return locator.read_locator(self.path)
 
   @parameterized.named_parameters(("running", False), ("stopped", True))
@@ -265,7 +257,7 @@ class HostLossTest(parameterized.TestCase):
       os.kill(service.pid, signal.SIGSTOP)
     host.kill()
     host.wait()
-    running_host.wait_until(lambda: _is_gone(service.pid), 10.0)
+    waiting.wait_until(lambda: not waiting.is_running(service.pid), "its end")
     with self.assertRaises(base.TransportError):
       client.get("a")
     # The dead host's locator is still there, but refused.

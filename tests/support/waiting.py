@@ -1,8 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one wait of tests: for a condition, with a deadline."""
+"""The one wait of tests, with a deadline; and whether a process runs."""
 
 from collections.abc import Callable
+import pathlib
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from typing import Any
 def wait_until(
     condition: Callable[[], Any],
     what: str | Callable[[], str] = "the condition",
-    wait_s: float = 30.0,
+    wait_s: float = 60.0,
     *,
     is_lost: Callable[[], Any] = lambda: False,
 ) -> Any:
@@ -31,3 +32,12 @@ def wait_until(
       raise AssertionError(f"{why}: {text}")
     time.sleep(0.005)
   return value
+
+
+def is_running(pid: int) -> bool:
+  """Returns whether a process has not ended; a zombie has."""
+  try:
+    status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except (FileNotFoundError, ProcessLookupError):
+    return False
+  return status.rpartition(")")[2].split()[0] != "Z"

@@ -199,15 +199,7 @@ class SignalsTest(absltest.TestCase):
     process.kill()
     process.wait()
     process.stdout.close()
-    waiting.wait_until(lambda: not _is_running(pid), "its end")
-
-
-def _is_running(pid: int) -> bool:
-  try:
-    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except (FileNotFoundError, ProcessLookupError):
-    return False
-  return text.rpartition(")")[2].split()[0] != "Z"
+    waiting.wait_until(lambda: not waiting.is_running(pid), "its end")
 
 
 class FreePortTest(absltest.TestCase):
