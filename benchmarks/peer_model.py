@@ -25,7 +25,6 @@ SHAPE = config.ModelConfig(
     max_positions=1024,
     param_dtype="float32",
     compute_dtype="float32",
-    **config.PLAIN,
     pad_id=0,
     bos_id=1,
     eos_id=2,

@@ -35,7 +35,6 @@ _CONFIG = config.ModelConfig(
     max_positions=64,
     param_dtype="float32",
     compute_dtype="float32",
-    **config.PLAIN,
     pad_id=0,
     bos_id=None,
     eos_id=1,
