@@ -74,7 +74,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
   Raises:
     ValueError: settings are wrong, or a file does not fit; each is named.
     RuntimeError: the run failed.
-    KeyboardInterrupt: it was interrupted; nothing of it is left.
+    KeyboardInterrupt: interrupted by the user; nothing is left of the run.
   """
   validate.validate(config)
   config = config.copy_and_resolve_references()
