@@ -35,7 +35,7 @@ def pack(host_state: Any) -> Packed:
       scalars.
 
   Raises:
-    TypeError: it has a value of another type.
+    TypeError: a value has another type.
   """
   arrays = {}
 

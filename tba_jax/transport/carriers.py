@@ -19,7 +19,7 @@ class Entry:
   """A carrier, and what the checks of a config know of it.
 
   made_by: MODULE:CLASS in this folder.
-  suits: where it can be used, for `docs/config.md`.
+  suits: places where it can be used, for `docs/config.md`.
   takes_urls: whether `publish.directory` may be in an object store.
   shares_directory: whether other hosts need `publish.directory`.
   """
