@@ -104,18 +104,25 @@ def run(
   found = {name: [] for name in ("steps", "completions", "solutions",
                                  *EVALUATED)}  # fmt: skip
   groups: list[types.Group] = []
+  solutions: set[tuple[int, str]] = set()
+  num_judged = 0
   num_steps, per_step = config.train.num_steps, config.search.prompts_per_step
 
   def evaluate(step: int) -> None:
     result = maker.evaluator.run(
         loop.learner.params, config.evaluate.final_prompts, version=step
     )
-    arrived = [g for g in groups if g.position < step * per_step]
+    nonlocal num_judged
+    # Groups come in the order of their positions.
+    solutions.update(
+        _solutions(maker.policy, groups[num_judged : step * per_step])
+    )
+    num_judged = step * per_step
     found["steps"].append(step)
     found["completions"].append(
         step * per_step * config.search.samples_per_prompt
     )
-    found["solutions"].append(len(_solutions(maker.policy, arrived)))
+    found["solutions"].append(len(solutions))
     for name in EVALUATED:
       found[name].append(result[name])
 

@@ -319,7 +319,7 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
   """Returns the trainer's and the searchers' devices, a run, and `elsewhere`.
 
   Args:
-    operands: at most two kinds or two slices, the second of the searchers;
+    operands: kinds or slices, at most two, the second the searchers';
       `--calibrate=RUN`; `--elsewhere`.
 
   Returns:
@@ -356,8 +356,8 @@ def plan(
 
   Args:
     config: config of the run.
-    workdir: may hold the reward model.
-    operands: as `parse` takes them.
+    workdir: run directory, which may hold the reward model.
+    operands: operands of `parse`.
 
   Raises:
     ValueError: a setting, operand, file or folder cannot be used.

@@ -24,13 +24,13 @@ from tba_jax.tasks import red_team
 class Frozen:
   """A frozen model of a role, beside the policy and its reference.
 
-  name: as programs and messages have it.
+  name: name in programs and messages.
   key: setting that names its folder.
-  folder: of the model; None stands for one as large as the policy, which is
-    trained later.
+  folder: folder of the model; None stands for one as large as the policy,
+    which is trained later.
   kind: "scalar" has one reward a text, "policy" next-token logits, "encoder"
     is bidirectional and float32.
-  copies: held by the role.
+  copies: number of copies that the role holds.
   """
 
   name: str

@@ -95,8 +95,8 @@ class Problem:
   """Something damaged or missing.
 
   place: file, and position in it.
-  what: what is wrong.
-  advice: what it means for the user, and what to do.
+  what: fault.
+  advice: meaning of the fault for the user, and remedy.
   """
 
   place: str
@@ -108,9 +108,9 @@ class Problem:
 class Part:
   """A row of the table.
 
-  name: of the part of the run.
-  found: what was read.
-  problems: what is wrong with it.
+  name: name of the part of the run.
+  found: summary of its content.
+  problems: faults of the part.
   notes: traces of faults that a restart handles, or has handled.
   """
 
@@ -127,7 +127,7 @@ class Part:
 class Checkpoint:
   """A complete checkpoint of the trainer.
 
-  step: of its directory.
+  step: step in the directory's name.
   name: path in the run directory.
   data: state of replay, {} if unreadable.
   history: [step, journal position] of the checkpoints when it was saved.
