@@ -5,7 +5,6 @@
 import os
 import pathlib
 import signal
-import tempfile
 import threading
 from unittest import mock
 
@@ -16,23 +15,26 @@ from tba_jax.programs import in_process
 from tba_jax.programs import roles
 
 
-def _files():
-  return {*pathlib.Path(tempfile.gettempdir()).glob("tba_jax_*"),
-          *pathlib.Path("/dev/shm").glob("tba_jax_*"),
-          *pathlib.Path.cwd().iterdir()}  # fmt: skip
-
-
 class InProcessTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    # Another directory than that of tests beside this one.
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(in_process, "_MEMORY", self.folder))
+
+  def files(self):
+    return {*self.folder.iterdir(), *pathlib.Path.cwd().iterdir()}
 
   def make_config(self, *overrides):
     return tba_jax.load_config("configs/countdown.py:smoke", overrides)
 
   def test_trains_and_leaves_no_file_process_thread_or_handler(self):
-    before, threads = _files(), threading.active_count()
+    before, threads = self.files(), threading.active_count()
     handler = signal.getsignal(signal.SIGUSR1)
     with mock.patch.object(os, "fork", side_effect=AssertionError("a process")):
       result = tba_jax.train(self.make_config())
-    self.assertEqual(_files(), before)
+    self.assertEqual(self.files(), before)
     self.assertEqual(signal.getsignal(signal.SIGUSR1), handler)
     self.assertLessEqual(threading.active_count(), threads)
     steps = [record["step"] for record in result.steps]
@@ -43,7 +45,7 @@ class InProcessTest(absltest.TestCase):
     self.assertRegex(repr(result), r"pass@1 0\.\d+ → 0\.\d+")
 
   def test_raises_the_error_of_the_run_and_leaves_no_file(self):
-    before = _files()
+    before = self.files()
     with self.assertRaisesRegex(ValueError, "loss.beta = -1"):
       tba_jax.train(self.make_config("loss.beta=-1"))
     with (
@@ -51,7 +53,7 @@ class InProcessTest(absltest.TestCase):
         self.assertRaises(KeyboardInterrupt),
     ):
       in_process.train(self.make_config("init=scratch"))
-    self.assertEqual(_files(), before)
+    self.assertEqual(self.files(), before)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 
@@ -125,7 +125,7 @@ class RoundTripTest(parameterized.TestCase):
         np.array([object()]),
         np.array([1j]),
         np.zeros(2, [("a", np.int32)]),
-        np.zeros(2, ml_dtypes.bfloat16),
+        np.zeros(2, jnp.bfloat16),
     ):
       with self.assertRaisesRegex(ValueError, "'x' has dtype"):
         wire.encode({}, {"x": array}, SECRET)
