@@ -382,7 +382,8 @@ class CarriersTest(parameterized.TestCase):
     groups = (
         [draw(n) for n in (1, 4, 2, 3, 4)],
         [draw(3, 6) for _ in range(5)],
-        [np.array([6, 2, 1], "i4")] * 5,
+        [lengths := np.array([6, 2, 1], "i4")] * 5,
+        [np.arange(6) < lengths[:, None]] * 5,
     )
     found = []
     for sizes in (dict(), dict(data=2, tensor=2)):
