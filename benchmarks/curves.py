@@ -21,11 +21,11 @@ from benchmarks import results
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import loops
 from tba_jax.programs import sft
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.training import policy as policy_lib
 
 # Metrics of an evaluation, a list of each in a run's result.
 EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",

@@ -41,11 +41,11 @@ import numpy as np
 
 from benchmarks import peer_model
 from tba_jax import types
+from tba_jax.learning import publication
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
-from tba_jax.training import publication
 
 _PEERS = "TBA_JAX_PEERS"
 _TUNIX = "TBA_JAX_TUNIX"

@@ -23,12 +23,12 @@ import ml_collections
 
 from benchmarks import peer_model
 from tba_jax import types
+from tba_jax.learning import train_step
 from tba_jax.losses import build
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
-from tba_jax.training import policy
-from tba_jax.training import sharding
-from tba_jax.training import train_step
+from tba_jax.policy import policy
+from tba_jax.policy import sharding
 
 _BASE = "tb"
 

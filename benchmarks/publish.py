@@ -24,8 +24,8 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax.learning import publication
 from tba_jax.monitor import run_directory
-from tba_jax.training import publication
 from tba_jax.transport import base
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files

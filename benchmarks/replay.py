@@ -13,8 +13,8 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.learning import schedules
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.training import schedules
 
 _PROMPT_TOKENS = 16
 _COMPLETION_TOKENS = 64

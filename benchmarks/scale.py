@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks import scale_searchers
 from benchmarks import store_queue
-from tba_jax.replay import scheduler
+from tba_jax.channels import grants as grants_lib
 from tba_jax.system import processes
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -228,7 +228,7 @@ def calibrate(
         serve_s=1 / full["groups_per_s"],
         groups_per_step=_GROUPS_PER_STEP,
         credits=num_credits,
-        granted_rounds=scheduler.BLOCKS_AHEAD,
+        granted_rounds=grants_lib.BLOCKS_AHEAD,
         hand_over_s=one["hand_over_ms"] / 1e3,
         idle_s=one["idle_ms"] / 1e3,
         look_s=one["look_ms"] / 1e3,

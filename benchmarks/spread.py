@@ -21,8 +21,8 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax.policy import sharding
 from tba_jax.system import processes
-from tba_jax.training import sharding
 
 _COMPLETIONS_PER_PROMPT = 16
 _REPEATS = 5

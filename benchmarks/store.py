@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks import peer_model
 from benchmarks import store_queue
+from tba_jax.learning import train_step
 from tba_jax.models import transformer
+from tba_jax.policy import sharding
 from tba_jax.system import processes
-from tba_jax.training import sharding
-from tba_jax.training import train_step
 
 # Blocks of a round, rounds, pairs of timed blocks of steps, steps of each.
 _SETTINGS = (400, 5, 25, 50)

@@ -18,9 +18,9 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.replay import messages
+from tba_jax.channels import messages
+from tba_jax.channels import queue_server
 from tba_jax.replay import prompt_order
-from tba_jax.replay import queue_server
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
 from tba_jax.transport import kv_host

@@ -18,8 +18,8 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.replay import messages
-from tba_jax.replay import queue_client
+from tba_jax.channels import messages
+from tba_jax.channels import queue_client
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
 

@@ -30,9 +30,9 @@ from benchmarks import peer_model
 from benchmarks import trial_run
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
+from tba_jax.policy import policy as policy_lib
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.training import policy as policy_lib
 
 _PROMPTS, _COMPLETIONS, _TOKENS = 4, 8, 64
 _STEPS, _REPEATS = 6, 3

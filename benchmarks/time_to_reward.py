@@ -37,17 +37,17 @@ import numpy as np
 from benchmarks import peer_grpo
 from benchmarks import results
 from tba_jax.config import load as load_config
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import model_source
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import sft
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.training import model_source
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import reward_judge
 
 # Overrides of the config.
 _TRAINER_REFERENCE = ["reference.role=trainer", "search.lead_steps=1"]

@@ -38,12 +38,12 @@ import numpy as np
 
 from benchmarks import peer_model
 from tba_jax import types
+from tba_jax.learning import packing
+from tba_jax.learning import train_step
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
-from tba_jax.training import packing
-from tba_jax.training import sharding
-from tba_jax.training import train_step
+from tba_jax.policy import sharding
 
 PEERS_VARIABLE = "TBA_JAX_PEERS"
 

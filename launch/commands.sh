@@ -71,7 +71,7 @@ print_plan() {
   plan+=(${SETTINGS[@]+"${SETTINGS[@]}"} "$@")
   show "${plan[@]}"
   if problem="$(
-    cd "$root" && "$python" -c 'import tba_jax.programs.plan' 2>&1 >/dev/null
+    cd "$root" && "$python" -c 'import tba_jax.tools.plan' 2>&1 >/dev/null
   )"; then
     (cd "$root" && "${plan[@]}") || die "the plan above says why this fails"
   else

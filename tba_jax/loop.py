@@ -14,9 +14,9 @@ import ml_collections
 from tba_jax import collect
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
+from tba_jax.learning import learner as learner_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
-from tba_jax.training import learner as learner_lib
 
 # `Collector`, or a function like it: prompts, params and version -> groups.
 CollectFn = Callable[

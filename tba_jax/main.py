@@ -29,28 +29,30 @@ from tba_jax.transport import base
 # workdir, operands) -> exit status`. Modules are imported when they are run:
 # the supervisor and the store stay free of JAX.
 PROGRAMS = {
-    "train": ("a whole run on this machine", "train"),
-    "trainer": ("the trainer of a run, on a cluster", "roles"),
+    "train": ("a whole run on this machine", "programs.train"),
+    "trainer": ("the trainer of a run, on a cluster", "programs.roles"),
     "searcher": ("a searcher of a run; may join or leave at any time",
-                 "roles"),
-    "store": ("the key-value store of a run, on a cluster", "store"),
+                 "programs.roles"),
+    "store": ("the key-value store of a run, on a cluster", "programs.store"),
     "one_process": ("trainer and searchers of a run, on one device",
-                    "one_process"),
-    "sft": ("supervised fine-tuning", "sft"),
-    "reward_model": ("a reward model from pairs", "reward_model"),
-    "evaluate": ("the evaluators on a checkpoint", "evaluate"),
-    "generate": ("completions for a file of prompts", "generate"),
-    "score": ("log-probs of a file of completions", "generate"),
-    "export": ("a checkpoint as a Hugging Face folder", "export"),
-    "report": ("a run, or several, as one page to read offline", "report"),
+                    "programs.one_process"),
+    "sft": ("supervised fine-tuning", "programs.sft"),
+    "reward_model": ("a reward model from pairs", "programs.reward_model"),
+    "evaluate": ("the evaluators on a checkpoint", "programs.evaluate"),
+    "generate": ("completions for a file of prompts", "programs.generate"),
+    "score": ("log-probs of a file of completions", "programs.generate"),
+    "export": ("a checkpoint as a Hugging Face folder", "tools.export"),
+    "report": ("a run, or several, as one page to read offline",
+               "tools.report"),
     "plan": ("what a config needs and whether it fits, without accelerator",
-             "plan"),
+             "tools.plan"),
     "compile": ("a config's programs, compiled for a TPU slice without one",
-                "compile"),
-    "status": ("the live state of a run", "status"),
+                "tools.compile"),
+    "status": ("the live state of a run", "tools.status"),
     "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
-               "verify"),
-    "sweep": ("several runs of one config, with a table and a plot", "sweep"),
+               "tools.verify"),
+    "sweep": ("several runs of one config, with a table and a plot",
+              "tools.sweep"),
 }  # fmt: skip
 # Programs that, without --config, read the config saved in the run.
 _OF_A_RUN = (
@@ -149,7 +151,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  module = importlib.import_module(f"tba_jax.programs.{PROGRAMS[name][1]}")
+  module = importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
     with _held(name, workdir):

@@ -17,13 +17,13 @@ import jax
 import ml_collections
 
 from tba_jax.channels import ports
+from tba_jax.evaluation import evaluations as evaluations_lib
+from tba_jax.learning import checkpoint
+from tba_jax.learning import guards as guards_lib
+from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import train_step
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.training import checkpoint
-from tba_jax.training import evaluations as evaluations_lib
-from tba_jax.training import guards as guards_lib
-from tba_jax.training import learner as learner_lib
-from tba_jax.training import train_step
 
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0

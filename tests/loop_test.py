@@ -15,10 +15,10 @@ import numpy as np
 from tba_jax import loop as loop_lib
 from tba_jax.config import load
 from tba_jax.config import variants
+from tba_jax.learning import device_work
+from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.programs import sweep
-from tba_jax.training import device_work
-from tba_jax.training import train_step
+from tba_jax.tools import sweep
 
 staleness = variants.import_config("configs/staleness.py")
 

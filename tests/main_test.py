@@ -347,7 +347,7 @@ print(json.dumps([out, "jax" in sys.modules]))
 
   def test_every_program_exists(self):
     for name, (_, module) in main_lib.PROGRAMS.items():
-      text = (_ROOT / "tba_jax" / "programs" / f"{module}.py").read_text()
+      text = (_ROOT / "tba_jax" / f"{module.replace('.', '/')}.py").read_text()
       self.assertTrue(
           f"def run_{name}(" in text or "def run(" in text,
           f"{name} of {module}",

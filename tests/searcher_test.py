@@ -17,12 +17,12 @@ from tba_jax import collect
 from tba_jax import searcher
 from tba_jax import types
 from tba_jax.channels import ports
+from tba_jax.channels import queue_client
+from tba_jax.learning import group_reference
+from tba_jax.learning import publication
 from tba_jax.monitor import metrics
-from tba_jax.replay import queue_client
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
-from tba_jax.training import group_reference
-from tba_jax.training import publication
 from tests.support import base_config
 from tests.support import fakes
 

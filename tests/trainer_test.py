@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from tba_jax import trainer
-from tba_jax.training import device_work
-from tba_jax.training import sharding
-from tba_jax.training import train_step as train_step_lib
+from tba_jax.learning import device_work
+from tba_jax.learning import train_step as train_step_lib
+from tba_jax.policy import sharding
 from tests.support import tiny_model
 from tests.support import trainer_case
 

@@ -16,12 +16,12 @@ import ml_collections
 import numpy as np
 
 from tba_jax import schedule
+from tba_jax.channels import grants as grants_lib
 from tba_jax.channels import inbox as inbox_lib
-from tba_jax.replay import journal as journal_lib
-from tba_jax.replay import leases as leases_lib
-from tba_jax.replay import messages
+from tba_jax.channels import journal as journal_lib
+from tba_jax.channels import leases as leases_lib
+from tba_jax.channels import messages
 from tba_jax.replay import prompt_order
-from tba_jax.replay import scheduler
 from tba_jax.transport import wire
 
 
@@ -110,7 +110,7 @@ class Intake:
     journaled = None
     if saved:
       journaled = prompt_order.Positions.from_state(saved["order"], order)
-    self.grants = scheduler.Grants(
+    self.grants = grants_lib.Grants(
         order,
         prompts_per_round=config.search.prompts_per_round,
         version_of=schedule.make_schedule(

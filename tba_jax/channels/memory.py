@@ -22,12 +22,12 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.channels import intake as intake_lib
+from tba_jax.channels import journal as journal_lib
+from tba_jax.channels import leases as leases_lib
+from tba_jax.channels import messages
 from tba_jax.channels import ports
-from tba_jax.replay import journal as journal_lib
-from tba_jax.replay import leases as leases_lib
-from tba_jax.replay import messages
+from tba_jax.channels import queue_client
 from tba_jax.replay import prompt_order
-from tba_jax.replay import queue_client
 from tba_jax.system import worker
 from tba_jax.transport import base
 

@@ -7,7 +7,7 @@
     trainer    GroupSource    admits prompts, draws batches, keeps the ledger
                ParamsSink     publishes versions
 
-A channel implements them: the store's (`replay/`, `training/publication.py`)
+A channel implements them: the store's (`replay/`, `learning/publication.py`)
 between processes, the memory's (`channels/memory.py`) between threads. The
 replay service is the trainer's `GroupSource` over either; of a channel it needs
 a `Receiver`.

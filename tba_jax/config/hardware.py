@@ -4,7 +4,7 @@
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
 sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
-The rule is memory: `bytes_a_param` has that of `programs/held.py`, which counts
+The rule is memory: `bytes_a_param` has that of `tools/held.py`, which counts
 exactly but needs JAX and the model's config file, while a config is read
 without either. A test holds one to the other.
 """

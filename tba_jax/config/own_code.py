@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tries a user's own loss and rewards before a run, in a process of their own.
 
-The process (`training/rehearsal.py`) may import JAX, and end, hang or crash as
+The process (`learning/rehearsal.py`) may import JAX, and end, hang or crash as
 user code may.
 """
 
@@ -69,7 +69,7 @@ def _problems(text: str) -> tuple[str, ...]:
   deadline_s = _DEADLINE_S + json.loads(text)[0]["reward"]["deadline_s"]
   try:
     done = subprocess.run(
-        [sys.executable, "-m", "tba_jax.training.rehearsal"],
+        [sys.executable, "-m", "tba_jax.learning.rehearsal"],
         input=text,
         capture_output=True,
         encoding="utf-8",

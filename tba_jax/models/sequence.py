@@ -220,7 +220,7 @@ def split_tokens(
 ) -> Callable[..., Any]:
   """Returns `fn`, traced with tokens split over the mesh axes `length`.
 
-  `batch`, `length` and `heads` are those of `training.sharding.token_axes`.
+  `batch`, `length` and `heads` are those of `policy.sharding.token_axes`.
   """
   split = Split(mesh, batch, length, heads)
 

@@ -27,17 +27,17 @@ import rich.text
 
 from tba_jax import types
 from tba_jax.config import load as config_load
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import model_source
 from tba_jax.models import hf_hub
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import text
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.training import model_source
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import reference
-from tba_jax.training import reward_judge
 
 _KEY = "evaluate"
 # Rows of the table: metric, with its interval where it has one.

@@ -32,16 +32,16 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
+from tba_jax.learning import batches
+from tba_jax.learning import model_source
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.policy import policy as policy_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
-from tba_jax.sampling import rows as sampling_rows
 from tba_jax.sampling import sharing
+from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.training import batches
-from tba_jax.training import model_source
-from tba_jax.training import policy as policy_lib
 
 # Exit status if some lines could not be processed.
 EXIT_BAD_LINES = 1
@@ -318,8 +318,8 @@ def score(config: ml_collections.ConfigDict) -> Counts:
         "config.sampling.max_prompt_tokens + max_completion_tokens ="
         f" {most}: allowed up to {limit}, the model's positions"
     )
-  sharding = sampling_rows.rows_sharding(
-      sampling_rows.params_sharding(source.params), batch_lines
+  sharding = slots_lib.rows_sharding(
+      slots_lib.params_sharding(source.params), batch_lines
   )
 
   @jax.jit

@@ -15,18 +15,18 @@ from tba_jax import collect
 from tba_jax import loop
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import cluster
+from tba_jax.learning import device_work
+from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import schedules
+from tba_jax.learning import train_step
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base as tasks_base
-from tba_jax.training import cluster
-from tba_jax.training import device_work
-from tba_jax.training import learner as learner_lib
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import reward_judge
-from tba_jax.training import schedules
-from tba_jax.training import sharding
-from tba_jax.training import train_step
 
 
 def make_prompt_order(

@@ -32,6 +32,9 @@ import rich.table
 
 from tba_jax import types
 from tba_jax.config import stages
+from tba_jax.evaluation import evaluator
+from tba_jax.learning import batches
+from tba_jax.learning import offline
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import preference
 from tba_jax.models import folders
@@ -40,17 +43,14 @@ from tba_jax.models import hf
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
+from tba_jax.policy import frozen
+from tba_jax.policy import policy
+from tba_jax.policy import sharding
 from tba_jax.rewards import reward_model
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import rows as rows_lib
-from tba_jax.training import batches
-from tba_jax.training import evaluator
-from tba_jax.training import frozen
-from tba_jax.training import offline
-from tba_jax.training import policy
-from tba_jax.training import sharding
 
 NAME = "reward_model"
 # Pairs scored and written at a time while relabelling.

@@ -27,33 +27,33 @@ from tba_jax import trainer as trainer_lib
 from tba_jax import types
 from tba_jax.channels import memory
 from tba_jax.channels import ports
+from tba_jax.channels import queue_client
+from tba_jax.channels import queue_server
+from tba_jax.channels import service as service_lib
 from tba_jax.config import validate
+from tba_jax.evaluation import evaluations as evaluations_lib
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import agreement
+from tba_jax.learning import checkpoint
+from tba_jax.learning import cluster as cluster_lib
+from tba_jax.learning import device_work
+from tba_jax.learning import group_reference
+from tba_jax.learning import guards as guards_lib
+from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import publication
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
 from tba_jax.programs import loops
 from tba_jax.programs import sections
 from tba_jax.replay import prompt_order
-from tba_jax.replay import queue_client
-from tba_jax.replay import queue_server
-from tba_jax.replay import service as service_lib
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import rows
-from tba_jax.training import agreement
-from tba_jax.training import checkpoint
-from tba_jax.training import cluster as cluster_lib
-from tba_jax.training import device_work
-from tba_jax.training import evaluations as evaluations_lib
-from tba_jax.training import group_reference
-from tba_jax.training import guards as guards_lib
-from tba_jax.training import learner as learner_lib
-from tba_jax.training import lora
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import publication
-from tba_jax.training import reward_judge
-from tba_jax.training import sharding
 from tba_jax.transport import base as transport_base
 
 # Seconds that a leaving searcher has to send its finished groups.

@@ -21,18 +21,18 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.config import stages
+from tba_jax.evaluation import evaluator as evaluator_lib
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import batches
+from tba_jax.learning import model_source
+from tba_jax.learning import offline
 from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
-from tba_jax.training import batches
-from tba_jax.training import evaluator as evaluator_lib
-from tba_jax.training import model_source
-from tba_jax.training import offline
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import reward_judge
-from tba_jax.training import sharding
 
 # Separates these random numbers from others of the same seed.
 _STREAM = 0x5F8

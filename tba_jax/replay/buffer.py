@@ -22,7 +22,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.replay import ledger
-from tba_jax.replay import rows as rows_lib
+from tba_jax.replay import records as records_lib
 from tba_jax.replay import selection
 from tba_jax.replay import similarity
 
@@ -139,7 +139,7 @@ def staleness(
 def evict_oldest(
     buffer: "ReplayBuffer",
     group: types.Group,
-    prompt: rows_lib.PromptRows,
+    prompt: records_lib.PromptRecords,
     kept: list[int],
 ) -> list[int]:
   """Evicts the oldest completions, first of the prompt, then of all prompts."""
@@ -157,7 +157,7 @@ def evict_oldest(
 def evict_lowest_reward(
     buffer: "ReplayBuffer",
     group: types.Group,
-    prompt: rows_lib.PromptRows,
+    prompt: records_lib.PromptRecords,
     kept: list[int],
 ) -> list[int]:
   """Evicts the lowest rewards, old or new: of the prompt, then of all.
@@ -222,7 +222,7 @@ class ReplayBuffer:
     self._evict = EVICTION_RULES[self._filter.evict]
     self.capacity = self._replay.capacity
     self.capacity_per_prompt = self._replay.capacity_per_prompt
-    self.table = rows_lib.RowTable(
+    self.table = records_lib.RecordTable(
         config.sampling.max_completion_tokens, self.capacity
     )
     self._similarity = None
@@ -230,7 +230,7 @@ class ReplayBuffer:
       self._similarity = similarity.SimilarityFilter(
           self._filter, self.table, embed, content_mask
       )
-    self.prompts: dict[int, rows_lib.PromptRows] = {}
+    self.prompts: dict[int, records_lib.PromptRecords] = {}
     # Newest row of each text, with `replay.dedupe`, and the reverse.
     self._row_of: dict[bytes, int] = {}
     self._digests: dict[int, bytes] = {}
@@ -297,7 +297,9 @@ class ReplayBuffer:
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
     prompt = self.prompts.get(group.prompt_id)
     if prompt is None:
-      prompt = rows_lib.PromptRows(np.array(group.prompt_tokens, np.int32))
+      prompt = records_lib.PromptRecords(
+          np.array(group.prompt_tokens, np.int32)
+      )
       self.prompts[group.prompt_id] = prompt
     self._insert_step = step
     if self._filter.freeze_step and step >= self._filter.freeze_step:
@@ -495,7 +497,7 @@ class ReplayBuffer:
     self.table.set_state(state["rows"])
     ends = np.cumsum(state["prompt_lengths"])[:-1]
     self.prompts = {
-        key: rows_lib.PromptRows(tokens)
+        key: records_lib.PromptRecords(tokens)
         for key, tokens in zip(
             state["prompt_ids"].tolist(),
             np.split(state["prompt_tokens"], ends),
@@ -577,7 +579,7 @@ class ReplayBuffer:
     self._recent_pool.expire(step)
 
   def _choose(
-      self, prompt: rows_lib.PromptRows, count: int, recent: bool
+      self, prompt: records_lib.PromptRecords, count: int, recent: bool
   ) -> np.ndarray:
     """Returns rows of one prompt, [count] int64."""
     rows = prompt.view()

@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.replay import rows as rows_lib
+from tba_jax.replay import records as records_lib
 
 # (token ids of each completion, without what ended it) -> [n, D] float32, rows
 # of unit length.
@@ -38,7 +38,7 @@ class SimilarityFilter:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      table: rows_lib.RowTable,
+      table: records_lib.RecordTable,
       embed: EmbedFn | None,
       content_mask: ContentMaskFn,
   ):

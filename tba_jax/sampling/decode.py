@@ -17,7 +17,7 @@ stop strings). All shapes are fixed: `prefill` compiles once per bucket,
 `decode_chunk` once per number of cache blocks and of rows, the others once.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
-sample index, position), and no operation mixes rows. So a completion, down to
+sample index, position), and no operation mixes slots. So a completion, down to
 the bits of its log-probs, does not depend on its batch mates, its row, the
 chunks or the order of the requests.
 """
@@ -32,7 +32,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import transformer
 from tba_jax.sampling import requests
-from tba_jax.sampling import rows
+from tba_jax.sampling import slots as slots_lib
 
 # Rows per free row at which a chunk ends while completions wait: a refill then
 # costs about as much as the idle rows would.
@@ -73,7 +73,7 @@ class Sampler:
     self._settings = settings
     convert = functools.partial(model.decode_params, num_positions=P + T)
     self._convert_on_host, self._convert_on_device = convert, jax.jit(convert)
-    self._programs: dict[jax.sharding.Sharding, rows.Programs] = {}
+    self._programs: dict[jax.sharding.Sharding, slots_lib.Programs] = {}
 
   @property
   def settings(self) -> Settings:
@@ -94,10 +94,10 @@ class Sampler:
     """
     if isinstance(params, transformer.DecodeParams):
       return params
-    sharding = rows.params_sharding(params)
+    sharding = slots_lib.params_sharding(params)
     if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params)):
       if shardings is not None:
-        sharding = rows.decode_shardings(
+        sharding = slots_lib.decode_shardings(
             shardings, self._model.config.num_layers
         )
       return jax.device_put(self._convert_on_host(params), sharding)
@@ -165,11 +165,11 @@ class Sampler:
         programs, self._settings, params, prompts, version, newer
     )
 
-  def programs(self, params: types.PyTree) -> rows.Programs:
+  def programs(self, params: types.PyTree) -> slots_lib.Programs:
     """Returns the jitted programs for params that are placed like these."""
-    sharding = rows.params_sharding(params)
+    sharding = slots_lib.params_sharding(params)
     if sharding not in self._programs:
-      self._programs[sharding] = rows.Programs(
+      self._programs[sharding] = slots_lib.Programs(
           self._model, self._settings, sharding
       )
     return self._programs[sharding]
@@ -180,7 +180,7 @@ class _DecodeLoop:
 
   def __init__(
       self,
-      programs: rows.Programs,
+      programs: slots_lib.Programs,
       settings: Settings,
       params: types.PyTree,
       prompts: Sequence[Request],
@@ -189,7 +189,7 @@ class _DecodeLoop:
   ):
     self._programs = programs
     self._settings = settings
-    self._blocks = rows.block_lengths(
+    self._blocks = slots_lib.block_lengths(
         settings.max_prompt_tokens, settings.max_completion_tokens
     )
     self._prompts = prompts
@@ -204,7 +204,7 @@ class _DecodeLoop:
         prompts, settings, self._order, programs.rows_per_prompt
     )
     # Index of a request -> its row in the last prefilled batch, and the outputs
-    # of `rows.prefill`.
+    # of `slots_lib.prefill`.
     self._prefilled: dict[int, int] = {}
     self._prefill_outputs: tuple[Any, ...] = ()
     self._watch = None
@@ -267,7 +267,7 @@ class _DecodeLoop:
       num_idle -= self._programs.fewer_rows(num_rows)
     # A chunk fills its blocks if nothing is to be done between chunks.
     waits = slots.queue or polls
-    num_steps, num_blocks = rows.plan_chunk(
+    num_steps, num_blocks = slots_lib.plan_chunk(
         self._blocks,
         slots.longest,
         chunk_steps=self._settings.chunk_steps if waits else None,
@@ -276,7 +276,7 @@ class _DecodeLoop:
 
   def _decode(
       self, num_steps: int, num_idle: int, num_blocks: int
-  ) -> tuple[rows.DecodeState, tuple[jax.Array, jax.Array]]:
+  ) -> tuple[slots_lib.DecodeState, tuple[jax.Array, jax.Array]]:
     return self._programs.decode_chunk(
         self._params,
         self._state,
@@ -335,7 +335,7 @@ class _DecodeLoop:
       )
 
   def _refill(self) -> None:
-    """Starts completions in all free rows."""
+    """Starts completions in all free slots."""
     while self._slots.can_refill:
       if self._slots.queue[0][0] not in self._prefilled:
         self._prefill()
@@ -373,7 +373,7 @@ class _DecodeLoop:
     tokens[start:], mask[start:] = prompt_tokens, 1
 
   def _cut_at_stop_strings(self) -> jax.Array:
-    """Ends completions at stop strings; returns [R] bool, idle rows."""
+    """Ends completions at stop strings; returns [R] bool, idle slots."""
     state, owners = self._state, self._slots.owners
     read = jax.device_get((state.tokens, state.lengths, state.stopped))
     cut_R = self._watch.cuts(owners, *read)

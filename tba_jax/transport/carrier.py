@@ -3,7 +3,7 @@
 """Interface of the carriers, which move params from trainer to searchers.
 
 A version's pointer and manifest are always in the store (see
-`training/publication.py`); a carrier moves the leaves. It packs a version once
+`learning/publication.py`); a carrier moves the leaves. It packs a version once
 and sends it to each new generation of the store.
 """
 

@@ -7,7 +7,7 @@ import jax
 
 from benchmarks import slices
 from tba_jax.config import load
-from tba_jax.programs import compile as compile_lib
+from tba_jax.tools import compile as compile_lib
 from tests.support import hub_cache
 
 

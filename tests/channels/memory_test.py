@@ -9,12 +9,12 @@ from absl.testing import absltest
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.channels import journal
 from tba_jax.channels import memory
-from tba_jax.replay import journal
-from tba_jax.replay import messages
+from tba_jax.channels import messages
 from tba_jax.transport import base
 from tests.channels import groups_contract
-from tests.replay import queue_case
+from tests.channels import queue_case
 from tests.support import in_process
 from tests.support import waiting
 

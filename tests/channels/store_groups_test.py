@@ -5,7 +5,7 @@
 from absl.testing import absltest
 
 from tests.channels import groups_contract
-from tests.replay import queue_case
+from tests.channels import queue_case
 
 
 class StoreGroupsTest(groups_contract.GroupsContract, queue_case.QueueTestCase):

@@ -12,8 +12,8 @@ from absl.testing import parameterized
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.learning import schedules
 from tba_jax.tasks import build
-from tba_jax.training import schedules
 from tests.support import hub_cache
 
 _CONFIGS = {
@@ -547,7 +547,7 @@ class PaperTest(parameterized.TestCase):
   @parameterized.parameters(*_BATCHES)
   def test_fine_tuning_and_reward_model_are_those_of_the_paper(self, model):
     c = _config(f"tldr_reward_model:model={model}")
-    # Of the optimizer's constants, tests/training/offline_test.py.
+    # Of the optimizer's constants, tests/learning/offline_test.py.
     same = ("learning_rate", "schedule", "warmup_steps", "grad_clip_norm")
     for section in (c.sft, c.reward_model):
       self.assertEqual(

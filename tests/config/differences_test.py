@@ -88,7 +88,7 @@ class UsersTest(absltest.TestCase):
             "config/stages.py",
             "config/validate.py",
             "monitor/report/compare.py",
-            "programs/sweep.py",
+            "tools/sweep.py",
         },
     )
 

@@ -14,9 +14,9 @@ import jax
 from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.programs import held
-from tba_jax.programs import plan
-from tba_jax.training import sharding
+from tba_jax.policy import sharding
+from tba_jax.tools import held
+from tba_jax.tools import plan
 from tests.support import hub_cache
 
 _SHAPES = json.loads(

@@ -14,8 +14,8 @@ import ml_collections
 
 from tba_jax.config import own_code
 from tba_jax.config import validate
+from tba_jax.learning import rehearsal
 from tba_jax.system import processes
-from tba_jax.training import rehearsal
 from tests.support import base_config
 
 _LOSSES = """

@@ -23,9 +23,9 @@ from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
 from tba_jax.monitor import writers
+from tba_jax.policy import sharding
 from tba_jax.replay import buffer
 from tba_jax.tasks import build as build_task
-from tba_jax.training import sharding
 from tests.models import hf_case
 from tests.support import base_config
 from tests.support import hub_cache

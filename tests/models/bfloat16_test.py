@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.learning import guards
+from tba_jax.learning import publication
+from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import heads
 from tba_jax.models import transformer
+from tba_jax.policy import lora
+from tba_jax.policy import sharding
 from tba_jax.sampling import decode
-from tba_jax.training import guards
-from tba_jax.training import lora
-from tba_jax.training import publication
-from tba_jax.training import sharding
-from tba_jax.training import train_step
 from tests.models import hf_case
 from tests.support import base_config
 from tests.support import sampler_case

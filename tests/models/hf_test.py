@@ -20,7 +20,7 @@ from tba_jax.models import hf
 from tba_jax.models import hf_names
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
-from tba_jax.training import sharding
+from tba_jax.policy import sharding
 from tests.models import hf_case
 
 _config, _params = hf_case.make_config, hf_case.make_params

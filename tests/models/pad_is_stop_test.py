@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.learning import batches
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
-from tba_jax.training import batches
 from tests.support import fakes
 from tests.support import sampler_case
 from tests.support import tiny_model

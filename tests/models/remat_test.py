@@ -12,7 +12,7 @@ import numpy as np
 from tba_jax.config import settings
 from tba_jax.models import heads
 from tba_jax.models import transformer
-from tba_jax.training import policy
+from tba_jax.policy import policy
 from tests.support import tiny_model
 
 _SHAPE = tiny_model.make_model(num_layers=4).config

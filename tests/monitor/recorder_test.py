@@ -12,15 +12,15 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
+from tba_jax.channels import queue_server
+from tba_jax.channels import service
 from tba_jax.config import settings as settings_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import ledger
-from tba_jax.replay import queue_server
-from tba_jax.replay import service
 from tba_jax.rewards import judges
 from tba_jax.system import jsonl
-from tests.replay import fake_groups
+from tests.channels import fake_groups
 from tests.support import fakes
 
 METRICS = {"loss": 1.5, "reward_mean": 0.25, "kl": 2.0, "entropy": 0.5}

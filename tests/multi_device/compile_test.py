@@ -20,10 +20,10 @@ import ml_collections
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.models import hf_config
-from tba_jax.programs import compile as compile_lib
-from tba_jax.programs import held
+from tba_jax.policy import sharding
 from tba_jax.programs import sizes
-from tba_jax.training import sharding
+from tba_jax.tools import compile as compile_lib
+from tba_jax.tools import held
 from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -49,7 +49,7 @@ _MESHES = (
 _TRAIN_STEP = """
 import json, sys
 from tba_jax.config import settings
-from tba_jax.programs import compile
+from tba_jax.tools import compile
 from tba_jax.system import hlo
 config = settings.get_config()
 config.init = sys.argv[2]
@@ -80,7 +80,7 @@ import math, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 16)
 from tba_jax.config import load
-from tba_jax.programs import compile
+from tba_jax.tools import compile
 for row in sys.argv[1:]:
   name, *overrides = row.split()
   config = load.load_config(name, overrides)

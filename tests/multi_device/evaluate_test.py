@@ -8,8 +8,8 @@ from absl.testing import absltest
 import jax
 
 from tba_jax.config import variants
+from tba_jax.learning import model_source
 from tba_jax.programs import evaluate
-from tba_jax.training import model_source
 from tests.programs import evaluate_test
 
 arithmetic = variants.import_config("configs/arithmetic.py")

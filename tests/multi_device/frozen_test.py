@@ -14,18 +14,18 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
+from tba_jax.learning import device_work
 from tba_jax.models import encoder as encoder_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_files
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import frozen
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
 from tba_jax.rewards import reward_model
 from tba_jax.system import hlo
 from tba_jax.tasks import build
-from tba_jax.training import device_work
-from tba_jax.training import frozen
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import sharding
 from tests.support import base_config
 from tests.support import tiny_model
 

@@ -18,7 +18,7 @@ from tba_jax.config import settings
 from tba_jax.models import attention
 from tba_jax.models import kernels
 from tba_jax.models import sequence
-from tba_jax.training import sharding
+from tba_jax.policy import sharding
 
 # JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"

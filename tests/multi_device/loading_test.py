@@ -22,13 +22,13 @@ import numpy as np
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.learning import model_source
 from tba_jax.models import hf
 from tba_jax.models import hf_files
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import sharding
 from tba_jax.programs import generate as programs_generate
 from tba_jax.sampling import decode
-from tba_jax.training import model_source
-from tba_jax.training import sharding
 from tests.support import tiny_model
 
 configs_generate = variants.import_config("configs/generate.py")

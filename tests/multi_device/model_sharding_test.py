@@ -17,7 +17,7 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config
 from tba_jax.models import transformer
-from tba_jax.training import sharding
+from tba_jax.policy import sharding
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (

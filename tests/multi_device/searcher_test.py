@@ -18,16 +18,16 @@ import jax
 import numpy as np
 
 from tba_jax.config import settings as settings_lib
+from tba_jax.learning import group_reference
+from tba_jax.learning import publication
+from tba_jax.policy import lora
+from tba_jax.policy import sharding
 from tba_jax.programs import roles
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
-from tba_jax.sampling import rows
 from tba_jax.sampling import sharing
+from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import hlo
-from tba_jax.training import group_reference
-from tba_jax.training import lora
-from tba_jax.training import publication
-from tba_jax.training import sharding
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_orbax
@@ -219,8 +219,8 @@ class SamplingTest(parameterized.TestCase):
       sampler = decode.Sampler(self.policy.model, SETTINGS)
       place = make_place(self.policy, **sizes)
       params = sampler.put(self.params_of[0], place.model)
-      programs = rows.Programs(
-          self.policy.model, SETTINGS, rows.params_sharding(params)
+      programs = slots_lib.Programs(
+          self.policy.model, SETTINGS, slots_lib.params_sharding(params)
       )
       shape = SETTINGS.prefill_size, SETTINGS.max_prompt_tokens
       compiled = programs.prefill.lower(
@@ -251,7 +251,9 @@ class SplitVocabularyTest(parameterized.TestCase):
     found = []
     for sizes in (dict(data=1), dict(data=2, tensor=2), dict(tensor=4)):
       mesh = make_mesh(**sizes)
-      draw = functools.partial(rows._draw, settings, sharding.replicated(mesh))
+      draw = functools.partial(
+          slots_lib._draw, settings, sharding.replicated(mesh)
+      )
       found.append(jax.jit(draw)(logits_RxV, keys_Rx2, position_R))
     for other in found[1:]:
       np.testing.assert_array_equal(other[0], found[0][0])
@@ -263,7 +265,9 @@ class SplitVocabularyTest(parameterized.TestCase):
     rules = settings_lib.get_config().sharding
     shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
     params = jax.device_put(model.init(jax.random.PRNGKey(0)), shardings)
-    programs = rows.Programs(model, SETTINGS, rows.params_sharding(params))
+    programs = slots_lib.Programs(
+        model, SETTINGS, slots_lib.params_sharding(params)
+    )
     state, count = programs.abstract_state, np.int32(3)
     decode_params = decode.Sampler(model, SETTINGS).put(params)
     prompts = np.zeros((SETTINGS.prefill_size, 4), np.int32)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
+from tba_jax.learning import train_step
 from tba_jax.losses import logprobs
 from tba_jax.models import heads
 from tba_jax.models import sequence
 from tba_jax.models import transformer
+from tba_jax.policy import reference
+from tba_jax.policy import sharding
 from tba_jax.system import hlo
-from tba_jax.training import reference
-from tba_jax.training import sharding
-from tba_jax.training import train_step
 from tests.support import tiny_model
 
 # JAX makes its devices once, so this file runs in its own process.

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from tba_jax.training import sharding
+from tba_jax.policy import sharding
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_orbax
 from tests.support import in_process

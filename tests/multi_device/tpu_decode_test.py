@@ -24,7 +24,7 @@ jax.config.update("jax_platforms", "cpu")
 from jax.experimental import topologies
 import numpy as np
 from tba_jax.sampling import requests
-from tba_jax.sampling import rows
+from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import hlo
 from tests.support import tiny_model
 
@@ -43,7 +43,7 @@ for shared in (1, 8):
       temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
       max_completion_tokens=256, num_rows=32, chunk_steps=8, pad_id=0, seed=0,
       most_rows_per_prompt=shared)
-  programs = rows.Programs(model, settings, on_device)
+  programs = slots_lib.Programs(model, settings, on_device)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(
       decode_params, state, count, count, programs.num_blocks).compile()

@@ -12,12 +12,12 @@ import chex
 import jax
 import numpy as np
 
-from tba_jax.training import checkpoint
-from tba_jax.training import lora
-from tba_jax.training import packing
-from tba_jax.training import reference
-from tba_jax.training import sharding
-from tba_jax.training import train_step
+from tba_jax.learning import checkpoint
+from tba_jax.learning import packing
+from tba_jax.learning import train_step
+from tba_jax.policy import lora
+from tba_jax.policy import reference
+from tba_jax.policy import sharding
 from tests.support import tiny_model
 
 # JAX makes its devices once, so this file runs in its own process.

@@ -11,7 +11,7 @@ import sys
 
 import chex
 
-from tba_jax.training import checkpoint
+from tba_jax.learning import checkpoint
 from tests.multi_process import checkpoint_child
 
 

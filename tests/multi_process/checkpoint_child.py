@@ -11,7 +11,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.training import checkpoint
+from tba_jax.learning import checkpoint
 
 SIZE = 300_000
 

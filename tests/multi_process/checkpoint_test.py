@@ -13,7 +13,7 @@ from absl.testing import absltest
 import chex
 import numpy as np
 
-from tba_jax.training import checkpoint
+from tba_jax.learning import checkpoint
 from tests.multi_process import checkpoint_child
 from tests.support import harness
 from tests.support import waiting

@@ -7,7 +7,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.programs import verify
+from tba_jax.tools import verify
 from tests.support import harness
 
 _CAPACITY = 128

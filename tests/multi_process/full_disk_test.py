@@ -13,9 +13,9 @@ from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.programs import verify
+from tba_jax.learning import checkpoint
 from tba_jax.system import processes
-from tba_jax.training import checkpoint
+from tba_jax.tools import verify
 from tests.multi_process import save_child
 from tests.support import harness
 

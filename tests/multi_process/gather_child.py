@@ -27,7 +27,7 @@ def main(process: str, port: str) -> None:
   import numpy as np
 
   from tba_jax.config import settings
-  from tba_jax.training import sharding
+  from tba_jax.policy import sharding
   from tests.support import tiny_model
 
   jax.config.update("jax_cpu_collectives_implementation", "gloo")

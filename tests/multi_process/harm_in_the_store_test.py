@@ -10,7 +10,7 @@ import tempfile
 from absl.testing import absltest
 
 from tba_jax.monitor import run_directory
-from tba_jax.programs import verify
+from tba_jax.tools import verify
 from tba_jax.transport import certificates
 from tests.support import harness
 

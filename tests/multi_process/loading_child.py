@@ -34,7 +34,7 @@ def main(
   from tba_jax.models import hf
   from tba_jax.models import hf_config
   from tba_jax.models import transformer
-  from tba_jax.training import sharding
+  from tba_jax.policy import sharding
 
   if int(num_processes) > 1:
     jax.distributed.initialize(

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tba_jax.monitor.report import build as report
-from tba_jax.programs import verify
 from tba_jax.system import processes
+from tba_jax.tools import verify
 from tests.support import harness
 
 _STEPS = 20

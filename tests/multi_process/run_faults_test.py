@@ -14,11 +14,11 @@ import time
 from absl.testing import absltest
 import pytest
 
+from tba_jax.channels import leases
+from tba_jax.channels import messages
+from tba_jax.learning import publication
 from tba_jax.monitor import run_directory
-from tba_jax.programs import verify
-from tba_jax.replay import leases
-from tba_jax.replay import messages
-from tba_jax.training import publication
+from tba_jax.tools import verify
 from tba_jax.transport import base
 from tests.support import harness
 from tests.support import waiting

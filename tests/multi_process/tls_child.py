@@ -9,7 +9,7 @@ other one prints its name.
 import sys
 
 from tba_jax.config import settings as settings_lib
-from tba_jax.training import cluster as cluster_lib
+from tba_jax.learning import cluster as cluster_lib
 from tba_jax.transport import locator
 
 

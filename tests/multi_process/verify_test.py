@@ -15,10 +15,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.channels import journal
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
-from tba_jax.programs import verify
-from tba_jax.replay import journal
+from tba_jax.tools import verify
 from tests.support import harness
 
 _STEPS = 12

@@ -14,14 +14,14 @@ import numpy as np
 from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.models import tokenizer
+from tba_jax.policy import frozen
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import reward_model as programs_reward_model
 from tba_jax.rewards import reward_model as rewards_reward_model
 from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.tasks import preference
 from tba_jax.tasks import rows as rows_lib
-from tba_jax.training import frozen
-from tba_jax.training import policy as policy_lib
 
 Pair = programs_reward_model.Pair
 TOKENIZER = tokenizer.word_level(list("abcdef:"), ".")

@@ -11,10 +11,10 @@ from absl.testing import absltest
 from tba_jax.config import load
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import loops
 from tba_jax.programs import roles
 from tba_jax.system import processes
-from tba_jax.training import policy as policy_lib
 from tests.support import base_config
 
 

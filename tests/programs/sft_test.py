@@ -14,10 +14,10 @@ from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.models import tokenizer
 from tba_jax.monitor import metrics
+from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import sft as sft_lib
 from tba_jax.system import jsonl
 from tba_jax.tasks import build
-from tba_jax.training import policy as policy_lib
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 

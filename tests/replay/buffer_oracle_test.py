@@ -8,7 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tests.replay import fake_groups
+from tests.channels import fake_groups
 from tests.replay import invariants
 from tests.replay import naive_buffer
 

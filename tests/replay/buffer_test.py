@@ -10,10 +10,10 @@ from absl.testing import parameterized
 import chex
 import numpy as np
 
+from tba_jax.learning import host_state
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger
-from tba_jax.training import host_state
-from tests.replay import fake_groups
+from tests.channels import fake_groups
 from tests.replay import invariants
 
 Amount = ledger.Amount

@@ -5,7 +5,7 @@
 import numpy as np
 
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import rows as rows_lib
+from tba_jax.replay import records as records_lib
 from tba_jax.replay import selection
 
 
@@ -35,7 +35,7 @@ def check_buffer(buffer: buffer_lib.ReplayBuffer) -> None:
       assert key in buffer._recent_pool, f"prompt {key} is recent"
 
 
-def check_table(table: rows_lib.RowTable) -> None:
+def check_table(table: records_lib.RecordTable) -> None:
   """Raises AssertionError if a table's rows or counts are inconsistent."""
   rows = table.live_rows()
   assert len(rows) == len(table)
@@ -47,7 +47,7 @@ def check_table(table: rows_lib.RowTable) -> None:
   assert not table.tokens[rows][~inside].any()
   assert not table.sampled_mask[rows][~inside].any()
   # A recount from the rows gives the same counts.
-  fresh = rows_lib.RowTable(table._num_tokens, table._max_rows)
+  fresh = records_lib.RecordTable(table._num_tokens, table._max_rows)
   fresh.set_state(table.get_state())
   for name in ("untrained", "histogram", "num_uses", "_unused_groups"):
     assert getattr(fresh, name) == getattr(table, name), name

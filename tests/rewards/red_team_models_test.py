@@ -15,12 +15,12 @@ from tokenizers import pre_tokenizers
 from tokenizers import processors
 import transformers
 
+from tba_jax.evaluation import reward_judge
 from tba_jax.models import tokenizer
+from tba_jax.policy import frozen
 from tba_jax.rewards import judges
 from tba_jax.rewards import red_team
 from tba_jax.tasks import build
-from tba_jax.training import frozen
-from tba_jax.training import reward_judge
 from tests.support import base_config
 
 _TASK = dict(

@@ -5,7 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.sampling import rows
+from tba_jax.sampling import slots as slots_lib
 
 
 class BlocksTest(parameterized.TestCase):
@@ -19,7 +19,7 @@ class BlocksTest(parameterized.TestCase):
       (4096, (1024, 1024, 2048)),
   )
   def test_own_blocks_double_and_hold_every_token(self, most, expected):
-    prompt, *own = rows.block_lengths(5, most)
+    prompt, *own = slots_lib.block_lengths(5, most)
     self.assertEqual(prompt, 5)
     self.assertEqual(tuple(own), expected)
     self.assertEqual(sum(own), most)
@@ -39,15 +39,17 @@ class BlocksTest(parameterized.TestCase):
       (64, None, (1, 3)),
   )
   def test_a_chunk_reads_the_blocks_that_it_fills(self, longest, steps, plan):
-    lengths = rows.block_lengths(5, 64)
-    found = rows.plan_chunk(lengths, longest, chunk_steps=steps)
+    lengths = slots_lib.block_lengths(5, 64)
+    found = slots_lib.plan_chunk(lengths, longest, chunk_steps=steps)
     self.assertEqual(found, plan)
 
   def test_staged_chunks_reach_the_last_token(self):
-    lengths = rows.block_lengths(5, 1000)
+    lengths = slots_lib.block_lengths(5, 1000)
     longest, chunks = 1, 0
     while longest < 1000:
-      steps, num_blocks = rows.plan_chunk(lengths, longest, chunk_steps=None)
+      steps, num_blocks = slots_lib.plan_chunk(
+          lengths, longest, chunk_steps=None
+      )
       longest += steps
       chunks += 1
       self.assertGreaterEqual(sum(lengths[1:num_blocks]), longest - 1)

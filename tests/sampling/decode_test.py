@@ -16,7 +16,7 @@ from tba_jax import types
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
-from tba_jax.sampling import rows
+from tba_jax.sampling import slots as slots_lib
 from tests.support import sampler_case
 from tests.support import tiny_model
 
@@ -290,12 +290,14 @@ class DecodeTest(parameterized.TestCase):
   def test_each_program_is_traced_once(self):
     chex.clear_trace_counter()
     originals = {
-        name: getattr(rows, name)
+        name: getattr(slots_lib, name)
         for name in ("refill", "decode_chunk", "collect")
     }
-    self.addCleanup(lambda: [setattr(rows, n, f) for n, f in originals.items()])
+    self.addCleanup(
+        lambda: [setattr(slots_lib, n, f) for n, f in originals.items()]
+    )
     for name, function in originals.items():
-      setattr(rows, name, chex.assert_max_traces(function, n=1))
+      setattr(slots_lib, name, chex.assert_max_traces(function, n=1))
     sampler = _sampler(self.model)
     sampler.warm_up(self.params)
     found = sampler.sample(self.params, self.requests, version=0)

@@ -12,8 +12,8 @@ import numpy as np
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
-from tba_jax.sampling import rows as rows_lib
 from tba_jax.sampling import sharing
+from tba_jax.sampling import slots as slots_lib
 from tests.support import sampler_case
 from tests.support import tiny_model
 
@@ -31,7 +31,7 @@ class SharedPromptsTest(parameterized.TestCase):
     )
     for patch in (
         mock.patch.object(sharing, "OWN_PROMPTS", ()),
-        mock.patch.object(rows_lib, "head_parts", lambda *_: parts),
+        mock.patch.object(slots_lib, "head_parts", lambda *_: parts),
     ):
       patch.start()
       self.addCleanup(patch.stop)

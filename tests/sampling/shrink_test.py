@@ -11,7 +11,7 @@ import numpy as np
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
-from tba_jax.sampling import rows as rows_lib
+from tba_jax.sampling import slots as slots_lib
 from tests.support import fakes
 from tests.support import sampler_case
 from tests.support import tiny_model
@@ -42,14 +42,14 @@ class ShrinkTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.taken = []
-    take = rows_lib.take
-    self.addCleanup(lambda: setattr(rows_lib, "take", take))
+    take = slots_lib.take
+    self.addCleanup(lambda: setattr(slots_lib, "take", take))
 
     def counted(state, rows):
       self.taken.append(len(rows))  # Called while it is traced.
       return take(state, rows)
 
-    rows_lib.take = counted
+    slots_lib.take = counted
 
   def assert_same_alone(self, sampler, params, requests):
     """Alone, completions are in fewer rows from the start."""

@@ -21,18 +21,18 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import cluster
+from tba_jax.learning import device_work
+from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import publication
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
 from tba_jax.programs import loops
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.training import cluster
-from tba_jax.training import device_work
-from tba_jax.training import learner as learner_lib
-from tba_jax.training import policy as policy_lib
-from tba_jax.training import publication
-from tba_jax.training import reward_judge
-from tba_jax.training import sharding
 
 
 def train(

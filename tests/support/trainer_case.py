@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import trainer
+from tba_jax.channels import service
+from tba_jax.evaluation import evaluations
+from tba_jax.evaluation import evaluator
+from tba_jax.learning import checkpoint
+from tba_jax.learning import cluster
+from tba_jax.learning import device_work
+from tba_jax.learning import guards
+from tba_jax.learning import learner
+from tba_jax.learning import publication
+from tba_jax.learning import train_step as train_step_lib
 from tba_jax.monitor import recorder
-from tba_jax.replay import service
-from tba_jax.training import checkpoint
-from tba_jax.training import cluster
-from tba_jax.training import device_work
-from tba_jax.training import evaluations
-from tba_jax.training import evaluator
-from tba_jax.training import guards
-from tba_jax.training import learner
-from tba_jax.training import lora
-from tba_jax.training import publication
-from tba_jax.training import train_step as train_step_lib
-from tests.replay import fake_groups
+from tba_jax.policy import lora
+from tests.channels import fake_groups
 from tests.support import base_config
 
 METRICS = {

@@ -13,8 +13,8 @@ import numpy as np
 
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import wire
+from tests.learning import cluster_test
 from tests.support import waiting
-from tests.training import cluster_test
 from tests.transport import carrier_test
 
 WHOLE = np.arange(24).reshape(4, 6)

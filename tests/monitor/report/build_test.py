@@ -14,7 +14,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax.monitor.report import build
-from tba_jax.programs import report as programs_report
+from tba_jax.tools import report as programs_report
 from tests.monitor.report import fake_run
 from tests.monitor.report import page as page_lib
 

@@ -11,7 +11,7 @@ from etils import epath
 
 from tba_jax.monitor.report import compare
 from tba_jax.monitor.report import load
-from tba_jax.programs import report
+from tba_jax.tools import report
 from tests.monitor.report import fake_run
 from tests.monitor.report import page as page_lib
 

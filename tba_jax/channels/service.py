@@ -1,0 +1,358 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Replay for the trainer's loop: admits prompts, waits for data, draws batches.
+
+Records of the receiver's inbox are applied in journal order, on the trainer's
+thread and between steps, so buffer, watermarks, prompt order and ledger always
+reflect the same prefix of the journal. A checkpoint has the state after that
+prefix; the rest is replayed.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+import time
+from typing import Any
+
+import ml_collections
+
+from tba_jax import schedule
+from tba_jax import types
+from tba_jax.channels import inbox as inbox_lib
+from tba_jax.channels import messages
+from tba_jax.channels import ports
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import ledger as ledger_lib
+from tba_jax.replay import prompt_order
+from tba_jax.transport import base
+
+Amount = ledger_lib.Amount
+
+# Period of looking whether searchers have left.
+_LEAVE_TICK_S = 0.02
+
+
+class ReplayService:
+  """Owns buffer and ledger; used by the trainer's thread alone.
+
+  The `ports.GroupSource` of a trainer, over any channel's receiver.
+
+  rejected: number of completions by reason, since this process started.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      *,
+      receiver: ports.Receiver,
+      buffer: buffer_lib.ReplayBuffer,
+      vocab_size: int,
+      on_event: Callable[[str, str], None],
+      score_groups: Callable[
+          [list[types.Group]], list[types.Group]
+      ] = lambda groups: groups,
+      saved: Mapping[str, Any] | None = None,
+  ):
+    """Makes the service; restores a saved state.
+
+    Args:
+      config: reads `sampling` (P and T), `reference.role`, and what
+        `make_schedule` reads.
+      receiver: receiver made with the same `saved`.
+      buffer: empty.
+      vocab_size: upper bound of token ids.
+      on_event: called with (kind, message).
+      score_groups: rewards groups, if searchers do not.
+      saved: `get_state` of a checkpoint.
+    """
+    self.buffer = buffer
+    self.ledger = ledger_lib.Ledger()
+    self.rejected: dict[str, int] = {}
+    self._receiver = receiver
+    self._order = receiver.order
+    self._schedule = schedule.make_schedule(config)
+    self._limits = {
+        "vocab_size": vocab_size,
+        "max_prompt_tokens": config.sampling.max_prompt_tokens,
+        "max_completion_tokens": config.sampling.max_completion_tokens,
+        "has_ref_logprobs": config.reference.role == "searcher",
+    }
+    self._on_event = on_event
+    self._score_groups = score_groups
+    self._begun = False
+    # Records taken from the inbox and not applied yet.
+    self._unapplied: collections.deque[inbox_lib.Record] = collections.deque()
+    # End of the newest record that was applied.
+    self._applied_to = receiver.journal_start
+    self._applied = prompt_order.Positions()
+    # Applied ones, and those of unapplied records.
+    self._journaled = prompt_order.Positions()
+    self._watermarks: dict[str, int] = {}
+    if saved:
+      buffer.set_state(saved["buffer"])
+      self.ledger.set_state(saved["ledger"])
+      self._applied_to = saved["applied"]
+      restore = prompt_order.Positions.from_state
+      self._applied = restore(saved["order"], self._order)
+      self._journaled = restore(saved["order"], self._order)
+      self._watermarks = dict(saved["watermarks"])
+
+  def open(self, step: int) -> None:
+    """Admits what `step` needs, without waiting."""
+    if not self._begun:
+      self._begun = True
+      self.buffer.begin_epoch(self._receiver.epoch, step)
+    self._receiver.admit(self._schedule.admitted(step))
+
+  def open_next(self, step: int) -> None:
+    """Admits the round after the step's own, for rounds with a lag.
+
+    Call it once the step has begun, that is when its round has arrived: then no
+    searcher waiting for a version has a prompt that the trainer waits for.
+    """
+    self._receiver.admit(self._schedule.admitted_next(step))
+
+  def is_ready(self, step: int) -> bool:
+    """Returns whether `begin_step` would not wait and may be called early.
+
+    Never in lockstep or at the start of a round, where a batch is drawn only
+    after the previous step is complete.
+    """
+    plan = self._schedule
+    if plan.lockstep or (plan.round_prompts and step % plan.round_steps == 0):
+      return False
+    needed = plan.needed(step)
+    return self._num_journaled(needed) >= needed
+
+  def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
+    """Admits, waits for the step's data, and applies what has arrived.
+
+    Returns:
+      False if `should_stop` ended the wait; nothing was applied then.
+
+    Raises:
+      DeadlineExceededError: nothing was delivered for `starvation_s`; names the
+        searchers.
+      TransportError: the receiver has ended.
+    """
+    self.open(step)
+    self._receiver.urgent = True
+    try:
+      if not self._await(step, should_stop):
+        return False
+    finally:
+      self._receiver.urgent = False
+    self._apply(step)
+    return True
+
+  def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
+    """Stops the searchers, applies what they deliver, returns the ledger.
+
+    Waits for the searchers to leave for at most `deadline_s`, then writes off
+    those that have not.
+    """
+    self.stop_searchers(deadline_s, done=True)
+    self._read_announced(from_disk=True)
+    self._apply(step, all_records=True)
+    for sid in self.ledger.searchers():
+      self.ledger.searcher_gone(sid)
+    return self.account()
+
+  def stop_searchers(self, deadline_s: float, *, done: bool = False) -> None:
+    """Asks the searchers to deliver what they have and leave; waits for it.
+
+    Args:
+      deadline_s: longest wait.
+      done: whether the run is complete; if it is only interrupted, searchers
+        started before the next trainer ignore the request.
+    """
+    self._receiver.stop_searchers(done=done)
+    deadline = time.monotonic() + deadline_s
+    while self._receiver.has_searchers():
+      self._receiver.check()
+      if time.monotonic() > deadline:
+        break
+      time.sleep(_LEAVE_TICK_S)
+
+  def account(self) -> dict[str, Any]:
+    """Returns the terms of the ledger; see `Ledger.close`."""
+    self._read_announced()
+    return self.ledger.close(self.buffer.untrained())
+
+  def generated(self) -> Amount:
+    """Returns what all searchers have announced since the run began."""
+    self._read_announced()
+    return self.ledger.generated()
+
+  def _read_announced(self, *, from_disk: bool = False) -> None:
+    announced = self._receiver.announced(from_disk=from_disk)
+    for sid, totals in announced.items():
+      self.ledger.announce(sid, _amount(totals))
+
+  def draw(
+      self, num_prompts: int, num_completions: int, step: int
+  ) -> buffer_lib.Draw:
+    """Returns a batch: drawn from replay, or the round's next mini-batch."""
+    return self._schedule.draw(self.buffer, num_prompts, num_completions, step)
+
+  def mark_trained(self, draw: buffer_lib.Draw) -> None:
+    """Counts the drawn completions as used."""
+    self.ledger.train_first(self.buffer.mark_trained(draw.rows))
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the state of replay for a checkpoint."""
+    return {
+        "applied": self._applied_to,
+        "watermarks": dict(self._watermarks),
+        "ledger": self.ledger.get_state(),
+        "buffer": self.buffer.get_state(),
+        "acknowledged": self._receiver.acknowledged(),
+        "order": self._applied.get_state(self._order),
+    }
+
+  def drop_journal_before(self, position: int) -> None:
+    """Lets the journal before a position go: no checkpoint needs it."""
+    self._receiver.drop_journal_before(position)
+
+  def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
+    """Waits for the step's data."""
+    needed = self._schedule.needed(step)
+    deadline = time.monotonic() + self._schedule.starvation_s
+    before = -1
+    while True:
+      self._receiver.check()
+      arrived = self._num_journaled(needed)
+      if arrived >= needed:
+        return True
+      if should_stop():
+        return False
+      now = time.monotonic()
+      if arrived != before:
+        before, deadline = arrived, now + self._schedule.starvation_s
+      if now > deadline:
+        raise base.DeadlineExceededError(
+            f"step {step} has {arrived} of {needed} prompts and none came for"
+            f" {self._schedule.starvation_s:.0f} s; {self._receiver.describe()}"
+        )
+      self._receiver.inbox.wait(0.1)
+
+  def _num_journaled(self, needed: int) -> int:
+    """Returns how many positions came; in lockstep, of those needed."""
+    self._take_records()
+    if self._schedule.is_pinned:
+      return self._journaled.count(needed)
+    return len(self._journaled)
+
+  def _take_records(self) -> None:
+    """Takes what came from the inbox."""
+    for record in self._receiver.inbox.take():
+      self._unapplied.append(record)
+      for group in record.groups or ():
+        if self._journaled.is_plausible(group.position):
+          self._journaled.add(group.position)
+
+  def _apply(self, step: int, *, all_records: bool = False) -> None:
+    """Applies journaled records, up to the first that is early for the step.
+
+    Groups are inserted in order of position, so that the buffer does not depend
+    on which searcher was faster.
+    """
+    self._take_records()
+    groups: list[types.Group] = []
+    rejected = dict(self.rejected)
+    while self._unapplied:
+      if not all_records and self._is_early(self._unapplied[0], step):
+        break
+      record = self._unapplied.popleft()
+      self._applied_to = record.position
+      groups += self._apply_record(record)
+    groups.sort(key=lambda group: group.position)
+    for group in self._score_groups(groups):
+      if self.buffer.has_other_tokens(group):
+        self._reject("prompt", _amount_of(group))
+      else:
+        self.ledger.evict(self.buffer.insert(group, step))
+    for reason, count in self.rejected.items():
+      if new := count - rejected.get(reason, 0):
+        self._on_event("rejected", f"{new} completions: {reason}")
+
+  def _is_early(self, record: inbox_lib.Record, step: int) -> bool:
+    """Returns whether a record is data of a later step, found in the journal.
+
+    After going back to a checkpoint, the trainer applies the data sampled since
+    at the pace of its steps: applied at once, it would all be recent now and
+    stale later.
+    """
+    if not record.groups:
+      return False
+    if not self._schedule.is_pinned:
+      return len(self._applied) >= self._schedule.admitted(step)
+    needed = self._schedule.needed(step)
+    return any(
+        g.position >= needed and self._journaled.is_plausible(g.position)
+        for g in record.groups
+    )
+
+  def _apply_record(self, record: inbox_lib.Record) -> list[types.Group]:
+    """Accounts for a record; returns the groups to insert."""
+    header = record.header
+    if record.kind == "unknown":
+      self.ledger.note_unknown(header["reason"])
+      return []
+    sid, totals = header["sid"], _amount(header["totals"])
+    if record.kind == "gone":
+      self.ledger.announce(sid, totals)
+      self.ledger.searcher_gone(sid)
+      return []
+    if record.kind == "missing":
+      self._watermarks[sid] = header["next"]
+      missing = totals - self.ledger.applied(sid)
+      self._lose(sid, totals, missing, header["cause"])
+      return []
+    amount = _amount(header["amount"])
+    self._watermarks[sid] = header["sequence"] + 1
+    # Blocks before this one that a damaged journal has lost.
+    missing = totals - amount - self.ledger.applied(sid)
+    self._lose(sid, totals, missing, "journal")
+    self.ledger.apply(sid, totals, amount)
+    if record.groups is None:
+      self._reject("malformed", amount)
+      return []
+    kept = []
+    for group in record.groups:
+      reason = self._reject_reason(group)
+      if reason is None:
+        kept.append(group)
+      else:
+        self._reject(reason, _amount_of(group))
+    return kept
+
+  def _lose(self, sid: str, totals: Amount, lost: Amount, cause: str) -> None:
+    """Counts data that never comes: the journal or its searcher has lost it."""
+    if min(lost) >= 0 and any(lost):
+      self.ledger.apply(sid, totals, lost)
+      self.ledger.lost(cause, lost)
+      what = f"{lost.completions} completions of {sid}"
+      self._on_event(f"{cause}_lost", what)
+
+  def _reject_reason(self, group: types.Group) -> str | None:
+    """Returns why a group is rejected, or None; marks its position applied."""
+    position = group.position
+    if not self._journaled.is_plausible(position):
+      return "position"
+    if not self._applied.add(position):
+      return "duplicate"
+    if (group.prompt_id, group.visit) != self._order.prompt(position):
+      return "position"
+    return messages.reject_reason(group, **self._limits)
+
+  def _reject(self, reason: str, amount: Amount) -> None:
+    self.rejected[reason] = self.rejected.get(reason, 0) + amount.completions
+    self.ledger.reject(reason, amount)
+
+
+def _amount_of(group: types.Group) -> Amount:
+  return Amount(1, group.num_completions, group.num_tokens)
+
+
+def _amount(totals: Mapping[str, int]) -> Amount:
+  return Amount(*(totals[unit] for unit in messages.UNITS))

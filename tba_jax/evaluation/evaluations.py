@@ -1,0 +1,242 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules evaluations before, during and after training.
+
+During training the steps either wait, or a thread evaluates a copy of the
+params; results are recorded under the step whose params were evaluated. An
+evaluation that falls due while another runs is skipped, with an event.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+import pathlib
+import shutil
+import threading
+import time
+from typing import Any
+
+import jax
+import ml_collections
+
+from tba_jax import types
+from tba_jax.evaluation import evaluator as evaluator_lib
+from tba_jax.models import hf
+from tba_jax.monitor import metrics
+from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.policy import policy as policy_lib
+from tba_jax.system import jsonl
+from tba_jax.system import worker
+
+
+class BestModel:
+  """Keeps the params that do best in the evaluations while training.
+
+  WORKDIR/best/model is a Hugging Face folder; best/best.json has its step,
+  result by `metrics.deciding_metric`, and split. If that is the held-out one,
+  since the task has no validation split, the best result is biased upwards;
+  what a run reports is that of its last step.
+  """
+
+  def __init__(self, workdir: pathlib.Path, policy: policy_lib.Policy):
+    """Reads the best result of an earlier process, if any.
+
+    Raises ValueError if that file is damaged: a worse model would replace it.
+    """
+    self._policy = policy
+    self._folder = workdir / "best"
+    # The new folder while it is written, and the old one while it is replaced.
+    self._partial = workdir / "best.partial"
+    self._old = workdir / "best.old"
+    if self._old.exists() and not self._folder.exists():
+      self._old.rename(self._folder)
+    kept = jsonl.read_object(
+        self._folder / "best.json", {"metric": str, "value": float}
+    )
+    self._best = kept["value"] if kept else float("-inf")
+
+  def offer(
+      self, step: int, params: types.PyTree, result: Mapping[str, Any]
+  ) -> bool:
+    """Saves the params of `step` if the result is the best; returns if so."""
+    metric = metrics.deciding_metric(result)
+    if result[metric] <= self._best:
+      return False
+    shutil.rmtree(self._partial, ignore_errors=True)
+    self._partial.mkdir(parents=True)
+    policy = self._policy
+    hf.save(
+        self._partial / "model", policy.model.config, params, policy.tokenizer
+    )
+    kept = {"step": step, "metric": metric, "value": result[metric]}
+    names = ("split", f"{metric}_interval", "num_prompts")
+    kept |= {name: result[name] for name in names if name in result}
+    jsonl.atomic_write_json(self._partial / "best.json", kept)
+    # Model and best.json are replaced together.
+    shutil.rmtree(self._old, ignore_errors=True)
+    if self._folder.exists():
+      self._folder.rename(self._old)
+    self._partial.rename(self._folder)
+    shutil.rmtree(self._old, ignore_errors=True)
+    self._best = result[metric]
+    return True
+
+
+# A batch of completions takes at most this long, in seconds.
+_BATCH_S = 60.0
+
+
+class Evaluations:
+  """Evaluates before, during and after training, and records the results."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      evaluator: evaluator_lib.Evaluator,
+      recorder: recorder_lib.Recorder,
+      best: BestModel | None,
+  ):
+    """Makes both evaluators.
+
+    Args:
+      config: reads `evaluate`, `search.lockstep` and `mesh`.
+      evaluator: evaluator of held-out prompts, before and after training; its
+        `while_training` is used during training.
+      recorder: recorder that receives the results.
+      best: keeper that is offered the params evaluated during training; None =
+        keep none.
+    """
+    self._config = config.evaluate
+    self._evaluator = evaluator
+    self._validator = evaluator.while_training()
+    self._recorder = recorder
+    self._best = best
+    # Steps wait in lockstep, so that guards act at the same step in every run;
+    # and on several devices, since two threads that launch collectives could
+    # order them differently on each device.
+    self.beside = (
+        config.evaluate.beside
+        and not config.search.lockstep
+        and math.prod(config.mesh.values()) == 1
+    )
+    # A copy, since the train step donates the params.
+    self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
+    self._thread: worker.Worker | None = None
+    self._running_step = -1
+    self._result: dict[str, Any] | None = None
+
+  def is_due(self, step: int) -> bool:
+    """Tells whether the params after `step` steps are due for evaluation."""
+    every = self._config.every_steps
+    return bool(every) and step % every == 0
+
+  def run(
+      self,
+      name: str,
+      step: int,
+      params: types.PyTree,
+      should_stop: Callable[[], bool],
+  ) -> dict[str, Any] | None:
+    """Evaluates in this thread and records; returns None if stopped.
+
+    Args:
+      name: "before", "after", or "" during training.
+      step: steps done by the params.
+      params: params of the policy.
+      should_stop: checked between batches.
+    """
+    with self._recorder.span("evaluate", step=step):
+      try:
+        result = self._evaluate(
+            name, step, params, should_stop, self._recorder.progress
+        )
+      except evaluator_lib.Interrupted:
+        return None
+    self._recorder.evaluation(name, step, result)
+    return result
+
+  def start(self, step: int, params: types.PyTree) -> None:
+    """Starts evaluating a copy of the params in a thread."""
+    if self._thread is not None:
+      self._recorder.event(
+          "evaluation_skipped",
+          f"step {step}: the evaluation of step {self._running_step} is not"
+          " done; raise config.evaluate.every_steps or lower"
+          " config.evaluate.num_prompts",
+      )
+      return
+    copy = self._copy(params)
+    self._running_step, self._result = step, None
+    self._thread = worker.Worker(
+        f"evaluation of step {step}",
+        lambda stop: self._run_beside(step, copy, stop),
+        close_s=_BATCH_S,
+    )
+
+  def take(self) -> tuple[int, dict[str, Any]] | None:
+    """Returns (step, result) once the thread is done; raises its error."""
+    if self._thread is None or self._thread.is_alive():
+      return None
+    thread, self._thread = self._thread, None
+    thread.check()
+    if self._result is None:
+      return None
+    self._recorder.evaluation("", self._running_step, self._result)
+    return self._running_step, self._result
+
+  def finish(self) -> tuple[int, dict[str, Any]] | None:
+    """Waits for the thread and takes its result; TimeoutError if it hangs."""
+    if self._thread is not None:
+      self._thread.join(self._config.deadline_s + _BATCH_S)
+    return self.take()
+
+  def close(self) -> None:
+    """Stops the thread after its batch, dropping its result or error.
+
+    Raises TimeoutError if the batch hangs.
+    """
+    thread, self._thread = self._thread, None
+    try:
+      if thread is not None:
+        thread.close()
+    except TimeoutError:
+      raise
+    except Exception:  # The thread has logged it.
+      pass
+
+  def _evaluate(
+      self,
+      name: str,
+      step: int,
+      params: types.PyTree,
+      should_stop: Callable[[], bool],
+      on_progress: Callable[[int, int], None] | None = None,
+  ) -> dict[str, Any]:
+    c = self._config
+    evaluator = self._evaluator if name else self._validator
+    result = evaluator.run(
+        params,
+        min(c.final_prompts if name else c.num_prompts, evaluator.num_prompts),
+        version=step,
+        should_stop=should_stop,
+        on_progress=on_progress,
+    )
+    if not name and self._best is not None:
+      self._best.offer(step, params, result)
+    return result
+
+  def _run_beside(
+      self, step: int, params: types.PyTree, stop: threading.Event
+  ) -> None:
+    deadline_s = self._config.deadline_s
+    end = time.monotonic() + deadline_s
+    should_stop = lambda: stop.is_set() or time.monotonic() > end
+    try:
+      with self._recorder.span("evaluate", lane="evaluate", step=step):
+        self._result = self._evaluate("", step, params, should_stop)
+    except evaluator_lib.Interrupted:
+      if not stop.is_set():
+        self._recorder.event(
+            "evaluation_failed",
+            f"step {step}: not done within config.evaluate.deadline_s"
+            f"={deadline_s:g}",
+        )

@@ -1,0 +1,527 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""pass@k, distinct solutions, mean reward, KL and win-rate on a task's split.
+
+A prompt gets the same random numbers in every call, so that two versions of the
+params differ by more than the draw.
+"""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import copy
+import math
+from typing import Any
+import zlib
+
+import ml_collections
+import numpy as np
+
+from tba_jax import collect
+from tba_jax import types
+from tba_jax.learning import batches
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference as reference_lib
+from tba_jax.rewards import comparers
+from tba_jax.rewards import judges
+from tba_jax.sampling import decode
+from tba_jax.tasks import base
+
+# Measurements of one prompt; `summarize` lists the fields.
+Record = dict[str, Any]
+
+# Bootstrap intervals of a result: number of resamples, and their confidence.
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+# Bootstrap resamples are drawn in blocks of this many values to bound memory.
+_RESAMPLED_VALUES = 4_000_000
+# Caps the mean nats per token, so that exp() stays finite.
+_MAX_TOKEN_NATS = 20.0
+# Above all visits of training, which count from 0, so that the two never share
+# random numbers.
+_FIRST_VISIT = 2**31
+_NUM_PROMPTS_SHOWN = 8
+_NUM_COMPLETIONS_SHOWN = 16
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+  """Returns the unbiased estimate that one of k samples is correct.
+
+      pass@k = 1 - C(n - c, k) / C(n, k)
+
+  Source: Chen et al. 2021 (arXiv:2107.03374, eq. 1).
+
+  Args:
+    num_samples: n, at least k.
+    num_correct: c, 0 to n.
+    k: 1 to n.
+  """
+  wrong = num_samples - num_correct
+  return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
+
+
+def mean_interval(
+    values_B: np.ndarray,
+    *,
+    num_resamples: int,
+    confidence: float,
+    seed: int = 0,
+) -> tuple[float, float]:
+  """Returns the percentile bootstrap interval of a mean.
+
+      [q_{(1-c)/2}, q_{(1+c)/2}] of the means of resamples with replacement
+
+  Source: Efron 1979 (Annals of Statistics 7:1), percentile method. It resamples
+  prompts, since the completions of a prompt are not independent.
+
+  Args:
+    values_B: [B] one value per prompt, B at least 1.
+    num_resamples: number of resamples, 1 or more.
+    confidence: c, above 0 and below 1.
+    seed: random seed; the same values and seed give the same interval.
+  """
+  values_B = np.asarray(values_B, np.float64)
+  rng = np.random.default_rng(seed)
+  size = len(values_B)
+  means = []
+  left = num_resamples
+  while left:
+    some = min(left, max(_RESAMPLED_VALUES // size, 1))
+    means.append(values_B[rng.integers(size, size=(some, size))].mean(axis=1))
+    left -= some
+  tail = (1 - confidence) / 2
+  low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+  return float(low), float(high)
+
+
+def summarize(
+    prompts: Sequence[Mapping[str, Any]],
+    num_completions: int,
+    *,
+    resamples: int,
+    confidence: float,
+) -> dict[str, Any]:
+  """Returns means over prompts, standard errors and bootstrap intervals.
+
+  Args:
+    prompts: records of prompts, 1 or more. Required: `num_correct`,
+      `num_distinct`, `num_texts`, `failures` by cause; per completion
+      `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
+      completion `kl`, `ref_nats` (minus the reference's log-prob) and
+      `ref_tokens` (that it is a sum over), `diluted_perplexity`, and
+      `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
+    num_completions: n, completions per prompt.
+    resamples: number of bootstrap resamples.
+    confidence: confidence of the intervals.
+  """
+  n = num_completions
+  correct_B = [prompt["num_correct"] for prompt in prompts]
+  distinct_B = np.array([prompt["num_distinct"] for prompt in prompts])
+  solved_B = np.array(correct_B) > 0
+  pass_B = lambda k: np.array([pass_at_k(n, c, k) for c in correct_B])
+  mean = lambda name: float(np.mean([prompt[name] for prompt in prompts]))
+  values = {"pass_at_1": pass_B(1), "pass_at_k": pass_B(n)}
+  values["mean_reward"] = np.array([np.mean(p["rewards"]) for p in prompts])
+  if "greedy_correct" in prompts[0]:
+    values["greedy_pass_at_1"] = np.array(
+        [float(p["greedy_correct"]) for p in prompts]
+    )
+  for name in ("kl", "diluted_perplexity"):
+    if name in prompts[0]:
+      values[name] = np.array([np.mean(p[name]) for p in prompts])
+  values |= _verdict_means(prompts)
+  out: dict[str, Any] = {}
+  for name, values_B in values.items():
+    out[name] = float(values_B.mean())
+    out[f"{name}_stderr"] = _stderr(values_B)
+    out[f"{name}_interval"] = mean_interval(
+        values_B, num_resamples=resamples, confidence=confidence
+    )
+  if "ref_nats" in prompts[0]:
+    tokens = sum(float(np.sum(p["ref_tokens"])) for p in prompts)
+    nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / tokens
+    out["ref_perplexity"] = math.exp(min(nats, _MAX_TOKEN_NATS))
+  powers_of_two = {2**i for i in range(n.bit_length())}
+  return {
+      **out,
+      **_no_verdict(prompts),
+      "pass_at": {
+          str(k): float(pass_B(k).mean()) for k in sorted(powers_of_two | {n})
+      },
+      "k": n,
+      "confidence": confidence,
+      "distinct_correct": float(distinct_B.mean()),
+      "distinct_correct_per_solved": (
+          float(distinct_B[solved_B].mean()) if solved_B.any() else 0.0
+      ),
+      "distinct_share": mean("num_texts") / n,
+      "mean_length": mean("lengths"),
+      "stop_rate": mean("stopped"),
+      "num_prompts": len(prompts),
+      "reward_failures": dict(
+          sum((p["failures"] for p in prompts), collections.Counter())
+      ),
+  }
+
+
+def _verdict_means(
+    prompts: Sequence[Mapping[str, Any]],
+) -> dict[str, np.ndarray]:
+  """Returns mean verdicts per prompt that has any, by metric."""
+  out = {}
+  means = lambda verdicts, value: np.array(
+      [np.mean([value(v) for v in some]) for some in verdicts]
+  )
+  for name, field in (("", "verdicts"), ("greedy_", "greedy_verdicts")):
+    found = [[v for v in p.get(field, ()) if v.win is not None]
+             for p in prompts]  # fmt: skip
+    found = [some for some in found if some]
+    if not found:
+      continue
+    out[f"{name}win_rate"] = means(found, lambda v: v.win)
+    if all(v.score is not None for some in found for v in some):
+      out[f"{name}gold_reward"] = means(found, lambda v: v.score)
+      out[f"{name}gold_margin"] = means(
+          found, lambda v: v.score - v.reference_score
+      )
+  return out
+
+
+def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the count of comparisons without a verdict by cause, or {}."""
+  names = [n for n in ("verdicts", "greedy_verdicts") if n in prompts[0]]
+  causes = collections.Counter(
+      v.failure for p in prompts for n in names for v in p[n] if v.win is None
+  )
+  return {"no_verdict": dict(causes)} if names else {}
+
+
+def _stderr(values_B: np.ndarray) -> float:
+  """Returns the standard error of the mean; 0 for a single value."""
+  if len(values_B) < 2:
+    return 0.0
+  return float(values_B.std(ddof=1) / math.sqrt(len(values_B)))
+
+
+class Interrupted(Exception):
+  """The evaluation was stopped before all prompts were evaluated."""
+
+
+class Evaluator:
+  """Samples completions of a split's prompts and measures them."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      policy: policy_lib.Policy,
+      judge: judges.Judge,
+      *,
+      split: str = base.HELD_OUT,
+      comparer: comparers.Comparer | None = None,
+      reference: reference_lib.Reference | None = None,
+      plain_reference: reference_lib.Reference | None = None,
+  ):
+    """Makes the samplers.
+
+    Args:
+      config: reads `evaluate` and the samplers' settings.
+      policy: policy that samples the completions.
+      judge: judge that rewards completions and tells which are correct; closed
+        with this.
+      split: split to draw prompts from, "train" or "held_out".
+      comparer: comparer for the win-rate against the task's reference
+        completions; closed with this; None = no win-rate.
+      reference: policy that the KL is measured against; None = no KL.
+      plain_reference: the same at temperature 1, for the papers' perplexity.
+    """
+    self._config = config.evaluate
+    self._task = policy.task
+    self._tokenizer = policy.tokenizer
+    self._sampler = policy_lib.make_evaluation_sampler(config, policy)
+    self._greedy_sampler = None
+    if config.evaluate.greedy:
+      self._greedy_sampler = policy_lib.make_greedy_sampler(config, policy)
+    self.judge = judge
+    self.split = split
+    self._comparer = comparer
+    self._reference = reference
+    self._plain_reference = plain_reference
+
+  @property
+  def num_prompts(self) -> int:
+    """Size of the split."""
+    return self._task.num_prompts(self.split)
+
+  def while_training(self) -> "Evaluator":
+    """Returns an evaluator of the split used during training; shares parts."""
+    other = copy.copy(self)
+    other.split = base.split_while_training(self._task)
+    return other
+
+  def close(self) -> None:
+    """Closes judge and comparer."""
+    self.judge.close()
+    if self._comparer is not None:
+      self._comparer.close()
+
+  def run(
+      self,
+      params: types.PyTree,
+      num_prompts: int,
+      *,
+      version: int,
+      should_stop: Callable[[], bool] = lambda: False,
+      on_progress: Callable[[int, int], None] | None = None,
+  ) -> dict[str, Any]:
+    """Returns the results over the first `num_prompts` prompts of the split.
+
+    Args:
+      params: params of the policy.
+      num_prompts: 1 up to the size of the split.
+      version: version of the params.
+      should_stop: function checked before each batch.
+      on_progress: function called with (prompts done, all prompts) after each
+        batch.
+
+    Returns:
+      pass_at_1: share of correct completions, mean over prompts.
+      pass_at_k: share of prompts with a correct one among `k` completions.
+      pass_at: unbiased pass@ 1, 2, 4 … up to k.
+      greedy_pass_at_1: share of prompts whose greedy completion is correct,
+        with `evaluate.greedy`.
+      mean_reward: mean over completions, task units.
+      kl: Σ log π - log π_ref of a completion, nats, at the sampling
+        temperature, with a reference.
+      ref_perplexity: exp of the reference's mean nats per token, likewise.
+      diluted_perplexity: see `_add_perplexity`; of the greedy completions if
+        any, with a plain reference.
+      [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
+        the comparer; docs/preferences.md.
+      …_stderr, …_interval: standard error over prompts and bootstrap interval
+        of these, but for `pass_at` and `ref_perplexity`.
+      k: completions per prompt.
+      confidence: confidence of the intervals.
+      distinct_correct: distinct correct solutions among a prompt's k
+        completions, mean over prompts.
+      distinct_correct_per_solved: the same over solved prompts; 0 if none is.
+      distinct_share: distinct texts among the k completions, over k.
+      mean_length: tokens per completion, stop token included.
+      stop_rate: share of completions that end with a stop token.
+      num_prompts, version, split: number of prompts, version and split
+        evaluated.
+      cosine_distance and the like: metrics of judges with `set_metrics`.
+      reward_failures: completions without a reward from the task, by cause.
+      samples: completions of the first prompts, as in `samples.jsonl`.
+
+    Raises:
+      Interrupted: `should_stop` was true.
+    """
+    batch_size = self._config.batch_prompts
+    params = self._sampler.put(params)
+    prompts = []
+    for start in range(0, num_prompts, batch_size):
+      if should_stop():
+        raise Interrupted(f"stopped after {start} of {num_prompts} prompts")
+      end = min(start + batch_size, num_prompts)
+      prompts += self._evaluate_batch(params, range(start, end), version)
+      if on_progress is not None:
+        on_progress(end, num_prompts)
+    summary = summarize(
+        prompts,
+        self._config.num_completions,
+        resamples=RESAMPLES,
+        confidence=CONFIDENCE,
+    )
+    samples = [
+        sample
+        for prompt in prompts[:_NUM_PROMPTS_SHOWN]
+        for sample in prompt["samples"][:_NUM_COMPLETIONS_SHOWN]
+    ]
+    self._add_reasons(samples)
+    return {
+        **summary,
+        **self.judge.set_metrics(prompts),
+        "version": version,
+        "split": self.split,
+        "samples": samples,
+    }
+
+  def _evaluate_batch(
+      self, params: types.PyTree, indices: range, version: int
+  ) -> list[Record]:
+    """Returns one record per prompt, for `summarize`."""
+    texts = [self._task.prompt(self.split, index) for index in indices]
+    visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
+    prompts = [(-1, index, visit) for index in indices]
+    collector = self._collector(self._sampler, self._config.num_completions)
+    sampled = collector.sample(prompts, params, version)
+    asked_BxS = collector.judge_requests(sampled)
+    records = [
+        self._record(text, completions, asked_S, judged_S)
+        for text, completions, asked_S, judged_S in zip(
+            texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
+        )
+    ]
+    self._add_verdicts(records, "verdicts", texts, asked_BxS)
+    plain = sampled
+    if self._greedy_sampler is not None:
+      collector = self._collector(self._greedy_sampler, 1)
+      plain = collector.sample(prompts, params, version)
+      asked_Bx1 = collector.judge_requests(plain)
+      for record, (judgement,) in zip(records, collector.judge(asked_Bx1)):
+        record["greedy_correct"] = judgement.key is not None
+      self._add_verdicts(records, "greedy_verdicts", texts, asked_Bx1)
+    if self._reference is not None:
+      self._add_kl(records, sampled)
+    if self._plain_reference is not None:
+      self._add_perplexity(records, plain)
+    return records
+
+  def _collector(
+      self, sampler: decode.Sampler, num_completions: int
+  ) -> collect.Collector:
+    return collect.Collector(
+        self._task,
+        self._tokenizer,
+        sampler,
+        self.judge,
+        num_completions=num_completions,
+        split=self.split,
+    )
+
+  def _record(
+      self,
+      prompt: str,
+      completions: types.Completions,
+      asked_S: Sequence[judges.Request],
+      judged_S: Sequence[base.Judgement],
+  ) -> Record:
+    samples = []
+    for sample, (asked, judgement) in enumerate(zip(asked_S, judged_S)):
+      length = int(completions.lengths[sample])
+      tokens = completions.tokens[sample, :length].tolist()
+      sampled = completions.sampled_mask[sample, :length].tolist()
+      logprobs = completions.logprobs[sample, :length].tolist()
+      failure = judgement.failure
+      samples.append(
+          {
+              "prompt": prompt,
+              "prompt_id": asked.index,
+              "completion": asked.completion,
+              "reward": judgement.reward,
+              "reason": failure and f"could not be judged: {failure}",
+              "version": int(completions.versions[sample]),
+              "tokens": self._tokenizer.tokens(tokens),
+              "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
+          }
+      )
+    right = [j.key for j in judged_S if j.key is not None]
+    return {
+        "right": [j.key is not None for j in judged_S],
+        "num_correct": len(right),
+        "num_distinct": len(set(right)),
+        "num_texts": len({asked.completion for asked in asked_S}),
+        "failures": collections.Counter(
+            j.failure for j in judged_S if j.failure
+        ),
+        "rewards": [j.reward for j in judged_S],
+        "lengths": completions.lengths,
+        "stopped": completions.stopped,
+        "samples": samples,
+    }
+
+  def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
+    """Adds the reason why a sample is wrong to each that was judged."""
+    judged = [sample for sample in samples if not sample["reason"]]
+    reasons = self.judge.explain(
+        [
+            judges.Request(
+                self.split, sample["prompt_id"], sample["completion"]
+            )
+            for sample in judged
+        ]
+    )
+    for sample, reason in zip(judged, reasons):
+      sample["reason"] = reason
+
+  def _add_verdicts(
+      self,
+      records: Sequence[Record],
+      field: str,
+      texts: Sequence[str],
+      asked_BxS: Sequence[Sequence[judges.Request]],
+  ) -> None:
+    """Adds verdicts against the task's reference, if there is a comparer."""
+    if self._comparer is None:
+      return
+    comparisons = [
+        comparers.Comparison(
+            text, one, base.reference_text(self._task, one.split, one.index)
+        )
+        for text, some in zip(texts, asked_BxS)
+        for one in some
+    ]
+    verdicts = iter(self._comparer.compare(comparisons))
+    for record, some in zip(records, asked_BxS):
+      record[field] = [next(verdicts) for _ in some]
+
+  def _add_kl(
+      self, records: Sequence[Record], sampled: collect.Sampled
+  ) -> None:
+    """Adds `kl`, log π - log π_ref of each completion, and the reference's."""
+    ref_BxKxT, mask_BxKxT = _logprobs(self._reference, sampled)
+    own_BxKxT = np.stack([c.plain_logprobs for c in sampled.completions])
+    kl_BxK = np.where(mask_BxKxT, own_BxKxT - ref_BxKxT, 0.0).sum(-1)
+    for record, kl_K, ref_KxT, mask_KxT in zip(
+        records, kl_BxK, ref_BxKxT, mask_BxKxT
+    ):
+      record |= {
+          "kl": kl_K,
+          "ref_nats": -ref_KxT.sum(-1),
+          "ref_tokens": mask_KxT.sum(-1),
+      }
+
+  def _add_perplexity(
+      self, records: Sequence[Record], sampled: collect.Sampled
+  ) -> None:
+    """Adds `diluted_perplexity` of each completion.
+
+        exp(-log π_ref(y|x) / (|x| + |y| - 1))
+
+    The prompt's tokens count in the denominator but not in the sum, which pulls
+    all values towards 1. The papers call it perplexity, or KL.
+
+    Source: the evaluation code of Noukhovitch et al. 2024 (arXiv:2410.18252).
+    """
+    ref_BxKxT, mask_BxKxT = _logprobs(self._plain_reference, sampled)
+    for record, request, ref_KxT, mask_KxT in zip(
+        records, sampled.requests, ref_BxKxT, mask_BxKxT
+    ):
+      prompt_length = len(request.prompt_tokens)
+      tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
+      record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
+
+
+def _logprobs(
+    reference: reference_lib.Reference, sampled: collect.Sampled
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns [B, K, T] log-probs under the reference, and the sampled mask."""
+  rows = [
+      (request.prompt_tokens, [y[:n] for y, n in zip(c.tokens, c.lengths)])
+      for request, c in zip(sampled.requests, sampled.completions)
+  ]
+  num_completions, num_tokens = sampled.completions[0].tokens.shape
+  batch = batches.pad_sequences(
+      rows,
+      (len(rows),),
+      num_completions=num_completions,
+      max_prompt_tokens=max(len(prompt) for prompt, _ in rows),
+      max_completion_tokens=num_tokens,
+  )
+  sampled_BxKxT = np.stack([c.sampled_mask for c in sampled.completions])
+  logprobs_BxKxT = reference.logprobs(
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+      sampled_BxKxT.astype(np.float32),
+  )
+  return np.asarray(logprobs_BxKxT), sampled_BxKxT

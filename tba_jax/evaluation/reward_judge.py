@@ -1,0 +1,258 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds judges, comparers and evaluators from a config.
+
+A judge rewards completions: by the task's own code, a verifier process, frozen
+models of the task, or a reward model. A comparer tells which of two is better.
+Frozen models lie on the mesh of the role that judges; None is one device.
+"""
+
+from collections.abc import Callable, Sequence
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax.evaluation import evaluator
+from tba_jax.policy import frozen
+from tba_jax.policy import policy as policy_lib
+from tba_jax.rewards import comparers
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.rewards import red_team as rewards_red_team
+from tba_jax.rewards import reward_model
+from tba_jax.tasks import base
+from tba_jax.tasks import red_team as tasks_red_team
+
+_MADE_HERE = "reward_model"
+
+
+class ModelJudge(judges.Judge):
+  """Rewards by the raw score of a reward model."""
+
+  on_devices = True
+
+  def __init__(
+      self,
+      scorer: reward_model.RewardScorer,
+      task: base.Task,
+      *,
+      fallback: float,
+      on_event: judges.OnEvent | None = None,
+      with_keys: bool = False,
+  ):
+    """Stores the model.
+
+    Args:
+      scorer: scorer of the reward model.
+      task: task with prompts and references.
+      fallback: reward of a completion that cannot be judged, see `Judge`.
+      on_event: event sink, see `Judge`.
+      with_keys: whether to count completions that score above the task's
+        reference as correct; scores the references too.
+    """
+    super().__init__(fallback=fallback, on_event=on_event)
+    self._scorer = scorer
+    self._task = task
+    self._with_keys = with_keys
+    self._of_reference: dict[tuple[str, int], float] = {}
+
+  def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
+    if self._with_keys:
+      self._score_references(requests)
+    scores = self._scorer.score([self._text(r) for r in requests])
+    return [
+        self._checked(request, self._judgement(request, score))
+        for request, score in zip(requests, scores.tolist())
+    ]
+
+  def _text(self, request: judges.Request) -> reward_model.Text:
+    prompt = self._task.prompt(request.split, request.index)
+    return reward_model.Text(prompt, request.completion, request.stopped)
+
+  def _judgement(self, request: judges.Request, score: float) -> base.Judgement:
+    reference = self._of_reference.get((request.split, request.index), np.inf)
+    key = request.completion if score > reference else None
+    return base.Judgement(score, key)
+
+  def _score_references(self, requests: Sequence[judges.Request]) -> None:
+    missing = {(r.split, r.index) for r in requests} - set(self._of_reference)
+    keys = sorted(missing)
+    texts = [
+        reward_model.Text(
+            self._task.prompt(*key), base.reference_text(self._task, *key)
+        )
+        for key in keys
+    ]
+    self._of_reference.update(zip(keys, self._scorer.score(texts).tolist()))
+
+
+class ModelComparer(comparers.Scores):
+  """Scores by a gold reward model."""
+
+  def __init__(self, scorer: reward_model.RewardScorer):
+    super().__init__()
+    self._scorer = scorer
+
+  def score(
+      self, comparisons: Sequence[comparers.Comparison]
+  ) -> list[float | None]:
+    texts = [
+        reward_model.Text(c.prompt, c.request.completion, c.request.stopped)
+        for c in comparisons
+    ]
+    scores = self._scorer.score(texts).tolist()
+    return [score if np.isfinite(score) else None for score in scores]
+
+
+def make_task_judge(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    task: base.Task,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> judges.Judge:
+  """Returns the judge by the task's own reward, whatever `reward` names.
+
+  Raises ValueError if a frozen model's folder cannot be read.
+  """
+  if not isinstance(task, tasks_red_team.RedTeam):
+    return pool.make_judge(config, workdir, task, on_event)
+  return rewards_red_team.RedTeamJudge(
+      frozen.load_victim(config, task, mesh),
+      frozen.load_classifier(config, task, mesh),
+      frozen.load_embed(config, task, mesh),
+      success_threshold=task.setting("success_threshold"),
+      fallback=config.reward.fallback,
+      on_event=on_event,
+  )
+
+
+def make_embed(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+  """Returns a function from tokens of completions to [n, D] embeddings."""
+  embed = frozen.load_embed(config, policy.task, mesh)
+  return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
+
+
+def make_judge(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    task: base.Task,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    with_keys: bool = False,
+) -> judges.Judge:
+  """Returns the judge that `config.reward` names.
+
+  Args:
+    config: reads `reward`, `task` and the settings of `load_scorer`.
+    workdir: directory with the run's own reward model, if it has one.
+    task: task with prompts and references.
+    on_event: function that receives failures.
+    mesh: mesh of the frozen models.
+    with_keys: whether to score references too, see `ModelJudge`.
+
+  Raises:
+    ValueError: the reward model is missing or cannot be read.
+  """
+  if config.reward.where != "model":
+    return make_task_judge(config, workdir, task, on_event, mesh=mesh)
+  folder = config.reward.model
+  if folder == _MADE_HERE:
+    folder = pathlib.Path(workdir) / _MADE_HERE / "model"
+  return ModelJudge(
+      frozen.load_scorer(config, "reward.model", folder, mesh),
+      task,
+      fallback=config.reward.fallback,
+      on_event=on_event,
+      with_keys=with_keys,
+  )
+
+
+def for_searcher(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    policy: policy_lib.Policy,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> judges.Judge:
+  """Returns a searcher's judge; see `make_judge`."""
+  if config.reward.role == "trainer":
+    return reward_model.Unscored()
+  return make_judge(config, workdir, policy.task, on_event, mesh=mesh)
+
+
+def for_trainer(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    policy: policy_lib.Policy,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> reward_model.GroupScorer:
+  """Returns the scorer of groups in the trainer; see `make_judge`."""
+  judge = None
+  if config.reward.role == "trainer":
+    judge = make_judge(config, workdir, policy.task, on_event, mesh=mesh)
+  return reward_model.GroupScorer(judge, policy.tokenizer, config.loss)
+
+
+def make_comparer(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    task: base.Task,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> comparers.Comparer | None:
+  """Returns the comparer that `config.evaluate.judge` names, or None.
+
+  Raises ValueError if the gold model is missing or cannot be read.
+  """
+  c = config.evaluate
+  if not c.judge:
+    return None
+  if c.judge == "command":
+    return comparers.CommandComparer(
+        c.judge_command, deadline_s=c.judge_deadline_s, on_event=on_event
+    )
+  if c.judge == "task":
+    judge = make_task_judge(config, workdir, task, on_event, mesh=mesh)
+    return comparers.OfTask(judge)
+  return ModelComparer(
+      frozen.load_scorer(config, "evaluate.judge", c.judge, mesh)
+  )
+
+
+def make_evaluator(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    policy: policy_lib.Policy,
+    on_event: judges.OnEvent | None = None,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    **references: Any,
+) -> evaluator.Evaluator:
+  """Returns the evaluator of the held-out split, with judge and comparer.
+
+  `references` go to `Evaluator`. Raises as `make_judge` and `make_comparer`.
+  """
+  judge = make_judge(
+      config, workdir, policy.task, on_event, mesh=mesh, with_keys=True
+  )
+  return evaluator.Evaluator(
+      config,
+      policy,
+      judge,
+      comparer=make_comparer(config, workdir, policy.task, on_event, mesh=mesh),
+      **references,
+  )

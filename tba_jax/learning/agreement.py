@@ -1,0 +1,196 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the hosts of a run have the same config, model and data.
+
+The trainer writes its settings, and digests of model, data and tokenizer, to
+the store under `meta/settings`. A searcher compares its own before it samples,
+and again after a restart of the trainer; it ends with a line for each
+difference that `settings.hosts` does not allow.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import hashlib
+import json
+import socket
+import time
+from typing import Any
+
+import ml_collections
+
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.learning import cluster as cluster_lib
+from tba_jax.monitor import metrics
+from tba_jax.monitor import run_directory
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.tasks import base as tasks_base
+from tba_jax.transport import base
+from tba_jax.transport import wire
+
+KEY = "meta/settings"
+_SCHEMA = {"place": str, "settings": dict, "digests": dict}
+_PAUSE_S = 0.1
+# Number of training prompts that are compared, evenly spaced.
+_NUM_PROMPTS = 64
+# Fields of a model that depend on the host's device.
+_DTYPES = ("param_dtype", "compute_dtype")
+
+
+class DiffersError(ValueError):
+  """This process has another config, model or data than the trainer."""
+
+
+def describe(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    policy: policy_lib.Policy | None = None,
+) -> dict[str, Any]:
+  """Returns `place`, `settings` and `digests` of this process.
+
+  Without a policy there are no digests.
+  """
+  return {
+      "place": f"{socket.gethostname()}:{run.workdir}",
+      "settings": load.flatten(config.to_dict()),
+      "digests": _digests(config, policy) if policy is not None else {},
+  }
+
+
+def _digests(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> dict[str, str]:
+  """Returns digests of model, data and tokenizer, by config key."""
+  task, tokenizer = policy.task, policy.tokenizer
+  size = task.num_prompts(tasks_base.TRAIN)
+  rows = range(0, size, max(1, size // _NUM_PROMPTS))
+  prompts = [task.prompt(tasks_base.TRAIN, i) for i in rows]
+  tokens = [list(map(int, tokenizer.encode_prompt(p))) for p in prompts]
+  shape = dataclasses.asdict(policy.model.config)
+  parts = {
+      "config.init": {k: v for k, v in shape.items() if k not in _DTYPES},
+      "config.task": [size, prompts],
+      "config.tokenizer": [tokens, sorted(map(int, tokenizer.stop_ids))],
+  }
+  if config.reference.role == "searcher":
+    parts["config.reference"] = lora.base_name(policy.folder, config.seed)
+  digest = lambda value: hashlib.sha256(
+      json.dumps(value, default=str).encode()
+  ).hexdigest()
+  return {key: digest(value)[:16] for key, value in parts.items()}
+
+
+def encode(mine: Mapping[str, Any], run: run_directory.Run) -> bytes:
+  """Returns the trainer's message under `KEY`, from `describe`."""
+  return wire.encode_message(
+      {"run": run.run_id, "key": KEY, **mine}, run.secret
+  )
+
+
+def put(transport: base.Transport, message: bytes) -> None:
+  """Writes the trainer's message, unless the store has it already."""
+  if transport.get(KEY) != message:
+    transport.put(KEY, message)
+
+
+class Agreement:
+  """Compares a searcher with its trainer; `mine` is from `describe`."""
+
+  def __init__(
+      self,
+      mine: Mapping[str, Any],
+      run: run_directory.Run,
+      events: metrics.EventLog,
+  ):
+    self._mine = mine
+    self._run = run
+    self._events = events
+    self._refusal = ""
+
+  def holds(self, transport: base.Transport) -> bool:
+    """Returns whether the trainer has written its settings, and they agree.
+
+    Raises:
+      DiffersError: they differ; has a line for each difference.
+    """
+    data = transport.get(KEY)
+    if data is None:
+      return False
+    try:
+      theirs = wire.decode_placed(
+          data, self._run.secret, self._run.run_id, KEY, _SCHEMA
+      )
+    except wire.WireError as error:
+      # The trainer writes its message again within seconds.
+      if str(error) != self._refusal:
+        self._refusal = str(error)
+        self._events.write("refused_message", f"{KEY}: {error}")
+      return False
+    sides = (
+        f"this searcher ({self._mine['place']})",
+        f"the trainer ({theirs['place']})",
+    )
+    try:
+      validate.check_hosts(
+          self._mine["settings"], theirs["settings"], sides, searcher=True
+      )
+    except ValueError as error:
+      raise DiffersError(str(error)) from error
+    lines = [
+        f"{key}: its content differs between {sides[0]} and {sides[1]}"
+        "; the hosts of a run need the same models and data"
+        for key, digest in self._mine["digests"].items()
+        if digest != theirs["digests"].get(key, digest)
+    ]
+    if lines:
+      raise DiffersError("\n".join(lines))
+    return True
+
+  def wait(
+      self,
+      connect: Callable[[], base.Transport],
+      should_stop: Callable[[], bool],
+  ) -> None:
+    """Waits until `holds` is true, or until a stop.
+
+    Raises:
+      DiffersError: `holds` raised it.
+      TransportError: a lost store did not come back in time.
+    """
+    transport = connect()
+    try:
+      while not should_stop():
+        try:
+          if self.holds(transport):
+            return
+        except base.TransportError as error:
+          self._events.write("store_lost", f"{KEY}: {error}")
+          transport.reconnect()
+        time.sleep(_PAUSE_S)
+    finally:
+      transport.close()
+
+
+def check_processes(
+    cluster: cluster_lib.Cluster,
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+) -> None:
+  """Checks in process 0 that all of the trainer's processes have its settings.
+
+  Every process of the trainer must call it.
+
+  Raises:
+    ValueError: has a line for each key that differs.
+    TransportError: `Cluster.collect` failed.
+  """
+  mine = describe(config, run)
+  for process, other in cluster.collect("settings", mine).items():
+    sides = (
+        f"process {process} ({other['place']})",
+        f"process 0 ({mine['place']})",
+    )
+    validate.check_hosts(
+        other["settings"], mine["settings"], sides, searcher=False
+    )

@@ -1,0 +1,403 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of device state and host state, by Orbax.
+
+A checkpoint is complete or absent: Orbax writes into a temporary directory and
+renames it. The device state is any pytree of arrays, and may be restored onto
+another mesh or number of processes. The host state (replay buffer, counts and
+others) is that of process 0, in an `.npz` with a CRC of each member. It has a
+checksum of each leaf of the device state, which Orbax does not verify.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from absl import logging
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as managers
+
+from tba_jax import types
+from tba_jax.learning import cluster
+from tba_jax.learning import host_state as host_state_lib
+from tba_jax.system import bucket
+from tba_jax.system import jsonl
+
+# Smaller leaves are summed on the host, without a compile for each shape.
+_HOST_SUM_SIZE = 1 << 20
+
+
+class FormatError(ValueError):
+  """The checkpoint has another format."""
+
+
+class Checkpointer:
+  """Saves to and restores from `directory/<step>/`; for one thread.
+
+  All processes of a mesh share the directory and call each method together.
+
+  Args:
+    directory: local or `gs://` path, created if missing. Partial saves are
+      removed.
+    keep: number of newest checkpoints to keep, at least 1.
+    keep_every_steps: multiples of it are kept permanently; 0 for none.
+    keep_every_s: period of which a checkpoint each is kept permanently; 0 for
+      none.
+    barrier: barrier of the processes of a mesh; None for a single process.
+    on_event: function called with ("checkpoint_damaged", message) when a
+      damaged checkpoint is skipped; by default that is logged.
+
+  Raises:
+    OSError: the directory cannot be created or written.
+  """
+
+  def __init__(
+      self,
+      directory: str,
+      *,
+      keep: int,
+      keep_every_steps: int = 0,
+      keep_every_s: int = 0,
+      barrier: cluster.SaveBarrier | None = None,
+      on_event: Callable[[str, str], None] | None = None,
+  ):
+    self._directory = bucket.absolute(directory)
+    self._on_event = on_event or (lambda _, message: logging.warning(message))
+    self._keep = keep
+    self._kept_for_good = keep_every_steps, keep_every_s
+    self._barrier = barrier
+    self._pending_step = None
+    try:
+      self._check_room()
+      self._manager = self._open()
+    except OSError as error:
+      raise OSError(
+          f"checkpoint directory {self._directory} cannot be used: {error}"
+      ) from error
+
+  def save(
+      self,
+      step: int,
+      state: types.PyTree,
+      host_state: dict[str, Any],
+      *,
+      wait: bool = False,
+  ) -> None:
+    """Copies `state` to host memory and writes both in the background.
+
+    Waits for the previous save first. The caller may donate `state` afterwards,
+    and leaves the arrays of `host_state`, which may be large, as they are.
+
+    Args:
+      step: step of the checkpoint, above `latest_step()`.
+      state: pytree of `jax.Array`.
+      host_state: host values, see `host_state.pack`; ignored except in process
+        0.
+      wait: whether to wait until the checkpoint is complete.
+
+    Raises:
+      OSError: the checkpoint, or the previous one, could not be written.
+      TypeError: `host_state` has a type that is not allowed.
+      ValueError: `step` is not above the latest one.
+    """
+    self.wait()
+    if (latest := self.latest_step()) is not None and step <= latest:
+      raise ValueError(
+          f"checkpoint step {step} is not above {latest}, the latest in"
+          f" {self._directory}"
+      )
+    packed = host_state_lib.pack(
+        {
+            "format": host_state_lib.FORMAT,
+            "checksums": leaf_checksums(state),
+            "host_state": host_state,
+        }
+    )
+    args = ocp.args.Composite(
+        state=ocp.args.StandardSave(state), host=HostStateSave(packed)
+    )
+    self._pending_step = step
+    self._raise_if_failed(self._check_room)
+    self._raise_if_failed(lambda: self._manager.save(step, args=args))
+    if wait:
+      self.wait()
+
+  def latest_step(self) -> int | None:
+    """Returns the newest step or None, including one being written."""
+    return self._manager.latest_step()
+
+  def complete_steps(self) -> list[int]:
+    """Returns the steps of complete checkpoints, oldest first."""
+    pending = (
+        self._pending_step if self._manager.is_saving_in_progress() else None
+    )
+    return sorted(s for s in self._manager.all_steps() if s != pending)
+
+  def newest_steps(self) -> list[int]:
+    """Returns the complete steps from which a run may be resumed.
+
+    Older ones are kept for evaluation and export, without a journal.
+    """
+    return self.complete_steps()[-self._keep :]
+
+  def restore(
+      self, example_state: types.PyTree, step: int | None = None
+  ) -> tuple[types.PyTree, dict[str, Any]]:
+    """Returns (state, host_state) of the newest checkpoint that is undamaged.
+
+    Once an older one could be read, damaged ones are reported and renamed to
+    `damaged-<step>`.
+
+    Args:
+      example_state: pytree of arrays or `jax.ShapeDtypeStruct` with shardings,
+        like the result.
+      step: step of the only checkpoint to read; damage is then an error.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint, or not that step.
+      FormatError: the newest one has another format.
+      ValueError: no checkpoint can be read with this structure; has the
+        reasons.
+    """
+    self.wait()
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    if step is not None:
+      steps = [s for s in steps if s == step]
+    if not steps:
+      which = "no checkpoint" if step is None else f"no checkpoint {step}"
+      raise FileNotFoundError(f"{which} in {self._directory}")
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        example_state,
+    )
+    failures = {}
+    for candidate in steps:
+      try:
+        restored = self._restore_step(candidate, abstract)
+      except FormatError:
+        raise
+      # Orbax and TensorStore raise many types of errors for a damaged file.
+      except Exception as error:
+        # Free the damaged state, which its frames refer to.
+        failures[candidate] = error.with_traceback(None)
+        continue
+      self._set_aside(failures, candidate)
+      return restored
+    reasons = "; ".join(
+        f"step {s}: {type(e).__name__}: {e}" for s, e in failures.items()
+    )
+    raise ValueError(
+        f"no checkpoint in {self._directory} can be read: {reasons}"
+    ) from next(iter(failures.values()))
+
+  def wait(self) -> None:
+    """Waits for the running save; raises as `save`."""
+    self._raise_if_failed(self._manager.wait_until_finished)
+
+  def close(self) -> None:
+    """Waits for the running save and closes; raises as `save`."""
+    try:
+      self.wait()
+    finally:
+      self._manager.close()
+
+  def check(self) -> None:
+    """Raises as `save` if one of several processes could not save."""
+    if self._barrier is not None and self._barrier.failure is not None:
+      self.wait()
+
+  def _open(self) -> ocp.CheckpointManager:
+    together = {}
+    if self._barrier is not None:
+      together["barrier_sync_fn"] = self._barrier
+      together["timeout_secs"] = int(self._barrier.deadline_s)
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=self._preservation(),
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=True,
+        # Orbax in other threads would wait for these directories.
+        async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False, **together
+        ),
+    )
+    return ocp.CheckpointManager(self._directory, options=options)
+
+  def _preservation(self) -> managers.PreservationPolicy:
+    steps, seconds = self._kept_for_good
+    policies = [managers.LatestN(self._keep)]
+    if steps:
+      policies.append(managers.EveryNSteps(steps))
+    if seconds:
+      policies.append(managers.EveryNSeconds(seconds))
+    return managers.AnyPreservationPolicy(policies)
+
+  def _check_room(self) -> None:
+    """Makes the directory; raises OSError in all processes if that fails.
+
+    In a save, process 0 alone creates folders while the others wait in a
+    collective, so it is tried before, where an error can reach them.
+    """
+    if self._barrier is None:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      return
+    try:
+      if jax.process_index() == 0:
+        probe = self._directory / ".probe"
+        probe.mkdir(parents=True, exist_ok=True)
+        # A bucket has no folders, but may refuse a file.
+        (probe / "file").write_bytes(b".")
+        probe.rmtree()
+    finally:
+      # Shares an error that is propagating.
+      timeout_ms = int(self._barrier.deadline_s * 1000)
+      self._barrier(key="making folders", timeout_ms=timeout_ms)
+
+  def _restore_step(
+      self, step: int, abstract: types.PyTree
+  ) -> tuple[types.PyTree, dict[str, Any]]:
+    read = lambda **items: self._manager.restore(
+        step, args=ocp.args.Composite(**items)
+    )
+    host = read(host=HostStateRestore())["host"]
+    if host.get("format") != host_state_lib.FORMAT:
+      raise FormatError(
+          f"checkpoint {step} in {self._directory} has format"
+          f" {host.get('format')}; this program reads {host_state_lib.FORMAT}"
+      )
+    state = read(state=ocp.args.StandardRestore(abstract))["state"]
+    found, saved = leaf_checksums(state), host["checksums"]
+    damaged = sorted(k for k in found if found[k] != saved.get(k))
+    if damaged:
+      raise ValueError(
+          f"{len(damaged)} of {len(found)} leaves have another checksum:"
+          f" {', '.join(damaged[:3])}"
+      )
+    return state, host["host_state"]
+
+  def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
+    for step, error in failures.items():
+      aside = self._directory / f"damaged-{step}"
+      if jax.process_index() == 0:
+        if aside.exists():
+          aside.rmtree()
+        (self._directory / str(step)).rename(aside)
+      self._on_event(
+          "checkpoint_damaged",
+          f"checkpoint {step} in {self._directory} is damaged"
+          f" ({type(error).__name__}: {error}); moved to {aside.name}, step"
+          f" {used} restored instead",
+      )
+    if failures:
+      if self._barrier is not None:
+        # The others list the folder once it is changed.
+        timeout_ms = int(self._barrier.deadline_s * 1000)
+        self._barrier(key="setting checkpoints aside", timeout_ms=timeout_ms)
+      self._manager.reload()
+
+  def _raise_if_failed(self, call: Callable[[], Any]) -> None:
+    try:
+      call()
+    # Orbax and TensorStore raise many types of errors for a full disk.
+    except Exception as error:
+      raise OSError(
+          f"checkpoint {self._pending_step} could not be written to"
+          f" {self._directory}: {error}"
+      ) from error
+
+
+def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
+  """Returns a 32-bit checksum of each leaf, by its path.
+
+      checksum = Σᵢ mix(bitsᵢ, i) mod 2³²,  i the index in row-major order
+
+  `mix` is a bijection of the bits, so that a single changed element is always
+  found; the sum does not depend on the sharding, so no leaf is gathered. All
+  processes of a mesh must call it together.
+  """
+  sums = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    if leaf.is_fully_replicated and leaf.size < _HOST_SUM_SIZE:
+      # Copied, as the leaf may be donated next.
+      found = _checksum(np.array(leaf.addressable_data(0)), np)
+    else:
+      # Awaited before the next: all-reduces of several programs in flight at
+      # once can meet in another order in another process, which then hangs.
+      found = _device_checksum(leaf)
+    sums[jax.tree_util.keystr(path)] = int(found)
+  return sums
+
+
+def _checksum(array: Any, xp: Any) -> Any:
+  """Returns the uint32 checksum of an array; `xp` is NumPy or `jax.numpy`."""
+  if array.dtype == bool:
+    array = array.astype(np.uint8)
+  unsigned = xp.dtype(f"uint{8 * min(array.dtype.itemsize, 4)}")
+  if xp is np:
+    bits = np.ascontiguousarray(array).reshape(-1).view(unsigned)
+  else:
+    bits = jax.lax.bitcast_convert_type(array, unsigned)
+  bits = bits.astype(np.uint32)
+  index = xp.zeros(bits.shape, np.uint32)
+  for axis, size in enumerate(bits.shape):
+    # Per axis, which keeps a sharded array sharded.
+    shape = [size if i == axis else 1 for i in range(bits.ndim)]
+    counts = xp.arange(size, dtype=np.uint32).reshape(shape)
+    index = index * np.uint32(size % (1 << 32)) + counts
+  mixed = (bits ^ index * np.uint32(0x9E3779B1)) * np.uint32(0x85EBCA6B)
+  mixed = (mixed ^ mixed >> np.uint32(15)) * np.uint32(0xC2B2AE35)
+  return xp.sum(mixed, dtype=np.uint32)
+
+
+_device_checksum = jax.jit(lambda array: _checksum(array, jnp))
+
+
+class HostStateHandler(ocp.AsyncCheckpointHandler):
+  """Writes the host state in process 0, reads it in all processes."""
+
+  async def async_save(
+      self, directory: epath.Path, args: "HostStateSave"
+  ) -> list[ocp.future.Future]:
+    if jax.process_index() != 0:
+      return []
+    return [
+        ocp.future.CommitFutureAwaitingContractedSignals(
+            self._write(directory, args), name="host_state_save"
+        )
+    ]
+
+  def save(self, directory: epath.Path, args: "HostStateSave") -> None:
+    with _path(directory).open("wb") as file:
+      host_state_lib.write(file, args.packed)
+      jsonl.sync_file(file)
+    jsonl.sync_directory(directory)
+
+  def restore(self, directory: epath.Path, args: "HostStateRestore") -> Any:
+    # All processes take part, so that all skip the same damaged checkpoints.
+    del args
+    with _path(directory).open("rb") as file:
+      return host_state_lib.read(file)
+
+  async def _write(self, directory: epath.Path, args: "HostStateSave") -> None:
+    self.save(directory, args)
+
+
+@ocp.args.register_with_handler(HostStateHandler, for_save=True)
+@dataclasses.dataclass
+class HostStateSave(ocp.args.CheckpointArgs):
+  """Saves a packed host state."""
+
+  packed: host_state_lib.Packed
+
+
+@ocp.args.register_with_handler(HostStateHandler, for_restore=True)
+@dataclasses.dataclass
+class HostStateRestore(ocp.args.CheckpointArgs):
+  """Restores a host state."""
+
+
+def _path(directory: epath.Path) -> epath.Path:
+  return directory / host_state_lib.NAME

@@ -1,0 +1,494 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Train state owner; runs in lockstep on every process of the trainer.
+
+The trainer's loop in process 0 calls `DeviceWork`; each method first broadcasts
+a command, on which `Follower` in the other processes makes the same call.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import ml_collections
+
+from tba_jax import types
+from tba_jax.learning import checkpoint
+from tba_jax.learning import cluster as cluster_lib
+from tba_jax.learning import compile_ahead
+from tba_jax.learning import packing
+from tba_jax.learning import publication
+from tba_jax.learning import train_step as train_step_lib
+from tba_jax.models import kernels
+from tba_jax.models import sequence
+from tba_jax.monitor import run_directory
+from tba_jax.policy import frozen
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference as reference_lib
+from tba_jax.policy import sharding
+from tba_jax.system import processes
+from tba_jax.system import pulse
+from tba_jax.transport import carrier_orbax
+
+# Rows of a batch (as a slice), and their reference log-probs.
+Computed = list[tuple[slice, jax.Array]]
+
+
+class DeviceWork:
+  """Owns the train state and the reference policy.
+
+  Args:
+    config: reads `mesh`, `sharding`, `train` and `replay`.
+    state: state before the next step.
+    train_step: jitted step, which donates the state.
+    reference: policy that the KL is measured against.
+    merger: merger of adapters into the model's params.
+    checkpointer: checkpointer of this run.
+    cluster: connection to the other processes.
+    peers: helper that writes this process's shards of published params; None if
+      process 0 publishes everything.
+    ahead: thread that compiles for the next sizes of a batch; None leaves it to
+      each size's first step.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      *,
+      state: train_step_lib.TrainState,
+      train_step: train_step_lib.TrainStep,
+      reference: reference_lib.Reference,
+      merger: lora.ParamsMerger,
+      checkpointer: checkpoint.Checkpointer,
+      cluster: cluster_lib.Cluster,
+      peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
+      ahead: compile_ahead.CompileAhead | None = None,
+  ):
+    self.reference = reference
+    self.peers = peers
+    self._ahead = ahead
+    self._state = state
+    self._train_step = train_step
+    self._merger = merger
+    self._checkpointer = checkpointer
+    self._cluster = cluster
+    mesh = sharding.make_mesh(config.mesh)
+    if cluster.num_processes > 1:
+      self._put = sharding.make_spread(mesh, config.sharding)
+      self._gather = sharding.make_gather(mesh)
+      self._narrow = functools.partial(
+          publication.snapshot, dtypes=publication.computed_dtypes(config)
+      )
+    else:
+      self._put = functools.partial(
+          sharding.shard_batch, mesh=mesh, rules=config.sharding
+      )
+      self._gather = self._narrow = lambda tree: tree
+    self._replicate = jax.jit(
+        lambda x: x, out_shardings=sharding.replicated(mesh)
+    )
+    self._part_prompts = reference_prompts(config)
+    self._slice = jax.jit(_slice, static_argnums=2)
+    self._update = jax.jit(_update)
+
+  @property
+  def state(self) -> train_step_lib.TrainState:
+    return self._state
+
+  @property
+  def may_leave_out(self) -> bool:
+    """Whether training may continue after a checkpoint failed.
+
+    Not with several processes: the others wait for this one's part.
+    """
+    return self._cluster.num_processes == 1
+
+  @property
+  def base(self) -> str:
+    """Name of the adapters' base params; "" without adapters."""
+    return self._merger.base
+
+  def place(
+      self, batch: types.Batch, num_missing: int
+  ) -> tuple[types.Batch, Computed]:
+    """Puts a batch onto the mesh with all reference log-probs.
+
+    Args:
+      batch: [B, ...] on the host; in processes other than 0, of
+        `jax.ShapeDtypeStruct`.
+      num_missing: prompts at the head of the batch without reference log-probs.
+
+    Returns:
+      The batch, and the log-probs that were computed, on this process.
+    """
+    self._cluster.broadcast(
+        "place",
+        {
+            "shapes": _shapes(batch),
+            "rows": batch.rows and _shapes(batch.rows),
+            "num_missing": num_missing,
+        },
+    )
+    num_prompts = batch.rewards.shape[0]
+    part = min(self._part_prompts, num_prompts)
+    if self._ahead is not None:
+      self._ahead.wait(packing.size_of(batch.rows))
+    batch = self._put(batch)
+    ref_logprobs, computed = batch.ref_logprobs, []
+    for start in range(0, num_missing, part):
+      # The last part overlaps the one before, so that all have one shape.
+      start = min(start, num_prompts - part)
+      inputs = _reference_inputs(batch)
+      if part < num_prompts:
+        inputs = self._slice(inputs, start, part)
+      values_bxKxT = self.reference.logprobs(
+          *inputs,
+          self._state.ref_params,
+          batch.rows if part == num_prompts else None,
+      )
+      ref_logprobs = self._update(ref_logprobs, values_bxKxT, start)
+      if self._cluster.num_processes > 1:
+        values_bxKxT = self._replicate(values_bxKxT).addressable_data(0)
+      computed.append((slice(start, start + part), values_bxKxT))
+    return dataclasses.replace(batch, ref_logprobs=ref_logprobs), computed
+
+  def train(self, batch: types.Batch) -> dict[str, jax.Array]:
+    """Dispatches a step on a placed batch; returns its metrics."""
+    self._cluster.broadcast("train")
+    self._state, metrics = self._train_step(self._state, batch)
+    if self._ahead is not None:
+      self._ahead.count(packing.size_of(batch.rows))
+    return metrics
+
+  def gather(self, field: str = "params") -> types.PyTree:
+    """Returns a field of the state, gathered to devices of this process.
+
+    With one process this is the field itself, which the next step donates.
+    """
+    self._cluster.broadcast("gather", {"field": field})
+    return self._gather(getattr(self._state, field))
+
+  def publish(
+      self,
+      submit: Callable[[int, types.PyTree], int | None],
+      version: int,
+      field: str = "params",
+  ) -> None:
+    """Publishes a field of the state as a version.
+
+    `submit` is `Publisher.submit` in process 0, `peers.submit` in the others.
+    """
+    if self.peers is None:
+      submit(version, self.gather(field))
+      return
+    self._cluster.broadcast("publish", {"version": version, "field": field})
+    replaced = submit(version, getattr(self._state, field))
+    if replaced is not None:
+      self._cluster.broadcast("forget", {"version": replaced})
+
+  def gather_model(self) -> types.PyTree:
+    """Returns the model's params with merged adapters, gathered as `gather`.
+
+    Of several processes, matrices are in the dtype that is computed in.
+    """
+    self._cluster.broadcast("gather_model")
+    return self._gather(self._narrow(self._merger.params(self._state.params)))
+
+  def scale_learning_rate(self, factor: float) -> None:
+    self._cluster.broadcast("scale", {"factor": factor})
+    scale = self._state.learning_rate_scale * factor
+    self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
+
+  def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
+    """Saves a checkpoint; raises OSError as `Checkpointer.save`."""
+    self._cluster.broadcast("save", {"step": step, "wait": wait})
+    host_state = {**host_state, "base": self._merger.base}
+    self._checkpointer.save(step, self._state, host_state, wait=wait)
+
+  def close(self) -> None:
+    if self.peers is not None:
+      self.peers.close()
+    if self._ahead is not None:
+      self._ahead.close()
+
+
+class Follower:
+  """Repeats the calls of process 0 in another process."""
+
+  def __init__(self, cluster: cluster_lib.Cluster, work: DeviceWork):
+    self._cluster = cluster
+    self._work = work
+    self._batch: types.Batch | None = None
+
+  def run(self, should_stop: Callable[[], bool]) -> bool:
+    """Returns True at the end of the run, False if it was interrupted.
+
+    Raises:
+      Ended: process 0 ended with an error.
+      TransportError: process 0 is lost.
+    """
+    activity = pulse.Activity(f"trainer-{self._cluster.process}")
+    while True:
+      activity.mark("wait_command", waits=True)
+      command = self._cluster.receive(should_stop)
+      activity.mark(command.name)
+      if command.name == "end":
+        status = command.fields["status"]
+        if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):
+          return status == processes.EXIT_OK
+        raise cluster_lib.Ended(status)
+      self._execute(command)
+
+  def _execute(self, command: cluster_lib.Command) -> None:
+    work, fields = self._work, command.fields
+    if command.name == "place":
+      rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
+      batch = types.Batch(**_arrays(fields["shapes"]), rows=rows)
+      self._batch, _ = work.place(batch, fields["num_missing"])
+    elif command.name == "train":
+      work.train(self._batch)
+    elif command.name == "gather":
+      work.gather(fields["field"])
+    elif command.name == "publish":
+      work.publish(work.peers.submit, **fields)
+    elif command.name == "forget":
+      work.peers.forget(fields["version"])
+    elif command.name == "gather_model":
+      work.gather_model()
+    elif command.name == "scale":
+      work.scale_learning_rate(fields["factor"])
+    elif command.name == "save":
+      work.save(host_state={}, **fields)
+    else:
+      raise ValueError(f"unknown command {command.name!r} of process 0")
+
+
+def _shapes(record: types.Batch | types.Rows) -> dict[str, Any]:
+  """Returns shape and dtype of each array; None where there is none."""
+  return {
+      name: x if x is None else [list(x.shape), x.dtype.name]
+      for name, x in vars(record).items()
+      if name not in ("prepared", "rows")
+  }
+
+
+def _arrays(shapes: dict[str, Any]) -> dict[str, Any]:
+  """Returns the inverse of `_shapes`."""
+  return {n: x and jax.ShapeDtypeStruct(*x) for n, x in shapes.items()}
+
+
+def _reference_inputs(batch: types.Batch) -> tuple[Any, ...]:
+  return (
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+      batch.completion_mask,
+  )
+
+
+def _slice(
+    arrays: tuple[jax.Array, ...], start: int, size: int
+) -> tuple[jax.Array, ...]:
+  return tuple(
+      jax.lax.dynamic_slice_in_dim(array, start, size) for array in arrays
+  )
+
+
+def _update(
+    all_BxKxT: jax.Array, part_bxKxT: jax.Array, start: int
+) -> jax.Array:
+  return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
+
+
+def reference_prompts(config: ml_collections.ConfigDict) -> int:
+  """Returns the prompts whose reference log-probs are computed at a time."""
+  train, num_prompts = config.train, config.train.prompts_per_batch
+  are_cut = not packing.num_micro_batches(
+      train, num_prompts, train.completions_per_prompt
+  )
+  # Groups that are cut are computed part by part, as rows of the whole batch.
+  if config.replay.recent_fraction == 1 or are_cut:
+    return num_prompts
+  shards = config.mesh.data * config.mesh.fsdp
+  # Only fresh groups lack reference log-probs; redrawn ones have them cached.
+  return math.ceil(num_prompts / 4 / shards) * shards
+
+
+def make_work(
+    config: ml_collections.ConfigDict,
+    run: run_directory.Run,
+    policy: policy_lib.Policy,
+    cluster: cluster_lib.Cluster,
+    checkpointer: checkpoint.Checkpointer,
+) -> tuple[DeviceWork, dict[str, Any]]:
+  """Returns the state owner, and the restored host state, {} if there is none.
+
+  Restores the newest checkpoint, or starts at step 0.
+
+  Raises:
+    ValueError: a checkpoint, model, mesh or kernel does not fit the config.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  axes = sharding.token_axes(config.sharding)
+  # Refuses a kernel that the mesh lacks before params are loaded.
+  kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = jax.device_put(
+      policy_lib.initial_params(policy, config.seed, shardings), shardings
+  )
+  merger = make_merger(config, policy, params)
+  reference = make_reference(config, policy, params, mesh)
+  if checkpointer.latest_step() is None:
+    state, saved = init_state(config, policy, params, mesh), {}
+  else:
+    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
+    lora.check_base(saved.get("base", ""), merger.base)
+  train_step = make_train_step(config, policy, mesh, params)
+  ahead, accelerated = None, jax.default_backend() != "cpu"
+  # Processes on CPUs share cores: one that compiles comes so late to a
+  # collective that the others give up.
+  if cluster.num_processes == 1 or accelerated:
+    ahead = make_ahead(
+        config, policy, mesh, train_step, reference, neighbors=accelerated
+    )
+  work = DeviceWork(
+      config,
+      state=state,
+      train_step=train_step,
+      reference=reference,
+      merger=merger,
+      checkpointer=checkpointer,
+      cluster=cluster,
+      peers=publication.make_peers(config, run, cluster, state.params),
+      ahead=ahead,
+  )
+  return work, saved
+
+
+def make_merger(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+) -> lora.ParamsMerger:
+  """Returns the merger of adapters into `params`, their base."""
+  return lora.make_merger(
+      policy.adapters, policy.folder, config.seed, lambda: params
+  )
+
+
+def make_ahead(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+    train_step: train_step_lib.TrainStep,
+    reference: reference_lib.Reference,
+    *,
+    neighbors: bool,
+) -> compile_ahead.CompileAhead:
+  """Returns the thread that compiles the step and the reference pass."""
+  state = abstract_state(config, policy, mesh)
+  num_prompts = config.train.prompts_per_batch
+
+  def compile_size(size: packing.Size) -> None:
+    batch = packing.abstract_batch(config, mesh, num_prompts, size)
+    is_here = config.reference.role == "trainer"
+    if is_here and reference_prompts(config) == num_prompts:
+      reference.compile(*_reference_inputs(batch), state.ref_params, batch.rows)
+    train_step.lower(state, batch).compile()
+
+  return compile_ahead.CompileAhead(
+      packing.sizes(config, packing.batch_shape(config)),
+      compile_size,
+      neighbors=neighbors,
+  )
+
+
+def make_reference(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+    mesh: jax.sharding.Mesh,
+) -> reference_lib.Reference:
+  """Returns the reference, starting from `params`, or without any.
+
+  Searchers may have them instead: it then knows its version alone.
+  """
+  moves = config.reference.mode != "fixed"
+  return reference_lib.Reference(
+      policy.model,
+      params if config.reference.role == "trainer" else None,
+      temperature=config.sampling.temperature,
+      every_steps=config.reference.every_steps if moves else 0,
+      # No step donates an adapter's base: the reference shares it.
+      copy=policy.adapters is None,
+      mesh=mesh,
+      rules=config.sharding,
+  )
+
+
+def init_state(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    params: types.PyTree,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainState:
+  """Returns the train state before step 0."""
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
+  value_params = None
+  if policy.value_folder is not None:
+    value_params = frozen.load_params(
+        policy.value_folder, value_model, mesh, config.sharding
+    )
+  if policy.adapters is not None:
+    if value_model is not None and value_params is None:
+      value_params = value_model.from_policy(params)
+    params = jax.jit(policy.adapters.init)(jax.random.PRNGKey(config.seed))
+  return train_step_lib.init_state(
+      config,
+      policy.trained,
+      params,
+      mesh,
+      value_model=value_model,
+      value_params=value_params,
+  )
+
+
+def abstract_state(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> train_step_lib.TrainState:
+  """Returns shapes, dtypes and shardings of the train state."""
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
+  return train_step_lib.abstract_state(
+      config, policy.trained, mesh, value_model=value_model
+  )
+
+
+def make_train_step(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+    params: types.PyTree,
+) -> train_step_lib.TrainStep:
+  """Returns the jitted step; adapters are merged into `params`, their base."""
+  return train_step_lib.make_train_step(
+      config,
+      policy.model,
+      mesh,
+      value_model=policy_lib.make_value_model(
+          config, policy.model, policy.value_folder
+      ),
+      adapters=policy.adapters,
+      base=None if policy.adapters is None else params,
+  )

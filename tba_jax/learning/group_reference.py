@@ -1,0 +1,173 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A searcher's reference policy, with `reference.role="searcher"`.
+
+The trainer then has neither its params nor its forward pass, and each searcher
+has both: reference log-probs are computed where there may be many devices.
+
+Source: TBA's searchers, Bartoldson et al. 2025 (arXiv:2503.18929).
+"""
+
+from collections.abc import Callable, Sequence
+import math
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.learning import batches
+from tba_jax.models import kernels
+from tba_jax.models import sequence
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference
+from tba_jax.policy import sharding
+
+
+class GroupReference:
+  """Log-probs of sampled groups under a fixed reference."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      policy: policy_lib.Policy,
+      params: types.PyTree,
+      mesh: jax.sharding.Mesh | None = None,
+  ):
+    """Initializes the reference.
+
+    Args:
+      config: reads `sampling`, `search`, `sharding` and
+        `loss.include_stop_token`.
+      policy: policy that the run starts from.
+      params: params of the policy, on the searcher's devices.
+      mesh: mesh of the searcher; None is the first device.
+
+    Raises:
+      ValueError: the mesh lacks the kernel that `model.attention` names.
+    """
+    sampling, mesh = config.sampling, mesh or sharding.first_device_mesh()
+    axes = sharding.token_axes(config.sharding)
+    kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
+    counts = config.loss.include_stop_token
+    self._tokenizer = None if counts else policy.tokenizer
+    self._reference = reference.Reference(
+        policy.model,
+        params,
+        temperature=sampling.temperature,
+        copy=False,
+        mesh=mesh,
+        rules=config.sharding,
+    )
+    self._num_prompts = prompts_at_a_time(config)
+    self._shape = (
+        config.search.samples_per_prompt,
+        sampling.max_prompt_tokens,
+        sampling.max_completion_tokens,
+    )
+
+  def warm_up(self) -> None:
+    """Compiles."""
+    S, _, T = self._shape
+    lengths = np.ones(S, np.int32)
+    tokens = np.zeros((S, T), np.int32)
+    mask = np.arange(T) < lengths[:, None]
+    self.start([np.zeros(1, np.int32)], [tokens], [lengths], [mask])()
+
+  def start(
+      self,
+      prompts: Sequence[np.ndarray],
+      tokens: Sequence[np.ndarray],
+      lengths: Sequence[np.ndarray],
+      sampled_masks: Sequence[np.ndarray],
+  ) -> Callable[[], list[np.ndarray]]:
+    """Dispatches the pass over some groups; does not wait for the devices.
+
+    Args:
+      prompts: [P] int32 of each group, without padding.
+      tokens: [S, T] int32, right-padded.
+      lengths: [S] int32, stop token included.
+      sampled_masks: [S, T] bool, True on the tokens that the policy sampled.
+
+    Returns:
+      A function that waits, and returns [S, T] float32 of each group: nats, 0
+      on tokens that the loss does not count.
+    """
+    parts = []
+    for start in range(0, len(prompts), self._num_prompts):
+      part = slice(start, start + self._num_prompts)
+      parts.append(
+          self._of_part(
+              prompts[part], tokens[part], lengths[part], sampled_masks[part]
+          )
+      )
+
+    def wait() -> list[np.ndarray]:
+      found = [group for part in parts for group in np.asarray(part)]
+      return found[: len(prompts)]
+
+    return wait
+
+  def _of_part(
+      self,
+      prompts: Sequence[np.ndarray],
+      tokens: Sequence[np.ndarray],
+      lengths: Sequence[np.ndarray],
+      sampled_masks: Sequence[np.ndarray],
+  ) -> jax.Array:
+    """Returns [B, S, T] of a full part; missing groups are padding."""
+    B, (S, P, T) = self._num_prompts, self._shape
+    rows = [
+        (prompt, [row[:n] for row, n in zip(rows_SxT, lengths_S)])
+        for prompt, rows_SxT, lengths_S in zip(prompts, tokens, lengths)
+    ]
+    batch = batches.pad_sequences(
+        rows,
+        (B,),
+        num_completions=S,
+        max_prompt_tokens=P,
+        max_completion_tokens=T,
+    )
+    sampled_BxSxT = np.zeros((B, S, T), np.bool_)
+    sampled_BxSxT[: len(rows)] = sampled_masks
+    mask_BxSxT = batches.completion_mask(
+        batch.completion_tokens, sampled_BxSxT, self._tokenizer
+    )
+    return self._reference.logprobs(
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        mask_BxSxT,
+    )
+
+
+def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
+  """Returns the prompts of a pass.
+
+  Their completions are no more than are decoded at a time, and the passes over
+  a round have about as many each.
+  """
+  search = config.search
+  most = max(1, config.sampling.num_rows // search.samples_per_prompt)
+  num_passes = math.ceil(search.prompts_per_round / most)
+  shards = search.mesh.data * search.mesh.fsdp
+  return math.ceil(search.prompts_per_round / num_passes / shards) * shards
+
+
+def make_group_reference(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    make_params: Callable[[], types.PyTree],
+    mesh: jax.sharding.Mesh | None,
+) -> GroupReference | None:
+  """Returns a searcher's reference; None if the trainer has it.
+
+  Args:
+    config: config of the run.
+    policy: policy that the run starts from.
+    make_params: function that loads its params onto the searcher's devices.
+    mesh: mesh of the searcher; None is the first device.
+  """
+  if config.reference.role == "trainer":
+    return None
+  return GroupReference(config, policy, make_params(), mesh)

@@ -1,0 +1,103 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Learner: trains on draws of the replay buffer."""
+
+import dataclasses
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.learning import batches
+from tba_jax.learning import device_work
+from tba_jax.learning import packing
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.replay import buffer as buffer_lib
+
+
+class Learner:
+  """Makes the batch of a draw, and takes a step on it.
+
+  Reference log-probs are computed once per completion. They stay on the devices
+  until `finish`, so that starting a step never waits for a device.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      tokenizer: tokenizer_lib.Tokenizer,
+      buffer: buffer_lib.ReplayBuffer,
+      work: device_work.DeviceWork,
+  ):
+    """Initializes the learner.
+
+    Args:
+      config: reads `loss.include_stop_token`, and what `packing.pack` reads.
+      tokenizer: tokenizer, which knows stop tokens and stop strings.
+      buffer: source of the draws; caches the reference log-probs.
+      work: owner of train state and reference.
+    """
+    self._config = config
+    self._buffer = buffer
+    self.work = work
+    counts = config.loss.include_stop_token
+    self._tokenizer = None if counts else tokenizer
+    self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
+
+  @property
+  def params(self) -> types.PyTree:
+    """The model's params, adapters merged; the next step donates them."""
+    return self.work.gather_model()
+
+  def step(self, draw: buffer_lib.Draw) -> dict[str, float]:
+    """Trains on a draw; returns the step's metrics."""
+    metrics = jax.device_get(self.start(draw))
+    self.finish()
+    return {name: float(value) for name, value in metrics.items()}
+
+  def start(self, draw: buffer_lib.Draw) -> dict[str, jax.Array]:
+    """Dispatches the step on a draw; returns its metrics, on the devices."""
+    return self.work.train(self.make(draw))
+
+  def make(self, draw: buffer_lib.Draw) -> types.Batch:
+    """Returns the batch of a draw, with all reference log-probs.
+
+    Call it between the step before the draw's and the draw's own.
+    """
+    version = self.work.reference.version(draw.step)
+    mask_BxKxT = batches.completion_mask(
+        draw.completion_tokens, draw.sampled_mask, self._tokenizer
+    )
+    cached_B = (draw.ref_versions == version).all(axis=1)
+    # Prompts without cached log-probs come first, as `place` expects.
+    order_B = np.argsort(cached_B, kind="stable")
+    take = lambda x: np.ascontiguousarray(x[order_B])
+    batch = types.Batch(
+        prompt_tokens=take(draw.prompt_tokens),
+        prompt_mask=take(draw.prompt_mask).astype(np.float32),
+        completion_tokens=take(draw.completion_tokens),
+        completion_mask=take(mask_BxKxT),
+        behavior_logprobs=take(draw.behavior_logprobs),
+        ref_logprobs=take(draw.ref_logprobs),
+        rewards=take(draw.rewards),
+        staleness_steps=take(draw.staleness_steps.astype(np.float32)),
+    )
+    rows = packing.pack(
+        self._config, batch.prompt_tokens, batch.completion_tokens
+    )
+    batch = dataclasses.replace(batch, rows=rows)
+    batch, computed = self.work.place(batch, int((~cached_B).sum()))
+    for part, values_bxKxT in computed:
+      self._unsaved.append((draw.rows[order_B[part]], values_bxKxT, version))
+    return batch
+
+  def finish(self) -> None:
+    """Caches the computed reference log-probs in the buffer.
+
+    Blocks until the devices have computed them.
+    """
+    unsaved, self._unsaved = self._unsaved, []
+    # The reference may have moved since, so each keeps its own version.
+    for rows_bxK, values_bxKxT, version in unsaved:
+      self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)

@@ -1,0 +1,273 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a model to sample from, score with or export.
+
+A source is a Hugging Face folder, a model of the hub, a run directory (its
+newest checkpoint), or one checkpoint of a run, `RUN/checkpoints/STEP`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import os
+import pathlib
+
+from etils import epath
+import jax
+import ml_collections
+
+from tba_jax import types
+from tba_jax.config import load as load_lib
+from tba_jax.config import meshes
+from tba_jax.learning import checkpoint
+from tba_jax.learning import train_step
+from tba_jax.models import folders
+from tba_jax.models import hf
+from tba_jax.models import hf_config
+from tba_jax.models import hf_hub
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
+from tba_jax.monitor import run_directory
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
+from tba_jax.system import bucket
+
+_CHECKPOINTS = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A model with its params and its tokenizer.
+
+  name: path that it was read from, a checkpoint's step included.
+  model: pure functions.
+  params: params of the model, on the mesh that was asked for.
+  tokenizer: tokenizer of the model.
+  """
+
+  name: str
+  model: transformer.Model
+  params: types.PyTree
+  tokenizer: tokenizer_lib.Tokenizer
+
+
+def restore(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+    *,
+    needs_task: bool = True,
+) -> tuple[policy_lib.Policy, types.PyTree, int]:
+  """Returns the policy, params and step of a run's checkpoint.
+
+  Adapters are merged into their base, which must be what it was.
+
+  Args:
+    config: config of the run.
+    workdir: directory of the run.
+    step: step of the checkpoint; None is the newest.
+    mesh: mesh to put the params on.
+    needs_task: whether to make the task, see `policy.make_policy`.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    ValueError: there is no checkpoint at all, or it does not fit the config.
+  """
+  folder = _checkpoints(workdir)
+  # A Checkpointer would make the folder.
+  if not folder.is_dir():
+    raise ValueError(f"{folder}: there is no checkpoint; train first, or name a"
+                     " Hugging Face folder")  # fmt: skip
+  policy = policy_lib.make_policy(config, workdir, needs_task=needs_task)
+  checkpointer = checkpoint.Checkpointer(
+      str(folder), keep=config.checkpoint.keep
+  )
+  try:
+    state, saved = checkpointer.restore(
+        train_step.abstract_state(
+            config,
+            policy.trained,
+            mesh,
+            value_model=policy_lib.make_value_model(
+                config, policy.model, policy.value_folder
+            ),
+        ),
+        step,
+    )
+  finally:
+    checkpointer.close()
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  merger = lora.make_merger(
+      policy.adapters,
+      policy.folder,
+      config.seed,
+      lambda: jax.device_put(
+          policy_lib.initial_params(policy, config.seed, shardings), shardings
+      ),
+  )
+  lora.check_base(saved.get("base", ""), merger.base)
+  return policy, merger.params(state.params), int(state.step)
+
+
+def of_checkpoint(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+) -> Source:
+  """Returns the model of a run's checkpoint.
+
+  Takes the workdir's lock while it reads: opening the checkpoints removes what
+  a run that trains there is writing.
+
+  Args and raises: see `restore`; ValueError also where a process runs there.
+  """
+  if not _checkpoints(workdir).is_dir():
+    raise ValueError(f"{workdir}: there is no checkpoint; train first")
+  held = bucket.hold(run_directory.lock(str(workdir)), workdir)
+  try:
+    policy, params, step = restore(
+        config, workdir, step, mesh, needs_task=False
+    )
+  finally:
+    held.close()
+  name = str(_checkpoints(workdir) / str(step))
+  return Source(name, policy.model, params, policy.tokenizer)
+
+
+def _checkpoints(workdir: str | os.PathLike[str]) -> epath.Path:
+  """Returns the folder of a run's checkpoints, which may be in a bucket."""
+  folder = pathlib.Path(workdir).absolute() / _CHECKPOINTS
+  return epath.Path(bucket.place(folder))
+
+
+def one_device() -> jax.sharding.Mesh:
+  """Returns the mesh of the default device alone."""
+  return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1))
+
+
+def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
+  """Returns a run's mesh, or all devices where it has more than are here.
+
+  Args:
+    sizes: `config.mesh`.
+  """
+  if math.prod(sizes.values()) > jax.device_count():
+    sizes = meshes.cut_rows(sizes, jax.device_count())
+  return sharding.make_mesh(sizes)
+
+
+def initial_params(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> types.PyTree:
+  """Returns the params that training starts from, on a mesh.
+
+  Raises:
+    ValueError: the folder cannot be read, or does not divide over the mesh.
+  """
+  if mesh.size == 1:
+    return policy_lib.initial_params(policy, config.seed)
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  params = policy_lib.initial_params(policy, config.seed, shardings)
+  return jax.device_put(params, shardings)
+
+
+def load(
+    key: str,
+    path: str,
+    *,
+    bos: str,
+    dtype: str | None,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: Mapping[str, str] | None = None,
+) -> Source:
+  """Returns the model of a folder, a run or a checkpoint.
+
+  Args:
+    key: the setting that holds `path`, for messages.
+    path: see the module.
+    bos: `config.tokenizer.bos` of a folder; a run has its own.
+    dtype: dtype of params and activations of a folder; None takes the folder's
+      own.
+    mesh: mesh to put the params on; None is the default device.
+    rules: `config.sharding` for a mesh; a run has its own.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    ValueError: the path is none of these, or cannot be read, or does not divide
+      over the mesh.
+  """
+  local = bucket.stage_model(path, key=f"config.{key}")
+  folder = pathlib.Path(local).expanduser()
+  run, step = folder, None
+  if folder.name.isdecimal() and folder.parent.name == _CHECKPOINTS:
+    run, step = folder.parent.parent, int(folder.name)
+  saved = _checkpoints(run)
+  if saved.is_dir() and (step is None or (saved / str(step)).is_dir()):
+    config = run_directory.load_config(str(run))
+    return of_checkpoint(
+        load_lib.complete(config), run, step, mesh or one_device()
+    )
+  if not bucket.is_remote(path):
+    folder = hf_hub.find(path)
+  if not folder.is_dir() or bucket.is_remote(path):
+    raise ValueError(
+        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder"
+        " or ORG/NAME of the hub, a run directory, or RUN/checkpoints/STEP of"
+        " one, both also in gs://"
+    )
+  # Check the small files before reading the weights.
+  try:
+    shape = hf_config.read(folder, dtype=dtype)
+    folders.check_labels(shape, folders.POLICY)
+    tokenizer = tokenizer_lib.load(folder, bos=bos)
+    folders.check_vocabulary(shape, tokenizer.vocab_size)
+  except ValueError as error:
+    why = str(error).removeprefix(f"{folder}: ")
+    raise ValueError(f"config.{key}={path!r}: {why}") from error
+  policy_lib.add_model_stops(shape, tokenizer)
+  model, shardings = transformer.make_model(shape), None
+  if mesh is not None:
+    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
+    sharding.check_divisible(shapes, shardings)
+  _, params = hf.load(folder, dtype=dtype, shardings=shardings)
+  return Source(str(folder.absolute()), model, params, tokenizer)
+
+
+def of_config(config: ml_collections.ConfigDict) -> Source:
+  """Returns the model that `config.generate` names, on `config.mesh`.
+
+  Raises: see `load`.
+  """
+  source = load(
+      "generate.model",
+      config.generate.model,
+      bos=config.tokenizer.bos,
+      dtype=config.generate.dtype or None,
+      mesh=sharding.make_mesh(config.mesh),
+      rules=config.sharding,
+  )
+  policy_lib.add_stops(config, source.tokenizer)
+  return source
+
+
+def settings(
+    config: ml_collections.ConfigDict, source: Source
+) -> dict[str, object]:
+  """Returns the settings that determine log-probs under a source."""
+  mesh = config.mesh.to_dict()
+  return {
+      "model": source.name,
+      "config.generate.dtype": config.generate.dtype,
+      # A mesh changes the order of sums.
+      **({"config.mesh": mesh} if set(mesh.values()) != {1} else {}),
+  }

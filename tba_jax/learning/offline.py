@@ -1,0 +1,395 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Training on fixed data, for `sft` and `reward_model`.
+
+A batch is a pure function of seed and step: an interrupted run ends with the
+same bits as an uninterrupted one.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import pathlib
+import sys
+import threading
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.learning import batches
+from tba_jax.learning import checkpoint
+from tba_jax.learning import train_step
+from tba_jax.monitor import metrics as metrics_lib
+from tba_jax.policy import sharding
+from tba_jax.system import bucket
+from tba_jax.system import processes
+from tba_jax.system import pulse
+
+# Steps dispatched at once: enough to hide the cost of a dispatch, few enough to
+# stop soon.
+CHUNK_STEPS = 25
+Progress = Callable[[int, int, dict[str, float]], None]
+
+# Separates these random numbers from others of the same seed.
+_STREAM = 0x5F7
+# AdamW of a stage, as far as its section does not set it.
+_ADAMW = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "epsilon": 1e-8}
+
+
+def run_program(
+    name: str,
+    config: ml_collections.ConfigDict,
+    work: Callable[..., dict[str, Any]],
+) -> int:
+  """Runs `sft` or `reward_model`; returns its exit status.
+
+  Args:
+    name: name of the program, printed in front of each line of progress.
+    config: config; this one process has the virtual devices
+      (`trainer.cpu_devices`) of all the trainer's processes.
+    work: function called with `stop`, an event that a signal sets, and
+      `on_progress`; its result has `interrupted`, `step` and `model`.
+  """
+  if config.trainer.cpu_devices:
+    count = config.trainer.cpu_devices * config.trainer.num_processes
+    jax.config.update("jax_num_cpu_devices", count)
+  processes.enable_compilation_cache()
+  stop = processes.stop_on_signals()
+
+  def show(step: int, num_steps: int, metrics: dict[str, float]) -> None:
+    values = "  ".join(f"{key} {v:.4g}" for key, v in metrics.items())
+    print(f"{name} {step}/{num_steps}  {values}", flush=True)
+
+  try:
+    result = work(stop=stop, on_progress=show)
+  except (ValueError, OSError, FloatingPointError) as error:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    if isinstance(error, FloatingPointError):
+      return processes.EXIT_FATAL
+    return processes.EXIT_CONFIG
+  if result["interrupted"]:
+    print(f"saved at step {result['step']}; the same command continues")
+    return processes.EXIT_INTERRUPTED
+  print(f"model: {result['model']}")
+  return processes.EXIT_OK
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+  """Rows of data, batched epoch by epoch without replacement.
+
+  seed: seed of the order; each epoch has a permutation of its own.
+  batch_size: B.
+  num_rows: number of rows, 1 or more.
+  encode: (row, epoch) -> token ids of its prompt and of its K completions.
+  num_completions: K.
+  max_prompt_tokens: P.
+  max_completion_tokens: T.
+  """
+
+  seed: int
+  batch_size: int
+  num_rows: int
+  encode: Callable[[int, int], batches.Row]
+  num_completions: int
+  max_prompt_tokens: int
+  max_completion_tokens: int
+
+  def chunk(self, first: int, last: int) -> types.Batch:
+    """Returns the batches of steps first … last - 1, on the host.
+
+    Leaves are [CHUNK_STEPS, B, …]; steps from `last` on are 0.
+    """
+    encoded = []
+    for place in range(first * self.batch_size, last * self.batch_size):
+      epoch, index = divmod(place, self.num_rows)
+      row = _permutation(self.seed, epoch, self.num_rows)[index]
+      encoded.append(self.encode(int(row), epoch))
+    return self.pad(encoded, (CHUNK_STEPS, self.batch_size))
+
+  def pad(
+      self, encoded: list[batches.Row], shape: tuple[int, ...]
+  ) -> types.Batch:
+    """Returns encoded rows as a batch with leaves [*shape, …], on the host."""
+    return batches.pad_sequences(
+        encoded,
+        shape,
+        num_completions=self.num_completions,
+        max_prompt_tokens=self.max_prompt_tokens,
+        max_completion_tokens=self.max_completion_tokens,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, num_rows: int) -> np.ndarray:
+  return np.random.default_rng([seed, _STREAM, epoch]).permutation(num_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A training job of `sft` or `reward_model`.
+
+  name: "sft" or "reward_model", its section of the config.
+  folder: WORKDIR/name, for checkpoints and metrics.jsonl.
+  model: model with `init` and `logical_axes`.
+  init_params: () -> the params before step 0.
+  loss_fn: loss, see `train_step.make_train_step`.
+  examples: training data.
+  evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
+  metric_names: step metrics that are written beside `loss`.
+  log_every_steps: steps between lines of metrics.jsonl.
+  """
+
+  name: str
+  folder: pathlib.Path
+  model: Any
+  init_params: Callable[[], types.PyTree]
+  loss_fn: Callable[..., Any]
+  examples: Examples
+  evaluate: Callable[[types.PyTree, int], dict[str, float]]
+  metric_names: tuple[str, ...]
+  log_every_steps: int
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    job: Job,
+    *,
+    stop: threading.Event,
+    on_progress: Progress | None = None,
+) -> tuple[types.PyTree, dict[str, Any]]:
+  """Trains to the last step, or saves once `stop` is set; resumes.
+
+  Args:
+    config: reads the job's section, `optimizer`, `train`, `mesh`, `sharding`
+      and `checkpoint.keep`.
+    job: job of this program.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
+
+  Returns:
+    The params, and `interrupted`, `step` (steps done) and `evaluation`, the
+    last evaluation's metrics or {}.
+
+  Raises:
+    FloatingPointError: a loss or gradient is not finite, with
+      `train.nonfinite="stop"`; names the steps.
+    OSError: a file cannot be written.
+  """
+  settings = config[job.name]
+  num_steps = settings.num_steps
+  mesh = sharding.make_mesh(config.mesh)
+  num_shards = sharding.num_batch_shards(mesh, config.sharding)
+  micro = micro_batch_size(settings, num_shards)
+  if settings.micro_batch_size not in (0, micro):
+    print(
+        f"{job.name}: micro-batches of {micro}, which divide over"
+        f" {num_shards} devices (config.{job.name}.micro_batch_size ="
+        f" {settings.micro_batch_size})",
+        flush=True,
+    )
+  step_config = _step_config(config, settings, micro)
+  abstract = train_step.abstract_state(step_config, job.model, mesh)
+  run_chunk = _make_run_chunk(
+      train_step.make_train_step(
+          step_config, job.model, mesh, loss_fn=job.loss_fn
+      ),
+      abstract,
+      mesh,
+      config.sharding,
+  )
+  writer = metrics_lib.MetricsWriter(job.folder / "metrics.jsonl")
+  checkpointer = checkpoint.Checkpointer(
+      bucket.place(job.folder / "checkpoints"), keep=config.checkpoint.keep
+  )
+
+  # State.
+  if checkpointer.latest_step() is None:
+    state = train_step.init_state(
+        step_config, job.model, job.init_params(), mesh
+    )
+  else:
+    state, _ = checkpointer.restore(abstract)
+    logging.info("%s continues at step %d", job.name, int(state.step))
+  step = saved_step = int(state.step)
+
+  # Loop.
+  activity = pulse.Activity(f"{job.name}-0")
+  means, evaluation = metrics_lib.Means(), {}
+  end = _chunk_end(settings, job.log_every_steps, step)
+  chunk = job.examples.chunk(step, end)
+  try:
+    while step < num_steps and not stop.is_set():
+      activity.mark("train")
+      chunk_started = time.perf_counter()
+      state, chunk_metrics = run_chunk(state, chunk, end - step)
+      # The host makes the next examples while the device works on these.
+      next_end = _chunk_end(settings, job.log_every_steps, end)
+      chunk = job.examples.chunk(end, next_end)
+      step_means, num_finite = _host_means(
+          config, job, chunk_metrics, step, end
+      )
+      means.add(step_means, weight=num_finite)
+      step_s = (time.perf_counter() - chunk_started) / (end - step)
+      means.add({"time/step_s": step_s}, weight=end - step)
+      step, end = end, next_end
+      found = {}
+      activity.mark("evaluate")
+      if _is_due(settings.evaluate_every_steps, step, num_steps):
+        found = job.evaluate(state.params, step)
+        evaluation = found or evaluation
+      if found or _is_due(job.log_every_steps, step, num_steps):
+        record = means.take() | {f"eval/{k}": v for k, v in found.items()}
+        writer.write(step, record)
+        if on_progress is not None:
+          on_progress(step, num_steps, record)
+      if step % settings.checkpoint_every_steps == 0 and step < num_steps:
+        activity.mark("checkpoint")
+        checkpointer.save(step, state, {})
+        saved_step = step
+    if saved_step < step < num_steps:
+      checkpointer.save(step, state, {}, wait=True)
+  finally:
+    activity.close()
+    checkpointer.close()
+    writer.close()
+  return state.params, {
+      "interrupted": step < num_steps,
+      "step": step,
+      "evaluation": evaluation,
+  }
+
+
+def micro_batch_size(
+    settings: ml_collections.ConfigDict, num_shards: int
+) -> int:
+  """Returns the examples of one forward-backward.
+
+  They are at least as many as the settings ask for, divide the batch, and are
+  split evenly; `num_shards` divides the batch.
+  """
+  size = settings.micro_batch_size or settings.batch_size
+  while size % num_shards or settings.batch_size % size:
+    size += 1
+  return size
+
+
+def _step_config(
+    config: ml_collections.ConfigDict,
+    settings: ml_collections.ConfigDict,
+    micro: int,
+) -> ml_collections.ConfigDict:
+  """Returns the train step's config: the job's optimizer, nothing of RL."""
+  out = config.copy_and_resolve_references()
+  with out.unlocked():
+    given = {k: v for k, v in settings.items() if k in out.optimizer}
+    out.optimizer.update({**_ADAMW, **given})
+    out.optimizer.learning_rate_final = 0.0
+    out.optimizer.stable_steps = 0
+    out.optimizer.decay_steps = 0
+    out.train.per_round_steps = 0
+    out.reference.mode = "fixed"
+    out.rounds.mini_batches = 0
+    out.train.num_steps = settings.num_steps
+    out.train.prompts_per_batch = settings.batch_size
+    out.train.micro_batch_completions = 0
+    out.train.micro_batch_prompts = micro
+    # An objective without loss parameters and proximal policy. Its length norm
+    # makes a token count the same in every micro-batch.
+    out.loss.name = "tb"
+    out.loss.length_norm = "mean_tokens"
+    out.loss.proximal_every_steps = 1
+    out.loss.behavior_logprobs = "sampler"
+  return out
+
+
+def _make_run_chunk(
+    step_fn: train_step.TrainStep,
+    abstract_state: train_step.TrainState,
+    mesh: jax.sharding.Mesh,
+    rules: ml_collections.ConfigDict,
+) -> Callable[..., tuple[train_step.TrainState, dict[str, jax.Array]]]:
+  """Returns a jitted (state, chunk, n) -> (state, metrics [CHUNK_STEPS])."""
+
+  def run_chunk(state, chunk, num_active):
+    batch = lambda i: jax.tree.map(lambda x: x[i], chunk)
+    _, shapes = jax.eval_shape(step_fn, state, batch(0))
+    metrics = {name: jnp.zeros(CHUNK_STEPS) for name in shapes}
+
+    def body(i, carry):
+      state, metrics = carry
+      state, new = step_fn(state, batch(i))
+      return state, {k: m.at[i].set(new[k]) for k, m in metrics.items()}
+
+    # Chunks of any length share a program: the bits of a step do not depend on
+    # its chunk.
+    return jax.lax.fori_loop(0, num_active, body, (state, metrics))
+
+  spec = sharding.batch_sharding(mesh, rules).spec
+  chunk_sharding = jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec(None, *spec)
+  )
+  state_shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+  return jax.jit(
+      run_chunk,
+      donate_argnums=0,
+      in_shardings=(state_shardings, chunk_sharding, None),
+      out_shardings=(state_shardings, sharding.replicated(mesh)),
+  )
+
+
+def _chunk_end(
+    settings: ml_collections.ConfigDict, log_every_steps: int, step: int
+) -> int:
+  """Returns the step at which the chunk from `step` on ends."""
+  periods = (
+      settings.evaluate_every_steps,
+      settings.checkpoint_every_steps,
+      log_every_steps,
+  )
+  ends = [step - step % period + period for period in periods]
+  return min(*ends, step + CHUNK_STEPS, settings.num_steps)
+
+
+def _is_due(period: int, step: int, num_steps: int) -> bool:
+  return step % period == 0 or step == num_steps
+
+
+def _host_means(
+    config: ml_collections.ConfigDict,
+    job: Job,
+    metrics: dict[str, jax.Array],
+    first: int,
+    last: int,
+) -> tuple[dict[str, float], int]:
+  """Waits for a chunk; returns means over its finite steps, and their number.
+
+  Raises:
+    FloatingPointError: a loss or gradient is not finite, see `train`.
+  """
+  values = {k: np.asarray(v)[: last - first] for k, v in metrics.items()}
+  finite = values["nonfinite"] == 0
+  if not finite.all():
+    message = (
+        f"{job.name}: loss or gradient of steps"
+        f" {(first + np.flatnonzero(~finite)).tolist()} is not finite; a lower"
+        f" config.{job.name}.learning_rate may help"
+    )
+    if config.train.nonfinite == "stop":
+      raise FloatingPointError(message)
+    # The step left the params as they were.
+    print(f"{message}; these steps are skipped", file=sys.stderr, flush=True)
+  if not finite.any():
+    return {}, 0
+  means = {
+      f"train/{name}": float(values[name][finite].mean())
+      for name in ("loss", *job.metric_names)
+  }
+  return means, int(finite.sum())

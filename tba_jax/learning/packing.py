@@ -1,0 +1,214 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Packs the distinct completions of a batch into rows of the forward pass.
+
+A row is a prompt with up to M of its completions, P + M T tokens. Completions
+of a group with equal tokens are computed once. The sizes are a function of the
+batch alone, so that a resumed run repeats its bits, and are rounded, so that
+few programs are compiled.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, M
+completions of a row, N parts of the rows.
+"""
+
+from collections.abc import Sequence
+import math
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.policy import sharding
+
+# Each size of a batch is this share of the next: a program takes as long to
+# compile as tens of steps, or hundreds of a small model.
+_SIZE_STEP = 3 / 4
+
+# [R, N, M] of `types.Rows.indices`; None of a batch without rows.
+Size = tuple[int, int, int] | None
+# Indices b K + k: the distinct completions of a prompt, or those of a row.
+_Indices = Sequence[int]
+
+
+def num_micro_batches(
+    train: ml_collections.ConfigDict, num_prompts: int, num_completions: int
+) -> int:
+  """Returns the number of micro-batches of whole groups.
+
+  It is 0 if groups are cut: a forward-backward has fewer than K completions of
+  a prompt, or the prompts do not divide. The loss is then one of all groups,
+  and the forward pass a loop over parts of the rows.
+  """
+  if (
+      0 < train.micro_batch_completions < num_completions
+      or num_prompts % train.micro_batch_prompts
+  ):
+    return 0
+  return num_prompts // train.micro_batch_prompts
+
+
+def batch_shape(config: ml_collections.ConfigDict) -> tuple[int, int, int, int]:
+  """Returns B, K, P, T of a batch."""
+  train, sampling = config.train, config.sampling
+  return (
+      train.prompts_per_batch,
+      train.completions_per_prompt,
+      sampling.max_prompt_tokens,
+      sampling.max_completion_tokens,
+  )
+
+
+def sizes(
+    config: ml_collections.ConfigDict, shape: tuple[int, int, int, int]
+) -> list[Size]:
+  """Returns the sizes that `pack` chooses from, from large to small.
+
+  Any batch fits the first, which is None if whole groups divide over the
+  shards. Each of the others has 3/4 of the tokens of the one before.
+
+  Args:
+    config: reads `train`, `mesh` and `sharding.batch`.
+    shape: B, K, P, T.
+  """
+  (B, K, P, T), train = shape, config.train
+  shards = math.prod(
+      config.mesh[a] for a in sharding.token_axes(config.sharding)[0]
+  )
+  num_micro = num_micro_batches(train, B, K)
+  if not num_micro:
+    # Only the number of parts differs.
+    M = train.micro_batch_completions or K
+    R = _round_up(train.micro_batch_prompts, shards)
+    most = -(-B * -(-K // M) // R)
+    step = max(int(most * (1 - _SIZE_STEP)), 1)
+    return [
+        (R, min(N, most), M) for N in range(_round_up(most, step), 0, -step)
+    ]
+
+  num_prompts = B // num_micro
+  widths = [K]
+  while widths[-1] > 1:
+    widths.append(-(-widths[-1] // 2))
+  num_rows = {M: _round_up(num_prompts * -(-K // M), shards) for M in widths}
+  num_tokens = {M: num_rows[M] * (P + M * T) for M in widths}
+  M = min(num_tokens, key=num_tokens.get)
+  whole = (num_rows[M] * num_micro, 1, M)
+  out = [None if whole == (B, 1, K) else whole]
+
+  # Two thirds of the tokens of a narrow row are completions, if K suffice.
+  narrow = min(K, -(-2 * P // T))
+  tokens = _SIZE_STEP * num_tokens[M]
+  while (R := int(tokens / (P + narrow * T)) // shards * shards) >= num_prompts:
+    out.append((R * num_micro, 1, narrow))
+    tokens *= _SIZE_STEP
+  return list(dict.fromkeys(out))
+
+
+def size_of(rows: types.Rows | None) -> Size:
+  return None if rows is None else rows.indices.shape
+
+
+def abstract_batch(
+    config: ml_collections.ConfigDict,
+    mesh: jax.sharding.Mesh,
+    B: int,
+    size: Size,
+) -> types.Batch:
+  """Returns shapes, dtypes and shardings of a batch of B prompts."""
+  _, K, P, T = batch_shape(config)
+
+  def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    place = sharding.place_of(x, mesh, config.sharding)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+  rows = None
+  if size is not None:
+    rows = types.Rows(array("int32", *size), array("int32", B, K))
+  return types.Batch(
+      prompt_tokens=array("int32", B, P),
+      prompt_mask=array("float32", B, P),
+      completion_tokens=array("int32", B, K, T),
+      completion_mask=array("float32", B, K, T),
+      behavior_logprobs=array("float32", B, K, T),
+      ref_logprobs=array("float32", B, K, T),
+      rewards=array("float32", B, K),
+      staleness_steps=array("float32", B, K),
+      rows=rows,
+  )
+
+
+def pack(
+    config: ml_collections.ConfigDict,
+    prompt_tokens_BxP: np.ndarray,
+    completion_tokens_BxKxT: np.ndarray,
+) -> types.Rows | None:
+  """Returns the rows of a batch; None if each is a prompt with its group.
+
+  Args:
+    config: reads `train`, `mesh` and `sharding.batch`.
+    prompt_tokens_BxP: only its shape matters.
+    completion_tokens_BxKxT: int32.
+  """
+  P, (B, K, T) = prompt_tokens_BxP.shape[1], completion_tokens_BxKxT.shape
+  first_BxK = _first_copies(completion_tokens_BxKxT)
+  first_BxK += K * np.arange(B)[:, None]
+  distinct = [np.unique(first_K).tolist() for first_K in first_BxK]
+  num_micro = num_micro_batches(config.train, B, K)
+  micro = [distinct[m :: max(num_micro, 1)] for m in range(max(num_micro, 1))]
+
+  def fits(size: Size) -> bool:
+    R, N, M = size
+    rows = max(sum(-(-len(own) // M) for own in part) for part in micro)
+    return rows * len(micro) <= R * N
+
+  first, *smaller = sizes(config, (B, K, P, T))
+  size = ([first] + [size for size in smaller if fits(size)])[-1]
+  if size is None:
+    return None
+  R, N, M = size
+  if num_micro:
+    parts = [_cut_all(part, M) for part in micro]
+  else:
+    rows = _cut_all(distinct, M)
+    parts = [rows[n::N] for n in range(N)]
+  indices = _fill(parts, R * N // len(parts), M).reshape(size)
+  slots = np.zeros(B * K, np.int32)
+  # Padding repeats a completion that has its place before: the first one wins.
+  flat = np.moveaxis(indices, 1, 0).ravel()[::-1]
+  slots[flat] = np.arange(flat.size, dtype=np.int32)[::-1]
+  return types.Rows(indices, slots[first_BxK])
+
+
+def _fill(
+    parts: Sequence[Sequence[_Indices]], num_rows: int, M: int
+) -> np.ndarray:
+  """Returns [R N, 1, M] int32; row r of part n stands at r N + n.
+
+  Places without a completion repeat another one.
+  """
+  out = np.zeros((num_rows, len(parts), M), np.int32)
+  for n, rows in enumerate(parts):
+    for r, row in enumerate(rows):
+      out[r, n] = row[0]
+      out[r, n, : len(row)] = row
+  return out.reshape(-1, 1, M)
+
+
+def _cut_all(distinct: Sequence[_Indices], M: int) -> list[_Indices]:
+  return [own[i : i + M] for own in distinct for i in range(0, len(own), M)]
+
+
+def _first_copies(tokens_BxKxT: np.ndarray) -> np.ndarray:
+  """Returns [B, K], the first completion of the group with the same tokens."""
+  first_BxK = np.empty(tokens_BxKxT.shape[:2], np.int64)
+  for b, tokens_KxT in enumerate(tokens_BxKxT):
+    seen = {}
+    for k, tokens_T in enumerate(tokens_KxT):
+      first_BxK[b, k] = seen.setdefault(tokens_T.tobytes(), k)
+  return first_BxK
+
+
+def _round_up(number: int, step: int) -> int:
+  return -(-number // step) * step

@@ -1,0 +1,155 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tries a user's own code: `python -m tba_jax.learning.rehearsal`.
+
+Reads the config and what to try (`config/own_code.py`) as JSON from standard
+input, and writes a list of problems: the loss is traced on the shapes of a
+batch, the reward is computed for an example, as a run does it.
+"""
+
+import json
+import os
+import sys
+
+import ml_collections
+
+from tba_jax.config import own_code
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.system import processes
+from tba_jax.system import user_code
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+
+def main() -> int:
+  """Prints the problems as a list in JSON; returns the exit status."""
+  processes.die_with_parent()
+  given, tried = json.load(sys.stdin)
+  # Output of user code is not the answer.
+  answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+  os.dup2(2, 1)
+  config, problems = ml_collections.ConfigDict(given), []
+  for part in tried:
+    check = {own_code.LOSS: trace_loss, own_code.REWARD: try_reward}[part]
+    try:
+      check(config)
+    except ValueError as error:
+      problems.append(str(error))
+  with answer:
+    json.dump(problems, answer)
+  processes.leave(0)
+
+
+def trace_loss(config: ml_collections.ConfigDict) -> None:
+  """Traces `config.loss` on the shapes of a micro-batch.
+
+  Raises:
+    ValueError: the loss raises, or returns something else than a loss.
+  """
+  # Takes seconds to import.
+  import jax  # pylint: disable=g-import-not-at-top
+  import numpy as np  # pylint: disable=g-import-not-at-top
+
+  from tba_jax import types  # pylint: disable=g-import-not-at-top
+  from tba_jax.losses import objective  # pylint: disable=g-import-not-at-top
+
+  c, sampling = config.train, config.sampling
+  B = min(c.micro_batch_prompts, c.prompts_per_batch)
+  K, T = c.completions_per_prompt, sampling.max_completion_tokens
+  shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.float32)
+  tokens = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)
+  batch = types.Batch(
+      prompt_tokens=tokens(B, sampling.max_prompt_tokens),
+      prompt_mask=shape(B, sampling.max_prompt_tokens),
+      completion_tokens=tokens(B, K, T),
+      completion_mask=shape(B, K, T),
+      behavior_logprobs=shape(B, K, T),
+      ref_logprobs=shape(B, K, T),
+      rewards=shape(B, K),
+      staleness_steps=shape(B, K),
+  )
+  pure_loss = objective.make_pure_loss(config)
+  jax.eval_shape(
+      jax.grad(lambda x, *others: pure_loss(x, {}, *others), has_aux=True),
+      shape(B, K, T),
+      batch,
+      shape(),
+  )
+
+
+def try_reward(config: ml_collections.ConfigDict) -> None:
+  """Judges completions of the first training prompt as a run does.
+
+  Raises:
+    ValueError: the task raises, or none of the completions could be judged.
+  """
+  name, field = config.task.name, _field(config.task)
+  try:
+    task = build.make_task(config.task)
+    for split in task.splits:
+      task.num_prompts(split)
+    prompt = task.prompt(base.TRAIN, 0)
+    right = base.reference_text(task, base.TRAIN, 0)
+    if not isinstance(prompt, str) or not isinstance(right, str):
+      raise TypeError("prompt and reference_completion must return a text")
+  except ValueError as error:
+    if user_code.place_of(error):
+      raise ValueError(
+          f"config.task.name={name!r}: {user_code.describe(error)}"
+      ) from error
+    raise
+  # User code may raise anything.
+  except (Exception, SystemExit) as error:
+    raise ValueError(
+        f"config.task.name={name!r}: {user_code.describe(error)}"
+    ) from error
+  events: list[str] = []
+  # No run's directory need be hidden: no model has written these texts.
+  judge = pool.make_judge(
+      config, "", task, lambda kind, text: events.append(text)
+  )
+  try:
+    # A reward may refuse a text that is no answer.
+    for text in dict.fromkeys((right, prompt, "1")):
+      request = judges.Request(base.TRAIN, 0, text)
+      events.clear()
+      judged = judge.judge([request])[0]
+      if judged.failure in ("", "deadline"):
+        break
+    if judged.failure:
+      why = _cause(judged, events, field)
+      raise ValueError(f"config.task.{field}={config.task[field]!r}: {why}")
+    (reason,) = judge.explain([request])
+    if reason.startswith(judges.no_reason("")[:-1]):
+      field = "reason" if config.task.get("reason") else field
+      raise ValueError(f"config.task.{field}={config.task[field]!r}: {reason}")
+  finally:
+    judge.close()
+
+
+def _field(task: ml_collections.ConfigDict) -> str:
+  """Returns the field of the task that names the user's code."""
+  if task.name != "own":
+    return "name"
+  return "rewards" if ":" in task.rewards else "verifier"
+
+
+def _cause(judged: base.Judgement, events: list[str], field: str) -> str:
+  """Returns why a completion could not be judged, and what is allowed."""
+  # An event's text begins with the cause, its count, and the prompt.
+  why = events[-1].partition(": prompt 0 of 'train': ")[2] if events else ""
+  allowed = "a function of (prompt, completion, row) that returns a number"
+  if field == "verifier":
+    allowed = "a command that prints a number"
+  elif field == "name":
+    allowed = "a task whose judge() returns a finite reward"
+  return (
+      f"a completion of the first prompt cannot be judged ({judged.failure}):"
+      f" {why.strip().removesuffix(':')}; allowed {allowed}"
+      " (docs/your_task.md)"
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,581 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Train state and the jitted optimizer step.
+
+`train_step(state, batch) -> (state, metrics)` donates the state. Params and the
+optimizer's moments are sharded by the config's rules, a batch over its prompts
+and the rows of its forward pass.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from tba_jax import types
+from tba_jax.learning import optimizer as optimizer_lib
+from tba_jax.learning import packing
+from tba_jax.learning import schedules
+from tba_jax.losses import build
+from tba_jax.losses import groups
+from tba_jax.losses import logprobs
+from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import objective
+from tba_jax.losses import ppo
+from tba_jax.models import sequence
+from tba_jax.policy import lora
+from tba_jax.policy import reference
+from tba_jax.policy import sharding
+
+PyTree = types.PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """Everything an optimizer step changes or depends on, except its batch.
+
+  step: [] int32, optimizer steps done; also the version of `params`.
+  params: the policy, or its adapters where they alone are trained.
+  opt_state: state of the policy's optimizer.
+  loss_params: parameters of the loss: {}, {"log_z": [1]}, or {"value": params
+    of the value model}.
+  loss_opt_state: state of their optimizer.
+  proximal_params: snapshot of `params` and `loss_params` by name, one, both or
+    neither, refreshed every `held_steps` steps.
+  ref_params: the reference policy if it moves, otherwise {}.
+  sampling_params: the policy at the start of the current round if rounds have
+    a lag, otherwise {}.
+  learning_rate_scale: [] float32, factor on the policy's learning rate; 1
+    unless a guard lowered it.
+  """
+
+  step: Any
+  params: PyTree
+  opt_state: PyTree
+  loss_params: PyTree
+  loss_opt_state: PyTree
+  proximal_params: PyTree
+  ref_params: PyTree
+  sampling_params: PyTree
+  learning_rate_scale: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+  """The step of `make_train_step`, (state, batch) -> (state, metrics).
+
+  jitted: (state, batch, base) -> (state, metrics).
+  base: the params that adapters adapt, or None. It is an argument, so that it
+    is no constant of the compiled program.
+  """
+
+  jitted: Callable[..., Any]
+  base: PyTree
+
+  def __call__(
+      self, state: TrainState, batch: types.Batch
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    return self.jitted(state, batch, self.base)
+
+  def lower(self, state: TrainState, batch: types.Batch) -> jax.stages.Lowered:
+    """Lowers for these shapes; compiling the result serves later calls."""
+    return self.jitted.lower(state, batch, self.base)
+
+
+def make_train_step(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    mesh: jax.sharding.Mesh,
+    *,
+    loss_fn: objective.LossFn | None = None,
+    value_model: Any = None,
+    adapters: lora.Adapters | None = None,
+    base: PyTree = None,
+) -> TrainStep:
+  """Returns the jitted step.
+
+  Gradients are accumulated over micro-batches of `train.micro_batch_prompts`
+  prompts, or parts of the batch's rows; for losses that are means over groups,
+  their size changes the update only by rounding. If the loss or a gradient norm
+  is not finite, only `step` changes and the metric `nonfinite` is 1.
+
+  Args:
+    config: config of the run.
+    model: a `models.transformer.Model`.
+    mesh: mesh with the axes of `sharding.MESH_AXES`.
+    loss_fn: loss that replaces the one of `config.loss`.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    adapters: adapters, if they alone are trained.
+    base: params that they adapt, on the mesh, or their shapes; never donated.
+
+  Returns:
+    train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
+    [] float32: `loss`, `nonfinite`, `grad_norm` (before clipping),
+    `learning_rate`, `beta`, and those of the loss; with a tempered target `tau`
+    and `gamma`; with a value model `value_grad_norm` and `value_learning_rate`.
+
+  Raises:
+    ValueError: a batch without rows does not divide into micro-batches, or a
+      micro-batch into data shards; the step raises it.
+  """
+  c, has_values = config, value_model is not None
+  per_round_steps = c.train.per_round_steps
+  loss_fn = loss_fn or objective.make_loss_fn(c, model, value_model)
+  policy_opt, loss_opt = optimizer_lib.make_optimizers(c, has_values=has_values)
+  beta_fn = schedules.beta(c.loss, per_round_steps=per_round_steps)
+  tempering_fn = schedules.tempering(
+      c.tempering, per_round_steps=per_round_steps
+  )
+  shardings = jax.tree.map(
+      lambda x: x.sharding,
+      abstract_state(c, adapters or model, mesh, value_model=value_model),
+  )
+  attach = adapters.attach if adapters else lambda _, params: params
+
+  def step_fn(
+      state: TrainState, batch: types.Batch, base: PyTree
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    state = hold_params(c, state)
+    beta, tempered = beta_fn(state.step), {}
+    if tempering_fn is not None:
+      tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
+      batch, beta = temper(batch, beta, **tempered)
+
+    held = dict(state.proximal_params)
+    if "params" in held:
+      held["params"] = attach(base, held["params"])
+    micro_batches = prepare(
+        c,
+        model,
+        value_model,
+        held,
+        state.loss_params,
+        cut_micro_batches(batch, c.train, mesh, c.sharding),
+        beta,
+    )
+    loss, totals, (grads, loss_grads) = accumulate(
+        lambda params, micro: loss_fn(
+            attach(base, params[0]), params[1], micro, beta
+        ),
+        (state.params, state.loss_params),
+        micro_batches,
+    )
+
+    grad_norm, loss_grad_norm = map(optax.tree.norm, (grads, loss_grads))
+    finite = jnp.isfinite(jnp.stack([loss, grad_norm, loss_grad_norm])).all()
+    learning_rate = policy_opt.learning_rate(state.step)
+    learning_rate = learning_rate * state.learning_rate_scale
+    loss_learning_rate = loss_opt.learning_rate(state.step)
+    metrics = {
+        "loss": loss,
+        "nonfinite": 1.0 - finite.astype(jnp.float32),
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
+        "beta": beta,
+        **tempered,
+        **metrics_lib.finish(totals),
+    }
+    if has_values:
+      metrics["value_grad_norm"] = loss_grad_norm
+      metrics["value_learning_rate"] = loss_learning_rate
+
+    params, opt_state = policy_opt.update(
+        grads, state.opt_state, state.params, learning_rate
+    )
+    loss_params, loss_opt_state = loss_opt.update(
+        loss_grads, state.loss_opt_state, state.loss_params, loss_learning_rate
+    )
+    new = dict(
+        params=params,
+        opt_state=opt_state,
+        loss_params=loss_params,
+        loss_opt_state=loss_opt_state,
+    )
+    old = {name: getattr(state, name) for name in new}
+    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    step = state.step + 1
+    ref_params = reference.moved(
+        c.reference, state.ref_params, new["params"], step
+    )
+    return (
+        dataclasses.replace(state, step=step, ref_params=ref_params, **new),
+        metrics,
+    )
+
+  axes = sharding.token_axes(c.sharding)
+  jitted = jax.jit(
+      sequence.split_tokens(step_fn, mesh, *axes),
+      donate_argnums=0,
+      in_shardings=(
+          shardings,
+          sharding.batch_shardings(c.train.prompts_per_batch, mesh, c.sharding),
+          None,
+      ),
+      out_shardings=(shardings, sharding.replicated(mesh)),
+  )
+  return TrainStep(jitted, base)
+
+
+def init_state(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    params: PyTree,
+    mesh: jax.sharding.Mesh,
+    *,
+    value_model: Any = None,
+    value_params: PyTree = None,
+) -> TrainState:
+  """Returns the state before step 0, sharded over the mesh.
+
+  The params are copied, so the caller's survive donation of the state.
+
+  Args:
+    config: config of the run.
+    model: a model or adapters, with the `logical_axes` of `params`.
+    params: params to train, on the host or on devices.
+    mesh: mesh with the axes of `sharding.MESH_AXES`.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    value_params: initial params of the value model; None takes the policy's
+      with a new head.
+  """
+  make = _state_maker(config, value_model)
+  shapes = jax.eval_shape(make, params, value_params)
+  shardings = _state_shardings(config, model, shapes, mesh, value_model)
+  params = jax.device_put(params, shardings.params)
+  if value_params is not None:
+    value_params = jax.device_put(value_params, shardings.loss_params["value"])
+  # jit with output shardings allocates new buffers, for the params too, so a
+  # donated state never takes the caller's.
+  return jax.jit(make, out_shardings=shardings)(params, value_params)
+
+
+def abstract_state(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    mesh: jax.sharding.Mesh,
+    *,
+    value_model: Any = None,
+) -> TrainState:
+  """Returns the state's shapes, dtypes and shardings; allocates nothing."""
+  make = _state_maker(config, value_model)
+  rng = jax.ShapeDtypeStruct((2,), jnp.uint32)
+  params = jax.eval_shape(model.init, rng)
+  value_params = value_model and jax.eval_shape(value_model.init, rng)
+  shapes = jax.eval_shape(make, params, value_params)
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      _state_shardings(config, model, shapes, mesh, value_model),
+  )
+
+
+def _state_maker(
+    config: ml_collections.ConfigDict, value_model: Any
+) -> Callable[..., TrainState]:
+  """Returns (params, value_params) -> state, to be traced."""
+  policy_opt, loss_opt = optimizer_lib.make_optimizers(
+      config, has_values=value_model is not None
+  )
+
+  def make(params: PyTree, value_params: PyTree) -> TrainState:
+    copy = lambda tree: jax.tree.map(jnp.copy, tree)
+    loss_params = objective.make_loss_params(
+        config, value_model, params, value_params
+    )
+    held = {"params": params, "loss_params": loss_params}
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=policy_opt.tx.init(params),
+        loss_params=loss_params,
+        loss_opt_state=loss_opt.tx.init(loss_params),
+        proximal_params=copy({n: held[n] for n in proximal_names(config)}),
+        ref_params={} if config.reference.mode == "fixed" else copy(params),
+        sampling_params=copy(params) if keeps_params(config) else {},
+        learning_rate_scale=jnp.ones((), jnp.float32),
+    )
+
+  return make
+
+
+def _state_shardings(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    shapes: TrainState,
+    mesh: jax.sharding.Mesh,
+    value_model: Any,
+) -> TrainState:
+  """Returns the shardings: moments like their params, the rest replicated.
+
+  Raises:
+    ValueError: names the leaves that do not divide over the mesh.
+  """
+  of = functools.partial(sharding.param_shardings, mesh, config.sharding)
+  params = of(model.logical_axes)
+  sharding.check_divisible(shapes.params, params)
+  replicated = sharding.replicated(mesh)
+  all_replicated = jax.tree.map(lambda _: replicated, shapes)
+  loss_params = all_replicated.loss_params
+  if value_model is not None:
+    loss_params = {"value": of(value_model.logical_axes)}
+    sharding.check_divisible(shapes.loss_params, loss_params)
+
+  def moments(
+      opt: optimizer_lib.Optimizer, opt_state: PyTree, like: PyTree
+  ) -> PyTree:
+    return optax.tree_map_params(
+        opt.tx,
+        lambda _, param_sharding: param_sharding,
+        opt_state,
+        like,
+        transform_non_params=lambda _: replicated,
+    )
+
+  policy_opt, loss_opt = optimizer_lib.make_optimizers(
+      config, has_values=value_model is not None
+  )
+  held = {"params": params, "loss_params": loss_params}
+  return dataclasses.replace(
+      all_replicated,
+      params=params,
+      opt_state=moments(policy_opt, shapes.opt_state, params),
+      loss_params=loss_params,
+      loss_opt_state=moments(loss_opt, shapes.loss_opt_state, loss_params),
+      proximal_params={name: held[name] for name in shapes.proximal_params},
+      ref_params=params if shapes.ref_params else {},
+      sampling_params=params if shapes.sampling_params else {},
+  )
+
+
+def round_steps(config: ml_collections.ConfigDict) -> int:
+  """Returns the optimizer steps of a round, N T; 1 without rounds.
+
+  Source: Asynchronous RLHF, Noukhovitch et al. 2024 (arXiv:2410.18252).
+  """
+  return max(config.rounds.mini_batches, 1) * config.rounds.passes
+
+
+def keeps_params(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether a restart may need the params of a round ago.
+
+  With a lag, round r (from 1) trains on completions sampled by the params at
+  the start of round r - 1.
+  """
+  return config.rounds.mini_batches > 0 and config.rounds.lag_rounds > 0
+
+
+def held_steps(config: ml_collections.ConfigDict) -> int:
+  """Returns the number of steps that the proximal policy stays fixed."""
+  return config.loss.proximal_every_steps or round_steps(config)
+
+
+def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
+  """Returns the state's fields that the proximal snapshot must contain."""
+  c = config.loss
+  if held_steps(config) == 1:  # The policy itself is the proximal one.
+    return []
+  policy = c.behavior_logprobs == "recomputed" or c.correction == "decoupled"
+  values = build.find(c.name).has_targets
+  return ["params"] * policy + ["loss_params"] * values
+
+
+def hold_params(
+    config: ml_collections.ConfigDict, state: TrainState
+) -> TrainState:
+  """Returns the state with the snapshots that are due refreshed."""
+
+  def refreshed(held: PyTree, new: PyTree, every: int) -> PyTree:
+    if not held:
+      return held
+    return jax.lax.cond(
+        state.step % every == 0,
+        lambda: jax.tree.map(jnp.copy, new),
+        lambda: held,
+    )
+
+  current = {name: getattr(state, name) for name in state.proximal_params}
+  return dataclasses.replace(
+      state,
+      sampling_params=refreshed(
+          state.sampling_params, state.params, round_steps(config)
+      ),
+      proximal_params=refreshed(
+          state.proximal_params, current, held_steps(config)
+      ),
+  )
+
+
+def temper(
+    batch: types.Batch, beta: jax.Array, *, tau: jax.Array, gamma: jax.Array
+) -> tuple[types.Batch, jax.Array]:
+  """Returns the batch and β of a tempered target.
+
+      (log π_ref/γ + r/β) / τ = log π_ref · 1/(γ τ) + r/(β τ)
+
+  The loss uses β τ and a weighted log π_ref; the reported KL is to π_ref.
+  """
+  weight_B = jnp.broadcast_to(1 / (gamma * tau), batch.rewards.shape[:1])
+  prepared = {**batch.prepared, "ref_weight": weight_B}
+  return dataclasses.replace(batch, prepared=prepared), beta * tau
+
+
+def cut_micro_batches(
+    batch: types.Batch,
+    train: ml_collections.ConfigDict,
+    mesh: jax.sharding.Mesh,
+    rules: ml_collections.ConfigDict,
+) -> types.Batch:
+  """Returns the batch with leaves [micro-batches, prompts of each, ...].
+
+  Raises:
+    ValueError: the batch has no rows, and `train.micro_batch_prompts` does not
+      divide it or is no multiple of the batch's shards.
+  """
+  (num_prompts, K), num_each = batch.rewards.shape, train.micro_batch_prompts
+  num_shards = sharding.num_batch_shards(mesh, rules)
+  num_micro = packing.num_micro_batches(train, num_prompts, K)
+  if batch.rows is None and not num_micro:
+    raise ValueError(
+        f"train.micro_batch_prompts={num_each}: must divide the {num_prompts}"
+        " prompts of a batch without rows, and train.micro_batch_completions"
+        " be 0"
+    )
+  if batch.rows is None and num_each % num_shards:
+    raise ValueError(
+        f"train.micro_batch_prompts={num_each}: must be a multiple of the"
+        f" {num_shards} shards of config.sharding.batch"
+    )
+  num_micro = max(num_micro, 1)
+
+  def cut_leaf(x: jax.Array) -> jax.Array:
+    # Strided, not contiguous: each data shard already holds its part of every
+    # micro-batch, and nothing moves.
+    x = x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
+    over = sharding.batch_sharding(mesh, rules).spec
+    spec = () if x.shape[1] % num_shards else (None, *over)
+    return jax.lax.with_sharding_constraint(
+        x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    )
+
+  if batch.rows is not None:
+    rows = _own_rows(batch.rows, num_micro, K)
+    batch = dataclasses.replace(batch, rows=rows)
+  return jax.tree.map(cut_leaf, batch)
+
+
+def _own_rows(rows: types.Rows, num_micro: int, K: int) -> types.Rows:
+  """Returns rows with the indices of each one's micro-batch: every nth row."""
+  if num_micro == 1:
+    return rows
+  M = rows.indices.shape[2]
+  return types.Rows(
+      indices=rows.indices // K // num_micro * K + rows.indices % K,
+      slots=rows.slots // M // num_micro * M + rows.slots % M,
+  )
+
+
+def prepare(
+    config: ml_collections.ConfigDict,
+    model: Any,
+    value_model: Any,
+    held: PyTree,
+    loss_params: PyTree,
+    micro_batches: types.Batch,
+    beta: jax.Array,
+) -> types.Batch:
+  """Returns micro-batches with `prepared` computed from the whole batch.
+
+  The loss computes whatever does not depend on other micro-batches.
+
+  Args:
+    config: config of the run.
+    model: the policy's `models.transformer.Model`.
+    value_model: a `models.heads.ScalarModel` if the objective learns one.
+    held: `TrainState.proximal_params`, adapters attached.
+    loss_params: parameters of the loss in the state.
+    micro_batches: leaves [M, B, ...] of M micro-batches.
+    beta: [] float32.
+  """
+  c, row = config.loss, build.find(config.loss.name)
+  num_micro, num_prompts = micro_batches.rewards.shape[:2]
+  behavior = micro_batches.behavior_logprobs
+  prepared = dict(micro_batches.prepared)
+  if "params" in held:
+    prepared["proximal_logprobs"] = jax.lax.map(
+        lambda micro: logprobs.completion_logprobs(
+            model,
+            held["params"],
+            micro.prompt_tokens,
+            micro.prompt_mask,
+            micro.completion_tokens,
+            temperature=config.sampling.temperature,
+            rows=micro.rows,
+        ),
+        micro_batches,
+    )
+    if c.behavior_logprobs == "recomputed":
+      behavior = prepared["proximal_logprobs"]
+  if row.has_targets and (num_micro > 1 or "loss_params" in held):
+    old = held.get("loss_params", loss_params)
+    values = jax.lax.map(
+        lambda micro: objective.completion_values(value_model, old, micro),
+        micro_batches,
+    )
+    merge = lambda x: x.reshape(-1, *x.shape[2:])
+    targets = ppo.make_targets(
+        merge(values),
+        merge(behavior - micro_batches.ref_logprobs),
+        merge(micro_batches.completion_mask),
+        merge(micro_batches.rewards),
+        c,
+        beta,
+    )
+    prepared |= {
+        name: x.reshape(values.shape) for name, x in vars(targets).items()
+    }
+  if num_micro > 1 and (c.length_norm or row.length_norm) == "mean_tokens":
+    prepared["mean_tokens"] = jnp.broadcast_to(
+        groups.mean_tokens(micro_batches.completion_mask),
+        (num_micro, num_prompts),
+    )
+  return dataclasses.replace(micro_batches, prepared=prepared)
+
+
+def accumulate(
+    value_fn: Callable[..., tuple[jax.Array, metrics_lib.Totals]],
+    params: PyTree,
+    micro_batches: types.Batch,
+) -> tuple[jax.Array, metrics_lib.Totals, PyTree]:
+  """Returns the mean loss, the summed totals and the mean gradient.
+
+  Args:
+    value_fn: (params, micro-batch) -> (loss, totals).
+    params: params to differentiate by.
+    micro_batches: leaves [M, ...], processed one after the other.
+  """
+  grad_fn = jax.value_and_grad(value_fn, has_aux=True)
+  num_micro = micro_batches.rewards.shape[0]
+  first = jax.tree.map(lambda x: x[0], micro_batches)
+  if num_micro == 1:
+    (loss, totals), grads = grad_fn(params, first)
+    return loss, totals, grads
+
+  def add(carry: PyTree, micro: types.Batch) -> tuple[PyTree, None]:
+    return jax.tree.map(jnp.add, carry, grad_fn(params, micro)), None
+
+  # Sums in float32 at least, whatever the params are.
+  zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
+      jax.eval_shape(grad_fn, params, first),
+  )
+  ((loss, totals), grads), _ = jax.lax.scan(add, zeros, micro_batches)
+  grads = jax.tree.map(
+      lambda g, p: (g / num_micro).astype(p.dtype), grads, params
+  )
+  return loss / num_micro, totals, grads

@@ -1,0 +1,350 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds task, tokenizer, model, samplers and value model from a config."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import ml_collections
+
+from tba_jax import types
+from tba_jax.losses import build as losses_build
+from tba_jax.models import config as config_lib
+from tba_jax.models import folders
+from tba_jax.models import heads
+from tba_jax.models import hf
+from tba_jax.models import hf_config
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
+from tba_jax.policy import lora
+from tba_jax.policy import sharding
+from tba_jax.sampling import decode
+from tba_jax.sampling import requests
+from tba_jax.sampling import sharing
+from tba_jax.tasks import base
+from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import rows_task
+
+# Separates the evaluations' random numbers from the run's.
+_EVALUATION_SEED = 0x5EED
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """The policy of a config, without its params.
+
+  task: prompts and reward; None where it was not needed.
+  tokenizer: tokenizer of prompts and completions.
+  model: pure functions `init` and `apply`.
+  folder: Hugging Face folder of the initial params, or ORG/NAME of the hub;
+    None = random.
+  adapters: LoRA adapters to train; None = train all params.
+  value_folder: Hugging Face folder that the value model starts from; None =
+    the policy, or no value model.
+  """
+
+  task: base.Task | None
+  tokenizer: tokenizer_lib.Tokenizer
+  model: transformer.Model
+  folder: pathlib.Path | None
+  adapters: lora.Adapters | None
+  value_folder: pathlib.Path | None = None
+
+  @property
+  def trained(self) -> transformer.Model | lora.Adapters:
+    """The trained and published part; has `init` and `logical_axes`."""
+    return self.adapters or self.model
+
+
+def add_stops(
+    config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Adds the config's stop tokens and stop strings to the tokenizer's own.
+
+  Raises ValueError for a stop token outside the vocabulary.
+  """
+  ids = config.sampling.stop_token_ids
+  tokenizer.add_stop_ids(int(item) for item in ids.split(",") if item)
+  tokenizer.add_stop_strings(json.loads(config.sampling.stop_strings or "[]"))
+
+
+def add_model_stops(
+    shape: config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
+) -> None:
+  """Adds the further stop tokens that a model's config.json lists."""
+  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
+
+
+def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
+  """Returns the folder of the model that supervised fine-tuning saves."""
+  return pathlib.Path(workdir) / "sft" / "model"
+
+
+def make_policy(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    scratch: bool = False,
+    needs_task: bool = True,
+) -> Policy:
+  """Returns the policy of a config.
+
+  Args:
+    config: reads `task`, `tokenizer`, `model`, `init`, `lora`, `train.remat`.
+    workdir: holds the SFT model if `config.init` is "sft".
+    scratch: returns the policy that SFT starts from, `config.sft.init`.
+    needs_task: whether to make the task, whose data may be missing here; it is
+      always made where the tokenizer has its words.
+
+  Raises:
+    ValueError: the checkpoint is missing or disagrees with the config.
+  """
+  start = config.sft.init if scratch else config.init
+  if start == "scratch":
+    folder = None
+  elif start == "sft":
+    folder = sft_folder(workdir)
+  else:
+    folder = pathlib.Path(start).expanduser()
+  task = None
+  if needs_task or (config.tokenizer.source == "task" and folder is None):
+    task = tasks_build.make_task(config.task)
+  if config.tokenizer.source != "task":
+    tokenizer = tokenizer_lib.load(
+        config.tokenizer.source, bos=config.tokenizer.bos
+    )
+  elif folder is not None:
+    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
+  else:
+    if isinstance(task, rows_task.RowsTask):
+      task.warn_of_unseen_words()
+    tokenizer = tokenizer_lib.word_level(
+        task.tokenizer_words(), task.tokenizer_pattern
+    )
+  add_stops(config, tokenizer)
+  if needs_task:
+    task.drop_long(
+        tokenizer,
+        config.sampling.max_prompt_tokens,
+        # SFT also learns a stop token after each answer.
+        max_answer_tokens=scratch * (config.sampling.max_completion_tokens - 1),
+    )
+  if folder is None:
+    model_config = config_lib.ModelConfig.from_config(
+        config.model,
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        backend=jax.default_backend(),
+    )
+  else:
+    model_config = shape_of_folder(config, folder, config.model.param_dtype)
+    try:
+      folders.check_labels(model_config, folders.POLICY)
+      folders.check_vocabulary(model_config, tokenizer.vocab_size)
+    except ValueError as error:
+      raise ValueError(f"config.init={folder}: {error}") from error
+    add_model_stops(model_config, tokenizer)
+  if scratch:
+    model_config = dataclasses.replace(model_config, param_dtype="float32")
+  model = transformer.make_model(model_config, remat=config.train.remat)
+  adapters = None if scratch else lora.make(config.lora, model)
+  return Policy(
+      task,
+      tokenizer,
+      model,
+      folder,
+      adapters,
+      value_folder=find_value_folder(config, workdir),
+  )
+
+
+def shape_of_folder(
+    config: ml_collections.ConfigDict,
+    folder: str | pathlib.Path,
+    dtype: str = "float32",
+) -> config_lib.ModelConfig:
+  """Returns a folder's shape with `config.model`'s compute dtype and kernel.
+
+  `dtype` is of the params.
+  """
+  return hf_config.read(
+      folder,
+      dtype=dtype,
+      compute_dtype=config_lib.compute_dtype(
+          config.model, jax.default_backend()
+      ),
+      attention=config.model.attention,
+  )
+
+
+def initial_params(
+    policy: Policy, seed: int, shardings: types.PyTree | None = None
+) -> types.PyTree:
+  """Returns the params that training starts from.
+
+  Args:
+    policy: policy whose folder is loaded; without a folder, params are random.
+    seed: seed of random params, made on one device.
+    shardings: shardings of loaded params, of which a process reads only the
+      shards of its devices; None = the default device.
+
+  Raises:
+    ValueError: the folder cannot be read, or does not divide over the mesh.
+  """
+  if policy.folder is None:
+    return jax.jit(policy.model.init)(jax.random.PRNGKey(seed))
+  if shardings is not None:
+    shapes = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
+    sharding.check_divisible(shapes, shardings)
+  _, params = hf.load(
+      policy.folder,
+      dtype=policy.model.config.param_dtype,
+      shardings=shardings,
+  )
+  return params
+
+
+def make_searcher_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the sampler of a searcher's rounds."""
+  most = sharing.most_rows(
+      config.sampling.num_rows,
+      config.search.prompts_per_round,
+      config.search.samples_per_prompt,
+  )
+  return make_sampler(config, policy, most_rows_per_prompt=most)
+
+
+def make_sampler(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    most_rows_per_prompt: int = 1,
+) -> decode.Sampler:
+  """Returns a sampler as searchers have it, for any number of completions."""
+  return build_sampler(
+      config,
+      policy.model,
+      policy.tokenizer,
+      num_rows=config.sampling.num_rows,
+      most_rows_per_prompt=most_rows_per_prompt,
+      seed=config.seed,
+      explore=requests.Explore(**config.explore),
+  )
+
+
+def make_evaluation_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the evaluator's sampler, whose random numbers are its own."""
+  return build_sampler(
+      config,
+      policy.model,
+      policy.tokenizer,
+      num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
+      most_rows_per_prompt=config.evaluate.num_completions,
+      seed=config.seed ^ _EVALUATION_SEED,
+  )
+
+
+def make_greedy_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns the greedy sampler of evaluations: one completion per prompt."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.sampling.temperature = 0.0
+  return build_sampler(
+      config,
+      policy.model,
+      policy.tokenizer,
+      num_rows=config.evaluate.batch_prompts,
+      seed=config.seed,
+  )
+
+
+def build_sampler(
+    config: ml_collections.ConfigDict,
+    model: transformer.Model,
+    tokenizer: tokenizer_lib.Tokenizer,
+    *,
+    num_rows: int,
+    seed: int,
+    most_rows_per_prompt: int = 1,
+    explore: requests.Explore | None = None,
+) -> decode.Sampler:
+  """Returns a sampler of a model with the settings of `config.sampling`.
+
+  Without `explore`, completions keep the least length of `config.explore`.
+  """
+  settings = decode.Settings(
+      temperature=config.sampling.temperature,
+      top_k=config.sampling.top_k,
+      top_p=config.sampling.top_p,
+      min_p=config.sampling.min_p,
+      stop_ids=tokenizer.stop_ids,
+      stop_strings=tokenizer.stop_strings,
+      text_fn=tokenizer.decode,
+      max_prompt_tokens=config.sampling.max_prompt_tokens,
+      max_completion_tokens=config.sampling.max_completion_tokens,
+      num_rows=num_rows,
+      most_rows_per_prompt=most_rows_per_prompt,
+      chunk_steps=config.sampling.chunk_steps,
+      prompt_buckets=config.sampling.prompt_buckets,
+      recompute_cache=config.sampling.in_flight == "recompute_cache",
+      pad_id=tokenizer.pad_id,
+      seed=seed,
+      explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
+  )
+  return decode.Sampler(model, settings)
+
+
+def find_value_folder(
+    config: ml_collections.ConfigDict, workdir: str | pathlib.Path
+) -> pathlib.Path | None:
+  """Returns the folder of `loss.value_init`; None if no folder is needed."""
+  source = config.loss.value_init
+  if not losses_build.find(config.loss.name).has_values or source == "policy":
+    return None
+  if source == "reward_model":
+    return pathlib.Path(workdir) / "reward_model" / "model"
+  return pathlib.Path(source).expanduser()
+
+
+def make_value_model(
+    config: ml_collections.ConfigDict,
+    model: transformer.Model,
+    folder: pathlib.Path | None = None,
+) -> heads.ScalarModel | None:
+  """Returns the value model; None if `config.loss.name` has none.
+
+  It has the shape of the policy's `model`, or of the model in `folder`
+  (`find_value_folder`), the policy's compute dtype and float32 params;
+  ValueError unless the folder has one scalar head and the policy's vocabulary.
+  """
+  if not losses_build.find(config.loss.name).has_values:
+    return None
+  if folder is None:
+    shape = heads.config_of(model.config)
+    shape = dataclasses.replace(shape, param_dtype="float32")
+    return heads.ScalarModel(shape, remat=config.train.remat)
+  shape = hf_config.read(
+      folder,
+      dtype="float32",
+      compute_dtype=model.config.compute_dtype,
+      attention=config.model.attention,
+  )
+  try:
+    folders.check_labels(shape, folders.SCORER)
+  except ValueError as error:
+    raise ValueError(f"config.loss.value_init={folder}: {error}") from error
+  if shape.vocab_size < model.config.vocab_size:
+    raise ValueError(
+        f"loss.value_init={folder}: its vocabulary has {shape.vocab_size}"
+        f" entries, fewer than the policy's {model.config.vocab_size}"
+    )
+  return heads.ScalarModel(shape, remat=config.train.remat)

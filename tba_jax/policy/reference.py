@@ -1,0 +1,179 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The reference policy that the KL is measured against: fixed, reset, EMA.
+
+A moving reference is part of the train state, so that checkpoints contain it.
+Its version is the step at which it last moved.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from tba_jax import types
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.models import sequence
+from tba_jax.policy import sharding
+
+
+def moved(
+    config_reference: ml_collections.ConfigDict,
+    ref_params: types.PyTree,
+    params: types.PyTree,
+    step: jax.Array,
+) -> types.PyTree:
+  """Returns the reference's params after `step` steps.
+
+      reset: θ_ref ← θ;   ema: θ_ref ← α θ_ref + (1 - α) θ
+
+  if step is a multiple of every_steps; otherwise they stay as they are.
+
+  Source: hard resets every 50 steps, Bartoldson et al. 2025 (arXiv:2503.18929)
+  §6; the moving average with α = 0.9 is from the code that followed it.
+
+  Args:
+    config_reference: reads `mode`, `every_steps` and `ema_decay` (α).
+    ref_params: `TrainState.ref_params`; {} if the reference is fixed.
+    params: params of the policy after these steps.
+    step: [] int32, steps done, at least 1.
+  """
+  c = config_reference
+  if c.mode == "fixed":
+    return ref_params
+  decay = c.ema_decay if c.mode == "ema" else 0.0
+
+  def mix(ref: jax.Array, new: jax.Array) -> jax.Array:
+    if not decay:
+      return jnp.copy(new)
+    # A bfloat16 average would round small changes away.
+    ref32, new32 = ref.astype(jnp.float32), new.astype(jnp.float32)
+    return (decay * ref32 + (1 - decay) * new32).astype(ref.dtype)
+
+  return jax.lax.cond(
+      step % c.every_steps == 0,
+      lambda: jax.tree.map(mix, ref_params, params),
+      lambda: ref_params,
+  )
+
+
+def make_logprobs_fn(
+    model: Any, *, temperature: float
+) -> Callable[..., jax.Array]:
+  """Returns the function of `Reference.logprobs`, of params and its inputs."""
+
+  def run(
+      params: types.PyTree,
+      prompt_tokens_BxP: jax.Array,
+      prompt_mask_BxP: jax.Array,
+      completion_tokens_BxKxT: jax.Array,
+      completion_mask_BxKxT: jax.Array,
+      rows: types.Rows | None = None,
+  ) -> jax.Array:
+    logprobs_BxKxT = logprobs_lib.completion_logprobs(
+        model,
+        params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        temperature=temperature,
+        rows=rows,
+    )
+    return jnp.where(completion_mask_BxKxT > 0, logprobs_BxKxT, 0.0)
+
+  return run
+
+
+class Reference:
+  """Log-probs of completions under the reference policy."""
+
+  def __init__(
+      self,
+      model: Any,
+      params: types.PyTree,
+      *,
+      temperature: float,
+      every_steps: int = 0,
+      copy: bool = True,
+      mesh: jax.sharding.Mesh | None = None,
+      rules: Mapping[str, str] | None = None,
+  ):
+    """Initializes the reference.
+
+    Args:
+      model: a `models.transformer.Model`.
+      params: params of a fixed π_ref; None if it is not held here, and only its
+        version is asked for.
+      temperature: temperature of sampling; policy and reference are both
+        tempered.
+      every_steps: period of a moving reference; 0 if it is fixed.
+      copy: whether to copy the params; needed if the policy starts from the
+        same arrays, which the train step donates.
+      mesh: mesh over which tokens are split by `rules`; None is one device.
+      rules: `config.sharding`.
+    """
+    self._every_steps = every_steps
+    self._params = None
+    if not every_steps:
+      self._params = jax.tree.map(jnp.copy, params) if copy else params
+
+    run = make_logprobs_fn(model, temperature=temperature)
+    if mesh is not None:
+      run = sequence.split_tokens(run, mesh, *sharding.token_axes(rules))
+    self._run = jax.jit(run)
+
+  def version(self, step: int) -> int:
+    """Returns the last step up to `step` at which the reference moved, or 0.
+
+    Log-probs cached under another version are stale.
+    """
+    every = self._every_steps
+    return step // every * every if every else 0
+
+  def logprobs(
+      self,
+      prompt_tokens_BxP: jax.Array,
+      prompt_mask_BxP: jax.Array,
+      completion_tokens_BxKxT: jax.Array,
+      completion_mask_BxKxT: jax.Array,
+      ref_params: types.PyTree = None,
+      rows: types.Rows | None = None,
+  ) -> jax.Array:
+    """Returns [B, K, T] float32, log π_ref of each completion token in nats.
+
+    It is 0 where the mask is 0. Prompts are left-padded, completions
+    right-padded. Does not wait for the devices.
+
+    Args:
+      ref_params: `TrainState.ref_params`, of a moving reference.
+      rows: packed rows of the batch.
+    """
+    return self._run(
+        ref_params if self._every_steps else self._params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        completion_mask_BxKxT,
+        rows,
+    )
+
+  def compile(
+      self,
+      prompt_tokens_BxP: jax.ShapeDtypeStruct,
+      prompt_mask_BxP: jax.ShapeDtypeStruct,
+      completion_tokens_BxKxT: jax.ShapeDtypeStruct,
+      completion_mask_BxKxT: jax.ShapeDtypeStruct,
+      ref_params: types.PyTree = None,
+      rows: types.Rows | None = None,
+  ) -> None:
+    """Compiles `logprobs` for these shapes and shardings."""
+    self._run.lower(
+        ref_params if self._every_steps else self._params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        completion_mask_BxKxT,
+        rows,
+    ).compile()

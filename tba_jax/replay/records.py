@@ -1,0 +1,413 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Storage of completions: a table of columns, and the rows of each prompt.
+
+Rows are reused, *ids* are not: an id counts arrivals, so a lookup by id tells
+whether the completion has been evicted.
+"""
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tba_jax import types
+from tba_jax.replay import ledger
+
+_MIN_ROWS = 1024
+# Bins of the histogram of uses; the last one is open.
+_BINS = 9
+
+# Integer columns and their types in draws and checkpoints. The table keeps them
+# in one array, so that a row's integers are adjacent in memory.
+_INTEGERS = {
+    "ids": np.int64,
+    "prompt_ids": np.int64,
+    "groups": np.int64,
+    "arrivals": np.int64,
+    "lengths": np.int32,
+    "stopped": np.bool_,
+    "versions": np.int32,
+    "epochs": np.int32,
+    "use_counts": np.int64,
+    "ref_versions": np.int32,
+}
+_TOKENS = {
+    "tokens": np.int32,
+    "sampled_mask": np.bool_,
+    "behavior_logprobs": np.float32,
+    "ref_logprobs": np.float32,
+}
+
+
+class RecordTable:
+  """Columns over rows, which grow geometrically; freed rows are reused.
+
+  ids: [rows] int64, arrival count of the completion, -1 in a free row.
+  prompt_ids, groups: [rows] int64, the completion's prompt, and the group it
+    arrived in.
+  arrivals: [rows] int64, the step at which it arrived.
+  lengths: [rows] int64, tokens with the stop token and an environment's.
+  stopped: [rows] int64, 0 or 1.
+  versions: [rows] int64, step of the params that sampled it.
+  epochs: [rows] int64, start count of the trainer that published them.
+  use_counts: [rows] int64, number of times it was trained on.
+  ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
+    cached.
+  rewards: [rows] float32.
+  tokens: [rows, T] int32, 0 past the length.
+  sampled_mask: [rows, T] bool, True on the tokens that the policy sampled.
+  behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 where not sampled;
+    the latter are undefined where `ref_versions` is -1.
+
+  untrained: amount never used. A group counts as a prompt until one of its
+    completions is used or all are gone.
+  num_uses: sum of `use_counts`.
+  histogram: number of completions used 0, 1, … times; the last bin is open.
+  """
+
+  ids: np.ndarray
+  prompt_ids: np.ndarray
+  groups: np.ndarray
+  arrivals: np.ndarray
+  lengths: np.ndarray
+  stopped: np.ndarray
+  versions: np.ndarray
+  epochs: np.ndarray
+  use_counts: np.ndarray
+  ref_versions: np.ndarray
+  rewards: np.ndarray
+  tokens: np.ndarray
+  sampled_mask: np.ndarray
+  behavior_logprobs: np.ndarray
+  ref_logprobs: np.ndarray
+
+  def __init__(self, num_tokens: int, max_rows: int):
+    """Makes an empty table for T tokens that grows to about `max_rows`."""
+    self._num_tokens = num_tokens
+    self._max_rows = max_rows
+    self._columns = np.arange(num_tokens)
+    self.clear()
+
+  def __len__(self) -> int:
+    return self._num_live
+
+  def append(
+      self, group: types.Group, indices: Sequence[int], step: int
+  ) -> np.ndarray:
+    """Stores some completions of a group; returns their rows, [n] int64."""
+    count = len(indices)
+    index = np.array(indices) if count < len(group.rewards) else slice(None)
+    rows = self._allocate(count)
+    lengths = group.completion_lengths[index]
+    integers = np.empty((count, len(_INTEGERS)), np.int64)
+    width = min(group.completion_tokens.shape[1], self._num_tokens)
+    inside = self._columns[:width] < lengths[:, None]
+    sampled = group.sampled_mask[index, :width]
+    columns = {
+        "tokens": (group.completion_tokens, inside),
+        "sampled_mask": (group.sampled_mask, inside),
+        "behavior_logprobs": (group.behavior_logprobs, sampled),
+    }
+    if group.ref_logprobs is not None:
+      columns["ref_logprobs"] = (group.ref_logprobs, sampled)
+    for i, value in enumerate(
+        (
+            np.arange(self.next_id, self.next_id + count),
+            group.prompt_id,
+            self._next_group,
+            step,
+            lengths,
+            group.stopped[index],
+            group.versions[index],
+            group.epoch,
+            0,
+            # A fixed reference has version 0.
+            0 if "ref_logprobs" in columns else -1,
+        )
+    ):
+      integers[:, i] = value
+    self._integers[rows] = integers
+    self.rewards[rows] = group.rewards[index]
+    for name, (values, mask) in columns.items():
+      column = getattr(self, name)
+      column[rows, :width] = np.where(mask, values[index, :width], 0)
+      if width < self._num_tokens:
+        column[rows, width:] = 0
+    self._append_order(rows)
+    self._unused_groups[self._next_group] = count
+    self.untrained += ledger.amount_of(1, sampled.sum(axis=1).tolist())
+    self.histogram[0] += count
+    self._next_group += 1
+    self.next_id += count
+    return rows
+
+  def free(self, rows: np.ndarray) -> None:
+    """Frees rows, [n] int64."""
+    num_groups, unused = 0, []
+    for group, uses, num_tokens in zip(
+        self.groups[rows].tolist(),
+        self.use_counts[rows].tolist(),
+        self._num_sampled(rows),
+        strict=True,
+    ):
+      if not uses:
+        unused.append(num_tokens)
+      self.histogram[min(uses, _BINS - 1)] -= 1
+      self.num_uses -= uses
+      if group in self._unused_groups:
+        self._unused_groups[group] -= 1
+        if not self._unused_groups[group]:
+          del self._unused_groups[group]
+          num_groups += 1
+    self.untrained -= ledger.amount_of(num_groups, unused)
+    self.ids[rows] = -1
+    self._free.extend(rows.tolist())
+    self._num_live -= len(rows)
+
+  def use(self, rows: np.ndarray) -> ledger.Amount:
+    """Counts uses of rows, [n] int64 with repeats; returns the first uses."""
+    rows, uses = np.unique(rows, return_counts=True)
+    before = self.use_counts[rows]
+    self.use_counts[rows] = before + uses
+    change = _bins(before + uses) - _bins(before)
+    self.histogram = [n + int(d) for n, d in zip(self.histogram, change)]
+    self.num_uses += int(uses.sum())
+    first = rows[before == 0]
+    groups = set(self.groups[first].tolist())
+    num_groups = sum(
+        self._unused_groups.pop(g, None) is not None for g in groups
+    )
+    trained = ledger.amount_of(num_groups, self._num_sampled(first))
+    self.untrained -= trained
+    return trained
+
+  def integers(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the integer columns at rows of any shape, by name."""
+    values = self._integers[rows]
+    return {
+        name: values[..., i].astype(dtype)
+        for i, (name, dtype) in enumerate(_INTEGERS.items())
+    }
+
+  def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows of ids of any shape, and whether each is still stored.
+
+    The row of an evicted completion is 0.
+    """
+    order = self._order[self._order_start : self._order_end]
+    if not len(order):
+      return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.bool_)
+    places = np.searchsorted(order[:, 0], ids)
+    entries = order[np.minimum(places, len(order) - 1)]
+    rows = entries[..., 1]
+    alive = (entries[..., 0] == ids) & (self.ids[rows] == ids)
+    return np.where(alive, rows, 0), alive
+
+  def oldest(self, count: int) -> np.ndarray:
+    """Returns the `count` live rows that arrived first, [count] int64."""
+    size = count
+    while True:
+      order = self._order[self._order_start : self._order_end][:size]
+      alive = self.ids[order[:, 1]] == order[:, 0]
+      rows = order[alive, 1]
+      if len(rows) >= count:
+        break
+      size *= 2
+    # Later calls skip the entries of freed rows at the front.
+    self._order_start += int(alive.argmax())
+    return rows[:count]
+
+  def live_rows(self) -> np.ndarray:
+    """Returns all rows in order of arrival, [n] int64."""
+    order = self._order[self._order_start : self._order_end]
+    return order[self.ids[order[:, 1]] == order[:, 0], 1]
+
+  def complete_groups(self, arrived_from: int, size: int) -> np.ndarray:
+    """Returns rows of the complete groups, oldest first, [n, size] int64.
+
+    Args:
+      arrived_from: first step whose arrivals count.
+      size: number of completions in a complete group.
+    """
+    rows = self.live_rows()
+    rows = rows[self.arrivals[rows] >= arrived_from]
+    _, starts, counts = np.unique(
+        self.groups[rows], return_index=True, return_counts=True
+    )
+    starts = starts[counts == size]
+    return rows[starts[:, None] + np.arange(size)[None, :]]
+
+  def token_mask(self, lengths: np.ndarray) -> np.ndarray:
+    """Returns True on the tokens within lengths of any shape, [..., T] bool."""
+    return self._columns < lengths[..., None]
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns copies of the live rows, by arrival, tokens without padding."""
+    rows = self.live_rows()
+    cached = rows[self.ref_versions[rows] >= 0]
+    state: dict[str, Any] = self.integers(rows)
+    state["rewards"] = self.rewards[rows]
+    for name in _TOKENS:
+      some = cached if name == "ref_logprobs" else rows
+      state[name] = getattr(self, name)[some][
+          self.token_mask(self.lengths[some])
+      ]
+    state["next_id"] = self.next_id
+    state["next_group"] = self._next_group
+    state["unused_groups"] = np.array(sorted(self._unused_groups), np.int64)
+    return state
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Restores a state; raises ValueError if a completion is longer than T."""
+    lengths = state["lengths"]
+    if lengths.max(initial=0) > self._num_tokens:
+      raise ValueError(
+          f"saved completions of up to {lengths.max()} tokens; allowed:"
+          f" max_completion_tokens={self._num_tokens}"
+      )
+    self.clear()
+    rows = self._allocate(len(lengths))
+    for i, name in enumerate(_INTEGERS):
+      self._integers[rows, i] = state[name]
+    self.rewards[rows] = state["rewards"]
+    mask = self.token_mask(lengths)
+    cached = state["ref_versions"] >= 0
+    for name, dtype in _TOKENS.items():
+      some = cached if name == "ref_logprobs" else slice(None)
+      values = np.zeros(mask[some].shape, dtype)
+      values[mask[some]] = state[name]
+      getattr(self, name)[rows[some]] = values
+    self._append_order(rows)
+    self.next_id = int(state["next_id"])
+    self._next_group = int(state["next_group"])
+    groups = state["groups"]
+    groups, counts = np.unique(
+        groups[np.isin(groups, state["unused_groups"])], return_counts=True
+    )
+    self._unused_groups = dict(zip(groups.tolist(), counts.tolist()))
+    uses = state["use_counts"]
+    unused = self._num_sampled(rows[uses == 0])
+    self.untrained = ledger.amount_of(len(groups), unused)
+    self.histogram = _bins(uses).tolist()
+    self.num_uses = int(uses.sum())
+
+  def clear(self) -> None:
+    """Removes all rows and restarts the ids."""
+    self._free: list[int] = []
+    self._num_used = 0
+    self._num_live = 0
+    self.next_id = 0
+    self._next_group = 0
+    # Rows of each group of which none was used.
+    self._unused_groups: dict[int, int] = {}
+    self.untrained = ledger.Amount()
+    self.histogram = [0] * _BINS
+    self.num_uses = 0
+    # (id, row) of all arrivals since the oldest live one. Entries of freed rows
+    # are removed when they come first or the array is full.
+    self._order = np.empty((_MIN_ROWS, 2), np.int64)
+    self._order_start = self._order_end = 0
+    self._integers = np.empty((0, len(_INTEGERS)), np.int64)
+    self.rewards = np.empty(0, np.float32)
+    for name, dtype in _TOKENS.items():
+      setattr(self, name, np.empty((0, self._num_tokens), dtype))
+    self._grow(0)
+
+  def _num_sampled(self, rows: np.ndarray) -> list[int]:
+    """Returns the number of sampled tokens of each row."""
+    return self.sampled_mask[rows].sum(axis=1).tolist()
+
+  def _allocate(self, count: int) -> np.ndarray:
+    """Returns unused rows, [count] int64."""
+    first_reused = len(self._free) - min(count, len(self._free))
+    rows = self._free[first_reused:]
+    del self._free[first_reused:]
+    fresh = count - len(rows)
+    rows += range(self._num_used, self._num_used + fresh)
+    self._num_used += fresh
+    self._num_live += count
+    if self._num_used > len(self._integers):
+      self._grow(self._num_used)
+    return np.array(rows, np.int64)
+
+  def _grow(self, needed: int) -> None:
+    size = len(self._integers)
+    new = max(min(max(2 * size, _MIN_ROWS), self._max_rows), needed)
+    for name in ("_integers", "rewards", *_TOKENS):
+      old = getattr(self, name)
+      column = np.empty((new, *old.shape[1:]), old.dtype)
+      column[:size] = old
+      setattr(self, name, column)
+    for i, name in enumerate(_INTEGERS):
+      setattr(self, name, self._integers[:, i])
+
+  def _append_order(self, rows: np.ndarray) -> None:
+    count = len(rows)
+    if self._order_end + count > len(self._order):
+      order = self._order[self._order_start : self._order_end]
+      kept = order[self.ids[order[:, 1]] == order[:, 0]]
+      # Doubling makes appends amortized constant time.
+      self._order = np.empty((2 * (len(kept) + count) + _MIN_ROWS, 2), np.int64)
+      self._order[: len(kept)] = kept
+      self._order_start, self._order_end = 0, len(kept)
+    end = self._order_end + count
+    self._order[self._order_end : end, 0] = self.ids[rows]
+    self._order[self._order_end : end, 1] = rows
+    self._order_end = end
+
+
+class PromptRecords:
+  """A prompt and its rows, oldest first.
+
+  tokens: [P] int32, the prompt, without padding.
+  """
+
+  def __init__(self, tokens: np.ndarray):
+    self.tokens = tokens
+    self._rows = np.empty(8, np.int64)
+    self._start = self._end = 0
+
+  def __len__(self) -> int:
+    return self._end - self._start
+
+  def view(self) -> np.ndarray:
+    """Returns the rows, [n] int64, oldest first; valid until a change."""
+    return self._rows[self._start : self._end]
+
+  def append(self, rows: np.ndarray) -> None:
+    """Appends rows, newest last."""
+    end = self._end + len(rows)
+    if end > len(self._rows):
+      old = self.view()
+      needed = len(old) + len(rows)
+      # Doubling makes appends amortized constant time.
+      target = self._rows
+      if 2 * needed > len(target):
+        target = np.empty(2 * needed, np.int64)
+      target[: len(old)] = old
+      self._rows, self._start, end = target, 0, needed
+    self._rows[end - len(rows) : end] = rows
+    self._end = end
+
+  def remove(self, row: int, ids: np.ndarray) -> None:
+    """Removes one of the rows, the oldest in constant time.
+
+    `ids` is the table's column.
+    """
+    view = self.view()
+    if view[0] == row:
+      self._start += 1
+      return
+    place = bisect.bisect_left(view, ids[row], key=ids.__getitem__)
+    view[place:-1] = view[place + 1 :]
+    self._end -= 1
+
+  def first_after(self, step: int, arrivals: np.ndarray) -> int:
+    """Returns the index of the first row that arrived after `step`."""
+    return bisect.bisect_right(self.view(), step, key=arrivals.__getitem__)
+
+
+def _bins(uses: np.ndarray) -> np.ndarray:
+  return np.bincount(np.minimum(uses, _BINS - 1), minlength=_BINS)

@@ -1,0 +1,561 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `compile` program: compiles a config's programs for a TPU slice or CPU.
+
+    python -m tba_jax.main --program=compile --config=FILE --workdir=DIR \\
+        [TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]]
+
+For a TPU it needs libtpu (`pip install 'tba_jax[tpu]'`), but neither
+accelerator nor weights: arguments are shapes, and of a Hugging Face folder in
+`init` only config.json is read. A topology is a generation and a shape, such as
+"v5e:4x4", or "cpu", this machine; without one, it is the smallest slice of v5e
+that holds the mesh.
+
+What a role keeps on its devices beside a program's arguments counts towards
+whether the program fits.
+
+It prints a table, and writes WORKDIR/compile.json and the compiled modules,
+WORKDIR/hlo/NAME.txt.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.learning import device_work
+from tba_jax.learning import group_reference
+from tba_jax.learning import packing
+from tba_jax.learning import publication
+from tba_jax.learning import train_step
+from tba_jax.models import sequence
+from tba_jax.models import transformer
+from tba_jax.policy import reference
+from tba_jax.policy import sharding
+from tba_jax.programs import sections
+from tba_jax.programs import sizes
+from tba_jax.system import accelerators
+from tba_jax.system import hlo
+from tba_jax.tools import held
+
+# Most chips of one machine, by generation.
+_MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
+# Shapes of v5e slices, by their number of chips.
+_SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Changes that help a program that needs too much memory.
+_TRAINER_REMEDIES = (
+    "a smaller train.micro_batch_prompts or micro_batch_completions,"
+    " train.remat='full', a larger mesh.fsdp, mesh.sequence or mesh.tensor"
+)
+_SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
+_REMEDIES = {
+    "train_step": _TRAINER_REMEDIES,
+    "reference": "train.micro_batch_completions below the completions of a"
+    " prompt, a smaller train.prompts_per_batch, a larger mesh.fsdp,"
+    " mesh.sequence or mesh.tensor",
+    "prefill": _SEARCHER_REMEDIES,
+    "decode_chunk": _SEARCHER_REMEDIES,
+    "publish": "a larger mesh.fsdp, publish.dtype='auto'",
+    "scalar": "a smaller reward.batch_size, a larger mesh.fsdp or .tensor",
+    "policy": "a smaller task.classifier_rows, a larger mesh.fsdp or .tensor",
+    "encoder": "a smaller task.classifier_rows",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """Memory and peak rates of a kind of chip.
+
+  hbm_bytes: memory that programs may use, according to the compiler.
+  flops_per_s: peak rate in bfloat16.
+  link_bytes_per_s: rate at which its links receive: half of the bidirectional
+    bandwidth.
+  """
+
+  hbm_bytes: int
+  flops_per_s: float
+  link_bytes_per_s: float
+
+
+# Chips by JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e,
+# v5p, v6e.
+CHIPS = {
+    "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
+    "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
+    "TPU v5": Chip(int(95.74 * 2**30), 459e12, 600e9),
+    "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 400e9),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program of a role, to be compiled.
+
+  lower: function that returns the lowered program.
+  own_bytes: bytes of its role's holdings that are its arguments.
+  remedy: settings to change if it does not fit.
+  """
+
+  lower: Callable[[], Any]
+  own_bytes: int
+  remedy: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """A role's programs, and what it holds on a device between them, in bytes."""
+
+  programs: dict[str, Program]
+  held: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """The compiler's figures for one program; bytes are of one device.
+
+  None where the program does not compile. `peak_bytes` includes arguments,
+  outputs and what else the role holds. `arithmetic_s` and `links_s` are what
+  FLOP and collectives take at the chip's peak rates. Of a chunk of decode
+  steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
+  step.
+  """
+
+  fits: bool
+  argument_bytes: int | None = None
+  output_bytes: int | None = None
+  alias_bytes: int | None = None
+  temporary_bytes: int | None = None
+  peak_bytes: int | None = None
+  collective_bytes: float | None = None
+  collectives: dict[str, float] | None = None
+  flops: float | None = None
+  memory_bytes: float | None = None
+  compile_s: float | None = None
+  arithmetic_s: float | None = None
+  links_s: float | None = None
+  error: str = ""
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> int:
+  """Compiles all programs of a config.
+
+  Returns:
+    0; 2 where the config can't be used, does not divide or does not fit.
+  """
+  return sections.show(sections_of(config, workdir, operands))
+
+
+def sections_of(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> Iterator[tuple[str, sections.TableRows]]:
+  """Compiles all programs, and yields each role's figures as titled rows.
+
+  Raises:
+    ValueError: the config can't be used, or does not divide.
+  """
+  (trainer_name, chips), (searcher_name, own) = devices_of(config, operands)
+  if chips[0].platform == accelerators.CPU:
+    config = sizes.on_cpu(config)
+  roles = {
+      "trainer": (trainer_name, chips[0], trainer(config, chips, workdir)),
+      "searcher": (searcher_name, own[0], searcher(config, own, workdir)),
+  }
+  found = {
+      "topology": {name: role[0] for name, role in roles.items()},
+      "model": _describe_model(config),
+      "held": {name: role[2].held for name, role in roles.items()},
+      "programs": {},
+  }
+  for name, (topology, device, role) in roles.items():
+    out = [
+        (f"held: {part}", sections.format_bytes(size))
+        for part, size in role.held.items()
+    ]
+    chip = CHIPS.get(device.device_kind)
+    for program_name, program in role.programs.items():
+      # Judges of evaluations are the trainer's, whoever gives rewards.
+      if program_name in found["programs"]:
+        program_name = f"{name}_{program_name}"
+      print(f"compiling {program_name} …", file=sys.stderr, flush=True)
+      others = sum(role.held.values()) - program.own_bytes
+      result, text = _compile(program, others, chip)
+      found["programs"][program_name] = dataclasses.asdict(result)
+      out.append((program_name, _describe(result, chip)))
+      if workdir is not None:
+        _write(pathlib.Path(workdir), program_name, text, found)
+    yield f"{name} on {topology}, each device", out
+  bound = found["programs"]["train_step"]
+  if bound["arithmetic_s"]:
+    longest_s = max(bound["arithmetic_s"], bound["links_s"])
+    flops = 6 * found["model"]["params"] * found["model"]["step_tokens"]
+    chip = CHIPS[chips[0].device_kind]
+    share = flops / len(chips) / chip.flops_per_s / longest_s
+    yield "train step", [
+        ("arithmetic takes at least", f"{bound['arithmetic_s']:.3g} s"),
+        ("links take at least", f"{bound['links_s']:.3g} s"),
+        ("utilization, 6 · params · tokens, at most", f"{share:.0%}"),
+    ]
+
+
+def _describe_model(config: ml_collections.ConfigDict) -> dict[str, int]:
+  """Returns the number of params, and of tokens of a train step at most."""
+  model = transformer.make_model(sizes.model_of(config))
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  sampling, train = config.sampling, config.train
+  completions = train.completions_per_prompt * sampling.max_completion_tokens
+  return {
+      "params": sum(x.size for x in jax.tree.leaves(params)),
+      "step_tokens": train.prompts_per_batch
+      * (sampling.max_prompt_tokens + completions),
+  }
+
+
+def devices_of(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> list[tuple[str, list[jax.Device]]]:
+  """Returns the trainer's and a searcher's topology, each with its devices.
+
+  Raises:
+    ValueError: libtpu is missing for a slice, or a topology is unknown or too
+      small.
+  """
+  if len(operands) > 2:
+    raise ValueError(
+        f"operands {' '.join(operands)}: allowed the trainer's topology and a"
+        " searcher's"
+    )
+  mesh_sizes = {"mesh": config.mesh, "search.mesh": config.search.mesh}
+  needed = {key: math.prod(mesh.values()) for key, mesh in mesh_sizes.items()}
+  if accelerators.CPU in operands:
+    if set(operands) != {accelerators.CPU}:
+      raise ValueError(
+          f"operands {' '.join(operands)}: allowed 'cpu' for both roles"
+      )
+    jax.config.update("jax_platforms", accelerators.CPU)
+    jax.config.update("jax_num_cpu_devices", max(needed.values()))
+    return [(accelerators.CPU, jax.devices()[:n]) for n in needed.values()]
+  if importlib.util.find_spec("libtpu") is None:
+    raise ValueError("libtpu is not installed: pip install 'tba_jax[tpu]'")
+  # The compiler must not look for a TPU, nor JAX initialize one.
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+  os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  jax.config.update("jax_platforms", "cpu")
+  out = []
+  for key, mesh in mesh_sizes.items():
+    name = operands[min(len(out), len(operands) - 1)] if operands else None
+    name = name or f"v5e:{_slice(key, needed[key])}"
+    try:
+      devices = topologies.get_topology_desc(
+          platform="tpu", topology_name=name
+      ).devices
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+      raise ValueError(
+          f"topology {name!r}: {error}; allowed such as v5e:2x2, v5e:4x4,"
+          " v6e:2x4, v5p:2x2x1, v4:2x2x1"
+      ) from error
+    # The trainer may share a machine; of a larger slice it takes all chips.
+    most = max(needed[key], _MACHINE.get(name.partition(":")[0], 1))
+    if len(devices) < needed[key] or (key == "mesh" and len(devices) > most):
+      raise ValueError(
+          f"config.{key}={mesh.to_dict()} needs {needed[key]} devices, {name}"
+          f" has {len(devices)}"
+      )
+    out.append((name, list(devices)[: needed[key]]))
+  return out
+
+
+def _slice(key: str, num_devices: int) -> str:
+  """Returns the smallest v5e slice with so many chips."""
+  for shape in _SLICES:
+    if math.prod(map(int, shape.split("x"))) >= num_devices:
+      return shape
+  raise ValueError(
+      f"config.{key}: {num_devices} devices are more than a slice of v5e has;"
+      " name a topology"
+  )
+
+
+def trainer(
+    config: ml_collections.ConfigDict,
+    devices: Sequence[jax.Device],
+    workdir: str | None = None,
+) -> Role:
+  """Returns the trainer's programs on the devices of `config.mesh`.
+
+  Raises:
+    ValueError: a model cannot be read, or does not divide over the mesh.
+  """
+  mesh = sharding.make_mesh(config.mesh, devices)
+  own = held.trainer(config, mesh, workdir)
+  base = own.params if own.adapters else None
+
+  def lower_step() -> Any:
+    step = train_step.make_train_step(
+        config,
+        own.model,
+        mesh,
+        value_model=own.value_model,
+        adapters=own.adapters,
+        base=base,
+    )
+    return step.lower(own.state, own.batch)
+
+  programs = {
+      "train_step": Program(
+          lower_step,
+          held.num_bytes((own.state, base)),
+          _REMEDIES["train_step"],
+      )
+  }
+  if config.reference.role == "trainer":
+    num_prompts, batch = device_work.reference_prompts(config), own.batch
+    if num_prompts < config.train.prompts_per_batch:
+      batch = packing.abstract_batch(config, mesh, num_prompts, None)
+    programs["reference"] = _reference(
+        config, own, batch, _REMEDIES["reference"]
+    )
+  copied = own.state.params, held.published(config, own.state.params)
+  programs["publish"] = Program(
+      functools.partial(_lower_publish, config, own),
+      held.num_bytes(copied),
+      _REMEDIES["publish"],
+  )
+  return Role(programs | _frozen_programs(config, own), own.held)
+
+
+def searcher(
+    config: ml_collections.ConfigDict,
+    devices: Sequence[jax.Device],
+    workdir: str | None = None,
+) -> Role:
+  """Returns a searcher's programs on the devices of `config.search.mesh`.
+
+  Raises: see `trainer`.
+  """
+  mesh = sharding.make_mesh(held.searcher_sizes(config), devices)
+  own = held.searcher(config, mesh, workdir)
+  settings, programs = own.settings, own.programs
+
+  def lower_prefill() -> Any:
+    shape = settings.prefill_size, settings.max_prompt_tokens
+    return programs.prefill.lower(
+        own.decode_params,
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.float32),
+    )
+
+  def lower_chunk() -> Any:
+    return programs.decode_chunk.lower(
+        own.decode_params,
+        programs.abstract_state,
+        np.int32(settings.chunk_steps),
+        np.int32(settings.num_rows),
+        programs.num_blocks,
+    )
+
+  arguments = {
+      "prefill": (lower_prefill, own.decode_params),
+      "decode_chunk": (
+          lower_chunk,
+          (own.decode_params, programs.abstract_state),
+      ),
+  }
+  out = {
+      name: Program(lower, held.num_bytes(trees), _REMEDIES[name])
+      for name, (lower, trees) in arguments.items()
+  }
+  if config.reference.role == "searcher":
+    groups = config.copy_and_resolve_references()
+    groups.train.completions_per_prompt = config.search.samples_per_prompt
+    batch = packing.abstract_batch(
+        groups, mesh, group_reference.prompts_at_a_time(config), None
+    )
+    out["reference"] = _reference(config, own, batch, _SEARCHER_REMEDIES)
+  return Role(out | _frozen_programs(config, own), own.held)
+
+
+def _frozen_programs(
+    config: ml_collections.ConfigDict, own: held.Trainer | held.Searcher
+) -> dict[str, Program]:
+  """Returns the scoring of a role's frozen models.
+
+  A victim's sampler is left out; a model that is held twice is compiled once.
+  """
+  mesh, programs, compiled = own.mesh, {}, {"task.victim"}
+  for model in own.frozen:
+    source = model.source
+    if source.key in compiled:
+      continue
+    compiled.add(source.key)
+    tokens = held.placed(
+        jax.ShapeDtypeStruct(model.shape, jnp.int32), held.place_of(mesh)
+    )
+    programs[source.name] = Program(
+        functools.partial(
+            jax.jit(sharding.split_rows(model.fn, mesh, config.sharding)).lower,
+            model.params,
+            tokens,
+            tokens,
+        ),
+        held.num_bytes(model.params),
+        _REMEDIES[source.kind],
+    )
+  return programs
+
+
+def _reference(
+    config: ml_collections.ConfigDict,
+    own: held.Trainer | held.Searcher,
+    batch: types.Batch,
+    remedy: str,
+) -> Program:
+  """Returns the program of reference log-probs."""
+  logprobs_fn = reference.make_logprobs_fn(
+      own.model, temperature=config.sampling.temperature
+  )
+  axes = sharding.token_axes(config.sharding)
+  lower = functools.partial(
+      jax.jit(sequence.split_tokens(logprobs_fn, own.mesh, *axes)).lower,
+      own.params,
+      batch.prompt_tokens,
+      batch.prompt_mask,
+      batch.completion_tokens,
+      batch.completion_mask,
+      batch.rows,
+  )
+  return Program(lower, held.num_bytes(own.params), remedy)
+
+
+def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
+  """Lowers the copy that is published, gathered onto each process's devices."""
+  by_process = sharding.mesh_by_process(own.mesh)
+  # One program has one order of devices: here that of their processes.
+  mesh = jax.sharding.Mesh(
+      by_process.devices.reshape(own.mesh.devices.shape), own.mesh.axis_names
+  )
+  params = sharding.abstract_params(
+      own.adapters or own.model, mesh, config.sharding
+  )
+  copy = functools.partial(
+      publication.snapshot,
+      dtypes=publication.published_dtypes(config, held.platform_of(mesh)),
+  )
+  places = jax.tree.map(
+      lambda x: jax.sharding.NamedSharding(by_process, x.sharding.spec), params
+  )
+  return jax.jit(copy, out_shardings=places).lower(params)
+
+
+def _compile(
+    program: Program, others: int, chip: Chip | None
+) -> tuple[Compiled, str]:
+  """Returns the compiler's figures, and the text of the module.
+
+  Args:
+    program: program to compile.
+    others: bytes that its role holds beside the program's arguments.
+    chip: chip of the role; None if the table lacks it.
+  """
+  start = time.perf_counter()
+  try:
+    lowered = program.lower()
+    start = time.perf_counter()
+    compiled = lowered.compile()
+  except ValueError as error:
+    return Compiled(fits=False, error=str(error)), ""
+  except jax.errors.JaxRuntimeError as error:
+    if "memory" not in str(error).lower():
+      raise
+    took = time.perf_counter() - start
+    return _does_not_fit(program, others, str(error), took), ""
+  memory, text = compiled.memory_analysis(), compiled.as_text()
+  costs = hlo.costs(text)
+  peak = memory.peak_memory_in_bytes
+  if chip is None:
+    # A CPU's figure is without temporaries.
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+  peak += others
+  fits = chip is None or peak <= chip.hbm_bytes
+  error = f"needs {sections.format_bytes(peak)}; try {program.remedy}"
+  found = Compiled(
+      fits=fits,
+      argument_bytes=memory.argument_size_in_bytes,
+      output_bytes=memory.output_size_in_bytes,
+      alias_bytes=memory.alias_size_in_bytes,
+      temporary_bytes=memory.temp_size_in_bytes,
+      peak_bytes=peak,
+      collective_bytes=costs.collective_bytes,
+      collectives=costs.collectives,
+      flops=costs.flops,
+      memory_bytes=costs.memory_bytes,
+      compile_s=time.perf_counter() - start,
+      arithmetic_s=chip and costs.flops / chip.flops_per_s,
+      links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,
+      error="" if fits else error,
+  )
+  return found, text
+
+
+def _does_not_fit(
+    program: Program, others: int, message: str, compile_s: float
+) -> Compiled:
+  """Returns the result of a program that alone needs too much memory."""
+  used = re.search(r"Used ([\d.]+)([KMGT]) of ", message)
+  peak, words = None, "more memory than a device has"
+  if used:
+    peak = int(float(used[1]) * _UNITS[used[2]]) + others
+    words = sections.format_bytes(peak)
+  return Compiled(
+      fits=False,
+      peak_bytes=peak,
+      compile_s=compile_s,
+      error=f"needs {words}; try {program.remedy}",
+  )
+
+
+def _write(
+    workdir: pathlib.Path, name: str, text: str, found: dict[str, Any]
+) -> None:
+  folder = workdir / "hlo"
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / f"{name}.txt").write_text(text, "utf-8")
+  (workdir / "compile.json").write_text(json.dumps(found, indent=2), "utf-8")
+
+
+def _describe(result: Compiled, chip: Chip | None) -> str:
+  """Returns a program's figures in a line; NO… if it does not fit."""
+  if not result.fits:
+    return f"NO: {result.error}"
+  size = sections.format_bytes
+  of = f" of {size(chip.hbm_bytes)}" if chip else ""
+  return (
+      f"peak {size(result.peak_bytes)}{of} (temporaries"
+      f" {size(result.temporary_bytes)}), receives"
+      f" {size(result.collective_bytes)}, {result.flops:.2e} FLOP, compiled in"
+      f" {result.compile_s:.0f} s"
+  )

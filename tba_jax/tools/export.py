@@ -1,0 +1,85 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `export` program: a checkpoint as a Hugging Face folder.
+
+    python -m tba_jax.main --program=export --workdir=runs/countdown
+    python -m tba_jax.main --program=export --workdir=runs/countdown \\
+        --config.export.dtype=bfloat16 240 models/countdown
+
+Operands are the step of a checkpoint (default: the newest) and the folder to
+write (default: WORKDIR/export), which `transformers` loads.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+import sys
+
+import ml_collections
+
+from tba_jax.learning import model_source
+from tba_jax.models import hf
+from tba_jax.system import processes
+
+
+def run_export(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Runs the program; returns its exit status."""
+  try:
+    folder = run(config, workdir, operands)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  print(folder)
+  return processes.EXIT_OK
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> pathlib.Path:
+  """Writes the folder and returns it; replaces a model that is there.
+
+  Args:
+    config: config of the run, of which `export.dtype` is read.
+    workdir: directory of the run; no process may run there.
+    operands: see the module.
+
+  Raises:
+    ValueError: the operands are wrong, the checkpoint cannot be read, or the
+      folder has other files than a model's.
+    OSError: there is no such checkpoint, or the folder cannot be written.
+  """
+  step, folder = _parse(workdir, operands)
+  source = model_source.of_checkpoint(
+      config, workdir, step, model_source.one_device()
+  )
+  shape = source.model.config
+  if config.export.dtype:
+    shape = dataclasses.replace(
+        shape,
+        param_dtype=config.export.dtype,
+        compute_dtype=config.export.dtype,
+    )
+  print(
+      f"{source.name}: {shape.family}, {shape.num_layers} layers of width"
+      f" {shape.width}, in {shape.param_dtype}",
+      file=sys.stderr,
+  )
+  hf.save(folder, shape, source.params, source.tokenizer)
+  return folder
+
+
+def _parse(
+    workdir: str, operands: Sequence[str]
+) -> tuple[int | None, pathlib.Path]:
+  """Returns the step, None for the newest, and the folder to write."""
+  rest = list(operands)
+  step = int(rest.pop(0)) if rest and rest[0].isdecimal() else None
+  if len(rest) > 1 or (rest and rest[0].isdecimal()):
+    raise ValueError(
+        f"operands {' '.join(operands)}: allowed the step of a checkpoint and"
+        " the folder to write, each at most once"
+    )
+  folder = rest[0] if rest else str(pathlib.Path(workdir) / "export")
+  return step, pathlib.Path(folder).expanduser()

@@ -1,0 +1,427 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `plan` program: what a config needs, without touching a device.
+
+    --program=plan --config=FILE [DEVICE [SEARCHER_DEVICE]] [--calibrate=RUN]
+
+It reads the config and the config files of models. Memory is what shapes give
+exactly (`held`), and of activations what gradients keep at least; the
+compiler's workspace is not counted. DEVICE is a kind, such as "h100", or "cpu",
+this machine, which is the default if it has no accelerator; or a TPU slice,
+such as "v5e:4x4": then memory is what the compiler says (`compile`).
+`--calibrate` adds the balance of searchers and trainer at the speeds that RUN
+measured.
+"""
+
+from collections.abc import Iterator, Sequence
+import math
+
+import jax
+import ml_collections
+
+from tba_jax.channels import grants as grants_lib
+from tba_jax.config import settings as settings_lib
+from tba_jax.models import transformer
+from tba_jax.monitor import metrics
+from tba_jax.monitor import text
+from tba_jax.monitor.report import load
+from tba_jax.monitor.report import timeline
+from tba_jax.policy import sharding
+from tba_jax.programs import sections
+from tba_jax.programs import sizes
+from tba_jax.system import accelerators
+from tba_jax.tools import compile as compiler
+from tba_jax.tools import held
+
+_CPU = accelerators.CPU
+# GiB of one device, as its maker publishes it.
+DEVICE_GIB = {
+    "v4": 32,
+    "v5e": 16,
+    "v5p": 95,
+    "v6e": 32,
+    "a100-40": 40,
+    "a100-80": 80,
+    "h100": 80,
+    "h200": 141,
+    "l4": 24,
+    "t4": 16,
+}
+# A smaller speed-up does not repay asynchrony.
+_WORTHWHILE = 1.15
+
+
+# Memory of a device
+
+
+def _memory_rows(parts: held.Parts, kind: str) -> sections.TableRows:
+  """Returns what takes a device's memory, the sum, and whether that fits.
+
+  Without a kind, or on a CPU, whose devices share a memory, no device has one
+  of its own.
+  """
+  size, total = sections.format_bytes, sum(parts.values())
+  rows = [(name, size(n)) for name, n in parts.items()]
+  rows.append(("sum a device", size(total)))
+  if kind in DEVICE_GIB:
+    rows += sections.fits_rows(total, DEVICE_GIB[kind] * 2**30, kind)
+  return rows
+
+
+def memory_sections(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    kinds: Sequence[str],
+    elsewhere: bool = False,
+) -> Iterator[tuple[str, sections.TableRows]]:
+  """Yields what a trainer's and a searcher's device hold, as titled rows.
+
+  Args:
+    config: config of the run.
+    workdir: may hold the reward model.
+    kinds: trainer's and searchers' kinds of device, keys of `DEVICE_GIB` or
+      _CPU; [] leaves it open what fits.
+    elsewhere: whether the run is for other machines.
+  """
+  on_cpu: dict[str, held.Role] = {}
+  for role, make, mesh_sizes, place in (
+      ("trainer", held.trainer, config.mesh, 0),
+      ("searcher", held.searcher, held.searcher_sizes(config), -1),
+  ):
+    kind = kinds[place] if kinds else ""
+    platform = _platform(kind)
+    own = sizes.on_cpu(config) if platform == _CPU else config
+    mesh = sharding.abstract_mesh(mesh_sizes, platform)
+    memory = make(own, mesh, workdir)
+    if kind == _CPU:
+      on_cpu[role] = memory
+    yield f"memory of a {role} device", _memory_rows(memory.peak, kind)
+  if on_cpu and not elsewhere:
+    config = sizes.on_cpu(config)
+    yield "memory of this machine", held.machine_rows(config, **on_cpu)
+
+
+def _platform(kind: str) -> str:
+  """Returns JAX's platform of a kind of device, or of this machine's."""
+  if not kind:
+    return accelerators.find().kind
+  if kind == _CPU:
+    return _CPU
+  return "tpu" if kind.startswith("v") else "gpu"
+
+
+# Batch and staleness
+
+
+def _micro_batches(train: ml_collections.ConfigDict) -> str:
+  """Returns what one forward-backward has; see `learning/packing.py`."""
+  size, K = train.micro_batch_prompts, train.completions_per_prompt
+  own = train.micro_batch_completions or K
+  if own < K or train.prompts_per_batch % size:
+    rows = f"{size} prompts with {own} completions each"
+    return f"groups are cut: at most {rows}, forward once more"
+  return f"{train.prompts_per_batch // size} of {size} prompts"
+
+
+def batch_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
+  """Returns sizes of batches, and the staleness bound."""
+  train, search = config.train, config.search
+  mesh = sharding.abstract_mesh(config.mesh, _CPU)
+  shards = sharding.num_batch_shards(mesh, config.sharding)
+  tokens = lambda n: (
+      f"{n:,} completions, at most"
+      f" {n * config.sampling.max_completion_tokens:,} tokens"
+  )
+  return [
+      ("micro-batches a step", _micro_batches(train)),
+      ("shards of a micro-batch", str(shards)),
+      ("trained on a step", tokens(_num_trained(config))),
+      (
+          "sampled a step",
+          tokens(search.prompts_per_step * search.samples_per_prompt)
+          if search.prompts_per_step
+          else "what the searchers manage",
+      ),
+      ("staleness of fresh data, at most", staleness_bound(config)),
+  ]
+
+
+def staleness_bound(config: ml_collections.ConfigDict) -> str:
+  """Returns the most steps by which fresh data lags, in words."""
+  rounds = config.rounds
+  if rounds.mini_batches:
+    steps = rounds.mini_batches * rounds.passes
+    most = steps * (rounds.lag_rounds + 1) - 1
+    return f"{most} steps: rounds of {steps} steps, lag {rounds.lag_rounds}"
+  if config.search.lockstep:
+    return f"{config.search.lead_steps} steps (lockstep)"
+  lead, period = config.search.lead_steps, config.publish.every_steps
+  if not config.search.prompts_per_step:
+    return "no bound: searchers run free"
+  words = f"{lead + period} steps: lead {lead} + publish period {period}"
+  if config.replay.recent_fraction < 1:
+    words += "; replayed data is older"
+  return words
+
+
+def _num_prompts(config: ml_collections.ConfigDict) -> float:
+  """Returns the prompts sampled for a step; those trained on, if unbounded."""
+  if config.rounds.mini_batches:
+    return config.train.prompts_per_batch / config.rounds.passes
+  if not config.search.prompts_per_step:
+    return _num_trained(config) / config.search.samples_per_prompt
+  return config.search.prompts_per_step
+
+
+def _num_trained(config: ml_collections.ConfigDict) -> int:
+  return config.train.prompts_per_batch * config.train.completions_per_prompt
+
+
+# Balance of searchers and trainer
+
+
+def read_measured(workdir: str) -> tuple[float, float]:
+  """Returns the busy seconds of a completion in a searcher and in the trainer.
+
+  Raises:
+    ValueError: there is no such run, or nothing is measured in it yet.
+  """
+  run = load.read_run(workdir)
+  generate_s = run.summary.get("generate_busy_s")
+  train_s = run.summary.get("train_busy_s")
+  if not (text.is_number(generate_s) and text.is_number(train_s)):
+    generate_s, train_s = (_busy_s(run, r) for r in ("searcher", "trainer"))
+  steps, completions = load.column(run.records, "total/completions")
+  settings = run.config.get("config", {})
+  numbers = [
+      settings.get(section, {}).get(name)
+      for section, name in (
+          ("search", "num_searchers"),
+          ("train", "prompts_per_batch"),
+          ("train", "completions_per_prompt"),
+      )
+  ]
+  if not (generate_s and train_s and len(steps) and completions[-1]) or not all(
+      map(text.is_number, numbers)
+  ):
+    raise ValueError(f"{workdir}: nothing is measured there yet")
+  num_searchers, prompts, per_prompt = numbers
+  trained = len(steps) * prompts * per_prompt
+  return generate_s * num_searchers / completions[-1], train_s / trained
+
+
+def _busy_s(run: load.Run, role: str) -> float:
+  """Returns the mean busy seconds of a role's processes, from its spans."""
+  rows = [
+      row["seconds"]
+      for row in timeline.where_time_went(run)
+      if row["role"] == role and not row["lane"]
+  ]
+  busy = sum(
+      s
+      for seconds in rows
+      for kind, s in seconds.items()
+      if not metrics.is_wait(kind) and kind != "compile"
+  )
+  return busy / max(len(rows), 1)
+
+
+def expected_staleness(
+    config: ml_collections.ConfigDict, sample_s: float, train_s: float
+) -> float:
+  """Returns the mean staleness of fresh data in steps, by Little's law.
+
+      groups under way / groups a step + (publish period - 1) / 2
+
+  Where sampling is the bottleneck, each searcher's round is under way; where
+  training is, all that credits and the lead allow.
+
+  Args:
+    config: config of the run.
+    sample_s: seconds that one searcher needs for a step's completions.
+    train_s: seconds of a train step.
+  """
+  search, rounds = config.search, config.rounds
+  groups = _num_prompts(config)
+  limit = (search.lead_steps + 1) * groups
+  if rounds.mini_batches:
+    limit = config.train.prompts_per_batch * rounds.mini_batches
+    limit *= rounds.lag_rounds + 1
+  elif not search.prompts_per_step:
+    limit = math.inf
+  under_way = search.num_searchers * search.prompts_per_round
+  if sample_s / search.num_searchers < train_s:
+    under_way *= min(1 + search.credits, grants_lib.BLOCKS_AHEAD)
+  return min(under_way, limit) / groups + (config.publish.every_steps - 1) / 2
+
+
+def balance_rows(
+    config: ml_collections.ConfigDict, workdir: str
+) -> sections.TableRows:
+  """Returns how searchers and trainer balance at the speeds of a run.
+
+  A completion takes what it took in `workdir`; batches and searchers are those
+  of `config`.
+
+  Raises:
+    ValueError: nothing is measured in `workdir`.
+  """
+  sample_s, train_s = read_measured(workdir)
+  sample_s *= _num_prompts(config) * config.search.samples_per_prompt
+  train_s *= _num_trained(config)
+  count = config.search.num_searchers
+  parallel_s = sample_s / count
+  longest_s = max(parallel_s, train_s)
+  gain = (parallel_s + train_s) / longest_s
+  # The setting that makes sampling and training take turns.
+  turns = ""
+  if config.search.lockstep and not config.search.lead_steps:
+    turns = "search.lockstep=True, search.lead_steps=0"
+  elif config.rounds.mini_batches and not config.rounds.lag_rounds:
+    turns = "rounds.lag_rounds=0"
+  step_s = parallel_s + train_s if turns else longest_s
+  stale = f"{expected_staleness(config, sample_s, train_s):.2g} steps"
+  if config.search.lockstep:
+    stale = staleness_bound(config)
+  elif config.replay.recent_fraction < 1:
+    stale += "; replayed data is older"
+  # So that 3.0000000001 is 3.
+  balanced = max(1, math.ceil(sample_s / train_s - 1e-9))
+  if gain < _WORTHWHILE:
+    verdict = f"hardly helps: {gain:.2f} times as fast as taking turns"
+  elif turns:
+    verdict = f"off by config.{turns}; up to {gain:.2f} times as fast with it"
+  else:
+    verdict = f"helps: {gain:.2f} times as fast as taking turns"
+  return [
+      ("measured in", workdir),
+      ("sampling for one step, one searcher", text.duration(sample_s)),
+      ("training one step", text.duration(train_s)),
+      (
+          "searchers that balance one trainer",
+          f"{balanced:,}; the config has {count:,}",
+      ),
+      ("a step then takes", f"{text.duration(step_s)} with {count:,}"),
+      (
+          "busy",
+          f"trainer {train_s / step_s:.0%}, searchers"
+          f" {parallel_s / step_s:.0%}",
+      ),
+      ("expected staleness of fresh data", stale),
+      ("asynchrony", verdict),
+  ]
+
+
+# The program
+
+
+def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
+  """Returns the trainer's and the searchers' devices, a run, and `elsewhere`.
+
+  Args:
+    operands: kinds or slices, at most two, the second the searchers';
+      `--calibrate=RUN`; `--elsewhere`.
+
+  Returns:
+    [] or the devices; the run, "" where none is; whether the plan is of other
+    machines.
+
+  Raises:
+    ValueError: an operand too many, or a kind that is not in the table.
+  """
+  flag = "--calibrate="
+  runs = [o.removeprefix(flag) for o in operands if o.startswith(flag)]
+  kinds = [o.lower() for o in operands if not o.startswith("--")]
+  if len(kinds) > 2:
+    raise ValueError(
+        f"operands {' '.join(kinds)}: allowed one kind of device, or the"
+        " trainer's and a searcher's"
+    )
+  slices = sum(":" in kind for kind in kinds)
+  for kind in kinds:
+    if slices != len(kinds) and kind not in (*DEVICE_GIB, _CPU):
+      raise ValueError(
+          f"device {kind!r}: allowed {', '.join(sorted((*DEVICE_GIB, _CPU)))},"
+          " or only TPU slices such as v5e:4x4"
+      )
+  return kinds, runs[-1] if runs else "", "--elsewhere" in operands
+
+
+def plan(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> Iterator[tuple[str, sections.TableRows]]:
+  """Yields the plan as titled rows.
+
+  Args:
+    config: config of the run.
+    workdir: run directory, which may hold the reward model.
+    operands: operands of `parse`.
+
+  Raises:
+    ValueError: a setting, operand, file or folder cannot be used.
+  """
+  # Shapes need no accelerator, which other processes may use.
+  jax.config.update("jax_platforms", _CPU)
+  kinds, measured, elsewhere = parse(operands)
+  count = lambda mesh: (
+      f"{math.prod(mesh.values())}:"
+      f" {' x '.join(f'{axis} {n}' for axis, n in mesh.items())}"
+  )
+  c = sizes.model_of(config)
+  mesh = sharding.abstract_mesh(config.mesh, _CPU)
+  model = transformer.make_model(c)
+  params = sharding.abstract_params(model, mesh, config.sharding)
+  num_params = sum(x.size for x in jax.tree.leaves(params))
+  devices = [
+      ("trainer", count({a: config.mesh[a] for a in settings_lib.MESH_AXES})),
+      (
+          f"each of {config.search.num_searchers} searchers",
+          count(config.search.mesh),
+      ),
+  ]
+  one, why = accelerators.one_process(config)
+  devices.append(
+      ("processes of `train`",
+       f"{'one for trainer and searchers' if one else 'one each'}: {why}")
+  )  # fmt: skip
+  here = accelerators.find()
+  if not (kinds or elsewhere) and here.kind == _CPU:
+    kinds = [_CPU]
+  if here.kind != _CPU:
+    split = accelerators.of_run(config, alone=one)
+    devices += [
+        (f"{role} on this machine's {here.kind}s", accelerators.describe(envs))
+        for role, envs in split.items()
+        if envs
+    ]
+  yield "devices", devices
+  yield "model", [
+      ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
+      ("vocabulary", f"{c.vocab_size:,}"),
+      ("parameters", f"{num_params:,}, {c.param_dtype}"),
+      ("computes in", "{}: {}".format(*sizes.compute_dtype(config))),
+  ]
+  if math.prod(config.mesh.values()) > 1:
+    yield "sharding", sections.sharding_rows(params)
+  yield "batch", batch_rows(config)
+  if kinds and ":" in kinds[0]:
+    yield from compiler.sections_of(config, workdir, kinds)
+  else:
+    yield from memory_sections(config, workdir, kinds, elsewhere)
+  if measured:
+    yield "balance", balance_rows(config, measured)
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    operands: Sequence[str] = (),
+) -> int:
+  """Prints the plan of a config.
+
+  Returns:
+    0; 2 where the config cannot be used, does not divide or does not fit.
+  """
+  return sections.show(plan(config, workdir, operands))

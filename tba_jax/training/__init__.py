@@ -1,3 +1,0 @@
-# Copyright 2026 The tba_jax Authors.
-# SPDX-License-Identifier: Apache-2.0
-"""Train state and step, mesh, checkpoints, publication, evaluation."""

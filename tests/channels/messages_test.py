@@ -1,0 +1,114 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of packing: groups survive the wire; malformed blocks do not."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax import types
+from tba_jax.channels import messages
+from tba_jax.transport import wire
+
+SECRET = b"k" * 32
+
+
+def make_group(position=0, *, num_completions=3, num_tokens=5, prompt=4):
+  rng = np.random.default_rng(position)
+  lengths = rng.integers(1, num_tokens + 1, num_completions).astype(np.int32)
+  return types.Group(
+      prompt_id=position % 7,
+      visit=position // 7,
+      position=position,
+      prompt_tokens=rng.integers(0, 9, prompt).astype(np.int32),
+      completion_tokens=rng.integers(
+          0, 9, (num_completions, num_tokens)
+      ).astype(np.int32),
+      completion_lengths=lengths,
+      sampled_mask=np.arange(num_tokens) < lengths[:, None],
+      stopped=lengths < num_tokens,
+      behavior_logprobs=-rng.random((num_completions, num_tokens), np.float32),
+      rewards=rng.random(num_completions, np.float32),
+      versions=np.full(num_completions, 2, np.int32),
+      epoch=1,
+  )
+
+
+def with_ref_logprobs(group):
+  ref_logprobs = group.behavior_logprobs - 1
+  return dataclasses.replace(group, ref_logprobs=ref_logprobs)
+
+
+class PackingTest(parameterized.TestCase):
+
+  @parameterized.parameters(False, True)
+  def test_groups_survive_the_wire_bit_for_bit(self, has_ref_logprobs):
+    groups = [make_group(0), make_group(11, prompt=2), make_group(5)]
+    if has_ref_logprobs:
+      groups = [with_ref_logprobs(group) for group in groups]
+    header, arrays = messages.pack_groups(groups)
+    data = wire.encode(header, arrays, SECRET)
+    back = messages.unpack_groups(*wire.decode(data, SECRET))
+    self.assertLen(back, 3)
+    for group, copy in zip(groups, back):
+      for field in dataclasses.fields(types.Group):
+        a, b = getattr(group, field.name), getattr(copy, field.name)
+        np.testing.assert_array_equal(a, b, strict=True)
+
+  @parameterized.named_parameters(
+      ("missing_array", "arrays", "rewards", None),
+      ("dtype", "arrays", "rewards", np.zeros((2, 3), np.float64)),
+      ("rows", "arrays", "rewards", np.zeros((2, 4), np.float32)),
+      ("groups", "arrays", "versions", np.zeros((3, 3), np.int32)),
+      ("axes", "arrays", "stopped", np.zeros((2, 3, 5), np.bool_)),
+      ("no_mask", "arrays", "sampled_mask", None),
+      ("mask_axes", "arrays", "sampled_mask", np.ones((2, 3), np.bool_)),
+      ("mask_dtype", "arrays", "sampled_mask", np.ones((2, 3, 5), np.int32)),
+      ("tokens", "arrays", "behavior_logprobs", np.zeros((2, 3, 4), "f4")),
+      ("prompt", "arrays", "prompt_tokens", np.zeros(7, np.int32)),
+      ("list", "header", "position", "0"),
+      ("count", "header", "visit", [0]),
+      ("number", "header", "prompt_id", [0, 1.5]),
+      ("bool", "header", "epoch", [True, 1]),
+      ("length", "header", "prompt_lengths", [0, 8]),
+      ("gone", "header", "position", None),
+  )
+  def test_a_malformed_block_is_refused(self, where, name, value):
+    header, arrays = messages.pack_groups([make_group(0), make_group(1)])
+    target = {"header": header, "arrays": arrays}[where]
+    if value is None:
+      del target[name]
+    else:
+      target[name] = value
+    with self.assertRaises(ValueError):
+      messages.unpack_groups(header, arrays)
+
+  def test_malformed_reference_logprobs_are_refused(self):
+    group = with_ref_logprobs(make_group())
+    header, arrays = messages.pack_groups([group])
+    arrays["ref_logprobs"] = arrays["ref_logprobs"][:, :, :-1]
+    with self.assertRaisesRegex(ValueError, "ref_logprobs"):
+      messages.unpack_groups(header, arrays)
+
+  def test_reference_logprobs_are_of_the_role_that_computes_them(self):
+    without, group = make_group(), with_ref_logprobs(make_group())
+    self.assertIsNone(self.reason(group, has_ref_logprobs=True))
+    self.assertEqual(self.reason(group), "reference")
+    self.assertEqual(self.reason(without, has_ref_logprobs=True), "reference")
+    group.ref_logprobs[1, 2] = -np.inf
+    self.assertEqual(self.reason(group, has_ref_logprobs=True), "logprob")
+
+  def reason(self, group, *, has_ref_logprobs=False):
+    return messages.reject_reason(
+        group,
+        vocab_size=9,
+        max_prompt_tokens=4,
+        max_completion_tokens=5,
+        has_ref_logprobs=has_ref_logprobs,
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

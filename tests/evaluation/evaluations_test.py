@@ -1,0 +1,232 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations during training, and the best model."""
+
+import os
+import pathlib
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax.numpy as jnp
+
+from tba_jax.evaluation import evaluations
+from tba_jax.evaluation import evaluator
+from tba_jax.system import jsonl
+from tests.support import trainer_case
+
+
+class EvaluationsTest(trainer_case.TrainerCase):
+
+  def setUp(self):
+    super().setUp()
+    self.go = threading.Event()
+    self.addCleanup(self.go.set)
+
+  def slow(self, params, num_prompts, *, version, should_stop, **unused):
+    """As `evaluate`, once it may; asks whether to stop meanwhile."""
+    if num_prompts == 64:  # Before and after.
+      return {"pass_at_1": 0.5, "split": "held_out"}
+    while not self.go.wait(0.01):
+      if should_stop():
+        raise evaluator.Interrupted
+    # Later steps have not changed the copy.
+    self.log.append(("evaluated", version, int(params["made_by"])))
+    accuracy = self.accuracy.get(version, 0.5)
+    return {"pass_at_1": accuracy, "split": "held_out"}
+
+  def recorded(self):
+    return [c.args[:2] for c in self.recorder.evaluation.call_args_list]
+
+  def test_steps_continue_and_the_result_has_its_own_step(self):
+    self.evaluator.run.side_effect = self.slow
+    # The evaluation of step 2 ends only after step 4.
+    self.recorder.step.side_effect = lambda step, *unused: (
+        self.go.set() if step == 4 else None
+    )
+    self.assertTrue(
+        self.run_it(
+            evaluate__beside=True, evaluate__every_steps=2, train__num_steps=8
+        )
+    )
+    self.assertEqual(self.logged("evaluated")[0], ("evaluated", 2, 2))
+    steps = [e for e in self.log if e[0] in ("step", "evaluated")]
+    self.assertGreater(
+        steps.index(("evaluated", 2, 2)), steps.index(("step", 4))
+    )
+    self.assertIn(("", 2), self.recorded())
+    # The evaluation of step 4 was due meanwhile.
+    events = [c.args for c in self.recorder.event.call_args_list]
+    self.assertEqual(events[0][0], "evaluation_skipped")
+    self.assertIn("step 4: the evaluation of step 2 is not", events[0][1])
+    self.assertNotIn(("", 4), self.recorded())
+    self.best.offer.assert_called()
+    self.assertEqual(self.best.offer.call_args_list[0].args[0], 2)
+
+  def test_the_last_evaluation_is_awaited(self):
+    self.evaluator.run.side_effect = self.slow
+    timer = threading.Timer(0.3, self.go.set)
+    timer.start()
+    self.addCleanup(timer.cancel)
+    self.assertTrue(self.run_it(evaluate__beside=True, evaluate__every_steps=5))
+    self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
+    self.assertEqual(self.logged("evaluated"), [("evaluated", 5, 5)])
+
+  def test_guards_see_the_result(self):
+    self.accuracy = {2: 0.1}
+    self.go.set()
+    self.evaluator.run.side_effect = self.slow
+    self.run_it(
+        evaluate__beside=True, evaluate__every_steps=2, train__num_steps=3
+    )
+    (event,) = [c.args for c in self.recorder.event.call_args_list]
+    self.assertEqual(event[0], "guard")
+    self.assertIn("step 2: held-out pass@1 0.100", event[1])
+
+  def test_an_error_of_the_thread_is_raised_by_the_trainer(self):
+    def fail(params, num_prompts, **unused):
+      if num_prompts == 16:
+        raise ValueError("a wrong reward")
+      return {"pass_at_1": 0.5, "split": "held_out"}
+
+    self.evaluator.run.side_effect = fail
+    with self.assertRaisesRegex(ValueError, "a wrong reward"):
+      self.run_it(evaluate__beside=True, evaluate__every_steps=1)
+
+  def test_a_late_evaluation_is_dropped_with_an_event(self):
+    self.evaluator.run.side_effect = self.slow
+    trainer = self.make(
+        evaluate__beside=True,
+        evaluate__every_steps=2,
+        evaluate__deadline_s=0.05,
+    )
+    self.assertTrue(trainer.run(lambda: False))
+    events = [c.args for c in self.recorder.event.call_args_list]
+    late = "step 2: not done within config.evaluate.deadline_s=0.05"
+    self.assertIn(("evaluation_failed", late), events)
+    self.assertEqual(self.recorded(), [("before", 0), ("after", 6)])
+
+  def test_a_signal_stops_it(self):
+    self.evaluator.run.side_effect = self.slow
+    self.stop_at = 4
+    self.assertFalse(
+        self.run_it(evaluate__beside=True, evaluate__every_steps=2)
+    )
+    self.assertEqual(self.recorded(), [("before", 0)])
+    self.assertFalse(
+        any(t.name.startswith("evaluation") for t in threading.enumerate())
+    )
+
+  @parameterized.parameters(True, False)
+  def test_a_resumed_run_makes_up_for_a_missing_evaluation(self, beside):
+    self.recorder.has_evaluation.return_value = False
+    self.results.update(before=0)
+    self.go.set()
+    self.run_it(step=3, evaluate__every_steps=3, evaluate__beside=beside)
+    self.assertIn(("evaluate", 3, 16), self.log)
+
+  def test_a_batch_that_hangs_is_an_error(self):
+    self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)
+    self.make(evaluate__beside=True, evaluate__deadline_s=0.01)
+    self.evaluations.start(7, {"made_by": jnp.asarray(7)})
+    with mock.patch.object(evaluations, "_BATCH_S", 0.01):
+      with self.assertRaisesRegex(TimeoutError, "evaluation of step 7"):
+        self.evaluations.finish()
+    self.go.set()
+
+
+def _result(value: float) -> dict:
+  return {"pass_at_1": value, "split": "validation", "samples": ["x"]}
+
+
+class BestModelTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path) / "best"
+    patch = mock.patch.object(evaluations.hf, "save", self.save)
+    patch.start()
+    self.addCleanup(patch.stop)
+
+  def make(self) -> evaluations.BestModel:
+    return evaluations.BestModel(self.folder.parent, mock.MagicMock())
+
+  def save(self, folder, shape, params: str, tokenizer) -> None:
+    folder.mkdir()
+    (folder / "params").write_text(params)
+
+  def kept(self) -> str:
+    return (self.folder / "model" / "params").read_text()
+
+  def test_only_better_params_are_kept(self):
+    best = self.make()
+    self.assertTrue(best.offer(10, "a", _result(0.5)))
+    self.assertFalse(best.offer(20, "b", _result(0.5)))
+    self.assertFalse(best.offer(30, "c", _result(0.25)))
+    self.assertEqual(self.kept(), "a")
+    self.assertTrue(best.offer(40, "d", _result(0.75)))
+    self.assertEqual(self.kept(), "d")
+    self.assertEqual(
+        jsonl.read_json(self.folder / "best.json"),
+        {
+            "step": 40,
+            "metric": "pass_at_1",
+            "value": 0.75,
+            "split": "validation",
+        },
+    )
+
+  def test_the_best_of_graded_rewards_has_the_best_mean_reward(self):
+    best = self.make()
+    result = lambda reward: {**_result(0.0), "mean_reward": reward}
+    self.assertTrue(best.offer(10, "a", result(0.2)))
+    self.assertTrue(best.offer(20, "b", result(0.6)))
+    self.assertFalse(best.offer(30, "c", result(0.4)))
+    self.assertEqual(self.kept(), "b")
+
+  def test_the_best_result_is_read_back(self):
+    self.make().offer(1, "a", _result(0.5))
+    again = self.make()
+    self.assertFalse(again.offer(2, "b", _result(0.4)))
+    self.assertTrue(again.offer(3, "c", _result(0.6)))
+    self.assertEqual(self.kept(), "c")
+
+  def test_a_best_result_that_is_lost_is_not_beaten_by_any(self):
+    self.make().offer(1, "a", _result(0.5))
+    for text in ("", "[]", '{"step": 1}'):
+      (self.folder / "best.json").write_text(text)
+      with self.assertRaisesRegex(ValueError, "best.json: damaged"):
+        self.make()
+    self.assertEqual(self.kept(), "a")
+
+  def test_leftovers_of_a_kill_are_removed(self):
+    (self.folder.parent / "best.partial" / "model").mkdir(parents=True)
+    best = self.make()
+    self.assertTrue(best.offer(1, "a", _result(0.0)))
+    self.assertEqual(self.kept(), "a")
+    self.assertEqual(os.listdir(self.folder.parent), ["best"])
+
+  def test_a_kill_between_renames_keeps_the_old_model(self):
+    best = self.make()
+    best.offer(1, "a", _result(0.5))
+    rename, partial = pathlib.Path.rename, self.folder.parent / "best.partial"
+
+    def die(path, target):
+      if path == partial:
+        raise KeyboardInterrupt
+      return rename(path, target)
+
+    with mock.patch.object(pathlib.Path, "rename", die):
+      with self.assertRaises(KeyboardInterrupt):
+        best.offer(2, "b", _result(0.75))
+    again = self.make()
+    self.assertEqual(self.kept(), "a")
+    self.assertFalse(again.offer(3, "c", _result(0.25)))
+    self.assertTrue(again.offer(4, "d", _result(0.6)))
+    self.assertEqual(self.kept(), "d")
+    self.assertEqual(os.listdir(self.folder.parent), ["best"])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,349 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""All objectives through the common path: corrections, norms, metrics."""
+
+import dataclasses
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.learning import packing
+from tba_jax.learning import train_step
+from tba_jax.losses import build
+from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import objective
+from tba_jax.losses import ppo
+from tba_jax.policy import sharding
+from tests.support import table_policy
+
+K = table_policy.K
+BETA = table_policy.BETA
+
+
+@jax.jit
+def evaluate_all(params, batches):
+  """Returns (loss, metrics, gradient) by objective, of a batch for each."""
+  return {
+      name: table_policy.evaluate(
+          table_policy.make_config(name=name, ratio_clip=0.2),
+          params,
+          batches[name],
+      )
+      for name in build.OBJECTIVES
+  }
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def accumulate_all(params, batch, *, size):
+  """Returns (loss, metrics, gradient) by objective, as a step adds them up."""
+  out, config = {}, table_policy.make_config()
+  config.train.micro_batch_prompts = size
+  micro_batches = train_step.cut_micro_batches(
+      batch, config.train, sharding.make_mesh(config.mesh), config.sharding
+  )
+  for name in build.OBJECTIVES:
+    config = table_policy.make_config(name=name, ratio_clip=0.2)
+    value_model = table_policy.value_model_of(config)
+    loss_params = table_policy.make_loss_params(config)
+    loss_fn = objective.make_loss_fn(config, table_policy.MODEL, value_model)
+    parts = train_step.prepare(
+        config,
+        table_policy.MODEL,
+        value_model,
+        {},
+        loss_params,
+        micro_batches,
+        BETA,
+    )
+    loss, totals, grads = train_step.accumulate(
+        lambda both, micro, loss_fn=loss_fn: loss_fn(*both, micro, BETA),
+        (params, loss_params),
+        parts,
+    )
+    out[name] = loss, metrics_lib.finish(totals), grads
+  return out
+
+
+def make_batch():
+  """Returns four groups: short and long ones, one with equal rewards."""
+  some = [
+      table_policy.make_batch(
+          behavior_params=table_policy.make_params(3), seed=seed
+      )
+      for seed in (1, 2)
+  ]
+  batch = jax.tree.map(lambda *x: jnp.concatenate(x), *some)
+  first = batch.completion_mask[0] * (jnp.arange(table_policy.T) < 2)[None]
+  # Copies have masks and rewards of their own.
+  tokens = batch.completion_tokens
+  tokens = tokens.at[:, 2].set(tokens[:, 0]).at[:, 3].set(tokens[:, 1])
+  return dataclasses.replace(
+      batch,
+      completion_tokens=tokens,
+      completion_mask=batch.completion_mask.at[0].set(first),
+      rewards=batch.rewards.at[3].set(1.0),
+  )
+
+
+class ObjectivesTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.batch = make_batch()
+    cls.params = table_policy.make_params(0)
+    cls.found = evaluate_all(
+        cls.params, dict.fromkeys(build.OBJECTIVES, cls.batch)
+    )
+
+  def test_all_have_the_metrics_of_tb(self):
+    names = {}
+    for name, (loss, metrics, (grad, _)) in self.found.items():
+      chex.assert_tree_all_finite((loss, metrics, grad))
+      self.assertGreater(jnp.abs(grad["table"]).max(), 1e-4, name)
+      names[name] = set(metrics)
+    own = {
+        "pair_margin",
+        "pair_accuracy",
+        "value_mean",
+        "value_clip_share",
+        "value_explained_variance",
+        "return_mean",
+    }
+    for name, found in names.items():
+      self.assertLessEqual(found - names["tb"], own, name)
+      self.assertLessEqual(names["tb"], found, name)
+
+  @parameterized.parameters(
+      # Copies left out; groups cut into parts.
+      (2, (4, 1, 2)),
+      (3, (3, 2, 4)),
+  )
+  def test_micro_batches_change_nothing(self, size, shape):
+    config = table_policy.make_config()
+    config.train.micro_batch_prompts = size
+    rows = packing.pack(
+        config,
+        self.batch.prompt_tokens,
+        np.asarray(self.batch.completion_tokens),
+    )
+    self.assertEqual(rows.indices.shape, shape)
+    batch = dataclasses.replace(self.batch, rows=rows)
+    found = accumulate_all(self.params, batch, size=size)
+    for name, whole in self.found.items():
+      with self.subTest(name):
+        chex.assert_trees_all_close(found[name], whole, rtol=1e-4, atol=1e-5)
+
+  @parameterized.parameters("ppo", "subtb")
+  def test_the_value_model_has_a_gradient(self, name):
+    *_, (_, loss_grad) = self.found[name]
+    self.assertGreater(jnp.abs(loss_grad["value"]["table"]).max(), 1e-3)
+
+  def test_measures_pairs(self):
+    batch = table_policy.make_batch()
+    config = table_policy.make_config(name="online_dpo")
+    ref = table_policy.make_params(9)
+    # All margins are 0 at the reference.
+    _, metrics, _ = table_policy.evaluate(config, ref, batch)
+    np.testing.assert_allclose(metrics["pair_margin"], 0.0, atol=1e-5)
+    none = dataclasses.replace(batch, rewards=jnp.ones_like(batch.rewards))
+    loss, metrics, (grad, _) = table_policy.evaluate(
+        config, table_policy.make_params(0), none
+    )
+    self.assertEqual(loss, 0.0)
+    self.assertEqual(metrics["equal_reward_groups"], 1.0)
+    self.assertEqual(metrics["pair_accuracy"], 0.0)
+    chex.assert_trees_all_equal(grad, jax.tree.map(jnp.zeros_like, grad))
+
+  def test_proximal_rloo_is_the_clipped_surrogate_of_whole_completions(self):
+    behavior = jax.tree.map(
+        lambda a, b: a + b / 8,
+        table_policy.make_params(0),
+        table_policy.make_params(3),
+    )
+    params, batch = table_policy.make_params(0), table_policy.make_batch(
+        behavior_params=behavior
+    )
+    mask = batch.completion_mask
+    kl = ((batch.behavior_logprobs - batch.ref_logprobs) * mask).sum(axis=2)
+    returns = batch.rewards - BETA * kl
+    others = (returns.sum(axis=1, keepdims=True) - returns) / (K - 1)
+    advantages = returns - others
+
+    def surrogate(params):
+      delta = (
+          table_policy.token_logprobs(params, batch) - batch.behavior_logprobs
+      )
+      w = jnp.exp((delta * mask).sum(axis=2))
+      held = jnp.clip(w, 0.8, 1.2)
+      return jnp.maximum(-advantages * w, -advantages * held).mean()
+
+    config = table_policy.make_config(name="proximal_rloo", ratio_clip=0.2)
+    _, metrics, (grad, _) = table_policy.evaluate(config, params, batch)
+    self.assertBetween(metrics["ratio_clip_share"], 0.05, 0.95)
+    chex.assert_trees_all_close(
+        grad, jax.grad(surrogate)(params), rtol=1e-4, atol=1e-6
+    )
+
+  def test_ppo_is_the_clipped_surrogate_of_tokens(self):
+    config = table_policy.make_config(
+        name="ppo", ratio_clip=0.2, value_weight=0.0
+    )
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    params = table_policy.make_params(0)
+    loss_params = table_policy.make_loss_params(config)
+    targets = ppo.make_targets(
+        table_policy.completion_values(
+            loss_params["value"],
+            batch.prompt_tokens,
+            None,
+            batch.completion_tokens,
+        ),
+        batch.behavior_logprobs - batch.ref_logprobs,
+        batch.completion_mask,
+        batch.rewards,
+        config.loss,
+        BETA,
+    )
+
+    def surrogate(params):
+      logprobs = table_policy.token_logprobs(params, batch)
+      w = jnp.exp(logprobs - batch.behavior_logprobs)
+      advantages = targets.advantages_BxKxT
+      cut = jnp.maximum(-advantages * w, -advantages * jnp.clip(w, 0.8, 1.2))
+      mask = batch.completion_mask
+      return jnp.where(mask > 0, cut, 0.0).sum() / mask.sum()
+
+    _, metrics, (grad, _) = table_policy.evaluate(
+        config, params, batch, loss_params
+    )
+    self.assertBetween(metrics["ratio_clip_share"], 0.05, 0.95)
+    chex.assert_trees_all_close(
+        grad, jax.grad(surrogate)(params), rtol=1e-4, atol=1e-6
+    )
+    self.assertEqual(metrics["value_clip_share"], 0.0)
+
+  @parameterized.parameters(
+      # w = e^.3 = 1.35: cut by the clip, capped, masked, or as it is.
+      (dict(ratio_clip=0.2), 0.0),
+      (dict(ratio_clip=0.2, clip_high=0.5), np.exp(0.3)),
+      (dict(correction="truncate_token", ratio_cap=1.1), 1.1),
+      (dict(correction="truncate_sequence", ratio_cap=1.1), 1.1),
+      (dict(correction="mask_token", ratio_cap=1.1), 0.0),
+      (dict(correction="cispo", ratio_clip=0.2), 1.2),
+      (dict(correction="decoupled", ratio_clip=0.2, ratio_cap=1.1), 1.1),
+      (dict(), 1.0),
+  )
+  def test_the_kl_of_grpo_is_outside_ratio_and_clip(self, loss, factor):
+    """L = 1/K Σₖ [-A f log π + β k3], d k3/d log π = 1 - e^(log π_ref - log π).
+
+    With log π = -1, log π_behavior = -1.3, log π_ref = -2, A = 1 and β = .05
+    the KL's gradient is .05 (1 - e^-1) = .0316, whatever the factor f is.
+    """
+    batch = dataclasses.replace(
+        table_policy.make_batch(),
+        completion_tokens=jnp.zeros((1, 2, 1), jnp.int32),
+        completion_mask=jnp.ones((1, 2, 1)),
+        prompt_mask=jnp.ones((1, 3)),
+        behavior_logprobs=jnp.full((1, 2, 1), -1.3),
+        ref_logprobs=jnp.full((1, 2, 1), -2.0),
+        rewards=jnp.array([[1.0, -1.0]]),
+        staleness_steps=jnp.ones((1, 2)),
+    )
+    for name in ("grpo", "dr_grpo"):
+      pure_loss = objective.make_pure_loss(
+          table_policy.make_config(name=name, **loss)
+      )
+      grad = jax.grad(
+          lambda x, fn=pure_loss: fn(x, {}, batch, jnp.float32(0.05))[0]
+      )(jnp.full((1, 2, 1), -1.0))
+      # Gradient of the completion with A = 1; grpo divides by std = 1 (+ 1e-4).
+      np.testing.assert_allclose(
+          2 * grad[0, 0, 0], -factor + 0.05 * (1 - np.exp(-1)), atol=2e-4
+      )
+
+  @parameterized.parameters(
+      "reinforce",
+      "rloo",
+      "proximal_rloo",
+      "grpo",
+      "dr_grpo",
+      "tba_prime",
+      "best_of_n",
+      "ppo",
+  )
+  def test_beta_may_be_zero_outside_the_tb_family(self, name):
+    config = table_policy.make_config(name=name, ratio_clip=0.2)
+    loss_fn = objective.make_loss_fn(
+        config, table_policy.MODEL, table_policy.value_model_of(config)
+    )
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    loss_params = table_policy.make_loss_params(config)
+    run = lambda batch: jax.value_and_grad(loss_fn, has_aux=True)(
+        table_policy.make_params(0), loss_params, batch, jnp.float32(0.0)
+    )
+    (loss, totals), grad = run(batch)
+    chex.assert_tree_all_finite((loss, metrics_lib.finish(totals), grad))
+    # Without a KL term the reference does not matter.
+    shifted = dataclasses.replace(
+        batch, ref_logprobs=batch.ref_logprobs - batch.completion_mask
+    )
+    (other, _), other_grad = run(shifted)
+    chex.assert_trees_all_close((other, other_grad), (loss, grad), rtol=1e-6)
+
+  def test_applies_a_correction_from_the_config(self):
+    params, batch = table_policy.make_params(0), table_policy.make_batch(
+        behavior_params=table_policy.make_params(3)
+    )
+    mask = batch.completion_mask
+    run = lambda **loss: table_policy.evaluate(
+        table_policy.make_config(**loss), params, batch
+    )[2][0]
+    config = dict(name="rloo", ratio_clip=0.2)
+    chex.assert_trees_all_equal(
+        run(correction="none", **config), run(name="rloo")
+    )
+
+    def truncated(params):
+      logprobs = table_policy.token_logprobs(params, batch)
+      w = jnp.minimum(jnp.exp(logprobs - batch.behavior_logprobs), 1.5)
+      kl = ((batch.behavior_logprobs - batch.ref_logprobs) * mask).sum(axis=2)
+      returns = batch.rewards - BETA * kl
+      advantages = K / (K - 1) * (returns - returns.mean(axis=1, keepdims=True))
+      w = jax.lax.stop_gradient(w)
+      return -(advantages[:, :, None] * w * logprobs * mask).sum(axis=2).mean()
+
+    chex.assert_trees_all_close(
+        run(correction="truncate_token", ratio_cap=1.5, **config),
+        jax.grad(truncated)(params),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+  def test_length_norm_divides_by_tokens(self):
+    batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
+    _, _, (own, _) = table_policy.evaluate(
+        table_policy.make_config(name="grpo"),
+        table_policy.make_params(0),
+        batch,
+    )
+    config = table_policy.make_config(name="grpo", length_norm="none")
+    _, _, (summed, _) = table_policy.evaluate(
+        config, table_policy.make_params(0), batch
+    )
+    config = table_policy.make_config(name="grpo", length_norm="tokens")
+    _, _, (divided, _) = table_policy.evaluate(
+        config, table_policy.make_params(0), batch
+    )
+    chex.assert_trees_all_equal(own, divided)
+    difference = jnp.abs(own["table"] - summed["table"]).max()
+    self.assertGreater(difference, 1e-2)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,314 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters: the product, what is trained, the check of the base."""
+
+import functools
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.config import settings as settings_lib
+from tba_jax.config import validate
+from tba_jax.config import variants
+from tba_jax.learning import checkpoint
+from tba_jax.learning import device_work
+from tba_jax.learning import model_source
+from tba_jax.learning import publication
+from tba_jax.learning import train_step
+from tba_jax.losses import objective
+from tba_jax.models import hf
+from tba_jax.monitor import run_directory
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference
+from tba_jax.policy import sharding
+from tba_jax.programs import roles
+from tba_jax.tools import export
+from tests.support import base_config
+from tests.support import tiny_model
+
+arithmetic = variants.import_config("configs/arithmetic.py")
+
+_FAMILIES = (
+    dict(family="llama"),
+    dict(family="mistral", sliding_window=3),
+    dict(family="qwen2"),
+    dict(family="qwen3"),
+    dict(
+        family="gpt_neox",
+        num_kv_heads=4,
+        parallel_residual=True,
+        activation="gelu",
+        attention_bias=True,
+    ),
+    dict(family="gpt2", num_kv_heads=4, activation="gelu_new"),
+)
+
+
+def settings(rank=2, alpha=6.0, targets="all"):
+  return dict(rank=rank, alpha=alpha, targets=targets)
+
+
+@functools.cache
+def make(**changes):
+  """Returns (model, base, adapters' functions, adapters off their start)."""
+  model = tiny_model.make_model(**changes)
+  functions = lora.make(settings(), model)
+  moved = jax.tree.map(
+      lambda x: 0.1
+      * jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape),
+      jax.eval_shape(functions.init, jax.random.PRNGKey(0)),
+  )
+  return model, tiny_model.init_params(model), functions, moved
+
+
+class AdaptersTest(parameterized.TestCase):
+
+  def test_makes_none_with_rank_0(self):
+    self.assertIsNone(lora.make(settings(rank=0), tiny_model.make_model()))
+
+  @parameterized.parameters(*_FAMILIES)
+  def test_is_the_product_written_out(self, **family):
+    model, base, functions, moved = make(**family)
+    found = jax.device_get(functions.merge(base, moved))
+    expected = jax.tree.map(np.array, base)
+    block = expected["blocks"]
+    for part in ("attention", "mlp"):
+      for name, factors in moved["blocks"][part].items():
+        a, b = (np.asarray(factors[k], np.float64) for k in "ab")
+        N, rank = a.shape[:2]
+        product = b.reshape(N, -1, rank) @ a.reshape(N, rank, -1)
+        kernel = block[part][name]["kernel"]
+        kernel += (6.0 / 2 * product).reshape(kernel.shape)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+    # The base is unchanged.
+    chex.assert_trees_all_equal(base, tiny_model.init_params(model))
+
+  def test_starts_as_its_base(self):
+    _, base, functions, _ = make()
+    start = functions.init(jax.random.PRNGKey(1))
+    chex.assert_trees_all_equal(functions.merge(base, start), base)
+    a = start["blocks"]["mlp"]["down"]["a"]
+    np.testing.assert_allclose(a.std(), 1 / np.sqrt(32), rtol=0.2)
+
+  def test_adapts_the_targets_alone(self):
+    model = tiny_model.make_model()
+    functions = lora.make(settings(targets="q, down"), model)
+    down = {
+        "a": ("layers", "lora_rank", "mlp"),
+        "b": ("layers", "width", "lora_rank"),
+    }
+    q = {
+        "a": ("layers", "lora_rank", "width"),
+        "b": ("layers", "heads", "head_dim", "lora_rank"),
+    }
+    self.assertEqual(
+        functions.logical_axes,
+        {"blocks": {"attention": {"q": q}, "mlp": {"down": down}}},
+    )
+    shapes = jax.eval_shape(functions.init, jax.random.PRNGKey(0))
+    chex.assert_trees_all_equal_structs(
+        shapes,
+        jax.tree.map(
+            lambda _: 0,
+            functions.logical_axes,
+            is_leaf=lambda node: isinstance(node, tuple),
+        ),
+    )
+
+  @parameterized.parameters(*_FAMILIES)
+  def test_names_agree_with_the_jax_free_ones(self, **family):
+    moved = make(**family)[3]
+    found = {}
+    for part in moved["blocks"].values():
+      found |= part
+    lacking = set(settings_lib.LORA_TARGETS) - set(found)
+    self.assertEqual(lacking, {"gate"} - set(found))
+    for name in settings_lib.LORA_TARGETS:
+      problems = validate.lora_targets(
+          {
+              "lora.rank": 1,
+              "lora.targets": name,
+              "init": "scratch",
+              "model.family": family["family"],
+          }
+      )
+      self.assertEqual(bool([*problems]), name in lacking)
+
+  def test_refuses_an_unknown_target(self):
+    gpt2 = make(**_FAMILIES[-1])[0]
+    with self.assertRaisesRegex(ValueError, r"lora.targets='q,gate'.*\['gate'"):
+      lora.make(settings(targets="q,gate"), gpt2)
+
+  def test_a_bfloat16_base_stays_bfloat16(self):
+    _, base, functions, moved = make()
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+    chex.assert_trees_all_equal_dtypes(functions.merge(half, moved), half)
+
+
+class ConfigTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (dict(lora__rank=-1), "lora.rank"),
+      (dict(lora__alpha=0.0), "lora.alpha"),
+      (dict(lora__targets="q,head"), "lora.targets"),
+      (
+          dict(lora__rank=2, lora__targets="gate", model__family="gpt2"),
+          "lora.targets",
+      ),
+      (dict(lora__rank=2, reference__mode="reset"), "reference.mode"),
+  )
+  def test_wrong_settings_are_named(self, changes, key):
+    with self.assertRaisesRegex(
+        validate.ConfigError, rf"(?m)^config\.{key} = "
+    ):
+      validate.validate(base_config.make(**changes))
+
+  def test_a_sweep_refuses_adapters(self):
+    with self.assertRaisesRegex(ValueError, "config.lora.rank = 2"):
+      validate.validate(base_config.make(lora__rank=2), program="sweep")
+
+  def test_checks_targets_of_a_folder(self):
+    for i, wrong in ((2, 0), (4, 1)):  # qwen2 has a gate, gpt_neox has none.
+      model = tiny_model.make_model(**_FAMILIES[i])
+      folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
+      hf.save(folder, model.config, tiny_model.init_params(model))
+      c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
+      self.assertLen([*validate.lora_targets(c)], wrong)
+
+
+class TrainTest(parameterized.TestCase):
+
+  def make_state(self, **changes):
+    """Returns (config, policy, base on a mesh, state before step 0)."""
+    model, base, functions, _ = make(num_layers=1)
+    config = tiny_model.make_config(**changes)
+    mesh = sharding.make_mesh(config.mesh)
+    policy = policy_lib.Policy(None, None, model, None, functions)
+    base = jax.device_put(base, sharding.replicated(mesh))
+    state = device_work.init_state(config, policy, base, mesh)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        device_work.abstract_state(config, policy, mesh), state
+    )
+    return config, policy, base, state
+
+  def test_only_adapters_are_trained(self):
+    config, policy, base, state = self.make_state()
+    mesh = sharding.make_mesh(config.mesh)
+    kept = jax.device_get(base)
+    sizes = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+    trained = sizes(state.params)
+    self.assertLess(trained, sizes(base) / 2)
+    # Two moments of each, and counters.
+    self.assertBetween(sizes(state.opt_state), 2 * trained, 2 * trained + 4)
+    step = device_work.make_train_step(config, policy, mesh, base)
+    ref = reference.Reference(policy.model, base, temperature=1.0, copy=False)
+    batch = tiny_model.make_batch()
+    before = self.logprobs(ref, batch)
+    state, metrics = step(state, batch)
+    # Before its first update the policy is its base; the two are compiled
+    # apart, and may round a sum in another order.
+    loss_fn = jax.jit(objective.make_loss_fn(config, policy.model))
+    loss, _ = loss_fn(base, {}, batch, metrics["beta"])
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)
+    state, metrics = step(state, batch)
+    self.assertGreater(metrics["grad_norm"], 0.0)
+    for leaf in jax.tree.leaves(state.params):
+      self.assertGreater(jnp.abs(leaf).max(), 0.0)
+    chex.assert_trees_all_equal(jax.device_get(base), kept)
+    # The reference stays the base.
+    np.testing.assert_array_equal(self.logprobs(ref, batch), before)
+
+  def test_a_value_model_starts_from_the_base(self):
+    _, _, base, state = self.make_state(
+        loss__name="ppo",
+        loss__ratio_clip=0.2,
+        loss__correction="decoupled",
+        loss__proximal_every_steps=2,
+    )
+    value = state.loss_params["value"]
+    chex.assert_trees_all_equal(value["blocks"], base["blocks"])
+    held = state.proximal_params["params"]["blocks"]
+    self.assertEqual({*held}, {"attention", "mlp"})
+    self.assertEqual({*held["mlp"]["up"]}, {"a", "b"})
+
+  def logprobs(self, ref, batch):
+    return ref.logprobs(
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.completion_tokens,
+        batch.completion_mask,
+    )
+
+  def test_attached_and_merged_params_agree(self):
+    model, base, functions, moved = make(num_layers=1)
+    tokens = np.arange(2, 10)[None]
+
+    def loss(tree, put):
+      params = put(base, tree)
+      logits = model.logits(params, tokens, np.ones_like(tokens))
+      return logits.var(), logits
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, logits), grads = run(moved, functions.attach)
+    (_, merged_logits), merged_grads = run(moved, functions.merge)
+    np.testing.assert_allclose(logits, merged_logits, rtol=1e-5, atol=1e-5)
+    # The product gets the gradient that its merged kernel passes on.
+    chex.assert_trees_all_close(grads, merged_grads, rtol=1e-3, atol=1e-6)
+    start = jax.tree.map(jnp.zeros_like, moved)
+    (_, base_logits), _ = run(start, functions.attach)
+    self.assertGreater(np.abs(logits - base_logits).max(), 0.01)
+
+
+class RunTest(absltest.TestCase):
+
+  def test_publication_and_export_refuse_another_base(self):
+    with tempfile.TemporaryDirectory() as folder:
+      config = arithmetic.get_config("smoke")
+      config.init = "scratch"
+      scratch = policy_lib.make_policy(config, folder)
+      start = tiny_model.init_params(scratch.model)
+      where = pathlib.Path(folder) / "base"
+      hf.save(where, scratch.model.config, start, scratch.tokenizer)
+      config.init = str(where)
+      config.lora.rank = 2
+      workdir = f"{folder}/run"
+      run_directory.create(workdir, config)
+      policy = policy_lib.make_policy(config, workdir)
+      mesh = sharding.make_mesh(config.mesh)
+      state = device_work.init_state(config, policy, start, mesh)
+      moved = jax.tree.map(lambda x: x + 0.1, state.params)
+      state = train_step.TrainState(**{**vars(state), "params": moved})
+      # A searcher adds what is published to its own base.
+      whole = lora.make_merger(
+          policy.adapters,
+          policy.folder,
+          config.seed,
+          roles.make_load_start(config, policy),
+      )
+      params_fn = roles.make_params_fn(policy, whole)
+      expected = policy.adapters.merge(start, moved)
+      found = params_fn(publication.flatten(state.params))
+      chex.assert_trees_all_close(found, expected, rtol=1e-6)
+      saver = checkpoint.Checkpointer(f"{workdir}/checkpoints", keep=2)
+      saver.save(0, state, {"base": whole.base})
+      saver.close()
+      exported = export.run(config, workdir, [f"{folder}/exported"])
+      chex.assert_trees_all_equal(hf.load(exported)[1], found)
+      # Adapters of another base are refused.
+      other = jax.tree.map(lambda x: 2 * x, start)
+      hf.save(where, scratch.model.config, other, scratch.tokenizer)
+      with self.assertRaisesRegex(ValueError, "adapters belong to base 'model"):
+        model_source.of_checkpoint(
+            config, workdir, 0, model_source.one_device()
+        )
+
+
+if __name__ == "__main__":
+  absltest.main()

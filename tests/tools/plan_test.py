@@ -1,0 +1,305 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What fits, staleness and balance, worked out by hand."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tba_jax.config import settings
+from tba_jax.models import hf_config
+from tba_jax.programs import sizes
+from tba_jax.system import accelerators
+from tba_jax.system import processes
+from tba_jax.tools import plan
+from tests.monitor.report import fake_run
+from tests.support import tiny_model
+
+
+def _rows(config, workdir=None, operands=()):
+  sections = plan.plan(config, workdir, operands)
+  return {name: value for _, rows in sections for name, value in rows}
+
+
+class PlanTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.config = settings.get_config()
+
+  def test_roles_on_a_single_gpu_share_a_process(self):
+    found = accelerators.Accelerators("gpu", ("0",))
+    with mock.patch.object(accelerators, "find", return_value=found):
+      rows = _rows(self.config)
+    self.assertStartsWith(rows["processes of `train`"], "one for trainer and")
+    self.assertEqual(rows["trainer on this machine's gpus"], "0")
+    self.assertNotIn("searcher on this machine's gpus", rows)
+
+  @parameterized.parameters(
+      ("cpu", True, 256, "auto", "bfloat16: width 256 on a CPU with"),
+      ("cpu", True, 255, "auto", "float32: width 255"),
+      ("cpu", True, 512, "float32", "float32: as set"),
+      ("cpu", False, 512, "auto", "float32: this CPU has no AVX512_BF16"),
+      ("gpu", True, 512, "auto", "auto: by the device, gpu"),
+  )
+  def test_the_dtype_that_is_computed_in(self, kind, fast, width, dtype, text):
+    self.config.model.update(width=width, compute_dtype=dtype)
+    found = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
+    with mock.patch.multiple(
+        accelerators,
+        find=lambda: found,
+        multiplies_bfloat16=lambda: fast,
+    ):
+      self.assertStartsWith(_rows(self.config)["computes in"], text)
+
+  def test_a_folder_s_width_counts(self):
+    shape = tiny_model.make_model(width=512).config
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
+    self.config.init = str(folder)
+    with mock.patch.object(accelerators, "multiplies_bfloat16", lambda: True):
+      self.assertEqual(sizes.compute_dtype(self.config)[0], "bfloat16")
+
+  def test_tells_how_a_mesh_splits_params(self):
+    self.assertNotIn("replicated on every device", _rows(self.config))
+    self.config.mesh.tensor = 2
+    with self.assertRaisesRegex(ValueError, "head/kernel: .* does not divide"):
+      _rows(self.config)
+    with contextlib.redirect_stderr(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None), 2)
+    self.config.sharding.vocab = ""
+    rows = _rows(self.config, None, ["l4"])
+    self.assertEqual(
+        rows["trainer"], "2: data 1 x fsdp 1 x sequence 1 x tensor 2"
+    )
+    self.assertStartsWith(rows["replicated on every device"], "5 of 12 leaves")
+
+  def test_groups_that_are_cut_are_told(self):
+    name = "micro-batches a step"
+    self.assertEqual(_rows(self.config)[name], "1 of 32 prompts")
+    self.config.train.micro_batch_prompts = 12
+    self.assertIn("12 prompts with 8 completions", _rows(self.config)[name])
+    self.config.train.micro_batch_prompts = 16
+    self.config.train.micro_batch_completions = 2
+    self.assertIn("16 prompts with 2 completions", _rows(self.config)[name])
+
+  def test_staleness_bound(self):
+    self.config.search.lead_steps = 2
+    self.config.publish.every_steps = 3
+    self.assertStartsWith(plan.staleness_bound(self.config), "5 steps")
+    self.config.replay.recent_fraction = 0.5
+    self.assertIn("replayed data is older", plan.staleness_bound(self.config))
+    self.config.search.lockstep = True
+    self.assertEqual(plan.staleness_bound(self.config), "2 steps (lockstep)")
+
+  def test_a_hugging_face_folder_gives_the_shape(self):
+    with tempfile.TemporaryDirectory() as folder:
+      shape = sizes.model_of(self.config)
+      with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump({**hf_config.to_hf(shape), "vocab_size": 999}, f)
+      self.config.init = folder
+      self.assertEqual(sizes.model_of(self.config).vocab_size, 999)
+      # A folder that fine-tuning starts from, damaged: named, with its key.
+      with open(os.path.join(folder, "config.json"), "w") as f:
+        f.write("{")
+      self.config.init, self.config.sft.init = "sft", folder
+      with self.assertRaisesRegex(ValueError, f"config.sft.init='{folder}'"):
+        sizes.model_of(self.config)
+      self.config.init = folder
+    with self.assertRaisesRegex(ValueError, "config.init="):
+      sizes.model_of(self.config)
+
+  def test_the_program_prints_the_plan(self):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      self.assertEqual(plan.run(self.config, None), 0)
+    self.assertIn("staleness of fresh data", out.getvalue())
+    with contextlib.redirect_stderr(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None, ["x"]), 2)
+
+  def test_a_kind_says_what_fits(self):
+    self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "yes: ")
+    self.config.sampling.num_rows = 2**24
+    self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "NO: ")
+    with contextlib.redirect_stdout(io.StringIO()):
+      self.assertEqual(plan.run(self.config, None, ["l4"]), 2)
+
+  @parameterized.parameters(([],), (["cpu"],))
+  def test_reads_the_memory_and_cores_of_this_machine(self, operands):
+    gib = 2**30
+    with mock.patch.multiple(
+        processes,
+        memory=lambda: (24 * gib, "limit in a file"),
+        num_cores=lambda: (1.5, "quota in a file"),
+    ):
+      rows = _rows(self.config, None, operands)
+      self.assertEqual(rows["memory"], "24 GB: limit in a file")
+      self.assertEqual(rows["cores"], "1.5: quota in a file")
+      self.assertRegex(rows["fits"], "^yes: .* of 24 GB of this machine")
+      # A role runs as often as it has processes.
+      one = rows["searchers, 1"]
+      self.config.search.num_searchers = 4
+      rows = _rows(self.config, None, operands)
+      four = float(rows["searchers, 4"].split()[0])
+      self.assertAlmostEqual(four, 4 * float(one.split()[0]), delta=0.01 * four)
+    with mock.patch.object(processes, "memory", lambda: (2**20, "a test")):
+      self.assertStartsWith(_rows(self.config, None, operands)["fits"], "NO: ")
+    # The plan of other machines is none of this one.
+    self.assertNotIn("fits", _rows(self.config, None, ["--elsewhere"]))
+
+  def test_a_real_model_fits_into_24_gb(self):
+    published = pathlib.Path(__file__).parents[1] / "models"
+    shapes = json.loads((published / "published_configs.json").read_text())
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    shape = shapes["HuggingFaceTB/SmolLM2-135M"]
+    (folder / "config.json").write_text(json.dumps(shape))
+    self.config.init = str(folder)
+    memory = lambda: (24 * 10**9, "a test")
+    with mock.patch.object(processes, "memory", memory):
+      self.assertStartsWith(_rows(self.config, None, ["cpu"])["fits"], "yes: ")
+
+  @parameterized.parameters(
+      ([], [], "", False),
+      (["H100", "--elsewhere"], ["h100"], "", True),
+      (["v5p", "v5e", "--calibrate=a"], ["v5p", "v5e"], "a", False),
+      (["v5e:4x4", "v5e:2x2"], ["v5e:4x4", "v5e:2x2"], "", False),
+  )
+  def test_operands(self, operands, kinds, run, elsewhere):
+    self.assertEqual(plan.parse(operands), (kinds, run, elsewhere))
+
+  @parameterized.parameters(
+      (["b200"],), (["v4", "v4", "v4"],), (["v4", "v5e:4x4"],)
+  )
+  def test_operands_that_are_refused(self, operands):
+    with self.assertRaises(ValueError):
+      plan.parse(operands)
+
+  def test_touches_no_accelerator(self):
+    code = (
+        "import jax\nfrom tba_jax.config import settings\n"
+        "from tba_jax.tools import plan\n"
+        "list(plan.plan(settings.get_config(), None))\n"
+        "assert {d.platform for d in jax.devices()} == {'cpu'}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        # A platform that JAX would fail to initialize here.
+        env={**os.environ, "JAX_PLATFORMS": "rocm"},
+        timeout=120,
+    )
+    self.assertEqual(done.returncode, 0)
+
+
+class BalanceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.create_tempdir().full_path
+    self.config = settings.get_config()
+
+  def make_run(self, generate_s, train_s):
+    fake_run.make_run(self.workdir, num_steps=40)
+    path = pathlib.Path(self.workdir)
+    config = json.loads((path / "config.json").read_text())
+    config["config"]["train"]["completions_per_prompt"] = 8
+    (path / "config.json").write_text(json.dumps(config))
+    summary = {"generate_busy_s": generate_s, "train_busy_s": train_s}
+    (path / "summary.json").write_text(json.dumps(summary))
+
+  def balance(self):
+    return dict(plan.balance_rows(self.config, self.workdir))
+
+  def make_step(self, sample_s, train_s):
+    """Makes a run in which a step of this config takes these seconds."""
+    # Two searchers sampled 512 x 40 completions, the trainer 32 x 8 x 40; this
+    # config samples and trains 256 a step.
+    self.make_run(sample_s * 40, train_s * 40)
+
+  def test_seconds_of_an_unfinished_run_are_those_of_its_spans(self):
+    fake_run.make_run(self.workdir, num_steps=40, finished=False)
+    pathlib.Path(self.workdir, "status.json").unlink()
+    config = fake_run.config()
+    config["config"]["train"]["completions_per_prompt"] = 8
+    pathlib.Path(self.workdir, "config.json").write_text(json.dumps(config))
+    sample_s, train_s = plan.read_measured(self.workdir)
+    # A step works for about 0.75 s, a searcher for two thirds of the time.
+    self.assertBetween(train_s * 256, 0.6, 1.0)
+    self.assertBetween(sample_s * 512, 0.8, 1.4)
+
+  def test_seconds_a_completion_are_those_of_the_run(self):
+    self.make_run(64.0, 20.0)
+    sample_s, train_s = plan.read_measured(self.workdir)
+    self.assertAlmostEqual(sample_s, 2 * 64 / (512 * 40))
+    self.assertAlmostEqual(train_s, 20 / (256 * 40))
+    operands = ["l4", f"--calibrate={self.workdir}"]
+    rows = dict(dict(plan.plan(self.config, None, operands))["balance"])
+    self.assertStartsWith(rows["searchers that balance one trainer"], "4;")
+
+  @parameterized.parameters(
+      (8.0, 1.0, 1, "hardly helps: 1.12", "8;"),
+      (1.0, 80.0, 4, "hardly helps: 1.00", "1;"),
+      (8.0, 2.0, 4, "helps: 2.00", "4;"),
+  )
+  def test_the_verdict(self, sample_s, train_s, count, words, balanced):
+    self.config.search.num_searchers = count
+    self.make_step(sample_s, train_s)
+    rows = self.balance()
+    self.assertStartsWith(rows["asynchrony"], words)
+    self.assertStartsWith(rows["searchers that balance one trainer"], balanced)
+
+  def test_taking_turns(self):
+    self.config.search.update(lockstep=True, lead_steps=0)
+    self.make_step(2.0, 2.0)
+    rows = self.balance()
+    self.assertRegex(rows["asynchrony"], "search.lockstep=True.* 2.00 times")
+    self.assertStartsWith(rows["a step then takes"], "4.0 s")
+    self.assertStartsWith(rows["expected staleness of fresh data"], "0 steps")
+
+  @parameterized.parameters(
+      # One searcher's round of 32 is under way, of 32 a step.
+      (1, 1, 1, 1.0),
+      # The lead allows two steps.
+      (3, 1, 1, 2.0),
+      # A version in four steps is 1.5 steps old when it is taken.
+      (1, 1, 4, 2.5),
+      # The trainer is the slowest: all that is granted waits.
+      (8, 3, 1, 4.0),
+  )
+  def test_staleness(self, num_searchers, lead, period, steps):
+    search = self.config.search
+    search.update(num_searchers=num_searchers, lead_steps=lead)
+    search.prompts_per_round = search.prompts_per_step
+    self.config.publish.every_steps = period
+    self.assertAlmostEqual(
+        plan.expected_staleness(self.config, 12.8, 3.2), steps
+    )
+
+  def test_rounds_sample_for_their_own_steps(self):
+    self.config.rounds.mini_batches = 4
+    self.config.rounds.passes = 2
+    self.config.search.prompts_per_round = 1000
+    # 32 prompts a batch, each batch twice: 16 new prompts a step, and a round
+    # of 4 batches ahead of one that is trained on.
+    self.assertEqual(plan._num_prompts(self.config), 16)
+    lag = self.config.rounds.lag_rounds + 1
+    self.assertEqual(
+        plan.expected_staleness(self.config, 1.0, 1.0), lag * 4 * 32 / 16
+    )
+
+  def test_a_run_without_measurements_is_refused(self):
+    for folder in (self.workdir, os.path.join(self.workdir, "none")):
+      with self.assertRaisesRegex(ValueError, folder):
+        plan.read_measured(folder)
+
+
+if __name__ == "__main__":
+  absltest.main()
