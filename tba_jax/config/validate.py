@@ -35,6 +35,7 @@ from tba_jax.models import folders
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
+from tba_jax.models import wheels
 from tba_jax.system import processes
 from tba_jax.system import user_code
 from tba_jax.tasks import base
@@ -768,8 +769,9 @@ def _folders(
       folder = hf_hub.find(c[key], weights=weights)
       if not folder.is_dir():
         yield key, (
-            f"allowed {', '.join(map(repr, names))}, a folder of this machine"
-            " that exists, or ORG/NAME of the Hugging Face hub"
+            f"allowed {', '.join(map(repr, names))}, a folder or a GGUF file of"
+            " this machine that exists, ORG/NAME of the Hugging Face hub, or"
+            f" {' or '.join(wheels.WHEELS)}"
         )
       elif processes.SUPERVISED not in os.environ:
         _check_folder(c, key, folder, labels, weights, program)
@@ -947,8 +949,8 @@ def _line_program(c: Mapping[str, Any]) -> _Problems:
     remote = name.startswith("gs://")
     if not name or not (remote or hf_hub.find(name).is_dir()):
       yield "generate.model", (
-          "allowed a Hugging Face folder or ORG/NAME of the hub, a run"
-          " directory, or RUN/checkpoints/STEP of one; runs also in gs://"
+          "allowed a Hugging Face folder, a GGUF file or ORG/NAME of the hub, a"
+          " run directory, or RUN/checkpoints/STEP of one; runs also in gs://"
       )
     elif not remote:
       _check_source(c, hf_hub.find(name))

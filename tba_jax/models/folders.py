@@ -74,7 +74,7 @@ def check_vocabulary(shape: config_lib.ModelConfig, num_words: int) -> None:
 
 def has_weights(folder: pathlib.Path) -> bool:
   """Tells whether a folder has any file of tensors, whole or not."""
-  return any(folder.glob("*.safetensors"))
+  return bool(hf_files.weight_files(folder))
 
 
 def has_tokenizer(folder: pathlib.Path) -> bool:

@@ -72,7 +72,7 @@ def load(
   path = hf_hub.find(folder)
   config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
   try:
-    files = hf_files.Files(path)
+    files = hf_files.open_files(path)
     params = read_params(
         files,
         hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),
@@ -87,7 +87,7 @@ def load(
 
 
 def read_params(
-    files: hf_files.Files,
+    files: hf_files.AnyFiles,
     rows: list[hf_names.Row],
     *,
     num_layers: int,
@@ -120,7 +120,7 @@ def read_params(
 
 
 def _read_leaf(
-    files: hf_files.Files,
+    files: hf_files.AnyFiles,
     row: hf_names.Row,
     num_layers: int,
     dtype: np.dtype,
@@ -153,7 +153,7 @@ def _read_leaf(
 
 
 def _read_layer(
-    files: hf_files.Files,
+    files: hf_files.AnyFiles,
     name: str,
     row: hf_names.Row,
     ranges: hf_files.Ranges,

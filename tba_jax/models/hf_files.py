@@ -1,6 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files of a folder: slices in, shards with an index out.
+"""Tensor files of a folder: slices in, shards with an index out.
+
+Files are safetensors; a folder made of a GGUF file is read from that one.
 
 Does not import JAX.
 """
@@ -19,6 +21,7 @@ import safetensors
 import safetensors.numpy
 
 from tba_jax.models import config as config_lib
+from tba_jax.models import gguf_tensors
 from tba_jax.models import hf_names
 
 WEIGHTS = "model.safetensors"
@@ -110,26 +113,47 @@ class Files:
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]
 
-  def problems(self, name: str, shape: tuple[int, ...]) -> list[str]:
-    """Returns what is wrong with a tensor that should have a shape."""
-    if name not in self.shapes:
-      return [f"missing tensor {name} {list(shape)}"]
-    problems = []
-    if self.shapes[name] != shape:
-      problems.append(
-          f"tensor {name} has shape {list(self.shapes[name])}, expected"
-          f" {list(shape)}"
-      )
-    if self.dtypes[name] not in DTYPES:
-      problems.append(
-          f"tensor {name} has dtype {self.dtypes[name]}, allowed"
-          f" {', '.join(DTYPES)}"
-      )
-    return problems
+
+# What a folder's tensors are read from.
+AnyFiles = Files | gguf_tensors.Files
+
+
+def open_files(folder: pathlib.Path) -> AnyFiles:
+  """Returns the tensors of a folder; raises as `Files`."""
+  if (folder / gguf_tensors.INDEX).is_file():
+    return gguf_tensors.Files(folder)
+  return Files(folder)
+
+
+def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns a folder's files of tensors, whole or not."""
+  return sorted(
+      path
+      for pattern in ("*.safetensors", gguf_tensors.WEIGHTS)
+      for path in folder.glob(pattern)
+  )
+
+
+def _problems(files: AnyFiles, name: str, shape: tuple[int, ...]) -> list[str]:
+  """Returns what is wrong with a tensor that should have a shape."""
+  if name not in files.shapes:
+    return [f"missing tensor {name} {list(shape)}"]
+  problems = []
+  if files.shapes[name] != shape:
+    problems.append(
+        f"tensor {name} has shape {list(files.shapes[name])}, expected"
+        f" {list(shape)}"
+    )
+  if files.dtypes[name] not in DTYPES:
+    problems.append(
+        f"tensor {name} has dtype {files.dtypes[name]}, allowed"
+        f" {', '.join(DTYPES)}"
+    )
+  return problems
 
 
 def check_tensors(
-    files: Files,
+    files: AnyFiles,
     rows: Sequence[hf_names.Row],
     *,
     num_layers: int,
@@ -152,7 +176,7 @@ def check_tensors(
   }
   problems = []
   for name, shape in expected.items():
-    problems += files.problems(name, shape)
+    problems += _problems(files, name, shape)
   problems += [
       f"unused tensor {name} {list(files.shapes[name])}"
       for name in sorted(files.shapes.keys() - expected)
@@ -166,7 +190,7 @@ def check_tensors(
 
 def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
   """Raises ValueError unless a folder has a model's tensors, by its headers."""
-  files = Files(folder)
+  files = open_files(folder)
   check_tensors(
       files,
       hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),
@@ -262,6 +286,19 @@ def write_files(
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
   text = json.dumps(content, indent=2, sort_keys=True) + "\n"
   path.write_text(text, encoding="utf-8")
+
+
+def save_tokenizer(fast: Any, folder: pathlib.Path) -> None:
+  """Writes a fast tokenizer so that transformers 4 reads it, too."""
+  fast.save_pretrained(str(folder))
+  path = folder / "tokenizer_config.json"
+  settings = json.loads(path.read_text("utf-8"))
+  settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+  if isinstance(settings.get("extra_special_tokens"), list):
+    # Name in transformers 4.
+    extra = settings.pop("extra_special_tokens")
+    settings["additional_special_tokens"] = extra
+  path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 def sync(folder: pathlib.Path) -> None:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the folder of a model or of data: a local one, or ORG/NAME of the hub.
 
-What the Hugging Face hub has is taken from its cache (`HF_HOME`); a model is
-downloaded into it if it is not there, data by `tasks/data_sets.py`. Does not
-import JAX.
+A model may also be a GGUF file (`gguf_folder.py`), or have a short name
+(`wheels.py`). What the Hugging Face hub has is taken from its cache
+(`HF_HOME`); a model is downloaded into it if it is not there, data by
+`tasks/data_sets.py`. Does not import JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,9 @@ import os
 import pathlib
 import re
 
+from tba_jax.models import gguf_folder
 from tba_jax.models import hf_files
+from tba_jax.models import wheels
 
 # A folder that exists comes first. The hub has no organizations of these names.
 _LOCAL = r"(?!(?:data|models|runs)/)"
@@ -36,13 +39,19 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
   """Returns the local folder of a model; a missing path is returned as it is.
 
   Args:
-    name: a path, ORG/NAME or ORG/NAME@REVISION.
+    name: path of a folder or a GGUF file, ORG/NAME or ORG/NAME@REVISION, or a
+      short name of `wheels.py`.
     weights: False needs the config and the tokenizer only.
 
   Raises:
-    ValueError: the model is not in the cache and cannot be downloaded.
+    ValueError: the model is not in the cache and cannot be downloaded, or a
+      GGUF file is not supported.
   """
   path = pathlib.Path(name).expanduser()
+  if os.fspath(name) in wheels.WHEELS and not path.exists():
+    path = wheels.find(os.fspath(name))
+  if path.suffix == ".gguf" and path.is_file():
+    return gguf_folder.find(path)
   match = _MODEL.fullmatch(os.fspath(name))
   if match is None or path.exists():
     return path

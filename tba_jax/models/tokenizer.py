@@ -8,7 +8,6 @@ tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import json
 import os
 import pathlib
 import shutil
@@ -205,15 +204,7 @@ class Tokenizer:
         if (self._folder / name).is_file():
           shutil.copyfile(self._folder / name, target / name)
       return
-    self._fast.save_pretrained(str(target))
-    path = target / "tokenizer_config.json"
-    settings = json.loads(path.read_text("utf-8"))
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(settings.get("extra_special_tokens"), list):
-      # Name in transformers 4.
-      extra = settings.pop("extra_special_tokens")
-      settings["additional_special_tokens"] = extra
-    path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    hf_files.save_tokenizer(self._fast, target)
 
 
 class TextTokenizer:

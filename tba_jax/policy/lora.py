@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from tba_jax import types
 from tba_jax.config import settings as settings_lib
+from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import layers
 
@@ -150,7 +151,7 @@ def base_name(folder: pathlib.Path | None, seed: int) -> str:
   if folder is None:
     return f"scratch, seed {seed}"
   digest = hashlib.blake2b(digest_size=16)
-  for path in sorted(hf_hub.find(folder).glob("*.safetensors")):
+  for path in hf_files.weight_files(hf_hub.find(folder)):
     size = path.stat().st_size
     digest.update(f"{path.name} {size}".encode())
     with path.open("rb") as file:

@@ -350,18 +350,33 @@ def cache_directory() -> str:
   Raises:
     ValueError: the directory cannot be made.
   """
-  root = os.environ.get(CACHE_VARIABLE) or os.path.join(
-      os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
-      "tba_jax",
-      "xla",
-  )
+  root = os.environ.get(CACHE_VARIABLE) or _user_cache("xla")
+  return _make_cache(root, f"{CACHE_VARIABLE}: the folder of compiled programs")
+
+
+def models_directory() -> pathlib.Path:
+  """Returns `tba_jax/models` in the user's cache, made if missing.
+
+  Raises:
+    ValueError: the directory cannot be made.
+  """
+  what = "XDG_CACHE_HOME: the cache of models"
+  return pathlib.Path(_make_cache(_user_cache("models"), what))
+
+
+def _user_cache(name: str) -> str:
+  root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+  return os.path.join(root, "tba_jax", name)
+
+
+def _make_cache(root: str, what: str) -> str:
   try:
     os.makedirs(root, mode=0o700, exist_ok=True)
   except (OSError, ValueError) as error:
     why = getattr(error, "strerror", None) or error
     raise ValueError(
-        f"{CACHE_VARIABLE}: the folder of compiled programs, {root!r}, cannot"
-        f" be made: {why}; allowed a folder that this user may write"
+        f"{what}, {root!r}, cannot be made: {why}; allowed a folder that this"
+        " user may write"
     ) from error
   return root
 

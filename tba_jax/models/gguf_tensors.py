@@ -1,0 +1,77 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a GGUF file under Hugging Face's names, in slices.
+
+Blocks are dequantized by the package `gguf` when they are read. Does not import
+JAX.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+
+# Files of a folder that `gguf_folder.py` has made.
+WEIGHTS = "model.gguf"
+INDEX = "model.gguf.index.json"
+
+
+class Files:
+  """The tensors of a folder with a GGUF file; see `hf_files.Files`.
+
+  The index has of each tensor: the file's offset in bytes, bytes of a row,
+  ggml's name of the quantization, the shape, and the heads whose rows are
+  interleaved, 0 for none.
+
+  shapes: shapes by Hugging Face's name.
+  dtypes: "F32" of each.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._path = folder / WEIGHTS
+    self._index = json.loads((folder / INDEX).read_text("utf-8"))
+    self.shapes = {
+        name: tuple(row["shape"]) for name, row in self._index.items()
+    }
+    self.dtypes = dict.fromkeys(self._index, "F32")
+
+  def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Returns a slice of a tensor, dequantized to float32."""
+    # Takes a moment to import; an extra.
+    import gguf  # pylint: disable=g-import-not-at-top
+
+    row = self._index[name]
+    # A vector is a matrix of one row.
+    *outer, last = index
+    count = row["shape"][0] if outer else 1
+    rows = np.arange(count)[outer[0] if outer else slice(None)]
+    rows = _source_rows(rows, count, row["heads"])
+    if not rows.size:
+      return np.empty((0, *row["shape"][1:]), np.float32)[:, last]
+    first, stop = int(rows.min()), int(rows.max()) + 1
+    size = row["row_bytes"]
+    data = np.fromfile(
+        self._path,
+        np.uint8,
+        count=(stop - first) * size,
+        offset=row["offset"] + first * size,
+    )
+    data = data.reshape(stop - first, size)[rows - first]
+    kind = gguf.GGMLQuantizationType[row["type"]]
+    values = gguf.dequantize(data, kind)[:, last]
+    return values if outer else values[0]
+
+
+def _source_rows(rows: np.ndarray, count: int, heads: int) -> np.ndarray:
+  """Returns the file's rows of rows of a tensor.
+
+  llama.cpp rotates neighbours, Hugging Face entries that are half a head apart:
+  files of Llama have the rows of query and key heads in the order 0, half, 1,
+  half + 1, …
+  """
+  if not heads:
+    return rows
+  size = count // heads
+  head, entry = np.divmod(rows, size)
+  part, place = np.divmod(entry, size // 2)
+  return head * size + 2 * place + part
