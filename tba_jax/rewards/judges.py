@@ -88,6 +88,7 @@ class Judge(abc.ABC):
     self._lock = threading.Lock()
     self._completions = 0
     self._sums: dict[str, float] = {}
+    self._counts: dict[str, int] = {}
 
   @abc.abstractmethod
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
@@ -102,6 +103,7 @@ class Judge(abc.ABC):
         if not one.failure:
           for name, value in one.parts.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
     return judged
 
   def _explain(self, requests: Sequence[Request]) -> list[str]:
@@ -133,12 +135,14 @@ class Judge(abc.ABC):
     completions: completions judged, failures included.
     failures: failures by cause.
     sums: sum of each part of the reward, failures excluded.
+    counts: completions that have the part; not all prompts have the same.
     """
     with self._lock:
       return {
           "completions": self._completions,
           "failures": dict(self._failures.counts),
           "sums": dict(self._sums),
+          "counts": dict(self._counts),
       }
 
   def close(self) -> None:
@@ -227,9 +231,8 @@ class InProcess(Judge):
 
   def _judge_one(self, request: Request) -> base.Judgement:
     try:
-      judgement = self._task.judge(
-          request.split, request.index, request.completion
-      )
+      judge = self._task.judge if request.stopped else self._task.judge_cut_off
+      judgement = judge(request.split, request.index, request.completion)
     except base.RewardError as error:
       return self._failed(request, error.cause, str(error))
     # User code on a model's text may raise anything.

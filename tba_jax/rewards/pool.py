@@ -124,7 +124,8 @@ class Pool(judges.Judge):
     return list(self._threads.map(one, requests))
 
   def _judge_one(self, request: judges.Request) -> base.Judgement:
-    answer = self._ask("judge", request)
+    what = "judge" if request.stopped else "judge_cut_off"
+    answer = self._ask(what, request)
     if answer.get("failure"):
       return self._failed(request, answer["failure"], answer["message"])
     return self._checked(

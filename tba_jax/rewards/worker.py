@@ -55,7 +55,8 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
   try:
     if what == "explain":
       return {"reason": str(task.explain(*arguments))}
-    judged = task.judge(*arguments)
+    judge = task.judge if what == "judge" else task.judge_cut_off
+    judged = judge(*arguments)
     return {
         "reward": float(judged.reward),
         "key": judged.key,

@@ -78,6 +78,7 @@ class Task(abc.ABC):
   paths: fields that name folders that all hosts have, perhaps elsewhere.
   rewards_where: allowed values of `config.reward.where`; () for all.
   packages: packages that it needs, each with the extra that installs it.
+  more_splits: further held-out splits, evaluated before and after training.
   has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
   """
@@ -89,6 +90,7 @@ class Task(abc.ABC):
   paths: ClassVar[tuple[str, ...]] = ()
   rewards_where: ClassVar[tuple[str, ...]] = ()
   packages: ClassVar[Mapping[str, str]] = {}
+  more_splits: ClassVar[tuple[str, ...]] = ()
   has_embeddings: ClassVar[bool] = False
   report: Any = None
 
@@ -181,6 +183,13 @@ class Task(abc.ABC):
       return Judgement(float(key is not None), key)
     return Judgement(self.reward(split, index, completion), key)
 
+  def judge_cut_off(self, split: str, index: int, completion: str) -> Judgement:
+    """Returns the judgement of a completion without stop token.
+
+    By default the same as with one.
+    """
+    return self.judge(split, index, completion)
+
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
@@ -244,9 +253,9 @@ def split_while_training(task: Task) -> str:
   return VALIDATION if VALIDATION in task.splits else HELD_OUT
 
 
-def check_split(split: str) -> None:
-  """Raises ValueError for an unknown split."""
-  allowed = (*SPLITS, VALIDATION)
+def check_split(split: str, more: Sequence[str] = ()) -> None:
+  """Raises ValueError for a split that is neither known nor one of `more`."""
+  allowed = (*SPLITS, VALIDATION, *more)
   if split not in allowed:
     raise ValueError(f"split {split!r}: allowed {list(allowed)}")
 

@@ -21,9 +21,12 @@ from tba_jax.tasks import base
 from tba_jax.tasks import chat
 from tba_jax.tasks import countdown
 from tba_jax.tasks import gsm8k
+from tba_jax.tasks import ifbench
+from tba_jax.tasks import instructions
 from tba_jax.tasks import math
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
+from tba_jax.tasks import reasoning_gym
 from tba_jax.tasks import red_team
 from tba_jax.tasks import rows_task
 from tba_jax.tasks import tldr
@@ -34,9 +37,12 @@ TASKS: Mapping[str, type[base.Task]] = {
     "countdown": countdown.Countdown,
     "countdown_sparse": countdown.CountdownSparse,
     "gsm8k": gsm8k.Gsm8k,
+    "ifbench": ifbench.IfBench,
+    "instructions": instructions.Instructions,
     "math": math.Math,
     "own": own.Own,
     "preference": preference.Preference,
+    "reasoning_gym": reasoning_gym.ReasoningGym,
     "red_team": red_team.RedTeam,
     "tldr": tldr.Tldr,
 }

@@ -36,6 +36,7 @@ REASONS = {
     "no_prompt": "has no prompt",
     "no_answer": "has no answer",
     "no_number": "has an answer without a number",
+    "no_check": "has no instruction that can be checked",
     "no_box": "has a solution without a boxed answer",
     "duplicate": "repeats the prompt of another row",
     "in_test": "has a prompt of the test split",

@@ -85,7 +85,9 @@ def compare(
   """Returns rows of name, before, after, change, with ± 2 standard errors."""
   k = before.get("k", after.get("k"))
   rows = []
-  for key, (name, style) in EVALUATIONS.items():
+  more = metrics.more_rows(before, after)
+  shown = EVALUATIONS | {key: (name, "number") for key, name in more.items()}
+  for key, (name, style) in shown.items():
     if key not in before and key not in after:
       continue
     values = before.get(key), after.get(key)
