@@ -147,6 +147,23 @@ class Tokenizer:
     except jinja2.TemplateError as error:
       raise ValueError(f"the chat template refuses it: {error}") from error
 
+  def encode_chat_after_answer(
+      self, messages: Sequence[Mapping[str, str]]
+  ) -> list[int]:
+    """Returns the ids that follow an answer of the assistant and its stop token.
+
+    They are what the chat template writes behind it for further messages, ready
+    for the next answer. Raises as `chat_text`.
+    """
+    mark = "ANSWER"
+    text = self.chat_text([
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": mark},
+        *messages,
+    ])
+    ids = self.encode(text.partition(mark)[2])
+    return ids[1:] if ids and ids[0] in self.stop_ids else ids
+
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of `ids`, special tokens included.
 

@@ -58,6 +58,8 @@ class Task(abc.ABC):
   paths: fields that name folders that all hosts have, perhaps elsewhere.
   rewards_where: allowed values of `config.reward.where`; () for all.
   packages: packages that it needs, each with the extra that installs it.
+  has_turns: whether environments answer the completions, see
+    `tasks/environment.py`.
   has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
   """
@@ -69,6 +71,7 @@ class Task(abc.ABC):
   paths: ClassVar[tuple[str, ...]] = ()
   rewards_where: ClassVar[tuple[str, ...]] = ()
   packages: ClassVar[Mapping[str, str]] = {}
+  has_turns: ClassVar[bool] = False
   has_embeddings: ClassVar[bool] = False
   report: Any = None
 

@@ -18,6 +18,7 @@ from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 from tba_jax.tasks import chat
 from tba_jax.tasks import countdown
+from tba_jax.tasks import environment
 from tba_jax.tasks import gsm8k
 from tba_jax.tasks import math
 from tba_jax.tasks import own
@@ -31,6 +32,7 @@ TASKS: Mapping[str, type[base.Task]] = {
     "chat": chat.Chat,
     "countdown": countdown.Countdown,
     "countdown_sparse": countdown.CountdownSparse,
+    "environment": environment.Environment,
     "gsm8k": gsm8k.Gsm8k,
     "math": math.Math,
     "own": own.Own,
