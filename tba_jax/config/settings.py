@@ -396,9 +396,12 @@ SETTINGS = {
         " that are fast and never hang; 'pool', in worker processes of each"
         " role, killed at the deadline; 'model', by the reward model"),
     "reward.num_workers": _s(
-        2, COUNT, "workers of the pool", resume=True, hosts="own"),
+        2, COUNT, "workers of the pool; for environments, processes of a role,"
+        " one for each completion under way (docs/environments.md)",
+        resume=True, hosts="own"),
     "reward.deadline_s": _s(
-        10.0, WAIT, "limit for one completion in a worker", resume=True),
+        10.0, WAIT, "limit for one completion, or one turn, in a worker",
+        resume=True),
     "reward.memory_mb": _s(
         0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
         hosts="own"),
@@ -910,7 +913,7 @@ _FILES = frozenset("""
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command
     store.secret_file store.tls_cert_file store.tls_key_file store.tls_ca_file
-    task.rewards task.reason task.verifier
+    task.rewards task.reason task.source task.verifier
     """.split()).union(f"task.{name}" for name in (*_TASK_FILES, *_TASK_PATHS))
 
 

@@ -181,9 +181,15 @@ class Tokenizer:
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
   def decode_completion(
-      self, ids: Sequence[int], length: int, stopped: bool
+      self,
+      ids: Sequence[int],
+      length: int,
+      stopped: bool,
+      sampled: Sequence[bool] | None = None,
   ) -> str:
     """Returns a completion's text, as a reward sees it.
+
+    With tokens of an environment it is the whole text, special tokens included.
 
     The stop token that ended it is removed, and the first stop string with what
     follows. Other special tokens stay, so that a reward does not mistake a
@@ -193,8 +199,11 @@ class Tokenizer:
       ids: [T] token ids, of which the first `length` count.
       length: tokens of the completion, its stop token included.
       stopped: whether a stop token or a stop string ended it.
+      sampled: [T], whether the policy sampled a token; None = all.
     """
     ids = [int(i) for i in ids[:length]]
+    if sampled is not None and not all(sampled[:length]):
+      return self.decode(ids)
     if stopped and ids and ids[-1] in self.stop_ids:
       ids = ids[:-1]
     text = self.decode(ids)
@@ -204,9 +213,12 @@ class Tokenizer:
   def decode_completions(self, completions: Any) -> list[str]:
     """Returns the S texts of `types.Completions`, as a reward sees them."""
     return [
-        self.decode_completion(tokens, int(length), bool(stopped))
-        for tokens, length, stopped in zip(
-            completions.tokens, completions.lengths, completions.stopped
+        self.decode_completion(tokens, int(length), bool(stopped), sampled)
+        for tokens, length, stopped, sampled in zip(
+            completions.tokens,
+            completions.lengths,
+            completions.stopped,
+            completions.sampled_mask,
         )
     ]
 

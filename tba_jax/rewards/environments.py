@@ -51,31 +51,23 @@ class Environments:
 
   def __init__(
       self,
-      config: ml_collections.ConfigDict,
       task: environment.Environment,
       tokenizer: tokenizer_lib.Tokenizer,
-      on_event: judges.OnEvent | None = None,
-      hidden: Sequence[str] = (),
+      workers: pool.Workers,
+      max_prompt_tokens: int,
   ):
-    """Starts the threads, one for each of `reward.num_workers`.
+    """Initializes the environments.
 
     Args:
-      config: reads `task`, `reward` and `sampling.max_prompt_tokens`.
       task: seeds and limits.
       tokenizer: tokenizer of turns and answers.
-      on_event: event sink, see `Judge`.
-      hidden: paths that the processes must not see.
+      workers: processes, from `make_workers`.
+      max_prompt_tokens: P.
     """
     self.task = task
     self._tokenizer = tokenizer
-    self._max_prompt_tokens = config.sampling.max_prompt_tokens
-    self._workers = pool.Workers(
-        {"source": config.task.source},
-        config.reward,
-        pool.make_box(config.task.to_dict(), config.reward, hidden),
-        on_event=on_event,
-        command=_WORKER,
-    )
+    self._workers = workers
+    self._max_prompt_tokens = max_prompt_tokens
     self._prompts: dict[int, Prompt] = {}
 
   def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
@@ -275,7 +267,15 @@ class Episodes:
 
   def _play(self, owner: requests.Owner, episode: _Episode) -> None:
     """Plays an episode to its end, in a thread of the pool."""
-    prompt, said = self._prompts[owner[0]], None
+    try:
+      self._play_turns(owner, episode)
+    except BaseException as error:  # The sampler must not wait for ever.
+      episode.failure = "error", repr(error)
+      self._answered.put((owner, None))
+      raise
+
+  def _play_turns(self, owner: requests.Owner, episode: _Episode) -> None:
+    prompt = self._prompts[owner[0]]
     with self._workers.hold() as ask:
 
       def timed(message: list[Any]) -> dict[str, Any]:
@@ -309,6 +309,25 @@ class Episodes:
           return
 
 
+def make_workers(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    on_event: judges.OnEvent | None,
+) -> pool.Workers:
+  """Returns the processes of `config.task.source`, which do not see `workdir`.
+
+  There are up to `reward.num_workers`.
+  """
+  hidden = pool.hidden_paths(config, workdir)
+  return pool.Workers(
+      {"source": config.task.source},
+      config.reward,
+      pool.make_box(config.task.to_dict(), config.reward, hidden),
+      on_event=on_event,
+      command=_WORKER,
+  )
+
+
 def make(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
@@ -316,12 +335,12 @@ def make(
     tokenizer: tokenizer_lib.Tokenizer,
     on_event: judges.OnEvent | None = None,
 ) -> Environments | None:
-  """Returns the environments of a task; None if it has no turns.
-
-  Their processes do not see `workdir`.
-  """
+  """Returns the environments of a task; None if it has no turns."""
   if not isinstance(task, environment.Environment):
     return None
   return Environments(
-      config, task, tokenizer, on_event, pool.hidden_paths(config, workdir)
+      task,
+      tokenizer,
+      make_workers(config, workdir, on_event),
+      config.sampling.max_prompt_tokens,
   )
