@@ -1072,6 +1072,8 @@ def _lacks(
     if any(i > last for i in _stop_ids(c)):
       key = "sampling.stop_token_ids"
       yield _line(key, c[key], f"allowed 0 to {last}")
+  if task.has_turns:
+    yield from _lacks_turns(c, task)
   where = c.get("reward.where")
   if program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"
@@ -1080,6 +1082,25 @@ def _lacks(
     if c.get("evaluate.judge") == "task":
       allowed = f"allowed '', 'command' or a gold model's folder: {needs}"
       yield _line("evaluate.judge", "task", allowed)
+
+
+def _lacks_turns(
+    c: Mapping[str, Any], task: base.Task
+) -> Iterator[str]:
+  """Yields problems with settings that environments do not support."""
+  if c.get("init") == "sft" and not task.can_demonstrate:
+    allowed = (
+        "allowed 'scratch' or a model's folder: config.task.source has no"
+        " method demonstrate to fine-tune on"
+    )
+    yield _line("init", "sft", allowed)
+  for key, allowed in (
+      ("reward.role", ("searcher",)),
+      ("evaluate.judge", ("",)),
+  ):
+    if c.get(key, allowed[0]) not in allowed:
+      why = f"allowed {' or '.join(map(repr, allowed))} with environments"
+      yield _line(key, c[key], why)
 
 
 def _starts_from_scratch(c: Mapping[str, Any]) -> bool:

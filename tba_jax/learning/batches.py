@@ -30,8 +30,12 @@ def completion_mask(
   return sampled_mask.astype(np.float32)
 
 
-# Token ids of a prompt, and of each of its K completions.
-Row = tuple[Sequence[int], Sequence[Sequence[int]]]
+# Token ids of a prompt, and of each of its K completions; where an environment
+# wrote some of them, also a mask of each, 1 on the others.
+Row = (
+    tuple[Sequence[int], Sequence[Sequence[int]]]
+    | tuple[Sequence[int], Sequence[Sequence[int]], Sequence[Sequence[int]]]
+)
 
 
 def pad_sequences(
@@ -61,12 +65,12 @@ def pad_sequences(
       (size, num_completions, max_completion_tokens), np.int32
   )
   completion_mask = np.zeros(completions.shape, np.float32)
-  for b, (prompt, texts) in enumerate(rows):
+  for b, (prompt, texts, *masks) in enumerate(rows):
     prompts[b, max_prompt_tokens - len(prompt) :] = prompt
     prompt_mask[b, max_prompt_tokens - len(prompt) :] = 1
     for k, ids in enumerate(texts):
       completions[b, k, : len(ids)] = ids
-      completion_mask[b, k, : len(ids)] = 1
+      completion_mask[b, k, : len(ids)] = masks[0][k] if masks else 1
   unread = np.zeros_like(completion_mask)
   flat = types.Batch(
       prompt_tokens=prompts,

@@ -92,9 +92,56 @@ class Environments:
         self.task, self._tokenizer, self._workers, prompts, num_completions
     )
 
+  def demonstration(
+      self, split: str, index: int, max_tokens: int
+  ) -> tuple[Sequence[int], list[int], list[int]]:
+    """Returns an episode whose turns the environment itself says.
+
+    Args:
+      split, index: prompt.
+      max_tokens: most tokens of the turns and answers; later turns are left
+        out.
+
+    Returns:
+      Ids of the prompt, of turns and answers, and their mask, 1 on the turns,
+      each of which has a stop token.
+
+    Raises:
+      ValueError: the environment fails.
+    """
+    seed = self.task.seed(split, index)
+    answer = self._workers.threads.submit(self._demonstrate, seed).result()
+    if failure := _failure(answer):
+      raise ValueError(
+          f"config.task.source: demonstrate fails with seed {seed}"
+          f" ({failure[0]}): {failure[1]}"
+      )
+    first, *said = answer["turns"]
+    ids, mask = [], []
+    for turn, reply in zip(said[::2], said[1::2]):
+      tokens = [*self._tokenizer.encode(turn), self._tokenizer.eos_id]
+      if len(ids) + len(tokens) > max_tokens:
+        break
+      ids, mask = ids + tokens, mask + [1] * len(tokens)
+      reply = answer_tokens(self._tokenizer, reply)
+      ids, mask = [*ids, *reply], mask + [0] * len(reply)
+    if 1 not in mask:
+      raise ValueError(
+          f"config.sampling.max_completion_tokens = {max_tokens}: allowed"
+          f" {len(tokens)} or more, which the demonstration of seed {seed}"
+          " begins with"
+      )
+    # What is said last is no context of anything.
+    num = len(mask) - mask[::-1].index(1)
+    return prompt_tokens(self._tokenizer, first), ids[:num], mask[:num]
+
   def close(self) -> None:
     """Kills the processes."""
     self._workers.close()
+
+  def _demonstrate(self, seed: int) -> dict[str, Any]:
+    with self._workers.hold() as ask:
+      return ask(["demonstrate", seed, self.task.max_turns])
 
   def _reset(self, seed: int) -> Prompt:
     with self._workers.hold() as ask:

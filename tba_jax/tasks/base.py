@@ -92,6 +92,15 @@ class Task(abc.ABC):
   def prompt(self, split: str, index: int) -> str:
     """Returns the text of prompt `index`."""
 
+  def identity(self, num_prompts: int) -> list[str]:
+    """Returns texts by which processes tell whether they have the same task.
+
+    They are about `num_prompts` prompts, evenly spaced.
+    """
+    size = self.num_prompts(TRAIN)
+    rows = range(0, size, max(1, size // num_prompts))
+    return [self.prompt(TRAIN, index) for index in rows]
+
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     """Returns the identity of a correct solution, None if wrong.

@@ -15,7 +15,9 @@ turns.
 
 from collections.abc import Sequence
 import functools
+import inspect
 import math
+import pathlib
 import re
 import string
 from typing import Any, ClassVar
@@ -79,6 +81,10 @@ class Environment(base.Task):
   def can_demonstrate(self) -> bool:
     """Whether the environment can say turns itself, for fine-tuning."""
     return hasattr(self.make, "demonstrate")
+
+  def identity(self, num_prompts: int) -> list[str]:
+    """Returns the source of the environment's file."""
+    return [pathlib.Path(inspect.getfile(self.make)).read_text("utf-8")]
 
   def prompt(self, split: str, index: int) -> str:
     raise NotImplementedError("an environment in a process says the prompt")
