@@ -1084,9 +1084,7 @@ def _lacks(
       yield _line("evaluate.judge", "task", allowed)
 
 
-def _lacks_turns(
-    c: Mapping[str, Any], task: base.Task
-) -> Iterator[str]:
+def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
   """Yields problems with settings that environments do not support."""
   if c.get("init") == "sft" and not task.can_demonstrate:
     allowed = (

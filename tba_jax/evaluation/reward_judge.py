@@ -121,9 +121,7 @@ def make_task_judge(
   Raises ValueError if a frozen model's folder cannot be read.
   """
   if task.has_turns:
-    return judges.OfOutcomes(
-        fallback=config.reward.fallback, on_event=on_event
-    )
+    return judges.OfOutcomes(fallback=config.reward.fallback, on_event=on_event)
   if not isinstance(task, tasks_red_team.RedTeam):
     return pool.make_judge(config, workdir, task, on_event)
   return rewards_red_team.RedTeamJudge(

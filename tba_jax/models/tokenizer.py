@@ -156,11 +156,13 @@ class Tokenizer:
     for the next answer. Raises as `chat_text`.
     """
     mark = "ANSWER"
-    text = self.chat_text([
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": mark},
-        *messages,
-    ])
+    text = self.chat_text(
+        [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": mark},
+            *messages,
+        ]
+    )
     ids = self.encode(text.partition(mark)[2])
     return ids[1:] if ids and ids[0] in self.stop_ids else ids
 

@@ -257,7 +257,9 @@ class Worker(child.Child):
     """Sends a message and returns the answer; raises as `Child.write`."""
     deadline = time.monotonic() + timeout_s
     self.write(frames.pack(message), deadline)
-    (length,) = frames.HEADER.unpack(self._read_exactly(frames.HEADER.size, deadline))
+    (length,) = frames.HEADER.unpack(
+        self._read_exactly(frames.HEADER.size, deadline)
+    )
     if length > _MAX_BYTES:
       raise child.BrokenPipe(f"a message of {length} bytes")
     try:

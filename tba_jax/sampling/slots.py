@@ -3,7 +3,8 @@
 """Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
-environment's tokens, `collect` reads them out: pure functions of fixed shapes, which `Programs` compiles.
+environment's tokens, `collect` reads them out: pure functions of fixed shapes,
+which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,

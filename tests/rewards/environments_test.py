@@ -154,9 +154,7 @@ class EnvironmentsTest(parameterized.TestCase):
     bad = [1, 3]  # Seeds 2 and 6.
     for prompt in found.prompts(base.TRAIN, bad):
       np.testing.assert_array_equal(prompt.tokens, [_EOS])
-    _, outcomes = self.play(
-        found, *[["done"]] * 4, indices=[*bad, 2, 0]
-    )
+    _, outcomes = self.play(found, *[["done"]] * 4, indices=[*bad, 2, 0])
     # Seed 4 says something else each time.
     self.assertEqual(
         [o.failure for o in outcomes], ["error", "error", "size", ""]

@@ -159,9 +159,7 @@ class TurnsTest(parameterized.TestCase):
     whole = sample(self.requests, Scripted())
     found = sample(self.requests[::-1], Scripted(delay), **changes)
     for one, other in zip(found[::-1], whole):
-      jax.tree.map(
-          np.testing.assert_array_equal, one.__dict__, other.__dict__
-      )
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
     # The trainer's forward pass sees the same.
     request, one = self.requests[2], whole[2]
     logprobs_1xSxT = logprobs_lib.completion_logprobs(
@@ -184,9 +182,7 @@ class TurnsTest(parameterized.TestCase):
     expected = plain.sample(self.params, self.requests, version=5)
     found = self.make().sample(self.params, self.requests, version=5)
     for one, other in zip(found, expected):
-      jax.tree.map(
-          np.testing.assert_array_equal, one.__dict__, other.__dict__
-      )
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
 
   def test_compiles_nothing_after_the_warm_up(self):
     sampler = self.make()
