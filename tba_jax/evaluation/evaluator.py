@@ -361,7 +361,7 @@ class Evaluator:
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
-    texts = [self._prompt(request) for request in sampled.requests]
+    given, texts = zip(*map(self._prompt, sampled.requests))
     asked_BxS = collector.judge_requests(sampled)
     records = [
         self._record(text, completions, asked_S, judged_S)
@@ -369,7 +369,7 @@ class Evaluator:
             texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
         )
     ]
-    self._add_verdicts(records, "verdicts", texts, asked_BxS)
+    self._add_verdicts(records, "verdicts", given, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
       collector = self._collector(self._greedy_sampler, 1)
@@ -377,7 +377,7 @@ class Evaluator:
       asked_Bx1 = collector.judge_requests(plain)
       for record, (judgement,) in zip(records, collector.judge(asked_Bx1)):
         record["greedy_correct"] = judgement.key is not None
-      self._add_verdicts(records, "greedy_verdicts", texts, asked_Bx1)
+      self._add_verdicts(records, "greedy_verdicts", given, asked_Bx1)
     if self._reference is not None:
       self._add_kl(records, sampled)
     if self._plain_reference is not None:
@@ -397,10 +397,13 @@ class Evaluator:
         environments=self._environments,
     )
 
-  def _prompt(self, request: decode.Request) -> str:
+  def _prompt(self, request: decode.Request) -> tuple[base.Prompt, str]:
+    """Returns a prompt as the task gives it, and its text."""
     if self._environments is not None:
-      return self._tokenizer.decode(request.prompt_tokens)
-    return self._task.prompt(self.split, request.prompt_id)
+      text = self._tokenizer.decode(request.prompt_tokens)
+      return text, text
+    prompt = self._task.prompt(self.split, request.prompt_id)
+    return prompt, self._tokenizer.prompt_text(prompt)
 
   def _record(
       self,
@@ -462,7 +465,7 @@ class Evaluator:
       self,
       records: Sequence[Record],
       field: str,
-      texts: Sequence[str],
+      prompts: Sequence[base.Prompt],
       asked_BxS: Sequence[Sequence[judges.Request]],
   ) -> None:
     """Adds verdicts against the task's reference, if there is a comparer."""
@@ -470,9 +473,9 @@ class Evaluator:
       return
     comparisons = [
         comparers.Comparison(
-            text, one, base.reference_text(self._task, one.split, one.index)
+            prompt, one, base.reference_text(self._task, one.split, one.index)
         )
-        for text, some in zip(texts, asked_BxS)
+        for prompt, some in zip(prompts, asked_BxS)
         for one in some
     ]
     verdicts = iter(self._comparer.compare(comparisons))

@@ -25,8 +25,8 @@ from tba_jax.tasks import base
 from tba_jax.tasks import environment
 
 _WORKER = ("-m", "tba_jax.rewards.environment_worker")
-# A text, or messages with role and content.
-Said = str | list[dict[str, str]]
+# A text or messages.
+Said = base.Prompt
 Failure = tuple[str, str]  # Cause and message.
 
 
@@ -123,7 +123,7 @@ class Environments:
       if len(ids) + len(tokens) > max_tokens:
         break
       ids, mask = ids + tokens, mask + [1] * len(tokens)
-      reply = answer_tokens(self._tokenizer, reply)
+      reply = self._tokenizer.encode_answer(reply)
       ids, mask = [*ids, *reply], mask + [0] * len(reply)
     if 1 not in mask:
       raise ValueError(
@@ -133,7 +133,7 @@ class Environments:
       )
     # What is said last is no context of anything.
     num = len(mask) - mask[::-1].index(1)
-    return prompt_tokens(self._tokenizer, first), ids[:num], mask[:num]
+    return self._tokenizer.encode_prompt(first), ids[:num], mask[:num]
 
   def close(self) -> None:
     """Kills the processes."""
@@ -149,7 +149,7 @@ class Environments:
     failure, tokens = _failure(answer), []
     if failure is None:
       try:
-        tokens = prompt_tokens(self._tokenizer, answer["said"])
+        tokens = self._tokenizer.encode_prompt(answer["said"])
       except ValueError as error:
         failure = "error", str(error)
     if failure is None and not 1 <= len(tokens) <= self._max_prompt_tokens:
@@ -162,28 +162,6 @@ class Environments:
     return Prompt(
         seed, answer.get("said"), np.asarray(tokens, np.int32), failure
     )
-
-
-def prompt_tokens(
-    tokenizer: tokenizer_lib.Tokenizer, said: Said
-) -> Sequence[int]:
-  """Returns the ids of what an environment says first."""
-  if isinstance(said, str):
-    return tokenizer.encode_prompt(said)
-  return tokenizer.encode_chat(said)
-
-
-def answer_tokens(
-    tokenizer: tokenizer_lib.Tokenizer, said: Said
-) -> Sequence[int]:
-  """Returns the ids that follow a turn.
-
-  Messages are rendered as the chat template has them after an answer of the
-  assistant: what comes before is never rendered again.
-  """
-  if isinstance(said, str):
-    return tokenizer.encode(said)
-  return tokenizer.encode_chat_after_answer(said)
 
 
 def _failure(answer: dict[str, Any]) -> Failure | None:
@@ -304,7 +282,7 @@ class Episodes:
       return None
     episode = self._episodes[owner]
     try:
-      tokens = answer_tokens(self._tokenizer, said)
+      tokens = self._tokenizer.encode_answer(said)
     except ValueError as error:
       episode.failure = "error", str(error)
       episode.turns.put(None)

@@ -28,10 +28,7 @@ class Bytes:
   def encode(self, text):
     return list(text.encode())
 
-  encode_prompt = encode
-
-  def encode_chat(self, messages):
-    return self.encode("".join(m["content"] for m in messages))
+  encode_prompt = encode_answer = encode
 
   def decode_completion(self, ids, length, stopped):
     return bytes(int(i) for i in ids[: length - stopped]).decode()
