@@ -63,3 +63,12 @@ class Trouble:
     observation = "x" * int(value) if what == "say" else "ok"
     reward = float(value) if what == "reward" else 0.5
     return observation, reward, what == "done", {}
+
+
+class Fails(TwoTurns):
+  """Fails in its first step."""
+
+  def step(self, text):
+    if len(text) % 2:
+      os._exit(3)
+    raise ValueError("no turn")
