@@ -14,7 +14,6 @@ import sys
 import ml_collections
 
 from tba_jax.config import own_code
-from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.system import processes
@@ -142,7 +141,7 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
   """
   task = build.make_task(config.task)
   seed = task.seed(base.TRAIN, 0)
-  workers = environments.make_workers(config, "", None)
+  workers = pool.make_environments(config, "", None)
   try:
     with workers.hold() as ask:
       for message in (["reset", seed], ["reset", seed], ["step", "1"]):

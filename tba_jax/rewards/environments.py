@@ -24,7 +24,6 @@ from tba_jax.sampling import requests
 from tba_jax.tasks import base
 from tba_jax.tasks import environment
 
-_WORKER = ("-m", "tba_jax.rewards.environment_worker")
 # A text or messages.
 Said = base.Prompt
 Failure = tuple[str, str]  # Cause and message.
@@ -61,7 +60,7 @@ class Environments:
     Args:
       task: seeds and limits.
       tokenizer: tokenizer of turns and answers.
-      workers: processes, from `make_workers`.
+      workers: processes, from `pool.make_environments`.
       max_prompt_tokens: P.
     """
     self.task = task
@@ -334,25 +333,6 @@ class Episodes:
           return
 
 
-def make_workers(
-    config: ml_collections.ConfigDict,
-    workdir: str | pathlib.Path,
-    on_event: judges.OnEvent | None,
-) -> pool.Workers:
-  """Returns the processes of `config.task.source`, which do not see `workdir`.
-
-  There are up to `reward.num_workers`.
-  """
-  hidden = pool.hidden_paths(config, workdir)
-  return pool.Workers(
-      {"source": config.task.source},
-      config.reward,
-      pool.make_box(config.task.to_dict(), config.reward, hidden),
-      on_event=on_event,
-      command=_WORKER,
-  )
-
-
 def make(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,
@@ -366,6 +346,6 @@ def make(
   return Environments(
       task,
       tokenizer,
-      make_workers(config, workdir, on_event),
+      pool.make_environments(config, workdir, on_event),
       config.sampling.max_prompt_tokens,
   )

@@ -36,6 +36,7 @@ from tba_jax.tasks import base
 _MAX_BYTES = 64 << 20
 _START_DEADLINE_S = 60.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
+_ENVIRONMENT = ("-m", "tba_jax.rewards.environment_worker")
 STDERR = "stderr"  # in a worker's directory
 _SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
 _SEES = (
@@ -390,4 +391,23 @@ def make_judge(
     )
   return judges.InProcess(
       task, fallback=config.reward.fallback, on_event=on_event
+  )
+
+
+def make_environments(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    on_event: judges.OnEvent | None,
+) -> Workers:
+  """Returns the processes of `config.task.source`, which do not see `workdir`.
+
+  There are up to `reward.num_workers`.
+  """
+  hidden = hidden_paths(config, workdir)
+  return Workers(
+      {"source": config.task.source},
+      config.reward,
+      make_box(config.task.to_dict(), config.reward, hidden),
+      on_event=on_event,
+      command=_ENVIRONMENT,
   )

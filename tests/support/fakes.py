@@ -121,7 +121,10 @@ class FakeTokenizer:
   def tokens(self, ids) -> list[str]:
     return [str(int(i)) for i in ids]
 
-  def decode_completion(self, ids, length: int, stopped: bool) -> str:
+  def decode_completion(
+      self, ids, length: int, stopped: bool, sampled=None
+  ) -> str:
+    del sampled
     ends = stopped and ids[length - 1] in self.stop_ids
     return self.decode(ids[: length - ends])
 
