@@ -30,6 +30,7 @@ EVALUATIONS = {
         "distinct correct solutions per solved prompt",
         "number",
     ),
+    "turns": ("turns", "number"),
     "mean_length": ("mean length, tokens", "number"),
     "stop_rate": ("stop rate", "percent"),
     "num_prompts": ("held-out prompts", "count"),
