@@ -208,8 +208,8 @@ class ChatTest(parameterized.TestCase):
       "{{ bos_token }}" + _CHATML.replace("<bos>", "#"),
       # Leaves out the outer white space; has no end of a turn that is last.
       "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% if not"
-      " (loop.last and m.role == 'assistant') %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}"
-      "[assistant]{% endif %}",
+      " (loop.last and m.role == 'assistant') %}<eos>{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}[assistant]{% endif %}",
   )
   def test_answers_have_the_assistants_turns_and_their_ends(self, template):
     self.write(template)
