@@ -21,10 +21,8 @@ WORKDIR/hlo/NAME.txt.
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
-import importlib.util
 import json
 import math
-import os
 import pathlib
 import re
 import sys
@@ -32,7 +30,6 @@ import time
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
@@ -52,9 +49,8 @@ from tba_jax.programs import sizes
 from tba_jax.system import accelerators
 from tba_jax.system import hlo
 from tba_jax.tools import held
+from tba_jax.tools import targets
 
-# Most chips of one machine, by generation.
-_MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Shapes of v5e slices, by their number of chips.
 _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -75,31 +71,6 @@ _REMEDIES = {
     "scalar": "a smaller reward.batch_size, a larger mesh.fsdp or .tensor",
     "policy": "a smaller task.classifier_rows, a larger mesh.fsdp or .tensor",
     "encoder": "a smaller task.classifier_rows",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-  """Memory and peak rates of a kind of chip.
-
-  hbm_bytes: memory that programs may use, according to the compiler.
-  flops_per_s: peak rate in bfloat16.
-  link_bytes_per_s: rate at which its links receive: half of the bidirectional
-    bandwidth.
-  """
-
-  hbm_bytes: int
-  flops_per_s: float
-  link_bytes_per_s: float
-
-
-# Chips by JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e,
-# v5p, v6e.
-CHIPS = {
-    "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
-    "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
-    "TPU v5": Chip(int(95.74 * 2**30), 459e12, 600e9),
-    "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 400e9),
 }
 
 
@@ -193,14 +164,14 @@ def sections_of(
         (f"held: {part}", sections.format_bytes(size))
         for part, size in role.held.items()
     ]
-    chip = CHIPS.get(device.device_kind)
+    chip = targets.CHIPS.get(device.device_kind)
     for program_name, program in role.programs.items():
       # Judges of evaluations are the trainer's, whoever gives rewards.
       if program_name in found["programs"]:
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
       others = sum(role.held.values()) - program.own_bytes
-      result, text = _compile(program, others, chip)
+      result, text = _compile(program, others, device)
       found["programs"][program_name] = dataclasses.asdict(result)
       out.append((program_name, _describe(result, chip)))
       if workdir is not None:
@@ -210,7 +181,7 @@ def sections_of(
   if bound["arithmetic_s"]:
     longest_s = max(bound["arithmetic_s"], bound["links_s"])
     flops = 6 * found["model"]["params"] * found["model"]["step_tokens"]
-    chip = CHIPS[chips[0].device_kind]
+    chip = targets.CHIPS[chips[0].device_kind]
     share = flops / len(chips) / chip.flops_per_s / longest_s
     yield "train step", [
         ("arithmetic takes at least", f"{bound['arithmetic_s']:.3g} s"),
@@ -256,35 +227,19 @@ def devices_of(
     jax.config.update("jax_platforms", accelerators.CPU)
     jax.config.update("jax_num_cpu_devices", max(needed.values()))
     return [(accelerators.CPU, jax.devices()[:n]) for n in needed.values()]
-  if importlib.util.find_spec("libtpu") is None:
-    raise ValueError("libtpu is not installed: pip install 'tba_jax[tpu]'")
-  # The compiler must not look for a TPU, nor JAX initialize one.
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-  os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-  os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  jax.config.update("jax_platforms", "cpu")
   out = []
   for key, mesh in mesh_sizes.items():
     name = operands[min(len(out), len(operands) - 1)] if operands else None
     name = name or f"v5e:{_slice(key, needed[key])}"
-    try:
-      devices = topologies.get_topology_desc(
-          platform="tpu", topology_name=name
-      ).devices
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-      raise ValueError(
-          f"topology {name!r}: {error}; allowed such as v5e:2x2, v5e:4x4,"
-          " v6e:2x4, v5p:2x2x1, v4:2x2x1"
-      ) from error
+    devices = targets.devices(name)
     # The trainer may share a machine; of a larger slice it takes all chips.
-    most = max(needed[key], _MACHINE.get(name.partition(":")[0], 1))
+    most = max(needed[key], targets.machine_size(name))
     if len(devices) < needed[key] or (key == "mesh" and len(devices) > most):
       raise ValueError(
           f"config.{key}={mesh.to_dict()} needs {needed[key]} devices, {name}"
           f" has {len(devices)}"
       )
-    out.append((name, list(devices)[: needed[key]]))
+    out.append((name, devices[: needed[key]]))
   return out
 
 
@@ -471,20 +426,20 @@ def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
 
 
 def _compile(
-    program: Program, others: int, chip: Chip | None
+    program: Program, others: int, device: jax.Device
 ) -> tuple[Compiled, str]:
   """Returns the compiler's figures, and the text of the module.
 
   Args:
     program: program to compile.
     others: bytes that its role holds beside the program's arguments.
-    chip: chip of the role; None if the table lacks it.
+    device: device of the role.
   """
   start = time.perf_counter()
   try:
     lowered = program.lower()
     start = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = lowered.compile(targets.compiler_options(device) or None)
   except ValueError as error:
     return Compiled(fits=False, error=str(error)), ""
   except jax.errors.JaxRuntimeError as error:
@@ -493,7 +448,7 @@ def _compile(
     took = time.perf_counter() - start
     return _does_not_fit(program, others, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
-  costs = hlo.costs(text)
+  costs, chip = hlo.costs(text), targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:
     # A CPU's figure is without temporaries.
@@ -547,7 +502,7 @@ def _write(
   (workdir / "compile.json").write_text(json.dumps(found, indent=2), "utf-8")
 
 
-def _describe(result: Compiled, chip: Chip | None) -> str:
+def _describe(result: Compiled, chip: targets.Chip | None) -> str:
   """Returns a program's figures in a line; NO… if it does not fit."""
   if not result.fits:
     return f"NO: {result.error}"
