@@ -62,9 +62,6 @@ _TRAINER_REMEDIES = (
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {
     "train_step": _TRAINER_REMEDIES,
-    "reference": "train.micro_batch_completions below the completions of a"
-    " prompt, a smaller train.prompts_per_batch, a larger mesh.fsdp,"
-    " mesh.sequence or mesh.tensor",
     "prefill": _SEARCHER_REMEDIES,
     "decode_chunk": _SEARCHER_REMEDIES,
     "publish": "a larger mesh.fsdp, publish.dtype='auto'",
@@ -291,7 +288,11 @@ def trainer(
     if num_prompts < config.train.prompts_per_batch:
       batch = packing.abstract_batch(config, mesh, num_prompts, None)
     programs["reference"] = _reference(
-        config, own, batch, _REMEDIES["reference"]
+        config,
+        own,
+        batch,
+        _TRAINER_REMEDIES,
+        micro_prompts=device_work.micro_prompts(config),
     )
   copied = own.state.params, held.published(config, own.state.params)
   programs["publish"] = Program(
@@ -387,10 +388,13 @@ def _reference(
     own: held.Trainer | held.Searcher,
     batch: types.Batch,
     remedy: str,
+    micro_prompts: int = 0,
 ) -> Program:
   """Returns the program of reference log-probs."""
   logprobs_fn = reference.make_logprobs_fn(
-      own.model, temperature=config.sampling.temperature
+      own.model,
+      temperature=config.sampling.temperature,
+      micro_prompts=micro_prompts,
   )
   axes = sharding.token_axes(config.sharding)
   lower = functools.partial(
