@@ -6,6 +6,7 @@ XLA's own cost analysis counts the body of a loop once; here it is counted as
 often as the loop runs. Figures are of one device.
 """
 
+import collections
 from collections.abc import Iterator
 import dataclasses
 import math
@@ -51,6 +52,11 @@ _LIBRARY = re.compile(
 )
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\["([\d",]*)"\]')
 _CUDNN_PRODUCTS = {"cudnn$fmhaSoftmax": 2, "cudnn$fmhaSoftmaxBackward": 5}
+_KERNEL = re.compile(
+    r"^\s+(?:ROOT )?%?([\w.\-]+) = .* custom-call\("
+    r'.*custom_call_target="([^"]+)"',
+    re.M,
+)
 _WORKSPACE = re.compile(r"\b[su]8\[\d+\](?:\{[^}]*\})?")
 
 # Instructions that move nothing.
@@ -120,6 +126,20 @@ def costs(text: str) -> Costs:
   return Costs(
       flops, dict(sorted(collectives.items())), _moved(computations, entry)
   )
+
+
+def kernels(text: str) -> dict[str, int]:
+  """Returns how often the text of a module calls each kernel that XLA lacks.
+
+  Kernels of libraries have the name of the call's target, those of Pallas on
+  TPU their own.
+  """
+  found = collections.Counter()
+  for name, target in _KERNEL.findall(text):
+    if target == "tpu_custom_call":
+      target = re.sub(r"[.\d]+$", "", name)
+    found[target.removeprefix("__")] += 1
+  return dict(sorted(found.items()))
 
 
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `compile` program: compiles a config's programs for a TPU slice or CPU.
+"""The `compile` program: a config's programs, compiled for TPUs, GPUs or a CPU.
 
     python -m tba_jax.main --program=compile --config=FILE --workdir=DIR \\
         [TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]]
 
-For a TPU it needs libtpu (`pip install 'tba_jax[tpu]'`), but neither
-accelerator nor weights: arguments are shapes, and of a Hugging Face folder in
-`init` only config.json is read. A topology is a generation and a shape, such as
-"v5e:4x4", or "cpu", this machine; without one, it is the smallest slice of v5e
-that holds the mesh.
+It needs the compiler (`pip install 'tba_jax[tpu]'` or `'tba_jax[cuda]'`), but
+neither accelerator nor weights: arguments are shapes, and of a Hugging Face
+folder in `init` only config.json is read. A topology is a generation and a
+shape, such as "v5e:4x4", "h100:8" or "h100:8x8" (`targets`), or "cpu", this
+machine; without one, it is the smallest slice of v5e that holds the mesh.
 
 What a role keeps on its devices beside a program's arguments counts towards
 whether the program fits.
@@ -101,7 +101,8 @@ class Compiled:
   outputs and what else the role holds. `arithmetic_s` and `links_s` are what
   FLOP and collectives take at the chip's peak rates. Of a chunk of decode
   steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
-  step.
+  step. `kernels` has those that XLA calls and did not make, with the number of
+  places that call them.
   """
 
   fits: bool
@@ -114,6 +115,7 @@ class Compiled:
   collectives: dict[str, float] | None = None
   flops: float | None = None
   memory_bytes: float | None = None
+  kernels: dict[str, int] | None = None
   compile_s: float | None = None
   arithmetic_s: float | None = None
   links_s: float | None = None
@@ -168,7 +170,7 @@ def sections_of(
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
       others = sum(role.held.values()) - program.own_bytes
-      result, text = _compile(program, others, device)
+      result, text = compile_program(program, others, device)
       found["programs"][program_name] = dataclasses.asdict(result)
       out.append((program_name, _describe(result, chip)))
       if workdir is not None:
@@ -206,8 +208,7 @@ def devices_of(
   """Returns the trainer's and a searcher's topology, each with its devices.
 
   Raises:
-    ValueError: libtpu is missing for a slice, or a topology is unknown or too
-      small.
+    ValueError: a topology's compiler is missing, or it is unknown or too small.
   """
   if len(operands) > 2:
     raise ValueError(
@@ -429,7 +430,7 @@ def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
   return jax.jit(copy, out_shardings=places).lower(params)
 
 
-def _compile(
+def compile_program(
     program: Program, others: int, device: jax.Device
 ) -> tuple[Compiled, str]:
   """Returns the compiler's figures, and the text of the module.
@@ -472,6 +473,7 @@ def _compile(
       collectives=costs.collectives,
       flops=costs.flops,
       memory_bytes=costs.memory_bytes,
+      kernels=hlo.kernels(text),
       compile_s=time.perf_counter() - start,
       arithmetic_s=chip and costs.flops / chip.flops_per_s,
       links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,
@@ -512,9 +514,11 @@ def _describe(result: Compiled, chip: targets.Chip | None) -> str:
     return f"NO: {result.error}"
   size = sections.format_bytes
   of = f" of {size(chip.hbm_bytes)}" if chip else ""
+  kernels = ", ".join(result.kernels) or "none but XLA's"
   return (
       f"peak {size(result.peak_bytes)}{of} (temporaries"
       f" {size(result.temporary_bytes)}), receives"
-      f" {size(result.collective_bytes)}, {result.flops:.2e} FLOP, compiled in"
+      f" {size(result.collective_bytes)}, moves {size(result.memory_bytes)} of"
+      f" memory, {result.flops:.2e} FLOP, kernels: {kernels}; compiled in"
       f" {result.compile_s:.0f} s"
   )

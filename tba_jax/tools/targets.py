@@ -204,7 +204,7 @@ def machine_size(name: str) -> int:
   kind, _, shape = name.partition(":")
   if kind not in _GPUS:
     return _MACHINE.get(kind, 1)
-  return 1 if "x" in shape else int(shape)
+  return int(shape) if shape.isdigit() else 1
 
 
 def compiler_options(device: jax.Device) -> Mapping[str, object]:
