@@ -43,8 +43,8 @@ _TENSOR = "tensor"
 # another program, so there are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
-# XLA's options for decode steps, by platform. On GPUs it would join the products
-# of queries, keys and values, and for that copy their weights in each step.
+# XLA's options for decode steps, by platform. On GPUs it would join products of
+# queries, keys and values, and for that copy their weights in each step.
 _OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
 # A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4

@@ -445,7 +445,8 @@ def compile_program(
     lowered = program.lower()
     start = time.perf_counter()
     compiled = lowered.compile(targets.compiler_options(device) or None)
-  except ValueError as error:
+  except (ValueError, NotImplementedError) as error:
+    # JAX knows no GPU here that has cuDNN's attention with heads above 128.
     return Compiled(fits=False, error=str(error)), ""
   except jax.errors.JaxRuntimeError as error:
     if "memory" not in str(error).lower():

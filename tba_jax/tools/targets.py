@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 import importlib.util
 import os
+import re
 
 import jax
 from jax.experimental import topologies
@@ -81,7 +82,6 @@ _GPUS = {
         _H100, name="NVIDIA H200", memory_gib=139.8, memory_bytes_per_s=4.8e12
     ),
 }  # fmt: skip
-_TPUS = ("v4", "v5e", "v5p", "v6e")
 # Most chips of one machine, by generation.
 _MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 
@@ -163,40 +163,47 @@ def devices(name: str) -> list[jax.Device]:
     ValueError: an unknown target, or its compiler is not installed.
   """
   kind, _, shape = name.partition(":")
-  is_gpu = kind in _GPUS
-  if is_gpu:
-    _check_gpu_compiler()
-    shape = shape if "x" in shape else f"1x{shape}"
-    options = dict(
-        platform="cuda", target_config=describe(kind), topology=f"1x{shape}"
-    )
-  else:
-    if importlib.util.find_spec("libtpu") is None:
-      raise ValueError("libtpu is not installed: pip install 'tba_jax[tpu]'")
-    # The compiler must not look for a TPU.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    options = dict(platform="tpu", topology_name=name)
   # JAX must initialize none.
   jax.config.update("jax_platforms", "cpu")
   try:
-    return list(topologies.get_topology_desc(**options).devices)
+    if kind in _GPUS:
+      return _gpu_devices(kind, shape)
+    return _tpu_devices(name)
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     raise ValueError(
         f"topology {name!r}: {error}; allowed such as v5e:2x2, v5e:4x4,"
-        f" v6e:2x4, v5p:2x2x1, v4:2x2x1, and of {', '.join(_GPUS)} h100:8 for"
-        " eight GPUs of a host, h100:8x8 for eight such hosts"
+        " v6e:2x4, v5p:2x2x1, v4:2x2x1, or h100:8 for eight GPUs of a host and"
+        f" h100:8x8 for eight such hosts, of {', '.join(_GPUS)}"
     ) from error
 
 
-def _check_gpu_compiler() -> None:
-  plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+def _gpu_devices(kind: str, shape: str) -> list[jax.Device]:
+  plugins = "jax_cuda12_plugin", "jax_cuda13_plugin"
   if not any(map(importlib.util.find_spec, plugins)):
     raise ValueError(
         "the compiler of GPUs is not installed: pip install 'tba_jax[cuda]'"
     )
+  if not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*", shape):
+    raise ValueError("names no number of GPUs")
+  hosts = shape if "x" in shape else f"1x{shape}"
+  return list(
+      topologies.get_topology_desc(
+          platform="cuda", target_config=describe(kind), topology=f"1x{hosts}"
+      ).devices
+  )
+
+
+def _tpu_devices(name: str) -> list[jax.Device]:
+  if importlib.util.find_spec("libtpu") is None:
+    raise ValueError("libtpu is not installed: pip install 'tba_jax[tpu]'")
+  # The compiler must not look for a TPU.
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+  os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  return list(
+      topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+  )
 
 
 def machine_size(name: str) -> int:

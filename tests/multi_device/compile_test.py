@@ -224,19 +224,21 @@ class TopologyTest(parameterized.TestCase):
       self.find(needed, (name,))
 
   @parameterized.parameters(
-      ("h100:8", "the compiler of GPUs is not installed: pip install .*cuda"),
-      ("v5e:2x2", "libtpu is not installed: pip install .*tpu"),
-      ("b300:8", "topology 'b300:8': .*allowed such as .*a100-40, h100, h200"),
-      ("h100:many", "topology 'h100:many': .*h100:8 for eight GPUs of a host"),
-      ("h100", "topology 'h100': .*h100:8 for eight GPUs of a host"),
+      (False, "h100:8", "GPUs is not installed: pip install 'tba_jax.cuda.'"),
+      (False, "v5e:2x2", "libtpu is not installed: pip install 'tba_jax.tpu.'"),
+      (True, "b300:8", "topology 'b300:8': unknown; allowed such as v5e:2x2"),
+      (True, "h100", "topology 'h100': .*allowed .*h100:8 for eight GPUs"),
+      (True, "h100:0", "topology 'h100:0': .*allowed .*h100:8 for eight GPUs"),
   )
-  def test_unknown_targets_are_refused(self, name, message):
-    here = "many" in name or name in ("h100", "b300:8")
+  def test_unknown_targets_are_refused(self, is_installed, name, message):
+    unknown = mock.patch.object(
+        topologies, "get_topology_desc", side_effect=ValueError("unknown")
+    )
     with (
-        mock.patch.object(importlib.util, "find_spec", lambda _: here),
         mock.patch.object(
-            topologies, "get_topology_desc", side_effect=ValueError("no such")
+            importlib.util, "find_spec", lambda _: is_installed or None
         ),
+        unknown,
         mock.patch.dict(os.environ),
         self.assertRaisesRegex(ValueError, message),
     ):

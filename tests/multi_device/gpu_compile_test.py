@@ -41,7 +41,8 @@ def make(num_devices, length, folder):
   config.search.samples_per_prompt = 1
   config.mesh.fsdp = num_devices
   config.search.mesh.tensor = min(num_devices, 2)
-  config.train.prompts_per_batch = config.train.micro_batch_prompts = num_devices
+  config.train.prompts_per_batch = num_devices
+  config.train.micro_batch_prompts = num_devices
   target = f"h100:{num_devices}"
   return config, target, compile.devices_of(config, [target])
 
