@@ -232,8 +232,8 @@ class Collector:
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:
-      text = self._task.prompt(self._split, prompt_id)
+      prompt = self._task.prompt(self._split, prompt_id)
       self._prompt_tokens[prompt_id] = np.asarray(
-          self._tokenizer.encode_prompt(text), np.int32
+          self._tokenizer.encode_prompt(prompt), np.int32
       )
     return self._prompt_tokens[prompt_id]

@@ -148,7 +148,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
-        build.print_data(config)
+        build.print_data(config, shows_prompt=name == "plan")
         if warning := pool.warning(config):
           print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:

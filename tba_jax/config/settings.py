@@ -314,6 +314,10 @@ SETTINGS = {
         "auto", one_of("auto", "always", "never"),
         "whether a prompt starts with BOS: 'auto' if the tokenizer itself adds"
         " it, 'always' if it has one"),
+    "tokenizer.chat": _s(
+        False, FLAG, "whether a prompt given as a text is a user's message in"
+        " the tokenizer's chat template; prompts given as messages always are"
+        " in it"),
 
     "model.family": _s(
         "llama", one_of(*families.FAMILIES),

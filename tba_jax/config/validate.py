@@ -1072,6 +1072,9 @@ def _lacks(
     if any(i > last for i in _stop_ids(c)):
       key = "sampling.stop_token_ids"
       yield _line(key, c[key], f"allowed 0 to {last}")
+    if c.get("tokenizer.chat"):
+      allowed = "allowed with a tokenizer that has a chat template: its folder"
+      yield _line("tokenizer.chat", True, f"{allowed} as source or init")
   where = c.get("reward.where")
   if program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"

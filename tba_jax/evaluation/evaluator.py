@@ -349,7 +349,8 @@ class Evaluator:
       self, params: types.PyTree, indices: range, version: int
   ) -> list[Record]:
     """Returns one record per prompt, for `summarize`."""
-    texts = [self._task.prompt(self.split, index) for index in indices]
+    given = [self._task.prompt(self.split, index) for index in indices]
+    texts = [self._tokenizer.prompt_text(prompt) for prompt in given]
     visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
@@ -361,7 +362,7 @@ class Evaluator:
             texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
         )
     ]
-    self._add_verdicts(records, "verdicts", texts, asked_BxS)
+    self._add_verdicts(records, "verdicts", given, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
       collector = self._collector(self._greedy_sampler, 1)
@@ -369,7 +370,7 @@ class Evaluator:
       asked_Bx1 = collector.judge_requests(plain)
       for record, (judgement,) in zip(records, collector.judge(asked_Bx1)):
         record["greedy_correct"] = judgement.key is not None
-      self._add_verdicts(records, "greedy_verdicts", texts, asked_Bx1)
+      self._add_verdicts(records, "greedy_verdicts", given, asked_Bx1)
     if self._reference is not None:
       self._add_kl(records, sampled)
     if self._plain_reference is not None:
@@ -447,7 +448,7 @@ class Evaluator:
       self,
       records: Sequence[Record],
       field: str,
-      texts: Sequence[str],
+      prompts: Sequence[base.Prompt],
       asked_BxS: Sequence[Sequence[judges.Request]],
   ) -> None:
     """Adds verdicts against the task's reference, if there is a comparer."""
@@ -455,9 +456,9 @@ class Evaluator:
       return
     comparisons = [
         comparers.Comparison(
-            text, one, base.reference_text(self._task, one.split, one.index)
+            prompt, one, base.reference_text(self._task, one.split, one.index)
         )
-        for text, some in zip(texts, asked_BxS)
+        for prompt, some in zip(prompts, asked_BxS)
         for one in some
     ]
     verdicts = iter(self._comparer.compare(comparisons))

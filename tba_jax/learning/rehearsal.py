@@ -91,8 +91,10 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
       task.num_prompts(split)
     prompt = task.prompt(base.TRAIN, 0)
     right = base.reference_text(task, base.TRAIN, 0)
-    if not isinstance(prompt, str) or not isinstance(right, str):
-      raise TypeError("prompt and reference_completion must return a text")
+    if not isinstance(prompt, str) and not base.are_messages(prompt):
+      raise TypeError("prompt must return a text or messages")
+    if not isinstance(right, str):
+      raise TypeError("reference_completion must return a text")
   except ValueError as error:
     if user_code.place_of(error):
       raise ValueError(
@@ -111,7 +113,7 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
   )
   try:
     # A reward may refuse a text that is no answer.
-    for text in dict.fromkeys((right, prompt, "1")):
+    for text in dict.fromkeys((right, base.plain_text(prompt), "1")):
       request = judges.Request(base.TRAIN, 0, text)
       events.clear()
       judged = judge.judge([request])[0]

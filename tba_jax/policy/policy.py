@@ -113,10 +113,14 @@ def make_policy(
     task = tasks_build.make_task(config.task)
   if config.tokenizer.source != "task":
     tokenizer = tokenizer_lib.load(
-        config.tokenizer.source, bos=config.tokenizer.bos
+        config.tokenizer.source,
+        bos=config.tokenizer.bos,
+        chat=config.tokenizer.chat,
     )
   elif folder is not None:
-    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
+    tokenizer = tokenizer_lib.load(
+        folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+    )
   else:
     if isinstance(task, rows_task.RowsTask):
       task.warn_of_unseen_words()

@@ -1,6 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A task: numbered prompts in two splits, and the reward of a completion."""
+"""A task: numbered prompts in two splits, and the reward of a completion.
+
+A prompt is a text, which the model reads as it is, or messages, which the
+model's own chat template lays out:
+
+    [{"role": "system", "content": "Answer in one word."},
+     {"role": "user", "content": "What is the capital of France?"}]
+
+Roles are system, user and assistant (earlier turns); the user speaks last. The
+model reads what transformers' `apply_chat_template(messages,
+add_generation_prompt=True)` gives, `--program=plan` shows it, and the token
+that ends a turn in the template ends a completion. A tokenizer without a
+template takes texts alone. With `tokenizer.chat` a text is a user's message.
+Rewards, and judges other than the policy's own tokenizer, get the prompt as the
+task gives it.
+"""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -9,10 +24,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+# {"role": …, "content": …} of each turn.
+Messages = Sequence[Mapping[str, str]]
+Prompt = str | Messages
+
 TRAIN = "train"
 HELD_OUT = "held_out"
 VALIDATION = "validation"  # selects checkpoints; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
+ROLES = ("system", "user", "assistant")
 
 
 class RewardError(Exception):
@@ -86,8 +106,8 @@ class Task(abc.ABC):
     return index
 
   @abc.abstractmethod
-  def prompt(self, split: str, index: int) -> str:
-    """Returns the text of prompt `index`."""
+  def prompt(self, split: str, index: int) -> Prompt:
+    """Returns prompt `index`: a text or messages, see the module."""
 
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
@@ -127,8 +147,8 @@ class Task(abc.ABC):
     """Whether the task has a reward of its own; if not, a model is needed."""
     return True
 
-  def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
-    """Returns (prompt, chosen, rejected) texts to train a reward model."""
+  def pairs(self, split: str) -> Sequence[tuple[Prompt, str, str]]:
+    """Returns (prompt, chosen, rejected) to train a reward model."""
     raise ValueError(
         f"config.reward_model.{split}='task': the task {self.name!r} makes no"
         " pairs; name a source of them"
@@ -139,8 +159,8 @@ class Task(abc.ABC):
     prompt = fields.get("prompt", fields.get("query", ""))
     return prompt, fields.get("chosen"), fields.get("rejected")
 
-  def reward_of(self, prompt: str, completion: str) -> float:
-    """Returns the reward of a completion of any prompt text."""
+  def reward_of(self, prompt: Prompt, completion: str) -> float:
+    """Returns the reward of a completion of any prompt."""
     raise ValueError(
         "config.reward_model.relabel='task': not supported by the task"
         f" {self.name!r}; allowed '' or a gold model's folder"
@@ -186,6 +206,28 @@ class Task(abc.ABC):
     """
     del split, index, completion
     return ""
+
+
+def are_messages(value: Any) -> bool:
+  """Tells whether a value is one or more messages with a known role each."""
+  return (
+      isinstance(value, Sequence)
+      and not isinstance(value, str)
+      and len(value) > 0
+      and all(
+          isinstance(m, Mapping)
+          and m.get("role") in ROLES
+          and isinstance(m.get("content"), str)
+          for m in value
+      )
+  )
+
+
+def plain_text(prompt: Prompt) -> str:
+  """Returns a prompt's text without a template: a line for each message."""
+  if isinstance(prompt, str):
+    return prompt
+  return "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
 
 
 def reference_text(task: Task, split: str, index: int) -> str:

@@ -123,6 +123,106 @@ class PromptTest(parameterized.TestCase):
       tokenizer.encode_chat(chat)
 
 
+_CHATML = (
+    "{% for m in messages %}{{ '<bos>' + m['role'] + '\n' + m['content'] +"
+    " '<end>\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<bos>assistant\n' }}{% endif %}"
+)
+_DATED = (
+    "{{ bos_token }}{{ strftime_now('%d %b %Y') }}{% for m in messages %}"
+    "[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+_CHAT = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": " a\n"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+class ChatTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    fast = _byte_level(bos_token="<bos>", eos_token="<eos>")
+    fast.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    fast.save_pretrained(self.folder)
+
+  def write(self, template):
+    path = self.folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": template}
+    path.write_text(json.dumps(settings))
+
+  def load(self, **kwargs):
+    return tokenizer_lib.load(self.folder, **kwargs)
+
+  @parameterized.product(
+      where=("text", "named", "jinja"), bos=("auto", "always", "never")
+  )
+  def test_ids_are_those_of_apply_chat_template(self, where, bos):
+    if where == "jinja":
+      (self.folder / "chat_template.jinja").write_text(_CHATML)
+    elif where == "named":
+      other = {"name": "tool_use", "template": "no"}
+      self.write([{"name": "default", "template": _CHATML}, other])
+    else:
+      self.write(_CHATML)
+    tokenizer = self.load(bos=bos)
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(self.folder)
+    ids = fast.apply_chat_template(_CHAT, add_generation_prompt=True)
+    self.assertEqual(tokenizer.encode_prompt(_CHAT), ids["input_ids"])
+    self.assertEqual(ids["input_ids"].count(1), 5)  # None is doubled.
+    text = tokenizer.prompt_text(_CHAT)
+    self.assertStartsWith(text, "<bos>system\nBe kind.<end>\n<bos>user\n a\n<")
+    # A text is as it is, unless `tokenizer.chat` says otherwise.
+    expected = tokenizer.encode("c")
+    plain = expected if bos == "never" else [1, *expected]
+    self.assertEqual(tokenizer.encode_prompt("c"), plain)
+    self.assertEqual(tokenizer.prompt_text("c"), "c")
+    wraps = self.load(bos=bos, chat=True)
+    self.assertEqual(wraps.encode_prompt("c"), tokenizer.encode_chat(_CHAT[3:]))
+    self.assertEqual(wraps.prompt_text("c"), tokenizer.chat_text(_CHAT[3:]))
+
+  def test_the_end_of_a_turn_ends_a_completion(self):
+    self.assertEqual(self.load().stop_ids, {2})
+    for template in (_CHATML, _DATED):
+      self.write(template)
+      tokenizer = self.load()
+      self.assertEqual(tokenizer.stop_ids, {2, *tokenizer.encode("<end>")})
+    for template in (  # A line end; eos; of another kind of chat.
+        _CHATML.replace("<end>", ""),
+        _CHATML.replace("<end>", "<eos>"),
+        "{{ raise_exception('no') }}",
+    ):
+      self.write(template)
+      self.assertEqual(self.load().stop_ids, {2})
+
+  def test_all_days_have_the_same_prompt(self):
+    self.write(_DATED)
+    text = self.load().chat_text(_CHAT[3:])
+    self.assertEqual(text, "<bos>26 Jul 2024[user]c<end>[assistant]")
+
+  def test_an_error_names_the_file(self):
+    message = "tokenizer_config.json: has no chat_template"
+    with self.assertRaisesRegex(ValueError, f"{self.folder}/{message}"):
+      self.load().encode_prompt(_CHAT)
+    with self.assertRaisesRegex(
+        ValueError, f"config.tokenizer.chat=.*{message}"
+    ):
+      self.load(chat=True)
+    with self.assertRaisesRegex(ValueError, "the task's own words: has no"):
+      _word_level().encode_prompt(_CHAT)
+    for template in ("{{ raise_exception('no system') }}", "{{ 1 + 'a' }}"):
+      (self.folder / "chat_template.jinja").write_text(template)
+      with self.assertRaisesRegex(ValueError, "template.jinja: the .* ref"):
+        self.load().encode_prompt(_CHAT)
+
+
 class ContentLengthsTest(absltest.TestCase):
 
   def test_content_ends_before_what_ended_the_completion(self):

@@ -109,6 +109,9 @@ class FakeTokenizer:
   def encode_prompt(self, text: str) -> list[int]:
     return self.encode(text)
 
+  def prompt_text(self, text: str) -> str:
+    return text
+
   def encode(self, text: str) -> list[int]:
     return [int(c) for c in text]
 

@@ -15,6 +15,7 @@ import pyarrow
 from pyarrow import parquet
 
 from tba_jax.config import settings
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -274,6 +275,19 @@ class ReportTest(absltest.TestCase):
     self.assertIn("data: train: 1 prompts of 2 rows\n", out.getvalue())
     self.assertIn("max_prompt_tokens: train.jsonl:2\n", out.getvalue())
     self.assertIn("warning: 1 of 2 held-out rows", out.getvalue())
+    # A pretrained tokenizer shows the first prompt as the model reads it.
+    tokenizer = tokenizer_lib.word_level(["a", "b", "[", "]"], ".")
+    tokenizer.chat_template = "[{{ messages[0]['content'] }}]"
+    tokenizer.save(folder)
+    config.tokenizer.source = str(folder)
+    for chat, text, ids in ((False, "ab", "3 4"), (True, "[ab]", "5 3 4 6")):
+      config.tokenizer.chat = chat
+      out = io.StringIO()
+      with contextlib.redirect_stdout(out):
+        build.print_data(config, shows_prompt=True)
+      self.assertIn(f"tokens:\n{text}\nprompt: its ids: {ids}\n",
+                    out.getvalue())  # fmt: skip
+    config.tokenizer.source = "task"
     config.task = ml_collections.ConfigDict({"name": "arithmetic"})
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
