@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the paper configs on TPU slices, without a TPU compiler."""
+"""The benchmark of the paper configs on TPUs and GPUs, without a compiler."""
 
 from absl.testing import absltest
 import jax

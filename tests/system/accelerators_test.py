@@ -35,6 +35,11 @@ def _visible(environments, name="CUDA_VISIBLE_DEVICES"):
 
 class AssignTest(parameterized.TestCase):
 
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.dict(os.environ))
+    os.environ.pop(_SHARE, None)
+
   def test_assigns_one_device_each_in_turn(self):
     """One trainer and three searchers on four GPUs, as the TBA paper has."""
     out = accelerators.assign(_gpus(4), _AUTO, [1], [1, 1, 1])
@@ -82,8 +87,6 @@ class AssignTest(parameterized.TestCase):
   @parameterized.parameters(({}, "0.9"), ({_SHARE: ".45"}, ".45"))
   def test_a_process_takes_its_share_of_a_gpu(self, own, expected):
     with mock.patch.dict(os.environ, own):
-      if not own:
-        os.environ.pop(_SHARE, None)
       accelerators.take_memory()
       self.assertEqual(os.environ[_SHARE], expected)
 
