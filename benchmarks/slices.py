@@ -4,9 +4,9 @@
 
     python -m benchmarks slices [CONFIG TRAINER_TARGET SEARCHER_TARGET …]
 
-compiles each config (`--program=compile`; without operands, those of `ROWS`) and
-prints a row of Markdown for it to standard error. No weights are needed: shapes
-are those of `tests/models/published_configs.json`.
+compiles each config (`--program=compile`; without operands, those of `ROWS`),
+and prints a row of Markdown for it to standard error. No weights are needed:
+shapes are those of `tests/models/published_configs.json`.
 Where arithmetic and links overlap perfectly, a step takes the longer of both,
 and the arithmetic's share of that is the utilization at most.
 """
@@ -43,13 +43,15 @@ ROWS = (
     ("math.py:hardware=8xh100", "h100:8", "h100:8"),
     ("no_robots.py:hardware=8xh100", "h100:8", "h100:8"),
 )
-# The same shape under another name.
+# Model -> the published one of its shape, and what of its config differs.
 _SAME = {
-    "realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1",
+    "realtreetune/rho-1b-sft-GSM8K": ("microsoft/rho-math-1b-v0.1", {}),
     "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr": (
-        "EleutherAI/pythia-6.9b-deduped"
+        "EleutherAI/pythia-6.9b-deduped",
+        {"architectures": ["GPTNeoXForSequenceClassification"],
+         "num_labels": 1},
     ),
-}
+}  # fmt: skip
 _COLUMNS = (
     "config", "devices", "params", "train step, GB", "decoding, GB", "fits",
     "received, GB", "arithmetic, s", "links, s", "HFU at most",
@@ -76,7 +78,9 @@ def run(
 def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
   shapes = json.loads(_SHAPES.read_text())
-  shapes |= {name: shapes[other] for name, other in _SAME.items()}
+  shapes |= {
+      name: shapes[other] | own for name, (other, own) in _SAME.items()
+  }
   for name, shape in shapes.items():
     folder = cache / f"models--{name.replace('/', '--')}"
     for path, content in (

@@ -23,6 +23,12 @@ class SlicesTest(absltest.TestCase):
     )
     self.assertContainsSubset(["victim", "encoder of replay_filter"], role.held)
 
+  def test_the_gold_model_of_tldr_is_a_scorer(self):
+    slices.make_hub(hub_cache.make(self))
+    config = load.load_config("configs/tldr.py")
+    role = compile_lib.searcher(config, jax.devices()[:1])
+    self.assertIn("reward_model", role.programs)
+
 
 if __name__ == "__main__":
   absltest.main()
