@@ -3,7 +3,8 @@
 """The `sft` program: supervised fine-tuning on a task's reference completions.
 
 Each epoch has every training prompt once, in random order, with a newly drawn
-reference completion.
+reference completion. Of a prompt of messages all of the assistant's turns are
+trained (`models/tokenizer.py:Tokenizer.encode_answered`).
 
 Files in WORKDIR/sft: `settings.json` (all that the model depends on),
 `data.json` (rows used and left out), `checkpoints/`, `metrics.jsonl`, and at
@@ -145,29 +146,36 @@ def make_examples(
       for name in ("max_prompt_tokens", "max_completion_tokens")
   }
 
-  def check(index: int, prompt: Sequence[int], completion: Sequence[int]):
-    for (name, limit), tokens in zip(limits.items(), (prompt, completion)):
+  def checked(index: int, row: batches.Row) -> batches.Row:
+    texts = row.prompt, row.completions[0]
+    for (name, limit), tokens in zip(limits.items(), texts):
       if len(tokens) > limit:
         raise ValueError(
             f"config.sampling.{name} = {limit}: allowed {len(tokens)} or more,"
             f" which training prompt {index} of the task needs"
         )
+    return row
 
   def encode(index: int, epoch: int) -> batches.Row:
     rng = np.random.default_rng([config.seed, _STREAM, epoch, index])
-    prompt = tokenizer.encode_prompt(task.prompt(base.TRAIN, index))
-    text = task.reference_completion(base.TRAIN, index, rng)
-    completion = [*tokenizer.encode(text), tokenizer.eos_id]
-    check(index, prompt, completion)
-    return prompt, [completion]
+    found = tokenizer.encode_answered(
+        task.prompt(base.TRAIN, index),
+        task.reference_completion(base.TRAIN, index, rng),
+    )
+    if found is None:
+      raise ValueError(
+          f"training prompt {index} of the task has an answer that the chat"
+          " template writes otherwise than after its prompt"
+      )
+    row = batches.Row(found.prompt, [found.completion], [found.trained])
+    return checked(index, row)
 
   @functools.cache
   def demonstrate(index: int) -> batches.Row:
     prompt, ids, mask = environments.demonstration(
         base.TRAIN, index, limits["max_completion_tokens"]
     )
-    check(index, prompt, ids)
-    return prompt, [ids], [mask]
+    return checked(index, batches.Row(prompt, [ids], [mask]))
 
   return offline.Examples(
       seed=config.seed,

@@ -93,7 +93,7 @@ class Environments:
 
   def demonstration(
       self, split: str, index: int, max_tokens: int
-  ) -> tuple[Sequence[int], list[int], list[int]]:
+  ) -> tuple[Sequence[int], list[int], list[bool]]:
     """Returns an episode whose turns the environment itself says.
 
     Args:
@@ -102,8 +102,8 @@ class Environments:
         out.
 
     Returns:
-      Ids of the prompt, of turns and answers, and their mask, 1 on the turns,
-      each of which has a stop token.
+      Ids of the prompt, of turns and answers, and their mask, True on the
+      turns, each of which has a stop token.
 
     Raises:
       ValueError: the environment fails.
@@ -116,22 +116,24 @@ class Environments:
           f" ({failure[0]}): {failure[1]}"
       )
     first, *said = answer["turns"]
-    ids, mask = [], []
+    ids, mask, stop_id = [], [], self._tokenizer.eos_id
+    if found := self._tokenizer.encode_answered(first, said[0]):
+      stop_id = found.completion[-1]  # The chat template's, if it has one.
     for turn, reply in zip(said[::2], said[1::2]):
-      tokens = [*self._tokenizer.encode(turn), self._tokenizer.eos_id]
+      tokens = [*self._tokenizer.encode(turn), stop_id]
       if len(ids) + len(tokens) > max_tokens:
         break
-      ids, mask = ids + tokens, mask + [1] * len(tokens)
+      ids, mask = ids + tokens, mask + [True] * len(tokens)
       reply = self._tokenizer.encode_answer(reply)
-      ids, mask = [*ids, *reply], mask + [0] * len(reply)
-    if 1 not in mask:
+      ids, mask = [*ids, *reply], mask + [False] * len(reply)
+    if not any(mask):
       raise ValueError(
           f"config.sampling.max_completion_tokens = {max_tokens}: allowed"
           f" {len(tokens)} or more, which the demonstration of seed {seed}"
           " begins with"
       )
     # What is said last is no context of anything.
-    num = len(mask) - mask[::-1].index(1)
+    num = len(mask) - mask[::-1].index(True)
     return self._tokenizer.encode_prompt(first), ids[:num], mask[:num]
 
   def close(self) -> None:

@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
@@ -29,6 +30,10 @@ class Bytes:
     return list(text.encode())
 
   encode_prompt = encode_answer = encode
+
+  def encode_answered(self, prompt, answer):
+    ids = [*self.encode(answer), _EOS]
+    return tokenizer_lib.Answered(self.encode(prompt), ids, [True] * len(ids))
 
   def decode_completion(self, ids, length, stopped):
     return bytes(int(i) for i in ids[: length - stopped]).decode()
