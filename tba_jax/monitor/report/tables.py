@@ -128,6 +128,7 @@ def outcome(run: load.Run) -> dict[str, Any]:
   )
   found["ledger_closed"] = run.ledger.get("closed")
   found["lost"] = lost_completions(run.ledger)
+  found["environment_tokens"] = run.ledger.get("environment_tokens")
   found["unknown"] = run.ledger.get("unknown")
   found["damage"] = metrics.damage(run.events)
   return found | run.summary
@@ -201,6 +202,10 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
           "whether every completion is accounted for",
       ),
   ]
+  given = summary.get("environment_tokens")
+  if text.is_number(given) and given:
+    note = "said by environments, in no count of the ledger"
+    rows.append(("environments' tokens", count(given), note))
   failures = sum_text(summary.get("reward_failures"))
   if failures != "0":
     rows.append(
