@@ -179,7 +179,7 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
 
 
 def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
-  """Returns a digest of the adapter's files, and of the base's place and age."""
+  """Returns a digest of the adapter's files, and of the base's files."""
   digest = hashlib.blake2b(digest_size=12)
   names = (CONFIG, WEIGHTS, *hf_files.TOKENIZER_FILES)
   for path in (folder / name for name in names):

@@ -8,7 +8,7 @@
 
 Operands are the step of a checkpoint (default: the newest) and the folder to
 write (default: WORKDIR/export), which `transformers` loads. With
-`export.adapter` it has the factors of `lora.rank` alone, for the package `peft`.
+`export.adapter` it has the factors of `lora.rank` alone, for `peft`.
 """
 
 from collections.abc import Sequence
