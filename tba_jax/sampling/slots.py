@@ -43,6 +43,9 @@ _TENSOR = "tensor"
 # another program, so there are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
+# XLA's options for decode steps, by platform. On GPUs it would join products of
+# queries, keys and values, and for that copy their weights in each step.
+_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
 # A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4
 _FEWEST_ROWS = 16
@@ -615,7 +618,10 @@ class Programs:
       )
     self.refill = jit_state(placed(refill), donate_argnums=0)
     self.decode_chunk = jit_pair(
-        placed(decode_chunk), donate_argnums=1, static_argnums=4
+        placed(decode_chunk),
+        donate_argnums=1,
+        static_argnums=4,
+        compiler_options=_OPTIONS.get(platform_of(sharding)),
     )
     self.recompute_cache = jit_state(
         functools.partial(recompute_cache, model, sharding), donate_argnums=1
