@@ -8,6 +8,7 @@ tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import datetime
 import json
 import os
@@ -38,6 +39,24 @@ _TODAY = datetime.date(2024, 7, 26)
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 Messages = Sequence[Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+  """Token ids of a prompt and its answer, for fine-tuning.
+
+  prompt: ids before the first that is trained.
+  completion: the ids after them, to the last that is trained.
+  trained: whether each id of the completion is trained: those that the
+    assistant says, with what ends its turns.
+  num_untrained: turns of the assistant that are not trained, since the chat
+    template writes them otherwise once more turns follow.
+  """
+
+  prompt: list[int]
+  completion: list[int]
+  trained: list[bool]
+  num_untrained: int = 0
 
 
 class Tokenizer:
@@ -97,7 +116,8 @@ class Tokenizer:
     self._chat = chat
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
-    self.stop_ids |= self._turn_end()
+    self._turn_ends = self.stop_ids | self._turn_end()
+    self.stop_ids |= self._turn_ends
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
@@ -137,6 +157,60 @@ class Tokenizer:
     if self._adds_bos and ids[:1] != [self.bos_id]:
       ids.insert(0, self.bos_id)
     return ids
+
+  def encode_answered(
+      self, prompt: str | Messages, answer: str
+  ) -> Answered | None:
+    """Returns the ids of a prompt and its answer, with what ends the answer.
+
+    A prompt of messages may have turns of the assistant too. Those are trained
+    that it would have said: the chat's ids begin with the ids of the turn's
+    prompt, and go on with those of the turn where it is the last.
+
+    Returns:
+      The ids; None if the answer itself is no such turn.
+
+    Raises:
+      ValueError: the template is missing, or refuses the messages.
+    """
+    messages = self._messages(prompt)
+    if messages is None:
+      ids = [*self.encode(answer), self.eos_id]
+      return Answered(self.encode_prompt(prompt), ids, [True] * len(ids))
+    chat = [*messages, {"role": "assistant", "content": answer}]
+    places = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
+    heads = [self._through(chat[: i + 1]) for i in places]
+    ids, _ = heads[-1]
+    if not ids:
+      return None
+    turns = [
+        range(start, len(head))
+        for head, start in heads
+        if head and ids[: len(head)] == head
+    ]
+    first = turns[0].start
+    said = {i for turn in turns for i in turn}
+    return Answered(
+        ids[:first],
+        ids[first:],
+        [i in said for i in range(first, len(ids))],
+        len(places) - len(turns),
+    )
+
+  def _through(self, chat: Messages) -> tuple[list[int], int]:
+    """Returns a chat's ids to the end of its last turn, and where that starts.
+
+    [] if they do not begin with the ids of the turn's prompt.
+    """
+    before = self.encode_chat(chat[:-1])
+    ids = self.encode(self.chat_text(chat, asks=False))
+    start = len(before)
+    if ids[:start] != before:
+      return [], start
+    for at in range(start, len(ids)):
+      if ids[at] in self._turn_ends:
+        return ids[: at + 1], start
+    return [*ids, self.eos_id], start
 
   def prompt_text(self, prompt: str | Messages) -> str:
     """Returns a prompt's text with the chat template's special tokens."""

@@ -3,7 +3,8 @@
 """The `sft` program: supervised fine-tuning on a task's reference completions.
 
 Each epoch has every training prompt once, in random order, with a newly drawn
-reference completion.
+reference completion. Of a prompt of messages all of the assistant's turns are
+trained (`models/tokenizer.py:Tokenizer.encode_answered`).
 
 Files in WORKDIR/sft: `settings.json` (all that the model depends on),
 `data.json` (rows used and left out), `checkpoints/`, `metrics.jsonl`, and at
@@ -136,16 +137,23 @@ def make_examples(
 
   def encode(index: int, epoch: int) -> batches.Row:
     rng = np.random.default_rng([config.seed, _STREAM, epoch, index])
-    prompt = tokenizer.encode_prompt(task.prompt(base.TRAIN, index))
-    text = task.reference_completion(base.TRAIN, index, rng)
-    completion = [*tokenizer.encode(text), tokenizer.eos_id]
-    for (name, limit), tokens in zip(limits.items(), (prompt, completion)):
+    found = tokenizer.encode_answered(
+        task.prompt(base.TRAIN, index),
+        task.reference_completion(base.TRAIN, index, rng),
+    )
+    if found is None:
+      raise ValueError(
+          f"training prompt {index} of the task has an answer that the chat"
+          " template writes otherwise than after its prompt"
+      )
+    texts = found.prompt, found.completion
+    for (name, limit), tokens in zip(limits.items(), texts):
       if len(tokens) > limit:
         raise ValueError(
             f"config.sampling.{name} = {limit}: allowed {len(tokens)} or more,"
             f" which training prompt {index} of the task needs"
         )
-    return prompt, [completion]
+    return batches.Row(found.prompt, [found.completion], [found.trained])
 
   return offline.Examples(
       seed=config.seed,

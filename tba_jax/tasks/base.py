@@ -187,10 +187,11 @@ class Task(abc.ABC):
     """Drops prompts and training answers that exceed the policy's limits.
 
     Args:
-      tokenizer: has `encode_prompt` and `encode`.
+      tokenizer: has `encode_prompt`, `encode` and `encode_answered`.
       max_prompt_tokens: longest prompt allowed.
       max_answer_tokens: longest reference completion of a training prompt,
-        without the stop token; 0 = no limit.
+        without the stop token; of messages the tokens from the assistant's
+        first turn on; 0 = no limit.
 
     Raises:
       ValueError: a split becomes empty.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
 
 
@@ -180,3 +181,7 @@ class Characters:
   """A tokenizer with one token per character."""
 
   encode = encode_prompt = staticmethod(list)
+
+  def encode_answered(self, prompt: str, answer: str) -> tokenizer_lib.Answered:
+    ids = [*answer, "<eos>"]
+    return tokenizer_lib.Answered(list(prompt), ids, [True] * len(ids))
