@@ -78,9 +78,7 @@ def run(
 def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
   shapes = json.loads(_SHAPES.read_text())
-  shapes |= {
-      name: shapes[other] | own for name, (other, own) in _SAME.items()
-  }
+  shapes |= {name: shapes[other] | own for name, (other, own) in _SAME.items()}
   for name, shape in shapes.items():
     folder = cache / f"models--{name.replace('/', '--')}"
     for path, content in (

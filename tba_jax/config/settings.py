@@ -833,6 +833,9 @@ SETTINGS = {
 
     "export.dtype": _s(
         "", DTYPE_OR_OWN, "dtype of the tensors; '' = as trained"),
+    "export.adapter": _s(
+        False, FLAG, "whether to write the factors of lora.rank alone, as the"
+        " package peft does, instead of the model with them merged in"),
 
     "sweep.objectives": _s(
         "", TEXT, "settings of each objective, 'NAME: KEY=VALUE …; NAME: …'"),

@@ -398,6 +398,7 @@ _REQUIRED = (
       "store.address": ("",), "store.locator": ("",),
       **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
+    ("export.adapter", bool, {"lora.rank": "above 0"}),
     # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
     *(("task.name", functools.partial(operator.eq, name),
