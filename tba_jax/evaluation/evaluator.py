@@ -22,6 +22,7 @@ from tba_jax.learning import batches
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference as reference_lib
 from tba_jax.rewards import comparers
+from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
@@ -108,7 +109,7 @@ def summarize(
       `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
       completion `parts` of its reward by name, `kl`, `ref_nats` (minus the
       reference's log-prob) and `ref_tokens` (that it is a sum over),
-      `diluted_perplexity`, and `verdicts`, `greedy_verdicts`
+      `diluted_perplexity`, `turns`, and `verdicts`, `greedy_verdicts`
       (`comparers.Verdict`).
     num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
@@ -126,7 +127,7 @@ def summarize(
     values["greedy_pass_at_1"] = np.array(
         [float(p["greedy_correct"]) for p in prompts]
     )
-  for name in ("kl", "diluted_perplexity"):
+  for name in ("kl", "diluted_perplexity", "turns"):
     if name in prompts[0]:
       values[name] = np.array([np.mean(p[name]) for p in prompts])
   values |= _part_means(prompts)
@@ -233,6 +234,7 @@ class Evaluator:
       comparer: comparers.Comparer | None = None,
       reference: reference_lib.Reference | None = None,
       plain_reference: reference_lib.Reference | None = None,
+      environments: environments_lib.Environments | None = None,
   ):
     """Makes the samplers.
 
@@ -246,6 +248,7 @@ class Evaluator:
         completions; closed with this; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
+      environments: environments of a task that has some; closed with this.
     """
     self._config = config.evaluate
     self._task = policy.task
@@ -259,6 +262,7 @@ class Evaluator:
     self._comparer = comparer
     self._reference = reference
     self._plain_reference = plain_reference
+    self._environments = environments
 
   @property
   def num_prompts(self) -> int:
@@ -272,8 +276,10 @@ class Evaluator:
     return other
 
   def close(self) -> None:
-    """Closes judge and comparer."""
+    """Closes judge, comparer and environments."""
     self.judge.close()
+    if self._environments is not None:
+      self._environments.close()
     if self._comparer is not None:
       self._comparer.close()
 
@@ -309,6 +315,8 @@ class Evaluator:
       ref_perplexity: exp of the reference's mean nats per token, likewise.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
         any, with a plain reference.
+      turns: turns of a completion that an environment answered, with
+        environments.
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
         the comparer; docs/preferences.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
@@ -382,12 +390,11 @@ class Evaluator:
       self, params: types.PyTree, indices: range, version: int
   ) -> list[Record]:
     """Returns one record per prompt, for `summarize`."""
-    given = [self._task.prompt(self.split, index) for index in indices]
-    texts = [self._tokenizer.prompt_text(prompt) for prompt in given]
     visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
+    given, texts = zip(*map(self._prompt, sampled.requests))
     asked_BxS = collector.judge_requests(sampled)
     records = [
         self._record(text, completions, asked_S, judged_S)
@@ -420,7 +427,16 @@ class Evaluator:
         self.judge,
         num_completions=num_completions,
         split=self.split,
+        environments=self._environments,
     )
+
+  def _prompt(self, request: decode.Request) -> tuple[base.Prompt, str]:
+    """Returns a prompt as the task gives it, and its text."""
+    if self._environments is not None:
+      text = self._tokenizer.decode(request.prompt_tokens)
+      return text, text
+    prompt = self._task.prompt(self.split, request.prompt_id)
+    return prompt, self._tokenizer.prompt_text(prompt)
 
   def _record(
       self,
@@ -462,6 +478,7 @@ class Evaluator:
         "lengths": completions.lengths,
         "stopped": completions.stopped,
         "samples": samples,
+        **_turns(asked_S),
     }
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
@@ -534,6 +551,14 @@ class Evaluator:
       prompt_length = len(request.prompt_tokens)
       tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
       record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
+
+
+def _turns(asked_S: Sequence[judges.Request]) -> Record:
+  """Returns `turns` of each completion, {} of a task without environments."""
+  outcomes = [asked.outcome for asked in asked_S if asked.outcome is not None]
+  if not outcomes:
+    return {}
+  return {"turns": [outcome.num_turns for outcome in outcomes]}
 
 
 def _logprobs(

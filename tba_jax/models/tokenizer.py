@@ -8,6 +8,7 @@ tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import datetime
 import json
 import os
@@ -38,6 +39,24 @@ _TODAY = datetime.date(2024, 7, 26)
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 Messages = Sequence[Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+  """Token ids of a prompt and its answer, for fine-tuning.
+
+  prompt: ids before the first that is trained.
+  completion: the ids after them, to the last that is trained.
+  trained: whether each id of the completion is trained: those that the
+    assistant says, with what ends its turns.
+  num_untrained: turns of the assistant that are not trained, since the chat
+    template writes them otherwise once more turns follow.
+  """
+
+  prompt: list[int]
+  completion: list[int]
+  trained: list[bool]
+  num_untrained: int = 0
 
 
 class Tokenizer:
@@ -97,7 +116,8 @@ class Tokenizer:
     self._chat = chat
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
-    self.stop_ids |= self._turn_end()
+    self._turn_ends = self.stop_ids | self._turn_end()
+    self.stop_ids |= self._turn_ends
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
@@ -137,6 +157,60 @@ class Tokenizer:
     if self._adds_bos and ids[:1] != [self.bos_id]:
       ids.insert(0, self.bos_id)
     return ids
+
+  def encode_answered(
+      self, prompt: str | Messages, answer: str
+  ) -> Answered | None:
+    """Returns the ids of a prompt and its answer, with what ends the answer.
+
+    A prompt of messages may have turns of the assistant too. Those are trained
+    that it would have said: the chat's ids begin with the ids of the turn's
+    prompt, and go on with those of the turn where it is the last.
+
+    Returns:
+      The ids; None if the answer itself is no such turn.
+
+    Raises:
+      ValueError: the template is missing, or refuses the messages.
+    """
+    messages = self._messages(prompt)
+    if messages is None:
+      ids = [*self.encode(answer), self.eos_id]
+      return Answered(self.encode_prompt(prompt), ids, [True] * len(ids))
+    chat = [*messages, {"role": "assistant", "content": answer}]
+    places = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
+    heads = [self._through(chat[: i + 1]) for i in places]
+    ids, _ = heads[-1]
+    if not ids:
+      return None
+    turns = [
+        range(start, len(head))
+        for head, start in heads
+        if head and ids[: len(head)] == head
+    ]
+    first = turns[0].start
+    said = {i for turn in turns for i in turn}
+    return Answered(
+        ids[:first],
+        ids[first:],
+        [i in said for i in range(first, len(ids))],
+        len(places) - len(turns),
+    )
+
+  def _through(self, chat: Messages) -> tuple[list[int], int]:
+    """Returns a chat's ids to the end of its last turn, and where that starts.
+
+    [] if they do not begin with the ids of the turn's prompt.
+    """
+    before = self.encode_chat(chat[:-1])
+    ids = self.encode(self.chat_text(chat, asks=False))
+    start = len(before)
+    if ids[:start] != before:
+      return [], start
+    for at in range(start, len(ids)):
+      if ids[at] in self._turn_ends:
+        return ids[: at + 1], start
+    return [*ids, self.eos_id], start
 
   def prompt_text(self, prompt: str | Messages) -> str:
     """Returns a prompt's text with the chat template's special tokens."""
@@ -222,6 +296,24 @@ class Tokenizer:
     special = self._fast.added_tokens_decoder
     return frozenset(i for i in ids if i in special and special[i].special)
 
+  def encode_answer(self, said: str | Messages) -> list[int]:
+    """Returns the ids that follow a turn of the policy and its stop token.
+
+    Of messages they are what the chat template writes behind the assistant's
+    turn, ready for its next one. Raises as `encode_prompt`.
+    """
+    messages = self._messages(said)
+    if messages is None:
+      return self.encode(said)
+    mark = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
+    chat = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": mark},
+        *messages,
+    ]
+    ids = self.encode(self.chat_text(chat).rpartition(mark)[2])
+    return ids[1:] if ids and ids[0] in self.stop_ids else ids
+
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of `ids`, special tokens included.
 
@@ -239,9 +331,15 @@ class Tokenizer:
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
   def decode_completion(
-      self, ids: Sequence[int], length: int, stopped: bool
+      self,
+      ids: Sequence[int],
+      length: int,
+      stopped: bool,
+      sampled: Sequence[bool] | None = None,
   ) -> str:
     """Returns a completion's text, as a reward sees it.
+
+    With tokens of an environment it is the whole text, special tokens included.
 
     The stop token that ended it is removed, and the first stop string with what
     follows. Other special tokens stay, so that a reward does not mistake a
@@ -251,8 +349,11 @@ class Tokenizer:
       ids: [T] token ids, of which the first `length` count.
       length: tokens of the completion, its stop token included.
       stopped: whether a stop token or a stop string ended it.
+      sampled: [T], whether the policy sampled a token; None = all.
     """
     ids = [int(i) for i in ids[:length]]
+    if sampled is not None and not all(sampled[:length]):
+      return self.decode(ids)
     if stopped and ids and ids[-1] in self.stop_ids:
       ids = ids[:-1]
     text = self.decode(ids)
@@ -262,9 +363,12 @@ class Tokenizer:
   def decode_completions(self, completions: Any) -> list[str]:
     """Returns the S texts of `types.Completions`, as a reward sees them."""
     return [
-        self.decode_completion(tokens, int(length), bool(stopped))
-        for tokens, length, stopped in zip(
-            completions.tokens, completions.lengths, completions.stopped
+        self.decode_completion(tokens, int(length), bool(stopped), sampled)
+        for tokens, length, stopped, sampled in zip(
+            completions.tokens,
+            completions.lengths,
+            completions.stopped,
+            completions.sampled_mask,
         )
     ]
 

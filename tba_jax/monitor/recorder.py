@@ -174,7 +174,7 @@ def samples_of(
             "prompt_id": int(draw.prompt_ids[b]),
             "prompt": tokenizer.decode(prompt),
             "completion": tokenizer.decode_completion(
-                tokens, length, bool(draw.stopped[b, k])
+                tokens, length, bool(draw.stopped[b, k]), sampled
             ),
             "reward": float(draw.rewards[b, k]),
             "version": int(draw.versions[b, k]),

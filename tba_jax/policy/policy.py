@@ -299,6 +299,7 @@ def build_sampler(
       most_rows_per_prompt=most_rows_per_prompt,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
+      has_turns=tasks_build.facts(config.task.name).has_turns,
       recompute_cache=config.sampling.in_flight == "recompute_cache",
       pad_id=tokenizer.pad_id,
       seed=seed,

@@ -10,6 +10,8 @@ its cause:
     deadline  no answer in time; the worker was killed
     crash     the worker exited
     start     no worker could be started
+    size      an environment's text is too long
+    reset     an environment's text is not a function of its seed
 
 or a cause of the task's own, such as `exit` of a verifier's command.
 """
@@ -35,16 +37,37 @@ OnEvent = Callable[[str, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
+class Outcome:
+  """Result of an environment for a completion.
+
+  reward: sum of the rewards of all turns, task units.
+  is_right: whether the environment calls it a success.
+  num_turns: turns that the environment has answered.
+  seconds: time that its answers took.
+  failure, message: cause and description of what went wrong, else "".
+  """
+
+  reward: float
+  is_right: bool
+  num_turns: int
+  seconds: float
+  failure: str = ""
+  message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
   """A completion to judge.
 
   stopped: whether it ended with a stop token, not at the token limit.
+  outcome: result of its environment; None of a task without one.
   """
 
   split: str
   index: int
   completion: str
   stopped: bool = True
+  outcome: Outcome | None = None
 
 
 class FailureLog:
@@ -239,3 +262,26 @@ class InProcess(Judge):
     except (Exception, SystemExit) as error:
       return self._failed(request, "error", user_code.describe(error))
     return self._checked(request, judgement)
+
+
+class OfOutcomes(Judge):
+  """Takes the rewards that environments gave while completions were sampled.
+
+  The parts of a reward are the number of turns and the environment's seconds.
+  """
+
+  def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+    return [self._judge_one(request) for request in requests]
+
+  def _judge_one(self, request: Request) -> base.Judgement:
+    outcome = request.outcome
+    if outcome.failure:
+      return self._failed(request, outcome.failure, outcome.message)
+    judged = base.judgement_of(
+        outcome.reward, outcome.is_right, request.completion
+    )
+    parts = {
+        "turns": float(outcome.num_turns),
+        "environment_s": outcome.seconds,
+    }
+    return self._checked(request, dataclasses.replace(judged, parts=parts))

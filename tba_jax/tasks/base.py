@@ -79,6 +79,8 @@ class Task(abc.ABC):
   rewards_where: allowed values of `config.reward.where`; () for all.
   packages: packages that it needs, each with the extra that installs it.
   more_splits: further held-out splits, evaluated before and after training.
+  has_turns: whether environments answer the completions, see
+    `tasks/environment.py`.
   has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
   """
@@ -91,6 +93,7 @@ class Task(abc.ABC):
   rewards_where: ClassVar[tuple[str, ...]] = ()
   packages: ClassVar[Mapping[str, str]] = {}
   more_splits: ClassVar[tuple[str, ...]] = ()
+  has_turns: ClassVar[bool] = False
   has_embeddings: ClassVar[bool] = False
   report: Any = None
 
@@ -110,6 +113,15 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def prompt(self, split: str, index: int) -> Prompt:
     """Returns prompt `index`: a text or messages, see the module."""
+
+  def identity(self, num_prompts: int) -> list[str]:
+    """Returns texts by which processes tell whether they have the same task.
+
+    They are about `num_prompts` prompts, evenly spaced.
+    """
+    size = self.num_prompts(TRAIN)
+    rows = range(0, size, max(1, size // num_prompts))
+    return [self.prompt(TRAIN, index) for index in rows]
 
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
@@ -196,10 +208,11 @@ class Task(abc.ABC):
     """Drops prompts and training answers that exceed the policy's limits.
 
     Args:
-      tokenizer: has `encode_prompt` and `encode`.
+      tokenizer: has `encode_prompt`, `encode` and `encode_answered`.
       max_prompt_tokens: longest prompt allowed.
       max_answer_tokens: longest reference completion of a training prompt,
-        without the stop token; 0 = no limit.
+        without the stop token; of messages the tokens from the assistant's
+        first turn on; 0 = no limit.
 
     Raises:
       ValueError: a split becomes empty.

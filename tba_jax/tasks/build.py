@@ -20,6 +20,7 @@ from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 from tba_jax.tasks import chat
 from tba_jax.tasks import countdown
+from tba_jax.tasks import environment
 from tba_jax.tasks import gsm8k
 from tba_jax.tasks import ifbench
 from tba_jax.tasks import instructions
@@ -36,6 +37,7 @@ TASKS: Mapping[str, type[base.Task]] = {
     "chat": chat.Chat,
     "countdown": countdown.Countdown,
     "countdown_sparse": countdown.CountdownSparse,
+    "environment": environment.Environment,
     "gsm8k": gsm8k.Gsm8k,
     "ifbench": ifbench.IfBench,
     "instructions": instructions.Instructions,

@@ -43,6 +43,10 @@ REASONS = {
     "equal": "has two equal completions",
     "held_out": "is a pair of the held-out split",
     "too_long": "has a prompt above config.sampling.max_prompt_tokens",
+    "rerendered": (
+        "has an answer that the chat template writes otherwise than after its"
+        " prompt"
+    ),
     "answer_too_long": (
         "has an answer above config.sampling.max_completion_tokens"
     ),

@@ -201,6 +201,7 @@ class RowsTask(base.Task):
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
     fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
+    num_untrained = 0
     for split, found in self._splits.items():
       kept = []
       for example in found:
@@ -212,9 +213,15 @@ class RowsTask(base.Task):
           else:
             example = dataclasses.replace(example, prompt=shorter)
         if not reason and max_answer_tokens and split == base.TRAIN:
-          answer = self.completion_of(example)
-          if len(tokenizer.encode(answer)) > max_answer_tokens:
+          answered = tokenizer.encode_answered(
+              example.prompt, self.completion_of(example)
+          )
+          if answered is None:
+            reason = "rerendered"
+          elif len(answered.completion) > max_answer_tokens + 1:
             reason = "answer_too_long"
+          else:
+            num_untrained += answered.num_untrained
         if reason:
           self.report.leave_out(split, reason, example.place)
         else:
@@ -226,6 +233,12 @@ class RowsTask(base.Task):
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer, or its answer is"
         )
+    if num_untrained:
+      self.report.warnings.append(
+          f"warning: {num_untrained} of the assistant's earlier turns are not"
+          " fine-tuned on: the chat template writes them otherwise once more"
+          " turns follow"
+      )
 
   @property
   def splits(self) -> Sequence[str]:

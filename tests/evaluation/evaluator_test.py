@@ -36,7 +36,7 @@ class _ScriptedSampler:
   def put(self, params):
     return params
 
-  def sample(self, params, prompts, *, version, newer=None):
+  def sample(self, params, prompts, *, version, newer=None, turns=None):
     self.requests.append(list(prompts))
     return [self._completions(prompt, version) for prompt in prompts]
 

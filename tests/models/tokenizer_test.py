@@ -202,6 +202,82 @@ class ChatTest(parameterized.TestCase):
       self.write(template)
       self.assertEqual(self.load().stop_ids, {2})
 
+  @parameterized.parameters(
+      _CHATML,
+      _CHATML.replace("<end>", "<eos>"),
+      "{{ bos_token }}" + _CHATML.replace("<bos>", "#"),
+      # Leaves out the outer white space; has no end of a turn that is last.
+      "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% if not"
+      " (loop.last and m.role == 'assistant') %}<eos>{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}[assistant]{% endif %}",
+  )
+  def test_answers_have_the_assistants_turns_and_their_ends(self, template):
+    self.write(template)
+    tokenizer = self.load()
+    found = tokenizer.encode_answered(_CHAT, "d e")
+    self.assertEqual(found.num_untrained, 0)
+    whole = [*found.prompt, *found.completion]
+    ids = tokenizer.encode(tokenizer.chat_text(_CHAT, asks=True))
+    self.assertEqual(whole[: len(ids)], ids)
+    self.assertEqual(found.prompt, tokenizer.encode_prompt(_CHAT[:2]))
+    end = "<eos>" if "<eos>" in template else "<end>"
+    trained = [i for i, t in zip(found.completion, found.trained) if t]
+    self.assertEqual(tokenizer.decode(trained), f"b{end}d e{end}")
+    self.assertTrue(found.trained[0] and found.trained[-1])
+    one = tokenizer.encode_answered(_CHAT[1:2], "f")
+    self.assertEqual(one.prompt, tokenizer.encode_prompt(_CHAT[1:2]))
+    self.assertEqual(tokenizer.decode(one.completion), f"f{end}")
+    self.assertEqual(one.trained, [True, True])
+    text = tokenizer.encode_answered("a", "f")
+    self.assertEqual(text.prompt, tokenizer.encode_prompt("a"))
+    self.assertEqual(text.completion, [*tokenizer.encode("f"), 2])
+
+  def test_trained_tokens_are_those_between_tags_of_a_template(self):
+    tagged = _CHATML.replace(
+        "{{ '<bos>' + m['role'] + '\n' + m['content'] + '<end>\n' }}",
+        "{{ '<bos>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
+        "{% generation %}{{ m['content'] + '<end>' }}{% endgeneration %}"
+        "{% else %}{{ m['content'] + '<end>' }}{% endif %}{{ '\n' }}",
+    )
+    self.assertIn("endgeneration", tagged)
+    self.write(tagged)
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(self.folder)
+    chat = [*_CHAT, {"role": "assistant", "content": "d e"}]
+    right = fast.apply_chat_template(
+        chat, return_dict=True, return_assistant_tokens_mask=True
+    )
+    for template in (_CHATML, tagged):
+      self.write(template)
+      found = self.load().encode_answered(_CHAT, "d e")
+      ids = [*found.prompt, *found.completion]
+      trained = [False] * len(found.prompt) + found.trained
+      newline = right["input_ids"][-1:]  # Nothing is trained after the turn.
+      self.assertEqual([*ids, *newline], right["input_ids"])
+      self.assertEqual(
+          [*trained, False], [*map(bool, right["assistant_masks"])]
+      )
+
+  def test_turns_that_the_template_writes_otherwise_later_are_not_trained(self):
+    # As Qwen 3's: what was thought is left out of the past.
+    self.write(
+        _CHATML.replace(
+            "m['content']",
+            "(m['content'] if loop.last else m['content'].split('!')[-1])",
+        )
+    )
+    tokenizer = self.load()
+    think = {"role": "assistant", "content": "hm!b"}
+    chat = [_CHAT[1], think, *_CHAT[1:4]]
+    found = tokenizer.encode_answered(chat, "so!c")
+    self.assertEqual(found.num_untrained, 1)
+    whole = tokenizer.decode([*found.prompt, *found.completion])
+    self.assertEqual(whole, tokenizer.prompt_text(chat) + "so!c<end>")
+    trained = [i for i, t in zip(found.completion, found.trained) if t]
+    self.assertEqual(tokenizer.decode(trained), "b<end>so!c<end>")
+    # The prompt of an answer is never what comes before the answer.
+    self.write("{{ add_generation_prompt }}{{ messages[0]['content'] }}")
+    self.assertIsNone(self.load().encode_answered(chat, "c"))
+
   def test_all_days_have_the_same_prompt(self):
     self.write(_DATED)
     text = self.load().chat_text(_CHAT[3:])

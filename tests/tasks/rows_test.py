@@ -3,6 +3,7 @@
 """Tests of rows: each kind of source, rows left out, errors."""
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import json
@@ -230,6 +231,23 @@ class RowsTaskTest(parameterized.TestCase):
     self.assertEqual(task.prompt("train", 0), "b")
     self.assertEqual(task.num_prompts("held_out"), 1)
     self.assertEqual(task.report.places("train", "answer_too_long"), ["a"])
+
+  def test_answers_that_a_chat_template_writes_otherwise_are_counted(self):
+
+    class Templated(fakes.Characters):
+
+      def encode_answered(self, prompt, answer):
+        found = super().encode_answered(prompt, answer)
+        changed = dataclasses.replace(found, num_untrained=2)
+        return {"a": None, "b": changed}.get(prompt, found)
+
+    task = _letters(train="a b c", held_out="d")
+    task.drop_long(Templated(), 1)
+    self.assertEqual(task.num_prompts("train"), 3)
+    task.drop_long(Templated(), 1, max_answer_tokens=9)
+    self.assertEqual(task.num_prompts("train"), 2)
+    self.assertEqual(task.report.places("train", "rerendered"), ["train:0"])
+    self.assertStartsWith(task.report.warnings[-1], "warning: 2 of the assist")
 
   def test_unseen_words_are_a_warning(self):
     task = _letters(train="one two", held_out="answer")
