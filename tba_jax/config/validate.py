@@ -1023,9 +1023,11 @@ def _check_task(
     except ValueError as error:
       return [str(error)]
   lines = []
-  start = good.get("sft.init" if good.get("init") == "sft" else "init")
+  start = config.get("init")
+  if start == "sft":
+    start = config.get("sft", {}).get("init")
   # A model's folder brings a tokenizer, whose tokens are others.
-  if good.get("tokenizer.source") == "task" and start in (None, "scratch"):
+  if good.get("tokenizer.source") == "task" and start == "scratch":
     # Rows of data that are too long are left out.
     longest = (
         0 if isinstance(task, rows_task.RowsTask) else task.max_prompt_tokens
