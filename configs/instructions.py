@@ -91,7 +91,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _set_ifbench(c: ml_collections.ConfigDict) -> None:
   """Sets IFBench's prompts, answered greedily once."""
   c.task = ml_collections.ConfigDict(dict(name="ifbench", data=""))
-  # Two prompts are longer, and left out.
+  # Three prompts are longer, and left out.
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
   c.sampling.temperature = 0.0

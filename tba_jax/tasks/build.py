@@ -128,7 +128,7 @@ def print_data(
   Args:
     config: config of the run.
     shows_prompt: whether to print the first training prompt in full, as a
-      pretrained model reads it.
+      pretrained model reads it; a held-out one where there is no other.
 
   Raises:
     ValueError: the data, the tokenizer or the first prompt cannot be read.
@@ -157,7 +157,8 @@ def print_data(
     for line in task.report.lines():
       print(f"data: {line}", flush=True)
   if folder != "task":
-    for line in _prompt_lines(task.prompt(base.TRAIN, 0), tokenizer):
+    split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
+    for line in _prompt_lines(task.prompt(split, 0), split, tokenizer):
       if shows_prompt:
         print(line, flush=True)
 
@@ -167,7 +168,9 @@ def _has_tokenizer(folder: str) -> bool:
   return folders.has_tokenizer(path)
 
 
-def _prompt_lines(prompt: base.Prompt, tokenizer: Any) -> Iterator[str]:
+def _prompt_lines(
+    prompt: base.Prompt, split: str, tokenizer: Any
+) -> Iterator[str]:
   """Yields a prompt as the model reads it; raises ValueError if it cannot."""
   ids = tokenizer.encode_prompt(prompt)
   how = "a text, as it is"
@@ -175,6 +178,6 @@ def _prompt_lines(prompt: base.Prompt, tokenizer: Any) -> Iterator[str]:
     how = "in the chat template"
   elif tokenizer.chat_template:
     how += ": the tokenizer has a chat template, for prompts of messages"
-  yield f"prompt: the first of {base.TRAIN}, {how}, {len(ids)} tokens:"
+  yield f"prompt: the first of {split}, {how}, {len(ids)} tokens:"
   yield tokenizer.decode(ids)
   yield f"prompt: its ids: {' '.join(map(str, ids))}"
