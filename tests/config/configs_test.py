@@ -476,7 +476,7 @@ class PaperTest(parameterized.TestCase):
       self.assertEqual({key: found[key] for key in table}, table)
 
   @parameterized.parameters(
-      *(name for name in _MISSING),
+      *(name for name in _MISSING if name != "instructions"),
       *(f"gsm8k:method={method}" for method in _GSM8K_METHODS),
       *(f"tldr:method={method}" for method in _ASYNC_RLHF),
       "red_team:model=llama",
