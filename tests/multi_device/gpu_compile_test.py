@@ -93,9 +93,10 @@ class GpuCompileTest(absltest.TestCase):
       self.assertAlmostEqual(part["flops"] / whole["flops"], 1, delta=0.01)
       ideal = compile_test.ideal_bytes(fsdp=8)
       self.assertBetween(part["collective_bytes"] / ideal, 0.9, 1.15)
+    # Weights that are copied in each step make it 1.66 and 1.81.
     for target in ("h100:1", "h100:8"):
       moved = found[f"{target} decode"]["memory_bytes"]
-      self.assertBetween(moved / found[f"{target} needs"], 0.9, 1.6)
+      self.assertBetween(moved / found[f"{target} needs"], 0.9, 1.4)
 
 
 if __name__ == "__main__":
