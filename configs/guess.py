@@ -5,7 +5,7 @@
     python -m tba_jax.main --config=configs/guess.py --workdir=runs/guess
 
 Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
-`quick` (three minutes on two cores), `seed=N`, `lockstep` (staleness 0 with the
+`quick` (some minutes on two cores), `seed=N`, `lockstep` (staleness 0 with the
 same number of completions and updates).
 
 A model is fine-tuned on a player who follows the hints half of the time, and
