@@ -5,7 +5,7 @@
     python -m tba_jax.main --config=configs/guess.py --workdir=runs/guess
 
 Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
-`quick` (three minutes on two cores), `seed=N`, `lockstep` (staleness 0 with the
+`quick` (some minutes on two cores), `seed=N`, `lockstep` (staleness 0 with the
 same number of completions and updates).
 
 A model is fine-tuned on a player who follows the hints half of the time, and
@@ -50,10 +50,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sft.evaluate_every_steps = 300
   c.sft.checkpoint_every_steps = 300
 
-  c.loss.beta = c.loss.beta_final = 0.02
+  c.loss.beta = c.loss.beta_final = 0.01
   c.loss.ratio_clip = 0.2
-  c.optimizer.learning_rate = 4e-4
-  c.optimizer.learning_rate_final = 4e-5
+  c.optimizer.learning_rate = 1.5e-3
+  c.optimizer.learning_rate_final = 1e-4
   c.replay.dedupe = False
   c.replay.recent_window_steps = 2
   # The completions of a prompt share its number, and so its luck.
@@ -70,8 +70,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
   if arg.quick:
     c.sft.num_steps = 300
-    c.train.num_steps = 300
-    c.evaluate.every_steps = 100
+    c.train.num_steps = 400
+    c.evaluate.every_steps = 200
     c.evaluate.final_prompts = 256
   if arg.smoke:
     variants.make_smoke(c)

@@ -13,6 +13,7 @@ import pathlib
 import queue
 import time
 from typing import Any
+import weakref
 
 import ml_collections
 import numpy as np
@@ -68,6 +69,7 @@ class Environments:
     self._workers = workers
     self._max_prompt_tokens = max_prompt_tokens
     self._prompts: dict[int, Prompt] = {}
+    self._live: weakref.WeakSet[Episodes] = weakref.WeakSet()
 
   def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
     """Returns what the environments of some prompts say first."""
@@ -87,9 +89,11 @@ class Environments:
       prompts: prompt of each of its requests.
       num_completions: S, completions of each.
     """
-    return Episodes(
+    episodes = Episodes(
         self.task, self._tokenizer, self._workers, prompts, num_completions
     )
+    self._live.add(episodes)
+    return episodes
 
   def demonstration(
       self, split: str, index: int, max_tokens: int
@@ -137,7 +141,9 @@ class Environments:
     return self._tokenizer.encode_prompt(first), ids[:num], mask[:num]
 
   def close(self) -> None:
-    """Kills the processes."""
+    """Kills the processes, and lets the threads of all completions go."""
+    for episodes in list(self._live):
+      episodes.close()
     self._workers.close()
 
   def _demonstrate(self, seed: int) -> dict[str, Any]:
@@ -242,7 +248,7 @@ class Episodes:
 
   def close(self) -> None:
     """Lets the threads of completions that are not over go."""
-    for episode in self._episodes.values():
+    for episode in list(self._episodes.values()):
       episode.turns.put(None)
 
   def outcomes(self) -> list[list[judges.Outcome]]:

@@ -203,6 +203,23 @@ class ChatTest(parameterized.TestCase):
       self.assertEqual(self.load().stop_ids, {2})
 
   @parameterized.parameters(
+      (_CHATML, "<end>"), (_CHATML.replace("<end>", "<eos>"), "<eos>")
+  )
+  def test_an_environments_answer_goes_on_as_the_template_does(
+      self, template, end
+  ):
+    self.write(template)
+    tokenizer, first, then = self.load(), _CHAT[:2], _CHAT[2:]
+    ids = tokenizer.encode_prompt(first) + tokenizer.encode("b" + end)
+    ids += tokenizer.encode_answer(then[1:])
+    self.assertEqual(ids, tokenizer.encode_prompt(first + then))
+    wraps = self.load(chat=True)
+    self.assertEqual(
+        wraps.encode_answer("c"), tokenizer.encode_answer(then[1:])
+    )
+    self.assertEqual(tokenizer.encode_answer("c"), tokenizer.encode("c"))
+
+  @parameterized.parameters(
       _CHATML,
       _CHATML.replace("<end>", "<eos>"),
       "{{ bos_token }}" + _CHATML.replace("<bos>", "#"),

@@ -105,9 +105,10 @@ class EnvironmentsTest(absltest.TestCase):
     self.assertTrue(summary["ledger_closed"])
     self.assertEqual(summary["reward_failures"], {})
     self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
-    for record in result.steps:
-      self.assertGreater(record["reward/turns"], 0)
-      self.assertGreater(record["reward/environment_s"], 0)
+    # Steps have what searchers have reported since the last one, if anything.
+    for name in ("reward/turns", "reward/environment_s"):
+      values = [r[name] for r in result.steps if name in r]
+      self.assertGreater(sum(values), 0, name)
     self.assertGreater(summary["after"]["turns"], 0)
     tokens = r"environments&#39; tokens</th>\s*<td><b[^>]*>[1-9]"
     self.assertRegex(result.report, tokens)

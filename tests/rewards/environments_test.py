@@ -173,6 +173,15 @@ class EnvironmentsTest(parameterized.TestCase):
     _, outcomes = self.play(found, *[["ab", "abc"]] * 5)
     self.assertEqual([o.reward for o in outcomes], [1.25] * 5)
 
+  def test_the_end_lets_completions_go_that_are_not_over(self):
+    found = self.make("TwoTurns")
+    run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
+    run.end((0, 0), np.array([*b"ab", _EOS]))
+    ((_, ids),) = run.answers(wait=True)
+    self.assertEqual(ids.tolist(), [*b"b:"])
+    found.close()
+    found._workers.threads.shutdown(wait=True)  # None waits for a turn.
+
   def test_demonstrations_have_masks(self):
     found = self.make("TwoTurns")
     prompt, ids, mask = found.demonstration(base.TRAIN, 1, 20)

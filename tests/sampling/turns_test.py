@@ -3,6 +3,7 @@
 """Completions of several turns: exact ids, masks, log-probs and endings."""
 
 import functools
+import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -176,6 +177,27 @@ class TurnsTest(parameterized.TestCase):
         one.logprobs,
         atol=1e-5,
     )
+
+  @parameterized.parameters(False, True)
+  def test_newer_params_come_in_between_and_within_turns(self, recompute):
+    sampler = self.make(recompute_cache=recompute)
+    versions = itertools.count(6)
+    newer = lambda: (next(versions), sampler.put(self.params))
+    found = sampler.sample(
+        self.params, self.requests, version=5, newer=newer, turns=Scripted(3)
+    )
+    changes = 0
+    for one, other in zip(found, self.sample(self.make())):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+      mask, of_tokens = one.sampled_mask, one.token_versions
+      np.testing.assert_array_equal(of_tokens[~mask], -1)
+      np.testing.assert_array_equal(of_tokens[:, 0], one.versions)
+      for versions_T, mask_T in zip(of_tokens, mask):
+        self.assertTrue((np.diff(versions_T[mask_T]) >= 0).all())
+        changes += (np.diff(versions_T[mask_T]) > 0).sum()
+    self.assertGreater(changes, 10)
 
   def test_without_environments_the_first_turn_is_the_completion(self):
     plain = sampler_case.make(self.model, max_completion_tokens=_T)
