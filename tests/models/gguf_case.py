@@ -12,7 +12,8 @@ from transformers import convert_slow_tokenizer
 
 WIDTH, MLP, HEADS, KV_HEADS, LAYERS, POSITIONS = 256, 512, 4, 2, 2, 64
 TEMPLATE = "{% for m in messages %}<|x|>{{ m['content'] }}{% endfor %}<|y|>"
-_SPECIAL = ("<eos>", "<bos>", "<unk>", "<|x|>", "<|y|>")
+# transformers adds <|endoftext|> to words that lack it.
+_SPECIAL = ("<eos>", "<bos>", "<|endoftext|>", "<|x|>", "<|y|>")
 _CONTROL, _NORMAL = 3, 1
 
 
@@ -21,7 +22,6 @@ def words() -> tuple[list[str], list[str]]:
   letters = list(convert_slow_tokenizer.bytes_to_unicode().values())
   merges = ["h e", "l l", "he ll", "hell o", "Ġ w"]
   merged = [merge.replace(" ", "") for merge in merges]
-  # Rows of an embedding divide into blocks; the rest are as llama.cpp pads.
   return [*_SPECIAL, *letters, *merged], merges
 
 

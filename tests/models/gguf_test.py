@@ -195,8 +195,10 @@ class GgufTest(parameterized.TestCase):
   def test_a_run_may_start_from_it(self):
     gguf_case.write(self.path, quantization="Q4_0")
     config = base_config.make(init=str(self.path))
-    for program in ("train", "plan", "sft", "evaluate"):
+    for program in ("train", "plan", "evaluate", "export"):
       validate.validate(config, program=program)
+    start = base_config.make(init="sft", sft__init=str(self.path))
+    validate.validate(start, program="sft")
     config.init = str(self.folder / "none.gguf")
     with self.assertRaisesRegex(ValueError, "config.init.*a GGUF file"):
       validate.validate(config, program="plan")

@@ -86,6 +86,7 @@ class TrainerCase(parameterized.TestCase):
     self.evaluator.num_prompts = 100
     self.evaluator.while_training.return_value = self.evaluator
     self.evaluator.run.side_effect = self.evaluate
+    self.evaluator.run_all.side_effect = self.evaluator.run
     self.recorder = autospec(recorder.Recorder)
     self.recorder.span.side_effect = lambda *a, **k: contextlib.nullcontext()
     self.recorder.get_state.return_value = {}
