@@ -251,7 +251,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
   """Returns the setting of Llama 3's long context, of which files have factors.
 
   Args:
-    factors: [head_dim / 2], what the frequencies are divided by.
+    factors: [head_dim / 2], divisors of the frequencies.
     head_dim: entries of a head.
     theta: base of the frequencies.
 
