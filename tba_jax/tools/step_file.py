@@ -36,9 +36,9 @@ from tba_jax.replay import buffer as buffer_lib
 from tba_jax.system import processes
 
 _FORMAT = 1
-# Relative difference up to which a metric counts as equal on another machine;
-# absolute where it is below 1.
-_ROUNDING = 1e-3
+# Relative difference up to which a metric counts as equal on another machine,
+# by the dtype that is computed in; a hundredth of it near 0.
+_ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
 
 
 def write(
@@ -122,18 +122,22 @@ def run(operands: Sequence[str]) -> int:
   table = rich.table.Table(box=None, header_style="", pad_edge=False)
   for title in ("metric", "recorded", "computed", "difference"):
     table.add_column(title)
+  rounding = _ROUNDING[saved["model"]["compute_dtype"]]
   differing = []
   for name, before in saved["metrics"].items():
     now, before = float(found.get(name, np.nan)), float(before)
-    difference = abs(now - before) / max(abs(before), 1)
-    # NaN equals NaN: it may be what the file is about.
-    if not (difference <= _ROUNDING or math.isnan(now) and math.isnan(before)):
+    # Not finite may be what the file is about.
+    if not math.isclose(
+        now, before, rel_tol=rounding, abs_tol=rounding / 100
+    ) and not (math.isnan(now) and math.isnan(before)):
       differing.append(name)
-    table.add_row(name, f"{before:.9g}", f"{now:.9g}", f"{difference:.1e}")
+    table.add_row(
+        name, f"{before:.9g}", f"{now:.9g}", f"{abs(now - before):.1e}"
+    )
   rich.console.Console(highlight=False).print(table)
   devices = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
   verdict = f"differs in {', '.join(differing)}" if differing else "is the same"
-  print(f"step {saved['step']} on {devices}: {verdict} (rounding {_ROUNDING})")
+  print(f"step {saved['step']} on {devices}: {verdict} (to {rounding})")
   return 1 if differing else processes.EXIT_OK
 
 
