@@ -15,7 +15,6 @@ import socket
 from typing import Any
 
 import jax
-import jaxlib
 import ml_collections
 
 from tba_jax import types
@@ -339,7 +338,6 @@ def machine() -> dict[str, Any]:
       "cores": len(processes.available_cores()),
       "devices": f"{len(devices)} {devices[0].device_kind}",
       "jax": jax.__version__,
-      "jaxlib": jaxlib.__version__,
       "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
   }
 

@@ -165,7 +165,7 @@ def _range(
   """Returns the step to begin with and the one to end before.
 
   Raises:
-    ValueError: these steps cannot be replayed; says which can.
+    ValueError: steps that cannot be replayed; says which can.
   """
   starts = _starts(folder)
   if first is None:
