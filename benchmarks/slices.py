@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Needs of the paper configs on TPU slices, from the compiler alone.
+"""Needs of the paper configs on TPUs and GPUs, from their compilers alone.
 
-    python -m benchmarks slices [CONFIG TRAINER_SLICE SEARCHER_SLICE …]
+    python -m benchmarks slices [CONFIG TRAINER_TARGET SEARCHER_TARGET …]
 
-compiles each config (`--program=compile`, which needs libtpu; without operands,
-those of `ROWS`) and prints a row of Markdown for it to standard error. No
-weights are needed: shapes are those of `tests/models/published_configs.json`.
+compiles each config (`--program=compile`; without operands, those of `ROWS`),
+and prints a row of Markdown for it to standard error. No weights are needed:
+shapes are those of `tests/models/published_configs.json`.
 Where arithmetic and links overlap perfectly, a step takes the longer of both,
 and the arithmetic's share of that is the utilization at most.
 """
@@ -24,7 +24,7 @@ import ml_collections
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
-# Config, and the slices of its trainer and of a searcher.
+# Config, and the devices of its trainer and of a searcher.
 ROWS = (
     ("gsm8k.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
     ("gsm8k.py:hardware=v6e-8", "v6e:2x4", "v6e:2x4"),
@@ -33,16 +33,27 @@ ROWS = (
     ("red_team.py:model=llama,hardware=v5e-16", "v5e:4x4", "v5e:2x4"),
     ("math.py:hardware=v5e-64", "v5e:8x8", "v5e:2x4"),
     ("no_robots.py:hardware=v5p-16", "v5p:2x2x2", "v5p:2x2x1"),
+    ("gsm8k.py:hardware=4xa100", "a100:4", "a100:4"),
+    ("gsm8k.py:method=online_dpo,hardware=4xa100", "a100:4", "a100:4"),
+    ("gsm8k.py:method=ppo,hardware=4xa100", "a100:4", "a100:4"),
+    ("tldr.py:hardware=4xa100", "a100:4", "a100:4"),
+    ("tldr.py:method=online_dpo,hardware=4xa100", "a100:4", "a100:4"),
+    ("red_team.py:hardware=4xa100", "a100:4", "a100:4"),
+    ("red_team.py:model=llama,hardware=8xh100", "h100:8", "h100:8"),
+    ("math.py:hardware=8xh100", "h100:8", "h100:8"),
+    ("no_robots.py:hardware=8xh100", "h100:8", "h100:8"),
 )
-# The same shape under another name.
+# Model -> the published one of its shape, and what of its config differs.
 _SAME = {
-    "realtreetune/rho-1b-sft-GSM8K": "microsoft/rho-math-1b-v0.1",
+    "realtreetune/rho-1b-sft-GSM8K": ("microsoft/rho-math-1b-v0.1", {}),
     "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr": (
-        "EleutherAI/pythia-6.9b-deduped"
+        "EleutherAI/pythia-6.9b-deduped",
+        {"architectures": ["GPTNeoXForSequenceClassification"],
+         "num_labels": 1},
     ),
-}
+}  # fmt: skip
 _COLUMNS = (
-    "config", "slices", "params", "train step, GB", "decoding, GB", "fits",
+    "config", "devices", "params", "train step, GB", "decoding, GB", "fits",
     "received, GB", "arithmetic, s", "links, s", "HFU at most",
 )  # fmt: skip
 
@@ -67,7 +78,7 @@ def run(
 def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
   shapes = json.loads(_SHAPES.read_text())
-  shapes |= {name: shapes[other] for name, other in _SAME.items()}
+  shapes |= {name: shapes[other] | own for name, (other, own) in _SAME.items()}
   for name, shape in shapes.items():
     folder = cache / f"models--{name.replace('/', '--')}"
     for path, content in (

@@ -16,6 +16,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
@@ -31,11 +32,13 @@ class Sampled:
   prompts: P prompts.
   requests: P requests to the sampler.
   completions: completions by prompt.
+  outcomes: results of their environments, S by prompt; None without any.
   """
 
   prompts: Sequence[Prompt]
   requests: Sequence[decode.Request]
   completions: Sequence[types.Completions]
+  outcomes: Sequence[Sequence[judges.Outcome]] | None = None
 
 
 class Collector:
@@ -57,6 +60,7 @@ class Collector:
       loss: ml_collections.ConfigDict | None = None,
       reference: Any = None,
       seed: int | None = None,
+      environments: environments_lib.Environments | None = None,
   ):
     """Initializes the collector.
 
@@ -72,6 +76,8 @@ class Collector:
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
       seed: seed of the random numbers; None takes the sampler's.
+      environments: environments that say the prompts and answer completions;
+        None for a task without any.
     """
     self._task = task
     self._tokenizer = tokenizer
@@ -82,6 +88,7 @@ class Collector:
     self._loss = loss
     self._reference = reference
     self._seed = seed
+    self._environments = environments
     self._prompt_tokens: dict[int, np.ndarray] = {}
 
   @property
@@ -119,23 +126,35 @@ class Collector:
       version: version of `params`.
       newer: returns newer params to go on with, and their version, or None.
     """
+    prompt_ids, episodes = [prompt_id for _, prompt_id, _ in prompts], None
+    if self._environments is None:
+      tokens = [self._tokens_of(prompt_id) for prompt_id in prompt_ids]
+    else:
+      said = self._environments.prompts(self._split, prompt_ids)
+      tokens = [prompt.tokens for prompt in said]
+      episodes = self._environments.episodes(said, self._num_completions)
     requests = [
         decode.Request(
-            prompt_tokens=self._tokens_of(prompt_id),
+            prompt_tokens=prompt_tokens,
             prompt_id=prompt_id,
             visit=visit,
             num_completions=self._num_completions,
             seed=self._seed,
         )
-        for _, prompt_id, visit in prompts
+        for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
     # No frame holds the params: they are freed once there are newer ones.
     holder = [params]
     del params
-    completions = self._sampler.sample(
-        holder.pop(), requests, version=version, newer=newer
-    )
-    return Sampled(prompts, requests, completions)
+    try:
+      completions = self._sampler.sample(
+          holder.pop(), requests, version=version, newer=newer, turns=episodes
+      )
+    finally:
+      if episodes is not None:
+        episodes.close()
+    outcomes = None if episodes is None else episodes.outcomes()
+    return Sampled(prompts, requests, completions, outcomes)
 
   def start_reference(
       self, sampled: Sampled
@@ -156,15 +175,21 @@ class Collector:
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
     """Returns what the judge is asked, S requests by prompt."""
+    none = [[None] * self._num_completions] * len(sampled.prompts)
     return [
         [
-            judges.Request(self._split, request.prompt_id, text, bool(stopped))
-            for text, stopped in zip(
-                self._tokenizer.decode_completions(c), c.stopped
+            judges.Request(
+                self._split, request.prompt_id, text, bool(stopped), outcome
+            )
+            for text, stopped, outcome in zip(
+                self._tokenizer.decode_completions(c), c.stopped, outcomes_S
             )
         ]
-        for request, c in zip(
-            sampled.requests, sampled.completions, strict=True
+        for request, c, outcomes_S in zip(
+            sampled.requests,
+            sampled.completions,
+            sampled.outcomes or none,
+            strict=True,
         )
     ]
 
@@ -232,8 +257,8 @@ class Collector:
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:
-      text = self._task.prompt(self._split, prompt_id)
+      prompt = self._task.prompt(self._split, prompt_id)
       self._prompt_tokens[prompt_id] = np.asarray(
-          self._tokenizer.encode_prompt(text), np.int32
+          self._tokenizer.encode_prompt(prompt), np.int32
       )
     return self._prompt_tokens[prompt_id]

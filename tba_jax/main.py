@@ -46,7 +46,7 @@ PROGRAMS = {
                "tools.report"),
     "plan": ("what a config needs and whether it fits, without accelerator",
              "tools.plan"),
-    "compile": ("a config's programs, compiled for a TPU slice without one",
+    "compile": ("a config's programs, compiled for TPUs or GPUs without one",
                 "tools.compile"),
     "status": ("the live state of a run", "tools.status"),
     "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
@@ -136,6 +136,9 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     if name not in _WITHOUT_JAX:
       accelerators.check_platforms()
       processes.cache_directory()
+      # The supervisor splits the memory of a GPU that processes share.
+      if name != "train":
+        accelerators.take_memory()
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
@@ -155,7 +158,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
-        build.print_data(config)
+        build.print_data(config, shows_prompt=name == "plan")
         if warning := pool.warning(config):
           print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:

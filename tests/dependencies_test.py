@@ -23,15 +23,18 @@ _ELSEWHERE = {
     "colabs/train_countdown.ipynb": {"google"},
 }
 _EXTRA_OF_PLACE = {
-    "tba_jax": ("data", "math", "plots", "tensorboard", "trackio", "wandb"),
+    "tba_jax": (
+        "data", "ifbench", "math", "plots", "reasoning_gym", "tensorboard",
+        "trackio", "wandb",
+    ),
     "configs": (),
     "examples": (),
     "launch": (),
     "benchmarks": ("plots",),
     "colabs": ("plots", "test"),
     "docs": ("plots", "test"),
-    "tests": ("parity", "test"),
-}
+    "tests": ("ifbench", "parity", "reasoning_gym", "test"),
+}  # fmt: skip
 
 
 def _assigned(name: str):

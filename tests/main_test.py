@@ -30,6 +30,7 @@ class MainTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
+    self.enter_context(mock.patch.dict(os.environ))
     self.workdir = self.create_tempdir().full_path
     self.stderr = io.StringIO()
 

@@ -142,7 +142,7 @@ class SearcherTest(parameterized.TestCase):
     self.submitted.append(groups)
     return True
 
-  def sample(self, params, prompts, *, version, newer):
+  def sample(self, params, prompts, *, version, newer, turns=None):
     leaves = lambda tree: {int(x.ravel()[0]) for x in jax.tree.leaves(tree)}
     self.used.append((version, leaves(params)))
     self.in_flight = []  # what `newer` gave, chunk by chunk

@@ -323,6 +323,9 @@ class ReplayService:
       return []
     kept = []
     for group in record.groups:
+      self.ledger.note_environment(
+          int(group.completion_lengths.sum()) - group.num_tokens
+      )
       reason = self._reject_reason(group)
       if reason is None:
         kept.append(group)

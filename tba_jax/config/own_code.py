@@ -42,6 +42,7 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
   has_functions = c["task.name"] == "own" and (
       any(":" in text for text in texts) or c.get("task.verifier")
   )
+  has_functions = has_functions or build.facts(c["task.name"]).has_turns
   judges = c["reward.where"] != "model" or c["evaluate.judge"] == "task"
   if program in _WITH_REWARD and judges and (is_own_class or has_functions):
     out.append(REWARD)
@@ -99,6 +100,7 @@ def _what(text: str) -> str:
       LOSS: f"config.loss.name={config['loss']['name']!r}",
       REWARD: f"config.task.name={task['name']!r}",
   }
-  if task["name"] == "own":
-    named[REWARD] = f"config.task.rewards={task['rewards']!r}"
+  for name, field in (("own", "rewards"), ("environment", "source")):
+    if task["name"] == name:
+      named[REWARD] = f"config.task.{field}={task[field]!r}"
   return ", ".join(named[part] for part in tried)

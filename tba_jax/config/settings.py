@@ -314,6 +314,10 @@ SETTINGS = {
         "auto", one_of("auto", "always", "never"),
         "whether a prompt starts with BOS: 'auto' if the tokenizer itself adds"
         " it, 'always' if it has one"),
+    "tokenizer.chat": _s(
+        False, FLAG, "whether a prompt given as a text is a user's message in"
+        " the tokenizer's chat template; prompts given as messages always are"
+        " in it"),
 
     "model.family": _s(
         "llama", one_of(*families.FAMILIES),
@@ -396,9 +400,12 @@ SETTINGS = {
         " that are fast and never hang; 'pool', in worker processes of each"
         " role, killed at the deadline; 'model', by the reward model"),
     "reward.num_workers": _s(
-        2, COUNT, "workers of the pool", resume=True, hosts="own"),
+        2, COUNT, "workers of the pool; for environments, processes of a role,"
+        " one for each completion under way (docs/environments.md)",
+        resume=True, hosts="own"),
     "reward.deadline_s": _s(
-        10.0, WAIT, "limit for one completion in a worker", resume=True),
+        10.0, WAIT, "limit for one completion, or one turn, in a worker",
+        resume=True),
     "reward.memory_mb": _s(
         0, FROM_0, "address space of a worker; 0 = no limit", resume=True,
         hosts="own"),
@@ -833,6 +840,9 @@ SETTINGS = {
 
     "export.dtype": _s(
         "", DTYPE_OR_OWN, "dtype of the tensors; '' = as trained"),
+    "export.adapter": _s(
+        False, FLAG, "whether to write the factors of lora.rank alone, as the"
+        " package peft does, instead of the model with them merged in"),
 
     "sweep.objectives": _s(
         "", TEXT, "settings of each objective, 'NAME: KEY=VALUE …; NAME: …'"),
@@ -914,7 +924,7 @@ _FILES = frozenset("""
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command
     store.secret_file store.tls_cert_file store.tls_key_file store.tls_ca_file
-    task.rewards task.reason task.verifier
+    task.rewards task.reason task.source task.verifier
     """.split()).union(f"task.{name}" for name in (*_TASK_FILES, *_TASK_PATHS))
 
 

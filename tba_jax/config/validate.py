@@ -398,6 +398,7 @@ _REQUIRED = (
       "store.address": ("",), "store.locator": ("",),
       **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
+    ("export.adapter", bool, {"lora.rank": "above 0"}),
     # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
     *(("task.name", functools.partial(operator.eq, name),
@@ -1022,7 +1023,11 @@ def _check_task(
     except ValueError as error:
       return [str(error)]
   lines = []
-  if good.get("tokenizer.source") == "task":  # Others have other tokens.
+  start = config.get("init")
+  if start == "sft":
+    start = config.get("sft", {}).get("init")
+  # A model's folder brings a tokenizer, whose tokens are others.
+  if good.get("tokenizer.source") == "task" and start == "scratch":
     # Rows of data that are too long are left out.
     longest = (
         0 if isinstance(task, rows_task.RowsTask) else task.max_prompt_tokens
@@ -1072,6 +1077,11 @@ def _lacks(
     if any(i > last for i in _stop_ids(c)):
       key = "sampling.stop_token_ids"
       yield _line(key, c[key], f"allowed 0 to {last}")
+    if c.get("tokenizer.chat"):
+      allowed = "allowed with a tokenizer that has a chat template: its folder"
+      yield _line("tokenizer.chat", True, f"{allowed} as source or init")
+  if task.has_turns:
+    yield from _lacks_turns(c, task)
   where = c.get("reward.where")
   if program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"
@@ -1080,6 +1090,23 @@ def _lacks(
     if c.get("evaluate.judge") == "task":
       allowed = f"allowed '', 'command' or a gold model's folder: {needs}"
       yield _line("evaluate.judge", "task", allowed)
+
+
+def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
+  """Yields problems with settings that environments do not support."""
+  if c.get("init") == "sft" and not task.can_demonstrate:
+    allowed = (
+        "allowed 'scratch' or a model's folder: config.task.source has no"
+        " method demonstrate to fine-tune on"
+    )
+    yield _line("init", "sft", allowed)
+  for key, allowed in (
+      ("reward.role", ("searcher",)),
+      ("evaluate.judge", ("",)),
+  ):
+    if c.get(key, allowed[0]) not in allowed:
+      why = f"allowed {' or '.join(map(repr, allowed))} with environments"
+      yield _line(key, c[key], why)
 
 
 def _starts_from_scratch(c: Mapping[str, Any]) -> bool:

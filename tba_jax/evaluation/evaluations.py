@@ -213,7 +213,8 @@ class Evaluations:
   ) -> dict[str, Any]:
     c = self._config
     evaluator = self._evaluator if name else self._validator
-    result = evaluator.run(
+    run = evaluator.run_all if name else evaluator.run
+    result = run(
         params,
         min(c.final_prompts if name else c.num_prompts, evaluator.num_prompts),
         version=step,

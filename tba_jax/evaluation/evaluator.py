@@ -22,6 +22,7 @@ from tba_jax.learning import batches
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference as reference_lib
 from tba_jax.rewards import comparers
+from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.tasks import base
@@ -106,9 +107,10 @@ def summarize(
     prompts: records of prompts, 1 or more. Required: `num_correct`,
       `num_distinct`, `num_texts`, `failures` by cause; per completion
       `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
-      completion `kl`, `ref_nats` (minus the reference's log-prob) and
-      `ref_tokens` (that it is a sum over), `diluted_perplexity`, and
-      `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
+      completion `parts` of its reward by name, `kl`, `ref_nats` (minus the
+      reference's log-prob) and `ref_tokens` (that it is a sum over),
+      `diluted_perplexity`, `turns`, and `verdicts`, `greedy_verdicts`
+      (`comparers.Verdict`).
     num_completions: n, completions per prompt.
     resamples: number of bootstrap resamples.
     confidence: confidence of the intervals.
@@ -125,9 +127,10 @@ def summarize(
     values["greedy_pass_at_1"] = np.array(
         [float(p["greedy_correct"]) for p in prompts]
     )
-  for name in ("kl", "diluted_perplexity"):
+  for name in ("kl", "diluted_perplexity", "turns"):
     if name in prompts[0]:
       values[name] = np.array([np.mean(p[name]) for p in prompts])
+  values |= _part_means(prompts)
   values |= _verdict_means(prompts)
   out: dict[str, Any] = {}
   for name, values_B in values.items():
@@ -161,6 +164,18 @@ def summarize(
           sum((p["failures"] for p in prompts), collections.Counter())
       ),
   }
+
+
+def _part_means(
+    prompts: Sequence[Mapping[str, Any]],
+) -> dict[str, np.ndarray]:
+  """Returns means of each part of the reward over the prompts that have it."""
+  found = collections.defaultdict(list)
+  for prompt in prompts:
+    parts = prompt.get("parts", ())
+    for name in sorted({name for some in parts for name in some}):
+      found[name].append(np.mean([p[name] for p in parts if name in p]))
+  return {f"reward/{name}": np.array(found[name]) for name in sorted(found)}
 
 
 def _verdict_means(
@@ -219,6 +234,7 @@ class Evaluator:
       comparer: comparers.Comparer | None = None,
       reference: reference_lib.Reference | None = None,
       plain_reference: reference_lib.Reference | None = None,
+      environments: environments_lib.Environments | None = None,
   ):
     """Makes the samplers.
 
@@ -232,6 +248,7 @@ class Evaluator:
         completions; closed with this; None = no win-rate.
       reference: policy that the KL is measured against; None = no KL.
       plain_reference: the same at temperature 1, for the papers' perplexity.
+      environments: environments of a task that has some; closed with this.
     """
     self._config = config.evaluate
     self._task = policy.task
@@ -245,6 +262,7 @@ class Evaluator:
     self._comparer = comparer
     self._reference = reference
     self._plain_reference = plain_reference
+    self._environments = environments
 
   @property
   def num_prompts(self) -> int:
@@ -258,8 +276,10 @@ class Evaluator:
     return other
 
   def close(self) -> None:
-    """Closes judge and comparer."""
+    """Closes judge, comparer and environments."""
     self.judge.close()
+    if self._environments is not None:
+      self._environments.close()
     if self._comparer is not None:
       self._comparer.close()
 
@@ -289,11 +309,14 @@ class Evaluator:
       greedy_pass_at_1: share of prompts whose greedy completion is correct,
         with `evaluate.greedy`.
       mean_reward: mean over completions, task units.
+      reward/NAME: mean of a part of the reward over completions that have it.
       kl: Σ log π - log π_ref of a completion, nats, at the sampling
         temperature, with a reference.
       ref_perplexity: exp of the reference's mean nats per token, likewise.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
         any, with a plain reference.
+      turns: turns of a completion that an environment answered, with
+        environments.
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
         the comparer; docs/preferences.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
@@ -345,15 +368,33 @@ class Evaluator:
         "samples": samples,
     }
 
+  def run_all(
+      self, params: types.PyTree, num_prompts: int, **options: Any
+  ) -> dict[str, Any]:
+    """Returns the results of `run`, and of the task's further splits.
+
+    Those have the metrics `SPLIT/NAME`, but for samples, of up to `num_prompts`
+    prompts each. Arguments are those of `run`.
+    """
+    result = self.run(params, min(num_prompts, self.num_prompts), **options)
+    for split in self._task.more_splits:
+      other = copy.copy(self)
+      other.split = split
+      count = min(num_prompts, other.num_prompts)
+      for name, value in other.run(params, count, **options).items():
+        if isinstance(value, (int, float, tuple)) and name != "version":
+          result[f"{split}/{name}"] = value
+    return result
+
   def _evaluate_batch(
       self, params: types.PyTree, indices: range, version: int
   ) -> list[Record]:
     """Returns one record per prompt, for `summarize`."""
-    texts = [self._task.prompt(self.split, index) for index in indices]
     visit = _FIRST_VISIT + zlib.crc32(self.split.encode()) % _FIRST_VISIT
     prompts = [(-1, index, visit) for index in indices]
     collector = self._collector(self._sampler, self._config.num_completions)
     sampled = collector.sample(prompts, params, version)
+    given, texts = zip(*map(self._prompt, sampled.requests))
     asked_BxS = collector.judge_requests(sampled)
     records = [
         self._record(text, completions, asked_S, judged_S)
@@ -361,7 +402,7 @@ class Evaluator:
             texts, sampled.completions, asked_BxS, collector.judge(asked_BxS)
         )
     ]
-    self._add_verdicts(records, "verdicts", texts, asked_BxS)
+    self._add_verdicts(records, "verdicts", given, asked_BxS)
     plain = sampled
     if self._greedy_sampler is not None:
       collector = self._collector(self._greedy_sampler, 1)
@@ -369,7 +410,7 @@ class Evaluator:
       asked_Bx1 = collector.judge_requests(plain)
       for record, (judgement,) in zip(records, collector.judge(asked_Bx1)):
         record["greedy_correct"] = judgement.key is not None
-      self._add_verdicts(records, "greedy_verdicts", texts, asked_Bx1)
+      self._add_verdicts(records, "greedy_verdicts", given, asked_Bx1)
     if self._reference is not None:
       self._add_kl(records, sampled)
     if self._plain_reference is not None:
@@ -386,7 +427,16 @@ class Evaluator:
         self.judge,
         num_completions=num_completions,
         split=self.split,
+        environments=self._environments,
     )
+
+  def _prompt(self, request: decode.Request) -> tuple[base.Prompt, str]:
+    """Returns a prompt as the task gives it, and its text."""
+    if self._environments is not None:
+      text = self._tokenizer.decode(request.prompt_tokens)
+      return text, text
+    prompt = self._task.prompt(self.split, request.prompt_id)
+    return prompt, self._tokenizer.prompt_text(prompt)
 
   def _record(
       self,
@@ -424,9 +474,11 @@ class Evaluator:
             j.failure for j in judged_S if j.failure
         ),
         "rewards": [j.reward for j in judged_S],
+        "parts": [j.parts for j in judged_S if not j.failure],
         "lengths": completions.lengths,
         "stopped": completions.stopped,
         "samples": samples,
+        **_turns(asked_S),
     }
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
@@ -447,7 +499,7 @@ class Evaluator:
       self,
       records: Sequence[Record],
       field: str,
-      texts: Sequence[str],
+      prompts: Sequence[base.Prompt],
       asked_BxS: Sequence[Sequence[judges.Request]],
   ) -> None:
     """Adds verdicts against the task's reference, if there is a comparer."""
@@ -455,9 +507,9 @@ class Evaluator:
       return
     comparisons = [
         comparers.Comparison(
-            text, one, base.reference_text(self._task, one.split, one.index)
+            prompt, one, base.reference_text(self._task, one.split, one.index)
         )
-        for text, some in zip(texts, asked_BxS)
+        for prompt, some in zip(prompts, asked_BxS)
         for one in some
     ]
     verdicts = iter(self._comparer.compare(comparisons))
@@ -499,6 +551,14 @@ class Evaluator:
       prompt_length = len(request.prompt_tokens)
       tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
       record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
+
+
+def _turns(asked_S: Sequence[judges.Request]) -> Record:
+  """Returns `turns` of each completion, {} of a task without environments."""
+  outcomes = [asked.outcome for asked in asked_S if asked.outcome is not None]
+  if not outcomes:
+    return {}
+  return {"turns": [outcome.num_turns for outcome in outcomes]}
 
 
 def _logprobs(

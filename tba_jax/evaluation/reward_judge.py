@@ -19,6 +19,7 @@ from tba_jax.evaluation import evaluator
 from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
 from tba_jax.rewards import comparers
+from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.rewards import red_team as rewards_red_team
@@ -119,6 +120,8 @@ def make_task_judge(
 
   Raises ValueError if a frozen model's folder cannot be read.
   """
+  if task.has_turns:
+    return judges.OfOutcomes(fallback=config.reward.fallback, on_event=on_event)
   if not isinstance(task, tasks_red_team.RedTeam):
     return pool.make_judge(config, workdir, task, on_event)
   return rewards_red_team.RedTeamJudge(
@@ -254,5 +257,8 @@ def make_evaluator(
       policy,
       judge,
       comparer=make_comparer(config, workdir, policy.task, on_event, mesh=mesh),
+      environments=environments.make(
+          config, workdir, policy.task, policy.tokenizer, on_event
+      ),
       **references,
   )

@@ -64,8 +64,7 @@ def _digests(
   """Returns digests of model, data and tokenizer, by config key."""
   task, tokenizer = policy.task, policy.tokenizer
   size = task.num_prompts(tasks_base.TRAIN)
-  rows = range(0, size, max(1, size // _NUM_PROMPTS))
-  prompts = [task.prompt(tasks_base.TRAIN, i) for i in rows]
+  prompts = task.identity(_NUM_PROMPTS)
   tokens = [list(map(int, tokenizer.encode_prompt(p))) for p in prompts]
   shape = dataclasses.asdict(policy.model.config)
   parts = {

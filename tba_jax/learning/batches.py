@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 import math
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,12 +31,21 @@ def completion_mask(
   return sampled_mask.astype(np.float32)
 
 
-# Token ids of a prompt, and of each of its K completions.
-Row = tuple[Sequence[int], Sequence[Sequence[int]]]
+class Row(NamedTuple):
+  """A prompt and its K completions.
+
+  prompt: token ids.
+  completions: token ids of each.
+  masks: whether the loss counts each token of each completion; None counts all.
+  """
+
+  prompt: Sequence[int]
+  completions: Sequence[Sequence[int]]
+  masks: Sequence[Sequence[bool]] | None = None
 
 
 def pad_sequences(
-    rows: Sequence[Row],
+    rows: Sequence[Row | tuple[Sequence[int], Sequence[Sequence[int]]]],
     shape: tuple[int, ...],
     *,
     num_completions: int,
@@ -61,12 +71,13 @@ def pad_sequences(
       (size, num_completions, max_completion_tokens), np.int32
   )
   completion_mask = np.zeros(completions.shape, np.float32)
-  for b, (prompt, texts) in enumerate(rows):
+  for b, row in enumerate(rows):
+    prompt, texts, masks = Row(*row)
     prompts[b, max_prompt_tokens - len(prompt) :] = prompt
     prompt_mask[b, max_prompt_tokens - len(prompt) :] = 1
     for k, ids in enumerate(texts):
       completions[b, k, : len(ids)] = ids
-      completion_mask[b, k, : len(ids)] = 1
+      completion_mask[b, k, : len(ids)] = masks[k] if masks else 1
   unread = np.zeros_like(completion_mask)
   flat = types.Batch(
       prompt_tokens=prompts,

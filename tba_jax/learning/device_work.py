@@ -317,16 +317,26 @@ def _update(
 
 def reference_prompts(config: ml_collections.ConfigDict) -> int:
   """Returns the prompts whose reference log-probs are computed at a time."""
-  train, num_prompts = config.train, config.train.prompts_per_batch
-  are_cut = not packing.num_micro_batches(
-      train, num_prompts, train.completions_per_prompt
-  )
+  num_prompts, micro = config.train.prompts_per_batch, micro_prompts(config)
   # Groups that are cut are computed part by part, as rows of the whole batch.
-  if config.replay.recent_fraction == 1 or are_cut:
+  if config.replay.recent_fraction == 1 or not micro:
     return num_prompts
   shards = config.mesh.data * config.mesh.fsdp
   # Only fresh groups lack reference log-probs; redrawn ones have them cached.
-  return math.ceil(num_prompts / 4 / shards) * shards
+  part = math.ceil(num_prompts / 4 / shards) * shards
+  if part > micro:
+    unit = math.lcm(micro, shards)
+    part = math.ceil(part / unit) * unit
+  return min(part, num_prompts)
+
+
+def micro_prompts(config: ml_collections.ConfigDict) -> int:
+  """Returns the prompts of a micro-batch; 0 if groups are cut."""
+  train = config.train
+  whole = packing.num_micro_batches(
+      train, train.prompts_per_batch, train.completions_per_prompt
+  )
+  return train.micro_batch_prompts if whole else 0
 
 
 def machine() -> dict[str, Any]:
@@ -462,6 +472,7 @@ def make_reference(
       every_steps=config.reference.every_steps if moves else 0,
       # No step donates an adapter's base: the reference shares it.
       copy=policy.adapters is None,
+      micro_prompts=micro_prompts(config),
       mesh=mesh,
       rules=config.sharding,
   )

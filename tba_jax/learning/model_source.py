@@ -7,6 +7,7 @@ newest checkpoint), or one checkpoint of a run, `RUN/checkpoints/STEP`.
 """
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import math
 import os
@@ -75,6 +76,33 @@ def restore(
     FileNotFoundError: there is no such checkpoint.
     ValueError: there is no checkpoint at all, or it does not fit the config.
   """
+  policy, state, base = _restore_state(
+      config, workdir, step, mesh, needs_task=needs_task
+  )
+  shardings = sharding.param_shardings(
+      mesh, config.sharding, policy.model.logical_axes
+  )
+  merger = lora.make_merger(
+      policy.adapters,
+      policy.folder,
+      config.seed,
+      lambda: jax.device_put(
+          policy_lib.initial_params(policy, config.seed, shardings), shardings
+      ),
+  )
+  lora.check_base(base, merger.base)
+  return policy, merger.params(state.params), int(state.step)
+
+
+def _restore_state(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+    *,
+    needs_task: bool,
+) -> tuple[policy_lib.Policy, train_step.TrainState, str]:
+  """Returns the policy, the state and its base's name; raises as `restore`."""
   folder = _checkpoints(workdir)
   # A Checkpointer would make the folder.
   if not folder.is_dir():
@@ -98,19 +126,26 @@ def restore(
     )
   finally:
     checkpointer.close()
-  shardings = sharding.param_shardings(
-      mesh, config.sharding, policy.model.logical_axes
-  )
-  merger = lora.make_merger(
-      policy.adapters,
-      policy.folder,
-      config.seed,
-      lambda: jax.device_put(
-          policy_lib.initial_params(policy, config.seed, shardings), shardings
-      ),
-  )
-  lora.check_base(saved.get("base", ""), merger.base)
-  return policy, merger.params(state.params), int(state.step)
+  return policy, state, saved.get("base", "")
+
+
+def adapters_of_checkpoint(
+    config: ml_collections.ConfigDict,
+    workdir: str | os.PathLike[str],
+    step: int | None,
+    mesh: jax.sharding.Mesh,
+) -> tuple[policy_lib.Policy, types.PyTree, str]:
+  """Returns policy, adapters and name of a checkpoint, without their base.
+
+  Args and raises: see `of_checkpoint`.
+  """
+  with _held(workdir):
+    policy, state, base = _restore_state(
+        config, workdir, step, mesh, needs_task=False
+    )
+  lora.check_base(base, lora.base_name(policy.folder, config.seed))
+  name = str(_checkpoints(workdir) / str(int(state.step)))
+  return policy, state.params, name
 
 
 def of_checkpoint(
@@ -126,17 +161,21 @@ def of_checkpoint(
 
   Args and raises: see `restore`; ValueError also where a process runs there.
   """
-  if not _checkpoints(workdir).is_dir():
-    raise ValueError(f"{workdir}: there is no checkpoint; train first")
-  held = bucket.hold(run_directory.lock(str(workdir)), workdir)
-  try:
+  with _held(workdir):
     policy, params, step = restore(
         config, workdir, step, mesh, needs_task=False
     )
-  finally:
-    held.close()
   name = str(_checkpoints(workdir) / str(step))
   return Source(name, policy.model, params, policy.tokenizer)
+
+
+def _held(workdir: str | os.PathLike[str]) -> contextlib.closing:
+  """Returns a context that holds a run's lock; ValueError if it cannot."""
+  if not _checkpoints(workdir).is_dir():
+    raise ValueError(f"{workdir}: there is no checkpoint; train first")
+  return contextlib.closing(
+      bucket.hold(run_directory.lock(str(workdir)), workdir)
+  )
 
 
 def _checkpoints(workdir: str | os.PathLike[str]) -> epath.Path:

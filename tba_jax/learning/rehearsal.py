@@ -84,6 +84,9 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
   Raises:
     ValueError: the task raises, or none of the completions could be judged.
   """
+  if build.facts(config.task.name).has_turns:
+    try_environment(config)
+    return
   name, field = config.task.name, _field(config.task)
   try:
     task = build.make_task(config.task)
@@ -91,8 +94,10 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
       task.num_prompts(split)
     prompt = task.prompt(base.TRAIN, 0)
     right = base.reference_text(task, base.TRAIN, 0)
-    if not isinstance(prompt, str) or not isinstance(right, str):
-      raise TypeError("prompt and reference_completion must return a text")
+    if not isinstance(prompt, str) and not base.are_messages(prompt):
+      raise TypeError("prompt must return a text or messages")
+    if not isinstance(right, str):
+      raise TypeError("reference_completion must return a text")
   except ValueError as error:
     if user_code.place_of(error):
       raise ValueError(
@@ -111,7 +116,7 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
   )
   try:
     # A reward may refuse a text that is no answer.
-    for text in dict.fromkeys((right, prompt, "1")):
+    for text in dict.fromkeys((right, base.plain_text(prompt), "1")):
       request = judges.Request(base.TRAIN, 0, text)
       events.clear()
       judged = judge.judge([request])[0]
@@ -126,6 +131,29 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
       raise ValueError(f"config.task.{field}={config.task[field]!r}: {reason}")
   finally:
     judge.close()
+
+
+def try_environment(config: ml_collections.ConfigDict) -> None:
+  """Begins an episode of the first training prompt, and says a turn.
+
+  Raises:
+    ValueError: the environment cannot be imported, or fails.
+  """
+  task = build.make_task(config.task)
+  seed = task.seed(base.TRAIN, 0)
+  workers = pool.make_environments(config, "", None)
+  try:
+    with workers.hold() as ask:
+      for message in (["reset", seed], ["reset", seed], ["step", "1"]):
+        answer = ask(message)
+        if answer.get("failure", "deadline") != "deadline":
+          raise ValueError(
+              f"config.task.source={config.task.source!r}: {message[0]} fails"
+              f" ({answer['failure']}): {answer['message']}; allowed an"
+              " environment as docs/environments.md has it"
+          )
+  finally:
+    workers.close()
 
 
 def _field(task: ml_collections.ConfigDict) -> str:

@@ -330,7 +330,9 @@ def load_encoder(
   """
   path = hf_hub.find(folder)
   try:
-    config = encoder_config_from_hf(hf_files.read_json(path / "config.json"))
+    hf_json = hf_files.read_json(path / "config.json")
+    config = encoder_config_from_hf(hf_json)
+    hf_config.log_ignored(f"{path}/config.json", frozenset(hf_json))
     files = hf_files.Files(path)
     prefix = f"{config.family}."
     if not any(name.startswith(prefix) for name in files.shapes):

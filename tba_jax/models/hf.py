@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and saves models as Hugging Face folders."""
 
+from collections.abc import Callable
 import math
 import os
 import pathlib
@@ -29,7 +30,7 @@ INDEX = hf_files.INDEX
 # Files that `save` may replace; others in a folder make it refuse.
 _OURS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-    r"|(generation_)?config\.json|"
+    r"|adapter_model\.safetensors|((generation|adapter)_)?config\.json|"
     + "|".join(map(re.escape, tokenizer_lib.FILES))
 )
 
@@ -237,22 +238,43 @@ def save(
     ValueError: params do not have that shape, or the folder contains files that
       are not a model's.
   """
+  leaves = _leaves(model_config, params)
+
+  def fill(new: pathlib.Path) -> None:
+    _write_tensors(new, model_config, leaves, max_file_bytes)
+    _write_settings(new, model_config, tokenizer)
+
+  replace_folder(folder, fill)
+
+
+def replace_folder(
+    folder: str | os.PathLike[str], fill: Callable[[pathlib.Path], None]
+) -> None:
+  """Makes or replaces a model's folder in one step.
+
+  Args:
+    folder: a local path; parents are created.
+    fill: function that writes the files into a folder.
+
+  Raises:
+    ValueError: the folder contains files that are not a model's.
+  """
   path = pathlib.Path(folder)
   names = sorted(p.name for p in path.glob("*"))
   foreign = [name for name in names if not _OURS.fullmatch(name)]
   if foreign:
     raise ValueError(f"{folder}: not replaced, has other files: {foreign}")
-  leaves = _leaves(model_config, params)
   path.parent.mkdir(parents=True, exist_ok=True)
   new = path.with_name(f".{path.name}.new-{os.getpid()}")
   shutil.rmtree(new, ignore_errors=True)
   new.mkdir()
   try:
-    _write_tensors(new, model_config, leaves, max_file_bytes)
-    _write_settings(new, model_config, tokenizer)
+    fill(new)
+    (plain := new / ".mode").touch()
     for file in new.iterdir():
       # safetensors writes with mode 0600, whatever the umask.
-      shutil.copymode(new / "config.json", file)
+      shutil.copymode(plain, file)
+    plain.unlink()
     hf_files.sync(new)
     hf_files.replace(new, path)
   finally:

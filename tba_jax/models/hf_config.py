@@ -3,15 +3,19 @@
 """Converts between Hugging Face's config.json and `ModelConfig`.
 
 Every setting of the file is used, must have one value, or is known not to
-affect the logits; any other is refused by name. Defaults are those of
-`transformers` (tested), whose own config classes would import torch.
+affect the logits, which one line of the log says; any other is refused by name
+unless it is null. Defaults are those of `transformers` (tested), whose own
+config classes would import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
+import functools
 import os
 import re
 from typing import Any
+
+from absl import logging
 
 from tba_jax.models import config as config_lib
 from tba_jax.models import families
@@ -31,8 +35,10 @@ _ONLY = {
     "hidden_dropout": (0.0,),
     "is_decoder": (False,),
     "is_encoder_decoder": (False,),
+    "per_layer_config": (None, {}),
     "position_embedding_type": ("absolute",),
     "pruned_heads": ({}, None),
+    "quantization_config": (None,),
     "rope_interleaved": (False,),
     "tie_encoder_decoder": (False,),
     "use_mrope": (False,),
@@ -42,22 +48,28 @@ _ONLY = {
 # "_"; dropout that we train without; those of other heads and tools.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|(attn|embd|resid)_pdrop|(attention_probs|hidden)_dropout_prob"
-    r"|auto_map|classifier_dropout|finetuning_task|gradient_checkpointing"
-    r"|initializer_range|is_llama_config|label2id|max_window_layers|model_type"
-    r"|n_special|output_(attentions|hidden_states|past)"
-    r"|predict_special_tokens|prefix|pretraining_tp|problem_type"
-    r"|reorder_and_upcast_attn|return_dict|summary_.*|task_specific_params"
-    r"|tf_legacy_loss|tokenizer_class|torchscript|transformers_version"
+    r"|(attn|experts)_implementation|auto_map|classifier_dropout"
+    r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
+    r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
+    r"|max_window_layers|model_type|n_special|name_or_path"
+    r"|output_(attentions|hidden_states|past)|predict_special_tokens|prefix"
+    r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
+    r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
+    r"|tokenizer_class|torchscript|transformers_version"
     r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"
     # Sampling, which transformers 4 keeps beside the model's settings.
-    r"|bad_words_ids|(begin_)?suppress_tokens|decoder_start_token_id"
-    r"|do_sample|early_stopping|exponential_decay_length_penalty"
+    r"|assistant_(confidence_threshold|lookbehind)|bad_words_ids"
+    r"|(begin_)?suppress_tokens|do_sample|early_stopping"
+    r"|(epsilon|eta)_cutoff|exponential_decay_length_penalty"
     r"|forced_[be]os_token_id|(encoder_)?no_repeat_ngram_size"
-    r"|(diversity|length|repetition)_penalty|(max|min)_length"
+    r"|(diversity|length|(encoder_)?repetition)_penalty|(max|min)_length"
+    r"|num_assistant_tokens(_schedule)?"
     r"|num_(beams|beam_groups|return_sequences)|output_scores"
-    r"|remove_invalid_values|return_dict_in_generate|sep_token_id"
+    r"|remove_invalid_values|return_dict_in_generate|target_lookbehind"
     r"|temperature|top_[kp]|typical_p"
 )
+# Those that are in every file, and that the log does not name.
+_EVERYWHERE = re.compile(r"_.*|model_type|transformers_version")
 # Settings read apart from a family's keys.
 _READ_APART = (
     "architectures", "dtype", "eos_token_id", "id2label", "layer_types",
@@ -108,16 +120,33 @@ def read(
   path = hf_hub.find(folder, weights=False) / "config.json"
   generation = path.with_name("generation_config.json")
   try:
-    config = from_hf(hf_files.read_json(path), dtype=dtype)
+    hf = hf_files.read_json(path)
+    config = from_hf(hf, dtype=dtype)
     if generation.exists():
       config = with_generation(config, hf_files.read_json(generation))
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
+  log_ignored(str(path), frozenset(hf))
   return dataclasses.replace(
       config,
       compute_dtype=compute_dtype or config.compute_dtype,
       attention=attention,
   )
+
+
+def ignored(names: Iterable[str]) -> list[str]:
+  """Returns the settings of a config.json that are known to have no effect."""
+  return sorted(filter(_WITHOUT_EFFECT.fullmatch, names))
+
+
+@functools.lru_cache
+def log_ignored(path: str, names: frozenset[str]) -> None:
+  """Logs the settings of a config.json that are ignored, once a process."""
+  told = [name for name in ignored(names) if not _EVERYWHERE.fullmatch(name)]
+  if told:
+    logging.info(
+        "%s: ignored, without effect on the logits: %s", path, ", ".join(told)
+    )
 
 
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
@@ -208,8 +237,11 @@ def read_settings(
     if left.pop(name, values[0]) not in values:
       supported = " or ".join(map(repr, values))
       problems.append(_wrong(hf, name, supported))
-  for name, value in sorted(left.items()):
-    problems.append(f"{name}={value!r} is an unknown setting")
+  problems += [
+      f"{name}={value!r} is an unknown setting"
+      for name, value in sorted(left.items())
+      if value is not None
+  ]
   return fields, problems
 
 

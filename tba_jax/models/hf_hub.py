@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 
+from tba_jax.models import adapter_folder
 from tba_jax.models import hf_files
 
 # A folder that exists comes first. The hub has no organizations of these names.
@@ -35,17 +36,21 @@ _INDEX = "model.safetensors.index.json"
 def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
   """Returns the local folder of a model; a missing path is returned as it is.
 
+  Of an adapter of `peft` it is a folder of the user's cache, in which the
+  adapter is merged into its base.
+
   Args:
     name: a path, ORG/NAME or ORG/NAME@REVISION.
     weights: False needs the config and the tokenizer only.
 
   Raises:
-    ValueError: the model is not in the cache and cannot be downloaded.
+    ValueError: the model is not in the cache and cannot be downloaded, or an
+      adapter is not supported.
   """
   path = pathlib.Path(name).expanduser()
   match = _MODEL.fullmatch(os.fspath(name))
   if match is None or path.exists():
-    return path
+    return _merged(path, weights)
   folder, fetch = _snapshot(
       name,
       *match.groups(),
@@ -60,6 +65,19 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
       message += f". {hf_files.conversion(folder, match[1])}"
     raise ValueError(message)
   return folder
+
+
+def _merged(path: pathlib.Path, weights: bool) -> pathlib.Path:
+  """Returns a folder; of an adapter, that of the merged model."""
+  if not adapter_folder.is_adapter(path):
+    return path
+  root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+  return adapter_folder.find(
+      path,
+      lambda base: find(base, weights=weights),
+      pathlib.Path(root).expanduser() / "tba_jax" / "models",
+      weights=weights,
+  )
 
 
 def data_name(name: str) -> tuple[str, str | None, str] | None:

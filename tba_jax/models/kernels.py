@@ -280,14 +280,20 @@ def cudnn(
   would cost memory, and the blocks that causality skips.
   """
   N, Q, G, M, Dh = q.shape
-  S = k.shape[1]
-  q = q.reshape(N, Q, G * M, Dh)
-  q = jnp.pad(q, ((0, 0), (S - Q, 0), (0, 0), (0, 0)))
+  before = k.shape[1] - Q
+  # The gradient wants an even length: a last token that no other sees.
+  odd = k.shape[1] % 2
+  S = k.shape[1] + odd
+  q = jnp.pad(
+      q.reshape(N, Q, G * M, Dh), ((0, 0), (before, odd), (0, 0), (0, 0))
+  )
+  k, v = (jnp.pad(x, ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (k, v))
   padding_N = jnp.argmax(mask, axis=1)
 
-  def rotate(x: jax.Array, by_N: jax.Array) -> jax.Array:
-    columns = (jnp.arange(S)[None] + by_N[:, None]) % S
-    return x.at[jnp.arange(N)[:, None], columns].get(
+  # The partitioner splits a gather over N only where that is a batch axis.
+  @jax.vmap
+  def rotate(x: jax.Array, by: jax.Array) -> jax.Array:
+    return x.at[(jnp.arange(S) + by) % S].get(
         mode="promise_in_bounds", unique_indices=True
     )
 
@@ -297,4 +303,5 @@ def cudnn(
       local_window_size=(window - 1, 0) if window else None,
       implementation="cudnn",
   )
-  return rotate(out, -padding_N)[:, S - Q :].reshape(N, Q, G, M, Dh)
+  out = rotate(out, -padding_N)[:, before : before + Q]
+  return out.reshape(N, Q, G, M, Dh)

@@ -8,13 +8,15 @@ tokenizer.json.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 from typing import Any
 
-import jinja2
 import numpy as np
 import tokenizers
 from tokenizers import decoders
@@ -31,6 +33,30 @@ UNK_TOKEN = "<unk>"
 FILES = hf_files.TOKENIZER_FILES
 # Characters of a library's error that a message keeps.
 _MAX_ERROR = 300
+# Day that chat templates take for today, so that a run's prompts are the same
+# on all days: that of Llama 3's templates where no clock is.
+_TODAY = datetime.date(2024, 7, 26)
+_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+  """Token ids of a prompt and its answer, for fine-tuning.
+
+  prompt: ids before the first that is trained.
+  completion: the ids after them, to the last that is trained.
+  trained: whether each id of the completion is trained: those that the
+    assistant says, with what ends its turns.
+  num_untrained: turns of the assistant that are not trained, since the chat
+    template writes them otherwise once more turns follow.
+  """
+
+  prompt: list[int]
+  completion: list[int]
+  trained: list[bool]
+  num_untrained: int = 0
 
 
 class Tokenizer:
@@ -42,7 +68,8 @@ class Tokenizer:
     Lengths and masks tell what is padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
-  stop_ids: ids that end a completion: the stop token, and those added.
+  stop_ids: ids that end a completion: the stop token, the one that ends a turn
+    in the chat template, and those added.
   stop_strings: texts that end a completion; initially none.
   """
 
@@ -51,6 +78,7 @@ class Tokenizer:
       fast: transformers.PreTrainedTokenizerFast,
       *,
       bos: str = "auto",
+      chat: bool = False,
       folder: pathlib.Path | None = None,
   ):
     """Wraps a fast tokenizer.
@@ -59,10 +87,11 @@ class Tokenizer:
       fast: the tokenizer.
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
+      chat: whether a prompt given as a text is a user's message.
       folder: folder of the tokenizer's files, which `save` copies.
 
     Raises:
-      ValueError: `fast` has no eos_token.
+      ValueError: `fast` has no eos_token, or `chat` no chat template.
     """
     if fast.eos_token_id is None:
       raise ValueError(
@@ -84,6 +113,11 @@ class Tokenizer:
     first = fast.encode("a", add_special_tokens=True)[:1]
     adds_bos = bos == "always" or (bos == "auto" and first == [self.bos_id])
     self._adds_bos = adds_bos and self.bos_id is not None
+    self._chat = chat
+    if chat and not self.chat_template:
+      raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
+    self._turn_ends = self.stop_ids | self._turn_end()
+    self.stop_ids |= self._turn_ends
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
@@ -107,14 +141,89 @@ class Tokenizer:
     """Adds texts that end a completion."""
     self.stop_strings = tuple(dict.fromkeys((*self.stop_strings, *strings)))
 
-  def encode_prompt(self, text: str) -> list[int]:
-    """Returns the ids of a prompt, with BOS first if the rule says so."""
-    ids = self.encode(text)
+  def encode_prompt(self, prompt: str | Messages) -> list[int]:
+    """Returns the ids of a prompt.
+
+    The BOS rule holds for texts; messages have the special tokens of the chat
+    template alone.
+
+    Raises:
+      ValueError: there is no template for messages, or it refuses them.
+    """
+    messages = self._messages(prompt)
+    if messages is not None:
+      return self.encode_chat(messages)
+    ids = self.encode(prompt)
     if self._adds_bos and ids[:1] != [self.bos_id]:
       ids.insert(0, self.bos_id)
     return ids
 
-  def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+  def encode_answered(
+      self, prompt: str | Messages, answer: str
+  ) -> Answered | None:
+    """Returns the ids of a prompt and its answer, with what ends the answer.
+
+    A prompt of messages may have turns of the assistant too. Those are trained
+    that it would have said: the chat's ids begin with the ids of the turn's
+    prompt, and go on with those of the turn where it is the last.
+
+    Returns:
+      The ids; None if the answer itself is no such turn.
+
+    Raises:
+      ValueError: the template is missing, or refuses the messages.
+    """
+    messages = self._messages(prompt)
+    if messages is None:
+      ids = [*self.encode(answer), self.eos_id]
+      return Answered(self.encode_prompt(prompt), ids, [True] * len(ids))
+    chat = [*messages, {"role": "assistant", "content": answer}]
+    places = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
+    heads = [self._through(chat[: i + 1]) for i in places]
+    ids, _ = heads[-1]
+    if not ids:
+      return None
+    turns = [
+        range(start, len(head))
+        for head, start in heads
+        if head and ids[: len(head)] == head
+    ]
+    first = turns[0].start
+    said = {i for turn in turns for i in turn}
+    return Answered(
+        ids[:first],
+        ids[first:],
+        [i in said for i in range(first, len(ids))],
+        len(places) - len(turns),
+    )
+
+  def _through(self, chat: Messages) -> tuple[list[int], int]:
+    """Returns a chat's ids to the end of its last turn, and where that starts.
+
+    [] if they do not begin with the ids of the turn's prompt.
+    """
+    before = self.encode_chat(chat[:-1])
+    ids = self.encode(self.chat_text(chat, asks=False))
+    start = len(before)
+    if ids[:start] != before:
+      return [], start
+    for at in range(start, len(ids)):
+      if ids[at] in self._turn_ends:
+        return ids[: at + 1], start
+    return [*ids, self.eos_id], start
+
+  def prompt_text(self, prompt: str | Messages) -> str:
+    """Returns a prompt's text with the chat template's special tokens."""
+    messages = self._messages(prompt)
+    return prompt if messages is None else self.chat_text(messages)
+
+  def _messages(self, prompt: str | Messages) -> Messages | None:
+    """Returns the messages of a prompt, None if it is plain text."""
+    if not isinstance(prompt, str):
+      return prompt
+    return [{"role": "user", "content": prompt}] if self._chat else None
+
+  def encode_chat(self, messages: Messages) -> list[int]:
     """Returns the ids of `chat_text`."""
     return self.encode(self.chat_text(messages))
 
@@ -127,25 +236,83 @@ class Tokenizer:
   def chat_template(self, template: str | None) -> None:
     self._fast.chat_template = template
 
-  def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-    """Returns the text of a chat, ready for the assistant's answer.
+  def chat_text(self, messages: Messages, *, asks: bool = True) -> str:
+    """Returns the text of a chat.
 
-    The tokenizer's chat template writes all special tokens.
+    The tokenizer's chat template writes all special tokens. A template that
+    asks for today's date gets `_TODAY`.
+
+    Args:
+      messages: turns, each with `role` and `content`.
+      asks: whether the assistant's answer is to follow.
 
     Raises:
       ValueError: there is no template, or it refuses the messages.
     """
     if not self.chat_template:
-      raise ValueError(
-          "the tokenizer has no chat_template: write prompts as plain text, or"
-          " add chat_template.jinja to its folder"
-      )
+      raise ValueError(self._no_template())
+    today = lambda match: repr(_TODAY.strftime(match[2]))
     try:
       return self._fast.apply_chat_template(
-          list(messages), tokenize=False, add_generation_prompt=True
+          [dict(message) for message in messages],
+          chat_template=_CLOCK.sub(today, self._fast.get_chat_template()),
+          tokenize=False,
+          add_generation_prompt=asks,
       )
-    except jinja2.TemplateError as error:
-      raise ValueError(f"the chat template refuses it: {error}") from error
+    except Exception as error:  # A template may raise anything.
+      raise ValueError(
+          f"{self._file()}: the chat template refuses it: {error}"
+      ) from error
+
+  def _file(self) -> str:
+    """Returns the name of the file with the chat template."""
+    folder = self._folder
+    if folder is None:
+      return "the tokenizer of the task's own words"
+    jinja = folder / "chat_template.jinja"
+    return str(jinja if jinja.is_file() else folder / "tokenizer_config.json")
+
+  def _no_template(self) -> str:
+    return (
+        f"{self._file()}: has no chat_template, which prompts of messages need;"
+        " allowed a tokenizer with one, there or in chat_template.jinja beside"
+        " it, or prompts as text"
+    )
+
+  def _turn_end(self) -> frozenset[int]:
+    """Returns the special token that ends the assistant's turn, or nothing."""
+    if not self.chat_template:
+      return frozenset()
+    answer = "answer"
+    chat = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": answer},
+    ]
+    try:
+      text = self.chat_text(chat, asks=False)
+    except ValueError:  # A template of another kind of chat.
+      return frozenset()
+    ids = self.encode(text.rpartition(answer)[2])[:1]
+    special = self._fast.added_tokens_decoder
+    return frozenset(i for i in ids if i in special and special[i].special)
+
+  def encode_answer(self, said: str | Messages) -> list[int]:
+    """Returns the ids that follow a turn of the policy and its stop token.
+
+    Of messages they are what the chat template writes behind the assistant's
+    turn, ready for its next one. Raises as `encode_prompt`.
+    """
+    messages = self._messages(said)
+    if messages is None:
+      return self.encode(said)
+    mark = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
+    chat = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": mark},
+        *messages,
+    ]
+    ids = self.encode(self.chat_text(chat).rpartition(mark)[2])
+    return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of `ids`, special tokens included.
@@ -164,9 +331,15 @@ class Tokenizer:
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
   def decode_completion(
-      self, ids: Sequence[int], length: int, stopped: bool
+      self,
+      ids: Sequence[int],
+      length: int,
+      stopped: bool,
+      sampled: Sequence[bool] | None = None,
   ) -> str:
     """Returns a completion's text, as a reward sees it.
+
+    With tokens of an environment it is the whole text, special tokens included.
 
     The stop token that ended it is removed, and the first stop string with what
     follows. Other special tokens stay, so that a reward does not mistake a
@@ -176,8 +349,11 @@ class Tokenizer:
       ids: [T] token ids, of which the first `length` count.
       length: tokens of the completion, its stop token included.
       stopped: whether a stop token or a stop string ended it.
+      sampled: [T], whether the policy sampled a token; None = all.
     """
     ids = [int(i) for i in ids[:length]]
+    if sampled is not None and not all(sampled[:length]):
+      return self.decode(ids)
     if stopped and ids and ids[-1] in self.stop_ids:
       ids = ids[:-1]
     text = self.decode(ids)
@@ -187,9 +363,12 @@ class Tokenizer:
   def decode_completions(self, completions: Any) -> list[str]:
     """Returns the S texts of `types.Completions`, as a reward sees them."""
     return [
-        self.decode_completion(tokens, int(length), bool(stopped))
-        for tokens, length, stopped in zip(
-            completions.tokens, completions.lengths, completions.stopped
+        self.decode_completion(tokens, int(length), bool(stopped), sampled)
+        for tokens, length, stopped, sampled in zip(
+            completions.tokens,
+            completions.lengths,
+            completions.stopped,
+            completions.sampled_mask,
         )
     ]
 
@@ -233,15 +412,19 @@ class TextTokenizer:
     )
 
 
-def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
+def load(
+    folder: str | os.PathLike[str], *, bos: str = "auto", chat: bool = False
+) -> Tokenizer:
   """Returns the tokenizer of a folder of Hugging Face files.
 
   Args:
     folder: a path, or a model of the hub (`hf_hub`).
     bos: rule of the BOS token, see `Tokenizer`.
+    chat: whether a prompt given as a text is a user's message.
 
   Raises:
-    ValueError: there is no such folder, fast tokenizer or stop token.
+    ValueError: there is no such folder, fast tokenizer or stop token, or `chat`
+      no chat template.
   """
   fast = _load_fast(folder)
   path = hf_hub.find(folder, weights=False)
@@ -253,7 +436,7 @@ def load(folder: str | os.PathLike[str], *, bos: str = "auto") -> Tokenizer:
     first = ids[0] if isinstance(ids, list) and ids else ids
     if isinstance(first, int):
       fast.eos_token = fast.convert_ids_to_tokens(first)
-  return Tokenizer(fast, bos=bos, folder=path)
+  return Tokenizer(fast, bos=bos, chat=chat, folder=path)
 
 
 def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:

@@ -398,6 +398,23 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
   return "pass_at_1" if equal else "mean_reward"
 
 
+def more_rows(*evaluations: Mapping[str, Any]) -> dict[str, str]:
+  """Returns metric -> label of parts of the reward, and of further splits."""
+  labels = {"mean_reward": "mean reward", "pass_at_1": "pass@1"}
+  out = {}
+  for key in dict.fromkeys(name for e in evaluations for name in e):
+    split, slash, name = key.partition("/")
+    if split == "reward":
+      split, name = "", key
+    if not slash or key.endswith(("_stderr", "_interval")):
+      continue
+    is_part = name.startswith("reward/")
+    label = name.replace("/", ", ") if is_part else labels.get(name)
+    if label is not None:
+      out[key] = f"{split.replace('_', ' ')}: {label}" if split else label
+  return out
+
+
 class Means:
   """Weighted means of named scalars between two log lines."""
 

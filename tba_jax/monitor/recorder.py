@@ -43,7 +43,7 @@ class SearcherTotals:
     self._seen: dict[str, dict[str, float]] = {}
     self.failures: dict[str, int] = {}
     self._reward_sums: dict[str, float] = {}
-    self._num_judged = 0.0
+    self._reward_counts: dict[str, float] = {}
 
   def update(self, leases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns each counter's growth since the last call, over all searchers.
@@ -57,14 +57,14 @@ class SearcherTotals:
       for name, value in new.items():
         out[name] = out.get(name, 0.0) + max(0.0, value - old.get(name, 0.0))
       self._seen[sid] = new
-    self._num_judged += out.get("judged", 0.0)
     for name, value in out.items():
       kind, _, key = name.partition("/")
       if kind == "failed" and value:
         self.failures[key] = self.failures.get(key, 0) + int(value)
-        self._num_judged -= value
       elif kind == "sum":
         self._reward_sums[key] = self._reward_sums.get(key, 0.0) + value
+      elif kind == "count":
+        self._reward_counts[key] = self._reward_counts.get(key, 0.0) + value
     return out
 
   def _counters(self, lease: Mapping[str, Any]) -> dict[str, float]:
@@ -75,9 +75,9 @@ class SearcherTotals:
         "mixed_completions": stats.get("mixed_completions", 0),
     }
     if rewards := stats.get("rewards"):
-      out["judged"] = rewards["completions"]
       out |= {f"failed/{k}": n for k, n in rewards["failures"].items()}
       out |= {f"sum/{k}": v for k, v in rewards["sums"].items()}
+      out |= {f"count/{k}": n for k, n in rewards["counts"].items()}
     return out
 
   def take_rewards(self) -> dict[str, float]:
@@ -85,9 +85,9 @@ class SearcherTotals:
 
     Failures (completions that could not be judged) count over the whole run.
     """
-    n, sums = self._num_judged, self._reward_sums
-    out = {name: total / n for name, total in sums.items()} if n > 0 else {}
-    self._num_judged, self._reward_sums = 0.0, {}
+    sums, counts = self._reward_sums, self._reward_counts
+    out = {name: sums[name] / n for name, n in counts.items() if n}
+    self._reward_sums, self._reward_counts = {}, {}
     return out | {f"failed_{cause}": n for cause, n in self.failures.items()}
 
   def get_state(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def samples_of(
             "prompt_id": int(draw.prompt_ids[b]),
             "prompt": tokenizer.decode(prompt),
             "completion": tokenizer.decode_completion(
-                tokens, length, bool(draw.stopped[b, k])
+                tokens, length, bool(draw.stopped[b, k]), sampled
             ),
             "reward": float(draw.rewards[b, k]),
             "version": int(draw.versions[b, k]),

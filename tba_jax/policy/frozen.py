@@ -84,7 +84,9 @@ def load_scorer(
   return reward_model.RewardScorer(
       sharding.split_rows(model.rewards, mesh, config.sharding),
       load_params(path, model, mesh, config.sharding),
-      tokenizer_lib.load(path, bos=config.tokenizer.bos),
+      tokenizer_lib.load(
+          path, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+      ),
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       batch_size=config.reward.batch_size,

@@ -22,10 +22,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tba_jax import types
 from tba_jax.config import settings as settings_lib
+from tba_jax.models import adapter_folder
+from tba_jax.models import config as config_lib
 from tba_jax.models import hf_hub
+from tba_jax.models import hf_names
 from tba_jax.models import layers
 
 PyTree = types.PyTree
@@ -114,6 +118,38 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
       merge=lambda *trees: adapt(_merged, *trees),
       logical_axes=logical_axes,
   )
+
+
+def peft_tensors(
+    model_config: config_lib.ModelConfig, adapters: PyTree
+) -> dict[str, np.ndarray]:
+  """Returns A, [r, in], and B, [out, r], of each layer as `peft` names them.
+
+  Raises:
+    ValueError: a target's kernel is no tensor [out, in] of its own in a Hugging
+      Face folder, as those of GPT-2 and the fused ones of GPT-NeoX.
+  """
+  out = {}
+  for row in hf_names.rows(model_config):
+    factors = adapters
+    for name in row.path[:-1]:
+      factors = factors.get(name, {})
+    if row.path[-1] != "kernel" or "a" not in factors:
+      continue
+    num_out = factors["b"].ndim - 2
+    is_plain = row.part is None and row.order == (*range(len(row.order)),)
+    if not is_plain or [num_out] != [len(axes) for axes in row.split[:-1]]:
+      raise ValueError(
+          f"config.lora.targets: {row.path[-2]} of the family"
+          f" {model_config.family} is no matrix [out, in] of a Hugging Face"
+          " folder; allowed others, or config.export.adapter=False"
+      )
+    rank = factors["a"].shape[1]
+    for layer, name in enumerate(row.hf_names(model_config.num_layers)):
+      for factor, shape in (("A", (rank, -1)), ("B", (-1, rank))):
+        leaf = np.asarray(factors[factor.lower()][layer])
+        out[adapter_folder.tensor_name(name, factor)] = leaf.reshape(shape)
+  return out
 
 
 def make_merger(

@@ -113,10 +113,14 @@ def make_policy(
     task = tasks_build.make_task(config.task)
   if config.tokenizer.source != "task":
     tokenizer = tokenizer_lib.load(
-        config.tokenizer.source, bos=config.tokenizer.bos
+        config.tokenizer.source,
+        bos=config.tokenizer.bos,
+        chat=config.tokenizer.chat,
     )
   elif folder is not None:
-    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
+    tokenizer = tokenizer_lib.load(
+        folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+    )
   else:
     if isinstance(task, rows_task.RowsTask):
       task.warn_of_unseen_words()
@@ -295,6 +299,7 @@ def build_sampler(
       most_rows_per_prompt=most_rows_per_prompt,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
+      has_turns=tasks_build.facts(config.task.name).has_turns,
       recompute_cache=config.sampling.in_flight == "recompute_cache",
       pad_id=tokenizer.pad_id,
       seed=seed,

@@ -7,6 +7,7 @@ Its version is the step at which it last moved.
 """
 
 from collections.abc import Callable, Mapping
+import math
 from typing import Any
 
 import jax
@@ -60,9 +61,16 @@ def moved(
 
 
 def make_logprobs_fn(
-    model: Any, *, temperature: float
+    model: Any, *, temperature: float, micro_prompts: int = 0
 ) -> Callable[..., jax.Array]:
-  """Returns the function of `Reference.logprobs`, of params and its inputs."""
+  """Returns the function of `Reference.logprobs`, of params and its inputs.
+
+  Args:
+    model: a `models.transformer.Model`.
+    temperature: temperature of sampling.
+    micro_prompts: prompts of a micro-batch; 0 computes all at a time, or the
+      parts of the rows.
+  """
 
   def run(
       params: types.PyTree,
@@ -72,6 +80,9 @@ def make_logprobs_fn(
       completion_mask_BxKxT: jax.Array,
       rows: types.Rows | None = None,
   ) -> jax.Array:
+    B, K, _ = completion_tokens_BxKxT.shape
+    if micro_prompts:
+      rows = _in_micro_batches(rows, B, K, micro_prompts)
     logprobs_BxKxT = logprobs_lib.completion_logprobs(
         model,
         params,
@@ -86,6 +97,36 @@ def make_logprobs_fn(
   return run
 
 
+def _in_micro_batches(
+    rows: types.Rows | None, B: int, K: int, num_prompts: int
+) -> types.Rows | None:
+  """Returns the rows of a batch, with a part for each micro-batch.
+
+  As in the train step, every nth row belongs to one of n micro-batches, so that
+  the pass holds no more activations than a step.
+
+  Args:
+    rows: rows [R, 1, M] of whole micro-batches; None has a row a prompt.
+    B, K: prompts, and completions of each.
+    num_prompts: prompts of a micro-batch; without rows, a multiple of it that
+      the shards of the batch divide.
+  """
+  if rows is None:
+    num_prompts = math.lcm(num_prompts, sequence.current_split().batch_count)
+  num_micro = max(B // num_prompts, 1)
+  if num_micro == 1 or B % num_prompts:
+    return rows
+  if rows is None:
+    order = jnp.arange(B * K, dtype=jnp.int32)
+    rows = types.Rows(order.reshape(B, 1, K), order.reshape(B, K))
+  R, _, M = rows.indices.shape
+  row, place = rows.slots // M, rows.slots % M
+  row = row % num_micro * (R // num_micro) + row // num_micro
+  return types.Rows(
+      rows.indices.reshape(R // num_micro, num_micro, M), row * M + place
+  )
+
+
 class Reference:
   """Log-probs of completions under the reference policy."""
 
@@ -97,6 +138,7 @@ class Reference:
       temperature: float,
       every_steps: int = 0,
       copy: bool = True,
+      micro_prompts: int = 0,
       mesh: jax.sharding.Mesh | None = None,
       rules: Mapping[str, str] | None = None,
   ):
@@ -111,6 +153,7 @@ class Reference:
       every_steps: period of a moving reference; 0 if it is fixed.
       copy: whether to copy the params; needed if the policy starts from the
         same arrays, which the train step donates.
+      micro_prompts: argument of `make_logprobs_fn`.
       mesh: mesh over which tokens are split by `rules`; None is one device.
       rules: `config.sharding`.
     """
@@ -119,7 +162,9 @@ class Reference:
     if not every_steps:
       self._params = jax.tree.map(jnp.copy, params) if copy else params
 
-    run = make_logprobs_fn(model, temperature=temperature)
+    run = make_logprobs_fn(
+        model, temperature=temperature, micro_prompts=micro_prompts
+    )
     if mesh is not None:
       run = sequence.split_tokens(run, mesh, *sharding.token_axes(rules))
     self._run = jax.jit(run)

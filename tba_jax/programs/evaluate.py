@@ -30,6 +30,7 @@ from tba_jax.config import load as config_load
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import model_source
 from tba_jax.models import hf_hub
+from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import text
 from tba_jax.policy import policy as policy_lib
@@ -37,7 +38,6 @@ from tba_jax.policy import reference
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.tasks import base
 
 _KEY = "evaluate"
 # Rows of the table: metric, with its interval where it has one.
@@ -140,7 +140,8 @@ def make_table(results: dict[str, dict[str, Any]]) -> rich.table.Table:
   table.add_column("")
   for name in results:
     table.add_column(name, justify="right", overflow="fold")
-  for label, key in _ROWS:
+  more = metrics.more_rows(*results.values())
+  for label, key in (*_ROWS, *((label, key) for key, label in more.items())):
     if any(result.get(key) not in (None, {}) for result in results.values()):
       table.add_row(label, *(_cell(r, key) for r in results.values()))
   return table
@@ -250,12 +251,10 @@ def _evaluate(
   evaluator = reward_judge.make_evaluator(
       config, workdir, policy, mesh=mesh, **references
   )
-  num_prompts = min(
-      config.evaluate.final_prompts,
-      policy.task.num_prompts(base.HELD_OUT),
-  )
   try:
-    return evaluator.run(params, num_prompts, version=version)
+    return evaluator.run_all(
+        params, config.evaluate.final_prompts, version=version
+    )
   finally:
     evaluator.close()
 

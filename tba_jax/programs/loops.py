@@ -26,6 +26,7 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
+from tba_jax.rewards import environments
 from tba_jax.tasks import base as tasks_base
 
 
@@ -142,6 +143,9 @@ class LoopMaker:
         config, self.policy, self._params, self._mesh
     )
     self._judge = reward_judge.make_judge(config, workdir, self.policy.task)
+    self._environments = environments.make(
+        config, workdir, self.policy.task, self.policy.tokenizer
+    )
     self.evaluator = reward_judge.make_evaluator(
         config, workdir, self.policy, reference=self._reference
     )
@@ -190,6 +194,7 @@ class LoopMaker:
             num_completions=config.search.samples_per_prompt,
             loss=config.loss,
             seed=config.seed,
+            environments=self._environments,
         ),
         schedule=schedule_lib.make_schedule(config),
         buffer=buffer,
@@ -197,6 +202,8 @@ class LoopMaker:
     )
 
   def close(self) -> None:
-    """Ends the judges' processes."""
+    """Ends the processes of judges and environments."""
     self._judge.close()
+    if self._environments is not None:
+      self._environments.close()
     self.evaluator.close()

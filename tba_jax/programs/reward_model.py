@@ -218,7 +218,9 @@ def initial_model(
 
   return (
       model,
-      tokenizer_lib.load(folder, bos=config.tokenizer.bos),
+      tokenizer_lib.load(
+          folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+      ),
       init_params,
   )
 
@@ -318,7 +320,8 @@ def _parse_pair(
   if row.fields is None:
     return "malformed"
   prompt, *texts = task.pair_texts(row.fields)
-  if not isinstance(prompt, str) or not prompt.strip():
+  has_text = isinstance(prompt, str) and prompt.strip()
+  if not has_text and not base.are_messages(prompt):
     return "no_prompt"
   if not all(isinstance(text, str) for text in texts):
     return "no_answer"
@@ -338,7 +341,10 @@ def leave_out_shared(
   Raises ValueError if some are, unless `overlap` is "leave_out", and if no pair
   is left.
   """
-  key = lambda pair: (pair.prompt, frozenset((pair.chosen, pair.rejected)))
+  key = lambda pair: (
+      base.plain_text(pair.prompt),
+      frozenset((pair.chosen, pair.rejected)),
+  )
   held_out = {key(pair): pair.place for pair in pairs[base.HELD_OUT]}
   shared = [pair for pair in pairs[base.TRAIN] if key(pair) in held_out]
   out = [pair for pair in pairs[base.TRAIN] if key(pair) not in held_out]

@@ -51,6 +51,7 @@ from tba_jax.programs import loops
 from tba_jax.programs import sections
 from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
+from tba_jax.rewards import environments
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -455,6 +456,11 @@ def make_searcher(
       config, run.workdir, policy, events.write, mesh=mesh
   )
   closing.callback(judge.close)
+  own_environments = environments.make(
+      config, run.workdir, policy.task, policy.tokenizer, events.write
+  )
+  if own_environments is not None:
+    closing.callback(own_environments.close)
   spans = metrics.SpanWriter(
       run.workdir / f"spans/searcher-{index}.jsonl",
       "searcher",
@@ -490,6 +496,7 @@ def make_searcher(
           # The trainer judges, and applies the rule.
           loss=None if config.reward.role == "trainer" else config.loss,
           reference=reference,
+          environments=own_environments,
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
       warm_up=warm_up,

@@ -3,7 +3,8 @@
 """The `sft` program: supervised fine-tuning on a task's reference completions.
 
 Each epoch has every training prompt once, in random order, with a newly drawn
-reference completion.
+reference completion. Of a prompt of messages all of the assistant's turns are
+trained (`models/tokenizer.py:Tokenizer.encode_answered`).
 
 Files in WORKDIR/sft: `settings.json` (all that the model depends on),
 `data.json` (rows used and left out), `checkpoints/`, `metrics.jsonl`, and at
@@ -31,6 +32,7 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
+from tba_jax.rewards import environments as environments_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
@@ -92,6 +94,9 @@ def run(
         folder.parent,
         lambda kind, line: print(f"data: {line}", flush=True),
     )
+    environments = environments_lib.make(
+        config, workdir, policy.task, policy.tokenizer
+    )
     job = offline.Job(
         name="sft",
         folder=folder.parent,
@@ -100,14 +105,20 @@ def run(
             config, policy, sharding.make_mesh(config.mesh)
         ),
         loss_fn=objective.make_supervised_loss_fn(policy.model),
-        examples=make_examples(config, policy.task, policy.tokenizer),
-        evaluate=_make_evaluate(config, workdir, policy, stop),
+        examples=make_examples(
+            config, policy.task, policy.tokenizer, environments
+        ),
+        evaluate=_make_evaluate(config, workdir, policy, environments, stop),
         metric_names=("token_accuracy", "grad_norm", "learning_rate"),
         log_every_steps=config.sft.log_every_steps,
     )
-    params, done = offline.train(
-        config, job, stop=stop, on_progress=on_progress
-    )
+    try:
+      params, done = offline.train(
+          config, job, stop=stop, on_progress=on_progress
+      )
+    finally:
+      if environments is not None:
+        environments.close()
     if not done["interrupted"]:
       hf.save(folder, policy.model.config, params, policy.tokenizer)
   return {
@@ -123,35 +134,57 @@ def make_examples(
     config: ml_collections.ConfigDict,
     task: base.Task,
     tokenizer: tokenizer_lib.Tokenizer,
+    environments: environments_lib.Environments | None = None,
 ) -> offline.Examples:
   """Returns the training prompts, each with one reference completion.
 
-  Making a batch raises ValueError if a text is longer than `config.sampling`
-  allows.
+  That is a demonstration where there are environments. Making a batch raises
+  ValueError if a text is longer than `config.sampling` allows.
   """
   limits = {
       name: config.sampling[name]
       for name in ("max_prompt_tokens", "max_completion_tokens")
   }
 
-  def encode(index: int, epoch: int) -> batches.Row:
-    rng = np.random.default_rng([config.seed, _STREAM, epoch, index])
-    prompt = tokenizer.encode_prompt(task.prompt(base.TRAIN, index))
-    text = task.reference_completion(base.TRAIN, index, rng)
-    completion = [*tokenizer.encode(text), tokenizer.eos_id]
-    for (name, limit), tokens in zip(limits.items(), (prompt, completion)):
+  def checked(index: int, row: batches.Row) -> batches.Row:
+    texts = row.prompt, row.completions[0]
+    for (name, limit), tokens in zip(limits.items(), texts):
       if len(tokens) > limit:
         raise ValueError(
             f"config.sampling.{name} = {limit}: allowed {len(tokens)} or more,"
             f" which training prompt {index} of the task needs"
         )
-    return prompt, [completion]
+    return row
+
+  def encode(index: int, epoch: int) -> batches.Row:
+    rng = np.random.default_rng([config.seed, _STREAM, epoch, index])
+    found = tokenizer.encode_answered(
+        task.prompt(base.TRAIN, index),
+        task.reference_completion(base.TRAIN, index, rng),
+    )
+    if found is None:
+      raise ValueError(
+          f"training prompt {index} of the task has an answer that the chat"
+          " template writes otherwise than after its prompt"
+      )
+    row = batches.Row(found.prompt, [found.completion], [found.trained])
+    return checked(index, row)
+
+  @functools.cache
+  def demonstrate(index: int) -> batches.Row:
+    prompt, ids, mask = environments.demonstration(
+        base.TRAIN, index, limits["max_completion_tokens"]
+    )
+    return checked(index, batches.Row(prompt, [ids], [mask]))
 
   return offline.Examples(
       seed=config.seed,
       batch_size=config.sft.batch_size,
       num_rows=task.num_prompts(base.TRAIN),
-      encode=encode,
+      # A demonstration is a function of its seed.
+      encode=encode
+      if environments is None
+      else lambda index, _: demonstrate(index),
       num_completions=1,
       **limits,
   )
@@ -161,6 +194,7 @@ def _make_evaluate(
     config: ml_collections.ConfigDict,
     workdir: str,
     policy: policy_lib.Policy,
+    environments: environments_lib.Environments | None,
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns a function from (params, step) to metrics, {} if stopped."""
@@ -170,7 +204,9 @@ def _make_evaluate(
   judge = reward_judge.make_task_judge(
       config, workdir, policy.task, mesh=sharding.make_mesh(config.mesh)
   )
-  evaluator = evaluator_lib.Evaluator(config, policy, judge).while_training()
+  evaluator = evaluator_lib.Evaluator(
+      config, policy, judge, environments=environments
+  ).while_training()
   num_prompts = min(config.evaluate.num_prompts, evaluator.num_prompts)
 
   def evaluate(params: types.PyTree, step: int) -> dict[str, float]:

@@ -18,6 +18,9 @@ and what a departed searcher announced but never delivered is lost{searcher}.
 Data in the buffer is *untrained* until its first use. A prompt (one group) is
 trained with the first of its completions, and evicted untrained with its last
 if none was used.
+
+Tokens are those that the policy sampled. An environment's are counted apart,
+once for each applied group.
 """
 
 import collections
@@ -61,6 +64,7 @@ class Ledger:
     self._trained = Amount()
     self._evicted = Amount()
     self._unknown: list[str] = []
+    self._environment_tokens = 0
 
   def searchers(self) -> list[str]:
     """Returns the searchers that are not gone, sorted."""
@@ -88,6 +92,10 @@ class Ledger:
 
   def applied(self, searcher: str) -> Amount:
     return self._applied.get(searcher, Amount())
+
+  def note_environment(self, num_tokens: int) -> None:
+    """Counts tokens that environments wrote into an applied group."""
+    self._environment_tokens += num_tokens
 
   def reject(self, reason: str, rejected: Amount) -> None:
     """Counts applied groups that are not inserted."""
@@ -127,7 +135,8 @@ class Ledger:
       Each term as {"prompts", "completions", "tokens"}, `rejected` and `lost`
       by reason and cause; `accounted`, the right side's sum; `difference`, left
       minus right; `unknown`: why more may be lost; `closed`: no difference, no
-      negative term, and nothing unknown.
+      negative term, and nothing unknown; `environment_tokens`: those of
+      environments, in no term.
     """
     undelivered = {
         searcher: announced - self.applied(searcher)
@@ -158,6 +167,7 @@ class Ledger:
         "accounted": accounted._asdict(),
         "difference": difference._asdict(),
         "unknown": list(self._unknown),
+        "environment_tokens": self._environment_tokens,
         "closed": not (is_negative or any(difference) or self._unknown),
     }
 
@@ -172,6 +182,7 @@ class Ledger:
         "trained": list(self._trained),
         "evicted": list(self._evicted),
         "unknown": list(self._unknown),
+        "environment_tokens": self._environment_tokens,
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -183,6 +194,7 @@ class Ledger:
     self._trained = Amount(*state["trained"])
     self._evicted = Amount(*state["evicted"])
     self._unknown = list(state["unknown"])
+    self._environment_tokens = state.get("environment_tokens", 0)
 
 
 def _table(amounts: dict[str, Amount]) -> dict[str, dict[str, int]]:

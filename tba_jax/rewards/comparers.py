@@ -14,18 +14,19 @@ import zlib
 from tba_jax.rewards import child
 from tba_jax.rewards import judges
 from tba_jax.system import sandbox
+from tba_jax.tasks import base
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
   """A completion against the task's reference completion.
 
-  prompt: text, as the policy sees it.
+  prompt: prompt, as the task gives it.
   request: prompt index, and the policy's completion.
   reference: text to compare with; ends with a stop token.
   """
 
-  prompt: str
+  prompt: base.Prompt
   request: judges.Request
   reference: str
 
@@ -165,7 +166,8 @@ class CommandComparer(Comparer):
 
   def _compare_one(self, comparison: Comparison) -> Verdict:
     texts = comparison.request.completion, comparison.reference
-    swap = zlib.crc32("\0".join((comparison.prompt, *texts)).encode()) % 2 == 1
+    prompt = base.plain_text(comparison.prompt)
+    swap = zlib.crc32("\0".join((prompt, *texts)).encode()) % 2 == 1
     first, second = reversed(texts) if swap else texts
     question = {"prompt": comparison.prompt, "first": first, "second": second}
     cause = ""

@@ -10,6 +10,8 @@ its cause:
     deadline  no answer in time; the worker was killed
     crash     the worker exited
     start     no worker could be started
+    size      an environment's text is too long
+    reset     an environment's text is not a function of its seed
 
 or a cause of the task's own, such as `exit` of a verifier's command.
 """
@@ -35,16 +37,37 @@ OnEvent = Callable[[str, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
+class Outcome:
+  """Result of an environment for a completion.
+
+  reward: sum of the rewards of all turns, task units.
+  is_right: whether the environment calls it a success.
+  num_turns: turns that the environment has answered.
+  seconds: time that its answers took.
+  failure, message: cause and description of what went wrong, else "".
+  """
+
+  reward: float
+  is_right: bool
+  num_turns: int
+  seconds: float
+  failure: str = ""
+  message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
   """A completion to judge.
 
   stopped: whether it ended with a stop token, not at the token limit.
+  outcome: result of its environment; None of a task without one.
   """
 
   split: str
   index: int
   completion: str
   stopped: bool = True
+  outcome: Outcome | None = None
 
 
 class FailureLog:
@@ -88,6 +111,7 @@ class Judge(abc.ABC):
     self._lock = threading.Lock()
     self._completions = 0
     self._sums: dict[str, float] = {}
+    self._counts: dict[str, int] = {}
 
   @abc.abstractmethod
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
@@ -102,6 +126,7 @@ class Judge(abc.ABC):
         if not one.failure:
           for name, value in one.parts.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
     return judged
 
   def _explain(self, requests: Sequence[Request]) -> list[str]:
@@ -133,12 +158,14 @@ class Judge(abc.ABC):
     completions: completions judged, failures included.
     failures: failures by cause.
     sums: sum of each part of the reward, failures excluded.
+    counts: completions that have the part; not all prompts have the same.
     """
     with self._lock:
       return {
           "completions": self._completions,
           "failures": dict(self._failures.counts),
           "sums": dict(self._sums),
+          "counts": dict(self._counts),
       }
 
   def close(self) -> None:
@@ -227,12 +254,34 @@ class InProcess(Judge):
 
   def _judge_one(self, request: Request) -> base.Judgement:
     try:
-      judgement = self._task.judge(
-          request.split, request.index, request.completion
-      )
+      judge = self._task.judge if request.stopped else self._task.judge_cut_off
+      judgement = judge(request.split, request.index, request.completion)
     except base.RewardError as error:
       return self._failed(request, error.cause, str(error))
     # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
       return self._failed(request, "error", user_code.describe(error))
     return self._checked(request, judgement)
+
+
+class OfOutcomes(Judge):
+  """Takes the rewards that environments gave while completions were sampled.
+
+  The parts of a reward are the number of turns and the environment's seconds.
+  """
+
+  def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+    return [self._judge_one(request) for request in requests]
+
+  def _judge_one(self, request: Request) -> base.Judgement:
+    outcome = request.outcome
+    if outcome.failure:
+      return self._failed(request, outcome.failure, outcome.message)
+    judged = base.judgement_of(
+        outcome.reward, outcome.is_right, request.completion
+    )
+    parts = {
+        "turns": float(outcome.num_turns),
+        "environment_s": outcome.seconds,
+    }
+    return self._checked(request, dataclasses.replace(judged, parts=parts))

@@ -3,24 +3,23 @@
 """A pool of sandboxed worker processes that judge completions.
 
 Each worker serves one request at a time. After a missed deadline it is killed
-with all that it started, and the next request gets a new worker. Messages are
-JSON over pipes: four bytes of length, then the text.
+with all that it started, and the next request gets a new worker.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
+import contextlib
 import json
 import os
 import pathlib
 import queue
 import shlex
 import shutil
-import struct
 import sys
 import tempfile
 import threading
 import time
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_collections
 
@@ -29,38 +28,20 @@ from tba_jax.config import settings
 from tba_jax.models import hf_hub
 from tba_jax.rewards import child
 from tba_jax.rewards import judges
+from tba_jax.system import frames
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
 
-_HEADER = struct.Struct(">I")
 _MAX_BYTES = 64 << 20
 _START_DEADLINE_S = 60.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
+_ENVIRONMENT = ("-m", "tba_jax.rewards.environment_worker")
 STDERR = "stderr"  # in a worker's directory
 _SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
 _SEES = (
     "a worker sees the files of its task and those of config.reward.readable"
 )
-
-
-def write_frame(stream: BinaryIO, message: Any) -> None:
-  """Writes a message; blocks while the other side does not read."""
-  stream.write(_frame(message))
-  stream.flush()
-
-
-def read_frame(stream: BinaryIO) -> Any:
-  """Waits for a message; returns None once the other side has closed."""
-  header = stream.read(_HEADER.size)
-  if len(header) < _HEADER.size:
-    return None
-  return json.loads(stream.read(*_HEADER.unpack(header)))
-
-
-def _frame(message: Any) -> bytes:
-  data = json.dumps(message).encode()
-  return _HEADER.pack(len(data)) + data
 
 
 class Pool(judges.Judge):
@@ -88,21 +69,17 @@ class Pool(judges.Judge):
       command: Python's arguments for a worker.
     """
     super().__init__(fallback=config_reward.fallback, on_event=on_event)
-    self._task_fields = dict(task_fields)
     self._config = config_reward
     self._index_of = index_of
-    self._command = command
-    self._box = make_box(self._task_fields, config_reward, hidden)
-    if on_event is not None and self._box.missing:
-      on_event("sandbox_limited", self._box.warning())
-    count = config_reward.num_workers
-    # A worker dies with the thread that started it, so threads last as long.
-    self._threads = futures.ThreadPoolExecutor(count, "reward")
-    self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
-    for _ in range(count):
-      self._idle.put(None)
-    self._workers: set[_Worker] = set()
-    self._workers_lock = threading.Lock()
+    fields = dict(task_fields)
+    self._workers = Workers(
+        {"task": fields, "links": _cached_data(fields)},
+        config_reward,
+        make_box(fields, config_reward, hidden),
+        on_event=on_event,
+        command=command,
+    )
+    self._threads = self._workers.threads
 
   def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
     return list(self._threads.map(self._judge_one, requests))
@@ -124,7 +101,8 @@ class Pool(judges.Judge):
     return list(self._threads.map(one, requests))
 
   def _judge_one(self, request: judges.Request) -> base.Judgement:
-    answer = self._ask("judge", request)
+    what = "judge" if request.stopped else "judge_cut_off"
+    answer = self._ask(what, request)
     if answer.get("failure"):
       return self._failed(request, answer["failure"], answer["message"])
     return self._checked(
@@ -134,40 +112,101 @@ class Pool(judges.Judge):
 
   def _ask(self, what: str, request: judges.Request) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
+    index = self._index_of(request.split, request.index)
+    with self._workers.hold() as ask:
+      return ask([what, request.split, index, request.completion])
+
+  def close(self) -> None:
+    """Kills the workers and waits until they have exited."""
+    self._workers.close()
+
+
+# Message -> a worker's answer, or `failure` and `message`.
+AskFn = Callable[[Any], dict[str, Any]]
+
+
+class Workers:
+  """Worker processes that are started when first needed.
+
+  threads: executor of as many threads as workers.
+  """
+
+  def __init__(
+      self,
+      hello: Mapping[str, Any],
+      config_reward: ml_collections.ConfigDict,
+      box: sandbox.Box,
+      *,
+      on_event: judges.OnEvent | None,
+      command: Sequence[str],
+  ):
+    """Starts the threads, one per worker; tells what is not confined.
+
+    Args:
+      hello: fields of a worker's first message.
+      config_reward: `config.reward`.
+      box: confinement of the workers.
+      on_event: event sink, see `Judge`.
+      command: Python's arguments for a worker.
+    """
+    self._hello = hello
+    self._config = config_reward
+    self._box = box
+    self._command = command
+    if on_event is not None and box.missing:
+      on_event("sandbox_limited", box.warning())
+    count = config_reward.num_workers
+    # A worker dies with the thread that started it, so threads last as long.
+    self.threads = futures.ThreadPoolExecutor(count, "reward")
+    self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+    for _ in range(count):
+      self._idle.put(None)
+    self._workers: set[Worker] = set()
+    self._workers_lock = threading.Lock()
+
+  @contextlib.contextmanager
+  def hold(self) -> Iterator[AskFn]:
+    """Yields a function that asks one worker, for one of `threads`.
+
+    After a failure the function asks a new worker.
+    """
     worker = self._idle.get_nowait()  # Every thread has a worker.
     deadline_s = self._config.deadline_s
-    try:
+
+    def ask(message: Any) -> dict[str, Any]:
+      nonlocal worker
       if worker is None:
         try:
           worker = self._start()
         except (child.LateReply, child.BrokenPipe, OSError) as error:
           return {"failure": "start", "message": repr(error)}
-      index = self._index_of(request.split, request.index)
-      return worker.exchange(
-          [what, request.split, index, request.completion], deadline_s
-      )
-    except child.LateReply:
-      self._end(worker)
-      worker = None
-      message = f"no answer in {deadline_s:g} s"
-      return {"failure": "deadline", "message": message}
-    except child.BrokenPipe as error:
-      status, said = worker.status(), worker.last_words()
-      self._end(worker)
-      worker = None
-      return {"failure": "crash", "message": f"{error}, status {status} {said}"}
+      try:
+        return worker.exchange(message, deadline_s)
+      except child.LateReply:
+        self._end(worker)
+        worker = None
+        message = f"no answer in {deadline_s:g} s"
+        return {"failure": "deadline", "message": message}
+      except child.BrokenPipe as error:
+        status, said = worker.status(), worker.last_words()
+        self._end(worker)
+        worker = None
+        message = f"{error}, status {status} {said}"
+        return {"failure": "crash", "message": message}
+
+    try:
+      yield ask
     finally:
       self._idle.put(worker)
 
-  def _start(self) -> "_Worker":
+  def _start(self) -> "Worker":
     passed = [n.strip() for n in self._config.environment.split(",")]
-    worker = _Worker(self._command, passed, self._box)
+    worker = Worker(self._command, passed, self._box)
     with self._workers_lock:
       self._workers.add(worker)
     try:
       hello = {
-          "task": self._task_fields,
-          "links": _cached_data(self._task_fields),
+          **self._hello,
           "memory_mb": self._config.memory_mb,
           "sandbox": self._box.arguments(worker.home, worker.pid),
       }
@@ -181,21 +220,21 @@ class Pool(judges.Judge):
       raise
     return worker
 
-  def _end(self, worker: "_Worker") -> None:
+  def _end(self, worker: "Worker") -> None:
     with self._workers_lock:
       self._workers.discard(worker)
     worker.kill()
 
   def close(self) -> None:
     """Kills the workers and waits until they have exited."""
-    self._threads.shutdown(wait=False, cancel_futures=True)
+    self.threads.shutdown(wait=False, cancel_futures=True)
     with self._workers_lock:
       workers, self._workers = self._workers, set()
     for worker in workers:
       worker.kill()
 
 
-class _Worker(child.Child):
+class Worker(child.Child):
   """A worker process with a directory of its own.
 
   home: temporary directory.
@@ -219,8 +258,10 @@ class _Worker(child.Child):
   def exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
     """Sends a message and returns the answer; raises as `Child.write`."""
     deadline = time.monotonic() + timeout_s
-    self.write(_frame(message), deadline)
-    (length,) = _HEADER.unpack(self._read_exactly(_HEADER.size, deadline))
+    self.write(frames.pack(message), deadline)
+    (length,) = frames.HEADER.unpack(
+        self._read_exactly(frames.HEADER.size, deadline)
+    )
     if length > _MAX_BYTES:
       raise child.BrokenPipe(f"a message of {length} bytes")
     try:
@@ -351,4 +392,23 @@ def make_judge(
     )
   return judges.InProcess(
       task, fallback=config.reward.fallback, on_event=on_event
+  )
+
+
+def make_environments(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    on_event: judges.OnEvent | None,
+) -> Workers:
+  """Returns the processes of `config.task.source`, which do not see `workdir`.
+
+  There are up to `reward.num_workers`.
+  """
+  hidden = hidden_paths(config, workdir)
+  return Workers(
+      {"source": config.task.source},
+      config.reward,
+      make_box(config.task.to_dict(), config.reward, hidden),
+      on_event=on_event,
+      command=_ENVIRONMENT,
   )

@@ -24,12 +24,12 @@ _NUM_LENGTHS = 3
 class Text:
   """A completion to score.
 
-  prompt: text, as the policy sees it.
+  prompt: prompt, as the task gives it.
   completion: text, without its stop token.
   stopped: whether it ended with one; the reward model then sees its own.
   """
 
-  prompt: str
+  prompt: base.Prompt
   completion: str
   stopped: bool = True
 

@@ -12,7 +12,7 @@ import pathlib
 import sys
 from typing import Any
 
-from tba_jax.rewards import pool
+from tba_jax.system import frames
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.system import user_code
@@ -29,7 +29,7 @@ def main() -> int:
   os.dup2(2, 1)
   with open(os.devnull, "rb") as nothing:
     os.dup2(nothing.fileno(), 0)
-  hello = pool.read_frame(requests)
+  hello = frames.read(requests)
   if hello is None:
     return 0
   sandbox.limit_memory(hello["memory_mb"])
@@ -42,11 +42,11 @@ def main() -> int:
     task.prepare_judging()
     entered = sandbox.enter(**hello["sandbox"])
   except Exception as error:  # Reported by the pool.
-    pool.write_frame(replies, {"error": repr(error)})
+    frames.write(replies, {"error": repr(error)})
     return 1
-  pool.write_frame(replies, entered)
-  while (request := pool.read_frame(requests)) is not None:
-    pool.write_frame(replies, _answer(task, request))
+  frames.write(replies, entered)
+  while (request := frames.read(requests)) is not None:
+    frames.write(replies, _answer(task, request))
   return 0
 
 
@@ -55,7 +55,8 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
   try:
     if what == "explain":
       return {"reason": str(task.explain(*arguments))}
-    judged = task.judge(*arguments)
+    judge = task.judge if what == "judge" else task.judge_cut_off
+    judged = judge(*arguments)
     return {
         "reward": float(judged.reward),
         "key": judged.key,

@@ -16,6 +16,10 @@ The host reads R flags per chunk, tokens only of finished rows (of all rows with
 stop strings). All shapes are fixed: `prefill` compiles once per bucket,
 `decode_chunk` once per number of cache blocks and of rows, the others once.
 
+A completion may have several turns. Between two of them an environment speaks,
+while others are decoded; its tokens are appended as ids, and fed by the same
+decode steps. A row keeps its slot and its cache meanwhile.
+
 The random number of a token is a pure function of (seed, prompt id, visit,
 sample index, position), and no operation mixes slots. So a completion, down to
 the bits of its log-probs, does not depend on its batch mates, its row, the
@@ -128,6 +132,7 @@ class Sampler:
       *,
       version: int,
       newer: NewerFn | None = None,
+      turns: requests.Turns | None = None,
   ) -> list[types.Completions]:
     """Returns the completions of each prompt, in the order of `prompts`.
 
@@ -141,6 +146,8 @@ class Sampler:
         that it returns, from `put` and with the shardings of `params`. A
         token's log-prob is under the params that drew it, given the KV cache of
         that moment.
+      turns: environments that answer; needs `Settings.has_turns`. None ends
+        each completion with its first turn.
 
     Raises:
       ValueError: a request is empty, too long or out of range; the message
@@ -148,7 +155,7 @@ class Sampler:
     """
     for request in prompts:
       request.check(self._settings, self._model.config.vocab_size)
-    loop = self._loop(self.put(params), prompts, version, newer)
+    loop = self._loop(self.put(params), prompts, version, newer, turns)
     # Drop our reference, so that old params can be freed.
     del params
     return loop.run()
@@ -159,10 +166,11 @@ class Sampler:
       prompts: Sequence[Request],
       version: int,
       newer: NewerFn | None,
+      turns: requests.Turns | None = None,
   ) -> "_DecodeLoop":
     programs = self.programs(params)
     return _DecodeLoop(
-        programs, self._settings, params, prompts, version, newer
+        programs, self._settings, params, prompts, version, newer, turns
     )
 
   def programs(self, params: types.PyTree) -> slots_lib.Programs:
@@ -186,6 +194,7 @@ class _DecodeLoop:
       prompts: Sequence[Request],
       version: int,
       newer: NewerFn | None,
+      turns: requests.Turns | None,
   ):
     self._programs = programs
     self._settings = settings
@@ -194,6 +203,7 @@ class _DecodeLoop:
     )
     self._prompts = prompts
     self._newer = newer
+    self._turns = turns
     self._params = params
     self._state = programs.empty_state()
     # Prompts of one bucket are adjacent, so that they share a prefill.
@@ -225,20 +235,94 @@ class _DecodeLoop:
       found = None if self._newer is None else self._newer()
       if found is not None:
         self._swap(*found)
+      if self._turns is not None:
+        self._take_answers()
       self._refill()
+      if not slots.num_decoding:
+        continue
       while self._shrink():
         pass
       self._state, (num_steps, done_R) = self._decode(*self._plan())
       # Rows that finished a chunk ago are read while this one computes.
       self._read()
       slots.advance(int(num_steps))
+      cut_R = None
       if self._watch is not None:
-        done_R = self._cut_at_stop_strings()
-      ended = slots.release(np.asarray(done_R))
-      if ended:
-        self._unread.append((self._programs.collect(self._state), ended))
+        cut_R, done_R = self._cut_at_stop_strings()
+      done_R = np.asarray(done_R)
+      if self._turns is not None:
+        done_R = self._end_turns(done_R, cut_R)
+      self._release(done_R)
     self._read()
     return self._results.completions()
+
+  def _release(self, done_R: np.ndarray) -> None:
+    """Frees the rows that are done, to be read later."""
+    ended = self._slots.release(done_R)
+    if ended:
+      self._unread.append((self._programs.collect(self._state), ended))
+
+  def _end_turns(
+      self, done_R: np.ndarray, cut_R: np.ndarray | None
+  ) -> np.ndarray:
+    """Passes turns that have ended on; returns [R] bool, rows cut off."""
+    slots = self._slots
+    rows = [
+        row
+        for row in np.flatnonzero(done_R)
+        if row in slots.owners and slots.owners[row] not in slots.waiting
+    ]
+    over_R = np.zeros(slots.num_rows, bool)
+    if not rows:
+      return over_R
+    tokens_RxT, lengths_R, stopped_R = jax.device_get(
+        (self._state.tokens, self._state.lengths, self._state.stopped)
+    )
+    if cut_R is not None:
+      stopped_R = stopped_R | (cut_R >= 0)
+    for row in rows:
+      owner, length = slots.owners[row], int(lengths_R[row])
+      if stopped_R[row]:
+        slots.waiting[owner] = length
+        self._turns.end(owner, tokens_RxT[row, :length])
+      else:
+        self._cut_off(owner)
+        over_R[row] = True
+    return over_R
+
+  def _cut_off(self, owner: requests.Owner) -> None:
+    self._turns.cut(owner)
+    self._results.note_cut_off(owner)
+
+  def _take_answers(self) -> None:
+    """Appends what environments have answered; frees rows that they end."""
+    slots = self._slots
+    if not slots.waiting:
+      return
+    idle = not slots.num_decoding and not slots.can_refill
+    rows = {owner: row for row, owner in slots.owners.items()}
+    over_R = np.zeros(slots.num_rows, bool)
+    given_R = np.full(slots.num_rows, -1, np.int32)
+    tokens_RxT = np.zeros(
+        (slots.num_rows, self._settings.max_completion_tokens), np.int32
+    )
+    for owner, ids in self._turns.answers(idle):
+      row = rows[owner]
+      length = slots.resume(row)
+      if ids is None:
+        over_R[row] = True
+      elif length + len(ids) >= slots.limit(owner):  # No token could follow.
+        self._cut_off(owner)
+        over_R[row] = True
+      else:
+        end = given_R[row] = length + len(ids)
+        tokens_RxT[row, length:end] = ids
+        self._results.note_given(owner, length, end)
+        if self._watch is not None:
+          self._watch.begin_turn(owner, end)
+    if (given_R >= 0).any():
+      self._state = self._programs.give(self._state, tokens_RxT, given_R)
+    self._release(over_R)
 
   def warm_up(self) -> None:
     """Compiles the programs that `run` did not need."""
@@ -249,6 +333,12 @@ class _DecodeLoop:
         self._recompute()
       if self._watch is not None:
         self._cut_at_stop_strings()
+      if self._settings.has_turns:
+        self._state = self._programs.give(
+            self._state,
+            np.zeros(self._state.tokens.shape, np.int32),
+            np.full(self._slots.num_rows, -1, np.int32),
+        )
       self._programs.collect(self._state)
       if not self._shrink():
         return
@@ -257,8 +347,12 @@ class _DecodeLoop:
     """Returns a chunk's most steps, idle rows that end it early, and blocks."""
     slots = self._slots
     num_rows = num_idle = slots.num_rows
-    # Newer params and stop strings are polled at regular intervals.
-    polls = self._watch or self._newer
+    # Newer params, stop strings and answers are polled at regular intervals.
+    polls = self._watch or self._newer or self._turns
+    if self._turns:
+      # An environment works as soon as some turns have ended.
+      decoding = slots.num_decoding
+      num_idle -= decoding + -decoding // _REFILL_SHARE
     if not polls and slots.queue:
       # Free rows may wait for others of their prompt.
       free = num_rows - len(slots.owners)
@@ -372,8 +466,8 @@ class _DecodeLoop:
     start = len(tokens) - len(prompt_tokens)
     tokens[start:], mask[start:] = prompt_tokens, 1
 
-  def _cut_at_stop_strings(self) -> jax.Array:
-    """Ends completions at stop strings; returns [R] bool, idle slots."""
+  def _cut_at_stop_strings(self) -> tuple[np.ndarray, jax.Array]:
+    """Ends turns at stop strings; returns `cuts` and [R] bool, idle slots."""
     state, owners = self._state, self._slots.owners
     read = jax.device_get((state.tokens, state.lengths, state.stopped))
     cut_R = self._watch.cuts(owners, *read)
@@ -381,7 +475,7 @@ class _DecodeLoop:
         owners[row] for row in np.flatnonzero(cut_R >= 0)
     )
     self._state, done_R = self._programs.cut(state, cut_R)
-    return done_R
+    return cut_R, done_R
 
   def _read(self) -> None:
     """Copies finished completions from the device into the results."""

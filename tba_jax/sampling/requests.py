@@ -5,6 +5,7 @@
 import collections
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
@@ -55,6 +56,7 @@ class Settings:
   text_fn: ids -> text; needed with stop strings.
   recompute_cache: whether newer params recompute the KV cache of completions
     in flight.
+  has_turns: whether completions may have several turns, see `Turns`.
   prompt_buckets: number of padded prompt lengths: P, P / 2, P / 4, …
   explore: exploration, see `Explore`.
   """
@@ -73,6 +75,7 @@ class Settings:
   stop_strings: Sequence[str] = ()
   text_fn: Callable[[Sequence[int]], str] | None = None
   recompute_cache: bool = False
+  has_turns: bool = False
   prompt_buckets: int = 1
   most_rows_per_prompt: int = 1
   explore: Explore = Explore()
@@ -162,6 +165,32 @@ class Request:
 Owner = tuple[int, int]
 
 
+class Turns(Protocol):
+  """Environments that answer the turns of completions.
+
+  A turn is what the policy samples up to a stop token or stop string. The ids
+  of the answer follow it, and the policy samples the next turn.
+  """
+
+  def end(self, owner: Owner, tokens: np.ndarray) -> None:
+    """Takes a completion whose turn has ended, without waiting.
+
+    Args:
+      owner: the completion.
+      tokens: [n] int32, its tokens so far, answers included.
+    """
+
+  def cut(self, owner: Owner) -> None:
+    """Takes note that a completion was cut off at its maximum length."""
+
+  def answers(self, wait: bool) -> list[tuple[Owner, np.ndarray | None]]:
+    """Returns the answers since the last call; waits for one if `wait`.
+
+    Returns:
+      Completion, and [m] int, the ids that follow; None ends it.
+    """
+
+
 class Slots:
   """Assigns completions to the R rows of a decode state.
 
@@ -170,6 +199,7 @@ class Slots:
 
   queue: completions waiting for a row.
   owners: row -> the completion that it decodes.
+  waiting: completion whose turn has ended -> its tokens so far.
   """
 
   def __init__(
@@ -186,6 +216,7 @@ class Slots:
         for sample in range(requests[index].num_completions)
     )
     self.owners: dict[int, Owner] = {}
+    self.waiting: dict[Owner, int] = {}
     self._requests = requests
     self._settings = settings
     self._rows_per_prompt = rows_per_prompt
@@ -206,8 +237,28 @@ class Slots:
 
   @property
   def longest(self) -> int:
-    """The most tokens that a row in use may have sampled."""
-    return int(max(self._lengths_R[row] for row in self.owners))
+    """The most tokens that a row in use may have."""
+    return int(
+        max(
+            self.waiting.get(owner, self._lengths_R[row])
+            for row, owner in self.owners.items()
+        )
+    )
+
+  @property
+  def num_decoding(self) -> int:
+    """Number of rows in use that wait for no environment."""
+    return len(self.owners) - len(self.waiting)
+
+  def limit(self, owner: Owner) -> int:
+    """Returns the most tokens of a completion."""
+    limit = self._requests[owner[0]].max_tokens
+    return self._settings.max_completion_tokens if limit is None else limit
+
+  def resume(self, row: int) -> int:
+    """Lets a row go on that waited; returns its tokens so far."""
+    self._lengths_R[row] = length = self.waiting.pop(self.owners[row])
+    return length
 
   def refill(
       self, prefilled: Mapping[int, int]
@@ -290,6 +341,8 @@ class Results:
     self._tokens = zeros(np.int32)
     self._logprobs, self._plain = zeros(np.float32), zeros(np.float32)
     self._lengths, self._stopped = each(np.int32), each(bool)
+    self._given = zeros(bool)
+    self._cut_off: set[Owner] = set()
     self._versions = [np.full(shape, version, np.int32) for shape in shapes]
 
   def set_version(self, version: int, sampled: Mapping[Owner, int]) -> None:
@@ -308,6 +361,15 @@ class Results:
     for index, sample in owners:
       self._stopped[index][sample] = True
 
+  def note_given(self, owner: Owner, start: int, stop: int) -> None:
+    """Marks the tokens from `start` to `stop` as an environment's."""
+    index, sample = owner
+    self._given[index][sample, start:stop] = True
+
+  def note_cut_off(self, owner: Owner) -> None:
+    """Marks a completion of several turns that was cut off in the last one."""
+    self._cut_off.add(owner)
+
   def add(
       self,
       collected: Sequence[np.ndarray | None],
@@ -323,6 +385,8 @@ class Results:
       self._plain[index][sample] = plain_RxT[row]
       self._lengths[index][sample] = lengths_R[row]
       self._stopped[index][sample] |= stopped_R[row]
+      if (index, sample) in self._cut_off:
+        self._stopped[index][sample] = False
 
   def completions(self) -> list[types.Completions]:
     """Returns the completions by request."""
@@ -332,6 +396,7 @@ class Results:
     tokens_SxT, lengths_S = self._tokens[index], self._lengths[index]
     versions_SxT = self._versions[index]
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
+    sampled_SxT &= ~self._given[index]
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
@@ -363,13 +428,18 @@ class StopStringWatch:
     # tokens; one more, since the first of a window may lose its leading space.
     self._window = 1 + max(len(text.encode()) for text in self._strings)
     self._seen: dict[Owner, int] = {}
+    self._starts: dict[Owner, int] = {}
+
+  def begin_turn(self, owner: Owner, start: int) -> None:
+    """Looks at tokens from `start` on alone: an environment wrote the last."""
+    self._starts[owner], self._seen[owner] = start, 0
 
   def cut(self, owner: Owner, ids: np.ndarray) -> int | None:
     """Returns the number of tokens to keep, None to keep all so far.
 
     Args:
       owner: the completion.
-      ids: [n] int, the completion's tokens so far, without its stop token.
+      ids: [n] int, the turn's tokens so far, without its stop token.
     """
     seen = self._seen.get(owner, 0)
     self._seen[owner] = len(ids)
@@ -403,9 +473,10 @@ class StopStringWatch:
     cut_R = np.full(len(lengths_R), -1, np.int32)
     for row, owner in owners.items():
       length = lengths_R[row] - int(stopped_R[row])
-      cut = self.cut(owner, tokens_RxT[row, :length])
+      start = self._starts.get(owner, 0)
+      cut = self.cut(owner, tokens_RxT[row, start:length])
       if cut is not None:
-        cut_R[row] = cut
+        cut_R[row] = start + cut
     return cut_R
 
   def _text(self, ids: np.ndarray) -> str:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device side of the sampler: R rows, each decoding one completion.
 
-`refill` starts rows, `decode_chunk` advances all of them, `collect` reads them
-out: pure functions of fixed shapes, which `Programs` compiles.
+`refill` starts rows, `decode_chunk` advances all of them, `give` appends an
+environment's tokens, `collect` reads them out: pure functions of fixed shapes,
+which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
@@ -43,6 +44,9 @@ _TENSOR = "tensor"
 # another program, so there are few.
 _MOST_BLOCKS = 3
 _SHORTEST_BLOCK = 32
+# XLA's options for decode steps, by platform. On GPUs it would join products of
+# queries, keys and values, and for that copy their weights in each step.
+_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
 # A decode loop may shrink to R / 2 and R / 4 rows, but not below 16.
 _MOST_SHRINKING = 4
 _FEWEST_ROWS = 16
@@ -94,8 +98,10 @@ class DecodeState:
     that is the sampling distribution.
   limits: [R] int32, most tokens of the completion.
   last_token: [R] int32, sampled last and not yet fed to the model.
-  lengths: [R] int32, tokens sampled so far, at least 1 in a row in use.
-  stopped: [R] bool, whether a stop token was sampled.
+  lengths: [R] int32, tokens so far, at least 1 in a row in use.
+  given: [R] int32, end of the tokens of an environment that come next; None if
+    all tokens are sampled.
+  stopped: [R] bool, whether a stop token was sampled last.
   active: [R] bool, whether the row has tokens left to sample.
   """
 
@@ -108,6 +114,7 @@ class DecodeState:
   limits: jax.Array
   last_token: jax.Array
   lengths: jax.Array
+  given: jax.Array | None
   stopped: jax.Array
   active: jax.Array
 
@@ -131,6 +138,7 @@ def empty_state(
       limits=jnp.zeros((R,), jnp.int32),
       last_token=jnp.zeros((R,), jnp.int32),
       lengths=jnp.ones((R,), jnp.int32),
+      given=jnp.zeros((R,), jnp.int32) if settings.has_turns else None,
       stopped=jnp.zeros((R,), bool),
       active=jnp.zeros((R,), bool),
   )
@@ -205,6 +213,7 @@ def refill(
       key_data=select(key_data_Rx2, state.key_data),
       limits=select(limit_R, state.limits),
       lengths=select(start_R, state.lengths),
+      given=None if state.given is None else select(start_R, state.given),
       stopped=state.stopped & ~new_R,
       active=state.active | new_R,
   )
@@ -319,6 +328,34 @@ def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
   return state, ~state.active
 
 
+def give(
+    state: DecodeState, tokens_RxT: jax.Array, given_R: jax.Array
+) -> DecodeState:
+  """Lets rows go on after the tokens of an environment.
+
+  Decode steps feed these tokens to the model in place of sampled ones. So a
+  row's cache and log-probs have the bits of one that was never interrupted.
+
+  Args:
+    state: state of the rows, of which those to go on are idle.
+    tokens_RxT: [R, T] int32, the environment's, each in its column.
+    given_R: [R] int32, their end, from the row's length on; -1 keeps the row.
+  """
+  new_R, columns_RxT = given_R >= 0, _columns(state)
+  is_new_RxT = new_R[:, None] & (columns_RxT < given_R[:, None])
+  is_new_RxT &= columns_RxT >= state.lengths[:, None]
+  last_R = _token_at(state, state.lengths - 1)
+  return dataclasses.replace(
+      state,
+      tokens=jnp.where(is_new_RxT, tokens_RxT, state.tokens),
+      # After a cut, that of the state is a later one.
+      last_token=jnp.where(new_R, last_R, state.last_token),
+      given=jnp.where(new_R, given_R, state.given),
+      stopped=state.stopped & ~new_R,
+      active=state.active | new_R,
+  )
+
+
 def take(state: DecodeState, rows: jax.Array) -> DecodeState:
   """Returns the state of the rows with indices `rows`, int32."""
   return jax.tree.map(lambda leaf: leaf[rows], state)
@@ -346,6 +383,12 @@ def collect(
 def _columns(state: DecodeState) -> jax.Array:
   """Returns [R, T] int32, the column of each entry."""
   return jax.lax.broadcasted_iota(jnp.int32, state.tokens.shape, 1)
+
+
+def _token_at(state: DecodeState, column_R: jax.Array) -> jax.Array:
+  """Returns [R] int32, the token of each row in a column; 0 past the end."""
+  here_RxT = _columns(state) == column_R[:, None]
+  return jnp.sum(jnp.where(here_RxT, state.tokens, 0), axis=1)
 
 
 def _row_keys(ids_Rx4: jax.Array) -> jax.Array:
@@ -452,12 +495,22 @@ def _append(
     logprob_R: jax.Array,
     plain_R: jax.Array | None,
 ) -> DecodeState:
-  """Appends a token to the rows of `rows_R`; ends those that are complete."""
+  """Appends a token to the rows of `rows_R`; ends those that are complete.
+
+  The token is the environment's where there is one, which stops nothing.
+  """
   here_RxT = (_columns(state) == state.lengths[:, None]) & rows_R[:, None]
   lengths_R = state.lengths + rows_R
+  may_stop_R = rows_R
+  if state.given is not None:
+    given_R = state.lengths < state.given
+    token_R = jnp.where(given_R, _token_at(state, state.lengths), token_R)
+    logprob_R = jnp.where(given_R, 0.0, logprob_R)
+    plain_R = None if plain_R is None else jnp.where(given_R, 0.0, plain_R)
+    may_stop_R = rows_R & ~given_R
   stopped_R = state.stopped
   for stop_id in settings.stop_ids:
-    stopped_R |= rows_R & (token_R == stop_id)
+    stopped_R |= may_stop_R & (token_R == stop_id)
   full_R = lengths_R >= state.limits
   write = lambda old_RxT, new_R: jnp.where(here_RxT, new_R[:, None], old_RxT)
   plain_RxT = state.plain_logprobs
@@ -615,12 +668,16 @@ class Programs:
       )
     self.refill = jit_state(placed(refill), donate_argnums=0)
     self.decode_chunk = jit_pair(
-        placed(decode_chunk), donate_argnums=1, static_argnums=4
+        placed(decode_chunk),
+        donate_argnums=1,
+        static_argnums=4,
+        compiler_options=_OPTIONS.get(platform_of(sharding)),
     )
     self.recompute_cache = jit_state(
         functools.partial(recompute_cache, model, sharding), donate_argnums=1
     )
     self.cut = jit_pair(cut, donate_argnums=0)
+    self.give = jit_state(give, donate_argnums=0)
     self.collect = jit(functools.partial(collect, settings))
     self.take = jit_state(take)
     self._same_bits: dict[int, bool] = {}

@@ -29,7 +29,7 @@ CPU = "cpu"
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _FIRST_TPU_PORT = 8476
 # Share of a GPU's memory that the processes on it take together.
-_GPU_MEMORY = 0.9
+GPU_MEMORY = 0.9
 _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _DEV = pathlib.Path("/dev")
 _CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
@@ -82,6 +82,14 @@ def check_platforms(environment: Mapping[str, str] = os.environ) -> None:
           f"JAX_PLATFORMS={name!r}: not installed here; allowed"
           f" {', '.join(here)}, or '' for what JAX finds"
       )
+
+
+def take_memory() -> None:
+  """Lets this process take most of a GPU's memory; JAX's default is 3/4.
+
+  A share that is set stays. The rest is for libraries and for CUDA itself.
+  """
+  os.environ.setdefault(_MEMORY_SHARE, str(GPU_MEMORY))
 
 
 def _has_other_plugins() -> bool:
@@ -225,7 +233,7 @@ def _environment(
     out = {"CUDA_VISIBLE_DEVICES": ids}
     # A share that the user has set stays.
     if sharing > 1 and _MEMORY_SHARE not in os.environ:
-      out[_MEMORY_SHARE] = f"{_GPU_MEMORY / sharing:.3f}"
+      out[_MEMORY_SHARE] = f"{GPU_MEMORY / sharing:.3f}"
     return out
   if len(indices) == len(found.ids):
     return {}

@@ -6,6 +6,7 @@ XLA's own cost analysis counts the body of a loop once; here it is counted as
 often as the loop runs. Figures are of one device.
 """
 
+import collections
 from collections.abc import Iterator
 import dataclasses
 import math
@@ -44,6 +45,19 @@ _REDUCE_SCATTER = "all-reduce-scatter"
 # Products of queries x keys x head width in each kernel of splash attention.
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
 _SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+# Libraries that a GPU calls: matrix products, whose axes stand in the call's
+# configuration, and attention with its gradient.
+_LIBRARY = re.compile(
+    r'custom_call_target="__(cublas|cudnn\$fmhaSoftmax(?:Backward)?)\b'
+)
+_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\["([\d",]*)"\]')
+_CUDNN_PRODUCTS = {"cudnn$fmhaSoftmax": 2, "cudnn$fmhaSoftmaxBackward": 5}
+_KERNEL = re.compile(
+    r"^\s+(?:ROOT )?%?([\w.\-]+) = .* custom-call\("
+    r'.*custom_call_target="([^"]+)"',
+    re.M,
+)
+_WORKSPACE = re.compile(r"\b[su]8\[\d+\](?:\{[^}]*\})?")
 
 # Instructions that move nothing.
 _FREE = frozenset((
@@ -61,7 +75,8 @@ class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
   flops: operations of matrix products and convolutions, 2 a multiply-add, and
-    of splash attention as if it had no window; other kernels are not counted.
+    of splash and cuDNN's attention as if they had no window; other kernels are
+    not counted.
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
     the padding of tiled layouts; nothing that stays in a faster memory.
@@ -111,6 +126,20 @@ def costs(text: str) -> Costs:
   return Costs(
       flops, dict(sorted(collectives.items())), _moved(computations, entry)
   )
+
+
+def kernels(text: str) -> dict[str, int]:
+  """Returns how often the text of a module calls each kernel that XLA lacks.
+
+  Kernels of libraries have the name of the call's target, those of Pallas on
+  TPU their own.
+  """
+  found = collections.Counter()
+  for name, target in _KERNEL.findall(text):
+    if target == "tpu_custom_call":
+      target = re.sub(r"[.\d]+$", "", name)
+    found[target.removeprefix("__")] += 1
+  return dict(sorted(found.items()))
 
 
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:
@@ -243,7 +272,7 @@ def _walk(
     elif it.opcode in ("dot", "convolution"):
       add((_product_flops(computation, it), {}))
     elif it.opcode == "custom-call":
-      add((_splash_flops(computation, it), {}))
+      add((_kernel_flops(computation, it), {}))
     elif kind in _COLLECTIVES:
       channel = re.search(r"channel_id=(\d+)", it.attributes)
       if channel is None or channel[1] not in channels:
@@ -296,8 +325,14 @@ def _moved_by(
     return 2 * _stored_bytes(it.type)
   if it.opcode in _UPDATES:
     return 2 * _stored_bytes(operands[_UPDATES[it.opcode]])
-  if not it.opcode.endswith("-start"):
+  if _LIBRARY.search(it.attributes):
+    result = _WORKSPACE.sub("", it.type)
+    return sum(map(_stored_bytes, operands)) + _stored_bytes(result)
+  if it.opcode.startswith("all-reduce") or not it.opcode.endswith("-start"):
     return sum(map(_stored_bytes, operands)) + _stored_bytes(it.type)
+  if it.opcode.removesuffix("-start") in _COLLECTIVES:
+    # The type is that of the operands, then of the results.
+    return _stored_bytes(it.type)
   arrays = [found[0] for found in _TILED.finditer(it.type)]
   if it.opcode.removesuffix("-start") in _SLICES:
     # The type is that of the operand, then of the result.
@@ -475,23 +510,34 @@ def _product_flops(computation: _Computation, it: _Instruction) -> float:
   return 2.0 * positions * features * batch
 
 
-def _splash_flops(computation: _Computation, it: _Instruction) -> float:
-  """Returns the FLOPs of a kernel of splash attention; 0 of another one.
+def _kernel_flops(computation: _Computation, it: _Instruction) -> float:
+  """Returns the FLOPs of a kernel: splash, cuBLAS, cuDNN; 0 of another one.
 
-  Its queries are the last Q of S tokens, and see those up to their own.
+  Queries of attention are the last Q of S tokens, and see those up to their
+  own.
   """
-  kernel = _SPLASH.search(it.name)
-  if not kernel:
+  splash, library = _SPLASH.search(it.name), _LIBRARY.search(it.attributes)
+  if library and library[1] == "cublas":
+    lhs, out = _shape(computation, it.operands[0]), next(_arrays(it.type))[1]
+    axes = _CONTRACTED.search(it.attributes)[1].split('","')
+    return 2.0 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)
+  if not splash and not library:
     return 0.0
   shapes = [
       shape
       for name in it.operands
       for dtype, shape in _arrays(computation[name].type)
-      if dtype in ("bf16", "f32") and len(shape) > 2
+      if dtype in ("bf16", "f16", "f32") and len(shape) > 2
   ]
-  (*sequences, Q, Dh), S = shapes[0], shapes[1][-2]
+  if splash:
+    products = _SPLASH_PRODUCTS[splash[1]]
+    (*sequences, Q, Dh), S = shapes[0], shapes[1][-2]
+  else:
+    products = _CUDNN_PRODUCTS[library[1]]
+    (B, Q, H, Dh), S = shapes[0], shapes[1][1]
+    sequences = B, H
   pairs = math.prod(sequences) * (Q * (S - Q) + Q * (Q + 1) / 2)
-  return 2.0 * _SPLASH_PRODUCTS[kernel[1]] * pairs * Dh
+  return 2.0 * products * pairs * Dh
 
 
 def _num_positions(

@@ -1,6 +1,21 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A task: numbered prompts in two splits, and the reward of a completion."""
+"""A task: numbered prompts in two splits, and the reward of a completion.
+
+A prompt is a text, which the model reads as it is, or messages, which the
+model's own chat template lays out:
+
+    [{"role": "system", "content": "Answer in one word."},
+     {"role": "user", "content": "What is the capital of France?"}]
+
+Roles are system, user and assistant (earlier turns); the user speaks last. The
+model reads what transformers' `apply_chat_template(messages,
+add_generation_prompt=True)` gives, `--program=plan` shows it, and the token
+that ends a turn in the template ends a completion. A tokenizer without a
+template takes texts alone. With `tokenizer.chat` a text is a user's message.
+Rewards, and judges other than the policy's own tokenizer, get the prompt as the
+task gives it.
+"""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -9,10 +24,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+# {"role": …, "content": …} of each turn.
+Messages = Sequence[Mapping[str, str]]
+Prompt = str | Messages
+
 TRAIN = "train"
 HELD_OUT = "held_out"
 VALIDATION = "validation"  # selects checkpoints; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
+ROLES = ("system", "user", "assistant")
 
 
 class RewardError(Exception):
@@ -58,6 +78,9 @@ class Task(abc.ABC):
   paths: fields that name folders that all hosts have, perhaps elsewhere.
   rewards_where: allowed values of `config.reward.where`; () for all.
   packages: packages that it needs, each with the extra that installs it.
+  more_splits: further held-out splits, evaluated before and after training.
+  has_turns: whether environments answer the completions, see
+    `tasks/environment.py`.
   has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
   """
@@ -69,6 +92,8 @@ class Task(abc.ABC):
   paths: ClassVar[tuple[str, ...]] = ()
   rewards_where: ClassVar[tuple[str, ...]] = ()
   packages: ClassVar[Mapping[str, str]] = {}
+  more_splits: ClassVar[tuple[str, ...]] = ()
+  has_turns: ClassVar[bool] = False
   has_embeddings: ClassVar[bool] = False
   report: Any = None
 
@@ -86,8 +111,17 @@ class Task(abc.ABC):
     return index
 
   @abc.abstractmethod
-  def prompt(self, split: str, index: int) -> str:
-    """Returns the text of prompt `index`."""
+  def prompt(self, split: str, index: int) -> Prompt:
+    """Returns prompt `index`: a text or messages, see the module."""
+
+  def identity(self, num_prompts: int) -> list[str]:
+    """Returns texts by which processes tell whether they have the same task.
+
+    They are about `num_prompts` prompts, evenly spaced.
+    """
+    size = self.num_prompts(TRAIN)
+    rows = range(0, size, max(1, size // num_prompts))
+    return [self.prompt(TRAIN, index) for index in rows]
 
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
@@ -127,8 +161,8 @@ class Task(abc.ABC):
     """Whether the task has a reward of its own; if not, a model is needed."""
     return True
 
-  def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
-    """Returns (prompt, chosen, rejected) texts to train a reward model."""
+  def pairs(self, split: str) -> Sequence[tuple[Prompt, str, str]]:
+    """Returns (prompt, chosen, rejected) to train a reward model."""
     raise ValueError(
         f"config.reward_model.{split}='task': the task {self.name!r} makes no"
         " pairs; name a source of them"
@@ -139,8 +173,8 @@ class Task(abc.ABC):
     prompt = fields.get("prompt", fields.get("query", ""))
     return prompt, fields.get("chosen"), fields.get("rejected")
 
-  def reward_of(self, prompt: str, completion: str) -> float:
-    """Returns the reward of a completion of any prompt text."""
+  def reward_of(self, prompt: Prompt, completion: str) -> float:
+    """Returns the reward of a completion of any prompt."""
     raise ValueError(
         "config.reward_model.relabel='task': not supported by the task"
         f" {self.name!r}; allowed '' or a gold model's folder"
@@ -161,16 +195,24 @@ class Task(abc.ABC):
       return Judgement(float(key is not None), key)
     return Judgement(self.reward(split, index, completion), key)
 
+  def judge_cut_off(self, split: str, index: int, completion: str) -> Judgement:
+    """Returns the judgement of a completion without stop token.
+
+    By default the same as with one.
+    """
+    return self.judge(split, index, completion)
+
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
     """Drops prompts and training answers that exceed the policy's limits.
 
     Args:
-      tokenizer: has `encode_prompt` and `encode`.
+      tokenizer: has `encode_prompt`, `encode` and `encode_answered`.
       max_prompt_tokens: longest prompt allowed.
       max_answer_tokens: longest reference completion of a training prompt,
-        without the stop token; 0 = no limit.
+        without the stop token; of messages the tokens from the assistant's
+        first turn on; 0 = no limit.
 
     Raises:
       ValueError: a split becomes empty.
@@ -188,6 +230,28 @@ class Task(abc.ABC):
     return ""
 
 
+def are_messages(value: Any) -> bool:
+  """Tells whether a value is one or more messages with a known role each."""
+  return (
+      isinstance(value, Sequence)
+      and not isinstance(value, str)
+      and len(value) > 0
+      and all(
+          isinstance(m, Mapping)
+          and m.get("role") in ROLES
+          and isinstance(m.get("content"), str)
+          for m in value
+      )
+  )
+
+
+def plain_text(prompt: Prompt) -> str:
+  """Returns a prompt's text without a template: a line for each message."""
+  if isinstance(prompt, str):
+    return prompt
+  return "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+
+
 def reference_text(task: Task, split: str, index: int) -> str:
   """Returns the reference completion that win-rates compare with."""
   return task.reference_completion(split, index, np.random.default_rng(0))
@@ -202,9 +266,9 @@ def split_while_training(task: Task) -> str:
   return VALIDATION if VALIDATION in task.splits else HELD_OUT
 
 
-def check_split(split: str) -> None:
-  """Raises ValueError for an unknown split."""
-  allowed = (*SPLITS, VALIDATION)
+def check_split(split: str, more: Sequence[str] = ()) -> None:
+  """Raises ValueError for a split that is neither known nor one of `more`."""
+  allowed = (*SPLITS, VALIDATION, *more)
   if split not in allowed:
     raise ValueError(f"split {split!r}: allowed {list(allowed)}")
 

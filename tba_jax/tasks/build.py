@@ -6,7 +6,7 @@ Every process of a run builds the task, so a user's module has to be importable
 in each (PYTHONPATH, or the folder that `train` starts in).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import importlib
 import pathlib
 import re
@@ -14,14 +14,20 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.models import folders
+from tba_jax.models import hf_hub
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
 from tba_jax.tasks import chat
 from tba_jax.tasks import countdown
+from tba_jax.tasks import environment
 from tba_jax.tasks import gsm8k
+from tba_jax.tasks import ifbench
+from tba_jax.tasks import instructions
 from tba_jax.tasks import math
 from tba_jax.tasks import own
 from tba_jax.tasks import preference
+from tba_jax.tasks import reasoning_gym
 from tba_jax.tasks import red_team
 from tba_jax.tasks import rows_task
 from tba_jax.tasks import tldr
@@ -31,10 +37,14 @@ TASKS: Mapping[str, type[base.Task]] = {
     "chat": chat.Chat,
     "countdown": countdown.Countdown,
     "countdown_sparse": countdown.CountdownSparse,
+    "environment": environment.Environment,
     "gsm8k": gsm8k.Gsm8k,
+    "ifbench": ifbench.IfBench,
+    "instructions": instructions.Instructions,
     "math": math.Math,
     "own": own.Own,
     "preference": preference.Preference,
+    "reasoning_gym": reasoning_gym.ReasoningGym,
     "red_team": red_team.RedTeam,
     "tldr": tldr.Tldr,
 }
@@ -110,20 +120,27 @@ class _Words:
     ).findall
 
 
-def print_data(config: ml_collections.ConfigDict) -> None:
+def print_data(
+    config: ml_collections.ConfigDict, *, shows_prompt: bool = False
+) -> None:
   """Prints rows used and left out of a task's data, and warnings.
 
-  Raises ValueError if the data or the tokenizer cannot be read.
+  Args:
+    config: config of the run.
+    shows_prompt: whether to print the first training prompt in full, as a
+      pretrained model reads it; a held-out one where there is no other.
+
+  Raises:
+    ValueError: the data, the tokenizer or the first prompt cannot be read.
   """
-  if not find(config.task.name).reads_data:
-    return
-  task = make_task(config.task)
-  if task.report is None:
-    return
   start = config.sft.init if config.init == "sft" else config.init
   folder = config.tokenizer.source
   if folder == "task" and start != "scratch":
     folder = str(pathlib.Path(start).expanduser())
+  reads_data = find(config.task.name).reads_data
+  if not reads_data and (folder == "task" or not _has_tokenizer(folder)):
+    return
+  task = make_task(config.task)
   if folder == "task":
     tokenizer = _Words(task)
     if isinstance(task, rows_task.RowsTask):
@@ -132,7 +149,35 @@ def print_data(config: ml_collections.ConfigDict) -> None:
     # Takes seconds to import.
     from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
 
-    tokenizer = tokenizer_lib.load(folder, bos=config.tokenizer.bos)
-  task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
-  for line in task.report.lines():
-    print(f"data: {line}", flush=True)
+    tokenizer = tokenizer_lib.load(
+        folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+    )
+  if task.report is not None:
+    task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
+    for line in task.report.lines():
+      print(f"data: {line}", flush=True)
+  if folder != "task":
+    split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
+    for line in _prompt_lines(task.prompt(split, 0), split, tokenizer):
+      if shows_prompt:
+        print(line, flush=True)
+
+
+def _has_tokenizer(folder: str) -> bool:
+  path = hf_hub.find(folder, weights=False)
+  return folders.has_tokenizer(path)
+
+
+def _prompt_lines(
+    prompt: base.Prompt, split: str, tokenizer: Any
+) -> Iterator[str]:
+  """Yields a prompt as the model reads it; raises ValueError if it cannot."""
+  ids = tokenizer.encode_prompt(prompt)
+  how = "a text, as it is"
+  if tokenizer.prompt_text(prompt) != prompt:
+    how = "in the chat template"
+  elif tokenizer.chat_template:
+    how += ": the tokenizer has a chat template, for prompts of messages"
+  yield f"prompt: the first of {split}, {how}, {len(ids)} tokens:"
+  yield tokenizer.decode(ids)
+  yield f"prompt: its ids: {' '.join(map(str, ids))}"

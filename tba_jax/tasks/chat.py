@@ -11,13 +11,12 @@ a chat template up to the assistant's turn.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tba_jax.tasks import base
 from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
 
 TULU = "tulu"
-_ROLES = ("system", "user", "assistant")
-
-Messages = Sequence[Mapping[str, str]]
+MODEL = "model"
 
 
 class Chat(made_up.GoldReward):
@@ -27,8 +26,9 @@ class Chat(made_up.GoldReward):
     test; rows have `messages`, each with `role` and `content`, the last one the
     assistant's. "made_up": generated requests to summarize small posts, with a
     scripted gold reward.
-  template: a folder with a tokenizer, whose chat template is used, or "tulu",
-    for tokenizers without one.
+  template: "model", the chat template of the policy's own tokenizer; "tulu",
+    for tokenizers without one; or the folder of another tokenizer, whose
+    template is used.
   made_up_prompts: number of generated requests, over both splits.
   made_up_pairs: generated pairs of answers to train a reward model on; a fifth
     as many to test it.
@@ -39,7 +39,7 @@ class Chat(made_up.GoldReward):
   name: ClassVar[str] = "chat"
   FIELDS: ClassVar = {
       "data": "",
-      "template": TULU,
+      "template": MODEL,
       "made_up_prompts": 3000,
       "made_up_pairs": 8000,
       "overlap": "error",
@@ -68,9 +68,9 @@ class Chat(made_up.GoldReward):
         for split, found in made.items()
     }
 
-  def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
+  def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
     messages = fields.get("messages")
-    if not _are_messages(messages):
+    if not base.are_messages(messages) or len(messages) < 2:
       return "no_prompt"
     *before, last = messages
     if last["role"] != "assistant" or not last["content"].strip():
@@ -82,7 +82,7 @@ class Chat(made_up.GoldReward):
     except ValueError:  # Refused by the template.
       return "no_prompt"
 
-  def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
+  def pairs(self, split: str) -> Sequence[tuple[base.Prompt, str, str]]:
     return [(p, a.strip(), b.strip()) for p, a, b in super().pairs(split)]
 
   def pair_texts(self, fields: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -102,7 +102,7 @@ class Chat(made_up.GoldReward):
     return text if text == same else "", chosen, rejected
 
 
-def tulu(messages: Messages) -> str:
+def tulu(messages: base.Messages) -> str:
   """Formats messages as open-instruct's template does.
 
   <|user|>⏎ … ⏎<|assistant|>⏎
@@ -111,9 +111,9 @@ def tulu(messages: Messages) -> str:
   return f"{said}<|assistant|>\n"
 
 
-def _make_template(template: str) -> Callable[[Messages], str]:
-  if template == TULU:
-    return tulu
+def _make_template(template: str) -> Callable[[base.Messages], base.Prompt]:
+  if template in (MODEL, TULU):
+    return list if template == MODEL else tulu
   # Takes seconds to import.
   from tba_jax.models import tokenizer  # pylint: disable=g-import-not-at-top
 
@@ -121,23 +121,10 @@ def _make_template(template: str) -> Callable[[Messages], str]:
     return tokenizer.load(template).chat_text
   except ValueError as error:
     raise ValueError(
-        f"config.task.template={template!r}: allowed {TULU!r} or a folder with"
-        f" a tokenizer; {error}"
+        f"config.task.template={template!r}: allowed {MODEL!r}, {TULU!r} or a"
+        f" folder with a tokenizer; {error}"
     ) from error
 
 
 def _is_list(value: Any) -> bool:
   return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _are_messages(value: Any) -> bool:
-  return (
-      isinstance(value, Sequence)
-      and len(value) > 1
-      and all(
-          isinstance(m, Mapping)
-          and m.get("role") in _ROLES
-          and isinstance(m.get("content"), str)
-          for m in value
-      )
-  )

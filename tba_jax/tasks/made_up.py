@@ -217,8 +217,8 @@ def tldr_splits(num_prompts: int, seed: int) -> dict[str, list[rows.Row]]:
 
 
 def tldr_pairs(
-    queries: Sequence[str], num_pairs: int, seed: int
-) -> list[tuple[str, str, str]]:
+    queries: Sequence[base.Prompt], num_pairs: int, seed: int
+) -> list[tuple[base.Prompt, str, str]]:
   """Returns (query, chosen, rejected), two summaries labelled by a person.
 
   `queries`, posts as the policy sees them, are drawn with replacement.
@@ -226,7 +226,7 @@ def tldr_pairs(
   rng = np.random.default_rng([seed, _TLDR_SEED, 1])
   out = []
   while len(out) < num_pairs:
-    query = str(rng.choice(queries))
+    query = queries[rng.integers(len(queries))]
     first, second = (_summary(_post_in(query), rng) for _ in range(2))
     if first != second:
       longer_is_first = len(first) >= len(second)
@@ -235,7 +235,7 @@ def tldr_pairs(
   return out
 
 
-def tldr_reward(query: str, summary: str) -> float:
+def tldr_reward(query: base.Prompt, summary: str) -> float:
   """Returns the scripted gold reward of a summary, at most 1.
 
   A quarter of: 1 for each of the four facts, once; -1 for a repetition or a
@@ -287,7 +287,7 @@ class GoldReward(rows_task.RowsTask):
   def has_reward(self) -> bool:
     return self._is_made_up
 
-  def pairs(self, split: str) -> Sequence[tuple[str, str, str]]:
+  def pairs(self, split: str) -> Sequence[tuple[base.Prompt, str, str]]:
     if not self._is_made_up:
       return super().pairs(split)
     held_out = split == base.HELD_OUT
@@ -298,7 +298,7 @@ class GoldReward(rows_task.RowsTask):
         self._fields["split_seed"] * 2 + held_out,
     )
 
-  def reward_of(self, prompt: str, completion: str) -> float:
+  def reward_of(self, prompt: base.Prompt, completion: str) -> float:
     if not self._is_made_up:
       return super().reward_of(prompt, completion)
     return tldr_reward(prompt, completion)
@@ -317,9 +317,10 @@ class GoldReward(rows_task.RowsTask):
     return base.judgement_of(reward, reward > reference, completion)
 
 
-def _post_in(query: str) -> str:
-  found = _POST.search(query)
-  return found[1] if found else query
+def _post_in(query: base.Prompt) -> str:
+  text = base.plain_text(query)
+  found = _POST.search(text)
+  return found[1] if found else text
 
 
 def _post(rng: np.random.Generator) -> dict[str, str]:

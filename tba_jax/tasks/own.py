@@ -3,8 +3,9 @@
 """A user's own task: rows of data and reward functions, named in settings.
 
 docs/your_task.md builds one. A reward is a function of (prompt, completion,
-row) that returns a number; `row` has the fields of the data's row, and the
-reference under "answer". The task's reward is a weighted sum:
+row) that returns a number; the prompt is a text or messages, as in
+`tasks/base.py`, `row` has the fields of the data's row, and the reference under
+"answer". The task's reward is a weighted sum:
 
     "answer"                                one of `REWARDS`
     "my_rewards.py:polite"                  a function in a file
@@ -31,12 +32,14 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
-RewardFn = Callable[[str, str, Mapping[str, Any]], float]
+RewardFn = Callable[[base.Prompt, str, Mapping[str, Any]], float]
 # Returns why a completion is wrong; "" or None if unknown.
-ReasonFn = Callable[[str, str, Mapping[str, Any]], str | None]
+ReasonFn = Callable[[base.Prompt, str, Mapping[str, Any]], str | None]
 
 ANSWER_KINDS = ("none", "text", "number")
 _FIELD = re.compile(r"\{(\w+)\}")
+# Opening of a JSON list of messages.
+_MESSAGES = re.compile(r'\s*\[\s*\{\s*"')
 
 
 class Own(rows_task.RowsTask):
@@ -45,9 +48,13 @@ class Own(rows_task.RowsTask):
   train, test, validation: sources of the splits, as in docs/your_task.md;
     `validation` may be "".
   validation_prompts: training prompts to hold out if `validation` is "".
-  prompt: the prompt's text, with field names in braces.
-  completion: likewise, the target of supervised fine-tuning; "" = no
-    fine-tuning on this data.
+  prompt: the prompt's text, with field names in braces; or a JSON list of
+    messages with such texts, `[{"role": "user", "content": "{question}"}]`; or
+    a field alone that has a text or a list of messages. An assistant's message
+    at their end is no part of the prompt; it is the answer where the row has no
+    other.
+  completion: text with field names in braces, the target of supervised
+    fine-tuning; "" = no fine-tuning on this data.
   answer: field with the reference answer.
   answer_kind: "text" and "number" leave out rows without one; "none" does not.
   rewards: weighted functions: `exact`, `answer` (the number that a person
@@ -95,6 +102,7 @@ class Own(rows_task.RowsTask):
             f"config.task.{name}={fields[name]!r}: allowed a finite number"
         )
     self._fields = fields
+    self._template = _parse_template(fields["prompt"])
     self._reason: ReasonFn | None = None
     if fields["reason"]:
       self._reason = user_code.load_function(
@@ -124,26 +132,32 @@ class Own(rows_task.RowsTask):
         overlap=fields["overlap"],
     )
 
-  def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
-    prompt = _filled(self._fields["prompt"], fields)
-    if prompt is None or not prompt.strip():
+  def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
+    prompt = _filled_prompt(self._template, fields)
+    said = None
+    if not isinstance(prompt, str):
+      if prompt and prompt[-1]["role"] == "assistant":
+        *prompt, last = prompt
+        said = last["content"]
+      if not prompt or prompt[-1]["role"] != "user":
+        return "no_prompt"
+    elif not prompt.strip():
       return "no_prompt"
     value = fields.get(self._fields["answer"])
+    value = said if value is None else value
     answer = "" if value is None else str(value)
     kind = self._fields["answer_kind"]
     if kind == "none":
       return prompt, answer
-    if (
-        not answer.strip()
-        or _filled(self._fields["completion"], fields) is None
-    ):
+    if not answer.strip() or self._target(fields, answer) is None:
       return "no_answer"
     if kind == "number" and answers.last_number(answer) is None:
       return "no_number"
     return prompt, answer
 
   def _used_fields(self) -> Mapping[str, Sequence[str]]:
-    named = {"prompt": _FIELD.findall(self._fields["prompt"])}
+    template = base.plain_text(self._template)
+    named = {"prompt": _FIELD.findall(template)}
     if self._fields["answer_kind"] != "none":
       named["answer"] = [self._fields["answer"]]
       named["completion"] = _FIELD.findall(self._fields["completion"])
@@ -155,7 +169,13 @@ class Own(rows_task.RowsTask):
     return self.WORDS if is_words else self.CHARACTERS
 
   def completion_of(self, example: rows_task.Example) -> str:
-    return _filled(self._fields["completion"], example.fields) or ""
+    return self._target(example.fields, example.answer) or ""
+
+  def _target(self, fields: Mapping[str, Any], answer: str) -> str | None:
+    """Returns the text to fine-tune on, None if a field is missing."""
+    if answer:
+      fields = {**fields, self._fields["answer"]: answer}
+    return _filled(self._fields["completion"], fields)
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     example = self.example(split, index)
@@ -183,6 +203,44 @@ class Own(rows_task.RowsTask):
         and not part.function(example.prompt, completion, row)
     )
     return "; ".join(filter(None, found))
+
+
+def _parse_template(text: str) -> base.Prompt:
+  """Returns `config.task.prompt` as a text, or as the messages it lists."""
+  if not _MESSAGES.match(text):
+    return text
+  try:
+    messages = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(
+        f"config.task.prompt={text!r}: allowed a text, or a JSON list of"
+        f" messages; {error}"
+    ) from error
+  if not base.are_messages(messages):
+    raise ValueError(
+        f"config.task.prompt={text!r}: allowed messages with role, one of"
+        f" {list(base.ROLES)}, and content, a text"
+    )
+  return messages
+
+
+def _filled_prompt(
+    template: base.Prompt, fields: Mapping[str, Any]
+) -> base.Prompt:
+  """Fills in a prompt's fields; returns "" if one is missing."""
+  if isinstance(template, str):
+    field = _FIELD.fullmatch(template)
+    value = fields.get(field[1]) if field else None
+    if isinstance(value, list):
+      return value if base.are_messages(value) else ""
+    return _filled(template, fields) or ""
+  contents = [_filled(m["content"], fields) for m in template]
+  if None in contents:
+    return ""
+  return [
+      {**message, "content": content}
+      for message, content in zip(template, contents)
+  ]
 
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:

@@ -36,12 +36,17 @@ REASONS = {
     "no_prompt": "has no prompt",
     "no_answer": "has no answer",
     "no_number": "has an answer without a number",
+    "no_check": "has no instruction that can be checked",
     "no_box": "has a solution without a boxed answer",
     "duplicate": "repeats the prompt of another row",
     "in_test": "has a prompt of the test split",
     "equal": "has two equal completions",
     "held_out": "is a pair of the held-out split",
     "too_long": "has a prompt above config.sampling.max_prompt_tokens",
+    "rerendered": (
+        "has an answer that the chat template writes otherwise than after its"
+        " prompt"
+    ),
     "answer_too_long": (
         "has an answer above config.sampling.max_completion_tokens"
     ),

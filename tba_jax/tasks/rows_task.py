@@ -22,14 +22,14 @@ class Example:
 
   index: index in its split, before long prompts were dropped.
   place: place of the row.
-  prompt: text that the policy sees.
+  prompt: text that the policy sees, or messages, see `tasks/base.py`.
   answer: reference, "" if the task has none.
   fields: fields of the row, as read.
   """
 
   index: int
   place: str
-  prompt: str
+  prompt: base.Prompt
   answer: str
   fields: Mapping[str, Any]
 
@@ -88,7 +88,7 @@ class RowsTask(base.Task):
     if validation_prompts:
       self._cut_validation(validation_prompts, split_seed)
 
-  def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
+  def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
     """Returns a row's (prompt, answer), or a key of `rows.REASONS`."""
     raise NotImplementedError
 
@@ -101,8 +101,8 @@ class RowsTask(base.Task):
     return example.answer
 
   def _shortened(
-      self, example: Example, fits: Callable[[str], bool]
-  ) -> str | None:
+      self, example: Example, fits: Callable[[base.Prompt], bool]
+  ) -> base.Prompt | None:
     """Returns a shorter prompt that fits, None if the task has none."""
     del example, fits
     return None
@@ -118,12 +118,13 @@ class RowsTask(base.Task):
       num_rows += 1
       field_names.update(row.fields or ())
       made = "malformed" if row.fields is None else self._make(row.fields)
-      if not isinstance(made, str) and made[0] in prompts:
+      text = "" if isinstance(made, str) else base.plain_text(made[0])
+      if text in prompts:
         made = "duplicate"
       if isinstance(made, str):
         self.report.leave_out(split, made, row.place)
         continue
-      prompts.add(made[0])
+      prompts.add(text)
       found.append(Example(len(found), row.place, *made, row.fields))
     self.report.read[split], self.report.used[split] = num_rows, len(found)
     return found
@@ -152,7 +153,9 @@ class RowsTask(base.Task):
       self, sources: Mapping[str, Iterable[rows.Row]], overlap: str
   ) -> None:
     """Finds prompts of the test split, ignoring case and white space."""
-    folded = lambda example: " ".join(example.prompt.casefold().split())
+    folded = lambda example: " ".join(
+        base.plain_text(example.prompt).casefold().split()
+    )
     test = {folded(e): e.place for e in self._splits[base.HELD_OUT]}
     for split, found in self._splits.items():
       shared = [e for e in found if folded(e) in test]
@@ -197,7 +200,8 @@ class RowsTask(base.Task):
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
-    fits = lambda text: len(tokenizer.encode_prompt(text)) <= max_prompt_tokens
+    fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
+    num_untrained = 0
     for split, found in self._splits.items():
       kept = []
       for example in found:
@@ -209,9 +213,15 @@ class RowsTask(base.Task):
           else:
             example = dataclasses.replace(example, prompt=shorter)
         if not reason and max_answer_tokens and split == base.TRAIN:
-          answer = self.completion_of(example)
-          if len(tokenizer.encode(answer)) > max_answer_tokens:
+          answered = tokenizer.encode_answered(
+              example.prompt, self.completion_of(example)
+          )
+          if answered is None:
+            reason = "rerendered"
+          elif len(answered.completion) > max_answer_tokens + 1:
             reason = "answer_too_long"
+          else:
+            num_untrained += answered.num_untrained
         if reason:
           self.report.leave_out(split, reason, example.place)
         else:
@@ -223,6 +233,12 @@ class RowsTask(base.Task):
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer, or its answer is"
         )
+    if num_untrained:
+      self.report.warnings.append(
+          f"warning: {num_untrained} of the assistant's earlier turns are not"
+          " fine-tuned on: the chat template writes them otherwise once more"
+          " turns follow"
+      )
 
   @property
   def splits(self) -> Sequence[str]:
@@ -240,7 +256,7 @@ class RowsTask(base.Task):
   def source_index(self, split: str, index: int) -> int:
     return self.example(split, index).index
 
-  def prompt(self, split: str, index: int) -> str:
+  def prompt(self, split: str, index: int) -> base.Prompt:
     return self.example(split, index).prompt
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
@@ -263,7 +279,7 @@ class RowsTask(base.Task):
     longest = [0, 0]
     for split, found in self._splits.items():
       for example in found:
-        texts = example.prompt, self.completion_of(example)
+        texts = _own_words(example.prompt), self.completion_of(example)
         for i, text in enumerate(texts):
           these = pattern.findall(text)
           words[split].update(these)
@@ -286,7 +302,7 @@ class RowsTask(base.Task):
     Such a token keeps its initial embedding.
     """
     pattern = re.compile(self.tokenizer_pattern)
-    texts = lambda e: f"{e.prompt}\n{self.completion_of(e)}"
+    texts = lambda e: f"{_own_words(e.prompt)}\n{self.completion_of(e)}"
     tokens = lambda e: set(pattern.findall(texts(e)))
     trained = set().union(*map(tokens, self._splits[base.TRAIN]))
     held_out = self._splits[base.HELD_OUT]
@@ -312,3 +328,14 @@ class RowsTask(base.Task):
   @property
   def max_completion_tokens(self) -> int:
     return self._vocabulary[2] + 1  # and the stop token
+
+
+def _own_words(prompt: base.Prompt) -> str:
+  """Returns a prompt that the task's own words can tokenize."""
+  if not isinstance(prompt, str):
+    raise ValueError(
+        "config.tokenizer.source='task': prompts of messages need a chat"
+        " template, which a task's own words have not; allowed a folder whose"
+        " tokenizer has one, there or as init"
+    )
+  return prompt

@@ -1,15 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `compile` program: compiles a config's programs for a TPU slice or CPU.
+"""The `compile` program: a config's programs, compiled for TPUs, GPUs or a CPU.
 
     python -m tba_jax.main --program=compile --config=FILE --workdir=DIR \\
         [TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]]
 
-For a TPU it needs libtpu (`pip install 'tba_jax[tpu]'`), but neither
-accelerator nor weights: arguments are shapes, and of a Hugging Face folder in
-`init` only config.json is read. A topology is a generation and a shape, such as
-"v5e:4x4", or "cpu", this machine; without one, it is the smallest slice of v5e
-that holds the mesh.
+It needs the compiler (`pip install 'tba_jax[tpu]'` or `'tba_jax[cuda]'`), but
+neither accelerator nor weights: arguments are shapes, and of a Hugging Face
+folder in `init` only config.json is read. A topology is a generation and a
+shape, such as "v5e:4x4", "h100:8" or "h100:8x8" (`targets`), or "cpu", this
+machine; without one, it is the smallest slice of v5e that holds the mesh.
 
 What a role keeps on its devices beside a program's arguments counts towards
 whether the program fits.
@@ -21,10 +21,8 @@ WORKDIR/hlo/NAME.txt.
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
-import importlib.util
 import json
 import math
-import os
 import pathlib
 import re
 import sys
@@ -32,7 +30,6 @@ import time
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
@@ -52,9 +49,8 @@ from tba_jax.programs import sizes
 from tba_jax.system import accelerators
 from tba_jax.system import hlo
 from tba_jax.tools import held
+from tba_jax.tools import targets
 
-# Most chips of one machine, by generation.
-_MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Shapes of v5e slices, by their number of chips.
 _SLICES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -66,40 +62,12 @@ _TRAINER_REMEDIES = (
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {
     "train_step": _TRAINER_REMEDIES,
-    "reference": "train.micro_batch_completions below the completions of a"
-    " prompt, a smaller train.prompts_per_batch, a larger mesh.fsdp,"
-    " mesh.sequence or mesh.tensor",
     "prefill": _SEARCHER_REMEDIES,
     "decode_chunk": _SEARCHER_REMEDIES,
     "publish": "a larger mesh.fsdp, publish.dtype='auto'",
     "scalar": "a smaller reward.batch_size, a larger mesh.fsdp or .tensor",
     "policy": "a smaller task.classifier_rows, a larger mesh.fsdp or .tensor",
     "encoder": "a smaller task.classifier_rows",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-  """Memory and peak rates of a kind of chip.
-
-  hbm_bytes: memory that programs may use, according to the compiler.
-  flops_per_s: peak rate in bfloat16.
-  link_bytes_per_s: rate at which its links receive: half of the bidirectional
-    bandwidth.
-  """
-
-  hbm_bytes: int
-  flops_per_s: float
-  link_bytes_per_s: float
-
-
-# Chips by JAX's device kind. Rates: docs.cloud.google.com/tpu/docs/v4, v5e,
-# v5p, v6e.
-CHIPS = {
-    "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
-    "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
-    "TPU v5": Chip(int(95.74 * 2**30), 459e12, 600e9),
-    "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 400e9),
 }
 
 
@@ -133,7 +101,8 @@ class Compiled:
   outputs and what else the role holds. `arithmetic_s` and `links_s` are what
   FLOP and collectives take at the chip's peak rates. Of a chunk of decode
   steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
-  step.
+  step. `kernels` has those that XLA calls and did not make, with the number of
+  places that call them.
   """
 
   fits: bool
@@ -146,6 +115,7 @@ class Compiled:
   collectives: dict[str, float] | None = None
   flops: float | None = None
   memory_bytes: float | None = None
+  kernels: dict[str, int] | None = None
   compile_s: float | None = None
   arithmetic_s: float | None = None
   links_s: float | None = None
@@ -193,14 +163,14 @@ def sections_of(
         (f"held: {part}", sections.format_bytes(size))
         for part, size in role.held.items()
     ]
-    chip = CHIPS.get(device.device_kind)
+    chip = targets.CHIPS.get(device.device_kind)
     for program_name, program in role.programs.items():
       # Judges of evaluations are the trainer's, whoever gives rewards.
       if program_name in found["programs"]:
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
       others = sum(role.held.values()) - program.own_bytes
-      result, text = _compile(program, others, chip)
+      result, text = compile_program(program, others, device)
       found["programs"][program_name] = dataclasses.asdict(result)
       out.append((program_name, _describe(result, chip)))
       if workdir is not None:
@@ -210,7 +180,7 @@ def sections_of(
   if bound["arithmetic_s"]:
     longest_s = max(bound["arithmetic_s"], bound["links_s"])
     flops = 6 * found["model"]["params"] * found["model"]["step_tokens"]
-    chip = CHIPS[chips[0].device_kind]
+    chip = targets.CHIPS[chips[0].device_kind]
     share = flops / len(chips) / chip.flops_per_s / longest_s
     yield "train step", [
         ("arithmetic takes at least", f"{bound['arithmetic_s']:.3g} s"),
@@ -238,8 +208,7 @@ def devices_of(
   """Returns the trainer's and a searcher's topology, each with its devices.
 
   Raises:
-    ValueError: libtpu is missing for a slice, or a topology is unknown or too
-      small.
+    ValueError: a topology's compiler is missing, or it is unknown or too small.
   """
   if len(operands) > 2:
     raise ValueError(
@@ -256,35 +225,19 @@ def devices_of(
     jax.config.update("jax_platforms", accelerators.CPU)
     jax.config.update("jax_num_cpu_devices", max(needed.values()))
     return [(accelerators.CPU, jax.devices()[:n]) for n in needed.values()]
-  if importlib.util.find_spec("libtpu") is None:
-    raise ValueError("libtpu is not installed: pip install 'tba_jax[tpu]'")
-  # The compiler must not look for a TPU, nor JAX initialize one.
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-  os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-  os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  jax.config.update("jax_platforms", "cpu")
   out = []
   for key, mesh in mesh_sizes.items():
     name = operands[min(len(out), len(operands) - 1)] if operands else None
     name = name or f"v5e:{_slice(key, needed[key])}"
-    try:
-      devices = topologies.get_topology_desc(
-          platform="tpu", topology_name=name
-      ).devices
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-      raise ValueError(
-          f"topology {name!r}: {error}; allowed such as v5e:2x2, v5e:4x4,"
-          " v6e:2x4, v5p:2x2x1, v4:2x2x1"
-      ) from error
+    devices = targets.devices(name)
     # The trainer may share a machine; of a larger slice it takes all chips.
-    most = max(needed[key], _MACHINE.get(name.partition(":")[0], 1))
+    most = max(needed[key], targets.machine_size(name))
     if len(devices) < needed[key] or (key == "mesh" and len(devices) > most):
       raise ValueError(
           f"config.{key}={mesh.to_dict()} needs {needed[key]} devices, {name}"
           f" has {len(devices)}"
       )
-    out.append((name, list(devices)[: needed[key]]))
+    out.append((name, devices[: needed[key]]))
   return out
 
 
@@ -336,7 +289,11 @@ def trainer(
     if num_prompts < config.train.prompts_per_batch:
       batch = packing.abstract_batch(config, mesh, num_prompts, None)
     programs["reference"] = _reference(
-        config, own, batch, _REMEDIES["reference"]
+        config,
+        own,
+        batch,
+        _TRAINER_REMEDIES,
+        micro_prompts=device_work.micro_prompts(config),
     )
   copied = own.state.params, held.published(config, own.state.params)
   programs["publish"] = Program(
@@ -432,10 +389,13 @@ def _reference(
     own: held.Trainer | held.Searcher,
     batch: types.Batch,
     remedy: str,
+    micro_prompts: int = 0,
 ) -> Program:
   """Returns the program of reference log-probs."""
   logprobs_fn = reference.make_logprobs_fn(
-      own.model, temperature=config.sampling.temperature
+      own.model,
+      temperature=config.sampling.temperature,
+      micro_prompts=micro_prompts,
   )
   axes = sharding.token_axes(config.sharding)
   lower = functools.partial(
@@ -470,30 +430,34 @@ def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
   return jax.jit(copy, out_shardings=places).lower(params)
 
 
-def _compile(
-    program: Program, others: int, chip: Chip | None
+def compile_program(
+    program: Program, others: int, device: jax.Device
 ) -> tuple[Compiled, str]:
   """Returns the compiler's figures, and the text of the module.
 
   Args:
     program: program to compile.
     others: bytes that its role holds beside the program's arguments.
-    chip: chip of the role; None if the table lacks it.
+    device: device of the role.
   """
   start = time.perf_counter()
   try:
     lowered = program.lower()
     start = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = lowered.compile(targets.compiler_options(device) or None)
   except ValueError as error:
     return Compiled(fits=False, error=str(error)), ""
+  except NotImplementedError as error:
+    # JAX asks a GPU that is here whether cuDNN has heads above 128.
+    message = f"not compiled: {error}; try model.attention='plain'"
+    return Compiled(fits=False, error=message), ""
   except jax.errors.JaxRuntimeError as error:
     if "memory" not in str(error).lower():
       raise
     took = time.perf_counter() - start
     return _does_not_fit(program, others, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
-  costs = hlo.costs(text)
+  costs, chip = hlo.costs(text), targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:
     # A CPU's figure is without temporaries.
@@ -513,6 +477,7 @@ def _compile(
       collectives=costs.collectives,
       flops=costs.flops,
       memory_bytes=costs.memory_bytes,
+      kernels=hlo.kernels(text),
       compile_s=time.perf_counter() - start,
       arithmetic_s=chip and costs.flops / chip.flops_per_s,
       links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,
@@ -547,15 +512,17 @@ def _write(
   (workdir / "compile.json").write_text(json.dumps(found, indent=2), "utf-8")
 
 
-def _describe(result: Compiled, chip: Chip | None) -> str:
+def _describe(result: Compiled, chip: targets.Chip | None) -> str:
   """Returns a program's figures in a line; NO… if it does not fit."""
   if not result.fits:
     return f"NO: {result.error}"
   size = sections.format_bytes
   of = f" of {size(chip.hbm_bytes)}" if chip else ""
+  kernels = ", ".join(result.kernels) or "none but XLA's"
   return (
       f"peak {size(result.peak_bytes)}{of} (temporaries"
       f" {size(result.temporary_bytes)}), receives"
-      f" {size(result.collective_bytes)}, {result.flops:.2e} FLOP, compiled in"
+      f" {size(result.collective_bytes)}, moves {size(result.memory_bytes)} of"
+      f" memory, {result.flops:.2e} FLOP, kernels: {kernels}; compiled in"
       f" {result.compile_s:.0f} s"
   )

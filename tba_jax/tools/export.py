@@ -7,7 +7,8 @@
         --config.export.dtype=bfloat16 240 models/countdown
 
 Operands are the step of a checkpoint (default: the newest) and the folder to
-write (default: WORKDIR/export), which `transformers` loads.
+write (default: WORKDIR/export), which `transformers` loads. With
+`export.adapter` it has the factors of `lora.rank` alone, for `peft`.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ import dataclasses
 import pathlib
 import sys
 
+import jax.numpy as jnp
 import ml_collections
 
 from tba_jax.learning import model_source
+from tba_jax.models import adapter_folder
 from tba_jax.models import hf
+from tba_jax.policy import lora
 from tba_jax.system import processes
 
 
@@ -41,7 +45,7 @@ def run(
   """Writes the folder and returns it; replaces a model that is there.
 
   Args:
-    config: config of the run, of which `export.dtype` is read.
+    config: config of the run, of which `export` is read.
     workdir: directory of the run; no process may run there.
     operands: see the module.
 
@@ -51,6 +55,8 @@ def run(
     OSError: there is no such checkpoint, or the folder cannot be written.
   """
   step, folder = _parse(workdir, operands)
+  if config.export.adapter:
+    return _write_adapter(config, workdir, step, folder)
   source = model_source.of_checkpoint(
       config, workdir, step, model_source.one_device()
   )
@@ -67,6 +73,47 @@ def run(
       file=sys.stderr,
   )
   hf.save(folder, shape, source.params, source.tokenizer)
+  return folder
+
+
+def _write_adapter(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    step: int | None,
+    folder: pathlib.Path,
+) -> pathlib.Path:
+  """Writes adapters for `peft`; returns the folder; raises as `run`."""
+  policy, adapters, name = model_source.adapters_of_checkpoint(
+      config, workdir, step, model_source.one_device()
+  )
+  if policy.folder is None:
+    raise ValueError(
+        "config.init='scratch': adapters need a base in a folder; allowed"
+        " config.export.adapter=False"
+    )
+  if adapter_folder.is_adapter(policy.folder):
+    raise ValueError(
+        f"config.init={str(policy.folder)!r}: the base has an adapter already,"
+        " which only config.export.adapter=False merges with the new one"
+    )
+  tensors = lora.peft_tensors(policy.model.config, adapters)
+  if config.export.dtype:
+    dtype = jnp.dtype(config.export.dtype)
+    tensors = {key: x.astype(dtype) for key, x in tensors.items()}
+  local = policy.folder.absolute()
+  print(f"{name}: adapters of {policy.folder}", file=sys.stderr)
+
+  def fill(new: pathlib.Path) -> None:
+    adapter_folder.write(
+        new,
+        tensors,
+        base=str(local if local.is_dir() else policy.folder),
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+    )
+    policy.tokenizer.save(new)
+
+  hf.replace_folder(folder, fill)
   return folder
 
 

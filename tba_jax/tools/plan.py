@@ -7,8 +7,8 @@
 It reads the config and the config files of models. Memory is what shapes give
 exactly (`held`), and of activations what gradients keep at least; the
 compiler's workspace is not counted. DEVICE is a kind, such as "h100", or "cpu",
-this machine, which is the default if it has no accelerator; or a TPU slice,
-such as "v5e:4x4": then memory is what the compiler says (`compile`).
+this machine, which is the default if it has no accelerator; or a topology, such
+as "v5e:4x4" or "h100:8": then memory is what the compiler says (`compile`).
 `--calibrate` adds the balance of searchers and trainer at the speeds that RUN
 measured.
 """
@@ -389,7 +389,7 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
     if slices != len(kinds) and kind not in (*DEVICE_GIB, _CPU):
       raise ValueError(
           f"device {kind!r}: allowed {', '.join(sorted((*DEVICE_GIB, _CPU)))},"
-          " or only TPU slices such as v5e:4x4"
+          " or only topologies such as v5e:4x4 and h100:8"
       )
   return kinds, runs[-1] if runs else "", "--elsewhere" in operands
 

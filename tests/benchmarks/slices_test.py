@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the paper configs on TPU slices, without a TPU compiler."""
+"""The benchmark of the paper configs on TPUs and GPUs, without a compiler."""
 
 from absl.testing import absltest
 import jax
@@ -22,6 +22,12 @@ class SlicesTest(absltest.TestCase):
         ["train_step", "reference", "publish", "classifier", "encoder"],
     )
     self.assertContainsSubset(["victim", "encoder of replay_filter"], role.held)
+
+  def test_the_gold_model_of_tldr_is_a_scorer(self):
+    slices.make_hub(hub_cache.make(self))
+    config = load.load_config("configs/tldr.py")
+    role = compile_lib.searcher(config, jax.devices()[:1])
+    self.assertIn("reward_model", role.programs)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class _ScriptedSampler:
   def put(self, params):
     return params
 
-  def sample(self, params, prompts, *, version, newer=None):
+  def sample(self, params, prompts, *, version, newer=None, turns=None):
     self.requests.append(list(prompts))
     return [self._completions(prompt, version) for prompt in prompts]
 
@@ -109,7 +109,51 @@ class _TalkingTask(fakes.FakeTask):
     return "" if right else f"{split} {index}: {completion}"
 
 
+class _SplitTask(fakes.FakeTask):
+  """A task with two parts of a reward, one of prompt 0 alone, and a split."""
+
+  more_splits = ("other",)
+
+  def num_prompts(self, split):
+    return 2 if split == "other" else 20
+
+  def judge(self, split, index, completion):
+    if completion == "4":
+      raise base.RewardError("refused", "")
+    parts = {"short": float(len(completion) < 2)}
+    if index == 0:
+      parts["five"] = float(split == "held_out" and completion == "5")
+    return base.Judgement(float(split == "other"), None, parts)
+
+
 class EvaluatorTest(parameterized.TestCase):
+
+  def test_parts_of_the_reward_are_means_over_prompts_that_have_them(self):
+    evaluator = _make(_ScriptedSampler(_SCRIPT, 4), _SplitTask(_RIGHT))
+    result = evaluator.run({}, 3, version=9)
+    self.assertAlmostEqual(result["reward/five"], 1 / 4)
+    self.assertEqual(result["reward/five_stderr"], 0.0)  # of one prompt
+    # One completion of prompt 1 could not be judged.
+    shares = [2 / 4, 1 / 3, 2 / 4]
+    self.assertAlmostEqual(result["reward/short"], np.mean(shares))
+    self.assertAlmostEqual(
+        result["reward/short_stderr"], np.std(shares, ddof=1) / np.sqrt(3)
+    )
+    self.assertNotIn("other/mean_reward", result)
+
+  def test_further_splits_have_metrics_of_their_own(self):
+    sampler = _ScriptedSampler(_SCRIPT, 4)
+    evaluator = _make(sampler, _SplitTask(_RIGHT))
+    result = evaluator.run_all({}, 3, version=9)
+    self.assertEqual((result["mean_reward"], result["num_prompts"]), (0.0, 3))
+    self.assertEqual(result["other/num_prompts"], 2)
+    self.assertAlmostEqual(result["other/mean_reward"], (1 + 3 / 4) / 2)
+    self.assertEqual(result["other/reward/five"], 0.0)
+    self.assertLen(result["other/mean_reward_interval"], 2)
+    self.assertEqual(evaluator.split, "held_out")
+    # Their prompts have random numbers of their own.
+    visits = [{r.visit for r in asked} for asked in sampler.requests]
+    self.assertLen(set.union(*visits), 2)
 
   def test_greedy_completions_are_judged_separately(self):
     greedy = _ScriptedSampler({0: [[5, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)

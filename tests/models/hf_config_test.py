@@ -14,8 +14,10 @@ classifier.
 """
 
 import dataclasses
+import inspect
 import json
 import pathlib
+import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -51,6 +53,7 @@ _LLAMA = {
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
+_ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
 _CLASSIFIER = "LlamaForSequenceClassification"
 
 
@@ -178,6 +181,90 @@ class PublishedTest(parameterized.TestCase):
         hf_config.from_hf({**_LLAMA, **sampling, **others}),
         hf_config.from_hf(_LLAMA),
     )
+
+
+def _settings_of_class(family: str) -> set[str]:
+  """Returns all settings that a family's class of `transformers` knows.
+
+  Those that it writes, its own and its parent's arguments with the names that
+  stand for them, the older names that it converts, and those of sampling, which
+  it takes out.
+  """
+  theirs = transformers.CONFIG_MAPPING[family]
+  documented = re.findall(
+      r"^        (\w+) \(`", transformers.PretrainedConfig.__doc__, re.M
+  )
+  arguments = [
+      name
+      for c in (theirs, transformers.PretrainedConfig)
+      for name in inspect.signature(c).parameters
+      if name != "kwargs"
+  ]
+  return {
+      *documented,
+      *arguments,
+      *theirs().to_dict(),
+      *transformers.GenerationConfig._get_default_generation_params(),
+      *("attn_implementation", "experts_implementation", "num_labels"),
+      *("per_layer_config", "quantization_config", "rope_parameters"),
+      *("rope_scaling", "rope_theta", "torch_dtype", "unk_token_id"),
+  }
+
+
+class EverySettingTest(parameterized.TestCase):
+  """Settings of the families' classes: ignored, or a wrong value refused."""
+
+  @parameterized.parameters(
+      ("gpt2", _GPT2),
+      ("gpt_neox", _NEOX),
+      ("llama", _LLAMA),
+      ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
+      ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
+      ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
+      ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
+      ("roberta", _PUBLISHED[_ROBERTA]),
+  )
+  def test_is_ignored_or_refused(self, family, hf):
+    hf = {k: v for k, v in hf.items() if k not in ("dtype", "torch_dtype")}
+    read, names = hf_config.from_hf, _settings_of_class(family)
+    # Settings of a scalar head, which this file has not.
+    names -= {"id2label", "num_labels"}
+    if family in ("qwen2", "qwen3"):
+      names -= {"sliding_window"}  # Only with use_sliding_window, refused.
+    if family in encoder.FAMILIES:
+      read = encoder.encoder_config_from_hf
+      # An encoder is float32, stops nowhere, and needs no head.
+      names -= {
+          "architectures", "bos_token_id", "dtype", "eos_token_id",
+          "tie_word_embeddings", "torch_dtype",
+      }  # fmt: skip
+    right, ignored = read(hf), hf_config.ignored(names)
+    self.assertContainsSubset(
+        ("initializer_range", "unk_token_id", "use_cache"), ignored
+    )
+    for name in sorted(names - {"model_type"}):
+      with self.subTest(name):
+        wrong = {**hf, name: "a wrong value"}
+        if name in ignored:
+          self.assertEqual(read(wrong), right)
+        else:
+          with self.assertRaisesRegex(ValueError, "a wrong value"):
+            read(wrong)
+
+  def test_one_line_of_the_log_names_the_ignored_ones(self):
+    folder = self.create_tempdir()
+    hf = {**_LLAMA, "unk_token_id": 0, "use_cache": True, "_commit": "1"}
+    folder.create_file("config.json", json.dumps(hf))
+    with self.assertLogs(level="INFO") as logs:
+      for _ in range(2):
+        config = hf_config.read(folder)
+    self.assertEqual(config, hf_config.from_hf(_LLAMA))
+    (line,) = logs.output
+    self.assertEndsWith(line, "on the logits: unk_token_id, use_cache")
+
+  def test_null_is_no_setting(self):
+    hf = {**_LLAMA, "quantization_config": None, "novelty": None}
+    self.assertEqual(hf_config.from_hf(hf), hf_config.from_hf(_LLAMA))
 
 
 class FromHfTest(parameterized.TestCase):

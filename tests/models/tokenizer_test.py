@@ -123,6 +123,199 @@ class PromptTest(parameterized.TestCase):
       tokenizer.encode_chat(chat)
 
 
+_CHATML = (
+    "{% for m in messages %}{{ '<bos>' + m['role'] + '\n' + m['content'] +"
+    " '<end>\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<bos>assistant\n' }}{% endif %}"
+)
+_DATED = (
+    "{{ bos_token }}{{ strftime_now('%d %b %Y') }}{% for m in messages %}"
+    "[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+_CHAT = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": " a\n"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+class ChatTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    fast = _byte_level(bos_token="<bos>", eos_token="<eos>")
+    fast.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    fast.save_pretrained(self.folder)
+
+  def write(self, template):
+    path = self.folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": template}
+    path.write_text(json.dumps(settings))
+
+  def load(self, **kwargs):
+    return tokenizer_lib.load(self.folder, **kwargs)
+
+  @parameterized.product(
+      where=("text", "named", "jinja"), bos=("auto", "always", "never")
+  )
+  def test_ids_are_those_of_apply_chat_template(self, where, bos):
+    if where == "jinja":
+      (self.folder / "chat_template.jinja").write_text(_CHATML)
+    elif where == "named":
+      other = {"name": "tool_use", "template": "no"}
+      self.write([{"name": "default", "template": _CHATML}, other])
+    else:
+      self.write(_CHATML)
+    tokenizer = self.load(bos=bos)
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(self.folder)
+    ids = fast.apply_chat_template(_CHAT, add_generation_prompt=True)
+    self.assertEqual(tokenizer.encode_prompt(_CHAT), ids["input_ids"])
+    self.assertEqual(ids["input_ids"].count(1), 5)  # None is doubled.
+    text = tokenizer.prompt_text(_CHAT)
+    self.assertStartsWith(text, "<bos>system\nBe kind.<end>\n<bos>user\n a\n<")
+    # A text is as it is, unless `tokenizer.chat` says otherwise.
+    expected = tokenizer.encode("c")
+    plain = expected if bos == "never" else [1, *expected]
+    self.assertEqual(tokenizer.encode_prompt("c"), plain)
+    self.assertEqual(tokenizer.prompt_text("c"), "c")
+    wraps = self.load(bos=bos, chat=True)
+    self.assertEqual(wraps.encode_prompt("c"), tokenizer.encode_chat(_CHAT[3:]))
+    self.assertEqual(wraps.prompt_text("c"), tokenizer.chat_text(_CHAT[3:]))
+
+  def test_the_end_of_a_turn_ends_a_completion(self):
+    self.assertEqual(self.load().stop_ids, {2})
+    for template in (_CHATML, _DATED):
+      self.write(template)
+      tokenizer = self.load()
+      self.assertEqual(tokenizer.stop_ids, {2, *tokenizer.encode("<end>")})
+    for template in (  # A line end; eos; of another kind of chat.
+        _CHATML.replace("<end>", ""),
+        _CHATML.replace("<end>", "<eos>"),
+        "{{ raise_exception('no') }}",
+    ):
+      self.write(template)
+      self.assertEqual(self.load().stop_ids, {2})
+
+  @parameterized.parameters(
+      (_CHATML, "<end>"), (_CHATML.replace("<end>", "<eos>"), "<eos>")
+  )
+  def test_an_environments_answer_goes_on_as_the_template_does(
+      self, template, end
+  ):
+    self.write(template)
+    tokenizer, first, then = self.load(), _CHAT[:2], _CHAT[2:]
+    ids = tokenizer.encode_prompt(first) + tokenizer.encode("b" + end)
+    ids += tokenizer.encode_answer(then[1:])
+    self.assertEqual(ids, tokenizer.encode_prompt(first + then))
+    wraps = self.load(chat=True)
+    self.assertEqual(
+        wraps.encode_answer("c"), tokenizer.encode_answer(then[1:])
+    )
+    self.assertEqual(tokenizer.encode_answer("c"), tokenizer.encode("c"))
+
+  @parameterized.parameters(
+      _CHATML,
+      _CHATML.replace("<end>", "<eos>"),
+      "{{ bos_token }}" + _CHATML.replace("<bos>", "#"),
+      # Leaves out the outer white space; has no end of a turn that is last.
+      "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% if not"
+      " (loop.last and m.role == 'assistant') %}<eos>{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}[assistant]{% endif %}",
+  )
+  def test_answers_have_the_assistants_turns_and_their_ends(self, template):
+    self.write(template)
+    tokenizer = self.load()
+    found = tokenizer.encode_answered(_CHAT, "d e")
+    self.assertEqual(found.num_untrained, 0)
+    whole = [*found.prompt, *found.completion]
+    ids = tokenizer.encode(tokenizer.chat_text(_CHAT, asks=True))
+    self.assertEqual(whole[: len(ids)], ids)
+    self.assertEqual(found.prompt, tokenizer.encode_prompt(_CHAT[:2]))
+    end = "<eos>" if "<eos>" in template else "<end>"
+    trained = [i for i, t in zip(found.completion, found.trained) if t]
+    self.assertEqual(tokenizer.decode(trained), f"b{end}d e{end}")
+    self.assertTrue(found.trained[0] and found.trained[-1])
+    one = tokenizer.encode_answered(_CHAT[1:2], "f")
+    self.assertEqual(one.prompt, tokenizer.encode_prompt(_CHAT[1:2]))
+    self.assertEqual(tokenizer.decode(one.completion), f"f{end}")
+    self.assertEqual(one.trained, [True, True])
+    text = tokenizer.encode_answered("a", "f")
+    self.assertEqual(text.prompt, tokenizer.encode_prompt("a"))
+    self.assertEqual(text.completion, [*tokenizer.encode("f"), 2])
+
+  def test_trained_tokens_are_those_between_tags_of_a_template(self):
+    tagged = _CHATML.replace(
+        "{{ '<bos>' + m['role'] + '\n' + m['content'] + '<end>\n' }}",
+        "{{ '<bos>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
+        "{% generation %}{{ m['content'] + '<end>' }}{% endgeneration %}"
+        "{% else %}{{ m['content'] + '<end>' }}{% endif %}{{ '\n' }}",
+    )
+    self.assertIn("endgeneration", tagged)
+    self.write(tagged)
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(self.folder)
+    chat = [*_CHAT, {"role": "assistant", "content": "d e"}]
+    right = fast.apply_chat_template(
+        chat, return_dict=True, return_assistant_tokens_mask=True
+    )
+    for template in (_CHATML, tagged):
+      self.write(template)
+      found = self.load().encode_answered(_CHAT, "d e")
+      ids = [*found.prompt, *found.completion]
+      trained = [False] * len(found.prompt) + found.trained
+      newline = right["input_ids"][-1:]  # Nothing is trained after the turn.
+      self.assertEqual([*ids, *newline], right["input_ids"])
+      self.assertEqual(
+          [*trained, False], [*map(bool, right["assistant_masks"])]
+      )
+
+  def test_turns_that_the_template_writes_otherwise_later_are_not_trained(self):
+    # As Qwen 3's: what was thought is left out of the past.
+    self.write(
+        _CHATML.replace(
+            "m['content']",
+            "(m['content'] if loop.last else m['content'].split('!')[-1])",
+        )
+    )
+    tokenizer = self.load()
+    think = {"role": "assistant", "content": "hm!b"}
+    chat = [_CHAT[1], think, *_CHAT[1:4]]
+    found = tokenizer.encode_answered(chat, "so!c")
+    self.assertEqual(found.num_untrained, 1)
+    whole = tokenizer.decode([*found.prompt, *found.completion])
+    self.assertEqual(whole, tokenizer.prompt_text(chat) + "so!c<end>")
+    trained = [i for i, t in zip(found.completion, found.trained) if t]
+    self.assertEqual(tokenizer.decode(trained), "b<end>so!c<end>")
+    # The prompt of an answer is never what comes before the answer.
+    self.write("{{ add_generation_prompt }}{{ messages[0]['content'] }}")
+    self.assertIsNone(self.load().encode_answered(chat, "c"))
+
+  def test_all_days_have_the_same_prompt(self):
+    self.write(_DATED)
+    text = self.load().chat_text(_CHAT[3:])
+    self.assertEqual(text, "<bos>26 Jul 2024[user]c<end>[assistant]")
+
+  def test_an_error_names_the_file(self):
+    message = "tokenizer_config.json: has no chat_template"
+    with self.assertRaisesRegex(ValueError, f"{self.folder}/{message}"):
+      self.load().encode_prompt(_CHAT)
+    with self.assertRaisesRegex(
+        ValueError, f"config.tokenizer.chat=.*{message}"
+    ):
+      self.load(chat=True)
+    with self.assertRaisesRegex(ValueError, "the task's own words: has no"):
+      _word_level().encode_prompt(_CHAT)
+    for template in ("{{ raise_exception('no system') }}", "{{ 1 + 'a' }}"):
+      (self.folder / "chat_template.jinja").write_text(template)
+      with self.assertRaisesRegex(ValueError, "template.jinja: the .* ref"):
+        self.load().encode_prompt(_CHAT)
+
+
 class ContentLengthsTest(absltest.TestCase):
 
   def test_content_ends_before_what_ended_the_completion(self):

@@ -183,7 +183,8 @@ class RecorderTest(absltest.TestCase):
 
   def test_counts_completions_without_a_reward(self):
     recorder = self.make()
-    totals = {"completions": 9, "failures": {"deadline": 2}, "sums": {}}
+    totals = {"completions": 9, "failures": {"deadline": 2}}
+    totals |= {"sums": {}, "counts": {}}
     self.lease("a", busy_s=1.0, completions=9, rewards=totals)
     self.step(recorder, 0)
     status = self.read("status.json")
@@ -191,7 +192,8 @@ class RecorderTest(absltest.TestCase):
     (record,) = self.lines("metrics.jsonl")
     self.assertEqual(record["reward/failed_deadline"], 2)
     # The last lease of a searcher that ended counts too.
-    totals = {"completions": 18, "failures": {"deadline": 5}, "sums": {}}
+    totals = {"completions": 18, "failures": {"deadline": 5}}
+    totals |= {"sums": {}, "counts": {}}
     self.lease("a", busy_s=1.0, completions=18, rewards=totals)
     self.leases["a"]["alive"] = False
     recorder.phase("finish")
@@ -444,8 +446,14 @@ class StepRecordTest(absltest.TestCase):
     self.assertNotIn("replay/reward_old", record)
 
 
-def _lease(completions, sums, **failures):
-  totals = {"completions": completions, "sums": sums, "failures": failures}
+def _lease(completions, sums, counts=None, **failures):
+  judged = completions - sum(failures.values())
+  totals = {
+      "completions": completions,
+      "sums": sums,
+      "counts": counts or dict.fromkeys(sums, judged),
+      "failures": failures,
+  }
   return {"stats": {"rewards": totals}, "totals": {"completions": 0}}
 
 
@@ -471,6 +479,14 @@ class SearcherTotalsTest(absltest.TestCase):
         self.update(a=_lease(4, {"x": 2.0}, deadline=2, nan=1)),
         {"x": 2.0, "failed_deadline": 2, "failed_nan": 1},
     )
+
+  def test_a_part_is_a_mean_over_completions_that_have_it(self):
+    counts = {"x": 2, "y": 4}
+    found = self.update(a=_lease(6, {"x": 1.0, "y": 3.0}, counts))
+    self.assertEqual(found, {"x": 0.5, "y": 0.75})
+    counts = {"x": 2, "y": 5}
+    found = self.update(a=_lease(7, {"x": 1.0, "y": 3.0}, counts))
+    self.assertEqual(found, {"y": 0.0})
 
   def test_counts_failures_of_the_whole_run(self):
     self.update(a=_lease(4, {}, crash=1))

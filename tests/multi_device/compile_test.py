@@ -24,6 +24,7 @@ from tba_jax.policy import sharding
 from tba_jax.programs import sizes
 from tba_jax.tools import compile as compile_lib
 from tba_jax.tools import held
+from tba_jax.tools import targets
 from tests.support import tiny_model
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -183,9 +184,14 @@ class TopologyTest(parameterized.TestCase):
     """Returns the chips of a mesh; a slice is a name and a list of numbers."""
     config = settings.get_config()
     config.mesh.fsdp = needed
-    describe = lambda platform, topology_name: mock.Mock(
+    describe = lambda topology_name="", topology="", **_: mock.Mock(
         devices=range(
-            math.prod(map(int, topology_name.partition(":")[2].split("x")))
+            math.prod(
+                map(
+                    int,
+                    (topology_name.partition(":")[2] or topology).split("x"),
+                )
+            )
         )
     )
     with (
@@ -200,14 +206,43 @@ class TopologyTest(parameterized.TestCase):
       (1, (), "v5e:2x2"),
       (2, ("v6e:2x4", "v6e:2x2"), "v6e:2x4"),
       (16, (), "v5e:4x4"),
+      (4, ("h100:8", "a100-40:1"), "h100:8"),
+      (64, ("h200:8x8", "h200:8"), "h200:8x8"),
   )
   def test_a_trainer_may_share_a_machine(self, needed, operands, name):
     self.assertEqual(self.find(needed, operands), (name, needed))
 
-  @parameterized.parameters((16, "v5e:2x4"), (8, "v5e:4x4"), (4, "v5p:2x2x2"))
+  @parameterized.parameters(
+      (16, "v5e:2x4"),
+      (8, "v5e:4x4"),
+      (4, "v5p:2x2x2"),
+      (8, "a100:4"),
+      (8, "h100:2x8"),
+  )
   def test_other_slices_are_refused(self, needed, name):
     with self.assertRaisesRegex(ValueError, f"needs {needed} devices, {name}"):
       self.find(needed, (name,))
+
+  @parameterized.parameters(
+      (False, "h100:8", "GPUs is not installed: pip install 'tba_jax.cuda.'"),
+      (False, "v5e:2x2", "libtpu is not installed: pip install 'tba_jax.tpu.'"),
+      (True, "b300:8", "topology 'b300:8': unknown; allowed such as v5e:2x2"),
+      (True, "h100", "topology 'h100': .*allowed .*h100:8 for eight GPUs"),
+      (True, "h100:0", "topology 'h100:0': .*allowed .*h100:8 for eight GPUs"),
+  )
+  def test_unknown_targets_are_refused(self, is_installed, name, message):
+    unknown = mock.patch.object(
+        topologies, "get_topology_desc", side_effect=ValueError("unknown")
+    )
+    with (
+        mock.patch.object(
+            importlib.util, "find_spec", lambda _: is_installed or None
+        ),
+        unknown,
+        mock.patch.dict(os.environ),
+        self.assertRaisesRegex(ValueError, message),
+    ):
+      targets.devices(name)
 
   def test_a_cpu_serves_both_roles(self):
     with self.assertRaisesRegex(ValueError, "allowed 'cpu' for both roles"):
@@ -284,13 +319,13 @@ class CompileTest(parameterized.TestCase):
     done = run("-c", _TRAIN_STEP, json.dumps(mesh), make_folder(self))
     self.assertEqual(done.returncode, 0, done.stderr)
     received = float(done.stdout)
-    self.assertLess(received / _ideal_bytes(**mesh), 1.3)
+    self.assertLess(received / ideal_bytes(**mesh), 1.3)
     if mesh == dict(fsdp=8):
       params = _WEIGHTS + _VOCABULARY * _WIDTH
       self.assertLess(received / params, 10.5)
 
 
-def _ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):
+def ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):
   """Returns what a device must receive in a step, as docs/scaling.md has it."""
   others = lambda count: (count - 1) / count
   weights = 6 * others(fsdp) * _WEIGHTS / tensor

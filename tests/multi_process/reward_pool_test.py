@@ -82,8 +82,13 @@ class PoolTest(parameterized.TestCase):
             "completions": 40,
             "failures": {},
             "sums": {"part": 780.0, "other": 80.0},
+            "counts": {"part": 40, "other": 40},
         },
     )
+
+  def test_a_completion_that_was_cut_off_is_judged_as_such(self):
+    asked = [judges.Request("train", 5, "ok 1", stopped) for stopped in (1, 0)]
+    self.assertEqual([j.reward for j in self.pool.judge(asked)], [1.0, 0.25])
 
   def test_takes_reasons_from_workers(self):
     asked = [_request(text) for text in ("a", "raise", "b")]
@@ -119,6 +124,7 @@ class PoolTest(parameterized.TestCase):
             "completions": 12,
             "failures": {"crash": 2, "error": 2, "refused": 1, "nan": 1},
             "sums": {"part": 6.0, "other": 12.0},
+            "counts": {"part": 6, "other": 6},
         },
     )
     said = "\n".join(message for _, message in self.events)

@@ -99,6 +99,11 @@ class TroubleTask(arithmetic.Arithmetic):
     reward = float(rest or 1.0)
     return base.Judgement(reward, completion, {"part": reward, "other": 2.0})
 
+  def judge_cut_off(
+      self, split: str, index: int, completion: str
+  ) -> base.Judgement:
+    return base.Judgement(0.25, None)
+
   def explain(self, split: str, index: int, completion: str) -> str:
     if completion == "hang":
       time.sleep(600)

@@ -3,8 +3,10 @@
 """Adapters: the product, what is trained, the check of the base."""
 
 import functools
+import os
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -301,6 +303,21 @@ class RunTest(absltest.TestCase):
       saver.close()
       exported = export.run(config, workdir, [f"{folder}/exported"])
       chex.assert_trees_all_equal(hf.load(exported)[1], found)
+      config.export.adapter = True
+      exported = export.run(config, workdir, [f"{folder}/adapter"])
+      cache = {"XDG_CACHE_HOME": f"{folder}/cache"}
+      with mock.patch.dict(os.environ, cache):
+        again = model_source.load("any", str(exported), bos="auto", dtype=None)
+        chex.assert_trees_all_close(again.params, found, rtol=1e-6, atol=1e-7)
+        text = "1+2="
+        self.assertEqual(
+            again.tokenizer.encode(text), policy.tokenizer.encode(text)
+        )
+        # Another adapter on top of it is no adapter of a base.
+        config.init = str(exported)
+        with self.assertRaisesRegex(ValueError, "adapters belong to base 'mod"):
+          export.run(config, workdir, [f"{folder}/second"])
+      config.init = str(where)
       # Adapters of another base are refused.
       other = jax.tree.map(lambda x: 2 * x, start)
       hf.save(where, scratch.model.config, other, scratch.tokenizer)
@@ -308,6 +325,8 @@ class RunTest(absltest.TestCase):
         model_source.of_checkpoint(
             config, workdir, 0, model_source.one_device()
         )
+      with self.assertRaisesRegex(ValueError, "adapters belong to base 'model"):
+        export.run(config, workdir, [f"{folder}/adapter"])
 
 
 if __name__ == "__main__":

@@ -187,12 +187,13 @@ class TableTest(absltest.TestCase):
     self.assertNotIn("KL", text)
     self.assertNotIn("not judged", text)
     odd = {**result, "reward_failures": {"deadline": 3, "nan": 1}}
-    odd |= {"no_verdict": {"exit": 2}}
+    odd |= {"no_verdict": {"exit": 2}, "new_kinds/reward/digits": 0.125}
     with console.capture() as capture:
       console.print(evaluate.make_table({"a": result, "b": odd}))
     odd = " ".join(capture.get().split())
     self.assertIn("completions not judged │ - │ 4 (3 deadline, 1 nan)", odd)
     self.assertIn("comparisons without a verdict │ - │ 2 (2 exit)", odd)
+    self.assertIn("new kinds: reward, digits │ - │ 0.125", odd)
     self.assertEqual(text.count("12.000"), 2)
     with console.capture() as capture:
       console.print(evaluate.make_samples({"a": result}))

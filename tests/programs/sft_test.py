@@ -199,6 +199,33 @@ class ExamplesTest(absltest.TestCase):
       seen.add(prompt)
     self.assertLen(seen, num_prompts)
 
+  def test_of_messages_only_the_assistants_turns_are_trained(self):
+    words = tokenizer.word_level([*"abcdu"], ".")
+    words.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}"
+        "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    turn = lambda role, text: {"role": role, "content": text}
+    task = mock.create_autospec(type(self.task), instance=True)
+    task.num_prompts.return_value = 1
+    task.prompt.return_value = [
+        turn("user", "b"), turn("assistant", "c"), turn("user", "d"),
+    ]  # fmt: skip
+    task.reference_completion.return_value = "cc"
+    config = self.config
+    config.sft.batch_size = 1
+    config.sampling.max_prompt_tokens = (
+        config.sampling.max_completion_tokens
+    ) = 9
+    chunk = sft_lib.make_examples(config, task, words).chunk(0, 1)
+    prompt = chunk.prompt_tokens[0, 0][chunk.prompt_mask[0, 0] > 0]
+    self.assertEqual(words.decode(prompt), "uba")
+    tokens = chunk.completion_tokens[0, 0, 0]
+    self.assertEqual(words.decode(tokens[:8]), "c<eos>udacc<eos>")
+    mask = [1, 1, 0, 0, 0, 1, 1, 1, 0]
+    self.assertEqual(chunk.completion_mask[0, 0, 0].tolist(), mask)
+
   def test_a_text_that_does_not_fit_is_refused(self):
     for name in ("max_prompt_tokens", "max_completion_tokens"):
       config = make_config()

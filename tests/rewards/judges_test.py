@@ -53,7 +53,12 @@ class JudgesTest(parameterized.TestCase):
     self.assertEqual([j.failure for j in found], ["", cause, ""])
     self.assertEqual(
         self.judge.totals(),
-        {"completions": 3, "failures": {cause: 1}, "sums": {"half": 2.5}},
+        {
+            "completions": 3,
+            "failures": {cause: 1},
+            "sums": {"half": 2.5},
+            "counts": {"half": 2},
+        },
     )
 
   def test_serves_a_task_without_a_judge_of_its_own(self):

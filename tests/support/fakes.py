@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
 
 
@@ -109,6 +110,9 @@ class FakeTokenizer:
   def encode_prompt(self, text: str) -> list[int]:
     return self.encode(text)
 
+  def prompt_text(self, text: str) -> str:
+    return text
+
   def encode(self, text: str) -> list[int]:
     return [int(c) for c in text]
 
@@ -118,7 +122,10 @@ class FakeTokenizer:
   def tokens(self, ids) -> list[str]:
     return [str(int(i)) for i in ids]
 
-  def decode_completion(self, ids, length: int, stopped: bool) -> str:
+  def decode_completion(
+      self, ids, length: int, stopped: bool, sampled=None
+  ) -> str:
+    del sampled
     ends = stopped and ids[length - 1] in self.stop_ids
     return self.decode(ids[: length - ends])
 
@@ -177,3 +184,7 @@ class Characters:
   """A tokenizer with one token per character."""
 
   encode = encode_prompt = staticmethod(list)
+
+  def encode_answered(self, prompt: str, answer: str) -> tokenizer_lib.Answered:
+    ids = [*answer, "<eos>"]
+    return tokenizer_lib.Answered(list(prompt), ids, [True] * len(ids))

@@ -93,6 +93,7 @@ class TrainerCase(parameterized.TestCase):
     self.decisions.step.side_effect = lambda step, decision, *_: (
         self.decided.append((step, decision))
     )
+    self.evaluator.run_all.side_effect = self.evaluator.run
     self.recorder = autospec(recorder.Recorder)
     self.recorder.span.side_effect = lambda *a, **k: contextlib.nullcontext()
     self.recorder.get_state.return_value = {}

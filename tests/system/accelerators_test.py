@@ -18,6 +18,7 @@ from tba_jax.system import accelerators
 
 _AUTO = {"trainer": "", "searcher": ""}
 _CPU = {"JAX_PLATFORMS": "cpu"}
+_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 def _gpus(count):
@@ -33,6 +34,11 @@ def _visible(environments, name="CUDA_VISIBLE_DEVICES"):
 
 
 class AssignTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.dict(os.environ))
+    os.environ.pop(_SHARE, None)
 
   def test_assigns_one_device_each_in_turn(self):
     """One trainer and three searchers on four GPUs, as the TBA paper has."""
@@ -68,19 +74,21 @@ class AssignTest(parameterized.TestCase):
 
   def test_a_single_gpu_is_shared(self):
     out = accelerators.assign(_gpus(1), _AUTO, [1], [1, 1])
-    shares = [
-        float(env["XLA_PYTHON_CLIENT_MEM_FRACTION"])
-        for envs in out.values()
-        for env in envs
-    ]
+    shares = [float(env[_SHARE]) for envs in out.values() for env in envs]
     self.assertLen(shares, 3)
     self.assertBetween(sum(shares), 0.8, 0.95)
-    own = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3"}
+    own = {_SHARE: ".3"}
     with mock.patch.dict(os.environ, own):
       out = accelerators.assign(_gpus(1), _AUTO, [1], [1])
     self.assertEqual(out["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
     alone = accelerators.assign(_gpus(1), _AUTO, [1], [])
     self.assertEqual(alone["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
+
+  @parameterized.parameters(({}, "0.9"), ({_SHARE: ".45"}, ".45"))
+  def test_a_process_takes_its_share_of_a_gpu(self, own, expected):
+    with mock.patch.dict(os.environ, own):
+      accelerators.take_memory()
+      self.assertEqual(os.environ[_SHARE], expected)
 
   def test_tpu_chips_are_split_within_a_host(self):
     out = accelerators.assign(_chips(8), _AUTO, [4], [2, 2])

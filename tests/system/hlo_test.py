@@ -83,6 +83,46 @@ class HloTest(parameterized.TestCase):
     pairs = 3 * 8 * (512 * 256 + 512 * 513 // 2)
     self.assertEqual(found.flops, 2 * num_products * pairs * 64)
 
+  def test_counts_products_and_bytes_of_cublas(self):
+    text = _entry(
+        "%p = bf16[8,64,16]{2,1,0} parameter(0)",
+        "%q = bf16[8,16,32]{2,1,0} parameter(1)",
+        "ROOT %c = (bf16[8,64,32]{2,1,0}, s8[33554432]{0})"
+        ' custom-call(%p, %q), custom_call_target="__cublas$lt$matmul",'
+        ' backend_config={"gemm_backend_config":{"dot_dimension_numbers":{'
+        '"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"]'
+        "}}}",
+    )
+    found = hlo.costs(text)
+    self.assertEqual(found.flops, 2 * 8 * 64 * 16 * 32)
+    # The workspace is neither read nor kept.
+    self.assertEqual(found.memory_bytes, 2 * 8 * (64 * 16 + 16 * 32 + 64 * 32))
+    self.assertEqual(hlo.kernels(text), {"cublas$lt$matmul": 1})
+
+  @parameterized.parameters(("", 2), ("Backward", 5))
+  def test_counts_products_of_cudnn_attention(self, suffix, num_products):
+    found = hlo.costs(
+        _entry(
+            "%q = bf16[3,96,8,64]{3,2,1,0} parameter(0)",
+            "%k = bf16[3,96,2,64]{3,2,1,0} parameter(1)",
+            "ROOT %c = (bf16[3,8,96,64]{3,1,2,0}, u8[0]{0})"
+            " custom-call(%q, %k, %k),"
+            f' custom_call_target="__cudnn$fmhaSoftmax{suffix}"',
+        )
+    )
+    pairs = 3 * 8 * (96 * 97 // 2)
+    self.assertEqual(found.flops, 2 * num_products * pairs * 64)
+
+  def test_names_kernels(self):
+    text = _entry(
+        "%splash_mha_fwd.6 = f32[2] custom-call(%p), custom_call_target="
+        '"tpu_custom_call"',
+        "%splash_mha_fwd.7 = f32[2] custom-call(%p), custom_call_target="
+        '"tpu_custom_call"',
+        'ROOT %c = f32[2] custom-call(%p), custom_call_target="__cudnn$norm"',
+    )
+    self.assertEqual(hlo.kernels(text), {"cudnn$norm": 1, "splash_mha_fwd": 2})
+
   def test_a_loop_that_goes_on_with_a_gather_does_not_repeat_it(self):
     begun = (
         "  %fusion.9 = (bf16[64,8]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)})"
@@ -170,6 +210,12 @@ class HloTest(parameterized.TestCase):
       ("add(%p, %p)", "f32[10,10]{1,0}", 3 * 400),
       ("tuple(%p, %p)", "(f32[10,10], f32[10,10])", 0),
       ("copy-start(%p)", "(f32[10,10]{1,0}, f32[10,10]{1,0}, u32[])", 800),
+      (
+          "all-gather-start(%p, %row)",
+          "((f32[10,10], f32[1,10]), (f32[20,10], f32[2,10]))",
+          400 + 40 + 800 + 80,
+      ),
+      ("all-reduce-start(%p)", "f32[10,10]", 2 * 400),
       (
           "slice-start(%p)",
           "((f32[10,10]{1,0}), f32[2,10]{1,0:T(8,128)S(1)}, s32[]{:S(2)})",

@@ -48,6 +48,7 @@ class ChatTest(parameterized.TestCase):
       (self.folder / f"{name}.jsonl").write_text(
           "".join(json.dumps(row) + "\n" for row in rows)
       )
+    fields = {"template": "tulu", **fields}
     return _task(data=str(self.folder), **fields)
 
   def test_prompts_with_the_conversation_before_the_last_answer(self):
@@ -123,6 +124,11 @@ class ChatTest(parameterized.TestCase):
     tokenizer.save(folder)
     task = self.make(_ROW, template=folder)
     self.assertEqual(task.prompt("train", 0), "[Why?]>")
+    # Without one, the policy's own template lays out the messages.
+    task = _task(data=str(self.folder))
+    self.assertEqual(task.prompt("train", 0), [_USER])
+    pair = {"chosen": [_USER, _ANSWER], "rejected": [_USER, _OTHER]}
+    self.assertEqual(task.pair_texts(pair), ([_USER], "Because.", "No."))
 
   @parameterized.parameters(
       (
@@ -131,17 +137,23 @@ class ChatTest(parameterized.TestCase):
       ),
       (
           {"data": "made_up", "template": "/nowhere"},
-          "config.task.template='/nowhere': allowed 'tulu' or a folder",
+          "config.task.template='/nowhere': allowed 'model', 'tulu' or a",
       ),
   )
   def test_what_is_not_there(self, fields, message):
     with self.assertRaisesRegex(ValueError, message):
       _task(**fields)
 
-  def test_made_up(self):
-    task = _task(data="made_up", made_up_prompts=50, made_up_pairs=20)
+  @parameterized.parameters("tulu", "model")
+  def test_made_up(self, template):
+    task = _task(data="made_up", made_up_prompts=50, made_up_pairs=20,
+                 template=template)  # fmt: skip
     prompt = task.prompt("train", 0)
-    self.assertStartsWith(prompt, "<|user|>\nPOST: ")
+    if template == "tulu":
+      self.assertStartsWith(prompt, "<|user|>\nPOST: ")
+      self.assertLessEqual(task.max_prompt_tokens, 40)
+    else:
+      self.assertStartsWith(prompt[0]["content"], "POST: ")
     reference = base.reference_text(task, "train", 0)
     gold = made_up.tldr_reward(prompt, reference)
     self.assertIsNone(task.judge("train", 0, reference).key)
@@ -149,7 +161,6 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(task.reward_of(prompt, reference), gold)
     self.assertLen(task.pairs("train"), 20)
     self.assertLen(task.pairs("held_out"), 4)
-    self.assertLessEqual(task.max_prompt_tokens, 40)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,48 @@ class OwnTest(parameterized.TestCase):
     )
     self.assertEqual(task.num_prompts("train"), 3)
 
+  def test_prompts_of_messages(self):
+    turn = lambda role, text: {"role": role, "content": text}
+    ask = json.dumps([turn("system", "Be {how}."), turn("user", "{q}")])
+    self.save("train", {"q": "Why?", "how": "kind", "answer": "So."}, {"q": 1})
+    self.save("test", {"q": "Who?", "how": "brief", "answer": "I."})
+    task = self.make(prompt=ask)
+    expected = [turn("system", "Be kind."), turn("user", "Why?")]
+    self.assertEqual(task.prompt("train", 0), expected)
+    self.assertEqual(base.reference_text(task, "train", 0), "So.")
+    self.assertEqual(task.judge("train", 0, "So.").reward, 1)
+    self.assertEqual(task.report.places("train", "no_prompt"),
+                     ["train.jsonl:2"])  # fmt: skip
+    with self.assertRaisesRegex(ValueError, "config.tokenizer.source='task'"):
+      task.tokenizer_words()
+    for wrong in ('[{"role": "me", "content": "a"}]', '[{"role": "user"'):
+      with self.assertRaisesRegex(ValueError, "config.task.prompt=.*allowed"):
+        self.make(prompt=wrong)
+
+  def test_rows_with_messages(self):
+    turn = lambda role, text: {"role": role, "content": text}
+    ask, said, more = (
+        turn("user", "a"),
+        turn("assistant", "b"),
+        turn("user", "c"),
+    )
+    rows = lambda *chats: [{"prompt": chat} for chat in chats]
+    self.save(
+        "train", *rows([ask, said], [ask, said, more, said], [said], [ask],
+                       [ask, turn("system", "d")], ["a"], [ask, said]),
+    )  # fmt: skip
+    self.save("test", {"prompt": [more], "answer": "e"})
+    task = self.make()
+    prompts = [task.prompt("train", i) for i in range(2)]
+    self.assertEqual(prompts, [[ask], [ask, said, more]])
+    self.assertEqual(base.reference_text(task, "train", 0), "b")
+    self.assertEqual(base.reference_text(task, "held_out", 0), "e")
+    places = lambda reason: task.report.places("train", reason)
+    at = lambda *lines: [f"train.jsonl:{line}" for line in lines]
+    self.assertEqual(places("no_prompt"), at(3, 5, 6))
+    self.assertEqual(places("no_answer"), at(4))
+    self.assertEqual(places("duplicate"), at(7))
+
   def test_a_file_of_rewards_may_hold_dataclasses(self):
     path = self.folder / "json.py"
     path.write_text(

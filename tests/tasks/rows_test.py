@@ -3,6 +3,7 @@
 """Tests of rows: each kind of source, rows left out, errors."""
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import json
@@ -15,6 +16,7 @@ import pyarrow
 from pyarrow import parquet
 
 from tba_jax.config import settings
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -230,6 +232,23 @@ class RowsTaskTest(parameterized.TestCase):
     self.assertEqual(task.num_prompts("held_out"), 1)
     self.assertEqual(task.report.places("train", "answer_too_long"), ["a"])
 
+  def test_answers_that_a_chat_template_writes_otherwise_are_counted(self):
+
+    class Templated(fakes.Characters):
+
+      def encode_answered(self, prompt, answer):
+        found = super().encode_answered(prompt, answer)
+        changed = dataclasses.replace(found, num_untrained=2)
+        return {"a": None, "b": changed}.get(prompt, found)
+
+    task = _letters(train="a b c", held_out="d")
+    task.drop_long(Templated(), 1)
+    self.assertEqual(task.num_prompts("train"), 3)
+    task.drop_long(Templated(), 1, max_answer_tokens=9)
+    self.assertEqual(task.num_prompts("train"), 2)
+    self.assertEqual(task.report.places("train", "rerendered"), ["train:0"])
+    self.assertStartsWith(task.report.warnings[-1], "warning: 2 of the assist")
+
   def test_unseen_words_are_a_warning(self):
     task = _letters(train="one two", held_out="answer")
     task.warn_of_unseen_words()
@@ -274,6 +293,19 @@ class ReportTest(absltest.TestCase):
     self.assertIn("data: train: 1 prompts of 2 rows\n", out.getvalue())
     self.assertIn("max_prompt_tokens: train.jsonl:2\n", out.getvalue())
     self.assertIn("warning: 1 of 2 held-out rows", out.getvalue())
+    # A pretrained tokenizer shows the first prompt as the model reads it.
+    tokenizer = tokenizer_lib.word_level(["a", "b", "[", "]"], ".")
+    tokenizer.chat_template = "[{{ messages[0]['content'] }}]"
+    tokenizer.save(folder)
+    config.tokenizer.source = str(folder)
+    for chat, text, ids in ((False, "ab", "3 4"), (True, "[ab]", "5 3 4 6")):
+      config.tokenizer.chat = chat
+      out = io.StringIO()
+      with contextlib.redirect_stdout(out):
+        build.print_data(config, shows_prompt=True)
+      self.assertIn(f"tokens:\n{text}\nprompt: its ids: {ids}\n",
+                    out.getvalue())  # fmt: skip
+    config.tokenizer.source = "task"
     config.task = ml_collections.ConfigDict({"name": "arithmetic"})
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

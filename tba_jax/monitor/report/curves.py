@@ -55,6 +55,18 @@ CHARTS = (
         f"of training and of the judge; {_ERRORS}",
         {"reward": "eval/mean_reward", "judge's": "eval/gold_reward"},
     ),
+    Chart(
+        "Turns",
+        f"answered by the environment, of a completion; {_ERRORS}",
+        {"training": "reward/turns", "held-out": "eval/turns"},
+        zero=True,
+    ),
+    Chart(
+        "Environment's time",
+        "seconds a completion",
+        {"seconds": "reward/environment_s"},
+        zero=True,
+    ),
     Chart("KL to the reference", "nats a completion", {"KL": "train/kl"}, True),
     Chart("Loss", "", {"loss": "train/loss"}),
     Chart("Entropy", "nats a token", {"entropy": "train/entropy"}, True),

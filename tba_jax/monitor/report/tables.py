@@ -30,6 +30,7 @@ EVALUATIONS = {
         "distinct correct solutions per solved prompt",
         "number",
     ),
+    "turns": ("turns", "number"),
     "mean_length": ("mean length, tokens", "number"),
     "stop_rate": ("stop rate", "percent"),
     "num_prompts": ("held-out prompts", "count"),
@@ -85,7 +86,9 @@ def compare(
   """Returns rows of name, before, after, change, with ± 2 standard errors."""
   k = before.get("k", after.get("k"))
   rows = []
-  for key, (name, style) in EVALUATIONS.items():
+  more = metrics.more_rows(before, after)
+  shown = EVALUATIONS | {key: (name, "number") for key, name in more.items()}
+  for key, (name, style) in shown.items():
     if key not in before and key not in after:
       continue
     values = before.get(key), after.get(key)
@@ -127,6 +130,7 @@ def outcome(run: load.Run) -> dict[str, Any]:
   )
   found["ledger_closed"] = run.ledger.get("closed")
   found["lost"] = lost_completions(run.ledger)
+  found["environment_tokens"] = run.ledger.get("environment_tokens")
   found["unknown"] = run.ledger.get("unknown")
   found["damage"] = metrics.damage(run.events)
   return found | run.summary
@@ -200,6 +204,10 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
           "whether every completion is accounted for",
       ),
   ]
+  given = summary.get("environment_tokens")
+  if text.is_number(given) and given:
+    note = "said by environments, in no count of the ledger"
+    rows.append(("environments' tokens", count(given), note))
   failures = sum_text(summary.get("reward_failures"))
   if failures != "0":
     rows.append(

@@ -140,6 +140,28 @@ class RunTest(absltest.TestCase):
     (row,) = tables.compare(noisy, noisy)
     self.assertEqual(row["before"], "0.50 ± 0.00")
 
+  def test_compares_parts_of_the_reward_and_further_splits(self):
+    before = {
+        "mean_reward": 0.25,
+        "reward/words": 0.5,
+        "reward/words_stderr": 0.125,
+        "reward/words_interval": (0.25, 0.75),
+        "new_kinds/mean_reward": 0.0,
+        "new_kinds/stop_rate": 1.0,
+        "new_kinds/reward/digits": 0.0,
+    }
+    after = before | {"reward/words": 0.75, "new_kinds/mean_reward": 0.5}
+    rows = tables.compare(before, after)
+    self.assertEqual(
+        [(row["name"], row["before"], row["change"]) for row in rows],
+        [
+            ("mean reward", "0.25", "+0.00"),
+            ("reward, words", "0.50 ± 0.25", "+0.25"),
+            ("new kinds: mean reward", "0.00", "+0.50"),
+            ("new kinds: reward, digits", "0.00", "+0.00"),
+        ],
+    )
+
   def test_flattens_the_config(self):
     flat = dict(tables.flat_config({"a": {"b": "\x1b", "c": {}}, "d": 1.5}))
     self.assertEqual(flat, {"a.b": "␛", "a.c": "{}", "d": "1.5"})

@@ -1,12 +1,13 @@
 // The sample browser and the table of events.
 const PAGE_SIZE = 25;
 
-// Unlikely tokens stand out: 0 nats is clear, -5 and below is full colour.
+// Unlikely tokens stand out: 0 nats is clear, -5 and below is full colour. A
+// token without a log-prob is an environment's.
 function tokenNode(token, logprob) {
   const share = logprob === null ? 0 : Math.min(1, -logprob / 5);
-  const node = el("span", { class: "token" }, token);
+  const node = el("span", { class: logprob === null ? "token given" : "token" }, token);
   node.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * share)}%, transparent)`;
-  node.title = logprob === null ? "no log-prob" : `${logprob.toFixed(3)} nats · p ${Math.exp(logprob).toFixed(3)}`;
+  node.title = logprob === null ? "said by the environment" : `${logprob.toFixed(3)} nats · p ${Math.exp(logprob).toFixed(3)}`;
   return node;
 }
 

@@ -1,0 +1,164 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Process of an environment: `python -m tba_jax.rewards.environment_worker`.
+
+Imports the environment that its first message names, sandboxes itself, then
+plays one episode after the other:
+
+    ["reset", seed]            {"said"}
+    ["step", text]             {"said", "reward", "done", "success"}
+    ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, turn, …]}
+
+or `failure` and `message`. What an environment says is a text or a list of
+messages. It may hang, crash, print or be killed at any time.
+"""
+
+import json
+import math
+import os
+import sys
+from typing import Any
+
+from tba_jax.system import frames
+from tba_jax.system import processes
+from tba_jax.system import sandbox
+from tba_jax.system import user_code
+
+# Characters of what an environment says at a time.
+_MAX_CHARACTERS = 2**16
+
+
+class _Failure(Exception):
+  """An environment's answer that cannot be used; `cause` is one word."""
+
+  def __init__(self, cause: str, message: str):
+    super().__init__(message)
+    self.cause = cause
+
+
+def main() -> int:
+  """Serves requests until the pool closes the pipe."""
+  processes.die_with_parent()
+  requests = os.fdopen(os.dup(0), "rb")
+  replies = os.fdopen(os.dup(1), "wb")
+  # Keep user code off the pipes: it reads nothing, and its prints are dropped.
+  with open(os.devnull, "r+b") as nothing:
+    os.dup2(nothing.fileno(), 0)
+    os.dup2(nothing.fileno(), 1)
+  hello = frames.read(requests)
+  if hello is None:
+    return 0
+  sandbox.limit_memory(hello["memory_mb"])
+  try:
+    make = user_code.load_function("config.task.source", hello["source"])
+    entered = sandbox.enter(**hello["sandbox"])
+  except Exception as error:  # Reported by the pool.
+    frames.write(replies, {"error": repr(error)})
+    return 1
+  frames.write(replies, entered)
+  episode = _Episode(make)
+  while (request := frames.read(requests)) is not None:
+    frames.write(replies, _answer(episode, *request))
+  return 0
+
+
+def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
+  try:
+    return getattr(episode, what)(*arguments)
+  except _Failure as failure:
+    return {"failure": failure.cause, "message": str(failure)}
+  except (Exception, SystemExit) as error:  # User code.
+    message = user_code.describe(error, episode.make)
+    return {"failure": "error", "message": message}
+
+
+class _Episode:
+  """An environment from `reset` to its end; Gymnasium's tuples are allowed."""
+
+  def __init__(self, make: Any):
+    self.make = make
+    self._environment: Any = None
+
+  def reset(self, seed: int) -> dict[str, Any]:
+    """Ends the episode before, and begins one in a new environment."""
+    old, self._environment = self._environment, None
+    if hasattr(old, "close"):
+      old.close()
+    self._environment = self.make()
+    said = self._environment.reset(seed=seed)
+    if isinstance(said, tuple) and len(said) == 2:  # And info.
+      said = said[0]
+    return {"said": _checked("reset", said)}
+
+  def step(self, text: str) -> dict[str, Any]:
+    """Passes a turn on."""
+    out = self._environment.step(text)
+    if not isinstance(out, tuple) or len(out) not in (4, 5):
+      raise _Failure(
+          "error",
+          f"step returned {repr(out)[:80]}: allowed (observation, reward,"
+          " done, info), or with terminated and truncated",
+      )
+    said, reward, *ends, info = out
+    success = info.get("success") if isinstance(info, dict) else None
+    return {
+        "said": _checked("step", said),
+        "reward": _number(reward),
+        "done": any(map(bool, ends)),
+        "success": None if success is None else bool(success),
+    }
+
+  def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
+    """Plays an episode with the turns that the environment itself says."""
+    turns, done = [self.reset(seed)["said"]], False
+    while not done and len(turns) < 2 * max_turns:
+      turn = self._environment.demonstrate()
+      if not isinstance(turn, str):
+        raise _Failure(
+            "error", f"demonstrate returned {repr(turn)[:80]}: allowed a text"
+        )
+      answer = self.step(turn)
+      turns += [turn, answer["said"]]
+      done = answer["done"]
+    return {"turns": turns}
+
+
+def _number(value: Any) -> float:
+  try:
+    # float() would take the text "1" too.
+    number = math.nan if isinstance(value, str) else float(value)
+  except (TypeError, ValueError, OverflowError):
+    number = math.nan
+  if not math.isfinite(number):
+    raise _Failure("nan", f"the reward of step is {repr(value)[:80]}")
+  return number
+
+
+def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
+  """Returns what an environment says, if it is a text or messages."""
+  is_list = isinstance(said, list) and bool(said)
+  if is_list and all(
+      isinstance(message, dict)
+      and isinstance(message.get("role"), str)
+      and isinstance(message.get("content"), str)
+      for message in said
+  ):
+    said = [{k: m[k] for k in ("role", "content")} for m in said]
+  elif not isinstance(said, str):
+    raise _Failure(
+        "error",
+        f"{method} returned {repr(said)[:80]}: allowed a text, or a list of"
+        " messages with role and content",
+    )
+  size = len(said) if isinstance(said, str) else len(json.dumps(said))
+  if size > _MAX_CHARACTERS:
+    raise _Failure(
+        "size",
+        f"{method} returned {size} characters: allowed up to"
+        f" {_MAX_CHARACTERS}",
+    )
+  return said
+
+
+if __name__ == "__main__":
+  sys.exit(main())

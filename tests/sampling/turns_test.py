@@ -1,0 +1,217 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Completions of several turns: exact ids, masks, log-probs and endings."""
+
+import functools
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.sampling import decode
+from tests.support import fakes
+from tests.support import sampler_case
+from tests.support import tiny_model
+
+_V, _T = 6, 12
+_PIECES = ["<pad>", "<eos>", "a", "ab", "b", "\n"]
+_MAX_TURNS = 3
+
+
+def _text(ids) -> str:
+  return "".join(_PIECES[i] for i in ids)
+
+
+class Scripted:
+  """Environments whose answer is a function of a completion's tokens.
+
+  It answers with up to two tokens, of which one may be a stop token, and ends a
+  completion after three turns.
+  """
+
+  def __init__(self, delay: int = 0):
+    self._delay = delay
+    self._ended = []
+    self._calls = 0
+    self._num_turns = {}
+    self.cuts = set()
+
+  def end(self, owner, tokens):
+    self._num_turns[owner] = turn = self._num_turns.get(owner, 0) + 1
+    self._ended.append((owner, None if turn == _MAX_TURNS else answer(tokens)))
+
+  def cut(self, owner):
+    self.cuts.add(owner)
+
+  def answers(self, wait):
+    self._calls += 1
+    if not wait and self._calls % (self._delay + 1):
+      return []
+    # The newest first, and some later.
+    count = 1 if self._delay else len(self._ended)
+    out = [self._ended.pop() for _ in self._ended[:count]]
+    if wait and not out:
+      raise AssertionError("nothing to wait for")
+    return out
+
+
+def answer(tokens):
+  total = int(np.sum(tokens))
+  return np.array([1 + total % 5, 2][: total % 3], np.int32)
+
+
+class TurnsTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.model = fakes.FakeModel(_V, 16)
+    params = cls.model.init(jax.random.key(3))
+    # All tokens about as likely.
+    cls.params = jax.tree.map(lambda x: 0.2 * x, params)
+    cls.requests = [
+        decode.Request(np.array(prompt), index, 0, 11)
+        for index, prompt in enumerate([[2], [3, 4], [5, 2, 4]])
+    ]
+    cls.make = functools.partial(
+        sampler_case.make, cls.model, max_completion_tokens=_T, has_turns=True
+    )
+
+  def sample(self, sampler, requests=None, turns=None):
+    return sampler.sample(
+        self.params,
+        requests or self.requests,
+        version=5,
+        turns=turns or Scripted(),
+    )
+
+  def check(self, found, turns, *, stops=(1,), strings=()):
+    """Checks each token of the completions; returns numbers of turns."""
+    counts = []
+    for index, (request, completions) in enumerate(zip(self.requests, found)):
+      for sample, tokens in enumerate(completions.tokens):
+        length = completions.lengths[sample]
+        mask = completions.sampled_mask[sample]
+        seen, turn, given, count = list(request.prompt_tokens), [], [], 0
+        for t in range(length):
+          token = int(tokens[t])
+          self.assertEqual(mask[t], not given)
+          logprob = completions.logprobs[sample, t]
+          if given:
+            self.assertEqual(token, given.pop(0))
+            self.assertEqual(logprob, 0.0)
+            self.assertEqual(completions.token_versions[sample, t], -1)
+          else:
+            expected_V = fakes.next_logprobs(self.params, seen, 1.0)
+            self.assertAlmostEqual(logprob, expected_V[token], places=4)
+            self.assertEqual(completions.token_versions[sample, t], 5)
+            turn.append(token)
+          seen.append(token)
+          if turn and (
+              token in stops or any(s in _text(turn) for s in strings)
+          ):
+            count, turn = count + 1, []
+            given = [] if count == _MAX_TURNS else list(answer(tokens[: t + 1]))
+        np.testing.assert_array_equal(tokens[length:], 0)
+        np.testing.assert_array_equal(mask[length:], False)
+        is_over = count == _MAX_TURNS and not turn
+        self.assertEqual(completions.stopped[sample], is_over)
+        self.assertEqual((index, sample) in turns.cuts, not is_over)
+        if not is_over:  # The answer or the next token did not fit.
+          self.assertGreaterEqual(length + len(given), _T)
+        counts.append(count)
+    return counts
+
+  @parameterized.parameters(1, 5)
+  def test_tokens_masks_and_logprobs_follow_the_whole_history(self, steps):
+    turns = Scripted()
+    found = self.sample(self.make(chunk_steps=steps), turns=turns)
+    counts = self.check(found, turns)
+    self.assertEqual({*counts}, {0, 1, 2, 3})
+
+  @parameterized.parameters(1, 5)
+  def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(self, steps):
+    turns = Scripted()
+    strings = ["bab", "\na"]
+    found = self.sample(
+        self.make(
+            chunk_steps=steps,
+            stop_ids=(),
+            stop_strings=strings,
+            text_fn=_text,
+        ),
+        turns=turns,
+    )
+    counts = self.check(found, turns, stops=(), strings=strings)
+    self.assertGreater(max(counts), 1)
+
+  @parameterized.parameters({"chunk_steps": 7}, {"delay": 3}, {"delay": 50})
+  def test_a_completion_does_not_depend_on_others_or_on_time(
+      self, delay=0, **changes
+  ):
+    model = tiny_model.make_model(vocab_size=_V)
+    params = tiny_model.init_params(model)
+    sample = lambda requests, turns, **changes: sampler_case.make(
+        model, max_completion_tokens=_T, has_turns=True, **changes
+    ).sample(params, requests, version=5, turns=turns)
+    whole = sample(self.requests, Scripted())
+    found = sample(self.requests[::-1], Scripted(delay), **changes)
+    for one, other in zip(found[::-1], whole):
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
+    # The trainer's forward pass sees the same.
+    request, one = self.requests[2], whole[2]
+    logprobs_1xSxT = logprobs_lib.completion_logprobs(
+        model,
+        params,
+        request.prompt_tokens[None],
+        np.ones((1, 3), np.float32),
+        one.tokens[None],
+        temperature=1.0,
+    )
+    self.assertGreater((~one.sampled_mask & (one.logprobs == 0)).sum(), 11)
+    np.testing.assert_allclose(
+        np.where(one.sampled_mask, logprobs_1xSxT[0], 0.0),
+        one.logprobs,
+        atol=1e-5,
+    )
+
+  @parameterized.parameters(False, True)
+  def test_newer_params_come_in_between_and_within_turns(self, recompute):
+    sampler = self.make(recompute_cache=recompute)
+    versions = itertools.count(6)
+    newer = lambda: (next(versions), sampler.put(self.params))
+    found = sampler.sample(
+        self.params, self.requests, version=5, newer=newer, turns=Scripted(3)
+    )
+    changes = 0
+    for one, other in zip(found, self.sample(self.make())):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+      mask, of_tokens = one.sampled_mask, one.token_versions
+      np.testing.assert_array_equal(of_tokens[~mask], -1)
+      np.testing.assert_array_equal(of_tokens[:, 0], one.versions)
+      for versions_T, mask_T in zip(of_tokens, mask):
+        self.assertTrue((np.diff(versions_T[mask_T]) >= 0).all())
+        changes += (np.diff(versions_T[mask_T]) > 0).sum()
+    self.assertGreater(changes, 10)
+
+  def test_without_environments_the_first_turn_is_the_completion(self):
+    plain = sampler_case.make(self.model, max_completion_tokens=_T)
+    expected = plain.sample(self.params, self.requests, version=5)
+    found = self.make().sample(self.params, self.requests, version=5)
+    for one, other in zip(found, expected):
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
+
+  def test_compiles_nothing_after_the_warm_up(self):
+    sampler = self.make()
+    sampler.warm_up(self.params)
+    with jax.log_compiles(), self.assertNoLogs("jax", level="WARNING"):
+      self.sample(sampler)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,74 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Environments for tests, in the shapes that users may write."""
+
+import os
+import time
+
+
+class TwoTurns:
+  """Says a letter, then what it heard; the reward of a turn is its length."""
+
+  words = ("a", "b", "c", "d", ":")
+
+  def reset(self, seed):
+    self._num_turns = 0
+    return "abcd"[seed % 4] + ":"
+
+  def step(self, text):
+    self._num_turns += 1
+    success = self._num_turns == 2
+    return f"{text[-1:]}:", len(text) / 4, success, {"success": success}
+
+  def demonstrate(self):
+    return "ab" if self._num_turns else "c"
+
+
+class Gymnasium:
+  """The shape of Gymnasium: `reset` returns info, `step` a 5-tuple."""
+
+  def reset(self, *, seed=None, options=None):
+    del options
+    return f"seed {seed}", {}
+
+  def step(self, action):
+    return "ok", 1, action == "end", action == "late", {}
+
+
+class Trouble:
+  """Does what its first turn says."""
+
+  made = 0
+
+  def reset(self, seed):
+    Trouble.made += 1
+    if seed == 2:
+      raise ValueError("no seed 2")
+    if seed == 4:
+      return f"made {Trouble.made} in {os.getpid()} {time.monotonic_ns()}"
+    return [1] if seed == 6 else "say"
+
+  def step(self, text):
+    what, _, value = text.partition(" ")
+    if what == "hang":
+      time.sleep(1000)
+    elif what == "die":
+      os._exit(3)
+    elif what == "print":
+      print("x" * 2**20)
+    elif what == "raise":
+      raise RuntimeError(value)
+    elif what == "tuple":
+      return "a", 1.0
+    observation = "x" * int(value) if what == "say" else "ok"
+    reward = float(value) if what == "reward" else 0.5
+    return observation, reward, what == "done", {}
+
+
+class Fails(TwoTurns):
+  """Fails in its first step."""
+
+  def step(self, text):
+    if len(text) % 2:
+      os._exit(3)
+    raise ValueError("no turn")
