@@ -51,6 +51,8 @@ PROGRAMS = {
     "status": ("the live state of a run", "tools.status"),
     "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
                "tools.verify"),
+    "replay": ("recorded steps of a run, trained again to the same bits",
+               "tools.replay"),
     "sweep": ("several runs of one config, with a table and a plot",
               "tools.sweep"),
 }  # fmt: skip
@@ -61,14 +63,14 @@ _OF_A_RUN = (
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
-_WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score")
+_WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score", "replay")
 # Programs whose one operand is the number of their process.
 _OF_AN_INDEX = ("sft", "reward_model", "store", "searcher")
 _WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 # Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("status",)
 # Programs that read run directories in any state, damaged ones too.
-_WITHOUT_CONFIG = ("report", "verify")
+_WITHOUT_CONFIG = ("report", "verify", "replay")
 # Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
 
@@ -101,6 +103,10 @@ _ELSEWHERE = flags.DEFINE_bool(
     "`plan` of other machines: models and data need not be on this one.",
 )
 
+_EXPORT_STEP = flags.DEFINE_string(
+    "export_step", None, "Step that `replay` writes to a file."
+)
+
 
 def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   """Loads and checks the config, then runs the program; its exit status."""
@@ -111,6 +117,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--calibrate: --program={name} does not take it")
       operands.append(f"--calibrate={_CALIBRATE.value}")
+    if _EXPORT_STEP.value is not None:
+      if name != "replay":
+        raise ValueError(f"--export_step: --program={name} does not take it")
+      operands.append(f"--export_step={_EXPORT_STEP.value}")
     if _ELSEWHERE.value:
       if name != "plan":
         raise ValueError(f"--elsewhere: --program={name} does not take it")

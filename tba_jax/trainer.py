@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -24,6 +24,7 @@ from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import decisions as decisions_lib
 
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
@@ -33,8 +34,18 @@ _PUBLISH_S = 60.0
 # Factor of guards.action='lower_learning_rate'.
 _LOWER_BY = 0.5
 
-# The batch and metrics of a step that the devices work on.
-Running = tuple[buffer_lib.Draw, dict[str, jax.Array]]
+
+class Running(NamedTuple):
+  """A step that the devices work on.
+
+  draw: its batch, as drawn.
+  metrics: its metrics, on the devices.
+  decision: decisions of asynchrony about it.
+  """
+
+  draw: buffer_lib.Draw
+  metrics: dict[str, jax.Array]
+  decision: decisions_lib.Decision
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +59,7 @@ class Parts:
   evaluations: runs evaluations, in the loop or beside it.
   guards: guards against a run that goes wrong.
   recorder: writer of metrics, events and results.
+  decisions: writer of what asynchrony decided.
   """
 
   learner: learner_lib.Learner
@@ -57,6 +69,7 @@ class Parts:
   evaluations: evaluations_lib.Evaluations
   guards: guards_lib.Guards
   recorder: recorder_lib.Recorder
+  decisions: decisions_lib.DecisionLog
 
 
 class Trainer:
@@ -76,6 +89,7 @@ class Trainer:
     self._evaluations = parts.evaluations
     self._guards = parts.guards
     self._recorder = parts.recorder
+    self._decisions = parts.decisions
     self._step = int(self._work.state.step)
     self._saved_step = self._checkpointer.latest_step()
     # (step, journal position) of the checkpoints on disk.
@@ -115,14 +129,15 @@ class Trainer:
       running = running or self._wait_and_start(should_stop)
       if running is None:
         return self._interrupt()
-      draw, metrics = running
+      draw, metrics, decision = running
       self._publish_if_due(metrics)
       # Dispatch the next step before reading this one's metrics: the devices
       # need not wait for the host.
       running = self._start_ahead(should_stop)
       with recorder.span("step", step=self._step):
         metrics = jax.device_get(metrics)
-      self._end_step(draw, {k: float(v) for k, v in metrics.items()})
+      metrics = {k: float(v) for k, v in metrics.items()}
+      self._end_step(draw, metrics, decision)
       if not self._evaluate_and_save_if_due(should_stop):
         return self._interrupt()
       if should_stop() and running is None:
@@ -164,7 +179,7 @@ class Trainer:
     """Waits for the step's data and starts it; returns None if stopped."""
     with self._recorder.span("wait_fresh", step=self._step):
       begun = self._begin(self._step, should_stop)
-    return self._start(self._step) if begun else None
+    return self._start(self._step, ahead=False) if begun else None
 
   def _start_ahead(self, should_stop: Callable[[], bool]) -> Running | None:
     """Starts the next step unless something must happen before it."""
@@ -181,7 +196,7 @@ class Trainer:
         or not self._begin(done, should_stop)
     ):
       return None
-    return self._start(done)
+    return self._start(done, ahead=True)
 
   def _begin(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data; with a lag, opens the next round."""
@@ -192,9 +207,12 @@ class Trainer:
       self._source.open_next(step)
     return begun
 
-  def _start(self, step: int) -> Running:
-    """Draws a batch and dispatches the step."""
+  def _start(self, step: int, *, ahead: bool) -> Running:
+    """Draws a batch and dispatches the step; `ahead` of the end of another."""
     train = self._config.train
+    decision = decisions_lib.Decision(
+        self._source.applied, ahead, self._work.learning_rate_scale
+    )
     with self._recorder.span("draw", step=step):
       draw = self._source.draw(
           train.prompts_per_batch, train.completions_per_prompt, step
@@ -202,11 +220,18 @@ class Trainer:
       self._source.mark_trained(draw)
       batch = self._learner.make(draw)
     with self._recorder.span("step", step=step):
-      return draw, self._work.train(batch)
+      return Running(draw, self._work.train(batch), decision)
 
-  def _end_step(self, draw: buffer_lib.Draw, metrics: dict[str, float]) -> None:
+  def _end_step(
+      self,
+      draw: buffer_lib.Draw,
+      metrics: dict[str, float],
+      decision: decisions_lib.Decision,
+  ) -> None:
     """Checks and records a finished step."""
     step = self._step
+    with self._recorder.span("record", step=step):
+      self._decisions.step(step, decision, draw, metrics)
     if metrics["nonfinite"]:
       message = (
           f"step {step}: loss {metrics['loss']}, gradient norm"
@@ -300,6 +325,7 @@ class Trainer:
       return
     self._saved_at = time.monotonic()
     with self._recorder.span("checkpoint", step=self._step):
+      self._decisions.sync()
       data = self._source.get_state()
       history = [*self._applied_history, (self._step, data["applied"])]
       host_state = {
@@ -326,7 +352,7 @@ class Trainer:
         for step, position in history
         if step in complete or step == self._saved_step
     ]
-    if covered:
+    if covered and not self._config.checkpoint.keep_journal:
       self._source.drop_journal_before(min(covered))
 
   def _interrupt(self) -> bool:

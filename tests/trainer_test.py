@@ -90,6 +90,31 @@ class TrainerTest(trainer_case.TrainerCase):
     # Elsewhere it is.
     self.assertLess(self.log.index(("draw", 1)), self.log.index(("read", 0)))
 
+  def test_what_was_decided_about_each_step_is_recorded(self):
+    self.metrics[1] = {"kl": 1e3}
+    self.run_it(
+        action="lower_learning_rate",
+        evaluate__every_steps=4,
+        train__num_steps=5,
+    )
+    # Step 2 was dispatched before the alarm of step 1.
+    self.assertEqual(
+        [(step, d.applied, d.ahead, d.scale) for step, d in self.decided],
+        [
+            (0, 100, False, 1.0),
+            (1, 200, True, 1.0),
+            (2, 300, True, 1.0),
+            (3, 400, True, 0.5),
+            (4, 500, False, 0.5),
+        ],
+    )
+
+  def test_the_disk_has_the_record_before_a_checkpoint(self):
+    self.decisions.sync.side_effect = lambda: self.log.append(("sync", 0))
+    self.run_it(checkpoint__every_steps=2)
+    order = [name for name, *_ in self.logged("sync", "save")]
+    self.assertEqual(order, ["sync", "save"] * 3)
+
   def test_what_is_drawn_is_counted_as_trained(self):
     self.run_it()
     self.assertEqual(self.source.mark_trained.call_count, 6)
@@ -272,6 +297,8 @@ class TrainerEndsTest(trainer_case.TrainerCase):
       self.run_it(checkpoint__every_steps=3)
     self.assertEmpty(self.saved)
     self.assertEqual(self.steps("publish"), [0, 1, 2])
+    # It can be replayed.
+    self.assertEqual([step for step, _ in self.decided], [0, 1, 2])
 
   def test_a_step_that_is_skipped_is_published_with_an_event(self):
     self.metrics[2] = {"grad_norm": float("inf"), "nonfinite": 1.0}
@@ -359,6 +386,14 @@ class TrainerEndsTest(trainer_case.TrainerCase):
         self.saved[6][1]["applied_history"],
         [[3, 300], [4, 400], [5, 500], [6, 600]],
     )
+
+  def test_the_whole_journal_is_kept_where_that_is_asked_for(self):
+    self.run_it(
+        checkpoint__every_steps=1,
+        checkpoint__keep_journal=True,
+        saved={"applied_history": [(0, 0)]},
+    )
+    self.source.drop_journal_before.assert_not_called()
 
   def test_a_save_that_fails_keeps_the_journal(self):
     def fail(step, state, host_state, *, wait):

@@ -173,10 +173,12 @@ class GroupSource(Protocol):
 
   buffer: replay buffer, read by batches and metrics.
   rejected: number of completions by reason, since this process started.
+  applied: position in the journal up to which records are applied.
   """
 
   buffer: buffer_lib.ReplayBuffer
   rejected: Mapping[str, int]
+  applied: int
 
   def open(self, step: int) -> None:
     """Admits what `step` needs, without waiting."""

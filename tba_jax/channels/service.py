@@ -37,6 +37,7 @@ class ReplayService:
   The `ports.GroupSource` of a trainer, over any channel's receiver.
 
   rejected: number of completions by reason, since this process started.
+  applied: position in the journal, the end of the newest applied record.
   """
 
   def __init__(
@@ -81,8 +82,7 @@ class ReplayService:
     self._begun = False
     # Records taken from the inbox and not applied yet.
     self._unapplied: collections.deque[inbox_lib.Record] = collections.deque()
-    # End of the newest record that was applied.
-    self._applied_to = receiver.journal_start
+    self.applied = receiver.journal_start
     self._applied = prompt_order.Positions()
     # Applied ones, and those of unapplied records.
     self._journaled = prompt_order.Positions()
@@ -90,7 +90,7 @@ class ReplayService:
     if saved:
       buffer.set_state(saved["buffer"])
       self.ledger.set_state(saved["ledger"])
-      self._applied_to = saved["applied"]
+      self.applied = saved["applied"]
       restore = prompt_order.Positions.from_state
       self._applied = restore(saved["order"], self._order)
       self._journaled = restore(saved["order"], self._order)
@@ -141,7 +141,7 @@ class ReplayService:
         return False
     finally:
       self._receiver.urgent = False
-    self._apply(step)
+    self.apply(step)
     return True
 
   def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class ReplayService:
     """
     self.stop_searchers(deadline_s, done=True)
     self._read_announced(from_disk=True)
-    self._apply(step, all_records=True)
+    self.apply(step, all_records=True)
     for sid in self.ledger.searchers():
       self.ledger.searcher_gone(sid)
     return self.account()
@@ -201,7 +201,7 @@ class ReplayService:
   def get_state(self) -> dict[str, Any]:
     """Returns the state of replay for a checkpoint."""
     return {
-        "applied": self._applied_to,
+        "applied": self.applied,
         "watermarks": dict(self._watermarks),
         "ledger": self.ledger.get_state(),
         "buffer": self.buffer.get_state(),
@@ -250,11 +250,15 @@ class ReplayService:
         if self._journaled.is_plausible(group.position):
           self._journaled.add(group.position)
 
-  def _apply(self, step: int, *, all_records: bool = False) -> None:
+  def apply(self, step: int, *, all_records: bool = False) -> None:
     """Applies journaled records, up to the first that is early for the step.
 
     Groups are inserted in order of position, so that the buffer does not depend
     on which searcher was faster.
+
+    Args:
+      step: step at which the data arrives.
+      all_records: whether none of them is early.
     """
     self._take_records()
     groups: list[types.Group] = []
@@ -263,7 +267,7 @@ class ReplayService:
       if not all_records and self._is_early(self._unapplied[0], step):
         break
       record = self._unapplied.popleft()
-      self._applied_to = record.position
+      self.applied = record.position
       groups += self._apply_record(record)
     groups.sort(key=lambda group: group.position)
     for group in self._score_groups(groups):

@@ -786,6 +786,10 @@ SETTINGS = {
     "checkpoint.keep_best": _s(
         False, FLAG, "keep the policy that does best in the evaluations while"
         " training, as the Hugging Face folder WORKDIR/best/model"),
+    "checkpoint.keep_journal": _s(
+        False, FLAG, "keep all of the journal, so that --program=replay can"
+        " begin at step 0 and at every checkpoint, not only at the newest"
+        " `keep`"),
 
     "store.address": _s(
         "", ADDRESS, "'' = a unix socket in the spool directory; 'HOST:0' a"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
+import os
+import socket
 from typing import Any
 
 import jax
@@ -41,6 +43,8 @@ Computed = list[tuple[slice, jax.Array]]
 class DeviceWork:
   """Owns the train state and the reference policy.
 
+  learning_rate_scale: factor on the learning rate of the next step.
+
   Args:
     config: reads `mesh`, `sharding`, `train` and `replay`.
     state: state before the next step.
@@ -70,6 +74,7 @@ class DeviceWork:
   ):
     self.reference = reference
     self.peers = peers
+    self.learning_rate_scale = float(state.learning_rate_scale)
     self._ahead = ahead
     self._state = state
     self._train_step = train_step
@@ -98,6 +103,11 @@ class DeviceWork:
   @property
   def state(self) -> train_step_lib.TrainState:
     return self._state
+
+  @property
+  def base_params(self) -> types.PyTree:
+    """Params that adapters adapt, None without adapters."""
+    return self._train_step.base
 
   @property
   def may_leave_out(self) -> bool:
@@ -200,6 +210,7 @@ class DeviceWork:
 
   def scale_learning_rate(self, factor: float) -> None:
     self._cluster.broadcast("scale", {"factor": factor})
+    self.learning_rate_scale *= factor
     scale = self._state.learning_rate_scale * factor
     self._state = dataclasses.replace(self._state, learning_rate_scale=scale)
 
@@ -328,18 +339,40 @@ def micro_prompts(config: ml_collections.ConfigDict) -> int:
   return train.micro_batch_prompts if whole else 0
 
 
+def machine() -> dict[str, Any]:
+  """Returns facts of this process on which the bits of a step depend."""
+  devices = jax.devices()
+  return {
+      "host": socket.gethostname(),
+      # The CPU's threads split sums.
+      "cores": len(processes.available_cores()),
+      "devices": f"{len(devices)} {devices[0].device_kind}",
+      "jax": jax.__version__,
+      "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+  }
+
+
 def make_work(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
     policy: policy_lib.Policy,
     cluster: cluster_lib.Cluster,
     checkpointer: checkpoint.Checkpointer,
+    step: int | None = None,
 ) -> tuple[DeviceWork, dict[str, Any]]:
   """Returns the state owner, and the restored host state, {} if there is none.
 
-  Restores the newest checkpoint, or starts at step 0.
+  Args:
+    config: config of the run.
+    run: directory and identity of the run.
+    policy: policy to train.
+    cluster: processes of the trainer.
+    checkpointer: checkpointer of the run.
+    step: step of the checkpoint to restore, 0 for the start; None for the
+      newest, or the start if there is none.
 
   Raises:
+    FileNotFoundError: there is no checkpoint of that step.
     ValueError: a checkpoint, model, mesh or kernel does not fit the config.
   """
   mesh = sharding.make_mesh(config.mesh)
@@ -354,10 +387,12 @@ def make_work(
   )
   merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
-  if checkpointer.latest_step() is None:
+  if step == 0 or checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
   else:
-    state, saved = checkpointer.restore(abstract_state(config, policy, mesh))
+    state, saved = checkpointer.restore(
+        abstract_state(config, policy, mesh), step
+    )
     lora.check_base(saved.get("base", ""), merger.base)
   train_step = make_train_step(config, policy, mesh, params)
   ahead, accelerated = None, jax.default_backend() != "cpu"

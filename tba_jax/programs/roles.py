@@ -49,6 +49,7 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.programs import loops
 from tba_jax.programs import sections
+from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
 from tba_jax.system import bucket
@@ -256,14 +257,28 @@ def make_trainer(
       config, run.workdir, policy, events.write, mesh=mesh
   )
   closing.callback(scorer.close)
+  log = decisions.DecisionLog(run.workdir, events.write)
+  closing.callback(log.close)
+  score = scorer.score
+  if config.reward.role == "trainer":
+    score = log.recording(score)
   source = service_lib.ReplayService(
       config,
       receiver=receiver,
       buffer=loops.make_buffer(config, policy, mesh),
       vocab_size=policy.model.config.vocab_size,
       on_event=events.write,
-      score_groups=scorer.score,
+      score_groups=score,
       saved=saved.get("data"),
+  )
+  log.start(
+      decisions.Start(
+          epoch=epoch,
+          step=int(work.state.step),
+          applied=source.applied,
+          config=config.to_dict(),
+          machine=device_work.machine(),
+      )
   )
   evaluator = reward_judge.make_evaluator(
       config, run.workdir, policy, events.write, mesh=mesh
@@ -304,6 +319,7 @@ def make_trainer(
           config, saved.get("guards"), backend=jax.default_backend()
       ),
       recorder=recorder,
+      decisions=log,
   )
   return trainer_lib.Trainer(config, parts, saved)
 

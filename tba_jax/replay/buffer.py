@@ -253,6 +253,11 @@ class ReplayBuffer:
   def num_prompts(self) -> int:
     return len(self.prompts)
 
+  @property
+  def epoch(self) -> int:
+    """The newest epoch that has begun, -1 before the first."""
+    return self._starts[-1][0] if self._starts else -1
+
   def untrained(self) -> ledger.Amount:
     """Returns the amount of data that is stored and never trained on."""
     return self.table.untrained

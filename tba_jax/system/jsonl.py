@@ -101,6 +101,11 @@ class LineWriter:
       self._file.write(line)
       self._file.flush()
 
+  def sync(self) -> None:
+    """Waits until the disk has what was written."""
+    with self._lock:
+      sync_file(self._file)
+
   def close(self) -> None:
     with self._lock:
       self._file.close()

@@ -47,6 +47,9 @@ DEVICE_GIB = {
     "l4": 24,
     "t4": 16,
 }
+# Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
+# bytes for each of tens of prompts; measured.
+_RECORD_BYTES, _HEADER_BYTES = 400, 2000
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
 
@@ -175,6 +178,50 @@ def _num_prompts(config: ml_collections.ConfigDict) -> float:
 
 def _num_trained(config: ml_collections.ConfigDict) -> int:
   return config.train.prompts_per_batch * config.train.completions_per_prompt
+
+
+def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
+  """Returns the most bytes that the journal and the record of steps take.
+
+  A segment is dropped once no checkpoint to resume from needs it. Completions
+  are not compressed, and have the longest length.
+  """
+  c, search, sampling = config.checkpoint, config.search, config.sampling
+  width = sampling.max_completion_tokens
+  # Tokens, log-probs and mask; reward, version, length and end.
+  per_completion = width * (4 + 4 + 1) + 13
+  if config.reference.role == "searcher":
+    per_completion += 4 * width
+  per_prompt = (
+      search.samples_per_prompt * per_completion
+      + 4 * sampling.max_prompt_tokens
+      + _HEADER_BYTES / search.prompts_per_round
+  )
+  per_step = _num_prompts(config) * per_prompt
+  kept_steps = config.train.num_steps
+  why = "all of the run"
+  if not c.keep_journal:
+    # The oldest checkpoint is dropped once the next is complete.
+    kept_steps = min((c.keep + 1) * c.every_steps, kept_steps)
+    why = f"since the oldest of {c.keep} checkpoints"
+  segment = config.replay.max_segment_mb * 1e6 * (not c.keep_journal)
+  size = sections.format_bytes
+  return [
+      (
+          "journal of a step",
+          size(per_step)
+          + "; more if searchers run free"
+          * (not search.prompts_per_step and not config.rounds.mini_batches),
+      ),
+      (
+          f"journal, at most ({why})",
+          size(per_step * kept_steps + segment),
+      ),
+      (
+          "record for --program=replay",
+          size(_RECORD_BYTES * config.train.num_steps),
+      ),
+  ]
 
 
 # Balance of searchers and trainer
@@ -406,6 +453,7 @@ def plan(
   if math.prod(config.mesh.values()) > 1:
     yield "sharding", sections.sharding_rows(params)
   yield "batch", batch_rows(config)
+  yield "disk of the run directory", disk_rows(config)
   if kinds and ":" in kinds[0]:
     yield from compiler.sections_of(config, workdir, kinds)
   else:

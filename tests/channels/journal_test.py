@@ -106,6 +106,24 @@ class AppendTest(JournalTestCase):
 
 class RestartTest(JournalTestCase):
 
+  def test_a_reader_of_the_files_sees_what_replay_does(self):
+    journal = self.open(max_segment_bytes=300)
+    positions = [p for _ in range(3) for p in journal.append(_PAYLOADS)]
+    self.assertGreater(len(self.files()), 2)
+    for position in (0, positions[1], positions[-2]):
+      self.assertEqual(
+          list(journal_lib.read_records(self.directory, position)),
+          list(journal.replay(position)),
+      )
+    # It repairs nothing and skips damage.
+    with self.files()[0].open("r+b") as file:
+      file.seek(journal_lib.HEADER_BYTES + 3)
+      file.write(b"?")
+    before = [path.read_bytes() for path in self.files()]
+    found = [p for p, _ in journal_lib.read_records(self.directory, 0)]
+    self.assertEqual(found, positions[1:])
+    self.assertEqual([path.read_bytes() for path in self.files()], before)
+
   def test_positions_go_on(self):
     journal = self.open()
     positions = journal.append([b"a", b"b"])

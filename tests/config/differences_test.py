@@ -88,6 +88,7 @@ class UsersTest(absltest.TestCase):
             "config/stages.py",
             "config/validate.py",
             "monitor/report/compare.py",
+            "tools/replay.py",
             "tools/sweep.py",
         },
     )

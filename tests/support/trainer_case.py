@@ -22,6 +22,7 @@ from tba_jax.learning import publication
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.monitor import recorder
 from tba_jax.policy import lora
+from tba_jax.replay import decisions
 from tests.channels import fake_groups
 from tests.support import base_config
 
@@ -48,6 +49,7 @@ class TrainerCase(parameterized.TestCase):
     self.ready = True
     self.results = {}
     self.saved = {}
+    self.decided = []
     self.step = 0
     self.make_parts()
 
@@ -62,6 +64,7 @@ class TrainerCase(parameterized.TestCase):
       group = fake_groups.make_group(i, [[2, 0], [3, 0]], version=i)
       self.source.buffer.insert(group, 0)
     self.source.draw.side_effect = self.source.buffer.sample
+    self.source.applied = 0
     self.source.open.side_effect = note("open")
     self.source.begin_step.side_effect = self.begin_step
     self.source.is_ready.side_effect = lambda step: self.ready
@@ -86,6 +89,10 @@ class TrainerCase(parameterized.TestCase):
     self.evaluator.num_prompts = 100
     self.evaluator.while_training.return_value = self.evaluator
     self.evaluator.run.side_effect = self.evaluate
+    self.decisions = autospec(decisions.DecisionLog)
+    self.decisions.step.side_effect = lambda step, decision, *_: (
+        self.decided.append((step, decision))
+    )
     self.evaluator.run_all.side_effect = self.evaluator.run
     self.recorder = autospec(recorder.Recorder)
     self.recorder.span.side_effect = lambda *a, **k: contextlib.nullcontext()
@@ -105,6 +112,7 @@ class TrainerCase(parameterized.TestCase):
     if should_stop():
       return False
     self.log.append(("begin", step))
+    self.source.applied = 100 * (step + 1)
     return True
 
   def save(self, step, state, host_state, *, wait):
@@ -194,6 +202,7 @@ class TrainerCase(parameterized.TestCase):
         evaluations=self.evaluations,
         guards=guards.Guards(config, backend="cpu"),
         recorder=self.recorder,
+        decisions=self.decisions,
     )
     return trainer.Trainer(config, parts, saved or {})
 

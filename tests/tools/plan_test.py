@@ -36,6 +36,30 @@ class PlanTest(parameterized.TestCase):
     super().setUp()
     self.config = settings.get_config()
 
+  def test_disk_of_the_journal(self):
+    config = self.config
+    config.sampling.update(max_prompt_tokens=100, max_completion_tokens=1000)
+    config.search.update(
+        prompts_per_step=32, prompts_per_round=16, samples_per_prompt=8
+    )
+    config.train.num_steps = 1000
+    config.checkpoint.update(every_steps=50, keep=2)
+    config.replay.max_segment_mb = 64
+    rows = dict(plan.disk_rows(config))
+    # 32 (8 · 9,013 + 400 + 125) bytes.
+    self.assertStartsWith(rows["journal of a step"], "2.216 MB")
+    self.assertEqual(
+        rows["journal, at most (since the oldest of 2 checkpoints)"],
+        "393.5 MB",
+    )
+    config.checkpoint.keep_journal = True
+    rows = dict(plan.disk_rows(config))
+    self.assertEqual(rows["journal, at most (all of the run)"], "2.165 GB")
+    config.reference.role = "searcher"
+    self.assertStartsWith(
+        dict(plan.disk_rows(config))["journal of a step"], "3.193 MB"
+    )
+
   def test_roles_on_a_single_gpu_share_a_process(self):
     found = accelerators.Accelerators("gpu", ("0",))
     with mock.patch.object(accelerators, "find", return_value=found):

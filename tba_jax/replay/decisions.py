@@ -1,0 +1,243 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Record of what asynchrony decided, so that a run can be trained again.
+
+With the journal and a checkpoint, these make the input of every step a pure
+function: how far the journal was applied before the step, whether the step was
+dispatched before the one before it had ended (its draw then lacks that one's
+reference log-probs), and the factor on the learning rate. Draws follow, since
+the buffer's generator is in the checkpoint. Checksums of each draw and the bits
+of each step's metrics show where another computation differs.
+
+Lines of `replay/decisions.jsonl`, JSON, in the order of events:
+
+    {"epoch", "step", "applied", "config", "machine"}  start of a trainer
+    {"position", "rewards"}    rewards of a group that the trainer judged
+    {"names"}                  names of the metrics from here on
+    {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
+
+A newer start replaces the steps from its own on: they were trained again.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import os
+import pathlib
+from typing import Any
+import zlib
+
+import numpy as np
+
+from tba_jax import types
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.system import jsonl
+
+FILE_NAME = "replay/decisions.jsonl"
+# Fields of a draw with a checksum each.
+DRAW_FIELDS = ("rows", "prompt_tokens", "completion_tokens", "sampled_mask",
+               "behavior_logprobs", "ref_versions", "ref_logprobs", "rewards",
+               "staleness_steps")  # fmt: skip
+
+_START = {"epoch": int, "step": int, "applied": int, "config": {},
+          "machine": {}}  # fmt: skip
+_REWARDS = {"position": int, "rewards": [float]}
+_STEP = {
+    "step": int,
+    "applied": int,
+    "ahead": bool,
+    "scale": float,
+    "draw": [int],
+    "metrics": str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A start of the trainer.
+
+  epoch: start count of the trainer.
+  step: step that it began with.
+  applied: position in the journal to which the data had been applied.
+  config: config of the run then, as plain values.
+  machine: facts of the process on which bits depend, by name.
+  """
+
+  epoch: int
+  step: int
+  applied: int
+  config: Mapping[str, Any]
+  machine: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """Decisions of asynchrony about one step.
+
+  applied: position in the journal to which data was applied for it.
+  ahead: whether it was dispatched before the previous step had ended.
+  scale: factor on the learning rate.
+  """
+
+  applied: int
+  ahead: bool
+  scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A recorded step.
+
+  decision: decisions about it.
+  draw: checksum of each field of its draw, by name.
+  metrics: metrics of the train step, [] float32 by name.
+  start: start of the trainer that took it.
+  """
+
+  decision: Decision
+  draw: Mapping[str, int]
+  metrics: Mapping[str, np.float32]
+  start: Start
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+  """The record of a run, without steps that were trained again.
+
+  starts: starts of the trainer.
+  steps: recorded steps by number.
+  rewards: [S] float32 by position of the prompt order, judged in the trainer.
+  """
+
+  starts: Sequence[Start]
+  steps: Mapping[int, Step]
+  rewards: Mapping[int, np.ndarray]
+
+
+def sums_of(draw: buffer_lib.Draw) -> dict[str, int]:
+  """Returns the CRC-32 of each field of a draw, by name."""
+  return {
+      name: zlib.crc32(np.ascontiguousarray(getattr(draw, name)))
+      for name in DRAW_FIELDS
+  }
+
+
+class DecisionLog:
+  """Writes the record; for the trainer's thread.
+
+  A line that cannot be written (full disk) is told once and left out: the run
+  goes on, and cannot be trained again across it.
+  """
+
+  def __init__(
+      self,
+      workdir: str | os.PathLike[str],
+      on_event: Callable[[str, str], None],
+  ):
+    """Opens the file of a run directory for appending."""
+    self._path = pathlib.Path(workdir) / FILE_NAME
+    self._on_event = on_event
+    self._names: list[str] = []
+    self._has_failed = False
+    self._lines = jsonl.LineWriter(self._path)
+
+  def start(self, start: Start) -> None:
+    """Records a start of the trainer."""
+    self._write(vars(start))
+
+  def recording(
+      self, score: Callable[[list[types.Group]], list[types.Group]]
+  ) -> Callable[[list[types.Group]], list[types.Group]]:
+    """Returns a judge of groups that records the rewards it gives."""
+
+    def score_and_record(groups: list[types.Group]) -> list[types.Group]:
+      scored = score(groups)
+      for group in scored:
+        rewards = group.rewards.tolist()
+        self._write({"position": group.position, "rewards": rewards})
+      return scored
+
+    return score_and_record
+
+  def step(
+      self,
+      step: int,
+      decision: Decision,
+      draw: buffer_lib.Draw,
+      metrics: Mapping[str, float],
+  ) -> None:
+    """Records a step, also one that is not finite."""
+    if list(metrics) != self._names:
+      self._names = list(metrics)
+      self._write({"names": self._names})
+    bits = np.array(list(metrics.values()), "<f4").tobytes()
+    self._write(
+        {
+            "step": step,
+            **vars(decision),
+            "draw": list(sums_of(draw).values()),
+            "metrics": base64.b64encode(bits).decode(),
+        }
+    )
+
+  def sync(self) -> None:
+    """Waits until the disk has the record, as before a checkpoint."""
+    self._try(self._lines.sync)
+
+  def close(self) -> None:
+    self._try(self._lines.close)
+
+  def _write(self, record: Mapping[str, Any]) -> None:
+    self._try(lambda: self._lines.write(record))
+
+  def _try(self, write: Callable[[], None]) -> None:
+    try:
+      write()
+    except OSError as error:
+      if not self._has_failed:
+        self._has_failed = True
+        self._on_event(
+            "not_written",
+            f"{self._path.name}: steps from here on cannot be replayed:"
+            f" {error}",
+        )
+
+
+def read(workdir: str | os.PathLike[str]) -> Recording:
+  """Returns the record of a run directory.
+
+  Lines cut off by a crash are left out, and so are the steps before them that
+  no checkpoint has.
+
+  Raises:
+    ValueError: there is no record.
+  """
+  path = pathlib.Path(workdir) / FILE_NAME
+  starts: list[Start] = []
+  steps: dict[int, Step] = {}
+  rewards: dict[int, np.ndarray] = {}
+  names: list[str] = []
+  for record in jsonl.iter_jsonl(path):
+    if not jsonl.schema_error(record, _START):
+      starts.append(Start(**{name: record[name] for name in _START}))
+      steps = {n: step for n, step in steps.items() if n < record["step"]}
+    elif not jsonl.schema_error(record, _REWARDS):
+      rewards[record["position"]] = np.array(record["rewards"], np.float32)
+    elif not jsonl.schema_error(record, {"names": [str]}):
+      names = record["names"]
+    elif starts and not jsonl.schema_error(record, _STEP):
+      bits = np.frombuffer(base64.b64decode(record["metrics"]), "<f4")
+      steps[record["step"]] = Step(
+          decision=Decision(
+              record["applied"], record["ahead"], float(record["scale"])
+          ),
+          draw=dict(zip(DRAW_FIELDS, record["draw"])),
+          metrics=dict(zip(names, bits)),
+          start=starts[-1],
+      )
+  if not starts:
+    raise ValueError(
+        f"{path}: there is no record of the run's decisions; only runs of this"
+        " version have one"
+    )
+  return Recording(starts, steps, rewards)

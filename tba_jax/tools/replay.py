@@ -1,0 +1,425 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `replay` program: trains recorded steps again, without searchers.
+
+    python -m tba_jax.main --program=replay --workdir=runs/countdown
+    python -m tba_jax.main --program=replay --workdir=runs/countdown 40 57
+
+Operands are the step of a checkpoint to begin with (default: the oldest whose
+journal is there; 0 is the start) and the step to end before (default: the last
+recorded). Data comes from the journal, and what asynchrony decided about it
+from `replay/decisions.jsonl`. On the same machine each step has the same bits;
+the first that has not is told, with the fields of the draw, the metrics or the
+params that differ. Nothing is written but with `--export_step=N`, the file of
+that step (`step_file`); `--program=replay FILE` computes it again, anywhere.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax.channels import inbox as inbox_lib
+from tba_jax.channels import journal
+from tba_jax.channels import messages
+from tba_jax.channels import service as service_lib
+from tba_jax.config import differences
+from tba_jax.config import load
+from tba_jax.learning import checkpoint
+from tba_jax.learning import cluster as cluster_lib
+from tba_jax.learning import device_work
+from tba_jax.learning import host_state
+from tba_jax.learning import learner as learner_lib
+from tba_jax.monitor import run_directory
+from tba_jax.policy import policy as policy_lib
+from tba_jax.programs import loops
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import decisions
+from tba_jax.replay import prompt_order
+from tba_jax.system import processes
+from tba_jax.tools import step_file
+from tba_jax.transport import wire
+
+_EXPORT = "--export_step="
+_SHOW_EVERY_S = 2.0
+# Settings that may change on a resume, and change bits.
+_NUMERIC = ("mesh.", "sharding.", "trainer.num_processes", "train.num_steps")
+
+
+class Different(Exception):
+  """A step differs from the recorded one; the message names what."""
+
+
+def run(
+    config: ml_collections.ConfigDict | None,
+    workdir: str | None,
+    operands: Sequence[str],
+) -> int:
+  """Trains recorded steps again, or computes the step of a file.
+
+  Returns:
+    0: the same bits, or a file's step within rounding; 1: a difference, which
+    is printed; 2: wrong usage.
+  """
+  try:
+    if config is not None:
+      raise ValueError("--config: replay takes the settings of the record")
+    if workdir is None:
+      return step_file.run(operands)
+    return _replay(workdir, *_parse(operands))
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  except Different as difference:
+    print(difference)
+    return 1
+
+
+def _parse(
+    operands: Sequence[str],
+) -> tuple[int | None, int | None, int | None]:
+  """Returns the first step, the step to end before, and the one to export."""
+  exported = [o for o in operands if o.startswith(_EXPORT)]
+  steps = [o for o in operands if not o.startswith(_EXPORT)]
+  texts = [*steps, *(o.removeprefix(_EXPORT) for o in exported)]
+  if len(steps) > 2 or not all(text.isdecimal() for text in texts):
+    raise ValueError(
+        f"operands {' '.join(operands)}: allowed the step to begin with, the"
+        " step to end before, and --export_step=N"
+    )
+  first, last, *_ = *map(int, steps), None, None
+  return first, last, int(texts[-1]) if exported else None
+
+
+def _replay(
+    workdir: str, first: int | None, last: int | None, export: int | None
+) -> int:
+  """Trains steps `first` to `last` again; see `run`."""
+  folder = pathlib.Path(workdir).absolute()
+  recording = decisions.read(folder)
+  # Opening checkpoints removes what a run there is writing.
+  with contextlib.ExitStack() as closing:
+    for role in ("", "trainer"):
+      closing.enter_context(_closed_later(run_directory.lock(workdir, role)))
+    first, last = _range(folder, recording, first, last)
+    if export is not None and not first <= export < last:
+      raise ValueError(
+          f"--export_step={export}: allowed a replayed step, {first} to"
+          f" {last - 1}"
+      )
+    start = recording.steps[first].start
+    _check_settings(recording, first, last)
+    config = load.complete(ml_collections.ConfigDict(start.config))
+    if config.trainer.num_processes > 1:
+      raise ValueError(
+          f"config.trainer.num_processes = {config.trainer.num_processes}:"
+          " allowed 1; the steps of several processes are not replayed"
+      )
+    cores = processes.available_cores()[: start.machine.get("cores")]
+    processes.pin(cores)
+    processes.enable_compilation_cache()
+    info = run_directory.open_run(workdir, config)
+    cluster = cluster_lib.join(config.trainer, (), info.secret)
+    for name, here in device_work.machine().items():
+      if here != start.machine.get(name):
+        print(
+            f"note: {name} {here!r}, the run's was"
+            f" {start.machine.get(name)!r}: bits may differ"
+        )
+    replayed = _Replay(config, info, recording, cluster, first, closing)
+    path = folder / f"step-{export}.npz"
+    shown_at = time.monotonic()
+    for step in replayed.steps(last, export, path):
+      if time.monotonic() - shown_at > _SHOW_EVERY_S:
+        shown_at = time.monotonic()
+        print(f"step {step}: the same", file=sys.stderr, flush=True)
+  compared = ", ".join(f"checkpoints/{step}" for step in replayed.compared)
+  print(
+      f"{workdir}: steps {first} to {last - 1} have the same bits: draws,"
+      f" metrics{' and ' * bool(compared)}{compared}"
+  )
+  if export is not None:
+    print(path)
+  return processes.EXIT_OK
+
+
+@contextlib.contextmanager
+def _closed_later(descriptor: int) -> Iterator[None]:
+  with open(descriptor, "rb"):
+    yield
+
+
+def _range(
+    folder: pathlib.Path,
+    recording: decisions.Recording,
+    first: int | None,
+    last: int | None,
+) -> tuple[int, int]:
+  """Returns the step to begin with and the one to end before.
+
+  Raises:
+    ValueError: steps that cannot be replayed; says which can.
+  """
+  starts = _starts(folder)
+  if first is None:
+    first = min((s for s in starts if s in recording.steps), default=None)
+  if first not in starts or first not in recording.steps:
+    allowed = [s for s in sorted(starts) if s in recording.steps]
+    raise ValueError(
+        f"step {first}: allowed a checkpoint whose journal is there and that"
+        f" steps follow: {', '.join(map(str, allowed)) or 'none'};"
+        " config.checkpoint.keep_journal=True keeps the journal of all"
+    )
+  end = max(recording.steps) + 1 if last is None else last
+  missing = [s for s in range(first, end) if s not in recording.steps]
+  if end <= first or missing:
+    to = missing[0] if missing else max(recording.steps) + 1
+    raise ValueError(
+        f"steps {first} to {end}: allowed an end of {first + 1} to {to}, since"
+        " no later one is recorded"
+    )
+  return first, end
+
+
+def _starts(folder: pathlib.Path) -> dict[int, int]:
+  """Returns the steps to begin with, and the journal's position at each."""
+  segments = journal.find_segments(folder / "replay")
+  begin = min(segments, default=0)
+  found = {0: 0}
+  for path in (folder / "checkpoints").glob("*/host/" + host_state.NAME):
+    if path.parent.parent.name.isdecimal():
+      with contextlib.suppress(ValueError, OSError):
+        data = _read_host(path)["host_state"]["data"]
+        found[int(path.parent.parent.name)] = data["applied"]
+  return {step: at for step, at in found.items() if at >= begin}
+
+
+def _read_host(path: pathlib.Path) -> dict[str, Any]:
+  with path.open("rb") as file:
+    return host_state.read(file)
+
+
+def _check_settings(
+    recording: decisions.Recording, first: int, last: int
+) -> None:
+  """Raises ValueError if settings that change bits changed on the way."""
+  start = recording.steps[first].start
+  for step in range(first, last):
+    other = recording.steps[step].start
+    if other is start:
+      continue
+    sides = [load.flatten(s.config) for s in (start, other)]
+    changed = [
+        key
+        for key, _ in differences.between(*sides)
+        if key.startswith(_NUMERIC)
+    ]
+    if changed:
+      raise ValueError(
+          f"steps {first} to {last}: config.{changed[0]} changed at step"
+          f" {other.step}; allowed an end of at most {other.step}, or steps"
+          " from there on"
+      )
+    start = other
+
+
+class _Receiver:
+  """Gives the service the journal's records, up to a recorded position."""
+
+  generation = 0
+
+  def __init__(
+      self, folder: pathlib.Path, order: prompt_order.PromptOrder, applied: int
+  ):
+    """Reads from the position `applied` on."""
+    self.inbox = inbox_lib.Inbox()
+    self.order = order
+    self.journal_start = applied
+    self._records = journal.read_records(folder / "replay", applied)
+    self._next: tuple[int, bytes] | None = next(self._records, None)
+
+  def feed(self, position: int) -> None:
+    """Puts the records up to a position into the inbox."""
+    while self._next is not None and self._next[0] <= position:
+      end, payload = self._next
+      with contextlib.suppress(wire.WireError):
+        self.inbox.put(_record(end, payload))
+      self._next = next(self._records, None)
+
+
+def _record(position: int, payload: bytes) -> inbox_lib.Record:
+  """Returns a record as the run's receiver put it into the inbox."""
+  header, arrays = wire.decode_unverified(payload)
+  groups = None
+  if "sequence" in header:
+    with contextlib.suppress(ValueError):
+      groups = messages.unpack_groups(header, arrays)
+  return inbox_lib.Record(position, header, groups)
+
+
+class _Replay:
+  """The trainer's loop over recorded steps.
+
+  compared: steps of checkpoints that the params were compared with.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      run: run_directory.Run,
+      recording: decisions.Recording,
+      cluster: cluster_lib.Cluster,
+      first: int,
+      closing: contextlib.ExitStack,
+  ):
+    """Restores the state before step `first`."""
+    self.compared: list[int] = []
+    self._config = config
+    self._recording = recording
+    self._folder = run.workdir / "checkpoints"
+    self._step = first
+    self._policy = policy_lib.make_policy(config, run.workdir)
+    checkpointer = checkpoint.Checkpointer(
+        str(self._folder), keep=config.checkpoint.keep
+    )
+    closing.callback(checkpointer.close)
+    self._work, saved = device_work.make_work(
+        config, run, self._policy, cluster, checkpointer, first
+    )
+    closing.callback(self._work.close)
+    data = saved.get("data")
+    applied = data["applied"] if data else 0
+    self._receiver = _Receiver(
+        run.workdir, loops.make_prompt_order(config, self._policy), applied
+    )
+    self._service = service_lib.ReplayService(
+        config,
+        receiver=self._receiver,
+        buffer=loops.make_buffer(config, self._policy),
+        vocab_size=self._policy.model.config.vocab_size,
+        on_event=lambda kind, message: None,
+        score_groups=self._score,
+        saved=data,
+    )
+    self._learner = learner_lib.Learner(
+        config, self._policy.tokenizer, self._service.buffer, self._work
+    )
+
+  def steps(
+      self, last: int, export: int | None, path: pathlib.Path
+  ) -> Iterator[int]:
+    """Trains up to `last`, and yields each step that has the same bits.
+
+    Args:
+      last: step to end before.
+      export: step to write to a file, or None.
+      path: path of that file.
+
+    Raises:
+      Different: a step differs.
+    """
+    recorded = self._recording.steps
+    running = None
+    for step in range(self._step, last):
+      draw, metrics = running or self._start(step, export, path)
+      running = None
+      if step + 1 < last and recorded[step + 1].decision.ahead:
+        running = self._start(step + 1, export, path)
+      metrics = jax.device_get(metrics)
+      self._learner.finish()
+      self._compare(step, draw, metrics)
+      self._compare_params(step + 1)
+      yield step
+
+  def _start(
+      self, step: int, export: int | None, path: pathlib.Path
+  ) -> tuple[buffer_lib.Draw, dict[str, jax.Array]]:
+    """Applies the step's data, draws and dispatches, as the trainer did."""
+    recorded, service = self._recording.steps[step], self._service
+    start, train = recorded.start, self._config.train
+    if service.buffer.epoch != start.epoch:
+      # Data that the end of the run before this start has applied.
+      self._apply(start.step, start.applied)
+      service.buffer.begin_epoch(start.epoch, start.step)
+    self._apply(step, recorded.decision.applied)
+    draw = service.draw(
+        train.prompts_per_batch, train.completions_per_prompt, step
+    )
+    service.mark_trained(draw)
+    batch = self._learner.make(draw)
+    scale = recorded.decision.scale / self._work.learning_rate_scale
+    if scale != 1:
+      self._work.scale_learning_rate(scale)
+    if step == export:
+      step_file.write(
+          path,
+          self._config,
+          self._policy,
+          self._work,
+          draw,
+          batch,
+          recorded.metrics,
+      )
+    return draw, self._work.train(batch)
+
+  def _apply(self, step: int, position: int) -> None:
+    self._receiver.feed(position)
+    self._service.apply(step, all_records=True)
+
+  def _score(self, groups: list[Any]) -> list[Any]:
+    """Gives groups the rewards that the trainer's judge gave them."""
+    if self._config.reward.role != "trainer":
+      return groups
+    rewards = self._recording.rewards
+    for group in groups:
+      if group.position not in rewards:
+        raise Different(f"no rewards of position {group.position} are recorded")
+    return [
+        dataclasses.replace(group, rewards=rewards[group.position])
+        for group in groups
+    ]
+
+  def _compare(
+      self, step: int, draw: buffer_lib.Draw, metrics: dict[str, Any]
+  ) -> None:
+    """Raises Different if draw or metrics have other bits."""
+    recorded = self._recording.steps[step]
+    sums = decisions.sums_of(draw)
+    fields = [
+        name for name, found in sums.items() if found != recorded.draw[name]
+    ]
+    if fields:
+      raise Different(
+          f"step {step}: the draw differs in {', '.join(fields)}: other data"
+          " came, or it was drawn otherwise"
+      )
+    for name, before in recorded.metrics.items():
+      now = np.float32(metrics.get(name, np.nan))
+      if now.tobytes() != before.tobytes():
+        raise Different(
+            f"step {step}: train/{name} is {now}, was {before}; the draw is the"
+            " same"
+        )
+
+  def _compare_params(self, step: int) -> None:
+    """Compares the state before a step with its checkpoint, if there is one."""
+    path = self._folder / str(step) / "host" / host_state.NAME
+    if not path.exists():
+      return
+    saved = _read_host(path)["checksums"]
+    found = checkpoint.leaf_checksums(self._work.state)
+    leaves = [name for name in found if found[name] != saved.get(name)]
+    if leaves:
+      raise Different(
+          f"step {step - 1}: {len(leaves)} of {len(found)} leaves differ from"
+          f" checkpoints/{step}: {', '.join(leaves[:3])}; its draw and metrics"
+          " are the same"
+      )
+    self.compared.append(step)

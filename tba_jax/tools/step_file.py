@@ -1,0 +1,228 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One train step as a file, which any machine can compute again.
+
+The file (`.npz`, no pickle) has the batch, the state before the step with its
+checksums, the config, the model's shape, and the metrics that the step had. For
+a bug report: neither the run, its data, tokenizer or model folder is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import rich.console
+import rich.table
+
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.learning import checkpoint
+from tba_jax.learning import device_work
+from tba_jax.learning import host_state
+from tba_jax.learning import model_source
+from tba_jax.learning import train_step as train_step_lib
+from tba_jax.models import config as config_lib
+from tba_jax.models import heads
+from tba_jax.models import transformer
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.system import processes
+
+_FORMAT = 1
+# Relative difference up to which a metric counts as equal on another machine,
+# by the dtype that is computed in; a hundredth of it near 0.
+_ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
+
+
+def write(
+    path: pathlib.Path,
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    work: device_work.DeviceWork,
+    draw: buffer_lib.Draw,
+    batch: types.Batch,
+    metrics: Mapping[str, float],
+) -> None:
+  """Writes a step to a file, before it is taken.
+
+  Args:
+    path: path of the file; another one there is replaced.
+    config: config of the run.
+    policy: policy of the run.
+    work: owner of the state before the step.
+    draw: draw of the step.
+    batch: batch of the draw, as placed.
+    metrics: metrics that the step had.
+  """
+  decode = policy.tokenizer.decode
+  prompts = [
+      decode(tokens[mask > 0].tolist())
+      for tokens, mask in zip(draw.prompt_tokens, draw.prompt_mask)
+  ]
+  completions = [
+      [
+          policy.tokenizer.decode_completion(row.tolist(), int(n), bool(end))
+          for row, n, end in zip(*group)
+      ]
+      for group in zip(
+          draw.completion_tokens, draw.completion_lengths, draw.stopped
+      )
+  ]
+  value_model = policy_lib.make_value_model(
+      config, policy.model, policy.value_folder
+  )
+  packed = host_state.pack(
+      {
+          "format": _FORMAT,
+          "step": draw.step,
+          "config": config.to_dict(),
+          "model": dataclasses.asdict(policy.model.config),
+          "value_model": value_model and dataclasses.asdict(value_model.config),
+          "draw": {
+              name: np.asarray(value)
+              for name, value in vars(draw).items()
+              if name != "step"
+          },
+          "prompts": prompts,
+          "completions": completions,
+          "batch": _leaves(batch),
+          "state": _leaves(work.state),
+          "base": _leaves(work.base_params),
+          "checksums": checkpoint.leaf_checksums(work.state),
+          "metrics": {name: np.float32(x) for name, x in metrics.items()},
+      }
+  )
+  with path.open("wb") as file:
+    host_state.write(file, packed)
+
+
+def run(operands: Sequence[str]) -> int:
+  """Computes the step of a file, and prints its metrics beside the recorded.
+
+  Returns:
+    0: they are equal up to rounding; 1: they are not.
+
+  Raises:
+    ValueError: the operands or the file are wrong.
+    OSError: there is no such file.
+  """
+  if len(operands) != 1:
+    raise ValueError(
+        "--program=replay without --workdir: allowed one file of --export_step"
+    )
+  saved = _read(pathlib.Path(operands[0]))
+  found = compute(saved)
+  table = rich.table.Table(box=None, header_style="", pad_edge=False)
+  for title in ("metric", "recorded", "computed", "difference"):
+    table.add_column(title)
+  rounding = _ROUNDING[saved["model"]["compute_dtype"]]
+  differing = []
+  for name, before in saved["metrics"].items():
+    now, before = float(found.get(name, np.nan)), float(before)
+    # Not finite may be what the file is about.
+    if not math.isclose(
+        now, before, rel_tol=rounding, abs_tol=rounding / 100
+    ) and not (math.isnan(now) and math.isnan(before)):
+      differing.append(name)
+    table.add_row(
+        name, f"{before:.9g}", f"{now:.9g}", f"{abs(now - before):.1e}"
+    )
+  rich.console.Console(highlight=False).print(table)
+  devices = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
+  verdict = f"differs in {', '.join(differing)}" if differing else "is the same"
+  print(f"step {saved['step']} on {devices}: {verdict} (to {rounding})")
+  return 1 if differing else processes.EXIT_OK
+
+
+def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """Returns the metrics of the step of a file, on one device.
+
+  Raises:
+    ValueError: the state is not the one that was written.
+  """
+  config = load.complete(ml_collections.ConfigDict(saved["config"]))
+  mesh = model_source.one_device()
+  model = transformer.make_model(
+      _model_config(saved["model"]), remat=config.train.remat
+  )
+  adapters = lora.make(config.lora, model)
+  value_model = None
+  if saved["value_model"]:
+    value_model = heads.ScalarModel(
+        _model_config(saved["value_model"]), remat=config.train.remat
+    )
+  abstract = train_step_lib.abstract_state(
+      config, adapters or model, mesh, value_model=value_model
+  )
+  state = _tree(saved["state"], abstract)
+  if checkpoint.leaf_checksums(state) != saved["checksums"]:
+    raise ValueError("the state has other checksums than when it was written")
+  base = None
+  if adapters:
+    rng = jax.random.PRNGKey(0)
+    base = _tree(saved["base"], jax.eval_shape(model.init, rng))
+  step_fn = train_step_lib.make_train_step(
+      config, model, mesh, value_model=value_model, adapters=adapters, base=base
+  )
+  leaves = saved["batch"]
+  rows = None
+  if ".rows.indices" in leaves:
+    rows = types.Rows(leaves[".rows.indices"], leaves[".rows.slots"])
+  fields = {
+      field.name: leaves[f".{field.name}"]
+      for field in dataclasses.fields(types.Batch)
+      if field.name not in ("prepared", "rows")
+  }
+  _, metrics = step_fn(state, types.Batch(**fields, rows=rows))
+  return jax.device_get(metrics)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of a file; raises ValueError if it is none."""
+  try:
+    with path.open("rb") as file:
+      saved = host_state.read(file)
+  except ValueError as error:
+    raise ValueError(f"{path}: no file of --export_step: {error}") from error
+  if not isinstance(saved, dict) or saved.get("format") != _FORMAT:
+    raise ValueError(f"{path}: no file of --export_step of this version")
+  return saved
+
+
+def _model_config(fields: Mapping[str, Any]) -> config_lib.ModelConfig:
+  return config_lib.ModelConfig(
+      **{**fields, "stop_ids": tuple(fields["stop_ids"])}
+  )
+
+
+def _leaves(tree: types.PyTree) -> dict[str, np.ndarray]:
+  """Returns the leaves by path, bfloat16 as float32, which has its values."""
+
+  def on_host(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(jax.device_get(leaf))
+    return leaf.astype(np.float32) if leaf.dtype == jnp.bfloat16 else leaf
+
+  return {
+      jax.tree_util.keystr(path): on_host(leaf)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _tree(leaves: Mapping[str, np.ndarray], like: types.PyTree) -> types.PyTree:
+  """Returns the tree of leaves by path; raises ValueError if one is missing."""
+
+  def take(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    name = jax.tree_util.keystr(path)
+    leaf = leaves.get(name)
+    if leaf is None or leaf.shape != shape.shape:
+      raise ValueError(f"the file has no leaf {name} of shape {shape.shape}")
+    return jax.device_put(leaf.astype(shape.dtype), shape.sharding)
+
+  return jax.tree_util.tree_map_with_path(take, like)
