@@ -18,6 +18,7 @@ REQUIREMENTS = [
     "etils[epath]>=1.12",
     "flax>=0.12.5,<0.13",
     "fsspec>=2025.5",
+    "gguf>=0.17",
     "huggingface-hub>=1.31,<3",
     # tensorflow-datasets imports it and does not list it.
     "importlib_resources>=6",
@@ -43,7 +44,6 @@ EXTRAS = {
     "test": [
         "datasets>=4.4,<6",
         "gcsfs>=2025.5",
-        "gguf>=0.17",
         "ipykernel>=6.29",
         "math-verify>=0.8",
         "matplotlib>=3.9",
@@ -67,8 +67,6 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10,<0.12"],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
     "data": ["datasets>=4.4,<6"],
-    # Models in GGUF files.
-    "gguf": ["gguf>=0.17"],
     # `sweep`, `benchmarks`, `docs/make_pictures.py` and the notebooks.
     "plots": ["matplotlib>=3.9"],
     # Event files for TensorBoard (`log.writers`).

@@ -5,8 +5,8 @@
     python -m tba_jax.main --config=configs/instructions.py \\
         --workdir=runs/real
 
-SmolLM2-135M-Instruct (fetched by the first run, 93 MB; the package `gguf` reads
-it), or the model that `init` names, learns to follow
+SmolLM2-135M-Instruct (fetched by the first run, 93 MB), or the model that
+`init` names, learns to follow
 instructions such as "use exactly five words" and "use no commas" in questions
 about topics that it was not trained on. Arguments, after a colon and separated
 by commas: `quick` (some minutes on two cores), `lora` (adapters instead of all

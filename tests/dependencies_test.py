@@ -24,7 +24,7 @@ _ELSEWHERE = {
 }
 _EXTRA_OF_PLACE = {
     "tba_jax": (
-        "data", "gguf", "ifbench", "math", "plots", "reasoning_gym",
+        "data", "ifbench", "math", "plots", "reasoning_gym",
         "tensorboard", "trackio", "wandb",
     ),
     "configs": (),

@@ -115,13 +115,9 @@ def find(path: pathlib.Path) -> pathlib.Path:
 
 def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
   """Writes the files of a GGUF file's folder."""
-  try:
-    # An extra.
-    import gguf  # pylint: disable=g-import-not-at-top
-  except ImportError as error:
-    raise ValueError(
-        "needs the package gguf: pip install 'tba_jax[gguf]'"
-    ) from error
+  # Takes a moment to import.
+  import gguf  # pylint: disable=g-import-not-at-top
+
   try:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}

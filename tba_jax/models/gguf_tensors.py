@@ -37,7 +37,7 @@ class Files:
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Returns a slice of a tensor, dequantized to float32."""
-    # Takes a moment to import; an extra.
+    # Takes a moment to import.
     import gguf  # pylint: disable=g-import-not-at-top
 
     row = self._index[name]
