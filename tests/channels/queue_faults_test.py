@@ -97,7 +97,7 @@ class RejectionTest(queue_case.QueueTestCase):
     wait_until(lambda: not self.queue(), "taken")
     # Its prompts are unknown, so all of its grants are granted again.
     wait_until(lambda: self.client().get("work/x") != before, "other grants")
-    trainer.service._apply(0)
+    trainer.service.apply(0)
     ledger = trainer.service.account()
     self.assertEqual(ledger["rejected"]["malformed"]["completions"], 3)
     self.assertEqual(trainer.service.get_state()["watermarks"], {"x": 1})
@@ -473,7 +473,7 @@ class RestartTest(queue_case.QueueTestCase):
     second.close()
     for saved in (state, None):
       again = self.trainer(state=saved, epoch=2, num_steps=2, start=False)
-      again.service._apply(2, all_records=True)
+      again.service.apply(2, all_records=True)
       self.assertEqual(again.service.account()["unknown"], ledger["unknown"])
       again.close()
 

@@ -59,7 +59,7 @@ class LearnerTest(parameterized.TestCase):
         replay__recent_fraction=0.5,
         **changes,
     )
-    self.state = mock.Mock(ref_params=0.0)
+    self.state = mock.Mock(ref_params=0.0, learning_rate_scale=1.0)
     work = device_work.DeviceWork(
         config,
         state=self.state,

@@ -4,6 +4,7 @@
 
 import dataclasses
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -104,7 +105,7 @@ class EpisodesTest(parameterized.TestCase):
     reference.version.return_value = 0
     work = device_work.DeviceWork(
         config,
-        state=None,
+        state=mock.Mock(learning_rate_scale=1.0),
         train_step=None,
         reference=reference,
         merger=None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from transformers import convert_slow_tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 WIDTH, MLP, HEADS, KV_HEADS, LAYERS, POSITIONS = 256, 512, 4, 2, 2, 64
 TEMPLATE = "{% for m in messages %}<|x|>{{ m['content'] }}{% endfor %}<|y|>"
@@ -19,7 +19,7 @@ _CONTROL, _NORMAL = 3, 1
 
 def words() -> tuple[list[str], list[str]]:
   """Returns the words of a byte-level tokenizer, and its merges."""
-  letters = list(convert_slow_tokenizer.bytes_to_unicode().values())
+  letters = list(bytes_to_unicode().values())
   merges = ["h e", "l l", "he ll", "hell o", "Ġ w"]
   merged = [merge.replace(" ", "") for merge in merges]
   return [*_SPECIAL, *letters, *merged], merges
