@@ -140,6 +140,8 @@ class RunFaultsTest(absltest.TestCase):
 
     pids = {role: run.pids(role)[0] for role in ("trainer", "searcher")}
     before = read()
+    # No trainer comes back before the searcher dies.
+    run.process.send_signal(signal.SIGSTOP)
     os.kill(pids["trainer"], signal.SIGKILL)
     # It samples on until it is out of credits, and no trainer reads its lease.
     run.wait_for(lambda: read() > before, "announcement")
@@ -147,6 +149,7 @@ class RunFaultsTest(absltest.TestCase):
     read()
     os.kill(pids["searcher"], signal.SIGKILL)
     run.kill("kvservice")
+    run.process.send_signal(signal.SIGCONT)
     store.close()
     self.assertEqual(run.wait(), 0, run.text())
     ledger = run.read("ledger.json")
