@@ -126,13 +126,12 @@ class Collector:
       version: version of `params`.
       newer: returns newer params to go on with, and their version, or None.
     """
-    prompt_ids, episodes = [prompt_id for _, prompt_id, _ in prompts], None
+    prompt_ids, said = [prompt_id for _, prompt_id, _ in prompts], []
     if self._environments is None:
       tokens = [self._tokens_of(prompt_id) for prompt_id in prompt_ids]
     else:
       said = self._environments.prompts(self._split, prompt_ids)
       tokens = [prompt.tokens for prompt in said]
-      episodes = self._environments.episodes(said, self._num_completions)
     requests = [
         decode.Request(
             prompt_tokens=prompt_tokens,
@@ -143,18 +142,38 @@ class Collector:
         )
         for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
+    asked, episodes = requests, None
+    if self._environments is not None:
+      asked = [r for r, p in zip(requests, said) if p.failure is None]
+      episodes = self._environments.episodes(
+          [p for p in said if p.failure is None], self._num_completions
+      )
     # No frame holds the params: they are freed once there are newer ones.
     holder = [params]
     del params
     try:
       completions = self._sampler.sample(
-          holder.pop(), requests, version=version, newer=newer, turns=episodes
+          holder.pop(), asked, version=version, newer=newer, turns=episodes
       )
     finally:
       if episodes is not None:
         episodes.close()
-    outcomes = None if episodes is None else episodes.outcomes()
-    return Sampled(prompts, requests, completions, outcomes)
+    if episodes is None:
+      return Sampled(prompts, requests, completions)
+    rest, outcomes = iter(completions), iter(episodes.outcomes())
+    S, T = self._num_completions, self._sampler.settings.max_completion_tokens
+    return Sampled(
+        prompts,
+        requests,
+        [
+            next(rest) if p.failure is None else _no_completions(S, T, version)
+            for p in said
+        ],
+        [
+            next(outcomes) if p.failure is None else [p.outcome] * S
+            for p in said
+        ],
+    )
 
   def start_reference(
       self, sampled: Sampled
@@ -262,3 +281,19 @@ class Collector:
           self._tokenizer.encode_prompt(prompt), np.int32
       )
     return self._prompt_tokens[prompt_id]
+
+
+def _no_completions(S: int, T: int, version: int) -> types.Completions:
+  """Returns completions without tokens: there is no prompt."""
+  zeros = lambda *dtypes: [np.zeros((S, T), dtype) for dtype in dtypes]
+  tokens, logprobs, plain, sampled = zeros("int32", "float32", "float32", bool)
+  return types.Completions(
+      tokens=tokens,
+      lengths=np.zeros(S, np.int32),
+      sampled_mask=sampled,
+      logprobs=logprobs,
+      plain_logprobs=plain,
+      stopped=np.ones(S, bool),
+      versions=np.full(S, version, np.int32),
+      token_versions=np.full((S, T), -1, np.int32),
+  )

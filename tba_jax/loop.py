@@ -73,7 +73,9 @@ def train(
     # Replay: the groups of this step enter the buffer; a batch leaves it.
     while num_inserted < schedule.needed(step):
       _check_version(waiting[0], schedule)
-      buffer.insert(waiting.popleft(), step)
+      group = waiting.popleft()
+      if group.num_tokens:  # Otherwise its environment has said no prompt.
+        buffer.insert(group, step)
       num_inserted += 1
     draw = schedule.draw(buffer, B, K, step)
     buffer.mark_trained(draw.rows)

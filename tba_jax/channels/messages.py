@@ -268,6 +268,8 @@ def reject_reason(
     has_ref_logprobs: bool,
 ) -> str | None:
   """Returns why a group is rejected, a reason of the ledger, or None."""
+  if not group.sampled_mask.any():
+    return "environment"  # It has said no prompt.
   if not np.isfinite(group.rewards).all():
     return "reward"
   if (group.ref_logprobs is not None) != has_ref_logprobs:

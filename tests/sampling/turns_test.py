@@ -12,6 +12,7 @@ import numpy as np
 
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
+from tba_jax.sampling import requests as requests_lib
 from tests.support import fakes
 from tests.support import sampler_case
 from tests.support import tiny_model
@@ -30,6 +31,8 @@ class Scripted:
 
   It answers with up to two tokens, of which one may be a stop token, and ends a
   completion after three turns.
+
+  most_live: most completions between their first turn and their last answer.
   """
 
   def __init__(self, delay: int = 0):
@@ -37,14 +40,19 @@ class Scripted:
     self._ended = []
     self._calls = 0
     self._num_turns = {}
+    self._live = set()
+    self.most_live = 0
     self.cuts = set()
 
   def end(self, owner, tokens):
     self._num_turns[owner] = turn = self._num_turns.get(owner, 0) + 1
+    self._live.add(owner)
+    self.most_live = max(self.most_live, len(self._live))
     self._ended.append((owner, None if turn == _MAX_TURNS else answer(tokens)))
 
   def cut(self, owner):
     self.cuts.add(owner)
+    self._live.discard(owner)
 
   def answers(self, wait):
     self._calls += 1
@@ -55,6 +63,7 @@ class Scripted:
     out = [self._ended.pop() for _ in self._ended[:count]]
     if wait and not out:
       raise AssertionError("nothing to wait for")
+    self._live -= {owner for owner, ids in out if ids is None}
     return out
 
 
@@ -132,13 +141,16 @@ class TurnsTest(parameterized.TestCase):
     counts = self.check(found, turns)
     self.assertEqual({*counts}, {0, 1, 2, 3})
 
-  @parameterized.parameters(1, 5)
-  def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(self, steps):
-    turns = Scripted()
+  @parameterized.parameters((1, 0), (5, 0), (5, 6))
+  def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(
+      self, steps, num_waiting
+  ):
+    turns = Scripted(delay=num_waiting)
     strings = ["bab", "\na"]
     found = self.sample(
         self.make(
             chunk_steps=steps,
+            num_waiting=num_waiting,
             stop_ids=(),
             stop_strings=strings,
             text_fn=_text,
@@ -148,7 +160,13 @@ class TurnsTest(parameterized.TestCase):
     counts = self.check(found, turns, stops=(), strings=strings)
     self.assertGreater(max(counts), 1)
 
-  @parameterized.parameters({"chunk_steps": 7}, {"delay": 3}, {"delay": 50})
+  @parameterized.parameters(
+      {"chunk_steps": 7},
+      {"delay": 3},
+      {"delay": 50},
+      {"delay": 3, "num_waiting": 2},
+      {"delay": 50, "num_waiting": 20},
+  )
   def test_a_completion_does_not_depend_on_others_or_on_time(
       self, delay=0, **changes
   ):
@@ -158,7 +176,12 @@ class TurnsTest(parameterized.TestCase):
         model, max_completion_tokens=_T, has_turns=True, **changes
     ).sample(params, requests, version=5, turns=turns)
     whole = sample(self.requests, Scripted())
-    found = sample(self.requests[::-1], Scripted(delay), **changes)
+    turns = Scripted(delay)
+    found = sample(self.requests[::-1], turns, **changes)
+    # Those that wait make room for others.
+    num_waiting = changes.get("num_waiting", 0)
+    self.assertGreaterEqual(turns.most_live, min(8, num_waiting) + num_waiting)
+    self.assertLessEqual(turns.most_live, 8 + num_waiting)
     for one, other in zip(found[::-1], whole):
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
     # The trainer's forward pass sees the same.
@@ -178,9 +201,11 @@ class TurnsTest(parameterized.TestCase):
         atol=1e-5,
     )
 
-  @parameterized.parameters(False, True)
-  def test_newer_params_come_in_between_and_within_turns(self, recompute):
-    sampler = self.make(recompute_cache=recompute)
+  @parameterized.product(recompute=[False, True], num_waiting=[0, 9])
+  def test_newer_params_come_in_between_and_within_turns(
+      self, recompute, num_waiting
+  ):
+    sampler = self.make(recompute_cache=recompute, num_waiting=num_waiting)
     versions = itertools.count(6)
     newer = lambda: (next(versions), sampler.put(self.params))
     found = sampler.sample(
@@ -207,10 +232,61 @@ class TurnsTest(parameterized.TestCase):
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
 
   def test_compiles_nothing_after_the_warm_up(self):
-    sampler = self.make()
+    sampler = self.make(num_rows=64, num_waiting=6, recompute_cache=True)
     sampler.warm_up(self.params)
+    newer = iter([(6, sampler.put(self.params))])
     with jax.log_compiles(), self.assertNoLogs("jax", level="WARNING"):
-      self.sample(sampler)
+      sampler.sample(
+          self.params,
+          [decode.Request(np.array([2]), 0, 0, 100)],
+          version=5,
+          newer=lambda: next(newer, None),
+          turns=Scripted(20),
+      )
+
+
+class SlotsTest(absltest.TestCase):
+
+  def make(self, num_completions, **changes):
+    settings = sampler_case.make_settings(num_rows=4, has_turns=True, **changes)
+    request = decode.Request(np.array([2]), 0, 0, num_completions)
+    slots = requests_lib.Slots([request], settings, [0], 1, num_parts=2)
+    slots.refill({0: 0})
+    return slots
+
+  def wait(self, slots, *samples):
+    for sample in samples:
+      slots.waiting[0, sample] = 1
+
+  def test_rows_make_room_on_their_device_for_completions_that_queue(self):
+    slots = self.make(5, num_waiting=6)
+    self.assertIsNone(slots.make_room())
+    self.wait(slots, 1, 2, 3)
+    np.testing.assert_array_equal(slots.make_room(), [1, -1, -1, -1, -1, -1])
+    self.assertEqual(slots.aside, {0: (0, 1)})
+    slots.refill({0: 0})
+    self.assertIsNone(slots.make_room())  # None queues any more.
+    slots.resume((0, 1), np.array([3]))
+    self.assertIsNone(slots.make_room())  # Device 0 has no row that waits.
+
+  def test_completions_that_can_go_on_exchange_places_with_those_that_wait(
+      self,
+  ):
+    slots = self.make(8, num_waiting=4)
+    self.wait(slots, 0, 1, 2, 3)
+    # A place of each device stays free.
+    np.testing.assert_array_equal(slots.make_room(), [0, -1, 0, -1])
+    slots.refill({0: 0})
+    self.assertEqual(slots.owners, {1: (0, 1), 3: (0, 3), 0: (0, 4), 2: (0, 5)})
+    self.assertIsNone(slots.make_room())
+    ids = np.array([7, 8])
+    slots.resume((0, 2), ids)
+    np.testing.assert_array_equal(slots.make_room(), [-1, -1, -1, 1])
+    np.testing.assert_array_equal(slots.come_back(), [-1, -1, -1, 0])
+    self.assertEqual(slots.owners[3], (0, 2))
+    self.assertEqual(slots.aside, {0: (0, 0), 3: (0, 3)})
+    self.assertEqual(slots.go_on(), {3: (1, ids)})
+    self.assertEqual(slots.num_decoding, 3)
 
 
 if __name__ == "__main__":
