@@ -24,6 +24,7 @@ BENCHMARKS = (
     "decode_lengths",
     "diversity",
     "end_to_end",
+    "enumerable",
     "environments",
     "free_search",
     "kills",
