@@ -39,6 +39,7 @@ import tensorstore as ts
 
 from tba_jax.channels import journal
 from tba_jax.learning import host_state
+from tba_jax.models import hf_files
 from tba_jax.monitor import run_directory
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.system import bucket
@@ -291,8 +292,8 @@ def _audit_once(
       "ledger": _check_ledger,
       "results": _check_results,
   }
-  for name in ("sft", "reward_model"):
-    if (folder / name / "checkpoints").exists():
+  for name in ("sft", "reward_model", "best"):
+    if (folder / name).exists():
       checks[name] = functools.partial(_check_model, name=name)
   for name, check in checks.items():
     part = Part(name)
@@ -534,7 +535,11 @@ def _check_checkpoints(run_: RunFiles, part: Part) -> None:
 
 
 def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
-  """Checks the checkpoints of a model that was trained before the run."""
+  """Checks a model beside the run's: its checkpoints, and its folder."""
+  model = run_.folder / name / "model"
+  if model.exists():
+    for tensor in hf_files.open_files(model).damaged():
+      part.add(f"{name}/model", f"tensor {tensor} is damaged", _COPY)
   prefix = f"{name}/checkpoints"
   folder = epath.Path(bucket.place(run_.folder / prefix))
   saved = [
@@ -542,6 +547,8 @@ def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
       for step, path in _steps(folder, prefix, part)
   ]
   part.found = _found_steps([one for one in saved if one])
+  if model.exists():
+    part.found += ", a model"
 
 
 def _found_steps(saved: Sequence[Checkpoint]) -> str:

@@ -217,7 +217,7 @@ class VerifyTest(parameterized.TestCase):
 
   def test_finds_a_ledger_of_a_checkpoint_that_does_not_balance(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"
-    members = dict(np.load(path))
+    members = dict(np.load(path, allow_pickle=False))
     structure = json.loads(members["structure"].tobytes())
     structure["host_state"]["data"]["ledger"]["trained"][1] += 1
     text = json.dumps(structure).encode()
