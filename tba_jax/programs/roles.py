@@ -404,8 +404,8 @@ def search(
     channel: channel to the trainer; None for the store.
 
   Raises:
-    NoRunError: a setting or file does not fit, or differs from the trainer's, or
-      a newer searcher has this one's place.
+    NoRunError: a setting or file does not fit, or differs from the trainer's,
+      or a newer searcher has this one's place.
   """
   run = run_directory.open_run(workdir, config)
   with contextlib.ExitStack() as closing:

@@ -7,7 +7,8 @@ before which WHAT happens to it: "nothing", "full" (no file may grow large any
 more), "no_folder" (none can be made), or "slow" (the host state takes longer
 than the deadline). With "nowhere" none can be made from the start. With
 "damaged" its part of step 2 is damaged once it is saved, and it restores the
-newest step, as with "restores". Prints `saved STEP` and `restored STEP`, or `error …` and ends.
+newest step, as with "restores". Prints `saved STEP` and `restored STEP`, or
+`error …` and ends.
 """
 
 import errno
