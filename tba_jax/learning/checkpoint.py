@@ -152,7 +152,8 @@ class Checkpointer:
   ) -> tuple[types.PyTree, dict[str, Any]]:
     """Returns (state, host_state) of the newest checkpoint that is undamaged.
 
-    Of several processes those after process 0 get an empty host state. Once an older one could be read, damaged ones are reported and renamed to
+    Of several processes those after process 0 get an empty host state. Once an
+    older one could be read, damaged ones are reported and renamed to
     `damaged-<step>`.
 
     Args:
