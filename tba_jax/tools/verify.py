@@ -35,11 +35,11 @@ import ml_collections
 import numpy as np
 import rich.console
 import rich.table
+import safetensors
 import tensorstore as ts
 
 from tba_jax.channels import journal
 from tba_jax.learning import host_state
-from tba_jax.models import hf_files
 from tba_jax.monitor import run_directory
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.system import bucket
@@ -537,9 +537,9 @@ def _check_checkpoints(run_: RunFiles, part: Part) -> None:
 def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
   """Checks a model beside the run's: its checkpoints, and its folder."""
   model = run_.folder / name / "model"
-  if model.exists():
-    for tensor in hf_files.open_files(model).damaged():
-      part.add(f"{name}/model", f"tensor {tensor} is damaged", _COPY)
+  for path in sorted(model.glob("*.safetensors")):
+    for problem in _damaged_tensors(path):
+      part.add(f"{name}/model/{path.name}", problem, _COPY)
   prefix = f"{name}/checkpoints"
   folder = epath.Path(bucket.place(run_.folder / prefix))
   saved = [
@@ -549,6 +549,19 @@ def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
   part.found = _found_steps([one for one in saved if one])
   if model.exists():
     part.found += ", a model"
+
+
+def _damaged_tensors(path: pathlib.Path) -> Iterator[str]:
+  """Yields what differs from the digests in a file's metadata."""
+  try:
+    with safetensors.safe_open(str(path), framework="np") as file:
+      digests = json.loads((file.metadata() or {}).get("blake2b", "{}"))
+      for name, digest in digests.items():
+        data = np.ascontiguousarray(file.get_tensor(name)).tobytes()
+        if hashlib.blake2b(data, digest_size=16).hexdigest() != digest:
+          yield f"tensor {name} is damaged"
+  except safetensors.SafetensorError as error:
+    yield f"damaged or cut off: {error}"
 
 
 def _found_steps(saved: Sequence[Checkpoint]) -> str:
