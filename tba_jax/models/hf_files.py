@@ -126,7 +126,7 @@ class Files:
     Those of other programs have no digest, and are not looked at.
 
     Args:
-      part: which of the parts of the tensors to look at.
+      part: number of the part of the tensors to look at.
       num_parts: number of parts.
     """
     every = lambda name: (slice(None),) * len(self.shapes[name])
