@@ -41,6 +41,7 @@ PROGRAMS = {
     "evaluate": ("the evaluators on a checkpoint", "programs.evaluate"),
     "generate": ("completions for a file of prompts", "programs.generate"),
     "score": ("log-probs of a file of completions", "programs.generate"),
+    "serve": ("training and sampling over HTTP", "programs.serve"),
     "export": ("a checkpoint as a Hugging Face folder", "tools.export"),
     "report": ("a run, or several, as one page to read offline",
                "tools.report"),

@@ -273,6 +273,11 @@ SECTIONS = {
         "`--program=generate` and `score` (docs/generate.md).", resume=True
     ),
     "export": Section("`--program=export`.", resume=True),
+    "serve": Section(
+        "`--program=serve`: training and sampling over HTTP (docs/serve.md).",
+        resume=True,
+        hosts="own",
+    ),
     "sweep": Section(
         "`--program=sweep`: each objective at each lag with each seed.",
         resume=True,
@@ -844,6 +849,28 @@ SETTINGS = {
     "export.adapter": _s(
         False, FLAG, "whether to write the factors of lora.rank alone, as the"
         " package peft does, instead of the model with them merged in"),
+
+    "serve.host": _s(
+        "127.0.0.1", NAME, "address to listen at; another than the loopback"
+        " one lets whoever has the key in"),
+    "serve.port": _s(
+        8700, Allowed("0 to 65535", lambda v: 0 <= v < 2**16), "0 = a free one"),
+    "serve.model_name": _s(
+        "", TEXT, "name of the model for clients, some of which choose a chat"
+        " format by it; '' = `init`"),
+    "serve.max_models": _s(
+        4, COUNT, "models under training in memory; others are read again when"
+        " they are used"),
+    "serve.micro_batch_tokens": _s(
+        4096, COUNT, "tokens of a forward pass, padding included"),
+    "serve.checkpoint_every_steps": _s(
+        10, COUNT, "optim_steps of a model between its checkpoints; those after"
+        " the last are done again after a kill"),
+    "serve.max_body_mb": _s(256, COUNT, "largest body of a request, MiB"),
+    "serve.body_deadline_s": _s(60.0, wait(), "longest time for it to come"),
+    "serve.gap_deadline_s": _s(
+        600.0, wait(), "longest wait of a request for the one with the number"
+        " before its own"),
 
     "sweep.objectives": _s(
         "", TEXT, "settings of each objective, 'NAME: KEY=VALUE …; NAME: …'"),

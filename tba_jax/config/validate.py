@@ -49,7 +49,7 @@ ConfigError = load.ConfigError
 
 # Programs that read a file of JSON lines and name their model.
 LINE_PROGRAMS = ("generate", "score")
-_WITHOUT_TASK = ("store", "status", "report", "export", "compile")
+_WITHOUT_TASK = ("store", "status", "report", "export", "compile", "serve")
 # Sections that a program reads; relations between other sections are not
 # checked.
 _MODEL = (
@@ -60,6 +60,7 @@ _SECTIONS_OF = {
     "reward_model": (*_MODEL, "reward_model", "evaluate"),
     "evaluate": (*_MODEL, "evaluate", "reward"),
     "export": (*_MODEL, "export"),
+    "serve": (*_MODEL, "serve"),
     "sweep": (
         *_MODEL, "optimizer", "sft", "sweep", "reference", "rounds", "loss",
         "tempering", "explore", "train", "evaluate", "reward",
