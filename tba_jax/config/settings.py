@@ -854,7 +854,8 @@ SETTINGS = {
         "127.0.0.1", NAME, "address to listen at; another than the loopback"
         " one lets whoever has the key in"),
     "serve.port": _s(
-        8700, Allowed("0 to 65535", lambda v: 0 <= v < 2**16), "0 = a free one"),
+        8700, Allowed("0 to 65535", lambda v: 0 <= v < 2**16),
+        "0 = a free one"),
     "serve.model_name": _s(
         "", TEXT, "name of the model for clients, some of which choose a chat"
         " format by it; '' = `init`"),

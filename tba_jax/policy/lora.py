@@ -207,7 +207,7 @@ def check_base(saved: str, present: str) -> None:
 
 
 def kernel_names(model: Any) -> dict[str, bool]:
-  """Returns the matrices that may have an adapter; True for those of the MLP."""
+  """Returns the matrices that may have an adapter, True for the MLP's."""
   kernels = _kernels(("blocks",), model.logical_axes["blocks"])
   return {path[-1]: "mlp" in axes for path, axes in kernels}
 

@@ -115,8 +115,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.listen(1024)
   except OSError as error:
     raise ValueError(
-        f"config.serve.host={host!r}, config.serve.port={port}: {error}; allowed"
-        " an address of this machine and a free port"
+        f"config.serve.host={host!r}, config.serve.port={port}: {error};"
+        " allowed an address of this machine and a free port"
     ) from error
   return listener
 

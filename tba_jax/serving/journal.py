@@ -256,7 +256,7 @@ class Journal:
     )
 
   def session(self, id: str) -> tuple[bool, float] | None:
-    """Returns whether a session has finished, and its start; None if unknown."""
+    """Returns whether a session has finished, and its start; None if none."""
     row = self._read("SELECT finished, created_s FROM sessions WHERE id=?", id)
     return row and (row[0] is not None, row[1])
 

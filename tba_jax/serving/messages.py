@@ -31,8 +31,8 @@ _STOPPED, _TOO_LONG = 0, 1  # Numbers of the enum StopReason.
 # {} a map from text.
 _MESSAGES = {
     "Tensor": (
-        (1, "dense", "bytes"), (2, "sparse_csr", "bytes"), (3, "dtype", "int32"),
-        (4, "shape", "[int64]"),
+        (1, "dense", "bytes"), (2, "sparse_csr", "bytes"),
+        (3, "dtype", "int32"), (4, "shape", "[int64]"),
     ),
     "EncodedText": ((1, "tokens", "bytes"),),
     "Chunk": (
@@ -46,9 +46,9 @@ _MESSAGES = {
     ),
     "LossConfigValue": ((1, "number", "double"), (2, "text", "string")),
     "ForwardBackwardRequest": (
-        (1, "model_id", "string"), (2, "seq_id", "int32"), (3, "data", "[Datum]"),
-        (4, "loss_fn", "string"), (5, "loss_fn_config", "{double}"),
-        (6, "forward_only", "bool"),
+        (1, "model_id", "string"), (2, "seq_id", "int32"),
+        (3, "data", "[Datum]"), (4, "loss_fn", "string"),
+        (5, "loss_fn_config", "{double}"), (6, "forward_only", "bool"),
         (7, "loss_fn_config_v2", "{LossConfigValue}"),
     ),
     "BatchedTensor": (

@@ -14,6 +14,7 @@ prompts, K completions, P and T their tokens.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -25,7 +26,6 @@ import optax
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
-from tba_jax.learning import batches
 from tba_jax.losses import build
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import logprobs as logprobs_lib
@@ -355,7 +355,7 @@ class Programs:
     static = tuple(sorted((k, v) for k, v in changes.items() if k != "beta"))
     waiting = []
     for start, end in zip(cuts, ends):
-      micro = jax.tree.map(lambda x: x[start:end], batch)
+      micro = jax.tree.map(operator.itemgetter(slice(start, end)), batch)
       run = self._group_program(
           config, (objective_name, static), has_reference, grads is not None
       )
@@ -727,7 +727,7 @@ def _check_group_inputs(n: int, datum: messages.Datum) -> None:
   lacking = [name for name in _NEEDED_OF_GROUPS if name not in names]
   if lacking or not names <= set(_OF_GROUPS):
     raise ValueError(
-        f"data[{n}]: loss_fn_inputs has {', '.join(sorted(names)) or 'none'}; an"
+        f"data[{n}]: loss_fn_inputs has {', '.join(sorted(names))}; an"
         f" objective of groups reads {', '.join(_NEEDED_OF_GROUPS)} and, if"
         " given, ref_logprobs"
     )
@@ -735,8 +735,8 @@ def _check_group_inputs(n: int, datum: messages.Datum) -> None:
     wanted = 1 if name in ("reward", "group") else len(datum.tokens)
     if values.size != wanted or not np.isfinite(values).all():
       raise ValueError(
-          f"data[{n}]: {name} has {values.size} entries; allowed {wanted} finite"
-          " ones"
+          f"data[{n}]: {name} has {values.size} entries: allowed {wanted}, all"
+          " finite"
       )
 
 
