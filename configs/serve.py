@@ -28,6 +28,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.num_rows = 32
   c.sampling.prompt_buckets = 3
   c.lora.alpha = 32.0  # As Tinker's, whatever the rank.
+  # Required, but not used by this program.
+  c.evaluate.num_prompts = c.evaluate.final_prompts = 64
   # Groups that an objective computes at a time.
   c.train.micro_batch_prompts = 1
   c.task = ml_collections.ConfigDict(

@@ -64,11 +64,22 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     listener = _listen(config.serve.host, config.serve.port)
     key = _key(pathlib.Path(workdir) / "serve")
     waiters = app_lib.Waiters()
+    print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  thread = threading.Thread(target=engine.run, name="engine", daemon=True)
+  errors: list[BaseException] = []
+
+  def run_engine() -> None:
+    try:
+      engine.run()
+    # A journal that cannot be written: without it no promise can be kept.
+    except Exception as error:
+      errors.append(error)
+      server.should_exit = True
+
+  thread = threading.Thread(target=run_engine, name="engine", daemon=True)
   app = app_lib.App(config, engine, waiters, thread, key)
   host, port = listener.getsockname()[:2]
   shown = f"[{host}]" if ":" in host else host
@@ -100,6 +111,8 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
         " done again at the next start",
         file=sys.stderr,
     )
+  if errors:
+    raise errors[0]
   return processes.EXIT_OK
 
 

@@ -49,7 +49,7 @@ class Request:
   id: name by which the client asks for the result.
   owner: model or sampling session that it is for.
   seq: number among the owner's requests.
-  kind: what is asked, as `optim_step`.
+  kind: name of the operation, as `optim_step`.
   body: body as it came; None once a checkpoint holds its effect.
   accepted_s: Unix time of its arrival.
   """
@@ -66,7 +66,7 @@ class Request:
 class Outcome:
   """Outcome of a request: a result, a failure, or neither yet.
 
-  kind: what was asked.
+  kind: name of the operation.
   result: bytes of the result.
   failure: {"error": text, "category": "user" or "server"}.
   """
