@@ -296,7 +296,7 @@ def unpack_pass(body: bytes) -> Pass:
   """Returns the pass of a protocol buffer.
 
   Raises:
-    ValueError: it is none, or a sequence is malformed; names it.
+    ValueError: the body is none, or a sequence is malformed; names it.
   """
   message = _parse("ForwardBackwardRequest", body)
   config: dict[str, float | str] = dict(message.loss_fn_config)
