@@ -481,7 +481,7 @@ class App:
     body = messages.parse_json(raw)
     sampler = messages.field(body, "sampling_session_id", str)
     self._check_sampler(sampler)
-    count = messages.field(body, "num_samples", int, 1)
+    count = engine_lib.num_samples(body)
     seq = messages.field(body, "seq_id", int, None)
     asked = await self._submit(engine_lib.SAMPLE, sampler, seq, raw)
     return {

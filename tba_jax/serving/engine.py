@@ -158,7 +158,10 @@ class Engine:
 
     Raises:
       ConflictError: another request has this number.
+      ValueError: the number is out of range.
     """
+    if seq is not None and not 0 <= seq < 2**62:
+      raise ValueError(f"seq_id={seq}: allowed 0 to 2**62 - 1")
     with self._changed:
       if seq is None:
         seq = self.journal.last_seq(owner) + 1
@@ -616,6 +619,12 @@ class Engine:
       except ValueError as error:
         failed[request.id] = _failure(str(error))
         continue
+      # A request that is wrong in a way that no check expects.
+      except Exception as error:
+        logging.exception("%s failed", request.id)
+        text = f"{type(error).__name__}: {error}"
+        failed[request.id] = _failure(text, category="server")
+        continue
       key = (sample.path, sample.settings)
       together.setdefault(key, []).append((request, sample))
     self._finish_all(failed)
@@ -856,6 +865,14 @@ class _Sample:
   last_n: int
 
 
+def num_samples(body: Mapping[str, Any]) -> int:
+  """Returns the completions that are asked for; ValueError if too many."""
+  count = messages.field(body, "num_samples", int, 1)
+  if not 1 <= count <= _MOST_SAMPLES:
+    raise ValueError(f"num_samples={count}: allowed 1 to {_MOST_SAMPLES}")
+  return count
+
+
 _SAMPLE_FIELDS = (
     "num_samples", "prompt", "sampling_params", "sampling_session_id", "seq_id",
     "prompt_logprobs", "prompt_logprobs_last_n",
@@ -872,9 +889,7 @@ def _parse_sample(
   except ValueError as error:
     raise ValueError(f"prompt: {error}") from error
   params = field(body, "sampling_params", dict)
-  count = field(body, "num_samples", int, 1)
-  if not 1 <= count <= _MOST_SAMPLES:
-    raise ValueError(f"num_samples={count}: allowed 1 to {_MOST_SAMPLES}")
+  count = num_samples(body)
   temperature = field(params, "temperature", float, 1.0)
   top_k, top_p = field(params, "top_k", int, -1), field(
       params, "top_p", float, 1.0
@@ -888,13 +903,13 @@ def _parse_sample(
   if isinstance(stop, str):
     strings = (stop,)
   elif isinstance(stop, list) and stop and isinstance(stop[0], str):
-    strings = tuple(map(str, stop))
-  elif isinstance(stop, list):
-    stop_ids = frozenset(map(int, stop))
+    strings = tuple(stop)
+  elif isinstance(stop, list) and all(type(i) is int for i in stop):
+    stop_ids = frozenset(stop)
   elif stop is not None:
     raise ValueError("stop: allowed a text, a list of texts, or of token ids")
-  if not all(strings[i] for i in range(len(strings))):
-    raise ValueError("stop: an empty text would end every completion")
+  if not all(isinstance(text, str) and text for text in strings):
+    raise ValueError("stop: allowed texts that are not empty")
   seed = field(params, "seed", int, None)
   last_n = 0
   if field(body, "prompt_logprobs", bool, False):

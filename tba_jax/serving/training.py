@@ -11,6 +11,7 @@ Axes: N sequences of a pass, B sequences at a time, L tokens, and of groups B
 prompts, K completions, P and T their tokens.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
@@ -40,6 +41,8 @@ from tba_jax.serving import token_losses
 PyTree = types.PyTree
 
 _SHORTEST = 32  # Tokens of the shortest padded length.
+# Compiled objectives, by name and settings, that are kept.
+_GROUP_PROGRAMS = 32
 # Inputs of a sequence of a group, beside its targets.
 _OF_GROUPS = ("weights", "logprobs", "ref_logprobs", "reward", "group")
 _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
@@ -100,7 +103,9 @@ class Programs:
             lambda x: jnp.zeros(x.shape, jnp.float32), params
         )
     )
-    self._passes: dict[Any, Any] = {}
+    self._group_passes: collections.OrderedDict[Any, Any] = (
+        collections.OrderedDict()
+    )
 
   def init(self, seed: int) -> PyTree:
     """Returns new params to train: adapters, or a copy of the base."""
@@ -498,8 +503,10 @@ class Programs:
   ) -> Any:
     """Returns (params, grads, base, batch, beta, share) -> (grads, loss, …)."""
     key = (*key, has_reference, has_grads)
-    if key in self._passes:
-      return self._passes[key]
+    if key in self._group_passes:
+      return self._group_passes[key]
+    while len(self._group_passes) >= _GROUP_PROGRAMS:
+      self._group_passes.popitem(last=False)
     loss_fn = objective.make_pure_loss(config)
     temperature = config.sampling.temperature
 
@@ -529,8 +536,10 @@ class Programs:
       )
       return jax.tree.map(jnp.add, grads, new), loss, aux
 
-    self._passes[key] = jax.jit(run, donate_argnums=1 if has_grads else ())
-    return self._passes[key]
+    self._group_passes[key] = jax.jit(
+        run, donate_argnums=1 if has_grads else ()
+    )
+    return self._group_passes[key]
 
 
 class TrainingRun:
@@ -745,6 +754,8 @@ def _prompt_length(n: int, datum: messages.Datum) -> int:
   counted = np.flatnonzero(datum.inputs["weights"])
   if not counted.size:
     raise ValueError(f"data[{n}]: weights are all 0: no token counts")
+  if not set(datum.inputs["weights"].tolist()) <= {0.0, 1.0}:
+    raise ValueError(f"data[{n}]: weights: allowed 0 and 1")
   return int(counted[0]) + 1
 
 
