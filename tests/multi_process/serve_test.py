@@ -197,7 +197,7 @@ class ServeTest(absltest.TestCase):
       return (
           metrics,
           result.metrics,
-          [out["logprobs"].data.tolist() for out in result.loss_fn_outputs],
+          [list(out["logprobs"].data) for out in result.loss_fn_outputs],
           [list(s.tokens) for s in sample.sequences],
       ), path
 
