@@ -1193,6 +1193,7 @@ def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
   for key, allowed in (
       ("reward.role", ("searcher",)),
       ("evaluate.judge", ("",)),
+      ("logged.path", ("",)),
   ):
     if c.get(key, allowed[0]) not in allowed:
       why = f"allowed {' or '.join(map(repr, allowed))} with environments"

@@ -170,6 +170,7 @@ class LoopMaker:
 
   policy: policy that all start from.
   sampler: sampler of training prompts.
+  judge: judge of their completions.
   evaluator: evaluator of `Loop.learner.params`, with the KL if there is a
     reference.
   """
@@ -192,7 +193,7 @@ class LoopMaker:
     self._reference = device_work.make_reference(
         config, self.policy, self._params, self._mesh
     )
-    self._judge = reward_judge.make_judge(config, workdir, self.policy.task)
+    self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
     has_reference = config.reference.role != "none"
     self._environments = environments.make(
         config, workdir, self.policy.task, self.policy.tokenizer
@@ -250,7 +251,7 @@ class LoopMaker:
             policy.task,
             policy.tokenizer,
             self.sampler,
-            self._judge,
+            self.judge,
             num_completions=config.search.samples_per_prompt,
             loss=config.loss,
             seed=config.seed,
@@ -264,7 +265,7 @@ class LoopMaker:
 
   def close(self) -> None:
     """Ends the processes of judges and environments."""
-    self._judge.close()
+    self.judge.close()
     if self._environments is not None:
       self._environments.close()
     self.evaluator.close()

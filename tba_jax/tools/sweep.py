@@ -236,6 +236,8 @@ def expand_runs(
       # Evaluations of a sweep have the KL.
       ("reference.role", config.reference.role, "trainer"),
       ("rounds.mini_batches", config.rounds.mini_batches, 0),
+      # A log has no lag.
+      ("logged.path", config.logged.path, ""),
   ):
     if section != value:
       raise load.ConfigError(
