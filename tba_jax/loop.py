@@ -64,6 +64,7 @@ def train(
   buffer.begin_epoch(0, 0)
   for step in range(schedule.num_steps):
     # Search: sample all prompts that this version of the params is to sample.
+    order.extend(schedule.num_sampled(step))
     prompts = [
         (position, *order.prompt(position))
         for position in range(num_sampled, schedule.num_sampled(step))
@@ -74,6 +75,7 @@ def train(
     # Replay: the groups of this step enter the buffer; a batch leaves it.
     while num_inserted < schedule.needed(step):
       _check_version(waiting[0], schedule, has_log=bool(config.logged.path))
+      order.note(waiting[0])
       buffer.insert(waiting.popleft(), step)
       num_inserted += 1
     draw = schedule.draw(buffer, B, K, step)

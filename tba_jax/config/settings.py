@@ -527,6 +527,13 @@ SETTINGS = {
         32, FROM_0, "fresh prompts that the trainer grants (and, with"
         " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
         " and the trainer takes what is there"),
+    "search.order": _s(
+        "shuffled", one_of("shuffled", "unsolved", "uncertain"), "order of the"
+        " prompts: 'shuffled', each once in every pass; or, after the first"
+        " pass, drawn by the share s of their completions that were solved:"
+        " 'unsolved' by 1 - s, 'uncertain' by s (1 - s)"),
+    "search.solved_from": _s(
+        1.0, NUMBER, "least reward of a completion that counts as solved"),
     "search.lead_steps": _s(
         1, FROM_0, "steps that sampling may run ahead of training; with"
         " lockstep, steps by which all samples lag; 0 only with lockstep"),

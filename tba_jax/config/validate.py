@@ -426,6 +426,7 @@ _READ_WITH = (
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
+    ("search.solved_from", "search.order", ("unsolved", "uncertain")),
     ("rounds.lag_rounds", "rounds.mini_batches", "above 0"),
     ("rounds.passes", "rounds.mini_batches", "above 0"),
 )  # fmt: skip
@@ -486,6 +487,16 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
     yield "train.completions_per_prompt", (
         f"allowed {least} or more with config.loss.name = {name!r}, which"
         " compares the completions of a prompt"
+    )
+
+
+def _order(c: Mapping[str, Any]) -> _Problems:
+  """Prompts can be drawn by difficulty at the pace of the steps alone."""
+  is_free = not c["search.prompts_per_step"] and not c["rounds.mini_batches"]
+  if c["search.order"] != "shuffled" and is_free:
+    yield "search.order", (
+        "allowed 'shuffled' with config.search.prompts_per_step = 0: all"
+        " prompts are admitted at once, before any was solved"
     )
 
 
@@ -1077,6 +1088,7 @@ _CHECKS = (
     *(functools.partial(_read_with, row) for row in _READ_WITH),
     _batch,
     _group_size,
+    _order,
     _trust_region,
     _family,
     _logs,

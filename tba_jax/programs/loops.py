@@ -5,6 +5,7 @@
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
 from tba_jax.sampling import logged
@@ -35,18 +37,38 @@ from tba_jax.tasks import logged as tasks_logged
 
 
 def make_prompt_order(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    folder: pathlib.Path | None = None,
 ) -> prompt_order.PromptOrder:
   """Returns the order of the task's training prompts.
 
   If nothing is sampled, it has those with logged completions alone.
+
+  Args:
+    config: reads `seed`, `search` and `logged`.
+    policy: policy with the task.
+    folder: folder of the run's replay; None if nothing is to outlive the
+      process.
+
+  Raises:
+    ValueError: a file in the folder is damaged, or of another order.
   """
   size, prompt_ids = policy.task.num_prompts(tasks_base.TRAIN), None
   log = make_logged(config, policy)
   if log is not None and log.share == 1:
     prompt_ids = log.prompt_ids
     size = len(prompt_ids)
-  return prompt_order.PromptOrder(size, seed=config.seed, prompt_ids=prompt_ids)
+  common = {"seed": config.seed, "prompt_ids": prompt_ids}
+  if config.search.order == "shuffled":
+    return prompt_order.PromptOrder(size, **common)
+  return difficulty.DifficultyOrder(
+      size,
+      weight=config.search.order,
+      solved_from=config.search.solved_from,
+      folder=folder,
+      **common,
+  )
 
 
 def make_logged(
