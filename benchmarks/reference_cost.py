@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an objective without a reference saves: searcher's round, trainer's step.
+"""Savings without a reference: of a searcher's round, of a trainer's step.
 
 With the config's sizes and a random model of its shape, in turn: a round of a
 searcher with and without the log-probs of the reference (`reference.role` of

@@ -423,6 +423,11 @@ SETTINGS = {
         "", TEXT, hosts="own", resume=True,
         meaning="files and folders that workers may read besides those of the"
         " task, separated by commas (docs/your_task.md#isolation)"),
+    "reward.normalize_parts": _s(
+        False, FLAG, "whether each of several rewards (task.rewards) is"
+        " normalized over a prompt's completions, to mean 0 and standard"
+        " deviation 1, before they are summed by their weights (GDPO,"
+        " arXiv:2601.05242)"),
     "reward.fallback": _s(
         0.0, NUMBER, "reward of a completion that could not be judged"),
     "reward.model": _s(
@@ -571,6 +576,10 @@ SETTINGS = {
         "unit", one_of("unit", "paper"), "scale of the squared losses: 'unit'"
         " has the gradient of a policy gradient, 'paper' that of the paper's"
         " objective (of tb 2/beta times as large)"),
+    "loss.reward_weight": _s(
+        1.0, NOT_NEGATIVE, "factor on the rewards to learn from; at 0 the"
+        " reference alone is the target, which distills it"
+        " (docs/distillation.md)"),
     "loss.beta": _s(
         0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
         " above 0 for " + ", ".join(losses.names("needs_beta"))),

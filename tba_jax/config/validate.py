@@ -377,6 +377,14 @@ _REQUIRED = (
     # Without a reference there is no KL.
     ("reference.role", lambda v: v == "none",
      {"guards.max_kl": (settings.SETTINGS["guards.max_kl"].default,)}),
+    # Rewards of a log, and what counts as solved, are as the task gives them.
+    ("loss.reward_weight", lambda v: v != 1,
+     {"search.order": ("shuffled",), "logged.path": ("",)}),
+    ("loss.reward_weight", operator.not_,
+     {"replay.skip_equal_rewards": (False,), "replay.selection": ("uniform",)}),
+    ("reward.normalize_parts", bool,
+     {"reward.role": ("searcher",), "reward.where": ("process", "pool"),
+      "search.order": ("shuffled",), "logged.path": ("",)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
     ("rounds.mini_batches", bool,
@@ -554,6 +562,19 @@ def _family(c: Mapping[str, Any]) -> _Problems:
         yield f"tempering.{key}", (
             f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
         )
+
+
+def _distills(c: Mapping[str, Any]) -> _Problems:
+  """Without rewards, something else is left to learn from."""
+  name = c["loss.name"]
+  if c["loss.reward_weight"] or ".py:" in name:
+    return
+  by_order = losses.find(name).function.startswith("preference:")
+  if by_order or not losses.reads_reference(_loss(c)):
+    yield "loss.reward_weight", (
+        f"allowed above 0 with config.loss.name = {name!r}, which learns from"
+        " nothing else; 0 is for losses with a KL to the reference, as tb"
+    )
 
 
 def _logs(c: Mapping[str, Any]) -> _Problems:
@@ -1091,6 +1112,7 @@ _CHECKS = (
     _order,
     _trust_region,
     _family,
+    _distills,
     _logs,
     _proximal,
     _schedules,
@@ -1184,6 +1206,13 @@ def _lacks(
       yield _line("tokenizer.chat", True, f"{allowed} as source or init")
   if task.has_turns:
     yield from _lacks_turns(c, task)
+  if c.get("reward.normalize_parts") and len(task.part_weights) < 2:
+    yield _line(
+        "reward.normalize_parts",
+        True,
+        "allowed with two rewards or more (config.task.rewards of the task"
+        " 'own')",
+    )
   where = c.get("reward.where")
   if program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"

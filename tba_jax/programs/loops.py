@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wires the loop of one process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import pathlib
@@ -87,6 +87,15 @@ def make_logged(
       policy.tokenizer,
       needs_logprobs=losses.reads_behavior(config.loss),
   )
+
+
+def part_weights(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> Mapping[str, float] | None:
+  """Returns the weights of the parts of the reward, if they are normalized."""
+  if not config.reward.normalize_parts:
+    return None
+  return policy.task.part_weights
 
 
 def make_baselines(
@@ -276,6 +285,7 @@ class LoopMaker:
             self.judge,
             num_completions=config.search.samples_per_prompt,
             loss=config.loss,
+            part_weights=part_weights(config, policy),
             seed=config.seed,
             logged=make_logged(config, policy),
             environments=self._environments,

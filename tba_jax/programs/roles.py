@@ -508,6 +508,7 @@ def make_searcher(
           num_completions=config.search.samples_per_prompt,
           # The trainer judges, and applies the rule.
           loss=None if config.reward.role == "trainer" else config.loss,
+          part_weights=loops.part_weights(config, policy),
           reference=reference,
           logged=logged,
           environments=own_environments,
