@@ -678,6 +678,10 @@ SETTINGS = {
         " rewards are all equal: 'skip' it, or prefer the 'first' completion"
         " to the last, as Async RLHF's code"),
 
+    "reference.init": _s(
+        "", TEXT, hosts="path", meaning="model of the reference: '' = the"
+        " initial policy, or the folder of another, of any size, with the same"
+        " tokenizer: a teacher (docs/distillation.md)"),
     "reference.mode": _s(
         "fixed", one_of("fixed", "reset", "ema"), "motion of the reference"
         " every every_steps steps: 'reset' to the policy, or towards it by"
@@ -979,7 +983,7 @@ _TASK_FILES = frozenset(n for t in tasks.TASKS.values() for n in t.files)
 _TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
-    init sft.init tokenizer.source loss.name loss.value_init
+    init sft.init tokenizer.source loss.name loss.value_init reference.init
     reward.model reward.readable
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command

@@ -374,6 +374,8 @@ _REQUIRED = (
     ("lora.rank", bool, {"reference.mode": ("fixed",)}),
     ("reference.role", lambda v: v != "trainer",
      {"reference.mode": ("fixed",)}),
+    ("reference.init", bool,
+     {"reference.mode": ("fixed",), "reference.role": ("trainer", "searcher")}),
     # Without a reference there is no KL.
     ("reference.role", lambda v: v == "none",
      {"guards.max_kl": (settings.SETTINGS["guards.max_kl"].default,)}),
@@ -859,6 +861,7 @@ _MODELS = {
     "reward_model.relabel": (("", "task"), folders.SCORER),
     "reward.model": (("reward_model",), folders.SCORER),
     "loss.value_init": (("policy", "reward_model"), folders.SCORER),
+    "reference.init": (("",), folders.POLICY),
 }
 
 

@@ -236,6 +236,7 @@ def expand_runs(
       # Evaluations of a sweep have the KL.
       ("reference.role", config.reference.role, "trainer"),
       ("rounds.mini_batches", config.rounds.mini_batches, 0),
+      ("reference.init", config.reference.init, ""),
       # A log has no lag.
       ("logged.path", config.logged.path, ""),
   ):
