@@ -33,7 +33,8 @@ _LOG_SEED = 100
 # A clip reads log-probs, which the log lacks.
 _TB = ("loss.name=tb", "loss.ratio_clip=0")
 _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
-_DATA = ("live", "logged", "both")
+# The log alone: the policy never sees what its own steps lead to.
+_LARGE_BETA = ("loss.beta=0.5", "loss.beta_final=0.5")
 # Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "mean_reward": ("reward", 3),
@@ -72,6 +73,7 @@ def run(
     settings = {
         f"{task}-live": _TB,
         f"{task}-logged": (*_TB, log),
+        f"{task}-logged_beta": (*_TB, log, *_LARGE_BETA),
         f"{task}-both": (*_TB, log, "logged.share=0.5"),
     }
     found = curves.run_all(own, settings, operands, folder)

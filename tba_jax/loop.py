@@ -74,7 +74,7 @@ def train(
 
     # Replay: the groups of this step enter the buffer; a batch leaves it.
     while num_inserted < schedule.needed(step):
-      _check_version(waiting[0], schedule, has_log=bool(config.logged.path))
+      _check_version(waiting[0], schedule, config.logged.path)
       order.note(waiting[0])
       buffer.insert(waiting.popleft(), step)
       num_inserted += 1
@@ -87,11 +87,11 @@ def train(
 
 
 def _check_version(
-    group: types.Group, schedule: schedule_lib.Schedule, *, has_log: bool
+    group: types.Group, schedule: schedule_lib.Schedule, log: str
 ) -> None:
   wanted = schedule.version_of(group.position)
   # Those of a log are as old as they are, and never newer.
-  is_logged = has_log and group.versions.max() <= wanted
+  is_logged = log and group.versions.max() <= wanted
   if set(group.versions.tolist()) != {wanted} and not is_logged:
     raise RuntimeError(
         f"position {group.position} was sampled with versions"
