@@ -37,6 +37,7 @@ BENCHMARKS = (
     "search",
     "slices",
     "spread",
+    "staleness",
     "store",
     "strangers",
     "throughput",
