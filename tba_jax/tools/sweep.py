@@ -206,7 +206,7 @@ class Bench:
       ref_perplexity: exp of the mean of -log π_ref over all tokens.
       length: tokens, with the stop token.
       distinct: distinct completions among those of a prompt.
-      pass_at_1, pass_at_k: as in `Evaluator.run`, k completions of a prompt.
+      pass_at_1, pass_at_k: shares of `Evaluator.run`.
       distinct_correct: distinct correct solutions among those of a prompt.
     """
     result = self.loops.evaluator.run(
