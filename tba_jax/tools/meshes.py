@@ -173,7 +173,7 @@ def _compile(role: compiler.Role, device: jax.Device) -> Programs:
   """Compiles the programs of a role that count.
 
   Raises:
-    ValueError: one does not fit or divide.
+    ValueError: a program does not fit, or its arrays do not divide.
   """
   out = {}
   for name in ("train_step", "reference", "prefill", "decode_chunk"):
