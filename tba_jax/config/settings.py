@@ -428,6 +428,11 @@ SETTINGS = {
         "", TEXT, hosts="own", resume=True,
         meaning="files and folders that workers may read besides those of the"
         " task, separated by commas (docs/your_task.md#isolation)"),
+    "reward.normalize_parts": _s(
+        False, FLAG, "whether each of several rewards (task.rewards) is"
+        " normalized over a prompt's completions, to mean 0 and standard"
+        " deviation 1, before they are summed by their weights (GDPO,"
+        " arXiv:2601.05242)"),
     "reward.fallback": _s(
         0.0, NUMBER, "reward of a completion that could not be judged"),
     "reward.model": _s(
@@ -532,6 +537,13 @@ SETTINGS = {
         32, FROM_0, "fresh prompts that the trainer grants (and, with"
         " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
         " and the trainer takes what is there"),
+    "search.order": _s(
+        "shuffled", one_of("shuffled", "unsolved", "uncertain"), "order of the"
+        " prompts: 'shuffled', each once in every pass; or, after the first"
+        " pass, drawn by the share s of their completions that were solved:"
+        " 'unsolved' by 1 - s, 'uncertain' by s (1 - s)"),
+    "search.solved_from": _s(
+        1.0, NUMBER, "least reward of a completion that counts as solved"),
     "search.lead_steps": _s(
         1, FROM_0, "steps that sampling may run ahead of training; with"
         " lockstep, steps by which all samples lag; 0 only with lockstep"),
@@ -569,6 +581,10 @@ SETTINGS = {
         "unit", one_of("unit", "paper"), "scale of the squared losses: 'unit'"
         " has the gradient of a policy gradient, 'paper' that of the paper's"
         " objective (of tb 2/beta times as large)"),
+    "loss.reward_weight": _s(
+        1.0, NOT_NEGATIVE, "factor on the rewards to learn from; at 0 the"
+        " reference alone is the target, which distills it"
+        " (docs/distillation.md)"),
     "loss.beta": _s(
         0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
         " above 0 for " + ", ".join(losses.names("needs_beta"))),
@@ -667,6 +683,10 @@ SETTINGS = {
         " rewards are all equal: 'skip' it, or prefer the 'first' completion"
         " to the last, as Async RLHF's code"),
 
+    "reference.init": _s(
+        "", TEXT, hosts="path", meaning="model of the reference: '' = the"
+        " initial policy, or the folder of another, of any size, with the same"
+        " tokenizer: a teacher (docs/distillation.md)"),
     "reference.mode": _s(
         "fixed", one_of("fixed", "reset", "ema"), "motion of the reference"
         " every every_steps steps: 'reset' to the policy, or towards it by"
@@ -991,7 +1011,7 @@ _TASK_FILES = frozenset(n for t in tasks.TASKS.values() for n in t.files)
 _TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
-    init sft.init tokenizer.source loss.name loss.value_init
+    init sft.init tokenizer.source loss.name loss.value_init reference.init
     reward.model reward.readable
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command
