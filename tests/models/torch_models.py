@@ -50,6 +50,23 @@ def values(model: torch.nn.Module, tokens, mask) -> np.ndarray:
   return found[0].numpy()
 
 
+def gradients(model: torch.nn.Module, tokens, mask) -> dict[str, np.ndarray]:
+  """Returns the gradients of minus the log-probs of all tokens but the first.
+
+  They are those of tensors in a folder, by name.
+  """
+  positions = np.maximum(np.cumsum(mask, -1) - 1, 0)
+  tokens, mask = torch.tensor(tokens), torch.tensor(mask)
+  model.zero_grad()
+  logits = model(
+      tokens, attention_mask=mask, position_ids=torch.tensor(positions)
+  ).logits
+  logprobs = torch.log_softmax(logits[:, :-1], -1)
+  chosen = logprobs.gather(-1, tokens[:, 1:, None])[..., 0]
+  (-(chosen * mask[:, :-1]).sum()).backward()
+  return {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
 def greedy(
     model: torch.nn.Module, tokens, mask
 ) -> tuple[np.ndarray, np.ndarray]:
