@@ -52,6 +52,9 @@ class Family:
   fields: fields of a shape that its models may set and others may not.
   token_head: end of the class name of a model that predicts tokens.
   prefix: start of the names of all tensors but the head.
+  part_of: model_type of models whose language model it is, "" for none.
+  part_prefixes: prefixes of the names in their folders.
+  part_others: regular expression of their other tensors, which are not read.
   norm: "rms" or "layer".
   positions: "rotary", or "learned" ones added to the embeddings.
   norm_offset: number added to the scales of norms, which start at 1 less it.
@@ -79,6 +82,9 @@ class Family:
   scalar_class_name: str = ""
   token_head: str = "ForCausalLM"
   prefix: str = "model."
+  part_of: str = ""
+  part_prefixes: tuple[str, ...] = ()
+  part_others: str = ""
   norm: str = "rms"
   norm_offset: float = 0.0
   has_out_norms: bool = False

@@ -7,7 +7,8 @@ before and after, queries and keys one of each head, all with scales 1 + w;
 embeddings are multiplied by sqrt(width).
 
 Source: Gemma Team 2025 (arXiv:2503.19786), as computed by Hugging Face's
-`Gemma3ForCausalLM`.
+`Gemma3ForCausalLM`. A `Gemma3ForConditionalGeneration`, as which the models
+from 4B on are published, is read without its vision tower.
 """
 
 import functools
@@ -20,6 +21,12 @@ FAMILY = family.Family(
     keys={
         **family.GATED,
         **family.max_positions(131072),
+        # What the published configs of larger models leave out.
+        "vocab_size": ("vocab_size", int, 262208),
+        "num_layers": ("num_hidden_layers", int, 26),
+        "width": ("hidden_size", int, 2304),
+        "num_heads": ("num_attention_heads", int, 8),
+        "mlp_width": ("intermediate_size", int, 9216),
         "pad_id": ("pad_token_id", family.INT_OR_NONE, 0),
         "bos_id": ("bos_token_id", family.INT_OR_NONE, 2),
         "head_dim": ("head_dim", int, 256),
@@ -54,6 +61,9 @@ FAMILY = family.Family(
         "score_dim",
         "sliding_window",
     },
+    part_of="gemma3",
+    part_prefixes=("language_model.model.", "model.language_model."),
+    part_others=r"(model\.)?(vision_tower|multi_modal_projector)\..*",
     norm_offset=1.0,
     has_out_norms=True,
     scales_embeddings=True,

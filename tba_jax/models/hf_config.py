@@ -76,6 +76,12 @@ _READ_APART = (
     "num_labels", "torch_dtype",
 )  # fmt: skip
 
+# Settings of a multimodal model that say nothing of its language model.
+_MULTIMODAL = (
+    "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
+    "mm_tokens_per_image", "model_type", "text_config", "vision_config",
+)  # fmt: skip
+
 # Names of the rotary settings -> theirs in "rope_parameters".
 _ROPE_NAMES = {
     "rope_theta": "rope_theta",
@@ -120,7 +126,7 @@ def read(
   path = hf_hub.find(folder, weights=False) / "config.json"
   generation = path.with_name("generation_config.json")
   try:
-    hf = hf_files.read_json(path)
+    hf = language_model(hf_files.read_json(path))
     config = from_hf(hf, dtype=dtype)
     if generation.exists():
       config = with_generation(config, hf_files.read_json(generation))
@@ -149,6 +155,43 @@ def log_ignored(path: str, names: frozenset[str]) -> None:
     )
 
 
+def is_multimodal(folder: str | os.PathLike[str]) -> bool:
+  """Tells whether a folder's model is the language model of a larger one."""
+  path = hf_hub.find(folder, weights=False) / "config.json"
+  hf = hf_files.read_json(path)
+  return language_model(hf) is not hf
+
+
+def language_model(hf: Any) -> Any:
+  """Returns the config.json of a multimodal model's language model.
+
+  That of another model is returned as it is.
+
+  Raises:
+    ValueError: it has no such part, or another head.
+  """
+  kind = hf.get("model_type") if isinstance(hf, dict) else None
+  name, facts = next(
+      (f for f in families.FAMILIES.items() if kind and f[1].part_of == kind),
+      (None, None),
+  )
+  if facts is None:
+    return hf
+  text, architectures = hf.get("text_config"), hf.get("architectures")
+  if not isinstance(text, dict) or text.get("model_type", name) != name:
+    raise ValueError(
+        f"config.json: text_config of model_type={kind!r}: allowed an object"
+        f" with model_type={name!r}"
+    )
+  allowed = [f"{facts.class_name}ForConditionalGeneration"]
+  if architectures not in (None, allowed):
+    supported = f"{allowed} or null"
+    raise ValueError("config.json: " + _wrong(hf, "architectures", supported))
+  own = {k: v for k, v in hf.items() if k not in _MULTIMODAL}
+  head = facts.class_name + facts.token_head
+  return {**text, **own, "model_type": name, "architectures": [head]}
+
+
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   """Returns the shape that a Hugging Face config.json describes.
 
@@ -162,9 +205,10 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   """
   family = hf.get("model_type") if isinstance(hf, dict) else None
   if family not in families.FAMILIES:
+    larger = {facts.part_of for facts in families.FAMILIES.values()} - {""}
     raise ValueError(
         f"config.json: model_type={family!r} is not supported; supported:"
-        f" {sorted(families.FAMILIES)}"
+        f" {sorted({*families.FAMILIES, *larger})}"
     )
   facts = families.FAMILIES[family]
   is_rotary = facts.positions == "rotary"

@@ -271,6 +271,37 @@ class EverySettingTest(parameterized.TestCase):
     (line,) = logs.output
     self.assertEndsWith(line, "on the logits: unk_token_id, use_cache")
 
+  def test_a_multimodal_config_reads_as_the_copy_that_transformers_saves(self):
+    hf = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
+    saved = json.loads(transformers.Gemma3Config(**hf).to_json_string())
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(hf)
+    self.assertEqual(read(saved), config)
+    self.assertEqual((config.num_layers, config.vocab_size), (34, 262208))
+    self.assertEqual((config.rope_factor, config.stop_ids), (8.0, (1, 106)))
+    self.assertEqual(config.windows[:7], (1024,) * 5 + (0, 1024))
+    with self.assertRaisesRegex(ValueError, "novelty=1 is an unknown setting"):
+      read({**hf, "novelty": 1})
+
   def test_null_is_no_setting(self):
     hf = {**_LLAMA, "quantization_config": None, "novelty": None}
     self.assertEqual(hf_config.from_hf(hf), hf_config.from_hf(_LLAMA))

@@ -91,6 +91,18 @@ class ParityTest(parameterized.TestCase):
     found = np.concatenate([f.tokens for f in found])
     np.testing.assert_array_equal(found, completions)
 
+  def test_language_model_of_a_multimodal_one_equals_theirs(self):
+    theirs = torch_models.multimodal("gemma3_text")
+    theirs.save_pretrained(self.folder)
+    tokens, mask = cases.batch()
+    expected = torch_models.logits(theirs, tokens, mask)
+    config, params = hf.load(self.folder)
+    model = transformer.make_model(config)
+    logits = np.asarray(jax.jit(model.logits)(params, tokens, mask))
+    difference = np.abs(logits - expected)[mask.astype(bool)]
+    self.assertLess(difference.max(), TOLERANCE)
+    self.assertGreater(expected.std(), 0.5)
+
   @parameterized.parameters("gemma3_text", "gemma3_text_bias")
   def test_gradients_equal_theirs(self, case):
     theirs = torch_models.make(case)
