@@ -168,7 +168,7 @@ def language_model(hf: Any) -> Any:
   That of another model is returned as it is.
 
   Raises:
-    ValueError: it has no such part, or another head.
+    ValueError: text_config or architectures is not supported.
   """
   kind = hf.get("model_type") if isinstance(hf, dict) else None
   name, facts = next(
