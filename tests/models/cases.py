@@ -127,7 +127,7 @@ CASES = {
 @functools.cache
 def stored() -> dict[str, np.ndarray]:
   """Returns `CASE/seed`, `CASE/tokens`, `CASE/margin` and `CASE/logits`."""
-  with np.load(STORED) as file:
+  with np.load(STORED, allow_pickle=False) as file:
     return dict(file)
 
 
