@@ -293,7 +293,7 @@ class Slots:
 
     Args:
       owner: a completion that waits.
-      ids: [m] int, what its environment has said, which fits.
+      ids: [m] int, the answer of its environment, which fits.
     """
     length = self.waiting.pop(owner)
     if ids is not None:
