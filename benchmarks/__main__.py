@@ -28,6 +28,7 @@ BENCHMARKS = (
     "kills",
     "objectives",
     "publish",
+    "real",
     "red_team_diversity",
     "replay",
     "scale",
