@@ -28,6 +28,7 @@ import pathlib
 import platform
 import re
 import shutil
+import signal
 import statistics
 import sys
 import threading
@@ -86,6 +87,7 @@ _KEPT = {
     "distinct_share": "distinct share",
 }  # fmt: skip
 _NUM_SAMPLES = 6
+_POLL_S = 1.0
 
 matplotlib.use("agg")
 
@@ -241,7 +243,8 @@ def _measure(
   evaluated = config.evaluate.copy_and_resolve_references()
   config = make_config(config, name, seed, minutes)
   began = time.time()
-  with PeakMemory() as memory:
+  _RUNS.mkdir(parents=True, exist_ok=True)
+  with PeakMemory(_RUNS / f"{folder.name}-memory.json") as memory:
     if name in OURS:
       clock = _train_ours(config, folder, minutes)
     else:
@@ -254,8 +257,7 @@ def _measure(
     sources = {step: str(step) for step in clock["kept"]}
   found = _evaluate(config, folder, {0: config.init, **sources})
   ends = clock["step_s"]
-  # The first step's end is the start of the clock: it compiled.
-  seconds = lambda step: sum(ends[1:step]) if step else 0.0
+  seconds = lambda step: sum(ends[:step])
   old, new = found[0], found[-1]
   return {
       "name": name,
@@ -282,7 +284,7 @@ def _measure(
           for f in (old, new)
       ],
       "step_s": statistics.median(ends[1:] or ends),
-      "start_s": clock["first_end"] - began,
+      "start_s": max(clock["first_end"] - began, 0.0),
       "peak_gb": memory.peak_bytes / 1e9,
       "versions": clock.get("versions", {}),
       "machine": {
@@ -296,19 +298,26 @@ def _train_ours(
     config: ml_collections.ConfigDict, folder: pathlib.Path, minutes: float
 ) -> dict[str, Any]:
   """Trains until a run's steps have taken so long; goes on with a run."""
-  while (left_s := 60 * minutes - sum(step_seconds(folder)[1:])) > 0:
-    with config.unlocked():
-      # Of one process, which starts and compiles first.
-      config.train.wall_clock_limit_s = left_s + 1.0
-      # The snapshots are evaluated later.
-      config.evaluate.final_prompts = config.evaluate.batch_prompts
-    before = len(step_seconds(folder))
-    with contextlib.redirect_stdout(sys.stderr):
-      status = train.run(config, str(folder), [])
-    if status:
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    # Before the run: what it keeps is evaluated later.
+    config.evaluate.final_prompts = config.evaluate.batch_prompts
+  if sum(step_seconds(folder)) < 60 * minutes:
+    ended = threading.Event()
+    watch = threading.Thread(
+        target=_stop_after, args=(folder, 60 * minutes, ended)
+    )
+    watch.start()
+    try:
+      with contextlib.redirect_stdout(sys.stderr):
+        status = train.run(config, str(folder), [])
+    finally:
+      ended.set()
+      watch.join()
+    if status != 128 + signal.SIGTERM or (
+        sum(step_seconds(folder)) < 60 * minutes
+    ):
       raise RuntimeError(f"{folder} ended with status {status}")
-    if len(step_seconds(folder)) == before:
-      raise RuntimeError(f"{folder}: no step was made in {left_s:.0f} s")
   steps = sorted(
       int(path.name)
       for path in (folder / "checkpoints").iterdir()
@@ -323,27 +332,30 @@ def _train_ours(
   }
 
 
+def _stop_after(
+    folder: pathlib.Path, limit_s: float, ended: threading.Event
+) -> None:
+  """Lets the run of this process save and end after seconds of training."""
+  while not ended.wait(_POLL_S):
+    if sum(step_seconds(folder)) >= limit_s:
+      os.kill(os.getpid(), signal.SIGTERM)
+      return
+
+
 def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the metrics of each step of a run; [] if there is none yet."""
-  path = folder / "metrics.jsonl"
-  if not path.exists():
-    return []
-  return [
-      record
-      for record in metrics.last_per_step(jsonl.read_jsonl(path))
-      if "train/loss" in record
-  ]
+  records = jsonl.read_jsonl(folder / "metrics.jsonl")
+  return [r for r in metrics.last_per_step(records) if "train/loss" in r]
 
 
 def step_seconds(folder: pathlib.Path) -> list[float]:
   """Returns the seconds from each step's end to the next one's.
 
-  Without saves. The first step of a process, which starts and compiles, counts
-  as the median one.
+  Without saves. The first step of all, which compiles, counts nothing; that of
+  a later process counts as the median one.
   """
   records = _records(folder)
-  path = folder / "spans" / "trainer-0.jsonl"
-  spans = jsonl.read_jsonl(path) if path.exists() else []
+  spans = jsonl.read_jsonl(folder / "spans" / "trainer-0.jsonl")
   saves = [s for s in spans if s["kind"] == "checkpoint"]
   took, firsts = [], []
   for i, record in enumerate(records):
@@ -355,7 +367,7 @@ def step_seconds(folder: pathlib.Path) -> list[float]:
     saved = sum(s["t1"] - s["t0"] for s in saves if start <= s["t0"] < end)
     took.append(end - start - saved)
   others = [t for i, t in enumerate(took) if i not in firsts]
-  for i in firsts:
+  for i in firsts[1:]:
     took[i] = statistics.median(others) if others else 0.0
   return took
 
@@ -415,7 +427,7 @@ def _train_peer(
   gaps = [b - a for a, b in zip(ends, ends[1:])]
   kept = [int(p.name[4:]) for p in (folder / "train").glob("step*")]
   return {
-      "step_s": [statistics.median(gaps or [0.0]), *gaps],
+      "step_s": [0.0, *gaps],
       "first_end": ends[0],
       "kept": sorted(kept),
       "versions": clock["versions"],
@@ -448,14 +460,17 @@ def _evaluate(
 class PeakMemory:
   """The most memory that this process's descendants had at a time.
 
+  Also of earlier processes, which a file tells.
+
   peak_bytes: sum of their shares of the memory (PSS), which counts a shared
     page once.
   """
 
   _PERIOD_S = 2.0
 
-  def __init__(self):
-    self.peak_bytes = 0
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self.peak_bytes = jsonl.read_json(path) or 0
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -466,6 +481,7 @@ class PeakMemory:
   def __exit__(self, *_: Any) -> None:
     self._ended.set()
     self._thread.join()
+    jsonl.atomic_write_json(self._path, self.peak_bytes)
 
   def _watch(self) -> None:
     while True:

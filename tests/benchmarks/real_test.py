@@ -81,7 +81,7 @@ class RealTest(parameterized.TestCase):
     )
     span = {"kind": "checkpoint", "t0": 405.0, "t1": 407.0}
     (folder / "spans/trainer-0.jsonl").write_text(json.dumps(span) + "\n")
-    self.assertEqual(real.step_seconds(folder), [9.0, 10.0, 9.0, 8.0])
+    self.assertEqual(real.step_seconds(folder), [0.0, 10.0, 9.0, 8.0])
 
   @parameterized.parameters(*real.OURS)
   def test_makes_valid_configs_that_keep_params(self, name):
