@@ -24,6 +24,7 @@ BENCHMARKS = (
     "decode_lengths",
     "diversity",
     "end_to_end",
+    "enumerable",
     "free_search",
     "kills",
     "objectives",
