@@ -244,7 +244,7 @@ def make_trainer(
   epoch = run_directory.next_epoch(run)
   logging.info("trainer epoch %d on %s", epoch, jax.devices())
   receiver = channel.make_receiver(
-      order=loops.make_prompt_order(config, policy),
+      order=loops.make_prompt_order(config, policy, run.workdir / "replay"),
       epoch=epoch,
       policy=policy,
       on_event=events.write,
@@ -404,7 +404,8 @@ def search(
     channel: channel to the trainer; None for the store.
 
   Raises:
-    NoRunError: a setting or file does not fit, or differs from the trainer's.
+    NoRunError: a setting or file does not fit, or differs from the trainer's,
+      or a newer searcher has this one's place.
   """
   run = run_directory.open_run(workdir, config)
   with contextlib.ExitStack() as closing:
@@ -415,7 +416,10 @@ def search(
       )
     except ValueError as error:
       raise run_directory.NoRunError(str(error)) from error
-    return searcher.run()
+    try:
+      return searcher.run()
+    except queue_client.ReplacedError as error:
+      raise run_directory.NoRunError(str(error)) from error
 
 
 def make_searcher(
@@ -508,6 +512,7 @@ def make_searcher(
           num_completions=config.search.samples_per_prompt,
           # The trainer judges, and applies the rule.
           loss=None if config.reward.role == "trainer" else config.loss,
+          part_weights=loops.part_weights(config, policy),
           reference=reference,
           logged=logged,
           environments=own_environments,
