@@ -76,9 +76,7 @@ def train(
     while num_inserted < schedule.needed(step):
       _check_version(waiting[0], schedule, config.logged.path)
       order.note(waiting[0])
-      group = waiting.popleft()
-      if group.num_tokens:  # Otherwise its environment has said no prompt.
-        buffer.insert(group, step)
+      buffer.insert(waiting.popleft(), step)
       num_inserted += 1
     draw = schedule.draw(buffer, B, K, step)
     buffer.mark_trained(draw.rows)
