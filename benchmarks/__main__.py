@@ -19,13 +19,13 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
+    "chaos",
     "cost_ratios",
     "decode",
     "decode_lengths",
     "diversity",
     "end_to_end",
     "free_search",
-    "kills",
     "objectives",
     "publish",
     "red_team_diversity",
