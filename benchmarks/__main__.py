@@ -26,6 +26,7 @@ BENCHMARKS = (
     "diversity",
     "end_to_end",
     "free_search",
+    "fuzz",
     "objectives",
     "publish",
     "red_team_diversity",
