@@ -25,6 +25,7 @@ BENCHMARKS = (
     "decode_lengths",
     "diversity",
     "end_to_end",
+    "enumerable",
     "free_search",
     "fuzz",
     "objectives",

@@ -7,7 +7,7 @@ of one process, sweeps, and evaluations. The rewards of a group are final, with
 `loss.missing_stop`; the journal, the buffer and the losses have the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -19,6 +19,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
+from tba_jax.sampling import logged as logged_lib
 from tba_jax.tasks import base
 
 # Position in the prompt order, prompt id and visit.
@@ -32,12 +33,17 @@ class Sampled:
   prompts: P prompts.
   requests: P requests to the sampler.
   completions: completions by prompt.
+  logged_rewards: [S] float32 of the prompts whose completions are of a log, by
+    their place among the P.
   outcomes: results of their environments, S by prompt; None without any.
   """
 
   prompts: Sequence[Prompt]
   requests: Sequence[decode.Request]
   completions: Sequence[types.Completions]
+  logged_rewards: Mapping[int, np.ndarray] = dataclasses.field(
+      default_factory=dict
+  )
   outcomes: Sequence[Sequence[judges.Outcome]] | None = None
 
 
@@ -60,6 +66,7 @@ class Collector:
       loss: ml_collections.ConfigDict | None = None,
       reference: Any = None,
       seed: int | None = None,
+      logged: logged_lib.LoggedSampler | None = None,
       environments: environments_lib.Environments | None = None,
   ):
     """Initializes the collector.
@@ -76,6 +83,7 @@ class Collector:
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
       seed: seed of the random numbers; None takes the sampler's.
+      logged: completions and rewards that take the place of some samples.
       environments: environments that say the prompts and answer completions;
         None for a task without any.
     """
@@ -88,6 +96,7 @@ class Collector:
     self._loss = loss
     self._reference = reference
     self._seed = seed
+    self._logged = logged
     self._environments = environments
     self._prompt_tokens: dict[int, np.ndarray] = {}
 
@@ -143,18 +152,33 @@ class Collector:
         )
         for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
+    completions: list[types.Completions | None] = [None] * len(prompts)
+    logged_rewards = {}
+    for i, (position, prompt_id, visit) in enumerate(prompts):
+      if self._logged is not None and self._logged.has(position, prompt_id):
+        completions[i], logged_rewards[i] = self._logged.draw(
+            prompt_id, visit, self._num_completions, version
+        )
+    live = [i for i in range(len(prompts)) if i not in logged_rewards]
     # No frame holds the params: they are freed once there are newer ones.
     holder = [params]
     del params
     try:
-      completions = self._sampler.sample(
-          holder.pop(), requests, version=version, newer=newer, turns=episodes
-      )
+      if live:
+        sampled = self._sampler.sample(
+            holder.pop(),
+            [requests[i] for i in live],
+            version=version,
+            newer=newer,
+            turns=episodes,
+        )
+        for i, one in zip(live, sampled, strict=True):
+          completions[i] = one
     finally:
       if episodes is not None:
         episodes.close()
     outcomes = None if episodes is None else episodes.outcomes()
-    return Sampled(prompts, requests, completions, outcomes)
+    return Sampled(prompts, requests, completions, logged_rewards, outcomes)
 
   def start_reference(
       self, sampled: Sampled
@@ -174,7 +198,10 @@ class Collector:
     )
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
-    """Returns what the judge is asked, S requests by prompt."""
+    """Returns what the judge is asked, S requests by prompt.
+
+    Of a prompt whose rewards are of a log there are none.
+    """
     none = [[None] * self._num_completions] * len(sampled.prompts)
     return [
         [
@@ -184,12 +211,15 @@ class Collector:
             for text, stopped, outcome in zip(
                 self._tokenizer.decode_completions(c), c.stopped, outcomes_S
             )
+            if i not in sampled.logged_rewards
         ]
-        for request, c, outcomes_S in zip(
-            sampled.requests,
-            sampled.completions,
-            sampled.outcomes or none,
-            strict=True,
+        for i, (request, c, outcomes_S) in enumerate(
+            zip(
+                sampled.requests,
+                sampled.completions,
+                sampled.outcomes or none,
+                strict=True,
+            )
         )
     ]
 
@@ -227,24 +257,30 @@ class Collector:
             sampled_mask=c.sampled_mask,
             stopped=c.stopped,
             behavior_logprobs=c.logprobs,
-            rewards=self._rewards(judged_S, c),
+            rewards=(
+                sampled.logged_rewards[i]
+                if i in sampled.logged_rewards
+                else self._rewards(judged_S, c)
+            ),
             versions=c.versions,
             epoch=epoch,
             ref_logprobs=ref_logprobs,
         )
-        for (
+        for i, (
             (position, prompt_id, visit),
             request,
             c,
             judged_S,
             ref_logprobs,
-        ) in zip(
-            sampled.prompts,
-            sampled.requests,
-            sampled.completions,
-            judged_PxS,
-            ref_logprobs_P,
-            strict=True,
+        ) in enumerate(
+            zip(
+                sampled.prompts,
+                sampled.requests,
+                sampled.completions,
+                judged_PxS,
+                ref_logprobs_P,
+                strict=True,
+            )
         )
     ]
 

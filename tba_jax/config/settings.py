@@ -191,11 +191,10 @@ LOSS_NAME = Allowed(
 )
 WRITERS = ("csv", "tensorboard", "trackio", "wandb")
 
-_CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
-# The correction "", the objective's own, is a clip.
 READ_BY_CORRECTIONS = {
-    "loss.ratio_clip": _CLIPS,
-    "loss.clip_high": _CLIPS,
+    "loss.ratio_clip": losses.CLIPS,
+    "loss.clip_high": losses.CLIPS,
+    "loss.moment_cap": ("m2_mask",),
     "loss.ratio_cap": (
         "truncate_token",
         "truncate_sequence",
@@ -278,6 +277,9 @@ SECTIONS = {
         resume=True,
     ),
     "log": Section("Metrics, samples and profiles.", resume=True),
+    "logged": Section(
+        "Completions that others sampled and rewarded (docs/logged_data.md)."
+    ),
     "explore": Section(
         "Sampling for exploration, not used in evaluations. The defaults change"
         " nothing (Lee et al. 2025, arXiv:2405.18540)."
@@ -576,11 +578,11 @@ SETTINGS = {
     "loss.correction": _s(
         "", one_of("", "none", "clip_token", "clip_sequence", "cispo",
                    "truncate_token", "truncate_sequence", "mask_token",
-                   "decoupled"),
+                   "decoupled", "vespo", "m2_mask"),
         "importance correction; '' is the objective's own, a trust region of"
         " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
         " truncate_* and mask_token ratio_cap, decoupled both (the trust"
-        " region is around the proximal policy)"),
+        " region is around the proximal policy), m2_mask moment_cap"),
     "loss.ratio_clip": _s(
         0.0, BELOW_1, "trust region: the ratio to the behavior policy is"
         " clipped to 1 - ratio_clip … 1 + ratio_clip; 0 = off"),
@@ -589,6 +591,28 @@ SETTINGS = {
         " one; 0 = the same as ratio_clip"),
     "loss.ratio_cap": _s(
         8.0, ABOVE_0, "the largest ratio of truncate_* and mask_token"),
+    "loss.moment_cap": _s(
+        0.04, ABOVE_0, "the largest mean of (log ratio)^2 over a prompt's"
+        " tokens that m2_mask leaves, nats^2"),
+    "loss.anchor": _s(
+        "", one_of("", "reference", "behavior", "ema"), "policy that the target"
+        " is relative to: the 'reference', 'behavior', which sampled, or 'ema',"
+        " an average of the policy's past as far as behavior tells it; '' is"
+        " the objective's own"),
+    "loss.ema_decay": _s(
+        0.9, Allowed("above 0 and below 1", lambda v: 0 < v < 1),
+        "decay of the anchor 'ema' per step"),
+    "loss.baseline": _s(
+        "", one_of("", "group", "mean", "log_mean_exp", "file"), "estimate of a"
+        " prompt's value: the 'group' mean of reward minus KL, the 'mean'"
+        " reward, 'log_mean_exp' of the rewards, or from baseline_file; '' is"
+        " the objective's own"),
+    "loss.baseline_temperature": _s(
+        1.0, ABOVE_0, "temperature of log_mean_exp, task units"),
+    "loss.baseline_file": _s(
+        "", TEXT, hosts="path", meaning="JSON lines with prompt, completions"
+        " and rewards (docs/logged_data.md): the value of a prompt is the"
+        " log_mean_exp of its rewards"),
     "loss.behavior_logprobs": _s(
         "sampler", one_of("sampler", "recomputed"), "'sampler': exact, as"
         " sampled; 'recomputed': the proximal policy's, as Async RLHF's code"),
@@ -646,9 +670,10 @@ SETTINGS = {
     "reference.ema_decay": _s(
         0.9, BELOW_1, "ema_decay · reference + (1 - ema_decay) · policy"),
     "reference.role": _s(
-        "trainer", one_of("trainer", "searcher"), "role that holds the"
+        "trainer", one_of("trainer", "searcher", "none"), "role that holds the"
         " reference and computes its log-probs: the 'trainer', of its training"
-        " data, or each 'searcher', of all its samples (needs mode='fixed')"),
+        " data, or each 'searcher', of all its samples (needs mode='fixed');"
+        " 'none' for losses that read none: the KL is then not measured"),
 
     "optimizer.learning_rate": _s(1e-4, ABOVE_0, "peak, after the warm-up"),
     "optimizer.learning_rate_final": _s(
@@ -662,6 +687,14 @@ SETTINGS = {
     "optimizer.decay_steps": _s(
         0, FROM_0, "steps of the decay, which may extend past the end of the"
         " run; 0 = up to its end"),
+    "optimizer.full_lag_steps": _s(
+        0.0, NOT_NEGATIVE, "mean lag of a batch up to which the learning rate"
+        " stays; beyond, it falls as 1/lag, since the bias of stale gradients"
+        " grows as lag times rate (arXiv:2607.01083); 0 = off"),
+    "optimizer.sample_share_power": _s(
+        0.0, NOT_NEGATIVE, "the learning rate is multiplied by the batch's"
+        " effective sample share (train/effective_sample_share) to this power;"
+        " 1 as VCPO (arXiv:2602.17616), 0 = off"),
     "optimizer.b1": _s(0.9, BELOW_1, ""),
     "optimizer.b2": _s(0.99, BELOW_1, ""),
     "optimizer.epsilon": _s(1e-8, ABOVE_0, ""),
@@ -868,6 +901,16 @@ SETTINGS = {
     "log.profile_first_step": _s(
         10, COUNT, "first step that jax.profiler captures into `profile/`"),
     "log.profile_num_steps": _s(0, FROM_0, "steps captured; 0 = none"),
+
+    "logged.path": _s(
+        "", TEXT, hosts="path", meaning="JSON lines with prompts of the task,"
+        " completions and rewards; '' = none"),
+    "logged.share": _s(
+        1.0, ABOVE_0_TO_1, "share of the groups that are taken from the log, of"
+        " prompts that it has; the others are sampled, at 1 none"),
+    "logged.reward_field": _s(
+        "reward", TEXT, "field with the reward, there and in"
+        " loss.baseline_file"),
 
     "explore.fraction": _s(
         0.0, UNIT, "share of completions sampled at their own temperature,"

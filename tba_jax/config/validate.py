@@ -40,6 +40,7 @@ from tba_jax.system import processes
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
+from tba_jax.tasks import logged
 from tba_jax.tasks import rows_task
 from tba_jax.transport import carriers
 from tba_jax.transport import certificates
@@ -371,8 +372,11 @@ _REQUIRED = (
     ("lora.rank", operator.not_, {"model.param_dtype": ("float32",)}),
     # The reference is the adapters' base, which never moves.
     ("lora.rank", bool, {"reference.mode": ("fixed",)}),
-    ("reference.role", lambda v: v == "searcher",
+    ("reference.role", lambda v: v != "trainer",
      {"reference.mode": ("fixed",)}),
+    # Without a reference there is no KL.
+    ("reference.role", lambda v: v == "none",
+     {"guards.max_kl": (settings.SETTINGS["guards.max_kl"].default,)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
     ("rounds.mini_batches", bool,
@@ -431,8 +435,9 @@ def _read_with(row: tuple[Any, ...], c: Mapping[str, Any]) -> _Problems:
   key, other, values = row
   default, value = settings.SETTINGS[key].default, c[other]
   is_read = value > 0 if values == "above 0" else value in values
-  if other == "loss.correction" and not value and key != "loss.ratio_cap":
-    is_read = True
+  if other == "loss.correction" and not value:
+    own = losses.find(c["loss.name"]).correction
+    is_read = own in values
   # A loss of one's own may read all of them.
   is_own = key.startswith("loss.") and ".py:" in c["loss.name"]
   if c[key] == default or is_read or is_own:
@@ -487,12 +492,93 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
 def _trust_region(c: Mapping[str, Any]) -> _Problems:
   name, correction = c["loss.name"], c["loss.correction"]
   why = ""
-  if correction in ("clip_token", "clip_sequence", "cispo", "decoupled"):
+  if correction in losses.CLIPS:
     why = f"config.loss.correction = {correction!r}"
   elif not correction and losses.find(name).needs_ratio_clip:
     why = f"config.loss.name = {name!r}"
   if why and not c["loss.ratio_clip"]:
     yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
+
+
+def _loss(c: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings of `loss` by their own names."""
+  return {k.removeprefix("loss."): v for k, v in c.items() if "loss." in k}
+
+
+def _family(c: Mapping[str, Any]) -> _Problems:
+  """Anchor and baseline are read with all that they need, and nothing more."""
+  loss, name = _loss(c), c["loss.name"]
+  anchor, baseline = losses.anchor(loss), losses.baseline(loss)
+  if baseline == "file" and not c["loss.baseline_file"]:
+    yield "loss.baseline_file", (
+        "allowed a file with config.loss.baseline = 'file'"
+        + f", which is config.loss.name = {name!r}'s own"
+        * (not c["loss.baseline"])
+    )
+  for key, is_read, reader in (
+      ("ema_decay", anchor == "ema", "anchor = ema"),
+      ("baseline_file", baseline == "file", "baseline = file"),
+      ("baseline_temperature", baseline in ("log_mean_exp", "file"),
+       "baseline = log_mean_exp, file"),
+  ):  # fmt: skip
+    key = f"loss.{key}"
+    default = settings.SETTINGS[key].default
+    if c[key] != default and not is_read and ".py:" not in name:
+      yield key, (
+          f"allowed {default!r} with config.loss.name = {name!r}, config."
+          f"loss.anchor = {c['loss.anchor']!r} and config.loss.baseline ="
+          f" {c['loss.baseline']!r}, where nothing reads it; it is read with"
+          f" config.loss.{reader}"
+      )
+  if c["reference.role"] == "none" and losses.reads_reference(loss):
+    yield "reference.role", (
+        f"allowed 'trainer' or 'searcher' with config.loss.name = {name!r},"
+        " which reads the reference's log-probs; 'none' is for"
+        f" {', '.join(losses.without_reference())}, config.loss.anchor ="
+        " 'behavior' or 'ema', and policy gradients at config.loss.beta = 0"
+    )
+  if anchor in ("behavior", "ema"):
+    for key in ("gamma", "gamma_final"):
+      if c[f"tempering.{key}"] != 1:
+        yield f"tempering.{key}", (
+            f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
+        )
+
+
+def _logs(c: Mapping[str, Any]) -> _Problems:
+  """Files of logged completions can be read, and have what the loss needs."""
+  loss, field = _loss(c), c["logged.reward_field"]
+  for key, is_read, needs_logprobs in (
+      ("logged.path", bool(c["logged.path"]), losses.reads_behavior(loss)),
+      ("loss.baseline_file", losses.baseline(loss) == "file", False),
+  ):
+    if not c[key] or not is_read or processes.SUPERVISED in os.environ:
+      continue
+    try:
+      logged.read(c[key], field, needs_logprobs=needs_logprobs)
+    except OSError as error:
+      yield key, f"allowed a file that can be read; {error.strerror}"
+    except ValueError as error:
+      why = ""
+      if str(error).endswith("logprobs are missing"):
+        why = (
+            f": config.loss.name = {c['loss.name']!r} with"
+            f" config.loss.correction = {c['loss.correction']!r} reads those of"
+            " the policy that sampled; tb, tb_learned_z, gvpo, subtb and"
+            " a_star_po without a correction do not"
+        )
+      yield key, f"allowed {_LOG_LINES}; {error}{why}"
+  if c["logged.path"]:
+    if c["reward.role"] == "trainer":
+      yield "reward.role", (
+          "allowed 'searcher' with config.logged.path, whose rewards are those"
+          " of the file"
+      )
+  elif c["logged.share"] != 1:
+    yield "logged.share", "allowed 1.0 without config.logged.path"
+
+
+_LOG_LINES = "JSON lines with prompt, completion and reward"
 
 
 def _proximal(c: Mapping[str, Any]) -> _Problems:
@@ -992,6 +1078,8 @@ _CHECKS = (
     _batch,
     _group_size,
     _trust_region,
+    _family,
+    _logs,
     _proximal,
     _schedules,
     _capacity,

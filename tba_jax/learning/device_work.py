@@ -140,6 +140,7 @@ class DeviceWork:
         {
             "shapes": _shapes(batch),
             "rows": batch.rows and _shapes(batch.rows),
+            "prepared": _shapes(batch.prepared),
             "num_missing": num_missing,
         },
     )
@@ -258,7 +259,11 @@ class Follower:
     work, fields = self._work, command.fields
     if command.name == "place":
       rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
-      batch = types.Batch(**_arrays(fields["shapes"]), rows=rows)
+      batch = types.Batch(
+          **_arrays(fields["shapes"]),
+          rows=rows,
+          prepared=_arrays(fields["prepared"]),
+      )
       self._batch, _ = work.place(batch, fields["num_missing"])
     elif command.name == "train":
       work.train(self._batch)
@@ -278,11 +283,17 @@ class Follower:
       raise ValueError(f"unknown command {command.name!r} of process 0")
 
 
-def _shapes(record: types.Batch | types.Rows) -> dict[str, Any]:
-  """Returns shape and dtype of each array; None where there is none."""
+def _shapes(record: Any) -> dict[str, Any]:
+  """Returns shape and dtype of each array; None where there is none.
+
+  Args:
+    record: a `types.Batch`, of which `rows` and `prepared` are left out, a
+      `types.Rows`, or arrays by name.
+  """
+  arrays = record if isinstance(record, dict) else vars(record)
   return {
       name: x if x is None else [list(x.shape), x.dtype.name]
-      for name, x in vars(record).items()
+      for name, x in arrays.items()
       if name not in ("prepared", "rows")
   }
 

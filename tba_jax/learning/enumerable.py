@@ -22,6 +22,7 @@ import optax
 
 from tba_jax import types
 from tba_jax.learning import optimizer
+from tba_jax.losses import build
 from tba_jax.losses import objective
 
 
@@ -53,6 +54,16 @@ def target(space: Space, *, beta: float) -> np.ndarray:
   return np.exp(_log_softmax(logits_N))
 
 
+def value(config: ml_collections.ConfigDict, space: Space) -> float:
+  """Returns V* = β₁ log Σ π_ref exp(r/β₁), which A*-PO has from a file.
+
+  β₁ is `loss.baseline_temperature`, task units.
+  """
+  temperature = config.loss.baseline_temperature
+  logits_N = space.ref_logprobs_N + space.rewards_N.astype(float) / temperature
+  return float(temperature * np.logaddexp.reduce(logits_N))
+
+
 def distance(probs_SxN: np.ndarray, target_N: np.ndarray) -> np.ndarray:
   """Returns [S], the total variation distance of each row to the target."""
   return np.abs(probs_SxN - target_N).sum(axis=-1) / 2
@@ -71,7 +82,8 @@ def make_learner(
     behavior_N: [N], a fixed sampling distribution, each probability above 0;
       None samples from the policy.
     lag_steps: age in steps of the policy that samples; 0 is on-policy. Before
-      that many steps π_ref samples.
+      that many steps π_ref samples. Completions of a fixed distribution count
+      as one step old.
 
   It returns the policy's probabilities, [S + 1, N] float32: before the first
   step (π_ref) and after each of S steps. It raises ValueError if `behavior_N`
@@ -86,6 +98,7 @@ def make_learner(
   policy = optimizer.make_optimizer(
       config.optimizer, num_steps, per_round_steps=config.train.per_round_steps
   )
+  has_values = build.find(config.loss.name).has_values
   loss_tx = optax.adam(config.loss.log_z_learning_rate)
   loss_of = _loss_function(config, space)
 
@@ -94,7 +107,11 @@ def make_learner(
     sampler_N = past_SxN[jnp.maximum(t - lag_steps, 0)]
     sampler_N = jnp.where(lag_steps < 0, fixed_N, sampler_N)
     grads = jax.grad(loss_of, argnums=(0, 1))(
-        logits_N, loss_params, sampler_N, jax.random.fold_in(rng, t)
+        logits_N,
+        loss_params,
+        sampler_N,
+        jnp.where(lag_steps < 0, 1, jnp.minimum(t, lag_steps)),
+        jax.random.fold_in(rng, t),
     )
     logits_N, state = policy.update(
         grads[0], states[0], logits_N, jnp.asarray(policy.learning_rate(t))
@@ -107,6 +124,8 @@ def make_learner(
   @jax.jit
   def run(lag_steps, fixed_N):
     loss_params = objective.make_loss_params(config)
+    if has_values:
+      loss_params = {"value": jnp.zeros(())}
     states = policy.tx.init(ref_logprobs_N), loss_tx.init(loss_params)
     past_SxN = jnp.tile(ref_logprobs_N, (num_steps + 1, 1))
     rng = jax.random.PRNGKey(config.seed)
@@ -131,13 +150,19 @@ def make_learner(
 def _loss_function(
     config: ml_collections.ConfigDict, space: Space
 ) -> Callable[..., jax.Array]:
-  """Returns (logits_N, loss_params, sampler's log-probs, rng) -> loss []."""
+  """Returns the loss of a step, [].
+
+  Its arguments are the logits, the loss's params, the sampler's log-probs and
+  its age in steps, and a key.
+  """
   pure_loss = objective.make_pure_loss(config)
   shape = config.train.prompts_per_batch, config.train.completions_per_prompt
   ref_logprobs_N = jnp.asarray(space.ref_logprobs_N)
   rewards_N = jnp.asarray(space.rewards_N)
 
-  def loss_of(logits_N, loss_params, sampler_logprobs_N, rng):
+  baselines_Bx1 = jnp.full((shape[0], 1), value(config, space))
+
+  def loss_of(logits_N, loss_params, sampler_logprobs_N, age_steps, rng):
     y_BxK = jax.random.categorical(rng, sampler_logprobs_N, shape=shape)
     of_tokens = lambda values_N: values_N[y_BxK][:, :, None]
     batch = types.Batch(
@@ -148,12 +173,14 @@ def _loss_function(
         behavior_logprobs=of_tokens(sampler_logprobs_N),
         ref_logprobs=of_tokens(ref_logprobs_N),
         rewards=rewards_N[y_BxK],
-        # Only metrics read it.
-        staleness_steps=jnp.zeros(shape),
+        staleness_steps=jnp.full(shape, age_steps, jnp.float32),
+        prepared={"baselines_Bx1": baselines_Bx1},
     )
     logprobs_BxKx1 = of_tokens(jax.nn.log_softmax(logits_N))
-    beta = jnp.float32(config.loss.beta)
-    return pure_loss(logprobs_BxKx1, loss_params, batch, beta)[0]
+    beta, values_BxKx1 = jnp.float32(config.loss.beta), None
+    if "value" in loss_params:
+      values_BxKx1 = jnp.broadcast_to(loss_params["value"], (*shape, 1))
+    return pure_loss(logprobs_BxKx1, loss_params, batch, beta, values_BxKx1)[0]
 
   return loss_of
 

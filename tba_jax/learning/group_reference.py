@@ -160,7 +160,7 @@ def make_group_reference(
     make_params: Callable[[], types.PyTree],
     mesh: jax.sharding.Mesh | None,
 ) -> GroupReference | None:
-  """Returns a searcher's reference; None if the trainer has it.
+  """Returns a searcher's reference; None if it has none.
 
   Args:
     config: config of the run.
@@ -168,6 +168,6 @@ def make_group_reference(
     make_params: function that loads its params onto the searcher's devices.
     mesh: mesh of the searcher; None is the first device.
   """
-  if config.reference.role == "trainer":
+  if config.reference.role != "searcher":
     return None
   return GroupReference(config, policy, make_params(), mesh)

@@ -92,11 +92,6 @@ class Guards:
             f"entropy {metrics['entropy']:.4f} nats a token is below"
             f" config.guards.min_entropy={c.min_entropy}",
         ),
-        "kl": (
-            metrics["kl"] > c.max_kl,
-            f"KL to the reference {metrics['kl']:.2f} nats is above"
-            f" config.guards.max_kl={c.max_kl}",
-        ),
         "logprob_gap": (
             metrics["on_policy_share"] > 0
             and metrics["logprob_gap"] > self._max_logprob_gap,
@@ -105,6 +100,12 @@ class Guards:
             f" {self._max_logprob_gap} (config.guards.max_logprob_gap)",
         ),
     }
+    if "kl" in metrics:  # Not without a reference.
+      crossed["kl"] = (
+          metrics["kl"] > c.max_kl,
+          f"KL to the reference {metrics['kl']:.2f} nats is above"
+          f" config.guards.max_kl={c.max_kl}",
+      )
     return self._alarms(step, crossed)
 
   def check_accuracy(

@@ -29,18 +29,24 @@ class Learner:
       tokenizer: tokenizer_lib.Tokenizer,
       buffer: buffer_lib.ReplayBuffer,
       work: device_work.DeviceWork,
+      *,
+      baselines: np.ndarray | None = None,
   ):
     """Initializes the learner.
 
     Args:
-      config: reads `loss.include_stop_token`, and what `packing.pack` reads.
+      config: reads `loss.include_stop_token`, `reference.role`, and what
+        `packing.pack` reads.
       tokenizer: tokenizer, which knows stop tokens and stop strings.
       buffer: source of the draws; caches the reference log-probs.
       work: owner of train state and reference.
+      baselines: [prompts] float32, value of each training prompt; None if the
+        loss reads none.
     """
     self._config = config
     self._buffer = buffer
     self.work = work
+    self._baselines = baselines
     counts = config.loss.include_stop_token
     self._tokenizer = None if counts else tokenizer
     self._unsaved: list[tuple[np.ndarray, jax.Array, int]] = []
@@ -70,6 +76,8 @@ class Learner:
         draw.completion_tokens, draw.sampled_mask, self._tokenizer
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
+    if self._config.reference.role == "none":
+      cached_B[:] = True
     # Prompts without cached log-probs come first, as `place` expects.
     order_B = np.argsort(cached_B, kind="stable")
     take = lambda x: np.ascontiguousarray(x[order_B])
@@ -82,6 +90,7 @@ class Learner:
         ref_logprobs=take(draw.ref_logprobs),
         rewards=take(draw.rewards),
         staleness_steps=take(draw.staleness_steps.astype(np.float32)),
+        prepared=self._prepared(take(draw.prompt_ids)),
     )
     rows = packing.pack(
         self._config, batch.prompt_tokens, batch.completion_tokens
@@ -91,6 +100,11 @@ class Learner:
     for part, values_bxKxT in computed:
       self._unsaved.append((draw.rows[order_B[part]], values_bxKxT, version))
     return batch
+
+  def _prepared(self, prompt_ids_B: np.ndarray) -> dict[str, np.ndarray]:
+    if self._baselines is None:
+      return {}
+    return {"baselines_Bx1": self._baselines[prompt_ids_B][:, None]}
 
   def finish(self) -> None:
     """Caches the computed reference log-probs in the buffer.

@@ -294,6 +294,7 @@ def _step_config(
     out.optimizer.learning_rate_final = 0.0
     out.optimizer.stable_steps = 0
     out.optimizer.decay_steps = 0
+    out.optimizer.full_lag_steps = out.optimizer.sample_share_power = 0.0
     out.train.per_round_steps = 0
     out.reference.mode = "fixed"
     out.rounds.mini_batches = 0

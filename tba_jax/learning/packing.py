@@ -19,6 +19,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.losses import build as losses
 from tba_jax.policy import sharding
 
 # Each size of a batch is this share of the next: a program takes as long to
@@ -126,6 +127,9 @@ def abstract_batch(
   rows = None
   if size is not None:
     rows = types.Rows(array("int32", *size), array("int32", B, K))
+  prepared = {}
+  if losses.baseline(config.loss) == "file":
+    prepared["baselines_Bx1"] = array("float32", B, 1)
   return types.Batch(
       prompt_tokens=array("int32", B, P),
       prompt_mask=array("float32", B, P),
@@ -135,6 +139,7 @@ def abstract_batch(
       ref_logprobs=array("float32", B, K, T),
       rewards=array("float32", B, K),
       staleness_steps=array("float32", B, K),
+      prepared=prepared,
       rows=rows,
   )
 

@@ -70,6 +70,36 @@ def learning_rate(
   return schedule
 
 
+def lag_scale(
+    config_optimizer: ml_collections.ConfigDict,
+    staleness_steps: jax.Array,
+    effective_sample_share: jax.Array,
+) -> jax.Array:
+  """Returns [] float32, the factor of a batch's age on the learning rate.
+
+      min(1, L / S) · e^p
+
+  with S the mean staleness of the batch in steps, L `full_lag_steps` (0 leaves
+  the first factor out), e the effective sample share (Σ w)²/(N Σ w²) of its
+  completions and p `sample_share_power`. Only the policy's rate has it.
+
+  Source: the largest stable rate falls as 1/S (arXiv:2607.01083); a rate by
+  effective sample size is VCPO's (arXiv:2602.17616).
+
+  Args:
+    config_optimizer: `config.optimizer`.
+    staleness_steps: [B, K] or more axes, steps of each completion of the batch.
+    effective_sample_share: [] float32, share from 0 to 1.
+  """
+  c, scale = config_optimizer, jnp.ones((), jnp.float32)
+  if c.full_lag_steps:
+    lag = jnp.maximum(staleness_steps.mean(), c.full_lag_steps)
+    scale *= c.full_lag_steps / lag
+  if c.sample_share_power:
+    scale *= effective_sample_share**c.sample_share_power
+  return scale
+
+
 def beta(
     config_loss: ml_collections.ConfigDict, *, per_round_steps: int
 ) -> Schedule:

@@ -132,6 +132,7 @@ def make_train_step(
   tempering_fn = schedules.tempering(
       c.tempering, per_round_steps=per_round_steps
   )
+  follows_lag = c.optimizer.full_lag_steps or c.optimizer.sample_share_power
   shardings = jax.tree.map(
       lambda x: x.sharding,
       abstract_state(c, adapters or model, mesh, value_model=value_model),
@@ -169,8 +170,13 @@ def make_train_step(
 
     grad_norm, loss_grad_norm = map(optax.tree.norm, (grads, loss_grads))
     finite = jnp.isfinite(jnp.stack([loss, grad_norm, loss_grad_norm])).all()
+    finished = metrics_lib.finish(totals)
     learning_rate = policy_opt.learning_rate(state.step)
     learning_rate = learning_rate * state.learning_rate_scale
+    if follows_lag:
+      learning_rate = learning_rate * schedules.lag_scale(
+          c.optimizer, batch.staleness_steps, finished["effective_sample_share"]
+      )
     loss_learning_rate = loss_opt.learning_rate(state.step)
     metrics = {
         "loss": loss,
@@ -179,7 +185,7 @@ def make_train_step(
         "learning_rate": learning_rate,
         "beta": beta,
         **tempered,
-        **metrics_lib.finish(totals),
+        **finished,
     }
     if has_values:
       metrics["value_grad_norm"] = loss_grad_norm

@@ -13,13 +13,15 @@ Importance correction, length norm and metrics are common to all objectives
 (`objective.py`). docs/objectives.md shows how to use a loss of your own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import importlib
 from typing import Any
 
 _OF_VALUES = ("value_init", "value_learning_rate")
+# Corrections that need `loss.ratio_clip` above 0.
+CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
 _OF_TARGETS = ("gae_gamma", "gae_lambda", "whiten_advantages")
 
 
@@ -29,10 +31,15 @@ class Objective:
 
   function: MODULE:FUNCTION in this folder, or FILE.py:FUNCTION of a user.
   min_completions: smallest K that it can learn from.
-  correction: default of `loss.correction` if `loss.ratio_clip` is above 0; at 0
-    the default is "none".
+  correction: default of `loss.correction`; a clip only if `loss.ratio_clip` is
+    above 0, else "none".
   needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
   needs_beta: whether it divides by β, or learns nothing at β = 0.
+  anchor: "reference", or default of `loss.anchor`: its target is relative to
+    that policy; "" if it has neither a KL nor such a target.
+  baseline: default of `loss.baseline`; "" if it does not read it.
+  reads_behavior: whether it reads the log-probs of the policy that sampled,
+    whatever the correction.
   length_norm: default of `loss.length_norm`; None if it reads no weights.
   learns_log_z: whether it learns a scalar, `groups.log_z_Bx1`.
   has_values: whether it learns a value model, `groups.values_BxKxT`.
@@ -46,6 +53,9 @@ class Objective:
   correction: str = "clip_token"
   needs_ratio_clip: bool = False
   needs_beta: bool = False
+  anchor: str = "reference"
+  baseline: str = ""
+  reads_behavior: bool = False
   length_norm: str | None = "none"
   learns_log_z: bool = False
   has_values: bool = False
@@ -74,9 +84,16 @@ class Objective:
     )
 
 
+# Settings of the family of `residual.py`.
+_OF_FAMILY = ("scale", "anchor", "baseline")
+
 OBJECTIVES = {
     "tb": Objective(
-        "tb:tb_loss", needs_beta=True, is_tempered=True, settings=("scale",)
+        "tb:tb_loss",
+        needs_beta=True,
+        baseline="group",
+        is_tempered=True,
+        settings=_OF_FAMILY,
     ),
     "tb_learned_z": Objective(
         "tb:tb_learned_z_loss",
@@ -84,7 +101,7 @@ OBJECTIVES = {
         needs_beta=True,
         learns_log_z=True,
         is_tempered=True,
-        settings=("scale",),
+        settings=("scale", "anchor"),
     ),
     "subtb": Objective(
         "tb:subtb_loss",
@@ -94,15 +111,48 @@ OBJECTIVES = {
         has_values=True,
         settings=("scale", "subtb_lambda"),
     ),
+    "oapl": Objective(
+        "residual:oapl_loss",
+        needs_beta=True,
+        anchor="behavior",
+        baseline="log_mean_exp",
+        settings=_OF_FAMILY,
+    ),
+    "ema_tb": Objective(
+        "residual:ema_tb_loss",
+        needs_beta=True,
+        anchor="ema",
+        baseline="group",
+        settings=("anchor", "baseline"),
+    ),
+    "a_star_po": Objective(
+        "residual:a_star_po_loss",
+        min_completions=1,
+        needs_beta=True,
+        baseline="file",
+        settings=_OF_FAMILY,
+    ),
+    "flowrl": Objective(
+        "residual:flowrl_loss",
+        min_completions=1,
+        correction="truncate_sequence",
+        needs_beta=True,
+        length_norm="tokens",
+        has_values=True,
+        settings=("scale", "anchor"),
+    ),
     "tba_prime": Objective(
         "policy_gradient:tba_prime_loss", length_norm="tokens"
     ),
-    "reinforce": Objective("policy_gradient:reinforce_loss"),
-    "rloo": Objective("policy_gradient:rloo_loss"),
+    "reinforce": Objective(
+        "policy_gradient:reinforce_loss", reads_behavior=True
+    ),
+    "rloo": Objective("policy_gradient:rloo_loss", reads_behavior=True),
     "proximal_rloo": Objective(
         "policy_gradient:rloo_loss",
         correction="clip_sequence",
         needs_ratio_clip=True,
+        reads_behavior=True,
     ),
     "grpo": Objective("policy_gradient:grpo_loss", length_norm="tokens"),
     "dr_grpo": Objective(
@@ -112,12 +162,15 @@ OBJECTIVES = {
         "ppo:ppo_loss",
         min_completions=1,
         needs_ratio_clip=True,
+        reads_behavior=True,
         length_norm="mean_tokens",
         has_values=True,
         has_targets=True,
         settings=("value_clip", "value_weight"),
     ),
-    "gvpo": Objective("tb:gvpo_loss", needs_beta=True, settings=("scale",)),
+    "gvpo": Objective(
+        "tb:gvpo_loss", needs_beta=True, settings=("scale", "anchor")
+    ),
     "online_dpo": Objective(
         "preference:online_dpo_loss", needs_beta=True, settings=("ties",)
     ),
@@ -127,13 +180,18 @@ OBJECTIVES = {
     "slic": Objective(
         "preference:slic_loss", needs_beta=True, settings=("ties",)
     ),
-    "best_of_n": Objective("preference:best_of_n_loss"),
+    "best_of_n": Objective("preference:best_of_n_loss", anchor=""),
 }
 
 
 def names(fact: str) -> tuple[str, ...]:
   """Returns the objectives for which a fact, a field of `Objective`, holds."""
   return tuple(n for n, row in OBJECTIVES.items() if getattr(row, fact))
+
+
+def without_reference() -> tuple[str, ...]:
+  """Returns the objectives that read no reference with their own anchor."""
+  return tuple(n for n, row in OBJECTIVES.items() if row.anchor != "reference")
 
 
 def readers() -> dict[str, tuple[str, ...]]:
@@ -143,6 +201,45 @@ def readers() -> dict[str, tuple[str, ...]]:
     for key in row.reads:
       out[key] = (*out.get(key, ()), name)
   return out
+
+
+def correction(c: Mapping[str, Any]) -> str:
+  """Returns the importance correction of `config.loss`."""
+  own = c["correction"] or find(c["name"]).correction
+  if not c["correction"] and own in CLIPS and not c["ratio_clip"]:
+    return "none"
+  return own
+
+
+def anchor(c: Mapping[str, Any]) -> str:
+  """Returns the anchor of `config.loss`, "" without a KL or one."""
+  return c["anchor"] or find(c["name"]).anchor
+
+
+def baseline(c: Mapping[str, Any]) -> str:
+  """Returns the baseline of `config.loss`, "" if its loss reads none."""
+  return c["baseline"] or find(c["name"]).baseline
+
+
+def reads_reference(c: Mapping[str, Any]) -> bool:
+  """Returns whether the loss of `config.loss` depends on the reference."""
+  if anchor(c) != "reference":
+    return False
+  is_own = ".py:" in c["name"]
+  has_kl = c["beta"] > 0 or c["beta_final"] > 0
+  return is_own or find(c["name"]).needs_beta or has_kl
+
+
+def reads_behavior(c: Mapping[str, Any]) -> bool:
+  """Returns whether the loss depends on the log-probs of who sampled.
+
+  Of a user's own loss it is not known whether it reads them.
+  """
+  return (
+      find(c["name"]).reads_behavior
+      or correction(c) != "none"
+      or anchor(c) in ("behavior", "ema")
+  )
 
 
 @functools.cache

@@ -18,6 +18,11 @@ corrections can be compared. The factor itself has no gradient.
     cispo              clip(w_t, 1 - c, 1 + d)
     decoupled          min(π_p/π_behavior, cap) π/π_p, or 0 where PPO's clip of
                        π/π_p leaves no gradient
+    vespo              wᵏ e^(λ (1 - w)), (k, λ) = (2, 3) where A ≥ 0, (3, 2)
+                       where A < 0
+    m2_mask            w_t, or 0 on the tokens of a prompt that are furthest
+                       from 1: the fewest that leave a mean (log w_t)² up to
+                       the cap
 
 π_p is the proximal policy: newer than the one that sampled, and held fixed for
 some steps. PPO's clip is max(-A w, -A clip(w, 1 - c, 1 + d)): it has no
@@ -29,7 +34,14 @@ asymmetric clip as in DAPO, Yu et al. 2025 (arXiv:2503.14476); clip_sequence,
 Noukhovitch et al. 2024 (arXiv:2410.18252); truncation, Espeholt et al. 2018
 (arXiv:1802.01561); mask_token, TBA' (Bartoldson et al. 2025, arXiv:2503.18929);
 cispo, MiniMax 2025 (arXiv:2506.13585), with both bounds; decoupled, Hilton et
-al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298).
+al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298); vespo,
+the kernel of Shen et al. 2026 (arXiv:2602.10693) with the constants of its
+code; m2_mask, Zheng et al. 2025 (M2PO, arXiv:2510.01161), which takes the mean
+over a batch, while a prompt here has the same mask in any micro-batch.
+
+All factors are detached and not negative. Of a squared residual (`residual.py`)
+they then change the path, and not the minimum, where it can be reached; the
+minimum of a policy gradient they do change.
 """
 
 import chex
@@ -45,7 +57,13 @@ CORRECTIONS = (
     "truncate_token",
     "truncate_sequence",
     "mask_token",
+    "vespo",
+    "m2_mask",
 )
+# Factors of whole completions.
+_OF_SEQUENCES = ("clip_sequence", "truncate_sequence", "vespo")
+# k and λ of VESPO's kernel, for completions that gain and for those that lose.
+_VESPO_GAIN, _VESPO_LOSS = (2.0, 3.0), (3.0, 2.0)
 
 # Nats; far outside any clip, and its exp is far from overflow.
 _MAX_LOG_RATIO = 20.0
@@ -86,6 +104,8 @@ def factors(
     ratio_clip: float,
     ratio_cap: float,
     clip_high: float = 0.0,
+    moment_cap: float = 0.0,
+    mask_BxKxT: jax.Array | None = None,
     proximal: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the factor of each token's gradient, and which were changed.
@@ -99,6 +119,9 @@ def factors(
     ratio_clip: c, bound of the clips, cispo and decoupled.
     ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
+    moment_cap: cap of "m2_mask", nats².
+    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count, for "m2_mask";
+      None: all do.
     proximal: [B, K, T] float32 both, π/π_p and π_p/π_behavior of each token,
       for "decoupled"; None: the policy itself is π_p.
 
@@ -110,7 +133,7 @@ def factors(
   chex.assert_equal_shape_prefix([ratio_BxKxT, ratio_BxK], 2)
   low, high = 1 - ratio_clip, 1 + (clip_high or ratio_clip)
   w_BxKxT = ratio_BxKxT
-  if correction.endswith("_sequence"):
+  if correction in _OF_SEQUENCES:
     w_BxKxT = jnp.broadcast_to(ratio_BxK[:, :, None], ratio_BxKxT.shape)
   cut_by_clip = lambda w: jnp.where(
       advantages_BxKxT > 0, w > high, (advantages_BxKxT < 0) & (w < low)
@@ -125,6 +148,17 @@ def factors(
     factor_BxKxT = jnp.where(w_BxKxT > ratio_cap, 0.0, w_BxKxT)
   elif correction == "cispo":
     factor_BxKxT = jnp.clip(w_BxKxT, low, high)
+  elif correction == "vespo":
+    (k, lam), (k_loss, lam_loss) = _VESPO_GAIN, _VESPO_LOSS
+    gains_BxKxT = advantages_BxKxT >= 0
+    exponent_BxKxT = jnp.where(gains_BxKxT, k, k_loss) * jnp.log(w_BxKxT)
+    exponent_BxKxT += jnp.where(gains_BxKxT, lam, lam_loss) * (1 - w_BxKxT)
+    factor_BxKxT = jnp.exp(exponent_BxKxT)
+  elif correction == "m2_mask":
+    if mask_BxKxT is None:
+      mask_BxKxT = jnp.ones_like(w_BxKxT)
+    is_kept = _within_moment(jnp.log(w_BxKxT), mask_BxKxT, moment_cap)
+    factor_BxKxT = jnp.where(is_kept, w_BxKxT, 0.0)
   elif correction == "decoupled":
     to_proximal, to_behavior = proximal or (jnp.ones_like(w_BxKxT), w_BxKxT)
     cut_BxKxT = cut_by_clip(to_proximal)
@@ -135,6 +169,22 @@ def factors(
   else:
     raise ValueError(f"loss.correction={correction!r}: allowed {CORRECTIONS}")
   return factor_BxKxT, (factor_BxKxT != w_BxKxT).astype(w_BxKxT.dtype)
+
+
+def _within_moment(
+    log_ratio_BxKxT: jax.Array, mask_BxKxT: jax.Array, cap: float
+) -> jax.Array:
+  """Returns [B, K, T] bool, the tokens that leave a mean square up to a cap.
+
+  Of a prompt's counted tokens they are the most, from the smallest square on.
+  """
+  square_BxKxT = jnp.where(mask_BxKxT > 0, jnp.square(log_ratio_BxKxT), jnp.inf)
+  sorted_BxN = jnp.sort(square_BxKxT.reshape(len(square_BxKxT), -1), axis=1)
+  # Means of 1, 2, … of the smallest, which never fall.
+  count_N = jnp.arange(1, sorted_BxN.shape[1] + 1)
+  means_BxN = jnp.cumsum(sorted_BxN, axis=1) / count_N[None]
+  largest_B = jnp.where(means_BxN <= cap, sorted_BxN, -1.0).max(axis=1)
+  return square_BxKxT <= largest_B[:, None, None]
 
 
 def scale_gradient(values: jax.Array, factor: jax.Array) -> jax.Array:

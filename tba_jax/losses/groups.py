@@ -52,6 +52,10 @@ class Groups:
   values_BxKxT: [B, K, T] float32, learned value of the state before each token,
     in units of reward; None without a value model.
   targets: targets of PPO; None for other objectives.
+  staleness_BxK: [B, K] float32, steps by which the policy that sampled is
+    behind; None counts as fresh.
+  baselines_Bx1: [B, 1] float32, value of the prompt under the optimum, in units
+    of reward, from a file (`loss.baseline_file`); None without one.
   """
 
   logprobs_BxKxT: jax.Array
@@ -64,6 +68,8 @@ class Groups:
   log_z_Bx1: jax.Array | None = None
   values_BxKxT: jax.Array | None = None
   targets: Targets | None = None
+  staleness_BxK: jax.Array | None = None
+  baselines_Bx1: jax.Array | None = None
 
   @property
   def seq_BxK(self) -> jax.Array:

@@ -43,13 +43,20 @@ def ratio_totals(ratio_BxK: jax.Array) -> Totals:
 
 
 def residual_totals(
-    groups: groups_lib.Groups, aux: dict[str, jax.Array], beta: jax.Array
+    groups: groups_lib.Groups,
+    aux: dict[str, jax.Array],
+    beta: jax.Array,
+    *,
+    has_reference: bool = True,
 ) -> Totals:
-  """Returns the KL to the reference, log Z and the TB residual.
+  """Returns the KL to the reference, log Z and the residual.
 
   Objectives without a residual report that of VarGrad trajectory balance. At
-  β = 0, which has no target, log Z and residual are 0.
+  β = 0, which has no target, log Z and residual are 0. Without a reference
+  there is no KL, and no residual but the objective's own.
   """
+  if not has_reference and "residual_BxK" not in aux:
+    return {}
   mask_BxKxT = groups.mask_BxKxT
   groups = dataclasses.replace(groups, weights_BxKxT=mask_BxKxT)
   if "residual_BxK" in aux:
@@ -61,10 +68,14 @@ def residual_totals(
     log_z_Bx1 = left_BxK.mean(axis=1, keepdims=True)
     residual_BxK = log_z_Bx1 - left_BxK
   centered_BxK = residual_BxK - residual_BxK.mean(axis=1, keepdims=True)
-  log_ratio_BxKxT = groups.logprobs_BxKxT - groups.ref_logprobs_BxKxT
-  return {
-      "kl": total(groups_lib.weighted_sums(log_ratio_BxKxT, mask_BxKxT)),
-      "kl_per_token": total(log_ratio_BxKxT, mask_BxKxT),
+  kl = {}
+  if has_reference:
+    log_ratio_BxKxT = groups.logprobs_BxKxT - groups.ref_logprobs_BxKxT
+    kl = {
+        "kl": total(groups_lib.weighted_sums(log_ratio_BxKxT, mask_BxKxT)),
+        "kl_per_token": total(log_ratio_BxKxT, mask_BxKxT),
+    }
+  return kl | {
       "log_z_mean": total(log_z_Bx1),
       _LOG_Z_SQUARE: total(jnp.square(log_z_Bx1)),
       "residual_abs": total(jnp.abs(residual_BxK)),
@@ -100,7 +111,12 @@ def value_totals(
   }
 
 
-def batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
+def batch_totals(
+    batch: types.Batch,
+    logprobs_BxKxT: jax.Array,
+    *,
+    has_reference: bool = True,
+) -> Totals:
   """Returns the metrics that do not depend on the loss."""
   rewards_BxK = batch.rewards
   equal_B = rewards_BxK.max(axis=1) == rewards_BxK.min(axis=1)
@@ -114,7 +130,7 @@ def batch_totals(batch: types.Batch, logprobs_BxKxT: jax.Array) -> Totals:
       "logprob_gap": total(
           gap_BxKxT, batch.completion_mask * on_policy_BxK[:, :, None]
       ),
-      **_perplexity_totals(batch),
+      **(_perplexity_totals(batch) if has_reference else {}),
   }
 
 

@@ -130,7 +130,8 @@ def make_pure_loss(
     (loss [], totals).
   """
   c, row = config.loss, build.find(config.loss.name)
-  correction = c.correction or (row.correction if c.ratio_clip else "none")
+  correction = build.correction(c)
+  has_reference = config.reference.role != "none"
 
   def pure_loss(
       logprobs_BxKxT: jax.Array,
@@ -144,6 +145,12 @@ def make_pure_loss(
         "proximal_logprobs", jax.lax.stop_gradient(logprobs_BxKxT)
     )
     behavior_BxKxT = batch.behavior_logprobs
+    if config.logged.path:
+      # Zeros throughout are log-probs that nobody knows: the ratio is 1.
+      is_known = jnp.any(behavior_BxKxT < 0, axis=2, keepdims=True)
+      behavior_BxKxT = jnp.where(
+          is_known, behavior_BxKxT, jax.lax.stop_gradient(logprobs_BxKxT)
+      )
     if c.behavior_logprobs == "recomputed":
       behavior_BxKxT = proximal_BxKxT
     groups = _make_groups(
@@ -176,6 +183,8 @@ def make_pure_loss(
         ratio_clip=c.ratio_clip,
         clip_high=c.clip_high,
         ratio_cap=c.ratio_cap,
+        moment_cap=c.moment_cap,
+        mask_BxKxT=mask_BxKxT,
         proximal=(
             corrections.ratios(logprobs_BxKxT, proximal_BxKxT, mask_BxKxT)[0],
             corrections.ratios(proximal_BxKxT, behavior_BxKxT, mask_BxKxT)[0],
@@ -189,10 +198,14 @@ def make_pure_loss(
     totals = {
         "ratio_clip_share": metrics.total(changed_BxKxT, mask_BxKxT),
         **metrics.ratio_totals(ratio_BxK),
-        **metrics.residual_totals(plain, aux, beta),
+        **metrics.residual_totals(
+            plain, aux, beta, has_reference=has_reference
+        ),
         **metrics.pair_totals(aux),
         **metrics.value_totals(groups, aux),
-        **metrics.batch_totals(batch, logprobs_BxKxT),
+        **metrics.batch_totals(
+            batch, logprobs_BxKxT, has_reference=has_reference
+        ),
     }
     return loss, jax.lax.stop_gradient(totals)
 
@@ -294,6 +307,8 @@ def _make_groups(
       log_z_Bx1=log_z_Bx1,
       values_BxKxT=values_BxKxT,
       targets=targets,
+      staleness_BxK=batch.staleness_steps,
+      baselines_Bx1=prepared.get("baselines_Bx1"),
   )
 
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trajectory balance: VarGrad, learned log Z, sub-trajectories; GVPO.
 
-All pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). `c` is `config.loss`,
-of which they read `scale`. "paper" is the scale of each paper; "unit" has the
-gradient of a policy gradient, so its size does not grow as β is annealed:
+All pull the policy to π_ref(y|x) exp(r(x, y)/β) / Z(x). `tb`, `tb_learned_z`
+and `gvpo` are members of the family of `residual.py`. `c` is `config.loss`. Its
+`scale` "paper" is that of each paper; "unit" has the gradient of a policy
+gradient, so its size does not grow as β is annealed:
 
     ∇loss = -1/(BK) Σ_b Σₖ A ∇log π(yₖ|x_b),   A = (r - r̄) - β (ρ - ρ̄)
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax.losses import groups as groups_lib
+from tba_jax.losses import residual
 
 _Loss = tuple[jax.Array, dict[str, jax.Array]]
 
@@ -35,8 +37,14 @@ def tb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
     Loss, [] float32 (reward times nats in unit scale, nats² in the paper's),
     and `log_z_Bx1` and `residual_BxK` in nats.
   """
-  log_z_Bx1 = jax.lax.stop_gradient(vargrad_log_z(groups, beta))
-  return _squared_residual(groups, log_z_Bx1, c, beta)
+  return residual.member(
+      groups,
+      c,
+      beta,
+      anchor="reference",
+      baseline="group",
+      paper=2 / beta,
+  )
 
 
 def tb_learned_z_loss(
@@ -50,29 +58,13 @@ def tb_learned_z_loss(
   reference policy in the reward, Lee et al. 2024 (arXiv:2405.18540). Returns as
   `tb_loss`.
   """
-  return _squared_residual(groups, groups.log_z_Bx1, c, beta)
-
-
-def vargrad_log_z(groups: groups_lib.Groups, beta: jax.Array) -> jax.Array:
-  """Returns [B, 1] float32, the group mean of r/β + log π_ref - log π, nats.
-
-  The residuals of a group then sum to zero, so it needs no other baseline.
-  """
-  return jnp.mean(
-      groups.rewards_BxK / beta - groups.rho_BxK, axis=1, keepdims=True
-  )
-
-
-def _squared_residual(
-    groups: groups_lib.Groups, log_z_Bx1: jax.Array, c: Any, beta: jax.Array
-) -> _Loss:
-  residual_BxK = log_z_Bx1 + groups.rho_BxK - groups.rewards_BxK / beta
-  # The loss's gradient is β times the residual's: minus the advantage.
-  loss = beta * jnp.mean(jnp.square(residual_BxK)) / 2
-  if c.scale == "paper":
-    loss = 2 / beta * loss
-  return loss, jax.lax.stop_gradient(
-      {"log_z_Bx1": log_z_Bx1, "residual_BxK": residual_BxK}
+  return residual.member(
+      groups,
+      c,
+      beta,
+      anchor="reference",
+      baseline="learned",
+      paper=2 / beta,
   )
 
 
@@ -138,15 +130,18 @@ def subtb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
 def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """Returns the group variance policy optimization loss.
 
-      loss = 1/B Σ_b 1/(2(K-1)) Σ_i (R(y_i) - R̄)²,   R = r - β ρ
+      loss = 1/B Σ_b 1/(2(K-1)) Σ_i (R(y_i) - R̄)²,   R = r - β (log π - log a)
 
   Source: Zhang et al. 2025 (arXiv:2504.19599), with the KL to the run's
-  reference. The residual of VarGrad trajectory balance is -(R - R̄)/β, so the
-  gradient is β² K/(2(K-1)) times that of the paper's trajectory balance. The
-  unit scale, ours, is 1/β times that: K/(K-1) times the gradient of `tb_loss`,
-  as RLOO's.
+  reference; `loss.anchor` behavior is the paper's, to the policy that sampled.
+  The residual of VarGrad trajectory balance is -(R - R̄)/β, so the gradient is
+  β² K/(2(K-1)) times that of the paper's trajectory balance. The unit scale,
+  ours, is 1/β times that: K/(K-1) times the gradient of `tb_loss`, as RLOO's.
   """
-  left_BxK = groups.rewards_BxK - beta * groups.rho_BxK
+  log_ratio_BxK, _ = residual.log_ratio(
+      groups, c.anchor or "reference", c.ema_decay
+  )
+  left_BxK = groups.rewards_BxK - beta * log_ratio_BxK
   K = left_BxK.shape[1]
   centered_BxK = left_BxK - left_BxK.mean(axis=1, keepdims=True)
   loss = jnp.mean(jnp.square(centered_BxK).sum(axis=1)) / (2 * (K - 1))

@@ -336,7 +336,7 @@ class Recorder:
         phase="train",
         step=step + 1,
         reward=metrics["reward_mean"],
-        kl=metrics["kl"],
+        kl=metrics.get("kl"),
         entropy=metrics["entropy"],
         staleness_steps=float(staleness_BxK.mean()),
         eta_s=self._eta_s(step + 1),

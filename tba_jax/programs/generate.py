@@ -367,13 +367,23 @@ def score(config: ml_collections.ConfigDict) -> Counts:
   return run_lines(
       config,
       settings,
-      prepare=lambda number, record: _Pair(
-          _prompt_tokens(config, source, record),
-          _completion_tokens(config, source, record),
-          _others(record, _SCORE_FIELDS),
-      ),
+      prepare=lambda number, record: _parse_pair(config, source, record),
       answer=answer,
   )
+
+
+def _parse_pair(
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    record: Record,
+) -> _Pair:
+  """Returns the pair of a line; the output has its texts."""
+  ids = _prompt_tokens(config, source, record)
+  completion = _completion_tokens(config, source, record)
+  texts = {"prompt": record.get("prompt", source.tokenizer.decode(ids))}
+  if "completion" in record:
+    texts["completion"] = record["completion"]
+  return _Pair(ids, completion, texts | _others(record, _SCORE_FIELDS))
 
 
 # Fields of an input line.

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from tba_jax import collect
 from tba_jax import loop
@@ -21,21 +22,68 @@ from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import schedules
 from tba_jax.learning import train_step
+from tba_jax.losses import build as losses
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
+from tba_jax.sampling import logged
 from tba_jax.tasks import base as tasks_base
+from tba_jax.tasks import logged as tasks_logged
 
 
 def make_prompt_order(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> prompt_order.PromptOrder:
-  """Returns the order of the task's training prompts."""
-  size = policy.task.num_prompts(tasks_base.TRAIN)
-  return prompt_order.PromptOrder(size, seed=config.seed)
+  """Returns the order of the task's training prompts.
+
+  If nothing is sampled, it has those with logged completions alone.
+  """
+  size, prompt_ids = policy.task.num_prompts(tasks_base.TRAIN), None
+  log = make_logged(config, policy)
+  if log is not None and log.share == 1:
+    prompt_ids = log.prompt_ids
+    size = len(prompt_ids)
+  return prompt_order.PromptOrder(size, seed=config.seed, prompt_ids=prompt_ids)
+
+
+def make_logged(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> logged.LoggedSampler | None:
+  """Returns the completions of `config.logged`, or None.
+
+  Raises:
+    ValueError: the file is wrong, or has none of the task's prompts.
+  """
+  if not config.logged.path:
+    return None
+  return logged.LoggedSampler(
+      config,
+      policy.task,
+      policy.tokenizer,
+      needs_logprobs=losses.reads_behavior(config.loss),
+  )
+
+
+def make_baselines(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> np.ndarray | None:
+  """Returns [prompts] float32 of `loss.baseline_file`, None if none is read.
+
+  Raises:
+    ValueError: the file is wrong, or lacks a prompt.
+  """
+  if losses.baseline(config.loss) != "file":
+    return None
+  return tasks_logged.values(
+      config.loss.baseline_file,
+      policy.task,
+      policy.tokenizer,
+      reward_field=config.logged.reward_field,
+      temperature=config.loss.baseline_temperature,
+  )
 
 
 def make_buffer(
@@ -67,7 +115,8 @@ def set_exact_lag(
   """Returns a copy in lockstep, `lag_steps` behind, on one process's parts."""
   config = config.copy_and_resolve_references()
   config.search.update(lockstep=True, lead_steps=lag_steps, wait_for_fresh=True)
-  config.reference.role = "trainer"
+  if config.reference.role == "searcher":
+    config.reference.role = "trainer"
   return config
 
 
@@ -121,7 +170,8 @@ class LoopMaker:
 
   policy: policy that all start from.
   sampler: sampler of training prompts.
-  evaluator: evaluator of `Loop.learner.params`, with the KL.
+  evaluator: evaluator of `Loop.learner.params`, with the KL if there is a
+    reference.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str = ""):
@@ -143,11 +193,15 @@ class LoopMaker:
         config, self.policy, self._params, self._mesh
     )
     self._judge = reward_judge.make_judge(config, workdir, self.policy.task)
+    has_reference = config.reference.role != "none"
     self._environments = environments.make(
         config, workdir, self.policy.task, self.policy.tokenizer
     )
     self.evaluator = reward_judge.make_evaluator(
-        config, workdir, self.policy, reference=self._reference
+        config,
+        workdir,
+        self.policy,
+        reference=self._reference if has_reference else None,
     )
     self._steps: dict[
         str, tuple[train_step.TrainStep, train_step.TrainState]
@@ -185,7 +239,13 @@ class LoopMaker:
     buffer = make_buffer(config, policy, self._mesh)
     return Loop(
         config=config,
-        learner=learner_lib.Learner(config, policy.tokenizer, buffer, work),
+        learner=learner_lib.Learner(
+            config,
+            policy.tokenizer,
+            buffer,
+            work,
+            baselines=make_baselines(config, policy),
+        ),
         collector=collect.Collector(
             policy.task,
             policy.tokenizer,
@@ -194,6 +254,7 @@ class LoopMaker:
             num_completions=config.search.samples_per_prompt,
             loss=config.loss,
             seed=config.seed,
+            logged=make_logged(config, policy),
             environments=self._environments,
         ),
         schedule=schedule_lib.make_schedule(config),

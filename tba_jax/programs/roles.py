@@ -309,7 +309,11 @@ def make_trainer(
   receiver.start()
   parts = trainer_lib.Parts(
       learner=learner_lib.Learner(
-          config, policy.tokenizer, source.buffer, work
+          config,
+          policy.tokenizer,
+          source.buffer,
+          work,
+          baselines=loops.make_baselines(config, policy),
       ),
       source=source,
       sink=sink,
@@ -479,8 +483,17 @@ def make_searcher(
   sink = channel.make_group_sink(index=index, on_event=events.write)
   closing.callback(_leave, sink)
 
+  logged = loops.make_logged(config, policy)
+  if logged is not None:
+    events.write(
+        "logged",
+        f"{config.logged.path} has completions of {len(logged.prompt_ids)}"
+        f" training prompts; {logged.num_left_out} completions are left out",
+    )
+
   def warm_up(params: types.PyTree) -> None:
-    sampler.warm_up(params)
+    if logged is None or logged.share < 1:
+      sampler.warm_up(params)
     if reference is not None:
       reference.warm_up()
 
@@ -496,6 +509,7 @@ def make_searcher(
           # The trainer judges, and applies the rule.
           loss=None if config.reward.role == "trainer" else config.loss,
           reference=reference,
+          logged=logged,
           environments=own_environments,
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),

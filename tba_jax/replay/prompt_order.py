@@ -9,7 +9,7 @@ searcher, and granted again until it is in the journal; `docs/replay.md` draws
 its states.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import heapq
 from typing import Any
 
@@ -23,14 +23,27 @@ _SLACK = 1 << 20
 class PromptOrder:
   """Maps positions to prompts; for any thread.
 
-  num_prompts: number of training prompts.
+  num_prompts: number of prompts in the order.
   """
 
-  def __init__(self, num_prompts: int, *, seed: int):
-    """Makes an order over N training prompts, permuted with `seed`."""
+  def __init__(
+      self,
+      num_prompts: int,
+      *,
+      seed: int,
+      prompt_ids: Sequence[int] | None = None,
+  ):
+    """Makes an order over N training prompts, permuted with `seed`.
+
+    Args:
+      num_prompts: N.
+      seed: seed of the permutations.
+      prompt_ids: N ids of the prompts; None is all from 0 on.
+    """
     if num_prompts < 1:
       raise ValueError(f"num_prompts={num_prompts}: allowed 1 or more")
     self.num_prompts = num_prompts
+    self._prompt_ids = prompt_ids
     self._seed = seed
     self._permutations: dict[int, np.ndarray] = {}
 
@@ -46,7 +59,10 @@ class PromptOrder:
       self._permutations = {
           v: p for v, p in self._permutations.items() if v >= visit - 1
       } | {visit: permutation}
-    return int(permutation[index]), visit
+    index = int(permutation[index])
+    if self._prompt_ids is not None:
+      index = self._prompt_ids[index]
+    return index, visit
 
 
 class Positions:

@@ -233,6 +233,8 @@ def expand_runs(
     raise _wrong("seeds", config.sweep.seeds, "allowed one seed or more")
   for key, section, value in (
       ("reference.mode", config.reference.mode, "fixed"),
+      # Evaluations of a sweep have the KL.
+      ("reference.role", config.reference.role, "trainer"),
       ("rounds.mini_batches", config.rounds.mini_batches, 0),
   ):
     if section != value:

@@ -209,6 +209,36 @@ class RelationsTest(parameterized.TestCase):
       ),
       (dict(reference__role="searcher", reference__mode="ema"),
        "reference.mode"),
+      (dict(reference__role="none"), "reference.role"),
+      (dict(reference__role="none", loss__name="grpo"), "reference.role"),
+      (
+          dict(
+              reference__role="none",
+              loss__name="oapl",
+              guards__max_kl=9.0,
+          ),
+          "guards.max_kl",
+      ),
+      (
+          dict(
+              reference__role="none",
+              loss__name="oapl",
+              loss__anchor="reference",
+          ),
+          "reference.role",
+      ),
+      (
+          dict(loss__anchor="behavior", tempering__gamma=2.0),
+          "tempering.gamma",
+      ),
+      (dict(loss__name="a_star_po"), "loss.baseline_file"),
+      (dict(loss__baseline="file"), "loss.baseline_file"),
+      (
+          dict(loss__baseline="file", loss__baseline_file="/no/such"),
+          "loss.baseline_file",
+      ),
+      (dict(logged__path="/no/such"), "logged.path"),
+      (dict(logged__share=0.5), "logged.share"),
       (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
       (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),
       # Two steps of 32 prompts with 8 samples may be ahead.
@@ -381,6 +411,17 @@ class RelationsTest(parameterized.TestCase):
           store__address="127.0.0.1:7000-7009",
       ),
       dict(loss__name="grpo", loss__beta=0.0, loss__beta_final=0.0),
+      dict(
+          loss__name="grpo",
+          loss__beta=0.0,
+          loss__beta_final=0.0,
+          reference__role="none",
+      ),
+      dict(loss__name="oapl", reference__role="none"),
+      dict(loss__name="ema_tb", loss__ema_decay=0.5, reference__role="none"),
+      dict(loss__anchor="behavior", reference__role="none"),
+      dict(loss__name="flowrl", loss__ratio_cap=10.0),
+      dict(loss__correction="m2_mask", loss__moment_cap=0.1),
       dict(loss__ratio_clip=0.2, loss__clip_high=0.28),
       dict(
           loss__name="ppo",
@@ -400,8 +441,15 @@ class RelationsTest(parameterized.TestCase):
       (dict(loss__name="subtb", loss__length_norm="tokens"), "grpo, dr_grpo"),
       (dict(loss__name="grpo", loss__ties="first"), "online_dpo, ipo, slic"),
       (dict(loss__subtb_lambda=0.5), "subtb"),
+      (dict(loss__name="grpo", loss__anchor="behavior"), "tb, tb_learned_z, "),
+      (dict(loss__name="gvpo", loss__baseline="mean"), "tb, oapl, ema_tb, "),
+      (dict(loss__ema_decay=0.5), "config.loss.anchor = ema"),
+      (dict(loss__baseline_temperature=0.5), "baseline = log_mean_exp, file"),
+      (dict(loss__baseline_file="x"), "config.loss.baseline = file"),
+      (dict(loss__moment_cap=0.5), "m2_mask"),
+      (dict(loss__name="flowrl", loss__ratio_clip=0.5), "clip_token"),
       (dict(loss__gae_lambda=0.9), "ppo"),
-      (dict(loss__value_init="reward_model"), "subtb, ppo"),
+      (dict(loss__value_init="reward_model"), "subtb, flowrl, ppo"),
       (
           dict(loss__correction="truncate_token", loss__ratio_clip=0.2),
           "clip_token, clip_sequence, cispo, decoupled",
@@ -423,6 +471,29 @@ class RelationsTest(parameterized.TestCase):
     key = f"config.{name.replace('__', '.')}"
     self.assertStartsWith(problem, f"{key} = {value!r}: allowed ")
     self.assertRegex(problem, f"read with .*{re.escape(readers)}")
+
+  def test_logged_data_have_what_the_loss_needs(self):
+    line = '{"prompt": "1", "completion": "1", "reward": 1.0}'
+    path = self.create_tempfile(content=line).full_path
+    make = lambda **changes: base_config.make(logged__path=path, **changes)
+    for name in ("tb", "gvpo", "online_dpo"):
+      self.assertEqual(_problems(make(loss__name=name)), [])
+    for changes in (
+        dict(loss__name="rloo"),
+        dict(loss__name="oapl"),
+        dict(loss__name="tb", loss__ratio_clip=0.2),
+        dict(loss__name="gvpo", loss__anchor="behavior"),
+    ):
+      (problem,) = _problems(make(**changes))
+      self.assertRegex(
+          problem,
+          "config.logged.path.*line 1: logprobs are missing:"
+          f" config.loss.name = {changes['loss__name']!r}.*reads those",
+      )
+    (problem,) = _problems(make(reward__role="trainer", reward__where="model"))[
+        :1
+    ]
+    self.assertRegex(problem, "config.reward.role|config.reward.model")
 
   def test_a_loss_of_one_s_own_may_read_all_settings(self):
     own = "def loss(groups, c, beta): return beta * 0.0, {}"

@@ -87,6 +87,8 @@ def make_batch():
       completion_tokens=tokens,
       completion_mask=batch.completion_mask.at[0].set(first),
       rewards=batch.rewards.at[3].set(1.0),
+      staleness_steps=jnp.arange(16.0).reshape(4, K),
+      prepared={"baselines_Bx1": jnp.array([[0.1], [0.2], [0.3], [0.4]])},
   )
 
 

@@ -30,6 +30,7 @@ def run(correction, push_BxKxT, clip_high=0.0):
       ratio_clip=0.2,
       clip_high=clip_high,
       ratio_cap=3.0,
+      moment_cap=0.5,
   )
 
 
@@ -50,6 +51,8 @@ class FactorsTest(chex.TestCase):
       ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
       # The cap alone is left where the policy is the proximal one.
       ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
+      # (log w)² is .164, .480, .011 and 1.922: the mean of three is .219.
+      ("m2_mask", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
   )
   def test_factor_matches_known_numbers(
       self, correction, push, expected, num_changed
@@ -57,6 +60,38 @@ class FactorsTest(chex.TestCase):
     factor, changed = self.variant(functools.partial(run, correction))(push)
     np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
     self.assertEqual(changed.sum(), num_changed)
+
+  def test_vespo_matches_known_numbers(self):
+    for push, gain, loss in (
+        (UP, 0.75**2 * np.exp(0.75), 3.6**2 * np.exp(-7.8)),
+        (DOWN, 0.75**3 * np.exp(0.5), 3.6**3 * np.exp(-5.2)),
+    ):
+      factor, changed = run("vespo", push)
+      np.testing.assert_allclose(
+          factor[0], [[gain, gain], [loss, loss]], rtol=1e-5
+      )
+      self.assertEqual(changed.sum(), 4)
+
+  def test_m2_mask_leaves_the_most_tokens_of_a_prompt_up_to_the_cap(self):
+    logs = jnp.array([[[0.1, -2.0, 0.3], [0.0, 0.2, 9.0]]])
+    mask = jnp.array([[[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]])
+    kept = (
+        lambda cap: corrections.factors(
+            jnp.exp(logs),
+            jnp.ones((1, 2)),
+            jnp.ones_like(logs),
+            correction="m2_mask",
+            ratio_clip=0.0,
+            ratio_cap=1.0,
+            moment_cap=cap,
+            mask_BxKxT=mask,
+        )[0][0]
+        > 0
+    )
+    # Squares 0, .01, .04, .09 and 4: means 0, .005, .0167, .035 and .828.
+    np.testing.assert_array_equal(kept(0.02), [[1, 0, 0], [1, 1, 0]])
+    np.testing.assert_array_equal(kept(0.036), [[1, 0, 1], [1, 1, 0]])
+    np.testing.assert_array_equal(kept(0.9), [[1, 1, 1], [1, 1, 0]])
 
   @parameterized.parameters(
       (UP, [[1.0, 0.625], [0.9, 0.0]], 1),
@@ -85,6 +120,7 @@ class FactorsTest(chex.TestCase):
           correction=name,
           ratio_clip=0.2,
           ratio_cap=3.0,
+          moment_cap=0.04,
       )
       chex.assert_trees_all_equal(factor, UP)  # at ratio 1: as without
 
@@ -170,7 +206,10 @@ class ReadTest(parameterized.TestCase):
   """The table of settings that only some corrections read."""
 
   @parameterized.parameters(
-      ("ratio_clip", 0.5), ("clip_high", 0.9), ("ratio_cap", 1.05)
+      ("ratio_clip", 0.5),
+      ("clip_high", 0.9),
+      ("ratio_cap", 1.05),
+      ("moment_cap", 0.5),
   )
   def test_values_that_change_a_factor(self, key, value):
     rng = np.random.default_rng(0)
@@ -178,7 +217,7 @@ class ReadTest(parameterized.TestCase):
     ratio_BxK = rng.uniform(0.3, 3, (2, 8))
 
     def factors(correction, **changes):
-      fixed = dict(ratio_clip=0.2, clip_high=0.3, ratio_cap=2.0)
+      fixed = dict(ratio_clip=0.2, clip_high=0.3, ratio_cap=2.0, moment_cap=0.1)
       return corrections.factors(
           *map(jnp.asarray, (ratio, ratio_BxK, push - 1.5)),
           correction=correction,
@@ -193,11 +232,15 @@ class ReadTest(parameterized.TestCase):
     ]
     self.assertCountEqual(readers, settings.READ_BY_CORRECTIONS[f"loss.{key}"])
 
-  def test_a_correction_of_the_objective_s_own_is_a_clip(self):
-    self.assertLessEqual(
-        {row.correction for row in build.OBJECTIVES.values()},
-        set(settings.READ_BY_CORRECTIONS["loss.ratio_clip"]),
-    )
+  def test_a_clip_of_the_objective_s_own_needs_its_bound(self):
+    c = settings.get_config().loss
+    for name, clip, expected in (
+        ("grpo", 0.0, "none"),
+        ("grpo", 0.2, "clip_token"),
+        ("flowrl", 0.0, "truncate_sequence"),
+    ):
+      c.update(name=name, ratio_clip=clip)
+      self.assertEqual(build.correction(c), expected)
 
 
 if __name__ == "__main__":

@@ -287,6 +287,7 @@ class ReadTest(parameterized.TestCase):
     # Targets that were held, in place of those that are made here.
     names = ("advantages_BxKxT", "returns_BxKxT", "old_values_BxKxT")
     held = dict(zip(names, targets))
+    from_file = {"baselines_Bx1": jnp.asarray(rng.normal(size=(B, 1)))}
 
     def results(**changes):
       config = table_policy.make_config(name=name, **changes)
@@ -296,7 +297,7 @@ class ReadTest(parameterized.TestCase):
           jax.value_and_grad(loss, argnums=(0, 4), has_aux=True)(
               logprobs,
               log_z,
-              dataclasses.replace(batch, prepared=prepared),
+              dataclasses.replace(batch, prepared=prepared | from_file),
               BETA,
               token_values,
           )
@@ -312,6 +313,8 @@ class ReadTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("scale", "paper"),
+      ("anchor", "reference", "behavior"),
+      ("baseline", "group", "mean"),
       ("length_norm", "none", "max_tokens"),
       ("ties", "first"),
       ("subtb_lambda", 0.3),

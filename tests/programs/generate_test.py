@@ -333,7 +333,9 @@ class ScoreTest(ProgramCase):
       ids = self.tokenizer.encode(completion)
       self.assertEqual(record["token_ids"], ids)
       self.assertEqual(record["id"], f"x{prompt}")
-      self.assertNotIn("completion", record)
+      # What a log of completions needs.
+      self.assertEqual(record["prompt"], prompt)
+      self.assertEqual(record["completion"], completion)
       prompt = self.tokenizer.encode(prompt)
       expected = self.expected(prompt, ids, temperature=0.5)
       np.testing.assert_allclose(record["logprobs"], expected, atol=1e-4)

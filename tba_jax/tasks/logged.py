@@ -1,0 +1,192 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Completions that others sampled and rewarded, from JSON Lines.
+
+docs/logged_data.md has the formats: the output of `generate` and `score` with
+rewards added, a run's `samples.jsonl`, and completions as TRL logs them.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from tba_jax.tasks import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """A completion of a log.
+
+  text: text without the stop token; None if there are token ids alone.
+  token_ids: ids with the stop token that ended it; None if unknown.
+  reward: task units.
+  logprobs: natural logs, one per token, of the policy that sampled it; None if
+    unknown.
+  version: step of the params that sampled it, -1 if unknown.
+  stopped: whether a stop token ended it; None if unknown.
+  """
+
+  text: str | None
+  token_ids: tuple[int, ...] | None
+  reward: float
+  logprobs: tuple[float, ...] | None
+  version: int
+  stopped: bool | None
+
+
+def read(
+    path: str | os.PathLike[str],
+    reward_field: str = "reward",
+    *,
+    needs_logprobs: bool = False,
+) -> dict[str, list[Completion]]:
+  """Returns the completions of each prompt, by its text, in their order.
+
+  Args:
+    path: file of JSON objects, one a line.
+    reward_field: field of a line, or of a completion in it, with the reward.
+    needs_logprobs: whether a completion without log-probs is an error.
+
+  Raises:
+    ValueError: a line is wrong; names file and line.
+    OSError: the file cannot be read.
+  """
+  out: dict[str, list[Completion]] = {}
+  with open(path, encoding="utf-8", errors="replace") as file:
+    for number, line in enumerate(file, start=1):
+      if not line.strip():
+        continue
+      try:
+        prompt, some = _parse(json.loads(line), reward_field)
+        if needs_logprobs and any(c.logprobs is None for c in some):
+          raise ValueError("logprobs are missing")
+      except ValueError as error:
+        raise ValueError(f"{path} line {number}: {error}") from error
+      out.setdefault(prompt, []).extend(some)
+  if not out:
+    raise ValueError(f"{path}: allowed a file with one completion or more")
+  return out
+
+
+def by_prompt_id(
+    found: Mapping[str, list[Completion]], task: base.Task, tokenizer: Any
+) -> dict[int, list[Completion]]:
+  """Returns the completions of a task's training prompts, by prompt id.
+
+  A prompt of the log is the text that the task has, or its tokens decoded, as
+  in `samples.jsonl`. Others are left out.
+  """
+  out = {}
+  for prompt_id in range(task.num_prompts(base.TRAIN)):
+    text = task.prompt(base.TRAIN, prompt_id)
+    if text not in found:
+      text = tokenizer.decode(tokenizer.encode_prompt(text))
+    if text in found:
+      out[prompt_id] = found[text]
+  return out
+
+
+def values(
+    path: str,
+    task: base.Task,
+    tokenizer: Any,
+    *,
+    reward_field: str,
+    temperature: float,
+) -> np.ndarray:
+  """Returns [prompts] float32, the value of each training prompt by a log.
+
+      V*(x) = β₁ log 1/N Σ_n exp(r(x, y_n)/β₁)
+
+  of its N completions, with β₁ the temperature, as A*-PO estimates it from
+  samples of the reference (arXiv:2505.20686).
+
+  Raises:
+    ValueError: the log is wrong, or lacks a training prompt of the task.
+  """
+  found = by_prompt_id(read(path, reward_field), task, tokenizer)
+  num_prompts = task.num_prompts(base.TRAIN)
+  if lacking := [i for i in range(num_prompts) if i not in found]:
+    first = task.prompt(base.TRAIN, lacking[0])
+    raise ValueError(
+        f"config.loss.baseline_file = {path!r}: allowed a file with all"
+        f" {num_prompts} training prompts; {len(lacking)} are missing, the"
+        f" first is {first[:80]!r}"
+    )
+  out = []
+  for prompt_id in range(num_prompts):
+    scaled = np.array([c.reward for c in found[prompt_id]]) / temperature
+    total = np.logaddexp.reduce(scaled) - math.log(len(scaled))
+    out.append(temperature * total)
+  return np.array(out, np.float32)
+
+
+def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
+  """Returns the prompt and the completions of a line."""
+  if not isinstance(record, dict):
+    raise ValueError("allowed a JSON object")
+  prompt = record.get("prompt")
+  if not isinstance(prompt, str):
+    raise ValueError(f"prompt: allowed a text, not {_short(prompt)}")
+  if "completions" not in record:
+    return prompt, [_completion(record, record.get(reward_field), reward_field)]
+  some = record["completions"]
+  if not isinstance(some, list) or not some:
+    raise ValueError("completions: allowed a list of one or more")
+  some = [{"text": c} if isinstance(c, str) else c for c in some]
+  if not all(isinstance(c, dict) for c in some):
+    raise ValueError("completions: allowed texts or JSON objects")
+  rewards = record.get(f"{reward_field}s", [None] * len(some))
+  if not isinstance(rewards, list) or len(rewards) != len(some):
+    raise ValueError(f"{reward_field}s: allowed a list of {len(some)} numbers")
+  return prompt, [
+      _completion(c, c.get(reward_field, reward), reward_field)
+      for c, reward in zip(some, rewards)
+  ]
+
+
+def _completion(
+    record: Mapping[str, Any], reward: Any, reward_field: str
+) -> Completion:
+  text = record.get("text", record.get("completion"))
+  ids, logprobs = record.get("token_ids"), record.get("logprobs")
+  version, reason = record.get("version"), record.get("finish_reason")
+  if text is not None and not isinstance(text, str):
+    raise ValueError(f"completion: allowed a text, not {_short(text)}")
+  if ids is None and text is None:
+    raise ValueError("allowed a completion (text) or token_ids")
+  if ids is not None and not (ids and _are(ids, int) and min(ids) >= 0):
+    raise ValueError("token_ids: allowed a list of one or more ids")
+  if not _are([reward], (int, float)) or not math.isfinite(reward):
+    raise ValueError(f"{reward_field}: allowed a number, not {_short(reward)}")
+  if logprobs is not None:
+    # A run's log has null for the tokens of an environment.
+    known = isinstance(logprobs, list) and _are(logprobs, (int, float))
+    if known and ids is not None and len(ids) != len(logprobs):
+      raise ValueError("logprobs: allowed one for each of token_ids")
+    logprobs = tuple(logprobs) if known else None
+  if version is not None and not (_are([version], int) and version >= 0):
+    raise ValueError("version: allowed a whole number from 0 on")
+  return Completion(
+      text=text,
+      token_ids=None if ids is None else tuple(ids),
+      reward=float(reward),
+      logprobs=logprobs,
+      version=-1 if version is None else version,
+      stopped=None if reason is None else reason != "length",
+  )
+
+
+def _are(values: Sequence[Any], kind: Any) -> bool:
+  return isinstance(values, list) and all(
+      isinstance(v, kind) and not isinstance(v, bool) for v in values
+  )
+
+
+def _short(value: Any) -> str:
+  return f"{json.dumps(value)[:60]}"

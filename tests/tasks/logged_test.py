@@ -1,0 +1,165 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of logged completions: formats, errors, values of prompts."""
+
+import json
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.tasks import logged
+
+TOKENIZER = types.SimpleNamespace(
+    encode_prompt=lambda text: list(text), decode=lambda ids: "^" + "".join(ids)
+)
+TASK = types.SimpleNamespace(
+    num_prompts=lambda split: 2, prompt=lambda split, i: ("one", "two")[i]
+)
+
+
+class ReadTest(parameterized.TestCase):
+
+  def write(self, *records):
+    lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
+    return self.create_tempfile(content="\n".join(lines)).full_path
+
+  @parameterized.parameters(
+      # The output of `generate` with rewards on the line, or by completion.
+      (
+          {
+              "line": 1,
+              "prompt": "p",
+              "completions": [
+                  {
+                      "text": "a",
+                      "token_ids": [3, 1],
+                      "logprobs": [-0.5, -0.25],
+                      "finish_reason": "stop",
+                  },
+                  {
+                      "text": "b",
+                      "token_ids": [4],
+                      "logprobs": [-2.0],
+                      "finish_reason": "length",
+                  },
+              ],
+              "rewards": [1, 0.5],
+          },
+          [("a", (3, 1), 1.0, (-0.5, -0.25), -1, True),
+           ("b", (4,), 0.5, (-2.0,), -1, False)],
+      ),
+      # Of TRL, and texts alone.
+      (
+          {"step": 3, "prompt": "p", "completion": "a", "reward": 2.0},
+          [("a", None, 2.0, None, -1, None)],
+      ),
+      (
+          {"prompt": "p", "completions": ["a"], "rewards": [0.0]},
+          [("a", None, 0.0, None, -1, None)],
+      ),
+      # Of a run's samples.jsonl, with a token of an environment.
+      (
+          {
+              "prompt": "p",
+              "completion": "a",
+              "reward": 0.0,
+              "version": 7,
+              "tokens": ["a", "</s>"],
+              "logprobs": [-1.0, None],
+          },
+          [("a", None, 0.0, None, 7, None)],
+      ),
+  )  # fmt: skip
+  def test_formats(self, record, expected):
+    found = logged.read(self.write(record))
+    self.assertEqual(
+        found, {"p": [logged.Completion(*one) for one in expected]}
+    )
+
+  def test_lines_of_a_prompt_come_together(self):
+    found = logged.read(
+        self.write(
+            {"prompt": "p", "completion": "a", "score": 1},
+            "",
+            {"prompt": "q", "completion": "b", "score": 2},
+            {"prompt": "p", "completion": "c", "score": 3},
+        ),
+        "score",
+    )
+    self.assertEqual([c.reward for c in found["p"]], [1.0, 3.0])
+
+  @parameterized.parameters(
+      ("{", "Expecting"),
+      ("[]", "allowed a JSON object"),
+      ('{"completion": "a", "reward": 1}', "prompt: allowed a text, not null"),
+      ('{"prompt": "p", "reward": 1}', "allowed a completion"),
+      ('{"prompt": "p", "completion": "a"}', "reward: allowed a number"),
+      (
+          '{"prompt": "p", "completion": "a", "reward": NaN}',
+          "reward: allowed a number",
+      ),
+      (
+          '{"prompt": "p", "completions": ["a", "b"], "rewards": [1]}',
+          "rewards: allowed a list of 2",
+      ),
+      (
+          '{"prompt": "p", "token_ids": [1], "reward": 1, "logprobs": []}',
+          "logprobs: allowed one for each",
+      ),
+      ('{"prompt": "p", "token_ids": [-1], "reward": 1}', "token_ids: allowed"),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "version": -2}',
+          "version: allowed",
+      ),
+  )
+  def test_errors_name_the_line(self, line, message):
+    path = self.write({"prompt": "p", "completion": "a", "reward": 1}, line)
+    with self.assertRaisesRegex(ValueError, f"{path} line 2: {message}"):
+      logged.read(path)
+
+  def test_missing_logprobs_are_an_error_where_they_are_needed(self):
+    path = self.write({"prompt": "p", "completion": "a", "reward": 1})
+    with self.assertRaisesRegex(ValueError, "line 1: logprobs are missing"):
+      logged.read(path, needs_logprobs=True)
+
+  def test_an_empty_file_is_an_error(self):
+    with self.assertRaisesRegex(ValueError, "one completion or more"):
+      logged.read(self.write(""))
+
+
+class ValuesTest(absltest.TestCase):
+
+  def write(self, *prompts):
+    lines = [
+        json.dumps(
+            {"prompt": p, "completions": ["a", "b"], "rewards": [0.0, r]}
+        )
+        for p, r in prompts
+    ]
+    return self.create_tempfile(content="\n".join(lines)).full_path
+
+  def values(self, path, temperature=1.0):
+    return logged.values(
+        path, TASK, TOKENIZER, reward_field="reward", temperature=temperature
+    )
+
+  def test_a_value_is_the_log_mean_exp(self):
+    # A prompt may be written as its tokens decode.
+    path = self.write(("^two", np.log(3.0)), ("one", 0.0))
+    np.testing.assert_allclose(self.values(path), [0.0, np.log(2.0)], atol=1e-6)
+    np.testing.assert_allclose(
+        self.values(path, 0.5), [0.0, np.log(5.0) / 2], atol=1e-6
+    )
+
+  def test_all_prompts_must_be_there(self):
+    path = self.write(("one", 0.0), ("three", 1.0))
+    with self.assertRaisesRegex(
+        ValueError, "loss.baseline_file.*1 are missing, the first is 'two'"
+    ):
+      self.values(path)
+
+
+if __name__ == "__main__":
+  absltest.main()
