@@ -67,7 +67,7 @@ class _Journal:
 class _Audit:
   """An audit in progress.
 
-  faults: what is not as it must be.
+  faults: violations found so far, a line each.
   """
 
   def __init__(self, workdir: pathlib.Path):
