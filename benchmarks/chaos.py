@@ -72,7 +72,7 @@ _SETTINGS = {
     "replay.capacity": 1_000_000,
     "replay.capacity_per_prompt": 1_000_000,
     "search.lease_s": 4.0,
-    "search.starvation_s": 40.0,
+    "search.starvation_s": 90.0,
     "store.deadline_s": 30.0,
     "replay.dedupe": False,
     "evaluate.every_steps": 0,
@@ -266,6 +266,7 @@ class _Run:
 
   def wait(self) -> None:
     """Waits until the run has ended by itself; raises RuntimeError."""
+    self.wait_for_step(self._config.train.num_steps - 1)
     self._process.join(_STALL_S)
     if self._process.exitcode != 0:
       raise RuntimeError(self._words(f"status {self._process.exitcode}"))
@@ -277,7 +278,7 @@ class _Run:
       self._note_deaths()
       if now > furthest:
         furthest, deadline = now, time.monotonic() + _STALL_S
-      if not self._process.is_alive():
+      if not self._process.is_alive() and self.step() < step:
         raise RuntimeError(self._words(f"status {self._process.exitcode}"))
       if time.monotonic() > deadline:
         raise RuntimeError(self._words(f"no step after {now}"))
