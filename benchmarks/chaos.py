@@ -93,6 +93,10 @@ _DEATHS, _DEATHS_S = 2, 62.0
 _KILLS_PER_FAULT = 2
 _FAULTS = ("stop", "full disk", "cut links", "slow", "clock jump",
            "torn files", "stop for ever")  # fmt: skip
+# Those that a run of one process does not have.
+_OF_MANY = ("cut links", "stop for ever")
+# The trainer, which is given minutes before it counts as hanging, is left out.
+_STOPPED_FOR_EVER = ("searcher", "store", "kvservice")
 _JUMPS_S = (-86400.0, -3600.0, -10.0, 10.0, 3600.0, 86400.0)
 _STOP_S, _SLOW_S, _FULL_S = (1.0, 4.0), 4.0, 3.0
 # Size past which no file can be written while the disk is full.
@@ -387,7 +391,7 @@ def _schedule(
   pairs = list(itertools.combinations(roles, 2))
   rng.shuffle(pairs)
   pairs, faults = itertools.cycle(pairs), []
-  others = [f for f in _FAULTS if layout != "one" or f != "cut links"]
+  others = [f for f in _FAULTS if layout != "one" or f not in _OF_MANY]
   kinds = itertools.cycle(others)
   num, until_other = 0, _KILLS_PER_FAULT
   while num < kills:
@@ -401,8 +405,7 @@ def _schedule(
       elif kind == "slow":
         victims = ("trainer",) if layout == "one" else ("searcher",)
       elif kind == "stop for ever":
-        # The trainer is given the most time before it counts as hanging.
-        victims = (rng.choice([r for r in roles if r != "supervisor"]),)
+        victims = (rng.choice(_STOPPED_FOR_EVER),)
       elif kind == "cut links":
         victims = (rng.choice(["trainer", "searcher"]),)
       elif kind == "full disk":
