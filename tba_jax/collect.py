@@ -64,6 +64,7 @@ class Collector:
       num_completions: int,
       split: str = base.TRAIN,
       loss: ml_collections.ConfigDict | None = None,
+      part_weights: Mapping[str, float] | None = None,
       reference: Any = None,
       seed: int | None = None,
       logged: logged_lib.LoggedSampler | None = None,
@@ -78,8 +79,11 @@ class Collector:
       judge: judge of completions.
       num_completions: S, completions of a prompt.
       split: split of the task.
-      loss: `config.loss`, which says what a completion gets that was cut off;
+      loss: `config.loss`, which weighs rewards, and says what a completion
+        gets that was cut off;
         None keeps the judge's rewards.
+      part_weights: weights of the parts of the reward, which are normalized
+        over a prompt's completions before they are summed; None sums no parts.
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
       seed: seed of the random numbers; None takes the sampler's.
@@ -94,6 +98,7 @@ class Collector:
     self._num_completions = num_completions
     self._split = split
     self._loss = loss
+    self._part_weights = part_weights
     self._reference = reference
     self._seed = seed
     self._logged = logged
@@ -289,7 +294,9 @@ class Collector:
   ) -> np.ndarray:
     if self._loss is None:
       return np.array([j.reward for j in judged_S], np.float32)
-    return judges.final_rewards(self._loss, judged_S, completions.stopped)
+    return judges.final_rewards(
+        self._loss, judged_S, completions.stopped, self._part_weights
+    )
 
   def _tokens_of(self, prompt_id: int) -> np.ndarray:
     if prompt_id not in self._prompt_tokens:

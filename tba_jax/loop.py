@@ -38,7 +38,8 @@ def train(
   et al. 2024 (arXiv:2410.18252), figure 2, at the lag of the schedule.
 
   Args:
-    config: reads `train.prompts_per_batch` and `train.completions_per_prompt`.
+    config: reads `train.prompts_per_batch`, `train.completions_per_prompt` and
+      `logged.path`.
     learner: state, train step and reference policy.
     collector: samples and rewards the completions of prompts.
     schedule: schedule of lockstep or of rounds.
@@ -63,6 +64,7 @@ def train(
   buffer.begin_epoch(0, 0)
   for step in range(schedule.num_steps):
     # Search: sample all prompts that this version of the params is to sample.
+    order.extend(schedule.num_sampled(step))
     prompts = [
         (position, *order.prompt(position))
         for position in range(num_sampled, schedule.num_sampled(step))
@@ -72,7 +74,8 @@ def train(
 
     # Replay: the groups of this step enter the buffer; a batch leaves it.
     while num_inserted < schedule.needed(step):
-      _check_version(waiting[0], schedule)
+      _check_version(waiting[0], schedule, config.logged.path)
+      order.note(waiting[0])
       buffer.insert(waiting.popleft(), step)
       num_inserted += 1
     draw = schedule.draw(buffer, B, K, step)
@@ -83,9 +86,13 @@ def train(
     yield step, draw, metrics
 
 
-def _check_version(group: types.Group, schedule: schedule_lib.Schedule) -> None:
+def _check_version(
+    group: types.Group, schedule: schedule_lib.Schedule, log: str
+) -> None:
   wanted = schedule.version_of(group.position)
-  if set(group.versions.tolist()) != {wanted}:
+  # Those of a log are as old as they are, and never newer.
+  is_logged = log and group.versions.max() <= wanted
+  if set(group.versions.tolist()) != {wanted} and not is_logged:
     raise RuntimeError(
         f"position {group.position} was sampled with versions"
         f" {sorted(set(group.versions.tolist()))}, not {wanted}"

@@ -41,6 +41,7 @@ PROGRAMS = {
     "evaluate": ("the evaluators on a checkpoint", "programs.evaluate"),
     "generate": ("completions for a file of prompts", "programs.generate"),
     "score": ("log-probs of a file of completions", "programs.generate"),
+    "serve": ("training and sampling over HTTP", "programs.serve"),
     "export": ("a checkpoint as a Hugging Face folder", "tools.export"),
     "report": ("a run, or several, as one page to read offline",
                "tools.report"),
@@ -102,6 +103,11 @@ _ELSEWHERE = flags.DEFINE_bool(
     False,
     "`plan` of other machines: models and data need not be on this one.",
 )
+_MESHES = flags.DEFINE_bool(
+    "meshes",
+    False,
+    "`plan` compiles each mesh of the topologies, and names the best.",
+)
 
 _EXPORT_STEP = flags.DEFINE_string(
     "export_step", None, "Step that `replay` writes to a file."
@@ -125,6 +131,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       if name != "plan":
         raise ValueError(f"--elsewhere: --program={name} does not take it")
       operands.append("--elsewhere")
+    if _MESHES.value:
+      if name != "plan":
+        raise ValueError(f"--meshes: --program={name} does not take it")
+      operands.append("--meshes")
     for flag in (_WORKDIR, _CONFIG):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")

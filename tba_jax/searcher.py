@@ -23,7 +23,7 @@ from tba_jax.channels import ports
 from tba_jax.monitor import metrics
 
 # The timeline has two lanes: the devices and the judge's thread.
-_JUDGE_LANE = "judge"
+JUDGE_LANE = "judge"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,18 +207,18 @@ class Searcher:
       epoch: int,
   ) -> None:
     try:
-      with self._spans.span("reward", lane=_JUDGE_LANE):
+      with self._spans.span("reward", lane=JUDGE_LANE):
         judged_PxS = self._collector.judge(
             self._collector.judge_requests(sampled)
         )
-      with self._spans.span("reference", lane=_JUDGE_LANE):
+      with self._spans.span("reference", lane=JUDGE_LANE):
         ref_logprobs_P = ref_logprobs()
     finally:
       self._judged.set()
     groups = self._collector.groups(sampled, judged_PxS, ref_logprobs_P, epoch)
     # The block's age ends here: time spent waiting for credit does not count.
     self._sink.begun_s.popleft()
-    with self._spans.span("wait_credit", lane=_JUDGE_LANE):
+    with self._spans.span("wait_credit", lane=JUDGE_LANE):
       self._sink.submit(groups, self._stop)
     self._report()
 

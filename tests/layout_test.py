@@ -26,6 +26,7 @@ _ORDER = (
     ("learning",),
     ("evaluation",),
     ("loop", "searcher", "trainer"),
+    ("serving",),
     ("programs",),
     ("tools",),
     ("main", "__init__"),

@@ -18,6 +18,7 @@ from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.tasks import base
 from tba_jax.tools import sweep
 
 staleness = variants.import_config("configs/staleness.py")
@@ -199,6 +200,37 @@ class LoopTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(RuntimeError, r"position 0 .* \[1\], not 0"):
       next(steps)
+
+  def test_mixes_logged_groups_with_live_ones_of_their_version(self):
+    task = self.bench.loops.policy.task
+    lines = [
+        json.dumps(
+            {
+                "prompt": task.prompt(base.TRAIN, i),
+                "completions": ["a", "b"],
+                "rewards": [7.0, 7.0],
+            }
+        )
+        for i in range(task.num_prompts(base.TRAIN))
+    ]
+    run = self.runs["rloo-s2-seed0"]
+    config = run.lag.apply(run.config)
+    config.loss.name = "tb"
+    config.logged.path = self.create_tempfile(
+        content="\n".join(lines)
+    ).full_path
+    config.logged.share = 0.5
+    loop = self.bench.loops.make(config, "tb")
+    num_logged = num_live = 0
+    for step, draw, _ in loop.train():
+      logged = draw.rewards == 7.0
+      self.assertEqual(set(draw.versions[logged].tolist()) - {-1}, set())
+      live = set(draw.versions[~logged].tolist())
+      self.assertEqual(live - {max(step - 2, 0)}, set())
+      num_logged += logged.sum()
+      num_live += (~logged).sum()
+    self.assertGreater(num_logged, 0)
+    self.assertGreater(num_live, 0)
 
   def test_refuses_a_schedule_that_pins_no_version(self):
     loop = self.make_loop("rloo-s2-seed0")

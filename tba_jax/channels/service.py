@@ -64,6 +64,9 @@ class ReplayService:
       on_event: called with (kind, message).
       score_groups: rewards groups, if searchers do not.
       saved: `get_state` of a checkpoint.
+
+    Raises:
+      ValueError: a file of the prompt order is missing.
     """
     self.buffer = buffer
     self.ledger = ledger_lib.Ledger()
@@ -95,13 +98,14 @@ class ReplayService:
       self._applied = restore(saved["order"], self._order)
       self._journaled = restore(saved["order"], self._order)
       self._watermarks = dict(saved["watermarks"])
+      self._order.set_state(saved.get("difficulty", {}))
 
   def open(self, step: int) -> None:
     """Admits what `step` needs, without waiting."""
     if not self._begun:
       self._begun = True
       self.buffer.begin_epoch(self._receiver.epoch, step)
-    self._receiver.admit(self._schedule.admitted(step))
+    self._admit(self._schedule.admitted(step))
 
   def open_next(self, step: int) -> None:
     """Admits the round after the step's own, for rounds with a lag.
@@ -109,7 +113,11 @@ class ReplayService:
     Call it once the step has begun, that is when its round has arrived: then no
     searcher waiting for a version has a prompt that the trainer waits for.
     """
-    self._receiver.admit(self._schedule.admitted_next(step))
+    self._admit(self._schedule.admitted_next(step))
+
+  def _admit(self, limit: int) -> None:
+    self._order.extend(limit)
+    self._receiver.admit(limit)
 
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early.
@@ -207,6 +215,7 @@ class ReplayService:
         "buffer": self.buffer.get_state(),
         "acknowledged": self._receiver.acknowledged(),
         "order": self._applied.get_state(self._order),
+        "difficulty": self._order.get_state(),
     }
 
   def drop_journal_before(self, position: int) -> None:
@@ -275,6 +284,7 @@ class ReplayService:
         self._reject("prompt", _amount_of(group))
       else:
         self.ledger.evict(self.buffer.insert(group, step))
+        self._order.note(group)
     for reason, count in self.rejected.items():
       if new := count - rejected.get(reason, 0):
         self._on_event("rejected", f"{new} completions: {reason}")

@@ -272,6 +272,11 @@ SECTIONS = {
         "`--program=generate` and `score` (docs/generate.md).", resume=True
     ),
     "export": Section("`--program=export`.", resume=True),
+    "serve": Section(
+        "`--program=serve`: training and sampling over HTTP (docs/serve.md).",
+        resume=True,
+        hosts="own",
+    ),
     "sweep": Section(
         "`--program=sweep`: each objective at each lag with each seed.",
         resume=True,
@@ -423,6 +428,11 @@ SETTINGS = {
         "", TEXT, hosts="own", resume=True,
         meaning="files and folders that workers may read besides those of the"
         " task, separated by commas (docs/your_task.md#isolation)"),
+    "reward.normalize_parts": _s(
+        False, FLAG, "whether each of several rewards (task.rewards) is"
+        " normalized over a prompt's completions, to mean 0 and standard"
+        " deviation 1, before they are summed by their weights (GDPO,"
+        " arXiv:2601.05242)"),
     "reward.fallback": _s(
         0.0, NUMBER, "reward of a completion that could not be judged"),
     "reward.model": _s(
@@ -527,6 +537,13 @@ SETTINGS = {
         32, FROM_0, "fresh prompts that the trainer grants (and, with"
         " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
         " and the trainer takes what is there"),
+    "search.order": _s(
+        "shuffled", one_of("shuffled", "unsolved", "uncertain"), "order of the"
+        " prompts: 'shuffled', each once in every pass; or, after the first"
+        " pass, drawn by the share s of their completions that were solved:"
+        " 'unsolved' by 1 - s, 'uncertain' by s (1 - s)"),
+    "search.solved_from": _s(
+        1.0, NUMBER, "least reward of a completion that counts as solved"),
     "search.lead_steps": _s(
         1, FROM_0, "steps that sampling may run ahead of training; with"
         " lockstep, steps by which all samples lag; 0 only with lockstep"),
@@ -564,6 +581,10 @@ SETTINGS = {
         "unit", one_of("unit", "paper"), "scale of the squared losses: 'unit'"
         " has the gradient of a policy gradient, 'paper' that of the paper's"
         " objective (of tb 2/beta times as large)"),
+    "loss.reward_weight": _s(
+        1.0, NOT_NEGATIVE, "factor on the rewards to learn from; at 0 the"
+        " reference alone is the target, which distills it"
+        " (docs/distillation.md)"),
     "loss.beta": _s(
         0.05, NOT_NEGATIVE, "weight of the KL to the reference, reward per nat;"
         " above 0 for " + ", ".join(losses.names("needs_beta"))),
@@ -662,6 +683,10 @@ SETTINGS = {
         " rewards are all equal: 'skip' it, or prefer the 'first' completion"
         " to the last, as Async RLHF's code"),
 
+    "reference.init": _s(
+        "", TEXT, hosts="path", meaning="model of the reference: '' = the"
+        " initial policy, or the folder of another, of any size, with the same"
+        " tokenizer: a teacher (docs/distillation.md)"),
     "reference.mode": _s(
         "fixed", one_of("fixed", "reset", "ema"), "motion of the reference"
         " every every_steps steps: 'reset' to the policy, or towards it by"
@@ -878,6 +903,29 @@ SETTINGS = {
         False, FLAG, "whether to write the factors of lora.rank alone, as the"
         " package peft does, instead of the model with them merged in"),
 
+    "serve.host": _s(
+        "127.0.0.1", NAME, "address to listen at; another than the loopback"
+        " one lets whoever has the key in"),
+    "serve.port": _s(
+        8700, Allowed("0 to 65535", lambda v: 0 <= v < 2**16),
+        "0 = a free one"),
+    "serve.model_name": _s(
+        "", TEXT, "name of the model for clients, some of which choose a chat"
+        " format by it; '' = `init`"),
+    "serve.max_models": _s(
+        4, COUNT, "models under training in memory; others are read again when"
+        " they are used"),
+    "serve.micro_batch_tokens": _s(
+        4096, COUNT, "tokens of a forward pass, padding included"),
+    "serve.checkpoint_every_steps": _s(
+        10, COUNT, "optim_steps of a model between its checkpoints; those after"
+        " the last are done again after a kill"),
+    "serve.max_body_mb": _s(256, COUNT, "largest body of a request, MiB"),
+    "serve.body_deadline_s": _s(60.0, wait(), "longest time for it to come"),
+    "serve.gap_deadline_s": _s(
+        600.0, wait(), "longest wait of a request for the one with the number"
+        " before its own"),
+
     "sweep.objectives": _s(
         "", TEXT, "settings of each objective, 'NAME: KEY=VALUE …; NAME: …'"),
     "sweep.staleness_steps": _s(
@@ -963,7 +1011,7 @@ _TASK_FILES = frozenset(n for t in tasks.TASKS.values() for n in t.files)
 _TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
-    init sft.init tokenizer.source loss.name loss.value_init
+    init sft.init tokenizer.source loss.name loss.value_init reference.init
     reward.model reward.readable
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command

@@ -50,7 +50,7 @@ ConfigError = load.ConfigError
 
 # Programs that read a file of JSON lines and name their model.
 LINE_PROGRAMS = ("generate", "score")
-_WITHOUT_TASK = ("store", "status", "report", "export", "compile")
+_WITHOUT_TASK = ("store", "status", "report", "export", "compile", "serve")
 # Sections that a program reads; relations between other sections are not
 # checked.
 _MODEL = (
@@ -61,6 +61,7 @@ _SECTIONS_OF = {
     "reward_model": (*_MODEL, "reward_model", "evaluate"),
     "evaluate": (*_MODEL, "evaluate", "reward"),
     "export": (*_MODEL, "export"),
+    "serve": (*_MODEL, "serve"),
     "sweep": (
         *_MODEL, "optimizer", "sft", "sweep", "reference", "rounds", "loss",
         "tempering", "explore", "train", "evaluate", "reward",
@@ -374,9 +375,19 @@ _REQUIRED = (
     ("lora.rank", bool, {"reference.mode": ("fixed",)}),
     ("reference.role", lambda v: v != "trainer",
      {"reference.mode": ("fixed",)}),
+    ("reference.init", bool,
+     {"reference.mode": ("fixed",), "reference.role": ("trainer", "searcher")}),
     # Without a reference there is no KL.
     ("reference.role", lambda v: v == "none",
      {"guards.max_kl": (settings.SETTINGS["guards.max_kl"].default,)}),
+    # Rewards of a log, and what counts as solved, are as the task gives them.
+    ("loss.reward_weight", lambda v: v != 1,
+     {"search.order": ("shuffled",), "logged.path": ("",)}),
+    ("loss.reward_weight", operator.not_,
+     {"replay.skip_equal_rewards": (False,), "replay.selection": ("uniform",)}),
+    ("reward.normalize_parts", bool,
+     {"reward.role": ("searcher",), "reward.where": ("process", "pool"),
+      "search.order": ("shuffled",), "logged.path": ("",)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
     ("rounds.mini_batches", bool,
@@ -426,6 +437,7 @@ _READ_WITH = (
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
+    ("search.solved_from", "search.order", ("unsolved", "uncertain")),
     ("rounds.lag_rounds", "rounds.mini_batches", "above 0"),
     ("rounds.passes", "rounds.mini_batches", "above 0"),
 )  # fmt: skip
@@ -489,6 +501,16 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def _order(c: Mapping[str, Any]) -> _Problems:
+  """Prompts can be drawn by difficulty at the pace of the steps alone."""
+  is_free = not c["search.prompts_per_step"] and not c["rounds.mini_batches"]
+  if c["search.order"] != "shuffled" and is_free:
+    yield "search.order", (
+        "allowed 'shuffled' with config.search.prompts_per_step = 0: all"
+        " prompts are admitted at once, before any was solved"
+    )
+
+
 def _trust_region(c: Mapping[str, Any]) -> _Problems:
   name, correction = c["loss.name"], c["loss.correction"]
   why = ""
@@ -543,6 +565,19 @@ def _family(c: Mapping[str, Any]) -> _Problems:
         yield f"tempering.{key}", (
             f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
         )
+
+
+def _distills(c: Mapping[str, Any]) -> _Problems:
+  """Without rewards, something else is left to learn from."""
+  name = c["loss.name"]
+  if c["loss.reward_weight"] or ".py:" in name:
+    return
+  by_order = losses.find(name).function.startswith("preference:")
+  if by_order or not losses.reads_reference(_loss(c)):
+    yield "loss.reward_weight", (
+        f"allowed above 0 with config.loss.name = {name!r}, which learns from"
+        " nothing else; 0 is for losses with a KL to the reference, as tb"
+    )
 
 
 def _logs(c: Mapping[str, Any]) -> _Problems:
@@ -827,6 +862,7 @@ _MODELS = {
     "reward_model.relabel": (("", "task"), folders.SCORER),
     "reward.model": (("reward_model",), folders.SCORER),
     "loss.value_init": (("policy", "reward_model"), folders.SCORER),
+    "reference.init": (("",), folders.POLICY),
 }
 
 
@@ -1077,8 +1113,10 @@ _CHECKS = (
     *(functools.partial(_read_with, row) for row in _READ_WITH),
     _batch,
     _group_size,
+    _order,
     _trust_region,
     _family,
+    _distills,
     _logs,
     _proximal,
     _schedules,
@@ -1172,6 +1210,13 @@ def _lacks(
       yield _line("tokenizer.chat", True, f"{allowed} as source or init")
   if task.has_turns:
     yield from _lacks_turns(c, task)
+  if c.get("reward.normalize_parts") and len(task.part_weights) < 2:
+    yield _line(
+        "reward.normalize_parts",
+        True,
+        "allowed with two rewards or more (config.task.rewards of the task"
+        " 'own')",
+    )
   where = c.get("reward.where")
   if program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"
@@ -1193,6 +1238,7 @@ def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
   for key, allowed in (
       ("reward.role", ("searcher",)),
       ("evaluate.judge", ("",)),
+      ("logged.path", ("",)),
   ):
     if c.get(key, allowed[0]) not in allowed:
       why = f"allowed {' or '.join(map(repr, allowed))} with environments"

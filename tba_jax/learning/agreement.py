@@ -73,7 +73,8 @@ def _digests(
       "config.tokenizer": [tokens, sorted(map(int, tokenizer.stop_ids))],
   }
   if config.reference.role == "searcher":
-    parts["config.reference"] = lora.base_name(policy.folder, config.seed)
+    folder = config.reference.init or policy.folder
+    parts["config.reference"] = lora.base_name(folder, config.seed)
   digest = lambda value: hashlib.sha256(
       json.dumps(value, default=str).encode()
   ).hexdigest()

@@ -471,18 +471,29 @@ def make_reference(
     params: types.PyTree,
     mesh: jax.sharding.Mesh,
 ) -> reference_lib.Reference:
-  """Returns the reference, starting from `params`, or without any.
+  """Returns the reference: `params`, those of `reference.init`, or none.
 
   Searchers may have them instead: it then knows its version alone.
+
+  Raises:
+    ValueError: the model of `reference.init` cannot be read, or does not fit.
   """
   moves = config.reference.mode != "fixed"
+  model, is_shared = policy.model, policy.adapters is not None
+  if config.reference.role != "trainer":
+    params = None
+  elif config.reference.init:
+    model = frozen.reference_model(config, policy.tokenizer)
+    folder = config.reference.init
+    params = frozen.load_params(folder, model, mesh, config.sharding)
+    is_shared = True
   return reference_lib.Reference(
-      policy.model,
-      params if config.reference.role == "trainer" else None,
+      model,
+      params,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
-      # No step donates an adapter's base: the reference shares it.
-      copy=policy.adapters is None,
+      # No step donates an adapter's base, or the params of another model.
+      copy=not is_shared,
       micro_prompts=micro_prompts(config),
       mesh=mesh,
       rules=config.sharding,

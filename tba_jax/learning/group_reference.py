@@ -9,6 +9,7 @@ Source: TBA's searchers, Bartoldson et al. 2025 (arXiv:2503.18929).
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import math
 
 import jax
@@ -19,6 +20,7 @@ from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.models import kernels
 from tba_jax.models import sequence
+from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
@@ -170,4 +172,11 @@ def make_group_reference(
   """
   if config.reference.role != "searcher":
     return None
-  return GroupReference(config, policy, make_params(), mesh)
+  if not config.reference.init:
+    return GroupReference(config, policy, make_params(), mesh)
+  model = frozen.reference_model(config, policy.tokenizer)
+  params = frozen.load_params(
+      config.reference.init, model, mesh, config.sharding
+  )
+  policy = dataclasses.replace(policy, model=model)
+  return GroupReference(config, policy, params, mesh)

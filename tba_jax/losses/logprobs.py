@@ -138,6 +138,7 @@ def map_logits(
     *,
     rows: types.Rows | None = None,
     max_logits: int | None = None,
+    targets_BxKxT: jax.Array | None = None,
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
@@ -156,6 +157,8 @@ def map_logits(
     rows: packed rows of the batch, see `map_rows`.
     max_logits: most logits on a device at a time, but at least one position's;
       None takes `MAX_LOGITS`.
+    targets_BxKxT: tokens that `fn` gets in place of the completion's; only
+      without `rows`.
 
   Returns:
     A pytree of [B, K, T].
@@ -175,6 +178,8 @@ def map_logits(
   stream_BxKxTxD = model.completion_stream(
       params, prompt_tokens_BxP, prompt_mask_BxP, tokens
   )
+  if targets_BxKxT is not None:
+    tokens = targets_BxKxT
   parts = sequence.current_split()
   num_tokens = tokens.shape[2]
   B, K, T, _ = stream_BxKxTxD.shape

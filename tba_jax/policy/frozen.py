@@ -45,6 +45,51 @@ def load_params(
   return hf.load(folder, dtype=dtype, shardings=shardings)[1]
 
 
+def reference_model(
+    config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
+) -> transformer.Model:
+  """Returns the model of `reference.init`, whose params keep its dtype.
+
+  Raises:
+    ValueError: the folder cannot be read, or has another tokenizer than the
+      policy.
+  """
+  folder = config.reference.init
+  try:
+    shape = hf_config.read(
+        folder,
+        compute_dtype=config_lib.compute_dtype(
+            config.model, jax.default_backend()
+        ),
+        attention=_attention(config),
+    )
+    folders.check_labels(shape, folders.POLICY)
+    folders.check_vocabulary(shape, tokenizer.vocab_size)
+    if folders.has_tokenizer(hf_hub.find(folder)):
+      _check_tokens(tokenizer, tokenizer_lib.load(folder))
+  except ValueError as error:
+    raise ValueError(f"config.reference.init={folder!r}: {error}") from error
+  return transformer.make_model(shape)
+
+
+def _check_tokens(
+    mine: tokenizer_lib.Tokenizer, its: tokenizer_lib.Tokenizer
+) -> None:
+  """Raises ValueError unless two tokenizers have the same tokens."""
+  if mine.vocab_size != its.vocab_size:
+    raise ValueError(
+        f"its tokenizer has {its.vocab_size} tokens, the policy's"
+        f" {mine.vocab_size}; allowed a model with the policy's tokenizer"
+    )
+  ids = range(mine.vocab_size)
+  for i, (own, other) in enumerate(zip(mine.tokens(ids), its.tokens(ids))):
+    if own != other:
+      raise ValueError(
+          f"token {i} of its tokenizer is {other!r}, of the policy's {own!r};"
+          " allowed a model with the policy's tokenizer"
+      )
+
+
 def load_scorer(
     config: ml_collections.ConfigDict,
     key: str,

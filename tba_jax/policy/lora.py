@@ -206,6 +206,12 @@ def check_base(saved: str, present: str) -> None:
     )
 
 
+def kernel_names(model: Any) -> dict[str, bool]:
+  """Returns the matrices that may have an adapter, True for the MLP's."""
+  kernels = _kernels(("blocks",), model.logical_axes["blocks"])
+  return {path[-1]: "mlp" in axes for path, axes in kernels}
+
+
 def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
   """Returns the logical axes of each adapted kernel by its path."""
   found = dict(_kernels(("blocks",), logical_axes["blocks"]))

@@ -33,6 +33,7 @@ from tba_jax.models import hf_hub
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import text
+from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference
 from tba_jax.system import bucket
@@ -217,14 +218,20 @@ def _references(
   """Returns the evaluator's reference policies, {} if none can be loaded."""
   try:
     start = policy_lib.make_policy(config, workdir)
-    same = start.model.config.vocab_size == policy.model.config.vocab_size
-    params = model_source.initial_params(config, start, mesh) if same else None
+    model = start.model
+    if config.reference.init:
+      model = frozen.reference_model(config, policy.tokenizer)
+      params = frozen.load_params(
+          config.reference.init, model, mesh, config.sharding
+      )
+    elif model.config.vocab_size == policy.model.config.vocab_size:
+      params = model_source.initial_params(config, start, mesh)
+    else:
+      return {}
   except (ValueError, OSError):
     return {}
-  if params is None:
-    return {}
   make = lambda temperature: reference.Reference(
-      start.model, params, temperature=temperature
+      model, params, temperature=temperature
   )
   out = {}
   temperature = config.sampling.temperature

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wires the loop of one process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
 from tba_jax.sampling import logged
@@ -35,18 +37,38 @@ from tba_jax.tasks import logged as tasks_logged
 
 
 def make_prompt_order(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    folder: pathlib.Path | None = None,
 ) -> prompt_order.PromptOrder:
   """Returns the order of the task's training prompts.
 
   If nothing is sampled, it has those with logged completions alone.
+
+  Args:
+    config: reads `seed`, `search` and `logged`.
+    policy: policy with the task.
+    folder: folder of the run's replay; None if nothing is to outlive the
+      process.
+
+  Raises:
+    ValueError: a file in the folder is damaged, or of another order.
   """
   size, prompt_ids = policy.task.num_prompts(tasks_base.TRAIN), None
   log = make_logged(config, policy)
   if log is not None and log.share == 1:
     prompt_ids = log.prompt_ids
     size = len(prompt_ids)
-  return prompt_order.PromptOrder(size, seed=config.seed, prompt_ids=prompt_ids)
+  common = {"seed": config.seed, "prompt_ids": prompt_ids}
+  if config.search.order == "shuffled":
+    return prompt_order.PromptOrder(size, **common)
+  return difficulty.DifficultyOrder(
+      size,
+      weight=config.search.order,
+      solved_from=config.search.solved_from,
+      folder=folder,
+      **common,
+  )
 
 
 def make_logged(
@@ -65,6 +87,15 @@ def make_logged(
       policy.tokenizer,
       needs_logprobs=losses.reads_behavior(config.loss),
   )
+
+
+def part_weights(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> Mapping[str, float] | None:
+  """Returns the weights of the parts of the reward, if they are normalized."""
+  if not config.reward.normalize_parts:
+    return None
+  return policy.task.part_weights
 
 
 def make_baselines(
@@ -170,6 +201,7 @@ class LoopMaker:
 
   policy: policy that all start from.
   sampler: sampler of training prompts.
+  judge: judge of their completions.
   evaluator: evaluator of `Loop.learner.params`, with the KL if there is a
     reference.
   """
@@ -192,7 +224,7 @@ class LoopMaker:
     self._reference = device_work.make_reference(
         config, self.policy, self._params, self._mesh
     )
-    self._judge = reward_judge.make_judge(config, workdir, self.policy.task)
+    self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
     has_reference = config.reference.role != "none"
     self._environments = environments.make(
         config, workdir, self.policy.task, self.policy.tokenizer
@@ -250,9 +282,10 @@ class LoopMaker:
             policy.task,
             policy.tokenizer,
             self.sampler,
-            self._judge,
+            self.judge,
             num_completions=config.search.samples_per_prompt,
             loss=config.loss,
+            part_weights=part_weights(config, policy),
             seed=config.seed,
             logged=make_logged(config, policy),
             environments=self._environments,
@@ -264,7 +297,7 @@ class LoopMaker:
 
   def close(self) -> None:
     """Ends the processes of judges and environments."""
-    self._judge.close()
+    self.judge.close()
     if self._environments is not None:
       self._environments.close()
     self.evaluator.close()

@@ -244,7 +244,7 @@ def make_trainer(
   epoch = run_directory.next_epoch(run)
   logging.info("trainer epoch %d on %s", epoch, jax.devices())
   receiver = channel.make_receiver(
-      order=loops.make_prompt_order(config, policy),
+      order=loops.make_prompt_order(config, policy, run.workdir / "replay"),
       epoch=epoch,
       policy=policy,
       on_event=events.write,
@@ -508,6 +508,7 @@ def make_searcher(
           num_completions=config.search.samples_per_prompt,
           # The trainer judges, and applies the rule.
           loss=None if config.reward.role == "trainer" else config.loss,
+          part_weights=loops.part_weights(config, policy),
           reference=reference,
           logged=logged,
           environments=own_environments,

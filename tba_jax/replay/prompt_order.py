@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tba_jax import types
+
 # A position this far beyond the number of those in the journal is refused: no
 # searcher can have been granted it.
 _SLACK = 1 << 20
@@ -59,10 +61,24 @@ class PromptOrder:
       self._permutations = {
           v: p for v, p in self._permutations.items() if v >= visit - 1
       } | {visit: permutation}
-    index = int(permutation[index])
-    if self._prompt_ids is not None:
-      index = self._prompt_ids[index]
-    return index, visit
+    return self.id_of(int(permutation[index])), visit
+
+  def id_of(self, index: int) -> int:
+    """Returns the prompt id of an index below N."""
+    return index if self._prompt_ids is None else self._prompt_ids[index]
+
+  def extend(self, limit: int) -> None:
+    """Decides on the prompts below a position, before they are admitted."""
+
+  def note(self, group: types.Group) -> None:
+    """Takes note of an applied group."""
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what the order knows of its groups."""
+    return {}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Restores a state; raises ValueError if a file of the order is missing."""
 
 
 class Positions:

@@ -30,6 +30,9 @@ from tba_jax.tasks import base
 
 # Rewards are stored as float32.
 _MAX_REWARD = float(np.finfo(np.float32).max)
+# Standard deviation of a part of the reward, relative to its size, that counts
+# as 0.
+_MIN_SPREAD = 1e-6
 # Characters of a reason that are kept.
 MAX_REASON = 500
 
@@ -197,25 +200,62 @@ def final_rewards(
     config_loss: ml_collections.ConfigDict,
     judged: Sequence[base.Judgement],
     stopped: Sequence[bool] | np.ndarray,
+    part_weights: Mapping[str, float] | None = None,
 ) -> np.ndarray:
-  """Returns the rewards to learn from, [N] float32.
+  """Returns the rewards to learn from of a prompt's completions, [N] float32.
 
   Those of completions that were cut off follow `loss.missing_stop`; "replace"
   as in Noukhovitch et al. 2024 (arXiv:2410.18252). Whoever judges a group
   applies it, so that all later readers have these rewards.
 
   Args:
-    config_loss: reads `missing_stop` and `missing_stop_reward`.
+    config_loss: reads `reward_weight`, `missing_stop` and
+      `missing_stop_reward`.
     judged: N judgements.
     stopped: [N], whether the completion ended with a stop token.
+    part_weights: weights of the rewards' parts, which are normalized apart;
+      None takes the rewards as judged.
   """
-  rewards_N = np.array([j.reward for j in judged], np.float32)
+  if part_weights is None:
+    rewards_N = np.array([j.reward for j in judged], np.float32)
+  else:
+    rewards_N = sum_of_normalized(judged, part_weights)
+  rewards_N = np.float32(config_loss.reward_weight) * rewards_N
   if config_loss.missing_stop == "keep":
     return rewards_N
   cut_N = np.float32(config_loss.missing_stop_reward)
   if config_loss.missing_stop == "add":
     cut_N = rewards_N + cut_N
   return np.where(stopped, rewards_N, cut_N)
+
+
+def sum_of_normalized(
+    judged: Sequence[base.Judgement], part_weights: Mapping[str, float]
+) -> np.ndarray:
+  """Returns Σ_n w_n (r_n - mean r_n)/std r_n over a group, [N] float32.
+
+  A sum of rewards of different scales is learned from in proportion to their
+  spread; so normalized, each weighs what its weight says. A part that is equal
+  for all completions adds 0, and a completion that could not be judged keeps
+  its fallback reward and is in no mean.
+
+  Source: GDPO (arXiv:2601.05242, eq. 4 and 5), whose last normalization, over
+  the batch, is left to `loss.beta` and the objective.
+
+  Args:
+    judged: N judgements of one prompt's completions.
+    part_weights: w_n by the part's name.
+  """
+  sums_N = np.array([j.reward if j.failure else 0.0 for j in judged])
+  found = np.array([not j.failure for j in judged])
+  if found.any():
+    for name, weight in part_weights.items():
+      values = np.array([j.parts[name] for j in judged if not j.failure])
+      spread = values.std()
+      # Equal values may differ from their mean by rounding.
+      if spread > _MIN_SPREAD * max(1.0, np.abs(values).max()):
+        sums_N[found] += weight * (values - values.mean()) / spread
+  return sums_N.astype(np.float32)
 
 
 def no_reason(message: str) -> str:

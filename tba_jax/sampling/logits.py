@@ -14,6 +14,7 @@ Axes: R rows, V vocabulary, or a device's part of it.
 """
 
 from collections.abc import Collection
+import functools
 import math
 
 import jax
@@ -25,8 +26,10 @@ from tba_jax.sampling import requests
 # Folded into a row's key for its own temperature; no token position.
 _TEMPERATURE_STREAM = 0x7E3B0000
 
-# Width of a block in `_cumsum`.
+# Tokens of a block of the vocabulary.
 _BLOCK = 128
+_SIGN = np.uint32(1 << 31)
+_LAST_PLACE = np.uint32(2**32 - 1)
 # Above every token.
 _NO_TOKEN = np.iinfo(np.int32).max
 
@@ -69,17 +72,21 @@ def process(
   logprobs_RxV = _log_softmax(logits_RxV / temperature, axis)
   # Tokens are ordered by their logits: a compiler that computes a log-prob in
   # two places may round it differently, and drop the last token to keep.
+  place_RxV = _place(logits_RxV)
   num_tokens = logits_RxV.shape[-1]
+  # Blocks that hold all tokens before the last one kept.
+  take = lambda x_RxV, _: x_RxV
   if 0 < top_k < num_tokens * (jax.lax.axis_size(axis) if axis else 1):
-    likeliest, _ = jax.lax.top_k(logits_RxV, min(top_k, num_tokens))
-    if axis is not None:
-      likeliest = jax.lax.all_gather(likeliest, axis, axis=1, tiled=True)
-      likeliest, _ = jax.lax.top_k(likeliest, top_k)
-    kept_RxV = logits_RxV >= likeliest[:, -1:]
-    logprobs_RxV = _keep(logprobs_RxV, kept_RxV, axis)
+    if top_k * _BLOCK <= num_tokens // 4:
+      take = functools.partial(_take_blocks, _likeliest(logits_RxV, top_k))
+    place_RxC = take(place_RxV, _LAST_PLACE)
+    last_Rx1 = _last_place(place_RxC, jnp.int32(1), top_k, axis)
+    logprobs_RxV = _keep(logprobs_RxV, place_RxV <= last_Rx1, axis)
   if top_p < 1:
-    kept_RxV = _in_top_p(logits_RxV, jnp.exp(logprobs_RxV), top_p, axis)
-    logprobs_RxV = _keep(logprobs_RxV, kept_RxV, axis)
+    probs_RxC = jnp.exp(take(logprobs_RxV, -jnp.inf))
+    place_RxC = take(place_RxV, _LAST_PLACE)
+    last_Rx1 = _last_place(place_RxC, probs_RxC, top_p, axis)
+    logprobs_RxV = _keep(logprobs_RxV, place_RxV <= last_Rx1, axis)
   if min_p > 0:
     least_Rx1 = _max(logprobs_RxV, axis) + math.log(min_p)
     logprobs_RxV = _keep(logprobs_RxV, logprobs_RxV >= least_Rx1, axis)
@@ -104,26 +111,60 @@ def sample(
     token_R: [R] int32.
     logprob_R: [R] float32, `logprobs_RxV` at the token.
   """
-  probs_RxV = jnp.exp(logprobs_RxV)
-  sums_RxV = _cumsum(probs_RxV)
-  total_Rx1 = sums_RxV[:, -1:]
+  # The block at which the CDF passes, then the token in it: over blocks there
+  # is one sum, over tokens of one block there are sums up to each.
+  blocks_RxNxW = _blocks(logprobs_RxV, -jnp.inf)
+  sums_RxN = jnp.sum(jnp.exp(blocks_RxNxW), axis=-1)
+  upto_RxN = jnp.cumsum(sums_RxN, axis=-1)
+  total_Rx1, offset = upto_RxN[:, -1:], 0
   if axis is not None:
-    totals_RxN = jax.lax.all_gather(total_Rx1, axis, axis=1, tiled=True)
-    upto_RxN = jnp.cumsum(totals_RxN, axis=-1)
+    totals_RxD = jax.lax.all_gather(total_Rx1, axis, axis=1, tiled=True)
+    ends_RxD = jnp.cumsum(totals_RxD, axis=-1)
     part = jax.lax.axis_index(axis)
-    sums_RxV += jax.lax.dynamic_slice_in_dim(
-        jnp.pad(upto_RxN, ((0, 0), (1, 0))), part, 1, axis=1
+    upto_RxN += jax.lax.dynamic_slice_in_dim(
+        jnp.pad(ends_RxD, ((0, 0), (1, 0))), part, 1, axis=1
     )
-    total_Rx1 = upto_RxN[:, -1:]
-  possible_RxV = probs_RxV > 0
-  # Rounded sums may stay constant, or never pass u times the total: so a token
-  # must have a probability above 0, and the last such token is the fallback.
-  passed_RxV = possible_RxV & (sums_RxV > uniform_R[:, None] * total_Rx1)
-  vocab_RxV = _vocab(logprobs_RxV, axis)
-  first_Rx1 = _min(jnp.where(passed_RxV, vocab_RxV, _NO_TOKEN), axis)
-  last_Rx1 = _max(jnp.where(possible_RxV, vocab_RxV, 0), axis)
-  token_R = jnp.minimum(first_Rx1, last_Rx1)[:, 0]
-  return token_R, _at(logprobs_RxV, token_R, axis)
+    total_Rx1 = ends_RxD[:, -1:]
+    offset = part * logprobs_RxV.shape[1]
+  passes_Rx1 = uniform_R[:, None] * total_Rx1
+  block_R, passed_R = _first(sums_RxN, upto_RxN > passes_Rx1)
+  own = jax.vmap(lambda x, block: x[block])
+  logprobs_RxW = own(blocks_RxNxW, block_R)
+  probs_RxW = jnp.exp(logprobs_RxW)
+  before_R = own(upto_RxN - sums_RxN, block_R)
+  upto_RxW = before_R[:, None] + jnp.cumsum(probs_RxW, axis=-1)
+  place_R, _ = _first(probs_RxW, upto_RxW > passes_Rx1)
+  own_R = offset + block_R * blocks_RxNxW.shape[2] + place_R
+  logprob_R = own(logprobs_RxW, place_R)
+  if axis is None:
+    return own_R, logprob_R
+  # The first part that the CDF passes in, else the last possible token.
+  first_R = jax.lax.pmin(jnp.where(passed_R, own_R, _NO_TOKEN), axis)
+  possible_R = jnp.any(sums_RxN > 0, axis=-1)
+  last_R = jax.lax.pmax(jnp.where(possible_R, own_R, 0), axis)
+  token_R = jnp.where(first_R < _NO_TOKEN, first_R, last_R)
+  mine_R = token_R == own_R
+  return token_R, jax.lax.psum(jnp.where(mine_R, logprob_R, 0.0), axis)
+
+
+def _first(
+    probs_RxN: jax.Array, passed_RxN: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns [R] int32, the first possible entry that passed, else the last.
+
+  Rounded sums may stay constant, or never pass u times the total: so an entry
+  must have a probability above 0, and the last such entry is the fallback.
+
+  Returns:
+    The entry, and [R] bool, whether one passed.
+  """
+  possible_RxN = probs_RxN > 0
+  passed_RxN &= possible_RxN
+  at_RxN = jax.lax.broadcasted_iota(jnp.int32, probs_RxN.shape, 1)
+  first_R = jnp.min(jnp.where(passed_RxN, at_RxN, _NO_TOKEN), axis=-1)
+  last_R = jnp.max(jnp.where(possible_RxN, at_RxN, 0), axis=-1)
+  passed_R = first_R < _NO_TOKEN
+  return jnp.where(passed_R, first_R, last_R), passed_R
 
 
 def plain_logprob(
@@ -185,58 +226,70 @@ def _keep(
   return _log_softmax(jnp.where(kept_RxV, logprobs_RxV, -jnp.inf), axis)
 
 
-def _in_top_p(
-    logits_RxV: jax.Array,
-    probs_RxV: jax.Array,
-    top_p: float,
-    axis: str | None,
-) -> jax.Array:
-  """Returns [R, V] bool, the smallest set of likeliest tokens to reach `top_p`.
-
-  A token is in the set if those that are likelier do not reach `top_p`. Places
-  are integers that grow as logits fall: the largest place before which the
-  probabilities do not reach `top_p` is found bit by bit, in 32 sums where a
-  sort takes some (log V)² passes on an accelerator.
-  """
-  zero_RxV = jnp.where(logits_RxV == 0, 0.0, logits_RxV)  # -0 ties with 0.
+def _place(logits_RxV: jax.Array) -> jax.Array:
+  """Returns [R, V] uint32, integers that grow as logits fall; 0 equals -0."""
+  zero_RxV = jnp.where(logits_RxV == 0, 0.0, logits_RxV)
   bits_RxV = jax.lax.bitcast_convert_type(zero_RxV, jnp.uint32)
   # Bits of negative floats grow as they fall, those of positive ones as they
   # grow.
-  sign = np.uint32(1 << 31)
-  place_RxV = jnp.where(bits_RxV >= sign, bits_RxV, sign - 1 - bits_RxV)
+  return jnp.where(bits_RxV >= _SIGN, bits_RxV, _SIGN - 1 - bits_RxV)
+
+
+def _last_place(
+    place_RxC: jax.Array,
+    weights_RxC: jax.Array,
+    limit: float,
+    axis: str | None,
+) -> jax.Array:
+  """Returns [R, 1] uint32, the last place of the smallest set to reach a limit.
+
+  A token is in the set if the weights of those that are likelier do not sum to
+  `limit`. The largest place before which they do not is found bit by bit, in 32
+  sums where a sort takes some (log V)² passes on an accelerator.
+
+  Args:
+    place_RxC: [R, C] uint32, places of tokens; all that may be in the set.
+    weights_RxC: [R, C] or [], at least 0: probabilities, or 1 to count tokens.
+    limit: sum to reach, above 0.
+    axis: mesh axis, see `process`.
+  """
 
   def set_bit(i: jax.Array, found_Rx1: jax.Array) -> jax.Array:
-    tried_Rx1 = found_Rx1 | (sign >> i.astype(jnp.uint32))
-    before_RxV = jnp.where(place_RxV < tried_Rx1, probs_RxV, 0.0)
-    return jnp.where(_sum(before_RxV, axis) < top_p, tried_Rx1, found_Rx1)
+    tried_Rx1 = found_Rx1 | (_SIGN >> i.astype(jnp.uint32))
+    before_RxC = jnp.where(place_RxC < tried_Rx1, weights_RxC, 0)
+    return jnp.where(_sum(before_RxC, axis) < limit, tried_Rx1, found_Rx1)
 
-  zeros_Rx1 = jnp.zeros((len(logits_RxV), 1), jnp.uint32)
-  found_Rx1 = jax.lax.fori_loop(0, 32, set_bit, zeros_Rx1)
-  return place_RxV <= found_Rx1
+  zeros_Rx1 = jnp.zeros((len(place_RxC), 1), jnp.uint32)
+  return jax.lax.fori_loop(0, 32, set_bit, zeros_Rx1)
 
 
-def _cumsum(values_RxV: jax.Array) -> jax.Array:
-  """Returns the inclusive cumulative sum over the last axis.
+def _blocks(x_RxV: jax.Array, padding: float) -> jax.Array:
+  """Returns [R, N, W], the vocabulary in blocks, the last one padded."""
+  num_rows, num_tokens = x_RxV.shape
+  width = min(_BLOCK, num_tokens)
+  missing = -num_tokens % width
+  if missing:
+    x_RxV = jnp.pad(x_RxV, ((0, 0), (0, missing)), constant_values=padding)
+  return x_RxV.reshape(num_rows, -1, width)
 
-  It multiplies blocks by a triangular matrix: XLA's own takes about log V
-  passes over the array, which shows in a small model's decode step.
+
+def _likeliest(logits_RxV: jax.Array, top_k: int) -> jax.Array:
+  """Returns [R, top_k] int32, the blocks with the largest logits.
+
+  They hold each token that is likelier than the one at place `top_k`, and one
+  at that place: fewer blocks than `top_k` have a likelier one.
   """
-  num_rows, num_values = values_RxV.shape
-  width = min(_BLOCK, num_values)
-  num_blocks = -(-num_values // width)
-  padded = jnp.pad(values_RxV, ((0, 0), (0, num_blocks * width - num_values)))
-  blocks = padded.reshape(num_rows * num_blocks, width)
-  within = jnp.dot(
-      blocks,
-      jnp.triu(jnp.ones((width, width), values_RxV.dtype)),
-      # Accelerators default to a coarser product.
-      precision=jax.lax.Precision.HIGHEST,
-  ).reshape(num_rows, num_blocks, width)
-  if num_blocks > 1:
-    totals = within[:, :, -1]
-    before = jnp.cumsum(totals, axis=-1) - totals
-    within = within + before[:, :, None]
-  return within.reshape(num_rows, num_blocks * width)[:, :num_values]
+  largest_RxN = jnp.max(_blocks(logits_RxV, -jnp.inf), axis=-1)
+  return jax.lax.top_k(largest_RxN, top_k)[1]
+
+
+def _take_blocks(
+    blocks_RxB: jax.Array, x_RxV: jax.Array, padding: float
+) -> jax.Array:
+  """Returns [R, B * W], the entries of some blocks."""
+  blocks_RxNxW = _blocks(x_RxV, padding)
+  taken = jax.vmap(lambda x, at: x[at])(blocks_RxNxW, blocks_RxB)
+  return taken.reshape(len(x_RxV), -1)
 
 
 def explored_logits(

@@ -15,7 +15,7 @@ UINT32 = 2**32
 
 # A prefill batch has one prompt per this many rows: with 16 completions each, a
 # prefill fills all rows.
-_ROWS_PER_PREFILL = 16
+ROWS_PER_PREFILL = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Settings:
   @property
   def prefill_size(self) -> int:
     """B, prompts of a prefill."""
-    return max(1, self.num_rows // _ROWS_PER_PREFILL)
+    return max(1, self.num_rows // ROWS_PER_PREFILL)
 
   @property
   def buckets(self) -> tuple[int, ...]:

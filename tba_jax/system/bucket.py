@@ -41,7 +41,7 @@ _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/[^/]+)+")
 _MODEL = re.compile(r"(.+?)(/checkpoints/\d+)?")
 # Programs that only read, and no model files; and programs without buckets.
 _VIEWS = ("plan", "report", "status")
-_LOCAL_ONLY = ("benchmark", "replay", "sweep")
+_LOCAL_ONLY = ("benchmark", "replay", "serve", "sweep")
 
 # Facts of the local folder: its URL, the lock's token as of its content, and
 # its content: "logs", "all", or "work" after a run has worked there.

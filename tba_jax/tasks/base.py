@@ -161,6 +161,14 @@ class Task(abc.ABC):
     """Whether the task has a reward of its own; if not, a model is needed."""
     return True
 
+  @property
+  def part_weights(self) -> Mapping[str, float]:
+    """Weights of the parts whose weighted sum is the reward, by name.
+
+    {} if it is no such sum.
+    """
+    return {}
+
   def pairs(self, split: str) -> Sequence[tuple[Prompt, str, str]]:
     """Returns (prompt, chosen, rejected) to train a reward model."""
     raise ValueError(

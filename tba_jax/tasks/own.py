@@ -177,6 +177,10 @@ class Own(rows_task.RowsTask):
       fields = {**fields, self._fields["answer"]: answer}
     return _filled(self._fields["completion"], fields)
 
+  @property
+  def part_weights(self) -> Mapping[str, float]:
+    return {part.name: part.weight for part in self._parts}
+
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     example = self.example(split, index)
     row = {**example.fields, "answer": example.answer}

@@ -392,22 +392,23 @@ def _reference(
     micro_prompts: int = 0,
 ) -> Program:
   """Returns the program of reference log-probs."""
+  model, params = held.reference(config, own.mesh, own.model, own.params)
   logprobs_fn = reference.make_logprobs_fn(
-      own.model,
+      model,
       temperature=config.sampling.temperature,
       micro_prompts=micro_prompts,
   )
   axes = sharding.token_axes(config.sharding)
   lower = functools.partial(
       jax.jit(sequence.split_tokens(logprobs_fn, own.mesh, *axes)).lower,
-      own.params,
+      params,
       batch.prompt_tokens,
       batch.prompt_mask,
       batch.completion_tokens,
       batch.completion_mask,
       batch.rows,
   )
-  return Program(lower, held.num_bytes(own.params), remedy)
+  return Program(lower, held.num_bytes(params), remedy)
 
 
 def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:

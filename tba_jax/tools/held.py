@@ -161,10 +161,11 @@ def trainer(
   held["optimizer"] = num_bytes(state) - sum(held.values())
   if adapters:
     held["base of the adapters"] = num_bytes(params)
-  elif config.reference.mode == "fixed" and (
-      config.reference.role == "trainer"
-  ):
-    held["reference"] = num_bytes(params)
+  # The adapters' base is the reference, unless another model is.
+  shares = adapters and not config.reference.init
+  is_here = config.reference.role == "trainer"
+  if config.reference.mode == "fixed" and is_here and not shares:
+    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   held["copy that is published"] = num_bytes(published(config, state.params))
   held |= _frozen_bytes(frozen)
   size = packing.sizes(config, packing.batch_shape(config))[0]
@@ -216,8 +217,9 @@ def searcher(
   if config.lora.rank:
     held["base of the adapters"] = num_bytes(params)
     held["base with a version's adapters merged"] = num_bytes(params)
-  elif config.reference.role == "searcher":
-    held["reference"] = num_bytes(params)
+  shares = config.lora.rank and not config.reference.init
+  if config.reference.role == "searcher" and not shares:
+    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   frozen = _frozen(config, mesh, workdir, "searcher")
   held |= _frozen_bytes(frozen)
   return Searcher(
@@ -483,14 +485,36 @@ def _frozen(
       fn = model.label_scores
       if source.key == "task.encoder":
         fn = model.mean_pooled
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    shardings = sharding.frozen_shardings(mesh, config.sharding, model)
-    if shardings is None:
-      params = placed(shapes, place_of(mesh))
-    else:
-      params = sharding.with_shardings(shapes, shardings)
+    params = _frozen_params(config, mesh, model)
     out.append(Frozen(source, fn, params, (num_rows, length)))
   return out
+
+
+def _frozen_params(
+    config: ml_collections.ConfigDict, mesh: Mesh, model: Any
+) -> types.PyTree:
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shardings = sharding.frozen_shardings(mesh, config.sharding, model)
+  if shardings is None:
+    return placed(shapes, place_of(mesh))
+  return sharding.with_shardings(shapes, shardings)
+
+
+def reference(
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    model: transformer.Model,
+    params: types.PyTree,
+) -> tuple[transformer.Model, types.PyTree]:
+  """Returns the reference: the policy given, or that of `reference.init`."""
+  if not config.reference.init:
+    return model, params
+  shape = dataclasses.replace(
+      sizes.read_shape("reference.init", config.reference.init),
+      compute_dtype=config_lib.compute_dtype(config.model, platform_of(mesh)),
+  )
+  model = transformer.make_model(shape)
+  return model, _frozen_params(config, mesh, model)
 
 
 def _encoder(source: sizes.Frozen) -> encoder_lib.Encoder:

@@ -3,6 +3,7 @@
 """The `plan` program: what a config needs, without touching a device.
 
     --program=plan --config=FILE [DEVICE [SEARCHER_DEVICE]] [--calibrate=RUN]
+        [--meshes]
 
 It reads the config and the config files of models. Memory is what shapes give
 exactly (`held`), and of activations what gradients keep at least; the
@@ -10,7 +11,8 @@ compiler's workspace is not counted. DEVICE is a kind, such as "h100", or "cpu",
 this machine, which is the default if it has no accelerator; or a topology, such
 as "v5e:4x4" or "h100:8": then memory is what the compiler says (`compile`).
 `--calibrate` adds the balance of searchers and trainer at the speeds that RUN
-measured.
+measured, and the staleness and learning rate to expect. `--meshes` compiles
+every mesh of the topologies and names the best (`meshes`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ import math
 import jax
 import ml_collections
 
-from tba_jax.channels import grants as grants_lib
+from tba_jax import searcher as searcher_lib
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import transformer
 from tba_jax.monitor import metrics
@@ -32,6 +34,8 @@ from tba_jax.programs import sizes
 from tba_jax.system import accelerators
 from tba_jax.tools import compile as compiler
 from tba_jax.tools import held
+from tba_jax.tools import meshes
+from tba_jax.tools import targets
 
 _CPU = accelerators.CPU
 # GiB of one device, as its maker publishes it.
@@ -50,6 +54,8 @@ DEVICE_GIB = {
 # Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
 # bytes for each of tens of prompts; measured.
 _RECORD_BYTES, _HEADER_BYTES = 400, 2000
+# Mean staleness below which a run tells nothing of stale data, in steps.
+_ON_POLICY = 0.1
 # A smaller speed-up does not repay asynchrony.
 _WORTHWHILE = 1.15
 
@@ -257,12 +263,12 @@ def read_measured(workdir: str) -> tuple[float, float]:
   return generate_s * num_searchers / completions[-1], train_s / trained
 
 
-def _busy_s(run: load.Run, role: str) -> float:
+def _busy_s(run: load.Run, role: str, lane: str = "") -> float:
   """Returns the mean busy seconds of a role's processes, from its spans."""
   rows = [
       row["seconds"]
       for row in timeline.where_time_went(run)
-      if row["role"] == role and not row["lane"]
+      if row["role"] == role and row["lane"] == lane
   ]
   busy = sum(
       s
@@ -273,33 +279,112 @@ def _busy_s(run: load.Run, role: str) -> float:
   return busy / max(len(rows), 1)
 
 
+def _rounds_under_way(workdir: str) -> float:
+  """Returns the rounds that a searcher of a run has under way, 1 to 2.
+
+  While one is rewarded the next is decoded, and waits if rewards take longer.
+  """
+  run = load.read_run(workdir)
+  own, judge = (
+      _busy_s(run, "searcher", lane) for lane in ("", searcher_lib.JUDGE_LANE)
+  )
+  return 1 + min(1.0, judge / own) if own else 1.0
+
+
 def expected_staleness(
-    config: ml_collections.ConfigDict, sample_s: float, train_s: float
+    config: ml_collections.ConfigDict,
+    sample_s: float,
+    train_s: float,
+    rounds_under_way: float = 1.0,
 ) -> float:
-  """Returns the mean staleness of fresh data in steps, by Little's law.
+  """Returns the mean staleness of fresh data in steps.
 
-      groups under way / groups a step + (publish period - 1) / 2
+  With n searchers, rounds of q groups, of which each has w under way, steps of
+  F groups, a lead of l steps, s and t seconds of a searcher and of the trainer
+  for a step, and a version every p steps,
 
-  Where sampling is the bottleneck, each searcher's round is under way; where
-  training is, all that credits and the lead allow.
+      min(n q w / F, l + 1) + (p - 1) / 2      sampling is slower, s / n > t
+      l + 1 + (p - 1) / 2                      training is slower: what is
+                                               admitted waits for it
+      q w s / (F t) + 1 + (p - 1) / 2          free running: a step takes what
+                                               has arrived
+
+  The first two are Little's law, groups under way over those of a step, and so
+  hold for any lengths of completions; longer ones make s longer. The last
+  counts the trainer's steps from a round's start to the first step after its
+  end, with any phase between the two.
 
   Args:
     config: config of the run.
     sample_s: seconds that one searcher needs for a step's completions.
     train_s: seconds of a train step.
+    rounds_under_way: w, from 1 where rewards take no time to 2 where they take
+      as long as decoding.
   """
   search, rounds = config.search, config.rounds
   groups = _num_prompts(config)
-  limit = (search.lead_steps + 1) * groups
+  of_one = search.prompts_per_round * rounds_under_way / groups
+  under_way = search.num_searchers * of_one
+  is_training_slower = sample_s / search.num_searchers < train_s
+  between_versions = (config.publish.every_steps - 1) / 2
   if rounds.mini_batches:
     limit = config.train.prompts_per_batch * rounds.mini_batches
-    limit *= rounds.lag_rounds + 1
-  elif not search.prompts_per_step:
-    limit = math.inf
-  under_way = search.num_searchers * search.prompts_per_round
-  if sample_s / search.num_searchers < train_s:
-    under_way *= min(1 + search.credits, grants_lib.BLOCKS_AHEAD)
-  return min(under_way, limit) / groups + (config.publish.every_steps - 1) / 2
+    limit *= (rounds.lag_rounds + 1) / groups
+  elif search.prompts_per_step:
+    limit = search.lead_steps + 1
+  else:
+    return of_one * sample_s / train_s + 1 + between_versions
+  steps = limit if is_training_slower else min(under_way, limit)
+  return steps + between_versions
+
+
+def _balanced(sample_s: float, train_s: float) -> int:
+  """Returns the searchers that keep a trainer busy."""
+  # So that 3.0000000001 is 3.
+  return max(1, math.ceil(sample_s / train_s - 1e-9))
+
+
+def staleness_rows(
+    config: ml_collections.ConfigDict, workdir: str, expected: float
+) -> sections.TableRows:
+  """Returns a run's staleness beside the model's, and what rate it allows.
+
+  Stale gradients are biased by O(S η), with S the staleness and η the learning
+  rate, and a run drifts by O(T η) in its T steps; a rate is stable while both
+  are below constants of the task (arXiv:2607.01083, for GRPO):
+
+      η < min(a / S, b / T)
+
+  No theory gives these constants. A run that was stable at S', T' and η' shows
+  that a > S' η' and b > T' η', so this returns min(S' / S, T' / T) η': a rate
+  that is safe if the run was, not the largest. S is the largest lag in the
+  paper, the mean here, of both runs.
+
+  Args:
+    config: config of the planned run.
+    workdir: run that was measured, taken to be stable.
+    expected: mean staleness of the planned run, steps.
+  """
+  run = load.read_run(workdir)
+  steps, lags = load.column(run.records, "replay/staleness_steps")
+  if not len(steps):
+    return []
+  lag = float(lags[len(lags) // 4 :].mean())
+  out = [("measured staleness, data drawn again included", f"{lag:.2g} steps")]
+  rate = run.config.get("config", {}).get("optimizer", {}).get("learning_rate")
+  if not (text.is_number(rate) and expected):
+    return out
+  if lag < _ON_POLICY:
+    words = "not known: that run was on-policy"
+    return [*out, ("learning rate that it shows to be safe", words)]
+  by_lag = rate * lag / expected
+  by_steps = rate * int(steps[-1] + 1) / config.train.num_steps
+  words = (
+      f"{by_lag:.2g} by staleness, {by_steps:.2g} by the number of steps; the"
+      f" config has {config.optimizer.learning_rate:.2g}, that run had"
+      f" {rate:.2g}, if it was stable"
+  )
+  return [*out, ("learning rate that it shows to be safe", words)]
 
 
 def balance_rows(
@@ -327,13 +412,15 @@ def balance_rows(
   elif config.rounds.mini_batches and not config.rounds.lag_rounds:
     turns = "rounds.lag_rounds=0"
   step_s = parallel_s + train_s if turns else longest_s
-  stale = f"{expected_staleness(config, sample_s, train_s):.2g} steps"
+  expected = expected_staleness(
+      config, sample_s, train_s, _rounds_under_way(workdir)
+  )
+  stale = f"{expected:.2g} steps"
   if config.search.lockstep:
-    stale = staleness_bound(config)
+    expected, stale = config.search.lead_steps, staleness_bound(config)
   elif config.replay.recent_fraction < 1:
     stale += "; replayed data is older"
-  # So that 3.0000000001 is 3.
-  balanced = max(1, math.ceil(sample_s / train_s - 1e-9))
+  balanced = _balanced(sample_s, train_s)
   if gain < _WORTHWHILE:
     verdict = f"hardly helps: {gain:.2f} times as fast as taking turns"
   elif turns:
@@ -355,8 +442,47 @@ def balance_rows(
           f" {parallel_s / step_s:.0%}",
       ),
       ("expected staleness of fresh data", stale),
+      *staleness_rows(config, workdir, expected),
       ("asynchrony", verdict),
   ]
+
+
+def mesh_sections(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    topologies: Sequence[str],
+) -> Iterator[tuple[str, sections.TableRows]]:
+  """Yields the meshes of both roles, and how their best ones balance.
+
+  Args:
+    config: config of the run; its meshes do not count.
+    workdir: may hold the reward model.
+    topologies: the trainer's and a searcher's.
+  """
+  chosen = []
+  for role, key, attempt, name in (
+      ("trainer", "mesh", meshes.try_trainer, topologies[0]),
+      ("a searcher", "search.mesh", meshes.try_searcher, topologies[-1]),
+  ):
+    tried = [*attempt(config, targets.devices(name), workdir)]
+    yield f"meshes of {role} on {name}", meshes.rows(key, tried)
+    chosen.append(meshes.best(tried))
+  if not all(chosen):
+    return
+  train_s, sample_s = (candidate.seconds for candidate in chosen)
+  balanced = _balanced(sample_s, train_s)
+  own = config.copy_and_resolve_references()
+  own.search.num_searchers = balanced
+  stale = expected_staleness(own, sample_s, train_s)
+  yield "balance at peak rates, completions of the longest length", [
+      ("training one step, at least", text.duration(train_s)),
+      ("sampling for one step, one searcher, at least",
+       text.duration(sample_s)),
+      ("searchers that balance one trainer",
+       f"{balanced:,}; the config has {config.search.num_searchers:,}"),
+      (f"expected staleness of fresh data with {balanced:,}",
+       f"{stale:.2g} steps"),
+  ]  # fmt: skip
 
 
 # The program
@@ -454,7 +580,13 @@ def plan(
     yield "sharding", sections.sharding_rows(params)
   yield "batch", batch_rows(config)
   yield "disk of the run directory", disk_rows(config)
-  if kinds and ":" in kinds[0]:
+  if "--meshes" in operands:
+    if not kinds or ":" not in kinds[0]:
+      raise ValueError(
+          "--meshes: needs topologies to compile for, such as v5e:4x4 v5e:2x2"
+      )
+    yield from mesh_sections(config, workdir, kinds)
+  elif kinds and ":" in kinds[0]:
     yield from compiler.sections_of(config, workdir, kinds)
   else:
     yield from memory_sections(config, workdir, kinds, elsewhere)

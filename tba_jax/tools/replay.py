@@ -296,9 +296,10 @@ class _Replay:
     closing.callback(self._work.close)
     data = saved.get("data")
     applied = data["applied"] if data else 0
-    self._receiver = _Receiver(
-        run.workdir, loops.make_prompt_order(config, self._policy), applied
+    order = loops.make_prompt_order(
+        config, self._policy, run.workdir / "replay"
     )
+    self._receiver = _Receiver(run.workdir, order, applied)
     self._service = service_lib.ReplayService(
         config,
         receiver=self._receiver,

@@ -153,7 +153,8 @@ class Bench:
       should_stop: called before each step.
 
     Returns:
-      `curve`: evaluations on held-out prompts, the first at step 0;
+      `curve`: evaluations on held-out prompts, the first at step 0, each later
+      one with `train`, means over the steps since the one before;
       `versions` that sampled the batch of each step; `train`: means over the
       last quarter of the steps; `diverged_step`: the step whose loss or
       gradient was not finite, which ends the run, or None; `wall_s`.
@@ -169,6 +170,9 @@ class Bench:
     every = config.evaluate.every_steps or num_steps
     curve = [self._measure(loop, 0)]
     metrics, versions = [], []
+    means = lambda some: {
+        k: float(np.mean([m[k] for m in some])) for k in _KEPT
+    }
     diverged_step = None
     steps = loop.train()
     while len(metrics) < num_steps:
@@ -182,12 +186,13 @@ class Bench:
         diverged_step = step
         break
       if (step + 1) % every == 0 or step + 1 == num_steps:
-        curve.append(self._measure(loop, step + 1))
+        since = metrics[curve[-1]["step"] :]
+        curve.append(self._measure(loop, step + 1) | {"train": means(since)})
     last = metrics[-max(num_steps // 4, 1) :]
     return {
         "curve": curve,
         "versions": versions,
-        "train": {k: float(np.mean([m[k] for m in last])) for k in _KEPT},
+        "train": means(last),
         "diverged_step": diverged_step,
         "wall_s": time.perf_counter() - started,
     }
@@ -201,6 +206,8 @@ class Bench:
       ref_perplexity: exp of the mean of -log π_ref over all tokens.
       length: tokens, with the stop token.
       distinct: distinct completions among those of a prompt.
+      pass_at_1, pass_at_k: shares of `Evaluator.run`.
+      distinct_correct: distinct correct solutions among those of a prompt.
     """
     result = self.loops.evaluator.run(
         loop.learner.params, self._evaluate.final_prompts, version=step
@@ -212,6 +219,10 @@ class Bench:
         "ref_perplexity": result["ref_perplexity"],
         "length": result["mean_length"],
         "distinct": result["distinct_share"] * result["k"],
+        **{
+            name: result[name]
+            for name in ("pass_at_1", "pass_at_k", "distinct_correct")
+        },
     }
 
   def close(self) -> None:
@@ -236,6 +247,9 @@ def expand_runs(
       # Evaluations of a sweep have the KL.
       ("reference.role", config.reference.role, "trainer"),
       ("rounds.mini_batches", config.rounds.mini_batches, 0),
+      ("reference.init", config.reference.init, ""),
+      # A log has no lag.
+      ("logged.path", config.logged.path, ""),
   ):
     if section != value:
       raise load.ConfigError(

@@ -25,12 +25,14 @@ class Chip:
   hbm_bytes: memory that programs may use: of a TPU according to its compiler,
     of a GPU the share that JAX takes (`accelerators.GPU_MEMORY`).
   flops_per_s: peak rate in bfloat16.
+  memory_bytes_per_s: peak rate of its main memory.
   link_bytes_per_s: rate at which its links receive: half of the bidirectional
     bandwidth; of GPUs that of NVLink, which ends at the host.
   """
 
   hbm_bytes: int
   flops_per_s: float
+  memory_bytes_per_s: float
   link_bytes_per_s: float
 
 
@@ -88,14 +90,15 @@ _MACHINE = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # Chips by JAX's device kind. Rates of TPUs: docs.cloud.google.com/tpu/docs/v4,
 # v5e, v5p, v6e.
 CHIPS = {
-    "TPU v4": Chip(int(30.75 * 2**30), 275e12, 300e9),
-    "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 200e9),
-    "TPU v5": Chip(int(95.74 * 2**30), 459e12, 600e9),
-    "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 400e9),
+    "TPU v4": Chip(int(30.75 * 2**30), 275e12, 1.228e12, 300e9),
+    "TPU v5 lite": Chip(int(15.75 * 2**30), 197e12, 0.819e12, 200e9),
+    "TPU v5": Chip(int(95.74 * 2**30), 459e12, 2.765e12, 600e9),
+    "TPU v6 lite": Chip(int(31.25 * 2**30), 918e12, 1.64e12, 400e9),
 } | {
     gpu.name: Chip(
         int(accelerators.GPU_MEMORY * gpu.memory_gib * 2**30),
         gpu.flops_per_s,
+        gpu.memory_bytes_per_s,
         gpu.link_bytes_per_s,
     )
     for gpu in _GPUS.values()

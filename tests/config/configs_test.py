@@ -620,9 +620,10 @@ class RightTest(parameterized.TestCase):
       *(name for name in _CONFIGS
         # The model of `instructions` is fetched by its first run.
         if name not in (
-            *_MISSING, "instructions", "tldr_sft", "tldr_reward_model"
+            *_MISSING, "instructions", "serve", "tldr_sft", "tldr_reward_model"
         )),
-      *(f"{name}:quick" for name in _CONFIGS if name != "instructions"),
+      *(f"{name}:quick" for name in _CONFIGS
+        if name not in ("instructions", "serve")),
       *(f"{name}:smoke" for name in _CONFIGS),
       *_MORE,
   )  # fmt: skip
@@ -637,7 +638,7 @@ class RightTest(parameterized.TestCase):
       spec=(
           # A model of nine heads is for one or two devices.
           *(name for name in _CONFIGS
-            if name not in ("generate", "instructions")),
+            if name not in ("generate", "instructions", "serve")),
           *(f"{name}:model={m}" for m in _CONFIGS["tldr_sft"].MODELS
             for name in ("tldr", "tldr_reward_model")),
       ),

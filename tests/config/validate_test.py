@@ -238,6 +238,32 @@ class RelationsTest(parameterized.TestCase):
           "loss.baseline_file",
       ),
       (dict(logged__path="/no/such"), "logged.path"),
+      (dict(reward__normalize_parts=True), "reward.normalize_parts"),
+      (
+          dict(loss__reward_weight=0.0, loss__name="online_dpo"),
+          "loss.reward_weight",
+      ),
+      (
+          dict(loss__reward_weight=0.0, loss__name="oapl"),
+          "loss.reward_weight",
+      ),
+      (
+          dict(loss__reward_weight=0.0, replay__skip_equal_rewards=True),
+          "replay.skip_equal_rewards",
+      ),
+      (
+          dict(loss__reward_weight=0.5, search__order="unsolved"),
+          "search.order",
+      ),
+      (dict(search__solved_from=0.5), "search.solved_from"),
+      (
+          dict(
+              search__order="unsolved",
+              search__prompts_per_step=0,
+              search__wait_for_fresh=False,
+          ),
+          "search.order",
+      ),
       (dict(logged__share=0.5), "logged.share"),
       (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
       (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),

@@ -25,6 +25,8 @@ from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.tasks import build
 from tests.support import harness
 
 _SETTINGS = {
@@ -49,7 +51,9 @@ _OWN = {
         **_INTERRUPTED,
     }
 }
-_OF_VALUES = ("ppo", "subtb")
+# Its own correction reads no clip.
+_CHANGES = {"flowrl": {"loss.ratio_clip": 0.0}}
+_OF_VALUES = ("ppo", "subtb", "flowrl")
 _DEADLINE_S = 280.0
 # A learned log Z is refused where there is more than one prompt.
 _NAMES = [
@@ -116,13 +120,32 @@ class LockstepObjectivesTest(parameterized.TestCase):
   def make_run(self, name: str, **changes: float) -> str:
     workdir = f"{self.folder}/{'-'.join([name, *changes])}"
     settings = {**_SETTINGS, "loss.name": name, **_OWN.get(name, {})}
-    settings |= changes
+    settings |= _CHANGES.get(name, {}) | changes
+    if name == "a_star_po":
+      settings["loss.baseline_file"] = self.write_values()
     config = load.load_config(
         harness.CONFIG, [f"{k}={v}" for k, v in settings.items()]
     )
     validate.validate(config)
     run_directory.create(workdir, config)
     return workdir
+
+  def write_values(self) -> str:
+    """Returns a file with a reward for each training prompt."""
+    task = build.make_task(load.load_config(harness.CONFIG, []).task)
+    lines = [
+        json.dumps(
+            {
+                "prompt": task.prompt(base.TRAIN, i),
+                "completion": "1",
+                "reward": i % 2,
+            }
+        )
+        for i in range(task.num_prompts(base.TRAIN))
+    ]
+    path = pathlib.Path(self.folder) / "values.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
 
   def start_store(self, workdir: str) -> None:
     store = harness.Process(

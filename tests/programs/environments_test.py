@@ -127,7 +127,11 @@ class EnvironmentsTest(absltest.TestCase):
     self.assertEqual(result.summary["completions"], 64)
 
   def test_wrong_settings_are_told_before_a_device_is_used(self):
+    log = self.create_tempfile(
+        content='{"prompt": "a", "completion": "b", "reward": 1.0}'
+    ).full_path
     for changes, message in (
+        ({"logged__path": log}, "logged.path = .*: allowed '' with env"),
         ({"reward__where": "process"}, "reward.where = 'process': .*'pool'"),
         ({"reward__role": "trainer"}, "reward.role = 'trainer': .*'searcher'"),
         ({"name": "Gymnasium"}, "init = 'sft': .* no method demonstrate"),

@@ -63,7 +63,11 @@ class GroupScorerTest(absltest.TestCase):
     ]
 
   def make_scorer(self, judge, rule="keep"):
-    loss = {"missing_stop": rule, "missing_stop_reward": -1.0}
+    loss = {
+        "reward_weight": 1.0,
+        "missing_stop": rule,
+        "missing_stop_reward": -1.0,
+    }
     return reward_model.GroupScorer(
         judge, fakes.FakeTokenizer(), ml_collections.ConfigDict(loss)
     )

@@ -4,6 +4,8 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import ml_collections
+import numpy as np
 
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
@@ -74,7 +76,7 @@ class JudgesTest(parameterized.TestCase):
         self.judge.explain(asked),
         [
             "5 is wrong",
-            f"(no reason: {__file__}:29: KeyError: 'a bug')",
+            f"(no reason: {__file__}:31: KeyError: 'a bug')",
             "x" * 500,
         ],
     )
@@ -92,6 +94,68 @@ class JudgesTest(parameterized.TestCase):
     made = pool.make_judge(config, workdir, task)
     self.addCleanup(made.close)
     self.assertIsInstance(made, pool.Pool)
+
+
+def _judged(*values, **more):
+  """Returns judgements with the parts a and b, the reward 2 a + b."""
+  return [
+      base.Judgement(2 * a + b, None, parts={"a": a, "b": b}, **more)
+      for a, b in values
+  ]
+
+
+class FinalRewardsTest(absltest.TestCase):
+
+  def final(self, judged, weights=None, **changes):
+    loss = {"reward_weight": 1.0, "missing_stop": "keep",
+            "missing_stop_reward": -1.0, **changes}  # fmt: skip
+    return judges.final_rewards(
+        ml_collections.ConfigDict(loss), judged, [True] * len(judged), weights
+    )
+
+  def test_parts_are_normalized_before_they_are_summed(self):
+    # a has mean 2 and standard deviation 1, b 40 and 30.
+    judged = _judged((1.0, 10.0), (3.0, 70.0), (1.0, 70.0), (3.0, 10.0))
+    found = self.final(judged, {"a": 2.0, "b": 1.0})
+    np.testing.assert_allclose(found, [-3, 3, -1, 1], rtol=1e-6)
+    self.assertEqual(found.dtype, np.float32)
+    # As they are, b hides a.
+    np.testing.assert_array_equal(self.final(judged), [12, 76, 72, 16])
+
+  def test_scale_and_shift_of_a_part_change_nothing(self):
+    values = np.random.default_rng(0).normal(size=(6, 2))
+    weights = {"a": 0.5, "b": 3.0}
+    found = self.final(_judged(*values), weights)
+    moved = self.final(_judged(*(values * [7.0, 0.01] + [-3.0, 5.0])), weights)
+    np.testing.assert_allclose(found, moved, rtol=1e-4)
+    np.testing.assert_allclose(found.sum(), 0, atol=1e-5)
+
+  def test_an_equal_part_adds_nothing(self):
+    third = 1 / 3  # The mean of three of them is another float.
+    found = self.final(
+        _judged((0.0, third), (1.0, third), (1.0, third)), {"a": 1.0, "b": 1e9}
+    )
+    np.testing.assert_allclose(found, [-(2**0.5), 2**-0.5, 2**-0.5], rtol=1e-6)
+
+  def test_what_could_not_be_judged_keeps_its_fallback(self):
+    failed = base.Judgement(-5.0, None, failure="crash")
+    judged = [*_judged((1.0, 0.0), (3.0, 0.0)), failed]
+    found = self.final(judged, {"a": 1.0, "b": 1.0})
+    np.testing.assert_allclose(found, [-1, 1, -5])
+    np.testing.assert_array_equal(
+        self.final([failed, failed], {"a": 1.0}), [-5, -5]
+    )
+
+  def test_the_weight_is_of_rewards_not_of_a_missing_stop(self):
+    judged = _judged((1.0, 0.0))
+    self.assertEqual(self.final(judged, reward_weight=0.25).tolist(), [0.5])
+    for weight, reward in ((0.25, -0.5), (0.0, -1.0)):
+      loss = {"reward_weight": weight, "missing_stop": "add",
+              "missing_stop_reward": -1.0}  # fmt: skip
+      found = judges.final_rewards(
+          ml_collections.ConfigDict(loss), judged, [False]
+      )
+      self.assertEqual(found.tolist(), [reward])
 
 
 if __name__ == "__main__":

@@ -87,6 +87,29 @@ class ProcessTest(chex.TestCase):
             kept_V[sure_V], (likelier_V < top_p)[sure_V]
         )
 
+  @parameterized.product(top_k=(1, 3, 7, 8, 50), top_p=(1.0, 0.7))
+  def test_top_k_is_that_of_a_sort(self, top_k, top_p):
+    # Up to 7 blocks of 128 are searched alone; the last block is short.
+    rng = np.random.default_rng(top_k)
+    logits_RxV = rng.normal(size=(6, 3600)).astype(np.float32)
+    logits_RxV[:3] = np.round(logits_RxV[:3] * 8) / 8  # Many tie.
+    out_RxV = logits.process(
+        jnp.asarray(logits_RxV), temperature=0.5, top_k=top_k, top_p=top_p
+    )
+    last_Rx1 = np.sort(logits_RxV)[:, -top_k, None]
+    probs_RxV = np.exp(2 * logits_RxV.astype(np.float64))
+    probs_RxV *= logits_RxV >= last_Rx1
+    probs_RxV /= probs_RxV.sum(axis=1, keepdims=True)
+    likelier_RxV = np.stack(
+        [
+            [probs_V[logits_V > one].sum() for one in logits_V]
+            for logits_V, probs_V in zip(logits_RxV, probs_RxV)
+        ]
+    )
+    probs_RxV *= likelier_RxV < top_p
+    probs_RxV /= probs_RxV.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.exp(out_RxV), probs_RxV, atol=1e-6)
+
   def test_ties_are_kept_together(self):
     flat = np.log([0.2, 0.4, 0.2, 0.2])
     np.testing.assert_allclose(_probs(flat, top_k=2), [0.2, 0.4, 0.2, 0.2])
@@ -152,6 +175,21 @@ class SampleTest(chex.TestCase):
     share_V = np.bincount(token_R, minlength=4) / num_draws
     # An even grid of numbers meets the distribution to within a grid step.
     np.testing.assert_allclose(share_V, _PROBS, atol=2 / num_draws)
+
+  def test_frequencies_equal_the_probabilities_over_blocks(self):
+    num_draws = 10_000
+    uniform_R = (np.arange(num_draws) + 0.5) / num_draws
+    # Two blocks and a short one; a fifth of the tokens is impossible.
+    probs_V = np.random.default_rng(0).random(300).astype(np.float32)
+    probs_V[::5] = 0
+    probs_V /= probs_V.sum()
+    token_R, logprob_R = jax.jit(logits.sample)(
+        jnp.broadcast_to(jnp.log(probs_V), (num_draws, 300)),
+        jnp.asarray(uniform_R, jnp.float32),
+    )
+    share_V = np.bincount(token_R, minlength=300) / num_draws
+    np.testing.assert_allclose(share_V, probs_V, atol=2 / num_draws)
+    np.testing.assert_allclose(np.exp(logprob_R), probs_V[token_R], rtol=1e-5)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,13 @@ def train(
       cluster=cluster.Cluster(),
   )
   buffer = loops.make_buffer(config, policy)
-  learner = learner_lib.Learner(config, policy.tokenizer, buffer, work)
+  learner = learner_lib.Learner(
+      config,
+      policy.tokenizer,
+      buffer,
+      work,
+      baselines=loops.make_baselines(config, policy),
+  )
   sampler = policy_lib.make_sampler(config, policy)
   order = loops.make_prompt_order(config, policy)
   scorer = reward_judge.for_trainer(config, workdir, policy)

@@ -307,6 +307,69 @@ class BalanceTest(parameterized.TestCase):
         plan.expected_staleness(self.config, 12.8, 3.2), steps
     )
 
+  @parameterized.parameters(
+      # What is admitted waits for a trainer that is slower.
+      (0.8, 32, 1.0, 3.0),
+      # A round is rewarded while the next is decoded.
+      (12.8, 32, 2.0, 2.0),
+      (12.8, 32, 1.5, 1.5),
+      # Free: a round of 32 takes four steps, and on average a fifth begins
+      # before it is used.
+      (12.8, 0, 1.0, 5.0),
+  )
+  def test_staleness_of_one_searcher(self, sample_s, fresh, w, steps):
+    search = self.config.search
+    search.update(
+        num_searchers=1,
+        lead_steps=2,
+        prompts_per_step=fresh,
+        prompts_per_round=32,
+        samples_per_prompt=8,
+    )
+    self.config.train.update(prompts_per_batch=32, completions_per_prompt=8)
+    self.config.publish.every_steps = 1
+    self.assertAlmostEqual(
+        plan.expected_staleness(self.config, sample_s, 3.2, w), steps
+    )
+
+  def test_a_run_shows_which_learning_rate_is_safe(self):
+    self.make_step(12.8, 3.2)
+    path = pathlib.Path(self.workdir)
+    records = [
+        json.dumps({"step": step, "replay/staleness_steps": 1.0})
+        for step in range(40)
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(records) + "\n")
+    config = json.loads((path / "config.json").read_text())
+    config["config"]["optimizer"] = {"learning_rate": 1e-3}
+    (path / "config.json").write_text(json.dumps(config))
+    self.config.train.num_steps = 160
+    rows = dict(plan.staleness_rows(self.config, self.workdir, 4.0))
+    self.assertRegex(
+        rows["learning rate that it shows to be safe"],
+        "0.00025 by staleness, 0.00025 by the number of steps",
+    )
+    self.config.train.num_steps = 20
+    rows = dict(plan.staleness_rows(self.config, self.workdir, 0.5))
+    self.assertRegex(
+        rows["learning rate that it shows to be safe"],
+        "0.002 by staleness, 0.002 by the number of steps",
+    )
+
+  def test_a_run_on_policy_shows_no_rate_for_stale_data(self):
+    self.make_step(12.8, 3.2)
+    path = pathlib.Path(self.workdir)
+    (path / "metrics.jsonl").write_text(
+        json.dumps({"step": 0, "replay/staleness_steps": 0.0}) + "\n"
+    )
+    config = json.loads((path / "config.json").read_text())
+    config["config"]["optimizer"] = {"learning_rate": 1e-3}
+    (path / "config.json").write_text(json.dumps(config))
+    rows = dict(plan.staleness_rows(self.config, self.workdir, 4.0))
+    self.assertStartsWith(
+        rows["learning rate that it shows to be safe"], "not known"
+    )
+
   def test_rounds_sample_for_their_own_steps(self):
     self.config.rounds.mini_batches = 4
     self.config.rounds.passes = 2

@@ -124,6 +124,7 @@ class ExpandTest(parameterized.TestCase):
       ("sweep.mini_batches=1", r"'1'.*whole numbers from 2 on"),
       ("sweep.seeds=", "seeds = ''.*one seed or more"),
       ("reference.mode=ema", "reference.mode = 'ema': allowed 'fixed'"),
+      ("logged.path=log.jsonl", "logged.path = 'log.jsonl': allowed ''"),
   )
   def test_refuses(self, override, message):
     with self.assertRaisesRegex(load_lib.ConfigError, message):

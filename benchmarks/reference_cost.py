@@ -1,0 +1,118 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Savings without a reference: of a searcher's round, of a trainer's step.
+
+With the config's sizes and a random model of its shape, in turn: a round of a
+searcher with and without the log-probs of the reference (`reference.role` of
+searcher and none), and a step of the trainer of TB, whose batch lacks them
+(role trainer), and of OAPL, which reads none. The operand is the number of
+turns, 20 by default. Read the ratios, medians of those of each turn.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import ml_collections
+
+from tba_jax import collect
+from tba_jax import types
+from tba_jax.learning import group_reference
+from tba_jax.programs import loops
+
+_TURNS = 20
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns seconds (medians) and ratios, without the reference over with it.
+
+  Args:
+    config: config of sizes and model.
+    operands: none, or the number of turns.
+  """
+  turns = int(operands[0]) if operands else _TURNS
+  config = loops.set_exact_lag(config, 0)
+  with config.unlocked():
+    config.init = "scratch"
+    config.replay.recent_window_steps = 1
+    config.replay.skip_equal_rewards = False
+  maker = loops.LoopMaker(config)
+  try:
+    return {
+        "round": _in_turn(*_rounds(config, maker), turns),
+        "step": _in_turn(*_steps(config, maker), turns),
+    }
+  finally:
+    maker.close()
+
+
+def _rounds(
+    config: ml_collections.ConfigDict, maker: loops.LoopMaker
+) -> tuple[Callable[[], None], Callable[[], None]]:
+  """Returns a searcher's round without the reference, and with it."""
+  loop = maker.make(config, "tb")
+  params = loop.learner.params
+  reference = group_reference.GroupReference(config, maker.policy, params)
+  position = 0
+
+  def run_round(own: group_reference.GroupReference | None) -> None:
+    nonlocal position
+    collector = collect.Collector(
+        maker.policy.task,
+        maker.policy.tokenizer,
+        maker.sampler,
+        maker.judge,
+        num_completions=config.search.samples_per_prompt,
+        reference=own,
+        seed=config.seed,
+    )
+    count = config.search.prompts_per_round
+    places = range(position, position + count)
+    prompts = [(i, *loop.order.prompt(i)) for i in places]
+    position += count
+    collector(prompts, params, 0)
+
+  return lambda: run_round(None), lambda: run_round(reference)
+
+
+def _steps(
+    config: ml_collections.ConfigDict, maker: loops.LoopMaker
+) -> tuple[Callable[[], None], Callable[[], None]]:
+  """Returns a step of OAPL, and one of TB with the pass of its reference."""
+  own = config.copy_and_resolve_references()
+  own.loss.name = "oapl"
+  own.reference.role = "none"
+  out = []
+  for name, c in (("oapl", own), ("tb", config)):
+    loop = maker.make(c, name)
+    groups: list[types.Group] = []
+    _, draw, _ = next(loop.train(groups.extend))
+    # As it was before the step cached the reference's log-probs.
+    draw = dataclasses.replace(draw, ref_versions=draw.ref_versions * 0 - 1)
+    out.append(lambda loop=loop, draw=draw: loop.learner.step(draw))
+  return out[0], out[1]
+
+
+def _in_turn(
+    without: Callable[[], Any], with_reference: Callable[[], Any], turns: int
+) -> dict[str, float]:
+  seconds: list[tuple[float, float]] = []
+  for turn in range(turns + 1):
+    pair = []
+    for function in (without, with_reference):
+      started = time.perf_counter()
+      function()
+      pair.append(time.perf_counter() - started)
+    if turn:  # The first one compiles.
+      seconds.append((pair[0], pair[1]))
+  columns = zip(*seconds, strict=True)
+  without_s, with_s = (statistics.median(column) for column in columns)
+  return {
+      "without_s": without_s,
+      "with_s": with_s,
+      "ratio": statistics.median(a / b for a, b in seconds),
+  }

@@ -1,0 +1,332 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quality against staleness: the runs, table and plot of docs/staleness.md.
+
+    python -m benchmarks staleness select [TASK …]
+    python -m benchmarks staleness study [TASK …]
+    python -m benchmarks staleness table
+
+Each run is one task, objective, lag, learning rate and seed in one process at
+an exact lag, and one file in benchmarks/staleness_runs; what is there is not
+run again, so a later call goes on. The start of a task is fine-tuned once, into
+the folder runs/staleness.
+
+The rule, fixed before any run: an objective's learning rate on a task is the
+one of `RATES` with the highest mean, over the seeds `SELECTION_SEEDS`, of
+reward - .02 KL on held-out prompts after the last step at lag 4; a run that
+diverged counts as the lowest, and of equal ones the lower rate is taken.
+`select` makes these runs, `study` those at the rates that the rule has chosen,
+with other seeds; `table` draws from the files that are there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+import pathlib
+import sys
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+import ml_collections
+
+from benchmarks import curves
+from benchmarks import results
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tools import sweep
+
+OBJECTIVES = {
+    "tb": ("loss.name=tb",),
+    # The learning rate falls as 1/lag beyond 4; or with the effective sample.
+    "tb_lag_rate": ("loss.name=tb", "optimizer.full_lag_steps=4"),
+    "tb_sample_rate": ("loss.name=tb", "optimizer.sample_share_power=1"),
+    "tb_clip": ("loss.name=tb", "loss.ratio_clip=0.2"),
+    "tb_vespo": ("loss.name=tb", "loss.correction=vespo"),
+    "tb_m2_mask": ("loss.name=tb", "loss.correction=m2_mask"),
+    "oapl": ("loss.name=oapl",),
+    "ema_tb": ("loss.name=ema_tb",),
+}
+RATES = {
+    "preference": (1e-3, 3e-3, 1e-2),
+    "countdown": (1.3e-4, 4e-4, 1.2e-3),
+}
+SELECTION_SEEDS, SELECTION_LAG = (100, 101), 4
+SEEDS = (0, 1, 2, 3, 4)
+# The longest is a fifth of a run.
+LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
+_KL_WEIGHT = 0.02
+_CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+_RESULTS = pathlib.Path(__file__).parent / "staleness_runs"
+_STARTS = pathlib.Path("runs") / "staleness"
+_DIGITS = 4
+_COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
+           "#e69f00", "#999999")  # fmt: skip
+
+# Task, objective, lag, learning rate, seed.
+Run = tuple[str, str, int, float, int]
+
+matplotlib.use("agg")
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Makes the runs that are missing; writes table.md and staleness.png.
+
+  Args:
+    config: not read; tasks have their own.
+    operands: `select`, `study` or `table`, then tasks (default all).
+
+  Returns:
+    `runs`: number of results; `rates`: what the rule has chosen, by task.
+
+  Raises:
+    ValueError: an operand is wrong.
+  """
+  del config
+  what, *tasks = operands or ["table"]
+  if what not in ("select", "study", "table") or {*tasks} - {*RATES}:
+    raise ValueError(
+        f"operands {' '.join(operands)!r}: allowed select, study or table, then"
+        f" some of {', '.join(RATES)}"
+    )
+  for task in tasks or RATES:
+    if what == "select":
+      _measure(task, selection(task))
+    elif what == "study":
+      _measure(task, study(task, read()))
+  found = read()
+  _RESULTS.mkdir(exist_ok=True)
+  results.print_table(make_table(found), _RESULTS / "table.md")
+  _plot(found, _RESULTS / "staleness.png")
+  rates = {task: chosen_rates(found, task) for task in RATES}
+  return {"runs": len(found), "rates": rates}
+
+
+def selection(task: str) -> Iterator[Run]:
+  """Yields the runs by which the learning rates are chosen."""
+  for objective in OBJECTIVES:
+    for rate in RATES[task]:
+      for seed in SELECTION_SEEDS:
+        yield task, objective, SELECTION_LAG, rate, seed
+
+
+def study(task: str, found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
+  """Yields the runs at the chosen rates, a whole seed before the next."""
+  rates = chosen_rates(found, task)
+  for seed in SEEDS:
+    for objective, rate in rates.items():
+      for lag in LAGS:
+        yield task, objective, lag, rate, seed
+
+
+def score(result: Mapping[str, Any]) -> float:
+  """Returns reward - .02 KL at the end; minus infinity of a diverged run."""
+  if result["diverged_step"] is not None:
+    return -math.inf
+  last = result["curve"][-1]
+  return last["reward"] - _KL_WEIGHT * last["kl"]
+
+
+def chosen_rates(
+    found: Mapping[Run, Mapping[str, Any]], task: str
+) -> dict[str, float]:
+  """Returns the rate of each objective whose selection is complete."""
+  out = {}
+  for objective in OBJECTIVES:
+    scores = {
+        rate: [
+            score(found[key])
+            for seed in SELECTION_SEEDS
+            if (key := (task, objective, SELECTION_LAG, rate, seed)) in found
+        ]
+        for rate in RATES[task]
+    }
+    if all(len(s) == len(SELECTION_SEEDS) for s in scores.values()):
+      # The first of equal ones is the lowest rate.
+      out[objective] = max(scores, key=lambda rate: sum(scores[rate]))
+  return out
+
+
+def make_config(task: str) -> ml_collections.ConfigDict:
+  """Returns the config of a task's runs, before an objective's settings."""
+  name = "staleness" if task == "preference" else task
+  c = load.load_config(str(_CONFIGS / f"{name}.py"), [])
+  with c.unlocked():
+    c.train.num_steps = _NUM_STEPS
+    c.evaluate.every_steps = 80
+    c.evaluate.greedy = False
+    c.reference.role = "trainer"
+    c.loss.update(name="tb", ratio_clip=0.0)
+    c.optimizer.learning_rate_final = 0.0
+    if task == "countdown":
+      c.train.prompts_per_batch = c.train.micro_batch_prompts = 16
+      c.evaluate.update(final_prompts=128, num_completions=8, batch_prompts=64)
+  return c
+
+
+def own_config(
+    config: ml_collections.ConfigDict, objective: str, rate: float
+) -> ml_collections.ConfigDict:
+  """Returns a copy with the settings of an objective, which are checked."""
+  own = config.copy_and_resolve_references()
+  overrides = [*OBJECTIVES[objective], f"optimizer.learning_rate={rate}"]
+  load.apply_overrides(own, overrides)
+  validate.validate(own, program="sweep")
+  return own
+
+
+def read() -> dict[Run, dict[str, Any]]:
+  """Returns all results in the folder."""
+  found = {}
+  for path in sorted(_RESULTS.glob("*/*.json")):
+    result = json.loads(path.read_text())
+    found[_key(result)] = result
+  return found
+
+
+def _key(result: Mapping[str, Any]) -> Run:
+  return tuple(result[k] for k in ("task", "objective", "lag", "rate", "seed"))
+
+
+def _path(key: Run) -> pathlib.Path:
+  task, objective, lag, rate, seed = key
+  return _RESULTS / task / f"{objective}-s{lag}-lr{rate:g}-seed{seed}.json"
+
+
+def _measure(task: str, runs: Iterator[Run]) -> None:
+  """Makes the runs that have no file yet."""
+  missing = [key for key in runs if not _path(key).exists()]
+  if not missing:
+    return
+  processes.enable_compilation_cache()
+  config = curves.fine_tune(make_config(task), _STARTS / task)
+  bench = sweep.Bench(config, "")
+  try:
+    for number, key in enumerate(missing, start=1):
+      _, objective, lag, rate, seed = key
+      made = bench.run(
+          sweep.Run(
+              f"{objective}_{rate:g}",
+              sweep.Lag(staleness_steps=lag),
+              seed,
+              own_config(config, objective, rate),
+          )
+      )
+      del made["versions"]
+      names = ("task", "objective", "lag", "rate", "seed")
+      result = _rounded(dict(zip(names, key, strict=True)) | made)
+      jsonl.replace_file(_path(key), jsonl.json_line(result))
+      print(
+          f"{number}/{len(missing)} {_path(key).stem}: score"
+          f" {score(result):.3f}, {made['wall_s']:.0f} s",
+          file=sys.stderr,
+          flush=True,
+      )
+  finally:
+    bench.close()
+
+
+def _rounded(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {k: v if k == "rate" else _rounded(v) for k, v in value.items()}
+  if isinstance(value, list):
+    return [_rounded(item) for item in value]
+  return round(value, _DIGITS) if isinstance(value, float) else value
+
+
+def _at_end(
+    found: Mapping[Run, Mapping[str, Any]], quantity: str, *prefix: Any
+) -> list[float]:
+  """Returns a quantity of the last evaluation of the finite study runs."""
+  return [
+      result["curve"][-1][quantity]
+      for key, result in found.items()
+      if key[:4] == prefix
+      and key[4] in SEEDS
+      and result["diverged_step"] is None
+  ]
+
+
+def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per task and objective: the scores by rate, then the study.
+
+  The score of each rate at lag 4 (the chosen one bold), then the reward of the
+  study at each lag, with its 95 % interval, and the seeds of the least.
+  """
+  rows = [["task", "objective", "score by rate", *(f"s = {s}" for s in LAGS),
+           "seeds"]]  # fmt: skip
+  for task, rates in RATES.items():
+    chosen = chosen_rates(found, task)
+    for objective in OBJECTIVES:
+      scores = []
+      for rate in rates:
+        of_rate = [
+            score(found[key])
+            for seed in SELECTION_SEEDS
+            if (key := (task, objective, SELECTION_LAG, rate, seed)) in found
+        ]
+        text = f"{sum(of_rate) / len(of_rate):.3f}" if of_rate else "–"
+        scores.append(f"**{text}**" if chosen.get(objective) == rate else text)
+      if set(scores) == {"–"}:
+        continue
+      cells, seeds = [], []
+      for lag in LAGS:
+        rate = chosen.get(objective)
+        values = _at_end(found, "reward", task, objective, lag, rate)
+        mean, half = sweep.mean_and_half_width(values)
+        seeds.append(len(values))
+        cell = f"{mean:.3f}" if values else "–"
+        cells.append(cell + (f" ± {half:.3f}" if len(values) > 1 else ""))
+      rows.append(
+          [task, f"`{objective}`", ", ".join(scores), *cells, str(min(seeds))]
+      )
+  return rows
+
+
+def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws, of each task, the reward by lag, and by lag times learning rate.
+
+  On the left the study's runs at the chosen rates, on the right all runs of a
+  lag of 1 or more.
+  """
+  figure, axes = pyplot.subplots(
+      len(RATES), 2, figsize=(10, 3.6 * len(RATES)), layout="constrained"
+  )
+  for (task, _), (left, right) in zip(RATES.items(), axes, strict=True):
+    chosen = chosen_rates(found, task)
+    for objective, color in zip(OBJECTIVES, _COLORS, strict=True):
+      points = []
+      for place, lag in enumerate(LAGS):
+        rate = chosen.get(objective)
+        values = _at_end(found, "reward", task, objective, lag, rate)
+        if values:
+          mean, half = sweep.mean_and_half_width(values)
+          points.append((place, mean, 0.0 if math.isnan(half) else half))
+      if points:
+        xs, ys, halves = zip(*points, strict=True)
+        left.errorbar(xs, ys, halves, color=color, marker=".", capsize=2)
+      mine = [
+          (key[2] * key[3], result["curve"][-1]["reward"])
+          for key, result in found.items()
+          if key[:2] == (task, objective)
+          and key[2]
+          and result["diverged_step"] is None
+      ]
+      if mine:
+        right.scatter(
+            *zip(*mine, strict=True), color=color, s=12, label=objective
+        )
+    left.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
+    left.set_xlabel("lag S, steps, at each objective's own rate")
+    right.set_xscale("log")
+    right.set_xlabel("S · η, lag times peak learning rate, all runs")
+    for axis in (left, right):
+      axis.set_ylabel(f"{task}: held-out reward")
+      axis.grid(alpha=0.3)
+  axes[0, 1].legend(frameon=False, fontsize=7)
+  figure.savefig(path, dpi=120)
+  pyplot.close(figure)

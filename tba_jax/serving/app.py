@@ -1,0 +1,578 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP application of a server: the paths of the Tinker API.
+
+Handlers check a request, have it journaled and answer at once; its result is
+asked for by `retrieve_future`, which waits. Errors are JSON, {"error": text}:
+401 for a wrong key, 404 for what is not there, 408 for a result that is not
+there yet, 410 for one that is forgotten, 413 for a body that is too large, 422
+for a request that is wrong.
+
+Source: package `tinker` 0.38, whose client is served unchanged.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+import datetime
+import functools
+import hmac
+import json
+import threading
+from typing import Any
+import uuid
+
+import ml_collections
+from starlette import applications
+from starlette import concurrency
+from starlette import exceptions
+from starlette import requests
+from starlette import responses
+from starlette import routing
+
+from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import journal as journal_lib
+from tba_jax.serving import messages
+
+# Seconds that `retrieve_future` waits; the official client allows 45.
+_POLL_S = 20.0
+_NOT_FOUND, _NOT_YET, _GONE, _TOO_LARGE, _WRONG = 404, 408, 410, 413, 422
+_NO_KEY = 401
+
+Handler = Callable[[requests.Request], Awaitable[responses.Response]]
+
+
+class Waiters:
+  """Handlers that wait for requests to be done; `notify` is for any thread."""
+
+  def __init__(self) -> None:
+    self._loop: asyncio.AbstractEventLoop | None = None
+    self._events: dict[str, set[asyncio.Event]] = {}
+
+  def open(self) -> None:
+    """Takes the running event loop."""
+    self._loop = asyncio.get_running_loop()
+
+  def notify(self, ids: list[str]) -> None:
+    """Wakes whoever waits for one of these requests or their owners."""
+    if self._loop is not None:
+      with contextlib.suppress(RuntimeError):  # The loop has ended.
+        self._loop.call_soon_threadsafe(self._wake, ids)
+
+  def _wake(self, ids: list[str]) -> None:
+    for name in {*ids, *(id.rpartition(":")[0] for id in ids)}:
+      for event in self._events.get(name, ()):
+        event.set()
+
+  async def wait_for(
+      self, name: str, read: Callable[[], Any], timeout_s: float
+  ) -> Any:
+    """Returns `read()` once it is not None, or None after a timeout."""
+    event = asyncio.Event()
+    self._events.setdefault(name, set()).add(event)
+    end = asyncio.get_running_loop().time() + timeout_s
+    try:
+      while True:
+        event.clear()
+        found = await concurrency.run_in_threadpool(read)
+        left_s = end - asyncio.get_running_loop().time()
+        if found is not None or left_s <= 0:
+          return found
+        with contextlib.suppress(TimeoutError):
+          await asyncio.wait_for(event.wait(), left_s)
+    finally:
+      self._events[name].discard(event)
+      if not self._events[name]:
+        del self._events[name]
+
+
+class App:
+  """The application; `asgi` is what a server runs.
+
+  Args:
+    config: reads `serve`.
+    engine: engine, whose thread `thread` is.
+    waiters: told of requests that are done.
+    thread: the engine's thread; the server is healthy while it lives.
+    key: key that every request must have.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      engine: engine_lib.Engine,
+      waiters: Waiters,
+      thread: threading.Thread,
+      key: str,
+  ):
+    self._config = config.serve
+    self._engine = engine
+    self._journal = engine.journal
+    self._waiters = waiters
+    self._thread = thread
+    self._key = key
+    post, get, delete = ["POST"], ["GET"], ["DELETE"]
+    rows = [
+        ("healthz", get, self._healthz),
+        ("get_server_capabilities", get, self._capabilities),
+        ("client/config", post, self._client_config),
+        ("client/dynamic_config", post, self._dynamic_config),
+        ("telemetry", post, self._telemetry),
+        ("create_session", post, self._create_session),
+        ("session_heartbeat", post, self._heartbeat),
+        ("sessions/{session}", get, self._session),
+        ("sessions/{session}/finish", post, self._finish_session),
+        ("create_model", post, self._create_model),
+        ("get_info", post, self._get_info),
+        ("forward", post, functools.partial(self._pass, True)),
+        ("forward_backward", post, functools.partial(self._pass, False)),
+        *(
+            (kind, post, functools.partial(self._of_model, kind))
+            for kind in (engine_lib.OPTIM_STEP, engine_lib.SAVE,
+                         engine_lib.SAVE_SAMPLER, engine_lib.EXPORT)
+        ),
+        ("load_weights", post, self._load_weights),
+        ("weights_info", post, self._weights_info),
+        ("create_sampling_session", post, self._create_sampling_session),
+        ("samplers/{sampler}", get, self._sampler),
+        ("asample", post, self._asample),
+        ("retrieve_future", post, self._retrieve_future),
+        ("retrieve_futures", post, self._retrieve_futures),
+        ("training_runs/{model}/checkpoints", get, self._checkpoints),
+        ("training_runs/{model}/checkpoints/{kind}/{name}", delete,
+         self._delete_checkpoint),
+    ]  # fmt: skip
+    self.asgi = applications.Starlette(
+        routes=[
+            routing.Route(
+                f"/api/v1/{path}", self._guarded(handler), methods=how
+            )
+            for path, how, handler in rows
+        ],
+        exception_handlers={
+            exceptions.HTTPException: _http_error,
+            Exception: _server_error,
+        },
+        lifespan=self._lifespan,
+    )
+
+  @contextlib.asynccontextmanager
+  async def _lifespan(self, app: applications.Starlette) -> Any:
+    del app
+    self._waiters.open()
+    yield
+
+  def _guarded(self, handler: Callable[..., Awaitable[Any]]) -> Handler:
+    """Returns a handler behind the key, with its errors as responses."""
+
+    async def guarded(request: requests.Request) -> responses.Response:
+      given = request.headers.get("x-api-key", "")
+      if not given:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+      if not hmac.compare_digest(given.encode(), self._key.encode()):
+        return _error(
+            _NO_KEY, "the header X-API-Key is not the key of this server"
+        )
+      try:
+        answer = await handler(request)
+      except LookupError as error:
+        return _error(_NOT_FOUND, error.args[0])
+      except _BodyError as error:
+        return _error(error.status, str(error))
+      except ValueError as error:
+        return _error(_WRONG, str(error))
+      if isinstance(answer, responses.Response):
+        return answer
+      return responses.JSONResponse(answer)
+
+    return guarded
+
+  # Bodies.
+
+  async def _body(self, request: requests.Request) -> bytes:
+    """Returns a body; raises _BodyError if it is too large or too slow."""
+    most, parts, size = self._config.max_body_mb * 2**20, [], 0
+    if "content-encoding" in request.headers:
+      raise _BodyError(415, "Content-Encoding: allowed none")
+    try:
+      async with asyncio.timeout(self._config.body_deadline_s):
+        async for part in request.stream():
+          size += len(part)
+          if size > most:
+            raise _BodyError(
+                _TOO_LARGE,
+                f"the body has more than {self._config.max_body_mb} MiB"
+                " (config.serve.max_body_mb)",
+            )
+          parts.append(part)
+    except TimeoutError as error:
+      raise _BodyError(
+          _NOT_YET,
+          f"the body took more than {self._config.body_deadline_s:g} s"
+          " (config.serve.body_deadline_s)",
+      ) from error
+    return b"".join(parts)
+
+  async def _json(self, request: requests.Request) -> dict[str, Any]:
+    return messages.parse_json(await self._body(request))
+
+  async def _submit(
+      self, kind: str, owner: str, seq: int | None, body: bytes
+  ) -> journal_lib.Request:
+    return await concurrency.run_in_threadpool(
+        self._engine.submit, kind, owner, seq, body
+    )
+
+  # The server and its sessions.
+
+  async def _healthz(self, request: requests.Request) -> Any:
+    del request
+    if not self._thread.is_alive():
+      return _error(503, "the engine has ended; see the server's log")
+    return {"status": "ok"}
+
+  async def _capabilities(self, request: requests.Request) -> Any:
+    del request
+    model = {
+        "model_name": self._engine.model_name,
+        "max_context_length": self._engine.max_tokens,
+        "trainable": True,
+        "sampleable": True,
+    }
+    return {"supported_models": [model]}
+
+  async def _client_config(self, request: requests.Request) -> Any:
+    await self._json(request)
+    half = self._config.max_body_mb * 2**19
+    return {
+        "pjwt_auth_enabled": False,
+        "credential_default_source": "api_key",
+        # A pass comes whole if it can, since groups must not be cut.
+        "fwdbwd_max_chunk_len": 2**20,
+        "fwdbwd_max_chunk_bytes_count": half,
+        "proto_compress_fwdbwd": False,
+        "custom_loss_server_side": False,
+    }
+
+  async def _dynamic_config(self, request: requests.Request) -> Any:
+    await self._json(request)
+    return {"refresh_interval_sec": 3600, "sample_cancel_enabled": False}
+
+  async def _telemetry(self, request: requests.Request) -> Any:
+    await self._body(request)  # Kept nowhere.
+    return {"status": "accepted"}
+
+  async def _create_session(self, request: requests.Request) -> Any:
+    await self._json(request)
+    session = str(uuid.uuid4())
+    await concurrency.run_in_threadpool(self._journal.add_session, session)
+    return {"type": "create_session", "session_id": session}
+
+  def _check_session(self, session: str) -> str:
+    found = self._journal.session(session)
+    if found is None:
+      raise LookupError(f"session {session}: there is none")
+    if found[0]:
+      raise _BodyError(_GONE, f"session {session} has finished")
+    return session
+
+  async def _heartbeat(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    self._check_session(messages.field(body, "session_id", str))
+    return {"type": "session_heartbeat"}
+
+  async def _session(self, request: requests.Request) -> Any:
+    session = request.path_params["session"]
+    if self._journal.session(session) is None:
+      raise LookupError(f"session {session}: there is none")
+    return {
+        "training_run_ids": self._journal.models_of(session),
+        "sampler_ids": self._journal.samplers_of(session),
+    }
+
+  async def _finish_session(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    session = self._check_session(request.path_params["session"])
+    reason = json.dumps(body.get("reason"))
+    self._journal.finish_session(session, reason)
+    return responses.Response(status_code=204)
+
+  # Models.
+
+  def _check_base(self, name: str) -> None:
+    if name != self._engine.model_name:
+      raise ValueError(
+          f"base_model={name!r}: allowed {self._engine.model_name!r}"
+      )
+
+  def _check_model(self, model: str) -> str:
+    if self._journal.model(model) is None:
+      raise LookupError(f"model {model}: there is none; create_model makes one")
+    return model
+
+  async def _create_model(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    session = self._check_session(messages.field(body, "session_id", str))
+    model = f"{session}:train:{messages.field(body, 'model_seq_id', int)}"
+    self._check_base(messages.field(body, "base_model", str))
+    optimizer = messages.field(body, "optimizer_config", dict, {})
+    if optimizer.get("type", "adamw") != "adamw":
+      raise ValueError(
+          f"optimizer_config.type={optimizer['type']!r}: allowed 'adamw'"
+      )
+    lora_config = messages.field(body, "lora_config", dict, None)
+    spec = self._engine.spec_of(model, lora_config)
+    self._journal.add_model(model, session, spec)
+    raw = json.dumps(body, sort_keys=True).encode()
+    asked = await self._submit(engine_lib.CREATE, model, 0, raw)
+    return {"request_id": asked.id, "model_id": model}
+
+  async def _get_info(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    model = self._check_model(messages.field(body, "model_id", str))
+    spec = self._journal.model(model)
+    name = self._engine.model_name
+    return {
+        "type": "get_info",
+        "model_data": {
+            "arch": self._engine.family,
+            "model_name": name,
+            "tokenizer_id": self._engine.tokenizer_id,
+        },
+        "model_id": model,
+        "is_lora": spec["rank"] > 0,
+        "lora_rank": spec["rank"],
+        "model_name": name,
+    }
+
+  async def _pass(self, forward_only: bool, request: requests.Request) -> Any:
+    body = await self._body(request)
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if kind != messages.PROTO:
+      body = await concurrency.run_in_threadpool(
+          lambda: messages.pack_pass(
+              messages.parse_json(body), forward_only=forward_only
+          )
+      )
+    model, seq, _ = messages.address_of_pass(body)
+    return await self._accept(engine_lib.FORWARD_BACKWARD, model, seq, body)
+
+  async def _of_model(self, kind: str, request: requests.Request) -> Any:
+    body = await self._json(request)
+    model = messages.field(body, "model_id", str)
+    seq = messages.field(body, "seq_id", int, 0)
+    if kind in (engine_lib.SAVE, engine_lib.EXPORT):
+      if messages.field(body, "path", str, None) is None:
+        body["path"] = f"seq-{seq}"
+    raw = json.dumps(body, sort_keys=True).encode()
+    return await self._accept(kind, model, seq, raw)
+
+  async def _accept(self, kind: str, model: str, seq: int, body: bytes) -> Any:
+    """Journals a model's request; 0 stands for a number that is not given."""
+    self._check_model(model)
+    if seq < 0:
+      raise ValueError(f"seq_id={seq}: allowed numbers from 1")
+    asked = await self._submit(kind, model, seq or None, body)
+    return {"request_id": asked.id, "model_id": model}
+
+  async def _load_weights(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    path = messages.field(body, "path", str)
+    messages.field(body, "optimizer", bool)
+    raw = json.dumps(body, sort_keys=True).encode()
+    if body.get("session_id") is None:
+      model = messages.field(body, "model_id", str)
+      seq = messages.field(body, "seq_id", int, 0)
+      return await self._accept(engine_lib.LOAD, model, seq, raw)
+    # The load makes the model, of the checkpoint's spec.
+    session = self._check_session(messages.field(body, "session_id", str))
+    model = f"{session}:train:{messages.field(body, 'model_seq_id', int)}"
+    if body.get("base_model") is not None:
+      self._check_base(messages.field(body, "base_model", str))
+    spec = self._spec_of_checkpoint(path)
+    self._journal.add_model(model, session, spec)
+    asked = await self._submit(engine_lib.LOAD, model, 0, raw)
+    return {"request_id": asked.id, "model_id": model}
+
+  def _spec_of_checkpoint(self, path: str) -> Mapping[str, Any]:
+    spec = self._journal.checkpoint(path)
+    if spec is None:
+      raise LookupError(f"{path}: there is no such checkpoint")
+    return spec
+
+  async def _weights_info(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    spec = self._spec_of_checkpoint(messages.field(body, "tinker_path", str))
+    return {
+        "base_model": spec["base_model"],
+        "is_lora": spec["rank"] > 0,
+        "lora_rank": spec["rank"] or None,
+        "train_unembed": not spec["rank"],
+        "train_mlp": spec["train_mlp"],
+        "train_attn": spec["train_attn"],
+    }
+
+  async def _checkpoints(self, request: requests.Request) -> Any:
+    model = self._check_model(request.path_params["model"])
+    kinds = {
+        engine_lib.WEIGHTS: "training",
+        engine_lib.SAMPLER_WEIGHTS: "sampler",
+        engine_lib.EXTERNAL_WEIGHTS: "external",
+    }
+    out = []
+    for path, created_s in self._journal.checkpoints_of(model):
+      _, kind, name = path.removeprefix("tinker://").split("/")
+      made = datetime.datetime.fromtimestamp(created_s, datetime.UTC)
+      out.append(
+          {
+              "checkpoint_id": f"{kind}/{name}",
+              "checkpoint_type": kinds[kind],
+              "time": made.isoformat(),
+              "tinker_path": path,
+          }
+      )
+    return {"checkpoints": out}
+
+  async def _delete_checkpoint(self, request: requests.Request) -> Any:
+    p = request.path_params
+    path = f"tinker://{p['model']}/{p['kind']}/{p['name']}"
+    self._spec_of_checkpoint(path)
+    await concurrency.run_in_threadpool(self._engine.delete, path)
+    return responses.Response(status_code=204)
+
+  # Sampling.
+
+  async def _create_sampling_session(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    session = self._check_session(messages.field(body, "session_id", str))
+    number = messages.field(body, "sampling_session_seq_id", int)
+    path = messages.field(body, "model_path", str, "")
+    if path:
+      self._spec_of_checkpoint(path)
+    else:
+      self._check_base(messages.field(body, "base_model", str))
+    sampler = f"{session}:sample:{number}"
+    if self._journal.sampler(sampler) not in (None, path):
+      raise ValueError(f"{sampler} is of another model: take another number")
+    self._journal.add_sampler(sampler, session, path)
+    return {
+        "type": "create_sampling_session",
+        "sampling_session_id": sampler,
+    }
+
+  def _check_sampler(self, sampler: str) -> str:
+    """Returns the path of a sampling session."""
+    path = self._journal.sampler(sampler)
+    if path is None:
+      raise LookupError(f"sampling session {sampler}: there is none")
+    return path
+
+  async def _sampler(self, request: requests.Request) -> Any:
+    sampler = request.path_params["sampler"]
+    path = self._check_sampler(sampler)
+    return {
+        "sampler_id": sampler,
+        "base_model": self._engine.model_name,
+        "model_path": path or None,
+    }
+
+  async def _asample(self, request: requests.Request) -> Any:
+    raw = await self._body(request)
+    body = messages.parse_json(raw)
+    sampler = messages.field(body, "sampling_session_id", str)
+    self._check_sampler(sampler)
+    count = engine_lib.num_samples(body)
+    seq = messages.field(body, "seq_id", int, None)
+    asked = await self._submit(engine_lib.SAMPLE, sampler, seq, raw)
+    return {
+        "request_id": asked.id,
+        "sample_sequence_ids": [f"{asked.id}:{i}" for i in range(count)],
+    }
+
+  # Results.
+
+  async def _retrieve_future(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    id = messages.field(body, "request_id", str)
+    if self._journal.outcome(id) is None:
+      return _error(_GONE, f"request {id} is not known, or forgotten")
+
+    def read() -> journal_lib.Outcome | None:
+      found = self._journal.outcome(id)
+      return found if found is None or found.is_done else None
+
+    outcome = await self._waiters.wait_for(id, read, _POLL_S)
+    if outcome is None:
+      return responses.JSONResponse(
+          {"type": "try_again", "request_id": id, "queue_state": "active"},
+          status_code=_NOT_YET,
+      )
+    if outcome.failure is not None:
+      return outcome.failure
+    return self._result(request, outcome)
+
+  def _result(
+      self, request: requests.Request, outcome: journal_lib.Outcome
+  ) -> responses.Response:
+    """Returns a result in the form that the client accepts."""
+    to_json = {
+        engine_lib.FORWARD_BACKWARD: messages.pass_result_to_json,
+        engine_lib.SAMPLE: messages.sample_result_to_json,
+    }.get(outcome.kind)
+    if to_json is None:
+      return responses.Response(outcome.result, media_type="application/json")
+    if messages.PROTO in request.headers.get("accept", ""):
+      return responses.Response(outcome.result, media_type=messages.PROTO)
+    return responses.JSONResponse(to_json(outcome.result))
+
+  async def _retrieve_futures(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    target = messages.field(body, "target", dict)
+    sampler = messages.field(target, "sampling_session_id", str)
+    clone = messages.field(target, "cloned_sampler_id", int, 0)
+    after = messages.field(body, "prev_cursor", int, 0)
+    self._check_sampler(sampler)
+    timeout_s = messages.field(body, "timeout", float, _POLL_S)
+
+    def read() -> list[tuple[int, str, int, bool]] | None:
+      rows = self._journal.completions(sampler, after)
+      return [row for row in rows if row[2] // 10**9 == clone] or None
+
+    rows = await self._waiters.wait_for(sampler, read, min(timeout_s, _POLL_S))
+    return {
+        "completions": [
+            {"state": "failed" if failed else "finished", "request_id": id}
+            for _, id, _, failed in rows or ()
+        ],
+        "cursor": rows[-1][0] if rows else after,
+    }
+
+
+class _BodyError(ValueError):
+  """A request that cannot be taken, with its HTTP status."""
+
+  def __init__(self, status: int, text: str):
+    super().__init__(text)
+    self.status = status
+
+
+def _error(status: int, text: str) -> responses.JSONResponse:
+  return responses.JSONResponse({"error": text}, status_code=status)
+
+
+async def _http_error(
+    request: requests.Request, error: exceptions.HTTPException
+) -> responses.Response:
+  if error.status_code == _NOT_FOUND:
+    return _error(
+        _NOT_FOUND,
+        f"{request.method} {request.url.path}: not served; docs/serve.md lists"
+        " the paths",
+    )
+  return _error(error.status_code, error.detail)
+
+
+async def _server_error(
+    request: requests.Request, error: Exception
+) -> responses.Response:
+  return _error(500, f"{request.url.path}: {type(error).__name__}: {error}")

@@ -1,0 +1,968 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Engine of a server: one thread that owns the devices and does what is asked.
+
+Handlers of HTTP journal a request and return; the engine does the requests of
+each model in the order of their numbers, and decodes those of sampling sessions
+together. A model is its newest checkpoint and the journaled requests after it,
+done again: after a kill, and when a model is needed that had to make room.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+import threading
+import time
+from typing import Any
+import zlib
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.learning import checkpoint
+from tba_jax.learning import model_source
+from tba_jax.models import adapter_folder
+from tba_jax.models import hf
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
+from tba_jax.sampling import decode
+from tba_jax.serving import journal as journal_lib
+from tba_jax.serving import messages
+from tba_jax.serving import training
+
+# Kinds of requests that change a model.
+FORWARD_BACKWARD = "forward_backward"
+OPTIM_STEP = "optim_step"
+CREATE, LOAD = "create_model", "load_weights"
+SAVE, SAVE_SAMPLER = "save_weights", "save_weights_for_sampler"
+EXPORT = "save_weights_external"
+SAMPLE = "sample"
+# Folder of a kind of checkpoint, as in the paths of the Tinker API.
+WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
+EXTERNAL_WEIGHTS = "external_weights"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SCHEME = "tinker://"
+# Recovery checkpoints of a model: the second serves if the first is damaged.
+_KEEP = 2
+# Compiled samplers, by sampling settings, and params of versions on the
+# devices, that are kept.
+_SAMPLERS, _VERSIONS = 8, 2
+# Versions without a name of each model that are kept on disk.
+_UNNAMED = 8
+# Seconds after the last arrival at which a burst of samples is decoded.
+_BURST_S = 0.01
+_LONGEST_BURST_S = 0.1
+_MOST_SAMPLES = 4096
+# Category of the failure of a request that was never begun.
+_UNDONE = "unknown"
+# Sections of the config on which the requests that are done again depend.
+_SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
+
+
+class Engine:
+  """Does the requests of a server; `run` is its thread.
+
+  model_name: name of the base model.
+  tokenizer_id: name or folder that clients load the tokenizer from.
+  journal: journal of the server.
+
+  Args:
+    config: config of the server.
+    workdir: its directory; a `serve` folder is made there.
+    on_done: called with the ids of requests that are done, by the thread.
+
+  Raises:
+    ValueError: the model cannot be loaded, or the directory belongs to a server
+      with other settings.
+    OSError: the directory cannot be used.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      workdir: str,
+      on_done: Callable[[list[str]], None],
+  ):
+    self._config = config
+    self._on_done = on_done
+    self._folder = pathlib.Path(workdir) / "serve"
+    self._folder.mkdir(parents=True, exist_ok=True)
+    policy = policy_lib.make_policy(config, workdir, needs_task=False)
+    self._policy = policy
+    self.journal = journal_lib.Journal(self._folder / "journal.sqlite")
+    self.model_name = config.serve.model_name or (
+        str(policy.folder) if policy.folder else "scratch"
+    )
+    self._check_facts()
+    self.tokenizer_id = self._place_tokenizer()
+    mesh = sharding.make_mesh(config.mesh)
+    shardings = sharding.param_shardings(
+        mesh, config.sharding, policy.model.logical_axes
+    )
+    self._base = jax.device_put(
+        model_source.initial_params(config, policy, mesh), shardings
+    )
+    self._programs: dict[tuple[int, str], training.Programs] = {}
+    self._runs: collections.OrderedDict[str, training.TrainingRun] = (
+        collections.OrderedDict()
+    )
+    self._savers: dict[str, checkpoint.Checkpointer] = {}
+    self._steps_since_save: dict[str, int] = {}
+    self._samplers: collections.OrderedDict[Any, decode.Sampler] = (
+        collections.OrderedDict()
+    )
+    self._versions: collections.OrderedDict[str, dict[str, Any]] = (
+        collections.OrderedDict()
+    )
+    self._changed = threading.Condition()
+    self._stopping = False
+    # Requests of each model by number, and of sampling sessions by arrival.
+    self._waiting: dict[str, dict[int, journal_lib.Request]] = {}
+    self._expected: dict[str, int] = {}
+    self._samples: list[journal_lib.Request] = []
+    for request in self.journal.pending():
+      self._queue(request)
+
+  @property
+  def family(self) -> str:
+    """Family of the model, as `llama`."""
+    return self._policy.model.config.family
+
+  @property
+  def max_tokens(self) -> int:
+    """Most tokens of a sequence."""
+    sampling = self._config.sampling
+    return sampling.max_prompt_tokens + sampling.max_completion_tokens
+
+  def submit(
+      self, kind: str, owner: str, seq: int | None, body: bytes
+  ) -> journal_lib.Request:
+    """Journals a request and queues it, unless it has come before.
+
+    Args:
+      kind: kind of the request.
+      owner: model or sampling session.
+      seq: its number; None takes the next one.
+      body: body of the request.
+
+    Raises:
+      ConflictError: another request has this number.
+      ValueError: the number is out of range.
+    """
+    if seq is not None and not 0 <= seq < 2**62:
+      raise ValueError(f"seq_id={seq}: allowed 0 to 2**62 - 1")
+    with self._changed:
+      if seq is None:
+        seq = self.journal.last_seq(owner) + 1
+      request, is_new = self.journal.accept(
+          f"{owner}:{seq}", owner, seq, kind, body
+      )
+      if is_new:
+        self._queue(request)
+        self._changed.notify_all()
+    return request
+
+  def stop(self) -> None:
+    """Asks the thread to end after the request that it is doing."""
+    with self._changed:
+      self._stopping = True
+      self._changed.notify_all()
+
+  def run(self) -> None:
+    """Does requests until `stop`; for one thread."""
+    while True:
+      with self._changed:
+        batch = self._next()
+        while not batch and not self._stopping:
+          self._changed.wait(timeout=1.0)
+          batch = self._next()
+        if self._stopping:
+          break
+      if batch[0].kind == SAMPLE:
+        self._sample(batch)
+      else:
+        self._do(batch[0])
+    for saver in self._savers.values():
+      saver.close()
+    self.journal.close()
+
+  # The queue.
+
+  def _queue(self, request: journal_lib.Request) -> None:
+    if request.kind == SAMPLE:
+      self._samples.append(request)
+      return
+    owner = request.owner
+    if owner not in self._expected:
+      self._expected[owner] = self.journal.next_seq(owner)
+    self._waiting.setdefault(owner, {})[request.seq] = request
+
+  def _next(self) -> list[journal_lib.Request]:
+    """Returns the requests to do next: one of a model, or samples."""
+    self._give_up_gaps()
+    ready = [
+        some[self._expected[owner]]
+        for owner, some in self._waiting.items()
+        if self._expected[owner] in some
+    ]
+    first = min(ready, key=lambda r: r.accepted_s, default=None)
+    if self._samples and (
+        first is None or self._samples[0].accepted_s <= first.accepted_s
+    ):
+      end = time.monotonic() + _LONGEST_BURST_S
+      while self._changed.wait(timeout=_BURST_S) and time.monotonic() < end:
+        pass
+      batch, self._samples = self._samples, []
+      return batch
+    if first is None:
+      return []
+    del self._waiting[first.owner][first.seq]
+    return [first]
+
+  def _give_up_gaps(self) -> None:
+    """Fails requests whose predecessor does not come."""
+    now_s, wait_s = time.time(), self._config.serve.gap_deadline_s
+    for owner, some in self._waiting.items():
+      expected = self._expected[owner]
+      if expected in some:
+        continue
+      for seq, request in list(some.items()):
+        if now_s - request.accepted_s < wait_s:
+          continue
+        del some[seq]
+        self._finish(
+            request,
+            _failure(
+                f"seq_id {seq} of {owner} waited {wait_s:.0f} s"
+                f" (config.serve.gap_deadline_s) for seq_id {expected}, which"
+                " did not come",
+                category=_UNDONE,
+            ),
+        )
+
+  def _is_done(self, id: str) -> bool:
+    outcome = self.journal.outcome(id)
+    return outcome is not None and outcome.is_done
+
+  def _finish(
+      self, request: journal_lib.Request, outcome: bytes | Mapping[str, str]
+  ) -> None:
+    self.journal.finish({request.id: outcome})
+    self._on_done([request.id])
+
+  # Requests of a model.
+
+  def _do(self, request: journal_lib.Request) -> None:
+    """Does a model's request, and writes its outcome."""
+    owner = request.owner
+    outcome = self._try(request)
+    self._finish(request, outcome)
+    with self._changed:
+      seq = request.seq + 1
+      # Those that waited too long for this one.
+      while self._is_done(f"{owner}:{seq}"):
+        seq += 1
+      self._expected[owner] = seq
+    if isinstance(outcome, bytes):
+      self._save_in_time(request)
+
+  def _try(self, request: journal_lib.Request) -> bytes | Mapping[str, str]:
+    """Returns the result of a model's request, or its failure."""
+    try:
+      return self._execute(request)
+    except ValueError as error:
+      return _failure(str(error))
+    # Whatever JAX, Orbax or the disk raise: the server goes on.
+    except Exception as error:
+      logging.exception("%s failed", request.id)
+      # What it left in memory is not known: next time it is made again.
+      self._forget(request.owner)
+      return _failure(f"{type(error).__name__}: {error}", category="server")
+
+  def _execute(self, request: journal_lib.Request) -> bytes:
+    """Does a model's request; returns its result.
+
+    Raises:
+      ValueError: the request is wrong; the model is what it was.
+    """
+    owner, kind = request.owner, request.kind
+    if kind == FORWARD_BACKWARD:
+      asked = messages.unpack_pass(request.body)
+      run = self._run_of(owner)
+      return messages.pack_pass_result(run.run_pass(asked))
+    body = messages.parse_json(request.body)
+    if kind == CREATE:
+      self._run_of(owner)
+      return _json({"type": kind, "model_id": owner})
+    if kind == OPTIM_STEP:
+      metrics = self._run_of(owner).step(_adam_settings(body))
+      return _json({"metrics": metrics})
+    if kind == LOAD:
+      path = body["path"]
+      self._load(owner, path, with_optimizer=body["optimizer"])
+      return _json({"type": kind, "path": path, "model_id": owner})
+    if kind == SAVE:
+      return self._save_named(owner, WEIGHTS, body)
+    if kind == SAVE_SAMPLER:
+      return self._save_for_sampler(request, body)
+    return self._export(owner, body)
+
+  def _programs_of(self, spec: Mapping[str, Any]) -> training.Programs:
+    key = (spec["rank"], spec["targets"])
+    if key not in self._programs:
+      self._programs[key] = training.Programs(
+          self._config,
+          self._policy.model,
+          self._base,
+          rank=spec["rank"],
+          targets=spec["targets"],
+      )
+    return self._programs[key]
+
+  def _run_of(self, model: str) -> training.TrainingRun:
+    """Returns a model, from memory or made again."""
+    if model in self._runs:
+      self._runs.move_to_end(model)
+      return self._runs[model]
+    spec = self.journal.model(model)
+    if spec is None:
+      raise ValueError(f"model {model}: there is none; create_model makes one")
+    while len(self._runs) >= self._config.serve.max_models:
+      self._forget(next(iter(self._runs)))
+    programs = self._programs_of(spec)
+    saver = checkpoint.Checkpointer(
+        str(self._model_folder(model) / "state"), keep=_KEEP
+    )
+    self._savers[model] = saver
+    seq = -1
+    if saver.latest_step() is not None:
+      state, host = saver.restore(programs.abstract_state())
+      seq = int(host["seq"])
+      run = training.TrainingRun(programs, **state)
+    else:
+      params = programs.init(spec["seed"])
+      run = training.TrainingRun(
+          programs, params, programs.init_optimizer(params)
+      )
+    self._runs[model] = run
+    self._steps_since_save[model] = 0
+    try:
+      self._repeat(model, seq)
+    except BaseException:
+      self._forget(model)
+      raise
+    return run
+
+  def _repeat(self, model: str, seq: int) -> None:
+    """Does the finished requests of a model after a number again."""
+    repeated = 0
+    for request, is_done in self.journal.since(model, seq):
+      if not is_done:
+        break
+      if request.kind not in (FORWARD_BACKWARD, OPTIM_STEP, LOAD):
+        continue
+      outcome = self.journal.outcome(request.id)
+      # Those of another category had no effect.
+      if outcome.failure and outcome.failure["category"] != "user":
+        continue
+      if request.body is None:
+        raise RuntimeError(
+            f"{request.id} cannot be done again: its body is gone, and no"
+            f" checkpoint in {self._model_folder(model)} has its effect"
+        )
+      try:
+        self._execute(request)
+      except ValueError:
+        # As the first time.
+        pass
+      repeated += 1
+    if repeated:
+      print(f"{model}: {repeated} requests after its checkpoint done again")
+
+  def _forget(self, model: str) -> None:
+    """Drops a model from memory; `_run_of` makes it again."""
+    self._runs.pop(model, None)
+    saver = self._savers.pop(model, None)
+    if saver is not None:
+      saver.close()
+
+  def _save_in_time(self, request: journal_lib.Request) -> None:
+    """Saves a recovery checkpoint of a model if it is time for one."""
+    model = request.owner
+    if request.kind == OPTIM_STEP:
+      self._steps_since_save[model] += 1
+    elif request.kind != LOAD:
+      return
+    is_due = (
+        self._steps_since_save[model]
+        >= self._config.serve.checkpoint_every_steps
+    )
+    # What a load read may be replaced, so it is not done again.
+    if is_due or request.kind == LOAD:
+      run, saver = self._runs[model], self._savers[model]
+      state = {"params": run.params, "opt_state": run.opt_state}
+      try:
+        saver.save(
+            request.seq, state, {"seq": request.seq}, wait=request.kind == LOAD
+        )
+      except OSError as error:
+        # The journal still has everything; the next one may fit.
+        logging.error("%s", error)
+        return
+      self._steps_since_save[model] = 0
+      steps = saver.newest_steps()
+      if len(steps) == _KEEP:
+        self.journal.drop_bodies(model, steps[0])
+
+  # Checkpoints.
+
+  def _model_folder(self, model: str) -> pathlib.Path:
+    return self._folder / "models" / model.replace(":", "_")
+
+  def _place(self, path: str) -> tuple[str, str, pathlib.Path]:
+    """Returns model, kind and folder of a path; ValueError if it is none."""
+    parts = path.removeprefix(_SCHEME).split("/")
+    kinds = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
+    if (
+        not path.startswith(_SCHEME)
+        or len(parts) != 3
+        or parts[1] not in kinds
+        or self.journal.checkpoint(path) is None
+    ):
+      raise ValueError(
+          f"{path}: there is no such checkpoint; allowed the paths that"
+          " save_weights and save_weights_for_sampler have returned, of which"
+          f" the newest {_UNNAMED} without a name are kept"
+      )
+    model, kind, name = parts
+    return model, kind, self._model_folder(model) / kind / name
+
+  def _new_path(
+      self, model: str, kind: str, name: str, *, overwrite: bool
+  ) -> tuple[str, pathlib.Path]:
+    """Returns path and empty place of a new checkpoint."""
+    if not _NAME.fullmatch(name):
+      raise ValueError(
+          f"path={name!r}: allowed letters, digits, '.', '_' and '-', 128 at"
+          " most, the first a letter or digit"
+      )
+    path = f"{_SCHEME}{model}/{kind}/{name}"
+    if self.journal.checkpoint(path) is not None and not overwrite:
+      raise ValueError(
+          f"{path}: there is a checkpoint already; name another one, or give"
+          " overwrite"
+      )
+    self.journal.drop_checkpoint(path)
+    folder = self._model_folder(model) / kind / name
+    if folder.exists():
+      shutil.rmtree(folder)
+    return path, folder
+
+  def _write(
+      self, path: str, folder: pathlib.Path, model: str, state: types.PyTree
+  ) -> None:
+    """Writes a checkpoint that is never changed again."""
+    saver = checkpoint.Checkpointer(str(folder), keep=1)
+    try:
+      saver.save(0, state, {}, wait=True)
+    finally:
+      saver.close()
+    self._note(path, model)
+
+  def _note(self, path: str, model: str) -> None:
+    spec = self.journal.model(model)
+    base = lora.base_name(self._policy.folder, self._config.seed)
+    self.journal.add_checkpoint(path, model, {**spec, "base": base})
+
+  def _read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
+    """Returns spec and state of a checkpoint; ValueError if there is none."""
+    _, kind, folder = self._place(path)
+    if kind == EXTERNAL_WEIGHTS:
+      raise ValueError(f"{path}: an export is for other programs")
+    spec = self.journal.checkpoint(path)
+    state = self._programs_of(spec).abstract_state()
+    if kind == SAMPLER_WEIGHTS:
+      del state["opt_state"]
+    saver = checkpoint.Checkpointer(str(folder), keep=1)
+    try:
+      return spec, saver.restore(state)[0]
+    finally:
+      saver.close()
+
+  def _save_named(
+      self, model: str, kind: str, body: Mapping[str, Any]
+  ) -> bytes:
+    run = self._run_of(model)
+    path, folder = self._new_path(
+        model, kind, body["path"], overwrite=body.get("overwrite", False)
+    )
+    state = {"params": run.params, "opt_state": run.opt_state}
+    self._write(path, folder, model, state)
+    return _json({"type": SAVE, "path": path})
+
+  def _save_for_sampler(
+      self, request: journal_lib.Request, body: Mapping[str, Any]
+  ) -> bytes:
+    """Saves a version; returns its path, or without a name its session."""
+    model, name = request.owner, body.get("path")
+    run = self._run_of(model)
+    path, folder = self._new_path(
+        model,
+        SAMPLER_WEIGHTS,
+        name or f"unnamed-{request.seq}",
+        overwrite=not name,
+    )
+    self._write(path, folder, model, {"params": run.params})
+    if name:
+      return _json({"type": SAVE_SAMPLER, "path": path})
+    self._drop_unnamed(model)
+    # Its own numbers, apart from those that clients give.
+    sampler = f"{model}:sample:{request.seq}"
+    self.journal.add_sampler(sampler, model.partition(":")[0], path)
+    return _json({"type": SAVE_SAMPLER, "sampling_session_id": sampler})
+
+  def _drop_unnamed(self, model: str) -> None:
+    """Deletes the oldest versions without a name."""
+    unnamed = [
+        path
+        for path, _ in self.journal.checkpoints_of(model)
+        if f"/{SAMPLER_WEIGHTS}/unnamed-" in path
+    ]
+    for path in unnamed[:-_UNNAMED]:
+      self.delete(path)
+
+  def delete(self, path: str) -> None:
+    """Deletes a checkpoint; ValueError if there is none."""
+    _, _, folder = self._place(path)
+    self.journal.drop_checkpoint(path)
+    shutil.rmtree(folder, ignore_errors=True)
+
+  def _load(self, model: str, path: str, *, with_optimizer: bool) -> None:
+    """Replaces a model's params by a checkpoint's."""
+    own = self.journal.model(model)
+    spec, state = self._read(path)
+    for key in ("rank", "targets"):
+      if spec[key] != own[key]:
+        raise ValueError(
+            f"{path} has {key}={spec[key]!r}, the model {own[key]!r}: allowed"
+            " a checkpoint of the same adapters"
+        )
+    if with_optimizer and "opt_state" not in state:
+      raise ValueError(
+          f"{path} has no optimizer state: allowed a path of save_weights"
+      )
+    self._run_of(model).load(
+        state["params"], state["opt_state"] if with_optimizer else None
+    )
+
+  def _export(self, model: str, body: Mapping[str, Any]) -> bytes:
+    """Writes a folder for transformers, or of adapters for peft."""
+    run, spec = self._run_of(model), self.journal.model(model)
+    path, folder = self._new_path(
+        model, EXTERNAL_WEIGHTS, body["path"], overwrite=False
+    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    policy = self._policy
+    if spec["rank"] and policy.folder is not None:
+      tensors = lora.peft_tensors(policy.model.config, run.params)
+      local = policy.folder.absolute()
+
+      def fill(new: pathlib.Path) -> None:
+        adapter_folder.write(
+            new,
+            tensors,
+            base=str(local if local.is_dir() else policy.folder),
+            rank=spec["rank"],
+            alpha=self._config.lora.alpha,
+        )
+        policy.tokenizer.save(new)
+
+      hf.replace_folder(folder, fill)
+    else:
+      hf.save(
+          folder,
+          policy.model.config,
+          run.programs.merged(run.params),
+          policy.tokenizer,
+      )
+    self._note(path, model)
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    return _json({"type": EXPORT, "path": path, "size_bytes": size})
+
+  def export_folder(self, path: str) -> pathlib.Path:
+    """Returns the folder of an export; ValueError if there is none."""
+    _, kind, folder = self._place(path)
+    if kind != EXTERNAL_WEIGHTS:
+      raise ValueError(f"{path}: allowed a path of save_weights_external")
+    return folder
+
+  # Sampling.
+
+  def _sample(self, batch: list[journal_lib.Request]) -> None:
+    """Decodes samples, those together that may be."""
+    together: dict[Any, list[tuple[journal_lib.Request, _Sample]]] = {}
+    failed: dict[str, Mapping[str, str]] = {}
+    for request in batch:
+      try:
+        sample = self._parse_sample(request)
+      except ValueError as error:
+        failed[request.id] = _failure(str(error))
+        continue
+      # A request that is wrong in a way that no check expects.
+      except Exception as error:
+        logging.exception("%s failed", request.id)
+        text = f"{type(error).__name__}: {error}"
+        failed[request.id] = _failure(text, category="server")
+        continue
+      key = (sample.path, sample.settings)
+      together.setdefault(key, []).append((request, sample))
+    self._finish_all(failed)
+    for (path, settings), some in together.items():
+      try:
+        outcomes = self._decode(path, settings, [s for _, s in some])
+      except ValueError as error:
+        outcomes = [_failure(str(error))] * len(some)
+      # As in `_try`.
+      except Exception as error:
+        logging.exception("sampling of %s failed", path or "the base model")
+        text = f"{type(error).__name__}: {error}"
+        outcomes = [_failure(text, category="server")] * len(some)
+      ids = [request.id for request, _ in some]
+      self._finish_all(dict(zip(ids, outcomes, strict=True)))
+
+  def _finish_all(
+      self, outcomes: Mapping[str, bytes | Mapping[str, str]]
+  ) -> None:
+    if outcomes:
+      self.journal.finish(outcomes)
+      self._on_done(list(outcomes))
+
+  def _parse_sample(self, request: journal_lib.Request) -> "_Sample":
+    """Returns what is asked for; ValueError if it is wrong."""
+    path = self.journal.sampler(request.owner)
+    if path:
+      self._place(path)
+    sampling, model = self._config.sampling, self._policy.model
+    sample = _parse_sample(request, path, self._policy.tokenizer.stop_ids)
+    P, T = sampling.max_prompt_tokens, sampling.max_completion_tokens
+    tokens = sample.request.prompt_tokens
+    most = sample.request.max_tokens or T
+    if len(tokens) > P and most == 1:
+      # One token after a longer text: how clients ask for its log-probs.
+      settings = dataclasses.replace(sample.settings, is_long=True)
+      sample = dataclasses.replace(sample, settings=settings)
+      P, T = P + T - 1, 1
+    elif sample.request.max_tokens is None:
+      wanted = dataclasses.replace(sample.request, max_tokens=T)
+      sample = dataclasses.replace(sample, request=wanted)
+    sample.request.check(
+        decode.Settings(
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_prompt_tokens=P,
+            max_completion_tokens=T,
+            num_rows=1,
+            chunk_steps=1,
+            pad_id=0,
+            seed=0,
+        ),
+        model.config.vocab_size,
+    )
+    return sample
+
+  def _decode(
+      self, path: str, settings: "_Settings", samples: list["_Sample"]
+  ) -> list[bytes]:
+    """Returns the packed results of samples of one version."""
+    sampler = self._sampler(settings)
+    version = self._version(path)
+    if "decode" not in version:
+      version["decode"] = sampler.put(version["params"])
+    completions = sampler.sample(
+        version["decode"], [s.request for s in samples], version=0
+    )
+    scored = [s for s in samples if s.last_n]
+    values = self._scorer().logprobs(
+        version["params"], [s.request.prompt_tokens for s in scored]
+    )
+    prompts = {s.id: v for s, v in zip(scored, values, strict=True)}
+    out = []
+    for sample, c in zip(samples, completions, strict=True):
+      plain = c.plain_logprobs if settings.temperature == 0 else c.logprobs
+      prompt_logprobs = prompts.get(sample.id)
+      if prompt_logprobs is not None:
+        prompt_logprobs[: max(0, len(prompt_logprobs) - sample.last_n)] = np.nan
+      out.append(
+          messages.pack_sample_result(
+              messages.SampleResult(
+                  [t[:n] for t, n in zip(c.tokens, c.lengths)],
+                  [p[:n] for p, n in zip(plain, c.lengths)],
+                  c.stopped.tolist(),
+                  prompt_logprobs,
+              )
+          )
+      )
+    return out
+
+  def _scorer(self) -> training.Programs:
+    """Returns programs whose log-probs are of the model's own params."""
+    return self._programs_of({"rank": 0, "targets": "all"})
+
+  def _version(self, path: str) -> dict[str, Any]:
+    """Returns the params of a version, by form, on the devices."""
+    if path in self._versions:
+      self._versions.move_to_end(path)
+      return self._versions[path]
+    while len(self._versions) >= _VERSIONS:
+      self._versions.popitem(last=False)
+    params = self._base
+    if path:
+      spec, state = self._read(path)
+      params = self._programs_of(spec).merged(state["params"])
+    self._versions[path] = {"params": params}
+    return self._versions[path]
+
+  def _sampler(self, settings: "_Settings") -> decode.Sampler:
+    """Returns the sampler of these settings, compiled when it is first used."""
+    if settings in self._samplers:
+      self._samplers.move_to_end(settings)
+      return self._samplers[settings]
+    while len(self._samplers) >= _SAMPLERS:
+      self._samplers.popitem(last=False)
+    config = self._config.copy_and_resolve_references()
+    c, tokenizer = config.sampling, self._policy.tokenizer
+    P, T = c.max_prompt_tokens, c.max_completion_tokens
+    if settings.is_long:
+      P, T = P + T - 1, 1
+    self._samplers[settings] = decode.Sampler(
+        self._policy.model,
+        decode.Settings(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            max_prompt_tokens=P,
+            max_completion_tokens=T,
+            num_rows=c.num_rows,
+            chunk_steps=c.chunk_steps,
+            prompt_buckets=c.prompt_buckets,
+            stop_ids=settings.stop_ids,
+            stop_strings=settings.stop_strings,
+            text_fn=tokenizer.decode,
+            pad_id=tokenizer.pad_id,
+            seed=config.seed,
+        ),
+    )
+    return self._samplers[settings]
+
+  # What is asked of the server as a whole.
+
+  def spec_of(
+      self, model: str, lora_config: Mapping[str, Any] | None
+  ) -> dict[str, Any]:
+    """Returns the spec of a new model.
+
+    Args:
+      model: id of the model.
+      lora_config: LoraConfig of the request; None trains all params, as rank 0.
+
+    Raises:
+      ValueError: the config is wrong.
+    """
+    asked = dict(lora_config or {"rank": 0})
+    rank = messages.field(asked, "rank", int)
+    if not 0 <= rank <= 1024:
+      raise ValueError(f"lora_config.rank={rank}: allowed 0 to 1024")
+    names = lora.kernel_names(self._policy.model)
+    wanted = [
+        name
+        for name, is_mlp in sorted(names.items())
+        if messages.field(
+            asked, "train_mlp" if is_mlp else "train_attn", bool, True
+        )
+    ]
+    if rank and not wanted:
+      raise ValueError(
+          "lora_config: train_mlp and train_attn are False, and this server has"
+          " no adapters of the unembedding"
+      )
+    seed = messages.field(asked, "seed", int, None)
+    if seed is None:
+      seed = _seed_of(model)
+    return {
+        "base_model": self.model_name,
+        "rank": rank,
+        "targets": ",".join(wanted) if rank else "all",
+        "train_mlp": any(names[n] for n in wanted),
+        "train_attn": not all(names[n] for n in wanted),
+        "seed": seed % 2**32,
+    }
+
+  def _check_facts(self) -> None:
+    """Raises ValueError if the directory is of a server with other settings."""
+    values = load.flatten(self._config)
+    facts = {
+        f"config.{key}": value
+        for key, value in values.items()
+        if key.partition(".")[0] in _SECTIONS or key in ("seed", "train.remat")
+    }
+    facts["base"] = lora.base_name(self._policy.folder, self._config.seed)
+    saved = self.journal.fact("settings", facts)
+    for name, value in json.loads(json.dumps(facts)).items():
+      if saved.get(name) != value:
+        raise ValueError(
+            f"{name} was {saved.get(name)!r} when this server began, now it is"
+            f" {value!r}: restore it, or give another --workdir than"
+            f" {self._folder.parent}"
+        )
+
+  def _place_tokenizer(self) -> str:
+    """Returns a name that clients load the tokenizer from."""
+    folder = self._policy.folder
+    if folder is not None and not folder.exists():
+      if len(folder.parts) == 2:
+        return str(folder)  # ORG/NAME of the hub.
+    own = self._folder / "tokenizer"
+    if not own.is_dir():
+      hf.replace_folder(own, self._policy.tokenizer.save)
+    return str(own.absolute())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+  """Settings of sampling that a sampler is compiled for."""
+
+  temperature: float
+  top_k: int
+  top_p: float
+  stop_ids: tuple[int, ...]
+  stop_strings: tuple[str, ...]
+  is_long: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+  """Completions that are asked for.
+
+  last_n: prompt tokens, from the end, whose log-probs are asked for; 0 = none.
+  """
+
+  id: str
+  path: str
+  settings: _Settings
+  request: decode.Request
+  last_n: int
+
+
+def num_samples(body: Mapping[str, Any]) -> int:
+  """Returns the completions that are asked for; ValueError if too many."""
+  count = messages.field(body, "num_samples", int, 1)
+  if not 1 <= count <= _MOST_SAMPLES:
+    raise ValueError(f"num_samples={count}: allowed 1 to {_MOST_SAMPLES}")
+  return count
+
+
+_SAMPLE_FIELDS = (
+    "num_samples", "prompt", "sampling_params", "sampling_session_id", "seq_id",
+    "prompt_logprobs", "prompt_logprobs_last_n",
+)  # fmt: skip
+
+
+def _parse_sample(
+    request: journal_lib.Request, path: str, stop_ids: frozenset[int]
+) -> _Sample:
+  body, field = messages.parse_json(request.body), messages.field
+  messages.check_fields(body, _SAMPLE_FIELDS)
+  try:
+    tokens = messages.tokens_of(body.get("prompt"))
+  except ValueError as error:
+    raise ValueError(f"prompt: {error}") from error
+  params = field(body, "sampling_params", dict)
+  count = num_samples(body)
+  temperature = field(params, "temperature", float, 1.0)
+  top_k, top_p = field(params, "top_k", int, -1), field(
+      params, "top_p", float, 1.0
+  )
+  if not 0 <= temperature <= 100 or not 0 < top_p <= 1 or top_k < -1:
+    raise ValueError(
+        f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}: allowed"
+        " a temperature of 0 to 100, top_p above 0 up to 1, top_k -1 or more"
+    )
+  stop, strings = params.get("stop"), ()
+  if isinstance(stop, str):
+    strings = (stop,)
+  elif isinstance(stop, list) and stop and isinstance(stop[0], str):
+    strings = tuple(stop)
+  elif isinstance(stop, list) and all(type(i) is int for i in stop):
+    stop_ids = frozenset(stop)
+  elif stop is not None:
+    raise ValueError("stop: allowed a text, a list of texts, or of token ids")
+  if not all(isinstance(text, str) and text for text in strings):
+    raise ValueError("stop: allowed texts that are not empty")
+  seed = field(params, "seed", int, None)
+  last_n = 0
+  if field(body, "prompt_logprobs", bool, False):
+    last_n = field(body, "prompt_logprobs_last_n", int, len(tokens))
+  return _Sample(
+      request.id,
+      path,
+      _Settings(
+          temperature, max(top_k, 0), top_p, tuple(sorted(stop_ids)), strings
+      ),
+      decode.Request(
+          prompt_tokens=tokens,
+          # The same seed and prompt have the same completions.
+          prompt_id=zlib.crc32(tokens.tobytes()),
+          visit=0,
+          num_completions=count,
+          seed=_seed_of(request.id) if seed is None else seed % 2**32,
+          max_tokens=field(params, "max_tokens", int, None),
+      ),
+      last_n,
+  )
+
+
+def _adam_settings(body: Mapping[str, Any]) -> training.AdamSettings:
+  """Returns the settings of an optim_step; ValueError if they are wrong."""
+  if body.get("adam_params") is None:
+    raise ValueError("adam_params is missing: the optimizer here is AdamW")
+  asked = messages.field(body, "adam_params", dict)
+  names = [field.name for field in dataclasses.fields(training.AdamSettings)]
+  messages.check_fields(asked, names)
+  given = {n: messages.field(asked, n, float) for n in names if n in asked}
+  settings = training.AdamSettings(**given)
+  s = settings
+  if not (
+      np.isfinite(dataclasses.astuple(s)).all()
+      and 0 <= s.beta1 < 1
+      and 0 <= s.beta2 < 1
+      and min(s.learning_rate, s.eps, s.weight_decay, s.grad_clip_norm) >= 0
+  ):
+    raise ValueError(
+        f"adam_params={given}: allowed numbers from 0, beta1 and beta2 below 1"
+    )
+  return settings
+
+
+def _seed_of(text: str) -> int:
+  digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+  return int.from_bytes(digest, "big")
+
+
+def _failure(text: str, category: str = "user") -> dict[str, str]:
+  return {"error": text, "category": category}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+  return json.dumps(value).encode()

@@ -1,0 +1,446 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the Tinker API: requests to records, results to bytes.
+
+Batches and results travel as protocol buffers, all else as JSON. `_MESSAGES`
+has the fields that are read or written here with their public numbers; a
+message with a field that is not understood is refused, never half read.
+
+Source: package `tinker` 0.38, tinker_public.proto and its request models.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from typing import Any
+
+from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pool
+from google.protobuf import message as message_lib
+from google.protobuf import message_factory
+import numpy as np
+
+PROTO = "application/x-protobuf"
+
+_FLOAT32, _INT64 = 1, 2  # Numbers of the enum DType.
+_DTYPES = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8")}
+_NAMED = {"float32": _FLOAT32, "int64": _INT64}
+_STOPPED, _TOO_LONG = 0, 1  # Numbers of the enum StopReason.
+
+# Message -> (number, name, type); an upper-case type is a message, [] a list,
+# {} a map from text.
+_MESSAGES = {
+    "Tensor": (
+        (1, "dense", "bytes"), (2, "sparse_csr", "bytes"),
+        (3, "dtype", "int32"), (4, "shape", "[int64]"),
+    ),
+    "EncodedText": ((1, "tokens", "bytes"),),
+    "Chunk": (
+        (1, "encoded_text", "EncodedText"), (2, "image", "bytes"),
+        (3, "dmel", "bytes"),
+    ),
+    "Datum": (
+        (1, "model_input", "[Chunk]"), (2, "loss_fn_inputs", "{Tensor}"),
+        (3, "model_input_spans", "[bytes]"),
+        (4, "loss_fn_input_spans", "[bytes]"),
+    ),
+    "LossConfigValue": ((1, "number", "double"), (2, "text", "string")),
+    "ForwardBackwardRequest": (
+        (1, "model_id", "string"), (2, "seq_id", "int32"),
+        (3, "data", "[Datum]"), (4, "loss_fn", "string"),
+        (5, "loss_fn_config", "{double}"), (6, "forward_only", "bool"),
+        (7, "loss_fn_config_v2", "{LossConfigValue}"),
+    ),
+    "BatchedTensor": (
+        (1, "data", "bytes"), (2, "offsets", "bytes"), (3, "dtype", "int32"),
+        (4, "trailing_shape", "[int64]"),
+    ),
+    "ArrayRecord": (
+        (1, "type_tag", "string"), (2, "fields", "{BatchedTensor}"),
+        (3, "num_datums", "int64"),
+    ),
+    "ForwardBackwardOutput": (
+        (1, "loss_fn_output_type", "string"),
+        (2, "loss_fn_outputs", "[ArrayRecord]"), (3, "metrics", "{double}"),
+    ),
+    "SampledSequence": (
+        (1, "stop_reason", "int32"), (2, "tokens", "bytes"),
+        (3, "logprobs", "bytes"),
+    ),
+    "SampleResponse": (
+        (1, "sequences", "[SampledSequence]"), (2, "prompt_logprobs", "bytes"),
+    ),
+}  # fmt: skip
+
+
+def _make_messages() -> dict[str, type[message_lib.Message]]:
+  """Returns the class of each message of `_MESSAGES`."""
+  field_type = descriptor_pb2.FieldDescriptorProto
+  package = "tba_jax.serving"
+  file = descriptor_pb2.FileDescriptorProto(
+      name="tba_jax/serving.proto", package=package, syntax="proto3"
+  )
+
+  def add(
+      message: descriptor_pb2.DescriptorProto, number: int, name: str, kind: str
+  ) -> None:
+    is_list, is_map = kind[0] == "[", kind[0] == "{"
+    item = kind.strip("[]{}")
+    field = message.field.add(
+        name=name,
+        number=number,
+        label=(
+            field_type.LABEL_REPEATED
+            if is_list or is_map
+            else field_type.LABEL_OPTIONAL
+        ),
+    )
+    if is_map:
+      entry = "".join(word.title() for word in name.split("_")) + "Entry"
+      nested = message.nested_type.add(name=entry)
+      nested.options.map_entry = True
+      add(nested, 1, "key", "string")
+      add(nested, 2, "value", item)
+      item = f"{message.name}.{entry}"
+    if item[0].isupper():
+      field.type = field_type.TYPE_MESSAGE
+      field.type_name = f".{package}.{item}"
+    else:
+      field.type = getattr(field_type, f"TYPE_{item.upper()}")
+
+  for name, fields in _MESSAGES.items():
+    message = file.message_type.add(name=name)
+    for row in fields:
+      add(message, *row)
+  # A pool of its own: the official client may be loaded in the same process.
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  return {
+      name: message_factory.GetMessageClass(
+          pool.FindMessageTypeByName(f"{package}.{name}")
+      )
+      for name in _MESSAGES
+  }
+
+
+_CLASSES = _make_messages()
+
+
+@dataclasses.dataclass(frozen=True)
+class Datum:
+  """A sequence to learn from.
+
+  tokens: [L] int32, input of the model.
+  targets: [L] int32, token whose log-prob is taken at each position.
+  inputs: further inputs of the loss by name: [L] float32, or [1].
+  """
+
+  tokens: np.ndarray
+  targets: np.ndarray
+  inputs: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+  """A forward pass over sequences, with or without a backward one.
+
+  loss: name of the loss.
+  config: settings of the loss.
+  forward_only: whether the gradient is left out.
+  data: sequences.
+  """
+
+  loss: str
+  config: Mapping[str, float | str]
+  forward_only: bool
+  data: Sequence[Datum]
+
+
+@dataclasses.dataclass(frozen=True)
+class PassResult:
+  """Result of a pass.
+
+  outputs: arrays [L] float32 of each sequence, by name.
+  metrics: numbers by name, which ends in how parts are joined: `loss:sum`.
+  """
+
+  outputs: Sequence[Mapping[str, np.ndarray]]
+  metrics: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleResult:
+  """Completions of a prompt.
+
+  tokens: token ids of each completion.
+  logprobs: their log-probs, nats.
+  stopped: whether a stop token or stop string ended each.
+  prompt_logprobs: [P] float32, nan where not computed; None if not asked for.
+  """
+
+  tokens: Sequence[np.ndarray]
+  logprobs: Sequence[np.ndarray]
+  stopped: Sequence[bool]
+  prompt_logprobs: np.ndarray | None
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+  """Returns the JSON object of a body; ValueError if it is none."""
+  try:
+    value = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"the body is not JSON: {error}") from error
+  if not isinstance(value, dict):
+    raise ValueError("the body is not a JSON object")
+  return value
+
+
+def field(
+    body: Mapping[str, Any], name: str, kind: type, default: Any = ...
+) -> Any:
+  """Returns a field of a JSON object, checked.
+
+  Args:
+    body: object.
+    name: name of the field.
+    kind: str, int, float, bool, dict or list.
+    default: value if it is missing or null; without one it is needed.
+
+  Raises:
+    ValueError: the field is missing or of another type.
+  """
+  value = body.get(name)
+  if value is None:
+    if default is ...:
+      raise ValueError(f"{name} is missing: allowed {kind.__name__}")
+    return default
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if kind is float and is_number:
+    return float(value)
+  if not isinstance(value, kind) or (kind is int and not is_number):
+    raise ValueError(
+        f"{name} is {type(value).__name__}: allowed {kind.__name__}"
+    )
+  return value
+
+
+def check_fields(body: Mapping[str, Any], allowed: Sequence[str]) -> None:
+  """Raises ValueError for a field that is set and not understood here."""
+  unknown = sorted(
+      name
+      for name, value in body.items()
+      if name not in (*allowed, "type") and value not in (None, 0, False, [])
+  )
+  if unknown:
+    raise ValueError(
+        f"{', '.join(unknown)}: not supported by this server; allowed"
+        f" {', '.join(allowed)}"
+    )
+
+
+def tokens_of(model_input: Any) -> np.ndarray:
+  """Returns the token ids, [L] int32, of a ModelInput in JSON."""
+  if not isinstance(model_input, dict):
+    raise ValueError("allowed an object with chunks of encoded_text")
+  ids: list[int] = []
+  for chunk in field(model_input, "chunks", list):
+    if not isinstance(chunk, dict) or chunk.get("type") != "encoded_text":
+      raise ValueError("a chunk is no encoded_text, the only kind served here")
+    ids += field(chunk, "tokens", list)
+  if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+    raise ValueError("tokens: allowed whole numbers from 0")
+  return np.asarray(ids, np.int32)
+
+
+def pack_pass(body: Mapping[str, Any], *, forward_only: bool) -> bytes:
+  """Returns the protocol buffer of a pass that came as JSON."""
+  name = "forward_input" if forward_only else "forward_backward_input"
+  asked = field(body, name, dict)
+  message = _CLASSES["ForwardBackwardRequest"](
+      model_id=field(body, "model_id", str),
+      seq_id=field(body, "seq_id", int, 0),
+      loss_fn=field(asked, "loss_fn", str),
+      forward_only=forward_only,
+  )
+  for key, value in field(asked, "loss_fn_config", dict, {}).items():
+    if isinstance(value, str):
+      message.loss_fn_config_v2[key].text = value
+    else:
+      message.loss_fn_config_v2[key].number = float(value)
+  for n, datum in enumerate(field(asked, "data", list)):
+    try:
+      out = message.data.add()
+      ids = tokens_of(datum.get("model_input"))
+      out.model_input.add().encoded_text.tokens = ids.tobytes()
+      for key, tensor in field(datum, "loss_fn_inputs", dict).items():
+        dtype = _NAMED.get(tensor.get("dtype"))
+        if dtype is None or tensor.get("sparse_crow_indices"):
+          raise ValueError(f"{key}: allowed dense float32 or int64")
+        array = np.asarray(field(tensor, "data", list), _DTYPES[dtype])
+        shape = tensor.get("shape") or [array.size]
+        tensor_out = out.loss_fn_inputs[key]
+        tensor_out.dense, tensor_out.dtype = array.tobytes(), dtype
+        tensor_out.shape.extend(shape)
+    except (ValueError, TypeError, AttributeError) as error:
+      raise ValueError(f"data[{n}]: {error}") from error
+  return message.SerializeToString()
+
+
+def address_of_pass(body: bytes) -> tuple[str, int, bool]:
+  """Returns model id, sequence number and `forward_only` of a pass."""
+  message = _parse("ForwardBackwardRequest", body)
+  return message.model_id, message.seq_id, message.forward_only
+
+
+def unpack_pass(body: bytes) -> Pass:
+  """Returns the pass of a protocol buffer.
+
+  Raises:
+    ValueError: the body is none, or a sequence is malformed; names it.
+  """
+  message = _parse("ForwardBackwardRequest", body)
+  config: dict[str, float | str] = dict(message.loss_fn_config)
+  for key, value in message.loss_fn_config_v2.items():
+    config[key] = value.text or value.number
+  data = []
+  for n, datum in enumerate(message.data):
+    try:
+      data.append(_datum(datum))
+    except ValueError as error:
+      raise ValueError(f"data[{n}]: {error}") from error
+  if not data:
+    raise ValueError("data is empty: allowed one sequence or more")
+  return Pass(message.loss_fn, config, message.forward_only, data)
+
+
+def pack_pass_result(result: PassResult) -> bytes:
+  """Returns the protocol buffer of a result."""
+  fields = {}
+  for name in result.outputs[0]:
+    arrays = [np.asarray(out[name], "<f4") for out in result.outputs]
+    offsets = np.cumsum([0, *(4 * array.size for array in arrays)])
+    fields[name] = _CLASSES["BatchedTensor"](
+        data=b"".join(array.tobytes() for array in arrays),
+        offsets=offsets.astype("<i8").tobytes(),
+        dtype=_FLOAT32,
+    )
+  record = _CLASSES["ArrayRecord"](
+      type_tag="ArrayRecord", fields=fields, num_datums=len(result.outputs)
+  )
+  return _CLASSES["ForwardBackwardOutput"](
+      loss_fn_output_type="ArrayRecord",
+      loss_fn_outputs=[record],
+      metrics=result.metrics,
+  ).SerializeToString()
+
+
+def pass_result_to_json(body: bytes) -> dict[str, Any]:
+  """Returns the JSON form of a packed result."""
+  message = _parse("ForwardBackwardOutput", body)
+  outputs: list[dict[str, Any]] = []
+  for record in message.loss_fn_outputs:
+    outputs = [{} for _ in range(record.num_datums)]
+    for name, tensor in record.fields.items():
+      values = np.frombuffer(tensor.data, "<f4")
+      ends = np.frombuffer(tensor.offsets, "<i8") // 4
+      for out, start, end in zip(outputs, ends, ends[1:]):
+        out[name] = {
+            "data": values[start:end].tolist(),
+            "dtype": "float32",
+            "shape": [int(end - start)],
+        }
+  return {
+      "loss_fn_output_type": message.loss_fn_output_type,
+      "loss_fn_outputs": outputs,
+      "metrics": dict(message.metrics),
+  }
+
+
+def pack_sample_result(result: SampleResult) -> bytes:
+  """Returns the protocol buffer of completions."""
+  message = _CLASSES["SampleResponse"](
+      sequences=[
+          _CLASSES["SampledSequence"](
+              stop_reason=_STOPPED if stopped else _TOO_LONG,
+              tokens=np.asarray(tokens, "<i4").tobytes(),
+              logprobs=np.asarray(logprobs, "<f4").tobytes(),
+          )
+          for tokens, logprobs, stopped in zip(
+              result.tokens, result.logprobs, result.stopped, strict=True
+          )
+      ]
+  )
+  if result.prompt_logprobs is not None:
+    message.prompt_logprobs = np.asarray(
+        result.prompt_logprobs, "<f4"
+    ).tobytes()
+  return message.SerializeToString()
+
+
+def sample_result_to_json(body: bytes) -> dict[str, Any]:
+  """Returns the JSON form of packed completions."""
+  message = _parse("SampleResponse", body)
+  out: dict[str, Any] = {
+      "type": "sample",
+      "sequences": [
+          {
+              "stop_reason": (
+                  "stop" if sequence.stop_reason == _STOPPED else "length"
+              ),
+              "tokens": np.frombuffer(sequence.tokens, "<i4").tolist(),
+              "logprobs": np.frombuffer(sequence.logprobs, "<f4").tolist(),
+          }
+          for sequence in message.sequences
+      ],
+  }
+  if message.prompt_logprobs:
+    values = np.frombuffer(message.prompt_logprobs, "<f4").tolist()
+    out["prompt_logprobs"] = [v if v == v else None for v in values]
+  return out
+
+
+def _parse(name: str, body: bytes) -> Any:
+  message = _CLASSES[name]()
+  try:
+    message.ParseFromString(body)
+  except message_lib.DecodeError as error:
+    raise ValueError(f"the body is no {name}: {error}") from error
+  return message
+
+
+def _datum(message: Any) -> Datum:
+  parts = []
+  for chunk in message.model_input:
+    if chunk.image or chunk.dmel:
+      raise ValueError("a chunk is no encoded_text, the only kind served here")
+    parts.append(np.frombuffer(chunk.encoded_text.tokens, "<i4"))
+  tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+  inputs = {
+      name: _array(name, tensor)
+      for name, tensor in message.loss_fn_inputs.items()
+  }
+  targets = inputs.pop("target_tokens", None)
+  if targets is None:
+    raise ValueError("loss_fn_inputs lacks target_tokens")
+  if not len(tokens) or targets.shape != tokens.shape:
+    raise ValueError(
+        f"target_tokens of shape {targets.shape} for {len(tokens)} tokens of"
+        " model_input: allowed one for each, and at least one"
+    )
+  return Datum(tokens, targets.astype(np.int32), inputs)
+
+
+def _array(name: str, tensor: Any) -> np.ndarray:
+  dtype = _DTYPES.get(tensor.dtype)
+  if dtype is None or tensor.sparse_csr:
+    raise ValueError(f"{name}: allowed dense float32 or int64")
+  if len(tensor.dense) % dtype.itemsize:
+    raise ValueError(f"{name}: {len(tensor.dense)} bytes are no {dtype.name}")
+  array = np.frombuffer(tensor.dense, dtype)
+  shape = tuple(tensor.shape) or (array.size,)
+  if len(shape) > 1 or shape != array.shape:
+    # A scalar is a tensor of one number.
+    if shape == () or (array.size == 1 and np.prod(shape) == 1):
+      return array.reshape(1)
+    raise ValueError(f"{name} of shape {list(shape)}: allowed one axis")
+  return array

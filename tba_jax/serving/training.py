@@ -1,0 +1,764 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model that clients train: passes add to its gradient, a step consumes it.
+
+Sequences are padded to powers of two in length and number, so that a server
+compiles a few programs and none of them twice. Losses of tokens are sums, and
+are the same however a batch is cut; objectives of groups are means over the
+groups of one pass.
+
+Axes: N sequences of a pass, B sequences at a time, L tokens, and of groups B
+prompts, K completions, P and T their tokens.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
+from tba_jax.losses import build
+from tba_jax.losses import groups as groups_lib
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.losses import objective
+from tba_jax.models import transformer
+from tba_jax.policy import lora
+from tba_jax.policy import sharding
+from tba_jax.sampling import slots as slots_lib
+from tba_jax.serving import messages
+from tba_jax.serving import token_losses
+
+PyTree = types.PyTree
+
+_SHORTEST = 32  # Tokens of the shortest padded length.
+# Compiled objectives, by name and settings, that are kept.
+_GROUP_PROGRAMS = 32
+# Inputs of a sequence of a group, beside its targets.
+_OF_GROUPS = ("weights", "logprobs", "ref_logprobs", "reward", "group")
+_NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamSettings:
+  """Settings of one AdamW step, as of `torch.optim.AdamW`.
+
+  grad_clip_norm: greatest global norm of the gradient; 0 does not clip.
+  """
+
+  learning_rate: float = 1e-4
+  beta1: float = 0.9
+  beta2: float = 0.95
+  eps: float = 1e-12
+  weight_decay: float = 0.0
+  grad_clip_norm: float = 0.0
+
+
+class Programs:
+  """Compiled programs of all models with the same trained part.
+
+  Args:
+    config: reads `loss`, `sampling`, `train`, `serve` and `lora.alpha`.
+    model: the model, whose shape all share.
+    base: its params, which adapters adapt; also the reference policy.
+    rank: rank of the adapters; 0 trains all params.
+    targets: matrices that have adapters, as `config.lora.targets`.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      model: transformer.Model,
+      base: PyTree,
+      *,
+      rank: int,
+      targets: str,
+  ):
+    self.config = config
+    self._model = model
+    self._base = base
+    self.adapters = lora.make(
+        {"rank": rank, "alpha": config.lora.alpha, "targets": targets}, model
+    )
+    self._sharding = slots_lib.params_sharding(base)
+    trained = self.adapters or model
+    self._shapes = jax.eval_shape(trained.init, jax.random.PRNGKey(0))
+    self._shardings = sharding.param_shardings(
+        sharding.make_mesh(config.mesh), config.sharding, trained.logical_axes
+    )
+    self._init = jax.jit(trained.init, out_shardings=self._shardings)
+    self._merge = jax.jit(self.adapters.merge) if self.adapters else None
+    self._update = jax.jit(_update, donate_argnums=(0, 1))
+    self._zeros = jax.jit(
+        lambda params: jax.tree.map(
+            lambda x: jnp.zeros(x.shape, jnp.float32), params
+        )
+    )
+    self._group_passes: collections.OrderedDict[Any, Any] = (
+        collections.OrderedDict()
+    )
+
+  def init(self, seed: int) -> PyTree:
+    """Returns new params to train: adapters, or a copy of the base."""
+    if self.adapters is None:
+      return jax.tree.map(jnp.copy, self._base)
+    return self._init(jax.random.PRNGKey(seed))
+
+  def init_optimizer(self, params: PyTree) -> PyTree:
+    """Returns the state of Adam before its first step."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    init = jax.jit(
+        optax.scale_by_adam().init, out_shardings=shardings["opt_state"]
+    )
+    return init(params)
+
+  def abstract_state(self) -> dict[str, PyTree]:
+    """Returns shapes and shardings of `params` and `opt_state`."""
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    adam = jax.eval_shape(optax.scale_by_adam().init, self._shapes)
+    mesh = jax.tree.leaves(self._shardings)[0].mesh
+    like = functools.partial(jax.tree.map, place)
+    return {
+        "params": like(self._shapes, self._shardings),
+        "opt_state": optax.ScaleByAdamState(
+            count=place(adam.count, sharding.replicated(mesh)),
+            mu=like(adam.mu, self._shardings),
+            nu=like(adam.nu, self._shardings),
+        ),
+    }
+
+  def zeros(self, params: PyTree) -> PyTree:
+    """Returns a gradient of zeros, float32."""
+    return self._zeros(params)
+
+  def merged(self, params: PyTree) -> PyTree:
+    """Returns the model's params, adapters merged into their base."""
+    return params if self._merge is None else self._merge(self._base, params)
+
+  def update(self, *args: Any) -> Any:
+    return self._update(*args)
+
+  def max_tokens(self) -> int:
+    """Returns the most tokens of a sequence."""
+    return (
+        self.config.sampling.max_prompt_tokens
+        + self.config.sampling.max_completion_tokens
+    )
+
+  # Losses of tokens.
+
+  def token_pass(
+      self, params: PyTree, grads: PyTree | None, asked: messages.Pass
+  ) -> tuple[PyTree | None, messages.PassResult]:
+    """Returns the gradient with that of a pass added, and the pass's result.
+
+    Args:
+      params: trained params.
+      grads: gradient so far, which is donated; None runs forward alone.
+      asked: a pass with a loss of `token_losses.LOSSES`.
+
+    Raises:
+      ValueError: the loss lacks an input, or has one that it does not read.
+    """
+    rows = [
+        (datum, _token_inputs(n, datum, asked.loss))
+        for n, datum in enumerate(asked.data)
+    ]
+    config = _token_config(asked)
+    self.check_data(asked.data)
+    outputs: list[dict[str, np.ndarray] | None] = [None] * len(rows)
+    waiting = []
+    for places, B, L in self._cut([len(d.tokens) for d in asked.data]):
+      arrays = _pad([rows[n] for n in places], B, L)
+      arrays = jax.device_put(
+          arrays, slots_lib.rows_sharding(self._sharding, B)
+      )
+      run = self._token_forward if grads is None else self._token_pass
+      grads, total, logprobs, losses = run(
+          params, grads, self._base, arrays, config
+      )
+      waiting.append((places, total, logprobs, losses))
+    loss = 0.0
+    for places, total, logprobs_BxL, losses_BxL in waiting:
+      loss += float(total)
+      logprobs_BxL, losses_BxL = map(np.asarray, (logprobs_BxL, losses_BxL))
+      for row, n in enumerate(places):
+        length = len(asked.data[n].tokens)
+        outputs[n] = {
+            "logprobs": logprobs_BxL[row, :length],
+            "elementwise_loss": losses_BxL[row, :length],
+        }
+    return grads, messages.PassResult(outputs, {"loss:sum": loss})
+
+  def logprobs(
+      self, params: PyTree, sequences: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """Returns [L] float32 of each sequence: nan, then log-probs of its tokens.
+
+    Args:
+      params: params of the model, not of adapters.
+      sequences: [L] int32 each.
+    """
+    out = [np.full(len(ids), np.nan, np.float32) for ids in sequences]
+    data = [
+        messages.Datum(ids[:-1], ids[1:], {})
+        for ids in sequences
+        if len(ids) > 1
+    ]
+    places = [n for n, ids in enumerate(sequences) if len(ids) > 1]
+    for some, B, L in self._cut([len(d.tokens) for d in data]):
+      arrays = _pad([(data[n], {}) for n in some], B, L)
+      arrays = jax.device_put(
+          arrays, slots_lib.rows_sharding(self._sharding, B)
+      )
+      values_BxL = np.asarray(self._score(params, arrays))
+      for row, n in enumerate(some):
+        out[places[n]][1:] = values_BxL[row, : len(data[n].tokens)]
+    return out
+
+  @functools.cached_property
+  def _score(self) -> Any:
+    return jax.jit(
+        lambda params, arrays: _target_logprobs(self._model, params, arrays)
+    )
+
+  def check_data(self, data: Sequence[messages.Datum]) -> None:
+    """Raises ValueError for a sequence that the model cannot take."""
+    most, last = self.max_tokens(), self._model.config.vocab_size - 1
+    for n, datum in enumerate(data):
+      if len(datum.tokens) > most:
+        raise ValueError(
+            f"data[{n}] has {len(datum.tokens)} tokens: allowed up to {most},"
+            " config.sampling.max_prompt_tokens + max_completion_tokens"
+        )
+      ids = np.concatenate([datum.tokens, datum.targets])
+      if not 0 <= ids.min() <= ids.max() <= last:
+        raise ValueError(f"data[{n}]: allowed token ids from 0 to {last}")
+
+  def _cut(self, lengths: Sequence[int]) -> list[tuple[list[int], int, int]]:
+    """Returns the sequences of each program call, and its B and L."""
+    by_length: dict[int, list[int]] = {}
+    for n, length in enumerate(lengths):
+      by_length.setdefault(_power_of_two(max(length, _SHORTEST)), []).append(n)
+    out = []
+    for L, places in sorted(by_length.items()):
+      most = max(1, self.config.serve.micro_batch_tokens // L)
+      for start in range(0, len(places), most):
+        some = places[start : start + most]
+        out.append((some, min(_power_of_two(len(some)), most), L))
+    return out
+
+  @functools.cached_property
+  def _token_forward(self) -> Any:
+    """(params, grads, base, arrays, config) -> (grads, sum, logprobs, losses).
+
+    It compiles once for each B and L: one program has all losses.
+    """
+    return jax.jit(
+        lambda params, grads, *inputs: (
+            grads,
+            *self._token_loss(params, *inputs),
+        )
+    )
+
+  @functools.cached_property
+  def _token_pass(self) -> Any:
+    """As `_token_forward`; adds the gradient to `grads`, which is donated."""
+
+    def run(params, grads, *inputs):
+      def loss_fn(params):
+        total, *aux = self._token_loss(params, *inputs)
+        return total, aux
+
+      (total, aux), new = jax.value_and_grad(loss_fn, has_aux=True)(params)
+      return (jax.tree.map(jnp.add, grads, new), total, *aux)
+
+    return jax.jit(run, donate_argnums=1)
+
+  def _token_loss(
+      self,
+      params: PyTree,
+      base: PyTree,
+      arrays: Mapping[str, jax.Array],
+      config: Mapping[str, jax.Array],
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the sum of a token loss, log-probs [B, L] and losses [B, L]."""
+    logprobs_BxL = _target_logprobs(
+        self._model, self._attach(base, params), arrays
+    )
+    losses_BxL = jax.lax.switch(
+        config["loss"],
+        [loss.fn for loss in token_losses.LOSSES.values()],
+        logprobs_BxL,
+        arrays,
+        config,
+    )
+    losses_BxL = losses_BxL * arrays["mask"]
+    return losses_BxL.sum(), logprobs_BxL, losses_BxL
+
+  def _attach(self, base: PyTree, params: PyTree) -> PyTree:
+    return self.adapters.attach(base, params) if self.adapters else params
+
+  # Objectives of groups.
+
+  def group_pass(
+      self, params: PyTree, grads: PyTree | None, asked: messages.Pass
+  ) -> tuple[PyTree | None, messages.PassResult]:
+    """As `token_pass`, with an objective of `losses/build.py`.
+
+    The K sequences of a group have the same `group` and the same prompt, the
+    tokens before the first `weights` that is not 0. A pass without
+    `ref_logprobs` takes the log-probs of the base model.
+
+    Raises:
+      ValueError: the objective is not allowed here, or the sequences do not
+        make groups.
+    """
+    objective_name, changes = asked.loss, dict(asked.config)
+    row = build.OBJECTIVES.get(objective_name)
+    if row is None or row.has_values or row.learns_log_z:
+      allowed = [
+          name
+          for name, other in build.OBJECTIVES.items()
+          if not (other.has_values or other.learns_log_z)
+      ]
+      raise ValueError(
+          f"loss_fn={objective_name!r}: allowed"
+          f" {', '.join([*token_losses.LOSSES, *allowed])}"
+      )
+    self.check_data(asked.data)
+    config = self._loss_config(objective_name, changes)
+    if row.needs_beta and config.loss.beta == 0:
+      raise ValueError(
+          f"loss_fn={objective_name!r} needs beta above 0: give it in"
+          " loss_fn_config, or as config.loss.beta"
+      )
+    batch, places = self._groups(asked.data)
+    num_groups, K = batch.rewards.shape
+    if K < row.min_completions:
+      raise ValueError(
+          f"loss_fn={objective_name!r} needs groups of {row.min_completions} or"
+          f" more, not {K}"
+      )
+    beta = np.float32(config.loss.beta)
+    has_reference = all("ref_logprobs" in d.inputs for d in asked.data)
+    size = config.train.micro_batch_prompts or num_groups
+    cuts = [
+        *range(0, num_groups - num_groups % size, size),
+        *range(num_groups - num_groups % size, num_groups),
+    ]
+    ends = [*cuts[1:], num_groups]
+    static = tuple(sorted((k, v) for k, v in changes.items() if k != "beta"))
+    waiting = []
+    for start, end in zip(cuts, ends):
+      micro = jax.tree.map(operator.itemgetter(slice(start, end)), batch)
+      run = self._group_program(
+          config, (objective_name, static), has_reference, grads is not None
+      )
+      micro = jax.device_put(
+          micro, slots_lib.rows_sharding(self._sharding, end - start)
+      )
+      share = np.float32((end - start) / num_groups)
+      grads, *aux = run(params, grads, self._base, micro, beta, share)
+      waiting.append(aux)
+    loss = float(sum(np.asarray(total) for total, _ in waiting))
+    logprobs_NxT = np.concatenate([np.asarray(x) for _, x in waiting]).reshape(
+        len(places), -1
+    )
+    outputs: list[dict[str, np.ndarray] | None] = [None] * len(places)
+    for n, logprobs_T in zip(places, logprobs_NxT):
+      datum = asked.data[n]
+      start = _prompt_length(n, datum) - 1
+      values = np.zeros(len(datum.tokens), np.float32)
+      values[start:] = logprobs_T[: len(values) - start]
+      outputs[n] = {"logprobs": values}
+    return grads, messages.PassResult(
+        outputs, {"loss:mean": loss, "groups:sum": float(num_groups)}
+    )
+
+  def _loss_config(
+      self, name: str, changes: Mapping[str, float | str]
+  ) -> ml_collections.ConfigDict:
+    """Returns the config with a pass's objective and settings of `loss`."""
+    config = self.config.copy_and_resolve_references()
+    lines = [f"loss.name={name}"]
+    for key, value in changes.items():
+      known = config.loss.get(key)
+      if known is None:
+        raise ValueError(
+            f"loss_fn_config.{key}: allowed the settings of config.loss"
+        )
+      if isinstance(known, bool):
+        value = bool(value)
+      elif isinstance(known, int):
+        value = int(value)
+      lines.append(f"loss.{key}={value}")
+    try:
+      config = load.apply_overrides(config, lines)
+    except ValueError as error:
+      raise ValueError(f"loss_fn_config: {error}") from error
+    for key in changes:
+      value, allowed = config.loss[key], settings_lib.SETTINGS[f"loss.{key}"]
+      if not allowed.allowed.test(value):
+        raise ValueError(
+            f"loss_fn_config.{key}={value!r}: allowed {allowed.allowed.text}"
+        )
+    if config.loss.entropy_weight:
+      raise ValueError("config.loss.entropy_weight: allowed 0 in a server")
+    return config
+
+  def _groups(
+      self, data: Sequence[messages.Datum]
+  ) -> tuple[types.Batch, list[int]]:
+    """Returns the batch of a pass, and the sequences in its order."""
+    P = self.config.sampling.max_prompt_tokens
+    T = self.config.sampling.max_completion_tokens
+    members: dict[int, list[int]] = {}
+    for n, datum in enumerate(data):
+      _check_group_inputs(n, datum)
+      members.setdefault(int(datum.inputs["group"][0]), []).append(n)
+    sizes = {group: len(some) for group, some in members.items()}
+    K = max(sizes.values())
+    for group, size in sizes.items():
+      if size != K:
+        raise ValueError(
+            f"group {group} has {size} sequences, another has {K}: allowed"
+            " groups of one size in a pass"
+        )
+    places = [n for some in members.values() for n in some]
+    shape = (len(members), K)
+    prompts = np.zeros((len(members), P), np.int32)
+    prompt_mask = np.zeros(prompts.shape, np.float32)
+    tokens = np.zeros((*shape, T), np.int32)
+    floats = {
+        name: np.zeros(tokens.shape, np.float32)
+        for name in ("weights", "logprobs", "ref_logprobs")
+    }
+    rewards = np.zeros(shape, np.float32)
+    for b, (group, some) in enumerate(members.items()):
+      first = data[some[0]]
+      length = _prompt_length(some[0], first)
+      prompt = first.tokens[:length]
+      if length > P:
+        raise ValueError(
+            f"data[{some[0]}]: a prompt of {length} tokens; allowed up to"
+            f" config.sampling.max_prompt_tokens = {P}"
+        )
+      prompts[b, P - length :], prompt_mask[b, P - length :] = prompt, 1
+      for k, n in enumerate(some):
+        datum = data[n]
+        same = _prompt_length(n, datum) == length
+        if not same or (datum.tokens[:length] != prompt).any():
+          raise ValueError(
+              f"data[{n}]: another prompt than the first of group {group}"
+          )
+        completion = datum.targets[length - 1 :]
+        if (datum.tokens[length:] != completion[:-1]).any():
+          raise ValueError(
+              f"data[{n}]: allowed target_tokens that are model_input's next"
+          )
+        if len(completion) > T:
+          raise ValueError(
+              f"data[{n}]: a completion of {len(completion)} tokens; allowed up"
+              f" to config.sampling.max_completion_tokens = {T}"
+          )
+        tokens[b, k, : len(completion)] = completion
+        for name, array in floats.items():
+          if name in datum.inputs:
+            values = datum.inputs[name][length - 1 :]
+            array[b, k, : len(values)] = values
+        rewards[b, k] = datum.inputs["reward"][0]
+    mask = (floats["weights"] > 0).astype(np.float32)
+    mean_length = np.full(
+        len(members), groups_lib.mean_tokens(mask), np.float32
+    )
+    batch = types.Batch(
+        prompt_tokens=prompts,
+        prompt_mask=prompt_mask,
+        completion_tokens=tokens,
+        completion_mask=mask,
+        behavior_logprobs=floats["logprobs"] * mask,
+        ref_logprobs=floats["ref_logprobs"] * mask,
+        rewards=rewards,
+        staleness_steps=np.zeros_like(rewards),
+        prepared={"mean_tokens": mean_length},
+    )
+    return batch, places
+
+  def _group_program(
+      self,
+      config: ml_collections.ConfigDict,
+      key: Any,
+      has_reference: bool,
+      has_grads: bool,
+  ) -> Any:
+    """Returns (params, grads, base, batch, beta, share) -> (grads, loss, …)."""
+    key = (*key, has_reference, has_grads)
+    if key in self._group_passes:
+      return self._group_passes[key]
+    while len(self._group_passes) >= _GROUP_PROGRAMS:
+      self._group_passes.popitem(last=False)
+    loss_fn = objective.make_pure_loss(config)
+    temperature = config.sampling.temperature
+
+    def logprobs_of(params, batch):
+      return logprobs_lib.completion_logprobs(
+          self._model,
+          params,
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          temperature=temperature,
+      )
+
+    def loss_of(params, base, batch, beta, share):
+      logprobs_BxKxT = logprobs_of(self._attach(base, params), batch)
+      loss, _ = loss_fn(logprobs_BxKxT, {}, batch, beta)
+      return share * loss, jax.lax.stop_gradient(logprobs_BxKxT)
+
+    def run(params, grads, base, batch, beta, share):
+      if not has_reference:
+        ref = logprobs_of(base, batch) * batch.completion_mask
+        batch = dataclasses.replace(batch, ref_logprobs=ref)
+      if not has_grads:
+        return (grads, *loss_of(params, base, batch, beta, share))
+      (loss, aux), new = jax.value_and_grad(loss_of, has_aux=True)(
+          params, base, batch, beta, share
+      )
+      return jax.tree.map(jnp.add, grads, new), loss, aux
+
+    self._group_passes[key] = jax.jit(
+        run, donate_argnums=1 if has_grads else ()
+    )
+    return self._group_passes[key]
+
+
+class TrainingRun:
+  """A model under training: params, optimizer state, gradient.
+
+  num_steps: optimizer steps done.
+  """
+
+  def __init__(self, programs: Programs, params: PyTree, opt_state: PyTree):
+    self.programs = programs
+    self.params = params
+    self.opt_state = opt_state
+    self._grads: PyTree | None = None
+
+  @property
+  def num_steps(self) -> int:
+    return int(self.opt_state.count)
+
+  def run_pass(self, asked: messages.Pass) -> messages.PassResult:
+    """Runs a pass; adds its gradient, unless it is forward alone.
+
+    Raises:
+      ValueError: the pass is wrong; the gradient is what it was.
+    """
+    grads = None
+    run = self.programs.group_pass
+    if asked.loss in token_losses.LOSSES:
+      run = self.programs.token_pass
+    if asked.forward_only:
+      return run(self.params, None, asked)[1]
+    grads = self._grads
+    if grads is None:
+      grads = self.programs.zeros(self.params)
+    self._grads, result = run(self.params, grads, asked)
+    return result
+
+  def step(self, settings: AdamSettings) -> dict[str, float]:
+    """Takes a step with the gradient, and drops it; returns metrics.
+
+    Raises:
+      ValueError: there is no gradient, or it is not finite; the params are what
+        they were.
+    """
+    if self._grads is None:
+      raise ValueError(
+          "optim_step without a gradient: forward_backward goes before it"
+      )
+    numbers = np.array(dataclasses.astuple(settings), np.float32)
+    grads, self._grads = self._grads, None
+    self.params, self.opt_state, norm = self.programs.update(
+        self.params, self.opt_state, grads, numbers
+    )
+    norm = float(norm)
+    if not np.isfinite(norm):
+      raise ValueError(
+          f"the gradient has norm {norm}: no step was taken, and the gradient"
+          " is dropped"
+      )
+    return {"grad_norm:mean": norm, "step:max": float(self.num_steps)}
+
+  def load(self, params: PyTree, opt_state: PyTree | None) -> None:
+    """Replaces the params, drops the gradient.
+
+    Args:
+      params: params to go on with.
+      opt_state: their optimizer state; None begins a new one.
+    """
+    self.params, self._grads = params, None
+    if opt_state is None:
+      opt_state = self.programs.init_optimizer(params)
+    self.opt_state = opt_state
+
+
+def _update(
+    params: PyTree, opt_state: PyTree, grads: PyTree, settings: jax.Array
+) -> tuple[PyTree, PyTree, jax.Array]:
+  """Returns params and state after a step, and the gradient's norm."""
+  rate, beta1, beta2, eps, decay, clip = settings
+  norm = optax.tree.norm(grads)
+  factor = jnp.where((clip > 0) & (norm > clip), clip / norm, 1.0)
+  tx = optax.chain(
+      optax.scale_by_adam(beta1, beta2, eps), optax.add_decayed_weights(decay)
+  )
+  as_params = jax.tree.map(
+      lambda g, p: (factor * g).astype(p.dtype), grads, params
+  )
+  updates, (adam, _) = tx.update(
+      as_params, (opt_state, optax.EmptyState()), params
+  )
+  new = optax.apply_updates(
+      params, jax.tree.map(lambda u: (-rate * u).astype(u.dtype), updates)
+  )
+  keep = lambda new, old: jnp.where(jnp.isfinite(norm), new, old)
+  return (
+      jax.tree.map(keep, new, params),
+      jax.tree.map(keep, adam, opt_state),
+      norm,
+  )
+
+
+def _target_logprobs(
+    model: transformer.Model, params: PyTree, arrays: Mapping[str, jax.Array]
+) -> jax.Array:
+  """Returns [B, L] float32, the log-prob of each target, nats.
+
+  A sequence is a prompt of one token and a completion of the others.
+  """
+  tokens_BxL, targets_BxL = arrays["tokens"], arrays["targets"]
+  rest_Bx1xL = jnp.pad(tokens_BxL[:, 1:], ((0, 0), (0, 1)))[:, None]
+  logprobs_Bx1xL = logprobs_lib.map_logits(
+      model,
+      params,
+      tokens_BxL[:, :1],
+      jnp.ones_like(tokens_BxL[:, :1], jnp.float32),
+      rest_Bx1xL,
+      lambda logits, tokens: logprobs_lib.token_logprobs(
+          logits, tokens, temperature=1.0
+      ),
+      targets_BxKxT=targets_BxL[:, None],
+  )
+  return logprobs_Bx1xL[:, 0]
+
+
+def _pad(
+    rows: Sequence[tuple[messages.Datum, Mapping[str, np.ndarray]]],
+    B: int,
+    L: int,
+) -> dict[str, np.ndarray]:
+  """Returns tokens and targets [B, L] int32, mask and inputs float32."""
+  out = {name: np.zeros((B, L), np.int32) for name in ("tokens", "targets")}
+  for name in ("mask", "weights", "logprobs", "advantages"):
+    out[name] = np.zeros((B, L), np.float32)
+  for b, (datum, inputs) in enumerate(rows):
+    length = len(datum.tokens)
+    out["tokens"][b, :length] = datum.tokens
+    out["targets"][b, :length] = datum.targets
+    out["mask"][b, :length] = 1
+    for name, values in inputs.items():
+      out[name][b, :length] = values
+  return out
+
+
+def _token_inputs(
+    n: int, datum: messages.Datum, name: str
+) -> dict[str, np.ndarray]:
+  """Returns the inputs of a token loss, [L] each; ValueError if wrong."""
+  loss = token_losses.LOSSES[name]
+  unknown = sorted(set(datum.inputs) - set(loss.inputs))
+  if unknown:
+    raise ValueError(
+        f"data[{n}]: loss_fn_inputs has {', '.join(unknown)}; {name} reads"
+        f" target_tokens, {', '.join(loss.inputs)}"
+    )
+  out = {}
+  for key in loss.inputs:
+    values = datum.inputs.get(key)
+    if values is None and key in loss.optional:
+      values = np.full(len(datum.tokens), loss.optional[key], np.float32)
+    if values is None:
+      raise ValueError(f"data[{n}]: loss_fn_inputs lacks {key} for {name}")
+    if values.shape != datum.tokens.shape:
+      raise ValueError(
+          f"data[{n}]: {key} has {len(values)} entries for"
+          f" {len(datum.tokens)} tokens"
+      )
+    out[key] = values
+  return out
+
+
+def _token_config(asked: messages.Pass) -> dict[str, np.ndarray]:
+  """Returns index and settings of a token loss; ValueError for a wrong one."""
+  names = list(token_losses.LOSSES)
+  defaults = token_losses.LOSSES[asked.loss].config
+  for key, value in asked.config.items():
+    if key not in defaults or isinstance(value, str):
+      raise ValueError(
+          f"loss_fn_config.{key}={value!r}: allowed for {asked.loss}"
+          f" {', '.join(defaults) or 'none'}, as numbers"
+      )
+  # Whatever the loss, the program takes the same names.
+  settings = {
+      key: 0.0 for loss in token_losses.LOSSES.values() for key in loss.config
+  }
+  settings |= {**defaults, **asked.config}
+  return {
+      "loss": np.int32(names.index(asked.loss)),
+      **{key: np.float32(value) for key, value in settings.items()},
+  }
+
+
+def _check_group_inputs(n: int, datum: messages.Datum) -> None:
+  """Raises ValueError unless a sequence has the inputs of a group's."""
+  names = set(datum.inputs)
+  lacking = [name for name in _NEEDED_OF_GROUPS if name not in names]
+  if lacking or not names <= set(_OF_GROUPS):
+    raise ValueError(
+        f"data[{n}]: loss_fn_inputs has {', '.join(sorted(names))}; an"
+        f" objective of groups reads {', '.join(_NEEDED_OF_GROUPS)} and, if"
+        " given, ref_logprobs"
+    )
+  for name, values in datum.inputs.items():
+    wanted = 1 if name in ("reward", "group") else len(datum.tokens)
+    if values.size != wanted or not np.isfinite(values).all():
+      raise ValueError(
+          f"data[{n}]: {name} has {values.size} entries: allowed {wanted}, all"
+          " finite"
+      )
+
+
+def _prompt_length(n: int, datum: messages.Datum) -> int:
+  """Returns the tokens before the first that counts; ValueError if none."""
+  counted = np.flatnonzero(datum.inputs["weights"])
+  if not counted.size:
+    raise ValueError(f"data[{n}]: weights are all 0: no token counts")
+  if not set(datum.inputs["weights"].tolist()) <= {0.0, 1.0}:
+    raise ValueError(f"data[{n}]: weights: allowed 0 and 1")
+  return int(counted[0]) + 1
+
+
+def _power_of_two(number: int) -> int:
+  """Returns the least power of two that is not below a number."""
+  return 1 << (number - 1).bit_length()

@@ -1,0 +1,94 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the staleness study: its rule, and that it goes on."""
+
+import pathlib
+from unittest import mock
+
+from absl.testing import absltest
+
+from benchmarks import curves
+from benchmarks import staleness
+from tba_jax.tools import sweep
+
+
+def _result(reward, kl=0.0, diverged_step=None):
+  end = {"step": 320, "reward": reward, "kl": kl}
+  return {"curve": [{"step": 0}, end], "diverged_step": diverged_step}
+
+
+class StalenessTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.create_tempdir().full_path) / "staleness"
+    self.enter_context(mock.patch.object(staleness, "_RESULTS", folder))
+
+  def chosen(self, *results_by_rate):
+    """Returns the rate of `tb`, given the results of both seeds by rate."""
+    found = {}
+    for rate, mine in zip(staleness.RATES["preference"], results_by_rate):
+      for seed, result in zip(staleness.SELECTION_SEEDS, mine):
+        found["preference", "tb", 4, rate, seed] = result
+    return staleness.chosen_rates(found, "preference").get("tb")
+
+  def test_the_rule_takes_the_best_reward_less_its_kl(self):
+    low, middle, high = staleness.RATES["preference"]
+    a, b = _result(0.3), _result(0.4)
+    # 10 nats cost .2.
+    far = _result(0.55, kl=10.0)
+    self.assertEqual(self.chosen([a, a], [b, a], [far, a]), middle)
+    self.assertEqual(self.chosen([a, a], [a, a], [b, a]), high)
+    # The lower of equal ones, and none that diverged.
+    self.assertEqual(self.chosen([a, b], [b, a], [a, a]), low)
+    broken = _result(9.0, diverged_step=7)
+    self.assertEqual(self.chosen([b, b], [a, a], [broken, b]), low)
+
+  def test_the_rule_waits_for_all_its_runs(self):
+    a = _result(0.3)
+    self.assertIsNone(self.chosen([a, a], [a, a], [a]))
+    self.assertIsNone(self.chosen([a, a], [a, a]))
+
+  def test_settings_are_allowed_on_all_tasks(self):
+    for task, rates in staleness.RATES.items():
+      config = staleness.make_config(task)
+      self.assertLessEqual(max(staleness.LAGS), config.train.num_steps / 5)
+      for objective in staleness.OBJECTIVES:
+        own = staleness.own_config(config, objective, rates[0])
+        self.assertEqual(own.optimizer.learning_rate, rates[0])
+
+  def test_makes_the_runs_that_have_no_file(self):
+    made = []
+
+    def run(own):
+      made.append((own.objective, own.lag, own.seed))
+      return _result(0.123456) | {"versions": [0], "wall_s": 1.0}
+
+    bench = mock.create_autospec(sweep.Bench, instance=True)
+    bench.run.side_effect = run
+    self.enter_context(
+        mock.patch.object(sweep, "Bench", return_value=bench, autospec=True)
+    )
+    self.enter_context(
+        mock.patch.object(curves, "fine_tune", lambda config, _: config)
+    )
+    runs = list(staleness.selection("preference"))
+    staleness._measure("preference", iter(runs[:2]))
+    staleness._measure("preference", iter(runs[:3]))
+    lag = sweep.Lag(staleness_steps=4)
+    self.assertEqual(
+        made,
+        [("tb_0.001", lag, 100), ("tb_0.001", lag, 101),
+         ("tb_0.003", lag, 100)],
+    )  # fmt: skip
+    found = staleness.read()
+    self.assertEqual(set(found), set(runs[:3]))
+    self.assertEqual(found[runs[0]]["curve"][-1]["reward"], 0.1235)
+    head, row = staleness.make_table(found)
+    self.assertEqual(row[:3], ["preference", "`tb`", "0.123, 0.123, –"], head)
+    staleness.run(None, ["table"])
+    self.assertTrue((staleness._RESULTS / "staleness.png").exists())
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,90 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Another model as the reference: a policy learns a teacher's distribution."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+import jax
+
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.config import variants
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import frozen
+from tba_jax.policy import policy as policy_lib
+from tba_jax.programs import loops
+
+staleness = variants.import_config("configs/staleness.py")
+_FILE = str(pathlib.Path(staleness.__file__))
+
+
+def make_config(*overrides):
+  return load.load_config(f"{_FILE}:smoke", ["init=scratch", *overrides])
+
+
+class DistillationTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    # Wider and deeper than the policy, and far from it.
+    config = make_config("model.width=24", "model.num_layers=2")
+    teacher = policy_lib.make_policy(config, "")
+    params = teacher.model.init(jax.random.PRNGKey(7))
+    params = jax.tree.map(lambda x: 3 * x if x.ndim > 1 else x, params)
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.folder = pathlib.Path(folder) / "teacher"
+    cls.tokenizer = teacher.tokenizer
+    hf.save(cls.folder, teacher.model.config, params, teacher.tokenizer)
+
+  def make_taught(self, *overrides):
+    config = make_config(
+        f"reference.init={self.folder}",
+        "loss.reward_weight=0",
+        "loss.beta=1",
+        "loss.beta_final=1",
+        "optimizer.learning_rate=0.02",
+        "train.num_steps=40",
+        *overrides,
+    )
+    validate.validate(config, program="train")
+    return loops.set_exact_lag(config, 2)
+
+  def test_the_kl_to_a_larger_teacher_falls_without_a_reward(self):
+    config = self.make_taught()
+    maker = loops.LoopMaker(config)
+    self.addCleanup(maker.close)
+    loop = maker.make(config)
+    kl = lambda: maker.evaluator.run(loop.learner.params, 4, version=0)["kl"]
+    before, rewards = kl(), []
+    for _, draw, _ in loop.train():
+      rewards.append(draw.rewards)
+    self.assertEqual({r for some in rewards for r in some.flat}, {0.0})
+    self.assertGreater(before, 1.0)
+    self.assertLess(kl(), 0.75 * before)
+
+  def test_refuses_a_teacher_with_another_tokenizer(self):
+    config = make_config(f"reference.init={self.folder}")
+    other = tokenizer_lib.word_level(list("zyxwvut"), r"\w")
+    with self.assertRaisesRegex(
+        ValueError, "reference.init=.*token.*allowed a model with the policy's"
+    ):
+      frozen.reference_model(config, other)
+    same = frozen.reference_model(config, self.tokenizer)
+    self.assertEqual(same.config.width, 24)
+
+  def test_refuses_a_teacher_that_would_move_or_not_be_read(self):
+    for override in ("reference.mode=ema", "reference.role=none"):
+      config = make_config(
+          f"reference.init={self.folder}", override, "loss.name=oapl"
+      )
+      key = override.split("=", maxsplit=1)[0]
+      with self.assertRaisesRegex(ValueError, f"config.{key} = .*: allowed"):
+        validate.validate(config, program="train")
+
+
+if __name__ == "__main__":
+  absltest.main()

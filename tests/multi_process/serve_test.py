@@ -1,0 +1,227 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The `serve` program with the official client, killed between its calls."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import stat
+import unittest
+import urllib.error
+import urllib.request
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax.system import processes
+from tests.support import harness
+from tests.support import waiting
+
+_CONFIG = "configs/serve.py:smoke"
+
+
+def _needs(*names):
+  lacking = [n for n in names if importlib.util.find_spec(n) is None]
+  return unittest.skipIf(lacking, f"needs {', '.join(lacking)}")
+
+
+class _Server:
+  """A server that is killed and started again on the same port."""
+
+  def __init__(self, workdir: pathlib.Path):
+    self._workdir = workdir
+    self._port = processes.free_port()
+    self._starts = 0
+    self.url = f"http://127.0.0.1:{self._port}"
+    self.start()
+
+  def start(self) -> None:
+    self._starts += 1
+    self.process = harness.Process(
+        harness.command(
+            "serve",
+            self._workdir,
+            config=_CONFIG,
+            overrides={"serve.port": self._port, "serve.max_body_mb": 1},
+        ),
+        self._workdir / f"server-{self._starts}.log",
+        env=harness.environment(),
+    )
+    log = self.process.log
+    waiting.wait_until(
+        lambda: "\nkey " in log.read_text(),
+        lambda: log.read_text(),
+        180.0,
+        is_lost=lambda: self.process.process.poll() is not None,
+    )
+    said, key = log.read_text().splitlines()[-2:]
+    assert said == f"serving on {self.url}", said
+    self.key = key.removeprefix("key ")
+
+  def kill(self) -> None:
+    self.process.process.send_signal(signal.SIGKILL)
+    self.process.process.wait(30)
+    self.start()
+
+  def post(self, path, body, **headers):
+    """Returns status and JSON of a request."""
+    if not isinstance(body, bytes):
+      body = json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"{self.url}/api/v1/{path}",
+        body,
+        {"X-API-Key": self.key, "Content-Type": "application/json", **headers},
+    )
+    try:
+      with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+      return error.code, json.load(error)
+
+
+def _datum(tinker, ids, **inputs):
+  return tinker.types.Datum(
+      model_input=tinker.types.ModelInput.from_ints(ids[:-1]),
+      loss_fn_inputs={"target_tokens": np.array(ids[1:]), **inputs},
+  )
+
+
+def _cross_entropy(data, logprobs):
+  loss = -sum(
+      (x * datum.loss_fn_inputs["weights"].to_torch()).sum()
+      for datum, x in zip(data, logprobs, strict=True)
+  )
+  return loss, {}
+
+
+@_needs("starlette", "uvicorn")
+class ServeTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = pathlib.Path(self.create_tempdir().full_path)
+
+  def _start(self):
+    server = _Server(self.workdir)
+    self.addCleanup(lambda: server.process.process.kill())
+    return server
+
+  def test_says_what_is_wrong_with_a_request(self):
+    server = self._start()
+    key = self.workdir / "serve" / "key"
+    self.assertEqual(stat.S_IMODE(os.stat(key).st_mode), 0o600)
+    status, said = server.post("create_session", {"tags": []})
+    self.assertEqual(status, 200)
+    session = said["session_id"]
+    model = {
+        "session_id": session,
+        "model_seq_id": 0,
+        "base_model": "scratch",
+        "lora_config": {"rank": 2},
+    }
+    # Starts no compilation, but that of new params.
+    self.assertEqual(server.post("create_model", model)[0], 200)
+    one = f"{session}:train:0"
+    step = {"model_id": one, "seq_id": 1, "adam_params": {}}
+    self.assertEqual(server.post("optim_step", step)[0], 200)
+    for path, body, status, message in (
+        ("create_session", b"[", 422, "not JSON"),
+        ("create_session", b" " * 2**21, 413, "serve.max_body_mb"),
+        ("create_modle", {}, 404, "docs/serve.md"),
+        (
+            "create_model",
+            {**model, "base_model": "x"},
+            422,
+            "allowed 'scratch'",
+        ),
+        (
+            "create_model",
+            {**model, "lora_config": {"rank": -1}},
+            422,
+            "rank=-1",
+        ),
+        ("create_model", {**model, "session_id": "x"}, 404, "session x"),
+        ("optim_step", {**step, "model_id": "x"}, 404, "model x"),
+        ("optim_step", {**step, "seq_id": "1"}, 422, "seq_id is str"),
+        ("optim_step", {**step, "adam_params": {"eps": 1}}, 422, "was another"),
+        ("forward_backward", {"model_id": one}, 422, "forward_backward_input"),
+        ("asample", {"sampling_session_id": "x"}, 404, "sampling session x"),
+        ("retrieve_future", {"request_id": "x"}, 410, "not known"),
+    ):
+      with self.subTest(path=path, message=message):
+        found, said = server.post(path, body)
+        self.assertEqual(found, status, said)
+        self.assertIn(message, said["error"])
+    found, said = server.post("create_session", {}, **{"X-API-Key": "tml-x"})
+    self.assertEqual((found, "key" in said["error"]), (401, True))
+    found, said = server.post("retrieve_future", {"request_id": f"{one}:1"})
+    self.assertIn("without a gradient", said["error"])
+    self.assertEqual(said["category"], "user")
+
+  @_needs("tinker")
+  def test_official_client_sees_no_kill(self):
+    """Each call comes to a server that was killed after the one before."""
+    import tinker
+
+    server = self._start()
+    client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+    adam = tinker.types.AdamParams(learning_rate=0.01)
+    data = [
+        _datum(tinker, [1, 2, 3, 4, 5], weights=np.ones(4, np.float32)),
+        _datum(tinker, [5, 4, 3], weights=np.array([0, 1], np.float32)),
+    ]
+
+    def train(kill):
+      training = client.create_lora_training_client(
+          "scratch", rank=2, seed=1
+      ).result()
+      kill()
+      for _ in range(2):
+        training.forward_backward(data, "cross_entropy").result()
+        kill()
+        # Killed once it is accepted, done or not.
+        step = training.optim_step(adam)
+        kill()
+        metrics = step.result().metrics
+      path = training.save_state("a").result().path
+      sampling = training.save_weights_and_get_sampling_client().result()
+      kill()
+      result = training.forward(data, "cross_entropy").result()
+      sample = sampling.sample(
+          tinker.types.ModelInput.from_ints([1, 2]),
+          2,
+          tinker.types.SamplingParams(max_tokens=4, seed=3),
+      ).result()
+      return (
+          metrics,
+          result.metrics,
+          [list(out["logprobs"].data) for out in result.loss_fn_outputs],
+          [list(s.tokens) for s in sample.sequences],
+      ), path
+
+    wanted, path = train(lambda: None)
+    found, _ = train(server.kill)
+    self.assertEqual(found, wanted)
+    self.assertEqual(wanted[0]["step:max"], 2)
+
+    if importlib.util.find_spec("torch") is not None:
+      with self.subTest("a client-side loss is the same step"):
+        norms = []
+        for of_client in (False, True):
+          training = client.create_training_client_from_state_with_optimizer(
+              path
+          ).result()
+          if of_client:
+            training.forward_backward_custom(data, _cross_entropy).result()
+          else:
+            training.forward_backward(data, "cross_entropy").result()
+          norms.append(training.optim_step(adam).result().metrics)
+        self.assertEqual(*norms)
+        self.assertEqual(norms[0]["step:max"], 3)
+    client.close("success").result()
+
+
+if __name__ == "__main__":
+  absltest.main()

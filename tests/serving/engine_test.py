@@ -1,0 +1,338 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: order, exactly one effect of a request, and its numbers."""
+
+import json
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tba_jax.losses import build
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import messages
+from tests.support import serving_case
+from tests.support import waiting
+
+_MODEL = serving_case.MODEL
+_DATA = [
+    serving_case.datum([1, 2, 3, 4, 5], weights=[0.0, 0.0, 1.0, 1.0]),
+    serving_case.datum([3, 4, 5, 6, 7, 8], weights=[1.0] * 5),
+]
+
+
+class _Server:
+  """An engine with its thread; `kill` leaves all as a kill would."""
+
+  def __init__(self, workdir, **changes):
+    self.engine = engine_lib.Engine(
+        serving_case.make_config(**changes), workdir, lambda ids: None
+    )
+    self.thread = threading.Thread(target=self.engine.run, daemon=True)
+    self.thread.start()
+
+  def create(self, rank=2, seed=1):
+    spec = self.engine.spec_of(_MODEL, {"rank": rank, "seed": seed})
+    self.engine.journal.add_session(serving_case.SESSION)
+    self.engine.journal.add_model(_MODEL, serving_case.SESSION, spec)
+    return self.ask("create_model", 0, b"{}")
+
+  def ask(self, kind, seq, body, owner=_MODEL):
+    """Returns the outcome of a request."""
+    return self.wait(self.engine.submit(kind, owner, seq, body).id)
+
+  def wait(self, id):
+    read = lambda: self.engine.journal.outcome(id)
+    waiting.wait_until(lambda: read().is_done, f"no outcome of {id}", 300.0)
+    outcome = read()
+    if outcome.failure is not None:
+      return outcome.failure["error"]
+    return outcome.result
+
+  def train(self, seq, loss="cross_entropy", data=_DATA, config=None):
+    """Asks for a pass and a step; returns both outcomes."""
+    body = serving_case.pass_body(data, loss, config)
+    return (
+        self.ask("forward_backward", seq, body),
+        self.ask("optim_step", seq + 1, serving_case.adam_body()),
+    )
+
+  def logprobs(self, seq):
+    body = serving_case.pass_body(_DATA, forward=True)
+    found = messages.pass_result_to_json(
+        self.ask("forward_backward", seq, body)
+    )
+    return [out["logprobs"]["data"] for out in found["loss_fn_outputs"]]
+
+  def sample(self, sampler, seq, **params):
+    body = {
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
+        "num_samples": 2,
+        "prompt_logprobs": True,
+        "sampling_params": {"max_tokens": 6, **params},
+    }
+    raw = json.dumps(body).encode()
+    found = self.ask("sample", seq, raw, owner=sampler)
+    return messages.sample_result_to_json(found)
+
+  def close(self):
+    self.engine.stop()
+    self.thread.join(60)
+
+
+class EngineTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.create_tempdir().full_path
+
+  def _start(self, **changes):
+    server = _Server(self.workdir, **changes)
+    self.addCleanup(server.close)
+    return server
+
+  def test_goes_on_after_a_kill_with_the_same_bits(self):
+    """Two starts do what one does, whatever lies between two calls."""
+    server = self._start()
+    server.create()
+    server.train(1)
+    # A gradient under way, and a pass whose result nobody has read.
+    server.ask("forward_backward", 3, serving_case.pass_body(_DATA))
+    accepted = server.engine.submit("optim_step", _MODEL, 4, b"{")
+    self.assertIn("not JSON", server.wait(accepted.id))
+    server.ask("optim_step", 5, serving_case.adam_body())
+    self.assertIn(
+        "without a gradient", server.ask("optim_step", 6, b'{"adam_params":{}}')
+    )
+    server.ask("forward_backward", 7, serving_case.pass_body(_DATA))
+    server.close()
+
+    # Another thread of the first has stopped: as after a kill, its memory and
+    # what it had not finished are gone.
+    for checkpoint_every_steps in (2, 100):
+      again = self._start(checkpoint_every_steps=checkpoint_every_steps)
+      wanted = again.ask("optim_step", 8, serving_case.adam_body())
+      run = again.engine._run_of(_MODEL)
+      self.assertEqual(run.num_steps, 3)
+      logprobs = again.logprobs(9)
+      again.close()
+
+    with self.subTest("as one start"):
+      self.workdir = self.create_tempdir().full_path
+      one = self._start(checkpoint_every_steps=100)
+      one.create()
+      one.train(1)
+      one.train(3)
+      _, step = one.train(5)
+      self.assertEqual(json.loads(step), json.loads(wanted))
+      self.assertEqual(one.logprobs(7), logprobs)
+
+  def test_does_requests_in_the_order_of_their_numbers(self):
+    server = self._start(gap_deadline_s=1.5)
+    server.create()
+    step = server.engine.submit(
+        "optim_step", _MODEL, 2, serving_case.adam_body()
+    )
+    result = server.ask("forward_backward", 1, serving_case.pass_body(_DATA))
+    self.assertIn(b"step:max", server.wait(step.id))
+    with self.subTest("again"):
+      again = server.ask("forward_backward", 1, serving_case.pass_body(_DATA))
+      self.assertEqual(again, result)
+      self.assertEqual(server.engine._run_of(_MODEL).num_steps, 1)
+    with self.subTest("gap"):
+      late = server.ask("optim_step", 4, serving_case.adam_body())
+      self.assertIn(
+          "waited 2 s (config.serve.gap_deadline_s) for seq_id 3", late
+      )
+      server.ask("forward_backward", 3, serving_case.pass_body(_DATA))
+      self.assertIn(
+          b"step:max", server.ask("optim_step", 5, serving_case.adam_body())
+      )
+
+  def test_passes_and_steps_are_those_of_optax(self):
+    """Padding, adapters and the cut of a batch change nothing."""
+    server = self._start()
+    server.create(rank=0)
+    engine = server.engine
+    model, params = engine._policy.model, jax.tree.map(np.asarray, engine._base)
+
+    def loss_fn(params):
+      total = 0.0
+      for ids, first in (([1, 2, 3, 4, 5], 2), ([3, 4, 5, 6, 7, 8], 0)):
+        logits = model.logits(
+            params, jnp.array([ids]), jnp.ones((1, len(ids)), jnp.int32)
+        )
+        logprobs = logprobs_lib.token_logprobs(
+            logits[0, :-1], jnp.array(ids[1:]), temperature=1.0
+        )
+        total -= logprobs[first:].sum()
+      return total
+
+    grads = jax.grad(loss_fn)(params)
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(0.01, 0.9, 0.95, 1e-8, weight_decay=0.1),
+    )
+    updates, _ = tx.update(grads, tx.init(params), params)
+    wanted = optax.apply_updates(params, updates)
+
+    for seq, data in ((1, _DATA[:1]), (2, _DATA[1:])):
+      server.ask("forward_backward", seq, serving_case.pass_body(data))
+    body = serving_case.adam_body(
+        eps=1e-8, weight_decay=0.1, grad_clip_norm=1.0
+    )
+    metrics = json.loads(server.ask("optim_step", 3, body))["metrics"]
+    np.testing.assert_allclose(
+        metrics["grad_norm:mean"], optax.tree.norm(grads), rtol=1e-4
+    )
+    found = engine._run_of(_MODEL).params
+    # Of one step of Adam, a gradient near 0 has any sign.
+    close = jax.tree.map(
+        lambda a, b: np.mean(np.abs(a - b) < 1e-5), found, wanted
+    )
+    self.assertGreater(min(jax.tree.leaves(close)), 0.97)
+
+  def test_objectives_of_groups_are_those_of_the_trainer(self):
+    """Trajectory balance by its formula, with VarGrad's log Z."""
+    server = self._start()
+    server.create()
+    server.train(1)
+    data, rewards = [], [0.0, 1.0, 3.0]
+    for k, reward in enumerate(rewards):
+      data.append(
+          serving_case.datum(
+              [1, 2, 3 + k, 4, 5],
+              weights=[0.0, 1.0, 1.0, 1.0],
+              logprobs=[0.0, -1.0, -1.0, -1.0],
+              reward=[reward],
+              group=[7],
+          )
+      )
+    beta = 0.3
+    body = serving_case.pass_body(data, "tb", {"beta": beta})
+    found = messages.pass_result_to_json(
+        server.ask("forward_backward", 3, body)
+    )
+    engine = server.engine
+    run = engine._run_of(_MODEL)
+
+    def seq_logprobs(params):
+      tokens = [[1, 2, 3 + k, 4, 5] for k in range(3)]
+      values = run.programs.logprobs(
+          params, [np.array(ids, np.int32) for ids in tokens]
+      )
+      return np.array([v[2:].sum() for v in values])
+
+    rho = seq_logprobs(run.programs.merged(run.params))
+    rho = rho - seq_logprobs(engine._base)
+    residual = rho - np.array(rewards) / beta
+    residual -= residual.mean()
+    np.testing.assert_allclose(
+        found["metrics"]["loss:mean"],
+        # By config.loss.scale.
+        beta / 2 * np.mean(residual**2),
+        rtol=1e-4,
+    )
+    self.assertEqual(found["metrics"]["groups:sum"], 1)
+    with self.subTest("refuses"):
+      for change, message in (
+          (dict(data=data[:2] + [data[2], _DATA[0]]), "reads weights"),
+          (dict(loss="ppo2"), "allowed cross_entropy"),
+          (dict(loss="subtb"), "allowed cross_entropy"),
+          (dict(config={"beta": -1.0}), "loss_fn_config.beta=-1.0"),
+          (dict(config={"x": 1.0}), "loss_fn_config.x"),
+          (dict(data=data[:1]), "needs groups of 2"),
+      ):
+        asked = {"data": data, "loss": "tb", "config": {"beta": beta}, **change}
+        seq = engine.journal.last_seq(_MODEL) + 1
+        body = serving_case.pass_body(**asked)
+        self.assertIn(message, server.ask("forward_backward", seq, body))
+
+  def test_every_objective_without_parameters_of_its_own_is_served(self):
+    programs = mock.create_autospec(engine_lib.training.Programs, instance=True)
+    programs.config = serving_case.make_config()
+    for name, row in build.OBJECTIVES.items():
+      call = lambda name=name: engine_lib.training.Programs._loss_config(
+          programs, name, {"beta": 0.1}
+      )
+      self.assertEqual(call().loss.name, name)
+      del row
+
+  def test_versions_do_not_change_and_checkpoints_load(self):
+    server = self._start()
+    server.create()
+    server.train(1)
+    saved = json.loads(server.ask("save_weights", 3, b'{"path": "a"}'))["path"]
+    version = json.loads(server.ask("save_weights_for_sampler", 4, b"{}"))
+    sampler = version["sampling_session_id"]
+    before, logprobs = server.sample(sampler, 1, seed=5), server.logprobs(5)
+    again = server.ask("save_weights", 6, b'{"path": "a"}')
+    self.assertIn("give overwrite", again)
+    server.train(7)
+    self.assertNotEqual(server.logprobs(9), logprobs)
+
+    with self.subTest("version"):
+      after = server.sample(sampler, 2, seed=5)
+      self.assertEqual(after, before)
+      sequence = before["sequences"][0]
+      self.assertLen(sequence["logprobs"], len(sequence["tokens"]))
+      self.assertIsNone(before["prompt_logprobs"][0])
+    with self.subTest("after a restart"):
+      server.close()
+      server = self._start()
+      self.assertEqual(server.sample(sampler, 3, seed=5), before)
+    with self.subTest("load"):
+      body = json.dumps({"path": saved, "optimizer": True}).encode()
+      server.ask("load_weights", 10, body)
+      self.assertEqual(server.logprobs(11), logprobs)
+    with self.subTest("refuses"):
+      body = json.dumps({"path": saved + "x", "optimizer": True}).encode()
+      self.assertIn("no such checkpoint", server.ask("load_weights", 12, body))
+
+  def test_samples_have_the_log_probs_of_the_model(self):
+    server = self._start()
+    server.engine.journal.add_sampler("s", "", "")
+    found = server.sample("s", 1)
+    programs = server.engine._scorer()
+    for sequence in found["sequences"]:
+      ids = np.array([1, 2, 3, *sequence["tokens"]], np.int32)
+      (values,) = programs.logprobs(server.engine._base, [ids])
+      np.testing.assert_allclose(sequence["logprobs"], values[3:], atol=1e-4)
+      np.testing.assert_allclose(
+          found["prompt_logprobs"][1:], values[1:3], atol=1e-4
+      )
+    self.assertNotEqual(
+        found["sequences"][0]["tokens"], found["sequences"][1]["tokens"]
+    )
+
+  def test_makes_room_for_models_and_reads_them_again(self):
+    server = self._start(max_models=1)
+    server.create()
+    server.train(1)
+    wanted = server.logprobs(3)
+    server.ask("forward_backward", 4, serving_case.pass_body(_DATA))
+    other = "session:train:1"
+    spec = server.engine.spec_of(other, {"rank": 2, "seed": 2})
+    server.engine.journal.add_model(other, "session", spec)
+    server.ask("create_model", 0, b"{}", owner=other)
+    self.assertEqual(list(server.engine._runs), [other])
+    self.assertEqual(server.logprobs(5), wanted)
+    # The gradient under way came with it.
+    step = server.ask("optim_step", 6, serving_case.adam_body())
+    self.assertEqual(json.loads(step)["metrics"]["step:max"], 2)
+
+  def test_refuses_a_directory_of_other_settings(self):
+    self._start().close()
+    config = serving_case.make_config()
+    config.seed = 3
+    with self.assertRaisesRegex(ValueError, "config.seed was 0"):
+      engine_lib.Engine(config, self.workdir, lambda ids: None)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,90 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The journal: a request is known by owner and number, and outlives a kill."""
+
+import pathlib
+
+from absl.testing import absltest
+
+from tba_jax.serving import journal as journal_lib
+
+
+class JournalTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir().full_path) / "j.sqlite"
+    self.journal = journal_lib.Journal(self.path)
+
+  def _accept(self, seq, body=b"{}", owner="m", kind="optim_step"):
+    return self.journal.accept(f"{owner}:{seq}", owner, seq, kind, body)
+
+  def test_takes_a_request_that_comes_again_for_the_same(self):
+    first, is_new = self._accept(1, b"a")
+    self.assertTrue(is_new)
+    again, is_new = self._accept(1, b"a")
+    self.assertFalse(is_new)
+    self.assertEqual(again, first)
+    self.assertLen(self.journal.pending(), 1)
+
+  def test_refuses_another_request_with_the_same_number(self):
+    self._accept(1, b"a")
+    for body, kind in ((b"b", "optim_step"), (b"a", "save_weights")):
+      with self.assertRaisesRegex(journal_lib.ConflictError, "seq_id 1 of m"):
+        self._accept(1, body, kind=kind)
+
+  def test_outlives_a_process_that_is_killed(self):
+    """A second connection sees what a killed one would have left."""
+    for seq in range(3):
+      self._accept(seq)
+    self.journal.finish(
+        {"m:0": b"r", "m:1": {"error": "e", "category": "user"}}
+    )
+    other = journal_lib.Journal(self.path)
+    self.assertEqual(other.outcome("m:0").result, b"r")
+    self.assertEqual(other.outcome("m:1").failure["error"], "e")
+    self.assertFalse(other.outcome("m:2").is_done)
+    self.assertEqual([r.id for r in other.pending()], ["m:2"])
+    self.assertEqual(other.next_seq("m"), 2)
+
+  def test_keeps_the_first_outcome(self):
+    self._accept(0)
+    self.journal.finish({"m:0": b"first"})
+    self.journal.finish({"m:0": b"second"})
+    self.assertEqual(self.journal.outcome("m:0").result, b"first")
+
+  def test_next_number_stops_at_a_gap(self):
+    for seq in (0, 1, 3):
+      self._accept(seq)
+    self.journal.finish({f"m:{seq}": b"r" for seq in (0, 1, 3)})
+    self.assertEqual(self.journal.next_seq("m"), 2)
+
+  def test_lists_what_follows_a_checkpoint_with_its_bodies(self):
+    for seq in range(4):
+      self._accept(seq, b"%d" % seq)
+    self.journal.finish({f"m:{seq}": b"r" for seq in range(3)})
+    self.journal.drop_bodies("m", 1)
+    found = self.journal.since("m", 1)
+    self.assertEqual(
+        [(r.seq, r.body, done) for r, done in found],
+        [(2, b"2", True), (3, b"3", False)],
+    )
+    self.assertIsNone(self.journal.since("m", 0)[0][0].body)
+
+  def test_lists_completions_after_a_cursor(self):
+    for seq in range(3):
+      self._accept(seq, owner="s", kind="sample")
+    self.journal.finish({"s:2": b"r"})
+    ((cursor, *first),) = self.journal.completions("s", 0)
+    self.assertEqual(first, ["s:2", 2, False])
+    self.journal.finish({"s:0": {"error": "e", "category": "user"}})
+    (row,) = self.journal.completions("s", cursor)
+    self.assertEqual(row[1:], ("s:0", 0, True))
+
+  def test_keeps_the_first_value_of_a_fact(self):
+    self.assertEqual(self.journal.fact("base", "a"), "a")
+    self.assertEqual(self.journal.fact("base", "b"), "a")
+
+
+if __name__ == "__main__":
+  absltest.main()

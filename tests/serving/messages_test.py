@@ -1,0 +1,109 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the Tinker API: what is read, and what is refused."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.serving import messages
+from tests.support import serving_case
+
+_DATA = [
+    serving_case.datum([1, 2, 3], weights=[0.0, 1.0]),
+    serving_case.datum([4, 5], weights=[1.0]),
+]
+
+
+def _changed(**changes):
+  """Returns a pass whose first sequence has these fields."""
+  return serving_case.pass_body([{**_DATA[0], **changes}])
+
+
+class MessagesTest(parameterized.TestCase):
+
+  def test_reads_a_pass_as_it_was_sent(self):
+    body = serving_case.pass_body(
+        _DATA, "ppo", {"clip_low_threshold": 0.0, "x": "text"}, forward=True
+    )
+    self.assertEqual(
+        messages.address_of_pass(body), (serving_case.MODEL, 0, True)
+    )
+    found = messages.unpack_pass(body)
+    self.assertEqual(found.loss, "ppo")
+    self.assertEqual(found.config, {"clip_low_threshold": 0.0, "x": "text"})
+    self.assertTrue(found.forward_only)
+    first, second = found.data
+    np.testing.assert_array_equal(first.tokens, [1, 2])
+    np.testing.assert_array_equal(first.targets, [2, 3])
+    np.testing.assert_array_equal(first.inputs["weights"], [0, 1])
+    np.testing.assert_array_equal(second.tokens, [4])
+
+  def test_result_keeps_the_bits_of_each_sequence(self):
+    outputs = [
+        {"logprobs": np.array([-0.1, -0.2], np.float32)},
+        {"logprobs": np.array([-0.3], np.float32)},
+    ]
+    body = messages.pack_pass_result(
+        messages.PassResult(outputs, {"loss:sum": 0.5})
+    )
+    found = messages.pass_result_to_json(body)
+    self.assertEqual(found["metrics"], {"loss:sum": 0.5})
+    for wanted, out in zip(outputs, found["loss_fn_outputs"], strict=True):
+      self.assertEqual(out["logprobs"]["data"], wanted["logprobs"].tolist())
+
+  def test_completions_keep_their_ids_and_gaps(self):
+    body = messages.pack_sample_result(
+        messages.SampleResult(
+            [np.array([7, 8], np.int32), np.array([9], np.int32)],
+            [np.array([-1.0, -2.0]), np.array([-3.0])],
+            [True, False],
+            np.array([np.nan, -0.5], np.float32),
+        )
+    )
+    found = messages.sample_result_to_json(body)
+    self.assertEqual(found["prompt_logprobs"], [None, -0.5])
+    self.assertEqual(
+        [(s["tokens"], s["logprobs"], s["stop_reason"])
+         for s in found["sequences"]],
+        [([7, 8], [-1.0, -2.0], "stop"), ([9], [-3.0], "length")],
+    )  # fmt: skip
+
+  @parameterized.parameters(
+      (dict(model_input={"chunks": [{"type": "image"}]}), "no encoded_text"),
+      (dict(model_input={"chunks": []}), "for 0 tokens"),
+      (dict(loss_fn_inputs={}), "lacks target_tokens"),
+      (
+          dict(loss_fn_inputs=serving_case.datum([1, 2])["loss_fn_inputs"]),
+          r"shape \(1,\) for 2 tokens",
+      ),
+      (
+          dict(
+              loss_fn_inputs={
+                  "target_tokens": {
+                      "data": [1, 2, 3, 4], "dtype": "int64", "shape": [2, 2]
+                  }
+              }
+          ),
+          "allowed one axis",
+      ),
+  )  # fmt: skip
+  def test_refuses_a_malformed_sequence_and_names_it(self, changes, message):
+    with self.assertRaisesRegex(ValueError, rf"data\[0\].*{message}"):
+      messages.unpack_pass(_changed(**changes))
+
+  def test_refuses_what_is_no_message(self):
+    for read in (messages.unpack_pass, messages.address_of_pass):
+      with self.assertRaisesRegex(ValueError, "no ForwardBackwardRequest"):
+        read(b"\xff\xff")
+    with self.assertRaisesRegex(ValueError, "data is empty"):
+      messages.unpack_pass(serving_case.pass_body([]))
+
+  def test_refuses_fields_that_would_be_ignored(self):
+    messages.check_fields({"a": 1, "type": "t", "b": None, "c": 0}, ["a"])
+    with self.assertRaisesRegex(ValueError, "b: not supported"):
+      messages.check_fields({"a": 1, "b": 2}, ["a"])
+
+
+if __name__ == "__main__":
+  absltest.main()
