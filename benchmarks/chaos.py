@@ -32,7 +32,6 @@ import contextlib
 import ctypes
 import itertools
 import json
-import multiprocessing
 import os
 import pathlib
 import random
@@ -42,6 +41,7 @@ import signal
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -50,8 +50,10 @@ from typing import Any
 import ml_collections
 
 from benchmarks import auditor
+from tba_jax.config import load
 from tba_jax.programs import train
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 
 _CLOCK = pathlib.Path(__file__).parent / "clock"
 _LAYOUTS = {
@@ -240,20 +242,13 @@ def _outside(workdir: pathlib.Path, plain: Sequence[pathlib.Path]) -> list[str]:
   return [f"pass@1 is {result['pass_at_1']}, without faults {results}"]
 
 
-def _supervise(config: ml_collections.ConfigDict, workdir: str) -> None:
-  """Is the `train` program, with its output in a file."""
-  with open(f"{workdir}.txt", "ab") as log:
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-  sys.exit(train.run(config, workdir, []))
-
-
 class _Run:
   """A run and its processes."""
 
   def __init__(self, workdir: pathlib.Path, config: ml_collections.ConfigDict):
     self.workdir = workdir
-    self._config = config
+    self._num_steps = config.train.num_steps
+    jsonl.atomic_write_json(f"{workdir}.json", config.to_dict())
     # Times at which a process of a role died, by role and index, of the deaths
     # that its supervisor counts.
     self._deaths: dict[tuple[str, int], list[float]] = {}
@@ -263,17 +258,26 @@ class _Run:
     """Starts the supervisor: the same command, first and later."""
     self._deaths.clear()
     self._num_events = len(self.events())
-    self._process = multiprocessing.get_context("spawn").Process(
-        target=_supervise, args=(self._config, str(self.workdir))
-    )
-    self._process.start()
+    with open(f"{self.workdir}.txt", "ab") as log:
+      self._process = subprocess.Popen(
+          [
+              *(sys.executable, "-m", "benchmarks.chaos"),
+              *(f"{self.workdir}.json", str(self.workdir)),
+          ],
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+      )
 
   def wait(self) -> None:
     """Waits until the run has ended by itself; raises RuntimeError."""
-    self.wait_for_step(self._config.train.num_steps - 1)
-    self._process.join(_STALL_S)
-    if self._process.exitcode != 0:
-      raise RuntimeError(self._words(f"status {self._process.exitcode}"))
+    self.wait_for_step(self._num_steps - 1)
+    try:
+      status = self._process.wait(_STALL_S)
+    except subprocess.TimeoutExpired:
+      status = "none yet"
+    if status:
+      raise RuntimeError(self._words(f"status {status}"))
 
   def wait_for_step(self, step: int) -> int:
     """Returns the run's step once it is at least `step`."""
@@ -282,8 +286,9 @@ class _Run:
       self._note_deaths()
       if now > furthest:
         furthest, deadline = now, time.monotonic() + _STALL_S
-      if not self._process.is_alive() and self.step() < step:
-        raise RuntimeError(self._words(f"status {self._process.exitcode}"))
+      status = self._process.poll()
+      if status is not None and self.step() < step:
+        raise RuntimeError(self._words(f"status {status}"))
       if time.monotonic() > deadline:
         raise RuntimeError(self._words(f"no step after {now}"))
       time.sleep(_POLL_S)
@@ -344,7 +349,7 @@ class _Run:
   def end_by_kill(self) -> list[str]:
     """Kills the supervisor; returns the processes that outlive it."""
     self._process.kill()
-    self._process.join()
+    self._process.wait()
     run_id = (jsonl.read_json(self.workdir / "config.json") or {}).get("run_id")
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
@@ -357,9 +362,9 @@ class _Run:
 
   def close(self) -> None:
     """Ends the run, if it has not ended."""
-    if self._process.is_alive():
+    if self._process.poll() is None:
       self._process.kill()
-      self._process.join()
+      self._process.wait()
 
   def _words(self, why: str) -> str:
     text = pathlib.Path(f"{self.workdir}.txt").read_text(errors="replace")
@@ -642,3 +647,15 @@ class _Outcomes:
           f" {row['seconds']:.1f} | {told} |"
       )
     return "\n".join(lines)
+
+
+def main() -> int:
+  """Is the `train` program, of a config in a JSON file."""
+  path, workdir = sys.argv[1:]
+  processes.die_with_parent()
+  config = ml_collections.ConfigDict(jsonl.read_json(path))
+  return train.run(load.complete(config), workdir, [])
+
+
+if __name__ == "__main__":
+  sys.exit(main())

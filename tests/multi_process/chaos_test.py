@@ -109,7 +109,7 @@ class AuditorTest(absltest.TestCase):
 
   def test_finds_a_completion_that_was_changed(self):
     path = self.run_ / "checkpoints" / "12" / "host" / "process-00000.npz"
-    with np.load(path) as members:
+    with np.load(path, allow_pickle=False) as members:
       arrays = {name: members[name].copy() for name in members.files}
     structure = json.loads(arrays["structure"].tobytes())
     rows = structure["host_state"]["data"]["buffer"]["rows"]
