@@ -31,6 +31,7 @@ BENCHMARKS = (
     "logged",
     "objectives",
     "publish",
+    "real",
     "red_team_diversity",
     "reference_cost",
     "replay",
