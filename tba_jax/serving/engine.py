@@ -828,8 +828,9 @@ class Engine:
         before = settings_lib.SETTINGS[key].default
       if before != value:
         raise ValueError(
-            f"{name} was {before!r} when this server began, now it is {value!r}:"
-            f" restore it, or give another --workdir than {self._folder.parent}"
+            f"{name} was {before!r} when this server began, now it is"
+            f" {value!r}: restore it, or give another --workdir than"
+            f" {self._folder.parent}"
         )
 
   def _place_tokenizer(self) -> str:
