@@ -30,6 +30,7 @@ BENCHMARKS = (
     "logged",
     "objectives",
     "publish",
+    "real",
     "red_team_diversity",
     "reference_cost",
     "replay",

@@ -182,10 +182,11 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
   if not isinstance(name, str) or not name:
     raise ValueError(
         f"{CONFIG}: base_model_name_or_path={name!r}: allowed the base's"
-        " folder, or ORG/NAME of the Hugging Face hub"
+        " folder or GGUF file, or ORG/NAME of the Hugging Face hub"
     )
   beside = folder / name
-  return str(beside) if (beside / "config.json").is_file() else name
+  is_model = beside.is_file() or (beside / "config.json").is_file()
+  return str(beside) if is_model else name
 
 
 def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
