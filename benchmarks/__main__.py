@@ -19,6 +19,7 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
+    "chaos",
     "cost_ratios",
     "decode",
     "decode_lengths",
@@ -26,7 +27,7 @@ BENCHMARKS = (
     "end_to_end",
     "enumerable",
     "free_search",
-    "kills",
+    "fuzz",
     "logged",
     "objectives",
     "publish",
