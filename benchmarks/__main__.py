@@ -19,6 +19,7 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
+    "chaos",
     "cost_ratios",
     "decode",
     "decode_lengths",
@@ -26,10 +27,11 @@ BENCHMARKS = (
     "end_to_end",
     "enumerable",
     "free_search",
-    "kills",
+    "fuzz",
     "logged",
     "objectives",
     "publish",
+    "real",
     "red_team_diversity",
     "reference_cost",
     "replay",

@@ -26,6 +26,16 @@ _ELSEWHERE = {
     "benchmarks/trl_grpo.py": {"datasets", "torch", "trl"},
     "benchmarks/tunix_grpo.py": {"tunix"},
 }
+# Modules that unpickle, and functions that do unless told not to.
+_PICKLES = {
+    "cPickle", "cloudpickle", "dill", "joblib", "marshal", "multiprocessing",
+    "pickle", "pickle5", "shelve",
+}  # fmt: skip
+_PICKLE_CALLS = {
+    "deserialize_and_load", "read_pickle", "unsafe_load", "yaml.load",
+    "torch.load", "numpy.load", "np.load",
+}  # fmt: skip
+_SAFE = {"allow_pickle": False, "weights_only": True}
 # Loaded by one program alone, which says what it lacks.
 _OF_ONE_PROGRAM = {"tba_jax/serving/app.py": {"starlette"}}
 _EXTRA_OF_PLACE = {
@@ -93,6 +103,24 @@ def _sources(place: str) -> Iterator[tuple[str, ast.Module]]:
     yield path.relative_to(_ROOT).as_posix(), ast.parse("\n".join(lines))
 
 
+def _unpickling(tree: ast.AST) -> Iterator[str]:
+  """Yields the imports and calls of code that could load a pickle."""
+  for module in _imported(tree):
+    if module.partition(".")[0] in _PICKLES:
+      yield module
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call):
+      called = ast.unparse(node.func)
+      is_safe = any(
+          isinstance(word.value, ast.Constant)
+          and _SAFE.get(word.arg) is word.value.value
+          for word in node.keywords
+      )
+      names = {called, called.rpartition(".")[2]}
+      if names & _PICKLE_CALLS and not is_safe:
+        yield called
+
+
 class DependenciesTest(absltest.TestCase):
 
   def setUp(self):
@@ -133,6 +161,33 @@ class DependenciesTest(absltest.TestCase):
     used = {extra for extras in _EXTRA_OF_PLACE.values() for extra in extras}
     # Plugins, which nothing imports.
     self.assertEqual(set(self.extras) - used, {"cuda", "tpu", "gcs"})
+
+  def test_nothing_can_load_a_pickle(self):
+    for text, found in (
+        ("import pickle", ["pickle"]),
+        ("from multiprocessing import pool", ["multiprocessing"]),
+        ("importlib.import_module('dill.source')", ["dill.source"]),
+        ("np.load(f)", ["np.load"]),
+        ("np.load(f, allow_pickle=True)", ["np.load"]),
+        ("np.load(f, allow_pickle=False)", []),
+        ("pd.read_pickle(f)", ["pd.read_pickle"]),
+        ("json.load(f)", []),
+    ):
+      self.assertEqual(list(_unpickling(ast.parse(text))), found, text)
+    for place in _EXTRA_OF_PLACE:
+      for name, tree in _sources(place):
+        self.assertEqual(list(_unpickling(tree)), [], name)
+
+  def test_page_has_a_license_for_each_constrained_package(self):
+    page = (_ROOT / "docs/licenses.md").read_text()
+    rows = page.partition("|---|---|\n")[2].strip().splitlines()
+    licenses = dict(row.strip("| ").split(" | ", 1) for row in rows)
+    lines = (_ROOT / "constraints.txt").read_text().splitlines()
+    names = _names(line for line in lines if not line.startswith("#"))
+    self.assertEqual(licenses.keys() ^ names, set())
+    for name, terms in licenses.items():
+      self.assertRegex(terms, r"\w", name)
+      self.assertNotRegex(terms, r"\bA?GPL", name)
 
   def test_constraints_have_exact_stable_versions(self):
     lines = (_ROOT / "constraints.txt").read_text().splitlines()

@@ -19,6 +19,8 @@ _EVERY_S = 0.25
 _EVERY_TIMES = 20
 # Invalid leases that one read deletes, at most.
 _MAX_DELETED = 1000
+# Departed searchers that a table lists, at most.
+_MAX_DEPARTED = 100
 
 FOLDER = "leases"
 _SUFFIX = ".lease"
@@ -141,6 +143,8 @@ class LeaseTable:
     self._entries: dict[str, _Entry] = {}
     self._gone: set[str] = set()
     self._replaced: set[str] = set()
+    # Searchers that were written off, oldest first.
+    self._departed: dict[str, None] = {}
     # Cache of `alive`; None after a change.
     self._alive: dict[str, Lease] | None = None
 
@@ -250,6 +254,18 @@ class LeaseTable:
     self._gone.update(out)
     self._alive = None
     return out
+
+  def depart(self, sid: str) -> None:
+    """Forgets all but the newest of the searchers that were written off."""
+    self._departed.pop(sid, None)
+    self._departed[sid] = None
+    while len(self._departed) > _MAX_DEPARTED:
+      oldest = next(iter(self._departed))
+      del self._departed[oldest]
+      if oldest in self._gone:  # Others came back.
+        del self._entries[oldest]
+        self._gone.remove(oldest)
+        self._replaced.discard(oldest)
 
   def totals(self, sid: str) -> dict[str, int]:
     """Returns the totals that the searcher last announced."""

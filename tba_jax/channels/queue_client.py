@@ -187,6 +187,10 @@ class GrantedBlocks:
     return True
 
 
+class ReplacedError(ValueError):
+  """A newer process has taken the searcher's slot."""
+
+
 class QueueClient:
   """Receives grants, delivers blocks at least once, renews the lease.
 
@@ -281,6 +285,7 @@ class QueueClient:
     """Returns the next granted block, None after a timeout.
 
     Raises:
+      ReplacedError: a newer process has taken the slot.
       TransportError: the thread has ended, with its error as the cause.
     """
     deadline = time.monotonic() + timeout_s
@@ -364,6 +369,8 @@ class QueueClient:
   def _check(self) -> None:
     try:
       self._worker.check()
+    except ReplacedError:
+      raise
     except Exception as error:
       message = f"the queue client has ended: {error}"
       raise base.TransportError(message) from error
@@ -457,6 +464,7 @@ class QueueClient:
     with self._lock:
       renews = closing or not self._lease_interval.due_in_s()
     if renews:
+      self._check_slot(transport)
       data = self._make_lease()
       with self._lock:
         self._lease_interval.polled()
@@ -553,17 +561,31 @@ class QueueClient:
     The number is from the store, since a host's clock may be set back.
     """
     directory = f"join/{self._lease['slot']}"
-    names = [key.rpartition("/")[2] for key in transport.list(directory)]
-    taken = [
-        int(name)
-        for name in names
-        if len(name) == _JOIN_DIGITS and name.isascii() and name.isdecimal()
-    ]
-    number = max(taken, default=-1) + 1
+    number = max(self._joined(transport), default=-1) + 1
     key = lambda: f"{directory}/{number:0{_JOIN_DIGITS}d}"
     while not transport.put(key(), b"1", overwrite=False):
       number += 1
     return [transport.generation, number]
+
+  def _check_slot(self, transport: base.Transport) -> None:
+    """Raises ReplacedError if a newer process has taken this one's slot."""
+    slot = self._lease["slot"]
+    newest = [transport.generation, max(self._joined(transport), default=-1)]
+    if newest > self._lease["joined"] and newest[1] >= 0:
+      raise ReplacedError(
+          f"a newer searcher has taken the place of this one, {slot}: give"
+          " each searcher of hosts of the same name a number of its own"
+      )
+
+  def _joined(self, transport: base.Transport) -> list[int]:
+    """Returns the numbers under which processes of this slot have joined."""
+    directory = f"join/{self._lease['slot']}"
+    names = [key.rpartition("/")[2] for key in transport.list(directory)]
+    return [
+        int(name)
+        for name in names
+        if len(name) == _JOIN_DIGITS and name.isascii() and name.isdecimal()
+    ]
 
   def _make_lease(self) -> bytes:
     """Returns a new lease, after writing its file."""

@@ -628,6 +628,7 @@ class QueueServer:
       return
     with self._lock:
       del self.leaving[sid]
+      self.leases.depart(sid)
     self._ingest.unanswered.discard(sid)
     self._written.pop(sid, None)
     self._ask_at.pop(sid, None)

@@ -1050,7 +1050,7 @@ def _store(c: Mapping[str, Any]) -> _Problems:
       )
   if has_tls:
     for key in _TLS:
-      if not pathlib.Path(c[key]).expanduser().is_file():
+      if not os.path.isfile(os.path.expanduser(c[key])):
         yield key, "allowed a file that exists, for all of config.store.tls_*"
     if not certificates.is_supported():
       yield _TLS[0], (

@@ -9,7 +9,8 @@ others) is that of process 0, in an `.npz` with a CRC of each member. It has a
 checksum of each leaf of the device state, which Orbax does not verify.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -27,6 +28,8 @@ from tba_jax.learning import host_state as host_state_lib
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 
+# Items of a checkpoint, which are its folders.
+_STATE, _HOST = "state", "host"
 # Smaller leaves are summed on the host, without a compile for each shape.
 _HOST_SUM_SIZE = 1 << 20
 
@@ -118,7 +121,7 @@ class Checkpointer:
         }
     )
     args = ocp.args.Composite(
-        state=ocp.args.StandardSave(state), host=HostStateSave(packed)
+        **{_STATE: ocp.args.StandardSave(state), _HOST: HostStateSave(packed)}
     )
     self._pending_step = step
     self._raise_if_failed(self._check_room)
@@ -149,7 +152,8 @@ class Checkpointer:
   ) -> tuple[types.PyTree, dict[str, Any]]:
     """Returns (state, host_state) of the newest checkpoint that is undamaged.
 
-    Once an older one could be read, damaged ones are reported and renamed to
+    Of several processes those after process 0 get an empty host state. Once an
+    older one could be read, damaged ones are reported and renamed to
     `damaged-<step>`.
 
     Args:
@@ -160,6 +164,7 @@ class Checkpointer:
     Raises:
       FileNotFoundError: there is no checkpoint, or not that step.
       FormatError: the newest one has another format.
+      SaveError: a process was late.
       ValueError: no checkpoint can be read with this structure; has the
         reasons.
     """
@@ -178,7 +183,7 @@ class Checkpointer:
     for candidate in steps:
       try:
         restored = self._restore_step(candidate, abstract)
-      except FormatError:
+      except (FormatError, cluster.SaveError):
         raise
       # Orbax and TensorStore raise many types of errors for a damaged file.
       except Exception as error:
@@ -259,24 +264,60 @@ class Checkpointer:
   def _restore_step(
       self, step: int, abstract: types.PyTree
   ) -> tuple[types.PyTree, dict[str, Any]]:
-    read = lambda **items: self._manager.restore(
-        step, args=ocp.args.Composite(**items)
-    )
-    host = read(host=HostStateRestore())["host"]
+    """Returns (state, host state) of a checkpoint, or raises in all processes.
+
+    Orbax's own restore would wait in a barrier for a process that failed.
+    """
+    folder = self._directory / str(step)
+    with self._agreeing(step):
+      host = self._read_host(folder)
+      state = ocp.StandardCheckpointHandler().restore(
+          folder / _STATE, args=ocp.args.StandardRestore(abstract)
+      )
+    found = leaf_checksums(state)
+    with self._agreeing(step):
+      saved = host.get("checksums", found)
+      damaged = sorted(k for k in found if found[k] != saved.get(k))
+      if damaged:
+        raise ValueError(
+            f"{len(damaged)} of {len(found)} leaves have another checksum:"
+            f" {', '.join(damaged[:3])}"
+        )
+    return state, host.get("host_state", {})
+
+  def _read_host(self, folder: epath.Path) -> dict[str, Any]:
+    """Returns what the host file has; {} except in process 0."""
+    if self._barrier is not None and jax.process_index() != 0:
+      return {}
+    host = HostStateHandler().restore(folder / _HOST)
     if host.get("format") != host_state_lib.FORMAT:
       raise FormatError(
-          f"checkpoint {step} in {self._directory} has format"
+          f"checkpoint {folder.name} in {self._directory} has format"
           f" {host.get('format')}; this program reads {host_state_lib.FORMAT}"
       )
-    state = read(state=ocp.args.StandardRestore(abstract))["state"]
-    found, saved = leaf_checksums(state), host["checksums"]
-    damaged = sorted(k for k in found if found[k] != saved.get(k))
-    if damaged:
-      raise ValueError(
-          f"{len(damaged)} of {len(found)} leaves have another checksum:"
-          f" {', '.join(damaged[:3])}"
-      )
-    return state, host["host_state"]
+    return host
+
+  @contextlib.contextmanager
+  def _agreeing(self, step: int) -> Iterator[None]:
+    """Raises at its end if the body raised in any process."""
+    error = None
+    try:
+      yield
+    # Orbax and TensorStore raise many types of errors for a damaged file.
+    except Exception as raised:
+      error = raised
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    texts = [text]
+    if self._barrier is not None:
+      texts = self._barrier.share(text, f"reading checkpoint {step}")
+    if error is not None:
+      raise error
+    for process, other in enumerate(texts):
+      if other:
+        is_format = other.startswith(FormatError.__name__)
+        raise (FormatError if is_format else ValueError)(
+            f"process {process} of the trainer: {other}"
+        )
 
   def _set_aside(self, failures: dict[int, Exception], used: int) -> None:
     for step, error in failures.items():
@@ -356,7 +397,7 @@ _device_checksum = jax.jit(lambda array: _checksum(array, jnp))
 
 
 class HostStateHandler(ocp.AsyncCheckpointHandler):
-  """Writes the host state in process 0, reads it in all processes."""
+  """Writes the host state in process 0, and reads it."""
 
   async def async_save(
       self, directory: epath.Path, args: "HostStateSave"
@@ -375,9 +416,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
       jsonl.sync_file(file)
     jsonl.sync_directory(directory)
 
-  def restore(self, directory: epath.Path, args: "HostStateRestore") -> Any:
-    # All processes take part, so that all skip the same damaged checkpoints.
-    del args
+  def restore(self, directory: epath.Path) -> Any:
     with _path(directory).open("rb") as file:
       return host_state_lib.read(file)
 
@@ -385,18 +424,14 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
     self.save(directory, args)
 
 
-@ocp.args.register_with_handler(HostStateHandler, for_save=True)
+@ocp.args.register_with_handler(
+    HostStateHandler, for_save=True, for_restore=True
+)
 @dataclasses.dataclass
 class HostStateSave(ocp.args.CheckpointArgs):
-  """Saves a packed host state."""
+  """Saves a packed host state; Orbax wants a class for restoring, too."""
 
   packed: host_state_lib.Packed
-
-
-@ocp.args.register_with_handler(HostStateHandler, for_restore=True)
-@dataclasses.dataclass
-class HostStateRestore(ocp.args.CheckpointArgs):
-  """Restores a host state."""
 
 
 def _path(directory: epath.Path) -> epath.Path:

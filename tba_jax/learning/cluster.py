@@ -54,7 +54,7 @@ class SaveError(OSError):
 
 
 class SaveBarrier:
-  """Barrier of the threads that save a checkpoint, one in each process.
+  """Barrier of the threads that save or restore a checkpoint, one a process.
 
   For `orbax.checkpoint.AsyncOptions.barrier_sync_fn`. A process that fails to
   write skips the remaining barriers of a save, and Orbax's own barriers would
@@ -104,42 +104,64 @@ class SaveBarrier:
       self.failure = SaveError(
           f"process {self._process} of the trainer: {cause}"
       )
+    count = self._tell("" if self.failure is None else str(self.failure))
+    if self.failure is not None:
+      raise self.failure
+    texts = self._hear(count, key, timeout_ms / 1e3, until_all=False)
+    if errors := list(filter(None, texts)):
+      self.failure = SaveError(errors[0])
+      raise self.failure
+
+  def share(self, text: str, what: str) -> list[str]:
+    """Returns the texts of all processes, each of which calls this.
+
+    Args:
+      text: text of this process; "" if it has nothing to tell.
+      what: work that the processes do, for messages.
+
+    Raises:
+      SaveError: a process was late.
+    """
+    return self._hear(self._tell(text), what, self.deadline_s, until_all=True)
+
+  def _tell(self, text: str) -> int:
+    """Leaves a text for the other processes; returns the barrier's number."""
     count, self._count = self._count, self._count + 1
-    text = "" if self.failure is None else str(self.failure)
     self._client.key_value_set_bytes(
         f"{_barrier_key(count)}/{self._process}", text.encode()
     )
-    if self.failure is not None:
-      raise self.failure
-    self._wait(count, key, timeout_ms / 1e3)
-    if count:
-      # All processes have passed the previous barrier.
-      self._client.key_value_delete(
-          f"{_barrier_key(count - 1)}/{self._process}"
-      )
+    return count
 
-  def _wait(self, count: int, key: str, timeout_s: float) -> None:
+  def _hear(
+      self, count: int, what: str, timeout_s: float, *, until_all: bool
+  ) -> list[str]:
+    """Returns the texts of a barrier, in the order of the processes.
+
+    Without `until_all` the first text that is not empty ends the wait.
+    """
     until = time.monotonic() + timeout_s
     while True:
       entries = self._client.key_value_dir_get_bytes(_barrier_key(count))
       came = {
           int(name.rpartition("/")[2]): text.decode() for name, text in entries
       }
-      errors = [text for text in came.values() if text]
       missing = sorted(set(range(self._num_processes)) - set(came))
-      if errors:
-        self.failure = SaveError(errors[0])
-      elif not missing:
-        return
-      elif time.monotonic() > until:
+      if not missing or (not until_all and any(came.values())):
+        break
+      if time.monotonic() > until:
         self.failure = SaveError(
             f"process {', '.join(map(str, missing))} of the trainer did not"
-            f" reach {key} within {timeout_s:.0f} s"
+            f" reach {what} within {timeout_s:.0f} s"
             " (config.trainer.save_deadline_s)"
         )
-      if self.failure is not None:
         raise self.failure
       time.sleep(_BARRIER_POLL_S)
+    if count and not missing:
+      # All processes have passed the previous barrier.
+      self._client.key_value_delete(
+          f"{_barrier_key(count - 1)}/{self._process}"
+      )
+    return [came[i] for i in sorted(came)]
 
 
 def _barrier_key(count: int) -> str:

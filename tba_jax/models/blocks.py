@@ -3,7 +3,8 @@
 """Modules of a decoder, built from the facts of its family (`family.py`).
 
 Blocks are pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), or both in
-parallel. Attention has grouped queries; positions are rotary or learned.
+parallel; results of attention and MLP may have a norm too. Attention has
+grouped queries; positions are rotary or learned.
 """
 
 import math
@@ -21,12 +22,14 @@ ModelConfig = config_lib.ModelConfig
 
 def make_norm(config: ModelConfig) -> nnx.Module:
   """Returns a norm over the stream's width."""
-  if families.FAMILIES[config.family].norm == "layer":
+  family = families.FAMILIES[config.family]
+  if family.norm == "layer":
     return layers.LayerNorm(config)
   return layers.RMSNorm(
       config.width,
       epsilon=config.norm_epsilon,
       param_dtype=jnp.dtype(config.param_dtype),
+      offset=family.norm_offset,
   )
 
 
@@ -42,11 +45,12 @@ def _make_mlp(
       param_dtype=jnp.dtype(config.param_dtype),
       out_scale=out_scale,
       bias=config.mlp_bias,
+      activation=config.activation,
   )
 
 
 class Block(nnx.Module):
-  """Attention and MLP, each with its norm and its residual."""
+  """Attention and MLP, each with its norms and its residual."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
@@ -61,9 +65,14 @@ class Block(nnx.Module):
         qkv_bias=config.attention_bias or family.qkv_bias,
         out_bias=config.attention_bias or family.out_bias,
         has_norms=family.has_head_norms,
+        norm_offset=family.norm_offset,
     )
     self.mlp_norm = make_norm(config)
     self.mlp = _make_mlp(config, rngs, out_scale)
+    self.has_out_norms = family.has_out_norms
+    if self.has_out_norms:
+      self.attention_out_norm = make_norm(config)
+      self.mlp_out_norm = make_norm(config)
 
   def __call__(
       self,
@@ -78,16 +87,24 @@ class Block(nnx.Module):
       return attend(self._scaled(q, layer), k, v)
 
     out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
+    if self.has_out_norms:
+      out = self.attention_out_norm(out)
     after = x + out
     read = x if self.config.parallel_residual else after
-    return after + self.mlp(self.mlp_norm(read)), kept
+    out = self.mlp(self.mlp_norm(read))
+    if self.has_out_norms:
+      out = self.mlp_out_norm(out)
+    return after + out, kept
 
   def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
     """Returns queries scaled for scores that get divided by sqrt(Dh)."""
     c = self.config
-    if c.scale_attention and not c.scale_attention_by_layer:
+    score_dim = c.score_dim or c.head_dim
+    scale = math.sqrt(c.head_dim / score_dim)
+    if not c.scale_attention:
+      scale = math.sqrt(c.head_dim)
+    if scale == 1.0 and not c.scale_attention_by_layer:
       return q
-    scale = 1.0 if c.scale_attention else math.sqrt(c.head_dim)
     if c.scale_attention_by_layer:
       scale = scale / (1.0 + layer)
     return (q.astype(jnp.float32) * scale).astype(q.dtype)
@@ -130,16 +147,30 @@ class Decoder(nnx.Module):
   def _learns_positions(self) -> bool:
     return families.FAMILIES[self.config.family].positions == "learned"
 
-  def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """Returns rotary tables of positions [...]; None if they are learned."""
+  def tables(
+      self, positions: jax.Array
+  ) -> dict[int, tuple[jax.Array, jax.Array] | None]:
+    """Returns rotary tables of positions [...], by the layers' windows.
+
+    None in place of tables if positions are learned.
+    """
+    windows = dict.fromkeys(self.config.windows)
     if self._learns_positions:
-      return None
-    return layers.rotary_tables(self.config, positions)
+      return windows
+    has_local = families.FAMILIES[self.config.family].has_local_rope
+    return {
+        window: layers.rotary_tables(
+            self.config, positions, local=has_local and window > 0
+        )
+        for window in windows
+    }
 
   def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns the stream [..., D] before the first block."""
     dtype = jnp.dtype(self.config.compute_dtype)
     x = self.embed(tokens, dtype)
+    if families.FAMILIES[self.config.family].scales_embeddings:
+      x = x * jnp.asarray(math.sqrt(self.config.width), dtype)
     if not self._learns_positions:
       return x
     # Idle rows of a sampler may be past the last position.

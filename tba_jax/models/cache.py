@@ -9,7 +9,7 @@ no bits: a block with all columns masked adds exact zeros at the end of a sum.
 
     block = {
         "layers": N times {"k" or "k_last", "v"},
-        "position": [R, C] int32, only with a sliding window,
+        "position": [R, C] int32, only if layers have a sliding window,
     }
     "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
 
@@ -166,9 +166,11 @@ def plan_updates(
     mask: jax.Array,
     positions: jax.Array,
     write_index: jax.Array,
-    window: int,
-) -> tuple[list[BlockUpdate], list[PyTree]]:
-  """Returns each block's update, and the cache with the positions written.
+    windows: Sequence[int],
+) -> tuple[list[PyTree], dict[int, list[BlockUpdate]]]:
+  """Returns the cache with positions written, and each block's update.
+
+  The updates are by the window of a layer.
 
   Args:
     cache: blocks of R rows.
@@ -177,30 +179,32 @@ def plan_updates(
     positions: [R] int32, positions of the tokens.
     write_index: [R] or [] int32, the column to write, not of the first block;
       past the last block nothing is written.
-    window: sliding window; 0 is none.
+    windows: sliding window of each layer; 0 is none.
   """
   (R,) = positions.shape
   index_R = jnp.broadcast_to(write_index, (R,))
-  updates, written = [], []
+  updates, written = {window: [] for window in windows}, []
   start = 0
   for block in cache:
     C = block["layers"][0]["v"].shape[2]
     # A negative index would count from the block's end.
     column_R = jnp.where(index_R < start, C, index_R - start)
     seen_RxC = mask[:, start : start + C]
-    if window:
-      position = block["position"]
-      if start:
-        position = _write(position, positions, column_R, 0)
+    if "position" in block and start:
+      position = _write(block["position"], positions, column_R, 0)
       block = {**block, "position": position}
-      position_RxC = jnp.repeat(position, R // len(position), axis=0)
-      seen_RxC = attention.window_mask(
-          seen_RxC[:, None], positions[:, None], position_RxC, window
-      )[:, 0]
-    updates.append(BlockUpdate(column_R, seen_RxC))
+    for window, of_window in updates.items():
+      seen = seen_RxC
+      if window:
+        position = block["position"]
+        position_RxC = jnp.repeat(position, R // len(position), axis=0)
+        seen = attention.window_mask(
+            seen[:, None], positions[:, None], position_RxC, window
+        )[:, 0]
+      of_window.append(BlockUpdate(column_R, seen))
     written.append(block)
     start += C
-  return updates, written
+  return written, updates
 
 
 def _write(

@@ -54,6 +54,10 @@ class ModelConfig:
     those of query, key and value, GPT-2 all.
   mlp_bias: biases of the MLP; GPT-2 and GPT-NeoX always have them.
   sliding_window: number of tokens that a token sees, itself included; 0 is all.
+  global_layers: whether each layer sees all tokens despite sliding_window; ()
+    is none of them.
+  local_rope_theta: rope_theta of Gemma's layers with a window, whose positions
+    rope_type does not change.
   rope_type: "default"; "linear" divides positions by rope_factor; "llama3"
     divides only low frequencies by it.
   rope_factor: see rope_type.
@@ -63,8 +67,9 @@ class ModelConfig:
   rope_original_positions: context length before "llama3" stretched it.
   rotary_fraction: share of a head's entries that rotary positions rotate.
   parallel_residual: whether attention and MLP read the same stream.
-  activation: nonlinearity of an ungated MLP; gated ones have "silu".
-  scale_attention: whether scores are divided by sqrt(head_dim).
+  activation: nonlinearity of the MLP; gated ones have "silu", but for Gemma's.
+  score_dim: scores are divided by its square root; 0 is head_dim.
+  scale_attention: whether scores are divided by sqrt(score_dim).
   scale_attention_by_layer: whether also by 1 + the layer's index.
   pad_id, bos_id, eos_id: token ids, None if the tokenizer has none.
   num_labels: outputs per position of a scalar head (reward model, value model,
@@ -94,6 +99,8 @@ class ModelConfig:
   attention_bias: bool = False
   mlp_bias: bool = False
   sliding_window: int = 0
+  global_layers: tuple[bool, ...] = ()
+  local_rope_theta: float = 10000.0
   rope_type: str = "default"
   rope_factor: float = 1.0
   rope_low_freq_factor: float = 1.0
@@ -102,6 +109,7 @@ class ModelConfig:
   rotary_fraction: float = 1.0
   parallel_residual: bool = False
   activation: str = "silu"
+  score_dim: int = 0
   scale_attention: bool = True
   scale_attention_by_layer: bool = False
   num_labels: int = 0
@@ -124,6 +132,10 @@ class ModelConfig:
         ("param_dtype", self.param_dtype in DTYPES, f"one of {DTYPES}"),
         ("compute_dtype", self.compute_dtype in DTYPES, f"one of {DTYPES}"),
         ("sliding_window", self.sliding_window >= 0, "0 or more"),
+        ("global_layers", len(self.global_layers) in (0, self.num_layers),
+         f"() or num_layers={self.num_layers} of them"),
+        ("local_rope_theta", self.local_rope_theta > 0, "above 0"),
+        ("score_dim", self.score_dim >= 0, "0 or more"),
         ("rope_type", self.rope_type in ROPE_TYPES, f"one of {ROPE_TYPES}"),
         ("rope_factor", self.rope_factor >= 1, "1 or more"),
         ("rope_low_freq_factor", self.rope_low_freq_factor > 0, "above 0"),
@@ -169,6 +181,16 @@ class ModelConfig:
   def rotary_dim(self) -> int:
     """Entries of a head that rotary positions rotate."""
     return int(self.head_dim * self.rotary_fraction)
+
+  @property
+  def windows(self) -> tuple[int, ...]:
+    """Sliding window of each layer, 0 for all tokens."""
+    if not self.global_layers:
+      return (self.sliding_window,) * self.num_layers
+    return tuple(
+        0 if is_global else self.sliding_window
+        for is_global in self.global_layers
+    )
 
   @classmethod
   def from_config(

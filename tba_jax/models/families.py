@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 
 from tba_jax.models import family
+from tba_jax.models import gemma3_text
 from tba_jax.models import gpt2
 from tba_jax.models import gpt_neox
 from tba_jax.models import llama
@@ -13,6 +14,7 @@ from tba_jax.models import qwen2
 from tba_jax.models import qwen3
 
 FAMILIES: Mapping[str, family.Family] = {
+    "gemma3_text": gemma3_text.FAMILY,
     "gpt2": gpt2.FAMILY,
     "gpt_neox": gpt_neox.FAMILY,
     "llama": llama.FAMILY,

@@ -7,7 +7,7 @@ A family is one file of this folder, with a `Family`, and an entry in
 no family has yet also needs code there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -46,19 +46,28 @@ class Family:
   """A model family.
 
   class_name: start of Hugging Face's class names, as "Llama".
+  scalar_class_name: likewise of models with a scalar head, "" for class_name.
   keys: settings of config.json.
   tensors: (config) -> a line for each leaf of params.
   fields: fields of a shape that its models may set and others may not.
   token_head: end of the class name of a model that predicts tokens.
   prefix: start of the names of all tensors but the head.
+  part_of: model_type of models whose language model it is, "" for none.
+  part_prefixes: prefixes of the names in their folders.
+  part_others: regular expression of their other tensors, which are not read.
   norm: "rms" or "layer".
   positions: "rotary", or "learned" ones added to the embeddings.
+  norm_offset: number added to the scales of norms, which start at 1 less it.
+  has_out_norms: whether attention and MLP have a norm of their results too.
+  scales_embeddings: whether embeddings are multiplied by sqrt(width).
   is_gated: whether MLPs are gated (SwiGLU).
   has_grouped_heads: whether there may be fewer key-value heads than query
     heads, and heads of any size; if not, heads * head_dim = width.
   qkv_bias, out_bias: whether query, key and value, and the output, always have
     biases.
   has_head_norms: whether each query and key head has a norm.
+  rope_theta: default of the base of rotary frequencies.
+  has_local_rope: whether layers with a sliding window have a base of their own.
   rotary_fraction: default of the rotated share of a head.
   old_rope: old names of rope_theta and of the rotated share, "" for none.
   only: (config.json) -> settings that must have one of these values, the
@@ -70,15 +79,24 @@ class Family:
   keys: Keys
   tensors: Callable[[Any], Iterator[Line]]
   fields: frozenset[str] = ROPE
+  scalar_class_name: str = ""
   token_head: str = "ForCausalLM"
   prefix: str = "model."
+  part_of: str = ""
+  part_prefixes: tuple[str, ...] = ()
+  part_others: str = ""
   norm: str = "rms"
+  norm_offset: float = 0.0
+  has_out_norms: bool = False
+  scales_embeddings: bool = False
   positions: str = "rotary"
   is_gated: bool = True
   has_grouped_heads: bool = True
   qkv_bias: bool = False
   out_bias: bool = False
   has_head_norms: bool = False
+  rope_theta: float = 10000.0
+  has_local_rope: bool = False
   rotary_fraction: float = 1.0
   old_rope: tuple[str, str] = ("rope_theta", "")
   only: Callable[[Mapping[str, Any]], dict[str, tuple]] = lambda hf: {}
@@ -116,6 +134,11 @@ def max_positions(
 
 
 # Parts of tables of tensors that families share.
+# Norms of a block: Hugging Face's name, ours.
+NORMS = (
+    ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "mlp_norm"),
+)
 # Query, key and value, with the axis of their heads.
 QKV = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 
@@ -136,16 +159,17 @@ def linear(
 
 
 def gated(
-    c: Any, *, qkv_bias: bool = False, head_norms: bool = False
+    c: Any,
+    *,
+    qkv_bias: bool = False,
+    head_norms: bool = False,
+    norms: Sequence[tuple[str, str]] = NORMS,
 ) -> Iterator[Line]:
   """Yields the tensors of Llama and its descendants: one per leaf."""
   layer, attention = "model.layers.{layer}", "model.layers.{layer}.self_attn"
   yield "model.embed_tokens.weight", "embed.embedding", "vocab width"
   yield "model.norm.weight", "final_norm.scale", "width"
-  for name, path in (
-      ("input_layernorm", "attention_norm"),
-      ("post_attention_layernorm", "mlp_norm"),
-  ):
+  for name, path in norms:
     yield f"{layer}.{name}.weight", f"blocks.{path}.scale", "width"
   for name, axis in QKV:
     source, path = f"{attention}.{name}_proj", f"blocks.attention.{name}"

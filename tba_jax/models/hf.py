@@ -107,9 +107,17 @@ def read_params(
     shardings: shardings of the params; None is the default device.
 
   Raises:
-    ValueError: `hf_files.check_tensors` fails, or an entry is not finite.
+    ValueError: `hf_files.check_tensors` fails, a tensor is damaged, or an entry
+      is not finite.
   """
   hf_files.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
+  # The processes of a mesh share the work of reading all.
+  damaged = files.damaged(jax.process_index(), jax.process_count())
+  if damaged:
+    raise ValueError(
+        f"tensor {damaged[0]} and {len(damaged) - 1} more are damaged: not what"
+        f" was written; {hf_files.REMEDY}"
+    )
   params = {}
   for row in rows:
     sharding = None

@@ -48,7 +48,7 @@ _ONLY = {
 # "_"; dropout that we train without; those of other heads and tools.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|(attn|embd|resid)_pdrop|(attention_probs|hidden)_dropout_prob"
-    r"|(attn|experts)_implementation|auto_map|classifier_dropout"
+    r"|(attn|cache|experts)_implementation|auto_map|classifier_dropout"
     r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
     r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
     r"|max_window_layers|model_type|n_special|name_or_path"
@@ -74,6 +74,12 @@ _EVERYWHERE = re.compile(r"_.*|model_type|transformers_version")
 _READ_APART = (
     "architectures", "dtype", "eos_token_id", "id2label", "layer_types",
     "num_labels", "torch_dtype",
+)  # fmt: skip
+
+# Settings of a multimodal model that say nothing of its language model.
+_MULTIMODAL = (
+    "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
+    "mm_tokens_per_image", "model_type", "text_config", "vision_config",
 )  # fmt: skip
 
 # Names of the rotary settings -> theirs in "rope_parameters".
@@ -120,7 +126,7 @@ def read(
   path = hf_hub.find(folder, weights=False) / "config.json"
   generation = path.with_name("generation_config.json")
   try:
-    hf = hf_files.read_json(path)
+    hf = language_model(hf_files.read_json(path))
     config = from_hf(hf, dtype=dtype)
     if generation.exists():
       config = with_generation(config, hf_files.read_json(generation))
@@ -149,6 +155,43 @@ def log_ignored(path: str, names: frozenset[str]) -> None:
     )
 
 
+def is_multimodal(folder: str | os.PathLike[str]) -> bool:
+  """Tells whether a folder's model is the language model of a larger one."""
+  path = hf_hub.find(folder, weights=False) / "config.json"
+  hf = hf_files.read_json(path)
+  return language_model(hf) is not hf
+
+
+def language_model(hf: Any) -> Any:
+  """Returns the config.json of a multimodal model's language model.
+
+  That of another model is returned as it is.
+
+  Raises:
+    ValueError: text_config or architectures is not supported.
+  """
+  kind = hf.get("model_type") if isinstance(hf, dict) else None
+  name, facts = next(
+      (f for f in families.FAMILIES.items() if kind and f[1].part_of == kind),
+      (None, None),
+  )
+  if facts is None:
+    return hf
+  text, architectures = hf.get("text_config"), hf.get("architectures")
+  if not isinstance(text, dict) or text.get("model_type", name) != name:
+    raise ValueError(
+        f"config.json: text_config of model_type={kind!r}: allowed an object"
+        f" with model_type={name!r}"
+    )
+  allowed = [f"{facts.class_name}ForConditionalGeneration"]
+  if architectures not in (None, allowed):
+    supported = f"{allowed} or null"
+    raise ValueError("config.json: " + _wrong(hf, "architectures", supported))
+  own = {k: v for k, v in hf.items() if k not in _MULTIMODAL}
+  head = facts.class_name + facts.token_head
+  return {**text, **own, "model_type": name, "architectures": [head]}
+
+
 def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   """Returns the shape that a Hugging Face config.json describes.
 
@@ -161,23 +204,27 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
       unsupported; the message lists all of them.
   """
   family = hf.get("model_type") if isinstance(hf, dict) else None
-  if family not in families.FAMILIES:
+  if not isinstance(family, str) or family not in families.FAMILIES:
+    larger = {facts.part_of for facts in families.FAMILIES.values()} - {""}
     raise ValueError(
         f"config.json: model_type={family!r} is not supported; supported:"
-        f" {sorted(families.FAMILIES)}"
+        f" {sorted({*families.FAMILIES, *larger})}"
     )
   facts = families.FAMILIES[family]
   is_rotary = facts.positions == "rotary"
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
   others = _READ_APART + rotary * is_rotary
+  if facts.has_local_rope:
+    others += ("rope_local_base_freq", "sliding_window_pattern")
   fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
-  layer_types = hf.get("layer_types") or []
-  if not isinstance(layer_types, list) or any(
-      kind != "full_attention" for kind in layer_types
-  ):
+  if "sliding_window" in fields:
+    fields["sliding_window"] = fields["sliding_window"] or 0
+  if "global_layers" in facts.fields:
+    fields["global_layers"] = _read_layers(hf, problems, fields)
+  elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
     problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
   if is_rotary:
-    fields |= _read_rope(hf, problems, facts.rotary_fraction)
+    fields |= _read_ropes(hf, problems, facts)
   heads = fields["num_heads"]
   if fields.get("num_kv_heads") is None:
     fields["num_kv_heads"] = heads
@@ -185,8 +232,6 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
     fields["head_dim"] = fields["width"] // max(heads, 1)
   if fields["mlp_width"] is None:
     fields["mlp_width"] = 4 * fields["width"]
-  if "sliding_window" in fields:
-    fields["sliding_window"] = fields["sliding_window"] or 0
   fields["num_labels"] = read_num_labels(hf, problems)
   fields |= _read_stops(hf, problems)
   dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or "float32"
@@ -256,15 +301,73 @@ def _wrong(hf: Mapping[str, Any], name: str, supported: str) -> str:
   return f"{name}={hf.get(name)!r} is not supported; supported: {supported}"
 
 
+def _layer_types(hf: Mapping[str, Any]) -> set[str]:
+  """Returns the kinds of layers in a config.json; that of no list is ""."""
+  kinds = hf.get("layer_types")
+  return set(map(str, kinds)) if isinstance(kinds, list) else {""}
+
+
+def _read_layers(
+    hf: Mapping[str, Any], problems: list[str], fields: Mapping[str, Any]
+) -> tuple[bool, ...]:
+  """Returns which layers see all tokens despite a sliding window; () is none.
+
+  Every n-th does if config.json says no more than `sliding_window_pattern` n.
+  """
+  num_layers, window = fields["num_layers"], fields["sliding_window"]
+  kinds = hf.get("layer_types")
+  if kinds is None:
+    every = hf.get("sliding_window_pattern", 6)
+    if not _is_a(every, int) or every < 1:
+      problems.append(_wrong(hf, "sliding_window_pattern", "1 or more"))
+      return ()
+    is_global = tuple((n + 1) % every == 0 for n in range(num_layers))
+  else:
+    allowed = {"full_attention", "sliding_attention"}
+    if len(kinds) != num_layers or not _layer_types(hf) <= allowed:
+      supported = f"num_hidden_layers={num_layers} of {sorted(allowed)}"
+      problems.append(_wrong(hf, "layer_types", supported))
+      return ()
+    is_global = tuple(kind == "full_attention" for kind in kinds)
+  if not window and not all(is_global):
+    problems.append(_wrong(hf, "sliding_window", "int"))
+  return is_global if window and any(is_global) else ()
+
+
+def _read_ropes(
+    hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
+) -> dict[str, Any]:
+  """Returns the fields of rotary positions, also of layers with a window."""
+  if not facts.has_local_rope:
+    return _read_rope(hf, problems, facts)
+  both = hf.get("rope_parameters") or {}
+  kinds = ("full_attention", "sliding_attention")
+  if not isinstance(both, dict) or not set(both) <= set(kinds):
+    problems.append(_wrong(hf, "rope_parameters", f"an object of {kinds}"))
+    both = {}
+  full, local = ({"rope_parameters": both.get(kind)} for kind in kinds)
+  full = {**hf, **full}
+  if "rope_local_base_freq" in hf:
+    local["rope_theta"] = hf["rope_local_base_freq"]
+  plain = dataclasses.replace(facts, rope_theta=10000.0)
+  fields = _read_rope(local, problems, plain)
+  if fields.get("rope_type") != "default" or fields["rotary_fraction"] != 1.0:
+    problems.append(
+        _wrong(both, "sliding_attention", "rope_type='default' and rope_theta")
+    )
+  theta = fields.get("rope_theta")
+  return _read_rope(full, problems, facts) | {"local_rope_theta": theta}
+
+
 def _read_rope(
-    hf: Mapping[str, Any], problems: list[str], fraction: float
+    hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
 ) -> dict[str, Any]:
   """Returns the fields of rotary positions, whose spellings must agree.
 
   Args:
     hf: the parsed file.
     problems: gets a line for each problem.
-    fraction: the family's default of the rotated share of a head.
+    facts: the family, for its defaults.
   """
   rope, names = {"rope_type": "default"}, {}
   spellings = [(k, v, hf[k]) for k, v in _ROPE_NAMES.items() if k in hf]
@@ -296,7 +399,10 @@ def _read_rope(
         f" {supported}"
     )
     return {}
-  rope = {"rope_theta": 10000.0, "partial_rotary_factor": fraction} | rope
+  rope = {
+      "rope_theta": facts.rope_theta,
+      "partial_rotary_factor": facts.rotary_fraction,
+  } | rope
   settings = {
       "rope_theta": ("rope_theta", float),
       "partial_rotary_factor": ("rotary_fraction", float),
@@ -389,24 +495,33 @@ def with_generation(
 def to_hf(config: ModelConfig) -> dict[str, Any]:
   """Returns the config.json of a shape, as `transformers` reads it."""
   family = families.FAMILIES[config.family]
-  head = family.token_head
-  out = {
-      name: getattr(config, field) for field, (name, *_) in family.keys.items()
-  }
+  class_name, head = family.class_name, family.token_head
+  out = {}
+  for field, (name, kinds, _) in family.keys.items():
+    out[name] = value = getattr(config, field)
+    if isinstance(kinds, dict):
+      out[name] = next(k for k, ours in kinds.items() if ours == value)
   out |= family.written
   if family.positions == "rotary":
     out |= _write_rope(config)
   if "sliding_window" in family.fields:
     out["sliding_window"] = config.sliding_window or None
+  if "global_layers" in family.fields:
+    out["layer_types"] = [
+        "sliding_attention" if window else "full_attention"
+        for window in config.windows
+    ]
+  if "score_dim" in family.fields:
+    out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
   if config.num_labels:
     # transformers takes the number of labels from the number of names.
     names = [f"LABEL_{i}" for i in range(config.num_labels)]
     out["id2label"] = {str(i): name for i, name in enumerate(names)}
     out["label2id"] = {name: i for i, name in enumerate(names)}
-    head = SCALAR_HEAD
+    class_name, head = family.scalar_class_name or class_name, SCALAR_HEAD
   return {
       **out,
-      "architectures": [family.class_name + head],
+      "architectures": [class_name + head],
       "model_type": config.family,
       "use_cache": True,
       "dtype": config.param_dtype,
@@ -423,11 +538,16 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
   scaling["rope_type"] = config.rope_type
   rope = {"rope_theta": config.rope_theta, **scaling}
   # transformers before 5, and tools that build on it, read the old one.
-  theta, fraction = families.FAMILIES[config.family].old_rope
+  family = families.FAMILIES[config.family]
+  theta, fraction = family.old_rope
   old = {theta: config.rope_theta}
   if fraction:
     rope["partial_rotary_factor"] = config.rotary_fraction
     old[fraction] = config.rotary_fraction
+  if family.has_local_rope:
+    local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    rope = {"full_attention": rope, "sliding_attention": local}
+    old["rope_local_base_freq"] = config.local_rope_theta
   return {
       **old,
       "rope_scaling": scaling if config.rope_type != "default" else None,

@@ -10,6 +10,7 @@ Does not import JAX.
 from collections.abc import Callable, Mapping, Sequence
 import ctypes
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -37,6 +38,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
 REMEDY = "fetch or save the folder again"
+# Entry of a file's metadata with a digest of each tensor, by its name, as JSON.
+_DIGESTS = "blake2b"
 # Problems of one folder that a message lists.
 _MAX_PROBLEMS = 3
 
@@ -78,12 +81,13 @@ class Files:
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
     self._path_of: dict[str, pathlib.Path] = {}
+    self._digests: dict[str, str] = {}
     listed = _listed(folder)
     problems = []
     for file in sorted(set(listed.values()) or {WEIGHTS}):
       try:
         self._add(folder / file, listed)
-      except (OSError, safetensors.SafetensorError) as error:
+      except (OSError, ValueError, safetensors.SafetensorError) as error:
         if (folder / file).is_file():
           problems.append(f"{file}: damaged or cut off ({error}); {REMEDY}")
         else:
@@ -99,6 +103,7 @@ class Files:
 
   def _add(self, path: pathlib.Path, listed: Mapping[str, str]) -> None:
     with safetensors.safe_open(str(path), framework="np") as file:
+      digests = json.loads((file.metadata() or {}).get(_DIGESTS, "{}"))
       for name in file.keys():
         if listed.get(name, path.name) != path.name:
           continue  # The index takes it from another file.
@@ -106,12 +111,35 @@ class Files:
         self.shapes[name] = tuple(tensor.get_shape())
         self.dtypes[name] = tensor.get_dtype()
         self._path_of[name] = path
+        if name in digests:
+          self._digests[name] = digests[name]
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Returns a slice of a tensor, as a copy."""
     path = self._path_of[name]
     with safetensors.safe_open(str(path), framework="np") as file:
       return file.get_slice(name)[index]
+
+  def damaged(self, part: int = 0, num_parts: int = 1) -> list[str]:
+    """Returns the tensors that are not as `write_files` wrote them, by name.
+
+    Those of other programs have no digest, and are not looked at.
+
+    Args:
+      part: number of the part of the tensors to look at.
+      num_parts: number of parts.
+    """
+    every = lambda name: (slice(None),) * len(self.shapes[name])
+    return [
+        name
+        for name in sorted(self._digests)[part::num_parts]
+        if _digest(self.read(name, every(name))) != self._digests[name]
+    ]
+
+
+def _digest(tensor: np.ndarray) -> str:
+  data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+  return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 # What a folder's tensors are read from.
@@ -247,7 +275,8 @@ def write_files(
 ) -> None:
   """Writes tensors into one file, or into several with an index.
 
-  Only the tensors of one file are in memory at a time.
+  Only the tensors of one file are in memory at a time. A file's metadata has a
+  digest of each tensor.
 
   Args:
     folder: folder to write into.
@@ -270,10 +299,10 @@ def write_files(
     if len(parts) > 1:
       file = f"model-{number:05}-of-{len(parts):05}.safetensors"
     tensors = {name: make(name) for name in names}
+    digests = {name: _digest(tensor) for name, tensor in tensors.items()}
     # transformers refuses a file that does not name its framework.
-    safetensors.numpy.save_file(
-        tensors, str(folder / file), metadata={"format": "pt"}
-    )
+    metadata = {"format": "pt", _DIGESTS: json.dumps(digests)}
+    safetensors.numpy.save_file(tensors, str(folder / file), metadata=metadata)
     weight_map.update(dict.fromkeys(names, file))
   if len(parts) > 1:
     index = {

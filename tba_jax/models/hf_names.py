@@ -113,34 +113,37 @@ def rows(config: ModelConfig) -> list[Row]:
 def match_prefix(
     names: Container[str], config: ModelConfig, rows: Sequence[Row]
 ) -> list[Row]:
-  """Returns the rows, with the prefix removed if a file's names lack it.
+  """Returns the rows, with the prefix that a file's names have.
 
-  Files of a model saved without its head, as GPT-2's own, do.
+  Files of a model saved without its head, as GPT-2's own, have none; those of a
+  larger model that it is a part of have another.
   """
-  prefix = _prefix(config)
-  first = next(row for row in rows if row.hf_name.startswith(prefix))
-  if first.hf_name in names or first.hf_name.removeprefix(prefix) not in names:
-    return list(rows)
+  family = families.FAMILIES[config.family]
+  own = family.prefix
+  first = next(row for row in rows if row.hf_name.startswith(own))
+  tail = first.hf_name.removeprefix(own)
+  others = ("", *family.part_prefixes)
+  prefix = next((p for p in (own, *others) if p + tail in names), own)
   return [
-      dataclasses.replace(row, hf_name=row.hf_name.removeprefix(prefix))
+      dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))
+      if row.hf_name.startswith(own)
+      else row
       for row in rows
   ]
-
-
-def _prefix(config: ModelConfig) -> str:
-  return families.FAMILIES[config.family].prefix
 
 
 def ignored(config: ModelConfig) -> str:
   """Returns a regular expression of redundant tensors.
 
   Old files store rotary frequencies and causal masks, and some tied models
-  their head.
+  their head; larger models have parts that are not read.
   """
-  prefix = f"({re.escape(_prefix(config))})?"
+  family = families.FAMILIES[config.family]
+  prefix = f"({re.escape(family.prefix)})?"
   buffers = (
       rf"{prefix}(layers|h)\.\d+\.(self_attn|attention|attn)"
       r"\.(rotary_emb\.inv_freq|(masked_)?bias)"
   )
-  heads = r"|(lm_head|embed_out)\.weight"
-  return buffers + heads * config.tie_embeddings
+  heads = r"|(language_model\.)?(lm_head|embed_out)\.weight"
+  parts = f"|{family.part_others}" if family.part_others else ""
+  return buffers + heads * config.tie_embeddings + parts

@@ -104,22 +104,24 @@ def attend_causal(
     k: jax.Array,
     v: jax.Array,
     mask: jax.Array,
+    window: int,
 ) -> jax.Array:
   """Returns causal attention of sequences over their real tokens.
 
   Args:
-    config: reads `attention`, `sliding_window` and what kernels ask for.
+    config: reads `attention` and what kernels ask for.
     parts: the mesh.
     q: [N, S, G, M, Dh].
     k: [N, S, G, Dh].
     v: [N, S, G, Dh].
     mask: [N, S] bool, True on real tokens, which are contiguous. What other
       queries get is finite and meaningless.
+    window: sliding window; 0 is none.
 
   Returns:
     [N, S, G, M, Dh].
   """
-  kernel, window = choose(config, parts), config.sliding_window
+  kernel = choose(config, parts)
   if kernel == "plain":
     return attention.attend_causal(q, k, v, mask, window, parts.count)
   return _attend_last(kernel, parts, q, k, v, mask, window)
@@ -131,6 +133,7 @@ def attend_completions(
     q: jax.Array,
     prompt: tuple[jax.Array, jax.Array, jax.Array],
     own: tuple[jax.Array, jax.Array],
+    window: int,
 ) -> jax.Array:
   """Returns attention of completions over their prompt and themselves.
 
@@ -142,11 +145,12 @@ def attend_completions(
     q: [B, K, Q, G, M, Dh].
     prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool.
     own: keys and values [B, K, Q, G, Dh].
+    window: sliding window; 0 is none.
 
   Returns:
     [B, K, Q, G, M, Dh].
   """
-  kernel, window = choose(config, parts), config.sliding_window
+  kernel = choose(config, parts)
   B, K, Q = q.shape[:3]
   if kernel == "plain" or not Q:
     return attention.attend_completions(q, prompt, own, window, parts.count)

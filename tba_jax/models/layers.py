@@ -266,7 +266,7 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) * scale over the last axis, computed in float32."""
+  """x / rms(x) * (offset + scale) over the last axis, computed in float32."""
 
   def __init__(
       self,
@@ -275,16 +275,19 @@ class RMSNorm(nnx.Module):
       epsilon: float,
       param_dtype: jnp.dtype,
       logical_axis: str = "width",
+      offset: float = 0.0,
   ):
-    self.epsilon = epsilon
+    self.epsilon, self.offset = epsilon, offset
     self.scale = nnx.Param(
-        jnp.ones((width,), param_dtype), logical_axes=(logical_axis,)
+        jnp.full((width,), 1.0 - offset, param_dtype),
+        logical_axes=(logical_axis,),
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
     scale = expand_to(self.scale[...].astype(jnp.float32), x.ndim)
+    scale = self.offset + scale
     return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(
         x.dtype
     )
@@ -341,7 +344,10 @@ class MLP(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-  """down(silu(gate(x)) * up(x)): SwiGLU of Shazeer 2020 (arXiv:2002.05202)."""
+  """down(activation(gate(x)) * up(x)) of Shazeer 2020 (arXiv:2002.05202).
+
+  It is SwiGLU with the activation "silu".
+  """
 
   def __init__(
       self,
@@ -352,6 +358,7 @@ class GatedMLP(nnx.Module):
       param_dtype: jnp.dtype,
       out_scale: float,
       bias: bool = False,
+      activation: str = "silu",
   ):
     make = lambda n, m, axes, scale=1.0: Linear(
         *((n,), (m,), axes),
@@ -360,12 +367,14 @@ class GatedMLP(nnx.Module):
         scale=scale,
         bias=bias,
     )
+    self.activation = activation
     self.gate = make(width, mlp_width, ("mlp", "width"))
     self.up = make(width, mlp_width, ("mlp", "width"))
     self.down = make(mlp_width, width, ("width", "mlp"), out_scale)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+    gate = ACTIVATIONS[self.activation](self.gate(x))
+    return self.down(gate * self.up(x))
 
 
 # (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, auxiliary output).
@@ -393,7 +402,7 @@ class Attention(nnx.Module):
   The caller's `attend` implements masks and caches, so that one module serves
   training, prefill and decoding.
 
-  has_norms: whether each query and key head has a norm (Qwen3).
+  has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
   """
 
   def __init__(
@@ -405,6 +414,7 @@ class Attention(nnx.Module):
       qkv_bias: bool,
       out_bias: bool,
       has_norms: bool = False,
+      norm_offset: float = 0.0,
   ):
     self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
     width, head_dim = config.width, config.head_dim
@@ -435,6 +445,7 @@ class Attention(nnx.Module):
           epsilon=config.norm_epsilon,
           param_dtype=param_dtype,
           logical_axis="head_dim",
+          offset=norm_offset,
       )
       self.q_norm, self.k_norm = norm(), norm()
 
@@ -457,17 +468,21 @@ class Attention(nnx.Module):
     return self.o(out.reshape(*lead, heads, head_dim)), kept
 
 
-def rotary_frequencies(config: config_lib.ModelConfig) -> np.ndarray:
+def rotary_frequencies(
+    config: config_lib.ModelConfig, *, local: bool = False
+) -> np.ndarray:
   """Returns [E / 2] float32, the angle per position of each pair.
 
   Frequency i is theta^(-2i / E) (Su et al. 2021, arXiv:2104.09864, eq. 15),
   scaled according to `config.rope_type`; "llama3" is that of Llama 3.1 (Dubey
-  et al. 2024, arXiv:2407.21783), as computed by `transformers`.
+  et al. 2024, arXiv:2407.21783), as computed by `transformers`. Local layers
+  have `config.local_rope_theta`, not scaled.
   """
   E = config.rotary_dim
   exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
-  plain = np.float32(1.0) / np.float32(config.rope_theta) ** exponents
-  if config.rope_type == "default":
+  theta = config.local_rope_theta if local else config.rope_theta
+  plain = np.float32(1.0) / np.float32(theta) ** exponents
+  if local or config.rope_type == "default":
     return plain
   scaled = plain / np.float32(config.rope_factor)
   if config.rope_type == "linear":
@@ -480,12 +495,15 @@ def rotary_frequencies(config: config_lib.ModelConfig) -> np.ndarray:
 
 
 def rotary_tables(
-    config: config_lib.ModelConfig, positions: jax.Array
+    config: config_lib.ModelConfig,
+    positions: jax.Array,
+    *,
+    local: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns cosines and sines [..., E / 2] float32 of positions [...]."""
   axes = tuple(range(positions.ndim))
   frequencies_E2 = jnp.expand_dims(
-      jnp.asarray(rotary_frequencies(config)), axes
+      jnp.asarray(rotary_frequencies(config, local=local)), axes
   )
   angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
   return jnp.cos(angles), jnp.sin(angles)

@@ -86,7 +86,7 @@ class DecodeParams:
 
   layers: params of each layer, matrices in the compute dtype.
   others: params beside the blocks, likewise.
-  tables: attention's tables of positions from 0 on; None if it has none.
+  tables: attention's tables of positions from 0 on, by the layers' windows.
   """
 
   layers: list[PyTree]
@@ -169,29 +169,58 @@ class _Forward:
     module = blocks.Decoder(self.config, nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(module))
 
+  def by_window(
+      self, layer: jax.Array | int, fn: Callable[..., PyTree], *args: PyTree
+  ) -> PyTree:
+    """Returns fn(*args, window=...) with the sliding window of a layer.
+
+    A scan, whose index of the layer is traced, takes one of two branches:
+    kernels need to know the window when they are compiled.
+    """
+    windows = self.config.windows
+    branches = {w: functools.partial(fn, window=w) for w in windows}
+    if isinstance(layer, int):
+      return branches[windows[layer]](*args)
+    if len(branches) == 1:
+      return branches[windows[0]](*args)
+    is_local_N = jnp.asarray([w > 0 for w in windows])
+    local = branches[self.config.sliding_window]
+    return jax.lax.cond(is_local_N[layer], local, branches[0], *args)
+
   def run_blocks(
       self,
       params: PyTree,
       x: jax.Array,
       tables: PyTree,
-      attend: layers_lib.AttendFn,
+      attend: Callable[..., tuple[jax.Array, object]],
   ) -> tuple[jax.Array, PyTree]:
     """Returns the stream [..., D] after all blocks, and `attend`'s outputs.
 
     These are a list of those of each layer, or stacked as `params` is.
+
+    Args:
+      params: params of the model.
+      x: [..., D].
+      tables: rotary tables by window.
+      attend: `layers.AttendFn` with the layer's index as a fourth argument.
     """
+
+    def run(n: jax.Array | int, layer_params: PyTree, x: jax.Array):
+      own = self.by_window(n, lambda tables, window: tables[window], tables)
+      attend_n = functools.partial(attend, layer=n)
+      return self.block(layer_params)(x, own, attend_n, n)
+
     if isinstance(params, DecodeParams):
       # Unrolled, as decode steps are: a scan would need the stack.
       kept = []
       for n, layer_params in enumerate(params.layers):
-        x, kept_n = self.block(layer_params)(x, tables, attend, n)
+        x, kept_n = run(n, layer_params, x)
         kept.append(kept_n)
       return x, kept
     parts = sequence.current_split()
 
     def step(x, layer):
-      index, layer_params = layer
-      x, kept = self.block(layer_params)(x, tables, attend, index)
+      x, kept = run(*layer, x)
       return parts.place(x, "batch", "length"), kept
 
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
@@ -209,10 +238,13 @@ class _Forward:
     else:
       tables = module.tables(positions_BxL)
 
-    def attend(q, k, v):
-      out = kernels.attend_causal(
-          self.config, parts, q, k, v, mask_BxL.astype(bool)
-      )
+    mask = mask_BxL.astype(bool)
+
+    def attend_within(q, k, v, window):
+      return kernels.attend_causal(self.config, parts, q, k, v, mask, window)
+
+    def attend(q, k, v, layer):
+      out = self.by_window(layer, attend_within, q, k, v)
       return out, {"k": k, "v": v}
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
@@ -263,7 +295,7 @@ class _Forward:
     positions_BxL = parts.join(positions_BxP, own_BxKxS)
     tables = module.tables(positions_BxL)
 
-    def attend(q, k, v):
+    def attend_within(q, k, v, window):
       (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
           parts.cut(x, P, K) for x in (q, k, v)
       )
@@ -271,12 +303,15 @@ class _Forward:
       k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
       k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
       out = kernels.attend_causal(
-          self.config, parts, q_p, k_p, v_p, prompt_mask
+          self.config, parts, q_p, k_p, v_p, prompt_mask, window
       )
       shared = kernels.attend_completions(
-          self.config, parts, q_o, (k_p, v_p, seen_mask), (k_o, v_o)
+          self.config, parts, q_o, (k_p, v_p, seen_mask), (k_o, v_o), window
       )
-      return parts.join(out, shared), None
+      return parts.join(out, shared)
+
+    def attend(q, k, v, layer):
+      return self.by_window(layer, attend_within, q, k, v), None
 
     x_BxLxD = module.embed_tokens(
         parts.join(prompt_tokens, inputs_BxKxS), positions_BxL
@@ -328,19 +363,20 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree]:
     module = self.module(decode_params)
     tables = jax.tree.map(lambda x: x[positions], decode_params.tables)
-    updates, cache = cache_lib.plan_updates(
+    cache, updates = cache_lib.plan_updates(
         cache,
         cache_mask.astype(bool),
         positions,
         write_index,
-        self.config.sliding_window,
+        self.config.windows,
     )
     written = []
     x_RxD = module.embed_tokens(tokens, positions)
     for n, layer_params in enumerate(decode_params.layers):
-      layer = [block["layers"][n] for block in cache]
-      attend = functools.partial(cache_lib.attend, layer, updates)
-      x_RxD, layer = self.block(layer_params)(x_RxD, tables, attend, n)
+      layer, window = [b["layers"][n] for b in cache], self.config.windows[n]
+      attend = functools.partial(cache_lib.attend, layer, updates[window])
+      block = self.block(layer_params)
+      x_RxD, layer = block(x_RxD, tables[window], attend, n)
       written.append(layer)
     cache = [
         {**block, "layers": [layer[b] for layer in written]}

@@ -404,7 +404,8 @@ def search(
     channel: channel to the trainer; None for the store.
 
   Raises:
-    NoRunError: a setting or file does not fit, or differs from the trainer's.
+    NoRunError: a setting or file does not fit, or differs from the trainer's,
+      or a newer searcher has this one's place.
   """
   run = run_directory.open_run(workdir, config)
   with contextlib.ExitStack() as closing:
@@ -415,7 +416,10 @@ def search(
       )
     except ValueError as error:
       raise run_directory.NoRunError(str(error)) from error
-    return searcher.run()
+    try:
+      return searcher.run()
+    except queue_client.ReplacedError as error:
+      raise run_directory.NoRunError(str(error)) from error
 
 
 def make_searcher(

@@ -119,9 +119,13 @@ class Sampler:
     """
     params = self.put(params)
     each_bucket = [
-        Request(np.zeros(length, np.int32), length, 0, num_completions=1)
+        # One token each: `_DecodeLoop.warm_up` runs the decode steps.
+        Request(
+            np.zeros(length, np.int32), length, 0, num_completions=1,
+            max_tokens=1,
+        )
         for length in self._settings.buckets
-    ]
+    ]  # fmt: skip
     self.sample(params, each_bucket, version=0)
     self._loop(params, [], 0, None).warm_up()
 

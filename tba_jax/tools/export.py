@@ -22,6 +22,7 @@ import ml_collections
 from tba_jax.learning import model_source
 from tba_jax.models import adapter_folder
 from tba_jax.models import hf
+from tba_jax.models import hf_config
 from tba_jax.policy import lora
 from tba_jax.system import processes
 
@@ -96,6 +97,12 @@ def _write_adapter(
         f"config.init={str(policy.folder)!r}: the base has an adapter already,"
         " which only config.export.adapter=False merges with the new one"
     )
+  if hf_config.is_multimodal(policy.folder):
+    raise ValueError(
+        f"config.init={str(policy.folder)!r}: the base is the language model of"
+        " a multimodal one, where its matrices have other names; allowed"
+        " config.export.adapter=False"
+    )
   tensors = lora.peft_tensors(policy.model.config, adapters)
   if config.export.dtype:
     dtype = jnp.dtype(config.export.dtype)
@@ -107,7 +114,7 @@ def _write_adapter(
     adapter_folder.write(
         new,
         tensors,
-        base=str(local if local.is_dir() else policy.folder),
+        base=str(local if local.exists() else policy.folder),
         rank=config.lora.rank,
         alpha=config.lora.alpha,
     )

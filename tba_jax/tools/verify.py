@@ -35,6 +35,7 @@ import ml_collections
 import numpy as np
 import rich.console
 import rich.table
+import safetensors
 import tensorstore as ts
 
 from tba_jax.channels import journal
@@ -291,8 +292,8 @@ def _audit_once(
       "ledger": _check_ledger,
       "results": _check_results,
   }
-  for name in ("sft", "reward_model"):
-    if (folder / name / "checkpoints").exists():
+  for name in ("sft", "reward_model", "best"):
+    if (folder / name).exists():
       checks[name] = functools.partial(_check_model, name=name)
   for name, check in checks.items():
     part = Part(name)
@@ -534,7 +535,11 @@ def _check_checkpoints(run_: RunFiles, part: Part) -> None:
 
 
 def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
-  """Checks the checkpoints of a model that was trained before the run."""
+  """Checks a model beside the run's: its checkpoints, and its folder."""
+  model = run_.folder / name / "model"
+  for path in sorted(model.glob("*.safetensors")):
+    for problem in _damaged_tensors(path):
+      part.add(f"{name}/model/{path.name}", problem, _COPY)
   prefix = f"{name}/checkpoints"
   folder = epath.Path(bucket.place(run_.folder / prefix))
   saved = [
@@ -542,6 +547,21 @@ def _check_model(run_: RunFiles, part: Part, *, name: str) -> None:
       for step, path in _steps(folder, prefix, part)
   ]
   part.found = _found_steps([one for one in saved if one])
+  if model.exists():
+    part.found += ", a model"
+
+
+def _damaged_tensors(path: pathlib.Path) -> Iterator[str]:
+  """Yields what differs from the digests in a file's metadata."""
+  try:
+    with safetensors.safe_open(str(path), framework="np") as file:
+      digests = json.loads((file.metadata() or {}).get("blake2b", "{}"))
+      for name, digest in digests.items():
+        data = np.ascontiguousarray(file.get_tensor(name)).tobytes()
+        if hashlib.blake2b(data, digest_size=16).hexdigest() != digest:
+          yield f"tensor {name} is damaged"
+  except safetensors.SafetensorError as error:
+    yield f"damaged or cut off: {error}"
 
 
 def _found_steps(saved: Sequence[Checkpoint]) -> str:

@@ -235,6 +235,27 @@ class GoneTest(absltest.TestCase):
     self.assertEqual((listed["b"]["alive"], listed["b"]["age_s"]), (True, 0.0))
     self.assertEqual(listed["a"]["totals"], {"prompts": 1})
 
+  def test_lists_only_the_newest_of_departed_searchers(self):
+    self.table.update({"back": _lease(1, slot="h/back")})
+    for i in range(150):
+      self.table.update({f"s{i:03}": _lease(1, slot=f"h/{i}", final=True)})
+      for sid in self.table.take_gone():
+        self.table.depart(sid)
+    self.assertLen(self.table.all(), 101)
+    self.assertNotIn("s049", self.table.announced())
+    self.assertIn("s050", self.table.announced())
+    self.assertCountEqual(self.table.alive(), ["back"])
+
+  def test_a_searcher_that_came_back_is_not_forgotten(self):
+    self.table.update({"a": _lease(1, slot="h/back")})
+    self.now = 11.0
+    self.table.depart(*self.table.take_gone())
+    self.table.update({"a": _lease(2, slot="h/back")})
+    for i in range(150):
+      self.table.update({f"s{i}": _lease(1, slot=f"h/{i}", final=True)})
+      self.table.depart(*self.table.take_gone())
+    self.assertIn("a", self.table.alive())
+
   def test_an_expired_searcher_may_come_back(self):
     self.table.update({"a": _lease(1)})
     self.now = 11.0

@@ -12,6 +12,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax.channels import journal
+from tba_jax.channels import queue_client
 from tba_jax.channels import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
@@ -148,6 +149,17 @@ class SearcherDeathTest(queue_case.QueueTestCase):
       trainer.step(0)
     self.assertNotEmpty(new.blocks)
     self.assertEqual(trainer.events.of("searcher_gone"), ["s000-2 (replaced)"])
+
+  def test_a_living_searcher_whose_slot_is_taken_says_so_and_ends(self):
+    trainer = self.trainer(lease_s=1.0)
+    trainer.service.open(0)
+    old = self.searcher("old", works=False, lease_s=1.0).client
+    self.assertIsNotNone(old.next_block(20.0))
+    self.searcher("new")
+    with self.assertRaisesRegex(
+        queue_client.ReplacedError, "newer searcher.*/0: give each"
+    ):
+      wait_until(lambda: old.next_block(0.1) and False, "its end")
 
   def test_starvation_names_the_searchers(self):
     trainer = self.trainer(starvation_s=0.5)

@@ -53,13 +53,13 @@ def _here(kernel: str) -> mock._patch:
 def _attend(name, window, prompt_mask, inputs):
   """Returns what prompts and completions attend to, by kernel or plain."""
   q_p, q, k_p, v_p, k, v = inputs
-  config = tiny_model.make_model(family="mistral", sliding_window=window).config
+  config = tiny_model.make_model().config
   with mock.patch.object(kernels, "choose", lambda *_: name):
     one = _one_device()
     return (
-        kernels.attend_causal(config, one, q_p, k_p, v_p, prompt_mask),
+        kernels.attend_causal(config, one, q_p, k_p, v_p, prompt_mask, window),
         kernels.attend_completions(
-            config, one, q, (k_p, v_p, prompt_mask), (k, v)
+            config, one, q, (k_p, v_p, prompt_mask), (k, v), window
         ),
     )
 
@@ -141,7 +141,7 @@ class ModelTest(parameterized.TestCase):
   @parameterized.parameters("splash", "cudnn")
   def test_logprobs_equal_those_of_plain(self, kernel):
     model = tiny_model.make_model(
-        family="mistral", sliding_window=4, num_layers=1
+        family="gemma3_text", sliding_window=4, global_layers=(True, False)
     )
     params, batch = tiny_model.init_params(model), tiny_model.make_batch()
 

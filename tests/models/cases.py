@@ -61,6 +61,32 @@ CASES = {
     "qwen2": ("Qwen2", dict(_GATED, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(_GATED, head_dim=16)),
     "qwen3_bias": ("Qwen3", dict(_GATED, head_dim=16, attention_bias=True)),
+    "gemma3_text": (
+        "Gemma3",
+        dict(
+            _GATED,
+            head_dim=16,
+            sliding_window=6,
+            layer_types=["sliding_attention", "full_attention"]
+            + ["sliding_attention"],
+            query_pre_attn_scalar=24,
+            rope_parameters=dict(
+                full_attention=_ROPE,
+                sliding_attention=dict(rope_type="default", rope_theta=50.0),
+            ),
+        ),
+    ),
+    "gemma3_text_bias": (
+        "Gemma3",
+        dict(
+            _GATED,
+            head_dim=16,
+            attention_bias=True,
+            sliding_window=6,
+            hidden_activation="silu",
+            tie_word_embeddings=False,
+        ),
+    ),
     "gpt_neox": ("GPTNeoX", dict(_SHAPE, rotary_pct=0.25)),
     "gpt_neox_serial": (
         "GPTNeoX",
@@ -101,7 +127,7 @@ CASES = {
 @functools.cache
 def stored() -> dict[str, np.ndarray]:
   """Returns `CASE/seed`, `CASE/tokens`, `CASE/margin` and `CASE/logits`."""
-  with np.load(STORED) as file:
+  with np.load(STORED, allow_pickle=False) as file:
     return dict(file)
 
 
@@ -114,13 +140,14 @@ def hf_settings(case: str, num_labels: int = 0) -> dict:
   """Returns a case's config.json, as `transformers` writes it."""
   name, settings = CASES[case]
   head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-  config = getattr(transformers, f"{name}Config")(
+  kind = "Gemma3Text" if name == "Gemma3" else name
+  config = getattr(transformers, f"{kind}Config")(
       vocab_size=VOCAB,
       pad_token_id=0,
       bos_token_id=None,
       eos_token_id=1,
       architectures=[
-          name + ("ForSequenceClassification" if num_labels else head)
+          kind + "ForSequenceClassification" if num_labels else name + head
       ],
       dtype="float32",
       **({"num_labels": num_labels} if num_labels else {}),

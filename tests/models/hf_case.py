@@ -14,6 +14,15 @@ VOCAB = 40
 
 # Shapes of each family, as itself.
 FAMILIES = (
+    dict(
+        family="gemma3_text",
+        sliding_window=4,
+        global_layers=(False, True),
+        local_rope_theta=100.0,
+        score_dim=12,
+        activation="gelu_new",
+        tie_embeddings=True,
+    ),
     dict(family="llama", attention_bias=True, mlp_bias=True),
     dict(family="mistral", sliding_window=4),
     dict(family="qwen2"),

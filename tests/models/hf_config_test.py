@@ -10,7 +10,7 @@ Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM and SmolLM2 135M.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. From memory, not held
 against any file: Llama Guard 3, rho-math, gpt2-alpaca and the RoBERTa
-classifier.
+classifier, Gemma 3 1B.
 """
 
 import dataclasses
@@ -74,6 +74,14 @@ class PublishedTest(parameterized.TestCase):
       self.assertEqual(config.tie_embeddings, theirs.tie_word_embeddings)
       if config.family != "gpt2":
         rope = theirs.rope_parameters
+        if config.family == "gemma3_text":
+          local = rope["sliding_attention"]["rope_theta"]
+          self.assertEqual(config.local_rope_theta, local)
+          kinds = [kind == "full_attention" for kind in theirs.layer_types]
+          self.assertEqual(list(config.global_layers), kinds)
+          scalar = theirs.query_pre_attn_scalar
+          self.assertEqual(config.score_dim, scalar)
+          rope = rope["full_attention"]
         self.assertEqual(config.rope_theta, rope["rope_theta"])
         self.assertEqual(config.rope_type, rope["rope_type"])
         self.assertEqual(config.rope_factor, rope.get("factor", 1.0))
@@ -215,6 +223,7 @@ class EverySettingTest(parameterized.TestCase):
   """Settings of the families' classes: ignored, or a wrong value refused."""
 
   @parameterized.parameters(
+      ("gemma3_text", _PUBLISHED["google/gemma-3-1b-it"]),
       ("gpt2", _GPT2),
       ("gpt_neox", _NEOX),
       ("llama", _LLAMA),
@@ -261,6 +270,37 @@ class EverySettingTest(parameterized.TestCase):
     self.assertEqual(config, hf_config.from_hf(_LLAMA))
     (line,) = logs.output
     self.assertEndsWith(line, "on the logits: unk_token_id, use_cache")
+
+  def test_a_multimodal_config_reads_as_the_copy_that_transformers_saves(self):
+    hf = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
+    saved = json.loads(transformers.Gemma3Config(**hf).to_json_string())
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(hf)
+    self.assertEqual(read(saved), config)
+    self.assertEqual((config.num_layers, config.vocab_size), (34, 262208))
+    self.assertEqual((config.rope_factor, config.stop_ids), (8.0, (1, 106)))
+    self.assertEqual(config.windows[:7], (1024,) * 5 + (0, 1024))
+    with self.assertRaisesRegex(ValueError, "novelty=1 is an unknown setting"):
+      read({**hf, "novelty": 1})
 
   def test_null_is_no_setting(self):
     hf = {**_LLAMA, "quantization_config": None, "novelty": None}
@@ -417,6 +457,12 @@ class ToHfTest(parameterized.TestCase):
       ("mistral", dict(sliding_window=0)),
       ("qwen2", {}),
       ("qwen3", dict(attention_bias=True, head_dim=32)),
+      ("gemma3_text", dict(sliding_window=9, activation="gelu_new",
+                           score_dim=16)),
+      ("gemma3_text", dict(global_layers=(True, False), sliding_window=9,
+                           score_dim=12, rope_theta=99.0, rope_type="linear",
+                           rope_factor=8.0, local_rope_theta=7.0)),
+      ("gemma3_text", dict(sliding_window=0, score_dim=8)),
       ("gpt_neox", dict(activation="gelu")),
       ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
                         parallel_residual=True, rotary_fraction=0.25,

@@ -53,6 +53,14 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "model.norm.weight has NaN"):
       hf.load(self.folder)
 
+  def test_names_a_tensor_that_changed_after_it_was_written(self):
+    path = self.folder / hf.WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # Of the last tensor in the file.
+    path.write_bytes(data)
+    with self.assertRaisesRegex(ValueError, r"tensor model\S+ .* are damaged"):
+      hf.load(self.folder)
+
   def test_stored_rotary_frequencies_are_no_problem(self):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     self._rewrite(lambda t: t.update({name: np.zeros(8, np.float32)}))

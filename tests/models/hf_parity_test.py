@@ -7,7 +7,9 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
+import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 import transformers
 
 from tba_jax.models import families
@@ -89,6 +91,45 @@ class ParityTest(parameterized.TestCase):
     found = np.concatenate([f.tokens for f in found])
     np.testing.assert_array_equal(found, completions)
 
+  def test_language_model_of_a_multimodal_one_equals_theirs(self):
+    theirs = torch_models.multimodal("gemma3_text")
+    theirs.save_pretrained(self.folder)
+    tokens, mask = cases.batch()
+    expected = torch_models.logits(theirs, tokens, mask)
+    config, params = hf.load(self.folder)
+    model = transformer.make_model(config)
+    logits = np.asarray(jax.jit(model.logits)(params, tokens, mask))
+    difference = np.abs(logits - expected)[mask.astype(bool)]
+    self.assertLess(difference.max(), TOLERANCE)
+    self.assertGreater(expected.std(), 0.5)
+
+  @parameterized.parameters("gemma3_text", "gemma3_text_bias")
+  def test_gradients_equal_theirs(self, case):
+    theirs = torch_models.make(case)
+    theirs.save_pretrained(self.folder / "theirs")
+    tokens, mask = cases.batch()
+    expected = torch_models.gradients(theirs, tokens, mask)
+
+    config, params = hf.load(self.folder / "theirs")
+    model = transformer.make_model(config, remat="dots")
+
+    def loss(params):
+      logprobs = jax.nn.log_softmax(model.logits(params, tokens, mask)[:, :-1])
+      chosen = jnp.take_along_axis(logprobs, tokens[:, 1:, None], -1)[..., 0]
+      return -jnp.sum(chosen * mask[:, :-1])
+
+    gradients = jax.jit(jax.grad(loss))(params)
+    hf.save(self.folder / "ours", config, gradients)
+    path = self.folder / "ours" / "model.safetensors"
+    found = safetensors.numpy.load_file(path)
+    self.assertEqual(set(found), set(expected))
+    for name, gradient in expected.items():
+      largest = np.abs(gradient).max()
+      self.assertGreater(largest, 1e-3, name)
+      np.testing.assert_allclose(
+          found[name] / largest, gradient / largest, atol=1e-4, err_msg=name
+      )
+
   @parameterized.parameters("gpt_neox", "gpt2")
   def test_log_probs_of_samples(self, case):
     cases.write(self.folder, case)
@@ -133,7 +174,8 @@ class ParityTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      ("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1), ("gpt2", 2)
+      *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
+      *(("gpt2", 2), ("gemma3_text", 1)),
   )
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):
     theirs = torch_models.make(case, num_labels)

@@ -65,6 +65,42 @@ class RoundTripTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path) / "a" / "model"
 
+  @parameterized.parameters("language_model.model.", "model.language_model.")
+  def test_reads_the_language_model_of_a_multimodal_one(self, prefix):
+    config = _config(**hf_case.FAMILIES[0])
+    params = _params(config)
+    hf.save(self.folder, config, params)
+    text = json.loads((self.folder / "config.json").read_text())
+    stops = text.pop("eos_token_id")
+    settings = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": stops,
+        "image_token_index": 30,
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": {"hidden_size": 16},
+    }
+    (self.folder / "config.json").write_text(json.dumps(settings))
+    path = self.folder / "model.safetensors"
+    tensors = {
+        name.replace("model.", prefix, 1): tensor
+        for name, tensor in safetensors.numpy.load_file(path).items()
+    }
+    tensors["vision_tower.post_layernorm.weight"] = np.ones(3, np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    loaded_config, loaded = hf.load(self.folder)
+    self.assertEqual(loaded_config, config)
+    chex.assert_trees_all_equal(loaded, params)
+
+    tensors["novelty.weight"] = np.ones(3, np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    with self.assertRaisesRegex(ValueError, "unused tensor novelty.weight"):
+      hf.load(self.folder)
+    settings["architectures"] = ["Gemma3ForSequenceClassification"]
+    (self.folder / "config.json").write_text(json.dumps(settings))
+    with self.assertRaisesRegex(ValueError, "architectures.*not supported"):
+      hf.load(self.folder)
+
   @parameterized.parameters(
       dict(tie_embeddings=True),
       dict(param_dtype="bfloat16", compute_dtype="bfloat16"),

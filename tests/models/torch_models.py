@@ -30,6 +30,25 @@ def make(
   return model.eval()
 
 
+def multimodal(case: str) -> torch.nn.Module:
+  """Returns a Gemma 3 with a vision tower, and a case as language model."""
+  vision = dict(
+      hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+      num_attention_heads=2, image_size=28, patch_size=14,
+  )  # fmt: skip
+  config = transformers.Gemma3Config(
+      text_config=cases.hf_settings(case),
+      vision_config=vision,
+      mm_tokens_per_image=4,
+      eos_token_id=1,
+  )
+  model = transformers.Gemma3ForConditionalGeneration(config)
+  state = make(case).model.state_dict()
+  model.model.language_model.load_state_dict(state)
+  model.tie_weights()
+  return model.eval()
+
+
 def logits(model: torch.nn.Module, tokens, mask) -> np.ndarray:
   """Returns the model's logits; positions count real tokens."""
   positions = np.maximum(np.cumsum(mask, -1) - 1, 0)
@@ -48,6 +67,23 @@ def values(model: torch.nn.Module, tokens, mask) -> np.ndarray:
   logits(model, tokens, mask)
   hook.remove()
   return found[0].numpy()
+
+
+def gradients(model: torch.nn.Module, tokens, mask) -> dict[str, np.ndarray]:
+  """Returns the gradients of minus the log-probs of all tokens but the first.
+
+  They are those of tensors in a folder, by name.
+  """
+  positions = np.maximum(np.cumsum(mask, -1) - 1, 0)
+  tokens, mask = torch.tensor(tokens), torch.tensor(mask)
+  model.zero_grad()
+  logits = model(
+      tokens, attention_mask=mask, position_ids=torch.tensor(positions)
+  ).logits
+  logprobs = torch.log_softmax(logits[:, :-1], -1)
+  chosen = logprobs.gather(-1, tokens[:, 1:, None])[..., 0]
+  (-(chosen * mask[:, :-1]).sum()).backward()
+  return {name: p.grad.numpy() for name, p in model.named_parameters()}
 
 
 def greedy(

@@ -143,7 +143,14 @@ def _gradients(fn, params, batch, config=None):
 class FunctionsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (dict(family="mistral", sliding_window=3), 2**25),
+      (
+          dict(
+              family="gemma3_text",
+              sliding_window=3,
+              global_layers=(False, True),
+          ),
+          2**25,
+      ),
       # A few positions' logits at a time.
       ({}, 4 * 3 * 4 * tiny_model.VOCAB),
       (dict(family="gpt2", num_kv_heads=4), 2**25),

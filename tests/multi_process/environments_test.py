@@ -60,7 +60,9 @@ class EnvironmentsTest(absltest.TestCase):
         folder / "loop.log",
     )
     self.assertEqual(alone.wait(), 0, alone.text())
-    leaves, params = np.load(out), harness.params_of(run.workdir, _STEPS)
+    leaves, params = np.load(out, allow_pickle=False), harness.params_of(
+        run.workdir, _STEPS
+    )
     self.assertCountEqual(leaves, params)
     for name, leaf in params.items():
       np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)

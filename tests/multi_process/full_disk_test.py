@@ -6,6 +6,7 @@ A limit on the size of files stands for the disk: the next large file fails. It
 is the processes' own, so one of them may fail where the other does not.
 """
 
+import pathlib
 import resource
 
 from absl.testing import absltest
@@ -85,6 +86,19 @@ class SaveTest(parameterized.TestCase):
           f" process {culprit} of the trainer: (?s:.*){cause}",
       )
     self.check_restores(directory, 1)
+
+  @parameterized.parameters(("damaged", "restores"), ("restores", "damaged"))
+  def test_both_processes_skip_a_checkpoint_that_one_of_them_cannot_read(
+      self, first, second
+  ):
+    outs, directory = self.save(first, second)
+    # Process 0 alone has the host state. No deadline has passed.
+    self.assertEndsWith(outs[0], "saved 2\nrestored 1 (2, 150000)\n")
+    self.assertEndsWith(outs[1], "saved 2\nrestored None (2, 150000)\n")
+    self.assertEqual(
+        sorted(p.name for p in pathlib.Path(directory).iterdir()),
+        ["1", "damaged-2"],
+    )
 
   def test_reports_a_hanging_process_at_the_deadline(self):
     outs, directory = self.save("slow", "nothing")

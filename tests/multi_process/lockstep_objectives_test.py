@@ -186,7 +186,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
     self.trainer.start("single", workdir, out)
     self.assertEqual(self.trainer.status(), 0, self.trainer.text())
     found = harness.params_of(workdir, num_steps)
-    expected = dict(np.load(out))
+    expected = dict(np.load(out, allow_pickle=False))
     self.assertCountEqual(found, expected)
     for name, leaf in expected.items():
       self.assertTrue(np.isfinite(leaf).all(), name)

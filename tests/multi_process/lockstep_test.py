@@ -85,7 +85,7 @@ class LockstepTest(parameterized.TestCase):
         out.with_suffix(".log"),
     )
     self.assertEqual(single.wait(), 0, single.text())
-    return dict(np.load(out))
+    return dict(np.load(out, allow_pickle=False))
 
   @parameterized.parameters((), ("--loop",))
   def test_a_single_process_gives_the_same_bits(self, *options):

@@ -5,12 +5,15 @@
 Usage: save_child.py PROCESS ADDRESS DIRECTORY WHAT. Saves step 1; then step 2,
 before which WHAT happens to it: "nothing", "full" (no file may grow large any
 more), "no_folder" (none can be made), or "slow" (the host state takes longer
-than the deadline). With "nowhere" none can be made from the start. Prints
-`saved STEP`, or `error …` and ends.
+than the deadline). With "nowhere" none can be made from the start. With
+"damaged" its part of step 2 is damaged once it is saved, and it restores the
+newest step, as with "restores". Prints `saved STEP` and `restored STEP`, or
+`error …` and ends.
 """
 
 import errno
 import os
+import pathlib
 import resource
 import sys
 import time
@@ -38,6 +41,13 @@ def make_state(step: int) -> dict[str, np.ndarray]:
 
 def no_folder(*args: Any, **kwargs: Any) -> None:
   raise OSError(errno.ENOSPC, "No room for a folder")
+
+
+def damage(directory: str, process: int) -> None:
+  """Damages what a process has saved in step 2."""
+  part = pathlib.Path(directory, "2", "state", f"ocdbt.process_{process}")
+  for file in part.glob("d/*"):
+    file.write_bytes(b"damaged")
 
 
 def main(process: int, address: str, directory: str, what: str) -> None:
@@ -71,6 +81,11 @@ def main(process: int, address: str, directory: str, what: str) -> None:
         saver.check()  # As a trainer does between two steps.
         time.sleep(0.02)
       print("saved", step, flush=True)
+    if what in ("damaged", "restores"):
+      if what == "damaged":
+        damage(directory, process)
+      state, host = saver.restore(state)
+      print("restored", host.get("step"), state["noise"].shape, flush=True)
   except OSError as error:
     print("error", error, flush=True)
   # Process 0 has what the other one still reads.

@@ -16,9 +16,11 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.channels import journal
+from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.tools import verify
+from tests.models import hf_case
 from tests.support import harness
 
 _STEPS = 12
@@ -96,6 +98,14 @@ class VerifyTest(parameterized.TestCase):
     self.assertEqual(parts["checkpoints"].found, "steps 8, 12")
     self.assertIn(f"{_STEPS} steps", parts["metrics"].found)
     self.assertGreater(len(self.segments()), 2)
+
+  def test_finds_a_damaged_tensor_of_the_best_model(self):
+    model = self.folder / "best" / "model"
+    config = hf_case.make_config()
+    hf.save(model, config, hf_case.make_params(config))
+    self.assertEmpty(self.audit()[0])
+    self.flip(model / "model.safetensors", -1)
+    self.assert_wrong(("best/model/model.safetensors", "tensor .* is damaged"))
 
   def test_finds_a_wrong_journal_record(self):
     second = self.segments()[1]
@@ -217,7 +227,7 @@ class VerifyTest(parameterized.TestCase):
 
   def test_finds_a_ledger_of_a_checkpoint_that_does_not_balance(self):
     path = self.folder / "checkpoints/8/host/process-00000.npz"
-    members = dict(np.load(path))
+    members = dict(np.load(path, allow_pickle=False))
     structure = json.loads(members["structure"].tobytes())
     structure["host_state"]["data"]["ledger"]["trained"][1] += 1
     text = json.dumps(structure).encode()

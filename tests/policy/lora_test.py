@@ -39,6 +39,7 @@ arithmetic = variants.import_config("configs/arithmetic.py")
 
 _FAMILIES = (
     dict(family="llama"),
+    dict(family="gemma3_text", sliding_window=3, global_layers=(False, True)),
     dict(family="mistral", sliding_window=3),
     dict(family="qwen2"),
     dict(family="qwen3"),

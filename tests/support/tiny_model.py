@@ -13,6 +13,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
+from tba_jax.models import families
 from tba_jax.models import transformer
 
 VOCAB = 16
@@ -116,10 +117,13 @@ def init_params(model: Any, seed: int = 0) -> types.PyTree:
   """Returns random params, without compiling the model's own init."""
   rng = np.random.default_rng(seed)
   shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
+  config = getattr(model, "config", None)  # `BigramModel` has none.
+  family = config and families.FAMILIES[config.family]
+  norm_scale = 1.0 - family.norm_offset if family else 1.0
 
   def fill(path, shape: jax.ShapeDtypeStruct) -> jax.Array:
     is_norm = "norm" in jax.tree_util.keystr(path)
-    values = rng.normal(float(is_norm), 0.2, shape.shape)
+    values = rng.normal(norm_scale * is_norm, 0.2, shape.shape)
     return jnp.asarray(values, shape.dtype)
 
   return jax.tree_util.tree_map_with_path(fill, shapes)
