@@ -856,6 +856,13 @@ def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
         f"allowed a multiple of {rows}: a searcher's rows are split over"
         " config.search.mesh.data * config.search.mesh.fsdp devices"
     )
+  waiting = c["sampling.num_waiting"]
+  if waiting and (waiting % rows or waiting < 2 * rows):
+    yield "sampling.num_waiting", (
+        f"allowed 0, or a multiple of {rows} from {2 * rows} on: each device"
+        " that splits a searcher's rows has as many, and exchanges one for"
+        " another"
+    )
   if c["search.cpu_devices"] not in (0, devices):
     yield "search.cpu_devices", (
         f"allowed 0 or {devices}, the devices of config.search.mesh"
