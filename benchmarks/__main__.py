@@ -19,17 +19,20 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
+    "chaos",
     "cost_ratios",
     "decode",
     "decode_lengths",
     "diversity",
     "end_to_end",
     "enumerable",
+    "environments",
     "free_search",
-    "kills",
+    "fuzz",
     "logged",
     "objectives",
     "publish",
+    "real",
     "red_team_diversity",
     "reference_cost",
     "replay",

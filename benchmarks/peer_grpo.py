@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of other libraries' GRPO on countdown, each in its own interpreter.
+"""Runs of other libraries' GRPO, each in its own interpreter.
 
 `run` starts `trl_grpo.py` or `tunix_grpo.py` with the interpreter that
 `TBA_JAX_TRL` or `TBA_JAX_TUNIX` names, by default this one. The script reads
@@ -12,6 +12,7 @@ of `tba_jax.tasks`.
 from collections.abc import Callable, Mapping, Sequence
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -61,7 +62,9 @@ def run(
       model (a Hugging Face folder), prompts (in the order of training),
       prompts_per_batch, completions_per_prompt, max_completion_tokens,
       full_length (whether no completion stops before that), num_steps,
-      snapshot_steps, seed, and keywords of the peer alone.
+      snapshot_steps, seed, and keywords of the peer alone. `trl` also takes
+      task (as `config.task`) with prompt_ids for other tasks than countdown,
+      micro_batch_prompts, and limit_s and snapshot_s, seconds of training.
     deadline_s: longest time of the process.
 
   Returns:
@@ -94,6 +97,7 @@ def run(
 class Clock:
   """Ends of a peer's steps; stands still while a snapshot of params is taken.
 
+  is_over: whether the last step, or the limit of seconds, is reached.
   step_ends: Unix time in seconds, without that of the snapshots before.
   snapshots: step -> what `take_snapshot` returned.
   """
@@ -105,10 +109,13 @@ class Clock:
       now: Callable[[], float] = time.time,
   ):
     self._now = now
-    self._every = settings["snapshot_steps"]
+    self._every = settings.get("snapshot_steps", settings["num_steps"])
+    self._every_s = settings.get("snapshot_s", math.inf)
     self._last = settings["num_steps"]
+    self._limit_s = settings.get("limit_s", math.inf)
     self._take_snapshot = take_snapshot
     self._paused_s = 0.0
+    self.is_over = False
     self.step_ends: list[float] = []
     self.snapshots: dict[int, Any] = {}
 
@@ -116,7 +123,12 @@ class Clock:
     now = self._now()
     self.step_ends.append(now - self._paused_s)
     step = len(self.step_ends)
-    if step % self._every == 0 or step == self._last:
+    passed_s = self.step_ends[-1] - self.step_ends[0]
+    self.is_over = step == self._last or passed_s >= self._limit_s
+    is_due = step % self._every == 0
+    if passed_s >= self._every_s * (len(self.snapshots) + 1):
+      is_due = True
+    if is_due or self.is_over:
       self.snapshots[step] = self._take_snapshot()
       self._paused_s += self._now() - now
 
@@ -135,6 +147,39 @@ def rewards(
       float(_is_correct(*texts))
       for texts in zip(prompts, completions, strict=True)
   ]
+
+
+def make_task_rewards(
+    settings: Mapping[str, Any],
+) -> Callable[..., list[float]]:
+  """Returns the reward function of `settings["task"]`, for chat prompts.
+
+  A completion that does not end with a stop token has none, as in ours.
+  """
+  # An interpreter of tunix's has none of their packages.
+  import ml_collections  # pylint: disable=g-import-not-at-top
+
+  from tba_jax.tasks import base  # pylint: disable=g-import-not-at-top
+  from tba_jax.tasks import build  # pylint: disable=g-import-not-at-top
+
+  task = build.make_task(ml_collections.ConfigDict(settings["task"]))
+  stop_ids = set(settings["stop_ids"])
+
+  def task_rewards(
+      completions: Sequence[Sequence[Mapping[str, str]]],
+      completion_ids: Sequence[Sequence[int]],
+      prompt_id: Sequence[int],
+      **_: Any,
+  ) -> list[float]:
+    out = []
+    for (said,), ids, index in zip(
+        completions, completion_ids, prompt_id, strict=True
+    ):
+      judge = task.judge if ids[-1] in stop_ids else task.judge_cut_off
+      out.append(judge(base.TRAIN, index, said["content"]).reward)
+    return out
+
+  return task_rewards
 
 
 def _is_correct(prompt: str, completion: str) -> bool:

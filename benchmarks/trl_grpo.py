@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of TRL's GRPO on countdown, in an interpreter that has TRL.
+"""One run of TRL's GRPO, in an interpreter that has TRL.
 
     python -m benchmarks.trl_grpo FOLDER
 
@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any
 
 from benchmarks import peer_grpo
 
@@ -31,11 +30,10 @@ def main(folder: pathlib.Path) -> None:
       c["model"], dtype=torch.float32
   )
 
-  def take_snapshot() -> dict[str, Any]:
-    return {
-        name: value.detach().clone()
-        for name, value in model.state_dict().items()
-    }
+  def take_snapshot() -> None:
+    path = folder / f"step{len(clock.step_ends)}"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
 
   clock = peer_grpo.Clock(c, take_snapshot)
 
@@ -43,12 +41,25 @@ def main(folder: pathlib.Path) -> None:
 
     def on_step_end(self, args, state, control, **_):
       clock.end_step()
+      control.should_training_stop = clock.is_over
 
+  data, reward_fn = {"prompt": c["prompts"]}, peer_grpo.rewards
+  if "task" in c:
+    data["prompt_id"] = c["prompt_ids"]
+    reward_fn = peer_grpo.make_task_rewards(c)
+  schedule = {"lr_scheduler_type": "constant"}
+  if "limit_s" not in c:
+    schedule = {
+        "lr_scheduler_type": "polynomial",
+        "lr_scheduler_kwargs": {
+            "lr_end": c["learning_rate"] / 10, "power": 1.0
+        },
+    }  # fmt: skip
+  micro = c.get("micro_batch_prompts", c["prompts_per_batch"])
   args = trl.GRPOConfig(
       output_dir=str(folder / "trainer"),
-      per_device_train_batch_size=(
-          c["prompts_per_batch"] * c["completions_per_prompt"]
-      ),
+      per_device_train_batch_size=micro * c["completions_per_prompt"],
+      gradient_accumulation_steps=c["prompts_per_batch"] // micro,
       num_generations=c["completions_per_prompt"],
       max_completion_length=c["max_completion_tokens"],
       max_steps=c["num_steps"],
@@ -61,8 +72,7 @@ def main(folder: pathlib.Path) -> None:
       beta=c["beta"],
       scale_rewards=c["scale_rewards"],
       learning_rate=c["learning_rate"],
-      lr_scheduler_type="polynomial",
-      lr_scheduler_kwargs={"lr_end": c["learning_rate"] / 10, "power": 1.0},
+      **schedule,
       warmup_steps=0,
       adam_beta2=0.99,
       max_grad_norm=1.0,
@@ -79,17 +89,13 @@ def main(folder: pathlib.Path) -> None:
   )
   trainer = trl.GRPOTrainer(
       model=model,
-      reward_funcs=peer_grpo.rewards,
+      reward_funcs=reward_fn,
       args=args,
-      train_dataset=datasets.Dataset.from_dict({"prompt": c["prompts"]}),
+      train_dataset=datasets.Dataset.from_dict(data),
       processing_class=tokenizer,
       callbacks=[StepEnds()],
   )
   trainer.train()
-  for step, params in clock.snapshots.items():
-    model.load_state_dict(params)
-    model.save_pretrained(folder / f"step{step}")
-    tokenizer.save_pretrained(folder / f"step{step}")
   clock.write(folder, ("torch", "transformers", "trl"))
 
 

@@ -60,7 +60,9 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 
 def is_adapter(folder: pathlib.Path) -> bool:
   """Tells whether a folder has an adapter and no model of its own."""
-  return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
+  # Unlike pathlib's, these take a name that is too long for a file.
+  has = lambda name: os.path.isfile(folder / name)
+  return has(CONFIG) and not has("config.json")
 
 
 def find(
@@ -182,10 +184,11 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
   if not isinstance(name, str) or not name:
     raise ValueError(
         f"{CONFIG}: base_model_name_or_path={name!r}: allowed the base's"
-        " folder, or ORG/NAME of the Hugging Face hub"
+        " folder or GGUF file, or ORG/NAME of the Hugging Face hub"
     )
   beside = folder / name
-  return str(beside) if (beside / "config.json").is_file() else name
+  is_model = beside.is_file() or (beside / "config.json").is_file()
+  return str(beside) if is_model else name
 
 
 def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:

@@ -114,7 +114,7 @@ def _write_adapter(
     adapter_folder.write(
         new,
         tensors,
-        base=str(local if local.is_dir() else policy.folder),
+        base=str(local if local.exists() else policy.folder),
         rank=config.lora.rank,
         alpha=config.lora.alpha,
     )

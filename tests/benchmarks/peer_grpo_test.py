@@ -12,6 +12,11 @@ from absl.testing import absltest
 import numpy as np
 
 from benchmarks import peer_grpo
+from tba_jax.config import variants
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+instructions = variants.import_config("configs/instructions.py")
 
 # In place of a Python: `-m MODULE FOLDER`.
 _INTERPRETER = """#!/bin/sh
@@ -76,6 +81,37 @@ class PeerGrpoTest(absltest.TestCase):
     result = json.loads((self.folder / "result.json").read_text())
     self.assertEqual(result["step_ends"], clock.step_ends)
     self.assertEqual(result["versions"], {"numpy": np.__version__})
+
+  def test_ends_and_takes_snapshots_by_seconds_of_training(self):
+    now = [100.0]
+
+    def take_snapshot():
+      now[0] += 50.0
+      return len(clock.step_ends)
+
+    settings = {"snapshot_s": 2.0, "limit_s": 5.0, "num_steps": 99}
+    clock = peer_grpo.Clock(settings, take_snapshot, lambda: now[0])
+    while not clock.is_over:
+      now[0] += 1.0
+      clock.end_step()
+    self.assertEqual(clock.snapshots, {3: 3, 5: 5, 6: 6})
+    self.assertEqual(clock.step_ends[-1], 106.0)
+
+  def test_rewards_completions_of_a_task_that_ended(self):
+    config = instructions.get_config()
+    task = build.make_task(config.task)
+    texts = [base.reference_text(task, "train", index) for index in (3, 5)]
+    reward_fn = peer_grpo.make_task_rewards(
+        {"task": config.task.to_dict(), "stop_ids": [2]}
+    )
+    said = [[{"role": "assistant", "content": text}] for text in (*texts, "?")]
+    expected = [1.0, 1.0, task.reward("train", 5, "?")]
+    ids = [3, 5, 5]
+    for last, rewards in ((2, expected), (9, [0.0] * 3)):
+      found = reward_fn(
+          completions=said, completion_ids=[[7, last]] * 3, prompt_id=ids
+      )
+      self.assertEqual(found, rewards)
 
   def test_rewards_correct_completions(self):
     prompts = ["7,3,12,4>17"] * 3

@@ -19,7 +19,9 @@ from tba_jax.models import adapter_folder
 from tba_jax.models import hf
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models import transformer
 from tba_jax.policy import lora
+from tests.models import gguf_case
 from tests.support import tiny_model
 
 try:
@@ -91,6 +93,34 @@ class AdapterTest(parameterized.TestCase):
     before = (found / hf.WEIGHTS).stat().st_mtime_ns
     self.assertEqual(hf_hub.find(self.folder / "adapter"), found)
     self.assertEqual((found / hf.WEIGHTS).stat().st_mtime_ns, before)
+
+  @parameterized.parameters(("llama", "Q4_1", True), ("qwen2", "F32", False))
+  def test_loads_over_a_gguf_file(self, family, kind, is_beside):
+    base = self.folder / "tiny.gguf"
+    gguf_case.write(base, family, kind)
+    shape, params = hf.load(base)
+    functions = lora.make(
+        dict(rank=2, alpha=6.0, targets="all"), transformer.make_model(shape)
+    )
+    moved = jax.tree.map(
+        lambda x: 0.1 * np.sin(np.arange(x.size)).reshape(x.shape),
+        jax.eval_shape(functions.init, jax.random.PRNGKey(0)),
+    )
+    (self.folder / "adapter").mkdir()
+    adapter_folder.write(
+        self.folder / "adapter",
+        lora.peft_tensors(shape, moved),
+        base="../tiny.gguf" if is_beside else str(base),
+        rank=2,
+        alpha=6.0,
+    )
+    again, found = hf.load(self.folder / "adapter")
+    self.assertEqual(again, shape)
+    chex.assert_trees_all_close(
+        found, functions.merge(params, moved), rtol=1e-6, atol=1e-6
+    )
+    tokens = lambda path: tokenizer_lib.load(path).encode("hello world")
+    self.assertEqual(tokens(self.folder / "adapter"), tokens(base))
 
   def test_a_plan_needs_no_weights(self):
     self.make()

@@ -1,0 +1,523 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out reward of a real pretrained model, by minutes of training.
+
+    python -m benchmarks --config=configs/instructions.py \\
+        real [SEED,… [MINUTES [RUN …]]]
+
+`ours` is the config as it is given, with constant rates, so that a longer run
+begins with a shorter one; `ours_lora` trains adapters. `grpo…` are TRL's, with
+the interpreter that `TBA_JAX_TRL` names (by default this one), on the same
+prompts in the same order, with the same reward, and as many completions of a
+prompt trained a step. All start from `config.init`. Runs keep params every few
+minutes, which are evaluated afterwards; the clock of a run leaves out what came
+before its second step, and saves.
+
+The folder benchmarks/real_runs keeps a result per run and seed, table.md and
+real.png, made from all results there. A later command makes the runs that are
+missing, and goes on where one was cut off, or is to be longer; TRL's then
+begin anew. Run directories are in runs/real: 1.6 GB for each time that params
+of `ours` are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import time
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+import ml_collections
+
+from benchmarks import peer_grpo
+from benchmarks import results
+from benchmarks import time_to_reward
+from tba_jax.config import load as load_config
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.monitor import metrics
+from tba_jax.programs import evaluate
+from tba_jax.programs import train
+from tba_jax.replay import prompt_order
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+# Overrides of the config.
+OURS = {
+    "ours": [],
+    "ours_lora": [
+        "lora.rank=16", "lora.alpha=32.0", "optimizer.learning_rate=5e-4",
+        "optimizer.learning_rate_final=5e-4",
+    ],
+}  # fmt: skip
+# Settings of `trl_grpo.py`.
+PEERS = {
+    "grpo": {"learning_rate": 5e-5, "beta": 0.0},
+    "grpo_half_rate": {"learning_rate": 2.5e-5, "beta": 0.0},
+    "grpo_double_rate": {"learning_rate": 1e-4, "beta": 0.0},
+    "grpo_kl": {"learning_rate": 5e-5, "beta": 0.02},
+}
+RUNS = (*OURS, *PEERS)
+# Levels of the held-out reward whose minutes are told.
+TARGETS = (0.2, 0.3, 0.4)
+_DEFAULT_MINUTES = 25.0
+# More than any run takes.
+_NUM_STEPS = 100_000
+# Minutes between the params that are kept.
+_SNAPSHOTS = 5.0
+_RUNS = pathlib.Path("runs") / "real"
+_RESULTS = pathlib.Path("benchmarks") / "real_runs"
+_COLORS = ("#d55e00", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#999999")
+# Metrics of an evaluation that a result keeps, a list of each.
+_KEPT = {
+    "mean_reward": "reward", "new_kinds/mean_reward": "reward, new kinds",
+    "kl": "KL, nats", "mean_length": "tokens", "stop_rate": "ended",
+    "distinct_share": "distinct share",
+}  # fmt: skip
+_NUM_SAMPLES = 6
+_POLL_S = 1.0
+
+matplotlib.use("agg")
+
+
+def parse(operands: Sequence[str]) -> tuple[list[int], float, list[str]]:
+  """Returns seeds, minutes and names of `[SEED,… [MINUTES [RUN …]]]`.
+
+  Raises:
+    ValueError: an operand is wrong.
+  """
+  operands = list(operands)
+  minutes = _DEFAULT_MINUTES
+  if len(operands) > 1:
+    try:
+      minutes = float(operands.pop(1))
+    except ValueError as error:
+      raise ValueError(f"operand {error}: allowed minutes") from error
+  if not 0 < minutes < float("inf"):
+    raise ValueError(f"operand {minutes}: allowed minutes above 0")
+  seeds, names = results.parse(operands, RUNS)
+  return seeds, minutes, names if len(operands) > 1 else ["ours"]
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Trains and evaluates; writes table.md and real.png.
+
+  Args:
+    config: config of `ours`; `evaluate.final_prompts` prompts of each held-out
+      split are evaluated.
+    operands: see `parse`; by default seed 0, 25 minutes, `ours`.
+
+  Returns:
+    `runs`: `summarize` of each result in the folder; `folder`.
+
+  Raises:
+    ValueError: an operand is wrong, or TRL is not installed.
+    RuntimeError: a run failed.
+  """
+  seeds, minutes, names = parse(operands)
+  if set(names) & set(PEERS) and not peer_grpo.is_installed("trl"):
+    raise ValueError(
+        f"{peer_grpo.python('trl')} cannot import trl; let TBA_JAX_TRL name an"
+        " interpreter that can"
+    )
+  _RESULTS.mkdir(parents=True, exist_ok=True)
+  for seed in seeds:
+    for name in names:
+      path = _RESULTS / f"{name}-seed{seed}.json"
+      if path.exists() and jsonl.read_json(path)["minutes"] >= minutes:
+        continue
+      result = _measure(config, name, seed, minutes)
+      jsonl.atomic_write_json(path, result)
+      print(f"{path.stem}: {summarize(result)}", file=sys.stderr)
+  found = results.read(RUNS, _RESULTS)
+  results.print_table(make_table(found), _RESULTS / "table.md")
+  (_RESULTS / "samples.md").write_text(make_samples(found))
+  _plot(found, _RESULTS / "real.png")
+  return {"runs": [summarize(r) for r in found], "folder": str(_RESULTS)}
+
+
+def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns how a run began and ended, and its minutes to each target."""
+  rewards = result["mean_reward"]
+  return {
+      "name": result["name"],
+      "seed": result["seed"],
+      "minutes": round(result["seconds"][-1] / 60, 1),
+      "steps": result["steps"][-1],
+      "before": rewards[0],
+      **{name: result[name][-1] for name in _KEPT if result.get(name)},
+      **{
+          f"minutes_to_{target:.2f}": time_to_reward.seconds_until(
+              [s / 60 for s in result["seconds"]], rewards, target
+          )
+          for target in TARGETS
+      },
+      "step_s": result["step_s"],
+      "peak_gb": result["peak_gb"],
+  }
+
+
+def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per run and seed."""
+  rows = [
+      [
+          *("run", "seed", "minutes", "steps", "reward before"),
+          *_KEPT.values(),
+          *(f"min to {target:.2f}" for target in TARGETS),
+          *("s a step", "peak, GB"),
+      ]
+  ]
+  for result in runs:
+    s = summarize(result)
+    told = lambda value, digits: (
+        "never" if value is None else f"{value:.{digits}f}"
+    )
+    rows.append(
+        [
+            *(s["name"], str(s["seed"]), f"{s['minutes']:g}", str(s["steps"])),
+            told(s["before"], 3),
+            *(told(s[k], 3) if k in s else "" for k in _KEPT),
+            *(told(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
+            *(told(s["step_s"], 1), told(s["peak_gb"], 1)),
+        ]
+    )
+  return rows
+
+
+def make_samples(runs: Sequence[Mapping[str, Any]]) -> str:
+  """Returns rewards by kind of instruction, and completions side by side."""
+  lines = ["# Before and after\n"]
+  for result in runs:
+    lines.append(f"\n## {result['name']}, seed {result['seed']}\n")
+    lines.append("\n| kind | before | after |\n|---|---|---|\n")
+    before, after = result["parts"]
+    lines += [
+        f"| {kind} | {before[kind]:.2f} | {after.get(kind, 0.0):.2f} |\n"
+        for kind in sorted(before)
+    ]
+    lines.append("\n| prompt | before | after |\n|---|---|---|\n")
+    for old, new in zip(*result["samples"]):
+      cells = (old["prompt"], old["completion"], new["completion"])
+      told = (json.dumps(c, ensure_ascii=False)[1:-1] for c in cells)
+      lines.append(f"| {' | '.join(t.replace('|', '¦') for t in told)} |\n")
+  return "".join(lines)
+
+
+def make_config(
+    config: ml_collections.ConfigDict, name: str, seed: int, minutes: float
+) -> ml_collections.ConfigDict:
+  """Returns the config of a run of ours, which keeps params now and then."""
+  config = config.copy_and_resolve_references()
+  load_config.apply_overrides(config, OURS.get(name, ()))
+  with config.unlocked():
+    config.seed = seed
+    config.run.processes = "many"
+    config.optimizer.learning_rate_final = config.optimizer.learning_rate
+    config.train.num_steps = _NUM_STEPS
+    config.evaluate.every_steps = 0
+    config.checkpoint.every_steps = _NUM_STEPS
+    config.checkpoint.every_s = 60 * min(_SNAPSHOTS, minutes)
+    config.checkpoint.keep = _NUM_STEPS
+  return config
+
+
+def _measure(
+    config: ml_collections.ConfigDict, name: str, seed: int, minutes: float
+) -> dict[str, Any]:
+  """Trains one run, evaluates what it kept, and returns its result."""
+  folder = _RUNS / f"{name}-seed{seed}"
+  evaluated = config.evaluate.copy_and_resolve_references()
+  config = make_config(config, name, seed, minutes)
+  began = time.time()
+  _RUNS.mkdir(parents=True, exist_ok=True)
+  with PeakMemory(_RUNS / f"{folder.name}-memory.json") as memory:
+    if name in OURS:
+      clock = _train_ours(config, folder, minutes)
+    else:
+      clock = _train_peer(config, name, folder, minutes)
+  with config.unlocked():
+    config.evaluate = evaluated
+  if name in PEERS:
+    sources = {s: str(folder / "train" / f"step{s}") for s in clock["kept"]}
+  else:
+    sources = {step: str(step) for step in clock["kept"]}
+  found = _evaluate(config, folder, {0: config.init, **sources})
+  ends = clock["step_s"]
+  seconds = lambda step: sum(ends[:step])
+  old, new = found[0], found[-1]
+  return {
+      "name": name,
+      "seed": seed,
+      "minutes": minutes,
+      "steps": [0, *sources],
+      "seconds": [seconds(step) for step in (0, *sources)],
+      **{k: [f[k] for f in found] for k in _KEPT if k in old},
+      "intervals": [f["mean_reward_interval"] for f in found],
+      "parts": [
+          {
+              key.removeprefix("reward/"): value
+              for key, value in f.items()
+              if key.startswith("reward/")
+              and not key.endswith(("_stderr", "_interval"))
+          }
+          for f in (old, new)
+      ],
+      "samples": [
+          [
+              {key: s[key] for key in ("prompt", "completion", "reward")}
+              for s in f["samples"][:: config.evaluate.num_completions]
+          ][:_NUM_SAMPLES]
+          for f in (old, new)
+      ],
+      "step_s": statistics.median(ends[1:] or ends),
+      "start_s": max(clock["first_end"] - began, 0.0),
+      "peak_gb": memory.peak_bytes / 1e9,
+      "versions": clock.get("versions", {}),
+      "machine": {
+          "cores": len(processes.available_cores()),
+          "processor": platform.processor() or platform.machine(),
+      },
+  }
+
+
+def _train_ours(
+    config: ml_collections.ConfigDict, folder: pathlib.Path, minutes: float
+) -> dict[str, Any]:
+  """Trains until a run's steps have taken so long; goes on with a run."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    # Before the run: what it keeps is evaluated later.
+    config.evaluate.final_prompts = config.evaluate.batch_prompts
+  if sum(step_seconds(folder)) < 60 * minutes:
+    ended = threading.Event()
+    watch = threading.Thread(
+        target=_stop_after, args=(folder, 60 * minutes, ended)
+    )
+    watch.start()
+    try:
+      with contextlib.redirect_stdout(sys.stderr):
+        status = train.run(config, str(folder), [])
+    finally:
+      ended.set()
+      watch.join()
+    if status != 128 + signal.SIGTERM or (
+        sum(step_seconds(folder)) < 60 * minutes
+    ):
+      raise RuntimeError(f"{folder} ended with status {status}")
+  steps = sorted(
+      int(path.name)
+      for path in (folder / "checkpoints").iterdir()
+      # That of the start is `init`.
+      if path.name.isdecimal() and int(path.name)
+  )
+  records = _records(folder)
+  return {
+      "step_s": step_seconds(folder),
+      "first_end": records[0]["time"],
+      "kept": steps,
+  }
+
+
+def _stop_after(
+    folder: pathlib.Path, limit_s: float, ended: threading.Event
+) -> None:
+  """Lets the run of this process save and end after seconds of training."""
+  while not ended.wait(_POLL_S):
+    if sum(step_seconds(folder)) >= limit_s:
+      os.kill(os.getpid(), signal.SIGTERM)
+      return
+
+
+def _records(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the metrics of each step of a run; [] if there is none yet."""
+  records = jsonl.read_jsonl(folder / "metrics.jsonl")
+  return [r for r in metrics.last_per_step(records) if "train/loss" in r]
+
+
+def step_seconds(folder: pathlib.Path) -> list[float]:
+  """Returns the seconds from each step's end to the next one's.
+
+  Without saves. The first step of all, which compiles, counts nothing; that of
+  a later process counts as the median one.
+  """
+  records = _records(folder)
+  spans = jsonl.read_jsonl(folder / "spans" / "trainer-0.jsonl")
+  saves = [s for s in spans if s["kind"] == "checkpoint"]
+  took, firsts = [], []
+  for i, record in enumerate(records):
+    if i == 0 or record.get("epoch") != records[i - 1].get("epoch"):
+      firsts.append(i)
+      took.append(0.0)
+      continue
+    start, end = records[i - 1]["time"], record["time"]
+    saved = sum(s["t1"] - s["t0"] for s in saves if start <= s["t0"] < end)
+    took.append(end - start - saved)
+  others = [t for i, t in enumerate(took) if i not in firsts]
+  for i in firsts[1:]:
+    took[i] = statistics.median(others) if others else 0.0
+  return took
+
+
+def peer_settings(
+    config: ml_collections.ConfigDict, name: str, minutes: float
+) -> dict[str, Any]:
+  """Returns the settings of a run of TRL's, with the prompts of ours."""
+  task = build.make_task(config.task)
+  order = prompt_order.PromptOrder(
+      task.num_prompts(base.TRAIN), seed=config.seed
+  )
+  prompts = [order.prompt(i)[0] for i in range(task.num_prompts(base.TRAIN))]
+  c = config.train
+  return {
+      **PEERS[name],
+      "scale_rewards": "group",
+      "task": config.task.to_dict(),
+      "prompts": [
+          [{"role": "user", "content": task.prompt(base.TRAIN, i)}]
+          for i in prompts
+      ],
+      "prompt_ids": prompts,
+      "prompts_per_batch": c.prompts_per_batch,
+      "micro_batch_prompts": c.micro_batch_prompts,
+      "completions_per_prompt": c.completions_per_prompt,
+      "max_completion_tokens": config.sampling.max_completion_tokens,
+      "full_length": False,
+      "num_steps": _NUM_STEPS,
+      "limit_s": 60 * minutes,
+      "snapshot_s": 60 * min(_SNAPSHOTS, minutes),
+      "seed": config.seed,
+  }
+
+
+def _train_peer(
+    config: ml_collections.ConfigDict,
+    name: str,
+    folder: pathlib.Path,
+    minutes: float,
+) -> dict[str, Any]:
+  """Trains with TRL from the start; returns seconds of its steps."""
+  shutil.rmtree(folder, ignore_errors=True)
+  model, tokenizer = folder / "model", tokenizer_lib.load(config.init)
+  hf.save(model, *hf.load(config.init), tokenizer)
+  clock = peer_grpo.run(
+      "trl",
+      folder / "train",
+      {
+          **peer_settings(config, name, minutes),
+          "model": str(model.absolute()),
+          "stop_ids": sorted(tokenizer.stop_ids),
+      },
+      deadline_s=60 * minutes * 2 + 1200.0,
+  )
+  ends = clock["step_ends"]
+  gaps = [b - a for a, b in zip(ends, ends[1:])]
+  kept = [int(p.name[4:]) for p in (folder / "train").glob("step*")]
+  return {
+      "step_s": [0.0, *gaps],
+      "first_end": ends[0],
+      "kept": sorted(kept),
+      "versions": clock["versions"],
+  }
+
+
+def _evaluate(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    sources: Mapping[int, str],
+) -> list[dict[str, Any]]:
+  """Returns the evaluator's result of each source.
+
+  Args:
+    config: config of the run.
+    folder: directory of the run, which keeps each result.
+    sources: step to the operand of the `evaluate` program.
+  """
+  found = []
+  for step, source in sources.items():
+    path = folder / f"evaluated-{step}.json"
+    if not path.exists():
+      with contextlib.redirect_stdout(sys.stderr):
+        (result,) = evaluate.run(config, str(folder), [source]).values()
+      jsonl.atomic_write_json(path, result)
+    found.append(jsonl.read_json(path))
+  return found
+
+
+class PeakMemory:
+  """The most memory that this process's descendants had at a time.
+
+  Also of earlier processes, which a file tells.
+
+  peak_bytes: sum of their shares of the memory (PSS), which counts a shared
+    page once.
+  """
+
+  _PERIOD_S = 2.0
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self.peak_bytes = jsonl.read_json(path) or 0
+    self._ended = threading.Event()
+    self._thread = threading.Thread(target=self._watch, daemon=True)
+
+  def __enter__(self) -> "PeakMemory":
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self._ended.set()
+    self._thread.join()
+    jsonl.atomic_write_json(self._path, self.peak_bytes)
+
+  def _watch(self) -> None:
+    while True:
+      self.peak_bytes = max(self.peak_bytes, _memory_below(os.getpid()))
+      if self._ended.wait(self._PERIOD_S):
+        return
+
+
+def _memory_below(pid: int) -> int:
+  """Returns the PSS of a process's descendants, bytes."""
+  total = 0
+  try:
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+      for child in map(int, (task / "children").read_text().split()):
+        lines = pathlib.Path(f"/proc/{child}/smaps_rollup").read_text()
+        (own,) = re.findall(r"^Pss:\s+(\d+) kB", lines, re.MULTILINE)
+        total += 1024 * int(own) + _memory_below(child)
+  except (OSError, ValueError):  # One of them has ended.
+    pass
+  return total
+
+
+def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws reward over minutes of training, a line per run and seed."""
+  figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+  names = [name for name in RUNS if results.of_name(runs, name)]
+  for name in names:
+    color = _COLORS[RUNS.index(name)]
+    for i, result in enumerate(results.of_name(runs, name)):
+      minutes = [s / 60 for s in result["seconds"]]
+      label = None if i else name
+      axes.plot(minutes, result["mean_reward"], color=color, label=label)
+  axes.set_xlabel("minutes of training")
+  axes.set_ylabel("held-out reward")
+  axes.set_xlim(left=0)
+  axes.grid(alpha=0.3)
+  axes.legend(frameon=False)
+  figure.savefig(path, dpi=150)
+  pyplot.close(figure)

@@ -1,0 +1,113 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of a real model: its clock, its table and its configs."""
+
+import json
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from benchmarks import real
+from tba_jax.config import validate
+from tba_jax.config import variants
+from tba_jax.replay import prompt_order
+from tba_jax.tasks import build
+
+instructions = variants.import_config("configs/instructions.py")
+
+
+def _result(**changes):
+  sample = {"prompt": "a|b", "completion": "c\nd", "reward": 1.0}
+  return {
+      "name": "ours",
+      "seed": 3,
+      "minutes": 10.0,
+      "steps": [0, 20, 40],
+      "seconds": [0.0, 300.0, 600.0],
+      "mean_reward": [0.1, 0.3, 0.35],
+      "kl": [0.0, 2.0, 3.0],
+      "parts": [{"case": 0.1}, {"case": 0.5}],
+      "samples": [[sample], [sample | {"completion": "e"}]],
+      "step_s": 15.0,
+      "peak_gb": 7.25,
+      **changes,
+  }
+
+
+class RealTest(parameterized.TestCase):
+
+  def test_reads_seeds_minutes_and_runs(self):
+    self.assertEqual(real.parse([]), ([0], 25.0, ["ours"]))
+    self.assertEqual(real.parse(["1,2", "5"]), ([1, 2], 5.0, ["ours"]))
+    self.assertEqual(
+        real.parse(["0", "0.5", "grpo", "ours_lora"]),
+        ([0], 0.5, ["grpo", "ours_lora"]),
+    )
+
+  @parameterized.parameters("x", "0,1 ours", "0 0", "0 nan", "0 5 verl")
+  def test_names_a_wrong_operand(self, operands):
+    with self.assertRaisesRegex(ValueError, "allowed"):
+      real.parse(operands.split())
+
+  def test_tabulates_a_run(self):
+    head, row = real.make_table([_result()])
+    cells = dict(zip(head, row, strict=True))
+    self.assertEqual(cells["reward before"], "0.100")
+    self.assertEqual(cells["reward"], "0.350")
+    self.assertEqual(cells["min to 0.20"], "2.5")
+    self.assertEqual(cells["min to 0.40"], "never")
+    # Metrics that a result lacks leave their cells empty.
+    self.assertEqual(cells["reward, new kinds"], "")
+
+  def test_shows_completions_side_by_side(self):
+    text = real.make_samples([_result()])
+    self.assertIn("| case | 0.10 | 0.50 |", text)
+    self.assertIn("| a¦b | c\\nd | e |", text)
+
+  def test_times_steps_without_saves_and_starts(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.assertEqual(real.step_seconds(folder), [])
+    (folder / "spans").mkdir()
+    # The second process redoes step 2.
+    steps = [(0, 100.0, 1), (1, 110.0, 1), (2, 123.0, 1), (2, 400.0, 2),
+             (3, 410.0, 2)]  # fmt: skip
+    (folder / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": s, "time": t, "epoch": e, "train/loss": 0.0})
+            + "\n"
+            for s, t, e in steps
+        )
+    )
+    span = {"kind": "checkpoint", "t0": 405.0, "t1": 407.0}
+    (folder / "spans/trainer-0.jsonl").write_text(json.dumps(span) + "\n")
+    self.assertEqual(real.step_seconds(folder), [0.0, 10.0, 9.0, 8.0])
+
+  @parameterized.parameters(*real.OURS)
+  def test_makes_valid_configs_that_keep_params(self, name):
+    config = real.make_config(instructions.get_config("smoke"), name, 7, 2.0)
+    config.init = "scratch"
+    validate.validate(config)
+    self.assertEqual(config.seed, 7)
+    self.assertEqual(config.checkpoint.every_s, 120.0)
+    rates = config.optimizer
+    self.assertEqual(rates.learning_rate, rates.learning_rate_final)
+
+  def test_gives_trl_the_prompts_and_sizes_of_ours(self):
+    config = real.make_config(instructions.get_config(), "grpo_kl", 3, 25.0)
+    settings = real.peer_settings(config, "grpo_kl", 25.0)
+    task = build.make_task(config.task)
+    order = prompt_order.PromptOrder(task.num_prompts("train"), seed=3)
+    for i in range(5):
+      prompt_id, _ = order.prompt(i)
+      self.assertEqual(settings["prompt_ids"][i], prompt_id)
+      ((message,),) = settings["prompts"][i : i + 1]
+      self.assertEqual(message["content"], task.prompt("train", prompt_id))
+    self.assertEqual(settings["prompts_per_batch"], 4)
+    self.assertEqual(settings["completions_per_prompt"], 8)
+    self.assertEqual(settings["beta"], 0.02)
+    self.assertEqual(settings["limit_s"], 1500.0)
+
+
+if __name__ == "__main__":
+  absltest.main()
