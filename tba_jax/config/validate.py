@@ -748,6 +748,19 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
         "allowed, with config.sampling.max_prompt_tokens, up to"
         f" {shape.max_positions}, the positions of {name}"
     )
+  if not c.get("reference.init"):
+    return
+  try:
+    teacher = hf_config.read(c["reference.init"])
+  except ValueError:
+    return  # `_folders` reports it.
+  if length > teacher.max_positions:
+    yield "reference.init", (
+        f"allowed a model of {length} positions or more,"
+        " config.sampling.max_prompt_tokens +"
+        " config.sampling.max_completion_tokens; it has"
+        f" {teacher.max_positions}"
+    )
 
 
 def _shape(c: Mapping[str, Any]) -> _Problems:
