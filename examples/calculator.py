@@ -43,7 +43,7 @@ class Countdown:
     """Calculates the value of an expression of numbers, +, - and *.
 
     Args:
-      expression: what to calculate, such as (3+4)*2
+      expression: a sum, product or both, such as (3+4)*2
     """
     value = value_of(expression)
     if value is None or not 0 <= value <= _MOST:
