@@ -26,6 +26,7 @@ BENCHMARKS = (
     "diversity",
     "end_to_end",
     "enumerable",
+    "environments",
     "free_search",
     "fuzz",
     "logged",

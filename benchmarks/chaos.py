@@ -30,6 +30,7 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import ctypes
+import errno
 import itertools
 import json
 import os
@@ -39,6 +40,7 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import statistics
 import struct
 import subprocess
@@ -100,10 +102,10 @@ _OF_MANY = ("cut links", "stop for ever")
 # The trainer, which is given minutes before it counts as hanging, is left out.
 _STOPPED_FOR_EVER = ("searcher", "store", "kvservice")
 _JUMPS_S = (-86400.0, -3600.0, -10.0, 10.0, 3600.0, 86400.0)
-_STOP_S, _SLOW_S, _FULL_S = (1.0, 4.0), 4.0, 3.0
+_STOP_S, _SLOW_S, _FULL_S, _CUT_S = (1.0, 4.0), 4.0, 3.0, 4.0
 # Size past which no file can be written while the disk is full.
 _FULL_BYTES = 1 << 14
-_POLL_S = 0.05
+_POLL_S, _CUT_POLL_S = 0.05, 0.001
 _UP_S, _STALL_S = 90.0, 240.0
 # Longest time that a process outlives its supervisor.
 _END_S = 5.0
@@ -545,29 +547,38 @@ def _fill(run_: _Run, name: tuple[str, int]) -> None:
 
 
 def _cut(run_: _Run, name: tuple[str, int]) -> None:
-  """Shuts the sockets of a process that lead to the key-value service."""
-  pids = run_.pids()
-  pid, service = pids.get(name), pids.get(("kvservice", 0))
-  if pid is None:
-    return
+  """Breaks a process's links to the key-value service as they are made."""
+  deadline = time.monotonic() + _CUT_S
+  while time.monotonic() < deadline:
+    pids = run_.pids()
+    pid, service = pids.get(name), pids.get(("kvservice", 0))
+    if pid is not None and service is not None:
+      with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        _shut_links(pid, service)
+    time.sleep(_CUT_POLL_S)
+
+
+def _shut_links(pid: int, service: int) -> None:
+  """Shuts the unix sockets of one process that lead to another one."""
   libc = ctypes.CDLL(None, use_errno=True)
   handle = os.pidfd_open(pid)
   try:
     for path in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-      with contextlib.suppress(OSError):
-        if not os.readlink(path).startswith("socket:"):
+      number = libc.syscall(_PIDFD_GETFD, handle, int(path.name), 0)
+      if number < 0:
+        if ctypes.get_errno() == errno.EBADF:
+          continue  # It has just been closed.
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+      if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        os.close(number)
+        continue
+      with socket.socket(fileno=number) as link:
+        if link.family != socket.AF_UNIX:
           continue
-        number = libc.syscall(_PIDFD_GETFD, handle, int(path.name), 0)
-        if number < 0:
-          raise OSError(ctypes.get_errno(), "pidfd_getfd")
-        with socket.socket(fileno=number) as link:
-          if link.family != socket.AF_UNIX:
-            continue
-          peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-          if struct.unpack("iii", peer)[0] == service:
+        peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("iii", peer)[0] == service:
+          with contextlib.suppress(OSError):  # It is broken already.
             link.shutdown(socket.SHUT_RDWR)
-  except FileNotFoundError:
-    pass  # It has just ended.
   finally:
     os.close(handle)
 
