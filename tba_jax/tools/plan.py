@@ -304,13 +304,14 @@ def expected_staleness(
   for a step, and a version every p steps,
 
       min(n q w / F, l + 1) + (p - 1) / 2      sampling is slower, s / n > t
-      l + 1 + (p - 1) / 2                      training is slower: what is
-                                               admitted waits for it
+      l + 1/2 + (p - 1) / 2                    training is slower
       q w s / (F t) + 1 + (p - 1) / 2          free running: a step takes what
                                                has arrived
 
-  The first two are Little's law, groups under way over those of a step, and so
-  hold for any lengths of completions; longer ones make s longer. The last
+  The first is Little's law, groups under way over those of a step, and so holds
+  for any lengths of completions; longer ones make s longer. Where training is
+  slower, a step's groups are sampled when the step l before it begins, with its
+  params or, where those are not there yet, the ones before: l to l + 1. The last
   counts the trainer's steps from a round's start to the first step after its
   end, with any phase between the two.
 
@@ -331,6 +332,8 @@ def expected_staleness(
     limit = config.train.prompts_per_batch * rounds.mini_batches
     limit *= (rounds.lag_rounds + 1) / groups
   elif search.prompts_per_step:
+    if is_training_slower:
+      return search.lead_steps + 0.5 + between_versions
     limit = search.lead_steps + 1
   else:
     return of_one * sample_s / train_s + 1 + between_versions
