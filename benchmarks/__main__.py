@@ -19,14 +19,16 @@ from tba_jax.config import load
 from tba_jax.system import processes
 
 BENCHMARKS = (
+    "chaos",
     "cost_ratios",
     "decode",
     "decode_lengths",
     "diversity",
     "end_to_end",
     "enumerable",
+    "environments",
     "free_search",
-    "kills",
+    "fuzz",
     "logged",
     "objectives",
     "publish",

@@ -140,13 +140,12 @@ class Collector:
       version: version of `params`.
       newer: returns newer params to go on with, and their version, or None.
     """
-    prompt_ids, episodes = [prompt_id for _, prompt_id, _ in prompts], None
+    prompt_ids, said = [prompt_id for _, prompt_id, _ in prompts], []
     if self._environments is None:
       tokens = [self._tokens_of(prompt_id) for prompt_id in prompt_ids]
     else:
       said = self._environments.prompts(self._split, prompt_ids)
       tokens = [prompt.tokens for prompt in said]
-      episodes = self._environments.episodes(said, self._num_completions)
     requests = [
         decode.Request(
             prompt_tokens=prompt_tokens,
@@ -157,14 +156,22 @@ class Collector:
         )
         for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
+    S, T = self._num_completions, self._sampler.settings.max_completion_tokens
     completions: list[types.Completions | None] = [None] * len(prompts)
+    outcomes: list[Sequence[judges.Outcome]] = [[]] * len(prompts)
     logged_rewards = {}
     for i, (position, prompt_id, visit) in enumerate(prompts):
       if self._logged is not None and self._logged.has(position, prompt_id):
         completions[i], logged_rewards[i] = self._logged.draw(
-            prompt_id, visit, self._num_completions, version
+            prompt_id, visit, S, version
         )
-    live = [i for i in range(len(prompts)) if i not in logged_rewards]
+      elif said and said[i].failure is not None:
+        completions[i] = _no_completions(S, T, version)
+        outcomes[i] = [said[i].outcome] * S
+    live = [i for i in range(len(prompts)) if completions[i] is None]
+    episodes = None
+    if self._environments is not None:
+      episodes = self._environments.episodes([said[i] for i in live], S)
     # No frame holds the params: they are freed once there are newer ones.
     holder = [params]
     del params
@@ -182,7 +189,10 @@ class Collector:
     finally:
       if episodes is not None:
         episodes.close()
-    outcomes = None if episodes is None else episodes.outcomes()
+    if episodes is None:
+      return Sampled(prompts, requests, completions, logged_rewards)
+    for i, some in zip(live, episodes.outcomes(), strict=True):
+      outcomes[i] = some
     return Sampled(prompts, requests, completions, logged_rewards, outcomes)
 
   def start_reference(
@@ -305,3 +315,19 @@ class Collector:
           self._tokenizer.encode_prompt(prompt), np.int32
       )
     return self._prompt_tokens[prompt_id]
+
+
+def _no_completions(S: int, T: int, version: int) -> types.Completions:
+  """Returns completions without tokens: there is no prompt."""
+  zeros = lambda *dtypes: [np.zeros((S, T), dtype) for dtype in dtypes]
+  tokens, logprobs, plain, sampled = zeros("int32", "float32", "float32", bool)
+  return types.Completions(
+      tokens=tokens,
+      lengths=np.zeros(S, np.int32),
+      sampled_mask=sampled,
+      logprobs=logprobs,
+      plain_logprobs=plain,
+      stopped=np.ones(S, bool),
+      versions=np.full(S, version, np.int32),
+      token_versions=np.full((S, T), -1, np.int32),
+  )

@@ -246,7 +246,7 @@ def unpack_groups(
           f"{shape[:ndim]}"
       )
   prompts = arrays["prompt_tokens"]
-  if min(lengths) < 1 or prompts.shape != (sum(lengths),):
+  if min(lengths) < 0 or prompts.shape != (sum(lengths),):
     raise ValueError("prompt_lengths do not add up to prompt_tokens")
   ends = np.cumsum(lengths)
   return [
@@ -268,6 +268,8 @@ def reject_reason(
     has_ref_logprobs: bool,
 ) -> str | None:
   """Returns why a group is rejected, a reason of the ledger, or None."""
+  if not group.sampled_mask.any():
+    return "environment"  # It has said no prompt.
   if not np.isfinite(group.rewards).all():
     return "reward"
   if (group.ref_logprobs is not None) != has_ref_logprobs:
@@ -280,7 +282,7 @@ def reject_reason(
   lengths = group.completion_lengths
   if (lengths < 1).any() or (lengths > longest).any():
     return "length"
-  if len(group.prompt_tokens) > max_prompt_tokens:
+  if not 1 <= len(group.prompt_tokens) <= max_prompt_tokens:
     return "length"
   sampled = group.sampled_mask
   past = np.arange(sampled.shape[1]) >= lengths[:, None]

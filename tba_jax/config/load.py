@@ -259,15 +259,22 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Returns a saved config with defaults of keys that it lacks.
 
   Settings that are gone are dropped: the run was made with them.
+
+  Raises:
+    ConfigError: a section is none.
   """
   config = config.copy_and_resolve_references()
   _drop_removed(config, is_saved=True)
   out = settings.get_config()
-  with out.unlocked():
+  # The validation tells a value of another type.
+  with out.unlocked(), out.ignore_type():
     for name, value in config.items():
-      if name != "task" and isinstance(value, ml_collections.ConfigDict):
-        section = out.get(name, ml_collections.ConfigDict())
-        out[name] = ml_collections.ConfigDict({**section, **value})
+      is_section = isinstance(value, ml_collections.ConfigDict)
+      if name in settings.SECTIONS and not is_section:
+        raise ConfigError(f"config.{name} = {value!r}: allowed a section")
+      default = out.get(name)
+      if name != "task" and isinstance(default, type(value)) and is_section:
+        out[name] = ml_collections.ConfigDict({**default, **value})
       else:
         out[name] = value
   return out

@@ -519,6 +519,10 @@ SETTINGS = {
         256, COUNT,
         "slots: completions decoded at the same time; on accelerators those of"
         " a prompt share its KV cache if all of a round fit", hosts="searcher"),
+    "sampling.num_waiting": _s(
+        0, FROM_0, "completions whose environment works that may leave their"
+        " slot to others, with their KV cache: memory of as many slots more",
+        hosts="searcher"),
     "sampling.chunk_steps": _s(
         8, COUNT, "decode steps between refills of finished slots, and between"
         " polls for newer params (`sampling.in_flight`) and for stop strings"),

@@ -748,6 +748,19 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
         "allowed, with config.sampling.max_prompt_tokens, up to"
         f" {shape.max_positions}, the positions of {name}"
     )
+  if not c.get("reference.init"):
+    return
+  try:
+    teacher = hf_config.read(c["reference.init"])
+  except ValueError:
+    return  # `_folders` reports it.
+  if length > teacher.max_positions:
+    yield "reference.init", (
+        f"allowed a model of {length} positions or more,"
+        " config.sampling.max_prompt_tokens +"
+        " config.sampling.max_completion_tokens; it has"
+        f" {teacher.max_positions}"
+    )
 
 
 def _shape(c: Mapping[str, Any]) -> _Problems:
@@ -842,6 +855,13 @@ def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
     yield "sampling.num_rows", (
         f"allowed a multiple of {rows}: a searcher's rows are split over"
         " config.search.mesh.data * config.search.mesh.fsdp devices"
+    )
+  waiting = c["sampling.num_waiting"]
+  if waiting and (waiting % rows or waiting < 2 * rows):
+    yield "sampling.num_waiting", (
+        f"allowed 0, or a multiple of {rows} from {2 * rows} on: each device"
+        " that splits a searcher's rows has as many, and exchanges one for"
+        " another"
     )
   if c["search.cpu_devices"] not in (0, devices):
     yield "search.cpu_devices", (
@@ -1037,7 +1057,7 @@ def _store(c: Mapping[str, Any]) -> _Problems:
       )
   if has_tls:
     for key in _TLS:
-      if not pathlib.Path(c[key]).expanduser().is_file():
+      if not os.path.isfile(os.path.expanduser(c[key])):
         yield key, "allowed a file that exists, for all of config.store.tls_*"
     if not certificates.is_supported():
       yield _TLS[0], (

@@ -5,7 +5,6 @@
 import dataclasses
 import json
 from typing import Any, BinaryIO
-import zipfile
 
 import numpy as np
 
@@ -72,5 +71,6 @@ def read(file: BinaryIO) -> Any:
       arrays = {name: members[name] for name in members.files}
     structure = arrays.pop(_STRUCTURE).tobytes().decode()
     return json.loads(structure, object_hook=decode)
-  except (zipfile.BadZipFile, EOFError, KeyError, UnicodeDecodeError) as error:
-    raise ValueError(f"host state is damaged: {error}") from error
+  # NumPy, zipfile and tokenize raise many types of errors for damaged bytes.
+  except Exception as error:
+    raise ValueError(f"host state is damaged: {error!r}") from error

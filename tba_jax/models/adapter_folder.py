@@ -60,7 +60,9 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 
 def is_adapter(folder: pathlib.Path) -> bool:
   """Tells whether a folder has an adapter and no model of its own."""
-  return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
+  # Unlike pathlib's, these take a name that is too long for a file.
+  has = lambda name: os.path.isfile(folder / name)
+  return has(CONFIG) and not has("config.json")
 
 
 def find(

@@ -204,7 +204,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
       unsupported; the message lists all of them.
   """
   family = hf.get("model_type") if isinstance(hf, dict) else None
-  if family not in families.FAMILIES:
+  if not isinstance(family, str) or family not in families.FAMILIES:
     larger = {facts.part_of for facts in families.FAMILIES.values()} - {""}
     raise ValueError(
         f"config.json: model_type={family!r} is not supported; supported:"

@@ -459,6 +459,8 @@ def _load_fast(
     )
   try:
     fast = loader.from_pretrained(str(path), local_files_only=True)
+    # Settings of a wrong kind are noticed by their first use.
+    fast.decode(fast.encode("a"), skip_special_tokens=True)
   except Exception as error:  # tokenizers raises Exception itself.
     why = " ".join(str(error).split())[:_MAX_ERROR]
     raise ValueError(

@@ -235,6 +235,7 @@ def make_sampler(
       policy.model,
       policy.tokenizer,
       num_rows=config.sampling.num_rows,
+      num_waiting=config.sampling.num_waiting,
       most_rows_per_prompt=most_rows_per_prompt,
       seed=config.seed,
       explore=requests.Explore(**config.explore),
@@ -278,6 +279,7 @@ def build_sampler(
     *,
     num_rows: int,
     seed: int,
+    num_waiting: int = 0,
     most_rows_per_prompt: int = 1,
     explore: requests.Explore | None = None,
 ) -> decode.Sampler:
@@ -296,6 +298,7 @@ def build_sampler(
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,
+      num_waiting=num_waiting,
       most_rows_per_prompt=most_rows_per_prompt,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,

@@ -286,7 +286,8 @@ class ReplayBuffer:
     draw from all prompts may find it.
 
     Args:
-      group: S valid completions (`messages.reject_reason`); padding is ignored.
+      group: S valid completions (`messages.reject_reason`), or completions
+        without a sampled token, of which none is stored; padding is ignored.
       step: step at which they arrive; must not decrease.
 
     Returns:
@@ -298,6 +299,8 @@ class ReplayBuffer:
     """
     if step < self._insert_step:
       raise ValueError(f"insert at step {step} after step {self._insert_step}")
+    if not group.num_tokens:  # Its environment has said no prompt.
+      return ledger.Amount(1, group.num_completions, 0)
     if self.has_other_tokens(group):
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
     prompt = self.prompts.get(group.prompt_id)

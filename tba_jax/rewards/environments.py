@@ -29,6 +29,9 @@ from tba_jax.tasks import environment
 Said = base.Prompt
 Failure = tuple[str, str]  # Cause and message.
 
+# Seconds within which the sampler makes a turn, if it still runs.
+_TURN_DEADLINE_S = 3600.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
@@ -36,7 +39,7 @@ class Prompt:
 
   seed: seed of the environment.
   said: text or messages; None after a failure.
-  tokens: [P] int32, the ids; a stop token after a failure.
+  tokens: [P] int32, the ids; none after a failure.
   failure: cause and message, None without one.
   """
 
@@ -44,6 +47,12 @@ class Prompt:
   said: Said | None
   tokens: np.ndarray
   failure: Failure | None = None
+
+  @property
+  def outcome(self) -> judges.Outcome:
+    """What each of its completions gets after a failure."""
+    cause, message = self.failure
+    return judges.Outcome(0.0, False, 0, 0.0, cause, message)
 
 
 class Environments:
@@ -86,7 +95,7 @@ class Environments:
     """Returns the environments of a call of the sampler.
 
     Args:
-      prompts: prompt of each of its requests.
+      prompts: prompt of each of its requests, with tokens.
       num_completions: S, completions of each.
     """
     episodes = Episodes(
@@ -165,7 +174,7 @@ class Environments:
           f" config.sampling.max_prompt_tokens = {self._max_prompt_tokens}"
       )
     if failure is not None:
-      tokens = [self._tokenizer.eos_id]
+      tokens = []
     return Prompt(
         seed, answer.get("said"), np.asarray(tokens, np.int32), failure
     )
@@ -217,15 +226,14 @@ class Episodes:
     self._answered: queue.SimpleQueue[tuple[requests.Owner, Said | None]] = (
         queue.SimpleQueue()
     )
+    self._closed = False
 
   def end(self, owner: requests.Owner, tokens: np.ndarray) -> None:
-    episode, prompt = self._episodes.get(owner), self._prompts[owner[0]]
+    episode = self._episodes.get(owner)
     if episode is None:
       episode = self._episodes[owner] = _Episode()
-      episode.failure = prompt.failure
-      if prompt.failure is None:
-        self._workers.threads.submit(self._play, owner, episode)
-    if episode.failure is not None:  # There is no prompt.
+      self._workers.threads.submit(self._play, owner, episode)
+    if episode.failure is not None:  # It waited too long for this turn.
       self._answered.put((owner, None))
       return
     turn = tokens[episode.length :]
@@ -241,13 +249,26 @@ class Episodes:
   def answers(
       self, wait: bool
   ) -> list[tuple[requests.Owner, np.ndarray | None]]:
-    found = [self._answered.get()] if wait else []
+    found = [self._next()] if wait else []
     while not self._answered.empty():
       found.append(self._answered.get())
     return [(owner, self._tokens(owner, said)) for owner, said in found]
 
+  def _next(self) -> tuple[requests.Owner, Said | None]:
+    # Of a first turn it is the answer to `reset`, and then to `step`.
+    timeout_s = 2 * self._workers.longest_s
+    try:
+      return self._answered.get(timeout=timeout_s)
+    except queue.Empty:
+      raise TimeoutError(
+          f"no environment of config.task.source has answered in"
+          f" {timeout_s:g} s, though each answer, and the start of each"
+          " process, has a shorter deadline (config.reward.deadline_s)"
+      ) from None
+
   def close(self) -> None:
     """Lets the threads of completions that are not over go."""
+    self._closed = True
     for episode in list(self._episodes.values()):
       episode.turns.put(None)
 
@@ -255,18 +276,13 @@ class Episodes:
     """Returns the results of the completions, by request."""
     return [
         [
-            self._outcome(prompt, self._episodes.get((index, sample)))
+            self._outcome(self._episodes.get((index, sample)) or _Episode())
             for sample in range(self._num_completions)
         ]
-        for index, prompt in enumerate(self._prompts)
+        for index in range(len(self._prompts))
     ]
 
-  def _outcome(
-      self, prompt: Prompt, episode: _Episode | None
-  ) -> judges.Outcome:
-    if episode is None:  # Its first turn did not end.
-      episode = _Episode()
-      episode.failure = prompt.failure
+  def _outcome(self, episode: _Episode) -> judges.Outcome:
     reward = sum(episode.rewards)
     is_right = episode.success
     if is_right is None:
@@ -307,6 +323,8 @@ class Episodes:
       raise
 
   def _play_turns(self, owner: requests.Owner, episode: _Episode) -> None:
+    if self._closed:
+      return
     prompt = self._prompts[owner[0]]
     with self._workers.hold() as ask:
 
@@ -326,7 +344,7 @@ class Episodes:
       if episode.failure is not None:
         self._answered.put((owner, None))
         return
-      while (turn := episode.turns.get()) is not None:
+      while (turn := self._turn(episode)) is not None:
         answer = timed(["step", turn])
         if episode.failure is None:
           episode.rewards.append(answer["reward"])
@@ -339,6 +357,16 @@ class Episodes:
         self._answered.put((owner, None if over else answer["said"]))
         if over:
           return
+
+  def _turn(self, episode: _Episode) -> str | None:
+    """Returns the next turn; None if the completion is over."""
+    try:
+      return episode.turns.get(timeout=_TURN_DEADLINE_S)
+    except queue.Empty:
+      episode.failure = "turn", (
+          f"the searcher has sampled no next turn in {_TURN_DEADLINE_S:g} s"
+      )
+      return None
 
 
 def make(

@@ -35,6 +35,8 @@ from tba_jax.tasks import base
 
 _MAX_BYTES = 64 << 20
 _START_DEADLINE_S = 60.0
+# Seconds within which a process that was killed is gone.
+_KILL_S = 30.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
 _ENVIRONMENT = ("-m", "tba_jax.rewards.environment_worker")
 STDERR = "stderr"  # in a worker's directory
@@ -129,6 +131,7 @@ class Workers:
   """Worker processes that are started when first needed.
 
   threads: executor of as many threads as workers.
+  longest_s: most seconds of a worker's answer, with the start of a process.
   """
 
   def __init__(
@@ -155,6 +158,7 @@ class Workers:
     self._command = command
     if on_event is not None and box.missing:
       on_event("sandbox_limited", box.warning())
+    self.longest_s = _START_DEADLINE_S + config_reward.deadline_s + _KILL_S
     count = config_reward.num_workers
     # A worker dies with the thread that started it, so threads last as long.
     self.threads = futures.ThreadPoolExecutor(count, "reward")

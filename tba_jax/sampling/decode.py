@@ -18,7 +18,8 @@ stop strings). All shapes are fixed: `prefill` compiles once per bucket,
 
 A completion may have several turns. Between two of them an environment speaks,
 while others are decoded; its tokens are appended as ids, and fed by the same
-decode steps. A row keeps its slot and its cache meanwhile.
+decode steps. With `Settings.num_waiting` its row makes room for others, and
+comes back with its cache.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
 sample index, position), and no operation mixes slots. So a completion, down to
@@ -26,7 +27,7 @@ the bits of its log-probs, does not depend on its batch mates, its row, the
 chunks or the order of the requests.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -210,12 +211,20 @@ class _DecodeLoop:
     self._turns = turns
     self._params = params
     self._state = programs.empty_state()
+    # Rows whose environment works and that made room, if any may.
+    self._aside = None
+    if turns is not None and settings.num_waiting:
+      self._aside = programs.empty_aside()
     # Prompts of one bucket are adjacent, so that they share a prefill.
     self._order = sorted(
         range(len(prompts)), key=lambda i: settings.bucket_of(prompts[i])
     )
     self._slots = requests.Slots(
-        prompts, settings, self._order, programs.rows_per_prompt
+        prompts,
+        settings,
+        self._order,
+        programs.rows_per_prompt,
+        programs.num_row_parts,
     )
     # Index of a request -> its row in the last prefilled batch, and the outputs
     # of `slots_lib.prefill`.
@@ -226,7 +235,8 @@ class _DecodeLoop:
       self._watch = requests.StopStringWatch(
           settings.stop_strings, settings.text_fn
       )
-    # Pair of (collected rows on the device, their owners), at most one.
+    # Pair of (collected rows on the device, their owners), at most one. They
+    # have ended, or a turn of theirs has.
     self._unread: list[tuple[Any, dict[int, requests.Owner]]] = []
     self._results = requests.Results(
         prompts, settings.max_completion_tokens, version
@@ -235,98 +245,95 @@ class _DecodeLoop:
   def run(self) -> list[types.Completions]:
     """Samples until all requests are done; returns their completions."""
     slots = self._slots
-    while slots.queue or slots.owners:
+    while slots.queue or slots.owners or slots.aside:
       found = None if self._newer is None else self._newer()
       if found is not None:
         self._swap(*found)
       if self._turns is not None:
-        self._take_answers()
+        self._take_answers(wait=False)
+        self._move()
       self._refill()
       if not slots.num_decoding:
+        self._read()
+        self._take_answers(wait=True)
         continue
       while self._shrink():
         pass
       self._state, (num_steps, done_R) = self._decode(*self._plan())
-      # Rows that finished a chunk ago are read while this one computes.
+      # Rows that ended a chunk ago are read while this one computes.
       self._read()
       slots.advance(int(num_steps))
       cut_R = None
       if self._watch is not None:
         cut_R, done_R = self._cut_at_stop_strings()
-      done_R = np.asarray(done_R)
-      if self._turns is not None:
-        done_R = self._end_turns(done_R, cut_R)
-      self._release(done_R)
+      self._end(np.asarray(done_R), cut_R)
     self._read()
     return self._results.completions()
 
-  def _release(self, done_R: np.ndarray) -> None:
-    """Frees the rows that are done, to be read later."""
-    ended = self._slots.release(done_R)
-    if ended:
-      self._unread.append((self._programs.collect(self._state), ended))
-
-  def _end_turns(
-      self, done_R: np.ndarray, cut_R: np.ndarray | None
-  ) -> np.ndarray:
-    """Passes turns that have ended on; returns [R] bool, rows cut off."""
+  def _end(self, done_R: np.ndarray, cut_R: np.ndarray | None) -> None:
+    """Has rows that are done read later; frees them if no turn may follow."""
     slots = self._slots
-    rows = [
-        row
-        for row in np.flatnonzero(done_R)
+    ended = {
+        row: slots.owners[row]
+        for row in np.flatnonzero(done_R).tolist()
         if row in slots.owners and slots.owners[row] not in slots.waiting
-    ]
-    over_R = np.zeros(slots.num_rows, bool)
-    if not rows:
-      return over_R
-    tokens_RxT, lengths_R, stopped_R = jax.device_get(
-        (self._state.tokens, self._state.lengths, self._state.stopped)
-    )
-    if cut_R is not None:
-      stopped_R = stopped_R | (cut_R >= 0)
-    for row in rows:
-      owner, length = slots.owners[row], int(lengths_R[row])
-      if stopped_R[row]:
-        slots.waiting[owner] = length
-        self._turns.end(owner, tokens_RxT[row, :length])
-      else:
-        self._cut_off(owner)
-        over_R[row] = True
-    return over_R
+    }
+    if not ended:
+      return
+    collected = self._programs.collect(self._state)
+    self._unread.append((collected, ended))
+    if self._turns is not None:
+      lengths_R, stopped_R = jax.device_get(collected[3:])
+      if cut_R is not None:
+        stopped_R = stopped_R | (cut_R >= 0)
+      for row, owner in ended.items():
+        if stopped_R[row]:
+          slots.waiting[owner] = int(lengths_R[row])
+    slots.release(ended)
 
-  def _cut_off(self, owner: requests.Owner) -> None:
-    self._turns.cut(owner)
-    self._results.note_cut_off(owner)
-
-  def _take_answers(self) -> None:
-    """Appends what environments have answered; frees rows that they end."""
+  def _take_answers(self, wait: bool) -> None:
+    """Takes what environments have answered; ends completions that are over."""
     slots = self._slots
     if not slots.waiting:
       return
-    idle = not slots.num_decoding and not slots.can_refill
-    rows = {owner: row for row, owner in slots.owners.items()}
-    over_R = np.zeros(slots.num_rows, bool)
+    for owner, ids in self._turns.answers(wait):
+      length = slots.waiting[owner]
+      # Without room for a token after it, the answer is left out.
+      if ids is not None and length + len(ids) >= slots.limit(owner):
+        self._turns.cut(owner)
+        self._results.note_cut_off(owner)
+        ids = None
+      slots.resume(owner, ids)
+      if ids is not None:
+        end = length + len(ids)
+        self._results.note_given(owner, length, end)
+        if self._watch is not None:
+          self._watch.begin_turn(owner, end)
+
+  def _move(self) -> None:
+    """Moves rows aside and back; lets those go on whose answer is there."""
+    slots, moves = self._slots, self._programs.move
+    # An exchange may free the place that another one needs.
+    while True:
+      source_W = slots.make_room()
+      if source_W is not None:
+        self._aside = moves(self._aside, self._state, source_W)
+      source_R = slots.come_back()
+      if source_R is not None:
+        self._state = moves(self._state, self._aside, source_R)
+      if source_W is None and source_R is None:
+        break
+    answered = slots.go_on()
+    if not answered:
+      return
     given_R = np.full(slots.num_rows, -1, np.int32)
     tokens_RxT = np.zeros(
         (slots.num_rows, self._settings.max_completion_tokens), np.int32
     )
-    for owner, ids in self._turns.answers(idle):
-      row = rows[owner]
-      length = slots.resume(row)
-      if ids is None:
-        over_R[row] = True
-      elif length + len(ids) >= slots.limit(owner):  # No token could follow.
-        self._cut_off(owner)
-        over_R[row] = True
-      else:
-        end = given_R[row] = length + len(ids)
-        tokens_RxT[row, length:end] = ids
-        self._results.note_given(owner, length, end)
-        if self._watch is not None:
-          self._watch.begin_turn(owner, end)
-    if (given_R >= 0).any():
-      self._state = self._programs.give(self._state, tokens_RxT, given_R)
-    self._release(over_R)
+    for row, (length, ids) in answered.items():
+      given_R[row] = end = length + len(ids)
+      tokens_RxT[row, length:end] = ids
+    self._state = self._programs.give(self._state, tokens_RxT, given_R)
 
   def warm_up(self) -> None:
     """Compiles the programs that `run` did not need."""
@@ -334,7 +341,7 @@ class _DecodeLoop:
       for num_blocks in range(2, len(self._blocks) + 1):
         self._state, _ = self._decode(0, 1, num_blocks)
       if self._settings.recompute_cache:
-        self._recompute()
+        self._state = self._recompute(self._state, {})
       if self._watch is not None:
         self._cut_at_stop_strings()
       if self._settings.has_turns:
@@ -343,9 +350,19 @@ class _DecodeLoop:
             np.zeros(self._state.tokens.shape, np.int32),
             np.full(self._slots.num_rows, -1, np.int32),
         )
+      if self._settings.num_waiting:
+        self._warm_up_aside()
       self._programs.collect(self._state)
       if not self._shrink():
         return
+
+  def _warm_up_aside(self) -> None:
+    aside = self._programs.empty_aside()
+    none = lambda state: np.full(len(state.lengths), -1, np.int32)
+    aside = self._programs.move(aside, self._state, none(aside))
+    if self._settings.recompute_cache:
+      aside = self._recompute(aside, {})
+    self._state = self._programs.move(self._state, aside, none(self._state))
 
   def _plan(self) -> tuple[int, int, int]:
     """Returns a chunk's most steps, idle rows that end it early, and blocks."""
@@ -387,7 +404,8 @@ class _DecodeLoop:
     """Drops free rows if no completion needs them; returns whether it did."""
     slots, programs = self._slots, self._programs
     fewer = programs.fewer_rows(slots.num_rows)
-    if not fewer or slots.queue or len(slots.owners) > fewer:
+    num_left = len(slots.owners) + len(slots.aside)
+    if not fewer or slots.queue or num_left > fewer:
       return False
     if not programs.same_bits(self._params, slots.num_rows, fewer):
       return False
@@ -399,38 +417,44 @@ class _DecodeLoop:
     self._read()
     self._params = params
     self._prefilled, self._prefill_outputs = {}, ()
-    lengths_R = jax.device_get(self._state.lengths)
+    slots = self._slots
+    lengths_R = jax.device_get(self._state.lengths).tolist()
     self._results.set_version(
         version,
-        {owner: lengths_R[row] for row, owner in self._slots.owners.items()},
+        {owner: 0 for owner in slots.queue}
+        | {owner: lengths_R[row] for row, owner in slots.owners.items()}
+        | slots.lengths_aside,
     )
     if self._settings.recompute_cache:
-      self._recompute()
+      self._state = self._recompute(self._state, slots.owners)
+      if self._aside is not None:
+        self._aside = self._recompute(self._aside, slots.aside)
 
-  def _recompute(self) -> None:
+  def _recompute(
+      self, state: slots_lib.DecodeState, owners: Mapping[int, requests.Owner]
+  ) -> slots_lib.DecodeState:
     """Recomputes the KV cache of the rows in use, batch by batch."""
     P, T = (
         self._settings.max_prompt_tokens,
         self._settings.max_completion_tokens,
     )
     size = self._settings.prefill_size
-    tokens_RxT, lengths_R = jax.device_get(
-        (self._state.tokens, self._state.lengths)
-    )
-    owners = [*self._slots.owners.items()]
+    tokens_RxT, lengths_R = jax.device_get((state.tokens, state.lengths))
+    rows = [*owners.items()]
     # Runs once even without rows, to compile the program.
-    for first in range(0, len(owners) or 1, size):
+    for first in range(0, len(rows) or 1, size):
       tokens_BxL, mask_BxL = self._padding(P + T)
-      source_R = np.full(self._slots.num_rows, -1, np.int32)
-      for b, (row, (index, _)) in enumerate(owners[first : first + size]):
+      source_R = np.full(len(lengths_R), -1, np.int32)
+      for b, (row, (index, _)) in enumerate(rows[first : first + size]):
         self._put_prompt(index, tokens_BxL[b, :P], mask_BxL[b, :P])
         fed = lengths_R[row] - 1
         tokens_BxL[b, P : P + fed] = tokens_RxT[row, :fed]
         mask_BxL[b, P : P + fed] = 1
         source_R[row] = b
-      self._state = self._programs.recompute_cache(
-          self._params, self._state, tokens_BxL, mask_BxL, source_R
+      state = self._programs.recompute_cache(
+          self._params, state, tokens_BxL, mask_BxL, source_R
       )
+    return state
 
   def _refill(self) -> None:
     """Starts completions in all free slots."""
@@ -482,7 +506,16 @@ class _DecodeLoop:
     return cut_R, done_R
 
   def _read(self) -> None:
-    """Copies finished completions from the device into the results."""
+    """Copies what has ended from the device; environments get their turns."""
     for collected, ended in self._unread:
-      self._results.add(jax.device_get(collected), ended)
+      arrays = jax.device_get(collected)
+      self._results.add(arrays, ended)
+      if self._turns is None:
+        continue
+      tokens_RxT, lengths_R = arrays[0], arrays[3]
+      for row, owner in ended.items():
+        if owner in self._slots.waiting:
+          self._turns.end(owner, tokens_RxT[row, : lengths_R[row]])
+        else:
+          self._turns.cut(owner)
     self._unread.clear()

@@ -57,6 +57,8 @@ class Settings:
   recompute_cache: whether newer params recompute the KV cache of completions
     in flight.
   has_turns: whether completions may have several turns, see `Turns`.
+  num_waiting: completions whose environment works that may leave their row to
+    others, with their cache; 0 or from 2 for each device that splits the rows.
   prompt_buckets: number of padded prompt lengths: P, P / 2, P / 4, …
   explore: exploration, see `Explore`.
   """
@@ -76,6 +78,7 @@ class Settings:
   text_fn: Callable[[Sequence[int]], str] | None = None
   recompute_cache: bool = False
   has_turns: bool = False
+  num_waiting: int = 0
   prompt_buckets: int = 1
   most_rows_per_prompt: int = 1
   explore: Explore = Explore()
@@ -197,8 +200,14 @@ class Slots:
   Adjacent rows that share a prompt serve one request at a time: the next one
   waits until all of them are free.
 
+  A completion whose environment works makes room for one that can be decoded:
+  its row moves to one of W places aside. Once it can go on it moves to a free
+  row, before completions that have not begun. Devices that split the rows split
+  the places, too, and rows move within a device.
+
   queue: completions waiting for a row.
   owners: row -> the completion that it decodes.
+  aside: place -> the completion that made room.
   waiting: completion whose turn has ended -> its tokens so far.
   """
 
@@ -208,15 +217,29 @@ class Slots:
       settings: Settings,
       order: Sequence[int],
       rows_per_prompt: int = 1,
+      num_parts: int = 1,
   ):
-    """Queues all completions, by request in `order`."""
+    """Queues all completions, by request in `order`.
+
+    Args:
+      requests: requests of the sampler.
+      settings: settings of the sampler.
+      order: order of the requests.
+      rows_per_prompt: adjacent rows that share a prompt.
+      num_parts: devices that split the rows.
+    """
     self.queue = collections.deque(
         (index, sample)
         for index in order
         for sample in range(requests[index].num_completions)
     )
     self.owners: dict[int, Owner] = {}
+    self.aside: dict[int, Owner] = {}
     self.waiting: dict[Owner, int] = {}
+    # Completions aside that can go on, the first first -> their tokens so far
+    # and the environment's, which follow.
+    self._ready: dict[Owner, tuple[int, np.ndarray]] = {}
+    self._num_parts = num_parts
     self._requests = requests
     self._settings = settings
     self._rows_per_prompt = rows_per_prompt
@@ -248,17 +271,106 @@ class Slots:
   @property
   def num_decoding(self) -> int:
     """Number of rows in use that wait for no environment."""
-    return len(self.owners) - len(self.waiting)
+    return sum(owner not in self.waiting for owner in self.owners.values())
+
+  @property
+  def lengths_aside(self) -> dict[Owner, int]:
+    """Tokens so far of the completions that made room."""
+    return {
+        owner: self._ready[owner][0]
+        if owner in self._ready
+        else self.waiting[owner]
+        for owner in self.aside.values()
+    }
 
   def limit(self, owner: Owner) -> int:
     """Returns the most tokens of a completion."""
     limit = self._requests[owner[0]].max_tokens
     return self._settings.max_completion_tokens if limit is None else limit
 
-  def resume(self, row: int) -> int:
-    """Lets a row go on that waited; returns its tokens so far."""
-    self._lengths_R[row] = length = self.waiting.pop(self.owners[row])
-    return length
+  def resume(self, owner: Owner, ids: np.ndarray | None) -> None:
+    """Lets a completion go on once it has a row; None ends it.
+
+    Args:
+      owner: a completion that waits.
+      ids: [m] int, the answer of its environment, which fits.
+    """
+    length = self.waiting.pop(owner)
+    if ids is not None:
+      self._ready[owner] = length, ids
+      return
+    for places in (self.owners, self.aside):
+      for place in [p for p, other in places.items() if other == owner]:
+        del places[place]
+
+  def go_on(self) -> dict[int, tuple[int, np.ndarray]]:
+    """Returns the rows that go on: their tokens so far, and those to follow."""
+    out = {}
+    for row, owner in self.owners.items():
+      if owner in self._ready:
+        out[row] = self._ready.pop(owner)
+        self._lengths_R[row] = out[row][0]
+    return out
+
+  def make_room(self) -> np.ndarray | None:
+    """Moves waiting completions aside, as many as others can take their rows.
+
+    On each device one place stays free, but for an exchange with a completion
+    that can go on: otherwise these could keep the places, and those the rows.
+
+    Returns:
+      [W] int32, the row that moves to each place, counted on its device, -1 for
+      none; None if no row moves.
+    """
+    source_W = np.full(self._settings.num_waiting, -1, np.int32)
+    parts = self._parts()
+    num_queued = len(self.queue)
+    for free_rows, _, ready, _ in parts:
+      num_queued -= max(0, len(free_rows) - len(ready))
+    for free_rows, waiting, ready, free_places in parts:
+      num_ready = max(0, len(ready) - len(free_rows))
+      num_ready = min(num_ready, len(waiting), len(free_places))
+      most = min(len(waiting), len(free_places) - 1)
+      num_fresh = max(0, min(num_queued, most - num_ready))
+      num_queued -= num_fresh
+      for row, place in zip(waiting[: num_ready + num_fresh], free_places):
+        source_W[place] = row % (self.num_rows // self._num_parts)
+        self.aside[place] = self.owners.pop(row)
+    return source_W if (source_W >= 0).any() else None
+
+  def come_back(self) -> np.ndarray | None:
+    """Gives free rows to completions aside that can go on.
+
+    Returns:
+      [R] int32, the place that moves to each row, counted on its device, -1 for
+      none; None if none moves.
+    """
+    source_R = np.full(self.num_rows, -1, np.int32)
+    for free_rows, _, ready, _ in self._parts():
+      for row, place in zip(free_rows, ready):
+        source_R[row] = place % (self._settings.num_waiting // self._num_parts)
+        self.owners[row] = self.aside.pop(place)
+    return source_R if (source_R >= 0).any() else None
+
+  def _parts(self) -> list[tuple[list[int], ...]]:
+    """Returns by device: free rows, rows that wait, ready and free places."""
+    num_rows = self.num_rows // self._num_parts
+    num_places = self._settings.num_waiting // self._num_parts
+    place_of = {owner: place for place, owner in self.aside.items()}
+    ready = [place_of[owner] for owner in self._ready if owner in place_of]
+    out = []
+    for part in range(self._num_parts if num_places else 0):
+      rows = range(part * num_rows, (part + 1) * num_rows)
+      places = range(part * num_places, (part + 1) * num_places)
+      out.append(
+          (
+              [row for row in rows if row not in self.owners],
+              [row for row in rows if self.owners.get(row) in self.waiting],
+              [place for place in ready if place in places],
+              [place for place in places if place not in self.aside],
+          )
+      )
+    return out
 
   def refill(
       self, prefilled: Mapping[int, int]
@@ -319,10 +431,11 @@ class Slots:
     """Adds a chunk's steps to the length of every row."""
     self._lengths_R += num_steps
 
-  def release(self, done_R: np.ndarray) -> dict[int, Owner]:
-    """Frees the rows that are done; returns their owners."""
-    rows = [row for row in np.flatnonzero(done_R) if row in self.owners]
-    return {row: self.owners.pop(row) for row in rows}
+  def release(self, rows: Iterable[int]) -> None:
+    """Frees those rows whose completion does not wait for an environment."""
+    for row in rows:
+      if self.owners[row] not in self.waiting:
+        del self.owners[row]
 
 
 class Results:
@@ -342,7 +455,7 @@ class Results:
     self._logprobs, self._plain = zeros(np.float32), zeros(np.float32)
     self._lengths, self._stopped = each(np.int32), each(bool)
     self._given = zeros(bool)
-    self._cut_off: set[Owner] = set()
+    self._at_strings: set[Owner] = set()
     self._versions = [np.full(shape, version, np.int32) for shape in shapes]
 
   def set_version(self, version: int, sampled: Mapping[Owner, int]) -> None:
@@ -350,16 +463,14 @@ class Results:
 
     Args:
       version: version of the params that draw them.
-      sampled: tokens so far of each completion in flight.
+      sampled: tokens so far of each completion that is not over.
     """
-    for index, versions_SxT in enumerate(self._versions):
-      for sample in np.flatnonzero(self._lengths[index] == 0):
-        versions_SxT[sample, sampled.get((index, sample), 0) :] = version
+    for (index, sample), length in sampled.items():
+      self._versions[index][sample, length:] = version
 
   def note_stop_strings(self, owners: Iterable[Owner]) -> None:
-    """Marks completions that ended at a stop string."""
-    for index, sample in owners:
-      self._stopped[index][sample] = True
+    """Marks completions whose turn ended at a stop string, before `add`."""
+    self._at_strings.update(owners)
 
   def note_given(self, owner: Owner, start: int, stop: int) -> None:
     """Marks the tokens from `start` to `stop` as an environment's."""
@@ -367,15 +478,21 @@ class Results:
     self._given[index][sample, start:stop] = True
 
   def note_cut_off(self, owner: Owner) -> None:
-    """Marks a completion of several turns that was cut off in the last one."""
-    self._cut_off.add(owner)
+    """Marks a completion that is over, though its last turn ended."""
+    index, sample = owner
+    self._stopped[index][sample] = False
 
   def add(
       self,
       collected: Sequence[np.ndarray | None],
       owners: Mapping[int, Owner],
   ) -> None:
-    """Adds finished completions, `rows.collect` of the rows of `owners`."""
+    """Adds completions or turns that ended.
+
+    Args:
+      collected: `slots.collect` of the rows.
+      owners: row -> completion; its earlier turns are overwritten by the same.
+    """
     tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R = collected
     if plain_RxT is None:
       plain_RxT = logprobs_RxT
@@ -384,9 +501,9 @@ class Results:
       self._logprobs[index][sample] = logprobs_RxT[row]
       self._plain[index][sample] = plain_RxT[row]
       self._lengths[index][sample] = lengths_R[row]
-      self._stopped[index][sample] |= stopped_R[row]
-      if (index, sample) in self._cut_off:
-        self._stopped[index][sample] = False
+      at_string = (index, sample) in self._at_strings
+      self._stopped[index][sample] = stopped_R[row] or at_string
+    self._at_strings.difference_update(owners.values())
 
   def completions(self) -> list[types.Completions]:
     """Returns the completions by request."""

@@ -3,8 +3,8 @@
 """Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
-environment's tokens, `collect` reads them out: pure functions of fixed shapes,
-which `Programs` compiles.
+environment's tokens, `move` copies rows out of the way and back, `collect`
+reads them out: pure functions of fixed shapes, which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
@@ -360,6 +360,53 @@ def give(
   )
 
 
+def move(
+    sharding: Sharding,
+    target: DecodeState,
+    source: DecodeState,
+    source_R: jax.Array,
+) -> DecodeState:
+  """Copies rows of `source` to rows of `target`, with their cache.
+
+  Args:
+    sharding: sharding of the params. On a mesh each device moves its own rows.
+    target, source: states of R and of any number of rows, none of which share
+      a prompt.
+    source_R: [R] int32, the row of `source`, counted on its device; -1 keeps
+      the row of `target`.
+  """
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return _move(target, source, source_R)
+  specs_of = lambda state: jax.tree.map(
+      lambda of_leaf: of_leaf.spec,
+      _shardings(sharding, len(state.lengths), state),
+  )
+  specs = specs_of(target)
+  return jax.shard_map(
+      _move,
+      mesh=sharding.mesh,
+      in_specs=(specs, specs_of(source), _row_spec(sharding, len(source_R))),
+      out_specs=specs,
+      check_vma=False,
+  )(target, source, source_R)
+
+
+def _move(
+    target: DecodeState, source: DecodeState, source_R: jax.Array
+) -> DecodeState:
+  # Rows that take another's place come first.
+  rows_R = jnp.argsort(source_R < 0, stable=True)
+
+  def move_row(i: jax.Array, target: DecodeState) -> DecodeState:
+    row = rows_R[i]
+    put = lambda leaf, other: jax.lax.dynamic_update_index_in_dim(
+        leaf, other[source_R[row]], row, 0
+    )
+    return jax.tree.map(put, target, source)
+
+  return jax.lax.fori_loop(0, jnp.sum(source_R >= 0), move_row, target)
+
+
 def take(state: DecodeState, rows: jax.Array) -> DecodeState:
   """Returns the state of the rows with indices `rows`, int32."""
   return jax.tree.map(lambda leaf: leaf[rows], state)
@@ -612,13 +659,26 @@ def platform_of(sharding: Sharding) -> str:
 
 
 def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
-  """Returns the adjacent rows that share a prompt's cache."""
+  """Returns the adjacent rows that share a prompt's cache.
+
+  Rows that make room for others have a copy of their own.
+  """
+  if settings.num_waiting:
+    return 1
   (device_rows,) = rows_sharding(sharding, settings.num_rows).shard_shape(
       (settings.num_rows,)
   )
   return sharing.rows_per_prompt(
       settings.most_rows_per_prompt, device_rows, platform_of(sharding)
   )
+
+
+def num_row_parts(settings: Settings, sharding: Sharding) -> int:
+  """Returns how many devices split the rows, of which each moves its own."""
+  (device_rows,) = rows_sharding(sharding, settings.num_rows).shard_shape(
+      (settings.num_rows,)
+  )
+  return settings.num_rows // device_rows
 
 
 def _num_parts(sharding: Sharding) -> int:
@@ -674,6 +734,7 @@ class Programs:
     self._settings = settings
     self.num_blocks = len(block_lengths(P, T))
     self.rows_per_prompt = rows_per_prompt(settings, sharding)
+    self.num_row_parts = num_row_parts(settings, sharding)
     self.sharding = sharding
     placed = lambda fn: functools.partial(fn, model, settings, sharding)
     # Outputs have fixed shardings, so that programs that take them are compiled
@@ -681,10 +742,17 @@ class Programs:
     self._state_shapes = jax.eval_shape(placed(empty_state))
     state = _shardings(sharding, settings.num_rows, self._state_shapes)
     self._state_shardings = state
+    # The rows that make room for others.
+    aside = dataclasses.replace(settings, num_rows=settings.num_waiting)
+    empty_aside = functools.partial(empty_state, model, aside, sharding)
+    self._aside_shapes = None
+    if settings.num_waiting:
+      self._aside_shapes = jax.eval_shape(empty_aside)
     jit = functools.partial(jax.jit, out_shardings=sharding)
     jit_state = functools.partial(jax.jit, out_shardings=state)
     jit_pair = functools.partial(jax.jit, out_shardings=(state, sharding))
     self.empty_state = jit_state(placed(empty_state))
+    self.empty_aside = jit_state(empty_aside)
     self.prefill = jit(placed(prefill))
     over_rows = rows_sharding(sharding, settings.prefill_size)
     if over_rows != sharding:
@@ -704,6 +772,7 @@ class Programs:
     )
     self.cut = jit_pair(cut, donate_argnums=0)
     self.give = jit_state(give, donate_argnums=0)
+    self.move = jit_state(functools.partial(move, sharding), donate_argnums=0)
     self.collect = jit(functools.partial(collect, settings))
     self.take = jit_state(take)
     self._same_bits: dict[int, bool] = {}
@@ -711,10 +780,19 @@ class Programs:
   @property
   def abstract_state(self) -> DecodeState:
     """The shapes and shardings of the decode state."""
+    return self._abstract(self._state_shapes)
+
+  @property
+  def abstract_aside(self) -> DecodeState | None:
+    """The shapes and shardings of the rows that make room; None without."""
+    shapes = self._aside_shapes
+    return None if shapes is None else self._abstract(shapes)
+
+  def _abstract(self, shapes: DecodeState) -> DecodeState:
     make = lambda x, sharding: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=sharding
     )
-    return jax.tree.map(make, self._state_shapes, self._state_shardings)
+    return jax.tree.map(make, shapes, self._state_shardings)
 
   def fewer_rows(self, num_rows: int) -> int:
     """Returns half the rows if a decode loop may shrink to them, otherwise 0.

@@ -28,6 +28,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
 from tba_jax.learning import checkpoint
 from tba_jax.learning import model_source
 from tba_jax.models import adapter_folder
@@ -820,9 +821,14 @@ class Engine:
     facts["base"] = lora.base_name(self._policy.folder, self._config.seed)
     saved = self.journal.fact("settings", facts)
     for name, value in json.loads(json.dumps(facts)).items():
-      if saved.get(name) != value:
+      before = saved.get(name)
+      if name not in saved:
+        # A setting that the version of the first start did not have.
+        key = name.removeprefix("config.")
+        before = settings_lib.SETTINGS[key].default
+      if before != value:
         raise ValueError(
-            f"{name} was {saved.get(name)!r} when this server began, now it is"
+            f"{name} was {before!r} when this server began, now it is"
             f" {value!r}: restore it, or give another --workdir than"
             f" {self._folder.parent}"
         )

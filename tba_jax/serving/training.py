@@ -350,7 +350,8 @@ class Programs:
           f" more, not {K}"
       )
     beta = np.float32(config.loss.beta)
-    has_reference = all("ref_logprobs" in d.inputs for d in asked.data)
+    is_given = all("ref_logprobs" in d.inputs for d in asked.data)
+    has_reference = is_given or not build.reads_reference(config.loss)
     size = config.train.micro_batch_prompts or num_groups
     cuts = [
         *range(0, num_groups - num_groups % size, size),
@@ -414,6 +415,11 @@ class Programs:
         )
     if config.loss.entropy_weight:
       raise ValueError("config.loss.entropy_weight: allowed 0 in a server")
+    if build.baseline(config.loss) == "file":
+      raise ValueError(
+          f"loss_fn={name!r} has the baseline 'file', which a server has not:"
+          " give another as loss_fn_config.baseline"
+      )
     return config
 
   def _groups(

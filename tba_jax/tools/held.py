@@ -214,6 +214,9 @@ def searcher(
       "params of a version that comes in": num_bytes(decode_params),
       "rows and KV cache": num_bytes(programs.abstract_state),
   }
+  if settings.num_waiting:
+    aside = num_bytes(programs.abstract_aside)
+    held["rows that wait for environments"] = aside
   if config.lora.rank:
     held["base of the adapters"] = num_bytes(params)
     held["base with a version's adapters merged"] = num_bytes(params)

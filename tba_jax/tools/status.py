@@ -10,7 +10,9 @@ from typing import Any
 
 import ml_collections
 import rich.console
+import rich.text
 
+from tba_jax.monitor import incidents
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import run_state
@@ -115,6 +117,13 @@ def run(
   state.note = note + _sign_of_life(state, last)
   console = rich.console.Console()
   console.print(panel.render_view(state))
+  happened = incidents.sentences(
+      jsonl.read_jsonl(pathlib.Path(workdir) / "events.jsonl"),
+      jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl"),
+  )
+  if happened:
+    console.print(rich.text.Text("what happened", "bold"))
+    console.print(panel.advice_list(happened))
   return processes.EXIT_OK
 
 

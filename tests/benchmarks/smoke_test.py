@@ -13,6 +13,7 @@ from absl.testing import absltest
 
 from benchmarks import decode
 from benchmarks import decode_lengths
+from benchmarks import environments
 from benchmarks import objectives
 from benchmarks import publish
 from benchmarks import replay
@@ -73,6 +74,13 @@ class SmokeTest(absltest.TestCase):
     self.assertEqual(out["completions"], 8)
     self.assertBetween(out["mean_length"], 1, 8)
     self.assertGreater(out["tokens_per_s"], 0)
+
+  def test_decodes_while_environments_sleep(self):
+    work = environments.Work(4, 3, 8, 32, slowness=2.0, model=_MODEL)
+    out = environments.run(_CONFIG, ["1"], work)
+    self.assertEqual(out["waiting"], 8)
+    self.assertGreater(out["sleep_s"], 0)
+    self.assertGreater(out["ratio"], 0)
 
   def test_times_an_objective_with_two_networks(self):
     work = objectives.Work((2, 2, 3, 4), 1, model=_MODEL)

@@ -72,7 +72,7 @@ class PackingTest(parameterized.TestCase):
       ("count", "header", "visit", [0]),
       ("number", "header", "prompt_id", [0, 1.5]),
       ("bool", "header", "epoch", [True, 1]),
-      ("length", "header", "prompt_lengths", [0, 8]),
+      ("length", "header", "prompt_lengths", [-1, 9]),
       ("gone", "header", "position", None),
   )
   def test_a_malformed_block_is_refused(self, where, name, value):
@@ -99,6 +99,16 @@ class PackingTest(parameterized.TestCase):
     self.assertEqual(self.reason(without, has_ref_logprobs=True), "reference")
     group.ref_logprobs[1, 2] = -np.inf
     self.assertEqual(self.reason(group, has_ref_logprobs=True), "logprob")
+
+  def test_a_prompt_that_no_environment_has_said_is_rejected(self):
+    group = make_group()
+    empty = dataclasses.replace(group, prompt_tokens=group.prompt_tokens[:0])
+    self.assertEqual(self.reason(empty), "length")
+    empty.completion_lengths[:] = 0
+    empty.sampled_mask[:] = False
+    (unpacked,) = messages.unpack_groups(*messages.pack_groups([empty]))
+    self.assertEmpty(unpacked.prompt_tokens)
+    self.assertEqual(self.reason(unpacked), "environment")
 
   def reason(self, group, *, has_ref_logprobs=False):
     return messages.reject_reason(

@@ -84,6 +84,15 @@ class DistillationTest(absltest.TestCase):
       key = override.split("=", maxsplit=1)[0]
       with self.assertRaisesRegex(ValueError, f"config.{key} = .*: allowed"):
         validate.validate(config, program="train")
+    config = make_config(
+        f"reference.init={self.folder}",
+        "sampling.max_completion_tokens=20",
+        "model.max_positions=32",
+    )
+    with self.assertRaisesRegex(
+        ValueError, "config.reference.init = .*: allowed .* 23 positions"
+    ):
+      validate.validate(config, program="train")
 
 
 if __name__ == "__main__":

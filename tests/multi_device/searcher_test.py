@@ -33,6 +33,7 @@ from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
 from tests.support import in_process
+from tests.support import scripted_turns
 from tests.support import tiny_model
 
 # JAX makes its devices once, so this file runs in its own process.
@@ -211,6 +212,28 @@ class SamplingTest(parameterized.TestCase):
     expected = self.sample(sharding.ONE_DEVICE, most_rows_per_prompt=12)
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+  def test_rows_make_room_on_their_own_device(self):
+    settings = dataclasses.replace(
+        SETTINGS, num_rows=8, num_waiting=8, has_turns=True
+    )
+    asked = [
+        decode.Request(np.array([2 + i], np.int32), i, 0, 12) for i in range(4)
+    ]
+    found = []
+    for sizes in ({}, dict(data=2, tensor=2)):
+      place = sharding.ONE_DEVICE
+      if sizes:
+        place = make_place(self.policy, **sizes)
+      sampler = decode.Sampler(self.policy.model, settings)
+      params = sampler.put(self.params_of[0], place.model)
+      turns = scripted_turns.Scripted(20)
+      found.append(sampler.sample(params, asked, version=0, turns=turns))
+      self.assertGreater(turns.most_live, 8)
+    for one, other in zip(*found, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+      np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
   def test_a_prefill_is_shared_out(self):

@@ -86,16 +86,6 @@ class BenchmarksTest(absltest.TestCase):
     self.assertTrue((results / "time_to_reward.png").exists())
     self.assertIn("ours", (results / "table.md").read_text())
 
-  def test_kills_six_processes_of_a_run(self):
-    overrides = {"train.num_steps": 140, "checkpoint.every_steps": 10}
-    out = self.run_benchmark("kills", "0", overrides=overrides)
-    runs = out["seeds"]["0"]
-    self.assertEqual(list(runs), ["undisturbed", "killed", "lockstep"])
-    self.assertEqual({run["steps"] for run in runs.values()}, {140})
-    twice = {"trainer": 2, "searcher": 2, "store": 2}
-    self.assertEqual(runs["killed"]["restarts"], twice)
-    self.assertFalse(any(runs["undisturbed"]["restarts"].values()))
-
   def test_floods_the_store_of_a_run(self):
     out = self.run_benchmark("strangers", "12", "200")
     self.assertEqual(

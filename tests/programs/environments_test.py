@@ -126,6 +126,25 @@ class EnvironmentsTest(absltest.TestCase):
     self.assertEqual({*failures}, {"error", "crash"})
     self.assertEqual(result.summary["completions"], 64)
 
+  def test_a_prompt_that_is_not_said_is_rejected_and_counted(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
+    config = make_config(
+        name="FailsToBegin", init="scratch", reference__role="searcher"
+    )
+    result = in_process.train(config)
+    summary = result.summary
+    self.assertTrue(summary["ledger_closed"])
+    failed = summary["reward_failures"]["error"]
+    self.assertEqual({*summary["reward_failures"]}, {"error"})
+    self.assertBetween(failed, 1, summary["completions"] - 1)
+    # Prompts, completions and sampled tokens.
+    self.assertRegex(
+        result.report,
+        rf"rejected: environment</th>\s*<td>[1-9]\d*</td>\s*<td>{failed}</td>"
+        r"\s*<td>0</td>",
+    )
+
   def test_wrong_settings_are_told_before_a_device_is_used(self):
     log = self.create_tempfile(
         content='{"prompt": "a", "completion": "b", "reward": 1.0}'

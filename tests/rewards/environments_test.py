@@ -4,6 +4,7 @@
 
 import dataclasses
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -153,20 +154,35 @@ class EnvironmentsTest(parameterized.TestCase):
 
   def test_a_reset_that_fails_costs_its_prompt(self):
     found = self.make("Trouble")
-    bad = [1, 3]  # Seeds 2 and 6.
-    for prompt in found.prompts(base.TRAIN, bad):
-      np.testing.assert_array_equal(prompt.tokens, [_EOS])
-    _, outcomes = self.play(found, *[["done"]] * 4, indices=[*bad, 2, 0])
-    # Seed 4 says something else each time.
-    self.assertEqual(
-        [o.failure for o in outcomes], ["error", "error", "size", ""]
-    )
+    prompts = found.prompts(base.TRAIN, [1, 3, 2, 0])
+    self.assertEqual([len(p.tokens) for p in prompts], [0, 0, 0, 3])
+    causes = [p.failure and p.outcome.failure for p in prompts]
+    self.assertEqual(causes, ["error", "error", "size", None])
 
   def test_a_prompt_that_changes_is_a_failure(self):
     found = self.make("Trouble")
     found._max_prompt_tokens = 200
     _, outcomes = self.play(found, ["done"], indices=[2])
     self.assertEqual(outcomes[0].failure, "reset")
+
+  def test_a_turn_that_never_comes_lets_its_process_go(self):
+    found = self.make("TwoTurns", num_workers=1)
+    with mock.patch.object(environments, "_TURN_DEADLINE_S", 0.1):
+      run = found.episodes(found.prompts(base.TRAIN, [0, 0]), 1)
+      for owner in ((0, 0), (1, 0)):
+        run.end(owner, np.array([*b"ab", _EOS]))
+      answered = [run.answers(wait=True)[0] for _ in range(2)]
+      self.assertEqual([ids.tolist() for _, ids in answered], [[*b"b:"]] * 2)
+    run.end((0, 0), np.array([*b"abb:ab", _EOS]))
+    self.assertEqual(run.answers(wait=True), [((0, 0), None)])
+    self.assertEqual(run.outcomes()[0][0].failure, "turn")
+
+  def test_environments_that_never_answer_are_an_error(self):
+    found = self.make("TwoTurns")
+    run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
+    found._workers.longest_s = 0.05
+    with self.assertRaisesRegex(TimeoutError, "source has answered in 0.1 s"):
+      run.answers(wait=True)
 
   def test_more_completions_than_processes_wait(self):
     found = self.make("TwoTurns", num_workers=1)

@@ -12,55 +12,18 @@ import numpy as np
 
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
+from tba_jax.sampling import requests as requests_lib
 from tests.support import fakes
 from tests.support import sampler_case
+from tests.support import scripted_turns
 from tests.support import tiny_model
 
 _V, _T = 6, 12
 _PIECES = ["<pad>", "<eos>", "a", "ab", "b", "\n"]
-_MAX_TURNS = 3
 
 
 def _text(ids) -> str:
   return "".join(_PIECES[i] for i in ids)
-
-
-class Scripted:
-  """Environments whose answer is a function of a completion's tokens.
-
-  It answers with up to two tokens, of which one may be a stop token, and ends a
-  completion after three turns.
-  """
-
-  def __init__(self, delay: int = 0):
-    self._delay = delay
-    self._ended = []
-    self._calls = 0
-    self._num_turns = {}
-    self.cuts = set()
-
-  def end(self, owner, tokens):
-    self._num_turns[owner] = turn = self._num_turns.get(owner, 0) + 1
-    self._ended.append((owner, None if turn == _MAX_TURNS else answer(tokens)))
-
-  def cut(self, owner):
-    self.cuts.add(owner)
-
-  def answers(self, wait):
-    self._calls += 1
-    if not wait and self._calls % (self._delay + 1):
-      return []
-    # The newest first, and some later.
-    count = 1 if self._delay else len(self._ended)
-    out = [self._ended.pop() for _ in self._ended[:count]]
-    if wait and not out:
-      raise AssertionError("nothing to wait for")
-    return out
-
-
-def answer(tokens):
-  total = int(np.sum(tokens))
-  return np.array([1 + total % 5, 2][: total % 3], np.int32)
 
 
 class TurnsTest(parameterized.TestCase):
@@ -85,7 +48,7 @@ class TurnsTest(parameterized.TestCase):
         self.params,
         requests or self.requests,
         version=5,
-        turns=turns or Scripted(),
+        turns=turns or scripted_turns.Scripted(),
     )
 
   def check(self, found, turns, *, stops=(1,), strings=()):
@@ -114,10 +77,14 @@ class TurnsTest(parameterized.TestCase):
               token in stops or any(s in _text(turn) for s in strings)
           ):
             count, turn = count + 1, []
-            given = [] if count == _MAX_TURNS else list(answer(tokens[: t + 1]))
+            given = (
+                []
+                if count == scripted_turns.MAX_TURNS
+                else list(scripted_turns.answer(tokens[: t + 1]))
+            )
         np.testing.assert_array_equal(tokens[length:], 0)
         np.testing.assert_array_equal(mask[length:], False)
-        is_over = count == _MAX_TURNS and not turn
+        is_over = count == scripted_turns.MAX_TURNS and not turn
         self.assertEqual(completions.stopped[sample], is_over)
         self.assertEqual((index, sample) in turns.cuts, not is_over)
         if not is_over:  # The answer or the next token did not fit.
@@ -127,18 +94,21 @@ class TurnsTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 5)
   def test_tokens_masks_and_logprobs_follow_the_whole_history(self, steps):
-    turns = Scripted()
+    turns = scripted_turns.Scripted()
     found = self.sample(self.make(chunk_steps=steps), turns=turns)
     counts = self.check(found, turns)
     self.assertEqual({*counts}, {0, 1, 2, 3})
 
-  @parameterized.parameters(1, 5)
-  def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(self, steps):
-    turns = Scripted()
+  @parameterized.parameters((1, 0), (5, 0), (5, 6))
+  def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(
+      self, steps, num_waiting
+  ):
+    turns = scripted_turns.Scripted(delay=num_waiting)
     strings = ["bab", "\na"]
     found = self.sample(
         self.make(
             chunk_steps=steps,
+            num_waiting=num_waiting,
             stop_ids=(),
             stop_strings=strings,
             text_fn=_text,
@@ -148,7 +118,13 @@ class TurnsTest(parameterized.TestCase):
     counts = self.check(found, turns, stops=(), strings=strings)
     self.assertGreater(max(counts), 1)
 
-  @parameterized.parameters({"chunk_steps": 7}, {"delay": 3}, {"delay": 50})
+  @parameterized.parameters(
+      {"chunk_steps": 7},
+      {"delay": 3},
+      {"delay": 50},
+      {"delay": 3, "num_waiting": 2},
+      {"delay": 50, "num_waiting": 20},
+  )
   def test_a_completion_does_not_depend_on_others_or_on_time(
       self, delay=0, **changes
   ):
@@ -157,8 +133,12 @@ class TurnsTest(parameterized.TestCase):
     sample = lambda requests, turns, **changes: sampler_case.make(
         model, max_completion_tokens=_T, has_turns=True, **changes
     ).sample(params, requests, version=5, turns=turns)
-    whole = sample(self.requests, Scripted())
-    found = sample(self.requests[::-1], Scripted(delay), **changes)
+    whole = sample(self.requests, scripted_turns.Scripted())
+    turns = scripted_turns.Scripted(delay)
+    found = sample(self.requests[::-1], turns, **changes)
+    # Those that wait make room for others, of which one place stays free.
+    most = 8 + max(0, changes.get("num_waiting", 0) - 1)
+    self.assertEqual(turns.most_live, most)
     for one, other in zip(found[::-1], whole):
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
     # The trainer's forward pass sees the same.
@@ -178,13 +158,19 @@ class TurnsTest(parameterized.TestCase):
         atol=1e-5,
     )
 
-  @parameterized.parameters(False, True)
-  def test_newer_params_come_in_between_and_within_turns(self, recompute):
-    sampler = self.make(recompute_cache=recompute)
+  @parameterized.product(recompute=[False, True], num_waiting=[0, 9])
+  def test_newer_params_come_in_between_and_within_turns(
+      self, recompute, num_waiting
+  ):
+    sampler = self.make(recompute_cache=recompute, num_waiting=num_waiting)
     versions = itertools.count(6)
     newer = lambda: (next(versions), sampler.put(self.params))
     found = sampler.sample(
-        self.params, self.requests, version=5, newer=newer, turns=Scripted(3)
+        self.params,
+        self.requests,
+        version=5,
+        newer=newer,
+        turns=scripted_turns.Scripted(3),
     )
     changes = 0
     for one, other in zip(found, self.sample(self.make())):
@@ -207,10 +193,61 @@ class TurnsTest(parameterized.TestCase):
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
 
   def test_compiles_nothing_after_the_warm_up(self):
-    sampler = self.make()
+    sampler = self.make(num_rows=64, num_waiting=6, recompute_cache=True)
     sampler.warm_up(self.params)
+    newer = iter([(6, sampler.put(self.params))])
     with jax.log_compiles(), self.assertNoLogs("jax", level="WARNING"):
-      self.sample(sampler)
+      sampler.sample(
+          self.params,
+          [decode.Request(np.array([2]), 0, 0, 100)],
+          version=5,
+          newer=lambda: next(newer, None),
+          turns=scripted_turns.Scripted(20),
+      )
+
+
+class SlotsTest(absltest.TestCase):
+
+  def make(self, num_completions, **changes):
+    settings = sampler_case.make_settings(num_rows=4, has_turns=True, **changes)
+    request = decode.Request(np.array([2]), 0, 0, num_completions)
+    slots = requests_lib.Slots([request], settings, [0], 1, num_parts=2)
+    slots.refill({0: 0})
+    return slots
+
+  def wait(self, slots, *samples):
+    for sample in samples:
+      slots.waiting[0, sample] = 1
+
+  def test_rows_make_room_on_their_device_for_completions_that_queue(self):
+    slots = self.make(5, num_waiting=6)
+    self.assertIsNone(slots.make_room())
+    self.wait(slots, 1, 2, 3)
+    np.testing.assert_array_equal(slots.make_room(), [1, -1, -1, -1, -1, -1])
+    self.assertEqual(slots.aside, {0: (0, 1)})
+    slots.refill({0: 0})
+    self.assertIsNone(slots.make_room())  # None queues any more.
+    slots.resume((0, 1), np.array([3]))
+    self.assertIsNone(slots.make_room())  # Device 0 has no row that waits.
+
+  def test_completions_that_can_go_on_exchange_places_with_those_that_wait(
+      self,
+  ):
+    slots = self.make(8, num_waiting=4)
+    self.wait(slots, 0, 1, 2, 3)
+    # A place of each device stays free.
+    np.testing.assert_array_equal(slots.make_room(), [0, -1, 0, -1])
+    slots.refill({0: 0})
+    self.assertEqual(slots.owners, {1: (0, 1), 3: (0, 3), 0: (0, 4), 2: (0, 5)})
+    self.assertIsNone(slots.make_room())
+    ids = np.array([7, 8])
+    slots.resume((0, 2), ids)
+    np.testing.assert_array_equal(slots.make_room(), [-1, -1, -1, 1])
+    np.testing.assert_array_equal(slots.come_back(), [-1, -1, -1, 0])
+    self.assertEqual(slots.owners[3], (0, 2))
+    self.assertEqual(slots.aside, {0: (0, 0), 3: (0, 3)})
+    self.assertEqual(slots.go_on(), {3: (1, ids)})
+    self.assertEqual(slots.num_decoding, 3)
 
 
 if __name__ == "__main__":

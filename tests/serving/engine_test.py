@@ -260,8 +260,11 @@ class EngineTest(absltest.TestCase):
       call = lambda name=name: engine_lib.training.Programs._loss_config(
           programs, name, {"beta": 0.1}
       )
-      self.assertEqual(call().loss.name, name)
-      del row
+      if row.baseline == "file":
+        with self.assertRaisesRegex(ValueError, "baseline 'file'"):
+          call()
+      else:
+        self.assertEqual(call().loss.name, name)
 
   def test_versions_do_not_change_and_checkpoints_load(self):
     server = self._start()
@@ -332,6 +335,18 @@ class EngineTest(absltest.TestCase):
     config.seed = 3
     with self.assertRaisesRegex(ValueError, "config.seed was 0"):
       engine_lib.Engine(config, self.workdir, lambda ids: None)
+
+  def test_takes_a_directory_of_a_version_with_fewer_settings(self):
+    server = self._start()
+    facts = server.engine.journal.fact("settings", {})
+    del facts["config.loss.beta"]
+    with mock.patch.object(
+        engine_lib.journal_lib.Journal, "fact", return_value=facts
+    ):
+      server.engine._check_facts()
+      server.engine._config.loss.beta *= 2
+      with self.assertRaisesRegex(ValueError, "config.loss.beta was"):
+        server.engine._check_facts()
 
 
 if __name__ == "__main__":

@@ -65,6 +65,15 @@ class Trouble:
     return observation, reward, what == "done", {}
 
 
+class FailsToBegin(TwoTurns):
+  """Fails with every other seed of a split."""
+
+  def reset(self, seed):
+    if seed % 4 > 1:
+      raise ValueError(f"no seed {seed}")
+    return super().reset(seed)
+
+
 class Fails(TwoTurns):
   """Fails in its first step."""
 

@@ -97,6 +97,15 @@ class StatusTest(parameterized.TestCase):
     self.assertIn("from status.json: its store is not running", out)
     self.assertRegex(out, r"written 3:2\d min ago; no sign of life for 3:2")
 
+  def test_tells_what_happened(self):
+    self._write_file()
+    self.assertNotIn("what happened", self._status()[1])
+    with open(os.path.join(self.workdir, "events.jsonl"), "w") as f:
+      event = {"kind": "died", "role": "searcher", "index": 1}
+      f.write(json.dumps({**event, "message": "searcher-1: SIGKILL"}) + "\n")
+    _, out, _ = self._status()
+    self.assertIn("what happened • searcher-1 died once (SIGKILL)", out)
+
   def test_threads_of_one_process_have_no_store(self):
     self._write_file(store={"generation": 0}, time=time.time())
     code, out, _ = self._status()

@@ -16,6 +16,7 @@ from etils import epath
 import jinja2
 import markupsafe
 
+from tba_jax.monitor import incidents
 from tba_jax.monitor import text
 from tba_jax.monitor.report import advice
 from tba_jax.monitor.report import curves
@@ -181,6 +182,7 @@ def _render(
       before_after=tables.compare(before, after),
       facts=tables.facts(tables.outcome(run)),
       advice=sentences,
+      incidents=incidents.sentences(run.events, run.records),
       ledger=tables.ledger(run),
       diversity=diversity(before, after),
       num_events=run.num_events,

@@ -1,0 +1,196 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second with environments that take ten times a turn's decoding.
+
+Completions have 128 tokens and go through 64 rows. In one turn nothing stops
+them; in several a sixteenth of the tokens stop a turn of a model that finds all
+about as likely, and the environment answers with one token after it has slept:
+it uses no CPU. With `sampling.num_waiting` completions that wait make room for
+others; without, they keep their rows.
+
+All tokens count, since each takes a decode step. Runs of each kind alternate.
+A ratio is that of two runs in a row; that of the median is reported.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import heapq
+import statistics
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from benchmarks import peer_model
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models import transformer
+from tba_jax.sampling import decode
+from tba_jax.sampling import requests as requests_lib
+
+_STOP_SHARE = 16
+_CHUNK_STEPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Work that is timed; reported figures are of the defaults.
+
+  rows: rows that are decoded at a time.
+  prompt_tokens: tokens of each prompt.
+  completion_tokens: tokens of each completion.
+  vocab_size: tokens of the model.
+  model: its shape otherwise.
+  slowness: sleep after a turn, in mean times of decoding one.
+  rounds: completions, in numbers of those that rows and places hold.
+  """
+
+  rows: int = 64
+  prompt_tokens: int = 16
+  completion_tokens: int = 128
+  vocab_size: int = 256
+  slowness: float = 10.0
+  rounds: int = 2
+  model: config_lib.ModelConfig = dataclasses.replace(
+      peer_model.SHAPE, num_layers=4, width=128, head_dim=16, mlp_width=512
+  )
+
+  @property
+  def num_waiting(self) -> int:
+    """Completions asleep for each row that decodes, and a tenth more."""
+    return int(1.1 * self.slowness * self.rows)
+
+
+class Asleep:
+  """Environments that answer with a token after some seconds of sleep."""
+
+  def __init__(self, sleep_s: float, token: int):
+    self._sleep_s = sleep_s
+    self._answer = np.array([token], np.int32)
+    self._due: list[tuple[float, requests_lib.Owner]] = []
+
+  def end(self, owner: requests_lib.Owner, tokens: np.ndarray) -> None:
+    del tokens
+    heapq.heappush(self._due, (time.monotonic() + self._sleep_s, owner))
+
+  def cut(self, owner: requests_lib.Owner) -> None:
+    pass
+
+  def answers(
+      self, wait: bool
+  ) -> list[tuple[requests_lib.Owner, np.ndarray | None]]:
+    if wait:
+      time.sleep(max(0.0, self._due[0][0] - time.monotonic()))
+    out = []
+    while self._due and self._due[0][0] <= time.monotonic():
+      out.append((heapq.heappop(self._due)[1], self._answer))
+    return out
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    operands: Sequence[str],
+    work: Work = Work(),
+) -> dict[str, Any]:
+  """Returns tokens/s in one turn and in several, and their ratios.
+
+  Args:
+    config: not read.
+    operands: repeats (default 3).
+    work: sizes of what is timed.
+  """
+  del config
+  repeats = int(operands[0]) if operands else 3
+  model = transformer.make_model(
+      dataclasses.replace(work.model, vocab_size=work.vocab_size)
+  )
+  samplers = {
+      "one_turn": _make_sampler(model, work),
+      "turns": _make_sampler(model, work, num_waiting=work.num_waiting),
+      "turns_in_rows": _make_sampler(model, work, num_waiting=0),
+  }
+  params = _flat_params(model)
+  for sampler in samplers.values():
+    sampler.warm_up(params)
+  count = work.rounds * (work.rows + work.num_waiting)
+  runs = []
+  for _ in range(repeats):
+    speed, step_s = _measure(samplers["one_turn"], params, count, work, 0.0)
+    sleep_s = work.slowness * _STOP_SHARE * step_s
+    speeds = {"one_turn": speed}
+    for name in ("turns", "turns_in_rows"):
+      # In their rows they take so long that fewer do.
+      few = count if name == "turns" else 2 * work.rows
+      speeds[name], _ = _measure(samplers[name], params, few, work, sleep_s)
+    runs.append({"sleep_s": sleep_s, **speeds})
+  ratios = [run["turns"] / run["one_turn"] for run in runs]
+  median = sorted(zip(ratios, runs), key=lambda pair: pair[0])[repeats // 2][1]
+  return {
+      "rows": work.rows,
+      "waiting": work.num_waiting,
+      "completions": count,
+      "sleep_s": median["sleep_s"],
+      **{f"{name}_tokens_per_s": median[name] for name in samplers},
+      "ratio": statistics.median(ratios),
+      "ratios": ratios,
+      "ratio_in_rows": statistics.median(
+          run["turns_in_rows"] / run["one_turn"] for run in runs
+      ),
+  }
+
+
+def _make_sampler(
+    model: transformer.Model, work: Work, num_waiting: int | None = None
+) -> decode.Sampler:
+  """Returns a sampler; of one turn if `num_waiting` is None."""
+  has_turns = num_waiting is not None
+  stop_ids = range(work.vocab_size // _STOP_SHARE) if has_turns else ()
+  return decode.Sampler(
+      model,
+      decode.Settings(
+          temperature=1.0,
+          top_k=0,
+          top_p=1.0,
+          max_prompt_tokens=work.prompt_tokens,
+          max_completion_tokens=work.completion_tokens,
+          num_rows=work.rows,
+          num_waiting=num_waiting or 0,
+          has_turns=has_turns,
+          chunk_steps=_CHUNK_STEPS,
+          stop_ids=stop_ids,
+          pad_id=0,
+          seed=0,
+      ),
+  )
+
+
+def _flat_params(model: transformer.Model) -> types.PyTree:
+  """Returns params with which all tokens are about as likely."""
+  params = model.init(jax.random.key(0))
+  return jax.tree.map(lambda leaf: 0.1 * leaf, params)
+
+
+def _measure(
+    sampler: decode.Sampler,
+    params: types.PyTree,
+    count: int,
+    work: Work,
+    sleep_s: float,
+) -> tuple[float, float]:
+  """Returns tokens/s, and the seconds of a decode step of full rows."""
+  prompt = np.arange(work.prompt_tokens) % work.vocab_size
+  per_prompt = 8
+  requests = [
+      decode.Request(prompt, index, 0, per_prompt)
+      for index in range(count // per_prompt)
+  ]
+  turns = None
+  if sampler.settings.has_turns:
+    turns = Asleep(sleep_s, token=work.vocab_size - 1)
+  start = time.perf_counter()
+  found = sampler.sample(params, requests, version=0, turns=turns)
+  seconds = time.perf_counter() - start
+  num_tokens = sum(int(completions.lengths.sum()) for completions in found)
+  return num_tokens / seconds, seconds / (num_tokens / work.rows)

@@ -1,0 +1,53 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Environments without processes, for tests of the sampler."""
+
+import numpy as np
+
+MAX_TURNS = 3
+
+
+class Scripted:
+  """Environments whose answer is a function of a completion's tokens.
+
+  It answers with up to two tokens, of which one may be a stop token, and ends a
+  completion after three turns.
+
+  most_live: most completions between their first turn and their last answer.
+  """
+
+  def __init__(self, delay: int = 0):
+    self._delay = delay
+    self._ended = []
+    self._calls = 0
+    self._num_turns = {}
+    self._live = set()
+    self.most_live = 0
+    self.cuts = set()
+
+  def end(self, owner, tokens):
+    self._num_turns[owner] = turn = self._num_turns.get(owner, 0) + 1
+    self._live.add(owner)
+    self.most_live = max(self.most_live, len(self._live))
+    self._ended.append((owner, None if turn == MAX_TURNS else answer(tokens)))
+
+  def cut(self, owner):
+    self.cuts.add(owner)
+    self._live.discard(owner)
+
+  def answers(self, wait):
+    self._calls += 1
+    if not wait and self._calls % (self._delay + 1):
+      return []
+    # The newest first, and some later.
+    count = 1 if self._delay else len(self._ended)
+    out = [self._ended.pop() for _ in self._ended[:count]]
+    if wait and not out:
+      raise AssertionError("nothing to wait for")
+    self._live -= {owner for owner, ids in out if ids is None}
+    return out
+
+
+def answer(tokens):
+  total = int(np.sum(tokens))
+  return np.array([1 + total % 5, 2][: total % 3], np.int32)
