@@ -310,10 +310,10 @@ def expected_staleness(
 
   The first is Little's law, groups under way over those of a step, and so holds
   for any lengths of completions; longer ones make s longer. Where training is
-  slower, a step's groups are sampled when the step l before it begins, with its
-  params or, where those are not there yet, the ones before: l to l + 1. The last
-  counts the trainer's steps from a round's start to the first step after its
-  end, with any phase between the two.
+  slower, a step's groups are sampled once the step l before it begins, with its
+  params, or the ones before if those have not come: l to l + 1. The last counts
+  the trainer's steps from a round's start to the first step after its end, with
+  any phase between the two.
 
   Args:
     config: config of the run.
@@ -478,9 +478,9 @@ def mesh_sections(
   own.search.num_searchers = balanced
   stale = expected_staleness(own, sample_s, train_s)
   yield "balance at peak rates, completions of the longest length", [
-      ("training one step, at least", text.duration(train_s)),
+      ("training one step, at least", f"{train_s:.3g} s"),
       ("sampling for one step, one searcher, at least",
-       text.duration(sample_s)),
+       f"{sample_s:.3g} s"),
       ("searchers that balance one trainer",
        f"{balanced:,}; the config has {config.search.num_searchers:,}"),
       (f"expected staleness of fresh data with {balanced:,}",
