@@ -180,7 +180,7 @@ def _pauses(
     why = ", ".join(cause for cause, _ in causes.most_common(3))
     out.append(
         f"Training paused for {text.duration(gap)} between steps {first} and"
-        f" {following}: {why or 'no event tells why'}."
+        f" {following}: {why or 'no event tells why; the clock may have been set'}."
     )
   return out
 
