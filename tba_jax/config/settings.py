@@ -354,8 +354,8 @@ SETTINGS = {
         " bfloat16 if the CPU has AVX512_BF16 or AMX"),
     "model.attention": _s(
         "auto", one_of("auto", "plain", "splash", "cudnn"),
-        "kernel of training: 'auto' is splash attention on TPU, cuDNN's on GPU"
-        " where it can serve the model, and plain elsewhere"),
+        "kernel of training and prefill: 'auto' is splash attention on TPU,"
+        " cuDNN's on GPU where it can serve the model, and plain elsewhere"),
 
     "lora.rank": _s(0, FROM_0, "0 = all params are trained"),
     "lora.alpha": _s(

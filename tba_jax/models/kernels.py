@@ -4,8 +4,7 @@
 
 Kernels hold no scores, and skip the blocks that a mask empties. They serve the
 passes whose mesh is known (`sequence.split_tokens`): the train step, log-probs
-of the reference, and frozen judges. A searcher's prefill, with its cache, is
-plain.
+of the reference, frozen judges, and a searcher's prefill.
 
 Axes: B prompts, K completions, N sequences, Q queries, S keys, G key-value
 heads, M query heads of one key-value head, Dh head width.

@@ -12,7 +12,7 @@ V vocabulary.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
+from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.sampling import logits
 from tba_jax.sampling import requests
@@ -147,6 +148,7 @@ def empty_state(
 def prefill(
     model: transformer.Model,
     settings: Settings,
+    sharding: Sharding,
     decode_params: types.PyTree,
     tokens_BxQ: jax.Array,
     mask_BxQ: jax.Array,
@@ -158,12 +160,13 @@ def prefill(
     masked columns.
   """
   P = settings.max_prompt_tokens
-  outputs = *model.prefill(decode_params, tokens_BxQ, mask_BxQ), mask_BxQ
+  run = _prompt_pass(model, sharding, len(tokens_BxQ))
+  outputs = *run(decode_params, tokens_BxQ, mask_BxQ), mask_BxQ
   if mask_BxQ.shape[1] == P:
     return outputs
   widest = lambda x_BxQ: jnp.zeros((x_BxQ.shape[0], P), x_BxQ.dtype)
   shapes = jax.eval_shape(
-      model.prefill, decode_params, widest(tokens_BxQ), widest(mask_BxQ)
+      run, decode_params, widest(tokens_BxQ), widest(mask_BxQ)
   )
   fill = lambda leaf, shape: jnp.pad(
       leaf, [(n - m, 0) for m, n in zip(leaf.shape, shape.shape)]
@@ -305,7 +308,8 @@ def recompute_cache(
     mask_BxL: [B, P + T] float32, 1 on these tokens.
     source_R: [R] int32, the row's index in the batch; -1 keeps the row.
   """
-  _, cache = model.prefill(decode_params, tokens_BxL, mask_BxL)
+  run = _prompt_pass(model, sharding, len(tokens_BxL))
+  _, cache = run(decode_params, tokens_BxL, mask_BxL)
   cache = _fill_cache(model, sharding, state.cache, cache, source_R)
   return dataclasses.replace(state, cache=cache)
 
@@ -447,6 +451,24 @@ def _row_keys(ids_Rx4: jax.Array) -> jax.Array:
     return functools.reduce(jax.random.fold_in, others, root)
 
   return jax.random.key_data(jax.vmap(fold)(ids_Rx4))
+
+
+def _prompt_pass(
+    model: transformer.Model, sharding: Sharding, num_prompts: int
+) -> Callable[..., tuple[jax.Array, types.PyTree]]:
+  """Returns `model.prefill` on the sampler's mesh, with attention's kernels."""
+  if platform_of(sharding) == "cpu":
+    return model.prefill
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    mesh = jax.sharding.Mesh(np.array([*sharding.device_set]), (_TENSOR,))
+    sharding = jax.sharding.NamedSharding(mesh, Spec())
+  return sequence.split_tokens(
+      model.prefill,
+      sharding.mesh,
+      _row_axes(sharding, num_prompts),
+      (),
+      (_TENSOR,),
+  )
 
 
 def _fill_cache(
@@ -616,11 +638,16 @@ def _row_spec(
   Rows are split over the batch axes of the mesh, or replicated if they do not
   divide.
   """
+  return Spec(_row_axes(sharding, num_rows) or None, *others)
+
+
+def _row_axes(
+    sharding: jax.sharding.NamedSharding, num_rows: int
+) -> tuple[str, ...]:
+  """Returns the mesh axes that split rows; none if they do not divide."""
   sizes = sharding.mesh.shape
   axes = tuple(a for a in _BATCH_AXES if sizes.get(a, 1) > 1)
-  if num_rows % math.prod(sizes[a] for a in axes):
-    axes = ()
-  return Spec(axes or None, *others)
+  return () if num_rows % math.prod(sizes[a] for a in axes) else axes
 
 
 def platform_of(sharding: Sharding) -> str:
@@ -709,7 +736,6 @@ class Programs:
     self.rows_per_prompt = rows_per_prompt(settings, sharding)
     self.num_row_parts = num_row_parts(settings, sharding)
     self.sharding = sharding
-    bind = lambda fn: functools.partial(fn, model, settings)
     placed = lambda fn: functools.partial(fn, model, settings, sharding)
     # Outputs have fixed shardings, so that programs that take them are compiled
     # only once.
@@ -727,12 +753,12 @@ class Programs:
     jit_pair = functools.partial(jax.jit, out_shardings=(state, sharding))
     self.empty_state = jit_state(placed(empty_state))
     self.empty_aside = jit_state(empty_aside)
-    self.prefill = jit(bind(prefill))
+    self.prefill = jit(placed(prefill))
     over_rows = rows_sharding(sharding, settings.prefill_size)
     if over_rows != sharding:
       # Each device runs its share of the prompts; all get every prompt's cache.
       self.prefill = jit(
-          bind(prefill), in_shardings=(None, over_rows, over_rows)
+          placed(prefill), in_shardings=(None, over_rows, over_rows)
       )
     self.refill = jit_state(placed(refill), donate_argnums=0)
     self.decode_chunk = jit_pair(

@@ -191,9 +191,8 @@ def _figures(programs: Programs, chip: targets.Chip) -> str:
   peak = max(found.peak_bytes for found in programs.values())
   memory_s = main.memory_bytes / chip.memory_bytes_per_s
   return (
-      f"a step's arithmetic {text.duration(main.arithmetic_s)}, memory"
-      f" {text.duration(memory_s)}, links {text.duration(main.links_s)}; peak"
-      f" {sections.format_bytes(peak)}"
+      f"a step's arithmetic {main.arithmetic_s:.3g} s, memory {memory_s:.3g} s,"
+      f" links {main.links_s:.3g} s; peak {sections.format_bytes(peak)}"
   )
 
 
@@ -215,7 +214,7 @@ def rows(key: str, candidates: Sequence[Candidate]) -> sections.TableRows:
   for c in candidates:
     words = c.words
     if c.seconds < math.inf:
-      words = f"at least {text.duration(c.seconds)}: {words}"
+      words = f"at least {c.seconds:.3g} s: {words}"
     out.append((describe(c.sizes), words))
   chosen = best(candidates)
   settings = "NO mesh of these devices can be used"

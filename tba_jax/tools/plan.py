@@ -304,15 +304,16 @@ def expected_staleness(
   for a step, and a version every p steps,
 
       min(n q w / F, l + 1) + (p - 1) / 2      sampling is slower, s / n > t
-      l + 1 + (p - 1) / 2                      training is slower: what is
-                                               admitted waits for it
+      l + 1/2 + (p - 1) / 2                    training is slower
       q w s / (F t) + 1 + (p - 1) / 2          free running: a step takes what
                                                has arrived
 
-  The first two are Little's law, groups under way over those of a step, and so
-  hold for any lengths of completions; longer ones make s longer. The last
-  counts the trainer's steps from a round's start to the first step after its
-  end, with any phase between the two.
+  The first is Little's law, groups under way over those of a step, and so holds
+  for any lengths of completions; longer ones make s longer. Where training is
+  slower, a step's groups are sampled once the step l before it begins, with its
+  params, or the ones before if those have not come: l to l + 1. The last counts
+  the trainer's steps from a round's start to the first step after its end, with
+  any phase between the two.
 
   Args:
     config: config of the run.
@@ -331,6 +332,8 @@ def expected_staleness(
     limit = config.train.prompts_per_batch * rounds.mini_batches
     limit *= (rounds.lag_rounds + 1) / groups
   elif search.prompts_per_step:
+    if is_training_slower:
+      return search.lead_steps + 0.5 + between_versions
     limit = search.lead_steps + 1
   else:
     return of_one * sample_s / train_s + 1 + between_versions
@@ -475,9 +478,9 @@ def mesh_sections(
   own.search.num_searchers = balanced
   stale = expected_staleness(own, sample_s, train_s)
   yield "balance at peak rates, completions of the longest length", [
-      ("training one step, at least", text.duration(train_s)),
+      ("training one step, at least", f"{train_s:.3g} s"),
       ("sampling for one step, one searcher, at least",
-       text.duration(sample_s)),
+       f"{sample_s:.3g} s"),
       ("searchers that balance one trainer",
        f"{balanced:,}; the config has {config.search.num_searchers:,}"),
       (f"expected staleness of fresh data with {balanced:,}",

@@ -7,10 +7,13 @@ import tempfile
 
 from absl.testing import absltest
 import jax
+import numpy as np
 
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
+from tba_jax.learning import device_work
+from tba_jax.learning import group_reference
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import frozen
@@ -65,6 +68,26 @@ class DistillationTest(absltest.TestCase):
     self.assertEqual({r for some in rewards for r in some.flat}, {0.0})
     self.assertGreater(before, 1.0)
     self.assertLess(kl(), 0.75 * before)
+
+  def test_searchers_and_trainer_have_the_same_teacher(self):
+    config = self.make_taught()
+    policy = policy_lib.make_policy(config, "")
+    trainer = device_work.make_reference(config, policy, None, None)
+    config.reference.role = "searcher"
+    searcher = group_reference.make_group_reference(
+        config, policy, self.fail, None
+    )
+    S = config.search.samples_per_prompt
+    T = config.sampling.max_completion_tokens
+    tokens = np.random.default_rng(0).integers(3, 10, (S, T), np.int32)
+    prompt, whole = np.array([3, 4, 9], np.int32), np.ones((S, T), np.bool_)
+    (found,) = searcher.start([prompt], [tokens], [np.full(S, T)], [whole])()
+    expected = trainer.logprobs(
+        prompt[None], np.ones((1, 3)), tokens[None], whole[None]
+    )
+    np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
+    # Far from uniform: it is not a new model.
+    self.assertGreater(found.std(), 1.0)
 
   def test_refuses_a_teacher_with_another_tokenizer(self):
     config = make_config(f"reference.init={self.folder}")

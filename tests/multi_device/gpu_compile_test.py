@@ -22,8 +22,8 @@ _FOLDER = pathlib.Path(sys.prefix, "gpu_compiler")
 # A prompt of 32 tokens and two completions of 128 or 127: cuDNN's attention has
 # 159 or 158 positions of a sequence.
 _LENGTHS = (128, 127)
-# Prints, by target and length, a compiled train step; then decode steps on one
-# and two GPUs, with the bytes of weights and cache on each.
+# Prints, by target and length, a compiled train step; then prefill and decode
+# steps on one and two GPUs, with the bytes of weights and cache on each.
 _PROGRAM = """
 import dataclasses, json, sys
 import jax
@@ -54,7 +54,10 @@ for num_devices in (1, 8):
     found, _ = compile.compile_program(step, 0, chips[0])
     out[f"{target} {length}"] = dataclasses.asdict(found)
   config, target, (_, (_, chips)) = make(num_devices, length, sys.argv[1])
-  step = compile.searcher(config, chips).programs["decode_chunk"]
+  programs = compile.searcher(config, chips).programs
+  found, _ = compile.compile_program(programs["prefill"], 0, chips[0])
+  out[f"{target} prefill"] = dataclasses.asdict(found)
+  step = programs["decode_chunk"]
   found, _ = compile.compile_program(step, 0, chips[0])
   out[f"{target} decode"] = dataclasses.asdict(found)
   out[f"{target} needs"] = step.own_bytes
@@ -68,7 +71,7 @@ print(json.dumps(out))
 )
 class GpuCompileTest(absltest.TestCase):
 
-  def test_train_and_decode_steps_of_one_gpu_and_of_eight(self):
+  def test_programs_of_one_gpu_and_of_eight(self):
     done = subprocess.run(
         [
             *(sys.executable, "-c", _PROGRAM, compile_test.make_folder(self)),
@@ -95,6 +98,8 @@ class GpuCompileTest(absltest.TestCase):
       self.assertBetween(part["collective_bytes"] / ideal, 0.9, 1.15)
     # Weights that are copied in each step make it 1.66 and 1.81.
     for target in ("h100:1", "h100:8"):
+      prefill = found[f"{target} prefill"]
+      self.assertIn("cudnn$fmhaSoftmax", prefill["kernels"])
       moved = found[f"{target} decode"]["memory_bytes"]
       self.assertBetween(moved / found[f"{target} needs"], 0.9, 1.4)
 

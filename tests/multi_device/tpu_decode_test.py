@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode step moves on a TPU, from what its compiler makes of it."""
+"""What decoding moves on a TPU, from what its compiler makes of it."""
 
 import importlib.util
 import os
@@ -53,6 +53,10 @@ for shared in (1, 8):
   print(len(state.prompt_mask))
   print(compiled.memory_analysis().argument_size_in_bytes / needed)
   print(hlo.costs(compiled.as_text()).memory_bytes / needed)
+shape = settings.prefill_size, settings.max_prompt_tokens
+prefill = programs.prefill.lower(
+    decode_params, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+print(prefill.as_text().count("tpu_custom_call"))
 """
 
 
@@ -73,7 +77,8 @@ class TpuDecodeTest(absltest.TestCase):
         check=False,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    numbers = [*map(float, done.stdout.split())]
+    *numbers, num_kernels = map(float, done.stdout.split())
+    self.assertGreater(num_kernels, 0)  # Splash attention of the prefill.
     self.assertEqual(numbers[::3], [32, 4])
     for arguments in numbers[1::3]:
       self.assertLess(arguments, 1.1)

@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import tempfile
 import threading
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -147,6 +148,19 @@ class ExportTest(parameterized.TestCase):
       self.assertEqual(self.run_quietly(operands), 2)
       self.assertIn(message, self.stderr.getvalue())
     os.close(run_directory.lock(self.workdir))
+
+  def test_adapters_of_a_multimodal_base_are_refused(self):
+    folder = self.directory / "multimodal"
+    folder.mkdir()
+    settings = {"model_type": "gemma3", "text_config": {}}
+    (folder / "config.json").write_text(json.dumps(settings))
+    made = mock.Mock(folder=folder), {}, "step 5"
+    with mock.patch.object(
+        model_source, "adapters_of_checkpoint", return_value=made
+    ):
+      found = self.run_quietly([str(self.directory / "no")], adapter=True)
+    self.assertEqual(found, 2)
+    self.assertIn("multimodal", self.stderr.getvalue())
 
   def test_a_run_that_trains_is_left_alone(self):
     lock = run_directory.lock(self.workdir)

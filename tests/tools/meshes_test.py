@@ -121,7 +121,7 @@ class MeshesTest(absltest.TestCase):
     # 256 completions in 64 slots are 4 times 100 steps of .01 s; 32 prompts in
     # prefills of 4 take 8 times .5 s.
     self.assertEqual(
-        rows["sampling for one step, one searcher, at least"], "8.0 s"
+        rows["sampling for one step, one searcher, at least"], "8 s"
     )
     self.assertStartsWith(rows["searchers that balance one trainer"], "4;")
 

@@ -295,8 +295,8 @@ class BalanceTest(parameterized.TestCase):
       (3, 1, 1, 2.0),
       # A version in four steps is 1.5 steps old when it is taken.
       (1, 1, 4, 2.5),
-      # The trainer is the slowest: all that is granted waits.
-      (8, 3, 1, 4.0),
+      # The trainer is the slowest: a step's groups are sampled 3 steps before.
+      (8, 3, 1, 3.5),
   )
   def test_staleness(self, num_searchers, lead, period, steps):
     search = self.config.search
@@ -308,8 +308,8 @@ class BalanceTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      # What is admitted waits for a trainer that is slower.
-      (0.8, 32, 1.0, 3.0),
+      # A step's groups wait for a trainer that is slower.
+      (0.8, 32, 1.0, 2.5),
       # A round is rewarded while the next is decoded.
       (12.8, 32, 2.0, 2.0),
       (12.8, 32, 1.5, 1.5),
