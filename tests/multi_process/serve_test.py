@@ -162,7 +162,7 @@ class ServeTest(absltest.TestCase):
 
   @_needs("tinker")
   def test_official_client_sees_no_kill(self):
-    """Each call comes to a server that was killed after the one before."""
+    """Each kind of call is followed by a kill of the server."""
     import tinker
 
     server = self._start()
@@ -178,12 +178,14 @@ class ServeTest(absltest.TestCase):
           "scratch", rank=2, seed=1
       ).result()
       kill()
-      for _ in range(2):
+      for n in range(2):
         training.forward_backward(data, "cross_entropy").result()
-        kill()
-        # Killed once it is accepted, done or not.
+        if n == 0:
+          kill()
+        # On its way, accepted or done.
         step = training.optim_step(adam)
-        kill()
+        if n == 1:
+          kill()
         metrics = step.result().metrics
       path = training.save_state("a").result().path
       sampling = training.save_weights_and_get_sampling_client().result()
