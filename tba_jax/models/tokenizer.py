@@ -140,18 +140,20 @@ class Tokenizer:
     """Adds texts that end a completion."""
     self.stop_strings = tuple(dict.fromkeys((*self.stop_strings, *strings)))
 
-  def encode_prompt(self, prompt: str | Messages) -> list[int]:
+  def encode_prompt(
+      self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] = ()
+  ) -> list[int]:
     """Returns the ids of a prompt.
 
     The BOS rule holds for texts; messages have the special tokens of the chat
-    template alone.
+    template alone, which also writes the schemas of tools.
 
     Raises:
       ValueError: there is no template for messages, or it refuses them.
     """
     messages = self._messages(prompt)
     if messages is not None:
-      return self.encode_chat(messages)
+      return self.encode(self.chat_text(messages, tools=tools))
     ids = self.encode(prompt)
     if self._adds_bos and ids[:1] != [self.bos_id]:
       ids.insert(0, self.bos_id)
@@ -235,7 +237,13 @@ class Tokenizer:
   def chat_template(self, template: str | None) -> None:
     self._fast.chat_template = template
 
-  def chat_text(self, messages: Messages, *, asks: bool = True) -> str:
+  def chat_text(
+      self,
+      messages: Messages,
+      *,
+      asks: bool = True,
+      tools: Sequence[Mapping[str, Any]] = (),
+  ) -> str:
     """Returns the text of a chat.
 
     The tokenizer's chat template writes all special tokens. A template that
@@ -244,6 +252,7 @@ class Tokenizer:
     Args:
       messages: turns, each with `role` and `content`.
       asks: whether the assistant's answer is to follow.
+      tools: JSON schemas of the tools that the assistant may call.
 
     Raises:
       ValueError: there is no template, or it refuses the messages.
@@ -257,6 +266,7 @@ class Tokenizer:
           chat_template=_CLOCK.sub(today, self._fast.get_chat_template()),
           tokenize=False,
           add_generation_prompt=asks,
+          tools=list(tools) or None,
       )
     except Exception as error:  # A template may raise anything.
       raise ValueError(

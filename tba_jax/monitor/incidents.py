@@ -178,9 +178,10 @@ def _pauses(
         and metrics.is_error(event["kind"], event.get("message"))
     )
     why = ", ".join(cause for cause, _ in causes.most_common(3))
+    why = why or "no event tells why; the clock may have been set"
     out.append(
         f"Training paused for {text.duration(gap)} between steps {first} and"
-        f" {following}: {why or 'no event tells why'}."
+        f" {following}: {why}."
     )
   return out
 

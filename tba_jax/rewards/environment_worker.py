@@ -5,12 +5,13 @@
 Imports the environment that its first message names, sandboxes itself, then
 plays one episode after the other:
 
-    ["reset", seed]            {"said"}
+    ["reset", seed]            {"said", "tools"}
     ["step", text]             {"said", "reward", "done", "success"}
-    ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, turn, …]}
+    ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
 or `failure` and `message`. What an environment says is a text or a list of
-messages. It may hang, crash, print or be killed at any time.
+messages; `tools` are the schemas of its tools, if it has any. It may hang,
+crash, print or be killed at any time.
 """
 
 import json
@@ -19,11 +20,14 @@ import os
 import sys
 from typing import Any
 
+from tba_jax.rewards import tools
 from tba_jax.system import frames
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.system import user_code
 
+# Fields of a message.
+_FIELDS = ("role", "name", "content")
 # Characters of what an environment says at a time.
 _MAX_CHARACTERS = 2**16
 
@@ -84,11 +88,12 @@ class _Episode:
     old, self._environment = self._environment, None
     if hasattr(old, "close"):
       old.close()
-    self._environment = self.make()
+    self._environment = tools.wrap(self.make())
     said = self._environment.reset(seed=seed)
     if isinstance(said, tuple) and len(said) == 2:  # And info.
       said = said[0]
-    return {"said": _checked("reset", said)}
+    schemas = getattr(self._environment, "schemas", [])
+    return {"said": _checked("reset", said), "tools": schemas}
 
   def step(self, text: str) -> dict[str, Any]:
     """Passes a turn on."""
@@ -110,7 +115,8 @@ class _Episode:
 
   def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
     """Plays an episode with the turns that the environment itself says."""
-    turns, done = [self.reset(seed)["said"]], False
+    first, done = self.reset(seed), False
+    turns = [first["said"]]
     while not done and len(turns) < 2 * max_turns:
       turn = self._environment.demonstrate()
       if not isinstance(turn, str):
@@ -120,7 +126,7 @@ class _Episode:
       answer = self.step(turn)
       turns += [turn, answer["said"]]
       done = answer["done"]
-    return {"turns": turns}
+    return {"turns": turns, "tools": first["tools"]}
 
 
 def _number(value: Any) -> float:
@@ -143,7 +149,9 @@ def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
       and isinstance(message.get("content"), str)
       for message in said
   ):
-    said = [{k: m[k] for k in ("role", "content")} for m in said]
+    said = [
+        {k: m[k] for k in _FIELDS if isinstance(m.get(k), str)} for m in said
+    ]
   elif not isinstance(said, str):
     raise _Failure(
         "error",

@@ -128,7 +128,7 @@ class Environments:
           f"config.task.source: demonstrate fails with seed {seed}"
           f" ({failure[0]}): {failure[1]}"
       )
-    first, *said = answer["turns"]
+    (first, *said), tools = answer["turns"], answer["tools"]
     ids, mask, stop_id = [], [], self._tokenizer.eos_id
     if found := self._tokenizer.encode_answered(first, said[0]):
       stop_id = found.completion[-1]  # The chat template's, if it has one.
@@ -147,7 +147,7 @@ class Environments:
       )
     # What is said last is no context of anything.
     num = len(mask) - mask[::-1].index(True)
-    return self._tokenizer.encode_prompt(first), ids[:num], mask[:num]
+    return self._tokenizer.encode_prompt(first, tools), ids[:num], mask[:num]
 
   def close(self) -> None:
     """Kills the processes, and lets the threads of all completions go."""
@@ -165,7 +165,7 @@ class Environments:
     failure, tokens = _failure(answer), []
     if failure is None:
       try:
-        tokens = self._tokenizer.encode_prompt(answer["said"])
+        tokens = self._tokenizer.encode_prompt(answer["said"], answer["tools"])
       except ValueError as error:
         failure = "error", str(error)
     if failure is None and not 1 <= len(tokens) <= self._max_prompt_tokens:

@@ -105,6 +105,20 @@ class PromptTest(parameterized.TestCase):
     )
     self.assertEqual(tokenizer.encode_prompt("a"), tokenizer.encode("a"))
 
+  def test_a_chat_template_gets_the_schemas_of_tools(self):
+    tokenizer = self.make(own_bos=False, bos="auto")
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+        "{{ messages[-1].content }}"
+    )
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    chat = [{"role": "user", "content": "hi"}]
+    self.assertEqual(tokenizer.chat_text(chat, tools=tools), "add hi")
+    self.assertEqual(
+        tokenizer.encode_prompt(chat, tools), tokenizer.encode("add hi")
+    )
+    self.assertEqual(tokenizer.encode_prompt(chat), tokenizer.encode("hi"))
+
   def test_chat_has_the_tokens_of_its_template(self):
     tokenizer = self.make(own_bos=True, bos="always")
     tokenizer.chat_template = (

@@ -74,7 +74,7 @@ class SentencesTest(absltest.TestCase):
         found[-2:],
         [
             "Training paused for 11.0 s between steps 5 and 6: no event tells"
-            " why.",
+            " why; the clock may have been set.",
             "Training paused for 34.0 s between steps 3 and 4: trainer-0:"
             " SIGKILL.",
         ],

@@ -30,7 +30,11 @@ class Bytes:
   def encode(self, text):
     return list(text.encode())
 
-  encode_prompt = encode_answer = encode
+  encode_answer = encode
+
+  def encode_prompt(self, prompt, tools=()):
+    self.tools = tools
+    return self.encode(prompt)
 
   def encode_answered(self, prompt, answer):
     ids = [*self.encode(answer), _EOS]
@@ -118,6 +122,20 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(outcome.num_turns, count)
     self.assertEqual(outcome.reward, count)
     self.assertEqual(outcome.is_right, count == 3)
+
+  def test_tools_are_called_until_a_turn_without_a_call(self):
+    found = self.make("Tools")
+    self.assertEqual(found.prompts(base.TRAIN, [1])[0].said, "2?")
+    turns = ['add: {"left": 2, "right": 3}', 'add: {"left": 2}', "5"]
+    answers, (outcome,) = self.play(found, turns)
+    missing = "error: missing a required argument: 'right'\n"
+    self.assertEqual(answers, [["5\n", missing]])
+    self.assertEqual((outcome.reward, outcome.num_turns), (1.0, 3))
+    (schema,) = found._tokenizer.tools
+    self.assertEqual(schema["function"]["name"], "add")
+    _, ids, mask = found.demonstration(base.TRAIN, 1, 60)
+    text = bytes(i for i, m in zip(ids, mask) if not m).decode()
+    self.assertEqual(text, "5\n")
 
   def test_a_failure_costs_its_completion_and_is_counted_by_its_cause(self):
     found = self.make("Trouble", num_workers=6)

@@ -35,6 +35,23 @@ class Gymnasium:
     return "ok", 1, action == "end", action == "late", {}
 
 
+class Tools:
+  """A class whose method is a tool."""
+
+  def reset(self, seed):
+    return f"{seed}?"
+
+  def add(self, left: int, right: int) -> int:
+    """Adds two numbers."""
+    return left + right
+
+  def get_reward(self, text):
+    return float(text == "5")
+
+  def demonstrate(self):
+    return 'add: {"left": 2, "right": 3}'
+
+
 class Trouble:
   """Does what its first turn says."""
 

@@ -1,0 +1,95 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Countdown with a calculator: an environment whose method is a tool.
+
+docs/environments.md has the interface.
+"""
+
+import ast
+import operator
+import random
+
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub,
+               ast.Mult: operator.mul}  # fmt: skip
+_MOST = 99
+TRIES = 3
+
+
+class Countdown:
+  """A number to be made of three others by +, - and *, each used once.
+
+  The calculator tells the value of an expression; an answer without a call
+  ends the episode, and is right if it uses the numbers and makes the target.
+
+  words: vocabulary of a model from scratch.
+  """
+
+  words = (
+      *map(str, range(_MOST + 1)),
+      *("+", "-", "*", "(", ")", ",", ">", "calculate: ", "error", ":", "\n"),
+  )
+
+  def reset(self, seed: int) -> str:
+    self._random = random.Random(seed)
+    while True:
+      self._numbers = [self._random.randint(1, 9) for _ in range(3)]
+      self._target = value_of(self._guess())
+      if self._target is not None and 1 <= self._target <= _MOST:
+        break
+    self._tried: list[str] = []
+    return f"{','.join(map(str, self._numbers))}>{self._target}\n"
+
+  def calculate(self, expression: str) -> str:
+    """Calculates the value of an expression of numbers, +, - and *.
+
+    Args:
+      expression: a sum, product or both, such as (3+4)*2
+    """
+    value = value_of(expression)
+    if value is None or not 0 <= value <= _MOST:
+      return "error"
+    return str(value)
+
+  def get_reward(self, text: str) -> float:
+    """Returns 1 for a right answer, else 0."""
+    numbers = [int(n) for n in "".join(
+        c if c.isdecimal() else " " for c in text
+    ).split()]  # fmt: skip
+    uses_them = sorted(numbers) == sorted(self._numbers)
+    return float(uses_them and value_of(text) == self._target)
+
+  def demonstrate(self) -> str:
+    """Returns a turn of a player who tries expressions at random.
+
+    It answers with the one that was right, or the last of three tries.
+    """
+    if self._tried and (
+        value_of(self._tried[-1]) == self._target or len(self._tried) == TRIES
+    ):
+      return self._tried[-1]
+    self._tried.append(self._guess())
+    return f"calculate: {self._tried[-1]}"
+
+  def _guess(self) -> str:
+    """Returns an expression of the numbers, at random."""
+    a, b, c = map(str, self._random.sample(self._numbers, 3))
+    first, second = (self._random.choice("+-*") for _ in range(2))
+    if self._random.random() < 0.5:
+      return f"({a}{first}{b}){second}{c}"
+    return f"{a}{first}({b}{second}{c})"
+
+
+def value_of(expression: str) -> int | None:
+  """Returns the value of an expression of +, - and *; None of another text."""
+  try:
+    return _value(ast.parse(expression.strip(), mode="eval").body)
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
+    return None
+
+
+def _value(node: ast.expr) -> int:
+  if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+    return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+  if isinstance(node, ast.Constant) and type(node.value) is int:
+    return node.value
+  raise ValueError("allowed +, -, * and numbers")

@@ -1,0 +1,224 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tools of an environment: their schemas, and calls in a turn of the policy.
+
+A tool is a function or method with type hints. A turn calls tools as chat
+templates of Hermes and Qwen have it,
+
+    <tool_call>
+    {"name": "calculate", "arguments": {"expression": "3*4"}}
+    </tool_call>
+
+once or more, or, for models without a template, as its last line:
+
+    calculate: 3*4
+
+where the only argument is the text, or a JSON object has all of them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import inspect
+import json
+import re
+import types
+import typing
+from typing import Any
+
+# Methods of an environment that are no tools.
+_OWN = frozenset(("reset", "close", "get_reward", "demonstrate"))
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_LINE = re.compile(r"([A-Za-z_]\w*): ?(.*)\Z")
+_ARGUMENT = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
+_TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+class Environment:
+  """A class whose public methods are tools, in the shape of an environment.
+
+  A turn without a call is the last one. The reward is the environment's
+  `get_reward()`, or its attribute `reward`, of which each turn gets what it
+  adds; or `get_reward(text)` of the last turn.
+  """
+
+  def __init__(self, inner: Any):
+    """Finds the tools: those of `tools`, or the public methods."""
+    self._inner = inner
+    listed = getattr(inner, "tools", None)
+    if listed is None:
+      methods = dict(inspect.getmembers(inner, inspect.ismethod))
+      listed = [
+          method
+          for name, method in methods.items()
+          if not name.startswith("_") and name not in _OWN
+      ]
+    self._tools = {tool.__name__: tool for tool in listed}
+    self.schemas = [schema(tool) for tool in listed]
+    self._reward = 0.0
+    for name in ("close", "demonstrate"):
+      if hasattr(inner, name):
+        setattr(self, name, getattr(inner, name))
+
+  def reset(self, seed: int) -> Any:
+    return self._inner.reset(seed=seed)
+
+  def step(self, text: str) -> tuple[Any, float, bool, dict[str, Any]]:
+    """Calls the tools of a turn; says their results, or why there is none."""
+    calls, is_chat = find_calls(text, self._tools)
+    results = [(name, self._call(name, given)) for name, given in calls]
+    reward = self._added_reward(text, is_last=not calls)
+    if not is_chat:
+      return "".join(f"{out}\n" for _, out in results), reward, not calls, {}
+    said = [
+        {"role": "tool", "name": name, "content": out} for name, out in results
+    ]
+    return said or "", reward, not calls, {}
+
+  def _call(self, name: str, given: Any) -> str:
+    """Returns the text of a tool's result; an error is a result, too."""
+    try:
+      if name not in self._tools:
+        allowed = ", ".join(self._tools)
+        raise ValueError(f"no tool {name!r}; there are {allowed}")
+      tool = self._tools[name]
+      if not isinstance(given, Mapping):
+        (parameter,) = inspect.signature(tool).parameters
+        given = {parameter: given}
+      inspect.signature(tool).bind(**given)
+      out = tool(**given)
+    except Exception as error:  # A call of the policy, in the user's code.
+      return f"error: {error}"
+    return out if isinstance(out, str) else json.dumps(out, default=str)
+
+  def _added_reward(self, text: str, *, is_last: bool) -> Any:
+    get = getattr(self._inner, "get_reward", None)
+    if get is not None and inspect.signature(get).parameters:
+      return get(text) if is_last else 0.0
+    whole = getattr(self._inner, "reward", 0.0) if get is None else get()
+    added, self._reward = whole - self._reward, whole
+    return added
+
+
+def wrap(made: Any) -> Any:
+  """Returns an environment: as it is, or with `step` if it has tools."""
+  return made if hasattr(made, "step") else Environment(made)
+
+
+def find_calls(
+    text: str, names: Iterable[str]
+) -> tuple[list[tuple[str, Any]], bool]:
+  """Returns the calls in a turn, name and arguments, and whether of a chat.
+
+  Arguments are a mapping, or the text of the only one. Of a call that is no
+  JSON object the name is "", which no tool has.
+  """
+  chat = _CALL.findall(text)
+  if chat:
+    return [_read_call(body) for body in chat], True
+  found = _LINE.search(text.rstrip().rpartition("\n")[2])
+  if found is None or found[1] not in names:
+    return [], False
+  given = found[2].strip()
+  if given.startswith("{"):
+    try:
+      return [(found[1], json.loads(given))], False
+    except ValueError:
+      pass  # It is the text.
+  return [(found[1], given)], False
+
+
+def _read_call(body: str) -> tuple[str, Any]:
+  try:
+    call = json.loads(body)
+    name, given = call["name"], call.get("arguments") or {}
+    if isinstance(given, str):  # Some templates write them as text.
+      given = json.loads(given)
+  except (ValueError, LookupError, TypeError, AttributeError):
+    return "", {}
+  return str(name), given if isinstance(given, dict) else {}
+
+
+def schema(tool: Callable[..., Any]) -> dict[str, Any]:
+  """Returns the JSON schema of a tool, as chat templates take it.
+
+  Descriptions are those of its docstring: the first paragraph, and the lines
+  `name: text` below `Args:`.
+
+  Raises:
+    ValueError: a parameter has no type hint, or one of another type.
+  """
+  hints = typing.get_type_hints(tool)
+  lines = inspect.cleandoc(tool.__doc__ or "").split("\n")
+  described = _described_arguments(lines)
+  properties, required = {}, []
+  for name, parameter in inspect.signature(tool).parameters.items():
+    if name not in hints:
+      raise ValueError(
+          f"tool {tool.__name__}: parameter {name!r} has no type hint, which"
+          " its schema needs"
+      )
+    try:
+      properties[name] = _type_schema(hints[name])
+    except ValueError as error:
+      raise ValueError(f"tool {tool.__name__}: {name}: {error}") from error
+    if name in described:
+      properties[name]["description"] = described[name]
+    if parameter.default is inspect.Parameter.empty:
+      required.append(name)
+  paragraph = "\n".join(lines).partition("\n\n")[0]
+  about = " ".join(paragraph.partition("Args:")[0].split())
+  return {
+      "type": "function",
+      "function": {
+          "name": tool.__name__,
+          "description": about,
+          "parameters": {
+              "type": "object",
+              "properties": properties,
+              "required": required,
+          },
+      },
+  }
+
+
+def _described_arguments(lines: Sequence[str]) -> dict[str, str]:
+  if "Args:" not in lines:
+    return {}
+  out, last = {}, ""
+  for line in lines[lines.index("Args:") + 1 :]:
+    if not line.startswith(" "):
+      break
+    if found := _ARGUMENT.fullmatch(line):
+      last, out[found[1]] = found[1], found[2].strip()
+    elif last:
+      out[last] += f" {line.strip()}"
+  return out
+
+
+def _type_schema(hint: Any) -> dict[str, Any]:
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin is typing.Literal:
+    return {**_type_schema(type(arguments[0])), "enum": list(arguments)}
+  if origin in (typing.Union, types.UnionType):
+    kinds = [a for a in arguments if a is not type(None)]
+    nullable = {"nullable": True} if len(kinds) < len(arguments) else {}
+    if len(kinds) == 1:
+      return {**_type_schema(kinds[0]), **nullable}
+    return {"anyOf": [_type_schema(kind) for kind in kinds], **nullable}
+  kind = origin or hint
+  if kind not in _TYPES:
+    allowed = ", ".join(k.__name__ for k in _TYPES if k is not type(None))
+    raise ValueError(
+        f"type {hint}: allowed {allowed}, Literal, and unions of them"
+    )
+  out = {"type": _TYPES[kind]}
+  if kind is list and arguments:
+    out["items"] = _type_schema(arguments[0])
+  return out

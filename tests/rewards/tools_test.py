@@ -1,0 +1,175 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tools: schemas from type hints, calls in turns, results and rewards."""
+
+from typing import Literal
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from examples import calculator
+from tba_jax.rewards import tools
+
+
+def look_up(word: str, most: int = 3, kind: Literal["a", "b"] | None = None):
+  """Looks a word up
+  in a dictionary.
+
+  Args:
+    word: the word, which may
+      be long.
+    most (int): number of meanings.
+  """
+  return [word] * most
+
+
+class Echo:
+  """TRL's shape, with the reward as an attribute."""
+
+  def __init__(self):
+    self.reward = 0.0
+
+  def reset(self, **kwargs):
+    return f"seed {kwargs['seed']}"
+
+  def echo(self, message: str) -> str:
+    self.reward = float(len(message))
+    return message
+
+  def fail(self) -> str:
+    raise ValueError("game over")
+
+  def _hidden(self):
+    pass
+
+
+def call(name, arguments="{}"):
+  body = f'{{"name": "{name}", "arguments": {arguments}}}'
+  return f"<tool_call>\n{body}\n</tool_call>"
+
+
+class ToolsTest(parameterized.TestCase):
+
+  def test_schema_is_read_from_hints_and_docstring(self):
+    self.assertEqual(
+        tools.schema(look_up)["function"],
+        {
+            "name": "look_up",
+            "description": "Looks a word up in a dictionary.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "word": {
+                        "type": "string",
+                        "description": "the word, which may be long.",
+                    },
+                    "most": {
+                        "type": "integer",
+                        "description": "number of meanings.",
+                    },
+                    "kind": {
+                        "type": "string",
+                        "enum": ["a", "b"],
+                        "nullable": True,
+                    },
+                },
+                "required": ["word"],
+            },
+        },
+    )
+
+  def test_parameters_without_a_usable_hint_are_named(self):
+    with self.assertRaisesRegex(ValueError, "tool <lambda>: parameter 'x' has"):
+      tools.schema(lambda x: x)
+
+    def tool(x: set):
+      del x
+
+    with self.assertRaisesRegex(ValueError, "tool tool: x: type <class 'set'>"):
+      tools.schema(tool)
+
+  @parameterized.parameters(
+      (call("f", '{"x": 1}') + call("g"), [("f", {"x": 1}), ("g", {})], True),
+      ("<tool_call>{oops</tool_call>", [("", {})], True),
+      ("<tool_call>[1]</tool_call>", [("", {})], True),
+      ("I try\nf: 3*4", [("f", "3*4")], False),
+      ('f: {"x": "3: 4"}', [("f", {"x": "3: 4"})], False),
+      ("f: {3", [("f", "{3")], False),
+      ("f: 1\nso 2", [], False),
+      ("h: 1", [], False),
+      ("", [], False),
+  )
+  def test_calls_are_found_in_both_forms(self, text, calls, is_chat):
+    self.assertEqual(tools.find_calls(text, ["f", "g"]), (calls, is_chat))
+
+  def test_results_and_errors_answer_a_chat_in_the_role_of_tools(self):
+    echo = tools.wrap(Echo())
+    names = [s["function"]["name"] for s in echo.schemas]
+    self.assertEqual(names, ["echo", "fail"])
+    self.assertEqual(echo.reset(seed=3), "seed 3")
+    said, reward, done, _ = echo.step(
+        call("echo", '{"message": "hey"}') + call("fail") + call("no")
+    )
+    self.assertEqual({m["role"] for m in said}, {"tool"})
+    self.assertEqual(
+        [m["content"] for m in said],
+        [
+            "hey",
+            "error: game over",
+            "error: no tool 'no'; there are echo, fail",
+        ],
+    )
+    self.assertEqual((reward, done), (3.0, False))
+    _, reward, done, _ = echo.step(call("echo", '{"massage": "hey"}'))
+    self.assertEqual((reward, done), (0.0, False))
+    # Each turn gets what it adds.
+    self.assertEqual(echo.step("echo: a")[:3], ("a\n", -2.0, False))
+    self.assertEqual(echo.step("done")[:3], ("", 0.0, True))
+
+  def test_functions_may_be_listed_as_tools(self):
+    inner = Echo()
+    inner.tools = [look_up]
+    self.assertEqual(
+        tools.wrap(inner).step('look_up: {"word": "a", "most": 2}')[0],
+        '["a", "a"]\n',
+    )
+
+  def test_an_environment_with_a_step_stays_as_it_is(self):
+    class Steps(Echo):
+
+      def step(self, text):
+        return text, 0.0, True, {}
+
+    made = Steps()
+    self.assertIs(tools.wrap(made), made)
+
+
+class CalculatorTest(absltest.TestCase):
+
+  def test_demonstrations_answer_with_what_was_calculated(self):
+    rewards = []
+    for seed in range(40):
+      game = tools.wrap(calculator.Countdown())
+      target = int(game.reset(seed).strip().partition(">")[2])
+      said, done, reward = "", False, 0.0
+      for _ in range(calculator.TRIES + 1):
+        before, turn = said, game.demonstrate()
+        said, reward, done, _ = game.step(turn)
+        if done:
+          break
+      self.assertTrue(done)
+      self.assertEqual(reward, float(before.strip() == str(target)))
+      rewards.append(reward)
+    self.assertBetween(sum(rewards), 3, 37)
+
+  def test_an_answer_uses_each_number_once(self):
+    game = calculator.Countdown()
+    game._numbers, game._target = [2, 3, 3], 12
+    right = {"2*3+3+3": 0, "2*(3+3)": 1, "(3+3)*2": 1, "4*3": 0, "12": 0}
+    right |= {"2*3*3": 0, "2**3": 0, "": 0, "(" * 999: 0, "3+3 2": 0}
+    for text, reward in right.items():
+      self.assertEqual(game.get_reward(text), reward, text)
+
+
+if __name__ == "__main__":
+  absltest.main()
