@@ -127,7 +127,7 @@ def run(
       kept.
     ValueError: an operand is wrong.
   """
-  seed, kills, *names = operands or ("0", "100")
+  seed, kills, *names = (*operands, *("0", "100")[len(operands) :])
   names = names or list(_LAYOUTS)
   if unknown := sorted(set(names) - set(_LAYOUTS)):
     raise ValueError(f"layouts {unknown}: allowed {', '.join(_LAYOUTS)}")

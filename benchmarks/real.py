@@ -70,7 +70,7 @@ PEERS = {
     "grpo_kl": {"learning_rate": 5e-5, "beta": 0.02},
 }
 RUNS = (*OURS, *PEERS)
-# Levels of the held-out reward whose minutes are told.
+# Held-out rewards for which the minutes to reach them are reported.
 TARGETS = (0.2, 0.3, 0.4)
 _DEFAULT_MINUTES = 25.0
 # More than any run takes.

@@ -69,7 +69,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.evaluate.num_prompts = 64
   c.evaluate.final_prompts = 128
   c.evaluate.num_completions = 2
-  c.evaluate.batch_prompts = 32
+  # As many rows as a searcher has, so that both use the same programs.
+  c.evaluate.batch_prompts = 16
   c.checkpoint.every_steps = 30
 
   if arg.lora:

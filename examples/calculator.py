@@ -56,7 +56,9 @@ class Countdown:
         c if c.isdecimal() else " " for c in text
     ).split()]  # fmt: skip
     uses_them = sorted(numbers) == sorted(self._numbers)
-    return float(uses_them and value_of(text) == self._target)
+    is_right = uses_them and value_of(text) == self._target
+    # A comment would use numbers without their counting.
+    return float(is_right and "#" not in text)
 
   def demonstrate(self) -> str:
     """Returns a turn of a player who tries expressions at random.

@@ -461,7 +461,14 @@ class QueueServer:
     for path in damaged:
       self._on_event("damaged", f"{path}: no valid lease")
     leases = {sid: lease for sid, (lease, _) in found.items()}
-    self.leases.update(leases, is_live=False)
+    # Searchers that were written off and forgotten stay forgotten.
+    news = {
+        sid: lease
+        for sid, lease in leases.items()
+        if self.leases.knows(sid)
+        or self._intake.written_off.get(sid) != lease["totals"]
+    }
+    self.leases.update(news, is_live=False)
     return leases
 
   def _serve(self, stop: threading.Event) -> None:

@@ -520,8 +520,9 @@ SETTINGS = {
         "slots: completions decoded at the same time; on accelerators those of"
         " a prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.num_waiting": _s(
-        0, FROM_0, "completions whose environment works that may leave their"
-        " slot to others, with their KV cache: memory of as many slots more",
+        0, FROM_0, "completions that may give up their slot, with their KV"
+        " cache, while their environment answers; takes the memory of that many"
+        " further slots",
         hosts="searcher"),
     "sampling.chunk_steps": _s(
         8, COUNT, "decode steps between refills of finished slots, and between"

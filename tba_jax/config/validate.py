@@ -537,6 +537,10 @@ def _family(c: Mapping[str, Any]) -> _Problems:
         + f", which is config.loss.name = {name!r}'s own"
         * (not c["loss.baseline"])
     )
+  if baseline == "file" and c["loss.reward_weight"] != 1:
+    yield "loss.reward_weight", (
+        "allowed 1.0 with a baseline from a file, whose rewards are as they are"
+    )
   for key, is_read, reader in (
       ("ema_decay", anchor == "ema", "anchor = ema"),
       ("baseline_file", baseline == "file", "baseline = file"),

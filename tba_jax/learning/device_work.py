@@ -404,7 +404,8 @@ def make_work(
     state, saved = checkpointer.restore(
         abstract_state(config, policy, mesh), step
     )
-    lora.check_base(saved.get("base", ""), merger.base)
+    if saved:  # Process 0 has the host state, and checks it for all.
+      lora.check_base(saved.get("base", ""), merger.base)
   train_step = make_train_step(config, policy, mesh, params)
   ahead, accelerated = None, jax.default_backend() != "cpu"
   # Processes on CPUs share cores: one that compiles comes so late to a

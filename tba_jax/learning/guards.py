@@ -26,10 +26,12 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   """Returns the limit of the log-prob gap, nats per token.
 
   By default that of the coarser dtype of the two, and none where completions
-  are not drawn from the policy itself (top-k, top-p, min-p, exploration).
+  are not drawn from the policy itself (top-k, top-p, min-p, exploration, a
+  log).
 
   Args:
-    config: reads `guards`, `sampling`, `explore`, `model`, `publish`, `lora`.
+    config: reads `guards`, `sampling`, `explore`, `logged`, `model`,
+      `publish`, `lora`.
     backend: JAX's, of the trainer.
   """
   sampling, explore = config.sampling, config.explore
@@ -37,7 +39,7 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     return config.guards.max_logprob_gap
   if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
     return math.inf
-  if explore.fraction or explore.min_tokens:
+  if explore.fraction or explore.min_tokens or config.logged.path:
     return math.inf
   dtypes = [config_lib.compute_dtype(config.model, backend)]
   dtypes.append(config.publish.dtype)

@@ -112,11 +112,13 @@ def read_params(
   """
   hf_files.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
   # The processes of a mesh share the work of reading all.
-  damaged = files.damaged(jax.process_index(), jax.process_count())
-  if damaged:
+  share = ()
+  if not all(s.is_fully_addressable for s in jax.tree.leaves(shardings)):
+    share = jax.process_index(), jax.process_count()
+  if damaged := files.damaged(*share):
     raise ValueError(
-        f"tensor {damaged[0]} and {len(damaged) - 1} more are damaged: not what"
-        f" was written; {hf_files.REMEDY}"
+        f"damaged, not what was written: {hf_files.first_of(damaged)};"
+        f" {hf_files.REMEDY}"
     )
   params = {}
   for row in rows:

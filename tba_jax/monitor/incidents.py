@@ -166,15 +166,26 @@ def _pauses(
   if not gaps:
     return []
   usual = statistics.median(gap for gap, _, _ in gaps)
-  pauses = [g for g in gaps if g[0] > max(_PAUSE_TIMES * usual, _PAUSE_S)]
+  limit = max(_PAUSE_TIMES * usual, _PAUSE_S)
+  # The run was stopped, or evaluated: neither is an incident.
+  planned = [e for e in events if e["kind"] == "interrupted"] + [
+      r
+      for r in records
+      if "train/loss" not in r and any(key.startswith("eval/") for key in r)
+  ]
+  pauses = [
+      (gap, before, after)
+      for gap, before, after in gaps
+      if gap > limit
+      and not any(_is_between(one, before[0], after[0]) for one in planned)
+  ]
   pauses = sorted(pauses, key=lambda g: g[0])[-_MAX_PAUSES:]
   out = []
   for gap, (begin, first), (end, following) in pauses:
     causes = collections.Counter(
         _cause(event)
         for event in events
-        if text.is_number(event.get("time"))
-        and begin <= event["time"] <= end
+        if _is_between(event, begin, end)
         and metrics.is_error(event["kind"], event.get("message"))
     )
     why = ", ".join(cause for cause, _ in causes.most_common(3))
@@ -184,6 +195,12 @@ def _pauses(
         f" {following}: {why}."
     )
   return out
+
+
+def _is_between(record: Mapping[str, Any], begin: float, end: float) -> bool:
+  """Returns whether a record or event was written between two times."""
+  written = record.get("time")
+  return text.is_number(written) and begin <= written <= end
 
 
 def _cause(event: Mapping[str, Any]) -> str:

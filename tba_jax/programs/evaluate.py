@@ -47,7 +47,7 @@ _ROWS = (
     ("pass@k", "pass_at_k"),
     ("pass@1, greedy", "greedy_pass_at_1"),
     ("mean reward", "mean_reward"),
-    ("KL to the initial policy, nats", "kl"),
+    ("KL to the reference, nats", "kl"),
     ("perplexity under the initial policy", "ref_perplexity"),
     ("the papers' perplexity", "diluted_perplexity"),
     ("win-rate", "win_rate"),

@@ -223,7 +223,9 @@ def final_rewards(
   rewards_N = np.float32(config_loss.reward_weight) * rewards_N
   if config_loss.missing_stop == "keep":
     return rewards_N
-  cut_N = np.float32(config_loss.missing_stop_reward)
+  cut_N = np.float32(
+      config_loss.reward_weight * config_loss.missing_stop_reward
+  )
   if config_loss.missing_stop == "add":
     cut_N = rewards_N + cut_N
   return np.where(stopped, rewards_N, cut_N)

@@ -89,13 +89,15 @@ class Environment:
         raise ValueError(f"no tool {name!r}; there are {allowed}")
       tool = self._tools[name]
       if not isinstance(given, Mapping):
-        (parameter,) = inspect.signature(tool).parameters
-        given = {parameter: given}
+        names = list(inspect.signature(tool).parameters)
+        if len(names) > 1:
+          raise ValueError(f"give a JSON object with {', '.join(names)}")
+        given = {name: given for name in names if given}
       inspect.signature(tool).bind(**given)
       out = tool(**given)
+      return out if isinstance(out, str) else json.dumps(out, default=str)
     except Exception as error:  # A call of the policy, in the user's code.
       return f"error: {error}"
-    return out if isinstance(out, str) else json.dumps(out, default=str)
 
   def _added_reward(self, text: str, *, is_last: bool) -> Any:
     get = getattr(self._inner, "get_reward", None)

@@ -83,13 +83,14 @@ class LoggedSampler:
     """Returns S completions of a prompt, and their rewards.
 
     Visits take turns through the log; fewer than S are repeated. A version that
-    is not known is -1: one step older than the first params.
+    is not known, or is yet to come, is -1: one step older than the first
+    params.
 
     Args:
       prompt_id: training prompt with completions in the log.
       visit: times that the prompt came before.
       num_completions: S.
-      version: newest version of the params, which none exceeds.
+      version: newest version of the params.
     """
     every = self._completions[prompt_id]
     first = visit * num_completions
@@ -103,8 +104,10 @@ class LoggedSampler:
       if one.logprobs is not None:
         logprobs[s, : len(ids)] = one.logprobs
     mask = np.arange(T) < lengths[:, None]
-    versions = np.array([min(one.version, version) for _, one in some])
-    versions = versions.astype(np.int32)
+    versions = np.array(
+        [one.version if one.version <= version else -1 for _, one in some],
+        np.int32,
+    )
     return types.Completions(
         tokens=tokens,
         lengths=lengths,

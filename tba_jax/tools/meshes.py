@@ -20,6 +20,7 @@ import jax
 import ml_collections
 
 from tba_jax.learning import device_work
+from tba_jax.learning import group_reference
 from tba_jax.monitor import text
 from tba_jax.programs import sections
 from tba_jax.sampling import requests
@@ -100,15 +101,20 @@ def sampling_s(
 ) -> float:
   """Returns the least seconds in which a searcher samples for a train step.
 
-  All slots are in use, and completions have the longest length.
+  With its reference pass, if it makes one. All slots are in use, and
+  completions have the longest length.
   """
   sampling, search = config.sampling, config.search
   prompts = search.prompts_per_step or config.train.prompts_per_batch
   fills = prompts * search.samples_per_prompt / sampling.num_rows
   prefills = prompts * requests.ROWS_PER_PREFILL / sampling.num_rows
-  return fills * sampling.max_completion_tokens * least_seconds(
+  seconds = fills * sampling.max_completion_tokens * least_seconds(
       programs["decode_chunk"], chip
   ) + prefills * least_seconds(programs["prefill"], chip)
+  if "reference" in programs:
+    passes = prompts / group_reference.prompts_at_a_time(config)
+    seconds += passes * least_seconds(programs["reference"], chip)
+  return seconds
 
 
 def try_trainer(

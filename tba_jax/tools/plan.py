@@ -380,6 +380,9 @@ def staleness_rows(
   if lag < _ON_POLICY:
     words = "not known: that run was on-policy"
     return [*out, ("learning rate that it shows to be safe", words)]
+  if config.replay.recent_fraction < 1:
+    words = "not known: the staleness of data drawn again is not expected"
+    return [*out, ("learning rate that it shows to be safe", words)]
   by_lag = rate * lag / expected
   by_steps = rate * int(steps[-1] + 1) / config.train.num_steps
   words = (

@@ -310,7 +310,11 @@ class _Replay:
         saved=data,
     )
     self._learner = learner_lib.Learner(
-        config, self._policy.tokenizer, self._service.buffer, self._work
+        config,
+        self._policy.tokenizer,
+        self._service.buffer,
+        self._work,
+        baselines=loops.make_baselines(config, self._policy),
     )
 
   def steps(

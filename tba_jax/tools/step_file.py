@@ -180,7 +180,15 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
       for field in dataclasses.fields(types.Batch)
       if field.name not in ("prepared", "rows")
   }
-  _, metrics = step_fn(state, types.Batch(**fields, rows=rows))
+  prefix = ".prepared['"
+  prepared = {
+      name.removeprefix(prefix).removesuffix("']"): leaf
+      for name, leaf in leaves.items()
+      if name.startswith(prefix)
+  }
+  _, metrics = step_fn(
+      state, types.Batch(**fields, rows=rows, prepared=prepared)
+  )
   return jax.device_get(metrics)
 
 

@@ -34,6 +34,13 @@ class SentencesTest(absltest.TestCase):
     ]
     self.assertEmpty(incidents.sentences(events, steps(1, 2, 3, 4)))
 
+  def test_is_silent_about_stops_and_evaluations(self):
+    records = steps(*range(20), 100, *range(101, 110), 200)
+    events = [event(60.0, "interrupted", "by SIGINT", "trainer")]
+    evaluation = {"step": 29, "time": 150.0, "eval/pass_at_1": 0.5}
+    self.assertEmpty(incidents.sentences(events, [*records, evaluation]))
+    self.assertLen(incidents.sentences([], records), 2)
+
   def test_counts_deaths_by_process_and_cause(self):
     events = [
         event(1, "died", "searcher-1: SIGKILL", "searcher", 1),

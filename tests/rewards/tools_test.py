@@ -39,6 +39,9 @@ class Echo:
   def fail(self) -> str:
     raise ValueError("game over")
 
+  def look(self) -> dict:
+    return {(1, 2): "a key that JSON lacks"}
+
   def _hidden(self):
     pass
 
@@ -105,7 +108,7 @@ class ToolsTest(parameterized.TestCase):
   def test_results_and_errors_answer_a_chat_in_the_role_of_tools(self):
     echo = tools.wrap(Echo())
     names = [s["function"]["name"] for s in echo.schemas]
-    self.assertEqual(names, ["echo", "fail"])
+    self.assertEqual(names, ["echo", "fail", "look"])
     self.assertEqual(echo.reset(seed=3), "seed 3")
     said, reward, done, _ = echo.step(
         call("echo", '{"message": "hey"}') + call("fail") + call("no")
@@ -116,7 +119,7 @@ class ToolsTest(parameterized.TestCase):
         [
             "hey",
             "error: game over",
-            "error: no tool 'no'; there are echo, fail",
+            "error: no tool 'no'; there are echo, fail, look",
         ],
     )
     self.assertEqual((reward, done), (3.0, False))
@@ -125,6 +128,19 @@ class ToolsTest(parameterized.TestCase):
     # Each turn gets what it adds.
     self.assertEqual(echo.step("echo: a")[:3], ("a\n", -2.0, False))
     self.assertEqual(echo.step("done")[:3], ("", 0.0, True))
+
+  def test_a_tool_without_arguments_is_called_by_a_line(self):
+    echo = tools.wrap(Echo())
+    self.assertEqual(echo.step("fail:")[0], "error: game over\n")
+
+  def test_a_result_that_is_no_json_is_an_error_of_the_call(self):
+    self.assertStartsWith(tools.wrap(Echo()).step("look:")[0], "error: keys")
+
+  def test_a_line_does_not_call_a_tool_of_several_arguments(self):
+    inner = Echo()
+    inner.tools = [look_up]
+    said = tools.wrap(inner).step("look_up: a")[0]
+    self.assertEqual(said, "error: give a JSON object with word, most, kind\n")
 
   def test_functions_may_be_listed_as_tools(self):
     inner = Echo()
@@ -167,6 +183,7 @@ class CalculatorTest(absltest.TestCase):
     game._numbers, game._target = [2, 3, 3], 12
     right = {"2*3+3+3": 0, "2*(3+3)": 1, "(3+3)*2": 1, "4*3": 0, "12": 0}
     right |= {"2*3*3": 0, "2**3": 0, "": 0, "(" * 999: 0, "3+3 2": 0}
+    right |= {"12#3*3*2": 0, "2*6#33": 0}
     for text, reward in right.items():
       self.assertEqual(game.get_reward(text), reward, text)
 
