@@ -156,7 +156,7 @@ class Collector:
         )
         for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
-    S, T = self._num_completions, self._sampler.settings.max_completion_tokens
+    S = self._num_completions
     completions: list[types.Completions | None] = [None] * len(prompts)
     outcomes: list[Sequence[judges.Outcome]] = [[]] * len(prompts)
     logged_rewards = {}
@@ -166,7 +166,8 @@ class Collector:
             prompt_id, visit, S, version
         )
       elif said and said[i].failure is not None:
-        completions[i] = _no_completions(S, T, version)
+        most = self._sampler.settings.max_completion_tokens
+        completions[i] = _no_completions(S, most, version)
         outcomes[i] = [said[i].outcome] * S
     live = [i for i in range(len(prompts)) if completions[i] is None]
     episodes = None

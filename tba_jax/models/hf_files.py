@@ -302,7 +302,9 @@ def write_files(
     digests = {name: _digest(tensor) for name, tensor in tensors.items()}
     # transformers refuses a file that does not name its framework.
     metadata = {"format": "pt", _DIGESTS: json.dumps(digests)}
-    safetensors.numpy.save_file(tensors, str(folder / file), metadata=metadata)
+    path = folder / file
+    safetensors.numpy.save_file(tensors, str(path), metadata=metadata)
+    _sort_metadata(path)
     weight_map.update(dict.fromkeys(names, file))
   if len(parts) > 1:
     index = {
@@ -310,6 +312,17 @@ def write_files(
         "weight_map": weight_map,
     }
     write_json(folder / INDEX, index)
+
+
+def _sort_metadata(path: pathlib.Path) -> None:
+  """Sorts a file's metadata: safetensors has it in an order of each process."""
+  with path.open("r+b") as file:
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+    file.seek(8)
+    file.write(text.encode().ljust(size))
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:

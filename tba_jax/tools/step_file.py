@@ -205,9 +205,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _model_config(fields: Mapping[str, Any]) -> config_lib.ModelConfig:
-  return config_lib.ModelConfig(
-      **{**fields, "stop_ids": tuple(fields["stop_ids"])}
-  )
+  # JSON has lists for tuples.
+  tuples = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
+  return config_lib.ModelConfig(**{**fields, **tuples})
 
 
 def _leaves(tree: types.PyTree) -> dict[str, np.ndarray]:

@@ -47,9 +47,10 @@ class RejectionTest(queue_case.QueueTestCase):
         ("length", {"prompt_tokens": np.zeros(99, "i4")}),
         ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
         ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
-        # Past the end, and nowhere.
+        # Past the end.
         ("mask", {"sampled_mask": np.ones_like(tokens, np.bool_)}),
-        ("mask", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
+        # Nowhere, as where no environment could begin.
+        ("environment", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
         ("reference", {"ref_logprobs": logprobs}),
         ("position", {"position": -1}),
         ("position", {"position": 1 << 40}),

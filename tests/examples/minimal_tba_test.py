@@ -6,10 +6,10 @@ from absl.testing import absltest
 import chex
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from examples import minimal_tba
+from tba_jax.config import settings
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import tb
 from tba_jax.models import config as config_lib
@@ -126,8 +126,8 @@ class MinimalTbaTest(absltest.TestCase):
           weights_BxKxT=mask_BxKxT,
           rewards_BxK=rewards_BxK,
       )
-      settings = ml_collections.ConfigDict({"scale": "unit"})
-      return tb.tb_loss(groups, settings, minimal_tba.BETA)[0]
+      config = settings.get_config()
+      return tb.tb_loss(groups, config.loss, minimal_tba.BETA)[0]
 
     found = jax.jit(jax.value_and_grad(minimal_tba.tb_loss_fn))(
         self.params, self.ref_params, prompts_BxP, tokens_BxKxT, rewards_BxK

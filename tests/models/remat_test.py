@@ -27,13 +27,13 @@ def _value_model(name):
   config = settings.get_config()
   config.loss.name, config.train.remat = "ppo", name
   model = policy.make_value_model(config, transformer.make_model(_SHAPE))
-  return model, lambda *inputs: jnp.square(model.values(*inputs)).sum()
+  return model, lambda *inputs: jnp.square(model.values(*inputs)).mean()
 
 
 def _reward_model(name):
   shape = heads.config_of(_SHAPE)
   model = heads.ScalarModel(shape, remat=name)
-  return model, lambda *inputs: jnp.square(model.rewards(*inputs)).sum()
+  return model, lambda *inputs: jnp.square(model.rewards(*inputs)).mean()
 
 
 def _size(tree):

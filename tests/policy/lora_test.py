@@ -178,7 +178,7 @@ class ConfigTest(parameterized.TestCase):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
   def test_checks_targets_of_a_folder(self):
-    for i, wrong in ((2, 0), (4, 1)):  # qwen2 has a gate, gpt_neox has none.
+    for i, wrong in ((3, 0), (5, 1)):  # qwen2 has a gate, gpt_neox has none.
       model = tiny_model.make_model(**_FAMILIES[i])
       folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
       hf.save(folder, model.config, tiny_model.init_params(model))

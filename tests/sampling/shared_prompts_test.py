@@ -101,9 +101,9 @@ class SharedPromptsTest(parameterized.TestCase):
     # Four of the first, three together and one with two idle rows.
     self.assertEqual(refill(), [0, 0, 0, 0, -1, -1])
     self.assertFalse(slots.can_refill)
-    slots.release(np.array([1, 1, 0, 0, 1, 1], bool))
+    slots.release([0, 1])
     self.assertFalse(slots.can_refill)
-    slots.release(np.array([0, 0, 1, 0, 0, 0], bool))
+    slots.release([2])
     self.assertTrue(slots.can_refill)
     self.assertEqual(refill(), [1, 1, 1, -1, -1, -1])
     self.assertEqual(slots.owners[3], (0, 3))

@@ -63,7 +63,7 @@ class ShrinkTest(absltest.TestCase):
     request = decode.Request(np.array([2]), 0, 0, num_completions=6)
     slots = requests_lib.Slots([request], _settings(num_rows=6), [0])
     slots.refill({0: 0})
-    slots.release(np.array([True, False, True, True, False, True]))
+    slots.release([0, 2, 3, 5])
     rows = slots.keep(3)
     self.assertEqual(rows[:2].tolist(), [1, 4])
     self.assertIn(rows[2], (0, 2, 3, 5))
