@@ -381,7 +381,7 @@ class Engine:
     """Does the finished requests of a model after a number again.
 
     Raises:
-      RuntimeError: one cannot be done again, or ends otherwise than before.
+      RuntimeError: a request cannot be done again, or ends otherwise.
     """
     repeated = 0
     for request, is_done in self.journal.since(model, seq):
