@@ -135,7 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _key(folder: pathlib.Path) -> str:
-  """Returns the server's key, made at its first start."""
+  """Returns the server's key, made at its first start; ValueError if empty."""
   path = folder / "key"
   folder.mkdir(parents=True, exist_ok=True)
   if not path.exists():
@@ -144,5 +144,12 @@ def _key(folder: pathlib.Path) -> str:
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
       file.write(_PREFIX + secrets.token_urlsafe(32) + "\n")
+      file.flush()
+      os.fsync(fd)
     new.replace(path)
-  return path.read_text().strip()
+  key = path.read_text().strip()
+  if not key:
+    raise ValueError(
+        f"{path} is empty: delete it for a new key, or write the old one"
+    )
+  return key

@@ -5,8 +5,9 @@
 Handlers check a request, have it journaled and answer at once; its result is
 asked for by `retrieve_future`, which waits. Errors are JSON, {"error": text}:
 401 for a wrong key, 404 for what is not there, 408 for a result that is not
-there yet, 410 for one that is forgotten, 413 for a body that is too large, 422
-for a request that is wrong.
+there yet or a body that is too slow, 410 for a result that is forgotten or a
+session that has finished, 413 for a body that is too large, 415 for one that is
+compressed, 422 for a request that is wrong, 503 once the engine has ended.
 
 Source: package `tinker` 0.38, whose client is served unchanged.
 """
@@ -38,6 +39,8 @@ from tba_jax.serving import messages
 _POLL_S = 20.0
 _NOT_FOUND, _NOT_YET, _GONE, _TOO_LARGE, _WRONG = 404, 408, 410, 413, 422
 _NO_KEY = 401
+# Numbers of the requests of each clone of a sampling client.
+_NUMBERS_OF_CLONE = 10**9
 
 Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
@@ -76,7 +79,7 @@ class Waiters:
         event.clear()
         found = await concurrency.run_in_threadpool(read)
         left_s = end - asyncio.get_running_loop().time()
-        if found is not None or left_s <= 0:
+        if found is not None or not left_s > 0:  # Also if it is nan.
           return found
         with contextlib.suppress(TimeoutError):
           await asyncio.wait_for(event.wait(), left_s)
@@ -354,16 +357,16 @@ class App:
               messages.parse_json(body), forward_only=forward_only
           )
       )
-    model, seq, _ = messages.address_of_pass(body)
-    return await self._accept(engine_lib.FORWARD_BACKWARD, model, seq, body)
+    model, seq, has_no_backward = messages.address_of_pass(body)
+    kind = (
+        engine_lib.FORWARD if has_no_backward else engine_lib.FORWARD_BACKWARD
+    )
+    return await self._accept(kind, model, seq, body)
 
   async def _of_model(self, kind: str, request: requests.Request) -> Any:
     body = await self._json(request)
     model = messages.field(body, "model_id", str)
     seq = messages.field(body, "seq_id", int, 0)
-    if kind in (engine_lib.SAVE, engine_lib.EXPORT):
-      if messages.field(body, "path", str, None) is None:
-        body["path"] = f"seq-{seq}"
     raw = json.dumps(body, sort_keys=True).encode()
     return await self._accept(kind, model, seq, raw)
 
@@ -516,6 +519,7 @@ class App:
   ) -> responses.Response:
     """Returns a result in the form that the client accepts."""
     to_json = {
+        engine_lib.FORWARD: messages.pass_result_to_json,
         engine_lib.FORWARD_BACKWARD: messages.pass_result_to_json,
         engine_lib.SAMPLE: messages.sample_result_to_json,
     }.get(outcome.kind)
@@ -531,18 +535,27 @@ class App:
     sampler = messages.field(target, "sampling_session_id", str)
     clone = messages.field(target, "cloned_sampler_id", int, 0)
     after = messages.field(body, "prev_cursor", int, 0)
+    for name, value in (("cloned_sampler_id", clone), ("prev_cursor", after)):
+      if not 0 <= value < 2**32:
+        raise ValueError(f"{name}={value}: allowed 0 to 2**32 - 1")
     self._check_sampler(sampler)
     timeout_s = messages.field(body, "timeout", float, _POLL_S)
 
-    def read() -> list[tuple[int, str, int, bool]] | None:
-      rows = self._journal.completions(sampler, after)
-      return [row for row in rows if row[2] // 10**9 == clone] or None
+    first = clone * _NUMBERS_OF_CLONE
+
+    def read() -> list[tuple[int, str, bool]] | None:
+      return (
+          self._journal.completions(
+              sampler, after, first=first, last=first + _NUMBERS_OF_CLONE - 1
+          )
+          or None
+      )
 
     rows = await self._waiters.wait_for(sampler, read, min(timeout_s, _POLL_S))
     return {
         "completions": [
             {"state": "failed" if failed else "finished", "request_id": id}
-            for _, id, _, failed in rows or ()
+            for _, id, failed in rows or ()
         ],
         "cursor": rows[-1][0] if rows else after,
     }

@@ -41,7 +41,8 @@ from tba_jax.serving import journal as journal_lib
 from tba_jax.serving import messages
 from tba_jax.serving import training
 
-# Kinds of requests that change a model.
+# Kinds of requests. A forward pass and a sample change nothing.
+FORWARD = "forward"
 FORWARD_BACKWARD = "forward_backward"
 OPTIM_STEP = "optim_step"
 CREATE, LOAD = "create_model", "load_weights"
@@ -54,6 +55,7 @@ EXTERNAL_WEIGHTS = "external_weights"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SCHEME = "tinker://"
+_UNNAMED_PREFIX = "unnamed-"
 # Recovery checkpoints of a model: the second serves if the first is damaged.
 _KEEP = 2
 # Compiled samplers, by sampling settings, and params of versions on the
@@ -95,6 +97,7 @@ class Engine:
       workdir: str,
       on_done: Callable[[list[str]], None],
   ):
+    training.check_config(config)
     self._config = config
     self._on_done = on_done
     self._folder = pathlib.Path(workdir) / "serve"
@@ -194,8 +197,8 @@ class Engine:
         self._sample(batch)
       else:
         self._do(batch[0])
-    for saver in self._savers.values():
-      saver.close()
+    for model in list(self._savers):
+      self._forget(model)
     self.journal.close()
 
   # The queue.
@@ -298,7 +301,7 @@ class Engine:
       ValueError: the request is wrong; the model is what it was.
     """
     owner, kind = request.owner, request.kind
-    if kind == FORWARD_BACKWARD:
+    if kind in (FORWARD, FORWARD_BACKWARD):
       asked = messages.unpack_pass(request.body)
       run = self._run_of(owner)
       return messages.pack_pass_result(run.run_pass(asked))
@@ -314,10 +317,10 @@ class Engine:
       self._load(owner, path, with_optimizer=body["optimizer"])
       return _json({"type": kind, "path": path, "model_id": owner})
     if kind == SAVE:
-      return self._save_named(owner, WEIGHTS, body)
+      return self._save_named(request, body)
     if kind == SAVE_SAMPLER:
       return self._save_for_sampler(request, body)
-    return self._export(owner, body)
+    return self._export(request, body)
 
   def _programs_of(self, spec: Mapping[str, Any]) -> training.Programs:
     key = (spec["rank"], spec["targets"])
@@ -346,27 +349,40 @@ class Engine:
         str(self._model_folder(model) / "state"), keep=_KEEP
     )
     self._savers[model] = saver
-    seq = -1
-    if saver.latest_step() is not None:
-      state, host = saver.restore(programs.abstract_state())
-      seq = int(host["seq"])
-      run = training.TrainingRun(programs, **state)
-    else:
-      params = programs.init(spec["seed"])
-      run = training.TrainingRun(
-          programs, params, programs.init_optimizer(params)
-      )
-    self._runs[model] = run
-    self._steps_since_save[model] = 0
     try:
+      run, seq = self._read_run(programs, saver, spec["seed"])
+      self._runs[model] = run
+      self._steps_since_save[model] = 0
       self._repeat(model, seq)
     except BaseException:
       self._forget(model)
       raise
     return run
 
+  def _read_run(
+      self,
+      programs: training.Programs,
+      saver: checkpoint.Checkpointer,
+      seed: int,
+  ) -> tuple[training.TrainingRun, int]:
+    """Returns a model at its newest checkpoint, and the number it is of."""
+    if saver.latest_step() is None:
+      params = programs.init(seed)
+      state = {"params": params, "opt_state": programs.init_optimizer(params)}
+      return training.TrainingRun(programs, **state), -1
+    try:
+      state, host = saver.restore(programs.abstract_state())
+    except ValueError as error:
+      # Damage on disk is not an error of the request that needs the model.
+      raise RuntimeError(str(error)) from error
+    return training.TrainingRun(programs, **state), int(host["seq"])
+
   def _repeat(self, model: str, seq: int) -> None:
-    """Does the finished requests of a model after a number again."""
+    """Does the finished requests of a model after a number again.
+
+    Raises:
+      RuntimeError: a request cannot be done again, or ends otherwise.
+    """
     repeated = 0
     for request, is_done in self.journal.since(model, seq):
       if not is_done:
@@ -374,8 +390,11 @@ class Engine:
       if request.kind not in (FORWARD_BACKWARD, OPTIM_STEP, LOAD):
         continue
       outcome = self.journal.outcome(request.id)
-      # Those of another category had no effect.
-      if outcome.failure and outcome.failure["category"] != "user":
+      # Of those that failed, only a step may have had an effect: it drops a
+      # gradient that is not finite.
+      if outcome.failure and (
+          request.kind != OPTIM_STEP or outcome.failure["category"] != "user"
+      ):
         continue
       if request.body is None:
         raise RuntimeError(
@@ -384,9 +403,17 @@ class Engine:
         )
       try:
         self._execute(request)
-      except ValueError:
-        # As the first time.
-        pass
+      except ValueError as error:
+        if outcome.failure is None:
+          raise RuntimeError(
+              f"{request.id} cannot be done again: {error}"
+          ) from error
+      else:
+        if outcome.failure is not None:
+          raise RuntimeError(
+              f"{request.id} failed the first time, but not when it was done"
+              f" again: {outcome.failure['error']}"
+          )
       repeated += 1
     if repeated:
       print(f"{model}: {repeated} requests after its checkpoint done again")
@@ -395,8 +422,13 @@ class Engine:
     """Drops a model from memory; `_run_of` makes it again."""
     self._runs.pop(model, None)
     saver = self._savers.pop(model, None)
-    if saver is not None:
+    if saver is None:
+      return
+    try:
       saver.close()
+    except OSError as error:
+      # The journal has what the checkpoint would have had.
+      logging.error("%s", error)
 
   def _save_in_time(self, request: journal_lib.Request) -> None:
     """Saves a recovery checkpoint of a model if it is time for one."""
@@ -450,28 +482,40 @@ class Engine:
     return model, kind, self._model_folder(model) / kind / name
 
   def _new_path(
-      self, model: str, kind: str, name: str, *, overwrite: bool
+      self,
+      request: journal_lib.Request,
+      kind: str,
+      name: str,
+      *,
+      overwrite: bool = False,
   ) -> tuple[str, pathlib.Path]:
     """Returns path and empty place of a new checkpoint."""
-    if not _NAME.fullmatch(name):
-      raise ValueError(
-          f"path={name!r}: allowed letters, digits, '.', '_' and '-', 128 at"
-          " most, the first a letter or digit"
-      )
+    model = request.owner
     path = f"{_SCHEME}{model}/{kind}/{name}"
-    if self.journal.checkpoint(path) is not None and not overwrite:
+    before = self.journal.checkpoint(path)
+    # The same request wrote it, if a kill came before its outcome.
+    if before and before.get("request") != request.id and not overwrite:
       raise ValueError(
           f"{path}: there is a checkpoint already; name another one, or give"
           " overwrite"
       )
-    self.journal.drop_checkpoint(path)
+    self._drop(path)
     folder = self._model_folder(model) / kind / name
     if folder.exists():
       shutil.rmtree(folder)
     return path, folder
 
+  def _drop(self, path: str) -> None:
+    """Forgets a checkpoint; for any thread."""
+    self.journal.drop_checkpoint(path)
+    self._versions.pop(path, None)
+
   def _write(
-      self, path: str, folder: pathlib.Path, model: str, state: types.PyTree
+      self,
+      path: str,
+      folder: pathlib.Path,
+      request: journal_lib.Request,
+      state: types.PyTree,
   ) -> None:
     """Writes a checkpoint that is never changed again."""
     saver = checkpoint.Checkpointer(str(folder), keep=1)
@@ -479,12 +523,14 @@ class Engine:
       saver.save(0, state, {}, wait=True)
     finally:
       saver.close()
-    self._note(path, model)
+    self._note(path, request)
 
-  def _note(self, path: str, model: str) -> None:
-    spec = self.journal.model(model)
+  def _note(self, path: str, request: journal_lib.Request) -> None:
+    spec = self.journal.model(request.owner)
     base = lora.base_name(self._policy.folder, self._config.seed)
-    self.journal.add_checkpoint(path, model, {**spec, "base": base})
+    self.journal.add_checkpoint(
+        path, request.owner, {**spec, "base": base, "request": request.id}
+    )
 
   def _read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
     """Returns spec and state of a checkpoint; ValueError if there is none."""
@@ -502,29 +548,26 @@ class Engine:
       saver.close()
 
   def _save_named(
-      self, model: str, kind: str, body: Mapping[str, Any]
+      self, request: journal_lib.Request, body: Mapping[str, Any]
   ) -> bytes:
-    run = self._run_of(model)
-    path, folder = self._new_path(
-        model, kind, body["path"], overwrite=body.get("overwrite", False)
-    )
+    name = _checkpoint_name(body) or f"seq-{request.seq}"
+    overwrite = messages.field(body, "overwrite", bool, False)
+    run = self._run_of(request.owner)
+    path, folder = self._new_path(request, WEIGHTS, name, overwrite=overwrite)
     state = {"params": run.params, "opt_state": run.opt_state}
-    self._write(path, folder, model, state)
+    self._write(path, folder, request, state)
     return _json({"type": SAVE, "path": path})
 
   def _save_for_sampler(
       self, request: journal_lib.Request, body: Mapping[str, Any]
   ) -> bytes:
     """Saves a version; returns its path, or without a name its session."""
-    model, name = request.owner, body.get("path")
+    model, name = request.owner, _checkpoint_name(body)
     run = self._run_of(model)
     path, folder = self._new_path(
-        model,
-        SAMPLER_WEIGHTS,
-        name or f"unnamed-{request.seq}",
-        overwrite=not name,
+        request, SAMPLER_WEIGHTS, name or f"{_UNNAMED_PREFIX}{request.seq}"
     )
-    self._write(path, folder, model, {"params": run.params})
+    self._write(path, folder, request, {"params": run.params})
     if name:
       return _json({"type": SAVE_SAMPLER, "path": path})
     self._drop_unnamed(model)
@@ -538,7 +581,7 @@ class Engine:
     unnamed = [
         path
         for path, _ in self.journal.checkpoints_of(model)
-        if f"/{SAMPLER_WEIGHTS}/unnamed-" in path
+        if f"/{SAMPLER_WEIGHTS}/{_UNNAMED_PREFIX}" in path
     ]
     for path in unnamed[:-_UNNAMED]:
       self.delete(path)
@@ -546,7 +589,7 @@ class Engine:
   def delete(self, path: str) -> None:
     """Deletes a checkpoint; ValueError if there is none."""
     _, _, folder = self._place(path)
-    self.journal.drop_checkpoint(path)
+    self._drop(path)
     shutil.rmtree(folder, ignore_errors=True)
 
   def _load(self, model: str, path: str, *, with_optimizer: bool) -> None:
@@ -567,12 +610,14 @@ class Engine:
         state["params"], state["opt_state"] if with_optimizer else None
     )
 
-  def _export(self, model: str, body: Mapping[str, Any]) -> bytes:
+  def _export(
+      self, request: journal_lib.Request, body: Mapping[str, Any]
+  ) -> bytes:
     """Writes a folder for transformers, or of adapters for peft."""
+    name = _checkpoint_name(body) or f"seq-{request.seq}"
+    model = request.owner
     run, spec = self._run_of(model), self.journal.model(model)
-    path, folder = self._new_path(
-        model, EXTERNAL_WEIGHTS, body["path"], overwrite=False
-    )
+    path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     policy = self._policy
     if spec["rank"] and policy.folder is not None:
@@ -597,7 +642,7 @@ class Engine:
           run.programs.merged(run.params),
           policy.tokenizer,
       )
-    self._note(path, model)
+    self._note(path, request)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     return _json({"type": EXPORT, "path": path, "size_bytes": size})
 
@@ -723,17 +768,18 @@ class Engine:
 
   def _version(self, path: str) -> dict[str, Any]:
     """Returns the params of a version, by form, on the devices."""
-    if path in self._versions:
-      self._versions.move_to_end(path)
-      return self._versions[path]
-    while len(self._versions) >= _VERSIONS:
-      self._versions.popitem(last=False)
-    params = self._base
-    if path:
-      spec, state = self._read(path)
-      params = self._programs_of(spec).merged(state["params"])
-    self._versions[path] = {"params": params}
-    return self._versions[path]
+    # Taken out and put at the end: another thread may drop a path.
+    version = self._versions.pop(path, None)
+    if version is None:
+      while len(self._versions) >= _VERSIONS:
+        self._versions.popitem(last=False)
+      params = self._base
+      if path:
+        spec, state = self._read(path)
+        params = self._programs_of(spec).merged(state["params"])
+      version = {"params": params}
+    self._versions[path] = version
+    return version
 
   def _sampler(self, settings: "_Settings") -> decode.Sampler:
     """Returns the sampler of these settings, compiled when it is first used."""
@@ -879,6 +925,23 @@ def num_samples(body: Mapping[str, Any]) -> int:
   return count
 
 
+def _checkpoint_name(body: Mapping[str, Any]) -> str | None:
+  """Returns the name that a client gives a checkpoint; ValueError if wrong."""
+  name = messages.field(body, "path", str, None)
+  if name is None:
+    return None
+  if not _NAME.fullmatch(name) or name.startswith(_UNNAMED_PREFIX):
+    raise ValueError(
+        f"path={name!r}: allowed letters, digits, '.', '_' and '-', 128 at"
+        " most, the first a letter or digit, and not the prefix"
+        f" {_UNNAMED_PREFIX!r}"
+    )
+  return name
+
+
+_SAMPLING_PARAMS = (
+    "max_tokens", "seed", "stop", "temperature", "top_k", "top_p",
+)  # fmt: skip
 _SAMPLE_FIELDS = (
     "num_samples", "prompt", "sampling_params", "sampling_session_id", "seq_id",
     "prompt_logprobs", "prompt_logprobs_last_n",
@@ -895,6 +958,7 @@ def _parse_sample(
   except ValueError as error:
     raise ValueError(f"prompt: {error}") from error
   params = field(body, "sampling_params", dict)
+  messages.check_fields(params, _SAMPLING_PARAMS)
   count = num_samples(body)
   temperature = field(params, "temperature", float, 1.0)
   top_k, top_p = field(params, "top_k", int, -1), field(

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS requests (
   result BLOB, failure TEXT, done INTEGER);
 CREATE INDEX IF NOT EXISTS by_owner ON requests (owner, seq);
 CREATE INDEX IF NOT EXISTS by_done ON requests (owner, done);
+CREATE INDEX IF NOT EXISTS by_age ON requests (done) WHERE body IS NULL;
 """
 
 
@@ -141,7 +142,9 @@ class Journal:
   def finish(self, outcomes: Mapping[str, bytes | Mapping[str, str]]) -> None:
     """Writes results (bytes) and failures (objects) by request, all or none.
 
-    A sample's body goes: it has no effect that would be needed again.
+    The body of a sample or forward pass goes: it has no effect that would be
+    needed again. The pass keeps its place among its model's requests, an empty
+    body, until `drop_bodies`: `next_seq` reads them without a gap.
     """
     with self._lock:
       self._run("BEGIN IMMEDIATE")
@@ -151,8 +154,8 @@ class Journal:
           is_result = isinstance(outcome, bytes)
           self._run(
               "UPDATE requests SET result=?, failure=?, done=?, body=CASE kind"
-              " WHEN 'sample' THEN NULL ELSE body END WHERE id=? AND done IS"
-              " NULL",
+              " WHEN 'sample' THEN NULL WHEN 'forward' THEN x'' ELSE body END"
+              " WHERE id=? AND done IS NULL",
               outcome if is_result else None,
               None if is_result else json.dumps(outcome),
               n,
@@ -220,20 +223,27 @@ class Journal:
       )[0]
 
   def completions(
-      self, owner: str, after: int, limit: int = 1000
-  ) -> list[tuple[int, str, int, bool]]:
+      self, owner: str, after: int, *, first: int, last: int, limit: int = 1000
+  ) -> list[tuple[int, str, bool]]:
     """Returns an owner's requests finished after a place of `finish`.
 
+    Args:
+      owner: owner of the requests.
+      after: place.
+      first: lowest number of a request.
+      last: highest number.
+      limit: most requests.
+
     Returns:
-      Place, id, number, and whether it failed, by place.
+      Place, id, and whether it failed, by place.
     """
     with self._lock:
       rows = self._all(
-          "SELECT done, id, seq, failure IS NOT NULL FROM requests WHERE"
-          " owner=? AND done>? ORDER BY done LIMIT ?",
-          *(owner, after, limit),
+          "SELECT done, id, failure IS NOT NULL FROM requests WHERE owner=? AND"
+          " done>? AND seq BETWEEN ? AND ? ORDER BY done LIMIT ?",
+          *(owner, after, first, last, limit),
       )
-    return [(done, id, seq, bool(failed)) for done, id, seq, failed in rows]
+    return [(done, id, bool(failed)) for done, id, failed in rows]
 
   # What requests are about.
 

@@ -185,14 +185,18 @@ class SampleResult:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-  """Returns the JSON object of a body; ValueError if it is none."""
+  """Returns the JSON object of a body; ValueError if it is not one."""
   try:
-    value = json.loads(body)
+    value = json.loads(body, parse_constant=_refuse_constant)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"the body is not JSON: {error}") from error
   if not isinstance(value, dict):
     raise ValueError("the body is not a JSON object")
   return value
+
+
+def _refuse_constant(name: str) -> None:
+  raise ValueError(f"{name} is not a number of JSON")
 
 
 def field(
@@ -216,7 +220,10 @@ def field(
     return default
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if kind is float and is_number:
-    return float(value)
+    try:
+      return float(value)
+    except OverflowError as error:
+      raise ValueError(f"{name}: {error}") from error
   if not isinstance(value, kind) or (kind is int and not is_number):
     raise ValueError(
         f"{name} is {type(value).__name__}: allowed {kind.__name__}"
@@ -245,7 +252,7 @@ def tokens_of(model_input: Any) -> np.ndarray:
   ids: list[int] = []
   for chunk in field(model_input, "chunks", list):
     if not isinstance(chunk, dict) or chunk.get("type") != "encoded_text":
-      raise ValueError("a chunk is no encoded_text, the only kind served here")
+      raise ValueError("a chunk is not encoded_text, the only kind served here")
     ids += field(chunk, "tokens", list)
   if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
     raise ValueError("tokens: allowed whole numbers from 0")
@@ -265,8 +272,13 @@ def pack_pass(body: Mapping[str, Any], *, forward_only: bool) -> bytes:
   for key, value in field(asked, "loss_fn_config", dict, {}).items():
     if isinstance(value, str):
       message.loss_fn_config_v2[key].text = value
-    else:
+      continue
+    try:
       message.loss_fn_config_v2[key].number = float(value)
+    except (TypeError, OverflowError) as error:
+      raise ValueError(
+          f"loss_fn_config.{key}={value!r}: allowed a number or a text"
+      ) from error
   for n, datum in enumerate(field(asked, "data", list)):
     try:
       out = message.data.add()
@@ -283,7 +295,8 @@ def pack_pass(body: Mapping[str, Any], *, forward_only: bool) -> bytes:
         tensor_out.shape.extend(shape)
     except (ValueError, TypeError, AttributeError) as error:
       raise ValueError(f"data[{n}]: {error}") from error
-  return message.SerializeToString()
+  # A request that comes again, to another process, has the same bytes.
+  return message.SerializeToString(deterministic=True)
 
 
 def address_of_pass(body: bytes) -> tuple[str, int, bool]:
@@ -296,7 +309,7 @@ def unpack_pass(body: bytes) -> Pass:
   """Returns the pass of a protocol buffer.
 
   Raises:
-    ValueError: the body is none, or a sequence is malformed; names it.
+    ValueError: the body is not one, or a sequence is malformed; names it.
   """
   message = _parse("ForwardBackwardRequest", body)
   config: dict[str, float | str] = dict(message.loss_fn_config)
@@ -345,15 +358,27 @@ def pass_result_to_json(body: bytes) -> dict[str, Any]:
       ends = np.frombuffer(tensor.offsets, "<i8") // 4
       for out, start, end in zip(outputs, ends, ends[1:]):
         out[name] = {
-            "data": values[start:end].tolist(),
+            "data": _json_numbers(values[start:end]),
             "dtype": "float32",
             "shape": [int(end - start)],
         }
   return {
       "loss_fn_output_type": message.loss_fn_output_type,
       "loss_fn_outputs": outputs,
-      "metrics": dict(message.metrics),
+      "metrics": dict(
+          zip(message.metrics, _json_numbers([*message.metrics.values()]))
+      ),
   }
+
+
+def _json_numbers(values: Sequence[float] | np.ndarray) -> list[float | str]:
+  """Returns numbers for JSON; "NaN" and "±Infinity" as protocol buffers do."""
+  array = np.asarray(values)
+  out = array.tolist()
+  if np.isfinite(array).all():
+    return out
+  names = {np.inf: "Infinity", -np.inf: "-Infinity"}
+  return ["NaN" if x != x else names.get(x, x) for x in out]
 
 
 def pack_sample_result(result: SampleResult) -> bytes:
@@ -388,14 +413,18 @@ def sample_result_to_json(body: bytes) -> dict[str, Any]:
                   "stop" if sequence.stop_reason == _STOPPED else "length"
               ),
               "tokens": np.frombuffer(sequence.tokens, "<i4").tolist(),
-              "logprobs": np.frombuffer(sequence.logprobs, "<f4").tolist(),
+              "logprobs": _json_numbers(
+                  np.frombuffer(sequence.logprobs, "<f4")
+              ),
           }
           for sequence in message.sequences
       ],
   }
   if message.prompt_logprobs:
-    values = np.frombuffer(message.prompt_logprobs, "<f4").tolist()
-    out["prompt_logprobs"] = [v if v == v else None for v in values]
+    values = np.frombuffer(message.prompt_logprobs, "<f4")
+    out["prompt_logprobs"] = [
+        None if v == "NaN" else v for v in _json_numbers(values)
+    ]
   return out
 
 
@@ -404,7 +433,7 @@ def _parse(name: str, body: bytes) -> Any:
   try:
     message.ParseFromString(body)
   except message_lib.DecodeError as error:
-    raise ValueError(f"the body is no {name}: {error}") from error
+    raise ValueError(f"the body is not a {name}: {error}") from error
   return message
 
 
@@ -412,7 +441,7 @@ def _datum(message: Any) -> Datum:
   parts = []
   for chunk in message.model_input:
     if chunk.image or chunk.dmel:
-      raise ValueError("a chunk is no encoded_text, the only kind served here")
+      raise ValueError("a chunk is not encoded_text, the only kind served here")
     parts.append(np.frombuffer(chunk.encoded_text.tokens, "<i4"))
   tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
   inputs = {
@@ -435,7 +464,9 @@ def _array(name: str, tensor: Any) -> np.ndarray:
   if dtype is None or tensor.sparse_csr:
     raise ValueError(f"{name}: allowed dense float32 or int64")
   if len(tensor.dense) % dtype.itemsize:
-    raise ValueError(f"{name}: {len(tensor.dense)} bytes are no {dtype.name}")
+    raise ValueError(
+        f"{name}: {len(tensor.dense)} bytes are not a {dtype.name}"
+    )
   array = np.frombuffer(tensor.dense, dtype)
   shape = tuple(tensor.shape) or (array.size,)
   if len(shape) > 1 or shape != array.shape:

@@ -46,6 +46,18 @@ _GROUP_PROGRAMS = 32
 # Inputs of a sequence of a group, beside its targets.
 _OF_GROUPS = ("weights", "logprobs", "ref_logprobs", "reward", "group")
 _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
+# Settings of `config.loss` that a pass may change. No others: some have no
+# effect here, and `name` may be a file that is imported.
+PASS_SETTINGS = (
+    "scale", "beta", "correction", "ratio_clip", "clip_high", "ratio_cap",
+    "moment_cap", "anchor", "ema_decay", "baseline", "baseline_temperature",
+    "behavior_logprobs", "length_norm", "ties",
+)  # fmt: skip
+# Settings of `config.loss` that have no effect in a server, and the only value
+# of each.
+_FIXED_SETTINGS = {
+    "reward_weight": 1.0, "missing_stop": "keep", "entropy_weight": 0.0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,32 +405,49 @@ class Programs:
     config = self.config.copy_and_resolve_references()
     lines = [f"loss.name={name}"]
     for key, value in changes.items():
-      known = config.loss.get(key)
-      if known is None:
+      if key not in PASS_SETTINGS:
         raise ValueError(
-            f"loss_fn_config.{key}: allowed the settings of config.loss"
+            f"loss_fn_config.{key}: allowed {', '.join(PASS_SETTINGS)}"
         )
-      if isinstance(known, bool):
-        value = bool(value)
-      elif isinstance(known, int):
-        value = int(value)
       lines.append(f"loss.{key}={value}")
     try:
       config = load.apply_overrides(config, lines)
     except ValueError as error:
       raise ValueError(f"loss_fn_config: {error}") from error
+    c, readers = config.loss, build.readers()
+    by_correction = settings_lib.READ_BY_CORRECTIONS
     for key in changes:
-      value, allowed = config.loss[key], settings_lib.SETTINGS[f"loss.{key}"]
-      if not allowed.allowed.test(value):
+      value, setting = c[key], settings_lib.SETTINGS[f"loss.{key}"]
+      if not setting.allowed.test(value):
         raise ValueError(
-            f"loss_fn_config.{key}={value!r}: allowed {allowed.allowed.text}"
+            f"loss_fn_config.{key}={value!r}: allowed {setting.allowed.text}"
         )
-    if config.loss.entropy_weight:
-      raise ValueError("config.loss.entropy_weight: allowed 0 in a server")
-    if build.baseline(config.loss) == "file":
+      if value == setting.default:
+        continue
+      if name not in readers.get(key, (name,)):
+        raise ValueError(
+            f"loss_fn_config.{key}: loss_fn={name!r} does not read it; allowed"
+            f" with {', '.join(readers[key])}"
+        )
+      own = build.correction(c)
+      if own not in by_correction.get(f"loss.{key}", (own,)):
+        raise ValueError(
+            f"loss_fn_config.{key}: correction {own!r} does not read it;"
+            f" allowed with {', '.join(by_correction[f'loss.{key}'])}"
+        )
+    needs_clip = c.correction in build.CLIPS or (
+        not c.correction and build.find(name).needs_ratio_clip
+    )
+    if needs_clip and not c.ratio_clip:
+      why = f" and correction {c.correction!r}" if c.correction else ""
       raise ValueError(
-          f"loss_fn={name!r} has the baseline 'file', which a server has not:"
-          " give another as loss_fn_config.baseline"
+          f"loss_fn={name!r}{why}: needs ratio_clip above 0, in loss_fn_config"
+          " or as config.loss.ratio_clip"
+      )
+    if build.baseline(c) == "file":
+      raise ValueError(
+          f"loss_fn={name!r} has the baseline 'file', which a server does not"
+          " have: give another as loss_fn_config.baseline"
       )
     return config
 
@@ -591,7 +620,7 @@ class TrainingRun:
     """
     if self._grads is None:
       raise ValueError(
-          "optim_step without a gradient: forward_backward goes before it"
+          "optim_step without a gradient: call forward_backward first"
       )
     numbers = np.array(dataclasses.astuple(settings), np.float32)
     grads, self._grads = self._grads, None
@@ -617,6 +646,16 @@ class TrainingRun:
     if opt_state is None:
       opt_state = self.programs.init_optimizer(params)
     self.opt_state = opt_state
+
+
+def check_config(config: ml_collections.ConfigDict) -> None:
+  """Raises ValueError for a setting of `config.loss` that has no effect."""
+  for key, only in _FIXED_SETTINGS.items():
+    if config.loss[key] != only:
+      raise ValueError(
+          f"config.loss.{key}={config.loss[key]!r}: a server does not apply"
+          f" it; allowed {only!r}"
+      )
 
 
 def _update(

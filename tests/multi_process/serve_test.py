@@ -15,6 +15,7 @@ import urllib.request
 from absl.testing import absltest
 import numpy as np
 
+from tba_jax.programs import serve
 from tba_jax.system import processes
 from tests.support import harness
 from tests.support import waiting
@@ -96,6 +97,17 @@ def _cross_entropy(data, logprobs):
   return loss, {}
 
 
+class KeyTest(absltest.TestCase):
+
+  def test_is_made_once_and_refused_if_empty(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    key = serve._key(folder)
+    self.assertEqual(serve._key(folder), key)
+    (folder / "key").write_text("\n")
+    with self.assertRaisesRegex(ValueError, "key is empty: delete it"):
+      serve._key(folder)
+
+
 @_needs("starlette", "uvicorn")
 class ServeTest(absltest.TestCase):
 
@@ -149,6 +161,7 @@ class ServeTest(absltest.TestCase):
         ("forward_backward", {"model_id": one}, 422, "forward_backward_input"),
         ("asample", {"sampling_session_id": "x"}, 404, "sampling session x"),
         ("retrieve_future", {"request_id": "x"}, 410, "not known"),
+        ("retrieve_futures", b'{"timeout": NaN}', 422, "not a number of JSON"),
     ):
       with self.subTest(path=path, message=message):
         found, said = server.post(path, body)

@@ -3,6 +3,7 @@
 """The engine: order, exactly one effect of a request, and its numbers."""
 
 import json
+import pathlib
 import threading
 from unittest import mock
 
@@ -64,9 +65,7 @@ class _Server:
 
   def logprobs(self, seq):
     body = serving_case.pass_body(_DATA, forward=True)
-    found = messages.pass_result_to_json(
-        self.ask("forward_backward", seq, body)
-    )
+    found = messages.pass_result_to_json(self.ask("forward", seq, body))
     return [out["logprobs"]["data"] for out in found["loss_fn_outputs"]]
 
   def sample(self, sampler, seq, **params):
@@ -83,6 +82,13 @@ class _Server:
   def close(self):
     self.engine.stop()
     self.thread.join(60)
+
+
+def _loss_config(name, changes):
+  """Returns the config of a pass with an objective of groups."""
+  programs = mock.create_autospec(engine_lib.training.Programs, instance=True)
+  programs.config = serving_case.make_config()
+  return engine_lib.training.Programs._loss_config(programs, name, changes)
 
 
 class EngineTest(absltest.TestCase):
@@ -254,17 +260,161 @@ class EngineTest(absltest.TestCase):
         self.assertIn(message, server.ask("forward_backward", seq, body))
 
   def test_every_objective_without_parameters_of_its_own_is_served(self):
-    programs = mock.create_autospec(engine_lib.training.Programs, instance=True)
-    programs.config = serving_case.make_config()
     for name, row in build.OBJECTIVES.items():
-      call = lambda name=name: engine_lib.training.Programs._loss_config(
-          programs, name, {"beta": 0.1}
-      )
+      if row.has_values or row.learns_log_z:
+        continue
+      changes = {"beta": 0.1}
+      if row.needs_ratio_clip:
+        with self.assertRaisesRegex(ValueError, "needs ratio_clip above 0"):
+          _loss_config(name, changes)
+        changes["ratio_clip"] = 0.2
       if row.baseline == "file":
         with self.assertRaisesRegex(ValueError, "baseline 'file'"):
-          call()
+          _loss_config(name, changes)
       else:
-        self.assertEqual(call().loss.name, name)
+        self.assertEqual(_loss_config(name, changes).loss.name, name)
+
+  def test_refuses_settings_of_a_loss_that_a_pass_may_not_change(self):
+    module = pathlib.Path(self.workdir) / "own.py"
+    module.write_text("raise SystemExit('imported')\n")
+    for changes, message in (
+        (
+            {"name": f"{module}:loss"},
+            "loss_fn_config.name: allowed scale, beta",
+        ),
+        ({"baseline_file": "x"}, "loss_fn_config.baseline_file: allowed scale"),
+        ({"reward_weight": 2.0}, "loss_fn_config.reward_weight: allowed scale"),
+        ({"correction": "cispo"}, "correction 'cispo': needs ratio_clip"),
+        ({"ties": "first"}, "loss_fn='tb' does not read it"),
+        ({"moment_cap": 1.0}, "correction 'none' does not read it"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        _loss_config("tb", changes)
+
+  def test_refuses_a_config_whose_settings_it_would_not_apply(self):
+    for key, value in (("reward_weight", 2.0), ("missing_stop", "add")):
+      config = serving_case.make_config()
+      config.loss[key] = value
+      with self.assertRaisesRegex(ValueError, f"config.loss.{key}"):
+        engine_lib.Engine(config, self.workdir, lambda ids: None)
+
+  def test_does_no_failed_pass_again(self):
+    """Neither a pass that failed, nor a forward one, has an effect."""
+    server = self._start(checkpoint_every_steps=100)
+    server.create()
+    # As by a version, or in memory, that could not do it.
+    with mock.patch.object(
+        engine_lib.training.TrainingRun, "run_pass", side_effect=ValueError("x")
+    ):
+      self.assertEqual(
+          server.ask("forward_backward", 1, serving_case.pass_body(_DATA)), "x"
+      )
+    server.ask("forward", 2, serving_case.pass_body(_DATA, forward=True))
+    server.close()
+
+    again = self._start(checkpoint_every_steps=100)
+    with mock.patch.object(
+        engine_lib.training.TrainingRun, "run_pass", autospec=True
+    ) as run_pass:
+      step = again.ask("optim_step", 3, serving_case.adam_body())
+    run_pass.assert_not_called()
+    self.assertIn("without a gradient", step)
+
+  def test_says_what_it_cannot_do_again(self):
+    """A model whose requests end otherwise than before is not served."""
+    server = self._start(checkpoint_every_steps=100)
+    server.create()
+    server.train(1)
+    server.close()
+    again = self._start(checkpoint_every_steps=100)
+    with mock.patch.object(
+        engine_lib.training.TrainingRun, "run_pass", side_effect=ValueError("x")
+    ):
+      request = again.engine.submit(
+          "optim_step", _MODEL, 3, serving_case.adam_body()
+      )
+      self.assertIn(
+          f"{_MODEL}:1 cannot be done again: x", again.wait(request.id)
+      )
+    outcome = again.engine.journal.outcome(request.id)
+    self.assertEqual(outcome.failure["category"], "server")
+    # Nothing is left of the attempt.
+    self.assertIn(b"step:max", again.train(4)[1])
+
+  def test_damaged_checkpoints_are_no_error_of_a_request(self):
+    server = self._start(checkpoint_every_steps=1)
+    server.create()
+    server.train(1)
+    server.close()
+    again = self._start(checkpoint_every_steps=1)
+    with mock.patch.object(
+        engine_lib.checkpoint.Checkpointer,
+        "restore",
+        side_effect=ValueError("damaged"),
+    ):
+      request = again.engine.submit(
+          "optim_step", _MODEL, 3, serving_case.adam_body()
+      )
+      self.assertIn("damaged", again.wait(request.id))
+    outcome = again.engine.journal.outcome(request.id)
+    self.assertEqual(outcome.failure["category"], "server")
+    self.assertEqual(again.engine._savers, {})
+    self.assertIn(b"step:max", again.train(4)[1])
+
+  def test_samples_from_what_a_path_has_now(self):
+    server = self._start()
+    server.create()
+    save = b'{"path": "a", "overwrite": true}'
+    path = json.loads(server.ask("save_weights", 1, save))["path"]
+    server.engine.journal.add_sampler("s", "", path)
+    before = server.sample("s", 1, seed=5)
+    server.train(2)
+    server.ask("save_weights", 4, save)
+    after = server.sample("s", 2, seed=5)
+    self.assertNotEqual(after["prompt_logprobs"], before["prompt_logprobs"])
+
+  def test_a_save_killed_before_its_outcome_is_done_again(self):
+    server = self._start()
+    server.create()
+    engine, path, written = server.engine, f"tinker://{_MODEL}/weights/a", []
+
+    def stop(outcomes):
+      self.assertIn(f"{_MODEL}:1", outcomes)
+      written.append(engine.journal.checkpoint(path))
+      engine.stop()  # Without the outcome.
+
+    with mock.patch.object(engine.journal, "finish", stop):
+      engine.submit("save_weights", _MODEL, 1, b'{"path": "a"}')
+      server.thread.join(60)
+    self.assertIsNotNone(*written)
+    again = self._start()
+    self.assertEqual(json.loads(again.wait(f"{_MODEL}:1"))["path"], path)
+    self.assertIn(
+        "give overwrite", again.ask("save_weights", 2, b'{"path": "a"}')
+    )
+
+  def test_names_of_checkpoints_are_checked_and_have_a_default(self):
+    server = self._start()
+    server.create()
+    for seq, (kind, body, message) in enumerate(
+        (
+            ("save_weights_for_sampler", b'{"path": 5}', "path is int"),
+            ("save_weights", b'{"path": "unnamed-1"}', "not the prefix"),
+            ("save_weights", b'{"path": "a", "overwrite": 1}', "overwrite is"),
+            ("save_weights", b"{}", b"/weights/seq-4"),
+        ),
+        start=1,
+    ):
+      self.assertIn(message, server.ask(kind, seq, body))
+
+  def test_a_checkpoint_that_cannot_be_finished_stops_nothing(self):
+    server = self._start()
+    server.create()
+    with mock.patch.object(
+        engine_lib.checkpoint.Checkpointer, "close", side_effect=OSError("full")
+    ), self.assertLogs(level="ERROR") as logs:
+      server.engine._forget(_MODEL)
+    self.assertIn("full", logs.output[0])
 
   def test_versions_do_not_change_and_checkpoints_load(self):
     server = self._start()

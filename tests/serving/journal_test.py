@@ -3,6 +3,7 @@
 """The journal: a request is known by owner and number, and outlives a kill."""
 
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -75,11 +76,43 @@ class JournalTest(absltest.TestCase):
     for seq in range(3):
       self._accept(seq, owner="s", kind="sample")
     self.journal.finish({"s:2": b"r"})
-    ((cursor, *first),) = self.journal.completions("s", 0)
-    self.assertEqual(first, ["s:2", 2, False])
+    ((cursor, *first),) = self.journal.completions("s", 0, first=0, last=9)
+    self.assertEqual(first, ["s:2", False])
     self.journal.finish({"s:0": {"error": "e", "category": "user"}})
-    (row,) = self.journal.completions("s", cursor)
-    self.assertEqual(row[1:], ("s:0", 0, True))
+    (row,) = self.journal.completions("s", cursor, first=0, last=9)
+    self.assertEqual(row[1:], ("s:0", True))
+    with self.subTest("a limit counts the numbers that are asked for alone"):
+      (row,) = self.journal.completions("s", 0, first=0, last=1, limit=1)
+      self.assertEqual(row[1], "s:0")
+
+  def test_forgets_old_results_but_no_place_of_a_model_request(self):
+    """Forward passes lose their body, and stay while others have theirs."""
+    kinds = ("create_model", "forward_backward", "forward", "optim_step")
+    for seq, kind in enumerate(kinds):
+      self._accept(seq, b"body", kind=kind)
+    self.journal.finish({f"m:{seq}": b"r" for seq in range(4)})
+    self._accept(0, owner="s", kind="sample")
+    with mock.patch.object(journal_lib, "_KEEP_RESULTS", 0):
+      self.journal.finish({"s:0": b"r"})
+      self.assertEqual(self.journal.next_seq("m"), 4)
+      bodies = [r.body for r, _ in self.journal.since("m", -1)]
+      self.assertEqual(bodies, [b"body", b"body", b"", b"body"])
+      self.journal.drop_bodies("m", 3)
+      self._accept(1, owner="s", kind="sample")
+      self.journal.finish({"s:1": b"r"})
+    self.assertIsNone(self.journal.outcome("m:2"))
+    self.assertEqual(self.journal.outcome("s:1").result, b"r")
+
+  def test_finds_old_results_without_a_scan(self):
+    with mock.patch.object(
+        self.journal, "_run", wraps=self.journal._run
+    ) as run:
+      self.journal.finish({})
+    (statement,) = [c.args for c in run.call_args_list if "DELETE" in c.args[0]]
+    plan = self.journal._all(
+        f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:]
+    )
+    self.assertIn("USING INDEX by_age", plan[0][-1])
 
   def test_keeps_the_first_value_of_a_fact(self):
     self.assertEqual(self.journal.fact("base", "a"), "a")

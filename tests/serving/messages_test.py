@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the Tinker API: what is read, and what is refused."""
 
+import json
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -70,7 +72,7 @@ class MessagesTest(parameterized.TestCase):
     )  # fmt: skip
 
   @parameterized.parameters(
-      (dict(model_input={"chunks": [{"type": "image"}]}), "no encoded_text"),
+      (dict(model_input={"chunks": [{"type": "image"}]}), "not encoded_text"),
       (dict(model_input={"chunks": []}), "for 0 tokens"),
       (dict(loss_fn_inputs={}), "lacks target_tokens"),
       (
@@ -92,12 +94,46 @@ class MessagesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, rf"data\[0\].*{message}"):
       messages.unpack_pass(_changed(**changes))
 
-  def test_refuses_what_is_no_message(self):
+  def test_refuses_what_is_not_a_message(self):
     for read in (messages.unpack_pass, messages.address_of_pass):
-      with self.assertRaisesRegex(ValueError, "no ForwardBackwardRequest"):
+      with self.assertRaisesRegex(ValueError, "not a ForwardBackwardRequest"):
         read(b"\xff\xff")
     with self.assertRaisesRegex(ValueError, "data is empty"):
       messages.unpack_pass(serving_case.pass_body([]))
+
+  def test_json_pass_that_comes_again_has_the_same_bytes(self):
+    """In whatever order maps have their keys."""
+    names = [f"name_{n}" for n in range(20)]
+    bodies = []
+    for order in (names, names[::-1]):
+      data = [serving_case.datum([1, 2], **{name: [1.0] for name in order})]
+      config = {name: 1.0 for name in order}
+      bodies.append(serving_case.pass_body(data, "ppo", config))
+    self.assertEqual(*bodies)
+
+  def test_refuses_numbers_that_are_not_json(self):
+    for text in (b'{"timeout": NaN}', b'{"timeout": -Infinity}'):
+      with self.assertRaisesRegex(ValueError, "not a number of JSON"):
+        messages.parse_json(text)
+    with self.assertRaisesRegex(ValueError, "timeout"):
+      messages.field({"timeout": 10**400}, "timeout", float)
+    for value in ([], {}, None, 10**400):
+      with self.assertRaisesRegex(ValueError, r"loss_fn_config\.a="):
+        serving_case.pass_body(_DATA, config={"a": value})
+
+  def test_results_that_are_not_finite_are_json(self):
+    values = np.array([np.nan, -np.inf, np.inf, 1.0], np.float32)
+    found = messages.pass_result_to_json(
+        messages.pack_pass_result(
+            messages.PassResult([{"logprobs": values}], {"loss:sum": np.nan})
+        )
+    )
+    json.dumps(found, allow_nan=False)
+    self.assertEqual(found["metrics"], {"loss:sum": "NaN"})
+    self.assertEqual(
+        found["loss_fn_outputs"][0]["logprobs"]["data"],
+        ["NaN", "-Infinity", "Infinity", 1.0],
+    )
 
   def test_refuses_fields_that_would_be_ignored(self):
     messages.check_fields({"a": 1, "type": "t", "b": None, "c": 0}, ["a"])
