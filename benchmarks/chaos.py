@@ -84,8 +84,8 @@ _SETTINGS = {
     "guards.action": "off",
 }
 _BAND_SEEDS, _BAND_KILLS = 3, 20
-_STEPS_PER_KILL, _MORE_STEPS = 3, 30
-_QUIET_SHARE = 0.1
+_STEPS_PER_KILL, _MORE_STEPS = 3, 60
+_QUIET_SHARE = 0.3
 # Shares of the roles in kills, and of kills that hit a pair of roles.
 _WEIGHTS = {"searcher": 4, "kvservice": 2, "trainer": 2, "store": 1,
             "supervisor": 1}  # fmt: skip
@@ -282,7 +282,8 @@ class _Run:
       raise RuntimeError(self._words(f"status {status}"))
 
   def wait_for_step(self, step: int) -> int:
-    """Returns the run's step once it is at least `step`."""
+    """Returns the run's step once it is at least `step`, or its last one."""
+    step = min(step, self._num_steps - 1)
     deadline, furthest = time.monotonic() + _STALL_S, -1
     while (now := self.step()) < step:
       self._note_deaths()
@@ -295,6 +296,10 @@ class _Run:
         raise RuntimeError(self._words(f"no step after {now}"))
       time.sleep(_POLL_S)
     return now
+
+  def has_ended(self) -> bool:
+    """Returns whether the run has made its last step."""
+    return self.step() >= self._num_steps - 1
 
   def step(self) -> int:
     """Returns the step in the last whole line of the metrics, -1 for none."""
@@ -444,13 +449,15 @@ def _disturb(
     clock: pathlib.Path,
     outcomes: "_Outcomes",
 ) -> dict[str, int]:
-  """Brings the faults of a schedule to a run; returns how often each."""
+  """Brings faults to a run while it lasts; returns how often each."""
   done, furthest = collections.Counter(), 0
   for number, (step, kind, roles) in enumerate(schedule):
     # A fault's pause ends when the run gets further than it was.
     run_.wait_for_step(furthest + 1)
     outcomes.end(run_)
     furthest = run_.wait_for_step(step)
+    if run_.has_ended():  # Its steps are too short for all faults.
+      break
     names = [_choose(run_, role, kind, rng) for role in roles]
     outcomes.begin(run_, kind, names)
     _tell(

@@ -136,7 +136,8 @@ class ChaosTest(absltest.TestCase):
         overrides={"init": "scratch"},
     )
     run = out["runs"]["many"]
-    self.assertEqual(run["done"]["kill"], 4)
+    # Steps of milliseconds may end before the last fault.
+    self.assertBetween(run["done"]["kill"], 2, 4)
     self.assertEqual(run["audit"]["steps"], out["steps"])
     self.assertLen(out["pass_at_1_undisturbed"], 1)
 

@@ -146,10 +146,10 @@ class FinalRewardsTest(absltest.TestCase):
         self.final([failed, failed], {"a": 1.0}), [-5, -5]
     )
 
-  def test_the_weight_is_of_rewards_not_of_a_missing_stop(self):
+  def test_the_weight_is_of_a_missing_stop_too(self):
     judged = _judged((1.0, 0.0))
     self.assertEqual(self.final(judged, reward_weight=0.25).tolist(), [0.5])
-    for weight, reward in ((0.25, -0.5), (0.0, -1.0)):
+    for weight, reward in ((0.25, 0.25), (0.0, 0.0)):
       loss = {"reward_weight": weight, "missing_stop": "add",
               "missing_stop_reward": -1.0}  # fmt: skip
       found = judges.final_rewards(

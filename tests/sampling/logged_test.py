@@ -61,8 +61,8 @@ class LoggedSamplerTest(absltest.TestCase):
     np.testing.assert_array_equal(
         got.logprobs[:, :2], [[-1, -2], [-1, -0.5], [-3, -4]]
     )
-    # None is newer than the params.
-    np.testing.assert_array_equal(got.versions, [2, 2, 2])
+    # Params that are yet to come did not sample them.
+    np.testing.assert_array_equal(got.versions, [-1, -1, -1])
     got, _ = log.draw(0, visit=0, num_completions=3, version=9)
     np.testing.assert_array_equal(got.versions, [3, 3, 3])
 
