@@ -25,6 +25,11 @@ _OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
 _ELSEWHERE = {
     "benchmarks/trl_grpo.py": {"datasets", "torch", "trl"},
     "benchmarks/tunix_grpo.py": {"tunix"},
+    "tba_jax/tasks/environment_packages.py": {"gem"},
+    "tests/peers/gem_test.py": {"gem"},
+    "tests/peers/gymnasium_text.py": {"gymnasium"},
+    "tests/peers/opponents.py": {"textarena"},
+    "tests/peers/textarena_test.py": {"textarena"},
 }
 # Modules that unpickle, and functions that do unless told not to.
 _PICKLES = {

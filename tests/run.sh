@@ -5,17 +5,20 @@
 # Runs the tests. The fast group is shared out, file by file, over a pytest
 # process for each core, four at most. With --all, files that set XLA_FLAGS
 # (multi_device) or start processes (multi_process) run in a pytest process of
-# their own, the longest first. All share a cache of compiled programs: see
+# their own, the longest first. With --peers, environments of other packages run in
+# venvs of their own. All share a cache of compiled programs: see
 # tests/conftest.py.
 set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: tests/run.sh [--all] [PYTEST_ARG …]
+usage: tests/run.sh [--all | --peers] [PYTEST_ARG …]
 
   tests/run.sh                    the fast group, some minutes
   tests/run.sh --all              also multi_device, multi_process, browser,
                                   notebooks and the parity tests with torch
+  tests/run.sh --peers            only tests/peers: environments of other packages,
+                                  which are installed into .venv/peers
   tests/run.sh tests/losses -k tb these tests only, in one process
 
 PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
@@ -29,12 +32,14 @@ cd "$root"
 source launch/setup_venv.sh
 
 all=0
+peers=0
 paths=0
 args=()
 for arg in "$@"; do
   case "$arg" in
     -h | --help) usage; exit 0 ;;
     --all) all=1 ;;
+    --peers) peers=1 ;;
     *)
       args+=("$arg")
       if [[ "$arg" != -* && -e "${arg%%::*}" ]]; then paths=1; fi
@@ -92,7 +97,36 @@ run_each() {
   wait
 }
 
-if ((paths)); then
+# setup_peer NAME: makes .venv/peers/NAME, a venv over .venv with the packages of
+# tests/peers/NAME.txt, whose pins may differ; sets PEER_PYTHON.
+setup_peer() {
+  local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt" want below
+  local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+  PEER_PYTHON="$venv/bin/python"
+  want="$("$VENV_PYTHON" -VV; cat "$packages")"
+  [[ "$(cat "$venv/.tba_jax_stamp" 2>/dev/null)" != "$want" ]] || return 0
+  echo "Installing $packages into $venv; once" >&2
+  "$VENV_PYTHON" -m venv --clear "$venv" || return 1
+  below="$("$VENV_PYTHON" -c "$purelib")"
+  echo "import site; site.addsitedir('$below')" \
+    >"$("$PEER_PYTHON" -c "$purelib")/tba_jax.pth"
+  "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check \
+    --requirement "$packages" || return 1
+  printf '%s\n' "$want" >"$venv/.tba_jax_stamp"
+}
+
+if ((peers)); then
+  for packages in tests/peers/*.txt; do
+    name="$(basename "$packages" .txt)"
+    if setup_peer "$name"; then
+      VENV_PYTHON="$PEER_PYTHON" \
+        run_group 900 "peers/$name" "tests/peers/${name}_test.py"
+    else
+      echo "skipped: tests/peers/${name}_test.py, whose packages could not be" \
+        "installed" >&2
+    fi
+  done
+elif ((paths)); then
   run_group 3600 chosen
 else
   workers="$(nproc 2>/dev/null || echo 2)"
@@ -100,7 +134,8 @@ else
   addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile"
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
     run_group 2400 fast tests --ignore=tests/multi_device \
-    --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs
+    --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs \
+    --ignore=tests/peers
   if ((all)); then
     # What starts processes leaves cores idle while they wait for each other. The
     # longest come first, so that none is left alone at the end.

@@ -1021,7 +1021,7 @@ _FILES = frozenset("""
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command
     store.secret_file store.tls_cert_file store.tls_key_file store.tls_ca_file
-    task.rewards task.reason task.source task.verifier
+    task.opponent task.rewards task.reason task.source task.verifier
     """.split()).union(f"task.{name}" for name in (*_TASK_FILES, *_TASK_PATHS))
 
 

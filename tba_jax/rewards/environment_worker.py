@@ -25,6 +25,7 @@ from tba_jax.system import frames
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.system import user_code
+from tba_jax.tasks import environment_packages
 
 # Fields of a message.
 _FIELDS = ("role", "name", "content")
@@ -54,7 +55,7 @@ def main() -> int:
     return 0
   sandbox.limit_memory(hello["memory_mb"])
   try:
-    make = user_code.load_function("config.task.source", hello["source"])
+    make = environment_packages.load(hello["source"], hello["opponent"])
     entered = sandbox.enter(**hello["sandbox"])
   except Exception as error:  # Reported by the pool.
     frames.write(replies, {"error": repr(error)})

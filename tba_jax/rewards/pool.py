@@ -24,6 +24,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import load
+from tba_jax.config import own_code
 from tba_jax.config import settings
 from tba_jax.models import hf_hub
 from tba_jax.rewards import child
@@ -409,8 +410,9 @@ def make_environments(
   There are up to `reward.num_workers`.
   """
   hidden = hidden_paths(config, workdir)
+  task = own_code.with_defaults(config.task.to_dict())
   return Workers(
-      {"source": config.task.source},
+      {name: task[name] for name in ("source", "opponent")},
       config.reward,
       make_box(config.task.to_dict(), config.reward, hidden),
       on_event=on_event,

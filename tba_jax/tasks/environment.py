@@ -24,14 +24,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tba_jax.system import user_code
 from tba_jax.tasks import base
+from tba_jax.tasks import environment_packages
 
 
 class Environment(base.Task):
   """Prompts are seeds of an environment.
 
-  source: FILE.py:CLASS or MODULE:CLASS of the environment.
+  source: FILE.py:CLASS or MODULE:CLASS of the environment; or textarena:NAME or
+    gem:NAME of one of these packages.
+  opponent: FILE.py:NAME or MODULE:NAME of what plays the other side of a
+    textarena game for two: a function of the text it sees, or a class of such;
+    "" = a game for one.
   train_prompts, test_prompts: number of seeds of each split. Training prompts
     have even seeds, held-out ones odd ones.
   max_turns: turns after which a completion ends.
@@ -42,6 +46,7 @@ class Environment(base.Task):
   name: ClassVar[str] = "environment"
   FIELDS: ClassVar = {
       "source": "",
+      "opponent": "",
       "train_prompts": 1000,
       "test_prompts": 200,
       "max_turns": 8,
@@ -62,7 +67,8 @@ class Environment(base.Task):
           " number"
       )
     self.max_turns, self.right_from = fields["max_turns"], fields["right_from"]
-    self.make = user_code.load_function("config.task.source", fields["source"])
+    self._source = fields["source"]
+    self.make = environment_packages.load(self._source, fields["opponent"])
     self._num_prompts = {
         base.TRAIN: fields["train_prompts"],
         base.HELD_OUT: fields["test_prompts"],
@@ -83,7 +89,10 @@ class Environment(base.Task):
     return hasattr(self.make, "demonstrate")
 
   def identity(self, num_prompts: int) -> list[str]:
-    """Returns the source of the environment's file."""
+    """Returns the source of the environment's file, or a package's version."""
+    version = environment_packages.version(self._source)
+    if version:
+      return [version]
     return [pathlib.Path(inspect.getfile(self.make)).read_text("utf-8")]
 
   def prompt(self, split: str, index: int) -> str:

@@ -10,98 +10,28 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
-from tba_jax.tasks import build
-from tests.support import base_config
+from tests.support import episodes
 from tests.support import two_turns
 
 _FILE = pathlib.Path(two_turns.__file__)
-_EOS = 256
-
-
-class Bytes:
-  """A tokenizer of bytes; 256 is the stop token."""
-
-  eos_id = _EOS
-
-  def encode(self, text):
-    return list(text.encode())
-
-  encode_answer = encode
-
-  def encode_prompt(self, prompt, tools=()):
-    self.tools = tools
-    return self.encode(prompt)
-
-  def encode_answered(self, prompt, answer):
-    ids = [*self.encode(answer), _EOS]
-    return tokenizer_lib.Answered(self.encode(prompt), ids, [True] * len(ids))
-
-  def decode_completion(self, ids, length, stopped):
-    return bytes(int(i) for i in ids[: length - stopped]).decode()
+_EOS = episodes.EOS
 
 
 class EnvironmentsTest(parameterized.TestCase):
 
   def make(self, name, num_workers=2, **task):
-    config = base_config.make(
-        task={
-            "name": "environment",
-            "source": f"{_FILE}:{name}",
-            "max_turns": 3,
-            **task,
-        },
-        sampling__max_prompt_tokens=20,
-        reward__where="pool",
-        reward__num_workers=num_workers,
-        reward__deadline_s=3.0,
-        reward__fallback=-2.0,
-    )
-    found = environments.make(
-        config, "", build.make_task(config.task), Bytes(), None
-    )
-    self.addCleanup(found.close)
-    return found
-
-  def play(self, found, *episodes, indices=None):
-    """Plays turns; returns answers and outcomes of each episode."""
-    indices = indices or [0] * len(episodes)
-    run = found.episodes(found.prompts(base.TRAIN, indices), 1)
-    tokens = {(i, 0): [] for i in range(len(episodes))}
-    left = {(i, 0): list(turns) for i, turns in enumerate(episodes)}
-    answers = {owner: [] for owner in left}
-
-    def go_on(owner):
-      tokens[owner] += [*left[owner].pop(0).encode(), _EOS]
-      run.end(owner, np.array(tokens[owner]))
-
-    for owner in left:
-      go_on(owner)
-    waiting = set(left)
-    while waiting:
-      for owner, ids in run.answers(wait=True):
-        if ids is None:
-          waiting.discard(owner)
-          continue
-        tokens[owner] += ids.tolist()
-        answers[owner].append(bytes(ids.tolist()).decode())
-        if left[owner]:
-          go_on(owner)
-        else:
-          run.cut(owner)
-          waiting.discard(owner)
-    run.close()
-    return [*answers.values()], [row[0] for row in run.outcomes()]
+    source = f"{_FILE}:{name}"
+    return episodes.make(self, source, num_workers=num_workers, **task)
 
   def test_turns_are_answered_and_their_rewards_summed(self):
     found = self.make("TwoTurns")
     prompts = found.prompts(base.TRAIN, [0, 1, 2, 0])
     said = [bytes(p.tokens.tolist()).decode() for p in prompts]
     self.assertEqual(said, ["a:", "c:", "a:", "a:"])
-    answers, outcomes = self.play(found, ["ab", "abc"], ["d"])
+    answers, outcomes = episodes.play(found, ["ab", "abc"], ["d"])
     self.assertEqual(answers, [["b:"], ["d:"]])
     whole, cut = (dataclasses.replace(o, seconds=0.0) for o in outcomes)
     self.assertEqual(whole, judges.Outcome(1.25, True, 2, 0.0))
@@ -117,7 +47,7 @@ class EnvironmentsTest(parameterized.TestCase):
   def test_the_shape_of_gymnasium_and_the_limit_of_turns(self, turn, count):
     found = self.make("Gymnasium", right_from=2.0)
     self.assertEqual(found.prompts(base.TRAIN, [3])[0].said, "seed 6")
-    answers, (outcome,) = self.play(found, [turn] * 3)
+    answers, (outcome,) = episodes.play(found, [turn] * 3)
     self.assertEqual(answers, [["ok"] * (count - 1)])
     self.assertEqual(outcome.num_turns, count)
     self.assertEqual(outcome.reward, count)
@@ -127,7 +57,7 @@ class EnvironmentsTest(parameterized.TestCase):
     found = self.make("Tools")
     self.assertEqual(found.prompts(base.TRAIN, [1])[0].said, "2?")
     turns = ['add: {"left": 2, "right": 3}', 'add: {"left": 2}', "5"]
-    answers, (outcome,) = self.play(found, turns)
+    answers, (outcome,) = episodes.play(found, turns)
     missing = "error: missing a required argument: 'right'\n"
     self.assertEqual(answers, [["5\n", missing]])
     self.assertEqual((outcome.reward, outcome.num_turns), (1.0, 3))
@@ -149,7 +79,7 @@ class EnvironmentsTest(parameterized.TestCase):
         "print": "",
         "done": "",
     }
-    _, outcomes = self.play(found, *([what, "done"] for what in said))
+    _, outcomes = episodes.play(found, *([what, "done"] for what in said))
     self.assertEqual([o.failure for o in outcomes], [*said.values()])
     self.assertIn("RuntimeError: it", outcomes[2].message)
     events = []
@@ -167,7 +97,7 @@ class EnvironmentsTest(parameterized.TestCase):
     )
     self.assertLen(events, 6)
     # Their processes are replaced.
-    _, outcomes = self.play(found, *[["done"]] * 8)
+    _, outcomes = episodes.play(found, *[["done"]] * 8)
     self.assertEqual([o.failure for o in outcomes], [""] * 8)
 
   def test_a_reset_that_fails_costs_its_prompt(self):
@@ -180,7 +110,7 @@ class EnvironmentsTest(parameterized.TestCase):
   def test_a_prompt_that_changes_is_a_failure(self):
     found = self.make("Trouble")
     found._max_prompt_tokens = 200
-    _, outcomes = self.play(found, ["done"], indices=[2])
+    _, outcomes = episodes.play(found, ["done"], indices=[2])
     self.assertEqual(outcomes[0].failure, "reset")
 
   def test_a_turn_that_never_comes_lets_its_process_go(self):
@@ -204,7 +134,7 @@ class EnvironmentsTest(parameterized.TestCase):
 
   def test_more_completions_than_processes_wait(self):
     found = self.make("TwoTurns", num_workers=1)
-    _, outcomes = self.play(found, *[["ab", "abc"]] * 5)
+    _, outcomes = episodes.play(found, *[["ab", "abc"]] * 5)
     self.assertEqual([o.reward for o in outcomes], [1.25] * 5)
 
   def test_the_end_lets_completions_go_that_are_not_over(self):

@@ -1,0 +1,111 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Environments in processes, played without a model."""
+
+from collections.abc import Generator, Iterable, Sequence
+
+import numpy as np
+
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.rewards import environments
+from tba_jax.rewards import judges
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tests.support import base_config
+
+EOS = 256
+
+# Turns of the policy, which is sent what the environment answers.
+Player = Generator[str, str, None]
+
+
+class Bytes:
+  """A tokenizer of bytes; 256 is the stop token."""
+
+  eos_id = EOS
+
+  def encode(self, text):
+    return list(text.encode())
+
+  encode_answer = encode
+
+  def encode_prompt(self, prompt, tools=()):
+    self.tools = tools
+    return self.encode(prompt)
+
+  def encode_answered(self, prompt, answer):
+    ids = [*self.encode(answer), EOS]
+    return tokenizer_lib.Answered(self.encode(prompt), ids, [True] * len(ids))
+
+  def decode_completion(self, ids, length, stopped):
+    return bytes(int(i) for i in ids[: length - stopped]).decode()
+
+
+def make(
+    case, source, *, num_workers=2, max_prompt_tokens=20, deadline_s=3.0, **task
+) -> environments.Environments:
+  """Returns the environments of `task.source`, closed with the test case."""
+  config = base_config.make(
+      task={"name": "environment", "source": source, "max_turns": 3, **task},
+      sampling__max_prompt_tokens=max_prompt_tokens,
+      reward__where="pool",
+      reward__num_workers=num_workers,
+      reward__deadline_s=deadline_s,
+      reward__fallback=-2.0,
+  )
+  made = environments.make(
+      config, "", build.make_task(config.task), Bytes(), None
+  )
+  case.addCleanup(made.close)
+  return made
+
+
+def _saying(turns: Iterable[str]) -> Player:
+  left = iter(turns)
+  while (turn := next(left, None)) is not None:
+    yield turn
+
+
+def play(
+    made: environments.Environments,
+    *players: Player | Sequence[str],
+    indices: Sequence[int] = (),
+) -> tuple[list[list[str]], list[judges.Outcome]]:
+  """Plays episodes side by side; returns answers and outcome of each.
+
+  Args:
+    made: environments.
+    players: turns of each completion.
+    indices: training prompt of each, by default the first.
+  """
+  indices = indices or [0] * len(players)
+  run = made.episodes(made.prompts(base.TRAIN, indices), 1)
+  owners = [(i, 0) for i in range(len(players))]
+  tokens = {owner: [] for owner in owners}
+  answers = {owner: [] for owner in owners}
+  left = {
+      owner: player if isinstance(player, Generator) else _saying(player)
+      for owner, player in zip(owners, players)
+  }
+
+  def end(owner, turn):
+    tokens[owner] += [*turn.encode(), EOS]
+    run.end(owner, np.array(tokens[owner]))
+
+  for owner in owners:
+    end(owner, next(left[owner]))
+  waiting = set(owners)
+  while waiting:
+    for owner, ids in run.answers(wait=True):
+      if ids is None:
+        waiting.discard(owner)
+        continue
+      tokens[owner] += ids.tolist()
+      answers[owner].append(bytes(ids.tolist()).decode())
+      try:
+        end(owner, left[owner].send(answers[owner][-1]))
+      except StopIteration:
+        run.cut(owner)
+        waiting.discard(owner)
+  run.close()
+  return [*answers.values()], [row[0] for row in run.outcomes()]
