@@ -179,7 +179,12 @@ def _run_copies(
       for own in batch.completion_tokens
   ]
   whole = dataclasses.replace(batch, completion_tokens=np.stack(drawn))
-  rows = packing.pack(config, whole.prompt_tokens, whole.completion_tokens)
+  rows = packing.pack(
+      config,
+      whole.prompt_tokens,
+      whole.completion_tokens,
+      whole.completion_mask,
+  )
   updates = [
       _Update(config, model, params, batch)
       for batch in (whole, dataclasses.replace(whole, rows=rows))

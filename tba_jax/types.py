@@ -74,10 +74,14 @@ class Rows:
   indices: [R, N, M] int32, R rows of N parts; the parts are computed one after
     the other.
   slots: [B, K] int32, place of each completion in `indices`, part by part.
+  tokens: [R, N, C] int32, the tokens of a row's completions that are computed:
+    m T + t for token t of its completion m, one completion after the other, and
+    M T in places left over. All others' results are 0. None computes all.
   """
 
   indices: Any
   slots: Any
+  tokens: Any = None
 
 
 @jax.tree_util.register_dataclass

@@ -18,6 +18,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.learning import batches
+from tba_jax.learning import packing
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.policy import frozen
@@ -140,6 +141,7 @@ class GroupReference:
         batch.prompt_mask,
         batch.completion_tokens,
         mask_BxSxT,
+        rows=packing.without_padding(P, mask_BxSxT),
     )
 
 

@@ -93,7 +93,10 @@ class Learner:
         prepared=self._prepared(take(draw.prompt_ids)),
     )
     rows = packing.pack(
-        self._config, batch.prompt_tokens, batch.completion_tokens
+        self._config,
+        batch.prompt_tokens,
+        batch.completion_tokens,
+        batch.completion_mask,
     )
     batch = dataclasses.replace(batch, rows=rows)
     batch, computed = self.work.place(batch, int((~cached_B).sum()))

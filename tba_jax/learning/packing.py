@@ -3,12 +3,14 @@
 """Packs the distinct completions of a batch into rows of the forward pass.
 
 A row is a prompt with up to M of its completions, P + M T tokens. Completions
-of a group with equal tokens are computed once. The sizes are a function of the
-batch alone, so that a resumed run repeats its bits, and are rounded, so that
-few programs are compiled.
+of a group with equal tokens are computed once. Where it saves more, a row is a
+prompt with all of its completions, and only the C tokens that the loss counts
+pass through the layers. The sizes are a function of the batch alone, so that a
+resumed run repeats its bits, and are rounded, so that few programs are
+compiled.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, M
-completions of a row, N parts of the rows.
+completions of a row, N parts of the rows, C tokens of a row's completions.
 """
 
 from collections.abc import Sequence
@@ -22,12 +24,16 @@ from tba_jax import types
 from tba_jax.losses import build as losses
 from tba_jax.policy import sharding
 
-# Each size of a batch is this share of the next: a program takes as long to
+# Each size of narrow rows is this share of the next: a program takes as long to
 # compile as tens of steps, or hundreds of a small model.
 _SIZE_STEP = 3 / 4
 
-# [R, N, M] of `types.Rows.indices`; None of a batch without rows.
-Size = tuple[int, int, int] | None
+# Padding of batches with fewer tokens costs less than more programs.
+_MIN_TOKENS = 768
+
+# R, N, M of `types.Rows.indices`, and C of `types.Rows.tokens`, 0 if all are
+# computed; None of a batch without rows.
+Size = tuple[int, int, int, int] | None
 # Indices b K + k: the distinct completions of a prompt, or those of a row.
 _Indices = Sequence[int]
 
@@ -66,7 +72,8 @@ def sizes(
   """Returns the sizes that `pack` chooses from, from large to small.
 
   Any batch fits the first, which is None if whole groups divide over the
-  shards. Each of the others has 3/4 of the tokens of the one before.
+  shards. Of the others, narrow rows have 3/4 of the tokens of the size before,
+  and whole groups half of C.
 
   Args:
     config: reads `train`, `mesh` and `sharding.batch`.
@@ -84,7 +91,7 @@ def sizes(
     most = -(-B * -(-K // M) // R)
     step = max(int(most * (1 - _SIZE_STEP)), 1)
     return [
-        (R, min(N, most), M) for N in range(_round_up(most, step), 0, -step)
+        (R, min(N, most), M, 0) for N in range(_round_up(most, step), 0, -step)
     ]
 
   num_prompts = B // num_micro
@@ -94,20 +101,45 @@ def sizes(
   num_rows = {M: _round_up(num_prompts * -(-K // M), shards) for M in widths}
   num_tokens = {M: num_rows[M] * (P + M * T) for M in widths}
   M = min(num_tokens, key=num_tokens.get)
-  whole = (num_rows[M] * num_micro, 1, M)
-  out = [None if whole == (B, 1, K) else whole]
+  whole = (num_rows[M] * num_micro, 1, M, 0)
+  first = None if whole == (B, 1, K, 0) else whole
 
   # Two thirds of the tokens of a narrow row are completions, if K suffice.
-  narrow = min(K, -(-2 * P // T))
+  narrow, out = min(K, -(-2 * P // T)), []
   tokens = _SIZE_STEP * num_tokens[M]
   while (R := int(tokens / (P + narrow * T)) // shards * shards) >= num_prompts:
-    out.append((R * num_micro, 1, narrow))
+    out.append((R * num_micro, 1, narrow, 0))
     tokens *= _SIZE_STEP
-  return list(dict.fromkeys(out))
+  # Sequence parallelism cuts each completion, and has a device for each part.
+  if config.mesh.sequence == 1:
+    R = num_rows[K] * num_micro
+    out += [(R, 1, K, C) for C in _numbers_of_tokens(B, K, P, T)]
+
+  def tokens_of(size: tuple[int, int, int, int]) -> int:
+    R, _, M, C = size
+    return R * (P + (C or M * T))
+
+  out = [size for size in out if tokens_of(size) < tokens_of(whole)]
+  return [first, *sorted(dict.fromkeys(out), key=tokens_of, reverse=True)]
+
+
+def _numbers_of_tokens(B: int, K: int, P: int, T: int) -> list[int]:
+  """Returns each C for a prompt with K completions: half, a quarter, … of K T.
+
+  The last is as small as tokens of the prompt allow it to matter.
+  """
+  out, C = [], K * T // 2
+  while B * (P + K * T) >= _MIN_TOKENS and C >= max(K, P // 4):
+    out.append(C)
+    C //= 2
+  return out
 
 
 def size_of(rows: types.Rows | None) -> Size:
-  return None if rows is None else rows.indices.shape
+  if rows is None:
+    return None
+  C = 0 if rows.tokens is None else rows.tokens.shape[2]
+  return *rows.indices.shape, C
 
 
 def abstract_batch(
@@ -126,7 +158,9 @@ def abstract_batch(
 
   rows = None
   if size is not None:
-    rows = types.Rows(array("int32", *size), array("int32", B, K))
+    *indices, C = size
+    tokens = array("int32", *indices[:2], C) if C else None
+    rows = types.Rows(array("int32", *indices), array("int32", B, K), tokens)
   prepared = {}
   if losses.baseline(config.loss) == "file":
     prepared["baselines_Bx1"] = array("float32", B, 1)
@@ -148,6 +182,7 @@ def pack(
     config: ml_collections.ConfigDict,
     prompt_tokens_BxP: np.ndarray,
     completion_tokens_BxKxT: np.ndarray,
+    completion_mask_BxKxT: np.ndarray,
 ) -> types.Rows | None:
   """Returns the rows of a batch; None if each is a prompt with its group.
 
@@ -155,6 +190,7 @@ def pack(
     config: reads `train`, `mesh` and `sharding.batch`.
     prompt_tokens_BxP: only its shape matters.
     completion_tokens_BxKxT: int32.
+    completion_mask_BxKxT: 1 on tokens that the loss counts.
   """
   P, (B, K, T) = prompt_tokens_BxP.shape[1], completion_tokens_BxKxT.shape
   first_BxK = _first_copies(completion_tokens_BxKxT)
@@ -163,27 +199,90 @@ def pack(
   num_micro = num_micro_batches(config.train, B, K)
   micro = [distinct[m :: max(num_micro, 1)] for m in range(max(num_micro, 1))]
 
+  lengths_BK = _lengths(completion_mask_BxKxT, first_BxK)
+  longest = max(lengths_BK[own].sum() for own in distinct)
+
   def fits(size: Size) -> bool:
-    R, N, M = size
+    R, N, M, C = size
     rows = max(sum(-(-len(own) // M) for own in part) for part in micro)
-    return rows * len(micro) <= R * N
+    return rows * len(micro) <= R * N and (not C or longest <= C)
 
   first, *smaller = sizes(config, (B, K, P, T))
   size = ([first] + [size for size in smaller if fits(size)])[-1]
   if size is None:
     return None
-  R, N, M = size
+  R, N, M, C = size
   if num_micro:
     parts = [_cut_all(part, M) for part in micro]
   else:
     rows = _cut_all(distinct, M)
     parts = [rows[n::N] for n in range(N)]
-  indices = _fill(parts, R * N // len(parts), M).reshape(size)
+  indices = _fill(parts, R * N // len(parts), M).reshape(R, N, M)
   slots = np.zeros(B * K, np.int32)
   # Padding repeats a completion that has its place before: the first one wins.
   flat = np.moveaxis(indices, 1, 0).ravel()[::-1]
   slots[flat] = np.arange(flat.size, dtype=np.int32)[::-1]
-  return types.Rows(indices, slots[first_BxK])
+  tokens = None
+  if C:
+    # Each completion's first place has its tokens.
+    own = slots[indices.ravel()].reshape(R, M) == np.arange(R * M).reshape(R, M)
+    lengths_RxM = np.where(own, lengths_BK[indices[:, 0]], 0)
+    tokens = _kept_tokens(lengths_RxM, T, C)[:, None]
+  return types.Rows(indices, slots[first_BxK], tokens)
+
+
+def without_padding(
+    num_prompt_tokens: int, completion_mask_BxKxT: np.ndarray
+) -> types.Rows | None:
+  """Returns rows of whole groups without the tokens that are not counted.
+
+  Args:
+    num_prompt_tokens: P.
+    completion_mask_BxKxT: 1 on tokens that the loss counts.
+
+  Returns:
+    Rows [B, 1, K] with tokens; None if more than half are counted.
+  """
+  B, K, T = completion_mask_BxKxT.shape
+  order_BxK = np.arange(B * K, dtype=np.int32).reshape(B, K)
+  lengths_BxK = _lengths(completion_mask_BxKxT, order_BxK).reshape(B, K)
+  longest = lengths_BxK.sum(axis=1).max()
+  numbers = _numbers_of_tokens(B, K, num_prompt_tokens, T)
+  if not (enough := [C for C in numbers if longest <= C]):
+    return None
+  tokens_BxC = _kept_tokens(lengths_BxK, T, enough[-1])
+  return types.Rows(order_BxK[:, None], order_BxK, tokens_BxC[:, None])
+
+
+def _kept_tokens(lengths_RxM: np.ndarray, T: int, C: int) -> np.ndarray:
+  """Returns [R, C] int32, `types.Rows.tokens` of one part.
+
+  Args:
+    lengths_RxM: tokens of each completion that are computed, at most C of a
+      row.
+    T: completion tokens.
+    C: tokens of a row.
+  """
+  R, M = lengths_RxM.shape
+  out = np.full((R, C), M * T, np.int32)
+  kept_RxMxT = np.arange(T) < lengths_RxM[..., None]
+  for own, kept_MxT in zip(out, kept_RxMxT):
+    (places,) = kept_MxT.ravel().nonzero()
+    own[: len(places)] = places
+  return out
+
+
+def _lengths(mask_BxKxT: np.ndarray, first_BxK: np.ndarray) -> np.ndarray:
+  """Returns [B K], the tokens up to the last that the loss counts.
+
+  That of a first copy is the most of all copies, of which an environment may
+  have said more or less.
+  """
+  lengths_BxK = mask_BxKxT.shape[2] - np.argmax(mask_BxKxT[..., ::-1] > 0, -1)
+  lengths_BxK = np.where((mask_BxKxT > 0).any(-1), lengths_BxK, 0)
+  out = np.zeros(lengths_BxK.size, np.int64)
+  np.maximum.at(out, first_BxK.ravel(), lengths_BxK.ravel())
+  return out
 
 
 def _fill(

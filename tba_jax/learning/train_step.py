@@ -483,6 +483,7 @@ def _own_rows(rows: types.Rows, num_micro: int, K: int) -> types.Rows:
   return types.Rows(
       indices=rows.indices // K // num_micro * K + rows.indices % K,
       slots=rows.slots // M // num_micro * M + rows.slots % M,
+      tokens=rows.tokens,
   )
 
 

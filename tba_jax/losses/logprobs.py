@@ -11,6 +11,7 @@ vocabulary.
 """
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 import chex
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax import types
+from tba_jax.models import kept as kept_lib
 from tba_jax.models import sequence
 
 PyTree = types.PyTree
@@ -84,7 +86,8 @@ def map_rows(
   the backward pass computes each part's forward pass again.
 
   Args:
-    fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T].
+    fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T]; where
+      `types.Rows` has tokens, (params, …, [R, C]) -> pytree of [R, 1, C].
     params: first argument of `fn`.
     prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT: arrays of the
       batch.
@@ -100,32 +103,45 @@ def map_rows(
   K, T = completion_tokens_BxKxT.shape[1:]
   split = sequence.current_split()
 
-  def of_rows(params: PyTree, rows_RxM: jax.Array) -> PyTree:
+  def of_rows(
+      params: PyTree, rows_RxM: jax.Array, tokens_RxC: jax.Array | None
+  ) -> PyTree:
     prompts_R = rows_RxM[:, 0] // K
     inputs = (
         prompt_tokens_BxP[prompts_R],
         prompt_mask_BxP[prompts_R],
         completion_tokens_BxKxT.reshape(-1, T)[rows_RxM],
     )
-    return fn(params, *(split.place(x, "batch") for x in inputs))
+    inputs = tuple(split.place(x, "batch") for x in inputs)
+    if tokens_RxC is None:
+      return fn(params, *inputs)
+    out = fn(params, *inputs, tokens_RxC)
+    shape = (*rows_RxM.shape, T)
+    kept = kept_lib.find(tokens_RxC, math.prod(shape[1:]))
+    return jax.tree.map(
+        lambda x: kept_lib.put(x[:, 0], kept).reshape(shape), out
+    )
 
-  def of_parts(rows_RxNxM: jax.Array) -> PyTree:
-    if rows_RxNxM.shape[1] == 1:
-      return of_rows(params, rows_RxNxM[:, 0])
+  parts = jax.tree.map(
+      lambda x: jnp.moveaxis(x, 1, 0), (rows.indices, rows.tokens)
+  )
+  if rows.indices.shape[1] == 1:
+    found = of_rows(params, *jax.tree.map(lambda x: x[0], parts))
+  else:
     # Gradients are summed over the parts in float32 at least.
     values = jax.lax.stop_gradient(params)
     sums = jax.tree.map(_at_least_float32, params)
 
     @jax.checkpoint
-    def of_part(rows_RxM: jax.Array) -> PyTree:
-      return of_rows(jax.tree.map(_gradient_to, values, sums), rows_RxM)
+    def of_part(part: PyTree) -> PyTree:
+      return of_rows(jax.tree.map(_gradient_to, values, sums), *part)
 
-    return jax.lax.map(of_part, jnp.moveaxis(rows_RxNxM, 1, 0))
+    found = jax.lax.map(of_part, parts)
 
   def pick(x: jax.Array) -> jax.Array:
     return split.place(x.reshape(-1, T), None, "length")[rows.slots]
 
-  return jax.tree.map(pick, of_parts(rows.indices))
+  return jax.tree.map(pick, found)
 
 
 def map_logits(
@@ -139,6 +155,7 @@ def map_logits(
     rows: types.Rows | None = None,
     max_logits: int | None = None,
     targets_BxKxT: jax.Array | None = None,
+    tokens_BxC: jax.Array | None = None,
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
@@ -159,14 +176,21 @@ def map_logits(
       None takes `MAX_LOGITS`.
     targets_BxKxT: tokens that `fn` gets in place of the completion's; only
       without `rows`.
+    tokens_BxC: `types.Rows.tokens`, of rows B; `fn` gets theirs alone, as [B,
+      1, C].
 
   Returns:
-    A pytree of [B, K, T].
+    A pytree of [B, K, T]; of [B, 1, C] with `tokens_BxC`.
   """
   if rows is not None:
     return map_rows(
         lambda params, *inputs: map_logits(
-            model, params, *inputs, fn, max_logits=max_logits
+            model,
+            params,
+            *inputs[:3],
+            fn,
+            max_logits=max_logits,
+            tokens_BxC=inputs[3] if inputs[3:] else None,
         ),
         params,
         prompt_tokens_BxP,
@@ -175,11 +199,15 @@ def map_logits(
         rows,
     )
   tokens = completion_tokens_BxKxT
-  stream_BxKxTxD = model.completion_stream(
-      params, prompt_tokens_BxP, prompt_mask_BxP, tokens
-  )
+  inputs = (params, prompt_tokens_BxP, prompt_mask_BxP, tokens)
+  if tokens_BxC is not None:
+    inputs = (*inputs, tokens_BxC)
+  stream_BxKxTxD = model.completion_stream(*inputs)
   if targets_BxKxT is not None:
     tokens = targets_BxKxT
+  if tokens_BxC is not None:
+    flat = tokens.reshape(len(tokens), -1)
+    tokens = jnp.take_along_axis(flat, tokens_BxC, 1, mode="clip")[:, None]
   parts = sequence.current_split()
   num_tokens = tokens.shape[2]
   B, K, T, _ = stream_BxKxTxD.shape

@@ -101,8 +101,8 @@ class ScalarModel:
     """Returns values [B, K, T] float32; entry t has not seen token t.
 
     Args:
-      *inputs: params, prompt tokens [B, P], prompt mask [B, P] and completion
-        tokens [B, K, T], padded as in `Model.completion_stream`.
+      *inputs: those of `Model.completion_stream`; with its last one the values
+        are [B, 1, C].
     """
     return self._stack.completion_logits(*inputs)[..., 0]
 

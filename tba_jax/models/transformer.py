@@ -20,6 +20,7 @@ from tba_jax.models import attention
 from tba_jax.models import blocks
 from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as config_lib
+from tba_jax.models import kept as kept_lib
 from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import sequence
@@ -107,10 +108,11 @@ class Model:
     predicts token l + 1. Padding may be left or right; logits at padding are
     finite but meaningless.
   completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT) -> stream_BxKxTxD, from which `unembed` predicts
-    completion token t. Prompts are left-padded, completions right-padded.
-    Each prompt is computed once and shared by its K completions. Under sequence
-    parallelism (`sequence.py`) T is padded to divide.
+    completion_tokens_BxKxT, tokens_BxC=None) -> stream_BxKxTxD, from which
+    `unembed` predicts completion token t. Prompts are left-padded, completions
+    right-padded. Each prompt is computed once and shared by its K completions.
+    With tokens_BxC (`types.Rows.tokens`) it is stream_Bx1xCxD of these tokens.
+    Under sequence parallelism (`sequence.py`) T is padded to divide.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: arguments of completion_stream -> logits_BxKxTxV float32.
   last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
@@ -275,9 +277,11 @@ class _Forward:
       prompt_tokens: jax.Array,
       prompt_mask: jax.Array,
       completion_tokens: jax.Array,
+      tokens_BxC: jax.Array | None = None,
   ) -> jax.Array:
     # Prompt and completions run through the blocks on one long token axis
     # [P | K x S], for large matrix products; only attention separates them.
+    # Tokens that are left out come back for attention alone: [P | 1 x C].
     module, parts = self.module(params), sequence.current_split()
     K, T = completion_tokens.shape[1:]
     prompt_tokens, prompt_mask, seen_mask, inputs_BxKxS, first_B = (
@@ -291,14 +295,19 @@ class _Forward:
     own_BxKxS = jnp.broadcast_to(
         first_B[:, None, None] + steps_S[None, None], (B, K, S)
     )
+    leave_out = put_back = lambda own: own
+    if tokens_BxC is not None:
+      leave_out, put_back = _without_others(tokens_BxC, T, (B, K, S))
     positions_BxP = attention.positions_of(prompt_mask)
-    positions_BxL = parts.join(positions_BxP, own_BxKxS)
+    positions_BxL = parts.join(positions_BxP, leave_out(own_BxKxS))
     tables = module.tables(positions_BxL)
+    num_own = K if tokens_BxC is None else 1
 
     def attend_within(q, k, v, window):
       (q_p, q_o), (k_p, k_o), (v_p, v_o) = (
-          parts.cut(x, P, K) for x in (q, k, v)
+          parts.cut(x, P, num_own) for x in (q, k, v)
       )
+      q_o, k_o, v_o = map(put_back, (q_o, k_o, v_o))
       # Queries stay on their devices; keys and values are gathered.
       k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
       k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
@@ -308,17 +317,24 @@ class _Forward:
       shared = kernels.attend_completions(
           self.config, parts, q_o, (k_p, v_p, seen_mask), (k_o, v_o), window
       )
-      return parts.join(out, shared)
+      return parts.join(out, leave_out(shared))
 
     def attend(q, k, v, layer):
       return self.by_window(layer, attend_within, q, k, v), None
 
     x_BxLxD = module.embed_tokens(
-        parts.join(prompt_tokens, inputs_BxKxS), positions_BxL
+        parts.join(prompt_tokens, leave_out(inputs_BxKxS)), positions_BxL
     )
     x_BxLxD = parts.place(x_BxLxD, "batch", "length")
     x_BxLxD, _ = self.run_blocks(params, x_BxLxD, tables, attend)
-    x_BxPxD, own_BxKxSxD = parts.cut(x_BxLxD, P, K)
+    x_BxPxD, own_BxKxSxD = parts.cut(x_BxLxD, P, num_own)
+    if tokens_BxC is not None:
+      # The token before is next to each, but a completion's first follows its
+      # prompt.
+      last_Bx1xD, own_BxCxD = x_BxPxD[:, -1:], own_BxKxSxD[:, 0]
+      before_BxCxD = jnp.concatenate([last_Bx1xD, own_BxCxD[:, :-1]], axis=1)
+      is_first_BxCx1 = (tokens_BxC % T == 0)[..., None]
+      return jnp.where(is_first_BxCx1, last_Bx1xD, before_BxCxD)[:, None]
     if S >= T:
       return own_BxKxSxD
     first_BxKx1xD = jnp.broadcast_to(
@@ -329,9 +345,13 @@ class _Forward:
   def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:
     return self.module(params).unembed(stream)
 
-  def completion_logits(self, params: PyTree, *inputs: jax.Array) -> jax.Array:
+  def completion_logits(
+      self, params: PyTree, *inputs: jax.Array | None
+  ) -> jax.Array:
     logits = self.unembed(params, self.completion_stream(params, *inputs))
-    return logits[:, :, : inputs[-1].shape[-1]]
+    num_tokens = inputs[2].shape[-1]
+    # Fewer are padded to divide; others are as many as are asked for.
+    return logits if inputs[3:] else logits[:, :, :num_tokens]
 
   def decode_params(self, params: PyTree, num_positions: int) -> DecodeParams:
     dtype = jnp.dtype(self.config.compute_dtype)
@@ -383,6 +403,30 @@ class _Forward:
         for b, block in enumerate(cache)
     ]
     return module.unembed(x_RxD), cache
+
+
+def _without_others(
+    tokens_BxC: jax.Array, num_tokens: int, shape: tuple[int, int, int]
+) -> tuple[Callable[[jax.Array], jax.Array], ...]:
+  """Returns [B, K, S, ...] -> [B, 1, C, ...] of some tokens, and its inverse.
+
+  Args:
+    tokens_BxC: `types.Rows.tokens`.
+    num_tokens: T of those.
+    shape: B, K, S; tokens from S on are left out too.
+  """
+  B, K, S = shape
+  m_BxC, t_BxC = tokens_BxC // num_tokens, tokens_BxC % num_tokens
+  places_BxC = jnp.where((m_BxC < K) & (t_BxC < S), m_BxC * S + t_BxC, K * S)
+  kept = kept_lib.find(places_BxC, K * S)
+
+  def leave_out(own: jax.Array) -> jax.Array:
+    return kept_lib.take(own.reshape(B, K * S, *own.shape[3:]), kept)[:, None]
+
+  def put_back(own: jax.Array) -> jax.Array:
+    return kept_lib.put(own[:, 0], kept).reshape(B, K, S, *own.shape[3:])
+
+  return leave_out, put_back
 
 
 def make_model(

@@ -122,9 +122,9 @@ def _in_micro_batches(
   R, _, M = rows.indices.shape
   row, place = rows.slots // M, rows.slots % M
   row = row % num_micro * (R // num_micro) + row // num_micro
-  return types.Rows(
-      rows.indices.reshape(R // num_micro, num_micro, M), row * M + place
-  )
+  cut = lambda x: x.reshape(R // num_micro, num_micro, -1)
+  tokens = None if rows.tokens is None else cut(rows.tokens)
+  return types.Rows(cut(rows.indices), row * M + place, tokens)
 
 
 class Reference:

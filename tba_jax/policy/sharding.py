@@ -333,7 +333,7 @@ def batch_shardings(
     return over
   whole = replicated(mesh)
   fields = {field.name: whole for field in dataclasses.fields(types.Batch)}
-  return types.Batch(**fields | {"rows": types.Rows(over, whole)})
+  return types.Batch(**fields | {"rows": types.Rows(over, whole, over)})
 
 
 def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:

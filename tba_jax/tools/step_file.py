@@ -174,7 +174,11 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
   leaves = saved["batch"]
   rows = None
   if ".rows.indices" in leaves:
-    rows = types.Rows(leaves[".rows.indices"], leaves[".rows.slots"])
+    rows = types.Rows(
+        leaves[".rows.indices"],
+        leaves[".rows.slots"],
+        leaves.get(".rows.tokens"),
+    )
   fields = {
       field.name: leaves[f".{field.name}"]
       for field in dataclasses.fields(types.Batch)

@@ -111,7 +111,9 @@ def make_batch(config, num_different):
   """Returns a batch of 4 prompts with so many different completions each."""
   batch = tiny_model.make_batch(num_completions=8, seed=num_different)
   tokens = batch.completion_tokens[:, np.arange(8) % num_different]
-  rows = packing.pack(config, batch.prompt_tokens, tokens)
+  rows = packing.pack(
+      config, batch.prompt_tokens, tokens, batch.completion_mask
+  )
   return dataclasses.replace(batch, completion_tokens=tokens, rows=rows)
 
 

@@ -133,6 +133,7 @@ class ObjectivesTest(parameterized.TestCase):
         config,
         self.batch.prompt_tokens,
         np.asarray(self.batch.completion_tokens),
+        np.asarray(self.batch.completion_mask),
     )
     self.assertEqual(rows.indices.shape, shape)
     batch = dataclasses.replace(self.batch, rows=rows)

@@ -26,7 +26,8 @@ def make_config(**changes):
 
 
 def pack(config, tokens):
-  return packing.pack(config, np.zeros((len(tokens), P)), tokens)
+  mask = np.ones(tokens.shape, np.float32)
+  return packing.pack(config, np.zeros((len(tokens), P)), tokens, mask)
 
 
 class PackTest(parameterized.TestCase):
@@ -103,12 +104,61 @@ class PackTest(parameterized.TestCase):
         rows = pack(config, tokens)
         if rows is None:
           continue
-        R, N, M = rows.indices.shape
-        sizes.add((R, N, M))
+        R, N, M, C = packing.size_of(rows)
+        sizes.add((R, N, M, C))
         needed = len(np.unique(rows.slots)) * (P + T)
-        shares.append(needed / (R * N * (P + M * T)))
+        shares.append(needed / (R * N * (P + (C or M * T))))
       self.assertLessEqual(len(sizes), 6)
       self.assertGreater(np.mean(shares), 0.7)
+
+  def test_whole_groups_without_padding_keep_the_counted_tokens(self):
+    rng = np.random.default_rng(0)
+    tokens = make_tokens(30)
+    tokens[:, 2] = tokens[:, 1]
+    lengths = rng.integers(0, 4, (B, K))
+    lengths[:, 2] = 4  # A copy of the second, of which more is counted.
+    mask = (np.arange(T) < lengths[..., None]).astype(np.float32)
+    mask[:, 1:3, 0] = 0  # An environment's token before a counted one.
+    config = make_config(train__micro_batch_prompts=4)
+    rows = packing.pack(config, np.zeros((B, P)), tokens, mask)
+    self.assertEqual(packing.size_of(rows), (B, 1, K, K * T // 8))
+    for row, kept in zip(rows.indices[:, 0], rows.tokens[:, 0]):
+      kept = kept[kept < K * T]
+      b, found = row[0] // K, np.zeros((K, T), bool)
+      found[row[kept // T] % K, kept % T] = True
+      expected = np.arange(T) < lengths[b][:, None]
+      expected[2] = False
+      expected[1] = np.arange(T) < 4
+      np.testing.assert_array_equal(found, expected)
+      self.assertLen(np.unique(kept), len(kept))
+
+  def test_whole_groups_without_padding_have_few_sizes(self):
+    config = make_config()
+    # Two rows of the same width would be one size.
+    numbers = [size[3] for size in packing.sizes(config, (B, 4, 64, 256))[1:]]
+    self.assertEqual([n for n in numbers if n], [512, 256, 128, 64, 32, 16])
+    # Those of short completions are a small part of any batch.
+    sizes = packing.sizes(config, (2, K, P, T))
+    self.assertFalse(any(size[3] for size in sizes if size))
+    # Sequence parallelism needs whole completions.
+    config = make_config(mesh__sequence=2)
+    sizes = packing.sizes(config, (B, 4, 64, 256))
+    self.assertFalse(any(size[3] for size in sizes if size))
+
+  def test_groups_of_any_lengths_fit_their_own_size(self):
+    rng = np.random.default_rng(0)
+    for longest in (1, 6, 9, 14, T + 1):
+      mask = np.arange(T) < rng.integers(0, longest, (B, K))[..., None]
+      rows = packing.without_padding(P, mask)
+      if rows is None:
+        self.assertGreater(mask.sum((1, 2)).max(), K * T // 2)
+        continue
+      kept = rows.tokens[:, 0]
+      for own, mask_KxT in zip(kept, mask):
+        np.testing.assert_array_equal(
+            own[own < K * T], mask_KxT.ravel().nonzero()[0]
+        )
+      self.assertLess(kept.shape[1] // 2, max(mask.sum((1, 2)).max(), K))
 
 
 if __name__ == "__main__":

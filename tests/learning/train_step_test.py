@@ -291,7 +291,9 @@ class TrainStepTest(absltest.TestCase):
       config, *_, state = make_run(**changes)
       before = jax.device_get(state.params)
       if changes != plain:
-        rows = packing.pack(config, batch.prompt_tokens, tokens)
+        rows = packing.pack(
+            config, batch.prompt_tokens, tokens, batch.completion_mask
+        )
         batch = dataclasses.replace(batch, rows=rows)
       state, metrics = make_step(**changes)(state, batch)
       return jax.tree.map(jnp.subtract, state.params, before), metrics

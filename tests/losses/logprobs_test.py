@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tba_jax import types
 from tba_jax.losses import logprobs
 from tests.support import tiny_model
 
@@ -145,6 +146,41 @@ class MapLogitsTest(parameterized.TestCase):
     chex.assert_trees_all_close(
         grad(params, B * K * V), grad(params, 10**9), atol=1e-4, rtol=1e-4
     )
+
+  @parameterized.parameters(
+      dict(max_logits=10**9),
+      dict(max_logits=B * V),
+      dict(max_logits=10**9, sliding_window=3, family="mistral"),
+  )
+  def test_tokens_that_are_left_out_change_no_other(self, max_logits, **shape):
+    model = tiny_model.make_model(**shape)
+    params = jax.jit(model.init)(jax.random.key(0))
+    inputs = _inputs()
+    rng = np.random.default_rng(0)
+    mask_BxKxT = np.arange(T) < rng.integers(0, T + 1, (B, K, 1))
+    mask_BxKxT[0] = True
+    mask_BxKxT[1, 0] = False
+    order_BxK = np.arange(B * K).reshape(B, K)
+    tokens_BxC = np.full((B, K * T + 2), K * T)
+    for kept_C, mask_KxT in zip(tokens_BxC, mask_BxKxT):
+      kept_C[: mask_KxT.sum()] = mask_KxT.ravel().nonzero()[0]
+    rows = types.Rows(order_BxK[:, None], order_BxK, tokens_BxC[:, None])
+    weights = jnp.asarray(mask_BxKxT * rng.normal(size=(B, K, T)))
+
+    def loss(params, rows):
+      out = logprobs.map_logits(
+          model, params, *inputs, _read, rows=rows, max_logits=max_logits
+      )
+      return jnp.sum(weights * (out["logprobs"] + out["entropy"])), out
+
+    grad = jax.jit(jax.grad(loss, has_aux=True))
+    expected, expected_out = grad(params, None)
+    found, out = grad(params, jax.tree.map(jnp.asarray, rows))
+    for name, values in out.items():
+      np.testing.assert_allclose(
+          values, expected_out[name] * mask_BxKxT, atol=1e-5, err_msg=name
+      )
+    chex.assert_trees_all_close(found, expected, atol=1e-4, rtol=1e-4)
 
   def test_the_head_gradient_is_summed_in_float32(self):
     # Each of 1,024 chunks adds 1; a bfloat16 sum would stay at 256.

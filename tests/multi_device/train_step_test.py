@@ -171,7 +171,12 @@ class MultiDeviceTest(parameterized.TestCase):
       config, model, mesh, state = make_run(name)
       config.train.prompts_per_batch = config.train.micro_batch_prompts = 6
       config.train.update(train)
-      rows = packing.pack(config, batch.prompt_tokens, batch.completion_tokens)
+      rows = packing.pack(
+          config,
+          batch.prompt_tokens,
+          batch.completion_tokens,
+          batch.completion_mask,
+      )
       self.assertEqual(rows is None, name == "one")
       placed = sharding.shard_batch(
           dataclasses.replace(batch, rows=rows), mesh, config.sharding

@@ -46,7 +46,9 @@ class ReferenceTest(parameterized.TestCase):
         train__micro_batch_prompts=4,
         train__completions_per_prompt=4,
     )
-    rows = packing.pack(config, batch.prompt_tokens, tokens)
+    rows = packing.pack(
+        config, batch.prompt_tokens, tokens, batch.completion_mask
+    )
     self.assertEqual(rows is not None, are_equal)
     inputs = batch.prompt_tokens, batch.prompt_mask, tokens
     outs, temporaries = [], []
