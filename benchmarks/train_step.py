@@ -18,6 +18,10 @@ With the operand `copies` it times the step of the config (that of
 `configs/countdown.py`: 32 x 4 completions of 18 tokens) on batches that repeat
 a completion in nearly half of their places, with and without its rows of
 distinct completions, in turn.
+
+With the operand `lengths` it times the step of the config, on its own model, on
+batches whose completions fill a half, a quarter, … of `max_completion_tokens`,
+beside one without the rows that leave padding out.
 """
 
 from collections.abc import Sequence
@@ -38,6 +42,7 @@ import numpy as np
 
 from benchmarks import peer_model
 from tba_jax import types
+from tba_jax.learning import model_source
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.models import config as config_lib
@@ -79,12 +84,14 @@ def run(
   Args:
     config: config, of which `optimizer`, `loss` and `model.compute_dtype` are
       what is timed; the rest is set here.
-    operands: none, or rounds (default 2): how often the two take turns; or
-      `copies`, alone or before the rounds.
+    operands: none, or rounds (default 2): how often all take turns; `copies`
+      or `lengths` alone or before the rounds.
     work: sizes of what is timed.
 
   Returns:
-    Of `copies`: share_of_copies, whole_s, rows_s (medians) and ratio.
+    Of `copies`: share_of_copies, whole_s, rows_s (medians) and ratio. Of
+    `lengths`: whole_s (median), and of each share of the tokens step_s, the
+    ratio to that, and the share of the tokens that pass through the layers.
     Otherwise tokens_per_s, step_s (best), peer_tokens_per_s, ratio (of the
     best), ratios (of each turn), limit_tokens_per_s, share_of_limit,
     product_gflop_per_s, num_params, and the shape. Without `TBA_JAX_PEERS`
@@ -94,9 +101,10 @@ def run(
   Raises:
     RuntimeError: a script of the comparison failed; with the end of its output.
   """
-  if operands and operands[0] == "copies":
+  if operands and operands[0] in ("copies", "lengths"):
     rounds = int(operands[1]) if operands[1:] else _ROUNDS
-    return _run_copies(config, rounds, work.steps)
+    run_it = _run_copies if operands[0] == "copies" else _run_lengths
+    return run_it(config, rounds, work.steps)
   rounds = int(operands[0]) if operands else _ROUNDS
   peers = os.environ.get(PEERS_VARIABLE)
   B, K, P, T = work.shape
@@ -152,26 +160,9 @@ def run(
 def _run_copies(
     config: ml_collections.ConfigDict, rounds: int, num_steps: int
 ) -> dict[str, Any]:
-  shape = config_lib.ModelConfig.from_config(
-      config.model,
-      vocab_size=_COPIES_VOCAB,
-      pad_id=0,
-      bos_id=None,
-      eos_id=1,
-      backend=jax.default_backend(),
-  )
-  model = transformer.make_model(shape, remat=config.train.remat)
-  params = jax.jit(model.init)(jax.random.PRNGKey(0))
+  model, params = _scratch_model(config)
   K = config.train.completions_per_prompt
-  batch = peer_model.make_batch(
-      (
-          config.train.prompts_per_batch,
-          K,
-          config.sampling.max_prompt_tokens,
-          config.sampling.max_completion_tokens,
-      ),
-      _COPIES_VOCAB,
-  )
+  batch = peer_model.make_batch(packing.batch_shape(config), _COPIES_VOCAB)
   # K draws from about .65 K completions, as a replay buffer has them.
   rng = np.random.default_rng(0)
   drawn = [
@@ -200,6 +191,63 @@ def _run_copies(
       "rows_s": rows_s,
       "ratio": whole_s / rows_s,
   }
+
+
+def _run_lengths(
+    config: ml_collections.ConfigDict, rounds: int, num_steps: int
+) -> dict[str, Any]:
+  if config.init in ("scratch", "sft"):
+    model, params = _scratch_model(config)
+  else:
+    source = model_source.load(
+        "init", config.init, bos=config.tokenizer.bos, dtype=None
+    )
+    dtype = config_lib.compute_dtype(config.model, jax.default_backend())
+    shape = dataclasses.replace(source.model.config, compute_dtype=dtype)
+    model = transformer.make_model(shape, remat=config.train.remat)
+    params = source.params
+  B, K, P, T = packing.batch_shape(config)
+  whole = peer_model.make_batch((B, K, P, T), _COPIES_VOCAB)
+  updates = {"whole": _Update(config, model, params, whole)}
+  for C in packing.numbers_of_tokens(B, K, P, T):
+    mask = np.broadcast_to(np.arange(T) < C // K, (B, K, T))
+    rows = packing.without_padding(mask, [C])
+    batch = dataclasses.replace(
+        whole, completion_mask=mask.astype(np.float32), rows=rows
+    )
+    updates[f"{C / (K * T):.2f}"] = _Update(config, model, params, batch)
+  turns = [
+      [update.time(num_steps) for update in updates.values()]
+      for _ in range(rounds)
+  ]
+  seconds = dict(zip(updates, np.median(turns, axis=0), strict=True))
+  whole_s = seconds.pop("whole")
+  return {
+      "whole_s": whole_s,
+      "lengths": {
+          share: {
+              "step_s": step_s,
+              "ratio": step_s / whole_s,
+              "tokens": (P + float(share) * K * T) / (P + K * T),
+          }
+          for share, step_s in seconds.items()
+      },
+  }
+
+
+def _scratch_model(
+    config: ml_collections.ConfigDict,
+) -> tuple[transformer.Model, types.PyTree]:
+  shape = config_lib.ModelConfig.from_config(
+      config.model,
+      vocab_size=_COPIES_VOCAB,
+      pad_id=0,
+      bos_id=None,
+      eos_id=1,
+      backend=jax.default_backend(),
+  )
+  model = transformer.make_model(shape, remat=config.train.remat)
+  return model, jax.jit(model.init)(jax.random.PRNGKey(0))
 
 
 class _Update:

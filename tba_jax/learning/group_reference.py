@@ -26,6 +26,9 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
 
+# Numbers of tokens beside that of all.
+_MAX_NUMBERS = 3
+
 
 class GroupReference:
   """Log-probs of sampled groups under a fixed reference."""
@@ -68,14 +71,18 @@ class GroupReference:
         sampling.max_prompt_tokens,
         sampling.max_completion_tokens,
     )
+    # Few, since all are compiled before the first pass.
+    numbers = packing.numbers_of_tokens(self._num_prompts, *self._shape)
+    self._numbers = numbers[1::2][:_MAX_NUMBERS]
 
   def warm_up(self) -> None:
-    """Compiles."""
+    """Compiles, for each number of tokens that a pass may have."""
     S, _, T = self._shape
-    lengths = np.ones(S, np.int32)
     tokens = np.zeros((S, T), np.int32)
-    mask = np.arange(T) < lengths[:, None]
-    self.start([np.zeros(1, np.int32)], [tokens], [lengths], [mask])()
+    for C in (S * T, *self._numbers):
+      lengths = np.full(S, C // S, np.int32)
+      mask = np.arange(T) < lengths[:, None]
+      self.start([np.zeros(1, np.int32)], [tokens], [lengths], [mask])()
 
   def start(
       self,
@@ -141,7 +148,7 @@ class GroupReference:
         batch.prompt_mask,
         batch.completion_tokens,
         mask_BxSxT,
-        rows=packing.without_padding(P, mask_BxSxT),
+        rows=packing.without_padding(mask_BxSxT, self._numbers),
     )
 
 

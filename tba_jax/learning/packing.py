@@ -73,7 +73,7 @@ def sizes(
 
   Any batch fits the first, which is None if whole groups divide over the
   shards. Of the others, narrow rows have 3/4 of the tokens of the size before,
-  and whole groups half of C.
+  and whole groups 2/3 of its C.
 
   Args:
     config: reads `train`, `mesh` and `sharding.batch`.
@@ -113,7 +113,7 @@ def sizes(
   # Sequence parallelism cuts each completion, and has a device for each part.
   if config.mesh.sequence == 1:
     R = num_rows[K] * num_micro
-    out += [(R, 1, K, C) for C in _numbers_of_tokens(B, K, P, T)]
+    out += [(R, 1, K, C) for C in numbers_of_tokens(B, K, P, T)]
 
   def tokens_of(size: tuple[int, int, int, int]) -> int:
     R, _, M, C = size
@@ -123,15 +123,15 @@ def sizes(
   return [first, *sorted(dict.fromkeys(out), key=tokens_of, reverse=True)]
 
 
-def _numbers_of_tokens(B: int, K: int, P: int, T: int) -> list[int]:
-  """Returns each C for a prompt with K completions: half, a quarter, … of K T.
+def numbers_of_tokens(B: int, K: int, P: int, T: int) -> list[int]:
+  """Returns each C for a prompt with K completions: 2/3, 4/9, … of K T.
 
-  The last is as small as tokens of the prompt allow it to matter.
+  The last is as small as the tokens of the prompt allow it to matter.
   """
-  out, C = [], K * T // 2
+  out, C = [], K * T * 2 // 3
   while B * (P + K * T) >= _MIN_TOKENS and C >= max(K, P // 4):
     out.append(C)
-    C //= 2
+    C = C * 2 // 3
   return out
 
 
@@ -232,22 +232,21 @@ def pack(
 
 
 def without_padding(
-    num_prompt_tokens: int, completion_mask_BxKxT: np.ndarray
+    completion_mask_BxKxT: np.ndarray, numbers: Sequence[int]
 ) -> types.Rows | None:
   """Returns rows of whole groups without the tokens that are not counted.
 
   Args:
-    num_prompt_tokens: P.
     completion_mask_BxKxT: 1 on tokens that the loss counts.
+    numbers: each C to choose from, from large to small.
 
   Returns:
-    Rows [B, 1, K] with tokens; None if more than half are counted.
+    Rows [B, 1, K] with tokens; None if a group has more than any C.
   """
   B, K, T = completion_mask_BxKxT.shape
   order_BxK = np.arange(B * K, dtype=np.int32).reshape(B, K)
   lengths_BxK = _lengths(completion_mask_BxKxT, order_BxK).reshape(B, K)
   longest = lengths_BxK.sum(axis=1).max()
-  numbers = _numbers_of_tokens(B, K, num_prompt_tokens, T)
   if not (enough := [C for C in numbers if longest <= C]):
     return None
   tokens_BxC = _kept_tokens(lengths_BxK, T, enough[-1])

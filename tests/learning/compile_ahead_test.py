@@ -21,7 +21,7 @@ from tba_jax.policy import sharding
 from tba_jax.system import processes
 from tests.support import tiny_model
 
-SIZES = [None, (9, 1, 2), (7, 1, 2), (5, 1, 2)]
+SIZES = [None, (9, 1, 2, 0), (7, 1, 2, 0), (5, 1, 2, 0)]
 _DEADLINE_S = 20
 
 

@@ -4,6 +4,7 @@
 
 import logging
 import types
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -12,6 +13,7 @@ import numpy as np
 
 from tba_jax.learning import batches
 from tba_jax.learning import group_reference
+from tba_jax.learning import packing
 from tba_jax.policy import reference
 from tests.support import tiny_model
 
@@ -69,8 +71,12 @@ class GroupReferenceTest(parameterized.TestCase):
     self.assertIsNone(self.make(make_config()))
 
   # Two prompts at a time: a part that is full, one that is not, several.
-  @parameterized.product(count=[1, 2, 5], include_stop_token=[False, True])
-  def test_is_that_of_the_trainer(self, count, include_stop_token):
+  # Passes are this short only here.
+  @parameterized.product(
+      count=[1, 2, 5], include_stop_token=[False, True], min_tokens=[768, 1]
+  )
+  def test_is_that_of_the_trainer(self, count, include_stop_token, min_tokens):
+    self.enter_context(mock.patch.object(packing, "_MIN_TOKENS", min_tokens))
     config = make_config(
         reference__role="searcher", loss__include_stop_token=include_stop_token
     )

@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 import os
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -180,6 +181,38 @@ class MultiDeviceTest(parameterized.TestCase):
       self.assertEqual(rows is None, name == "one")
       placed = sharding.shard_batch(
           dataclasses.replace(batch, rows=rows), mesh, config.sharding
+      )
+      step_fn = train_step.make_train_step(config, model, mesh)
+      state, metrics = step_fn(state, placed)
+      results.append(jax.device_get((state.params, metrics)))
+    chex.assert_trees_all_close(*results, rtol=1e-3, atol=5e-5)
+
+  def test_padding_is_left_out_over_devices(self):
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, num_completions=8)
+    short = (batch.completion_mask.cumsum(-1) <= 2) * batch.completion_mask
+    batch = dataclasses.replace(batch, completion_mask=short)
+    rows = []
+    for micro_batch_prompts in (NUM_PROMPTS, 4):
+      config = make_run("one", micro_batch_prompts)[0]
+      config.train.completions_per_prompt = 8
+      with mock.patch.object(packing, "_MIN_TOKENS", 1):
+        rows.append(
+            packing.pack(
+                config,
+                batch.prompt_tokens,
+                batch.completion_tokens,
+                batch.completion_mask,
+            )
+        )
+      self.assertEqual(rows[-1].tokens.shape, (NUM_PROMPTS, 1, 24))
+    results = []
+    for name, own in (("one", None), ("one", 1), ("fsdp", 0), ("mixed", 1)):
+      config, model, mesh, state = make_run(name, 8 if own == 0 else 4)
+      config.train.completions_per_prompt = 8
+      placed = sharding.shard_batch(
+          dataclasses.replace(batch, rows=None if own is None else rows[own]),
+          mesh,
+          config.sharding,
       )
       step_fn = train_step.make_train_step(config, model, mesh)
       state, metrics = step_fn(state, placed)
