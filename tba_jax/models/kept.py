@@ -21,10 +21,10 @@ import jax.numpy as jnp
 class Kept:
   """Places of the tokens that are kept.
 
-  places: [B, C] int32, the place in its row of each token that is kept, in any
+  places: [B, C] int32, place in its row of each token that is kept, in any
     order; L or more is none.
-  found: [B, L] int32, where a row's token is among those that are kept; C is
-    one that is not.
+  found: [B, L] int32, place of each token of a row among those that are kept; C
+    is one that is not.
   """
 
   places: jax.Array
