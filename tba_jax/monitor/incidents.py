@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what happened to a run: restarts, losses and pauses, by cause.
+"""Tells what happened to a run: restarts, losses, pauses, a collapse.
 
 Events of one process and cause make one sentence, which names the culprit, how
 often and when last, and what to do where something is to be done.
@@ -12,6 +12,7 @@ import statistics
 import time
 from typing import Any
 
+from tba_jax.monitor import collapse
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 
@@ -82,7 +83,9 @@ def sentences(
     events: Iterable[Mapping[str, Any]],
     records: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
-  """Returns what happened, the costliest pauses last; [] for a quiet run.
+  """Returns what happened, [] for a quiet run.
+
+  A collapse comes first, the costliest pauses last.
 
   Args:
     events: records of `events.jsonl`, oldest first.
@@ -107,7 +110,9 @@ def sentences(
       hung.discard(process)
     elif kind in _KINDS and metrics.is_error(kind, message):
       groups[kind, _name(event)].append(event)
-  out = [_sentence(kind, who, some) for (kind, who), some in groups.items()]
+  collapsed = collapse.find(records)
+  out = [collapsed.sentence] if collapsed else []
+  out += [_sentence(kind, who, some) for (kind, who), some in groups.items()]
   return out + _pauses(records, events)
 
 

@@ -218,6 +218,9 @@ def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
   line = rich.text.Text().append("restarts  ", "dim")
   restarts = tables.sum_text(state.restarts)
   yield line.append(restarts, "yellow" if restarts != "0" else "")
+  if state.collapse:
+    line = rich.text.Text().append("collapse  ", "dim")
+    yield line.append(_safe(state.collapse.line, 400), "bold red")
   if state.event:
     yield _event_line("event", state.event, "")
   if state.error:
@@ -284,6 +287,9 @@ def plain_line(state: run_state.RunState) -> str:
   restarts = sum(n for n in state.restarts.values() if text.is_number(n))
   if restarts:
     words.append(f"restarts {restarts}")
+  if state.collapse:
+    since = f"since step {state.collapse.step}"
+    words.append(f"collapse by {state.collapse.cause} {since}")
   return " · ".join(words)
 
 

@@ -10,13 +10,18 @@ import collections
 from collections.abc import Mapping
 import dataclasses
 import pathlib
+import time
 from typing import Any
 
+from tba_jax.monitor import collapse as collapse_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.system import jsonl
 
 _MAX_HISTORY = 2000
+# Records in which a collapse is looked for, and seconds between two looks.
+_MAX_RECORDS = 4000
+_COLLAPSE_EVERY_S = 10.0
 # Programs that train a model before the run, each in a folder of its name.
 MODEL_PHASES = ("sft", "reward_model")
 
@@ -40,6 +45,7 @@ class RunState:
   restarts: number of restarts by role.
   event: the newest event.
   error: the newest event that is an error.
+  collapse: the collapse that the metrics show, or None.
   note: source of the state, or why it is old.
   """
 
@@ -55,6 +61,7 @@ class RunState:
   restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
   event: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   error: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  collapse: collapse_lib.Collapse | None = None
   note: str = ""
 
   @property
@@ -98,6 +105,8 @@ class Follower:
     self._workdir = pathlib.Path(workdir)
     self.state = RunState(self._workdir.name or str(self._workdir))
     self._metrics = Tail(self._workdir / "metrics.jsonl")
+    self._records: list[dict[str, Any]] = []
+    self._look_at = -_COLLAPSE_EVERY_S
     self._events = Tail(self._workdir / "events.jsonl")
     self._made = {
         phase: Tail(self._workdir / phase / "metrics.jsonl")
@@ -107,7 +116,10 @@ class Follower:
   def read(self, *, with_status: bool = True) -> RunState:
     """Reads what is new, with `status.json` by default; returns the state."""
     state = self.state
-    for record in self._metrics.read():
+    new = self._metrics.read()
+    if new:
+      self._look_for_collapse(new)
+    for record in new:
       step = record.get("step")
       evaluation = {
           key.removeprefix("eval/"): value
@@ -137,6 +149,21 @@ class Follower:
       if isinstance(status, dict):
         state.status = status
     return state
+
+  def _look_for_collapse(self, new: list[dict[str, Any]]) -> None:
+    self._records += map(collapse_lib.kept, new)
+    every = len(self._records) // _MAX_RECORDS + 1
+    if every > 1:
+      # Fewer tell as much.
+      self._records = [
+          record
+          for i, record in enumerate(self._records)
+          if not i % every or any(key.startswith("eval/") for key in record)
+      ]
+    now = time.monotonic()
+    if now - self._look_at >= _COLLAPSE_EVERY_S:
+      self._look_at = now
+      self.state.collapse = collapse_lib.find(self._records)
 
   def _made_steps(self) -> dict[str, int]:
     saved = jsonl.read_json(self._workdir / "config.json")

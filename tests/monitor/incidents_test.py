@@ -87,6 +87,22 @@ class SentencesTest(absltest.TestCase):
         ],
     )
 
+  def test_tells_a_collapse_first(self):
+    events = [event(4.5, "died", "trainer-0: SIGKILL", "trainer")]
+    records = [
+        record | {"train/reward_mean": reward, "train/entropy": entropy}
+        for i, record in enumerate(steps(*range(60)))
+        for reward, entropy in [(0.5, 1.0) if i < 30 else (0.1, 0.02)]
+    ]
+    found = incidents.sentences(events, records)
+    self.assertLen(found, 2)
+    self.assertEqual(
+        found[0],
+        "Collapse by entropy since step 30: it went from 1.00 to 0.02 nats a"
+        " token, the reward fell from 0.50 to 0.10. To do: raise loss.beta or"
+        " loss.entropy_weight, lower optimizer.learning_rate.",
+    )
+
   def test_takes_damaged_records(self):
     events = [{"kind": 3}, {"kind": "guard"}, {"kind": "died", "time": "x"}]
     records = [{"train/loss": 1}, {"step": "a", "time": None, "train/loss": 1}]

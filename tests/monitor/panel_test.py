@@ -81,6 +81,32 @@ class FollowerTest(absltest.TestCase):
       state = follower.read()
     self.assertEqual(list(state.reward), [(0, 0.1), (1, 0.5)])
 
+  def test_shows_a_collapse(self):
+    lines = run_state.Follower(self.workdir)
+    for step in range(60):
+      reward, entropy = (0.5, 1.0) if step < 30 else (0.1, 0.02)
+      values = {"train/reward_mean": reward, "train/entropy": entropy}
+      fake_run.write_metrics_line(self.workdir, step, **values)
+      if step == 20:
+        self.assertNotIn("collapse", _view(lines.read()))
+    state = run_state.Follower(self.workdir).read()
+    state.phase, state.status = "train", fake_run.status()
+    self.assertRegex(
+        _view(state), r"collapse +entropy since step 30: it went from 1\.00 to"
+    )
+    self.assertIn("collapse by entropy since step 30", panel.plain_line(state))
+
+  def test_a_long_history_is_thinned(self):
+    path = os.path.join(self.workdir, "metrics.jsonl")
+    with open(path, "w") as f:
+      for step in range(9000):
+        reward, entropy = (0.5, 1.0) if step < 6000 else (0.1, 0.02)
+        record = {"train/reward_mean": reward, "train/entropy": entropy}
+        f.write(json.dumps({"step": step} | record) + "\n")
+    found = run_state.Follower(self.workdir).read().collapse
+    self.assertEqual(found.cause, "entropy")
+    self.assertAlmostEqual(found.step, 6000, delta=100)
+
   def test_shows_the_newest_error_and_event(self):
     events = metrics.EventLog(os.path.join(self.workdir, "events.jsonl"))
     events.write("died", "searcher-0: SIGKILL")
