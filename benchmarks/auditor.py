@@ -14,12 +14,14 @@ proves:
     counted as rejected;
   - each step was trained once, and no completion as new twice;
   - every prompt was visited as often as the order says, and as in the
-    reference run;
+    reference run; where prompts are drawn by how often they were solved
+    (`search.order`), each round is the one in its file;
   - the terms of the ledger, in prompts, completions and tokens;
   - no process, socket or shared memory is left.
 
 The run must have `checkpoint.keep_journal=True` and a buffer that holds
-everything. Exit status 1 if anything is not so.
+everything. Exit status 1 if anything is not so. What it cannot check of a run
+is in the figures, under `not_checked`.
 """
 
 import collections
@@ -39,6 +41,8 @@ import safetensors.numpy
 
 _UNITS = ("prompts", "completions", "tokens")
 _SLOT_BYTES = 4096  # Of a lease file, which has two.
+# Rounds of drawn prompts in a pass over all of them.
+_ROUNDS_OF_A_PASS = 4
 # Prompts at the end of the order that may be in flight when a run ends, in
 # multiples of those of a step.
 _IN_FLIGHT_STEPS = 4
@@ -68,11 +72,13 @@ class _Audit:
   """An audit in progress.
 
   faults: violations found so far, a line each.
+  not_checked: what nothing in the run's files tells, a line each.
   """
 
   def __init__(self, workdir: pathlib.Path):
     self.folder = workdir
     self.faults: list[str] = []
+    self.not_checked: list[str] = []
     document = json.loads((workdir / "config.json").read_text())
     self.run_id, self.config = document["run_id"], document["config"]
     secret = workdir / "spool" / "secret"
@@ -116,6 +122,7 @@ def audit(
       "prompts_in_flight_at_the_end": holes,
       "duplicate_prompts_refused": duplicates[0],
       "completions_trained": trained[1],
+      "not_checked": run.not_checked,
   }
   return figures, run.faults
 
@@ -453,8 +460,15 @@ def _check_order(
     by_visit[visit].append(prompt)
   for visit, prompts in by_visit.items():
     run.equal(len(set(prompts)), len(prompts), f"prompts of pass {visit}")
-  whole = [set(prompts) for _, prompts in sorted(by_visit.items())[:-1]]
-  if not holes:
+  is_drawn = run.config["search"]["order"] != "shuffled"
+  if is_drawn:
+    first = _check_rounds(run, kept)
+    run.not_checked.append(
+        "whether each round's prompts were drawn by the shares that were"
+        " solved by then"
+    )
+  elif not holes:
+    whole = [set(prompts) for _, prompts in sorted(by_visit.items())[:-1]]
     run.check(
         all(prompts == whole[0] for prompts in whole),
         "passes over the prompts differ in their prompts",
@@ -463,6 +477,14 @@ def _check_order(
     other = _Audit(reference)
     wanted, _ = _check_blocks(other, _read_journal(other))
     common = set(kept) & set(wanted)
+    if is_drawn:
+      # What was solved by then depends on when groups arrived.
+      common = {position for position in common if position < first}
+      run.not_checked.append(
+          f"the order of the reference run from position {first} on"
+      )
+      kept = {p: kept[p] for p in kept if p < first}
+      wanted = {p: wanted[p] for p in wanted if p < first}
     run.check(
         len(common) >= min(len(kept), len(wanted)) - window,
         "the reference run has other positions",
@@ -472,6 +494,46 @@ def _check_order(
         not differing, f"another prompt or visit at positions {differing[:5]}"
     )
   return len(holes)
+
+
+def _check_rounds(run: _Audit, kept: Mapping[int, tuple[int, int, Any]]) -> int:
+  """Checks drawn prompts against the files of their rounds.
+
+  Returns the number of prompts: the first position that was drawn.
+  """
+  files = sorted((run.folder / "replay").glob("order-*.json"))
+  rounds = [json.loads(path.read_text()) for path in files]
+  if not rounds:
+    late = sorted(p for p, (_, visit, _) in kept.items() if visit)
+    run.check(not late, f"positions {late[:5]} are of no round's file")
+    return max(kept) + 1
+  num_prompts = rounds[0]["num_prompts"]
+  size = -(-num_prompts // _ROUNDS_OF_A_PASS)
+  visits, wanted = [1] * num_prompts, {}
+  for number, (path, drawn) in enumerate(zip(files, rounds)):
+    prompts = drawn["prompts"]
+    run.equal(path.name, f"order-{number:06d}.json", "file of a round")
+    run.check(
+        drawn["num_prompts"] == num_prompts
+        and len(set(prompts)) == len(prompts) == size
+        and all(0 <= prompt < num_prompts for prompt in prompts),
+        f"{path.name}: not {size} of {num_prompts} prompts",
+    )
+    for place, prompt in enumerate(prompts):
+      wanted[num_prompts + number * size + place] = prompt, visits[prompt]
+      visits[prompt] += 1
+  differing = [
+      position
+      for position, (prompt, visit, _) in sorted(kept.items())
+      if (prompt, visit) != wanted.get(position, (prompt, 0))
+  ]
+  run.check(
+      not differing,
+      f"prompts at positions {differing[:5]} are not those of their rounds",
+  )
+  late = [p for p in kept if p >= num_prompts + len(rounds) * size]
+  run.check(not late, f"positions {late[:5]} are of no round's file")
+  return num_prompts
 
 
 def leftovers(workdir: pathlib.Path, run_id: str) -> list[str]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tries a user's own loss and rewards before a run, in a process of their own.
+"""Tries a user's own loss, rewards and logs before a run, in another process.
 
 The process (`learning/rehearsal.py`) may import JAX, and end, hang or crash as
 user code may.
@@ -13,10 +13,11 @@ import subprocess
 import sys
 from typing import Any
 
+from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.tasks import build
 
-LOSS, REWARD = "loss", "reward"
+LOSS, REWARD, LOG = "loss", "reward", "log"
 # Beside the deadline of a reward: imports, data, the start of a reward worker,
 # and the trace of a loss.
 _DEADLINE_S = 180.0
@@ -24,11 +25,13 @@ _MAX_ERROR = 300
 # Programs that compute losses, and those that judge completions.
 _WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
 _WITH_REWARD = (*_WITH_LOSS, "sft", "evaluate", "searcher")
+# Programs that take completions of a log in the place of samples.
+_WITH_LOG = ("train", "trainer", "one_process", "plan", "searcher")
 _USER_FIELDS = ("rewards", "reason")
 
 
 def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
-  """Returns what of a config is the user's own code, LOSS or REWARD.
+  """Returns what of a config is the user's own: LOSS, REWARD or LOG.
 
   Args:
     c: settings by key.
@@ -46,11 +49,19 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
   judges = c["reward.where"] != "model" or c["evaluate.judge"] == "task"
   if program in _WITH_REWARD and judges and (is_own_class or has_functions):
     out.append(REWARD)
+  if program in _WITH_LOG and (c["logged.path"] or reads_baselines(c)):
+    out.append(LOG)
   return tuple(out)
 
 
+def reads_baselines(c: Mapping[str, Any]) -> bool:
+  """Returns whether the loss of settings by key reads a baseline file."""
+  names = ("name", "baseline")
+  return losses.baseline({n: c[f"loss.{n}"] for n in names}) == "file"
+
+
 def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
-  """Returns a line for each problem of the user's own code.
+  """Returns a line for each problem of the user's own code and logs.
 
   Args:
     config: whole config, of JSON types.
@@ -93,13 +104,15 @@ def _problems(text: str) -> tuple[str, ...]:
 
 
 def _what(text: str) -> str:
-  """Returns the settings that name the user's code."""
+  """Returns the settings that name the user's code and logs."""
   config, tried = json.loads(text)
   task = config["task"]
   named = {
       LOSS: f"config.loss.name={config['loss']['name']!r}",
       REWARD: f"config.task.name={task['name']!r}",
   }
+  path = config["logged"]["path"] or config["loss"]["baseline_file"]
+  named[LOG] = f"completions in {path!r}"
   for name, field in (("own", "rewards"), ("environment", "source")):
     if task["name"] == name:
       named[REWARD] = f"config.task.{field}={task[field]!r}"

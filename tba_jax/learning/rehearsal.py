@@ -1,10 +1,11 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tries a user's own code: `python -m tba_jax.learning.rehearsal`.
+"""Tries a user's own code and logs: `python -m tba_jax.learning.rehearsal`.
 
 Reads the config and what to try (`config/own_code.py`) as JSON from standard
 input, and writes a list of problems: the loss is traced on the shapes of a
-batch, the reward is computed for an example, as a run does it.
+batch, the reward is computed for an example, as a run does it; of a log, the
+prompts are looked up.
 """
 
 import json
@@ -30,10 +31,14 @@ def main() -> int:
   answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)
   config, problems = ml_collections.ConfigDict(given), []
+  checks = {
+      own_code.LOSS: trace_loss,
+      own_code.REWARD: try_reward,
+      own_code.LOG: try_log,
+  }
   for part in tried:
-    check = {own_code.LOSS: trace_loss, own_code.REWARD: try_reward}[part]
     try:
-      check(config)
+      checks[part](config)
     except ValueError as error:
       problems.append(str(error))
   with answer:
@@ -154,6 +159,40 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
           )
   finally:
     workers.close()
+
+
+def try_log(config: ml_collections.ConfigDict) -> None:
+  """Looks up the task's prompts in logged completions and baselines.
+
+  The tokenizer is that of the run, or the one that fine-tuning begins with.
+
+  Raises:
+    ValueError: a log has no usable completion of the task's training prompts,
+      or a file of baselines lacks one of them.
+  """
+  # Takes seconds to import.
+  from tba_jax.losses import build as losses  # pylint: disable=g-import-not-at-top
+  from tba_jax.policy import policy as policy_lib  # pylint: disable=g-import-not-at-top
+  from tba_jax.sampling import logged  # pylint: disable=g-import-not-at-top
+  from tba_jax.tasks import logged as tasks_logged  # pylint: disable=g-import-not-at-top
+
+  policy = policy_lib.make_policy(config, "", scratch=config.init == "sft")
+  task, tokenizer = policy.task, policy.tokenizer
+  if config.logged.path:
+    logged.LoggedSampler(
+        config,
+        task,
+        tokenizer,
+        needs_logprobs=losses.reads_behavior(config.loss),
+    )
+  if losses.baseline(config.loss) == "file":
+    tasks_logged.values(
+        config.loss.baseline_file,
+        task,
+        tokenizer,
+        reward_field=config.logged.reward_field,
+        temperature=config.loss.baseline_temperature,
+    )
 
 
 def _field(task: ml_collections.ConfigDict) -> str:

@@ -59,6 +59,14 @@ class LoggedSampler:
         self._completions[prompt_id] = usable
       self.num_left_out += len(made) - len(usable)
     self.prompt_ids = sorted(self._completions)
+    if not self.prompt_ids and self.num_left_out:
+      needed = ", or come without log-probs of their own tokens"
+      raise ValueError(
+          f"config.logged.path = {c.path!r}: all {self.num_left_out}"
+          " completions of the task's training prompts are longer than"
+          f" config.sampling.max_completion_tokens = {self._T}, have tokens"
+          f" outside the vocabulary{needed * needs_logprobs}"
+      )
     if not self.prompt_ids:
       raise ValueError(
           f"config.logged.path = {c.path!r}: allowed a file with completions of"

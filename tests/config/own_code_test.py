@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Losses and rewards of a user's own that are wrong, found before a run."""
+"""Wrong losses, rewards and logs of a user's own are found before a run."""
 
 import json
 import os
@@ -16,6 +16,8 @@ from tba_jax.config import own_code
 from tba_jax.config import validate
 from tba_jax.learning import rehearsal
 from tba_jax.system import processes
+from tba_jax.tasks import base
+from tba_jax.tasks import build
 from tests.support import base_config
 
 _LOSSES = """
@@ -197,9 +199,10 @@ class RewardTest(parameterized.TestCase):
       rehearsal.try_reward(config)
 
   def test_what_is_tried(self):
-    values = {"loss.name": "tb", "reward.where": "process",
-              "evaluate.judge": ""}  # fmt: skip
+    values = {"loss.name": "tb", "loss.baseline": "", "logged.path": "",
+              "reward.where": "process", "evaluate.judge": ""}  # fmt: skip
     own = {"task.name": "own", "task.rewards": "my.py:f"}
+    plain = {"task.name": "countdown"}
     for task, program, tried in (
         ({"task.name": "countdown"}, "train", ()),
         ({"task.name": "own", "task.rewards": "exact"}, "train", ()),
@@ -210,8 +213,53 @@ class RewardTest(parameterized.TestCase):
         ({**own, "loss.name": "l.py:f"}, "sft", ("reward",)),
         ({**own, "reward.where": "model"}, "train", ()),
         ({"task.name": "mine:Task"}, "train", ("reward",)),
+        ({**plain, "logged.path": "l.jsonl"}, "train", ("log",)),
+        ({**plain, "logged.path": "l.jsonl"}, "sft", ()),
+        ({**plain, "loss.name": "a_star_po"}, "plan", ("log",)),
+        ({**plain, "loss.baseline": "file"}, "train", ("log",)),
     ):
       self.assertEqual(own_code.parts({**values, **task}, program), tried)
+
+
+class LogTest(absltest.TestCase):
+
+  def write(self, *prompts, completion="1"):
+    one = {"completion": completion, "reward": 1.0}
+    lines = [json.dumps({"prompt": prompt} | one) for prompt in prompts]
+    return self.create_tempfile(content="\n".join(lines)).full_path
+
+  def prompts(self, config):
+    task = build.make_task(config.task)
+    return [
+        task.prompt(base.TRAIN, i) for i in range(task.num_prompts(base.TRAIN))
+    ]
+
+  def test_a_log_has_prompts_of_the_task(self):
+    config = base_config.make()
+    prompts = self.prompts(config)
+    config.logged.path = self.write(prompts[1])
+    rehearsal.try_log(config)
+    config.logged.path = self.write("no such prompt")
+    with self.assertRaisesRegex(ValueError, "logged.path.*'no such prompt'"):
+      rehearsal.try_log(config)
+    config.logged.path = self.write(prompts[1], completion="1 " * 5000)
+    with self.assertRaisesRegex(ValueError, "all 1 completions .* are longer"):
+      rehearsal.try_log(config)
+
+  def test_baselines_are_of_all_prompts(self):
+    config = base_config.make(loss__name="a_star_po")
+    prompts = self.prompts(config)
+    config.loss.baseline_file = self.write(*prompts)
+    rehearsal.try_log(config)
+    config.loss.baseline_file = self.write(*prompts[:-1])
+    with self.assertRaisesRegex(ValueError, "baseline_file.*1 are missing"):
+      rehearsal.try_log(config)
+
+  def test_runs_are_refused_before_they_begin(self):
+    config = base_config.make()
+    config.logged.path = self.write("no such prompt")
+    with self.assertRaisesRegex(validate.ConfigError, "'no such prompt'"):
+      validate.validate(config)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,11 @@ class LoggedSamplerTest(absltest.TestCase):
   def test_refuses_a_log_of_other_prompts(self):
     with self.assertRaisesRegex(ValueError, "config.logged.path.*'x'.*'d'"):
       self.make({"prompt": "x", "completion": "a", "reward": 0.0})
+    with self.assertRaisesRegex(ValueError, "all 1 .* or come without log-pro"):
+      self.make(
+          {"prompt": "d", "completion": "ab", "logprobs": [-1.0], "reward": 0},
+          needs_logprobs=True,
+      )
 
 
 if __name__ == "__main__":
