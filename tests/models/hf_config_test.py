@@ -8,9 +8,11 @@ Instruct and 7B Instruct, Qwen3 0.6B and 8B, Llama 3.1 8B and 8B Instruct, Llama
 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B v0.1 and v0.3 (its
 Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM and SmolLM2 135M.
 The larger Qwen2.5 base, Math and distilled models have the keys of
-R1-Distill-Qwen 7B, the other Pythias those of the 1B. From memory, not held
-against any file: Llama Guard 3, rho-math, gpt2-alpaca and the RoBERTa
-classifier, Gemma 3 1B.
+R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
+Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
+others fine-tuned or quantized, but for the rotary scaling of Llama Guard 3 8B,
+which is the 1B's, and rho-math's dtype, told by the size of its weights;
+gpt2-alpaca those of gpt2-alpaca-gpt4, and three added tokens like it.
 """
 
 import dataclasses
