@@ -29,6 +29,7 @@ BENCHMARKS = (
     "environments",
     "free_search",
     "fuzz",
+    "listeners",
     "logged",
     "objectives",
     "publish",

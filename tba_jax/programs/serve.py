@@ -56,9 +56,11 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   import uvicorn
 
   from tba_jax.serving import app as app_lib
+  from tba_jax.serving import connections
   from tba_jax.serving import engine as engine_lib
 
   processes.enable_compilation_cache()
+  processes.raise_open_files()
   try:
     # Before the model is loaded, which may take minutes.
     listener = _listen(config.serve.host, config.serve.port)
@@ -95,7 +97,9 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   server = Server(
       uvicorn.Config(
           app.asgi,
-          log_level="warning",
+          http=connections.Protocol,
+          # A stranger's requests are no news: they would fill the disk.
+          log_level="error",
           access_log=False,
           limit_concurrency=_CONNECTIONS,
           timeout_graceful_shutdown=1,

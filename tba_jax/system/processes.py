@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import pathlib
+import resource
 import signal
 import socket
 import stat
@@ -46,6 +47,7 @@ LEFT_BEHIND = "left_behind"
 _PR_SET_PDEATHSIG = 1
 # A unix socket path has at most 108 bytes; gRPC's prefix takes some.
 _MAX_SOCKET_DIR = 80
+_OPEN_FILES = 1 << 16
 
 
 # Sockets of `free_port`, which keep its ports.
@@ -174,6 +176,20 @@ def pin(cores: Sequence[int]) -> None:
   """Binds the calling thread, and its future children, to the cores."""
   if cores and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, cores)
+
+
+def raise_open_files() -> None:
+  """Lets this process open as many files as it may, up to 65,536.
+
+  The usual 1,024 are soon taken by connections of strangers, and then nobody
+  else comes in.
+  """
+  now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = _OPEN_FILES
+  if most != resource.RLIM_INFINITY:
+    wanted = min(wanted, most)
+  if 0 <= now < wanted:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:

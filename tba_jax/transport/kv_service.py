@@ -33,6 +33,7 @@ def main(settings: str) -> None:
   # kernel also kills this process while it is stopped or hangs.
   threading.Thread(target=_exit_at_eof, daemon=True).start()
   processes.die_with_parent(args["host_pid"])
+  processes.raise_open_files()
   # The import takes a while, in which the host may end.
   from tba_jax.transport import jax_kv  # pylint: disable=g-import-not-at-top
 

@@ -173,8 +173,8 @@ class Announcer:
           f"config.store.locator={address}: cannot be bound: {error}"
       ) from error
     self.port = self._socket.getsockname()[1]
-    # Tasks of the open connections, oldest first.
-    self._tasks: dict[asyncio.Task[None], None] = {}
+    # Open connections, oldest first.
+    self._writers: dict[asyncio.StreamWriter, None] = {}
     self._worker = worker.Worker(
         "announcer", lambda stop: asyncio.run(self._serve(stop)), close_s=5.0
     )
@@ -199,10 +199,12 @@ class Announcer:
   async def _answer(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    if len(self._tasks) >= _MAX_CONNECTIONS:
-      next(iter(self._tasks)).cancel()
-    task = asyncio.current_task()
-    self._tasks[task] = None
+    if len(self._writers) >= _MAX_CONNECTIONS:
+      oldest = next(iter(self._writers))
+      del self._writers[oldest]
+      # Ends its task by EOF: asyncio logs a traceback for each one cancelled.
+      oldest.transport.abort()
+    self._writers[writer] = None
     try:
       async with asyncio.timeout(self._deadline_s):
         nonce = await reader.readexactly(_NONCE_BYTES)
@@ -213,9 +215,9 @@ class Announcer:
           await writer.drain()
     # A broken or slow connection, or a damaged locator file.
     except (OSError, EOFError, ValueError) as error:
-      logging.info("announcer: %s", error)
+      logging.debug("announcer: %s", error)
     finally:
-      self._tasks.pop(task, None)
+      self._writers.pop(writer, None)
       writer.close()
 
 

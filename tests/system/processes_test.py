@@ -21,6 +21,27 @@ from tests.support import waiting
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
+class OpenFilesTest(absltest.TestCase):
+
+  def test_raises_the_limit_as_far_as_it_may(self):
+    code = (
+        "import resource as r, sys\n"
+        "from tba_jax.system import processes\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))\n"
+        "processes.raise_open_files()\n"
+        "print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    for now, most, expected in ((256, 900, "900 900"), (900, 900, "900 900")):
+      done = subprocess.run(
+          [sys.executable, "-c", code, str(now), str(most)],
+          cwd=_ROOT,
+          capture_output=True,
+          text=True,
+          check=True,
+      )
+      self.assertEqual(done.stdout.strip(), expected)
+
+
 class CoresTest(parameterized.TestCase):
 
   @parameterized.parameters(

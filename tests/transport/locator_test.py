@@ -107,7 +107,7 @@ class AnnouncerTest(absltest.TestCase):
   def test_idle_connections_block_nobody_and_need_no_threads(self):
     address = self.start()
     before = threading.active_count()
-    with contextlib.ExitStack() as idle:
+    with contextlib.ExitStack() as idle, self.assertNoLogs(level="INFO"):
       for _ in range(2 * locator._MAX_CONNECTIONS):
         connection = socket.create_connection(locator.split_address(address))
         idle.enter_context(connection)
