@@ -42,7 +42,10 @@ _PICKLE_CALLS = {
 }  # fmt: skip
 _SAFE = {"allow_pickle": False, "weights_only": True}
 # Loaded by one program alone, which says what it lacks.
-_OF_ONE_PROGRAM = {"tba_jax/serving/app.py": {"starlette"}}
+_OF_ONE_PROGRAM = {
+    "tba_jax/serving/app.py": {"starlette"},
+    "tba_jax/serving/connections.py": {"uvicorn"},
+}
 _EXTRA_OF_PLACE = {
     "tba_jax": (
         "data", "ifbench", "math", "plots", "reasoning_gym", "serve",

@@ -95,8 +95,8 @@ class Collapse:
     gap" or "length".
   step: first step of the blocks that show the cause.
   until: step before which it had ended; None if it lasts.
-  what: the numbers, in words.
-  remedy: what to do.
+  what: numbers, in words.
+  remedy: advice, in words.
   followers: (cause, step) of what came after it.
   """
 
@@ -110,15 +110,22 @@ class Collapse:
   @property
   def line(self) -> str:
     """The collapse in one line."""
-    until = "" if self.until is None else f" until step {self.until}"
-    return f"{self.cause} since step {self.step}{until}: {self.what}"
+    return f"{self.cause} {self._since}: {self.what}"
 
   @property
   def sentence(self) -> str:
     """The same with what followed, and what to do."""
     after = ", ".join(f"{name} (step {step})" for name, step in self.followers)
     after = f"; after it {after}" if after else ""
-    return f"Collapse by {self.line}{after}. To do: {self.remedy}."
+    return (
+        f"Collapse by {self.cause} {self._since}: {self.what}{after}. To do:"
+        f" {self.remedy}."
+    )
+
+  @property
+  def _since(self) -> str:
+    until = "" if self.until is None else f" until step {self.until}"
+    return f"since step {self.step}{until}"
 
 
 @dataclasses.dataclass(frozen=True)
