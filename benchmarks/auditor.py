@@ -72,7 +72,7 @@ class _Audit:
   """An audit in progress.
 
   faults: violations found so far, a line each.
-  not_checked: what nothing in the run's files tells, a line each.
+  not_checked: claims that no file of the run tells, a line each.
   """
 
   def __init__(self, workdir: pathlib.Path):
