@@ -52,10 +52,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.num_rows = 32
 
   c.loss.beta = c.loss.beta_final = 0.02
-  c.optimizer.learning_rate = 5e-5
+  # Twice of it collapsed after 120 steps.
+  c.optimizer.learning_rate = 2.5e-5
   c.optimizer.learning_rate_final = 1e-5
-  c.train.prompts_per_batch = 4
-  c.train.micro_batch_prompts = 2
+  # One micro-batch: a second one would add up another 540 MB of gradients.
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 4
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
   # A third of the prompts are sampled to replace those whose rewards are equal:
   # a completion costs less to sample than to train on.
@@ -64,25 +65,27 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.search.prompts_per_step = c.search.prompts_per_round = 6
   # The trainer's core would be the limit.
   c.reference.role = "searcher"
-  c.train.num_steps = 60
-  c.evaluate.every_steps = 20
+  c.train.num_steps = 200
+  c.evaluate.every_steps = 50
   c.evaluate.num_prompts = 64
   c.evaluate.final_prompts = 128
   c.evaluate.num_completions = 2
   # As many rows as a searcher has, so that both use the same programs.
   c.evaluate.batch_prompts = 16
-  c.checkpoint.every_steps = 30
+  c.checkpoint.every_steps = 50
 
+  if arg.quick:
+    c.train.num_steps = 12
+    c.optimizer.learning_rate = 5e-5
+    c.evaluate.every_steps = 0
+    c.evaluate.num_prompts = c.evaluate.final_prompts = 48
   if arg.lora:
     c.lora.rank = 16
     c.lora.alpha = 32.0
     c.optimizer.learning_rate = 5e-4
     c.optimizer.learning_rate_final = 1e-4
   if arg.quick:
-    c.train.num_steps = 12
     c.optimizer.learning_rate_final = c.optimizer.learning_rate
-    c.evaluate.every_steps = 0
-    c.evaluate.num_prompts = c.evaluate.final_prompts = 48
   if arg.ifbench:
     _set_ifbench(c)
   if arg.smoke:
