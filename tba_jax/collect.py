@@ -110,6 +110,13 @@ class Collector:
     """Whether groups get reference log-probs here."""
     return self._reference is not None
 
+  @property
+  def environment_wait_s(self) -> float | None:
+    """Seconds of waiting for environments so far; None without any."""
+    if self._environments is None:
+      return None
+    return self._environments.waited_s
+
   def __call__(
       self,
       prompts: Sequence[Prompt],

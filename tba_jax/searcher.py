@@ -227,8 +227,13 @@ class Searcher:
     busy_s = self._spans.clock.busy_s - self._busy_before_s
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._sink.totals
+    waited_s = self._collector.environment_wait_s
+    of_environments = {}
+    if waited_s is not None:
+      of_environments["environment_wait_share"] = min(1.0, waited_s / wall_s)
     self._sink.set_stats(
         {
+            **of_environments,
             "samples_per_s": totals["completions"] / wall_s,
             "tokens_per_s": totals["tokens"] / wall_s,
             "version": self._tag[1],

@@ -45,9 +45,12 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
   has_functions = c["task.name"] == "own" and (
       any(":" in text for text in texts) or c.get("task.verifier")
   )
-  has_functions = has_functions or build.facts(c["task.name"]).has_turns
+  has_turns = build.facts(c["task.name"]).has_turns
+  has_functions = has_functions or has_turns
   judges = c["reward.where"] != "model" or c["evaluate.judge"] == "task"
-  if program in _WITH_REWARD and judges and (is_own_class or has_functions):
+  is_judged = program in _WITH_REWARD and judges
+  is_played = program == "generate" and has_turns
+  if (is_judged and (is_own_class or has_functions)) or is_played:
     out.append(REWARD)
   if program in _WITH_LOG and (c["logged.path"] or reads_baselines(c)):
     out.append(LOG)

@@ -103,8 +103,10 @@ def validate(
   problems, good = _check_values(values, program)
   not_here: list[str] = []
   if program in LINE_PROGRAMS:
-    # The model is the folder's, and there is no task.
+    # The model is the folder's, and there is no task but of environments.
     problems += _lines(good, [_line_program], None)
+    if program == "generate" and build.facts(good["task.name"]).has_turns:
+      problems += _check_played(good, config)
   else:
     sections = _sections_read(good, program)
     missing = list(_folders(good, program, sections))
@@ -148,7 +150,7 @@ def validate(
     if program not in _WITHOUT_TASK:
       lines = _check_task(good, config, task, problems, program)
       (not_here if elsewhere else problems).extend(lines)
-  may_try = not elsewhere and program not in LINE_PROGRAMS and task is None
+  may_try = not elsewhere and task is None
   # Under a supervisor, it has tried the same code.
   if may_try and not problems and processes.SUPERVISED not in os.environ:
     if tried := own_code.parts(good, program):
@@ -1218,6 +1220,20 @@ def _check_task(
       what = f"the {split.replace('_', '-')} prompts of the task"
       lines.append(_line(key, good[key], f"allowed up to {size}, {what}"))
   return lines
+
+
+def _check_played(
+    c: Mapping[str, Any], config: ml_collections.ConfigDict
+) -> Iterator[str]:
+  """Yields problems with the environments that `generate` plays."""
+  try:
+    task = build.make_task(config.task)
+  except ValueError as error:
+    yield str(error)
+    return
+  if c["reward.where"] not in task.rewards_where:
+    allowed = f"allowed {' or '.join(map(repr, task.rewards_where))}"
+    yield _line("reward.where", c["reward.where"], f"{allowed} with this task")
 
 
 def _lacks(

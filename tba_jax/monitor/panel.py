@@ -189,6 +189,7 @@ def _searchers(searchers: Mapping[str, Any]) -> list[rich.columns.Columns]:
       ((sid, _mapping(row)) for sid, row in searchers.items()), key=order
   ):
     age = row.get("age_s")
+    waits = row.get("environment_wait_share")
     cells = (
         f"searcher {_safe(row.get('index', sid), 24)}",
         f"{_count(row.get('samples_per_s')):>7} samples/s",
@@ -197,6 +198,9 @@ def _searchers(searchers: Mapping[str, Any]) -> list[rich.columns.Columns]:
         f"version {_count(row.get('version')):>6}",
         f"queue {_count(row.get('unacked'))}/{_count(row.get('credits'))}",
         f"seen {text.duration(age)} ago" if text.is_number(age) else "",
+        f"{_number(waits, 'percent')} waits for environments"
+        if text.is_number(waits)
+        else "",
     )
     rows.append(rich.columns.Columns(map(rich.text.Text, cells)))
   return rows

@@ -6,8 +6,9 @@
         --config.generate.model=FOLDER --config.generate.input=prompts.jsonl \\
         --config.generate.output=completions.jsonl
 
-`generate` samples completions of prompts; `score` computes the log-probs of
-given completions. docs/generate.md has the formats. Output lines have the
+`generate` samples completions of prompts, or has a task's environments played;
+`score` computes the log-probs of given completions. docs/generate.md has the
+formats. Output lines have the
 number of their input line and keep the order of the input. The same command
 resumes an interrupted run and ends with the same bytes. A line that cannot be
 processed is reported with file and number, and the others are processed.
@@ -32,16 +33,21 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
+from tba_jax.config import own_code
 from tba_jax.learning import batches
 from tba_jax.learning import model_source
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
+from tba_jax.rewards import environments as environments_lib
+from tba_jax.rewards import tools
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.tasks import build as tasks_build
 
 # Exit status if some lines could not be processed.
 EXIT_BAD_LINES = 1
@@ -49,6 +55,8 @@ _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _COMPLETION_FIELDS = ("completion", "completion_token_ids")
 # The other fields of an input line are copied to its output line.
 _GENERATE_FIELDS = (*_PROMPT_FIELDS, "seed", "max_tokens")
+# Fields of a completion that have a number for each token of the policy.
+_LOGPROBS = frozenset(("logprobs", "plain_logprobs"))
 _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
 # Settings that change the speed of sampling, not the completions.
 _SPEED = ("num_rows", "chunk_steps")
@@ -85,6 +93,20 @@ class _Prompt:
 
   text: str
   request: requests.Request
+  other: Record
+
+
+@dataclasses.dataclass(frozen=True)
+class _Episode:
+  """An episode of the input.
+
+  seed: seed of the environment.
+  max_tokens: most tokens of each completion; None takes the sampler's.
+  other: the line's other fields, copied to the output.
+  """
+
+  seed: int
+  max_tokens: int | None
   other: Record
 
 
@@ -151,6 +173,18 @@ def generate(config: ml_collections.ConfigDict) -> Counts:
   source = model_source.of_config(config)
   sampler = _make_sampler(config, source, config.generate.batch_lines)
   source = dataclasses.replace(source, params=sampler.put(source.params))
+  if tasks_build.facts(config.task.name).has_turns:
+    task = tasks_build.make_task(config.task)
+    environments = environments_lib.make(config, "", task, source.tokenizer)
+    with contextlib.closing(environments):
+      return run_lines(
+          config,
+          {**_generate_settings(config, source), **_task_settings(config)},
+          prepare=functools.partial(_parse_seed, config),
+          answer=functools.partial(
+              _play, config, source, sampler, environments
+          ),
+      )
   return run_lines(
       config,
       _generate_settings(config, source),
@@ -210,6 +244,12 @@ def _generate_settings(
   }
 
 
+def _task_settings(config: ml_collections.ConfigDict) -> dict[str, object]:
+  """Returns the settings of environments that completions depend on."""
+  task = own_code.with_defaults(config.task.to_dict())
+  return {f"config.task.{name}": value for name, value in task.items()}
+
+
 def _parse_prompt(
     config: ml_collections.ConfigDict,
     source: model_source.Source,
@@ -218,12 +258,10 @@ def _parse_prompt(
 ) -> _Prompt:
   """Returns the prompt of line `number`; ValueError if the record is wrong."""
   ids = _prompt_tokens(config, source, record)
-  seed, max_tokens = record.get("seed"), record.get("max_tokens")
+  seed = record.get("seed")
   if seed is not None:
     _check_whole("seed", seed, 0, requests.UINT32 - 1)
-  if max_tokens is not None:
-    limit = config.sampling.max_completion_tokens
-    _check_whole("max_tokens", max_tokens, 1, limit)
+  max_tokens = _max_tokens(config, record)
   request = requests.Request(
       np.asarray(ids, np.int32),
       # A prompt with its own seed does not depend on its line.
@@ -237,6 +275,30 @@ def _parse_prompt(
   if text is None:
     text = source.tokenizer.decode(ids)
   return _Prompt(text, request, _others(record, _GENERATE_FIELDS))
+
+
+def _parse_seed(
+    config: ml_collections.ConfigDict, number: int, record: Record
+) -> _Episode:
+  """Returns the episode of a line; ValueError if the record is wrong."""
+  del number
+  if "seed" not in record or any(name in record for name in _PROMPT_FIELDS):
+    raise ValueError(
+        "allowed seed, that of the environment, which says the prompt itself"
+    )
+  _check_whole("seed", record["seed"], 0, requests.UINT32 - 1)
+  other = _others(record, ("seed", "max_tokens"))
+  return _Episode(record["seed"], _max_tokens(config, record), other)
+
+
+def _max_tokens(
+    config: ml_collections.ConfigDict, record: Record
+) -> int | None:
+  max_tokens = record.get("max_tokens")
+  if max_tokens is not None:
+    limit = config.sampling.max_completion_tokens
+    _check_whole("max_tokens", max_tokens, 1, limit)
+  return max_tokens
 
 
 def _make_sampler(
@@ -276,6 +338,111 @@ def _complete(
       }
       for prompt, completions in zip(prompts, found, strict=True)
   ]
+
+
+def _play(
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    sampler: decode.Sampler,
+    environments: environments_lib.Environments,
+    lines: list[_Episode],
+) -> list[Record]:
+  """Returns the output records of episodes, in their order."""
+  said = environments.begin([line.seed for line in lines])
+  live = [i for i, prompt in enumerate(said) if prompt.failure is None]
+  num_completions = config.generate.num_completions
+  episodes = environments.episodes([said[i] for i in live], num_completions)
+  try:
+    sampled = sampler.sample(
+        source.params,
+        [
+            requests.Request(
+                said[i].tokens,
+                prompt_id=lines[i].seed,
+                visit=0,
+                num_completions=num_completions,
+                max_tokens=lines[i].max_tokens,
+            )
+            for i in live
+        ],
+        version=0,
+        turns=episodes,
+    )
+  finally:
+    episodes.close()
+  found = dict(zip(live, zip(sampled, episodes.outcomes(), strict=True)))
+  out = []
+  for i, (line, prompt) in enumerate(zip(lines, said, strict=True)):
+    record = {
+        **line.other,
+        "seed": line.seed,
+        "prompt": source.tokenizer.decode(prompt.tokens),
+        "completions": [],
+    }
+    if prompt.failure is None:
+      completions, outcomes = found[i]
+      records = _completion_records(config, source, completions)
+      for s, (one, outcome) in enumerate(zip(records, outcomes, strict=True)):
+        sampled_T = completions.sampled_mask[s]
+        for name in _LOGPROBS.intersection(one):
+          one[name] = [x if m else None for x, m in zip(one[name], sampled_T)]
+        one["turns"] = turns_of(
+            source.tokenizer,
+            completions.tokens[s, : completions.lengths[s]],
+            sampled_T,
+            prompt.tools,
+        )
+        failed = bool(outcome.failure)
+        one["reward"] = None if failed else float(outcome.reward)
+        one["success"] = None if failed else outcome.is_right
+        if failed:
+          one["failure"] = f"{outcome.failure}: {outcome.message}"
+      record["completions"] = records
+    else:
+      record["failure"] = ": ".join(prompt.failure)
+    out.append(record)
+  return out
+
+
+def turns_of(
+    tokenizer: tokenizer_lib.Tokenizer,
+    tokens: np.ndarray,
+    sampled: np.ndarray,
+    tool_names: Sequence[str],
+) -> list[Record]:
+  """Returns who said what in a completion.
+
+  Args:
+    tokenizer: tokenizer of the completion.
+    tokens: [n] int, its tokens.
+    sampled: [n] bool or longer, True on those of the policy.
+    tool_names: names of the environment's tools.
+
+  Returns:
+    Turns with `role`, "policy", "environment" or "tool", and `text`; and
+    `calls`, a policy's calls of tools, where it has any.
+  """
+  spans: list[tuple[bool, list[int]]] = []
+  ended = True
+  for token, of_policy in zip(tokens.tolist(), sampled.tolist()):
+    if ended or spans[-1][0] != of_policy:
+      spans.append((of_policy, []))
+    spans[-1][1].append(token)
+    ended = of_policy and token in tokenizer.stop_ids
+  out: list[Record] = []
+  for of_policy, ids in spans:
+    stopped = of_policy and ids[-1] in tokenizer.stop_ids
+    turn = {
+        "role": "policy" if of_policy else "environment",
+        "text": tokenizer.decode_completion(ids, len(ids), stopped),
+    }
+    calls = tools.find_calls(turn["text"], tool_names)[0] if of_policy else []
+    if calls and tool_names:
+      turn["calls"] = [{"name": n, "arguments": given} for n, given in calls]
+    elif not of_policy and out and "calls" in out[-1]:
+      turn["role"] = "tool"
+    out.append(turn)
+  return out
 
 
 def _completion_records(

@@ -7,7 +7,7 @@ last. A completion whose environment hangs, dies or raises ends there, with the
 fallback reward, and is counted by the cause (`rewards/judges.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import pathlib
 import queue
@@ -41,12 +41,14 @@ class Prompt:
   said: text or messages; None after a failure.
   tokens: [P] int32, the ids; none after a failure.
   failure: cause and message, None without one.
+  tools: names of its tools.
   """
 
   seed: int
   said: Said | None
   tokens: np.ndarray
   failure: Failure | None = None
+  tools: Sequence[str] = ()
 
   @property
   def outcome(self) -> judges.Outcome:
@@ -56,7 +58,11 @@ class Prompt:
 
 
 class Environments:
-  """Processes of a task's environments, started when first needed."""
+  """Processes of a task's environments, started when first needed.
+
+  waited_s: seconds in which the sampler had nothing to decode: all completions
+    under way waited for their environments.
+  """
 
   def __init__(
       self,
@@ -77,12 +83,16 @@ class Environments:
     self._tokenizer = tokenizer
     self._workers = workers
     self._max_prompt_tokens = max_prompt_tokens
+    self.waited_s = 0.0
     self._prompts: dict[int, Prompt] = {}
     self._live: weakref.WeakSet[Episodes] = weakref.WeakSet()
 
   def prompts(self, split: str, indices: Sequence[int]) -> list[Prompt]:
     """Returns what the environments of some prompts say first."""
-    seeds = [self.task.seed(split, index) for index in indices]
+    return self.begin([self.task.seed(split, index) for index in indices])
+
+  def begin(self, seeds: Sequence[int]) -> list[Prompt]:
+    """Returns what the environments of some seeds say first."""
     missing = sorted({*seeds} - {*self._prompts})
     found = dict(zip(missing, self._workers.threads.map(self._reset, missing)))
     # After a failure the next visit tries again.
@@ -99,10 +109,18 @@ class Environments:
       num_completions: S, completions of each.
     """
     episodes = Episodes(
-        self.task, self._tokenizer, self._workers, prompts, num_completions
+        self.task,
+        self._tokenizer,
+        self._workers,
+        prompts,
+        num_completions,
+        self._note_wait,
     )
     self._live.add(episodes)
     return episodes
+
+  def _note_wait(self, seconds: float) -> None:
+    self.waited_s += seconds
 
   def demonstration(
       self, split: str, index: int, max_tokens: int
@@ -176,7 +194,11 @@ class Environments:
     if failure is not None:
       tokens = []
     return Prompt(
-        seed, answer.get("said"), np.asarray(tokens, np.int32), failure
+        seed,
+        answer.get("said"),
+        np.asarray(tokens, np.int32),
+        failure,
+        [tool["function"]["name"] for tool in answer.get("tools", ())],
     )
 
 
@@ -215,13 +237,18 @@ class Episodes:
       workers: pool.Workers,
       prompts: Sequence[Prompt],
       num_completions: int,
+      on_wait: Callable[[float], None],
   ):
-    """Begins nothing yet; see `Environments.episodes`."""
+    """Begins nothing yet; see `Environments.episodes`.
+
+    `on_wait` receives the seconds of each wait.
+    """
     self._task = task
     self._tokenizer = tokenizer
     self._workers = workers
     self._prompts = prompts
     self._num_completions = num_completions
+    self._on_wait = on_wait
     self._episodes: dict[requests.Owner, _Episode] = {}
     self._answered: queue.SimpleQueue[tuple[requests.Owner, Said | None]] = (
         queue.SimpleQueue()
@@ -257,6 +284,7 @@ class Episodes:
   def _next(self) -> tuple[requests.Owner, Said | None]:
     # Of a first turn it is the answer to `reset`, and then to `step`.
     timeout_s = 2 * self._workers.longest_s
+    start = time.perf_counter()
     try:
       return self._answered.get(timeout=timeout_s)
     except queue.Empty:
@@ -265,6 +293,8 @@ class Episodes:
           f" {timeout_s:g} s, though each answer, and the start of each"
           " process, has a shorter deadline (config.reward.deadline_s)"
       ) from None
+    finally:
+      self._on_wait(time.perf_counter() - start)
 
   def close(self) -> None:
     """Lets the threads of completions that are not over go."""

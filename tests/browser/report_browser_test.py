@@ -53,6 +53,16 @@ class ReportBrowserTest(absltest.TestCase):
       }
       sample["reason"] = f"wanted {page_lib.HOSTILE}"
       f.write(json.dumps(sample | {"reward": -1.0}) + "\n")
+      call = '<tool_call>{"name": "multiply"}</tool_call>'
+      episode = {
+          "step": 1,
+          "prompt": "2*2?",
+          "completion": f"{call}44!",
+          "tokens": [call, "4", "4", "!"],
+          "logprobs": [-0.5, None, -0.25, None],
+          "reward": 1.0,
+      }
+      f.write(json.dumps(episode) + "\n")
     cls.page = build.write_report(run)
     other = cls.folder / "rloo"
     fake_run.make_run(str(other), num_steps=200, finished=False, seed=1)
@@ -135,9 +145,9 @@ class ReportBrowserTest(absltest.TestCase):
 
   def test_samples_are_found_by_text_and_reward(self):
     count = self._one("#sample-count")
-    self.assertStartsWith(count.text, "121 of 121")
+    self.assertStartsWith(count.text, "122 of 122")
     self._one("#sample-query").send_keys("onerror")
-    self.assertStartsWith(count.text, "1 of 121")
+    self.assertStartsWith(count.text, "1 of 122")
     (row,) = self._all("tr.sample")
     self.assertIn("⟦U+202E⟧", row.text)
     self.assertIn("␛[2J", row.text)
@@ -172,6 +182,22 @@ class ReportBrowserTest(absltest.TestCase):
     self.assertRegex(tokens[0].get_attribute("title"), r"nats · p [01]\.\d+")
     self._one("#sample-color").click()
     self.assertEmpty(self._all("tr.sample .token"))
+
+  def test_turns_show_who_said_what(self):
+    self._one("#sample-query").send_keys("multiply")
+    said = [
+        [
+            turn.find_element("css selector", part).text
+            for part in (".who", ".text")
+        ]
+        for turn in self._all("tr.sample .turn")
+    ]
+    self.assertEqual(
+        [who for who, _ in said],
+        ["policy", "multiply", "policy", "environment"],
+    )
+    self.assertEqual([text for _, text in said[1:]], ["4", "4", "!"])
+    self.assertLen(self._all("tr.sample .token.given"), 2)
 
   def test_curves_switch_to_wall_clock(self):
     labels = lambda: self._one("#charts .chart svg").text

@@ -187,6 +187,7 @@ class ViewTest(parameterized.TestCase):
             "unacked": 12,
             "credits": 16,
             "age_s": 83.0,
+            "environment_wait_share": 0.234,
         }
         for i in range(12)
     }
@@ -212,6 +213,10 @@ class ViewTest(parameterized.TestCase):
     shown = _view(self._state(staleness_steps=None))
     self.assertNotIn("not judged", shown)
     self.assertRegex(shown, r"staleness +– +│")  # No unit without a number.
+
+  def test_waits_for_environments_are_shown(self):
+    self.assertIn("23.4 % waits for environments", _view(self._busy_state()))
+    self.assertNotIn("waits for environments", _view(self._state()))
 
   def test_any_key_may_be_missing_or_invalid(self):
     keys = list(fake_run.status())

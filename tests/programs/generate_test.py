@@ -12,6 +12,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from tba_jax.config import validate
@@ -22,6 +23,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.programs import generate as programs_generate
 from tba_jax.system import processes
 from tests.support import tiny_model
+from tests.support import two_turns
 
 configs_generate = variants.import_config("configs/generate.py")
 
@@ -314,6 +316,118 @@ class GenerateTest(ProgramCase):
     self.assertEqual(self.run_program(sampling__max_prompt_tokens=60), 2)
     self.assertRegex(
         self.stderr.getvalue(), "^error: sampling.max_prompt_tokens=60"
+    )
+
+
+class PlayTest(ProgramCase):
+  """Lines are seeds of environments."""
+
+  @classmethod
+  def setUpClass(cls):
+    super(ProgramCase, cls).setUpClass()
+    directory = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.folder = f"{directory}/model"
+    words = ["a", "b", "c", "d", ":", "?", "add: ", "error", "\n", *"0123"]
+    tokenizer = tokenizer_lib.word_level(words, r"add: |error|\n|.")
+    model = tiny_model.make_model(vocab_size=tokenizer.vocab_size)
+    hf.save(cls.folder, model.config, tiny_model.init_params(model), tokenizer)
+    cls.tokenizer = tokenizer_lib.load(cls.folder)
+
+  def config(self, **changes):
+    config = super().config(sampling__max_completion_tokens=12, **changes)
+    if "task" not in changes:
+      config.task = ml_collections.ConfigDict(
+          {
+              "name": "environment",
+              "source": f"{two_turns.__file__}:{self.environment}",
+          }
+      )
+    config.reward.where, config.reward.num_workers = "pool", 2
+    return config
+
+  environment = "TwoTurns"
+
+  def test_an_episode_shows_who_said_what(self):
+    self.write(*({"seed": seed, "id": f"n{seed}"} for seed in range(6)))
+    self.assertEqual(self.run_program(), 0)
+    records, counts = self.records(), set()
+    for seed, record in enumerate(records):
+      self.assertEqual((record["seed"], record["id"]), (seed, f"n{seed}"))
+      self.assertEqual(record["prompt"], "abcd"[seed % 4] + ":")
+      for one in record["completions"]:
+        turns = one["turns"]
+        # The environment repeats the last letter, and pays a turn's length.
+        said = [t["text"] for t in turns if t["role"] == "policy"]
+        answers = [t["text"] for t in turns if t["role"] == "environment"]
+        for text, answer in zip(said, answers):
+          # The last letter of a longer word may be unknown.
+          ids = self.tokenizer.encode(f"{text[-1:]}:")
+          self.assertEqual(answer, self.tokenizer.decode(ids))
+        finished = one["finish_reason"] == "stop"
+        counts.add((len(said), finished))
+        if finished:
+          self.assertTrue(one["success"])
+          self.assertAlmostEqual(one["reward"], len("".join(said)) / 4)
+        # Only the policy's tokens have log-probs.
+        given = [i for i, x in enumerate(one["logprobs"]) if x is None]
+        ids = [one["token_ids"][i] for i in given]
+        self.assertEqual(self.tokenizer.decode(ids), "".join(answers))
+    self.assertIn((2, True), counts)
+
+  def test_resumed_bytes_are_those_of_one_go(self):
+    self.write(*({"seed": seed} for seed in range(5)))
+    self.assertEqual(self.run_program(), 0)
+    whole = self.output.read_bytes()
+    self.output.write_bytes(whole[: len(whole) // 2])
+    self.assertEqual(self.run_program(), 0)
+    self.assertEqual(self.output.read_bytes(), whole)
+
+  def test_failures_and_bad_lines_are_told(self):
+    self.environment = "FailsToBegin"
+    self.write({"seed": 0}, {"seed": 2}, {"prompt": "a"}, {"seed": -1})
+    with mock.patch.object(validate, "validate"):
+      self.assertEqual(self.run_program(), 1)
+    good, bad = self.records()
+    self.assertLen(good["completions"], 3)
+    self.assertNotIn("failure", good)
+    self.assertEqual(bad["completions"], [])
+    self.assertIn("no seed 2", bad["failure"])
+    self.assertIn("in.jsonl:3: allowed seed", self.stderr.getvalue())
+    self.assertIn("in.jsonl:4: seed=-1", self.stderr.getvalue())
+
+  def test_wrong_settings_are_named(self):
+    self.environment = "Nothing"
+    with self.assertRaisesRegex(ValueError, "defines no 'Nothing'"):
+      self.run_program()
+    self.environment = "Fails"
+    with self.assertRaisesRegex(ValueError, r"step fails \(crash\)"):
+      self.run_program()
+
+  def test_calls_of_tools_are_shown(self):
+    encode, stop = self.tokenizer.encode, [self.tokenizer.eos_id]
+    spans = [
+        (encode("add: 12") + stop, True),
+        (encode("3\n"), False),
+        (encode("3") + stop, True),
+        (encode("a") + stop, True),
+        (encode("b:"), False),
+    ]
+    turns = programs_generate.turns_of(
+        self.tokenizer,
+        np.concatenate([ids for ids, _ in spans]),
+        np.concatenate([[by] * len(ids) for ids, by in spans]),
+        ["add"],
+    )
+    call = {"name": "add", "arguments": "12"}
+    self.assertEqual(
+        turns,
+        [
+            {"role": "policy", "text": "add: 12", "calls": [call]},
+            {"role": "tool", "text": "3\n"},
+            {"role": "policy", "text": "3"},
+            {"role": "policy", "text": "a"},
+            {"role": "environment", "text": "b:"},
+        ],
     )
 
 

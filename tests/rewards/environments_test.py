@@ -131,6 +131,7 @@ class EnvironmentsTest(parameterized.TestCase):
     found._workers.longest_s = 0.05
     with self.assertRaisesRegex(TimeoutError, "source has answered in 0.1 s"):
       run.answers(wait=True)
+    self.assertBetween(found.waited_s, 0.1, 1.0)
 
   def test_more_completions_than_processes_wait(self):
     found = self.make("TwoTurns", num_workers=1)

@@ -11,9 +11,42 @@ function tokenNode(token, logprob) {
   return node;
 }
 
+// Consecutive tokens of one side: [by the policy, index of the first, of the last].
+function turnsOf(sample) {
+  const turns = [];
+  sample.logprobs.forEach((logprob, i) => {
+    const sampled = logprob !== null;
+    if (!turns.length || turns.at(-1)[0] !== sampled) turns.push([sampled, i, i]);
+    turns.at(-1)[2] = i;
+  });
+  return turns;
+}
+
+// Names of the tools that a text calls in the form of chat templates. Tokens may
+// have other characters for spaces.
+function calledTools(text) {
+  return [...text.matchAll(/<tool_call>[^]*?"name"[^"]*"(\w+)"/g)].map((found) => found[1]);
+}
+
+// Each turn is a line of its own, named by who said it.
+function turnNodes(sample, colored) {
+  let called = [];
+  return turnsOf(sample).map(([sampled, first, last]) => {
+    const tokens = sample.tokens.slice(first, last + 1);
+    const body = el("span", { class: "text" });
+    body.append(...(colored ? tokens.map((token, i) => tokenNode(token, sample.logprobs[first + i])) : tokens));
+    const who = sampled ? "policy" : called.length ? called.join(", ") : "environment";
+    called = sampled ? calledTools(tokens.join("")) : [];
+    return el("div", { class: sampled ? "turn" : "turn given" }, el("span", { class: "who" }, who), body);
+  });
+}
+
 function completionNode(sample, colored) {
   const body = el("span", { class: "text long" });
-  if (colored && sample.tokens.length) {
+  if (sample.logprobs.includes(null)) {
+    body.append(...turnNodes(sample, colored));
+    if (sample.hidden_tokens) body.append(` … (${sample.hidden_tokens.toLocaleString("en")} more tokens)`);
+  } else if (colored && sample.tokens.length) {
     body.append(...sample.tokens.map((token, i) => tokenNode(token, sample.logprobs[i])));
     if (sample.hidden_tokens) body.append(` … (${sample.hidden_tokens.toLocaleString("en")} more tokens)`);
   } else {
