@@ -153,6 +153,8 @@ def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
 class BlockUpdate:
   """What a decode step writes to and reads of a block, in every layer.
 
+  Of Q tokens a row, both have an axis Q after R.
+
   column: [R] int32, the column that each row writes; C writes none.
   seen: [R, C] bool, the columns that each row's query sees.
   """
@@ -170,7 +172,8 @@ def plan_updates(
 ) -> tuple[list[PyTree], dict[int, list[BlockUpdate]]]:
   """Returns the cache with positions written, and each block's update.
 
-  The updates are by the window of a layer.
+  The updates are by the window of a layer. Of Q tokens a row, all arguments but
+  the cache have an axis Q after R.
 
   Args:
     cache: blocks of R rows.
@@ -181,27 +184,28 @@ def plan_updates(
       past the last block nothing is written.
     windows: sliding window of each layer; 0 is none.
   """
-  (R,) = positions.shape
-  index_R = jnp.broadcast_to(write_index, (R,))
+  R = len(positions)
+  index = jnp.broadcast_to(write_index, positions.shape)
   updates, written = {window: [] for window in windows}, []
   start = 0
   for block in cache:
     C = block["layers"][0]["v"].shape[2]
     # A negative index would count from the block's end.
-    column_R = jnp.where(index_R < start, C, index_R - start)
-    seen_RxC = mask[:, start : start + C]
+    column = jnp.where(index < start, C, index - start)
+    block_seen = mask[..., start : start + C]
     if "position" in block and start:
-      position = _write(block["position"], positions, column_R, 0)
+      position = _write(block["position"], positions, column, 0)
       block = {**block, "position": position}
     for window, of_window in updates.items():
-      seen = seen_RxC
+      seen = block_seen
       if window:
         position = block["position"]
         position_RxC = jnp.repeat(position, R // len(position), axis=0)
+        one = (slice(None), None) if seen.ndim == 2 else ...
         seen = attention.window_mask(
-            seen[:, None], positions[:, None], position_RxC, window
-        )[:, 0]
-      of_window.append(BlockUpdate(column_R, seen))
+            seen[one], positions[one], position_RxC, window
+        ).reshape(seen.shape)
+      of_window.append(BlockUpdate(column, seen))
     written.append(block)
     start += C
   return written, updates
@@ -210,7 +214,7 @@ def plan_updates(
 def _write(
     leaf: jax.Array, new: jax.Array, column_R: jax.Array, axis: int
 ) -> jax.Array:
-  """Writes a column of each row; `axis` is that of the columns in a row."""
+  """Writes one or Q columns of each row; `axis` is theirs in a row."""
 
   def write_row(row: jax.Array, new: jax.Array, column: jax.Array) -> jax.Array:
     at = (*[slice(None)] * axis, column)
@@ -256,6 +260,50 @@ def attend(
   return out.astype(dtype), written
 
 
+def attend_many(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+) -> tuple[jax.Array, list[PyTree]]:
+  """Writes Q keys and values per row, then attends over all blocks.
+
+  Args:
+    layer: keys and values of each block, of which no prompt is shared.
+    updates: update of each block.
+    q: [R, Q, G, M, Dh].
+    k: [R, Q, G, Dh].
+    v: [R, Q, G, Dh].
+
+  Returns:
+    [R, Q, G, M, Dh], and the updated layer.
+  """
+  R, Q, G, M, Dh = q.shape
+  X, dtype = layer[0]["v"].shape[1], q.dtype
+  q, k, v = (x.astype(layer[0]["v"].dtype) for x in (q, k, v))
+  by_part = lambda x: jnp.swapaxes(x.reshape(R, Q, X, -1), 1, 2)
+  new = {"k": by_part(k), "v": by_part(v)}
+  new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
+  written = [layer[0]]
+  for old, update in zip(layer[1:], updates[1:], strict=True):
+    axes = {name: 2 if name == "k_last" else 1 for name in old}
+    written.append(
+        {
+            name: _write(leaf, new[name], update.column, axes[name])
+            for name, leaf in old.items()
+        }
+    )
+  # Q queries of M heads are those of one token with Q M heads.
+  joined = jnp.swapaxes(q, 1, 2).reshape(R, G, Q * M, Dh)
+  seen = [
+      jnp.tile(jnp.repeat(update.seen, M, axis=1), (1, G // X, 1))
+      for update in updates
+  ]
+  out = _attend(joined, written, seen).reshape(R, G, Q, M, Dh)
+  return jnp.swapaxes(out, 1, 2).astype(dtype), written
+
+
 def _attend(
     q: jax.Array, pairs: Sequence[PyTree], seen: Sequence[jax.Array]
 ) -> jax.Array:
@@ -266,13 +314,14 @@ def _attend(
   Args:
     q: [R, G, M, Dh].
     pairs: keys and values of each block.
-    seen: [R, C] bool of each block, True on columns that a row sees.
+    seen: [R, C] bool of each block, True on columns that a row sees; or
+      [R, H / X, C], those that each query of a part sees.
   """
   R, X = len(q), pairs[0]["v"].shape[1]
   padded = _pad_queries(q, X)
   scale = math.sqrt(q.shape[-1])
   scores = []
-  for pair, mask_RxC in zip(pairs, seen, strict=True):
+  for pair, mask in zip(pairs, seen, strict=True):
     spec = "rxhe,rxec->rxhc" if "k_last" in pair else "rxhe,rxce->rxhc"
     score = jnp.einsum(
         spec,
@@ -281,7 +330,8 @@ def _attend(
         preferred_element_type=jnp.float32,
     )
     score = _part_rows(score, R)
-    mask = jnp.broadcast_to(mask_RxC[:, None, None], score.shape)
+    mask = mask[:, None, None] if mask.ndim == 2 else mask[:, None]
+    mask = jnp.broadcast_to(mask, score.shape)
     scores.append(jnp.where(mask, score / scale, attention.MASKED_SCORE))
   largest = [score.max(-1) for score in scores]
   shift = functools.reduce(jnp.maximum, largest)

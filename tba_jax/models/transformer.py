@@ -131,6 +131,9 @@ class Model:
     writes its key and value at column write_index ([R] or [] int32, not of the
     first block). cache_mask_RxC is True on the columns that the row sees, the
     written one included. The cache may be the first blocks of a longer one.
+  feed: (decode_params, tokens_RxQ, positions_RxQ, cache, cache_mask_RxQxC,
+    write_index_RxQ) -> cache. Runs Q tokens of each row, as so many decode
+    steps would; none of the rows share a prompt.
   logical_axes: params with a tuple of axis names in place of each leaf.
   """
 
@@ -146,6 +149,7 @@ class Model:
   init_cache: Callable[..., PyTree]
   fill_cache: Callable[..., PyTree]
   decode_step: Callable[..., tuple[jax.Array, PyTree]]
+  feed: Callable[..., PyTree]
   logical_axes: PyTree
 
 
@@ -381,6 +385,32 @@ class _Forward:
       cache_mask: jax.Array,
       write_index: jax.Array,
   ) -> tuple[jax.Array, PyTree]:
+    x_RxD, cache = self._run_cached(
+        cache_lib.attend,
+        decode_params,
+        tokens,
+        positions,
+        cache,
+        cache_mask,
+        write_index,
+    )
+    return self.module(decode_params).unembed(x_RxD), cache
+
+  def feed(self, decode_params: DecodeParams, *inputs: PyTree) -> PyTree:
+    _, cache = self._run_cached(cache_lib.attend_many, decode_params, *inputs)
+    return cache
+
+  def _run_cached(
+      self,
+      attend_fn: Callable[..., tuple[jax.Array, list[PyTree]]],
+      decode_params: DecodeParams,
+      tokens: jax.Array,
+      positions: jax.Array,
+      cache: PyTree,
+      cache_mask: jax.Array,
+      write_index: jax.Array,
+  ) -> tuple[jax.Array, PyTree]:
+    """Returns the stream after all blocks, and the cache with new columns."""
     module = self.module(decode_params)
     tables = jax.tree.map(lambda x: x[positions], decode_params.tables)
     cache, updates = cache_lib.plan_updates(
@@ -391,18 +421,18 @@ class _Forward:
         self.config.windows,
     )
     written = []
-    x_RxD = module.embed_tokens(tokens, positions)
+    x = module.embed_tokens(tokens, positions)
     for n, layer_params in enumerate(decode_params.layers):
       layer, window = [b["layers"][n] for b in cache], self.config.windows[n]
-      attend = functools.partial(cache_lib.attend, layer, updates[window])
+      attend = functools.partial(attend_fn, layer, updates[window])
       block = self.block(layer_params)
-      x_RxD, layer = block(x_RxD, tables[window], attend, n)
+      x, layer = block(x, tables[window], attend, n)
       written.append(layer)
     cache = [
         {**block, "layers": [layer[b] for layer in written]}
         for b, block in enumerate(cache)
     ]
-    return module.unembed(x_RxD), cache
+    return x, cache
 
 
 def _without_others(
@@ -461,5 +491,6 @@ def make_model(
       init_cache=functools.partial(cache_lib.empty, model_config),
       fill_cache=cache_lib.fill,
       decode_step=forward.decode_step,
+      feed=forward.feed,
       logical_axes=forward.definitions.logical_axes,
   )

@@ -18,8 +18,9 @@ stop strings). All shapes are fixed: `prefill` compiles once per bucket,
 
 A completion may have several turns. Between two of them an environment speaks,
 while others are decoded; its tokens are appended as ids, and fed by the same
-decode steps. With `Settings.num_waiting` its row makes room for others, and
-comes back with its cache.
+decode steps, or, if there are many, in a call of the model of their own. With
+`Settings.num_waiting` its row makes room for others, and comes back with its
+cache.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
 sample index, position), and no operation mixes slots. So a completion, down to
@@ -334,6 +335,43 @@ class _DecodeLoop:
       given_R[row] = end = length + len(ids)
       tokens_RxT[row, length:end] = ids
     self._state = self._programs.give(self._state, tokens_RxT, given_R)
+    self._feed({row: len(ids) for row, (_, ids) in answered.items()})
+
+  def _feed(self, counts: Mapping[int, int]) -> None:
+    """Feeds long answers in few calls; leaves short ones to decode steps."""
+    lengths = self._programs.feed_lengths
+    if not lengths:
+      return
+    left = {r: n for r, n in counts.items() if n >= requests.FEWEST_FED}
+    while left:
+      pieces = {row: min(count, lengths[-1]) for row, count in left.items()}
+      # A row's program depends on its own answer alone, and so its bits.
+      by_length: dict[int, list[int]] = {}
+      for row, count in pieces.items():
+        length = next(length for length in lengths if length >= count)
+        by_length.setdefault(length, []).append(row)
+      for length, rows in by_length.items():
+        size = self._settings.prefill_size
+        for first in range(0, len(rows), size):
+          batch = rows[first : first + size]
+          self._run_feed([(row, pieces[row]) for row in batch], length)
+      self._slots.note_fed(pieces)
+      left = {
+          row: count - pieces[row]
+          for row, count in left.items()
+          if count - pieces[row] >= requests.FEWEST_FED
+      }
+
+  def _run_feed(self, pieces: Sequence[tuple[int, int]], length: int) -> None:
+    size = self._settings.prefill_size
+    # Rows past the last one are none.
+    rows_B = np.full(size, self._slots.num_rows, np.int32)
+    count_B = np.zeros(size, np.int32)
+    for b, (row, count) in enumerate(pieces):
+      rows_B[b], count_B[b] = row, count
+    self._state = self._programs.feed(
+        self._params, self._state, rows_B, count_B, length
+    )
 
   def warm_up(self) -> None:
     """Compiles the programs that `run` did not need."""
@@ -350,6 +388,8 @@ class _DecodeLoop:
             np.zeros(self._state.tokens.shape, np.int32),
             np.full(self._slots.num_rows, -1, np.int32),
         )
+      for length in self._programs.feed_lengths:
+        self._run_feed([], length)
       if self._settings.num_waiting:
         self._warm_up_aside()
       self._programs.collect(self._state)

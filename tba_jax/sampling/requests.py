@@ -16,6 +16,11 @@ UINT32 = 2**32
 # A prefill batch has one prompt per this many rows: with 16 completions each, a
 # prefill fills all rows.
 ROWS_PER_PREFILL = 16
+# Tokens of an environment that one call of the model may feed, each number a
+# program; a completion has twice as many or more. Fewer than the last of these
+# are left to decode steps.
+FEED_LENGTHS = (32, 256)
+FEWEST_FED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +106,12 @@ class Settings:
     """Lengths that prompts are padded to, in ascending order."""
     counts = range(self.prompt_buckets)
     return tuple(sorted({-(-self.max_prompt_tokens // 2**i) for i in counts}))
+
+  @property
+  def feed_lengths(self) -> tuple[int, ...]:
+    """Tokens that a call of `slots.feed` takes, ascending; () = off."""
+    T = self.max_completion_tokens if self.has_turns else 0
+    return tuple(length for length in FEED_LENGTHS if 2 * length <= T)
 
   def bucket_of(self, request: "Request") -> int:
     """Returns the shortest bucket that holds a request's prompt."""
@@ -430,6 +441,11 @@ class Slots:
   def advance(self, num_steps: int) -> None:
     """Adds a chunk's steps to the length of every row."""
     self._lengths_R += num_steps
+
+  def note_fed(self, counts: Mapping[int, int]) -> None:
+    """Adds tokens that were fed to the lengths of rows."""
+    for row, count in counts.items():
+      self._lengths_R[row] += count
 
   def release(self, rows: Iterable[int]) -> None:
     """Frees those rows whose completion does not wait for an environment."""

@@ -3,8 +3,9 @@
 """Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
-environment's tokens, `move` copies rows out of the way and back, `collect`
-reads them out: pure functions of fixed shapes, which `Programs` compiles.
+environment's tokens, which `feed` may run in one call, `move` copies rows out
+of the way and back, `collect` reads them out: pure functions of fixed shapes,
+which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
@@ -337,8 +338,9 @@ def give(
 ) -> DecodeState:
   """Lets rows go on after the tokens of an environment.
 
-  Decode steps feed these tokens to the model in place of sampled ones. So a
-  row's cache and log-probs have the bits of one that was never interrupted.
+  Decode steps feed these tokens to the model in place of sampled ones, if `feed`
+  does not. So a row's cache and log-probs then have the bits of one that was
+  never interrupted.
 
   Args:
     state: state of the rows, of which those to go on are idle.
@@ -357,6 +359,80 @@ def give(
       given=jnp.where(new_R, given_R, state.given),
       stopped=state.stopped & ~new_R,
       active=state.active | new_R,
+  )
+
+
+def feed(
+    model: transformer.Model,
+    settings: Settings,
+    decode_params: types.PyTree,
+    state: DecodeState,
+    rows_B: jax.Array,
+    count_B: jax.Array,
+    length: int,
+) -> DecodeState:
+  """Feeds tokens of an environment in one call, as so many decode steps would.
+
+  Log-probs that follow are those after decode steps up to rounding. They do not
+  depend on the other rows.
+
+  Args:
+    model, settings: parts of the sampler.
+    decode_params: params of the model.
+    state: state of the rows after `give`.
+    rows_B: [B] int32, rows to go on; from R on there is none.
+    count_B: [B] int32, tokens of each, up to `length`.
+    length: static; Q, tokens that the call has room for.
+  """
+  P, (R, T) = settings.max_prompt_tokens, state.tokens.shape
+  # Rows may share prompts.
+  rows_of = lambda leaf: leaf[jnp.minimum(rows_B, R - 1) // (R // len(leaf))]
+  own_tokens_BxT = rows_of(state.tokens)
+  last_B = rows_of(state.lengths) - 1
+  token_at = lambda column_BxN: jnp.take_along_axis(
+      own_tokens_BxT, jnp.minimum(column_BxN, T - 1), axis=1
+  )
+  columns_BxQ = last_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+  is_fed_BxQ = columns_BxQ < (last_B + count_B)[:, None]
+  prompt_mask_BxP = rows_of(state.prompt_mask)
+  prompt_lengths_B = jnp.sum(prompt_mask_BxP, axis=-1).astype(jnp.int32)
+  B = len(rows_B)
+  seen_BxQxC = jnp.concatenate(
+      [
+          jnp.broadcast_to(prompt_mask_BxP[:, None] > 0, (B, length, P)),
+          jnp.arange(T)[None, None] <= columns_BxQ[..., None],
+      ],
+      axis=-1,
+  )
+  positions_BxQ = prompt_lengths_B[:, None] + columns_BxQ
+  _, *fed = model.feed(
+      decode_params,
+      token_at(columns_BxQ),
+      jnp.minimum(positions_BxQ, P + T - 1),
+      jax.tree.map(rows_of, state.cache),
+      seen_BxQxC,
+      # Past the last column nothing is written.
+      jnp.where(is_fed_BxQ, P + columns_BxQ, P + T),
+  )
+  prompts, *own = state.cache
+  put = lambda leaf, new: leaf.at[rows_B].set(
+      new.astype(leaf.dtype), mode="drop"
+  )
+  lengths_R = state.lengths.at[rows_B].add(count_B, mode="drop")
+  columns_RxT = _columns(state)
+  is_given_RxT = columns_RxT >= state.lengths[:, None]
+  is_given_RxT &= columns_RxT < lengths_R[:, None]
+  clear = lambda x_RxT: jnp.where(is_given_RxT, 0.0, x_RxT)
+  plain_RxT = state.plain_logprobs
+  return dataclasses.replace(
+      state,
+      cache=[prompts, *jax.tree.map(put, own, fed)],
+      logprobs=clear(state.logprobs),
+      plain_logprobs=None if plain_RxT is None else clear(plain_RxT),
+      last_token=put(
+          state.last_token, token_at((last_B + count_B)[:, None])[:, 0]
+      ),
+      lengths=lengths_R,
   )
 
 
@@ -772,6 +848,13 @@ class Programs:
     )
     self.cut = jit_pair(cut, donate_argnums=0)
     self.give = jit_state(give, donate_argnums=0)
+    # Rows that several devices split are left to decode steps.
+    self.feed_lengths = settings.feed_lengths if self.num_row_parts == 1 else ()
+    self.feed = jit_state(
+        functools.partial(feed, model, settings),
+        donate_argnums=1,
+        static_argnums=4,
+    )
     self.move = jit_state(functools.partial(move, sharding), donate_argnums=0)
     self.collect = jit(functools.partial(collect, settings))
     self.take = jit_state(take)

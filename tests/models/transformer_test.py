@@ -276,6 +276,59 @@ class DecodeTest(parameterized.TestCase):
       )
       chex.assert_trees_all_close(logits, expected[:, t + 1], **_VALUES)
 
+  @parameterized.parameters(
+      dict(family="gemma3_text", sliding_window=3),
+      dict(num_parts=2, num_kv_heads=4),
+  )
+  def test_tokens_fed_at_once_are_those_of_steps(
+      self, num_parts=None, **settings
+  ):
+    model, params = _make(**settings)
+    prompt, mask, completion = _tokens()
+    decode_params = model.decode_params(params, P + T)
+    _, prompt_cache = model.prefill(decode_params, prompt, mask)
+    rows = np.repeat(np.arange(B), K)
+    # Two blocks of a row's own; old content must not matter.
+    cache = jax.tree.map(
+        lambda leaf: leaf + 100,
+        model.init_cache(B * K, (P, 2, T - 2), num_parts),
+    )
+    cache = model.fill_cache(cache, prompt_cache, rows)
+    tokens = completion.reshape(B * K, T)
+    columns = np.broadcast_to(np.arange(T), (B * K, T))
+    seen = lambda last: np.concatenate(
+        [mask[rows] > 0, columns <= last[:, None]], axis=1
+    )
+    # Rows feed T - 2 tokens or one less; the last entry is padding.
+    counts = T - 2 - np.arange(B * K) % 2
+    num_fed = T - 1
+    cache = jax.jit(model.feed)(
+        decode_params,
+        tokens[:, :num_fed],
+        _LENGTHS[rows][:, None] + columns[:, :num_fed],
+        cache,
+        np.stack([seen(np.full(B * K, t)) for t in range(num_fed)], axis=1),
+        np.where(
+            columns[:, :num_fed] < counts[:, None],
+            P + columns[:, :num_fed],
+            P + T,
+        ),
+    )
+    logits, _ = jax.jit(model.decode_step)(
+        decode_params,
+        tokens[np.arange(B * K), counts],
+        _LENGTHS[rows] + counts,
+        cache,
+        seen(counts),
+        P + counts,
+    )
+    expected = np.asarray(
+        _reference_logits(model, params, prompt, mask, completion)
+    ).reshape(B * K, T, V)
+    chex.assert_trees_all_close(
+        logits, expected[np.arange(B * K), counts + 1], **_VALUES
+    )
+
   @parameterized.parameters({}, dict(family="gpt2", num_kv_heads=4))
   def test_matrices_are_cast_once_for_all_steps(self, **settings):
     model = tiny_model.make_model(compute_dtype="bfloat16", **settings)

@@ -4,6 +4,7 @@
 
 import functools
 import itertools
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -13,6 +14,7 @@ import numpy as np
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
+from tba_jax.sampling import slots as slots_lib
 from tests.support import fakes
 from tests.support import sampler_case
 from tests.support import scripted_turns
@@ -31,7 +33,7 @@ class TurnsTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.model = fakes.FakeModel(_V, 16)
+    cls.model = fakes.FakeModel(_V, 34)
     params = cls.model.init(jax.random.key(3))
     # All tokens about as likely.
     cls.params = jax.tree.map(lambda x: 0.2 * x, params)
@@ -51,7 +53,7 @@ class TurnsTest(parameterized.TestCase):
         turns=turns or scripted_turns.Scripted(),
     )
 
-  def check(self, found, turns, *, stops=(1,), strings=()):
+  def check(self, found, turns, *, stops=(1,), strings=(), most=_T):
     """Checks each token of the completions; returns numbers of turns."""
     counts = []
     for index, (request, completions) in enumerate(zip(self.requests, found)):
@@ -80,7 +82,7 @@ class TurnsTest(parameterized.TestCase):
             given = (
                 []
                 if count == scripted_turns.MAX_TURNS
-                else list(scripted_turns.answer(tokens[: t + 1]))
+                else list(turns.answer(tokens[: t + 1]))
             )
         np.testing.assert_array_equal(tokens[length:], 0)
         np.testing.assert_array_equal(mask[length:], False)
@@ -88,7 +90,7 @@ class TurnsTest(parameterized.TestCase):
         self.assertEqual(completions.stopped[sample], is_over)
         self.assertEqual((index, sample) in turns.cuts, not is_over)
         if not is_over:  # The answer or the next token did not fit.
-          self.assertGreaterEqual(length + len(given), _T)
+          self.assertGreaterEqual(length + len(given), most)
         counts.append(count)
     return counts
 
@@ -98,6 +100,34 @@ class TurnsTest(parameterized.TestCase):
     found = self.sample(self.make(chunk_steps=steps), turns=turns)
     counts = self.check(found, turns)
     self.assertEqual({*counts}, {0, 1, 2, 3})
+
+  @parameterized.parameters((1, 0, 0), (5, 3, 20), (5, 50, 0))
+  def test_long_answers_are_fed_at_once(self, steps, delay, num_waiting):
+    self.enter_context(mock.patch.object(requests_lib, "FEED_LENGTHS", (3, 5)))
+    self.enter_context(mock.patch.object(requests_lib, "FEWEST_FED", 2))
+    fed = []
+    feed = slots_lib.feed
+    counted = lambda *args: fed.append(args[-1]) or feed(*args)
+    self.enter_context(mock.patch.object(slots_lib, "feed", counted))
+    sampler = self.make(
+        max_completion_tokens=30,
+        chunk_steps=steps,
+        num_waiting=num_waiting,
+        num_rows=32,
+    )
+    sampler.warm_up(self.params)
+    self.assertEqual(sorted({*fed}), [3, 5])
+    turns = scripted_turns.Scripted(delay, longest=12)
+    with jax.log_compiles(), self.assertNoLogs("jax", level="WARNING"):
+      found = self.sample(sampler, turns=turns)
+    counts = self.check(found, turns, most=30)
+    self.assertContainsSubset({1, 2, 3}, {*counts})
+    # Fewer chunks, and another order, leave the bits.
+    other = self.sample(
+        sampler, self.requests[::-1], scripted_turns.Scripted(0, 12)
+    )
+    for one, two in zip(found, other[::-1]):
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, two.__dict__)
 
   @parameterized.parameters((1, 0), (5, 0), (5, 6))
   def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(

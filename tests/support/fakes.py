@@ -85,6 +85,15 @@ class FakeModel:
     cache = jnp.split(columns, np.cumsum(lengths)[:-1], axis=1)
     return seen_RxV + params["bias"][None], cache
 
+  def feed(self, params, tokens, positions, cache, cache_mask, write_index):
+    del cache_mask  # The cache has the tokens themselves.
+    new_RxQxV = params["table"][positions, tokens]
+    lengths = [block.shape[1] for block in cache]
+    columns = jnp.concatenate(cache, axis=1)
+    rows_Rx1 = jnp.arange(len(tokens))[:, None]
+    columns = columns.at[rows_Rx1, write_index].set(new_RxQxV, mode="drop")
+    return jnp.split(columns, np.cumsum(lengths)[:-1], axis=1)
+
 
 def next_logprobs(params, tokens: list[int], temperature: float) -> np.ndarray:
   """Returns log-probs [V] after `tokens`, in NumPy float64."""

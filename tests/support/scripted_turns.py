@@ -10,14 +10,16 @@ MAX_TURNS = 3
 class Scripted:
   """Environments whose answer is a function of a completion's tokens.
 
-  It answers with up to two tokens, of which one may be a stop token, and ends a
+  It answers with some tokens, of which one may be a stop token, and ends a
   completion after three turns.
 
+  longest: most tokens of an answer.
   most_live: most completions between their first turn and their last answer.
   """
 
-  def __init__(self, delay: int = 0):
+  def __init__(self, delay: int = 0, longest: int = 2):
     self._delay = delay
+    self.longest = longest
     self._ended = []
     self._calls = 0
     self._num_turns = {}
@@ -29,7 +31,9 @@ class Scripted:
     self._num_turns[owner] = turn = self._num_turns.get(owner, 0) + 1
     self._live.add(owner)
     self.most_live = max(self.most_live, len(self._live))
-    self._ended.append((owner, None if turn == MAX_TURNS else answer(tokens)))
+    self._ended.append(
+        (owner, None if turn == MAX_TURNS else self.answer(tokens))
+    )
 
   def cut(self, owner):
     self.cuts.add(owner)
@@ -47,7 +51,8 @@ class Scripted:
     self._live -= {owner for owner, ids in out if ids is None}
     return out
 
-
-def answer(tokens):
-  total = int(np.sum(tokens))
-  return np.array([1 + total % 5, 2][: total % 3], np.int32)
+  def answer(self, tokens):
+    total = int(np.sum(tokens))
+    most = self.longest
+    ids = [1 + total % 5, *(2 + i % 4 for i in range(most - 1))]
+    return np.array(ids[: total % (most + 1)], np.int32)
