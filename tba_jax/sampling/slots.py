@@ -338,9 +338,9 @@ def give(
 ) -> DecodeState:
   """Lets rows go on after the tokens of an environment.
 
-  Decode steps feed these tokens to the model in place of sampled ones, if `feed`
-  does not. So a row's cache and log-probs then have the bits of one that was
-  never interrupted.
+  Decode steps feed these tokens to the model in place of sampled ones, where
+  `feed` does not. So a row's cache and log-probs then have the bits of one that
+  was never interrupted.
 
   Args:
     state: state of the rows, of which those to go on are idle.
