@@ -50,6 +50,8 @@ EXTRAS = {
         "matplotlib>=3.9",
         "nbclient>=0.10",
         "nbformat>=5.10",
+        # The official client of the API that agents speak to `serve`.
+        "openai>=2,<4",
         "psutil>=6",
         "pyink>=24.10",
         "pytest>=8.3",

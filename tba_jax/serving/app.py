@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP application of a server: the paths of the Tinker API.
+"""HTTP application of a server: the paths of the Tinker API, and of episodes.
 
 Handlers check a request, have it journaled and answer at once; its result is
 asked for by `retrieve_future`, which waits. Errors are JSON, {"error": text}:
@@ -8,6 +8,8 @@ asked for by `retrieve_future`, which waits. Errors are JSON, {"error": text}:
 there yet or a body that is too slow, 410 for a result that is forgotten or a
 session that has finished, 413 for a body that is too large, 415 for one that is
 compressed, 422 for a request that is wrong, 503 once the engine has ended.
+Below `/episodes/ID/v1/` they are {"error": {"message": text, …}}, as OpenAI's,
+and 400 stands for 422.
 
 Source: package `tinker` 0.38, whose client is served unchanged.
 """
@@ -17,8 +19,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import contextlib
 import datetime
 import functools
+import hashlib
 import hmac
 import json
+import math
 import threading
 from typing import Any
 import uuid
@@ -31,16 +35,21 @@ from starlette import requests
 from starlette import responses
 from starlette import routing
 
+from tba_jax.serving import chat
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import journal as journal_lib
 from tba_jax.serving import messages
 
 # Seconds that `retrieve_future` waits; the official client allows 45.
 _POLL_S = 20.0
+# Seconds that a call of an agent waits: as long as the official client does.
+_ANSWER_S = 600.0
 _NOT_FOUND, _NOT_YET, _GONE, _TOO_LARGE, _WRONG = 404, 408, 410, 413, 422
 _NO_KEY = 401
 # Numbers of the requests of each clone of a sampling client.
 _NUMBERS_OF_CLONE = 10**9
+
+_OF_EPISODE = ("sampling_session_id", "model_path", "base_model")
 
 Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
@@ -141,16 +150,34 @@ class App:
         ("asample", post, self._asample),
         ("retrieve_future", post, self._retrieve_future),
         ("retrieve_futures", post, self._retrieve_futures),
+        ("create_episode", post, self._create_episode),
+        ("episodes/{episode}", get, self._get_episode),
+        ("episodes/{episode}/finish", post, self._finish_episode),
         ("training_runs/{model}/checkpoints", get, self._checkpoints),
         ("training_runs/{model}/checkpoints/{kind}/{name}", delete,
          self._delete_checkpoint),
     ]  # fmt: skip
+    of_agents = [
+        ("models", get, self._models),
+        ("chat/completions", post, functools.partial(self._call, True)),
+        ("completions", post, functools.partial(self._call, False)),
+    ]
     self.asgi = applications.Starlette(
         routes=[
-            routing.Route(
-                f"/api/v1/{path}", self._guarded(handler), methods=how
-            )
-            for path, how, handler in rows
+            *(
+                routing.Route(
+                    f"/api/v1/{path}", self._guarded(handler), methods=how
+                )
+                for path, how, handler in rows
+            ),
+            *(
+                routing.Route(
+                    f"/episodes/{{episode}}/v1/{path}",
+                    _as_openai(self._guarded(handler)),
+                    methods=how,
+                )
+                for path, how, handler in of_agents
+            ),
         ],
         exception_handlers={
             exceptions.HTTPException: _http_error,
@@ -220,11 +247,10 @@ class App:
     return messages.parse_json(await self._body(request))
 
   async def _submit(
-      self, kind: str, owner: str, seq: int | None, body: bytes
+      self, kind: str, owner: str, seq: int | None, body: bytes, name: str = ""
   ) -> journal_lib.Request:
-    return await concurrency.run_in_threadpool(
-        self._engine.submit, kind, owner, seq, body
-    )
+    submit = functools.partial(self._engine.submit, name=name)
+    return await concurrency.run_in_threadpool(submit, kind, owner, seq, body)
 
   # The server and its sessions.
 
@@ -492,6 +518,122 @@ class App:
         "sample_sequence_ids": [f"{asked.id}:{i}" for i in range(count)],
     }
 
+  # Episodes.
+
+  async def _create_episode(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    messages.check_fields(body, _OF_EPISODE)
+    sampler = messages.field(body, "sampling_session_id", str, "")
+    path = messages.field(body, "model_path", str, "")
+    if sampler:
+      self._check_sampler(sampler)
+    elif path:
+      self._spec_of_checkpoint(path)
+    else:
+      self._check_base(messages.field(body, "base_model", str))
+    episode = str(uuid.uuid4())
+    await concurrency.run_in_threadpool(
+        self._journal.add_episode,
+        *(
+            episode,
+            sampler.partition(":")[0],
+            {"sampler": sampler, "path": path},
+        ),
+    )
+    return {
+        "type": "create_episode",
+        "episode_id": episode,
+        "path": f"/episodes/{episode}/v1",
+    }
+
+  def _check_episode(self, request: requests.Request) -> str:
+    """Returns the episode of a URL, which has not finished."""
+    episode = request.path_params["episode"]
+    found = self._journal.episode(episode)
+    if found is None:
+      raise LookupError(f"episode {episode}: there is none")
+    if found[1] is not None:
+      raise _BodyError(_GONE, f"episode {episode} has finished")
+    return episode
+
+  async def _get_episode(self, request: requests.Request) -> Any:
+    return await concurrency.run_in_threadpool(
+        self._engine.read_episode, request.path_params["episode"]
+    )
+
+  async def _finish_episode(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    messages.check_fields(body, ("reward",))
+    if "reward" not in body:
+      raise ValueError("reward is missing: allowed float, or null")
+    reward = messages.field(body, "reward", float, None)
+    if reward is not None and not math.isfinite(reward):
+      raise ValueError(f"reward={reward}: allowed finite numbers, or null")
+    episode = request.path_params["episode"]
+    if self._journal.episode(episode) is None:
+      raise LookupError(f"episode {episode}: there is none")
+    raw = json.dumps({"reward": reward}).encode()
+    asked = await self._submit(
+        engine_lib.FINISH, episode, None, raw, name="finish"
+    )
+    return {"request_id": asked.id}
+
+  async def _models(self, request: requests.Request) -> Any:
+    self._check_episode(request)
+    model = {
+        "id": self._engine.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "tba_jax",
+    }
+    return {"object": "list", "data": [model]}
+
+  async def _call(self, is_chat: bool, request: requests.Request) -> Any:
+    """Answers a call of an agent, once it is done."""
+    raw = await self._body(request)
+    body = messages.parse_json(raw)
+    episode = self._check_episode(request)
+    wanted, other = (
+        ("messages", "prompt") if is_chat else ("prompt", "messages")
+    )
+    if body.get(wanted) is None or other in body:
+      raise ValueError(f"allowed {wanted}, and not {other}")
+    call = chat.parse(body, self._engine.model_name)
+    id = await self._repeated(request, episode, raw)
+    if id is None:
+      key = request.headers.get("idempotency-key", "")
+      if key:
+        key = f"key-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+      id = (await self._submit(engine_lib.CALL, episode, None, raw, key)).id
+
+    def read() -> journal_lib.Outcome | None:
+      found = self._journal.outcome(id)
+      return found if found is None or found.is_done else None
+
+    outcome = await self._waiters.wait_for(id, read, _ANSWER_S)
+    if outcome is None:
+      return _error(_NOT_YET, f"no answer within {_ANSWER_S:.0f} s: ask again")
+    if outcome.failure is not None:
+      of_user = outcome.failure["category"] == "user"
+      return _error(_WRONG if of_user else 500, outcome.failure["error"])
+    answer = json.loads(outcome.result)["answer"]
+    if not call.stream:
+      return answer
+    return responses.StreamingResponse(
+        chat.events(answer, has_usage=call.has_usage),
+        media_type="text/event-stream",
+    )
+
+  async def _repeated(
+      self, request: requests.Request, episode: str, body: bytes
+  ) -> str | None:
+    """Returns the call that the official client sends again; None if none."""
+    if request.headers.get("x-stainless-retry-count", "0") == "0":
+      return None
+    return await concurrency.run_in_threadpool(
+        self._journal.same_body, episode, body
+    )
+
   # Results.
 
   async def _retrieve_future(self, request: requests.Request) -> Any:
@@ -567,6 +709,23 @@ class _BodyError(ValueError):
   def __init__(self, status: int, text: str):
     super().__init__(text)
     self.status = status
+
+
+def _as_openai(handler: Handler) -> Handler:
+  """Returns a handler whose errors have OpenAI's form and status."""
+
+  async def as_openai(request: requests.Request) -> responses.Response:
+    answer = await handler(request)
+    if answer.status_code < 400:
+      return answer
+    status = 400 if answer.status_code == _WRONG else answer.status_code
+    text = json.loads(answer.body)["error"]
+    code = text.partition(":")[0] if text.startswith("context_length") else None
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": text, "type": kind, "param": None, "code": code}
+    return responses.JSONResponse({"error": error}, status_code=status)
+
+  return as_openai
 
 
 def _error(status: int, text: str) -> responses.JSONResponse:

@@ -9,7 +9,7 @@ done again: after a kill, and when a model is needed that had to make room.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -37,6 +37,8 @@ from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.sampling import decode
+from tba_jax.serving import chat
+from tba_jax.serving import episodes
 from tba_jax.serving import journal as journal_lib
 from tba_jax.serving import messages
 from tba_jax.serving import training
@@ -49,6 +51,8 @@ CREATE, LOAD = "create_model", "load_weights"
 SAVE, SAVE_SAMPLER = "save_weights", "save_weights_for_sampler"
 EXPORT = "save_weights_external"
 SAMPLE = "sample"
+# Of episodes: a call of an agent, and the end.
+CALL, FINISH = "call", "finish_episode"
 # Folder of a kind of checkpoint, as in the paths of the Tinker API.
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 EXTERNAL_WEIGHTS = "external_weights"
@@ -58,6 +62,8 @@ _SCHEME = "tinker://"
 _UNNAMED_PREFIX = "unnamed-"
 # Recovery checkpoints of a model: the second serves if the first is damaged.
 _KEEP = 2
+# Episodes in memory; others are read again.
+_EPISODES = 256
 # Compiled samplers, by sampling settings, and params of versions on the
 # devices, that are kept.
 _SAMPLERS, _VERSIONS = 8, 2
@@ -129,9 +135,13 @@ class Engine:
     self._versions: collections.OrderedDict[str, dict[str, Any]] = (
         collections.OrderedDict()
     )
+    self._episodes: collections.OrderedDict[str, episodes.Episode] = (
+        collections.OrderedDict()
+    )
     self._changed = threading.Condition()
     self._stopping = False
-    # Requests of each model by number, and of sampling sessions by arrival.
+    # Requests of each model by number; those of sampling sessions and episodes
+    # by arrival.
     self._waiting: dict[str, dict[int, journal_lib.Request]] = {}
     self._expected: dict[str, int] = {}
     self._samples: list[journal_lib.Request] = []
@@ -150,15 +160,23 @@ class Engine:
     return sampling.max_prompt_tokens + sampling.max_completion_tokens
 
   def submit(
-      self, kind: str, owner: str, seq: int | None, body: bytes
+      self,
+      kind: str,
+      owner: str,
+      seq: int | None,
+      body: bytes,
+      *,
+      name: str = "",
   ) -> journal_lib.Request:
     """Journals a request and queues it, unless it has come before.
 
     Args:
       kind: kind of the request.
-      owner: model or sampling session.
+      owner: model, sampling session or episode.
       seq: its number; None takes the next one.
       body: body of the request.
+      name: name among the owner's requests, by which it is known if it comes
+        again; "" = its number.
 
     Raises:
       ConflictError: another request has this number.
@@ -170,7 +188,7 @@ class Engine:
       if seq is None:
         seq = self.journal.last_seq(owner) + 1
       request, is_new = self.journal.accept(
-          f"{owner}:{seq}", owner, seq, kind, body
+          f"{owner}:{name or seq}", owner, seq, kind, body
       )
       if is_new:
         self._queue(request)
@@ -193,7 +211,7 @@ class Engine:
           batch = self._next()
         if self._stopping:
           break
-      if batch[0].kind == SAMPLE:
+      if batch[0].kind in (SAMPLE, CALL, FINISH):
         self._sample(batch)
       else:
         self._do(batch[0])
@@ -204,7 +222,7 @@ class Engine:
   # The queue.
 
   def _queue(self, request: journal_lib.Request) -> None:
-    if request.kind == SAMPLE:
+    if request.kind in (SAMPLE, CALL, FINISH):
       self._samples.append(request)
       return
     owner = request.owner
@@ -529,7 +547,14 @@ class Engine:
     spec = self.journal.model(request.owner)
     base = lora.base_name(self._policy.folder, self._config.seed)
     self.journal.add_checkpoint(
-        path, request.owner, {**spec, "base": base, "request": request.id}
+        path,
+        request.owner,
+        {
+            **spec,
+            "base": base,
+            "request": request.id,
+            "step": self._runs[request.owner].num_steps,
+        },
     )
 
   def _read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
@@ -656,10 +681,12 @@ class Engine:
   # Sampling.
 
   def _sample(self, batch: list[journal_lib.Request]) -> None:
-    """Decodes samples, those together that may be."""
-    together: dict[Any, list[tuple[journal_lib.Request, _Sample]]] = {}
+    """Decodes samples, those together that may be, and ends episodes."""
+    together: dict[Any, list[_Sample]] = {}
     failed: dict[str, Mapping[str, str]] = {}
     for request in batch:
+      if request.kind == FINISH:
+        continue
       try:
         sample = self._parse_sample(request)
       except ValueError as error:
@@ -672,11 +699,11 @@ class Engine:
         failed[request.id] = _failure(text, category="server")
         continue
       key = (sample.path, sample.settings)
-      together.setdefault(key, []).append((request, sample))
+      together.setdefault(key, []).append(sample)
     self._finish_all(failed)
     for (path, settings), some in together.items():
       try:
-        outcomes = self._decode(path, settings, [s for _, s in some])
+        outcomes = self._decode(path, settings, some)
       except ValueError as error:
         outcomes = [_failure(str(error))] * len(some)
       # As in `_try`.
@@ -684,8 +711,13 @@ class Engine:
         logging.exception("sampling of %s failed", path or "the base model")
         text = f"{type(error).__name__}: {error}"
         outcomes = [_failure(text, category="server")] * len(some)
-      ids = [request.id for request, _ in some]
+        for sample in some:
+          self._episodes.pop(sample.owner, None)
+      ids = [sample.id for sample in some]
       self._finish_all(dict(zip(ids, outcomes, strict=True)))
+    for request in batch:
+      if request.kind == FINISH:
+        self._finish_all({request.id: self._end_episode(request)})
 
   def _finish_all(
       self, outcomes: Mapping[str, bytes | Mapping[str, str]]
@@ -696,15 +728,19 @@ class Engine:
 
   def _parse_sample(self, request: journal_lib.Request) -> "_Sample":
     """Returns what is asked for; ValueError if it is wrong."""
-    path = self.journal.sampler(request.owner)
-    if path:
-      self._place(path)
     sampling, model = self._config.sampling, self._policy.model
-    sample = _parse_sample(request, path, self._policy.tokenizer.stop_ids)
+    stop_ids = self._policy.tokenizer.stop_ids
     P, T = sampling.max_prompt_tokens, sampling.max_completion_tokens
+    if request.kind == CALL:
+      sample = self._parse_call(request, stop_ids)
+    else:
+      path = self.journal.sampler(request.owner)
+      sample = _parse_sample(request, path, stop_ids)
+    if sample.path:
+      self._place(sample.path)
     tokens = sample.request.prompt_tokens
     most = sample.request.max_tokens or T
-    if len(tokens) > P and most == 1:
+    if len(tokens) > P and most == 1 and request.kind == SAMPLE:
       # One token after a longer text: how clients ask for its log-probs.
       settings = dataclasses.replace(sample.settings, is_long=True)
       sample = dataclasses.replace(sample, settings=settings)
@@ -750,16 +786,16 @@ class Engine:
       prompt_logprobs = prompts.get(sample.id)
       if prompt_logprobs is not None:
         prompt_logprobs[: max(0, len(prompt_logprobs) - sample.last_n)] = np.nan
-      out.append(
-          messages.pack_sample_result(
-              messages.SampleResult(
-                  [t[:n] for t, n in zip(c.tokens, c.lengths)],
-                  [p[:n] for p, n in zip(plain, c.lengths)],
-                  c.stopped.tolist(),
-                  prompt_logprobs,
-              )
-          )
+      result = messages.SampleResult(
+          [t[:n] for t, n in zip(c.tokens, c.lengths)],
+          [p[:n] for p, n in zip(plain, c.lengths)],
+          c.stopped.tolist(),
+          prompt_logprobs,
       )
+      if sample.call is None:
+        out.append(messages.pack_sample_result(result))
+      else:
+        out.append(self._answer(sample, result))
     return out
 
   def _scorer(self) -> training.Programs:
@@ -780,6 +816,11 @@ class Engine:
       version = {"params": params}
     self._versions[path] = version
     return version
+
+  def _step(self, path: str) -> int:
+    """Returns the optimizer steps of a version; 0 for the base model."""
+    spec = self.journal.checkpoint(path) if path else None
+    return (spec or {}).get("step", 0)
 
   def _sampler(self, settings: "_Settings") -> decode.Sampler:
     """Returns the sampler of these settings, compiled when it is first used."""
@@ -812,6 +853,130 @@ class Engine:
         ),
     )
     return self._samplers[settings]
+
+  # Episodes.
+
+  def read_episode(self, id: str) -> dict[str, Any]:
+    """Returns rows, counts and outcome of an episode, JSON; for any thread.
+
+    Raises:
+      LookupError: there is no such episode.
+    """
+    found = self.journal.episode(id)
+    if found is None:
+      raise LookupError(
+          f"episode {id}: there is none; create_episode makes one"
+      )
+    if found[1] is not None:
+      return found[1]
+    return {
+        "reward": None,
+        "finished": False,
+        **self._read_episode(id).to_json(),
+    }
+
+  def _read_episode(self, id: str) -> episodes.Episode:
+    """Returns an episode, made again from the calls in the journal."""
+    episode = episodes.Episode(self._policy.tokenizer)
+    for request, is_done in self.journal.since(id, -1):
+      if request.kind != CALL or not is_done or request.body is None:
+        continue
+      outcome = self.journal.outcome(request.id)
+      if outcome.result is not None:
+        body = messages.parse_json(request.body)
+        call = chat.parse(body, body["model"])
+        done = json.loads(outcome.result)
+        episode.add(done["record"], call.messages, done["message"])
+    return episode
+
+  def _episode(self, id: str) -> episodes.Episode:
+    if id not in self._episodes:
+      while len(self._episodes) >= _EPISODES:
+        self._episodes.popitem(last=False)
+      self._episodes[id] = self._read_episode(id)
+    self._episodes.move_to_end(id)
+    return self._episodes[id]
+
+  def _parse_call(
+      self, request: journal_lib.Request, stop_ids: frozenset[int]
+  ) -> "_Sample":
+    """Returns the completion that an agent's call asks for."""
+    spec, outcome = self.journal.episode(request.owner)
+    if outcome is not None:
+      raise ValueError(f"episode {request.owner} has finished")
+    call = chat.parse(messages.parse_json(request.body), self.model_name)
+    turn = self._episode(request.owner).begin(call)
+    P = self._config.sampling.max_prompt_tokens
+    T = self._config.sampling.max_completion_tokens
+    room = T - (len(turn.tokens) - turn.start)
+    if len(turn.tokens) > P or room < 1:
+      raise ValueError(
+          f"context_length_exceeded: the call has {len(turn.tokens)} tokens,"
+          f" {len(turn.tokens) - turn.start} of them after the episode's first"
+          f" prompt; allowed up to config.sampling.max_prompt_tokens = {P}, and"
+          f" fewer than config.sampling.max_completion_tokens = {T}"
+      )
+    tokens = np.asarray(turn.tokens, np.int32)
+    return _Sample(
+        request.id,
+        self.journal.sampler(spec["sampler"])
+        if spec["sampler"]
+        else spec["path"],
+        _sampling_settings(
+            call.temperature, call.top_k, call.top_p, stop_ids, call.stop
+        ),
+        _decode_request(
+            request.id, tokens, 1, call.seed, min(call.max_tokens or T, room)
+        ),
+        0,
+        request.owner,
+        _Call(call, turn, request.accepted_s),
+    )
+
+  def _answer(self, sample: "_Sample", result: messages.SampleResult) -> bytes:
+    """Adds an answered call to its episode; returns what is journaled."""
+    tokenizer, asked = self._policy.tokenizer, sample.call
+    episode = self._episode(sample.owner)
+    ids = result.tokens[0].tolist()
+    record = episode.end(
+        asked.turn,
+        ids,
+        result.logprobs[0].tolist(),
+        stopped=result.stopped[0],
+        version=self._step(sample.path),
+    )
+    ends = record["stopped"] and ids and ids[-1] in tokenizer.stop_ids
+    text = tokenizer.decode(ids[:-1] if ends else ids)
+    for stop in asked.call.stop:
+      text = text.partition(stop)[0]
+    message = chat.answer(asked.call, text, sample.id)
+    answer = chat.completion(
+        asked.call,
+        id=sample.id,
+        created_s=asked.accepted_s,
+        model=self.model_name,
+        message=message,
+        tokens=[tokenizer.decode([i]) for i in ids],
+        record=record,
+        prompt_ids=[int(i) for i in asked.turn.tokens],
+    )
+    episode.add(record, asked.call.messages, message)
+    return _json({"record": record, "message": message, "answer": answer})
+
+  def _end_episode(
+      self, request: journal_lib.Request
+  ) -> bytes | Mapping[str, str]:
+    """Keeps what an episode was, and drops its calls from the journal."""
+    id, reward = request.owner, json.loads(request.body)["reward"]
+    if self.journal.episode(id)[1] is None:
+      episode = self._episode(id)
+      if reward is not None and not episode.rows:
+        return _failure(f"episode {id} has no answered call to reward")
+      outcome = {"reward": reward, "finished": True, **episode.to_json()}
+      self.journal.finish_episode(id, outcome)
+    self.journal.drop_bodies(id, request.seq)
+    self._episodes.pop(id, None)
+    return _json({"type": FINISH, "episode_id": id})
 
   # What is asked of the server as a whole.
 
@@ -904,10 +1069,21 @@ class _Settings:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Call:
+  """A call of an agent, where it stands in its episode, and when it came."""
+
+  call: chat.Call
+  turn: episodes.Turn
+  accepted_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class _Sample:
   """Completions that are asked for.
 
   last_n: prompt tokens, from the end, whose log-probs are asked for; 0 = none.
+  owner: sampling session or episode.
+  call: call of an agent that it answers, if it is one.
   """
 
   id: str
@@ -915,6 +1091,8 @@ class _Sample:
   settings: _Settings
   request: decode.Request
   last_n: int
+  owner: str
+  call: _Call | None = None
 
 
 def num_samples(body: Mapping[str, Any]) -> int:
@@ -960,15 +1138,6 @@ def _parse_sample(
   params = field(body, "sampling_params", dict)
   messages.check_fields(params, _SAMPLING_PARAMS)
   count = num_samples(body)
-  temperature = field(params, "temperature", float, 1.0)
-  top_k, top_p = field(params, "top_k", int, -1), field(
-      params, "top_p", float, 1.0
-  )
-  if not 0 <= temperature <= 100 or not 0 < top_p <= 1 or top_k < -1:
-    raise ValueError(
-        f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}: allowed"
-        " a temperature of 0 to 100, top_p above 0 up to 1, top_k -1 or more"
-    )
   stop, strings = params.get("stop"), ()
   if isinstance(stop, str):
     strings = (stop,)
@@ -978,28 +1147,66 @@ def _parse_sample(
     stop_ids = frozenset(stop)
   elif stop is not None:
     raise ValueError("stop: allowed a text, a list of texts, or of token ids")
-  if not all(isinstance(text, str) and text for text in strings):
-    raise ValueError("stop: allowed texts that are not empty")
-  seed = field(params, "seed", int, None)
+  settings = _sampling_settings(
+      field(params, "temperature", float, 1.0),
+      field(params, "top_k", int, -1),
+      field(params, "top_p", float, 1.0),
+      stop_ids,
+      strings,
+  )
   last_n = 0
   if field(body, "prompt_logprobs", bool, False):
     last_n = field(body, "prompt_logprobs_last_n", int, len(tokens))
+  seed = field(params, "seed", int, None)
+  most = field(params, "max_tokens", int, None)
   return _Sample(
       request.id,
       path,
-      _Settings(
-          temperature, max(top_k, 0), top_p, tuple(sorted(stop_ids)), strings
-      ),
-      decode.Request(
-          prompt_tokens=tokens,
-          # The same seed and prompt have the same completions.
-          prompt_id=zlib.crc32(tokens.tobytes()),
-          visit=0,
-          num_completions=count,
-          seed=_seed_of(request.id) if seed is None else seed % 2**32,
-          max_tokens=field(params, "max_tokens", int, None),
-      ),
+      settings,
+      _decode_request(request.id, tokens, count, seed, most),
       last_n,
+      request.owner,
+  )
+
+
+def _sampling_settings(
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    stop_ids: frozenset[int],
+    strings: Sequence[str],
+) -> _Settings:
+  if not 0 <= temperature <= 100 or not 0 < top_p <= 1 or top_k < -1:
+    raise ValueError(
+        f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}: allowed"
+        " a temperature of 0 to 100, top_p above 0 up to 1, top_k -1 or more"
+    )
+  if not all(isinstance(text, str) and text for text in strings):
+    raise ValueError("stop: allowed texts that are not empty")
+  return _Settings(
+      temperature,
+      max(top_k, 0),
+      top_p,
+      tuple(sorted(stop_ids)),
+      tuple(strings),
+  )
+
+
+def _decode_request(
+    id: str,
+    tokens: np.ndarray,
+    count: int,
+    seed: int | None,
+    max_tokens: int | None,
+) -> decode.Request:
+  return decode.Request(
+      prompt_tokens=tokens,
+      # The same seed and prompt have the same completions.
+      prompt_id=zlib.crc32(tokens.tobytes()),
+      visit=0,
+      num_completions=count,
+      seed=_seed_of(id) if seed is None else seed % 2**32,
+      max_tokens=max_tokens,
   )
 
 

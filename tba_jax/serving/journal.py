@@ -31,6 +31,8 @@ CREATE TABLE IF NOT EXISTS models (
   id TEXT PRIMARY KEY, session TEXT, spec TEXT);
 CREATE TABLE IF NOT EXISTS samplers (
   id TEXT PRIMARY KEY, session TEXT, path TEXT);
+CREATE TABLE IF NOT EXISTS episodes (
+  id TEXT PRIMARY KEY, session TEXT, spec TEXT, outcome TEXT);
 CREATE TABLE IF NOT EXISTS checkpoints (
   path TEXT PRIMARY KEY, model TEXT, spec TEXT, created_s REAL);
 CREATE TABLE IF NOT EXISTS requests (
@@ -119,7 +121,7 @@ class Journal:
     Raises:
       ConflictError: another one has the same owner and number.
     """
-    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    digest = _digest(body)
     now_s = time.time()
     with self._lock:
       row = self._one(
@@ -169,6 +171,15 @@ class Journal:
         self._db.execute("ROLLBACK")
         raise
       self._run("COMMIT")
+
+  def same_body(self, owner: str, body: bytes) -> str | None:
+    """Returns the owner's newest request with this body; None if none has."""
+    row = self._read(
+        "SELECT id FROM requests WHERE owner=? AND digest=? ORDER BY seq DESC"
+        " LIMIT 1",
+        *(owner, _digest(body)),
+    )
+    return row and row[0]
 
   def drop_bodies(self, owner: str, seq: int) -> None:
     """Forgets the bodies of an owner's finished requests up to a number."""
@@ -301,6 +312,23 @@ class Journal:
       rows = self._all("SELECT id FROM samplers WHERE session=?", session)
     return [id for (id,) in rows]
 
+  def add_episode(self, id: str, session: str, spec: Mapping[str, Any]) -> None:
+    self._write(
+        "INSERT OR IGNORE INTO episodes VALUES (?, ?, ?, NULL)",
+        *(id, session, json.dumps(spec)),
+    )
+
+  def episode(self, id: str) -> tuple[dict[str, Any], Any] | None:
+    """Returns spec and outcome of an episode, None for what is not there."""
+    row = self._read("SELECT spec, outcome FROM episodes WHERE id=?", id)
+    return row and (json.loads(row[0]), row[1] and json.loads(row[1]))
+
+  def finish_episode(self, id: str, outcome: Mapping[str, Any]) -> None:
+    self._write(
+        "UPDATE episodes SET outcome=coalesce(outcome, ?) WHERE id=?",
+        *(json.dumps(outcome), id),
+    )
+
   def add_checkpoint(
       self, path: str, model: str, spec: Mapping[str, Any]
   ) -> None:
@@ -354,3 +382,7 @@ class Journal:
       return self._db.execute(statement, values)
     except sqlite3.Error as error:
       raise OSError(f"{self._path}: {error}") from error
+
+
+def _digest(body: bytes) -> str:
+  return hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -3,14 +3,29 @@
 """Requests to an engine, for tests of the server."""
 
 import json
+import socket
+import threading
+import urllib.error
+import urllib.request
 
 import numpy as np
+import uvicorn
 
 from configs import serve as serve_config
+from tba_jax.serving import app as app_lib
+from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import messages
+from tests.support import waiting
 
 SESSION = "session"
 MODEL = f"{SESSION}:train:0"
+KEY = "tml-key"
+# A chat in the words of the smallest server's task.
+TEMPLATE = (
+    "{% for m in messages %}{{ '=' if m.role == 'assistant' else '' }}"
+    "{{ m.content + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
 
 
 def make_config(**changes):
@@ -55,3 +70,68 @@ def adam_body(learning_rate=0.01, **more):
   """Returns the body of an optim_step."""
   adam = {"learning_rate": learning_rate, **more}
   return json.dumps({"model_id": MODEL, "adam_params": adam}).encode()
+
+
+class HttpServer:
+  """An engine and its HTTP server in this process, with a chat template.
+
+  url: address of the server.
+  engine: its engine.
+  """
+
+  def __init__(self, workdir, **changes):
+    waiters = app_lib.Waiters()
+    self.engine = engine_lib.Engine(
+        make_config(**changes), workdir, waiters.notify
+    )
+    self.engine._policy.tokenizer.chat_template = TEMPLATE
+    self._thread = threading.Thread(target=self.engine.run, daemon=True)
+    app = app_lib.App(
+        self.engine._config, self.engine, waiters, self._thread, KEY
+    )
+    self._server = uvicorn.Server(
+        uvicorn.Config(
+            app.asgi, log_level="warning", timeout_graceful_shutdown=1
+        )
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    self._serving = threading.Thread(
+        target=self._server.run, args=([listener],), daemon=True
+    )
+    self._thread.start()
+    self._serving.start()
+    waiting.wait_until(
+        lambda: self._server.started, "the server does not start", 60.0
+    )
+
+  def ask(self, path, body=None, method="", **headers):
+    """Returns status and JSON of a request; without a body it is a GET."""
+    request = urllib.request.Request(
+        f"{self.url}/{path}",
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Bearer {KEY}", **headers},
+        method=method or None,
+    )
+    try:
+      with urllib.request.urlopen(request, timeout=120) as answer:
+        return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+      with error:
+        return error.code, json.load(error)
+
+  def result(self, answer):
+    """Returns the result of a request that was accepted."""
+    status, said = answer
+    assert status == 200, said
+    id = {"request_id": said["request_id"]}
+    while True:
+      status, said = self.ask("api/v1/retrieve_future", id)
+      if status != 408:
+        return said
+
+  def close(self):
+    self._server.should_exit = True
+    self._serving.join(30)
+    self.engine.stop()
+    self._thread.join(60)

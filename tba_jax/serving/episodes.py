@@ -1,0 +1,232 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes that agents play over HTTP, recorded as token ids.
+
+    POST /api/v1/create_episode        {"sampling_session_id"} -> {"episode_id"}
+    POST /episodes/ID/v1/chat/completions, /episodes/ID/v1/completions
+    GET  /episodes/ID/v1/models
+    POST /api/v1/episodes/ID/finish    {"reward"}; null drops the episode
+    GET  /api/v1/episodes/ID           rows: ids, mask, log-probs, versions
+
+An agent that speaks OpenAI's API is pointed at the URL of its episode and runs
+as it is (`chat.py` has that API). A row of the episode is a prompt and what
+followed it: the ids that the model saw and sampled, never encoded again. A call
+goes on a row if its messages begin with the row's and the chat template writes
+them as the row has them; what the template writes behind the row is then
+encoded and appended. Otherwise the call begins a new row: `rewritten` counts
+those whose past the template writes otherwise, `branched` those with another
+past.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.serving import chat
+
+FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
+
+
+@dataclasses.dataclass
+class Row:
+  """A prompt and what followed it, token by token.
+
+  messages: messages as the agent has them; None for a text.
+  rendered: the same for the chat template, sampled turns as they were sampled.
+  text: text of the tokens.
+  tokens: [L] token ids.
+  start: tokens before the first that was sampled.
+  sampled: [L], whether the policy sampled a token.
+  logprobs: [L], log-prob of each sampled token, nats, 0 elsewhere.
+  versions: [L], steps of the params that sampled a token, -1 elsewhere.
+  stopped: whether a stop token or stop string ended the last turn.
+  """
+
+  messages: list[dict[str, Any]] | None
+  rendered: list[dict[str, Any]]
+  text: str = ""
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  start: int = 0
+  sampled: list[bool] = dataclasses.field(default_factory=list)
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+  versions: list[int] = dataclasses.field(default_factory=list)
+  stopped: bool = False
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns prompt and completion; mask, log-probs and versions are its."""
+    n = self.start
+    return {
+        "prompt_ids": self.tokens[:n],
+        "completion_ids": self.tokens[n:],
+        "sampled_mask": [int(x) for x in self.sampled[n:]],
+        "logprobs": self.logprobs[n:],
+        "versions": self.versions[n:],
+        "stopped": self.stopped,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """Where a call stands in an episode.
+
+  row: index of its row; that of the next one for a new row.
+  length: tokens of the row before the call.
+  tokens: [P] token ids that the model sees.
+  text: their text.
+  rendered: messages for the chat template.
+  start: tokens of the row before its first sampled one.
+  cause: why the row is new; "" if it is not.
+  """
+
+  row: int
+  length: int
+  tokens: Sequence[int]
+  text: str
+  rendered: Sequence[Mapping[str, Any]]
+  start: int
+  cause: str
+
+
+class Episode:
+  """The rows of an episode, and how its calls continue them.
+
+  rows: rows, in the order of their first calls.
+  counts: calls, and rows that are not the first, by cause.
+  """
+
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
+    self._tokenizer = tokenizer
+    self.rows: list[Row] = []
+    self.counts = {"calls": 0, REWRITTEN: 0, BRANCHED: 0}
+
+  def begin(self, call: chat.Call) -> Turn:
+    """Returns where a call stands; changes nothing.
+
+    Raises:
+      ValueError: the chat template is missing, or refuses the messages.
+    """
+    find = self._chat_turn if call.messages is not None else self._text_turn
+    return find(call)
+
+  def _chat_turn(self, call: chat.Call) -> Turn:
+    messages, cause = call.messages, BRANCHED if self.rows else FIRST
+    rendered = [chat.for_template(message) for message in messages]
+    for index, row in reversed(list(enumerate(self.rows))):
+      known = len(row.messages or ())
+      if not known or list(messages[:known]) != row.messages:
+        continue
+      if known == len(messages):
+        continue
+      rendered[:known] = row.rendered
+      text = self._tokenizer.chat_text(rendered, tools=call.tools)
+      if text.startswith(row.text):
+        return self._go_on(index, text, rendered)
+      cause = REWRITTEN
+      break
+    text = self._tokenizer.chat_text(rendered, tools=call.tools)
+    ids = self._tokenizer.encode(text)
+    return Turn(len(self.rows), 0, ids, text, rendered, len(ids), cause)
+
+  def _text_turn(self, call: chat.Call) -> Turn:
+    for index, row in reversed(list(enumerate(self.rows))):
+      if row.messages is not None:
+        continue
+      if isinstance(call.prompt, str):
+        if call.prompt.startswith(row.text):
+          return self._go_on(index, call.prompt, ())
+      elif list(call.prompt[: len(row.tokens)]) == row.tokens:
+        text = row.text + self._tokenizer.decode(call.prompt[len(row.tokens) :])
+        return Turn(
+            index, len(row.tokens), call.prompt, text, (), row.start, ""
+        )
+    if isinstance(call.prompt, str):
+      text, ids = call.prompt, self._tokenizer.encode_prompt(call.prompt)
+    else:
+      ids = list(call.prompt)
+      text = self._tokenizer.decode(ids)
+    cause = BRANCHED if self.rows else FIRST
+    return Turn(len(self.rows), 0, ids, text, (), len(ids), cause)
+
+  def _go_on(
+      self, index: int, text: str, rendered: Sequence[Mapping[str, Any]]
+  ) -> Turn:
+    row = self.rows[index]
+    ids = self._tokenizer.encode(text[len(row.text) :])
+    tokens = [*row.tokens, *ids]
+    return Turn(index, len(row.tokens), tokens, text, rendered, row.start, "")
+
+  def end(
+      self,
+      turn: Turn,
+      tokens: Sequence[int],
+      logprobs: Sequence[float],
+      *,
+      stopped: bool,
+      version: int,
+  ) -> dict[str, Any]:
+    """Returns the record of an answered call, JSON, for `add`.
+
+    Args:
+      turn: where the call stands.
+      tokens: token ids of the answer.
+      logprobs: their log-probs, nats.
+      stopped: whether a stop token or stop string ended it.
+      version: optimizer steps of the params that sampled it.
+    """
+    cause, row, length = turn.cause, turn.row, turn.length
+    is_new = bool(cause) or len(self.rows[row].tokens) != length
+    if is_new:
+      # Of calls at the same time, the first has taken the row.
+      row, length = len(self.rows), 0
+      cause = BRANCHED if self.rows and cause != REWRITTEN else cause
+    return {
+        "row": row,
+        "cause": cause,
+        "context_ids": list(turn.tokens[length:]),
+        "text": turn.text,
+        "rendered": list(turn.rendered),
+        "token_ids": [int(i) for i in tokens],
+        "logprobs": [float(x) for x in logprobs],
+        "stopped": stopped,
+        "version": version,
+    }
+
+  def add(
+      self,
+      record: Mapping[str, Any],
+      messages: Sequence[Mapping[str, Any]] | None,
+      answer: Mapping[str, Any],
+  ) -> None:
+    """Adds an answered call.
+
+    Args:
+      record: result of `end`.
+      messages: messages of the call; None for a text.
+      answer: the assistant's message, as the agent has it.
+    """
+    is_chat, context = messages is not None, record["context_ids"]
+    if record["row"] == len(self.rows):
+      self.rows.append(Row([] if is_chat else None, [], start=len(context)))
+    if record["cause"] in self.counts:
+      self.counts[record["cause"]] += 1
+    self.counts["calls"] += 1
+    row, ids = self.rows[record["row"]], record["token_ids"]
+    row.tokens += [*context, *ids]
+    row.sampled += [False] * len(context) + [True] * len(ids)
+    row.logprobs += [0.0] * len(context) + list(record["logprobs"])
+    row.versions += [-1] * len(context) + [record["version"]] * len(ids)
+    row.stopped = record["stopped"]
+    row.text = record["text"] + self._tokenizer.decode(ids)
+    if is_chat:
+      ended = ids and ids[-1] in self._tokenizer.stop_ids
+      said = self._tokenizer.decode(ids[:-1] if ended else ids)
+      row.messages = [*messages, dict(answer)]
+      row.rendered = [
+          *record["rendered"],
+          {"role": "assistant", "content": said},
+      ]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the rows and counts."""
+    return {"rows": [row.to_json() for row in self.rows], **self.counts}

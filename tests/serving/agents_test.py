@@ -1,0 +1,179 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Agents that play episodes over HTTP, with the official client and without."""
+
+import importlib.util
+import unittest
+
+from absl.testing import absltest
+import numpy as np
+
+from tests.support import serving_case
+
+_ASK = [{"role": "user", "content": "1+2"}]
+
+
+def _body(messages=_ASK, **fields):
+  return {"model": "scratch", "messages": messages, "max_tokens": 2, **fields}
+
+
+class AgentsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.create_tempdir().full_path
+    self.server = self._start()
+
+  def _start(self):
+    server = serving_case.HttpServer(self.workdir)
+    self.addCleanup(server.close)
+    return server
+
+  def _episode(self, **body):
+    body = body or {"base_model": "scratch"}
+    status, said = self.server.ask("api/v1/create_episode", body)
+    self.assertEqual(status, 200, said)
+    return said["episode_id"], said["path"].strip("/")
+
+  def _read(self, id):
+    status, said = self.server.ask(f"api/v1/episodes/{id}")
+    self.assertEqual(status, 200, said)
+    return said
+
+  def test_an_episode_outlives_a_restart_and_ends_with_a_reward(self):
+    id, path = self._episode()
+    status, first = self.server.ask(f"{path}/chat/completions", _body())
+    self.assertEqual(status, 200, first)
+    said = first["choices"][0]["message"]
+    self.server.close()
+
+    self.server = self._start()
+    with self.subTest("the official client asks again after a lost answer"):
+      _, again = self.server.ask(
+          f"{path}/chat/completions",
+          _body(),
+          **{"x-stainless-retry-count": "1"},
+      )
+      self.assertEqual(again, first)
+    chat = [*_ASK, said, {"role": "user", "content": "3"}]
+    status, second = self.server.ask(f"{path}/chat/completions", _body(chat))
+    self.assertEqual(status, 200, second)
+    end = (f"api/v1/episodes/{id}/finish", {"reward": 0.5})
+    for _ in range(2):
+      said = self.server.result(self.server.ask(*end))
+      self.assertEqual(said["episode_id"], id)
+    episode = self._read(id)
+    self.assertEqual((episode["reward"], episode["calls"]), (0.5, 2))
+    (row,) = episode["rows"]
+    ids = row["prompt_ids"] + row["completion_ids"]
+    answers = [a["choices"][0]["token_ids"] for a in (first, second)]
+    n = len(first["prompt_token_ids"])
+    self.assertEqual(ids[:n], first["prompt_token_ids"])
+    self.assertEqual(ids[n : n + len(answers[0])], answers[0])
+    self.assertEqual(ids, second["prompt_token_ids"] + answers[1])
+    self.assertEqual(sum(row["sampled_mask"]), sum(map(len, answers)))
+    self.assertEqual(set(row["versions"]), {0, -1})
+    with self.subTest("the log-probs are of the params that sampled"):
+      engine = self.server.engine
+      (values,) = engine._scorer().logprobs(
+          engine._base, [np.array(ids, np.int32)]
+      )
+      np.testing.assert_allclose(
+          row["logprobs"][: len(answers[0])],
+          values[n : n + len(answers[0])],
+          atol=1e-4,
+      )
+    with self.subTest("and after its end it is closed"):
+      status, said = self.server.ask(f"{path}/chat/completions", _body())
+      self.assertEqual(status, 410)
+      self.assertIn("has finished", said["error"]["message"])
+      self.assertEqual(
+          self.server.engine.journal.since(id, -1)[0][0].body, None
+      )
+      status, said = self.server.ask(end[0], {"reward": 1.0})
+      self.assertEqual(status, 422)
+
+  def test_says_what_is_wrong_in_the_form_of_the_api(self):
+    _, path = self._episode()
+    long = [{"role": "user", "content": "1" * 30}]
+    for where, body, status, message in (
+        ("chat/completions", _body(n=3), 400, "n=3"),
+        ("chat/completions", _body(top_p=2.0), 400, "top_p=2"),
+        ("chat/completions", _body(long), 400, "context_length_exceeded"),
+        (
+            "chat/completions",
+            {"model": "scratch", "prompt": "1"},
+            400,
+            "messages",
+        ),
+        ("completions", _body(), 400, "allowed prompt"),
+        ("completions", {"model": "x", "prompt": "1"}, 400, "model='x'"),
+        ("embeddings", {}, 404, "docs/serve.md"),
+    ):
+      with self.subTest(message=message):
+        found, said = self.server.ask(f"{path}/{where}", body)
+        self.assertEqual(found, status, said)
+        self.assertIn(message, str(said["error"]))
+    _, said = self.server.ask(f"{path}/chat/completions", _body(long))
+    self.assertEqual(said["error"]["code"], "context_length_exceeded")
+    for where, body, status, message in (
+        ("create_episode", {"model_path": "x"}, 404, "no such checkpoint"),
+        ("create_episode", {}, 422, "base_model is missing"),
+        ("create_episode", {"base_model": "scratch", "x": 1}, 422, "x: not"),
+        ("episodes/x/finish", {"reward": 1.0}, 404, "episode x"),
+        ("episodes/x", None, 404, "episode x"),
+    ):
+      found, said = self.server.ask(f"api/v1/{where}", body)
+      self.assertEqual((found, message in said["error"]), (status, True), said)
+    empty, _ = self._episode()
+    end = f"api/v1/episodes/{empty}/finish"
+    _, said = self.server.ask(end, {})
+    self.assertIn("reward is missing", said["error"])
+    said = self.server.result(self.server.ask(end, {"reward": 1.0}))
+    self.assertIn("no answered call", said["error"])
+
+  @unittest.skipIf(
+      importlib.util.find_spec("openai") is None, "needs the package openai"
+  )
+  def test_the_official_client_plays_an_episode(self):
+    import openai
+
+    id, path = self._episode()
+    client = openai.OpenAI(
+        base_url=f"{self.server.url}/{path}", api_key=serving_case.KEY
+    )
+    (model,) = client.models.list().data
+    ask = dict(model=model.id, max_tokens=2, logprobs=True)
+    answer = client.chat.completions.create(messages=_ASK, **ask)
+    (choice,) = answer.choices
+    self.assertLen(choice.logprobs.content, answer.usage.completion_tokens)
+    self.assertEqual(choice.version, 0)
+    chat = [*_ASK, choice.message, {"role": "user", "content": "3"}]
+    *parts, usage = client.chat.completions.create(
+        messages=chat,
+        stream=True,
+        stream_options={"include_usage": True},
+        **ask,
+    )
+    self.assertGreater(usage.usage.completion_tokens, 0)
+    said = "".join(p.choices[0].delta.content or "" for p in parts)
+    self.assertIn(parts[-1].choices[0].finish_reason, ("stop", "length"))
+    (row,) = self._read(id)["rows"]
+    self.assertEqual(
+        sum(row["sampled_mask"]),
+        answer.usage.completion_tokens + usage.usage.completion_tokens,
+    )
+    decode = self.server.engine._policy.tokenizer.decode_completion
+    ids = row["completion_ids"][-usage.usage.completion_tokens :]
+    self.assertEqual(said, decode(ids, len(ids), row["stopped"]))
+    text = client.completions.create(
+        model=model.id, prompt=[4, 5], max_tokens=1
+    )
+    self.assertEqual(text.prompt_token_ids, [4, 5])
+    with self.assertRaisesRegex(openai.BadRequestError, "n=2"):
+      client.chat.completions.create(messages=_ASK, n=2, **ask)
+    client.close()
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,208 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes: the ids that were sampled stay, whatever is said around them."""
+
+import json
+
+from absl.testing import absltest
+
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.serving import chat
+from tba_jax.serving import episodes
+
+_TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<eos>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+# Leaves out what an earlier turn thought.
+_FORGETS = _TEMPLATE.replace("m.content", "m.content.split('t')[-1]")
+_WORDS = ("<user>", "<assistant>", "<tool>", "12", "1", "2", "3", "t")
+_EOS = 1
+
+
+def _tokenizer(template=_TEMPLATE):
+  tokenizer = tokenizer_lib.word_level(_WORDS, r"<\w+>|12|\w")
+  tokenizer.chat_template = template
+  return tokenizer
+
+
+def _call(*messages, prompt=None, **fields):
+  body = {"model": "m", "messages": list(messages), **fields}
+  if prompt is not None:
+    del body["messages"]
+    body["prompt"] = prompt
+  return chat.parse(body, "m")
+
+
+def _user(text):
+  return {"role": "user", "content": text}
+
+
+class _Player:
+  """An agent whose model says given tokens."""
+
+  def __init__(self, template=_TEMPLATE):
+    self.tokenizer = _tokenizer(template)
+    self.episode = episodes.Episode(self.tokenizer)
+    self.records = []
+
+  def play(self, call, tokens, *, version=0):
+    """Answers a call; returns the assistant's message."""
+    return self.end(call, self.episode.begin(call), tokens, version=version)
+
+  def end(self, call, turn, tokens, *, version=0):
+    logprobs = [-0.5 * i for i in tokens]
+    record = self.episode.end(
+        turn, tokens, logprobs, stopped=tokens[-1] == _EOS, version=version
+    )
+    record = json.loads(json.dumps(record))
+    said = tokens[:-1] if tokens[-1] == _EOS else tokens
+    message = chat.answer(call, self.tokenizer.decode(said), "r:1")
+    self.episode.add(record, call.messages, message)
+    self.records.append((record, call.messages, message))
+    return message
+
+  def ids(self, text):
+    return self.tokenizer.encode(text)
+
+
+class EpisodeTest(absltest.TestCase):
+
+  def test_keeps_ids_as_sampled_and_appends_what_follows(self):
+    player = _Player()
+    # The text "12" would be encoded as one token.
+    one, two = player.ids("1"), player.ids("2")
+    self.assertNotEqual([*one, *two], player.ids("12"))
+    said = player.play(_call(_user("3")), [*one, *two, _EOS], version=4)
+    self.assertEqual(said["content"], "12")
+    player.play(
+        _call(_user("3"), said, {"role": "tool", "content": "2"}),
+        [*two, _EOS],
+        version=5,
+    )
+    (row,) = player.episode.to_json()["rows"]
+    self.assertEqual(row["prompt_ids"], player.ids("<user>3<eos><assistant>"))
+    between = player.ids("<tool>2<eos><assistant>")
+    n = len(between)
+    self.assertEqual(
+        row["completion_ids"], [*one, *two, _EOS, *between, *two, _EOS]
+    )
+    self.assertEqual(row["sampled_mask"], [1, 1, 1] + [0] * n + [1, 1])
+    self.assertEqual(row["versions"], [4, 4, 4] + [-1] * n + [5, 5])
+    self.assertEqual(
+        row["logprobs"],
+        [
+            -0.5 * i * m
+            for i, m in zip(row["completion_ids"], row["sampled_mask"])
+        ],
+    )
+    self.assertEqual(player.episode.counts["calls"], 2)
+
+  def test_ends_a_turn_that_was_cut_off_with_tokens_not_sampled(self):
+    player = _Player()
+    said = player.play(_call(_user("3")), player.ids("1"))
+    player.play(_call(_user("3"), said, _user("2")), player.ids("2"))
+    (row,) = player.episode.to_json()["rows"]
+    self.assertEqual(
+        row["completion_ids"], player.ids("1<eos><user>2<eos><assistant>2")
+    )
+    self.assertEqual(row["sampled_mask"], [1, 0, 0, 0, 0, 0, 1])
+    self.assertFalse(row["stopped"])
+
+  def test_begins_a_row_where_the_template_writes_the_past_otherwise(self):
+    player = _Player(_FORGETS)
+    said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
+    said = player.play(_call(_user("3"), said, _user("2")), player.ids("1"))
+    rows = player.episode.to_json()["rows"]
+    self.assertLen(rows, 2)
+    self.assertEqual(
+        rows[1]["prompt_ids"],
+        player.ids("<user>3<eos><assistant>1<eos><user>2<eos><assistant>"),
+    )
+    self.assertEqual(rows[1]["sampled_mask"], [1])
+    self.assertEqual(
+        player.episode.counts, {"calls": 2, "rewritten": 1, "branched": 0}
+    )
+
+  def test_begins_a_row_for_another_past(self):
+    player = _Player()
+    said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
+    other = {**said, "content": "2"}
+    player.play(_call(_user("3"), other, _user("2")), player.ids("1"))
+    # The same prompt again is another attempt.
+    player.play(_call(_user("3")), player.ids("2"))
+    self.assertEqual(player.episode.counts["branched"], 2)
+    # A branch goes on where it was.
+    player.play(_call(_user("3"), said, _user("2")), player.ids("2"))
+    self.assertLen(player.episode.rows, 3)
+    self.assertEqual(sum(player.episode.rows[0].sampled), 3)
+
+  def test_calls_at_the_same_time_share_no_row(self):
+    player = _Player()
+    said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
+    call = _call(_user("3"), said, _user("2"))
+    turns = [player.episode.begin(call) for _ in range(2)]
+    for turn in turns:
+      player.end(call, turn, player.ids("2"))
+    first, second = player.episode.to_json()["rows"]
+    self.assertEqual(
+        first["prompt_ids"] + first["completion_ids"],
+        second["prompt_ids"] + second["completion_ids"],
+    )
+    self.assertEqual(sum(first["sampled_mask"]), 3)
+    self.assertEqual(second["sampled_mask"], [1])
+
+  def test_calls_of_tools_come_back_as_they_were_sampled(self):
+    """The agent sends them in a form of its own."""
+    player = _Player(_TEMPLATE)
+    call = _call(_user("3"), tools=[{"type": "function"}])
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+        ],
+    }
+    turn = player.episode.begin(call)
+    tokens = [*player.ids("12t"), _EOS]
+    record = player.episode.end(
+        turn, tokens, [0.0] * len(tokens), stopped=True, version=0
+    )
+    canonical = _call(_user("3"), message).messages[1]
+    player.episode.add(record, call.messages, canonical)
+    message = {**message, "content": None, "refusal": None, "annotations": []}
+    player.play(
+        _call(_user("3"), message, {"role": "tool", "content": "1"}),
+        player.ids("1"),
+    )
+    (row,) = player.episode.to_json()["rows"]
+    self.assertEqual(row["completion_ids"][: len(tokens)], tokens)
+
+  def test_texts_go_on_by_text_and_by_ids(self):
+    player = _Player()
+    one, two = player.ids("1"), player.ids("2")
+    player.play(_call(prompt="3"), [*one, *two])
+    player.play(_call(prompt="3123"), one)
+    ids = player.ids("3")
+    player.play(_call(prompt=[*ids, *one, *two, *ids, *one, *ids]), two)
+    (row,) = player.episode.to_json()["rows"]
+    self.assertEqual(
+        row["completion_ids"], [*one, *two, *ids, *one, *ids, *two]
+    )
+    self.assertEqual(row["sampled_mask"], [1, 1, 0, 1, 0, 1])
+    player.play(_call(prompt="2"), two)
+    self.assertEqual(player.episode.counts["branched"], 1)
+
+  def test_is_the_same_when_it_is_read_again(self):
+    player = _Player(_FORGETS)
+    said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
+    player.play(_call(_user("3"), said, _user("2")), player.ids("1"))
+    again = episodes.Episode(player.tokenizer)
+    for record in player.records:
+      again.add(*record)
+    self.assertEqual(again.rows, player.episode.rows)
+    self.assertEqual(again.counts, player.episode.counts)
+
+
+if __name__ == "__main__":
+  absltest.main()
