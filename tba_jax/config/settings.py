@@ -910,10 +910,22 @@ SETTINGS = {
 
     "serve.host": _s(
         "127.0.0.1", NAME, "address to listen at; another than the loopback"
-        " one lets whoever has the key in"),
+        " one speaks TLS, and lets whoever has the key in"),
     "serve.port": _s(
         8700, Allowed("0 to 65535", lambda v: 0 <= v < 2**16),
         "0 = a free one"),
+    "serve.tls_cert_file": _s(
+        "", TEXT, "certificate, PEM, with those between it and its authority;"
+        " '' = one that the server makes, unless it listens at the loopback"
+        " address"),
+    "serve.tls_key_file": _s("", TEXT, "key of the certificate"),
+    "serve.tls_names": _s(
+        "", TEXT, "names and addresses by which clients reach the server, for"
+        " the certificate that it makes, separated by commas; its address and"
+        " the host's name are in it anyway"),
+    "serve.insecure": _s(
+        False, FLAG, "no TLS made by the server: whoever listens on the way"
+        " reads key, prompts and completions"),
     "serve.model_name": _s(
         "", TEXT, "name of the model for clients, some of which choose a chat"
         " format by it; '' = `init`"),
@@ -1021,6 +1033,7 @@ _FILES = frozenset("""
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command
     store.secret_file store.tls_cert_file store.tls_key_file store.tls_ca_file
+    serve.tls_cert_file serve.tls_key_file
     task.opponent task.rewards task.reason task.source task.verifier
     """.split()).union(f"task.{name}" for name in (*_TASK_FILES, *_TASK_PATHS))
 

@@ -1074,6 +1074,16 @@ def _store(c: Mapping[str, Any]) -> _Problems:
       yield "store.address", "allowed a TCP address with config.store.tls_*"
 
 
+def _serve(c: Mapping[str, Any]) -> _Problems:
+  keys = ("serve.tls_cert_file", "serve.tls_key_file")
+  if any(c[key] for key in keys):
+    for key in keys:
+      if not os.path.isfile(os.path.expanduser(c[key])):
+        yield key, "allowed a file that exists, for both of config.serve.tls_*"
+    if c["serve.insecure"]:
+      yield "serve.insecure", "allowed False with config.serve.tls_cert_file"
+
+
 def _addresses_here(c: Mapping[str, Any]) -> _Problems:
   """The addresses must belong to the machine that starts the store."""
   for key in ("store.address", "store.locator"):
@@ -1158,6 +1168,7 @@ _CHECKS = (
     _packages,
     _publish,
     _store,
+    _serve,
 )
 
 

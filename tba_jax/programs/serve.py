@@ -15,12 +15,14 @@ import os
 import pathlib
 import secrets
 import socket
+import ssl
 import sys
 import threading
 
 import ml_collections
 
 from tba_jax.monitor import run_directory
+from tba_jax.serving import tls as tls_lib
 from tba_jax.system import processes
 
 _PREFIX = "tml-"  # The official client takes no other keys.
@@ -64,7 +66,8 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   try:
     # Before the model is loaded, which may take minutes.
     listener = _listen(config.serve.host, config.serve.port)
-    key = _key(pathlib.Path(workdir) / "serve")
+    folder = pathlib.Path(workdir) / "serve"
+    key, tls = _key(folder), _tls(config.serve, folder / "tls")
     waiters = app_lib.Waiters()
     print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
@@ -91,7 +94,9 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
       await super().startup(sockets)
-      print(f"serving on http://{shown}:{port}")
+      print(f"serving on {'https' if tls else 'http'}://{shown}:{port}")
+      if tls == _made(folder / "tls"):
+        print(f"authority {folder / 'tls' / tls_lib.CA}")
       print(f"key {key}", flush=True)
 
   server = Server(
@@ -103,6 +108,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
           access_log=False,
           limit_concurrency=_CONNECTIONS,
           timeout_graceful_shutdown=1,
+          **tls,
       )
   )
   thread.start()
@@ -136,6 +142,55 @@ def _listen(host: str, port: int) -> socket.socket:
         " allowed an address of this machine and a free port"
     ) from error
   return listener
+
+
+def _made(folder: pathlib.Path) -> dict[str, str]:
+  """Returns what uvicorn takes of the files that the server makes."""
+  return {
+      "ssl_certfile": str(folder / tls_lib.CERT),
+      "ssl_keyfile": str(folder / tls_lib.KEY),
+  }
+
+
+def _tls(
+    config: ml_collections.ConfigDict, folder: pathlib.Path
+) -> dict[str, str]:
+  """Returns uvicorn's settings of TLS, {} without it.
+
+  Args:
+    config: section `serve`.
+    folder: place of files that the server makes.
+
+  Raises:
+    ValueError: the files are not a certificate and its key, or a name is wrong.
+  """
+  if config.tls_cert_file:
+    files = [
+        os.path.expanduser(file)
+        for file in (config.tls_cert_file, config.tls_key_file)
+    ]
+    try:
+      ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+          *files, password=""
+      )
+    except OSError as error:
+      raise ValueError(
+          f"config.serve.tls_cert_file={config.tls_cert_file},"
+          f" config.serve.tls_key_file={config.tls_key_file}: {error}; allowed"
+          " a certificate and its key, PEM, without a passphrase"
+      ) from error
+    return dict(zip(("ssl_certfile", "ssl_keyfile"), files))
+  if tls_lib.is_loopback(config.host):
+    return {}
+  if config.insecure:
+    print(
+        f"warning: whoever listens on the way to {config.host} reads the key,"
+        " prompts and completions: config.serve.insecure = True",
+        file=sys.stderr,
+    )
+    return {}
+  tls_lib.make(folder, tls_lib.names_of(config.host, config.tls_names))
+  return _made(folder)
 
 
 def _key(folder: pathlib.Path) -> str:

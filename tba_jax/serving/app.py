@@ -23,6 +23,7 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import threading
 from typing import Any
 import uuid
@@ -49,7 +50,16 @@ _NO_KEY = 401
 # Numbers of the requests of each clone of a sampling client.
 _NUMBERS_OF_CLONE = 10**9
 
-_OF_EPISODE = ("sampling_session_id", "model_path", "base_model")
+_OF_EPISODE = (
+    "sampling_session_id", "model_path", "base_model", "into", "group",
+    "num_episodes",
+)  # fmt: skip
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# What clients may ask of the model of a replay.
+_OF_CLIENTS = (
+    engine_lib.FORWARD, engine_lib.SAVE, engine_lib.SAVE_SAMPLER,
+    engine_lib.EXPORT,
+)  # fmt: skip
 
 Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
@@ -150,6 +160,13 @@ class App:
         ("asample", post, self._asample),
         ("retrieve_future", post, self._retrieve_future),
         ("retrieve_futures", post, self._retrieve_futures),
+        ("create_replay", post, self._create_replay),
+        ("replays/{replay}", get, self._replay),
+        ("replays/{replay}/reward", post, self._reward),
+        ("replays/{replay}/start", post,
+         functools.partial(self._of_replay, engine_lib.START)),
+        ("replays/{replay}/stop", post,
+         functools.partial(self._of_replay, engine_lib.STOP)),
         ("create_episode", post, self._create_episode),
         ("episodes/{episode}", get, self._get_episode),
         ("episodes/{episode}/finish", post, self._finish_episode),
@@ -398,9 +415,14 @@ class App:
 
   async def _accept(self, kind: str, model: str, seq: int, body: bytes) -> Any:
     """Journals a model's request; 0 stands for a number that is not given."""
-    self._check_model(model)
+    spec = self._journal.model(self._check_model(model))
     if seq < 0:
       raise ValueError(f"seq_id={seq}: allowed numbers from 1")
+    if "replay" in spec and (seq or kind not in _OF_CLIENTS):
+      raise ValueError(
+          f"{kind} with seq_id={seq}: the server numbers the requests of a"
+          f" replay; allowed {', '.join(_OF_CLIENTS)}, without seq_id"
+      )
     asked = await self._submit(kind, model, seq or None, body)
     return {"request_id": asked.id, "model_id": model}
 
@@ -512,7 +534,14 @@ class App:
     self._check_sampler(sampler)
     count = engine_lib.num_samples(body)
     seq = messages.field(body, "seq_id", int, None)
-    asked = await self._submit(engine_lib.SAMPLE, sampler, seq, raw)
+    kind, replay = engine_lib.SAMPLE, self._into(body, sampler)
+    if replay:
+      kind, least = engine_lib.SAMPLE_INTO, self._engine.least_completions(
+          replay
+      )
+      if count < least:
+        raise ValueError(f"num_samples={count}: allowed {least} or more")
+    asked = await self._submit(kind, sampler, seq, raw)
     return {
         "request_id": asked.id,
         "sample_sequence_ids": [f"{asked.id}:{i}" for i in range(count)],
@@ -532,19 +561,58 @@ class App:
     else:
       self._check_base(messages.field(body, "base_model", str))
     episode = str(uuid.uuid4())
-    await concurrency.run_in_threadpool(
-        self._journal.add_episode,
-        *(
-            episode,
-            sampler.partition(":")[0],
-            {"sampler": sampler, "path": path},
-        ),
+    spec = {"sampler": sampler, "path": path, **self._group_of(body, sampler)}
+    is_added = await concurrency.run_in_threadpool(
+        functools.partial(
+            self._journal.add_episode,
+            *(episode, sampler.partition(":")[0], spec),
+            together=spec["together"],
+            most=spec["num_episodes"],
+        )
     )
+    if not is_added:
+      raise ValueError(
+          f"group {body['group']} has its {spec['num_episodes']} episodes:"
+          " allowed another name"
+      )
     return {
         "type": "create_episode",
         "episode_id": episode,
         "path": f"/episodes/{episode}/v1",
     }
+
+  def _group_of(self, body: Mapping[str, Any], sampler: str) -> dict[str, Any]:
+    """Returns replay, group and its size of an episode, "" without one."""
+    replay = self._into(body, sampler)
+    group = messages.field(body, "group", str, "")
+    count = messages.field(body, "num_episodes", int, 0)
+    if not replay:
+      if group or count:
+        raise ValueError('group, num_episodes: allowed with "into": "replay"')
+      return {"replay": "", "together": "", "num_episodes": 0}
+    least = self._engine.least_completions(replay)
+    if not _GROUP.fullmatch(group) or count < least:
+      raise ValueError(
+          f"group={group!r}, num_episodes={count}: allowed a name of letters,"
+          f" digits, '.', '_' and '-', and {least} episodes or more"
+      )
+    together = f"{replay}/{group}"
+    return {"replay": replay, "together": together, "num_episodes": count}
+
+  def _into(self, body: Mapping[str, Any], sampler: str) -> str:
+    """Returns the replay that is sampled for, "" if none is."""
+    into = messages.field(body, "into", str, "")
+    if not into:
+      return ""
+    replay = sampler.rpartition(":")[0]
+    spec = self._journal.model(replay) or {}
+    is_newest = sampler == engine_lib.newest_sampler(replay)
+    if into != "replay" or not is_newest or "replay" not in spec:
+      raise ValueError(
+          f"into={into!r}: allowed 'replay', with the sampling_session_id of a"
+          " replay"
+      )
+    return replay
 
   def _check_episode(self, request: requests.Request) -> str:
     """Returns the episode of a URL, which has not finished."""
@@ -633,6 +701,57 @@ class App:
     return await concurrency.run_in_threadpool(
         self._journal.same_body, episode, body
     )
+
+  # Replays.
+
+  async def _create_replay(self, request: requests.Request) -> Any:
+    raw = await self._body(request)
+    body = messages.parse_json(raw)
+    session = self._check_session(messages.field(body, "session_id", str))
+    number = messages.field(body, "replay_seq_id", int)
+    self._check_base(messages.field(body, "base_model", str))
+    model = await concurrency.run_in_threadpool(
+        self._engine.add_replay, session, number, body
+    )
+    asked = await self._submit(engine_lib.CREATE, model, 0, raw)
+    return {
+        "request_id": asked.id,
+        "replay_id": model,
+        "sampling_session_id": engine_lib.newest_sampler(model),
+    }
+
+  def _check_replay(self, request: requests.Request) -> str:
+    """Returns the replay of a URL."""
+    replay = request.path_params["replay"]
+    if "replay" not in (self._journal.model(replay) or {}):
+      raise LookupError(f"replay {replay}: there is none")
+    return replay
+
+  async def _replay(self, request: requests.Request) -> Any:
+    replay = self._check_replay(request)
+    after = request.query_params.get("after", "0")
+    if not after.isdecimal():
+      raise ValueError(f"after={after!r}: allowed whole numbers from 0")
+    return await concurrency.run_in_threadpool(
+        self._engine.replay_state, replay, int(after)
+    )
+
+  async def _of_replay(self, kind: str, request: requests.Request) -> Any:
+    await self._body(request)
+    replay = self._check_replay(request)
+    asked = await self._submit(kind, replay, None, b"{}")
+    return {"request_id": asked.id, "replay_id": replay}
+
+  async def _reward(self, request: requests.Request) -> Any:
+    body = await self._json(request)
+    messages.check_fields(body, ("request_id", "rewards"))
+    asked = await concurrency.run_in_threadpool(
+        self._engine.reward,
+        self._check_replay(request),
+        messages.field(body, "request_id", str),
+        messages.field(body, "rewards", list),
+    )
+    return {"request_id": asked.id}
 
   # Results.
 

@@ -41,6 +41,7 @@ from tba_jax.serving import chat
 from tba_jax.serving import episodes
 from tba_jax.serving import journal as journal_lib
 from tba_jax.serving import messages
+from tba_jax.serving import replay as replay_lib
 from tba_jax.serving import training
 
 # Kinds of requests. A forward pass and a sample change nothing.
@@ -53,6 +54,15 @@ EXPORT = "save_weights_external"
 SAMPLE = "sample"
 # Of episodes: a call of an agent, and the end.
 CALL, FINISH = "call", "finish_episode"
+# Of replays: completions to reward, a group that enters, a step, what begins
+# and ends them.
+SAMPLE_INTO = "sample_into_replay"
+INSERT, TRAIN = "replay_insert", "replay_step"
+START, STOP = "replay_start", "replay_stop"
+# Done together, by arrival.
+_DECODED = (SAMPLE, SAMPLE_INTO, CALL, FINISH)
+# Name of the sampling session of a replay, after its id.
+_NEWEST = "newest"
 # Folder of a kind of checkpoint, as in the paths of the Tinker API.
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 EXTERNAL_WEIGHTS = "external_weights"
@@ -127,6 +137,7 @@ class Engine:
     self._runs: collections.OrderedDict[str, training.TrainingRun] = (
         collections.OrderedDict()
     )
+    self._replays: dict[str, replay_lib.Replay] = {}
     self._savers: dict[str, checkpoint.Checkpointer] = {}
     self._steps_since_save: dict[str, int] = {}
     self._samplers: collections.OrderedDict[Any, decode.Sampler] = (
@@ -203,6 +214,8 @@ class Engine:
 
   def run(self) -> None:
     """Does requests until `stop`; for one thread."""
+    for model in self.journal.running_replays():
+      self._go_on(model)
     while True:
       with self._changed:
         batch = self._next()
@@ -211,7 +224,7 @@ class Engine:
           batch = self._next()
         if self._stopping:
           break
-      if batch[0].kind in (SAMPLE, CALL, FINISH):
+      if batch[0].kind in _DECODED:
         self._sample(batch)
       else:
         self._do(batch[0])
@@ -222,7 +235,7 @@ class Engine:
   # The queue.
 
   def _queue(self, request: journal_lib.Request) -> None:
-    if request.kind in (SAMPLE, CALL, FINISH):
+    if request.kind in _DECODED:
       self._samples.append(request)
       return
     owner = request.owner
@@ -298,6 +311,9 @@ class Engine:
       self._expected[owner] = seq
     if isinstance(outcome, bytes):
       self._save_in_time(request)
+    elif request.kind == TRAIN:
+      self.journal.set_running(owner, False, outcome["error"])
+    self._go_on(owner)
 
   def _try(self, request: journal_lib.Request) -> bytes | Mapping[str, str]:
     """Returns the result of a model's request, or its failure."""
@@ -330,6 +346,8 @@ class Engine:
     if kind == OPTIM_STEP:
       metrics = self._run_of(owner).step(_adam_settings(body))
       return _json({"metrics": metrics})
+    if kind in (INSERT, TRAIN, START, STOP):
+      return self._execute_replay(owner, kind, body)
     if kind == LOAD:
       path = body["path"]
       self._load(owner, path, with_optimizer=body["optimizer"])
@@ -368,7 +386,7 @@ class Engine:
     )
     self._savers[model] = saver
     try:
-      run, seq = self._read_run(programs, saver, spec["seed"])
+      run, seq = self._read_run(programs, saver, model, spec)
       self._runs[model] = run
       self._steps_since_save[model] = 0
       self._repeat(model, seq)
@@ -381,11 +399,15 @@ class Engine:
       self,
       programs: training.Programs,
       saver: checkpoint.Checkpointer,
-      seed: int,
+      model: str,
+      spec: Mapping[str, Any],
   ) -> tuple[training.TrainingRun, int]:
     """Returns a model at its newest checkpoint, and the number it is of."""
+    if "replay" in spec:
+      replay = replay_lib.Replay(self._config, spec["replay"])
+      self._replays[model] = replay
     if saver.latest_step() is None:
-      params = programs.init(seed)
+      params = programs.init(spec["seed"])
       state = {"params": params, "opt_state": programs.init_optimizer(params)}
       return training.TrainingRun(programs, **state), -1
     try:
@@ -393,6 +415,8 @@ class Engine:
     except ValueError as error:
       # Damage on disk is not an error of the request that needs the model.
       raise RuntimeError(str(error)) from error
+    if "replay" in spec:
+      replay.set_state(host["replay"])
     return training.TrainingRun(programs, **state), int(host["seq"])
 
   def _repeat(self, model: str, seq: int) -> None:
@@ -405,13 +429,16 @@ class Engine:
     for request, is_done in self.journal.since(model, seq):
       if not is_done:
         break
-      if request.kind not in (FORWARD_BACKWARD, OPTIM_STEP, LOAD):
+      if request.kind not in (
+          FORWARD_BACKWARD, OPTIM_STEP, LOAD, INSERT, TRAIN
+      ):  # fmt: skip
         continue
       outcome = self.journal.outcome(request.id)
       # Of those that failed, only a step may have had an effect: it drops a
       # gradient that is not finite.
       if outcome.failure and (
-          request.kind != OPTIM_STEP or outcome.failure["category"] != "user"
+          request.kind not in (OPTIM_STEP, TRAIN)
+          or outcome.failure["category"] != "user"
       ):
         continue
       if request.body is None:
@@ -439,6 +466,7 @@ class Engine:
   def _forget(self, model: str) -> None:
     """Drops a model from memory; `_run_of` makes it again."""
     self._runs.pop(model, None)
+    self._replays.pop(model, None)
     saver = self._savers.pop(model, None)
     if saver is None:
       return
@@ -451,7 +479,7 @@ class Engine:
   def _save_in_time(self, request: journal_lib.Request) -> None:
     """Saves a recovery checkpoint of a model if it is time for one."""
     model = request.owner
-    if request.kind == OPTIM_STEP:
+    if request.kind in (OPTIM_STEP, TRAIN):
       self._steps_since_save[model] += 1
     elif request.kind != LOAD:
       return
@@ -463,10 +491,11 @@ class Engine:
     if is_due or request.kind == LOAD:
       run, saver = self._runs[model], self._savers[model]
       state = {"params": run.params, "opt_state": run.opt_state}
+      host: dict[str, Any] = {"seq": request.seq}
+      if model in self._replays:
+        host["replay"] = self._replays[model].get_state()
       try:
-        saver.save(
-            request.seq, state, {"seq": request.seq}, wait=request.kind == LOAD
-        )
+        saver.save(request.seq, state, host, wait=request.kind == LOAD)
       except OSError as error:
         # The journal still has everything; the next one may fit.
         logging.error("%s", error)
@@ -599,6 +628,8 @@ class Engine:
     # Its own numbers, apart from those that clients give.
     sampler = f"{model}:sample:{request.seq}"
     self.journal.add_sampler(sampler, model.partition(":")[0], path)
+    if model in self._replays:
+      self.journal.set_sampler(newest_sampler(model), path)
     return _json({"type": SAVE_SAMPLER, "sampling_session_id": sampler})
 
   def _drop_unnamed(self, model: str) -> None:
@@ -792,10 +823,19 @@ class Engine:
           c.stopped.tolist(),
           prompt_logprobs,
       )
-      if sample.call is None:
-        out.append(messages.pack_sample_result(result))
-      else:
+      if sample.call is not None:
         out.append(self._answer(sample, result))
+        continue
+      packed = messages.pack_sample_result(result)
+      if sample.into_replay:
+        packed = _json(
+            {
+                **messages.sample_result_to_json(packed),
+                "prompt_ids": sample.request.prompt_tokens.tolist(),
+                "version": self._step(path),
+            }
+        )
+      out.append(packed)
     return out
 
   def _scorer(self) -> training.Programs:
@@ -976,7 +1016,167 @@ class Engine:
       self.journal.finish_episode(id, outcome)
     self.journal.drop_bodies(id, request.seq)
     self._episodes.pop(id, None)
-    return _json({"type": FINISH, "episode_id": id})
+    done = {"type": FINISH, "episode_id": id}
+    return _json({**done, **self._enter_episodes(self.journal.episode(id)[0])})
+
+  def _enter_episodes(self, spec: Mapping[str, Any]) -> dict[str, int]:
+    """Lets a group of episodes into its replay once all have finished."""
+    together = spec["together"]
+    outcomes = self.journal.outcomes_of(together) if together else []
+    if not together or len(outcomes) < spec["num_episodes"]:
+      return {}
+    model = spec["replay"]
+    least = self.least_completions(model)
+    groups, left_out = replay_lib.groups_of_episodes(outcomes, least)
+    for n, group in enumerate(groups):
+      self.submit(INSERT, model, None, _json(group), name=f"{together}:{n}")
+    return {"groups": len(groups), "rows_left_out": left_out}
+
+  # Replays.
+
+  def add_replay(
+      self, session: str, number: int, body: Mapping[str, Any]
+  ) -> str:
+    """Adds the model of a replay; returns its id.
+
+    Args:
+      session: session that it is of.
+      number: its number there.
+      body: body of `create_replay`.
+
+    Raises:
+      ValueError: a setting is wrong, or the number is another replay's.
+    """
+    model = f"{session}:replay:{number}"
+    replay = replay_lib.Replay(self._config, body).settings
+    spec = self.spec_of(model, body.get("lora_config"))
+    training.objective_config(self._config, replay.loss, replay.loss_config)
+    least = replay_lib.least_completions(replay.loss)
+    if replay.completions_per_prompt < least:
+      raise ValueError(
+          f"completions_per_prompt={replay.completions_per_prompt}:"
+          f" loss_fn={replay.loss!r} needs {least} or more"
+      )
+    _adam_settings(body)
+    spec["replay"] = dict(body)
+    self.journal.add_model(model, session, spec)
+    if self.journal.model(model) != json.loads(json.dumps(spec)):
+      raise ValueError(
+          f"replay_seq_id={number} is another replay: take another number"
+      )
+    self.journal.add_sampler(newest_sampler(model), session, "")
+    return model
+
+  def least_completions(self, model: str) -> int:
+    """Returns the smallest group that a replay learns from; for any thread."""
+    replay = replay_lib.parse(self.journal.model(model)["replay"])
+    return replay_lib.least_completions(replay.loss)
+
+  def _execute_replay(
+      self, model: str, kind: str, body: Mapping[str, Any]
+  ) -> bytes:
+    """Does a request of a replay; returns its result."""
+    run = self._run_of(model)
+    replay, step = self._replays[model], run.num_steps
+    if kind == INSERT:
+      return _json(replay.insert(body, step))
+    if kind in (START, STOP):
+      is_start = kind == START
+      self.journal.set_running(model, is_start, "" if is_start else "stopped")
+      return _json({"type": kind})
+    asked, stats = replay.draw(step)
+    metrics = {**run.run_pass(asked).metrics, **stats}
+    adam = _adam_settings(self.journal.model(model)["replay"])
+    metrics |= run.step(adam)
+    return _json({"step": step + 1, "metrics": metrics, **replay.state()})
+
+  def _go_on(self, model: str) -> None:
+    """Queues the next request of a replay that trains, if it can."""
+    if not self.journal.running(model)[0] or self._waiting.get(model):
+      return
+    try:
+      run = self._run_of(model)
+    # As in `_try`: it is not to be tried for ever.
+    except Exception as error:
+      logging.exception("%s failed", model)
+      self.journal.set_running(model, False, f"{type(error).__name__}: {error}")
+      return
+    replay, step = self._replays[model], run.num_steps
+    settings = replay.settings
+    is_last = step >= settings.num_steps
+    published = self._step(self.journal.sampler(newest_sampler(model)))
+    if step > published and (
+        is_last or step % settings.publish_every_steps == 0
+    ):
+      self.submit(SAVE_SAMPLER, model, None, b"{}")
+    elif is_last:
+      self.journal.set_running(model, False, "done")
+    elif not replay.missing(step):
+      self.submit(TRAIN, model, None, b"{}")
+
+  def reward(
+      self, model: str, id: str, rewards: Sequence[Any]
+  ) -> journal_lib.Request:
+    """Lets the completions of a sample into its replay; for any thread.
+
+    Args:
+      model: id of the replay.
+      id: id of the sample.
+      rewards: reward of each completion.
+
+    Raises:
+      LookupError: there is no such sample of this replay.
+      ValueError: it is not done, or the rewards are wrong.
+    """
+    outcome = self.journal.outcome(id)
+    is_own = id.startswith(f"{newest_sampler(model)}:")
+    if outcome is None or not is_own or outcome.kind != SAMPLE_INTO:
+      raise LookupError(f'{id}: no sample with "into": "replay" of {model}')
+    if outcome.result is None:
+      text = (outcome.failure or {}).get("error", "not done yet")
+      raise ValueError(f"{id}: {text}")
+    group = replay_lib.group_of_sample(
+        json.loads(outcome.result), rewards, self.least_completions(model)
+    )
+    name = f"reward-{id.rpartition(':')[2]}"
+    return self.submit(INSERT, model, None, _json(group), name=name)
+
+  def replay_state(self, model: str, after: int) -> dict[str, Any]:
+    """Returns the state of a replay, JSON; for any thread.
+
+    Args:
+      model: id of the replay.
+      after: step after which metrics are returned, the newest 1000 at most.
+    """
+    settings = replay_lib.parse(self.journal.model(model)["replay"])
+    is_running, reason = self.journal.running(model)
+    results = self.journal.results
+    steps = [json.loads(r) for _, r in results(model, TRAIN, -1, 1000)]
+    newest = [
+        (seq, json.loads(result))
+        for kind in (INSERT, TRAIN)
+        for seq, result in results(model, kind, -1, 1)
+    ]
+    counts = dict(max(newest, key=lambda x: x[0], default=(0, {}))[1])
+    counts.pop("metrics", None)
+    counts.pop("step", None)
+    step = steps[-1]["step"] if steps else 0
+    path = self.journal.sampler(newest_sampler(model))
+    return {
+        "replay_id": model,
+        "running": is_running,
+        "reason": reason,
+        "step": step,
+        "num_steps": settings.num_steps,
+        "missing_groups": replay_lib.missing_groups(
+            settings, counts.get("groups", 0), step
+        ),
+        "counts": counts,
+        "version": self._step(path),
+        "model_path": path or None,
+        "sampling_session_id": newest_sampler(model),
+        "steps": [s for s in steps if s["step"] > after],
+    }
 
   # What is asked of the server as a whole.
 
@@ -1084,6 +1284,7 @@ class _Sample:
   last_n: prompt tokens, from the end, whose log-probs are asked for; 0 = none.
   owner: sampling session or episode.
   call: call of an agent that it answers, if it is one.
+  into_replay: whether the completions are to be rewarded, and trained on.
   """
 
   id: str
@@ -1093,6 +1294,12 @@ class _Sample:
   last_n: int
   owner: str
   call: _Call | None = None
+  into_replay: bool = False
+
+
+def newest_sampler(replay: str) -> str:
+  """Returns the sampling session of a replay's newest version."""
+  return f"{replay}:{_NEWEST}"
 
 
 def num_samples(body: Mapping[str, Any]) -> int:
@@ -1122,7 +1329,7 @@ _SAMPLING_PARAMS = (
 )  # fmt: skip
 _SAMPLE_FIELDS = (
     "num_samples", "prompt", "sampling_params", "sampling_session_id", "seq_id",
-    "prompt_logprobs", "prompt_logprobs_last_n",
+    "prompt_logprobs", "prompt_logprobs_last_n", "into",
 )  # fmt: skip
 
 
@@ -1166,6 +1373,7 @@ def _parse_sample(
       _decode_request(request.id, tokens, count, seed, most),
       last_n,
       request.owner,
+      into_replay=request.kind == SAMPLE_INTO,
   )
 
 

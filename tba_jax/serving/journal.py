@@ -32,7 +32,10 @@ CREATE TABLE IF NOT EXISTS models (
 CREATE TABLE IF NOT EXISTS samplers (
   id TEXT PRIMARY KEY, session TEXT, path TEXT);
 CREATE TABLE IF NOT EXISTS episodes (
-  id TEXT PRIMARY KEY, session TEXT, spec TEXT, outcome TEXT);
+  id TEXT PRIMARY KEY, session TEXT, together TEXT, spec TEXT, outcome TEXT);
+CREATE INDEX IF NOT EXISTS by_group ON episodes (together);
+CREATE TABLE IF NOT EXISTS replays (
+  model TEXT PRIMARY KEY, running INTEGER, reason TEXT);
 CREATE TABLE IF NOT EXISTS checkpoints (
   path TEXT PRIMARY KEY, model TEXT, spec TEXT, created_s REAL);
 CREATE TABLE IF NOT EXISTS requests (
@@ -156,7 +159,8 @@ class Journal:
           is_result = isinstance(outcome, bytes)
           self._run(
               "UPDATE requests SET result=?, failure=?, done=?, body=CASE kind"
-              " WHEN 'sample' THEN NULL WHEN 'forward' THEN x'' ELSE body END"
+              " WHEN 'sample' THEN NULL WHEN 'sample_into_replay' THEN NULL"
+              " WHEN 'forward' THEN x'' ELSE body END"
               " WHERE id=? AND done IS NULL",
               outcome if is_result else None,
               None if is_result else json.dumps(outcome),
@@ -312,11 +316,46 @@ class Journal:
       rows = self._all("SELECT id FROM samplers WHERE session=?", session)
     return [id for (id,) in rows]
 
-  def add_episode(self, id: str, session: str, spec: Mapping[str, Any]) -> None:
-    self._write(
-        "INSERT OR IGNORE INTO episodes VALUES (?, ?, ?, NULL)",
-        *(id, session, json.dumps(spec)),
-    )
+  def add_episode(
+      self,
+      id: str,
+      session: str,
+      spec: Mapping[str, Any],
+      *,
+      together: str = "",
+      most: int = 0,
+  ) -> bool:
+    """Adds an episode; returns False if its group has `most` already.
+
+    Args:
+      id: id of the episode.
+      session: session that it is of.
+      spec: facts about it.
+      together: group that its rows are trained in; "" = none.
+      most: episodes of the group.
+    """
+    with self._lock:
+      if together:
+        (count,) = self._one(
+            "SELECT count(*) FROM episodes WHERE together=?", together
+        )
+        if count >= most:
+          return False
+      self._run(
+          "INSERT INTO episodes VALUES (?, ?, ?, ?, NULL)",
+          *(id, session, together, json.dumps(spec)),
+      )
+    return True
+
+  def outcomes_of(self, together: str) -> list[Any]:
+    """Returns the outcomes of a group's finished episodes."""
+    with self._lock:
+      rows = self._all(
+          "SELECT outcome FROM episodes WHERE together=? AND outcome IS NOT"
+          " NULL ORDER BY rowid",
+          together,
+      )
+    return [json.loads(outcome) for (outcome,) in rows]
 
   def episode(self, id: str) -> tuple[dict[str, Any], Any] | None:
     """Returns spec and outcome of an episode, None for what is not there."""
@@ -328,6 +367,38 @@ class Journal:
         "UPDATE episodes SET outcome=coalesce(outcome, ?) WHERE id=?",
         *(json.dumps(outcome), id),
     )
+
+  def set_sampler(self, id: str, path: str) -> None:
+    """Gives a sampling session another path."""
+    self._write("UPDATE samplers SET path=? WHERE id=?", path, id)
+
+  def set_running(self, model: str, running: bool, reason: str) -> None:
+    self._write(
+        "INSERT OR REPLACE INTO replays VALUES (?, ?, ?)",
+        *(model, running, reason),
+    )
+
+  def running(self, model: str) -> tuple[bool, str]:
+    """Returns whether a replay trains, and why it does not."""
+    row = self._read("SELECT running, reason FROM replays WHERE model=?", model)
+    return (bool(row[0]), row[1]) if row else (False, "not started")
+
+  def running_replays(self) -> list[str]:
+    with self._lock:
+      rows = self._all("SELECT model FROM replays WHERE running")
+    return [model for (model,) in rows]
+
+  def results(
+      self, owner: str, kind: str, after: int, limit: int
+  ) -> list[tuple[int, bytes]]:
+    """Returns the newest results of a kind after a number: number, result."""
+    with self._lock:
+      rows = self._all(
+          "SELECT seq, result FROM requests WHERE owner=? AND kind=? AND seq>?"
+          " AND result IS NOT NULL ORDER BY seq DESC LIMIT ?",
+          *(owner, kind, after, limit),
+      )
+    return rows[::-1]
 
   def add_checkpoint(
       self, path: str, model: str, spec: Mapping[str, Any]

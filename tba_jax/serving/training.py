@@ -336,24 +336,9 @@ class Programs:
         make groups.
     """
     objective_name, changes = asked.loss, dict(asked.config)
-    row = build.OBJECTIVES.get(objective_name)
-    if row is None or row.has_values or row.learns_log_z:
-      allowed = [
-          name
-          for name, other in build.OBJECTIVES.items()
-          if not (other.has_values or other.learns_log_z)
-      ]
-      raise ValueError(
-          f"loss_fn={objective_name!r}: allowed"
-          f" {', '.join([*token_losses.LOSSES, *allowed])}"
-      )
+    config = objective_config(self.config, objective_name, changes)
+    row = build.OBJECTIVES[objective_name]
     self.check_data(asked.data)
-    config = self._loss_config(objective_name, changes)
-    if row.needs_beta and config.loss.beta == 0:
-      raise ValueError(
-          f"loss_fn={objective_name!r} needs beta above 0: give it in"
-          " loss_fn_config, or as config.loss.beta"
-      )
     batch, places = self._groups(asked.data)
     num_groups, K = batch.rewards.shape
     if K < row.min_completions:
@@ -397,59 +382,6 @@ class Programs:
     return grads, messages.PassResult(
         outputs, {"loss:mean": loss, "groups:sum": float(num_groups)}
     )
-
-  def _loss_config(
-      self, name: str, changes: Mapping[str, float | str]
-  ) -> ml_collections.ConfigDict:
-    """Returns the config with a pass's objective and settings of `loss`."""
-    config = self.config.copy_and_resolve_references()
-    lines = [f"loss.name={name}"]
-    for key, value in changes.items():
-      if key not in PASS_SETTINGS:
-        raise ValueError(
-            f"loss_fn_config.{key}: allowed {', '.join(PASS_SETTINGS)}"
-        )
-      lines.append(f"loss.{key}={value}")
-    try:
-      config = load.apply_overrides(config, lines)
-    except ValueError as error:
-      raise ValueError(f"loss_fn_config: {error}") from error
-    c, readers = config.loss, build.readers()
-    by_correction = settings_lib.READ_BY_CORRECTIONS
-    for key in changes:
-      value, setting = c[key], settings_lib.SETTINGS[f"loss.{key}"]
-      if not setting.allowed.test(value):
-        raise ValueError(
-            f"loss_fn_config.{key}={value!r}: allowed {setting.allowed.text}"
-        )
-      if value == setting.default:
-        continue
-      if name not in readers.get(key, (name,)):
-        raise ValueError(
-            f"loss_fn_config.{key}: loss_fn={name!r} does not read it; allowed"
-            f" with {', '.join(readers[key])}"
-        )
-      own = build.correction(c)
-      if own not in by_correction.get(f"loss.{key}", (own,)):
-        raise ValueError(
-            f"loss_fn_config.{key}: correction {own!r} does not read it;"
-            f" allowed with {', '.join(by_correction[f'loss.{key}'])}"
-        )
-    needs_clip = c.correction in build.CLIPS or (
-        not c.correction and build.find(name).needs_ratio_clip
-    )
-    if needs_clip and not c.ratio_clip:
-      why = f" and correction {c.correction!r}" if c.correction else ""
-      raise ValueError(
-          f"loss_fn={name!r}{why}: needs ratio_clip above 0, in loss_fn_config"
-          " or as config.loss.ratio_clip"
-      )
-    if build.baseline(c) == "file":
-      raise ValueError(
-          f"loss_fn={name!r} has the baseline 'file', which a server does not"
-          " have: give another as loss_fn_config.baseline"
-      )
-    return config
 
   def _groups(
       self, data: Sequence[messages.Datum]
@@ -656,6 +588,97 @@ def check_config(config: ml_collections.ConfigDict) -> None:
           f"config.loss.{key}={config.loss[key]!r}: a server does not apply"
           f" it; allowed {only!r}"
       )
+
+
+def objective_config(
+    config: ml_collections.ConfigDict,
+    name: str,
+    changes: Mapping[str, float | str],
+) -> ml_collections.ConfigDict:
+  """Returns a config with an objective of groups, and settings of `loss`.
+
+  Args:
+    config: config of the server.
+    name: name of the objective.
+    changes: changed settings of it.
+
+  Raises:
+    ValueError: the objective or one of its settings is not allowed here.
+  """
+  row = build.OBJECTIVES.get(name)
+  if row is None or row.has_values or row.learns_log_z:
+    allowed = [
+        name
+        for name, other in build.OBJECTIVES.items()
+        if not (other.has_values or other.learns_log_z)
+    ]
+    raise ValueError(
+        f"loss_fn={name!r}: allowed"
+        f" {', '.join([*token_losses.LOSSES, *allowed])}"
+    )
+  config = _loss_config(config, name, changes)
+  if row.needs_beta and config.loss.beta == 0:
+    raise ValueError(
+        f"loss_fn={name!r} needs beta above 0: give it in loss_fn_config, or"
+        " as config.loss.beta"
+    )
+  return config
+
+
+def _loss_config(
+    config: ml_collections.ConfigDict,
+    name: str,
+    changes: Mapping[str, float | str],
+) -> ml_collections.ConfigDict:
+  """Returns the config with a pass's objective and settings of `loss`."""
+  config = config.copy_and_resolve_references()
+  lines = [f"loss.name={name}"]
+  for key, value in changes.items():
+    if key not in PASS_SETTINGS:
+      raise ValueError(
+          f"loss_fn_config.{key}: allowed {', '.join(PASS_SETTINGS)}"
+      )
+    lines.append(f"loss.{key}={value}")
+  try:
+    config = load.apply_overrides(config, lines)
+  except ValueError as error:
+    raise ValueError(f"loss_fn_config: {error}") from error
+  c, readers = config.loss, build.readers()
+  by_correction = settings_lib.READ_BY_CORRECTIONS
+  for key in changes:
+    value, setting = c[key], settings_lib.SETTINGS[f"loss.{key}"]
+    if not setting.allowed.test(value):
+      raise ValueError(
+          f"loss_fn_config.{key}={value!r}: allowed {setting.allowed.text}"
+      )
+    if value == setting.default:
+      continue
+    if name not in readers.get(key, (name,)):
+      raise ValueError(
+          f"loss_fn_config.{key}: loss_fn={name!r} does not read it; allowed"
+          f" with {', '.join(readers[key])}"
+      )
+    own = build.correction(c)
+    if own not in by_correction.get(f"loss.{key}", (own,)):
+      raise ValueError(
+          f"loss_fn_config.{key}: correction {own!r} does not read it;"
+          f" allowed with {', '.join(by_correction[f'loss.{key}'])}"
+      )
+  needs_clip = c.correction in build.CLIPS or (
+      not c.correction and build.find(name).needs_ratio_clip
+  )
+  if needs_clip and not c.ratio_clip:
+    why = f" and correction {c.correction!r}" if c.correction else ""
+    raise ValueError(
+        f"loss_fn={name!r}{why}: needs ratio_clip above 0, in loss_fn_config"
+        " or as config.loss.ratio_clip"
+    )
+  if build.baseline(c) == "file":
+    raise ValueError(
+        f"loss_fn={name!r} has the baseline 'file', which a server does not"
+        " have: give another as loss_fn_config.baseline"
+    )
+  return config
 
 
 def _update(

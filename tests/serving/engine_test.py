@@ -86,9 +86,9 @@ class _Server:
 
 def _loss_config(name, changes):
   """Returns the config of a pass with an objective of groups."""
-  programs = mock.create_autospec(engine_lib.training.Programs, instance=True)
-  programs.config = serving_case.make_config()
-  return engine_lib.training.Programs._loss_config(programs, name, changes)
+  return engine_lib.training.objective_config(
+      serving_case.make_config(), name, changes
+  )
 
 
 class EngineTest(absltest.TestCase):

@@ -1,0 +1,350 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Replay on the server: it trains a model on groups while clients sample.
+
+    POST /api/v1/create_replay         a model, its loss and how to draw
+                                       -> {"replay_id", "sampling_session_id"}
+    POST /api/v1/replays/ID/start      trains until `num_steps` or a stop
+    POST /api/v1/asample               with {"into": "replay"}
+    POST /api/v1/replays/ID/reward     {"request_id", "rewards"} of a sample
+    POST /api/v1/create_episode        with {"into": "replay", "group",
+                                       "num_episodes"}
+    GET  /api/v1/replays/ID?after=STEP  state, counts, metrics of steps
+    POST /api/v1/replays/ID/stop
+
+A replay is a model whose requests the server numbers: a group that enters, a
+step (draw, pass and optimizer in one) and a version that is saved are requests
+in the journal like a client's, and the buffer is part of the model's
+checkpoint. So what is true of models after a kill is true here: the same
+groups, draws and steps, to the same bits. The sampling session of a replay is
+of its newest version.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import hashlib
+import math
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
+from tba_jax.learning import schedules
+from tba_jax.losses import build
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.serving import messages
+
+# Settings of `config.replay` that a replay may have of its own.
+SETTINGS = (
+    "capacity", "capacity_per_prompt", "recent_fraction", "recent_window_steps",
+    "skip_equal_rewards", "selection", "reward_temperature",
+    "reward_temperature_final", "reward_temperature_decay_steps", "dedupe",
+)  # fmt: skip
+_FIELDS = (
+    "session_id", "replay_seq_id", "base_model", "lora_config", "loss_fn",
+    "loss_fn_config", "adam_params", "prompts_per_batch",
+    "completions_per_prompt", "num_steps", "groups_per_step",
+    "publish_every_steps", "replay",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How a replay trains.
+
+  loss: name of an objective of groups.
+  loss_config: settings of the objective.
+  prompts_per_batch: B, groups of a step.
+  completions_per_prompt: K, completions of a group in a step.
+  num_steps: steps after which it ends.
+  groups_per_step: groups that must have entered for each step, its own
+    included; 0 waits for the first alone.
+  publish_every_steps: steps between versions to sample from.
+  replay: changed settings of `config.replay`.
+  """
+
+  loss: str
+  loss_config: Mapping[str, float | str]
+  prompts_per_batch: int
+  completions_per_prompt: int
+  num_steps: int
+  groups_per_step: int
+  publish_every_steps: int
+  replay: Mapping[str, Any]
+
+
+def parse(body: Mapping[str, Any]) -> Settings:
+  """Returns the settings of a `create_replay`; ValueError if one is wrong."""
+  field = messages.field
+  messages.check_fields(body, _FIELDS)
+  loss = field(body, "loss_fn", str, "tb")
+  B = field(body, "prompts_per_batch", int)
+  settings = Settings(
+      loss,
+      field(body, "loss_fn_config", dict, {}),
+      B,
+      field(body, "completions_per_prompt", int),
+      field(body, "num_steps", int),
+      field(body, "groups_per_step", int, B),
+      field(body, "publish_every_steps", int, 1),
+      field(body, "replay", dict, {}),
+  )
+  for name, least in (
+      ("prompts_per_batch", 1),
+      ("completions_per_prompt", 1),
+      ("num_steps", 1),
+      ("groups_per_step", 0),
+      ("publish_every_steps", 1),
+  ):
+    value = getattr(settings, name)
+    if not least <= value < 2**31:
+      raise ValueError(f"{name}={value}: allowed whole numbers from {least}")
+  return settings
+
+
+def _with_replay(
+    config: ml_collections.ConfigDict, changes: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """Returns a config with settings of a replay's own."""
+  lines = []
+  for key, value in changes.items():
+    if key not in SETTINGS:
+      raise ValueError(f"replay.{key}: allowed {', '.join(SETTINGS)}")
+    lines.append(f"replay.{key}={value}")
+  try:
+    config = load.apply_overrides(config.copy_and_resolve_references(), lines)
+  except ValueError as error:
+    raise ValueError(f"replay: {error}") from error
+  for key in changes:
+    allowed = settings_lib.SETTINGS[f"replay.{key}"].allowed
+    if not allowed.test(config.replay[key]):
+      raise ValueError(
+          f"replay.{key}={config.replay[key]!r}: allowed {allowed.text}"
+      )
+  return config
+
+
+class Replay:
+  """The buffer of a replay, and what has gone through it.
+
+  settings: how it trains.
+  counts: completions that have `entered`, were `trained` for the first time,
+    or `evicted` before that; `groups` that have entered. The rest of those that
+    entered are in the buffer, untrained.
+
+  Raises:
+    ValueError: a setting is wrong.
+  """
+
+  def __init__(
+      self, config: ml_collections.ConfigDict, body: Mapping[str, Any]
+  ):
+    self.settings = parse(body)
+    config = _with_replay(config, self.settings.replay)
+    self._num_tokens = config.sampling.max_completion_tokens
+    self._buffer = buffer_lib.ReplayBuffer(
+        config,
+        reward_temperature=schedules.reward_temperature(
+            config.replay, per_round_steps=0
+        ),
+    )
+    self._buffer.begin_epoch(0, 0)
+    self.counts = {"groups": 0, "entered": 0, "trained": 0, "evicted": 0}
+
+  def insert(self, body: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Stores a group that `pack_group` packed; returns the counts.
+
+    Raises:
+      ValueError: the buffer does not take it.
+    """
+    rows, T = body["completions"], self._num_tokens
+    ids = np.zeros((len(rows), T), np.int32)
+    mask = np.zeros(ids.shape, np.bool_)
+    logprobs = np.zeros(ids.shape, np.float32)
+    for s, row in enumerate(rows):
+      n = len(row["ids"])
+      ids[s, :n], mask[s, :n] = row["ids"], row["mask"]
+      logprobs[s, :n] = row["logprobs"]
+    prompt = np.asarray(body["prompt_ids"], np.int32)
+    group = types.Group(
+        prompt_id=_prompt_id(prompt),
+        visit=0,
+        position=0,
+        prompt_tokens=prompt,
+        completion_tokens=ids,
+        completion_lengths=np.array([len(r["ids"]) for r in rows], np.int32),
+        sampled_mask=mask,
+        stopped=np.array([r["stopped"] for r in rows], np.bool_),
+        behavior_logprobs=logprobs,
+        rewards=np.array([r["reward"] for r in rows], np.float32),
+        versions=np.array([r["version"] for r in rows], np.int32),
+        epoch=0,
+    )
+    left = self._buffer.insert(group, step)
+    self.counts["groups"] += 1
+    self.counts["entered"] += len(rows)
+    self.counts["evicted"] += left.completions
+    return self.state()
+
+  def missing(self, step: int) -> int:
+    """Returns the groups that must enter before a step can be taken."""
+    return missing_groups(self.settings, self.counts["groups"], step)
+
+  def draw(self, step: int) -> tuple[messages.Pass, dict[str, float]]:
+    """Returns a pass over a batch, and its statistics.
+
+    Raises:
+      ValueError: nothing is stored.
+    """
+    s = self.settings
+    draw = self._buffer.sample(
+        s.prompts_per_batch, s.completions_per_prompt, step
+    )
+    data = []
+    for b, prompt in enumerate(draw.prompt_tokens):
+      prompt = prompt[draw.prompt_mask[b] > 0]
+      before = np.zeros(len(prompt) - 1, np.float32)
+      for k, n in enumerate(draw.completion_lengths[b]):
+        tokens = np.concatenate([prompt, draw.completion_tokens[b, k, :n]])
+        mask = draw.sampled_mask[b, k, :n].astype(np.float32)
+        logprobs = draw.behavior_logprobs[b, k, :n]
+        inputs = {
+            "weights": np.concatenate([before, mask]),
+            "logprobs": np.concatenate([before, logprobs]),
+            "reward": draw.rewards[b, k][None],
+            "group": np.array([b], np.float32),
+        }
+        data.append(messages.Datum(tokens[:-1], tokens[1:], inputs))
+    self.counts["trained"] += self._buffer.mark_trained(draw.rows).completions
+    stats = draw.stats()
+    names = ("fresh_share", "recent_share", "staleness_steps", "stop_rate")
+    metrics = {name: stats[name] for name in names}
+    metrics["reward_mean"] = float(draw.rewards.mean())
+    asked = messages.Pass(s.loss, s.loss_config, False, data)
+    return asked, metrics
+
+  def state(self) -> dict[str, Any]:
+    """Returns the counts, and how many completions are stored."""
+    return {
+        **self.counts,
+        "stored": len(self._buffer),
+        "untrained": self._buffer.untrained().completions,
+    }
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the host state of a checkpoint."""
+    return {"buffer": self._buffer.get_state(), "counts": dict(self.counts)}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    self._buffer.set_state(state["buffer"])
+    self.counts = dict(state["counts"])
+
+
+def missing_groups(settings: Settings, groups: int, step: int) -> int:
+  """Returns how many groups a step waits for, of which some have entered."""
+  return max(0, max(1, settings.groups_per_step * (step + 1)) - groups)
+
+
+def pack_group(
+    prompt_ids: Sequence[int], completions: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+  """Returns a group as JSON.
+
+  Args:
+    prompt_ids: token ids of the prompt.
+    completions: `ids`, `mask`, `logprobs`, `version`, `stopped` and `reward` of
+      each.
+  """
+  return {"prompt_ids": list(prompt_ids), "completions": list(completions)}
+
+
+def groups_of_episodes(
+    outcomes: Sequence[Mapping[str, Any]], least: int
+) -> tuple[list[dict[str, Any]], int]:
+  """Returns the groups of finished episodes, and how many rows are left out.
+
+  A group is the rows that have a prompt in common. Rows of episodes without a
+  reward are left out, and those whose prompt fewer than `least` rows have.
+
+  Args:
+    outcomes: `Episode.to_json` of each, with its `reward`.
+    least: smallest group that the objective learns from.
+  """
+  by_prompt: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+  left_out = 0
+  for outcome in outcomes:
+    for row in outcome["rows"]:
+      if outcome["reward"] is None:
+        left_out += 1
+        continue
+      by_prompt.setdefault(tuple(row["prompt_ids"]), []).append(
+          {
+              "ids": row["completion_ids"],
+              "mask": row["sampled_mask"],
+              "logprobs": row["logprobs"],
+              "version": min(v for v in row["versions"] if v >= 0),
+              "stopped": row["stopped"],
+              "reward": outcome["reward"],
+          }
+      )
+  groups = []
+  for prompt, rows in by_prompt.items():
+    if len(rows) < least:
+      left_out += len(rows)
+    else:
+      groups.append(pack_group(prompt, rows))
+  return groups, left_out
+
+
+def group_of_sample(
+    result: Mapping[str, Any], rewards: Sequence[Any], least: int
+) -> dict[str, Any]:
+  """Returns the group of a sample that was asked for `into` a replay.
+
+  Args:
+    result: result of the sample.
+    rewards: reward of each completion.
+    least: smallest group that the objective learns from.
+
+  Raises:
+    ValueError: the rewards are not one finite number for each, or too few.
+  """
+  sequences = result["sequences"]
+  is_number = lambda x: type(x) in (int, float) and math.isfinite(x)
+  if len(rewards) != len(sequences) or not all(map(is_number, rewards)):
+    raise ValueError(
+        f"rewards: allowed {len(sequences)} finite numbers, one for each"
+        " completion"
+    )
+  if len(sequences) < least:
+    raise ValueError(
+        f"the sample has {len(sequences)} completions: allowed {least} or more"
+    )
+  return pack_group(
+      result["prompt_ids"],
+      [
+          {
+              "ids": s["tokens"],
+              "mask": [1] * len(s["tokens"]),
+              "logprobs": s["logprobs"],
+              "version": result["version"],
+              "stopped": s["stop_reason"] == "stop",
+              "reward": float(reward),
+          }
+          for s, reward in zip(sequences, rewards, strict=True)
+      ],
+  )
+
+
+def least_completions(loss: str) -> int:
+  """Returns the smallest group that an objective learns from."""
+  return build.OBJECTIVES[loss].min_completions
+
+
+def _prompt_id(prompt: np.ndarray) -> int:
+  """Returns 63 bits of a digest: the same prompt is the same one."""
+  digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
+  return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,177 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""TLS of a server: files of its own, or those that it makes.
+
+A server that other machines reach makes an authority and a certificate signed
+by it at its first start; the authority's key is thrown away. Clients are given
+`ca.pem`, which vouches for this certificate alone.
+"""
+
+from collections.abc import Sequence
+import datetime
+import ipaddress
+import os
+import pathlib
+import socket
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+CERT, KEY, CA = "cert.pem", "key.pem", "ca.pem"
+# Clocks may differ. The end is what RFC 5280 (4.1.2.5) prescribes for
+# certificates that do not expire.
+_BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+
+
+def is_loopback(host: str) -> bool:
+  """Returns whether an address is of this machine alone."""
+  if host == "localhost":
+    return True
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
+
+
+def names_of(host: str, more: str) -> list[str]:
+  """Returns the names by which clients may call a server.
+
+  Args:
+    host: address that it listens at.
+    more: further names and addresses, separated by commas.
+  """
+  own = socket.gethostname()
+  names = [host, own, "localhost", "127.0.0.1", *more.split(",")]
+  names = [name.strip() for name in names]
+  unspecified = ("", "0.0.0.0", "::")
+  return [n for n in dict.fromkeys(names) if n not in unspecified]
+
+
+def make(folder: pathlib.Path, names: Sequence[str]) -> None:
+  """Writes key, certificate and authority, unless they are there.
+
+  Args:
+    folder: folder of the files, mode 0700.
+    names: names and addresses that the certificate is for.
+
+  Raises:
+    ValueError: a name cannot be in a certificate.
+  """
+  wanted = [_general_name(name) for name in names]
+  if _names(folder / CERT) == wanted and (folder / KEY).exists():
+    return
+  folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+  authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+  ca = _signed("authority", authority, authority, [], is_authority=True)
+  cert = _signed("server", key, authority, wanted, is_authority=False)
+  pem = serialization.Encoding.PEM
+  # The certificate last: it stands for all three.
+  _write(folder / CA, ca.public_bytes(pem))
+  _write(
+      folder / KEY,
+      key.private_bytes(
+          pem,
+          serialization.PrivateFormat.PKCS8,
+          serialization.NoEncryption(),
+      ),
+  )
+  _write(folder / CERT, cert.public_bytes(pem))
+
+
+def _general_name(name: str) -> x509.GeneralName:
+  try:
+    return x509.IPAddress(ipaddress.ip_address(name))
+  except ValueError:
+    pass
+  try:
+    return x509.DNSName(name)
+  except ValueError as error:
+    raise ValueError(
+        f"config.serve.tls_names: {name!r}: {error}; allowed names and"
+        " addresses of this machine, separated by commas"
+    ) from error
+
+
+def _names(path: pathlib.Path) -> list[x509.GeneralName] | None:
+  """Returns the names of a certificate; None if there is none."""
+  try:
+    cert = x509.load_pem_x509_certificate(path.read_bytes())
+    extension = cert.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+  except (OSError, ValueError, x509.ExtensionNotFound):
+    return None
+  return list(extension.value)
+
+
+def _signed(
+    label: str,
+    key: ec.EllipticCurvePrivateKey,
+    authority: ec.EllipticCurvePrivateKey,
+    names: Sequence[x509.GeneralName],
+    *,
+    is_authority: bool,
+) -> x509.Certificate:
+  named = lambda text: x509.Name(
+      [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"tba_jax {text}")]
+  )
+  public = authority.public_key()
+  builder = (
+      x509.CertificateBuilder(
+          issuer_name=named("authority"),
+          subject_name=named(label),
+          public_key=key.public_key(),
+          serial_number=x509.random_serial_number(),
+          not_valid_before=_BEGIN,
+          not_valid_after=_END,
+      )
+      .add_extension(
+          x509.BasicConstraints(
+              ca=is_authority, path_length=0 if is_authority else None
+          ),
+          critical=True,
+      )
+      .add_extension(
+          x509.AuthorityKeyIdentifier.from_issuer_public_key(public),
+          critical=False,
+      )
+  )
+  if is_authority:
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(public), critical=False
+    ).add_extension(
+        x509.KeyUsage(
+            digital_signature=False,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=False,
+            encipher_only=False,
+            decipher_only=False,
+        ),
+        critical=True,
+    )
+  else:
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName(names), critical=False
+    ).add_extension(
+        x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]),
+        critical=False,
+    )
+  return builder.sign(authority, hashes.SHA256())
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+  """Replaces a file atomically, readable by this user alone."""
+  new = path.with_name(f".{path.name}.{os.getpid()}")
+  fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+  with os.fdopen(fd, "wb") as file:
+    file.write(content)
+    file.flush()
+    os.fsync(fd)
+  new.replace(path)

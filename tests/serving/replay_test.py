@@ -1,0 +1,291 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Replay on the server: groups that enter, and the steps on them."""
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from tba_jax.serving import replay as replay_lib
+from tests.support import serving_case
+from tests.support import waiting
+
+_BODY = {
+    "prompts_per_batch": 2,
+    "completions_per_prompt": 2,
+    "num_steps": 4,
+    "adam_params": {"learning_rate": 0.01},
+}
+
+
+def _row(ids, reward, version=0, **changes):
+  return {
+      "ids": list(ids),
+      "mask": [1] * len(ids),
+      "logprobs": [-0.5 * i for i in ids],
+      "version": version,
+      "stopped": True,
+      "reward": reward,
+      **changes,
+  }
+
+
+def _group(prompt, *, size=2, version=0):
+  rows = [_row([5 + s, 6, 7], float(s), version) for s in range(size)]
+  return replay_lib.pack_group([prompt, 3], rows)
+
+
+def _replay(**changes):
+  return replay_lib.Replay(serving_case.make_config(), {**_BODY, **changes})
+
+
+class ReplayTest(absltest.TestCase):
+
+  def test_draws_passes_over_what_has_entered(self):
+    replay = _replay(prompts_per_batch=1)
+    row = _row(
+        [5, 6, 7],
+        1.5,
+        mask=[1, 0, 1],
+        logprobs=[-0.25, 0.0, -0.75],
+    )
+    replay.insert(replay_lib.pack_group([1, 2], [row, _row([8], 0.0)]), 0)
+    asked, metrics = replay.draw(0)
+    found = {d.tokens.tobytes(): d for d in asked.data}
+    datum = found[np.array([1, 2, 5, 6], np.int32).tobytes()]
+    self.assertEqual(datum.targets.tolist(), [2, 5, 6, 7])
+    self.assertEqual(datum.inputs["weights"].tolist(), [0, 1, 0, 1])
+    self.assertEqual(datum.inputs["logprobs"].tolist(), [0, -0.25, 0, -0.75])
+    self.assertEqual(datum.inputs["reward"].tolist(), [1.5])
+    self.assertEqual(metrics["reward_mean"], 0.75)
+    self.assertEqual(metrics["fresh_share"], 1.0)
+    self.assertEqual([d.inputs["group"].item() for d in asked.data], [0, 0])
+
+  def test_accounts_for_what_entered(self):
+    replay = _replay(
+        prompts_per_batch=1, replay={"capacity": 5, "recent_fraction": 0.5}
+    )
+    for step in range(6):
+      for n in range(3):
+        replay.insert(_group(3 * step + n, version=step), step)
+      replay.draw(step)
+      state = replay.state()
+      self.assertEqual(state["groups"], 3 * step + 3)
+      self.assertEqual(
+          state["entered"],
+          state["trained"] + state["untrained"] + state["evicted"],
+      )
+    self.assertEqual(state["stored"], 5)
+    self.assertGreater(state["evicted"], 0)
+
+  def test_a_step_waits_for_its_groups(self):
+    replay = _replay()
+    self.assertEqual(replay.missing(0), 2)
+    replay.insert(_group(1), 0)
+    replay.insert(_group(2), 0)
+    self.assertEqual((replay.missing(0), replay.missing(1)), (0, 2))
+    replay = _replay(groups_per_step=0)
+    self.assertEqual(replay.missing(3), 1)
+    replay.insert(_group(1), 0)
+    self.assertEqual(replay.missing(3), 0)
+
+  def test_goes_on_as_before_from_its_state(self):
+    a, b = (_replay(replay={"selection": "reward"}) for _ in range(2))
+    for step in range(3):
+      a.insert(_group(step % 2 + 1, size=3, version=step), step)
+      a.draw(step)
+    b.set_state(a.get_state())
+    for replay in (a, b):
+      replay.insert(_group(7), 3)
+    (one, _), (two, _) = a.draw(3), b.draw(3)
+    for x, y in zip(one.data, two.data, strict=True):
+      jax.tree.map(np.testing.assert_array_equal, vars(x), vars(y))
+    self.assertEqual(a.state(), b.state())
+
+  def test_rows_of_episodes_are_grouped_by_their_prompt(self):
+    def episode(reward, *prompts):
+      rows = [
+          {
+              "prompt_ids": [p],
+              "completion_ids": [5, 6],
+              "sampled_mask": [1, 1],
+              "logprobs": [-1.0, -2.0],
+              "versions": [4, 3],
+              "stopped": True,
+          }
+          for p in prompts
+      ]
+      return {"reward": reward, "rows": rows}
+
+    groups, left_out = replay_lib.groups_of_episodes(
+        [episode(1.0, 1, 2), episode(0.0, 1, 3), episode(None, 1)], 2
+    )
+    self.assertEqual(left_out, 3)
+    (group,) = groups
+    self.assertEqual(group["prompt_ids"], [1])
+    self.assertEqual([r["reward"] for r in group["completions"]], [1.0, 0.0])
+    self.assertEqual([r["version"] for r in group["completions"]], [3, 3])
+
+  def test_refuses_wrong_settings(self):
+    for changes, message in (
+        ({"num_steps": 0}, "num_steps=0"),
+        ({"prompts_per_batch": None}, "prompts_per_batch is missing"),
+        ({"x": 1}, "x: not supported"),
+        ({"replay": {"x": 1}}, "replay.x: allowed capacity"),
+        ({"replay": {"recent_fraction": 2.0}}, "replay.recent_fraction=2.0"),
+        ({"replay": {"selection": "best"}}, "replay.selection='best'"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        _replay(**changes)
+
+
+class ServedReplayTest(absltest.TestCase):
+
+  def _play(self, stops):
+    """Trains four steps; restarts the server after the calls in `stops`."""
+    self.workdir = self.create_tempdir().full_path
+    self.server, self.calls = self._start(), 0
+    self.stops = stops
+    _, said = self._ask("create_session", {})
+    status, made = self._ask(
+        "create_replay",
+        {
+            **_BODY,
+            "session_id": said["session_id"],
+            "replay_seq_id": 0,
+            "base_model": "scratch",
+            "lora_config": {"rank": 2, "seed": 1},
+            "loss_fn_config": {"beta": 0.1},
+        },
+    )
+    self.assertEqual(status, 200, made)
+    self.replay, sampler = made["replay_id"], made["sampling_session_id"]
+    self.server.result((status, made))
+    self._ask(f"replays/{self.replay}/start", {})
+    for step in range(1, 5):
+      for n in range(2):
+        self._sample(sampler, [2 * step + n + 1], seed=step)
+      state = self._wait_for(step)
+    return state
+
+  def _start(self):
+    server = serving_case.HttpServer(self.workdir, checkpoint_every_steps=2)
+    self.addCleanup(server.close)
+    return server
+
+  def _ask(self, path, body=None):
+    self.calls += 1
+    if self.calls in self.stops:
+      self.server.close()
+      self.server = self._start()
+    return self.server.ask(f"api/v1/{path}", body)
+
+  def _sample(self, sampler, prompt, seed):
+    body = {
+        "sampling_session_id": sampler,
+        "num_samples": 2,
+        "into": "replay",
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": prompt}]},
+        "sampling_params": {"max_tokens": 4, "seed": seed},
+    }
+    status, asked = self._ask("asample", body)
+    self.assertEqual(status, 200, asked)
+    result = self.server.result((status, asked))
+    rewards = [float(s["tokens"][0] % 3) for s in result["sequences"]]
+    body = {"request_id": asked["request_id"], "rewards": rewards}
+    for _ in range(2):  # The second is the same.
+      status, said = self._ask(f"replays/{self.replay}/reward", body)
+      self.assertEqual(status, 200, said)
+
+  def _wait_for(self, step):
+    def state():
+      return self.server.ask(f"api/v1/replays/{self.replay}")[1]
+
+    waiting.wait_until(
+        lambda: state()["version"] >= step, lambda: str(state()), 120.0
+    )
+    return state()
+
+  def test_trains_and_goes_on_after_restarts_with_the_same_bits(self):
+    wanted = self._play(stops=())
+    self.assertEqual([s["step"] for s in wanted["steps"]], [1, 2, 3, 4])
+    self.assertEqual((wanted["running"], wanted["reason"]), (False, "done"))
+    self.assertEqual(wanted["counts"]["groups"], 8)
+    counts = wanted["counts"]
+    self.assertEqual(counts["entered"], 16)
+    self.assertEqual(
+        counts["trained"] + counts["untrained"] + counts["evicted"], 16
+    )
+    self.assertGreater(counts["trained"], 8)
+    self.assertTrue(
+        all(s["metrics"]["grad_norm:mean"] > 0 for s in wanted["steps"])
+    )
+    # Before a sample, between sample and reward, and before a step's end.
+    found = self._play(stops=(7, 14, 21))
+    self.assertEqual(found["steps"], wanted["steps"])
+    with self.subTest("says what a client may not ask of it"):
+      for path, body, message in (
+          ("optim_step", {"model_id": self.replay}, "the server numbers"),
+          (
+              f"replays/{self.replay}/reward",
+              {"request_id": "x", "rewards": []},
+              "no sample",
+          ),
+          ("replays/x/start", {}, "there is none"),
+          (
+              "create_episode",
+              {
+                  "sampling_session_id": found["sampling_session_id"],
+                  "into": "replay",
+                  "group": "a",
+                  "num_episodes": 1,
+              },
+              "2 episodes or more",
+          ),
+      ):
+        status, said = self._ask(path, body)
+        self.assertIn(message, said["error"])
+
+  def test_episodes_enter_as_a_group_once_all_have_finished(self):
+    self.stops, self.calls = (), 0
+    self.workdir = self.create_tempdir().full_path
+    self.server = self._start()
+    _, said = self._ask("create_session", {})
+    _, made = self._ask(
+        "create_replay",
+        {
+            **_BODY,
+            "session_id": said["session_id"],
+            "replay_seq_id": 0,
+            "base_model": "scratch",
+        },
+    )
+    replay = made["replay_id"]
+    asked = {
+        "sampling_session_id": made["sampling_session_id"],
+        "into": "replay",
+        "group": "a",
+        "num_episodes": 3,
+    }
+    call = {"model": "scratch", "max_tokens": 2}
+    call["messages"] = [{"role": "user", "content": "1+2"}]
+    for reward in (1.0, 0.0, None):
+      _, episode = self._ask("create_episode", asked)
+      self.server.ask(f"{episode['path'].strip('/')}/chat/completions", call)
+      end = f"episodes/{episode['episode_id']}/finish"
+      done = self.server.result(self._ask(end, {"reward": reward}))
+    self.assertEqual(
+        {k: done[k] for k in ("groups", "rows_left_out")},
+        {"groups": 1, "rows_left_out": 1},
+    )
+    counts = lambda: self._ask(f"replays/{replay}")[1]["counts"]
+    waiting.wait_until(
+        lambda: counts().get("entered") == 2, lambda: str(counts()), 60.0
+    )
+    status, said = self._ask("create_episode", asked)
+    self.assertEqual(status, 422)
+    self.assertIn("group a has its 3 episodes", said["error"])
+
+
+if __name__ == "__main__":
+  absltest.main()
