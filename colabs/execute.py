@@ -32,6 +32,7 @@ NOTEBOOKS = (
     "read_a_run.ipynb",
     "your_task.ipynb",
     "losses.ipynb",
+    "serve.ipynb",
 )
 CELL_LIMIT_S = 1200
 _START_LIMIT_S = 300

@@ -1126,7 +1126,7 @@ class Engine:
 
     Raises:
       LookupError: there is no such sample of this replay.
-      ValueError: it is not done, or the rewards are wrong.
+      ValueError: the sample is not done, or the rewards are wrong.
     """
     outcome = self.journal.outcome(id)
     is_own = id.startswith(f"{newest_sampler(model)}:")

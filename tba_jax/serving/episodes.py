@@ -76,7 +76,7 @@ class Turn:
   text: their text.
   rendered: messages for the chat template.
   start: tokens of the row before its first sampled one.
-  cause: why the row is new; "" if it is not.
+  cause: reason for a new row; "" if the row is an old one.
   """
 
   row: int
@@ -168,7 +168,7 @@ class Episode:
     """Returns the record of an answered call, JSON, for `add`.
 
     Args:
-      turn: where the call stands.
+      turn: place of the call, from `begin`.
       tokens: token ids of the answer.
       logprobs: their log-probs, nats.
       stopped: whether a stop token or stop string ended it.

@@ -53,7 +53,7 @@ _FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a replay trains.
+  """Settings of the training of a replay.
 
   loss: name of an objective of groups.
   loss_config: settings of the objective.
@@ -130,7 +130,7 @@ def _with_replay(
 class Replay:
   """The buffer of a replay, and what has gone through it.
 
-  settings: how it trains.
+  settings: settings of its training.
   counts: completions that have `entered`, were `trained` for the first time,
     or `evicted` before that; `groups` that have entered. The rest of those that
     entered are in the buffer, untrained.
