@@ -81,14 +81,14 @@ run_group() {
 }
 
 # run_each SECONDS FILE…: each test file, named twice or not, once in a pytest
-# process of its own, two at a time; what one prints comes in one piece.
+# process of its own, three at a time; what one prints comes in one piece.
 run_each() {
   local limit="$1" file started=" "
   shift
   for file in "$@"; do
     if [[ "$started" == *" $file "* ]]; then continue; fi
     started+="$file "
-    while (($(jobs -rp | wc -l) >= 2)); do sleep 0.2; done
+    while (($(jobs -rp | wc -l) >= 3)); do sleep 0.2; done
     {
       out="$(run_group "$limit" "${file%.py}" "$file" 2>&1)"
       printf '%s\n' "$out"
