@@ -43,7 +43,8 @@ from tba_jax.serving import messages
 
 # Seconds that `retrieve_future` waits; the official client allows 45.
 _POLL_S = 20.0
-# Seconds that a call of an agent waits: as long as the official client does.
+# Seconds that a call of an agent, and what needs no future, waits: as long as
+# the official client does.
 _ANSWER_S = 600.0
 _NOT_FOUND, _NOT_YET, _GONE, _TOO_LARGE, _WRONG = 404, 408, 410, 413, 422
 _NO_KEY = 401
@@ -644,7 +645,7 @@ class App:
     asked = await self._submit(
         engine_lib.FINISH, episode, None, raw, name="finish"
     )
-    return {"request_id": asked.id}
+    return await self._result_of(asked.id)
 
   async def _models(self, request: requests.Request) -> Any:
     self._check_episode(request)
@@ -674,6 +675,20 @@ class App:
         key = f"key-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
       id = (await self._submit(engine_lib.CALL, episode, None, raw, key)).id
 
+    result = await self._result_of(id)
+    if isinstance(result, responses.Response):
+      return result
+    answer = result["answer"]
+    if not call.stream:
+      return answer
+    return responses.StreamingResponse(
+        chat.events(answer, has_usage=call.has_usage),
+        media_type="text/event-stream",
+    )
+
+  async def _result_of(self, id: str) -> Any:
+    """Returns the result of a request, JSON, once it is done, or an error."""
+
     def read() -> journal_lib.Outcome | None:
       found = self._journal.outcome(id)
       return found if found is None or found.is_done else None
@@ -684,13 +699,7 @@ class App:
     if outcome.failure is not None:
       of_user = outcome.failure["category"] == "user"
       return _error(_WRONG if of_user else 500, outcome.failure["error"])
-    answer = json.loads(outcome.result)["answer"]
-    if not call.stream:
-      return answer
-    return responses.StreamingResponse(
-        chat.events(answer, has_usage=call.has_usage),
-        media_type="text/event-stream",
-    )
+    return json.loads(outcome.result)
 
   async def _repeated(
       self, request: requests.Request, episode: str, body: bytes
@@ -740,7 +749,7 @@ class App:
     await self._body(request)
     replay = self._check_replay(request)
     asked = await self._submit(kind, replay, None, b"{}")
-    return {"request_id": asked.id, "replay_id": replay}
+    return await self._result_of(asked.id)
 
   async def _reward(self, request: requests.Request) -> Any:
     body = await self._json(request)
