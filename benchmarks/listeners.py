@@ -6,14 +6,17 @@
 
 A run with its store and announcer on TCP, a trainer of two processes with its
 coordinator, and a server of `serve` work on, while `attacks.py` tries each port
-with each attack for SECONDS (10), in turn with as long without one; the ratio
-is of the work done in both. What shares the machine's cores slows the work as
-well: on others it would not.
+with each attack for SECONDS (10), in turn with as long without one. The ratio
+is of the work done in both; on a machine of few cores, the attacks' own CPU
+time lowers it as well. The share of a core that the listening process takes
+more than without does not depend on what else runs. Needs Linux.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -25,6 +28,7 @@ import urllib.error
 import urllib.request
 
 import ml_collections
+import numpy as np
 
 from benchmarks import attacks
 from tba_jax.monitor import run_directory
@@ -80,15 +84,17 @@ def run(
     settings = _COMMON | _OF_STORE | {"store.locator": address}
     with _training(config, folder / "store", settings) as (steps, info):
       found = locator.read_locator(info.locator)
+      store = _Work(steps, _pid(folder / "store", "kvservice"))
+      host = _Work(steps, _pid(folder / "store", "store"))
       for attack in attacks.ATTACKS:
-        rows.append(_row("store", attack, seconds, steps, found.address))
+        rows.append(_row("store", attack, seconds, store, found.address))
         rows.append(
-            _row("announcer", attack, seconds, steps, address, "announcer")
+            _row("announcer", attack, seconds, host, address, "announcer")
         )
       for attack in attacks.ON_KEYS:
-        rows.append(_row("store", attack, seconds, steps, found.address))
+        rows.append(_row("store", attack, seconds, store, found.address))
         row = _row(
-            *("store", attack, seconds, steps, found.address, "store"),
+            *("store", attack, seconds, store, found.address, "store"),
             info.root,
         )
         rows.append({**row, "attack": f"{attack}, knows the keys"})
@@ -96,12 +102,13 @@ def run(
     address = f"127.0.0.1:{processes.free_port()}"
     settings = _COMMON | _OF_COORDINATOR | {"trainer.coordinator": address}
     with _training(config, folder / "two", settings) as (steps, _):
+      trainer = _Work(steps, _pid(folder / "two", "trainer"))
       for attack in attacks.ATTACKS:
-        rows.append(_row("coordinator", attack, seconds, steps, address))
+        rows.append(_row("coordinator", attack, seconds, trainer, address))
     ended_two = _account(folder / "two")
-    with _serving(folder / "serve") as (requests, address):
+    with _serving(folder / "serve") as (server, address):
       for attack in attacks.ATTACKS:
-        rows.append(_row("serve", attack, seconds, requests, address, "http"))
+        rows.append(_row("serve", attack, seconds, server, address, "http"))
   _tell(_table(rows))
   return {"rows": rows, "runs": {"store": ended, "coordinator": ended_two}}
 
@@ -111,51 +118,81 @@ def _tell(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Work:
+  """What goes on while a port is attacked.
+
+  done: function that returns how much is done so far.
+  pid: process that listens.
+  """
+
+  done: Callable[[], float]
+  pid: int
+
+  def rates(self, seconds: float) -> np.ndarray:
+    """Returns work a second, and the process's share of a core."""
+    began, before = time.monotonic(), self._read()
+    time.sleep(seconds)
+    return (self._read() - before) / (time.monotonic() - began)
+
+  def _read(self) -> np.ndarray:
+    text = pathlib.Path(f"/proc/{self.pid}/stat").read_text()
+    # The time in user mode and in the kernel, in ticks.
+    ticks = map(int, text.rpartition(")")[2].split()[11:13])
+    return np.array([self.done(), sum(ticks) / os.sysconf("SC_CLK_TCK")])
+
+
+def _pid(workdir: pathlib.Path, role: str) -> int:
+  rows = jsonl.read_json(workdir / "processes.json")
+  return next(row["pid"] for row in rows if row["role"] == role)
+
+
 def _row(
     listener: str,
     attack: str,
     seconds: float,
-    work: Callable[[], float],
+    work: _Work,
     address: str,
     protocol: str = "store",
     root: str = "",
 ) -> dict[str, Any]:
   """Returns the work per second with an attack and around it."""
-  before = _rate(work, seconds / 2)
+  before = work.rates(seconds / 2)
   argv = [sys.executable, "-m", "benchmarks.attacks", attack, address, protocol]
   with subprocess.Popen(
       argv + [root] * bool(root), cwd=_ROOT, stdout=subprocess.PIPE, text=True
   ) as stranger:
     try:
+      # Its first line; its start takes seconds on a busy machine.
+      stranger.stdout.readline()
       time.sleep(_SETTLE_S)
-      during = _rate(work, seconds)
+      during = work.rates(seconds)
     finally:
       stranger.kill()
       counts = stranger.stdout.read().split()
   time.sleep(_SETTLE_S)
-  after = _rate(work, seconds / 2)
+  alone = (before + work.rates(seconds / 2)) / 2
   row = {
       "port": listener,
       "attack": attack,
-      "alone_per_s": round((before + after) / 2, 2),
-      "attacked_per_s": round(during, 2),
-      "ratio": round(2 * during / max(before + after, 1e-9), 3),
+      "alone_per_s": round(alone[0], 2),
+      "attacked_per_s": round(during[0], 2),
+      "ratio": round(during[0] / max(alone[0], 1e-9), 3),
+      "core_share_more": round(during[1] - alone[1], 4),
       "acts": int(counts[-1]) if counts else 0,
   }
   _tell(json.dumps(row))
   return row
 
 
-def _rate(work: Callable[[], float], seconds: float) -> float:
-  began, done = time.monotonic(), work()
-  time.sleep(seconds)
-  return (work() - done) / (time.monotonic() - began)
-
-
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-  lines = ["| port | attack | ratio | acts |", "|---|---|---|---|"]
+  lines = [
+      "| port | attack | ratio | of a core | acts |",
+      "|---|---|---|---|---|",
+  ]
   lines += [
-      f"| {r['port']} | {r['attack']} | {r['ratio']:.2f} | {r['acts']:,} |"
+      f"| {r['port']} | {r['attack']} | {r['ratio']:.2f} |"
+      f" {r['core_share_more']:.1%} | {r['acts']:,} |"
       for r in rows
   ]
   return "\n".join(lines)
@@ -236,8 +273,8 @@ def _account(workdir: pathlib.Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _serving(
     workdir: pathlib.Path,
-) -> Iterator[tuple[Callable[[], int], str]]:
-  """Runs `serve`; yields a function for the requests answered, and address."""
+) -> Iterator[tuple[_Work, str]]:
+  """Runs `serve`; yields the requests answered, and its address."""
   workdir.mkdir()
   log = workdir / "log"
   port = processes.free_port()
@@ -267,7 +304,7 @@ def _serving(
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     try:
-      yield lambda: count, f"127.0.0.1:{port}"
+      yield _Work(lambda: count, process.pid), f"127.0.0.1:{port}"
     finally:
       stop.set()
       thread.join(20.0)
