@@ -13,7 +13,8 @@ comes with a cause. A loss:
 
 A held-out metric that has clearly risen, or is full, and has not fallen
 outweighs the rewards of batches, whose prompts and completions a run may
-choose. A cause:
+choose. Where groups of equal rewards are left out, batches tell nothing, and
+only the held-out metric counts. A cause:
 
     entropy           nats a token, at a tenth of its start or at three times
                       as much; fell or flat. Cui et al. 2025
@@ -81,6 +82,7 @@ _READ = (
     "train/ratio_clip_share",
     "replay/completion_tokens",
     "replay/stop_rate",
+    "replay/skipped_groups",
 )
 _GAP, _ON_POLICY = "train/logprob_gap", "train/on_policy_share"
 _HISTOGRAM, _COUNT = "replay/staleness_histogram", "completions of a batch"
@@ -315,17 +317,23 @@ def _held_out_fell(blocks: Sequence[_Block], i: int) -> bool:
   return len(held_out) > 1 and _fell(held_out)
 
 
+def _rewards(blocks: Sequence[_Block], i: int) -> list[_Value]:
+  """Returns the batches' rewards up to a block, [] if they tell nothing."""
+  skips = _of(blocks, i, "replay/skipped_groups") > 0
+  return [] if skips else [b.reward for b in blocks[: i + 1]]
+
+
 def _has_fallen(blocks: Sequence[_Block], i: int) -> bool:
   if _held_out_fell(blocks, i):
     return True
-  rewards = [b.reward for b in blocks[: i + 1]]
-  return _fell(rewards) and not _is_good(blocks, i)
+  rewards = _rewards(blocks, i)
+  return bool(rewards) and _fell(rewards) and not _is_good(blocks, i)
 
 
 def _is_lost(blocks: Sequence[_Block], i: int) -> bool:
   """Returns whether the reward has fallen, or was never gained."""
-  rewards = [b.reward for b in blocks[: i + 1]]
-  is_flat = not _rose(rewards) and not _is_good(blocks, i)
+  rewards = _rewards(blocks, i)
+  is_flat = bool(rewards) and not _rose(rewards) and not _is_good(blocks, i)
   return is_flat or _has_fallen(blocks, i)
 
 

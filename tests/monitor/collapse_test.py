@@ -317,6 +317,16 @@ class FindTest(absltest.TestCase):
       record["eval/mean_reward_stderr"] = 0.01
     self.assertIsNone(collapse.find(records))
 
+  def test_batches_without_equal_rewards_tell_nothing(self):
+    low = lambda i: 0.01 if i >= 30 else 1.0
+    values = {"train/entropy": low, "replay/skipped_groups": lambda i: 4 * i}
+    records = steps(100, **values)
+    self.assertIsNone(collapse.find(records))
+    for record in records[::10]:
+      record["eval/mean_reward"] = 0.5 if record["step"] < 40 else 0.1
+      record["eval/mean_reward_stderr"] = 0.02
+    self.assertEqual(collapse.find(records).cause, "entropy")
+
   def test_reads_what_is_kept(self):
     records = train(**COLLAPSED["KL"])
     more = [
