@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What strangers cost at each port that the programs open.
 
-    python -m benchmarks --config=configs/arithmetic.py listeners [SECONDS]
+    python -m benchmarks --config=configs/arithmetic.py listeners \\
+        [SECONDS [PART …]]
 
-A run with its store and announcer on TCP, a trainer of two processes with its
+The parts are `store`, `coordinator` and `serve`; all of them by default. A run
+with its store and announcer on TCP, a trainer of two processes with its
 coordinator, and a server of `serve` work on, while `attacks.py` tries each port
 with each attack for SECONDS (10), in turn with as long without one. The ratio
 is of the work done in both; on a machine of few cores, the attacks' own CPU
@@ -40,7 +42,7 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _SECONDS = 10.0
 # Until an attack is at work, or its traces are gone.
 _SETTLE_S = 3.0
-_START_S, _POLL_S = 240.0, 0.1
+_START_S, _POLL_S = 600.0, 0.1
 # Pause between two requests of the client.
 _ASK_EVERY_S = 0.02
 _EARLY_STEPS = 10
@@ -72,45 +74,87 @@ def run(
 
   Args:
     config: config of the runs.
-    operands: none, or the seconds of each window.
+    operands: seconds of each window, and names of parts.
 
   Raises:
     RuntimeError: a run or the server ended.
+    ValueError: an operand is wrong.
   """
   seconds = float(operands[0]) if operands else _SECONDS
+  parts = operands[1:] or list(_PARTS)
+  if unknown := sorted(set(parts) - set(_PARTS)):
+    raise ValueError(f"parts {unknown}: allowed {', '.join(_PARTS)}")
+  out, rows = {}, []
   with tempfile.TemporaryDirectory(prefix="tba_jax_") as name:
-    folder, rows = pathlib.Path(name), []
-    address = f"127.0.0.1:{processes.free_port()}"
-    settings = _COMMON | _OF_STORE | {"store.locator": address}
-    with _training(config, folder / "store", settings) as (steps, info):
-      found = locator.read_locator(info.locator)
-      store = _Work(steps, _pid(folder / "store", "kvservice"))
-      host = _Work(steps, _pid(folder / "store", "store"))
-      for attack in attacks.ATTACKS:
-        rows.append(_row("store", attack, seconds, store, found.address))
-        rows.append(
-            _row("announcer", attack, seconds, host, address, "announcer")
-        )
-      for attack in attacks.ON_KEYS:
-        rows.append(_row("store", attack, seconds, store, found.address))
-        row = _row(
-            *("store", attack, seconds, store, found.address, "store"),
-            info.root,
-        )
-        rows.append({**row, "attack": f"{attack}, knows the keys"})
-    ended = _account(folder / "store")
-    address = f"127.0.0.1:{processes.free_port()}"
-    settings = _COMMON | _OF_COORDINATOR | {"trainer.coordinator": address}
-    with _training(config, folder / "two", settings) as (steps, _):
-      trainer = _Work(steps, _pid(folder / "two", "trainer"))
-      for attack in attacks.ATTACKS:
-        rows.append(_row("coordinator", attack, seconds, trainer, address))
-    ended_two = _account(folder / "two")
-    with _serving(folder / "serve") as (server, address):
-      for attack in attacks.ATTACKS:
-        rows.append(_row("serve", attack, seconds, server, address, "http"))
+    for part in parts:
+      folder = pathlib.Path(name) / part
+      out[part] = _PARTS[part](config, folder, seconds, rows)
   _tell(_table(rows))
-  return {"rows": rows, "runs": {"store": ended, "coordinator": ended_two}}
+  return {"rows": rows, "runs": out}
+
+
+def _try_store(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    seconds: float,
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+  """Adds the rows of store and announcer; returns the run's account."""
+  address = f"127.0.0.1:{processes.free_port()}"
+  settings = _COMMON | _OF_STORE | {"store.locator": address}
+  with _training(config, folder, settings) as (steps, info):
+    found = locator.read_locator(info.locator)
+    store = _Work(steps, _pid(folder, "kvservice"))
+    host = _Work(steps, _pid(folder, "store"))
+    for attack in attacks.ATTACKS:
+      rows.append(_row("store", attack, seconds, store, found.address))
+      rows.append(
+          _row("announcer", attack, seconds, host, address, "announcer")
+      )
+    for attack in attacks.ON_KEYS:
+      rows.append(_row("store", attack, seconds, store, found.address))
+      row = _row(
+          *("store", attack, seconds, store, found.address, "store"), info.root
+      )
+      rows.append({**row, "attack": f"{attack}, knows the keys"})
+  return _account(folder)
+
+
+def _try_coordinator(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    seconds: float,
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+  """Adds the rows of a trainer's coordinator; returns the run's account."""
+  address = f"127.0.0.1:{processes.free_port()}"
+  settings = _COMMON | _OF_COORDINATOR | {"trainer.coordinator": address}
+  with _training(config, folder, settings) as (steps, _):
+    trainer = _Work(steps, _pid(folder, "trainer"))
+    for attack in attacks.ATTACKS:
+      rows.append(_row("coordinator", attack, seconds, trainer, address))
+  return _account(folder)
+
+
+def _try_serve(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    seconds: float,
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+  """Adds the rows of a server of configs/serve.py."""
+  del config
+  with _serving(folder) as (server, address):
+    for attack in attacks.ATTACKS:
+      rows.append(_row("serve", attack, seconds, server, address, "http"))
+  return {}
+
+
+_PARTS = {
+    "store": _try_store,
+    "coordinator": _try_coordinator,
+    "serve": _try_serve,
+}
 
 
 def _tell(text: str) -> None:
