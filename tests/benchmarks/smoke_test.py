@@ -178,8 +178,8 @@ class SmokeTest(absltest.TestCase):
     self.assertBetween(out["share_of_copies"], 0.3, 0.7)
     self.assertAlmostEqual(out["ratio"], out["whole_s"] / out["rows_s"])
     config.train.prompts_per_batch = config.train.micro_batch_prompts = 8
-    config.sampling.max_prompt_tokens = 90
-    config.sampling.max_completion_tokens = 12
+    config.sampling.max_prompt_tokens = 80
+    config.sampling.max_completion_tokens = 9
     out = train_step.run(config, ["lengths", "1"])
     for own in out["lengths"].values():
       self.assertAlmostEqual(own["ratio"], own["step_s"] / out["whole_s"])

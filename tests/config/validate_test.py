@@ -502,8 +502,10 @@ class RelationsTest(parameterized.TestCase):
     self.assertRegex(problem, f"read with .*{re.escape(readers)}")
 
   def test_logged_data_have_what_the_loss_needs(self):
-    line = '{"prompt": "1", "completion": "1", "reward": 1.0}'
-    path = self.create_tempfile(content=line).full_path
+    # A log without a prompt of the task is refused, too.
+    task = build_task.make_task(base_config.make().task)
+    line = {"prompt": task.prompt("train", 0), "completion": "1", "reward": 1}
+    path = self.create_tempfile(content=json.dumps(line)).full_path
     make = lambda **changes: base_config.make(logged__path=path, **changes)
     for name in ("tb", "gvpo", "online_dpo"):
       self.assertEqual(_problems(make(loss__name=name)), [])
