@@ -478,19 +478,25 @@ def _frozen(
       length = config.task.encoder_max_tokens
     if source.kind == "scalar":
       shape = dataclasses.replace(source.shape(policy), compute_dtype=dtype)
-      model = heads.ScalarModel(shape)
+      model = _made(heads.ScalarModel, shape)
       fn = model.rewards
     elif source.kind == "policy":
-      model = transformer.make_model(source.shape(policy))
+      model = _made(transformer.make_model, source.shape(policy))
       fn = model.last_logits
     else:
-      model = _encoder(source)
+      model = _made(encoder_lib.Encoder, _encoder_shape(source))
       fn = model.label_scores
       if source.key == "task.encoder":
         fn = model.mean_pooled
     params = _frozen_params(config, mesh, model)
     out.append(Frozen(source, fn, params, (num_rows, length)))
   return out
+
+
+@functools.lru_cache(maxsize=16)
+def _made(make: Callable[[Any], Any], shape: Any) -> Any:
+  """Returns the same model for the same shape: the tracing of its init stays."""
+  return make(shape)
 
 
 def _frozen_params(
@@ -520,16 +526,15 @@ def reference(
   return model, _frozen_params(config, mesh, model)
 
 
-def _encoder(source: sizes.Frozen) -> encoder_lib.Encoder:
-  """Returns an encoder; ValueError, which names its key, if it has no shape."""
+def _encoder_shape(source: sizes.Frozen) -> encoder_lib.EncoderConfig:
+  """Returns an encoder's shape; ValueError, which names its key, without."""
   try:
     path = hf_hub.find(source.folder, weights=False) / "config.json"
-    shape = encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
+    return encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
   except ValueError as error:
     raise ValueError(
         f"config.{source.key}={source.folder!r}: {error}"
     ) from error
-  return encoder_lib.Encoder(shape)
 
 
 def _frozen_bytes(frozen: list[Frozen]) -> Parts:
