@@ -3,6 +3,7 @@
 """Tests of the loss of a config: inputs, mask, metrics."""
 
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -277,6 +278,16 @@ class ReadTest(parameterized.TestCase):
 
   def is_read(self, name, key, values):
     """Returns whether a value of a setting changes the loss or a gradient."""
+    return any(
+        not np.array_equal(x, y)
+        for value in values
+        for x, y in zip(self.leaves(name), self.leaves(name, key, value))
+    )
+
+  @staticmethod
+  @functools.cache
+  def leaves(name, *change):
+    """Returns losses, metrics and gradients of an objective, as a flat list."""
     batch = table_policy.make_batch(behavior_params=table_policy.make_params(3))
     batch = dataclasses.replace(
         batch, rewards=jnp.array([[0.0, 1.0, 0.0, 2.0], [1.0] * K])
@@ -288,27 +299,21 @@ class ReadTest(parameterized.TestCase):
     names = ("advantages_BxKxT", "returns_BxKxT", "old_values_BxKxT")
     held = dict(zip(names, targets))
     from_file = {"baselines_Bx1": jnp.asarray(rng.normal(size=(B, 1)))}
-
-    def results(**changes):
-      config = table_policy.make_config(name=name, **changes)
-      loss = objective.make_pure_loss(config)
-      log_z = objective.make_loss_params(config)
-      return [
-          jax.value_and_grad(loss, argnums=(0, 4), has_aux=True)(
-              logprobs,
-              log_z,
-              dataclasses.replace(batch, prepared=prepared | from_file),
-              BETA,
-              token_values,
-          )
-          for prepared in ({}, held)
-      ]
-
-    leaves = jax.tree.leaves(results())
-    return any(
-        not np.array_equal(x, y)
-        for value in values
-        for x, y in zip(leaves, jax.tree.leaves(results(**{key: value})))
+    changes = {change[0]: change[1]} if change else {}
+    config = table_policy.make_config(name=name, **changes)
+    loss = objective.make_pure_loss(config)
+    log_z = objective.make_loss_params(config)
+    return jax.tree.leaves(
+        [
+            jax.value_and_grad(loss, argnums=(0, 4), has_aux=True)(
+                logprobs,
+                log_z,
+                dataclasses.replace(batch, prepared=prepared | from_file),
+                BETA,
+                token_values,
+            )
+            for prepared in ({}, held)
+        ]
     )
 
   @parameterized.parameters(
