@@ -495,7 +495,7 @@ def _frozen(
 
 @functools.lru_cache(maxsize=16)
 def _made(make: Callable[[Any], Any], shape: Any) -> Any:
-  """Returns the same model for the same shape: the tracing of its init stays."""
+  """Returns the same model for the same shape, so that it is traced once."""
   return make(shape)
 
 
