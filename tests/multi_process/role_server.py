@@ -10,6 +10,7 @@ Starting a process for each role of each run takes longer than a tiny run.
 """
 
 from collections.abc import Callable, Sequence
+import faulthandler
 import os
 import sys
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
   if core:
     # Before a device is touched: XLA makes its threads for the cores it finds.
     os.sched_setaffinity(0, processes.parse_cores(core))
+  faulthandler.enable()
   processes.enable_compilation_cache()
   for line in sys.stdin:
     role, workdir, *operands = line.split()
