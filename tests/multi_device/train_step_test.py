@@ -204,7 +204,7 @@ class MultiDeviceTest(parameterized.TestCase):
                 batch.completion_mask,
             )
         )
-      self.assertEqual(rows[-1].tokens.shape, (NUM_PROMPTS, 1, 24))
+      self.assertEqual(rows[-1].tokens.shape, (NUM_PROMPTS, 1, 21))
     results = []
     for name, own in (("one", None), ("one", 1), ("fsdp", 0), ("mixed", 1)):
       config, model, mesh, state = make_run(name, 8 if own == 0 else 4)
