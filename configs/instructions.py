@@ -55,8 +55,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # Twice of it collapsed after 120 steps.
   c.optimizer.learning_rate = 2.5e-5
   c.optimizer.learning_rate_final = 1e-5
-  # One micro-batch: a second one would add up another 540 MB of gradients.
-  c.train.prompts_per_batch = c.train.micro_batch_prompts = 4
+  c.train.prompts_per_batch = 4
+  c.train.micro_batch_prompts = 2
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
   # A third of the prompts are sampled to replace those whose rewards are equal:
   # a completion costs less to sample than to train on.
