@@ -16,8 +16,8 @@ params), `ifbench` (prompts of IFBench, for `--program=evaluate`), `smoke`
     python -m tba_jax.main --program=evaluate --workdir=runs/real \\
         --config=configs/instructions.py:ifbench
 
-`docs/tasks.md` describes the task and has a result of `quick`. The rate was
-found in one run of 27 steps; no full run has been made yet, nor one of `lora`.
+`docs/tasks.md` describes the task and has results of one seed. No run of `lora`
+has been made yet.
 """
 
 import ml_collections
@@ -52,7 +52,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.num_rows = 32
 
   c.loss.beta = c.loss.beta_final = 0.02
-  # Twice of it collapsed after 120 steps.
+  # A constant rate of twice as much collapsed after 120 steps.
   c.optimizer.learning_rate = 2.5e-5
   c.optimizer.learning_rate_final = 1e-5
   c.train.prompts_per_batch = 4
