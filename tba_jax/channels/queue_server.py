@@ -499,6 +499,11 @@ class QueueServer:
       elif not found:
         self._wake.wait(self._interval.due_in_s())
       self._wake.clear()
+    try:
+      # A searcher whose lease has run out may still be there, and would wait.
+      self._write_status(transport)
+    except base.TransportError as error:
+      logging.warning("queue server: no goodbye: %s", error)
     transport.close()
 
   def _count_poll(self, seconds: float, found: int) -> None:

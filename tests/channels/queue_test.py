@@ -288,6 +288,15 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     self.assertTrue(searcher.client.stop_requested)
     self.assertFalse(searcher.client.run_done)
 
+  def test_the_end_is_told_though_no_searcher_is_known(self):
+    trainer = self.trainer(epoch=1)
+    # As where a lease has run out: nobody is waited for.
+    trainer.service.stop_searchers(20.0, done=True)
+    trainer.close()
+    late = self.searcher("a", works=False).client
+    wait_until(lambda: late.stop_requested, "the stop message")
+    self.assertTrue(late.run_done)
+
   def test_a_searcher_started_after_the_end_of_the_run_leaves(self):
     trainer = self.trainer(epoch=1)
     early = self.searcher("a")
