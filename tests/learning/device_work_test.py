@@ -184,6 +184,7 @@ class DeviceWorkTest(parameterized.TestCase):
         rows=types.Rows(
             indices=np.zeros((8, 1, 1), np.int32),
             slots=np.zeros((8, 2), np.int32),
+            tokens=np.zeros((8, 1, 4), np.int32),
         ),
     )
     _, computed = leader.place(batch, 5)
@@ -203,6 +204,9 @@ class DeviceWorkTest(parameterized.TestCase):
     ]
     with mock.patch.object(sharding, "make_mesh", return_value=mesh):
       self.follow(told)
+    if part == 8:
+      rows = self.reference.logprobs.call_args.args[5]
+      self.assertEqual(rows.tokens.shape, (8, 1, 4))
 
   def test_publishing_gathers_the_params(self):
     cluster = FakeCluster()
