@@ -264,9 +264,10 @@ def _kept_tokens(lengths_RxM: np.ndarray, T: int, C: int) -> np.ndarray:
   """
   R, M = lengths_RxM.shape
   out = np.full((R, C), M * T, np.int32)
-  kept_RxMxT = np.arange(T) < lengths_RxM[..., None]
-  for own, kept_MxT in zip(out, kept_RxMxT):
-    (places,) = kept_MxT.ravel().nonzero()
+  for own, lengths_M in zip(out, lengths_RxM):
+    places = np.concatenate(
+        [m * T + np.arange(n) for m, n in enumerate(lengths_M)]
+    )
     own[: len(places)] = places
   return out
 
