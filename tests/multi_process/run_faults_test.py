@@ -141,7 +141,7 @@ class RunFaultsTest(absltest.TestCase):
     pids = {role: run.pids(role)[0] for role in ("trainer", "searcher")}
     before = read()
     # No trainer comes back before the searcher dies.
-    run.process.send_signal(signal.SIGSTOP)
+    waiting.stop(run.process.pid)
     os.kill(pids["trainer"], signal.SIGKILL)
     # It samples on until it is out of credits, and no trainer reads its lease.
     run.wait_for(lambda: read() > before, "announcement")

@@ -220,7 +220,7 @@ class ChildrenTest(absltest.TestCase):
 
   def test_kills_processes_that_ignore_sigterm(self):
     deaf, stopped = self.add("deaf"), self.add("polite")
-    os.kill(stopped.process.pid, signal.SIGSTOP)
+    waiting.stop(stopped.process.pid)
     polite = self.add("polite", 1)
     self.children.end(["deaf", "polite"], 0.5)
     self.assertEqual(deaf.process.returncode, -signal.SIGKILL)

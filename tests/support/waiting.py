@@ -3,7 +3,9 @@
 """The one wait of tests, with a deadline; and whether a process runs."""
 
 from collections.abc import Callable
+import os
 import pathlib
+import signal
 import time
 from typing import Any
 
@@ -40,4 +42,28 @@ def is_running(pid: int) -> bool:
     status = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except (FileNotFoundError, ProcessLookupError):
     return False
-  return status.rpartition(")")[2].split()[0] != "Z"
+  return _state(status) != "Z"
+
+
+def stop(pid: int) -> None:
+  """Sends SIGSTOP, and waits until each thread of the process has stopped.
+
+  On a busy machine its threads go on answering for a while after the signal.
+  """
+  os.kill(pid, signal.SIGSTOP)
+  wait_until(lambda: _is_stopped(pid), f"process {pid} to stop")
+
+
+def _is_stopped(pid: int) -> bool:
+  try:
+    stats = [
+        (task / "stat").read_text()
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
+    ]
+  except FileNotFoundError:  # A thread that ends just now.
+    return False
+  return all(_state(stat) == "T" for stat in stats)
+
+
+def _state(stat: str) -> str:
+  return stat.rpartition(")")[2].split()[0]
