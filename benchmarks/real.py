@@ -13,8 +13,14 @@ prompt trained a step. All start from `config.init`. Runs keep params every few
 minutes, which are evaluated afterwards; the clock of a run leaves out what came
 before its second step, and saves.
 
-The folder benchmarks/real_runs keeps a result per run and seed, table.md and
-real.png, made from all results there. A later command makes the runs that are
+The claims of the paper are the runs `ours_tb`, `ours_grpo`, … of one config but
+for the objective, and `ours_lag0`, … of TB in lockstep, on data of just so many
+steps before. They are evaluated with 8 completions of a prompt, of which pass@8
+is the share of prompts where one follows all instructions.
+
+The folder benchmarks/real_runs keeps a result per run and seed, table.md,
+levels.md (what runs have kept where they reach the same reward) and real.png,
+made from all results there. A later command makes the runs that are
 missing, and goes on where one was cut off, or is to be longer; TRL's then
 begin anew. Run directories are in runs/real: 1.6 GB for each time that params
 of `ours` are kept.
@@ -53,7 +59,27 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
+from tba_jax.tools import sweep
 
+# As many rows as a searcher has.
+_EIGHT = [
+    "evaluate.num_completions=8", "evaluate.batch_prompts=4",
+    "evaluate.final_prompts=64",
+]  # fmt: skip
+
+
+def _objective(name: str, beta: float, *overrides: str) -> list[str]:
+  return [
+      f"loss.name={name}",
+      f"loss.beta={beta}",
+      f"loss.beta_final={beta}",
+      *overrides,
+      *_EIGHT,
+  ]
+
+
+_LAGS = (0, 4, 16)
+_CLIP = "loss.ratio_clip=0.2"
 # Overrides of the config.
 OURS = {
     "ours": [],
@@ -61,6 +87,14 @@ OURS = {
         "lora.rank=16", "lora.alpha=32.0", "optimizer.learning_rate=5e-4",
         "optimizer.learning_rate_final=5e-4",
     ],
+    "ours_tb": _EIGHT,
+    "ours_grpo": _objective("grpo", 0.02, _CLIP),
+    "ours_grpo_no_kl": _objective("grpo", 0.0, _CLIP),
+    "ours_rloo": _objective("proximal_rloo", 0.02, _CLIP),
+    # Its β is a margin.
+    "ours_online_dpo": _objective("online_dpo", 0.1),
+    # Threads share the params of old versions.
+    **{f"ours_lag{steps}": ["run.processes=one", *_EIGHT] for steps in _LAGS},
 }  # fmt: skip
 # Settings of `trl_grpo.py`.
 PEERS = {
@@ -75,16 +109,21 @@ TARGETS = (0.2, 0.3, 0.4)
 _DEFAULT_MINUTES = 25.0
 # More than any run takes.
 _NUM_STEPS = 100_000
-# Minutes between the params that are kept.
-_SNAPSHOTS = 5.0
+# Most minutes between the params that are kept, and the fewest times.
+_SNAPSHOTS, _NUM_SNAPSHOTS = 5.0, 4
 _RUNS = pathlib.Path("runs") / "real"
 _RESULTS = pathlib.Path("benchmarks") / "real_runs"
-_COLORS = ("#d55e00", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#999999")
 # Metrics of an evaluation that a result keeps, a list of each.
 _KEPT = {
     "mean_reward": "reward", "new_kinds/mean_reward": "reward, new kinds",
     "kl": "KL, nats", "mean_length": "tokens", "stop_rate": "ended",
     "distinct_share": "distinct share",
+}  # fmt: skip
+# Of a reward that is a share of instructions, `pass_at_1` is the share of
+# completions that follow all.
+_SOLVED = {
+    "pass_at_1": "pass@1", "pass_at_k": "pass@8",
+    "distinct_correct_per_solved": "distinct right of 8, solved prompts",
 }  # fmt: skip
 _NUM_SAMPLES = 6
 _POLL_S = 1.0
@@ -114,7 +153,7 @@ def parse(operands: Sequence[str]) -> tuple[list[int], float, list[str]]:
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Trains and evaluates; writes table.md and real.png.
+  """Trains and evaluates; writes tables and real.png.
 
   Args:
     config: config of `ours`; `evaluate.final_prompts` prompts of each held-out
@@ -145,6 +184,7 @@ def run(
       print(f"{path.stem}: {summarize(result)}", file=sys.stderr)
   found = results.read(RUNS, _RESULTS)
   results.print_table(make_table(found), _RESULTS / "table.md")
+  results.print_table(make_levels(found), _RESULTS / "levels.md")
   (_RESULTS / "samples.md").write_text(make_samples(found))
   _plot(found, _RESULTS / "real.png")
   return {"runs": [summarize(r) for r in found], "folder": str(_RESULTS)}
@@ -177,6 +217,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
       [
           *("run", "seed", "minutes", "steps", "reward before"),
           *_KEPT.values(),
+          "k",
           *(f"min to {target:.2f}" for target in TARGETS),
           *("s a step", "peak, GB"),
       ]
@@ -191,11 +232,53 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             *(s["name"], str(s["seed"]), f"{s['minutes']:g}", str(s["steps"])),
             told(s["before"], 3),
             *(told(s[k], 3) if k in s else "" for k in _KEPT),
+            str(result.get("k", "")),
             *(told(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
             *(told(s["step_s"], 1), told(s["peak_gb"], 1)),
         ]
     )
   return rows
+
+
+def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns rows per run of the claims: at each of `TARGETS`, and at its end.
+
+  Values are linear between the evaluations around the first that reaches it; a
+  target that is not reached has no row.
+  """
+  digits = {"kl": 2, "mean_length": 1, "distinct_share": 3}
+  digits |= dict.fromkeys(_SOLVED, 3)
+  titles = {**_KEPT, **_SOLVED}
+  heads = ["run", "seed", "reward", "minutes", "steps"]
+  rows = [[*heads, *(titles[key] for key in digits)]]
+  for result in runs:
+    if "pass_at_k" not in result:
+      continue
+    for target in (*TARGETS, None):
+      if target and max(result["mean_reward"]) < target:
+        continue
+      end = f"{result['mean_reward'][-1]:.3f}, end"
+      rows.append(
+          [
+              *(result["name"], str(result["seed"])),
+              f"{target:.2f}" if target else end,
+              f"{_value_at(result, 'seconds', target) / 60:.1f}",
+              f"{_value_at(result, 'steps', target):.0f}",
+              *(f"{_value_at(result, k, target):.{n}f}"
+                for k, n in digits.items()),
+          ]
+      )  # fmt: skip
+  return rows
+
+
+def _value_at(
+    result: Mapping[str, Any], key: str, reward: float | None
+) -> float:
+  """Returns a value where a run first reaches a reward; None is its end."""
+  if reward is None:
+    return result[key][-1]
+  rewards = result["mean_reward"]
+  return time_to_reward.seconds_until(result[key], rewards, reward)
 
 
 def make_samples(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -222,17 +305,25 @@ def make_config(
 ) -> ml_collections.ConfigDict:
   """Returns the config of a run of ours, which keeps params now and then."""
   config = config.copy_and_resolve_references()
+  config.run.processes = "many"
   load_config.apply_overrides(config, OURS.get(name, ()))
+  for steps in _LAGS:
+    if name == f"ours_lag{steps}":
+      config = sweep.Lag(steps).apply(config)
+      config.search.prompts_per_round = config.search.prompts_per_step
   with config.unlocked():
     config.seed = seed
-    config.run.processes = "many"
     config.optimizer.learning_rate_final = config.optimizer.learning_rate
     config.train.num_steps = _NUM_STEPS
     config.evaluate.every_steps = 0
     config.checkpoint.every_steps = _NUM_STEPS
-    config.checkpoint.every_s = 60 * min(_SNAPSHOTS, minutes)
+    config.checkpoint.every_s = _snapshot_s(minutes)
     config.checkpoint.keep = _NUM_STEPS
   return config
+
+
+def _snapshot_s(minutes: float) -> float:
+  return 60 * min(_SNAPSHOTS, minutes / _NUM_SNAPSHOTS)
 
 
 def _measure(
@@ -240,7 +331,6 @@ def _measure(
 ) -> dict[str, Any]:
   """Trains one run, evaluates what it kept, and returns its result."""
   folder = _RUNS / f"{name}-seed{seed}"
-  evaluated = config.evaluate.copy_and_resolve_references()
   config = make_config(config, name, seed, minutes)
   began = time.time()
   _RUNS.mkdir(parents=True, exist_ok=True)
@@ -249,8 +339,6 @@ def _measure(
       clock = _train_ours(config, folder, minutes)
     else:
       clock = _train_peer(config, name, folder, minutes)
-  with config.unlocked():
-    config.evaluate = evaluated
   if name in PEERS:
     sources = {s: str(folder / "train" / f"step{s}") for s in clock["kept"]}
   else:
@@ -259,13 +347,15 @@ def _measure(
   ends = clock["step_s"]
   seconds = lambda step: sum(ends[:step])
   old, new = found[0], found[-1]
+  kept = [*_KEPT, *(_SOLVED if old["k"] == 8 else ())]
   return {
       "name": name,
       "seed": seed,
       "minutes": minutes,
+      "k": old["k"],
       "steps": [0, *sources],
       "seconds": [seconds(step) for step in (0, *sources)],
-      **{k: [f[k] for f in found] for k in _KEPT if k in old},
+      **{k: [f[k] for f in found] for k in kept if k in old},
       "intervals": [f["mean_reward_interval"] for f in found],
       "parts": [
           {
@@ -398,7 +488,7 @@ def peer_settings(
       "full_length": False,
       "num_steps": _NUM_STEPS,
       "limit_s": 60 * minutes,
-      "snapshot_s": 60 * min(_SNAPSHOTS, minutes),
+      "snapshot_s": _snapshot_s(minutes),
       "seed": config.seed,
   }
 
@@ -509,7 +599,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
   names = [name for name in RUNS if results.of_name(runs, name)]
   for name in names:
-    color = _COLORS[RUNS.index(name)]
+    color = time_to_reward.COLORS[RUNS.index(name)]
     for i, result in enumerate(results.of_name(runs, name)):
       minutes = [s / 60 for s in result["seconds"]]
       label = None if i else name

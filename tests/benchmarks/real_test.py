@@ -60,6 +60,27 @@ class RealTest(parameterized.TestCase):
     # Metrics that a result lacks leave their cells empty.
     self.assertEqual(cells["reward, new kinds"], "")
 
+  def test_compares_runs_where_they_reach_the_same_reward(self):
+    solved = {
+        "mean_length": [30.0, 20.0, 8.0],
+        "distinct_share": [1.0, 0.9, 0.7],
+        "pass_at_1": [0.0, 0.2, 0.3],
+        "pass_at_k": [0.2, 0.6, 0.8],
+        "distinct_correct_per_solved": [1.0, 2.0, 3.0],
+    }
+    head, *rows = real.make_levels([_result(), _result(name="a", **solved)])
+    # Runs without pass@8 are left out, and so is .40, which this one never had.
+    self.assertEqual([row[2] for row in rows], ["0.20", "0.30", "0.350, end"])
+    first = dict(zip(head, rows[0], strict=True))
+    self.assertEqual(first["run"], "a")
+    self.assertEqual(first["minutes"], "2.5")
+    self.assertEqual(first["steps"], "10")
+    self.assertEqual(first["KL, nats"], "1.00")
+    self.assertEqual(first["distinct share"], "0.950")
+    self.assertEqual(first["pass@8"], "0.400")
+    last = dict(zip(head, rows[-1], strict=True))
+    self.assertEqual((last["steps"], last["pass@8"]), ("40", "0.800"))
+
   def test_shows_completions_side_by_side(self):
     text = real.make_samples([_result()])
     self.assertIn("| case | 0.10 | 0.50 |", text)
@@ -89,9 +110,29 @@ class RealTest(parameterized.TestCase):
     config.init = "scratch"
     validate.validate(config)
     self.assertEqual(config.seed, 7)
-    self.assertEqual(config.checkpoint.every_s, 120.0)
+    self.assertEqual(config.checkpoint.every_s, 30.0)
     rates = config.optimizer
     self.assertEqual(rates.learning_rate, rates.learning_rate_final)
+
+  def test_runs_of_the_claims_differ_in_objective_or_lag(self):
+    whole = instructions.get_config()
+    make = lambda name: real.make_config(whole, name, 0, 8.0)
+    self.assertEqual(make("ours_tb").loss.to_dict(), whole.loss.to_dict())
+    self.assertEqual(make("ours_grpo").loss.name, "grpo")
+    names = [n for n in real.OURS if n not in ("ours", "ours_lora")]
+    for name in names:
+      config = make(name)
+      self.assertEqual(config.evaluate.num_completions, 8)
+      self.assertEqual(config.checkpoint.every_s, 120.0)
+      self.assertEqual(
+          config.search.lockstep, name.startswith("ours_lag"), name
+      )
+    config = make("ours_lag16")
+    self.assertEqual(config.search.lead_steps, 16)
+    self.assertEqual(config.loss.to_dict(), whole.loss.to_dict())
+    # A step has the prompts of one step alone.
+    self.assertEqual(config.search.prompts_per_step, 4)
+    self.assertEqual(config.replay.recent_window_steps, 1)
 
   def test_gives_trl_the_prompts_and_sizes_of_ours(self):
     config = real.make_config(instructions.get_config(), "grpo_kl", 3, 25.0)
