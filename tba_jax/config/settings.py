@@ -339,6 +339,10 @@ SETTINGS = {
         16, Allowed("an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
         "width of one head"),
     "model.mlp_width": _s(172, COUNT, "hidden units of a block's MLP"),
+    "model.num_experts": _s(
+        0, FROM_0, "MLPs of a layer in a family that has several"),
+    "model.experts_per_token": _s(
+        0, FROM_0, "MLPs that a token uses, if there are several"),
     "model.tie_embeddings": _s(
         False, FLAG, "share the embedding table with the head"),
     "model.max_positions": _s(
@@ -375,6 +379,7 @@ SETTINGS = {
     "sharding.vocab": _s("tensor", AXES, ""),
     "sharding.width": _s("fsdp", AXES, ""),
     "sharding.mlp": _s("tensor", AXES, ""),
+    "sharding.experts": _s("tensor", AXES, "experts of a layer"),
     "sharding.heads": _s("tensor", AXES, ""),
     "sharding.kv_heads": _s("tensor", AXES, ""),
     "sharding.head_dim": _s("", AXES, ""),

@@ -797,6 +797,7 @@ def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
       "layers": "num_layers",
       "width": "width",
       "mlp": "mlp_width",
+      "experts": "num_experts",
       "heads": "num_heads",
       "kv_heads": "num_kv_heads",
       "head_dim": "head_dim",
@@ -828,13 +829,17 @@ def lora_targets(c: Mapping[str, Any]) -> _Problems:
   """The model must have every matrix in `lora.targets`."""
   shape = _start(c)[1]
   family = c["model.family"] if shape is None else shape.family
-  gated = families.FAMILIES[family].is_gated
-  known = [n for n in settings.LORA_TARGETS if gated or n != "gate"]
+  facts = families.FAMILIES[family]
+  lacked = () if facts.is_gated else ("gate",)
+  if facts.has_experts:
+    lacked = ("gate", "up", "down")
+  known = [n for n in settings.LORA_TARGETS if n not in lacked]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:
     yield "lora.targets", (
         f"allowed 'all' or some of {', '.join(known)}: blocks of {family} have"
         f" no {', '.join(sorted(lacking))}"
+        + " outside of experts, which have no adapters" * facts.has_experts
     )
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax.models import config as config_lib
+from tba_jax.models import experts
 from tba_jax.models import families
 from tba_jax.models import layers
 
@@ -36,6 +37,8 @@ def make_norm(config: ModelConfig) -> nnx.Module:
 def _make_mlp(
     config: ModelConfig, rngs: nnx.Rngs, out_scale: float
 ) -> nnx.Module:
+  if config.num_experts:
+    return experts.Experts(config, rngs=rngs, out_scale=out_scale)
   if not families.FAMILIES[config.family].is_gated:
     return layers.MLP(config, rngs=rngs, out_scale=out_scale)
   return layers.GatedMLP(

@@ -43,7 +43,7 @@ class ModelConfig:
   num_heads: query heads, H; a multiple of num_kv_heads.
   num_kv_heads: key-value heads, G.
   head_dim: Dh, even.
-  mlp_width: F.
+  mlp_width: F, of each expert where there are several.
   rope_theta: base of the rotary frequencies; GPT-2 has none.
   norm_epsilon: term added to the mean square in a norm.
   tie_embeddings: whether the head is the embedding's transpose.
@@ -53,6 +53,11 @@ class ModelConfig:
   attention_bias: biases of query, key, value and output; Qwen2 always has
     those of query, key and value, GPT-2 all.
   mlp_bias: biases of the MLP; GPT-2 and GPT-NeoX always have them.
+  num_experts: MLPs of a layer, E; 0 is one without a router.
+  experts_per_token: experts that a token uses, A.
+  norm_router: whether the weights of a token's experts add up to 1.
+  dense_mlp_width: hidden units of a layer without experts, for config.json
+    alone: there is no such layer.
   sliding_window: number of tokens that a token sees, itself included; 0 is all.
   global_layers: whether each layer sees all tokens despite sliding_window; ()
     is none of them.
@@ -98,6 +103,10 @@ class ModelConfig:
   norm_epsilon: float = 1e-5
   attention_bias: bool = False
   mlp_bias: bool = False
+  num_experts: int = 0
+  experts_per_token: int = 0
+  norm_router: bool = True
+  dense_mlp_width: int = 6144
   sliding_window: int = 0
   global_layers: tuple[bool, ...] = ()
   local_rope_theta: float = 10000.0
@@ -162,6 +171,14 @@ class ModelConfig:
           ("head_dim", self.head_dim * heads == self.width,
            f"width / num_heads in family {self.family!r}"),
       ]  # fmt: skip
+    if family is not None and family.has_experts:
+      experts = self.num_experts
+      rows += [
+          ("num_experts", experts > 0,
+           f"1 or more in family {self.family!r}"),
+          ("experts_per_token", 1 <= self.experts_per_token <= experts,
+           f"1 to num_experts={experts}"),
+      ]  # fmt: skip
     # Of an unknown family, which others refuse, nothing is.
     own = family.fields if family is not None else of_families
     for field in dataclasses.fields(self):
@@ -191,6 +208,12 @@ class ModelConfig:
         0 if is_global else self.sliding_window
         for is_global in self.global_layers
     )
+
+  @property
+  def idle_params(self) -> int:
+    """Number of params that a token does not use: those of other experts."""
+    idle = self.num_experts - self.experts_per_token
+    return 3 * self.num_layers * idle * self.mlp_width * self.width
 
   @classmethod
   def from_config(

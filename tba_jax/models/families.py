@@ -12,6 +12,7 @@ from tba_jax.models import llama
 from tba_jax.models import mistral
 from tba_jax.models import qwen2
 from tba_jax.models import qwen3
+from tba_jax.models import qwen3_moe
 
 FAMILIES: Mapping[str, family.Family] = {
     "gemma3_text": gemma3_text.FAMILY,
@@ -21,4 +22,5 @@ FAMILIES: Mapping[str, family.Family] = {
     "mistral": mistral.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
 }

@@ -61,6 +61,7 @@ class Family:
   has_out_norms: whether attention and MLP have a norm of their results too.
   scales_embeddings: whether embeddings are multiplied by sqrt(width).
   is_gated: whether MLPs are gated (SwiGLU).
+  has_experts: whether a layer has several MLPs, of which a token uses few.
   has_grouped_heads: whether there may be fewer key-value heads than query
     heads, and heads of any size; if not, heads * head_dim = width.
   qkv_bias, out_bias: whether query, key and value, and the output, always have
@@ -70,6 +71,7 @@ class Family:
   has_local_rope: whether layers with a sliding window have a base of their own.
   rotary_fraction: default of the rotated share of a head.
   old_rope: old names of rope_theta and of the rotated share, "" for none.
+  aliases: other names of settings -> those in `keys`.
   only: (config.json) -> settings that must have one of these values, the
     default first.
   written: further settings of config.json, as we train.
@@ -91,6 +93,7 @@ class Family:
   scales_embeddings: bool = False
   positions: str = "rotary"
   is_gated: bool = True
+  has_experts: bool = False
   has_grouped_heads: bool = True
   qkv_bias: bool = False
   out_bias: bool = False
@@ -99,6 +102,7 @@ class Family:
   has_local_rope: bool = False
   rotary_fraction: float = 1.0
   old_rope: tuple[str, str] = ("rope_theta", "")
+  aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
   only: Callable[[Mapping[str, Any]], dict[str, tuple]] = lambda hf: {}
   written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -139,6 +143,12 @@ NORMS = (
     ("input_layernorm", "attention_norm"),
     ("post_attention_layernorm", "mlp_norm"),
 )
+# Products of a gated MLP: name, axes of outputs and inputs.
+GATED_MLP = (
+    ("gate", "mlp", "width"),
+    ("up", "mlp", "width"),
+    ("down", "width", "mlp"),
+)
 # Query, key and value, with the axis of their heads.
 QKV = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 
@@ -164,6 +174,7 @@ def gated(
     qkv_bias: bool = False,
     head_norms: bool = False,
     norms: Sequence[tuple[str, str]] = NORMS,
+    mlp: Callable[[Any], Iterator[Line]] | None = None,
 ) -> Iterator[Line]:
   """Yields the tensors of Llama and its descendants: one per leaf."""
   layer, attention = "model.layers.{layer}", "model.layers.{layer}.self_attn"
@@ -182,14 +193,28 @@ def gated(
       *("heads*head_dim",),
       bias=c.attention_bias,
   )
-  for name, out, inputs in (
-      ("gate", "mlp", "width"),
-      ("up", "mlp", "width"),
-      ("down", "width", "mlp"),
-  ):
-    source, path = f"{layer}.mlp.{name}_proj", f"blocks.mlp.{name}"
-    yield from linear(source, path, out, inputs, bias=c.mlp_bias)
+  yield from (mlp or gated_mlp)(c)
   yield from head(c, "lm_head.weight")
+
+
+def gated_mlp(c: Any) -> Iterator[Line]:
+  """Yields the tensors of a layer's gated MLP."""
+  for name, out, inputs in GATED_MLP:
+    source, path = (
+        f"model.layers.{{layer}}.mlp.{name}_proj",
+        f"blocks.mlp.{name}",
+    )
+    yield from linear(source, path, out, inputs, bias=c.mlp_bias)
+
+
+def experts(c: Any) -> Iterator[Line]:
+  """Yields the tensors of a layer's router and of each of its experts."""
+  del c
+  mlp = "model.layers.{layer}.mlp"
+  yield f"{mlp}.gate.weight", "blocks.mlp.router", "experts width"
+  for name, *axes in GATED_MLP:
+    source = f"{mlp}.experts.{{expert}}.{name}_proj.weight"
+    yield source, f"blocks.mlp.{name}", " ".join(axes)
 
 
 def head(c: Any, hf_name: str) -> Iterator[Line]:

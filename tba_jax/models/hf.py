@@ -138,7 +138,8 @@ def _read_leaf(
     sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
   """Returns one leaf, on the devices of its sharding."""
-  shape = (num_layers,) * row.stacked + row.shape
+  stack = row.stack(num_layers)
+  shape = stack + row.shape
   names = row.hf_names(num_layers)
   read = {}  # Devices that hold the same slice share it.
 
@@ -146,15 +147,11 @@ def _read_leaf(
     ranges = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
     if ranges not in read:
       array = _aligned(tuple(b - a for a, b in ranges), dtype)
-      layers = range(*ranges[0]) if row.stacked else (0,)
-      for i, layer in enumerate(layers):
-        _read_layer(
-            files,
-            names[layer],
-            row,
-            ranges[row.stacked :],
-            array[i] if row.stacked else array,
-        )
+      starts = [start for start, _ in ranges[: len(stack)]]
+      for i in np.ndindex(array.shape[: len(stack)]):
+        number = np.ravel_multi_index(np.add(starts, i), stack) if stack else 0
+        target, rest = array[i], ranges[len(stack) :]
+        _read_tensor(files, names[number], row, rest, target)
       read[ranges] = array
     return read[ranges]
 
@@ -163,14 +160,14 @@ def _read_leaf(
   return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
 
 
-def _read_layer(
+def _read_tensor(
     files: hf_files.AnyFiles,
     name: str,
     row: hf_names.Row,
     ranges: hf_files.Ranges,
     target: np.ndarray,
 ) -> None:
-  """Reads a slice of one layer's leaf into `target`, piece by piece."""
+  """Reads a slice of one tensor's part into `target`, piece by piece."""
   (first, last), *rest = ranges
   step = max(1, _PIECE_BYTES * len(target) // max(target.nbytes, 1))
   for start in range(first, last, step):
@@ -195,8 +192,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _leaves(
     config: ModelConfig, params: PyTree
-) -> dict[str, list[tuple[hf_names.Row, jax.Array, int | None]]]:
-  """Returns (row, leaf, layer) of the leaves in each tensor, by its name.
+) -> dict[str, list[tuple[hf_names.Row, jax.Array, tuple[int, ...]]]]:
+  """Returns (row, leaf, index) of the leaves in each tensor, by its name.
 
   Raises:
     ValueError: params do not have the shape of `config`.
@@ -206,17 +203,16 @@ def _leaves(
     leaf = params
     for key in row.path:
       leaf = leaf.get(key, {}) if isinstance(leaf, dict) else {}
-    expected = (config.num_layers,) * row.stacked + row.shape
+    stack = row.stack(config.num_layers)
+    expected = stack + row.shape
     if isinstance(leaf, dict) or tuple(leaf.shape) != expected:
       found = "missing" if isinstance(leaf, dict) else list(leaf.shape)
       name = "/".join(row.path)
       problems.append(f"params {name}: {found}, expected {list(expected)}")
       continue
     count += 1
-    for layer, name in enumerate(row.hf_names(config.num_layers)):
-      tensors.setdefault(name, []).append(
-          (row, leaf, layer if row.stacked else None)
-      )
+    for name, index in zip(row.hf_names(config.num_layers), np.ndindex(stack)):
+      tensors.setdefault(name, []).append((row, leaf, index))
   if not problems and len(jax.tree.leaves(params)) != count:
     problems.append("params have leaves that the family lacks")
   if problems:
@@ -295,17 +291,16 @@ def replace_folder(
 def _write_tensors(
     folder: pathlib.Path,
     config: ModelConfig,
-    leaves: dict[str, list[tuple[hf_names.Row, jax.Array, int | None]]],
+    leaves: dict[str, list[tuple[hf_names.Row, jax.Array, tuple[int, ...]]]],
     max_file_bytes: int,
 ) -> None:
   dtype = jnp.dtype(config.param_dtype)
 
   def make(name: str) -> np.ndarray:
     tensor = np.empty(leaves[name][0][0].split_shape, dtype)
-    for row, leaf, layer in leaves[name]:
-      hf_files.put_slices(
-          row, tensor, np.asarray(leaf if layer is None else leaf[layer])
-      )
+    for row, leaf, index in leaves[name]:
+      part = np.asarray(leaf[index] if index else leaf)
+      hf_files.put_slices(row, tensor, part)
     return tensor.reshape(leaves[name][0][0].hf_shape)
 
   sizes = {

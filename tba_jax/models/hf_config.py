@@ -52,8 +52,9 @@ _WITHOUT_EFFECT = re.compile(
     r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
     r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
     r"|max_window_layers|model_type|n_special|name_or_path"
-    r"|output_(attentions|hidden_states|past)|predict_special_tokens|prefix"
+    r"|output_(attentions|hidden_states|past|router_logits)|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
+    r"|router_aux_loss_coef"  # Of a loss that is not the policy's.
     r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
     r"|tokenizer_class|torchscript|transformers_version"
     r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"
@@ -211,6 +212,7 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
         f" {sorted({*families.FAMILIES, *larger})}"
     )
   facts = families.FAMILIES[family]
+  hf = _renamed(hf, facts)
   is_rotary = facts.positions == "rotary"
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
   others = _READ_APART + rotary * is_rotary
@@ -240,6 +242,20 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
   return ModelConfig(
       family=family, param_dtype=dtype, compute_dtype=dtype, **fields
   )
+
+
+def _renamed(
+    hf: Mapping[str, Any], facts: family_lib.Family
+) -> Mapping[str, Any]:
+  """Returns config.json with each setting by its first name."""
+  out = dict(hf)
+  for other, name in facts.aliases.items():
+    value = out.pop(other, None)
+    if value is not None and out.setdefault(name, value) != value:
+      raise ValueError(
+          f"config.json: {other}={value!r} contradicts {name}={out[name]!r}"
+      )
+  return out
 
 
 def read_settings(

@@ -28,12 +28,15 @@ ModelConfig = config_lib.ModelConfig
 class Row:
   """A leaf and the tensor that holds it, or one tensor per layer.
 
-  hf_name: name of the tensor; `{layer}` stands for the layer's index.
-  path: keys of our nested dict; under "blocks" the leaf stacks all layers.
-  axes: the logical axes of a layer's leaf.
+  hf_name: name of the tensor; `{layer}` and `{expert}` stand for the index of a
+    layer and of an expert.
+  path: keys of our nested dict; under "blocks" the leaf stacks all layers, and
+    there all experts.
+  axes: the logical axes of a layer's, or an expert's, leaf.
   split: sizes that each axis of the tensor splits into.
   part: (axis, index) of the split tensor that is our leaf; None if all of it.
   order: permutation of the remaining split axes into ours.
+  num_experts: experts that the leaf stacks, 0 for none.
   """
 
   hf_name: str
@@ -42,10 +45,18 @@ class Row:
   split: tuple[tuple[int, ...], ...]
   part: tuple[int, int] | None
   order: tuple[int, ...]
+  num_experts: int = 0
 
   @property
-  def stacked(self) -> bool:
-    return self.path[0] == "blocks"
+  def stacked_axes(self) -> tuple[str, ...]:
+    """Logical axes of the leaf along which it stacks tensors."""
+    stacked = ("layers",) * (self.path[0] == "blocks")
+    return stacked + ("experts",) * bool(self.num_experts)
+
+  def stack(self, num_layers: int) -> tuple[int, ...]:
+    """Returns the sizes of `stacked_axes`."""
+    sizes = {"layers": num_layers, "experts": self.num_experts}
+    return tuple(sizes[axis] for axis in self.stacked_axes)
 
   @property
   def hf_shape(self) -> tuple[int, ...]:
@@ -59,17 +70,18 @@ class Row:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Shape of one layer's leaf."""
+    """Shape of one tensor's part of the leaf."""
     left = list(self.split_shape)
     if self.part is not None:
       del left[self.part[0]]
     return tuple(left[i] for i in self.order)
 
   def hf_names(self, num_layers: int) -> list[str]:
-    """Returns the tensor's name, or that of each layer in order."""
-    if not self.stacked:
-      return [self.hf_name]
-    return [self.hf_name.format(layer=layer) for layer in range(num_layers)]
+    """Returns the names of the tensors, in the order of the stack."""
+    indices = itertools.product(*map(range, self.stack(num_layers)))
+    # Names of stacks are "layers" and "experts".
+    names = [axis.removesuffix("s") for axis in self.stacked_axes]
+    return [self.hf_name.format(**dict(zip(names, i))) for i in indices]
 
 
 def make_row(
@@ -91,7 +103,9 @@ def make_row(
     names.remove(fused)
   leaf = tuple(axes.split() or names)
   order = tuple(map(names.index, leaf) if axes else range(len(names)))
-  return Row(hf_name, tuple(path.split(".")), leaf, split, part, order)
+  num_experts = sizes["experts"] if "{expert}" in hf_name else 0
+  path = tuple(path.split("."))
+  return Row(hf_name, path, leaf, split, part, order, num_experts)
 
 
 def rows(config: ModelConfig) -> list[Row]:
@@ -102,6 +116,7 @@ def rows(config: ModelConfig) -> list[Row]:
       "labels": config.num_labels,
       "width": config.width,
       "mlp": config.mlp_width,
+      "experts": config.num_experts,
       "heads": config.num_heads,
       "kv_heads": config.num_kv_heads,
       "head_dim": config.head_dim,

@@ -39,13 +39,15 @@ class Split:
   """Sharding of the activations of a forward pass.
 
   mesh: None leaves it to the compiler.
-  batch, length, heads: the mesh axes that split prompts, tokens and heads.
+  batch, length, heads, experts: the mesh axes that split prompts, tokens, heads
+    and experts.
   """
 
   mesh: Mesh | None
   batch: tuple[str, ...]
   length: tuple[str, ...]
   heads: tuple[str, ...]
+  experts: tuple[str, ...] = ()
 
   @property
   def count(self) -> int:
@@ -217,12 +219,13 @@ def split_tokens(
     batch: tuple[str, ...],
     length: tuple[str, ...],
     heads: tuple[str, ...],
+    experts: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
   """Returns `fn`, traced with tokens split over the mesh axes `length`.
 
-  `batch`, `length` and `heads` are those of `policy.sharding.token_axes`.
+  The axes are those of `policy.sharding.token_axes`.
   """
-  split = Split(mesh, batch, length, heads)
+  split = Split(mesh, batch, length, heads, experts)
 
   @functools.wraps(fn)
   def split_fn(*args: Any, **kwargs: Any) -> Any:

@@ -278,9 +278,9 @@ def split_rows(
   """
   mesh = mesh or first_device_mesh()
   # Rows are many and independent: they take the axis of the tokens, too.
-  batch, length, heads = token_axes(rules)
+  batch, length, *others = token_axes(rules)
   axes = batch + length
-  run = sequence.split_tokens(fn, mesh, axes, (), heads)
+  run = sequence.split_tokens(fn, mesh, axes, (), *others)
   if mesh.size == 1:
     return run
   count = math.prod(mesh.shape[a] for a in axes)
@@ -312,8 +312,12 @@ def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
 def token_axes(
     rules: Mapping[str, str],
 ) -> tuple[tuple[str, ...], ...]:
-  """Returns the mesh axes of B, L and heads in activations [B, L, heads]."""
-  return tuple(_parts(rules, ("batch", "length", "heads")))
+  """Returns the mesh axes of B, L, heads and experts in activations.
+
+  An axis of experts that splits tokens, too, holds them, and computes nothing.
+  """
+  experts = _parts(rules, ("batch", "length", "experts"))[2]
+  return *_parts(rules, ("batch", "length", "heads")), experts
 
 
 def num_batch_shards(mesh: Mesh, rules: Mapping[str, str]) -> int:

@@ -250,6 +250,8 @@ def decode_chunk(
     The state, the number of steps taken, and [R] bool, the idle rows.
   """
   P, T = settings.max_prompt_tokens, settings.max_completion_tokens
+  num_rows = settings.num_rows
+  decode_step = _of_experts(model, model.decode_step, sharding, num_rows)
   num_columns = sum(block_lengths(P, T)[:num_blocks])
 
   def body(carry):
@@ -265,7 +267,7 @@ def decode_chunk(
     seen_RxC = jnp.concatenate(
         [prompt_mask_RxP > 0, _columns(state) <= last_R[:, None]], axis=1
     )
-    logits_RxV, cache = model.decode_step(
+    logits_RxV, cache = decode_step(
         decode_params,
         state.last_token,
         prompt_lengths_R + last_R,
@@ -365,6 +367,7 @@ def give(
 def feed(
     model: transformer.Model,
     settings: Settings,
+    sharding: Sharding,
     decode_params: types.PyTree,
     state: DecodeState,
     rows_B: jax.Array,
@@ -377,7 +380,7 @@ def feed(
   depend on the other rows.
 
   Args:
-    model, settings: parts of the sampler.
+    model, settings, sharding: parts of the sampler.
     decode_params: params of the model.
     state: state of the rows after `give`.
     rows_B: [B] int32, rows to go on; from R on there is none.
@@ -405,7 +408,7 @@ def feed(
       axis=-1,
   )
   positions_BxQ = prompt_lengths_B[:, None] + columns_BxQ
-  _, *fed = model.feed(
+  _, *fed = _of_experts(model, model.feed, sharding, B)(
       decode_params,
       token_at(columns_BxQ),
       jnp.minimum(positions_BxQ, P + T - 1),
@@ -533,18 +536,34 @@ def _prompt_pass(
     model: transformer.Model, sharding: Sharding, num_prompts: int
 ) -> Callable[..., tuple[jax.Array, types.PyTree]]:
   """Returns `model.prefill` on the sampler's mesh, with attention's kernels."""
-  if platform_of(sharding) == "cpu":
+  if platform_of(sharding) == "cpu" and not model.config.num_experts:
     return model.prefill
+  return _on_mesh(model.prefill, sharding, num_prompts)
+
+
+def _of_experts(
+    model: transformer.Model,
+    fn: Callable[..., Any],
+    sharding: Sharding,
+    num_rows: int,
+) -> Callable[..., Any]:
+  """Returns a function of the model's, told the mesh if it has experts.
+
+  The compiler splits the others by itself.
+  """
+  return _on_mesh(fn, sharding, num_rows) if model.config.num_experts else fn
+
+
+def _on_mesh(
+    fn: Callable[..., Any], sharding: Sharding, num_rows: int
+) -> Callable[..., Any]:
+  """Returns a function of rows, traced with the sampler's mesh."""
   if not isinstance(sharding, jax.sharding.NamedSharding):
     mesh = jax.sharding.Mesh(np.array([*sharding.device_set]), (_TENSOR,))
     sharding = jax.sharding.NamedSharding(mesh, Spec())
-  return sequence.split_tokens(
-      model.prefill,
-      sharding.mesh,
-      _row_axes(sharding, num_prompts),
-      (),
-      (_TENSOR,),
-  )
+  axes = _row_axes(sharding, num_rows)
+  split = (_TENSOR,)
+  return sequence.split_tokens(fn, sharding.mesh, axes, (), split, split)
 
 
 def _fill_cache(
@@ -851,7 +870,7 @@ class Programs:
     # Rows that several devices split are left to decode steps.
     self.feed_lengths = settings.feed_lengths if self.num_row_parts == 1 else ()
     self.feed = jit_state(
-        functools.partial(feed, model, settings),
+        functools.partial(feed, model, settings, sharding),
         donate_argnums=1,
         static_argnums=4,
     )

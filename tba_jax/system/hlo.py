@@ -45,6 +45,8 @@ _REDUCE_SCATTER = "all-reduce-scatter"
 # Products of queries x keys x head width in each kernel of splash attention.
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
 _SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+# Products of runs of rows with a matrix each, and the sums of their gradient.
+_GROUPED = re.compile(r"ragged-dot-none|tgmm")
 # Libraries that a GPU calls: matrix products, whose axes stand in the call's
 # configuration, and attention with its gradient.
 _LIBRARY = re.compile(
@@ -75,8 +77,8 @@ class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
   flops: operations of matrix products and convolutions, 2 a multiply-add, and
-    of splash and cuDNN's attention as if they had no window; other kernels are
-    not counted.
+    of splash and cuDNN's attention as if they had no window, and of TPU's
+    products of runs of rows; other kernels are not counted.
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
     the padding of tiled layouts; nothing that stays in a faster memory.
@@ -511,11 +513,15 @@ def _product_flops(computation: _Computation, it: _Instruction) -> float:
 
 
 def _kernel_flops(computation: _Computation, it: _Instruction) -> float:
-  """Returns the FLOPs of a kernel: splash, cuBLAS, cuDNN; 0 of another one.
+  """Returns the FLOPs of a kernel that `Costs` names; 0 of another one.
 
   Queries of attention are the last Q of S tokens, and see those up to their
   own.
   """
+  if _GROUPED.search(it.name):
+    rhs, out = _shape(computation, it.operands[-1]), next(_arrays(it.type))[1]
+    rows, matrices = (out, rhs) if len(rhs) == 3 else (rhs, out)
+    return 2.0 * rows[0] * math.prod(matrices[1:])
   splash, library = _SPLASH.search(it.name), _LIBRARY.search(it.attributes)
   if library and library[1] == "cublas":
     lhs, out = _shape(computation, it.operands[0]), next(_arrays(it.type))[1]

@@ -179,24 +179,29 @@ def sections_of(
   bound = found["programs"]["train_step"]
   if bound["arithmetic_s"]:
     longest_s = max(bound["arithmetic_s"], bound["links_s"])
-    flops = 6 * found["model"]["params"] * found["model"]["step_tokens"]
+    flops = 6 * found["model"]["active_params"] * found["model"]["step_tokens"]
     chip = targets.CHIPS[chips[0].device_kind]
     share = flops / len(chips) / chip.flops_per_s / longest_s
     yield "train step", [
         ("arithmetic takes at least", f"{bound['arithmetic_s']:.3g} s"),
         ("links take at least", f"{bound['links_s']:.3g} s"),
-        ("utilization, 6 · params · tokens, at most", f"{share:.0%}"),
+        ("utilization, 6 · active params · tokens, at most", f"{share:.0%}"),
     ]
 
 
 def _describe_model(config: ml_collections.ConfigDict) -> dict[str, int]:
-  """Returns the number of params, and of tokens of a train step at most."""
+  """Returns the number of params, and of tokens of a train step at most.
+
+  Active params are those that a token uses.
+  """
   model = transformer.make_model(sizes.model_of(config))
   params = jax.eval_shape(model.init, jax.random.key(0))
   sampling, train = config.sampling, config.train
   completions = train.completions_per_prompt * sampling.max_completion_tokens
+  num_params = sum(x.size for x in jax.tree.leaves(params))
   return {
-      "params": sum(x.size for x in jax.tree.leaves(params)),
+      "params": num_params,
+      "active_params": num_params - model.config.idle_params,
       "step_tokens": train.prompts_per_batch
       * (sampling.max_prompt_tokens + completions),
   }

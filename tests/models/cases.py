@@ -61,6 +61,29 @@ CASES = {
     "qwen2": ("Qwen2", dict(_GATED, tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(_GATED, head_dim=16)),
     "qwen3_bias": ("Qwen3", dict(_GATED, head_dim=16, attention_bias=True)),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        dict(
+            _GATED,
+            head_dim=16,
+            moe_intermediate_size=24,
+            num_experts=8,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+        ),
+    ),
+    "qwen3_moe_plain": (
+        "Qwen3Moe",
+        dict(
+            _GATED,
+            head_dim=16,
+            attention_bias=True,
+            moe_intermediate_size=24,
+            num_experts=5,
+            num_experts_per_tok=2,
+            tie_word_embeddings=True,
+        ),
+    ),
     "gemma3_text": (
         "Gemma3",
         dict(

@@ -27,6 +27,7 @@ FAMILIES = (
     dict(family="mistral", sliding_window=4),
     dict(family="qwen2"),
     dict(family="qwen3"),
+    dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(
         family="gpt_neox",
         num_kv_heads=4,

@@ -4,8 +4,8 @@
 
 `published_configs.json` has configs of models on the hub. Held against copies
 in public repositories, key for key: Qwen2.5 0.5B, 0.5B Instruct, 1.5B, 1.5B
-Instruct and 7B Instruct, Qwen3 0.6B and 8B, Llama 3.1 8B and 8B Instruct, Llama
-3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B v0.1 and v0.3 (its
+Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
+Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B v0.1 and v0.3 (its
 Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM and SmolLM2 135M.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
@@ -53,6 +53,7 @@ _LLAMA = {
     "vocab_size": 512,
 }
 _QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
+_MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
 _NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
 _GPT2 = _PUBLISHED["openai-community/gpt2"]
 _ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
@@ -232,6 +233,7 @@ class EverySettingTest(parameterized.TestCase):
       ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
       ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
       ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
+      ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
       ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
       ("roberta", _PUBLISHED[_ROBERTA]),
   )
@@ -240,7 +242,7 @@ class EverySettingTest(parameterized.TestCase):
     read, names = hf_config.from_hf, _settings_of_class(family)
     # Settings of a scalar head, which this file has not.
     names -= {"id2label", "num_labels"}
-    if family in ("qwen2", "qwen3"):
+    if family in ("qwen2", "qwen3", "qwen3_moe"):
       names -= {"sliding_window"}  # Only with use_sliding_window, refused.
     if family in encoder.FAMILIES:
       read = encoder.encoder_config_from_hf
@@ -376,6 +378,9 @@ class FromHfTest(parameterized.TestCase):
       (_QWEN, "use_mrope", True),
       (_QWEN, "layer_types", ["full_attention", "sliding_attention"]),
       (_QWEN, "head_dim", "wide"),
+      (_MOE, "decoder_sparse_step", 2),
+      (_MOE, "mlp_only_layers", [1]),
+      (_MOE, "num_local_experts", 64),
       (_NEOX, "hidden_dropout", 0.1),
       (_NEOX, "hidden_act", "quick_gelu"),
       (_NEOX, "hidden_act", ["gelu"]),
@@ -459,6 +464,8 @@ class ToHfTest(parameterized.TestCase):
       ("mistral", dict(sliding_window=0)),
       ("qwen2", {}),
       ("qwen3", dict(attention_bias=True, head_dim=32)),
+      ("qwen3_moe", dict(num_experts=6, experts_per_token=3, norm_router=False,
+                         dense_mlp_width=96)),
       ("gemma3_text", dict(sliding_window=9, activation="gelu_new",
                            score_dim=16)),
       ("gemma3_text", dict(global_layers=(True, False), sliding_window=9,

@@ -103,7 +103,7 @@ class ParityTest(parameterized.TestCase):
     self.assertLess(difference.max(), TOLERANCE)
     self.assertGreater(expected.std(), 0.5)
 
-  @parameterized.parameters("gemma3_text", "gemma3_text_bias")
+  @parameterized.parameters("gemma3_text", "gemma3_text_bias", "qwen3_moe")
   def test_gradients_equal_theirs(self, case):
     theirs = torch_models.make(case)
     theirs.save_pretrained(self.folder / "theirs")
@@ -175,7 +175,7 @@ class ParityTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
-      *(("gpt2", 2), ("gemma3_text", 1)),
+      *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1)),
   )
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):
     theirs = torch_models.make(case, num_labels)

@@ -39,7 +39,7 @@ class HfNamesTest(parameterized.TestCase):
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
     }
     named = {
-        row.path: (config.num_layers,) * row.stacked + row.shape
+        row.path: row.stack(config.num_layers) + row.shape
         for row in hf_names.rows(config)
     }
     self.assertEqual(named, found)
@@ -56,7 +56,7 @@ class HfNamesTest(parameterized.TestCase):
         axes = node
         for key in row.path:
           axes = axes[key]
-        self.assertEqual(axes, ("layers",) * row.stacked + row.axes, row.path)
+        self.assertEqual(axes, row.stacked_axes + row.axes, row.path)
 
 
 class RoundTripTest(parameterized.TestCase):

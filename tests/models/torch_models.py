@@ -83,7 +83,19 @@ def gradients(model: torch.nn.Module, tokens, mask) -> dict[str, np.ndarray]:
   logprobs = torch.log_softmax(logits[:, :-1], -1)
   chosen = logprobs.gather(-1, tokens[:, 1:, None])[..., 0]
   (-(chosen * mask[:, :-1]).sum()).backward()
-  return {name: p.grad.numpy() for name, p in model.named_parameters()}
+  out = {}
+  for name, param in model.named_parameters():
+    grad = param.grad.numpy()
+    head, _, tail = name.partition(".experts.")
+    if not tail:
+      out[name] = grad
+      continue
+    # A module stacks what a folder has one by one.
+    names = ("gate", "up") if tail == "gate_up_proj" else ("down",)
+    for expert, own in enumerate(grad):
+      for part, piece in zip(names, np.split(own, len(names))):
+        out[f"{head}.experts.{expert}.{part}_proj.weight"] = piece
+  return out
 
 
 def greedy(

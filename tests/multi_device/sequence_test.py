@@ -154,6 +154,7 @@ class FunctionsTest(parameterized.TestCase):
       # A few positions' logits at a time.
       ({}, 4 * 3 * 4 * tiny_model.VOCAB),
       (dict(family="gpt2", num_kv_heads=4), 2**25),
+      (dict(family="qwen3_moe", num_experts=4, experts_per_token=2), 2**25),
   )
   def test_logprobs_have_the_gradients_of_one_device(self, changes, max_logits):
     model = tiny_model.make_model(**changes)

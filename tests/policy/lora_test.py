@@ -43,6 +43,7 @@ _FAMILIES = (
     dict(family="mistral", sliding_window=3),
     dict(family="qwen2"),
     dict(family="qwen3"),
+    dict(family="qwen3_moe", num_experts=4, experts_per_token=2),
     dict(
         family="gpt_neox",
         num_kv_heads=4,
@@ -82,8 +83,8 @@ class AdaptersTest(parameterized.TestCase):
     found = jax.device_get(functions.merge(base, moved))
     expected = jax.tree.map(np.array, base)
     block = expected["blocks"]
-    for part in ("attention", "mlp"):
-      for name, factors in moved["blocks"][part].items():
+    for part, adapted in moved["blocks"].items():
+      for name, factors in adapted.items():
         a, b = (np.asarray(factors[k], np.float64) for k in "ab")
         N, rank = a.shape[:2]
         product = b.reshape(N, -1, rank) @ a.reshape(N, rank, -1)
@@ -132,7 +133,8 @@ class AdaptersTest(parameterized.TestCase):
     for part in moved["blocks"].values():
       found |= part
     lacking = set(settings_lib.LORA_TARGETS) - set(found)
-    self.assertEqual(lacking, {"gate"} - set(found))
+    may_lack = {"gate", "up", "down"} if "num_experts" in family else {"gate"}
+    self.assertEqual(lacking, may_lack - set(found))
     for name in settings_lib.LORA_TARGETS:
       problems = validate.lora_targets(
           {
@@ -178,7 +180,7 @@ class ConfigTest(parameterized.TestCase):
       validate.validate(base_config.make(lora__rank=2), program="sweep")
 
   def test_checks_targets_of_a_folder(self):
-    for i, wrong in ((3, 0), (5, 1)):  # qwen2 has a gate, gpt_neox has none.
+    for i, wrong in ((3, 0), (6, 1)):  # qwen2 has a gate, gpt_neox has none.
       model = tiny_model.make_model(**_FAMILIES[i])
       folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
       hf.save(folder, model.config, tiny_model.init_params(model))

@@ -125,11 +125,12 @@ class ParamShardingsTest(parameterized.TestCase):
   def test_names_the_axes_of_tokens(self):
     self.assertEqual(
         sharding.token_axes(_RULES),
-        (("data", "fsdp"), ("sequence",), ("tensor",)),
+        (("data", "fsdp"), ("sequence",), ("tensor",), ("tensor",)),
     )
     rules = {**_RULES, "batch": "sequence", "length": "sequence"}
+    rules["experts"] = "sequence,tensor"
     self.assertEqual(
-        sharding.token_axes(rules), (("sequence",), (), ("tensor",))
+        sharding.token_axes(rules), (("sequence",), (), *(("tensor",),) * 2)
     )
     with self.assertRaisesRegex(ValueError, "no rule for 'length'"):
       sharding.token_axes({"batch": ""})
@@ -139,8 +140,8 @@ class ParamShardingsTest(parameterized.TestCase):
     self.assertEqual(shardings.spec, PartitionSpec("tensor", None))
 
   def test_refuses_an_axis_without_a_rule(self):
-    with self.assertRaisesRegex(ValueError, "no rule for 'experts'"):
-      sharding.param_shardings(_mesh(), _RULES, {"a": ("experts",)})
+    with self.assertRaisesRegex(ValueError, "no rule for 'chapters'"):
+      sharding.param_shardings(_mesh(), _RULES, {"a": ("chapters",)})
 
   def test_lists_all_indivisible_axes(self):
     axes = {

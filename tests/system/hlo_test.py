@@ -83,6 +83,23 @@ class HloTest(parameterized.TestCase):
     pairs = 3 * 8 * (512 * 256 + 512 * 513 // 2)
     self.assertEqual(found.flops, 2 * num_products * pairs * 64)
 
+  @parameterized.parameters(
+      ("ragged-dot-none", "96,32", "7,64,32", "96,64"),
+      ("ragged-dot-none", "96,64", "7,64,32", "96,32"),
+      ("tgmm", "64,96", "96,32", "7,64,32"),
+      ("other", "96,32", "7,64,32", "96,64"),
+  )
+  def test_counts_products_of_runs_of_rows(self, kernel, lhs, rhs, out):
+    text = _entry(
+        "%sizes = s32[7]{0} parameter(0)",
+        f"%lhs = bf16[{lhs}] parameter(1)",
+        f"%rhs = bf16[{rhs}] parameter(2)",
+        f"ROOT %{kernel}.2 = bf16[{out}] custom-call(%sizes, %lhs, %rhs),"
+        ' custom_call_target="tpu_custom_call"',
+    )
+    flops = 0 if kernel == "other" else 2 * 96 * 64 * 32
+    self.assertEqual(hlo.costs(text).flops, flops)
+
   def test_counts_products_and_bytes_of_cublas(self):
     text = _entry(
         "%p = bf16[8,64,16]{2,1,0} parameter(0)",

@@ -1,0 +1,221 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A layer of experts: a router, and gated MLPs of which each token uses few.
+
+No token is dropped: a token's copies, one for each of its experts, are sorted
+by expert, and each expert's own run of them is multiplied by its weights
+(`grouped.py`).
+
+Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
+`Qwen3MoeSparseMoeBlock`.
+
+Axes: T tokens, A experts of a token, R = T * A copies, E experts, D width, F
+hidden units of an expert. Leading axes written `...` are free.
+"""
+
+import functools
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from tba_jax.models import config as config_lib
+from tba_jax.models import grouped
+from tba_jax.models import kept as kept_lib
+from tba_jax.models import layers
+from tba_jax.models import sequence
+
+# Tokens of a device up to which an accelerator multiplies all of them by each
+# expert: reading the weights takes longer.
+_FEW = 128
+
+
+class Experts(nnx.Module):
+  """Σ_e w_e down_e(activation(gate_e(x)) * up_e(x)) over a token's experts.
+
+  These are the A with the largest softmax(router x), whose values are the
+  weights w, divided by their sum with `config.norm_router`.
+
+  router: [E, D].
+  gate, up: [E, F, D].
+  down: [E, D, F].
+  """
+
+  def __init__(
+      self,
+      config: config_lib.ModelConfig,
+      *,
+      rngs: nnx.Rngs,
+      out_scale: float,
+  ):
+    self.config = config
+    E, D, F = config.num_experts, config.width, config.mlp_width
+
+    def make(
+        shape: tuple[int, ...], axes: tuple[str, ...], scale: float = 1.0
+    ) -> nnx.Param:
+      stddev = scale / math.sqrt(shape[-1])
+      value = stddev * jax.random.normal(rngs.params(), shape, jnp.float32)
+      dtype = jnp.dtype(config.param_dtype)
+      return nnx.Param(value.astype(dtype), logical_axes=axes)
+
+    self.router = make((E, D), ("experts", "width"))
+    self.gate = make((E, F, D), ("experts", "mlp", "width"))
+    self.up = make((E, F, D), ("experts", "mlp", "width"))
+    self.down = make((E, D, F), ("experts", "width", "mlp"), out_scale)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns [..., D] for x [..., D]."""
+    params = [
+        p[...].astype(x.dtype)
+        for p in (self.router, self.gate, self.up, self.down)
+    ]
+    parts = sequence.current_split()
+    run = functools.partial(
+        _apply, config=self.config, platform=_platform(parts)
+    )
+    if parts.mesh is None or parts.mesh.size == 1:
+      return run(x, *params, first_expert=0)
+    return _over_mesh(run, parts, x, params)
+
+
+def _platform(parts: sequence.Split) -> str:
+  """Returns the platform that the function being traced will run on."""
+  if parts.mesh is None:
+    return jax.default_backend()
+  return parts.mesh.devices.flat[0].platform
+
+
+def _over_mesh(run, parts: sequence.Split, x: jax.Array, params: list):
+  """Returns the layer of each device's own tokens.
+
+  The compiler cannot split the products of sorted copies. Devices that hold
+  other experts of the same tokens add up their results; along all other mesh
+  axes weights are gathered.
+  """
+  mesh = parts.mesh
+  axes = parts.experts
+  count = math.prod(mesh.shape[a] for a in axes)
+  if params[1].shape[0] % count:
+    axes, count = (), 1
+  length = (parts.length or None,) if parts.count > 1 else ()
+  tokens = PartitionSpec(parts.batch or None, *length)
+  split = PartitionSpec(axes or None)
+
+  def own(x: jax.Array, router: jax.Array, *kernels: jax.Array) -> jax.Array:
+    index = jax.lax.axis_index(axes) if axes else 0
+    first_expert = index * kernels[0].shape[0]
+    return run(x, router, *kernels, first_expert=first_expert)[None]
+
+  out = jax.shard_map(
+      own,
+      mesh=mesh,
+      in_specs=(tokens, PartitionSpec(), split, split, split),
+      out_specs=PartitionSpec(axes or None, *tokens),
+      check_vma=False,
+  )(x, *params)
+  return jnp.sum(out, axis=0)
+
+
+def route(
+    x_TxD: jax.Array, router_ExD: jax.Array, config: config_lib.ModelConfig
+) -> tuple[jax.Array, jax.Array]:
+  """Returns [T, A] float32, weights of tokens' experts, and their numbers."""
+  logits_TxE = layers.product(x_TxD, router_ExD, jnp.float32)
+  probs_TxE = jax.nn.softmax(logits_TxE)
+  _, chosen_TxA = jax.lax.top_k(
+      jax.lax.stop_gradient(probs_TxE), config.experts_per_token
+  )
+  # A compare and a sum, whose gradient is elementwise: that of values that
+  # `top_k` returns is a scatter.
+  is_chosen_TxAxE = _one_hot(chosen_TxA, config.num_experts)
+  weights_TxA = jnp.sum(
+      jnp.where(is_chosen_TxAxE, probs_TxE[:, None], 0.0), axis=-1
+  )
+  if config.norm_router:
+    weights_TxA /= jnp.sum(weights_TxA, axis=-1, keepdims=True)
+  return weights_TxA, chosen_TxA
+
+
+def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
+  """Returns [..., size] bool, True at each number; none for one outside."""
+  places = jax.lax.broadcasted_iota(
+      numbers.dtype, (*numbers.shape, size), numbers.ndim
+  )
+  return numbers[..., None] == places
+
+
+def _apply(
+    x: jax.Array,
+    router_ExD: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    *,
+    first_expert: jax.Array | int,
+    config: config_lib.ModelConfig,
+    platform: str,
+) -> jax.Array:
+  """Returns the sum over those experts whose weights are given.
+
+  Args:
+    x: [..., D].
+    router_ExD: weights of the router, of all experts.
+    gate, up, down: weights of some experts in a row.
+    first_expert: number of the first of them.
+    config: shape of the model.
+    platform: platform that it will run on.
+
+  Returns:
+    [..., D].
+  """
+  x_TxD = x.reshape(-1, x.shape[-1])
+  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config)
+  activation = layers.ACTIVATIONS[config.activation]
+  compute = _sorted
+  if platform != "cpu" and len(x_TxD) <= _FEW:
+    compute = _dense
+  own_TxA = chosen_TxA - first_expert
+  product = functools.partial(grouped.product, platform)
+  out_TxD = compute(
+      x_TxD, weights_TxA, own_TxA, (gate, up, down), activation, product
+  )
+  return out_TxD.reshape(x.shape)
+
+
+def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
+  """Returns the sum by products of all tokens with each expert's weights."""
+  del product
+  gate, up, down = kernels
+  is_own_TxAxE = _one_hot(own_TxA, len(gate))
+  weights_TxE = jnp.sum(
+      jnp.where(is_own_TxAxE, weights_TxA[..., None], 0.0), axis=1
+  )
+  hidden = lambda kernel: jnp.einsum("td,efd->tef", x_TxD, kernel)
+  hidden_TxExF = activation(hidden(gate)) * hidden(up)
+  hidden_TxExF *= weights_TxE[..., None].astype(x_TxD.dtype)
+  return jnp.einsum("tef,edf->td", hidden_TxExF, down)
+
+
+def _sorted(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
+  """Returns the sum by products of each expert with its own tokens alone."""
+  gate, up, down = kernels
+  (T, A), E = own_TxA.shape, len(gate)
+  own_R = own_TxA.reshape(-1)
+  # Copies for experts of other devices come last, in no group.
+  own_R = jnp.where((own_R >= 0) & (own_R < E), own_R, E)
+  sizes_E = jnp.sum(_one_hot(own_R, E), axis=0, dtype=jnp.int32)
+  order_R = jnp.argsort(own_R)
+  copies_RxD = jnp.repeat(x_TxD, A, axis=0)
+  kept = kept_lib.find(order_R[None], T * A)
+  rows_RxD = kept_lib.take(copies_RxD[None], kept)[0]
+  hidden_RxF = activation(product(rows_RxD, gate, sizes_E))
+  hidden_RxF *= product(rows_RxD, up, sizes_E)
+  out_RxD = product(hidden_RxF, down, sizes_E)
+  out_TxAxD = kept_lib.put(out_RxD[None], kept)[0].reshape(T, A, -1)
+  out_TxD = jnp.sum(
+      out_TxAxD.astype(jnp.float32) * weights_TxA[..., None], axis=1
+  )
+  return out_TxD.astype(x_TxD.dtype)

@@ -1,0 +1,90 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Experts and their grouped products, on each platform's path."""
+
+import functools
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax.models import experts
+from tba_jax.models import grouped
+from tests.models import hf_case
+
+R, D, F = 24, 16, 8
+# Rows of each run: none, in blocks, and rows of no run.
+SIZES = np.array([0, 11, 1, 0, 9, 0])
+RUN_OF_ROW = np.repeat(np.arange(len(SIZES)), SIZES)
+
+
+def _arrays(*shapes):
+  keys = jax.random.split(jax.random.key(0), len(shapes))
+  return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes)]
+
+
+def _plain(x, kernels):
+  rows = jnp.einsum("rd,rfd->rf", x[: len(RUN_OF_ROW)], kernels[RUN_OF_ROW])
+  return jnp.pad(rows, ((0, R - len(rows)), (0, 0)))
+
+
+class GroupedTest(parameterized.TestCase):
+
+  # A CPU has TPU's product, but not its kernel of the gradient.
+  @parameterized.parameters("cpu", "gpu", "tpu")
+  def test_products_and_gradients_are_those_of_each_row(self, platform):
+    sums = functools.partial(grouped._tpu_sums, interpret=True)
+    self.enter_context(mock.patch.object(grouped, "_tpu_sums", sums))
+    x, kernels, weights = _arrays((R, D), (len(SIZES), F, D), (R, F))
+    sizes = jnp.asarray(SIZES, jnp.int32)
+
+    def own(x, kernels):
+      out = grouped.product(platform, x, kernels, sizes)
+      return jnp.sum(out * weights), out
+
+    def plain(x, kernels):
+      out = _plain(x, kernels)
+      return jnp.sum(out * weights), out
+
+    grad = lambda fn: jax.jit(jax.grad(fn, argnums=(0, 1), has_aux=True))
+    expected, found = grad(plain)(x, kernels), grad(own)(x, kernels)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+      np.testing.assert_allclose(a, b, atol=1e-5)
+    self.assertFalse(found[0][1][0].any())  # A run without rows.
+
+
+class ExpertsTest(parameterized.TestCase):
+
+  def test_few_tokens_get_the_same_of_all_products(self):
+    """As accelerators compute them; of all experts, and of some."""
+    config = hf_case.make_config(
+        family="qwen3_moe", num_experts=6, experts_per_token=3
+    )
+    E, D, F = 6, config.width, config.mlp_width
+    x, router, *kernels = _arrays(
+        (2, 5, D), (E, D), (E, F, D), (E, F, D), (E, D, F)
+    )
+    apply = jax.jit(
+        functools.partial(experts._apply, config=config),
+        static_argnames="platform",
+    )
+    whole = apply(x, router, *kernels, first_expert=0, platform="cpu")
+    few = apply(x, router, *kernels, first_expert=0, platform="gpu")
+    np.testing.assert_allclose(few, whole, rtol=1e-4, atol=1e-4)
+    for platform in ("cpu", "gpu"):
+      parts = [
+          apply(
+              x, router, *(k[i : i + 2] for k in kernels), first_expert=i,
+              platform=platform,
+          )
+          for i in range(0, E, 2)
+      ]  # fmt: skip
+      np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-4)
+      self.assertGreater(np.abs(parts[1]).max(), 1e-2)
+
+
+if __name__ == "__main__":
+  absltest.main()
