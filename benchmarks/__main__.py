@@ -34,6 +34,7 @@ BENCHMARKS = (
     "objectives",
     "publish",
     "real",
+    "real_speed",
     "red_team_diversity",
     "reference_cost",
     "replay",

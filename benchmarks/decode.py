@@ -104,7 +104,7 @@ def run(
     shape = dataclasses.replace(shape, compute_dtype=dtype)
     dtypes = publication.published_dtypes(config)
     params = publication.snapshot(params, dtypes=dtypes)
-    ours = _make_ours(transformer.make_model(shape), params, work)
+    ours = make_ours(transformer.make_model(shape), params, work)
     pairs = []
     for _ in range(repeats):
       pair = _best_of_ours(ours, work)
@@ -209,7 +209,7 @@ def _best_of_ours(ours: Callable[[int], float], work: Work) -> dict[str, float]:
   }
 
 
-def _make_ours(
+def make_ours(
     model: transformer.Model, params: types.PyTree, work: Work
 ) -> Callable[[int], float]:
   """Returns (tokens of each completion) -> seconds to sample them all."""

@@ -26,7 +26,8 @@ begin anew. Run directories are in runs/real: 1.6 GB for each time that params
 of `ours` are kept.
 """
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import json
 import os
@@ -52,13 +53,16 @@ from tba_jax.config import load as load_config
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics
+from tba_jax.policy import sharding
 from tba_jax.programs import evaluate
+from tba_jax.programs import sizes
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
+from tba_jax.tools import held
 from tba_jax.tools import sweep
 
 # As many rows as a searcher has.
@@ -104,6 +108,7 @@ PEERS = {
     "grpo_kl": {"learning_rate": 5e-5, "beta": 0.02},
 }
 RUNS = (*OURS, *PEERS)
+ROLES = ("trainer", "searcher")
 # Held-out rewards for which the minutes to reach them are reported.
 TARGETS = (0.2, 0.3, 0.4)
 _DEFAULT_MINUTES = 25.0
@@ -220,6 +225,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
           "k",
           *(f"min to {target:.2f}" for target in TARGETS),
           *("s a step", "peak, GB"),
+          *(f"{role}, GB (by shapes)" for role in ROLES),
       ]
   ]
   for result in runs:
@@ -235,9 +241,15 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             str(result.get("k", "")),
             *(told(s[f"minutes_to_{target:.2f}"], 1) for target in TARGETS),
             *(told(s["step_s"], 1), told(s["peak_gb"], 1)),
+            *(_memory_cell(result, role) for role in ROLES),
         ]
     )
   return rows
+
+
+def _memory_cell(result: Mapping[str, Any], role: str) -> str:
+  found, planned = result.get("memory_gb", {}).get(role, (0, 0))
+  return f"{found:.1f} ({planned:.1f})" if found else ""
 
 
 def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -334,7 +346,7 @@ def _measure(
   config = make_config(config, name, seed, minutes)
   began = time.time()
   _RUNS.mkdir(parents=True, exist_ok=True)
-  with PeakMemory(_RUNS / f"{folder.name}-memory.json") as memory:
+  with PeakMemory(_RUNS / f"{folder.name}-peaks.json") as memory:
     if name in OURS:
       clock = _train_ours(config, folder, minutes)
     else:
@@ -376,6 +388,11 @@ def _measure(
       "step_s": statistics.median(ends[1:] or ends),
       "start_s": max(clock["first_end"] - began, 0.0),
       "peak_gb": memory.peak_bytes / 1e9,
+      "memory_gb": {
+          role: [memory.of_roles.get(role, 0) / 1e9, planned / 1e9]
+          for role, planned in planned_bytes(config).items()
+          if name in OURS
+      },
       "versions": clock.get("versions", {}),
       "machine": {
           "cores": len(processes.available_cores()),
@@ -554,13 +571,16 @@ class PeakMemory:
 
   peak_bytes: sum of their shares of the memory (PSS), which counts a shared
     page once.
+  of_roles: role -> the most of its processes, bytes.
   """
 
   _PERIOD_S = 2.0
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    self.peak_bytes = jsonl.read_json(path) or 0
+    kept = jsonl.read_json(path) or {"peak_bytes": 0, "of_roles": {}}
+    self.peak_bytes: int = kept["peak_bytes"]
+    self.of_roles: dict[str, int] = kept["of_roles"]
     self._ended = threading.Event()
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -571,27 +591,54 @@ class PeakMemory:
   def __exit__(self, *_: Any) -> None:
     self._ended.set()
     self._thread.join()
-    jsonl.atomic_write_json(self._path, self.peak_bytes)
+    kept = {"peak_bytes": self.peak_bytes, "of_roles": self.of_roles}
+    jsonl.atomic_write_json(self._path, kept)
 
   def _watch(self) -> None:
     while True:
-      self.peak_bytes = max(self.peak_bytes, _memory_below(os.getpid()))
+      found = collections.Counter()
+      for role, num_bytes in _memory_below(os.getpid()):
+        found[role] += num_bytes
+      self.peak_bytes = max(self.peak_bytes, found.total())
+      for role in ROLES:
+        peak = max(self.of_roles.get(role, 0), found[role])
+        self.of_roles |= {role: peak} if peak else {}
       if self._ended.wait(self._PERIOD_S):
         return
 
 
-def _memory_below(pid: int) -> int:
-  """Returns the PSS of a process's descendants, bytes."""
-  total = 0
+def _memory_below(pid: int) -> Iterator[tuple[str, int]]:
+  """Yields the role, "" without one, and PSS of a process's descendants."""
   try:
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
       for child in map(int, (task / "children").read_text().split()):
         lines = pathlib.Path(f"/proc/{child}/smaps_rollup").read_text()
         (own,) = re.findall(r"^Pss:\s+(\d+) kB", lines, re.MULTILINE)
-        total += 1024 * int(own) + _memory_below(child)
+        command = pathlib.Path(f"/proc/{child}/cmdline").read_bytes().decode()
+        role = re.search(r"tba_jax\.system\.role\0([a-z]+)-\d+\0", command)
+        yield role[1] if role else "", 1024 * int(own)
+        yield from _memory_below(child)
   except (OSError, ValueError):  # One of them has ended.
     pass
-  return total
+
+
+def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
+  """Returns what each role's process holds by shapes, as `plan` counts it.
+
+  Params, moments, gradients, caches and what gradients keep of activations; of
+  the trainer also the copy of its state while that is saved.
+  """
+  config = sizes.on_cpu(config)
+  place = lambda mesh_sizes: sharding.abstract_mesh(mesh_sizes, "cpu")
+  trainer = held.trainer(config, place(config.mesh), None)
+  searcher = held.searcher(config, place(held.searcher_sizes(config)), None)
+  parts = {
+      "trainer": sum(trainer.peak.values()) + held.num_bytes(trainer.state),
+      "searcher": sum(searcher.peak.values()),
+  }
+  if config.run.processes == "one":
+    return {"trainer": sum(parts.values())}
+  return parts
 
 
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:

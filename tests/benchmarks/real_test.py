@@ -4,6 +4,9 @@
 
 import json
 import pathlib
+import subprocess
+import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -59,6 +62,69 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(cells["min to 0.40"], "never")
     # Metrics that a result lacks leave their cells empty.
     self.assertEqual(cells["reward, new kinds"], "")
+    self.assertEqual(cells["trainer, GB (by shapes)"], "")
+    _, row = real.make_table([_result(memory_gb={"trainer": [4.25, 3.5]})])
+    self.assertEqual(row[-2:], ["4.2 (3.5)", ""])
+
+  def test_keeps_a_run_of_the_claims_and_tabulates_it(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    config = instructions.get_config("smoke")
+    config.init = "scratch"
+    sample = {"prompt": "p", "completion": "c", "reward": 0.0}
+    evaluated = {
+        **dict.fromkeys(("mean_reward", "kl", "mean_length", "stop_rate"), 0.1),
+        **{"distinct_share": 0.9, "k": 8, "mean_reward_interval": [0.0, 0.2]},
+        **{"pass_at_1": 0.1, "pass_at_k": 0.5, "reward/case": 0.3},
+        **{"distinct_correct_per_solved": 1.5, "samples": [sample] * 8},
+    }
+    trained = {"step_s": [0.0, 4.0, 6.0], "first_end": 0.0, "kept": [1, 3]}
+    for name, value in (
+        ("_RUNS", folder / "runs"),
+        ("_RESULTS", folder / "results"),
+        ("_train_ours", lambda *_: trained),
+        ("_evaluate", lambda config, folder, sources: [evaluated] * 3),
+    ):
+      self.enter_context(mock.patch.object(real, name, value))
+    real.run(config, ["5", "1", "ours_tb"])
+    kept = json.loads((folder / "results/ours_tb-seed5.json").read_text())
+    self.assertEqual((kept["k"], kept["pass_at_k"]), (8, [0.5] * 3))
+    self.assertEqual(kept["seconds"], [0.0, 0.0, 10.0])
+    self.assertGreater(kept["memory_gb"]["trainer"][1], 0)
+    _, _, row = (folder / "results/levels.md").read_text().splitlines()
+    self.assertIn("| ours_tb | 5 | 0.100, end | 0.2 | 3 | 0.10 |", row)
+    # It is there already.
+    with mock.patch.object(real, "_measure") as measure:
+      real.run(config, ["5", "1", "ours_tb"])
+    measure.assert_not_called()
+
+  def test_knows_the_memory_of_a_role(self):
+    path = pathlib.Path(self.create_tempdir().full_path) / "peaks.json"
+    code = "b = bytearray(50_000_000); print(1, flush=True); input()"
+    command = [sys.executable, "-c", code, "tba_jax.system.role", "trainer-0"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+      child.stdout.readline()
+      with real.PeakMemory(path) as memory:
+        pass
+      child.communicate(b"\n")
+    self.assertBetween(memory.of_roles["trainer"], 50e6, 80e6)
+    self.assertGreaterEqual(memory.peak_bytes, memory.of_roles["trainer"])
+    self.assertEqual(set(memory.of_roles), {"trainer"})
+    # Of earlier processes, from the file.
+    with real.PeakMemory(path) as later:
+      pass
+    self.assertEqual(later.of_roles, memory.of_roles)
+
+  def test_plans_the_memory_of_roles_by_shapes(self):
+    config = instructions.get_config("smoke")
+    config.init = "scratch"
+    planned = real.planned_bytes(config)
+    config.run.processes = "one"
+    self.assertEqual(
+        real.planned_bytes(config), {"trainer": sum(planned.values())}
+    )
+    self.assertGreater(min(planned.values()), 0)
 
   def test_compares_runs_where_they_reach_the_same_reward(self):
     solved = {

@@ -1,0 +1,139 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Times PyTorch or vLLM on a Hugging Face folder, in a process of its own.
+
+    python peer_speed.py generate|vllm|gradient FOLDER DTYPE B K P T RUNS
+
+The last line of its output lists the seconds of each run, after one that warms
+up: `generate` and `vllm` sample B x K completions of T tokens, `gradient` takes
+the loss of as many and its gradient, by float32 params and, for bfloat16,
+autocast. Needs no other package than transformers with torch, or vllm.
+"""
+
+from collections.abc import Callable, Sequence
+import json
+import os
+import random
+import sys
+import time
+
+_FIRST_ID, _LAST_ID = 3, 250
+
+
+def _prompts(seed: int, count: int, length: int) -> list[list[int]]:
+  rng = random.Random(seed)
+  draw = lambda: rng.randint(_FIRST_ID, _LAST_ID)
+  return [[draw() for _ in range(length)] for _ in range(count)]
+
+
+def generate(
+    folder: str, dtype: str, shape: Sequence[int]
+) -> Callable[[int], None]:
+  """Returns seed -> sampling by Hugging Face's `generate`."""
+  import torch
+  import transformers
+
+  B, K, P, T = shape
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+      folder, dtype=getattr(torch, dtype)
+  ).eval()
+  model.generation_config.eos_token_id = None
+
+  def run(seed: int) -> None:
+    ids = torch.tensor(_prompts(seed, B, P)).repeat_interleave(K, 0)
+    with torch.inference_mode():
+      out = model.generate(
+          ids,
+          attention_mask=torch.ones_like(ids),
+          do_sample=True,
+          top_k=0,
+          min_new_tokens=T,
+          max_new_tokens=T,
+          pad_token_id=0,
+      )
+    _check(out.shape[1] - P, T)
+
+  return run
+
+
+def vllm(
+    folder: str, dtype: str, shape: Sequence[int]
+) -> Callable[[int], None]:
+  """Returns seed -> sampling with log-probs by vLLM, without compilation."""
+  # GiB; the default is most of the memory.
+  os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+  import vllm as vllm_lib
+
+  B, K, P, T = shape
+  engine = vllm_lib.LLM(
+      folder,
+      dtype=dtype,
+      max_model_len=P + T,
+      max_num_seqs=B * K,
+      enable_prefix_caching=True,
+      enforce_eager=True,
+  )
+  sampling = vllm_lib.SamplingParams(
+      n=K, min_tokens=T, max_tokens=T, ignore_eos=True, logprobs=0
+  )
+
+  def run(seed: int) -> None:
+    prompts = [{"prompt_token_ids": ids} for ids in _prompts(seed, B, P)]
+    out = engine.generate(prompts, sampling, use_tqdm=False)
+    _check(sum(len(c.token_ids) for o in out for c in o.outputs), B * K * T)
+
+  return run
+
+
+def gradient(
+    folder: str, dtype: str, shape: Sequence[int]
+) -> Callable[[int], None]:
+  """Returns seed -> loss and gradient by PyTorch, a row per completion."""
+  import torch
+  import transformers
+
+  B, K, P, T = shape
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+      folder, dtype=torch.float32
+  ).train()
+
+  def run(seed: int) -> None:
+    prompts = torch.tensor(_prompts(seed, B, P)).repeat_interleave(K, 0)
+    said = torch.tensor(_prompts(-1 - seed, B * K, T))
+    weights = torch.linspace(-1.0, 1.0, B * K)
+    with torch.autocast(
+        "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"
+    ):
+      logits = model(
+          torch.cat([prompts, said], 1), use_cache=False, logits_to_keep=T + 1
+      ).logits[:, :-1]
+    logprobs = torch.log_softmax(logits.float(), -1)
+    logprobs = logprobs.gather(-1, said[..., None])[..., 0].sum(-1)
+    model.zero_grad()
+    (weights * logprobs).mean().backward()
+
+  return run
+
+
+def _check(found: int, wanted: int) -> None:
+  if found != wanted:
+    raise RuntimeError(f"{found} tokens, where {wanted} were asked for")
+
+
+PROGRAMS = {"generate": generate, "vllm": vllm, "gradient": gradient}
+
+
+def main(argv: Sequence[str]) -> None:
+  program, folder, dtype, *shape, runs = argv
+  run = PROGRAMS[program](folder, dtype, [int(n) for n in shape])
+  run(0)
+  seconds = []
+  for seed in range(1, 1 + int(runs)):
+    start = time.perf_counter()
+    run(seed)
+    seconds.append(time.perf_counter() - start)
+  print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])
