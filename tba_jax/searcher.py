@@ -34,6 +34,9 @@ class Parts:
   source: source of the params.
   collector: collector of training prompts.
   put: leaves of a version by path -> params for the collector, on the devices.
+  problem: (these leaves, these params) -> why the params are not the version's,
+    "" if they are; see `probe.Check`.
+  on_event: function called with (kind, message).
   warm_up: compiles, given params.
   judge_totals: () -> counts of the judge, for the statistics.
   spans: writer of the timeline, which knows the busy time.
@@ -48,12 +51,22 @@ class Parts:
   source: ports.ParamsSource
   collector: collect.Collector
   put: Callable[[dict[str, Any]], types.PyTree]
+  problem: Callable[[dict[str, Any], types.PyTree], str]
+  on_event: Callable[[str, str], None]
   warm_up: Callable[[types.PyTree], None]
   judge_totals: Callable[[], dict[str, Any]]
   spans: metrics.SpanWriter
   swaps_in_flight: bool = False
   judge_shares_mesh: bool = False
   lag_steps: int = 0
+
+
+class WrongParamsError(RuntimeError):
+  """The searcher cannot make the params that the trainer published."""
+
+
+# Versions refused in a row after which a searcher gives up.
+_MOST_REFUSED = 3
 
 
 class Searcher:
@@ -68,6 +81,9 @@ class Searcher:
     self._tag: ports.Tag | None = None
     self._params: types.PyTree = None
     self._mixed_completions = 0
+    # Versions refused: all, and those since the one in use.
+    self._num_refused = 0
+    self._refused: list[ports.Tag] = []
     # Time at which sampling began, and the busy seconds until then.
     self._started = self._busy_before_s = 0.0
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
@@ -80,7 +96,12 @@ class Searcher:
     self._judging.shutdown()
 
   def run(self) -> bool:
-    """Samples until a stop; returns whether the trainer ended the run."""
+    """Samples until a stop; returns whether the trainer ended the run.
+
+    Raises:
+      WrongParamsError: the params were not the trainer's, and there are none to
+        go on with, or so it was with several versions in a row.
+    """
     with self._spans.span("wait_params"):
       while not self._stop() and not self._take_params(-1, 0.2):
         pass
@@ -130,14 +151,44 @@ class Searcher:
   def _take_params(self, version: int, timeout_s: float) -> bool:
     """Takes a version, -1 for the newest; returns False if it is not there."""
     taken = self._source.wait_for(version, timeout_s)
-    if taken is not None:
-      self._put_params(*taken)
-    return taken is not None
+    return taken is not None and self._put_params(
+        *taken, is_needed=version >= 0
+    )
 
-  def _put_params(self, tag: ports.Tag, leaves: dict[str, Any]) -> None:
-    if tag != self._tag:
-      self._params = self._parts.put(leaves)
-      self._tag = tag
+  def _put_params(
+      self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
+  ) -> bool:
+    """Goes on with a version; returns False if the older one stays.
+
+    Args:
+      tag, leaves: a version of the source.
+      is_needed: whether no other version will do.
+    """
+    if tag == self._tag:
+      return True
+    if tag in self._refused:
+      return False
+    params = self._parts.put(leaves)
+    problem = self._parts.problem(leaves, params)
+    if not problem:
+      self._params, self._tag, self._refused = params, tag, []
+      return True
+    self._refused.append(tag)
+    self._num_refused += 1
+    message = f"version {tag[1]}: {problem}"
+    if (
+        is_needed
+        or self._tag is None
+        or len(self._refused) >= _MOST_REFUSED
+    ):
+      self._parts.on_event("wrong_params", f"{message}; the searcher ends")
+      raise WrongParamsError(
+          f"{message}: this searcher would sample from another policy than the"
+          " trainer's (docs/faults.md)"
+      )
+    message += f"; the searcher goes on with version {self._tag[1]}"
+    self._parts.on_event("wrong_params", message)
+    return False
 
   def _newer_params(self) -> tuple[int, types.PyTree] | None:
     """Returns newer params of this epoch, to go on with within a block."""
@@ -145,7 +196,8 @@ class Searcher:
     # A group has one epoch: params of a restarted trainer wait for a new block.
     if newest is None or newest[0] <= tag or newest[0][0] != tag[0]:
       return None
-    self._put_params(*newest)
+    if not self._put_params(*newest):
+      return None
     return self._tag[1], self._params
 
   def _sample(self, block: ports.Assignment) -> collect.Sampled:
@@ -240,7 +292,7 @@ class Searcher:
             "busy_s": busy_s,
             "wall_s": wall_s,
             "busy_share": min(1.0, busy_s / wall_s),
-            "refused_versions": self._source.stats.refused,
+            "refused_versions": self._source.stats.refused + self._num_refused,
             "mixed_completions": self._mixed_completions,
             "rewards": self._parts.judge_totals(),
         }

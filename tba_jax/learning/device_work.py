@@ -22,6 +22,7 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import compile_ahead
 from tba_jax.learning import packing
+from tba_jax.learning import probe
 from tba_jax.learning import publication
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.models import kernels
@@ -55,6 +56,7 @@ class DeviceWork:
     cluster: connection to the other processes.
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
+    answer: result of `probe.make_answer_fn`; None publishes no probe.
     ahead: thread that compiles for the next sizes of a batch; None leaves it to
       each size's first step.
   """
@@ -70,11 +72,13 @@ class DeviceWork:
       checkpointer: checkpoint.Checkpointer,
       cluster: cluster_lib.Cluster,
       peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
+      answer: Callable[[types.PyTree, types.PyTree], types.PyTree] | None = None,
       ahead: compile_ahead.CompileAhead | None = None,
   ):
     self.reference = reference
     self.peers = peers
     self.learning_rate_scale = float(state.learning_rate_scale)
+    self._answer = answer
     self._ahead = ahead
     self._state = state
     self._train_step = train_step
@@ -175,36 +179,33 @@ class DeviceWork:
       self._ahead.count(packing.size_of(batch.rows))
     return metrics
 
-  def gather(self, field: str = "params") -> types.PyTree:
-    """Returns a field of the state, gathered to devices of this process.
-
-    With one process this is the field itself, which the next step donates.
-    """
-    self._cluster.broadcast("gather", {"field": field})
-    return self._gather(getattr(self._state, field))
-
   def publish(
       self,
       submit: Callable[[int, types.PyTree], int | None],
       version: int,
       field: str = "params",
   ) -> None:
-    """Publishes a field of the state as a version.
+    """Publishes a field of the state as a version, with its probe.
 
-    `submit` is `Publisher.submit` in process 0, `peers.submit` in the others.
+    `submit` is `Publisher.submit` in process 0; in the others it is
+    `peers.submit`, or does nothing.
     """
-    if self.peers is None:
-      submit(version, self.gather(field))
-      return
     self._cluster.broadcast("publish", {"version": version, "field": field})
-    replaced = submit(version, getattr(self._state, field))
+    params = getattr(self._state, field)
+    if self._answer is not None:
+      params = {**params, probe.LEAF: self._answer(params, self.base_params)}
+    if self.peers is None:
+      submit(version, self._gather(params))
+      return
+    replaced = submit(version, params)
     if replaced is not None:
       self._cluster.broadcast("forget", {"version": replaced})
 
   def gather_model(self) -> types.PyTree:
-    """Returns the model's params with merged adapters, gathered as `gather`.
+    """Returns the model's params with merged adapters, on this process.
 
-    Of several processes, matrices are in the dtype that is computed in.
+    With one process they may be the state's own, which the next step donates;
+    of several, matrices are in the dtype that is computed in.
     """
     self._cluster.broadcast("gather_model")
     return self._gather(self._narrow(self._merger.params(self._state.params)))
@@ -267,10 +268,9 @@ class Follower:
       self._batch, _ = work.place(batch, fields["num_missing"])
     elif command.name == "train":
       work.train(self._batch)
-    elif command.name == "gather":
-      work.gather(fields["field"])
     elif command.name == "publish":
-      work.publish(work.peers.submit, **fields)
+      submit = lambda *_: None
+      work.publish(work.peers.submit if work.peers else submit, **fields)
     elif command.name == "forget":
       work.peers.forget(fields["version"])
     elif command.name == "gather_model":
@@ -423,6 +423,7 @@ def make_work(
       checkpointer=checkpointer,
       cluster=cluster,
       peers=publication.make_peers(config, run, cluster, state.params),
+      answer=make_answer_fn(config, policy, mesh),
       ahead=ahead,
   )
   return work, saved
@@ -437,6 +438,29 @@ def make_merger(
   return lora.make_merger(
       policy.adapters, policy.folder, config.seed, lambda: params
   )
+
+
+def make_answer_fn(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[types.PyTree, types.PyTree], types.PyTree]:
+  """Returns the answer to the probe, (params of the state, base) -> leaves.
+
+  It is that of the params as they are published.
+  """
+  # "auto" rounds what the forward pass rounds in any case, and "" nothing.
+  dtypes = publication.Dtypes("", "")
+  if config.publish.dtype not in ("auto", ""):
+    dtypes = publication.published_dtypes(config)
+
+  def attach(base: types.PyTree, params: types.PyTree) -> types.PyTree:
+    params = publication.snapshot(params, dtypes=dtypes)
+    if policy.adapters is None:
+      return params
+    return policy.adapters.attach(base, params)
+
+  return probe.make_answer_fn(config, policy.model, mesh, attach)
 
 
 def make_ahead(

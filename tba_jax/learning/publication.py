@@ -8,6 +8,9 @@ by a carrier (`transport/carrier*.py`). A reader accepts a version only if its
 manifest is authentic and has the expected leaves, and all digests match. For a
 version that it cannot read it asks under `ask/params/<name>`: the trainer sends
 it again, in case its keys were overwritten or deleted.
+
+Among the leaves are those of the probe (`probe.py`), by which a searcher checks
+what it has made of the others.
 """
 
 import collections
@@ -30,6 +33,7 @@ from tba_jax import types
 from tba_jax.channels import messages
 from tba_jax.config import validate
 from tba_jax.learning import cluster as cluster_lib
+from tba_jax.learning import probe
 from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
@@ -44,7 +48,7 @@ from tba_jax.transport import carriers as carriers_lib
 from tba_jax.transport import kv_client
 from tba_jax.transport import wire
 
-_FORMAT = 3
+_FORMAT = 4
 _POINTER = "p_cur"
 _ASK = "ask/params"
 _TAG_SCHEMA = {"epoch": int, "version": int}
@@ -131,7 +135,7 @@ class Dtypes:
 
   def of(self, path: str, leaf: Any) -> np.dtype:
     """Returns the published dtype of a leaf with `shape` and `dtype`."""
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if probe.is_of(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
       return np.dtype(leaf.dtype)
     num_axes = len(leaf.shape) - path.startswith("['blocks']")
     wanted = self.matrices if num_axes > 1 else self.vectors

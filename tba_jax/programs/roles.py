@@ -40,6 +40,7 @@ from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import probe
 from tba_jax.learning import publication
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
@@ -478,8 +479,9 @@ def make_searcher(
   closing.callback(spans.close)
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)
+  like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
   source = channel.make_params_source(
-      like=jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0)),
+      like={**like, probe.LEAF: probe.abstract(config)},
       events=events,
       base_name=merger.base,
   )
@@ -518,6 +520,11 @@ def make_searcher(
           environments=own_environments,
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
+      problem=probe.Check(
+          sampler.token_logprobs,
+          probe.max_gap(config, jax.default_backend()),
+      ).problem,
+      on_event=events.write,
       warm_up=warm_up,
       judge_totals=judge.totals,
       spans=spans,

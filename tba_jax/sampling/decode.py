@@ -166,6 +166,21 @@ class Sampler:
     del params
     return loop.run()
 
+  def token_logprobs(
+      self, params: types.PyTree, tokens_BxL: np.ndarray
+  ) -> jax.Array:
+    """Returns [B, L - 1] float32, log π of each token after the first, nats.
+
+    Temperature is 1. Compiles once per shape, and does not wait for the
+    devices.
+
+    Args:
+      params: params of the model, as they are or from `put`.
+      tokens_BxL: [B, L] int32 in [0, V), L up to P + T.
+    """
+    params = self.put(params)
+    return self.programs(params).token_logprobs(params, tokens_BxL)
+
   def _loop(
       self,
       params: types.PyTree,

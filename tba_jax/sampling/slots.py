@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
+from tba_jax.losses import logprobs
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.sampling import logits
@@ -532,13 +533,39 @@ def _row_keys(ids_Rx4: jax.Array) -> jax.Array:
   return jax.random.key_data(jax.vmap(fold)(ids_Rx4))
 
 
+def token_logprobs(
+    model: transformer.Model,
+    sharding: Sharding,
+    decode_params: types.PyTree,
+    tokens_BxL: jax.Array,
+) -> jax.Array:
+  """Returns [B, L - 1] float32, log π of each token after the first, nats.
+
+  Temperature is 1, and nothing is truncated. L is at most P + T.
+  """
+  run = _forward_pass(model, model.logits, sharding, len(tokens_BxL))
+  logits_BxLxV = run(decode_params, tokens_BxL, jnp.ones_like(tokens_BxL))
+  return logprobs.token_logprobs(
+      logits_BxLxV[:, :-1], tokens_BxL[:, 1:], temperature=1.0
+  )
+
+
 def _prompt_pass(
     model: transformer.Model, sharding: Sharding, num_prompts: int
 ) -> Callable[..., tuple[jax.Array, types.PyTree]]:
-  """Returns `model.prefill` on the sampler's mesh, with attention's kernels."""
+  return _forward_pass(model, model.prefill, sharding, num_prompts)
+
+
+def _forward_pass(
+    model: transformer.Model,
+    fn: Callable[..., Any],
+    sharding: Sharding,
+    num_rows: int,
+) -> Callable[..., Any]:
+  """Returns a pass of the model on the sampler's mesh, with its kernels."""
   if platform_of(sharding) == "cpu" and not model.config.num_experts:
-    return model.prefill
-  return _on_mesh(model.prefill, sharding, num_prompts)
+    return fn
+  return _on_mesh(fn, sharding, num_rows)
 
 
 def _of_experts(
@@ -876,6 +903,9 @@ class Programs:
     )
     self.move = jit_state(functools.partial(move, sharding), donate_argnums=0)
     self.collect = jit(functools.partial(collect, settings))
+    self.token_logprobs = jit(
+        functools.partial(token_logprobs, model, sharding)
+    )
     self.take = jit_state(take)
     self._same_bits: dict[int, bool] = {}
 
