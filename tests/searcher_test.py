@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +58,9 @@ class SearcherTest(parameterized.TestCase):
     self.sampler.sample.side_effect = self.sample
     self.submitted = []
     self.chunks = []  # what is published during each chunk
+    self.wrong = set()  # versions whose params are not the trainer's
+    self.compared = []  # versions that were compared
+    self.events = []
     self.used = []  # (version told, version of each leaf) of each round
     spans = autospec(metrics.SpanWriter)
     spans.span.side_effect = self.span
@@ -97,6 +101,8 @@ class SearcherTest(parameterized.TestCase):
             reference=self.reference,
         ),
         put=lambda leaves: publication.unflatten(leaves, self.params(0)),
+        problem=lambda leaves, params: self.problem(leaves, params),
+        on_event=lambda *event: self.events.append(event),
         warm_up=self.warmed_up.append,
         judge_totals=self.judge.totals,
         spans=self.spans,
@@ -117,6 +123,12 @@ class SearcherTest(parameterized.TestCase):
     with self.clock.span(kind):
       self.now_s += 1.0
       yield
+
+  def problem(self, leaves, params):
+    chex.assert_trees_all_equal(params, self.params(leaves["['a']"][0]))
+    version = int(leaves["['b']['c']"])
+    self.compared.append(version)
+    return "another policy" if version in self.wrong else ""
 
   def params(self, version):
     return {"a": jnp.full((2,), version), "b": {"c": jnp.asarray(version)}}
@@ -274,6 +286,52 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block())
     self.assertEqual(self.used[-1], (0, {0}))
     self.assertEqual({g.epoch for g in self.submitted[1]}, {2})
+
+  def test_a_refused_version_is_told_and_the_next_right_one_taken(self):
+    self.wrong = {4, 5}
+    publish = lambda version: self.published.append((1, version))
+    blocks = [lambda v=v: publish(v) or self.block() for v in (4, 4, 5, 6)]
+    self.run_it(self.block(), *blocks)
+    self.assertEqual(self.used, [(0, {0})] * 4 + [(6, {6})])
+    # Each version is compared once.
+    self.assertEqual(self.compared, [0, 4, 5, 6])
+    text = "another policy; the searcher goes on with version 0"
+    self.assertEqual(
+        self.events, [("wrong_params", f"version {v}: {text}") for v in (4, 5)]
+    )
+    stats = self.queue.set_stats.call_args.args[0]
+    self.assertEqual(stats["refused_versions"], 3 + 2)
+
+  def test_newer_params_between_chunks_are_compared_too(self):
+    self.wrong, self.chunks = {4}, [[(1, 4)], [], [(1, 5)]]
+    self.run_it(self.block())
+    self.assertEqual(self.in_flight, [None, None, (5, {5})])
+    self.assertEqual(self.compared, [0, 4, 5])
+
+  @parameterized.parameters(
+      # Published one after the other, required, versions that were used.
+      ((), 0, -1, []),
+      ((3,), 3, 3, [0]),
+      ((3, 4, 5), 3, -1, [0, 0, 0]),
+  )
+  def test_without_params_to_go_on_with_it_ends(
+      self, published, first_wrong, require, used
+  ):
+    self.wrong = set(range(first_wrong, 9))
+    blocks = [
+        lambda v=v: self.published.append((1, v)) or self.block(require)
+        for v in published
+    ]
+    before = [self.block()] * bool(published)
+    with self.assertRaisesRegex(
+        searcher.WrongParamsError, "version [0-9]: another policy: this searcher"
+    ):
+      self.run_it(*before, *blocks)
+    self.assertEqual([version for version, _ in self.used], used)
+    self.assertEqual(
+        self.events[-1][1],
+        f"version {self.compared[-1]}: another policy; the searcher ends",
+    )
 
   def test_completions_of_several_versions_are_counted(self):
     self.run_it(self.block())

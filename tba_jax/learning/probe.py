@@ -66,7 +66,8 @@ def is_of(path: str) -> bool:
 def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   """Returns the largest mean gap that is taken for rounding, nats per token.
 
-  It is that of the guard, whose setting can only raise it. How params are
+  It is for log-probs with a standard deviation of up to 1 nat, and that of the
+  guard, whose setting can only raise it. How params are
   published does not matter: the trainer rounds them before it answers.
 
   Args:
@@ -156,6 +157,8 @@ class Check:
     wanted_BxL = np.asarray(leaves[_LOGPROBS])
     own_BxL = np.asarray(self._answer(params, np.asarray(leaves[_TOKENS])))
     limit = max(self._limit, float(np.asarray(leaves[_MAX_GAP])))
+    # Rounding grows with the logits.
+    limit *= max(1.0, float(wanted_BxL.std()))
     gap = float(np.abs(own_BxL - wanted_BxL).mean())
     if not gap <= limit:  # A gap that is no number, too.
       return (

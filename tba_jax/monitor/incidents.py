@@ -69,6 +69,11 @@ _KINDS = {
         "lower optimizer.learning_rate if there are more",
     ),
     "store_lost": ("the store was lost and found again", ""),
+    "wrong_params": (
+        "params as it had them did not give the trainer's log-probs, and were"
+        " refused",
+        "see docs/faults.md, which params sampled",
+    ),
 }
 # Kinds that tell of a process, in an event of its supervisor.
 _PROCESS_KINDS = ("died", "stalled")

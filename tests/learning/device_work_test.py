@@ -75,7 +75,7 @@ class DeviceWorkTest(parameterized.TestCase):
         checkpoint.Checkpointer, instance=True
     )
 
-  def make(self, cluster, peers=None, config=None):
+  def make(self, cluster, peers=None, config=None, answer=None):
     def train_step(state, batch):
       params = {"w": state.params["w"] + batch.rewards.sum()}
       state = train_step_lib.TrainState(
@@ -96,12 +96,13 @@ class DeviceWorkTest(parameterized.TestCase):
         checkpointer=self.checkpointer,
         cluster=cluster,
         peers=peers,
+        answer=answer,
     )
 
-  def follow(self, commands, peers=None):
+  def follow(self, commands, peers=None, answer=None):
     """Returns a follower's end and its work."""
     cluster = FakeCluster(commands)
-    work = self.make(cluster, peers)
+    work = self.make(cluster, peers, answer=answer)
     # A batch of zeros where process 0's is summed over processes.
     work._put = lambda batch: jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), batch
@@ -131,8 +132,6 @@ class DeviceWorkTest(parameterized.TestCase):
     for _ in range(2):
       batch, _ = work.place(make_batch(0.0), 0)
       work.train(batch)
-    self.assertIs(work.gather(), work.state.params)
-    self.assertIs(work.gather("sampling_params"), work.state.sampling_params)
     np.testing.assert_array_equal(
         work.gather_model()["w"], work.state.params["w"] + 5.0
     )
@@ -142,7 +141,6 @@ class DeviceWorkTest(parameterized.TestCase):
     self.assertEqual(
         [command.name for command in cluster.told],
         ["place", "train"] * 2
-        + ["gather"] * 2
         + ["gather_model", "scale", "save", "end"],
     )
     commands = json.loads(json.dumps([vars(c) for c in cluster.told]))
@@ -214,7 +212,28 @@ class DeviceWorkTest(parameterized.TestCase):
     submit = mock.Mock(return_value=4)
     work.publish(submit, 5)
     submit.assert_called_once_with(5, work.state.params)
-    self.assertEqual([c.name for c in cluster.told], ["gather"])
+    self.assertEqual([c.name for c in cluster.told], ["publish"])
+
+  def test_a_version_has_the_answer_of_all_processes_to_the_probe(self):
+    cluster, submit = FakeCluster(), mock.Mock()
+    asked = []
+
+    def answer(params, base):
+      asked.append(params)
+      return "answer", base
+
+    with mock.patch.object(device_work.DeviceWork, "base_params", "the base"):
+      work = self.make(cluster, answer=answer)
+      work.publish(submit, 5, "sampling_params")
+      published = work.state.sampling_params
+      submit.assert_called_once_with(
+          5, {**published, "probe": ("answer", "the base")}
+      )
+      cluster.end(processes.EXIT_OK)
+      _, other = self.follow(cluster.told, answer=answer)
+    # A forward pass over a mesh is a collective.
+    self.assertLen(asked, 2)
+    self.assertIs(asked[1], other.state.sampling_params)
 
   def test_each_process_publishes_its_shards(self):
     cluster = FakeCluster()

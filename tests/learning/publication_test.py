@@ -156,6 +156,7 @@ class VersionsTest(parameterized.TestCase):
         "norm": jnp.ones((3,)) / 3,
         "blocks": {"w": jnp.ones((2, 3, 4)), "norm": jnp.ones((2, 3))},
         "n": jnp.arange(2),
+        "probe": {"logprobs": jnp.ones((2, 3)) / 3},
     }
     dtypes = publication.published_dtypes(
         base_config.make(
@@ -174,6 +175,7 @@ class VersionsTest(parameterized.TestCase):
             "['embed']": matrices,
             "['n']": "int32",
             "['norm']": vectors,
+            "['probe']['logprobs']": "float32",
         },
     )
 
