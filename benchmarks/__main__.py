@@ -32,6 +32,7 @@ BENCHMARKS = (
     "listeners",
     "logged",
     "objectives",
+    "probe",
     "publish",
     "real",
     "real_speed",

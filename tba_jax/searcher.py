@@ -176,11 +176,7 @@ class Searcher:
     self._refused.append(tag)
     self._num_refused += 1
     message = f"version {tag[1]}: {problem}"
-    if (
-        is_needed
-        or self._tag is None
-        or len(self._refused) >= _MOST_REFUSED
-    ):
+    if is_needed or self._tag is None or len(self._refused) >= _MOST_REFUSED:
       self._parts.on_event("wrong_params", f"{message}; the searcher ends")
       raise WrongParamsError(
           f"{message}: this searcher would sample from another policy than the"

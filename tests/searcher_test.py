@@ -324,7 +324,7 @@ class SearcherTest(parameterized.TestCase):
     ]
     before = [self.block()] * bool(published)
     with self.assertRaisesRegex(
-        searcher.WrongParamsError, "version [0-9]: another policy: this searcher"
+        searcher.WrongParamsError, "version [0-9]: another policy: this"
     ):
       self.run_it(*before, *blocks)
     self.assertEqual([version for version, _ in self.used], used)

@@ -839,7 +839,8 @@ SETTINGS = {
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
         " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, no limit"
-        " with sampling.top_k, top_p or min_p, or explore"),
+        " with sampling.top_k, top_p or min_p, or explore. It also raises the"
+        " limit from which a searcher refuses published params"),
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(

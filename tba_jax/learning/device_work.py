@@ -37,6 +37,8 @@ from tba_jax.system import processes
 from tba_jax.system import pulse
 from tba_jax.transport import carrier_orbax
 
+# Answer to the probe: (params of the state, adapters' base) -> leaves.
+Answer = Callable[[types.PyTree, types.PyTree], types.PyTree]
 # Rows of a batch (as a slice), and their reference log-probs.
 Computed = list[tuple[slice, jax.Array]]
 
@@ -72,7 +74,7 @@ class DeviceWork:
       checkpointer: checkpoint.Checkpointer,
       cluster: cluster_lib.Cluster,
       peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
-      answer: Callable[[types.PyTree, types.PyTree], types.PyTree] | None = None,
+      answer: Answer | None = None,
       ahead: compile_ahead.CompileAhead | None = None,
   ):
     self.reference = reference
@@ -444,11 +446,8 @@ def make_answer_fn(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
-) -> Callable[[types.PyTree, types.PyTree], types.PyTree]:
-  """Returns the answer to the probe, (params of the state, base) -> leaves.
-
-  It is that of the params as they are published.
-  """
+) -> Answer:
+  """Returns the trainer's answer, which is of the params as published."""
   # "auto" rounds what the forward pass rounds in any case, and "" nothing.
   dtypes = publication.Dtypes("", "")
   if config.publish.dtype not in ("auto", ""):

@@ -70,9 +70,9 @@ _KINDS = {
     ),
     "store_lost": ("the store was lost and found again", ""),
     "wrong_params": (
-        "params as it had them did not give the trainer's log-probs, and were"
+        "published params did not give the trainer's log-probs here and were"
         " refused",
-        "see docs/faults.md, which params sampled",
+        'see "which params sampled" in docs/faults.md',
     ),
 }
 # Kinds that tell of a process, in an event of its supervisor.

@@ -15,10 +15,12 @@ from benchmarks import decode
 from benchmarks import decode_lengths
 from benchmarks import environments
 from benchmarks import objectives
+from benchmarks import probe
 from benchmarks import publish
 from benchmarks import replay
 from benchmarks import store_queue
 from benchmarks import train_step
+from tba_jax.config import load
 from tba_jax.models import hf
 from tests.support import base_config
 from tests.support import harness
@@ -101,6 +103,11 @@ class SmokeTest(absltest.TestCase):
     # Params, two moments, and the batch.
     self.assertGreater(out["argument_bytes"], 12 * out["num_params"])
     self.assertGreater(out["temporary_bytes"], 0)
+
+  def test_asks_both_sides_for_the_probe(self):
+    out = probe.run(load.load_config("configs/arithmetic.py:smoke"), ["1"])
+    self.assertLess(out["gap"], out["limit"])
+    self.assertGreater(min(out["trainer_ms"], out["searcher_ms"]), 0)
 
   def test_publishes_by_each_carrier_and_leaves_out_sizes_without_room(self):
     out = publish.run(base_config.make(), ["1", "100000000"])
@@ -188,6 +195,7 @@ class SmokeTest(absltest.TestCase):
   def test_refuses_wrong_operands(self):
     for benchmark, operands, message in (
         (objectives, ["dqn"], r"unknown objectives \['dqn'\]"),
+        (probe, ["0"], "a number from 1 on"),
         (publish, ["0"], "sizes in MB"),
         (replay, ["faster"], "faster"),
     ):

@@ -140,8 +140,7 @@ class DeviceWorkTest(parameterized.TestCase):
     cluster.end(processes.EXIT_OK)
     self.assertEqual(
         [command.name for command in cluster.told],
-        ["place", "train"] * 2
-        + ["gather_model", "scale", "save", "end"],
+        ["place", "train"] * 2 + ["gather_model", "scale", "save", "end"],
     )
     commands = json.loads(json.dumps([vars(c) for c in cluster.told]))
     done, other = self.follow(cluster_lib.Command(**c) for c in commands)

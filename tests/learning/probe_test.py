@@ -122,8 +122,10 @@ class ProbeTest(parameterized.TestCase):
     pair = make_pair(dtype, rank)
     self.assertEqual(pair.problem(pair.params, pair.params), "")
     # Another version, or adapters that were never merged.
-    other = jax.tree.map(jnp.zeros_like, pair.params) if rank else grown(
-        pair.params, 1 / 3
+    other = (
+        jax.tree.map(jnp.zeros_like, pair.params)
+        if rank
+        else grown(pair.params, 1 / 3)
     )
     self.assertIn("above", pair.problem(pair.params, other))
     self.assertIn("above", pair.problem(other, pair.params))
@@ -194,9 +196,7 @@ class ProbeTest(parameterized.TestCase):
     self.assertIn("above 0.01", check.problem(leaves, {}))
     # Log-probs with a standard deviation of 6 nats.
     leaves["['probe']['logprobs']"][0] -= 12.0
-    check = probe.Check(
-        lambda *_: leaves["['probe']['logprobs']"] + 0.05, 1e-3
-    )
+    check = probe.Check(lambda *_: leaves["['probe']['logprobs']"] + 0.05, 1e-3)
     self.assertEqual(check.problem(leaves, {}), "")
 
 

@@ -1,0 +1,83 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the probe of a version costs, and the gap that rounding leaves.
+
+With a random model of the config's shape: the trainer's answer, which the
+devices compute with each version, and a searcher's, which it waits for before
+it samples. Read them beside the time of a step and of a round. The operand is
+the number of repeats, 20 by default.
+"""
+
+from collections.abc import Callable, Sequence
+import statistics
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tba_jax.learning import device_work
+from tba_jax.learning import probe
+from tba_jax.learning import publication
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
+
+_REPEATS = 20
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns medians in ms, the mean gap and its limit in nats a token.
+
+  Args:
+    config: config of the model.
+    operands: none, or the number of repeats.
+
+  Raises:
+    ValueError: an operand is not a number of 1 or more.
+  """
+  repeats = int(operands[0]) if operands else _REPEATS
+  if repeats < 1:
+    raise ValueError(f"operands {list(operands)}: allowed a number from 1 on")
+  with config.unlocked():
+    config.init = "scratch"
+  policy = policy_lib.make_policy(config, "")
+  mesh = sharding.make_mesh(config.mesh)
+  base = policy_lib.initial_params(policy, config.seed)
+  params, merge = base, lambda _, trained: trained
+  if policy.adapters is not None:
+    params = policy.adapters.init(jax.random.key(config.seed))
+    merge = policy.adapters.merge
+  answer = device_work.make_answer_fn(config, policy, mesh)
+  ask = lambda: jax.block_until_ready(answer(params, base))
+  leaves = publication.by_path({probe.LEAF: ask()})
+  sampler = policy_lib.make_searcher_sampler(config, policy)
+  used = jax.block_until_ready(sampler.put(merge(base, params)))
+  limit = probe.max_gap(config, jax.default_backend())
+  check = probe.Check(sampler.token_logprobs, limit)
+  if problem := check.problem(leaves, used):
+    raise RuntimeError(f"the right params were refused: {problem}")
+  tokens_BxL, logprobs_BxL = (
+      np.asarray(leaves[f"['probe']['{name}']"])
+      for name in ("tokens", "logprobs")
+  )
+  own_BxL = np.asarray(sampler.token_logprobs(used, tokens_BxL))
+  return {
+      "num_params": sum(leaf.size for leaf in jax.tree.leaves(base)),
+      "tokens": tokens_BxL.size,
+      "trainer_ms": _median_ms(ask, repeats),
+      "searcher_ms": _median_ms(lambda: check.problem(leaves, used), repeats),
+      "gap": float(np.abs(own_BxL - logprobs_BxL).mean()),
+      "limit": limit,
+  }
+
+
+def _median_ms(fn: Callable[[], Any], repeats: int) -> float:
+  times = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    fn()
+    times.append(1e3 * (time.perf_counter() - start))
+  return statistics.median(times)
