@@ -152,7 +152,7 @@ class Check:
 
     Args:
       leaves: leaves of the version, by path.
-      params: what the sampler would use, made of these leaves.
+      params: params that the sampler would use, made of these leaves.
     """
     wanted_BxL = np.asarray(leaves[_LOGPROBS])
     own_BxL = np.asarray(self._answer(params, np.asarray(leaves[_TOKENS])))
