@@ -5,8 +5,9 @@
 `published_configs.json` has configs of models on the hub. Held against copies
 in public repositories, key for key: Qwen2.5 0.5B, 0.5B Instruct, 1.5B, 1.5B
 Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
-Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B v0.1 and v0.3 (its
-Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM and SmolLM2 135M.
+Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B
+v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
+and SmolLM2 135M.
 The larger Qwen2.5 base, Math and distilled models have the keys of
 R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
 Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
