@@ -16,6 +16,7 @@ from tba_jax.tasks import base
 class FakeConfig:
   vocab_size: int
   max_positions: int
+  num_experts: int = 0
 
 
 class FakeModel:
