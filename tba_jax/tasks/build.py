@@ -128,7 +128,8 @@ def print_data(
   Args:
     config: config of the run.
     shows_prompt: whether to print the first training prompt in full, as a
-      pretrained model reads it; a held-out one where there is no other.
+      pretrained model reads it; a held-out one where there is no other. None of
+      an environment.
 
   Raises:
     ValueError: the data, the tokenizer or the first prompt cannot be read.
@@ -156,7 +157,8 @@ def print_data(
     task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
     for line in task.report.lines():
       print(f"data: {line}", flush=True)
-  if folder != "task":
+  # An environment says its prompts in a process of its own.
+  if folder != "task" and not task.has_turns:
     split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
     for line in _prompt_lines(task.prompt(split, 0), split, tokenizer):
       if shows_prompt:

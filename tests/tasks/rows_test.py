@@ -23,6 +23,7 @@ from tba_jax.tasks import build
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 from tests.support import fakes
+from tests.support import two_turns
 
 
 class ReadRowsTest(parameterized.TestCase):
@@ -305,12 +306,20 @@ class ReportTest(absltest.TestCase):
         build.print_data(config, shows_prompt=True)
       self.assertIn(f"tokens:\n{text}\nprompt: its ids: {ids}\n",
                     out.getvalue())  # fmt: skip
-    config.tokenizer.source = "task"
-    config.task = ml_collections.ConfigDict({"name": "arithmetic"})
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-      build.print_data(config)
-    self.assertEqual(out.getvalue(), "")
+    # An environment says its prompts itself.
+    environment = {
+        "name": "environment",
+        "source": f"{two_turns.__file__}:TwoTurns",
+    }
+    for source, fields in (
+        ("task", {"name": "arithmetic"}), (str(folder), environment),
+    ):  # fmt: skip
+      config.tokenizer.source = source
+      config.task = ml_collections.ConfigDict(fields)
+      out = io.StringIO()
+      with contextlib.redirect_stdout(out):
+        build.print_data(config, shows_prompt=True)
+      self.assertEqual(out.getvalue(), "")
 
 
 if __name__ == "__main__":
