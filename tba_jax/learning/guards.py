@@ -19,7 +19,7 @@ from tba_jax.models import config as config_lib
 # Nats per token, for `guards.max_logprob_gap = 0`. Random models of 2 to 4
 # layers, with logits of standard deviation 1 to 9, had a mean gap between
 # decoding and one forward pass of up to 6e-6 in float32 and .024 in bfloat16.
-MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+_MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
@@ -45,7 +45,7 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   dtypes.append(config.publish.dtype)
   if config.lora.rank:  # Searchers round the merged kernels to it.
     dtypes.append(config.model.param_dtype)
-  return MAX_LOGPROB_GAP["bfloat16" if "bfloat16" in dtypes else "float32"]
+  return _MAX_LOGPROB_GAP["bfloat16" if "bfloat16" in dtypes else "float32"]
 
 
 @dataclasses.dataclass(frozen=True)
