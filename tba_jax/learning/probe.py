@@ -35,9 +35,9 @@ _TOKENS, _LOGPROBS, _MAX_GAP = (
     f"['{LEAF}']['{name}']" for name in ("tokens", "logprobs", "max_gap")
 )
 _NUM_SEQUENCES, _NUM_TOKENS = 2, 16
-# Limits of the mean gap, nats per token, for log-probs with a standard deviation
-# of up to 1 nat. In bfloat16 those of SmolLM2-135M (30 layers; 2.7 nats) are .096
-# off those in float32; rounding adds up over layers.
+# Limits of the mean gap, nats per token, for log-probs with a standard
+# deviation of up to 1 nat. In bfloat16 those of SmolLM2-135M (30 layers; 2.7
+# nats) are .096 off those in float32; rounding adds up over layers.
 _MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3}
 # Answers with the same bits mean the same params, if the trainer's moved by
 # this share of the limit: no rounding hides that from all tokens.
