@@ -4,10 +4,11 @@
 
     python peer_speed.py generate|vllm|gradient FOLDER DTYPE B K P T RUNS
 
-The last line of its output lists the seconds of each run, after one that warms
-up: `generate` and `vllm` sample B x K completions of T tokens, `gradient` takes
-the loss of as many and its gradient, by float32 params and, for bfloat16,
-autocast. Needs no other package than transformers with torch, or vllm.
+A line of its output, which may have others, is RESULT with the list of the
+seconds of each run, after one that warms up: `generate` and `vllm` sample B x K
+completions of T tokens, `gradient` takes the loss of as many and its gradient,
+by float32 params and, for bfloat16, autocast. Needs no other package than
+transformers with torch, or vllm.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ import random
 import sys
 import time
 
+# Begins the line of the result.
+RESULT = "seconds: "
 _FIRST_ID, _LAST_ID = 3, 250
 
 
@@ -132,7 +135,7 @@ def main(argv: Sequence[str]) -> None:
     start = time.perf_counter()
     run(seed)
     seconds.append(time.perf_counter() - start)
-  print(json.dumps(seconds))
+  print(RESULT + json.dumps(seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -395,4 +395,6 @@ def run_peer(
     raise RuntimeError(
         f"{program} ended with status {done.returncode}: {done.stderr[-2000:]}"
     )
-  return min(json.loads(done.stdout.strip().rpartition("\n")[2]))
+  # vLLM goes on to write its log there.
+  _, _, rest = f"\n{done.stdout}".rpartition(f"\n{peer_speed.RESULT}")
+  return min(json.loads(rest.partition("\n")[0]))
