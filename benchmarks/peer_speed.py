@@ -75,9 +75,10 @@ def vllm(
       max_num_seqs=B * K,
       enable_prefix_caching=True,
       enforce_eager=True,
+      skip_tokenizer_init=True,
   )
   sampling = vllm_lib.SamplingParams(
-      n=K, min_tokens=T, max_tokens=T, ignore_eos=True, logprobs=0
+      n=K, max_tokens=T, ignore_eos=True, logprobs=0, detokenize=False
   )
 
   def run(seed: int) -> None:
