@@ -52,7 +52,8 @@ _WITHOUT_EFFECT = re.compile(
     r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
     r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
     r"|max_window_layers|model_type|n_special|name_or_path"
-    r"|output_(attentions|hidden_states|past|router_logits)|predict_special_tokens|prefix"
+    r"|output_(attentions|hidden_states|past|router_logits)"
+    r"|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
     r"|router_aux_loss_coef"  # Of a loss that is not the policy's.
     r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
