@@ -39,7 +39,8 @@ _RESEND_S = 2.0
 _LONGEST_RESEND_S = 8.0
 # Least time between two leases because the trainer's message was lost.
 _ASK_EVERY_S = 0.5
-# Leases of earlier processes of a slot that are kept on disk.
+# Earlier processes of a slot whose leases are kept on disk, and whose numbers
+# in the store.
 _MAX_EARLIER = 100
 # Poll interval: while the searcher waits, while it works, and at most.
 _WAITING_TICK_S = 0.004
@@ -561,10 +562,14 @@ class QueueClient:
     The number is from the store, since a host's clock may be set back.
     """
     directory = f"join/{self._lease['slot']}"
-    number = max(self._joined(transport), default=-1) + 1
-    key = lambda: f"{directory}/{number:0{_JOIN_DIGITS}d}"
-    while not transport.put(key(), b"1", overwrite=False):
+    key_of = lambda number: f"{directory}/{number:0{_JOIN_DIGITS}d}"
+    joined = self._joined(transport)
+    number = max(joined, default=-1) + 1
+    while not transport.put(key_of(number), b"1", overwrite=False):
       number += 1
+    # Far below: a process that joins meanwhile has read an older number.
+    old = [n for n in joined if n < number - _MAX_EARLIER]
+    transport.delete_all(map(key_of, old))
     return [transport.generation, number]
 
   def _check_slot(self, transport: base.Transport) -> None:

@@ -5,6 +5,7 @@
 import collections
 import dataclasses
 import shutil
+import socket
 import time
 from unittest import mock
 
@@ -161,6 +162,17 @@ class SearcherDeathTest(queue_case.QueueTestCase):
         queue_client.ReplacedError, "newer searcher.*/0: give each"
     ):
       wait_until(lambda: old.next_block(0.1) and False, "its end")
+
+  def test_a_slot_keeps_the_newest_numbers_in_the_store(self):
+    slot = f"{socket.gethostname()}/0"
+    store = self.client()
+    for number in range(103):
+      store.put(f"join/{slot}/{number:08d}", b"1")
+    trainer = self.trainer()
+    self.searcher("newest")
+    trainer.step(0)
+    names = sorted(key.rpartition("/")[2] for key in store.list(f"join/{slot}"))
+    self.assertEqual(names, [f"{n:08d}" for n in range(3, 104)])
 
   def test_starvation_names_the_searchers(self):
     trainer = self.trainer(starvation_s=0.5)
