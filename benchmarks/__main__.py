@@ -42,6 +42,7 @@ BENCHMARKS = (
     "scale",
     "search",
     "slices",
+    "soak",
     "spread",
     "staleness",
     "store",
