@@ -72,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
     )
     return processes.EXIT_CONFIG
   try:
-    module = importlib.import_module(f"benchmarks.{argv[0]}")
+    with processes.importing():
+      module = importlib.import_module(f"benchmarks.{argv[0]}")
   except ModuleNotFoundError as error:
     if error.name != "matplotlib":
       raise

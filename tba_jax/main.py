@@ -174,7 +174,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return processes.EXIT_CONFIG
-  module = importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
+  with processes.importing():
+    module = importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
     with _held(name, workdir):

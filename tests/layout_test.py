@@ -172,6 +172,27 @@ class LayoutTest(absltest.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stderr)
 
+  def test_roles_of_a_task_with_words_of_its_own_load_no_transformers(self):
+    code = (
+        "import sys\n"
+        "from tba_jax.config import load\n"
+        "from tba_jax.policy import policy\n"
+        "from tba_jax.programs import one_process, roles, store\n"
+        "file = 'configs/arithmetic.py:smoke'\n"
+        "config = load.load_config(file, ['init=scratch'])\n"
+        "words = policy.make_policy(config, '').tokenizer\n"
+        "assert words.decode(words.encode('1+2')) == '1+2'\n"
+        "if 'transformers' in sys.modules: sys.exit('transformers is loaded')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=_PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -52,12 +52,12 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
   Raises:
     ValueError: the loss raises, or returns something else than a loss.
   """
-  # Takes seconds to import.
-  import jax  # pylint: disable=g-import-not-at-top
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  with processes.importing():  # Takes seconds.
+    import jax  # pylint: disable=g-import-not-at-top
+    import numpy as np  # pylint: disable=g-import-not-at-top
 
-  from tba_jax import types  # pylint: disable=g-import-not-at-top
-  from tba_jax.losses import objective  # pylint: disable=g-import-not-at-top
+    from tba_jax import types  # pylint: disable=g-import-not-at-top
+    from tba_jax.losses import objective  # pylint: disable=g-import-not-at-top
 
   c, sampling = config.train, config.sampling
   B = min(c.micro_batch_prompts, c.prompts_per_batch)
@@ -170,11 +170,11 @@ def try_log(config: ml_collections.ConfigDict) -> None:
     ValueError: a log has no usable completion of the task's training prompts,
       or a file of baselines lacks one of them.
   """
-  # Takes seconds to import.
-  from tba_jax.losses import build as losses  # pylint: disable=g-import-not-at-top
-  from tba_jax.policy import policy as policy_lib  # pylint: disable=g-import-not-at-top
-  from tba_jax.sampling import logged  # pylint: disable=g-import-not-at-top
-  from tba_jax.tasks import logged as tasks_logged  # pylint: disable=g-import-not-at-top
+  with processes.importing():  # Takes seconds.
+    from tba_jax.losses import build as losses  # pylint: disable=g-import-not-at-top
+    from tba_jax.policy import policy as policy_lib  # pylint: disable=g-import-not-at-top
+    from tba_jax.sampling import logged  # pylint: disable=g-import-not-at-top
+    from tba_jax.tasks import logged as tasks_logged  # pylint: disable=g-import-not-at-top
 
   policy = policy_lib.make_policy(config, "", scratch=config.init == "sft")
   task, tokenizer = policy.task, policy.tokenizer

@@ -4,12 +4,14 @@
 
 `load` reads a folder of tokenizer files; `word_level` makes the small
 tokenizers of the built-in tasks. Neither imports torch if there is a
-tokenizer.json.
+tokenizer.json. Of words, only chats and saving import transformers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import datetime
+import functools
+import json
 import os
 import pathlib
 import re
@@ -21,7 +23,6 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import pre_tokenizers
-import transformers
 
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
@@ -35,6 +36,16 @@ _MAX_ERROR = 300
 # Day that chat templates take for today, so that a run's prompts are the same
 # on all days: that of Llama 3's templates where no clock is.
 _TODAY = datetime.date(2024, 7, 26)
+# tokenizer_config.json of a tokenizer of a task's own words.
+_OF_WORDS = {
+    "backend": "tokenizers",
+    "clean_up_tokenization_spaces": False,
+    "eos_token": EOS_TOKEN,
+    "model_max_length": int(1e30),
+    "pad_token": PAD_TOKEN,
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": UNK_TOKEN,
+}
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 Messages = Sequence[Mapping[str, str]]
@@ -74,7 +85,7 @@ class Tokenizer:
 
   def __init__(
       self,
-      fast: transformers.PreTrainedTokenizerFast,
+      fast: Any,
       *,
       bos: str = "auto",
       chat: bool = False,
@@ -83,7 +94,7 @@ class Tokenizer:
     """Wraps a fast tokenizer.
 
     Args:
-      fast: the tokenizer.
+      fast: the tokenizer, a `transformers.PreTrainedTokenizerFast`.
       bos: whether prompts start with the BOS token: "auto" (if `fast` itself
         adds it), "always" (if it has one) or "never".
       chat: whether a prompt given as a text is a user's message.
@@ -396,13 +407,104 @@ class Tokenizer:
     hf_files.save_tokenizer(self._fast, target)
 
 
+class _Words:
+  """A fast tokenizer of a task's own words, as `Tokenizer` uses it.
+
+  Ids and texts are those of transformers' tokenizer of the words, which is made
+  only for what is not here: chats and files.
+  """
+
+  eos_token_id, bos_token_id, pad_token_id = 1, None, 0
+
+  def __init__(self, words: Sequence[str], pattern: str):
+    self._vocabulary = {}
+    for word in (PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words):
+      if word in self._vocabulary:
+        raise ValueError(f"word {word!r} occurs twice in the vocabulary")
+      self._vocabulary[word] = len(self._vocabulary)
+    self._pattern = pattern
+    self._inner = self._make()
+    # Written in a text, a special token is one token, as in transformers.
+    self._inner.add_special_tokens([PAD_TOKEN, EOS_TOKEN, UNK_TOKEN])
+
+  def _make(self) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(
+        models.WordLevel(self._vocabulary, unk_token=UNK_TOKEN)
+    )
+    inner.pre_tokenizer = pre_tokenizers.Split(
+        tokenizers.Regex(self._pattern), behavior="isolated"
+    )
+    inner.decoder = decoders.Fuse()
+    return inner
+
+  @classmethod
+  def load(cls, folder: pathlib.Path) -> "_Words | None":
+    """Returns the tokenizer that `word_level` has saved there, or None."""
+    here = [folder / name for name in FILES if (folder / name).exists()]
+    if here != [folder / name for name in FILES[:2]]:
+      return None
+    try:
+      # Before the other file, which may be large where it is of subwords.
+      if hf_files.read_json(here[1]) != _OF_WORDS:
+        return None
+      file = hf_files.read_json(here[0])
+      words = [*file["model"]["vocab"]][3:]
+      made = cls(words, file["pre_tokenizer"]["pattern"]["Regex"])
+    except Exception:  # transformers says what is wrong.
+      return None
+    # Post-processors write special tokens, which there are none to write.
+    file["post_processor"] = None
+    return made if json.loads(made._inner.to_str()) == file else None
+
+  @functools.cached_property
+  def _theirs(self) -> Any:
+    return _transformers().PreTrainedTokenizerFast(
+        tokenizer_object=self._make(),
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        unk_token=UNK_TOKEN,
+        clean_up_tokenization_spaces=False,
+    )
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._theirs, name)
+
+  @property
+  def chat_template(self) -> str | None:
+    # Only theirs can be given one.
+    return self._theirs.chat_template if "_theirs" in vars(self) else None
+
+  @chat_template.setter
+  def chat_template(self, template: str | None) -> None:
+    self._theirs.chat_template = template
+
+  def get_vocab(self) -> dict[str, int]:
+    return self._inner.get_vocab()
+
+  def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+  def decode(
+      self,
+      ids: list[int],
+      *,
+      skip_special_tokens: bool,
+      clean_up_tokenization_spaces: bool,
+  ) -> str:
+    del clean_up_tokenization_spaces  # There are none between words.
+    return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+  def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+    return [self._inner.id_to_token(i) for i in ids]
+
+
 class TextTokenizer:
   """An encoder's tokenizer, which adds the special tokens.
 
   pad_id: fills a row; 0 if the tokenizer has no pad token.
   """
 
-  def __init__(self, fast: transformers.PreTrainedTokenizerFast):
+  def __init__(self, fast: Any):
     self._fast = fast
     self.pad_id = 0 if fast.pad_token_id is None else int(fast.pad_token_id)
 
@@ -427,8 +529,8 @@ def load(
     ValueError: there is no such folder, fast tokenizer or stop token, or `chat`
       no chat template.
   """
-  fast = _load_fast(folder)
   path = hf_hub.find(folder, weights=False)
+  fast = _Words.load(path) or _load_fast(folder)
   config = path / "config.json"
   if fast.eos_token_id is None and config.is_file():
     # GPT-2's tokenizer files name none.
@@ -449,15 +551,21 @@ def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:
   return TextTokenizer(_load_fast(folder))
 
 
-def _load_fast(
-    folder: str | os.PathLike[str],
-) -> transformers.PreTrainedTokenizerFast:
-  """Returns a folder's fast tokenizer."""
+def _transformers() -> Any:
+  """Returns transformers, whose import is a fifth of a role's start."""
+  import transformers  # pylint: disable=g-import-not-at-top
+
+  return transformers
+
+
+def _load_fast(folder: str | os.PathLike[str]) -> Any:
+  """Returns a folder's `transformers.PreTrainedTokenizerFast`."""
   path = hf_hub.find(folder, weights=False)
   if not path.is_dir():
     raise ValueError(f"{folder}: no such folder")
   # AutoTokenizer imports torch if it is installed, which costs each role
   # seconds and hundreds of MB: use it only without a tokenizer.json.
+  transformers = _transformers()
   if (path / FILES[0]).exists():
     loader = transformers.PreTrainedTokenizerFast
   elif any((path / name).exists() for name in (*FILES, "vocab.txt")):
@@ -562,22 +670,4 @@ def word_level(words: Sequence[str], pattern: str) -> Tokenizer:
   Raises:
     ValueError: a word occurs twice or is a special token.
   """
-  vocab = {}
-  for word in (PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words):
-    if word in vocab:
-      raise ValueError(f"word {word!r} occurs twice in the vocabulary")
-    vocab[word] = len(vocab)
-  inner = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=UNK_TOKEN))
-  inner.pre_tokenizer = pre_tokenizers.Split(
-      tokenizers.Regex(pattern), behavior="isolated"
-  )
-  inner.decoder = decoders.Fuse()
-  return Tokenizer(
-      transformers.PreTrainedTokenizerFast(
-          tokenizer_object=inner,
-          pad_token=PAD_TOKEN,
-          eos_token=EOS_TOKEN,
-          unk_token=UNK_TOKEN,
-          clean_up_tokenization_spaces=False,
-      )
-  )
+  return Tokenizer(_Words(words, pattern))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import ctypes
 import fcntl
+import gc
 import hashlib
 import logging
 import os
@@ -279,6 +280,21 @@ def stop_on_signals() -> threading.Event:
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.set())
   return stop
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+  """Keeps the garbage collector from the objects of modules, which stay.
+
+  To look through them while they are made, later on and at the end takes a
+  third of the CPU time in which a role starts.
+  """
+  gc.disable()
+  try:
+    yield
+  finally:
+    gc.freeze()
+    gc.enable()
 
 
 def start_role() -> threading.Event:

@@ -430,12 +430,35 @@ class FolderTest(parameterized.TestCase):
     for name in ("vocab_size", "pad_id", "eos_id", "bos_id"):
       self.assertEqual(getattr(loaded, name), getattr(tokenizer, name))
 
-  def test_transformers_reads_the_folder(self):
+  @parameterized.parameters(
+      ("1+2=3", "1+2=3"),
+      ("1<eos> 2", "1<eos> 2"),
+      ("<pad>-<unk>", "<pad><unk><unk>"),
+      ("<EOS>", "<unk>" * 5),
+      ("", ""),
+  )
+  def test_transformers_reads_the_folder(self, text, read):
     _word_level().save(self.folder)
     theirs = transformers.AutoTokenizer.from_pretrained(self.folder)
-    ids = _word_level().encode("1+2=3")
-    self.assertEqual(theirs("1+2=3").input_ids, ids)
-    self.assertEqual(theirs.decode(ids), "1+2=3")
+    ids = theirs(text).input_ids
+    self.assertEqual(theirs.decode(ids), read)
+    for ours in (_word_level(), tokenizer_lib.load(self.folder)):
+      self.assertEqual(ours.encode(text), ids)
+      self.assertEqual(ours.decode(ids), read)
+      self.assertEqual(ours.tokens(ids), theirs.convert_ids_to_tokens(ids))
+
+  def test_what_is_added_to_a_folder_of_words_holds(self):
+    words = tokenizer_lib.word_level(["a", "b"], ".")
+    words.save(self.folder)
+    path = self.folder / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"normalizer": {"type": "Lowercase"}}))
+    self.assertEqual(tokenizer_lib.load(self.folder).encode("aB"), [3, 4])
+    path.write_text(json.dumps(whole))
+    self.assertEqual(tokenizer_lib.load(self.folder).encode("aB"), [3, _UNK])
+    (self.folder / "chat_template.jinja").write_text("a")
+    tokenizer = tokenizer_lib.load(self.folder, chat=True)
+    self.assertEqual(tokenizer.encode_prompt("b"), [3])
 
   def test_loads_another_kind_of_tokenizer(self):
     _byte_level(
@@ -550,11 +573,16 @@ class FolderTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, str(self.folder)):
       tokenizer_lib.load(self.folder)
 
-  def test_loading_imports_no_torch(self):
+  def test_loading_imports_no_torch_and_of_words_no_transformers(self):
+    subwords = self.folder / "subwords"
+    subwords.mkdir()
     _word_level().save(self.folder)
+    _byte_level(eos_token="<eos>").save_pretrained(subwords)
     code = (
         "import sys; from tba_jax.models import tokenizer;"
         f"tokenizer.load({str(self.folder)!r}).encode('1');"
+        "assert 'transformers' not in sys.modules;"
+        f"tokenizer.load({str(subwords)!r}).encode('1');"
         "sys.exit('torch' in sys.modules)"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
