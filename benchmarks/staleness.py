@@ -19,10 +19,11 @@ diverged counts as the lowest, and of equal ones the lower rate is taken.
 with other seeds; `table` draws from the files that are there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import json
 import math
 import pathlib
+import statistics
 import sys
 from typing import Any
 
@@ -38,6 +39,11 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tools import sweep
 
+
+def _beta(value: float) -> tuple[str, str]:
+  return f"loss.beta={value}", f"loss.beta_final={value}"
+
+
 OBJECTIVES = {
     "tb": ("loss.name=tb",),
     # The learning rate falls as 1/lag beyond 4; or with the effective sample.
@@ -48,6 +54,11 @@ OBJECTIVES = {
     "tb_m2_mask": ("loss.name=tb", "loss.correction=m2_mask"),
     "oapl": ("loss.name=oapl",),
     "ema_tb": ("loss.name=ema_tb",),
+    # Added after the first selection: their β bounds a move from params of
+    # just before, not from the start, so it may be another than TB's.
+    "oapl_beta_0.1": ("loss.name=oapl", *_beta(0.1)),
+    "oapl_beta_1": ("loss.name=oapl", *_beta(1.0)),
+    "ema_tb_beta_1": ("loss.name=ema_tb", *_beta(1.0)),
 }
 RATES = {
     "preference": (1e-3, 3e-3, 1e-2),
@@ -63,7 +74,20 @@ _RESULTS = pathlib.Path(__file__).parent / "staleness_runs"
 _STARTS = pathlib.Path("runs") / "staleness"
 _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
-           "#e69f00", "#999999")  # fmt: skip
+           "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3")  # fmt: skip
+# What is asked of an objective at the lags 16 and 64.
+_TOLERANCE, _KEPT_GAIN = 0.03, 0.8
+_TOLD_LAGS = (0, 16, 64)
+# Of the last evaluation, and means over the last quarter of the steps.
+_TOLD = {
+    "kl": ("KL, nats", 1), "pass_at_k": ("pass@k", 2),
+    "distinct_correct": ("distinct right", 1),
+}  # fmt: skip
+_TOLD_TRAIN = {
+    "entropy": ("entropy, nats", 2),
+    "effective_sample_share": ("effective sample", 2),
+    "ratio_clip_share": ("clipped", 3),
+}  # fmt: skip
 
 # Task, objective, lag, learning rate, seed.
 Run = tuple[str, str, int, float, int]
@@ -74,7 +98,7 @@ matplotlib.use("agg")
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Makes the runs that are missing; writes table.md and staleness.png.
+  """Makes the runs that are missing; writes three tables and staleness.png.
 
   Args:
     config: not read; tasks have their own.
@@ -101,6 +125,8 @@ def run(
   found = read()
   _RESULTS.mkdir(exist_ok=True)
   results.print_table(make_table(found), _RESULTS / "table.md")
+  results.print_table(make_goals(found), _RESULTS / "goals.md")
+  results.print_table(make_details(found), _RESULTS / "details.md")
   _plot(found, _RESULTS / "staleness.png")
   rates = {task: chosen_rates(found, task) for task in RATES}
   return {"runs": len(found), "rates": rates}
@@ -238,17 +264,95 @@ def _rounded(value: Any) -> Any:
   return round(value, _DIGITS) if isinstance(value, float) else value
 
 
+def _of_study(
+    found: Mapping[Run, Mapping[str, Any]], *prefix: Any
+) -> list[Mapping[str, Any]]:
+  """Returns the finite runs of the study, in the order of their seeds."""
+  return [
+      found[key]
+      for seed in SEEDS
+      if (key := (*prefix, seed)) in found
+      and found[key]["diverged_step"] is None
+  ]
+
+
 def _at_end(
     found: Mapping[Run, Mapping[str, Any]], quantity: str, *prefix: Any
 ) -> list[float]:
   """Returns a quantity of the last evaluation of the finite study runs."""
-  return [
-      result["curve"][-1][quantity]
-      for key, result in found.items()
-      if key[:4] == prefix
-      and key[4] in SEEDS
-      and result["diverged_step"] is None
-  ]
+  return [r["curve"][-1][quantity] for r in _of_study(found, *prefix)]
+
+
+def make_goals(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per task and objective: what it keeps at lags 16 and 64.
+
+  The reward lost at 16, the share of the gain at lag 0 that is kept at 64, and
+  the distinct right completions of a prompt there, beside those of `tb` at lag
+  0. The goal is at most .03 lost (or no more than half the 95 % interval of the
+  difference), at least .8 kept, and no fewer distinct ones.
+  """
+  rows = [["task", "objective", "lost at 16", "gain kept at 64",
+           "distinct right at 64, tb at 0", "goal"]]  # fmt: skip
+  for task in RATES:
+    chosen = chosen_rates(found, task)
+    for objective, rate in chosen.items():
+      runs = [
+          _of_study(found, task, objective, lag, rate) for lag in _TOLD_LAGS
+      ]
+      whole = min(map(len, runs))
+      base = _of_study(found, task, "tb", 0, chosen.get("tb"))
+      if whole < len(SEEDS) or not base:
+        continue
+      rewards = [[r["curve"][-1]["reward"] for r in mine] for mine in runs]
+      pairs = zip(rewards[0], rewards[1], strict=True)
+      lost, half = sweep.mean_and_half_width([a - b for a, b in pairs])
+      start = _mean(r["curve"][0]["reward"] for r in runs[0])
+      gains = [_mean(mine) - start for mine in rewards]
+      kept = gains[2] / gains[0]
+      distinct = [
+          _mean(r["curve"][-1]["distinct_correct"] for r in mine)
+          for mine in (runs[2], base)
+      ]
+      met = (
+          lost <= max(_TOLERANCE, half)
+          and kept >= _KEPT_GAIN
+          and distinct[0] >= distinct[1]
+      )
+      rows.append(
+          [
+              *(task, f"`{objective}`", f"{lost:.3f} ± {half:.3f}"),
+              *(f"{kept:.2f}", f"{distinct[0]:.1f}, {distinct[1]:.1f}"),
+              "met" if met else "missed",
+          ]
+      )
+  return rows
+
+
+def make_details(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per task and objective: means at lags 0, 16 and 64."""
+  titles = [title for title, _ in (*_TOLD.values(), *_TOLD_TRAIN.values())]
+  lags = ", ".join(map(str, _TOLD_LAGS))
+  rows = [["task", "objective", *(f"{t} at {lags}" for t in titles)]]
+  for task in RATES:
+    for objective, rate in chosen_rates(found, task).items():
+      runs = [
+          _of_study(found, task, objective, lag, rate) for lag in _TOLD_LAGS
+      ]
+      if not all(runs):
+        continue
+      told = [
+          [f"{_mean(r['curve'][-1][key] for r in mine):.{n}f}" for mine in runs]
+          for key, (_, n) in _TOLD.items()
+      ] + [
+          [f"{_mean(r['train'][key] for r in mine):.{n}f}" for mine in runs]
+          for key, (_, n) in _TOLD_TRAIN.items()
+      ]
+      rows.append([task, f"`{objective}`", *(", ".join(t) for t in told)])
+  return rows
+
+
+def _mean(values: Iterable[float]) -> float:
+  return statistics.fmean(values)
 
 
 def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:

@@ -63,14 +63,18 @@ class Lag:
   """The version that samples the batch of step t.
 
   staleness_steps: s, for version max(t - s, 0).
-  mini_batches: N; from 2 on rounds of N steps, for version t - t mod N.
+  mini_batches, passes: N and T; if one is above 1, rounds of N T steps, for
+    version t - t mod N T.
   """
 
   staleness_steps: int = 0
   mini_batches: int = 1
+  passes: int = 1
 
   @property
   def label(self) -> str:
+    if self.passes > 1:
+      return f"N={self.mini_batches},T={self.passes}"
     if self.mini_batches > 1:
       return f"N={self.mini_batches}"
     return f"s={self.staleness_steps}"
@@ -92,10 +96,10 @@ class Lag:
         warm_start_completions=0,
         dedupe=False,
     )
-    if self.mini_batches > 1:
+    if max(self.mini_batches, self.passes) > 1:
       config.search.lockstep = False
       config.rounds.update(
-          mini_batches=self.mini_batches, passes=1, lag_rounds=0
+          mini_batches=self.mini_batches, passes=self.passes, lag_rounds=0
       )
     return config
 

@@ -46,6 +46,7 @@ class LagTest(parameterized.TestCase):
       (dict(), "s=0", [0, 1, 2, 3, 4, 5]),
       (dict(staleness_steps=2), "s=2", [0, 0, 0, 1, 2, 3]),
       (dict(mini_batches=3), "N=3", [0, 0, 0, 3, 3, 3]),
+      (dict(mini_batches=3, passes=2), "N=3,T=2", [0, 0, 0, 6, 6, 6]),
   )
   def test_version_that_samples_a_step(self, fields, label, versions):
     lag = sweep.Lag(**fields)
