@@ -5,8 +5,8 @@
 # Runs the tests. The fast group is shared out, file by file, over a pytest
 # process for each core, four at most. With --all, files that set XLA_FLAGS
 # (multi_device) or start processes (multi_process) run in a pytest process of
-# their own, the longest first. With --peers, environments of other packages run in
-# venvs of their own. All share a cache of compiled programs: see
+# their own, the longest first. With --peers, other packages that runs work with
+# are tried in venvs of their own. All share a cache of compiled programs: see
 # tests/conftest.py.
 set -euo pipefail
 
@@ -17,8 +17,9 @@ usage: tests/run.sh [--all | --peers] [PYTEST_ARG …]
   tests/run.sh                    the fast group, some minutes
   tests/run.sh --all              also multi_device, multi_process, browser,
                                   notebooks and the parity tests with torch
-  tests/run.sh --peers            only tests/peers: environments of other packages,
-                                  which are installed into .venv/peers
+  tests/run.sh --peers            only tests/peers: environments and a server of
+                                  other packages, which are installed into
+                                  .venv/peers (vLLM takes 4 GB)
   tests/run.sh tests/losses -k tb these tests only, in one process
 
 PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
@@ -98,9 +99,10 @@ run_each() {
 }
 
 # setup_peer NAME: makes .venv/peers/NAME, a venv over .venv with the packages of
-# tests/peers/NAME.txt, whose pins may differ; sets PEER_PYTHON.
+# tests/peers/NAME.txt, whose pins may differ, but for those in a line
+# "# without: …"; sets PEER_PYTHON.
 setup_peer() {
-  local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt" want below
+  local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt" want below unwanted
   local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
   PEER_PYTHON="$venv/bin/python"
   want="$("$VENV_PYTHON" -VV; cat "$packages")"
@@ -112,6 +114,10 @@ setup_peer() {
     >"$("$PEER_PYTHON" -c "$purelib")/tba_jax.pth"
   "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check \
     --requirement "$packages" || return 1
+  mapfile -t unwanted < <(sed -n 's/^# without: //p' "$packages" | tr ' ' '\n')
+  if ((${#unwanted[@]})); then
+    "$PEER_PYTHON" -m pip uninstall -qq -y "${unwanted[@]}" || return 1
+  fi
   printf '%s\n' "$want" >"$venv/.tba_jax_stamp"
 }
 

@@ -173,6 +173,10 @@ ADDRESS = Allowed(
     "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
     _is_address,
 )
+URLS = Allowed(
+    "http://HOST:PORT, or https, separated by commas",
+    _matches(r"|https?://[^\s,/]+/?(,https?://[^\s,/]+/?)*"),
+)
 HOST_PORT = Allowed("'' or 'host:port'", _is_host_port)
 STOP_TEXTS = Allowed(
     "'' or a JSON list of texts, none of them empty", _are_texts
@@ -540,6 +544,16 @@ SETTINGS = {
         " chunks, keeping or recomputing the KV cache"),
 
     "search.num_searchers": _s(1, COUNT, "", resume=True),
+    "search.sampler": _s(
+        "own", one_of("own", "vllm"), "program that decodes: this package, or vLLM"
+        " servers (docs/vllm.md)", hosts="searcher"),
+    "search.vllm_urls": _s(
+        "", URLS, "addresses of vLLM servers, one for each searcher, in the"
+        " order of their indices", resume=True, hosts="searcher"),
+    "search.vllm_folder": _s(
+        "", TEXT, "folder for params that the vLLM servers read at the same"
+        " path; '' = the run directory's 'vllm'", resume=True,
+        hosts="searcher"),
     "search.prompts_per_round": _s(
         32, COUNT, "prompts that a searcher samples at a time"),
     "search.samples_per_prompt": _s(8, COUNT, "completions (S)"),

@@ -416,6 +416,13 @@ _REQUIRED = (
       "store.address": ("",), "store.locator": ("",),
       **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
+    # The server draws from the tempered model, up to a stop token.
+    ("search.sampler", lambda v: v == "vllm",
+     {"sampling.top_k": (0,), "sampling.top_p": (1,), "sampling.min_p": (0,),
+      "sampling.stop_strings": ("",), "sampling.num_waiting": (0,),
+      "sampling.in_flight": ("off", "keep_cache"),
+      "explore.fraction": (0,), "explore.min_tokens": (0,),
+      **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
     ("export.adapter", bool, {"lora.rank": "above 0"}),
     # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
@@ -440,6 +447,8 @@ _READ_WITH = (
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
     ("search.solved_from", "search.order", ("unsolved", "uncertain")),
+    ("search.vllm_urls", "search.sampler", ("vllm",)),
+    ("search.vllm_folder", "search.sampler", ("vllm",)),
     ("rounds.lag_rounds", "rounds.mini_batches", "above 0"),
     ("rounds.passes", "rounds.mini_batches", "above 0"),
 )  # fmt: skip
@@ -858,6 +867,17 @@ def _trainer_mesh(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def _vllm(c: Mapping[str, Any]) -> _Problems:
+  if c["search.sampler"] != "vllm":
+    return
+  urls = [url for url in c["search.vllm_urls"].split(",") if url]
+  if len(urls) != c["search.num_searchers"] or len(set(urls)) < len(urls):
+    yield "search.vllm_urls", (
+        f"allowed {c['search.num_searchers']} different addresses, one for each"
+        " searcher (config.search.num_searchers)"
+    )
+
+
 def _searcher_mesh(c: Mapping[str, Any]) -> _Problems:
   """A searcher's mesh has its own devices, and its rows must divide evenly."""
   rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
@@ -1169,6 +1189,7 @@ _CHECKS = (
     lora_targets,
     _trainer_mesh,
     _searcher_mesh,
+    _vllm,
     _judges,
     _packages,
     _publish,
@@ -1293,6 +1314,7 @@ def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
     yield _line("init", "sft", allowed)
   for key, allowed in (
       ("reward.role", ("searcher",)),
+      ("search.sampler", ("own",)),
       ("evaluate.judge", ("",)),
       ("logged.path", ("",)),
   ):

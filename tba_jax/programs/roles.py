@@ -7,7 +7,9 @@ import contextlib
 import functools
 import math
 import os
+import pathlib
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -53,6 +55,8 @@ from tba_jax.programs import sections
 from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
+from tba_jax.sampling import decode
+from tba_jax.sampling import vllm
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -457,7 +461,6 @@ def make_searcher(
       policy.adapters, policy.folder, config.seed, load_start
   )
   params_fn = make_params_fn(policy, merger, place)
-  sampler = policy_lib.make_searcher_sampler(config, policy)
   reference = group_reference.make_group_reference(
       config, policy, load_start, mesh
   )
@@ -477,6 +480,7 @@ def make_searcher(
       clock=metrics.BusyClock(),
   )
   closing.callback(spans.close)
+  sampler = make_search_sampler(config, policy, run, index, events, spans)
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
@@ -503,6 +507,8 @@ def make_searcher(
     if reference is not None:
       reference.warm_up()
 
+  uses_vllm = config.search.sampler == "vllm"
+  backend = jax.default_backend()
   parts = searcher_lib.Parts(
       sink=sink,
       source=source,
@@ -522,7 +528,8 @@ def make_searcher(
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
       problem=probe.Check(
           sampler.token_logprobs,
-          probe.max_gap(config, jax.default_backend()),
+          # Another program rounds in its own way.
+          probe.max_gap(config, "vllm" if uses_vllm else backend),
       ).problem,
       on_event=events.write,
       warm_up=warm_up,
@@ -537,6 +544,43 @@ def make_searcher(
   searcher = searcher_lib.Searcher(parts, should_stop)
   closing.callback(searcher.close)
   return searcher
+
+
+def make_search_sampler(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    run: run_directory.Run,
+    index: int,
+    events: metrics.EventLog,
+    spans: metrics.SpanWriter,
+) -> decode.Sampler | vllm.VllmSampler:
+  """Returns the sampler of `config.search.sampler`.
+
+  Raises:
+    ValueError: there is no local folder for params.
+  """
+  own = policy_lib.make_searcher_sampler(config, policy)
+  if config.search.sampler == "own":
+    return own
+  folder = config.search.vllm_folder or str(run.workdir / "vllm")
+  if "://" in folder:
+    raise ValueError(
+        f"config.search.vllm_folder = {folder!r}: allowed a folder of this"
+        " machine, which the vLLM server reads"
+    )
+  own_folder = pathlib.Path(folder) / f"searcher-{index}"
+  # Params that a searcher left that was killed.
+  shutil.rmtree(own_folder, ignore_errors=True)
+  urls = config.search.vllm_urls.split(",")
+  return vllm.VllmSampler(
+      own.settings,
+      policy.model.config,
+      url=urls[index % len(urls)],
+      folder=own_folder,
+      deadline_s=config.search.starvation_s,
+      on_event=events.write,
+      on_progress=spans.progress,
+  )
 
 
 def _leave(sink: ports.GroupSink) -> None:

@@ -214,6 +214,9 @@ def searcher(
       "params of a version that comes in": num_bytes(decode_params),
       "rows and KV cache": num_bytes(programs.abstract_state),
   }
+  if config.search.sampler == "vllm":
+    # The server has its own memory.
+    held = {"params of a version that comes in": num_bytes(decode_params)}
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)
     held["rows that wait for environments"] = aside

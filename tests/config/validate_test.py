@@ -302,6 +302,35 @@ class RelationsTest(parameterized.TestCase):
           ),
           "publish.every_steps",
       ),
+      # vLLM servers: one for each searcher, and what they can.
+      (dict(search__sampler="vllm"), "search.vllm_urls"),
+      (
+          dict(
+              search__sampler="vllm",
+              search__num_searchers=2,
+              search__vllm_urls="http://a:1,http://a:1",
+          ),
+          "search.vllm_urls",
+      ),
+      (dict(search__vllm_urls="http://a:1"), "search.vllm_urls"),
+      (dict(search__vllm_urls="a:1"), "search.vllm_urls"),
+      (dict(search__vllm_folder="/x"), "search.vllm_folder"),
+      (
+          dict(
+              search__sampler="vllm",
+              search__vllm_urls="http://a:1",
+              sampling__top_k=5,
+          ),
+          "sampling.top_k",
+      ),
+      (
+          dict(
+              search__sampler="vllm",
+              search__vllm_urls="http://a:1",
+              sampling__in_flight="recompute_cache",
+          ),
+          "sampling.in_flight",
+      ),
       # Rounds: all that does not fit is named.
       (dict(rounds__mini_batches=2), "replay.dedupe"),
       (dict(rounds__mini_batches=2), "publish.every_steps"),

@@ -99,6 +99,39 @@ class PartsTest(absltest.TestCase):
       self.assertIs(load_start(), load_start())
     load.assert_called_once_with(policy, config.seed, None)
 
+  def test_searchers_have_a_vllm_server_each(self):
+    config = self.make_config(
+        "init=scratch",
+        "search.sampler=vllm",
+        "search.num_searchers=2",
+        "search.vllm_urls=http://a:1,http://b:2",
+        "search.starvation_s=77.0",
+    )
+    policy = policy_lib.make_policy(config, "/nowhere")
+    workdir = pathlib.Path(self.create_tempdir().full_path)
+    (left := workdir / "vllm/searcher-1/version").mkdir(parents=True)
+    made = [
+        roles.make_search_sampler(
+            config,
+            policy,
+            mock.Mock(workdir=workdir),
+            index,
+            mock.create_autospec(metrics.EventLog, instance=True),
+            mock.create_autospec(metrics.SpanWriter, instance=True),
+        )
+        for index in (0, 1)
+    ]
+    self.assertEqual(
+        [s._server.url for s in made], ["http://a:1", "http://b:2"]
+    )
+    self.assertEqual(made[1]._deadline_s, 77.0)
+    self.assertFalse(left.exists())
+    config.search.vllm_folder = "gs://bucket/folder"
+    with self.assertRaisesRegex(ValueError, "allowed a folder of this machine"):
+      roles.make_search_sampler(
+          config, policy, mock.Mock(), 0, mock.Mock(), mock.Mock()
+      )
+
 
 class SearcherRefusedTest(absltest.TestCase):
 

@@ -1,0 +1,547 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sampler that leaves decoding to a vLLM server.
+
+    put(params) → folder of safetensors → pause, reload_weights, resume
+    sample(…)   → POST /inference/v1/generate, one request a prompt, all at once
+
+It has the interface of `decode.Sampler`. What it returns are the ids and
+log-probs of the server, which sampled them: importance weights are made of
+these. The server says which weights sampled which token; what others than the
+given ones sampled, since it was started again for instance, is sampled once
+more.
+
+vLLM's own transfer of weights takes tensors of PyTorch on GPUs; a folder is
+read by each of its back ends, and on machines that share a file system.
+
+The server's random numbers are its own: the same run gives other completions
+with other batches, even at the same seed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import http.client
+import itertools
+import json
+import os
+import pathlib
+import queue
+import shutil
+import threading
+import time
+from typing import Any
+from urllib import error as urllib_error
+from urllib import request as urllib_request
+import uuid
+import weakref
+
+from absl import logging
+import numpy as np
+
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models import hf
+from tba_jax.sampling import decode
+from tba_jax.sampling import requests
+
+# Environment variable with the key that the server asks for, as vLLM's own.
+KEY_VARIABLE = "VLLM_API_KEY"
+# What is asked of the server, as options of `vllm serve`.
+HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
+# Seconds between looks at newer params, and between questions whether the
+# server is alive; seconds that it may take to answer these.
+_POLL_S, _HEALTH_S, _ANSWER_S = 0.2, 5.0, 20.0
+# Attempts without a single completion after which sampling fails.
+_MOST_ATTEMPTS = 5
+
+
+class UnreachableError(RuntimeError):
+  """The server cannot be reached."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Version:
+  """Params that the server can load; their files go with the object.
+
+  name: name by which the server tells them.
+  folder: folder of the files.
+  """
+
+  name: str
+  folder: pathlib.Path
+
+  def __post_init__(self) -> None:
+    weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
+class VllmSampler:
+  """Samples completions with a vLLM server, which no other client changes."""
+
+  def __init__(
+      self,
+      settings: decode.Settings,
+      model_config: config_lib.ModelConfig,
+      *,
+      url: str,
+      folder: pathlib.Path,
+      deadline_s: float,
+      on_event: Callable[[str, str], None],
+      on_progress: Callable[[], None] = lambda: None,
+  ):
+    """Initializes the sampler without reaching the server.
+
+    Args:
+      settings: settings of a sampler that samples plainly, without stop strings
+        or several turns.
+      model_config: shape of the params.
+      url: address of the server, "http://HOST:PORT".
+      folder: folder for versions of the params, which the server reads at the
+        same path.
+      deadline_s: longest wait for a server that does not answer.
+      on_event: function called with (kind, message).
+      on_progress: called while the server is at work.
+    """
+    self._settings = settings
+    self._model_config = model_config
+    self._server = _Server(url)
+    self._folder = folder
+    self._deadline_s = deadline_s
+    self._on_event, self._on_progress = on_event, on_progress
+    self._numbers = itertools.count()
+    # Names are of this object alone: another may have used the server.
+    self._prefix = uuid.uuid4().hex[:8]
+    # What the server has, None if that is not known.
+    self._loaded: Version | None = None
+    self._is_checked = False
+    # Whether completions are sampled now, which go on with newer params.
+    self._is_sampling = False
+
+  @property
+  def settings(self) -> decode.Settings:
+    return self._settings
+
+  def put(self, params: types.PyTree, shardings: Any = None) -> Version:
+    """Writes params for the server, and lets it load them.
+
+    Args:
+      params: params of the model, or what `put` returned.
+      shardings: not read.
+
+    Raises:
+      UnreachableError: the server did not answer in time.
+      ValueError: the server refuses the params, or has wrong options.
+    """
+    del shardings
+    if isinstance(params, Version):
+      return params
+    name = f"{self._prefix}-{next(self._numbers)}"
+    version = Version(name, (self._folder / name).absolute())
+    hf.save(version.folder, self._model_config, params)
+    self._load(version)
+    return version
+
+  def warm_up(self, params: types.PyTree) -> None:
+    """Samples a token of a short prompt, so that a wrong server shows."""
+    prompt = np.zeros(1, np.int32)
+    self.sample(
+        params, [requests.Request(prompt, 0, 0, 1, max_tokens=1)], version=0
+    )
+
+  def sample(
+      self,
+      params: types.PyTree,
+      prompts: Sequence[requests.Request],
+      *,
+      version: int,
+      newer: decode.NewerFn | None = None,
+      turns: requests.Turns | None = None,
+  ) -> list[types.Completions]:
+    """Returns the completions of each prompt; see `decode.Sampler.sample`.
+
+    With newer params the server goes on with the KV cache that it has.
+
+    Raises:
+      UnreachableError: the server did not answer in time.
+      ValueError: a request is wrong, or the server refuses it.
+      RuntimeError: the server's weights are changed by somebody else.
+    """
+    assert turns is None
+    for request in prompts:
+      request.check(self._settings, self._model_config.vocab_size)
+    attempt = _Attempt(self, prompts, self.put(params), version)
+    del params
+    failures = 0
+    while attempt.missing:
+      before = len(attempt.missing)
+      self._load(attempt.current)
+      self._is_sampling = True
+      try:
+        attempt.run(newer)
+      except UnreachableError as error:
+        self._loaded = None
+        self._on_event("sampler_lost", str(error))
+      finally:
+        self._is_sampling = False
+      failures = failures + 1 if len(attempt.missing) == before else 0
+      if failures == _MOST_ATTEMPTS:
+        raise RuntimeError(
+            f"{self._server.url}: {failures} attempts gave no completion that"
+            " the given params sampled; does another client change its weights?"
+        )
+    if attempt.has_swapped:
+      # Prompts that come again would find keys and values of older params.
+      self._server.post("/reset_prefix_cache")
+    return [attempt.results[i] for i in range(len(prompts))]
+
+  def token_logprobs(
+      self, params: types.PyTree, tokens_BxL: np.ndarray
+  ) -> np.ndarray:
+    """Returns [B, L - 1] float32, log π of each token after the first, nats.
+
+    Arguments and errors are those of `decode.Sampler.token_logprobs` and `put`.
+    """
+    self._load(self.put(params))
+    rows = []
+    for tokens_L in np.asarray(tokens_BxL).tolist():
+      answer = self._generate(
+          tokens_L,
+          {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
+      )
+      found = answer.get("prompt_logprobs") or []
+      try:
+        rows.append(
+            [
+                at[str(token)]["logprob"]
+                for token, at in zip(tokens_L[1:], found[1:], strict=True)
+            ]
+        )
+      except (KeyError, TypeError, ValueError) as error:
+        raise self._server.wrong(
+            "/inference/v1/generate", f"no log-probs of a prompt: {error!r}"
+        ) from error
+    return np.asarray(rows, np.float32)
+
+  def generate(self, request: requests.Request) -> list[dict[str, Any]]:
+    """Returns the server's choices for one request, as it tells them."""
+    settings = self._settings
+    limit = request.max_tokens or settings.max_completion_tokens
+    seed = settings.seed if request.seed is None else request.seed
+    numbers = seed, request.prompt_id, request.visit, request.first_sample
+    # The server adds the index of a completion.
+    mixed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+    answer = self._generate(
+        np.asarray(request.prompt_tokens).tolist(),
+        {
+            "n": request.num_completions,
+            "seed": mixed >> 2,
+            "max_tokens": limit,
+            "temperature": settings.temperature,
+            "stop_token_ids": sorted(settings.stop_ids),
+            # Those of the model's files may be others.
+            "ignore_eos": True,
+            "logprobs": 0,
+        },
+    )
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) != request.num_completions:
+      raise self._server.wrong(
+          "/inference/v1/generate",
+          f"not {request.num_completions} choices, but {choices!r:.80}",
+      )
+    return sorted(choices, key=lambda choice: choice["index"])
+
+  def completions(
+      self, choices: Sequence[Mapping[str, Any]], versions: Mapping[str, int]
+  ) -> types.Completions | None:
+    """Returns choices as completions; None if other params sampled a token.
+
+    Args:
+      choices: choices of a request.
+      versions: name of params -> version.
+
+    Raises:
+      ValueError: the choices are not such as were asked for.
+    """
+    S, T = len(choices), self._settings.max_completion_tokens
+    tokens_SxT = np.full((S, T), self._settings.pad_id, np.int32)
+    logprobs_SxT = np.zeros((S, T), np.float32)
+    versions_SxT = np.full((S, T), -1, np.int32)
+    lengths_S, stopped_S = np.zeros(S, np.int32), np.zeros(S, bool)
+    for i, choice in enumerate(choices):
+      ids, spans = choice.get("token_ids"), choice.get("weight_versions")
+      if choice.get("finish_reason") == "abort":
+        return None
+      try:
+        content = choice["logprobs"]["content"]
+        found = [at["token_id"] for at in content]
+        logprobs = np.asarray([at["logprob"] for at in content], np.float32)
+        names = [span["version"] for span in spans]
+        ends = [(span["start"], span["end"]) for span in spans]
+      except (KeyError, TypeError) as error:
+        raise self._server.wrong(
+            "/inference/v1/generate",
+            f"a choice without log-probs or versions: {error!r}; the server"
+            f" needs vLLM 0.32 or newer, and {HOW}",
+        ) from error
+      n = len(ids)
+      if found != ids or not 1 <= n <= T or not np.isfinite(logprobs).all():
+        raise self._server.wrong(
+            "/inference/v1/generate", f"log-probs of other tokens: {ids!r:.80}"
+        )
+      if set(names) - set(versions) or sum(b - a for a, b in ends) != n:
+        return None
+      tokens_SxT[i, :n], logprobs_SxT[i, :n] = ids, logprobs
+      for name, (start, end) in zip(names, ends, strict=True):
+        versions_SxT[i, start:end] = versions[name]
+      lengths_S[i] = n
+      stopped_S[i] = ids[-1] in self._settings.stop_ids
+    return types.Completions(
+        tokens=tokens_SxT,
+        lengths=lengths_S,
+        sampled_mask=np.arange(T) < lengths_S[:, None],
+        logprobs=logprobs_SxT,
+        plain_logprobs=logprobs_SxT,
+        stopped=stopped_S,
+        # Versions only grow, so the first token's is the oldest.
+        versions=versions_SxT[:, 0].copy(),
+        token_versions=versions_SxT,
+    )
+
+  def swap(self, version: Version) -> None:
+    """Lets the server go on with other params within its completions."""
+    if version is not self._loaded:
+      self._load(version)
+
+  def check_is_alive(self) -> None:
+    """Asks the server whether it is alive.
+
+    Raises:
+      UnreachableError: no answer came in time.
+    """
+    self._server.get("/health", timeout_s=_ANSWER_S)
+
+  def progress(self) -> None:
+    self._on_progress()
+
+  def _generate(
+      self, ids: Sequence[int], sampling: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    return self._server.post(
+        "/inference/v1/generate",
+        {
+            "token_ids": ids,
+            "sampling_params": {"detokenize": False, **sampling},
+        },
+        timeout_s=None,
+    )
+
+  def _load(self, version: Version) -> None:
+    """Lets the server load a version, if it has another; waits until it has."""
+    if version is self._loaded and self._is_named(version):
+      return
+    deadline = time.monotonic() + self._deadline_s
+    self._loaded = None
+    while True:
+      try:
+        self._check_server()
+        mode = "keep" if self._is_sampling else "wait"
+        self._server.post(f"/pause?mode={mode}")
+        try:
+          self._server.post(
+              "/collective_rpc",
+              {
+                  "method": "reload_weights",
+                  "kwargs": {"weights_path": str(version.folder)},
+              },
+              timeout_s=self._deadline_s,
+          )
+          self._server.post(
+              "/update_weight_version", {"new_version": version.name}
+          )
+        finally:
+          self._server.post("/resume")
+        self._loaded = version
+        return
+      except UnreachableError as error:
+        # It may come back as another process.
+        self._is_checked = False
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+          raise UnreachableError(
+              f"{error}, for {self._deadline_s:g} s (config.search"
+              f".starvation_s); start it: {HOW}"
+          ) from error
+        logging.log_every_n_seconds(
+            logging.WARNING, "%s; waiting up to %.0f s", 10, error, left_s
+        )
+        self._on_progress()
+        time.sleep(min(1.0, left_s))
+
+  def _is_named(self, version: Version) -> bool:
+    """Returns whether the server says that it has a version."""
+    try:
+      found = self._server.get("/weight_info", timeout_s=_ANSWER_S)
+    except UnreachableError:
+      return False
+    return found.get("weight_version") == version.name
+
+  def _check_server(self) -> None:
+    """Raises ValueError for a server that would sample something else."""
+    if self._is_checked:
+      return
+    info = self._server.get(
+        "/server_info?config_format=json", timeout_s=self._deadline_s
+    )
+    found = info.get("vllm_config", {}).get("model_config", {})
+    wrong = []
+    mode = found.get("logprobs_mode")
+    allowed = ["processed_logprobs"]
+    if self._settings.temperature == 1:
+      allowed.append("raw_logprobs")
+    if mode not in allowed:
+      wrong.append(f"--logprobs-mode={mode}: allowed {' or '.join(allowed)}")
+    P = self._settings.max_prompt_tokens
+    most = P + self._settings.max_completion_tokens
+    if (found.get("max_model_len") or 0) < most:
+      wrong.append(
+          f"--max-model-len={found.get('max_model_len')}: allowed {most} or"
+          " more, the sum of sampling.max_prompt_tokens and"
+          " sampling.max_completion_tokens"
+      )
+    if wrong:
+      raise ValueError(f"{self._server.url}: {'; '.join(wrong)}")
+    self._is_checked = True
+
+
+class _Attempt:
+  """Completions of several prompts, asked for until all are there.
+
+  current: params that the server is to have.
+  missing: indices of the prompts whose completions are not there.
+  results: index -> completions.
+  has_swapped: whether newer params went on with completions.
+  """
+
+  def __init__(
+      self,
+      sampler: VllmSampler,
+      prompts: Sequence[requests.Request],
+      params: Version,
+      version: int,
+  ):
+    self.current = params
+    self.missing = set(range(len(prompts)))
+    self.results: dict[int, types.Completions] = {}
+    self.has_swapped = False
+    self._sampler = sampler
+    self._prompts = prompts
+    self._versions = {params.name: version}
+
+  def run(self, newer: decode.NewerFn | None) -> None:
+    """Asks for all that is missing, once.
+
+    Raises:
+      UnreachableError, ValueError: the server does not answer, or refuses.
+    """
+    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def ask(index: int) -> None:
+      try:
+        answers.put((index, self._sampler.generate(self._prompts[index])))
+      except Exception as error:  # It is raised where answers are read.
+        answers.put((index, error))
+
+    for index in self.missing:
+      # Nothing ends a thread whose server hangs, so none is waited for.
+      threading.Thread(target=ask, args=(index,), daemon=True).start()
+    asked_s = time.monotonic()
+    for _ in range(len(self.missing)):
+      while True:
+        try:
+          index, found = answers.get(timeout=_POLL_S)
+          break
+        except queue.Empty:
+          if newer is not None:
+            self._take(newer())
+          if time.monotonic() - asked_s > _HEALTH_S:
+            self._sampler.check_is_alive()
+            self._sampler.progress()
+            asked_s = time.monotonic()
+      self._sampler.progress()
+      if isinstance(found, Exception):
+        raise found
+      completions = self._sampler.completions(found, self._versions)
+      if completions is not None:
+        self.results[index] = completions
+        self.missing.remove(index)
+
+  def _take(self, found: tuple[int, types.PyTree] | None) -> None:
+    """Goes on with newer params, or with those in use if they were refused."""
+    if found is not None:
+      version, params = found
+      self._versions[params.name] = version
+      self.has_swapped |= params is not self.current
+      self.current = params
+    self._sampler.swap(self.current)
+
+
+class _Server:
+  """Requests in JSON to one server.
+
+  url: its address.
+  """
+
+  def __init__(self, url: str):
+    self.url = url.rstrip("/")
+    self._headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(KEY_VARIABLE):
+      self._headers["Authorization"] = f"Bearer {key}"
+
+  def get(self, path: str, *, timeout_s: float | None) -> dict[str, Any]:
+    """Returns the answer; see `post` for errors."""
+    return self._ask(path, None, timeout_s)
+
+  def post(
+      self,
+      path: str,
+      body: Mapping[str, Any] | None = None,
+      *,
+      timeout_s: float | None = 60.0,
+  ) -> dict[str, Any]:
+    """Returns the answer.
+
+    Raises:
+      UnreachableError: no server answers, or it has failed.
+      ValueError: the server refuses the request.
+    """
+    return self._ask(path, json.dumps(body or {}).encode(), timeout_s)
+
+  def wrong(self, path: str, why: str) -> ValueError:
+    return ValueError(f"{self.url}{path}: {why}")
+
+  def _ask(
+      self, path: str, body: bytes | None, timeout_s: float | None
+  ) -> dict[str, Any]:
+    asked = urllib_request.Request(self.url + path, body, self._headers)
+    try:
+      with urllib_request.urlopen(asked, timeout=timeout_s) as answer:
+        text = answer.read()
+    except urllib_error.HTTPError as error:
+      told = error.read(2000).decode(errors="replace")
+      if error.code >= 500:
+        raise UnreachableError(
+            f"{self.url}{path} failed ({error.code}): {told:.300}"
+        ) from error
+      raise self.wrong(
+          path,
+          f"refused ({error.code}): {told:.300}; the server needs vLLM 0.32 or"
+          f" newer, and {HOW}",
+      ) from error
+    except (OSError, http.client.HTTPException) as error:
+      raise UnreachableError(
+          f"no vLLM server answers at {self.url} ({error})"
+      ) from error
+    try:
+      return json.loads(text) if text.strip() else {}
+    except ValueError as error:
+      raise self.wrong(path, f"not JSON: {text[:80]!r}") from error

@@ -1,0 +1,301 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler that drives a vLLM server, against the server's protocol."""
+
+import gc
+import os
+import pathlib
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from tba_jax.learning import probe
+from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.models import hf
+from tba_jax.sampling import requests
+from tba_jax.sampling import vllm
+from tests.support import fake_vllm
+from tests.support import sampler_case
+from tests.support import tiny_model
+
+
+def _request(prompt_id, *tokens, n=3, **fields):
+  return requests.Request(np.array(tokens, np.int32), prompt_id, 0, n, **fields)
+
+
+class VllmTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.model = tiny_model.make_model()
+    self.params = [
+        self.model.init(jax.random.PRNGKey(seed)) for seed in range(3)
+    ]
+    start = self.folder / "start"
+    hf.save(start, self.model.config, self.params[0])
+    self.server = fake_vllm.Server(str(start))
+    self.addCleanup(lambda: self.server.close())
+    self.events = []
+    self.progress = 0
+
+  def make(self, *, deadline_s=20.0, **settings):
+    def count():
+      self.progress += 1
+
+    return vllm.VllmSampler(
+        sampler_case.make_settings(**settings),
+        self.model.config,
+        url=self.server.url + "/",
+        folder=self.folder / "versions",
+        deadline_s=deadline_s,
+        on_event=lambda *event: self.events.append(event),
+        on_progress=count,
+    )
+
+  def check(self, completions, params, prompt):
+    """Checks that the params' log-probs are those of what was sampled."""
+    for tokens, length, told in zip(
+        completions.tokens, completions.lengths, completions.logprobs
+    ):
+      whole = np.concatenate([prompt, tokens[:length]])[None]
+      logits = self.model.logits(params, whole, np.ones_like(whole))
+      wanted = logprobs_lib.token_logprobs(
+          logits[:, :-1], whole[:, 1:], temperature=1.0
+      )[0, len(prompt) - 1 :]
+      np.testing.assert_allclose(told[:length], wanted, atol=1e-5)
+      self.assertEqual(tokens[length:].tolist(), [0] * (4 - length))
+      self.assertEqual(told[length:].tolist(), [0.0] * (4 - length))
+
+  def test_completions_are_those_of_the_params(self):
+    sampler = self.make()
+    asked = [_request(5, 3, 4), _request(6, 2, n=2), _request(7, 9, 8, 7)]
+    for version, params in ((4, self.params[1]), (9, self.params[2])):
+      found = sampler.sample(sampler.put(params), asked, version=version)
+      self.assertLen(found, 3)
+      for request, completions in zip(asked, found):
+        self.assertLen(completions.tokens, request.num_completions)
+        self.check(completions, params, request.prompt_tokens)
+        np.testing.assert_array_equal(completions.versions, version)
+        np.testing.assert_array_equal(
+            completions.token_versions,
+            np.where(completions.sampled_mask, version, -1),
+        )
+        ends = completions.tokens[
+            np.arange(len(completions.tokens)), completions.lengths - 1
+        ]
+        np.testing.assert_array_equal(completions.stopped, ends == 1)
+    # Stops and cuts are both among them, and completions differ.
+    stopped = np.concatenate([c.stopped for c in found])
+    self.assertTrue(stopped.any() and not stopped.all())
+    self.assertGreater(len(np.unique(found[0].tokens, axis=0)), 1)
+    load = ["/pause?mode=wait", "/collective_rpc", "/update_weight_version",
+            "/resume"]  # fmt: skip
+    self.assertEqual(self.server.calls, 2 * load)
+    self.assertEqual(self.events, [])
+    self.assertGreater(self.progress, 0)
+
+  def test_seeds_repeat_and_differ_by_visit(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    sample = lambda *asked: sampler.sample(params, asked, version=0)
+    one = requests.Request(np.array([3], np.int32), 5, 0, 8)
+    again = requests.Request(np.array([3], np.int32), 5, 1, 8)
+    first, second = sample(one, again)
+    np.testing.assert_array_equal(first.tokens, sample(one)[0].tokens)
+    self.assertFalse(np.array_equal(first.tokens, second.tokens))
+
+  def test_params_that_nobody_has_leave_no_files(self):
+    sampler = self.make()
+    first = sampler.put(self.params[1])
+    second = sampler.put(self.params[2])
+    names = lambda: sorted(p.name for p in (self.folder / "versions").iterdir())
+    self.assertEqual(names(), sorted([first.name, second.name]))
+    del first
+    gc.collect()
+    self.assertEqual(names(), [second.name])
+
+  def test_probe_tells_which_params_the_server_has(self):
+    sampler = self.make()
+    tokens = np.random.default_rng(0).integers(16, size=(2, 7), dtype=np.int32)
+    for params in self.params:
+      logits = self.model.logits(params, tokens, np.ones_like(tokens))
+      wanted = logprobs_lib.token_logprobs(
+          logits[:, :-1], tokens[:, 1:], temperature=1.0
+      )
+      found = sampler.token_logprobs(sampler.put(params), tokens)
+      np.testing.assert_allclose(found, wanted, atol=1e-5)
+    leaves = {
+        probe._TOKENS: tokens,
+        probe._LOGPROBS: np.asarray(wanted),
+        probe._MAX_GAP: np.float32(1e-3),
+    }
+    check = probe.Check(sampler.token_logprobs, 1e-3)
+    self.assertEqual(check.problem(leaves, sampler.put(self.params[2])), "")
+    wrong = check.problem(leaves, sampler.put(self.params[1]))
+    self.assertIn("nats a token off the trainer's", wrong)
+
+  def test_params_of_before_are_loaded_again_after_others_were_refused(self):
+    sampler = self.make()
+    good = sampler.put(self.params[1])
+    sampler.put(self.params[2])
+    (found,) = sampler.sample(good, [_request(5, 3, 4)], version=2)
+    self.check(found, self.params[1], [3, 4])
+
+  def test_server_that_was_started_again_gets_the_params(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    # It has lost its weights while nothing was sampled.
+    self.server.weights = "default"
+    self.server._read(str(self.folder / "start"))
+    (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
+    self.check(found, self.params[1], [3, 4])
+
+  def test_what_other_weights_sampled_is_sampled_once_more(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+
+    def restart(count):
+      if count == 1:
+        self.server._read(str(self.folder / "start"))
+        self.server.weights = "default"
+
+    self.server.on_generate = restart
+    (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
+    self.check(found, self.params[1], [3, 4])
+
+  def test_server_that_dies_is_waited_for(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    start = str(self.folder / "start")
+
+    def die(count):
+      if count == 2:
+        raise ConnectionAbortedError
+
+    self.server.on_generate = die
+    restarted = threading.Timer(0.2, self.restart, (start,))
+
+    def on_event(*event):
+      self.events.append(event)
+      self.server.close()
+      restarted.start()
+
+    sampler._on_event = on_event
+    asked = [_request(i, 3, i + 2) for i in range(3)]
+    found = sampler.sample(params, asked, version=2)
+    restarted.join()
+    for request, completions in zip(asked, found):
+      self.check(completions, self.params[1], request.prompt_tokens)
+    ((kind, message),) = self.events
+    self.assertEqual(kind, "sampler_lost")
+    self.assertIn(self.server.url, message)
+
+  def restart(self, folder):
+    self.server = fake_vllm.Server(folder, self.server.port)
+
+  def test_server_that_does_not_come_back_is_named(self):
+    sampler = self.make(deadline_s=1.0)
+    params = sampler.put(self.params[1])
+    self.server.close()
+    self.addCleanup(self.restart, str(self.folder / "start"))
+    with self.assertRaisesRegex(
+        vllm.UnreachableError,
+        rf"no vLLM server answers at {self.server.url} .* for 1 s"
+        r" \(config.search.starvation_s\); start it: VLLM_SERVER_DEV_MODE=1",
+    ):
+      sampler.sample(params, [_request(5, 3, 4)], version=2)
+
+  def test_server_that_hangs_is_found_by_its_health(self):
+    sampler = self.make(deadline_s=1.0)
+    params = sampler.put(self.params[1])
+    hung = threading.Event()
+    self.server.on_generate = lambda count: hung.wait()
+    self.enter_context(mock.patch.object(vllm, "_HEALTH_S", 0.1))
+    asked = []
+
+    def dead():
+      asked.append(1)
+      if len(asked) < 3:
+        return
+      hung.set()
+      raise vllm.UnreachableError("no answer")
+
+    sampler.check_is_alive = dead
+    (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
+    self.check(found, self.params[1], [3, 4])
+    self.assertEqual(self.events, [("sampler_lost", "no answer")])
+
+  def test_weights_that_somebody_else_changes_are_an_error(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+
+    def change(count):
+      self.server.weights = "somebody's"
+
+    self.server.on_generate = change
+    with self.assertRaisesRegex(RuntimeError, "does another client change"):
+      sampler.sample(params, [_request(5, 3, 4)], version=2)
+
+  def test_newer_params_go_on_with_completions(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+    waits, go = threading.Event(), threading.Event()
+
+    def hold(count):
+      if count == 2:
+        waits.set()
+        go.wait()
+
+    self.server.on_generate = hold
+    taken = []
+
+    def newer():
+      if waits.is_set() and not taken:
+        taken.append(sampler.put(self.params[2]))
+        self.assertIn("/pause?mode=keep", self.server.calls)
+        go.set()
+        return 7, taken[0]
+      return None
+
+    asked = [_request(5, 3, 4), _request(6, 2)]
+    found = sampler.sample(params, asked, version=2, newer=newer)
+    versions = sorted(int(c.versions[0]) for c in found)
+    self.assertEqual(versions, [2, 7])
+    for request, completions in zip(asked, found):
+      own = self.params[1 if completions.versions[0] == 2 else 2]
+      self.check(completions, own, request.prompt_tokens)
+    self.assertEqual(self.server.calls[-1], "/reset_prefix_cache")
+
+  def test_wrong_options_of_the_server_are_named(self):
+    self.server.max_model_len = 6
+    with self.assertRaisesRegex(
+        ValueError, r"--max-model-len=6: allowed 7 or more"
+    ):
+      self.make().put(self.params[1])
+    with self.assertRaisesRegex(
+        ValueError, r"--logprobs-mode=raw_logprobs: allowed processed_logprobs"
+    ):
+      self.make(temperature=0.7).put(self.params[1])
+    self.server.max_model_len, self.server.drops_versions = 7, True
+    sampler = self.make()
+    with self.assertRaisesRegex(ValueError, "without log-probs or versions"):
+      sampler.warm_up(sampler.put(self.params[1]))
+
+  def test_key_is_sent(self):
+    self.server.key = "secret"
+    with self.assertRaisesRegex(ValueError, r"refused \(401\)"):
+      self.make().put(self.params[1])
+    with mock.patch.dict(os.environ, {vllm.KEY_VARIABLE: "secret"}):
+      sampler = self.make()
+    (found,) = sampler.sample(
+        sampler.put(self.params[1]), [_request(5, 3, 4)], version=2
+    )
+    self.check(found, self.params[1], [3, 4])
+
+
+if __name__ == "__main__":
+  absltest.main()
