@@ -212,7 +212,7 @@ def bearable(rewards: Sequence[Sequence[float]]) -> int:
   """Returns the largest N up to which the mean stays within .03 of N = 1.
 
   Args:
-    rewards: by `MINI_BATCHES`, one of each seed.
+    rewards: rewards by `MINI_BATCHES`, one of each seed.
   """
   out = MINI_BATCHES[0]
   for n, mine in zip(MINI_BATCHES[1:], rewards[1:], strict=True):
