@@ -545,8 +545,8 @@ SETTINGS = {
 
     "search.num_searchers": _s(1, COUNT, "", resume=True),
     "search.sampler": _s(
-        "own", one_of("own", "vllm"), "program that decodes: this package, or vLLM"
-        " servers (docs/vllm.md)", hosts="searcher"),
+        "own", one_of("own", "vllm"), "program that decodes: this package, or"
+        " vLLM servers (docs/vllm.md)", hosts="searcher"),
     "search.vllm_urls": _s(
         "", URLS, "addresses of vLLM servers, one for each searcher, in the"
         " order of their indices", resume=True, hosts="searcher"),

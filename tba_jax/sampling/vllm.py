@@ -19,6 +19,7 @@ with other batches, even at the same seed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 import dataclasses
 import http.client
 import itertools
@@ -347,14 +348,7 @@ class VllmSampler:
         mode = "keep" if self._is_sampling else "wait"
         self._server.post(f"/pause?mode={mode}")
         try:
-          self._server.post(
-              "/collective_rpc",
-              {
-                  "method": "reload_weights",
-                  "kwargs": {"weights_path": str(version.folder)},
-              },
-              timeout_s=self._deadline_s,
-          )
+          self._reload(version.folder)
           self._server.post(
               "/update_weight_version", {"new_version": version.name}
           )
@@ -376,6 +370,20 @@ class VllmSampler:
         )
         self._on_progress()
         time.sleep(min(1.0, left_s))
+
+  def _reload(self, folder: pathlib.Path) -> None:
+    """Waits until the server has read a folder; a large one takes a while."""
+    call = {
+        "method": "reload_weights",
+        "kwargs": {"weights_path": str(folder)},
+    }
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="vllm") as thread:
+      asked = thread.submit(
+          self._server.post, "/collective_rpc", call, timeout_s=self._deadline_s
+      )
+      while not futures.wait([asked], timeout=1.0).done:
+        self._on_progress()
+    asked.result()
 
   def _is_named(self, version: Version) -> bool:
     """Returns whether the server says that it has a version."""
