@@ -42,8 +42,10 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
+from tba_jax.system import jsonl
 
 # Environment variable with the key that the server asks for, as vLLM's own.
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -54,6 +56,33 @@ HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
 _POLL_S, _HEALTH_S, _ANSWER_S = 0.2, 5.0, 20.0
 # Attempts without a single completion after which sampling fails.
 _MOST_ATTEMPTS = 5
+
+
+def write_model(source: str, folder: str) -> None:
+  """Writes a folder for `vllm serve`.
+
+  A model whose head is its embedding gets a head of its own with the same
+  values: vLLM, told to read weights again, would keep the head that it has.
+
+  Args:
+    source: a folder, or a model by its name, as `init` takes them.
+    folder: the folder, which is made or replaced.
+
+  Raises:
+    ValueError: the source cannot be read.
+  """
+  config, params = hf.load(source)
+  hf.save(folder, *_untied(config, params), tokenizer_lib.load(source))
+
+
+def _untied(
+    config: config_lib.ModelConfig, params: types.PyTree
+) -> tuple[config_lib.ModelConfig, types.PyTree]:
+  if not config.tie_embeddings:
+    return config, params
+  head = {"kernel": params["embed"]["embedding"]}
+  untied = dataclasses.replace(config, tie_embeddings=False)
+  return untied, {**params, "head": head}
 
 
 class UnreachableError(RuntimeError):
@@ -137,7 +166,7 @@ class VllmSampler:
       return params
     name = f"{self._prefix}-{next(self._numbers)}"
     version = Version(name, (self._folder / name).absolute())
-    hf.save(version.folder, self._model_config, params)
+    hf.save(version.folder, *_untied(self._model_config, params))
     self._load(version)
     return version
 
@@ -404,7 +433,7 @@ class VllmSampler:
     wrong = []
     mode = found.get("logprobs_mode")
     allowed = ["processed_logprobs"]
-    if self._settings.temperature == 1:
+    if self._settings.temperature in (0, 1):
       allowed.append("raw_logprobs")
     if mode not in allowed:
       wrong.append(f"--logprobs-mode={mode}: allowed {' or '.join(allowed)}")
@@ -416,6 +445,14 @@ class VllmSampler:
           " more, the sum of sampling.max_prompt_tokens and"
           " sampling.max_completion_tokens"
       )
+    served = pathlib.Path(str(found.get("model"))) / "config.json"
+    if self._model_config.tie_embeddings and served.is_file():
+      if jsonl.read_json(served).get("tie_word_embeddings"):
+        wrong.append(
+            f"it serves {served.parent}, whose head is its embedding: vLLM"
+            " would keep the old head; serve a folder of"
+            " tba_jax.sampling.vllm.write_model (docs/vllm.md)"
+        )
     if wrong:
       raise ValueError(f"{self._server.url}: {'; '.join(wrong)}")
     self._is_checked = True

@@ -285,6 +285,22 @@ class VllmTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "without log-probs or versions"):
       sampler.warm_up(sampler.put(self.params[1]))
 
+  def test_head_that_is_the_embedding_is_written_apart(self):
+    tied = tiny_model.make_model(tie_embeddings=True)
+    params = tied.init(jax.random.PRNGKey(3))
+    folder = self.folder / "tied"
+    hf.save(folder, tied.config, params)
+    self.model = tied
+    self.server._folder = str(folder)
+    with self.assertRaisesRegex(ValueError, "would keep the old head"):
+      self.make().put(params)
+    self.server._folder = str(self.folder / "start")
+    sampler = self.make()
+    (found,) = sampler.sample(
+        sampler.put(params), [_request(5, 3, 4)], version=2
+    )
+    self.check(found, params, [3, 4])
+
   def test_key_is_sent(self):
     self.server.key = "secret"
     with self.assertRaisesRegex(ValueError, r"refused \(401\)"):

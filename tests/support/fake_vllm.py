@@ -52,6 +52,7 @@ class Server:
     self.drops_versions = False
     self._count = 0
     self._lock = threading.Lock()
+    self._folder = folder
     self._read(folder)
     handler = type("Handler", (_Handler,), {"fake": self})
     self._http = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -77,6 +78,7 @@ class Server:
     config = {
         "logprobs_mode": self.logprobs_mode,
         "max_model_len": self.max_model_len,
+        "model": self._folder,
     }
     return {"vllm_config": {"model_config": config}}
 
