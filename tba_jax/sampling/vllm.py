@@ -14,8 +14,9 @@ more.
 vLLM's own transfer of weights takes tensors of PyTorch on GPUs; a folder is
 read by each of its back ends, and on machines that share a file system.
 
-The server's random numbers are its own: the same run gives other completions
-with other batches, even at the same seed.
+The random numbers are the server's. (Seeds of requests would not make
+completions independent of their batch mates, slow vLLM's sampler down, and on
+CPUs end it if a prompt is read in two parts.)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -255,15 +256,10 @@ class VllmSampler:
     """Returns the server's choices for one request, as it tells them."""
     settings = self._settings
     limit = request.max_tokens or settings.max_completion_tokens
-    seed = settings.seed if request.seed is None else request.seed
-    numbers = seed, request.prompt_id, request.visit, request.first_sample
-    # The server adds the index of a completion.
-    mixed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
     answer = self._generate(
         np.asarray(request.prompt_tokens).tolist(),
         {
             "n": request.num_completions,
-            "seed": mixed >> 2,
             "max_tokens": limit,
             "temperature": settings.temperature,
             "stop_token_ids": sorted(settings.stop_ids),

@@ -98,16 +98,6 @@ class VllmTest(absltest.TestCase):
     self.assertEqual(self.events, [])
     self.assertGreater(self.progress, 0)
 
-  def test_seeds_repeat_and_differ_by_visit(self):
-    sampler = self.make()
-    params = sampler.put(self.params[1])
-    sample = lambda *asked: sampler.sample(params, asked, version=0)
-    one = requests.Request(np.array([3], np.int32), 5, 0, 8)
-    again = requests.Request(np.array([3], np.int32), 5, 1, 8)
-    first, second = sample(one, again)
-    np.testing.assert_array_equal(first.tokens, sample(one)[0].tokens)
-    self.assertFalse(np.array_equal(first.tokens, second.tokens))
-
   def test_params_that_nobody_has_leave_no_files(self):
     sampler = self.make()
     first = sampler.put(self.params[1])

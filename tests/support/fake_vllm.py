@@ -50,7 +50,7 @@ class Server:
     self.on_generate = lambda count: None
     self.key = ""
     self.drops_versions = False
-    self._count = 0
+    self._count = self._seed = 0
     self._lock = threading.Lock()
     self._folder = folder
     self._read(folder)
@@ -112,13 +112,13 @@ class Server:
       return {"prompt_logprobs": [None, *told], "choices": []}
     assert asked["ignore_eos"] and asked["logprobs"] == 0, asked
     sampler = _sampler(asked["temperature"], tuple(asked["stop_token_ids"]))
-    seed = asked["seed"] % requests.UINT32
     with self._lock:
+      self._seed += 1
       (found,) = sampler.sample(
           params,
           [
               requests.Request(
-                  prompt, 0, 0, asked["n"], seed=seed,
+                  prompt, 0, 0, asked["n"], seed=self._seed,
                   max_tokens=asked["max_tokens"],
               )
           ],
