@@ -341,6 +341,8 @@ def read_version(
         name: (tuple(shape), np.dtype(dtype))
         for name, shape, dtype in manifest["leaves"]
     }
+    if not all(isinstance(name, str) for name in found):
+      raise TypeError("a name is no string")
   except (TypeError, ValueError) as error:
     raise wire.WireError("schema", f"leaves: {error}") from error
   wrong = sorted(

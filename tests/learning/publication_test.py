@@ -236,6 +236,7 @@ class VersionsTest(parameterized.TestCase):
         *((meta_key, {**whole, name: 7}) for name in whole),
         (meta_key, {**whole, "leaves": [["w", [1]]]}),
         (meta_key, {**whole, "leaves": [["w", [1], "no dtype"]]}),
+        (meta_key, {**whole, "leaves": [[True, [1], "float32"]]}),
         (meta_key, {**whole, "carried": {}}),
     ]
     for key, message in messages:
