@@ -39,6 +39,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
 from tba_jax.system import bucket
+from tba_jax.system import jsonl
 from tba_jax.system import polling
 from tba_jax.system import worker
 from tba_jax.transport import base
@@ -355,8 +356,11 @@ def read_version(
   carrier = carriers.get(manifest["carrier"])
   if carrier is None:
     raise wire.WireError("carrier", f"unknown: {manifest['carrier']!r}")
+  carried = manifest["carried"]
+  if error := jsonl.schema_error(carried, carrier.schema, "carried"):
+    raise wire.WireError("schema", error)
   try:
-    return carrier.read(transport, tag_text(tag), manifest["carried"], found)
+    return carrier.read(transport, tag_text(tag), carried, found)
   except wire.WireError:
     raise
   except (KeyError, TypeError, ValueError) as error:

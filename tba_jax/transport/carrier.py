@@ -64,9 +64,11 @@ class Carrier(abc.ABC):
   """Moves leaves; for one thread.
 
   name: carrier's name in the manifest and in `publish.carrier`.
+  schema: form of `Packed.carried`, as `jsonl.schema_error` reads it.
   """
 
   name: str
+  schema: Mapping[str, Any] = {}
 
   @classmethod
   def make(cls, place: Place) -> "Carrier":
@@ -110,7 +112,8 @@ class Carrier(abc.ABC):
 
     Args:
       transport: transport of the calling thread.
-      tag, carried: fields of the version's authenticated manifest.
+      tag, carried: fields of the version's authenticated manifest; `carried`
+        is of the carrier's schema.
       specs: shapes and dtypes of the leaves.
 
     Raises:

@@ -106,6 +106,7 @@ class Files(carrier.Carrier):
   """The carrier "files"; `path` is shared by all processes of the run."""
 
   name = "files"
+  schema = {"num_bytes": int, "digests": {"*": [str]}}
 
   def __init__(self, path: pathlib.Path):
     self._path = path

@@ -225,6 +225,7 @@ class OrbaxShards(carrier.Carrier):
   """
 
   name = "orbax"
+  schema = {"folder": str, "shards": {"*": list}}
 
   @classmethod
   def make(cls, place: carrier.Place) -> "OrbaxShards":

@@ -19,6 +19,7 @@ class Chunks(carrier.Carrier):
   """The carrier "store"."""
 
   name = "store"
+  schema = {"digests": [str]}
 
   def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
     data = b"".join(carrier.flat_bytes(leaf).data for leaf in leaves.values())

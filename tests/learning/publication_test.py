@@ -238,6 +238,11 @@ class VersionsTest(parameterized.TestCase):
         (meta_key, {**whole, "leaves": [["w", [1], "no dtype"]]}),
         (meta_key, {**whole, "leaves": [[True, [1], "float32"]]}),
         (meta_key, {**whole, "carried": {}}),
+        *(
+            (meta_key, {**whole, "carried": {**whole["carried"], name: wrong}})
+            for name in whole["carried"]
+            for wrong in ("text", [1], {"a": "b"}, None)
+        ),
     ]
     for key, message in messages:
       with self.subTest(key=key, message=message):
