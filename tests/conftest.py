@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of every test: the CPU, strict ranks, short compilations."""
 
+import gc
 from importlib import metadata
 import os
 import pathlib
+
+# Until all tests are collected, what is made are modules, which stay.
+gc.disable()
 
 # Before jax is imported anywhere; the processes that tests start inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -37,3 +41,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # absltest's temporary folders read a flag, which nobody parses under pytest.
 flags.FLAGS.mark_as_parsed()
+
+
+def pytest_collection_finish() -> None:
+  gc.freeze()
+  gc.enable()

@@ -23,6 +23,8 @@ import orbax.checkpoint as ocp
 from tba_jax.system import jsonl
 from tests.support import waiting
 
+# Seconds between two looks at a run's files, which take CPU time from the run.
+_EVERY_S = 0.05
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "configs/countdown.py:smoke"
 
@@ -157,7 +159,11 @@ class Run(Process):
       return f"{what}\n{self.text()}"
 
     return waiting.wait_until(
-        condition, tell, timeout_s, is_lost=lambda: not self.is_running
+        condition,
+        tell,
+        timeout_s,
+        is_lost=lambda: not self.is_running,
+        every_s=_EVERY_S,
     )
 
   def wait_for_step(self, step: int) -> None:
@@ -276,6 +282,7 @@ class Roles:
         lambda: f"{what}\n{self.text()}",
         150.0,
         is_lost=lambda: [p for p in self._processes if not self.is_running(p)],
+        every_s=_EVERY_S,
     )
 
   def read(self, name: str) -> Any:

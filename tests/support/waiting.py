@@ -16,14 +16,16 @@ def wait_until(
     wait_s: float = 60.0,
     *,
     is_lost: Callable[[], Any] = lambda: False,
+    every_s: float = 0.005,
 ) -> Any:
   """Returns the value of a condition once it holds.
 
   Args:
-    condition: looked at every few milliseconds.
+    condition: awaited condition.
     what: awaited event, or a function that describes the state at a failure.
     wait_s: seconds until AssertionError.
     is_lost: whether there is nothing left to wait for: AssertionError at once.
+    every_s: seconds between two looks at the condition.
   """
   deadline = time.monotonic() + wait_s
   while not (value := condition()):
@@ -32,7 +34,7 @@ def wait_until(
       text = what if isinstance(what, str) else what()
       why = f"no longer to come ({lost})" if lost else f"not within {wait_s} s"
       raise AssertionError(f"{why}: {text}")
-    time.sleep(0.005)
+    time.sleep(every_s)
   return value
 
 
