@@ -39,6 +39,8 @@ BENCHMARKS = (
     "red_team_diversity",
     "reference_cost",
     "replay",
+    "rounds",
+    "run_ahead",
     "scale",
     "search",
     "slices",

@@ -4,6 +4,7 @@
 
     python -m benchmarks staleness select [TASK …]
     python -m benchmarks staleness study [TASK …]
+    python -m benchmarks staleness long
     python -m benchmarks staleness table
 
 Each run is one task, objective, lag, learning rate and seed in one process at
@@ -16,7 +17,8 @@ one of `RATES` with the highest mean, over the seeds `SELECTION_SEEDS`, of
 reward - .02 KL on held-out prompts after the last step at lag 4; a run that
 diverged counts as the lowest, and of equal ones the lower rate is taken.
 `select` makes these runs, `study` those at the rates that the rule has chosen,
-with other seeds; `table` draws from the files that are there.
+with other seeds; `long` runs of four times as many steps, with lags of up to
+256, at the rates of `preference`; `table` draws from the files that are there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,6 +70,9 @@ SELECTION_SEEDS, SELECTION_LAG = (100, 101), 4
 SEEDS = (0, 1, 2, 3, 4)
 # The longest is a fifth of a run.
 LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
+# Runs of four times as many steps, at the rates of `preference`.
+LONG, LONG_LAGS, _LONG_SEEDS = "preference_long", (0, 64, 256), (0, 1, 2)
+LONG_OBJECTIVES = ("tb", "ema_tb")
 _KL_WEIGHT = 0.02
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 _RESULTS = pathlib.Path(__file__).parent / "staleness_runs"
@@ -76,7 +81,7 @@ _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
            "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3")  # fmt: skip
 # What is asked of an objective at the lags 16 and 64.
-_TOLERANCE, _KEPT_GAIN = 0.03, 0.8
+_TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TOLD_LAGS = (0, 16, 64)
 # Of the last evaluation, and means over the last quarter of the steps.
 _TOLD = {
@@ -102,7 +107,7 @@ def run(
 
   Args:
     config: not read; tasks have their own.
-    operands: `select`, `study` or `table`, then tasks (default all).
+    operands: `select`, `study`, `long` or `table`, then tasks (default all).
 
   Returns:
     `runs`: number of results; `rates`: what the rule has chosen, by task.
@@ -112,11 +117,14 @@ def run(
   """
   del config
   what, *tasks = operands or ["table"]
-  if what not in ("select", "study", "table") or {*tasks} - {*RATES}:
+  whats = ("select", "study", "long", "table")
+  if what not in whats or {*tasks} - {*RATES}:
     raise ValueError(
-        f"operands {' '.join(operands)!r}: allowed select, study or table, then"
-        f" some of {', '.join(RATES)}"
+        f"operands {' '.join(operands)!r}: allowed one of {', '.join(whats)},"
+        f" then some of {', '.join(RATES)}"
     )
+  if what == "long":
+    _measure(LONG, long_runs(read()))
   for task in tasks or RATES:
     if what == "select":
       _measure(task, selection(task))
@@ -125,6 +133,7 @@ def run(
   found = read()
   _RESULTS.mkdir(exist_ok=True)
   results.print_table(make_table(found), _RESULTS / "table.md")
+  results.print_table(make_long_table(found), _RESULTS / "long.md")
   results.print_table(make_goals(found), _RESULTS / "goals.md")
   results.print_table(make_details(found), _RESULTS / "details.md")
   _plot(found, _RESULTS / "staleness.png")
@@ -147,6 +156,15 @@ def study(task: str, found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
     for objective, rate in rates.items():
       for lag in LAGS:
         yield task, objective, lag, rate, seed
+
+
+def long_runs(found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
+  """Yields the long runs, a whole seed before the next."""
+  rates = chosen_rates(found, "preference")
+  for seed in _LONG_SEEDS:
+    for objective in LONG_OBJECTIVES:
+      for lag in LONG_LAGS:
+        yield LONG, objective, lag, rates[objective], seed
 
 
 def score(result: Mapping[str, Any]) -> float:
@@ -179,11 +197,11 @@ def chosen_rates(
 
 def make_config(task: str) -> ml_collections.ConfigDict:
   """Returns the config of a task's runs, before an objective's settings."""
-  name = "staleness" if task == "preference" else task
+  name = "staleness" if task in ("preference", LONG) else task
   c = load.load_config(str(_CONFIGS / f"{name}.py"), [])
   with c.unlocked():
-    c.train.num_steps = _NUM_STEPS
-    c.evaluate.every_steps = 80
+    c.train.num_steps = _NUM_STEPS * (4 if task == LONG else 1)
+    c.evaluate.every_steps = c.train.num_steps // 4
     c.evaluate.greedy = False
     c.reference.role = "trainer"
     c.loss.update(name="tb", ratio_clip=0.0)
@@ -267,12 +285,17 @@ def _rounded(value: Any) -> Any:
 def _of_study(
     found: Mapping[Run, Mapping[str, Any]], *prefix: Any
 ) -> list[Mapping[str, Any]]:
-  """Returns the finite runs of the study, in the order of their seeds."""
+  """Returns the finite runs of the study, in the order of their seeds.
+
+  Args:
+    found: all results.
+    *prefix: task, objective, lag and rate, and a seed if it is to be one.
+  """
+  keys = [prefix] if len(prefix) == 5 else [(*prefix, s) for s in SEEDS]
   return [
       found[key]
-      for seed in SEEDS
-      if (key := (*prefix, seed)) in found
-      and found[key]["diverged_step"] is None
+      for key in keys
+      if key in found and found[key]["diverged_step"] is None
   ]
 
 
@@ -287,44 +310,70 @@ def make_goals(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row per task and objective: what it keeps at lags 16 and 64.
 
   The reward lost at 16, the share of the gain at lag 0 that is kept at 64, and
-  the distinct right completions of a prompt there, beside those of `tb` at lag
-  0. The goal is at most .03 lost (or no more than half the 95 % interval of the
-  difference), at least .8 kept, and no fewer distinct ones.
+  by how many distinct right completions a prompt has fewer there than with `tb`
+  at lag 0. The goal is at most .03 lost, at least .8 kept, and none fewer; what
+  is within half the 95 % interval of a difference counts as none.
   """
   rows = [["task", "objective", "lost at 16", "gain kept at 64",
-           "distinct right at 64, tb at 0", "goal"]]  # fmt: skip
+           "fewer distinct right at 64 than tb at 0", "goal",
+           "seeds"]]  # fmt: skip
   for task in RATES:
     chosen = chosen_rates(found, task)
     for objective, rate in chosen.items():
-      runs = [
-          _of_study(found, task, objective, lag, rate) for lag in _TOLD_LAGS
-      ]
-      whole = min(map(len, runs))
-      base = _of_study(found, task, "tb", 0, chosen.get("tb"))
-      if whole < len(SEEDS) or not base:
+      keys = [(task, objective, lag, rate) for lag in _TOLD_LAGS]
+      keys.append((task, "tb", 0, chosen.get("tb")))
+      # The same seeds in all.
+      seeds = [s for s in SEEDS if all(_of_study(found, *k, s) for k in keys)]
+      if len(seeds) < _FEWEST_SEEDS:
         continue
+      *runs, base = [[found[(*k, s)] for s in seeds] for k in keys]
       rewards = [[r["curve"][-1]["reward"] for r in mine] for mine in runs]
       pairs = zip(rewards[0], rewards[1], strict=True)
       lost, half = sweep.mean_and_half_width([a - b for a, b in pairs])
       start = _mean(r["curve"][0]["reward"] for r in runs[0])
       gains = [_mean(mine) - start for mine in rewards]
       kept = gains[2] / gains[0]
-      distinct = [
-          _mean(r["curve"][-1]["distinct_correct"] for r in mine)
-          for mine in (runs[2], base)
-      ]
+      fewer, half_fewer = sweep.mean_and_half_width(
+          [
+              b["curve"][-1]["distinct_correct"]
+              - a["curve"][-1]["distinct_correct"]
+              for a, b in zip(runs[2], base, strict=True)
+          ]
+      )
       met = (
           lost <= max(_TOLERANCE, half)
           and kept >= _KEPT_GAIN
-          and distinct[0] >= distinct[1]
+          and fewer <= half_fewer
       )
       rows.append(
           [
               *(task, f"`{objective}`", f"{lost:.3f} ± {half:.3f}"),
-              *(f"{kept:.2f}", f"{distinct[0]:.1f}, {distinct[1]:.1f}"),
-              "met" if met else "missed",
+              *(f"{kept:.2f}", f"{fewer:.1f} ± {half_fewer:.1f}"),
+              *("met" if met else "missed", str(len(seeds))),
           ]
       )
+  return rows
+
+
+def make_long_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per objective: reward and KL of the long runs by lag."""
+  rows = [["objective", *(f"s = {s}: reward, KL" for s in LONG_LAGS), "seeds"]]
+  for objective in LONG_OBJECTIVES:
+    rate = chosen_rates(found, "preference").get(objective)
+    cells, seeds = [], []
+    for lag in LONG_LAGS:
+      ends = [
+          found[key]["curve"][-1]
+          for seed in _LONG_SEEDS
+          if (key := (LONG, objective, lag, rate, seed)) in found
+          and found[key]["diverged_step"] is None
+      ]
+      mean, half = sweep.mean_and_half_width([end["reward"] for end in ends])
+      kl = _mean(end["kl"] for end in ends) if ends else 0.0
+      cells.append(f"{mean:.3f} ± {half:.3f}, {kl:.1f}" if ends else "–")
+      seeds.append(len(ends))
+    if max(seeds):
+      rows.append([f"`{objective}`", *cells, str(min(seeds))])
   return rows
 
 

@@ -70,11 +70,28 @@ class StalenessTest(absltest.TestCase):
 
     self.assertEqual(
         study(at_16=0.38, at_64=0.34, distinct=8.0),
-        ["0.020 ± 0.000", "0.85", "8.0, 8.0", "met"],
+        ["0.020 ± 0.000", "0.85", "0.0 ± 0.0", "met", "5"],
     )
-    self.assertEqual(study(at_16=0.36, at_64=0.34, distinct=8.0)[-1], "missed")
-    self.assertEqual(study(at_16=0.38, at_64=0.3, distinct=8.0)[-1], "missed")
-    self.assertEqual(study(at_16=0.38, at_64=0.34, distinct=7.0)[-1], "missed")
+    self.assertEqual(study(at_16=0.36, at_64=0.34, distinct=8.0)[-2], "missed")
+    self.assertEqual(study(at_16=0.38, at_64=0.3, distinct=8.0)[-2], "missed")
+    self.assertEqual(study(at_16=0.38, at_64=0.34, distinct=7.0)[-2], "missed")
+
+  def test_long_runs_have_the_rates_of_the_selection(self):
+    found = {}
+    for objective in staleness.LONG_OBJECTIVES:
+      for i, rate in enumerate(staleness.RATES["preference"]):
+        for seed in staleness.SELECTION_SEEDS:
+          key = "preference", objective, 4, rate, seed
+          found[key] = _result(0.4 - i / 10)
+    runs = list(staleness.long_runs(found))
+    self.assertLen(set(runs), 2 * 3 * 3)
+    self.assertEqual({run[3] for run in runs}, {1e-3})
+    config = staleness.make_config(staleness.LONG)
+    self.assertLessEqual(max(staleness.LONG_LAGS), config.train.num_steps / 5)
+    for run in runs:
+      found[run] = _result(0.3 + run[4] / 100, kl=7.0)
+    _, row, _ = staleness.make_long_table(found)
+    self.assertEqual(row, ["`tb`", *["0.310 ± 0.025, 7.0"] * 3, "3"])
 
   def test_settings_are_allowed_on_all_tasks(self):
     for task, rates in staleness.RATES.items():

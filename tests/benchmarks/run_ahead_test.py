@@ -1,0 +1,43 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the study's runs in the asynchronous program."""
+
+from absl.testing import absltest
+
+from benchmarks import run_ahead
+from benchmarks import staleness
+
+
+class RunAheadTest(absltest.TestCase):
+
+  def test_settings_are_those_of_the_study_without_its_lag(self):
+    common = staleness.make_config("preference")
+    for steps in (1, 16, 64):
+      own = run_ahead.make_config(common, steps, 3e-3, seed=4)
+      self.assertFalse(own.search.lockstep)
+      self.assertEqual(own.publish.every_steps, steps)
+      self.assertEqual((own.seed, own.optimizer.learning_rate), (4, 3e-3))
+      self.assertEqual(own.train.num_steps, common.train.num_steps)
+      self.assertEqual(own.search.prompts_per_step, 16)
+
+  def test_table_has_means_over_seeds(self):
+    found = [
+        {
+            "name": "every_16",
+            "seed": seed,
+            "reward": [0.1, 0.4 + seed / 100],
+            "kl": [9.0],
+            "distinct_correct": [8.0],
+            "staleness_steps": [7.5],
+            "most_stale_steps": [15.0 + 2 * seed],
+        }
+        for seed in (0, 1)
+    ]
+    _, row = run_ahead.make_table(found)
+    self.assertEqual(
+        row, ["16 steps", "7.5 (16)", "0.405 ± 0.064", "9.0", "8.0", "2"]
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
