@@ -68,6 +68,8 @@ _SYSTEM = """
 """.split()
 # Bubblewrap takes a time quadratic in their number.
 _MAX_ENTRIES = 128
+# Names of folders that have packages alone.
+_PACKAGES = ("site-packages", "dist-packages")
 _TRIAL_S = 60.0
 _TRIAL = """
 import json, sys
@@ -283,7 +285,12 @@ def _visible(
   for folder in {*map(os.path.abspath, sys.path), os.getcwd(), *folders}:
     if not os.path.isdir(folder):
       yield folder  # An archive of modules.
-    elif not any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
+    elif any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
+      continue
+    elif os.path.basename(folder) in _PACKAGES and not holds(folder, closed):
+      # Of a venv below this one, say: it may have any number of entries.
+      yield folder
+    else:
       yield from entries(folder)
 
 

@@ -8,8 +8,11 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
+
+from tba_jax.system import sandbox
 
 # Confines itself, then tells what was not permitted and whether a file is seen.
 _CONFINED = """
@@ -45,6 +48,21 @@ class SandboxTest(absltest.TestCase):
       if "disk" in missing:
         self.skipTest("this system does not permit mount namespaces")
       self.assertEqual(seen, bool(readable))
+
+  def test_packages_of_a_venv_below_are_seen_however_many(self):
+    root = pathlib.Path(self.create_tempdir().full_path)
+    packages, other = root / "below/site-packages", root / "other"
+    for folder in (packages, other):
+      folder.mkdir(parents=True)
+      for i in range(sandbox._MAX_ENTRIES + 1):
+        (folder / f"part{i}").touch()
+    paths = [str(packages), str(other)]
+    self.enter_context(mock.patch.object(sys, "path", paths))
+    seen = lambda hidden: set(sandbox._visible((), (), hidden))
+    self.assertIn(str(packages), seen(()))
+    self.assertFalse(any(p.startswith(str(other)) for p in seen(())))
+    # Not if something in it is hidden.
+    self.assertNotIn(str(packages), seen([str(packages / "part0")]))
 
 
 if __name__ == "__main__":
