@@ -27,6 +27,7 @@ BENCHMARKS = (
     "end_to_end",
     "enumerable",
     "environments",
+    "faults",
     "free_search",
     "fuzz",
     "listeners",

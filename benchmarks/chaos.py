@@ -19,7 +19,8 @@ Layouts:
 share the kills 6 : 2 : 2. After each run `auditor`, which shares no code with
 the package, proves its accounts. Runs without faults of three seeds give the
 band of the results; with fewer than 20 kills one run gives the order of prompts
-alone.
+alone. A sound run of 20 kills and more leaves a file in the folder
+`benchmarks/fault_runs`, of which `faults` makes a table.
 
 Needs Linux, and no privileges: a full disk is a limit on the size of files, cut
 links are sockets shut down through `pidfd_getfd`, and the clock is Python's
@@ -41,7 +42,6 @@ import shutil
 import signal
 import socket
 import stat
-import statistics
 import struct
 import subprocess
 import sys
@@ -57,6 +57,8 @@ from tba_jax.programs import train
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
+# Results that are kept.
+FOLDER = pathlib.Path("benchmarks") / "fault_runs"
 _CLOCK = pathlib.Path(__file__).parent / "clock"
 _LAYOUTS = {
     "many": {"run.processes": "many", "search.num_searchers": 4},
@@ -84,7 +86,9 @@ _SETTINGS = {
     "guards.action": "off",
 }
 _BAND_SEEDS, _BAND_KILLS = 3, 20
-_STEPS_PER_KILL, _MORE_STEPS = 3, 60
+_STEPS_PER_KILL, _MORE_STEPS = 5, 60
+# New steps in which a fault shows: the first have data already.
+_AFTER_STEPS = 3
 _QUIET_SHARE = 0.3
 # Shares of the roles in kills, and of kills that hit a pair of roles.
 _WEIGHTS = {"searcher": 4, "kvservice": 2, "trainer": 2, "store": 1,
@@ -139,15 +143,16 @@ def run(
   config.train.num_steps = max(counts.values()) * _STEPS_PER_KILL + _MORE_STEPS
   folder = pathlib.Path(tempfile.mkdtemp(prefix="tba_jax_chaos_"))
   _tell(f"runs are in {folder}")
+  runs = {}
   with _clock(folder / "clock") as clock:
     plain = _undisturbed(
         config, folder, _BAND_SEEDS if int(kills) >= _BAND_KILLS else 1
     )
     if config.init == "sft":
       config.init = str(plain[0] / "sft" / "model")
-    outcomes, runs = _Outcomes(), {}
+    band = [_result(path)["pass_at_1"] for path in plain]
     for name, count in counts.items():
-      began = time.monotonic()
+      began, outcomes = time.monotonic(), _Outcomes()
       disturbed = _Run(folder / name, _with(config, _LAYOUTS[name]))
       try:
         schedule = _schedule(config, name, count, rng)
@@ -169,17 +174,19 @@ def run(
           ],
           "pass_at_1": _result(folder / name)["pass_at_1"],
           "audit": figures,
+          "outcomes": outcomes.rows(),
       }
       _tell(f"{name}: {json.dumps(runs[name])}")
-    band = [_result(path)["pass_at_1"] for path in plain]
+      if done["kill"] >= _BAND_KILLS:
+        kept = {"layout": name, "seed": int(seed), **runs[name]}
+        kept["pass_at_1_undisturbed"] = band
+        jsonl.atomic_write_json(FOLDER / f"chaos-{name}-seed{seed}.json", kept)
   shutil.rmtree(folder)
-  _tell(outcomes.table())
   return {
       "seed": int(seed),
       "steps": config.train.num_steps,
       "pass_at_1_undisturbed": band,
       "runs": runs,
-      "outcomes": outcomes.rows(),
   }
 
 
@@ -452,9 +459,7 @@ def _disturb(
   """Brings faults to a run while it lasts; returns how often each."""
   done, furthest = collections.Counter(), 0
   for number, (step, kind, roles) in enumerate(schedule):
-    # A fault's pause ends when the run gets further than it was.
-    run_.wait_for_step(furthest + 1)
-    outcomes.end(run_)
+    outcomes.end(run_, furthest)
     furthest = run_.wait_for_step(step)
     if run_.has_ended():  # Its steps are too short for all faults.
       break
@@ -493,8 +498,7 @@ def _disturb(
     else:
       clock.write_bytes(struct.pack("<d", rng.choice(_JUMPS_S)))
     done[kind] += kind != "kill"
-  run_.wait_for_step(furthest + 1)
-  outcomes.end(run_)
+  outcomes.end(run_, furthest)
   run_.wait()
   return dict(done)
 
@@ -615,7 +619,7 @@ class _Outcomes:
 
   def __init__(self):
     self._open: tuple[Any, ...] | None = None
-    self._rows: dict[tuple[str, str], list[tuple[float, list[str]]]] = {}
+    self._rows: dict[tuple[str, str], dict[str, Any]] = {}
 
   def begin(
       self, run_: _Run, kind: str, names: Sequence[tuple[str, int]]
@@ -623,48 +627,39 @@ class _Outcomes:
     roles = " + ".join(sorted(role for role, _ in names)) or "all"
     self._open = kind, roles, time.monotonic(), len(run_.events())
 
-  def end(self, run_: _Run) -> None:
-    """Ends the newest fault: its pause lasted until now."""
+  def end(self, run_: _Run, furthest: int) -> None:
+    """Waits for some new steps, and notes the longest pause before them."""
     if self._open is None:
       return
     kind, roles, began, count = self._open
-    told = [event["kind"] for event in run_.events()[count:]]
-    row = time.monotonic() - began, told
-    self._rows.setdefault((kind, roles), []).append(row)
+    pause = 0.0
+    for i in range(1, _AFTER_STEPS + 1):
+      run_.wait_for_step(furthest + i)
+      now = time.monotonic()
+      pause, began = max(pause, now - began), now
+    row = self._rows.setdefault((kind, roles), {"seconds": [], "told": {}})
+    row["seconds"].append(round(pause, 2))
+    # The first event of each kind, in the order in which they came.
+    first: dict[str, str] = {}
+    for event in run_.events()[count:]:
+      first.setdefault(event["kind"], str(event.get("message") or ""))
+    for name, message in first.items():
+      told = row["told"].setdefault(name, {"times": 0, "message": message})
+      told["times"] += 1
     self._open = None
 
   def rows(self) -> list[dict[str, Any]]:
-    """Returns by fault the median seconds until the next new step, and events.
+    """Returns by fault the pauses of training, and the events.
 
-    The seconds include the fault's own, such as those of a stop.
+    A pause is the longest from the fault or a new step to the next one, in
+    seconds, the fault's own included, such as those of a stop. Of each kind of
+    event there is the number of faults after which it came, and the message of
+    the first.
     """
-    rows = []
-    for (kind, roles), outcomes in sorted(self._rows.items()):
-      told = collections.Counter(k for _, kinds in outcomes for k in set(kinds))
-      rows.append(
-          {
-              "fault": kind,
-              "role": roles,
-              "count": len(outcomes),
-              "seconds": round(statistics.median(s for s, _ in outcomes), 1),
-              "told": [name for name, _ in told.most_common(5)],
-          }
-      )
-    return rows
-
-  def table(self) -> str:
-    """Returns the rows as a table in Markdown."""
-    lines = [
-        "| fault | process | times | s | events |",
-        "|---|---|---|---|---|",
+    return [
+        {"fault": kind, "process": roles, **row}
+        for (kind, roles), row in sorted(self._rows.items())
     ]
-    for row in self.rows():
-      told = ", ".join(f"`{name}`" for name in row["told"])
-      lines.append(
-          f"| {row['fault']} | {row['role']} | {row['count']} |"
-          f" {row['seconds']:.1f} | {told} |"
-      )
-    return "\n".join(lines)
 
 
 def main() -> int:

@@ -9,7 +9,8 @@ nothing is accepted that was not written; half of the mutated wire messages are
 signed with the run's own key, as those of another version of the package would
 be. A reader raises its documented error and no other, and allocates no more
 than a multiple of what it reads. The first fault ends the benchmark; its input
-is kept.
+is kept. A sound format of 10,000 inputs and more leaves a file in the folder
+`benchmarks/fault_runs`, of which `faults` makes a table.
 
 | format | input | reader |
 |---|---|---|
@@ -64,6 +65,9 @@ from tba_jax.transport import wire
 
 _SECRET = bytes(range(32))
 _TELL_EVERY_S = 10.0
+# Results of so many inputs are kept.
+_FOLDER = pathlib.Path("benchmarks") / "fault_runs"
+_KEPT_COUNT = 10_000
 # Memory that a reader may allocate, per byte of its input, and besides.
 _TIMES, _BYTES = 30, 4 << 20
 
@@ -110,6 +114,9 @@ def run(
       made = _FORMATS[name](pathlib.Path(folder))
       out[name] = _fuzz(name, made, int(count), int(seed))
     print(f"{name}: {json.dumps(out[name])}", file=sys.stderr, flush=True)
+    if int(count) >= _KEPT_COUNT:
+      kept = {"format": name, "count": int(count), "seed": int(seed)}
+      jsonl.atomic_write_json(_FOLDER / f"fuzz-{name}.json", kept | out[name])
   return {"count": int(count), "seed": int(seed), "formats": out}
 
 

@@ -11,7 +11,8 @@ share of it, PSS), descriptors and threads are looked at every two seconds, and
 the bytes of spool, journal, logs and all other files of the run. Then the run
 is interrupted, which must end it with its ledger saved and no process left. The
 same command goes on with the run in FOLDER. With KILL_EVERY_S, a searcher is
-killed as often, in turn: what they leave behind is seen as well.
+killed as often, in turn, once a step was made since the last: what they leave
+behind is seen as well.
 
 A line through the last two thirds of each series tells its slope, with an error
 from the means of twelve blocks, and so with the noise of slow waves in it. A
@@ -63,7 +64,7 @@ _SETTINGS = {
 }
 _PERIOD_S = 2.0
 _LEAST_MINUTES = 2
-_START_S, _END_S = 600.0, 120.0
+_START_S, _STILL_S, _END_S = 600.0, 240.0, 240.0
 _WARM_SHARE, _BLOCKS = 1 / 3, 12
 # Quantile of Student's t at .995, with two degrees of freedom less than blocks.
 _T = 3.17
@@ -203,7 +204,7 @@ class _Watch:
   def sample(self, seconds: float, kill_every_s: float) -> list[dict[str, Any]]:
     """Returns what was seen; raises RuntimeError if the run stops."""
     began = time.monotonic()
-    out, kill_at = [], began + kill_every_s
+    out, kill_at, killed_at = [], began + kill_every_s, -1
     told, moved, before = began, began, -1
     while (now := time.monotonic()) < began + seconds:
       if self._process.poll() is not None:
@@ -212,10 +213,10 @@ class _Watch:
       out.append({"seconds": round(now - began, 2), **sample})
       if sample["step"] != before:
         before, moved = sample["step"], now
-      if now > moved + _END_S:
+      if now > moved + _STILL_S:
         raise RuntimeError(f"no step after {before}")
-      if kill_every_s and now >= kill_at:
-        kill_at += kill_every_s
+      if kill_every_s and now >= kill_at and before > killed_at:
+        kill_at, killed_at = now + kill_every_s, before
         self._kill_searcher()
       if now > told + 60:
         told = now
@@ -280,8 +281,10 @@ def _part(path: str) -> str:
   """Returns the name under which a file of the run directory is counted."""
   if path.endswith(".journal"):
     return "journal"
-  folder, _, _ = path.partition("/")
-  return path if folder in ("replay", path) else folder
+  folder, _, name = path.rpartition("/")
+  if name.startswith(".") and name.endswith(tuple("0123456789")):
+    return "files being replaced"
+  return path if folder in ("replay", "") else folder.partition("/")[0]
 
 
 def _of_process(pid: int) -> dict[str, float]:
