@@ -26,6 +26,7 @@ from tba_jax.losses import build as losses_build
 from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.losses import objective
+from tba_jax.rewards import tools
 from tba_jax.tasks import build as tasks_build
 from tests.support import base_config
 from tests.support import hub_cache
@@ -267,6 +268,80 @@ class DocsTest(absltest.TestCase):
     # Model and data are all that is missing here.
     for line in validate.validate(config, elsewhere=True):
       self.assertIn("not in the hub's cache", line)
+
+  def test_environments_of_other_systems_run_as_the_page_wraps_them(self):
+    page = (_ROOT / "docs" / "environments.md").read_text("utf-8")
+    (block,) = re.findall(
+        r"^```python\n# from_others.py\n(.*?)^```", page, re.M | re.S
+    )
+    asks = [{"role": "user", "content": "2+3?"}]
+    names = {
+        "ROWS": [{"prompt": asks, "right": "5"}],
+        "TASKS": [{"question": "2+3?"}],
+        "SkyRLEnv": _SkyRLEnv,
+        "TunixEnv": _TunixEnv,
+        "TRLEnvironment": _TRLEnvironment,
+        "reward_fn": lambda task, action: float(action == "5"),
+    }
+    exec(block, names)  # pylint: disable=exec-used
+    for name, first, again, turns in (
+        ("FromSkyRL", asks, [{"role": "user", "content": "no"}], ["4", "5"]),
+        ("FromTunix", "2+3?", "{'left': 1}", ["4", "5"]),
+        ("FromTRL", [{**asks[0], "content": "2+3? Add."}], "5\n",
+         ['add: {"left": 2, "right": 3}', "5"]),
+    ):  # fmt: skip
+      with self.subTest(name):
+        made = tools.wrap(names[name]())
+        self.assertEqual(made.reset(seed=7), first)
+        said, reward, done, _ = made.step(turns[0])
+        self.assertEqual((said, done), (again, False))
+        _, last, done, _ = made.step(turns[1])
+        self.assertEqual((reward + last, done), (1.0, True))
+
+
+class _SkyRLEnv:
+  """The shape of SkyRL's `BaseTextEnv`."""
+
+  def __init__(self, env_config, extras):
+    del env_config
+    self._right = extras["right"]
+
+  def init(self, prompt):
+    return prompt, {}
+
+  def step(self, action):
+    done = action == self._right
+    again = [{"role": "user", "content": "no"}]
+    said = [] if done else again
+    return dict(observations=said, reward=+done, done=done, metadata={})
+
+
+class _TunixEnv:
+  """The shape of tunix's `BaseTaskEnv`."""
+
+  def __init__(self, task, *, reward_fn):
+    self._task, self._reward_fn = task, reward_fn
+
+  def reset(self):
+    return self._task, {}
+
+  def step(self, action):
+    reward = self._reward_fn(self._task, action)
+    return {"left": 1}, reward, reward > 0, {}
+
+
+class _TRLEnvironment:
+  """The shape of what TRL's `environment_factory` makes."""
+
+  def reset(self, **row):
+    del row
+    self.solved = False
+    return " Add."
+
+  def add(self, left: int, right: int) -> int:
+    """Adds two numbers."""
+    self.solved = left + right == 5
+    return left + right
 
 
 if __name__ == "__main__":

@@ -107,10 +107,12 @@ class _Episode:
       )
     said, reward, *ends, info = out
     success = info.get("success") if isinstance(info, dict) else None
+    done = any(map(bool, ends))
     return {
-        "said": _checked("step", said),
+        # What is said last is not read, and often is [], {} or None.
+        "said": "" if done else _checked("step", said),
         "reward": _number(reward),
-        "done": any(map(bool, ends)),
+        "done": done,
         "success": None if success is None else bool(success),
     }
 
