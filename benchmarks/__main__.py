@@ -53,6 +53,7 @@ BENCHMARKS = (
     "throughput",
     "time_to_reward",
     "train_step",
+    "turns",
     "watch",
 )
 

@@ -8,8 +8,11 @@ about as likely, and the environment answers with one token after it has slept:
 it uses no CPU. With `sampling.num_waiting` completions that wait make room for
 others; without, they keep their rows.
 
-All tokens count, since each takes a decode step. Runs of each kind alternate.
-A ratio is that of two runs in a row; that of the median is reported.
+All tokens count, since each takes a decode step. `ratio` is over the time in
+which completions wait to begin; `ratio_to_the_end` over the whole call, whose
+last completions leave rows idle: no more are there to decode while their
+environments sleep. Runs of each kind alternate. A ratio is that of two runs in
+a row; that of the median is reported.
 """
 
 from collections.abc import Sequence
@@ -64,19 +67,37 @@ class Work:
 
 
 class Asleep:
-  """Environments that answer with a token after some seconds of sleep."""
+  """Environments that answer with a token after some seconds of sleep.
 
-  def __init__(self, sleep_s: float, token: int):
+  ended_s: completion -> when its first turn ended, by `time.monotonic`.
+  lengths: tokens of completions as their turns end, with the time.
+  """
+
+  def __init__(self, sleep_s: float, token: int, max_tokens: int):
     self._sleep_s = sleep_s
     self._answer = np.array([token], np.int32)
+    self._max_tokens = max_tokens
     self._due: list[tuple[float, requests_lib.Owner]] = []
+    self.ended_s: dict[requests_lib.Owner, float] = {}
+    self.lengths: list[tuple[float, requests_lib.Owner, int]] = []
 
   def end(self, owner: requests_lib.Owner, tokens: np.ndarray) -> None:
-    del tokens
-    heapq.heappush(self._due, (time.monotonic() + self._sleep_s, owner))
+    due_s = self._note(owner, len(tokens)) + self._sleep_s
+    heapq.heappush(self._due, (due_s, owner))
 
   def cut(self, owner: requests_lib.Owner) -> None:
-    pass
+    self._note(owner, self._max_tokens)
+
+  def _note(self, owner: requests_lib.Owner, length: int) -> float:
+    now_s = time.monotonic()
+    self.ended_s.setdefault(owner, now_s)
+    self.lengths.append((now_s, owner, length))
+    return now_s
+
+  def num_tokens(self, until_s: float) -> int:
+    """Returns the tokens of all turns that ended until then."""
+    found = {owner: n for at, owner, n in self.lengths if at <= until_s}
+    return sum(found.values())
 
   def answers(
       self, wait: bool
@@ -117,13 +138,15 @@ def run(
   count = work.rounds * (work.rows + work.num_waiting)
   runs = []
   for _ in range(repeats):
-    speed, step_s = _measure(samplers["one_turn"], params, count, work, 0.0)
-    sleep_s = work.slowness * _STOP_SHARE * step_s
+    speed, _ = _measure(samplers["one_turn"], params, count, work, 0.0)
+    sleep_s = work.slowness * _STOP_SHARE * work.rows / speed
     speeds = {"one_turn": speed}
     for name in ("turns", "turns_in_rows"):
       # In their rows they take so long that fewer do.
       few = count if name == "turns" else 2 * work.rows
-      speeds[name], _ = _measure(samplers[name], params, few, work, sleep_s)
+      speeds[f"{name}_to_the_end"], speeds[name] = _measure(
+          samplers[name], params, few, work, sleep_s
+      )
     runs.append({"sleep_s": sleep_s, **speeds})
   ratios = [run["turns"] / run["one_turn"] for run in runs]
   median = sorted(zip(ratios, runs), key=lambda pair: pair[0])[repeats // 2][1]
@@ -135,6 +158,9 @@ def run(
       **{f"{name}_tokens_per_s": median[name] for name in samplers},
       "ratio": statistics.median(ratios),
       "ratios": ratios,
+      "ratio_to_the_end": statistics.median(
+          run["turns_to_the_end"] / run["one_turn"] for run in runs
+      ),
       "ratio_in_rows": statistics.median(
           run["turns_in_rows"] / run["one_turn"] for run in runs
       ),
@@ -179,7 +205,7 @@ def _measure(
     work: Work,
     sleep_s: float,
 ) -> tuple[float, float]:
-  """Returns tokens/s, and the seconds of a decode step of full rows."""
+  """Returns tokens/s of the call, and of the time until all have begun."""
   prompt = np.arange(work.prompt_tokens) % work.vocab_size
   per_prompt = 8
   requests = [
@@ -188,9 +214,14 @@ def _measure(
   ]
   turns = None
   if sampler.settings.has_turns:
-    turns = Asleep(sleep_s, token=work.vocab_size - 1)
-  start = time.perf_counter()
+    turns = Asleep(sleep_s, work.vocab_size - 1, work.completion_tokens)
+  start_s = time.monotonic()
   found = sampler.sample(params, requests, version=0, turns=turns)
-  seconds = time.perf_counter() - start
+  seconds = time.monotonic() - start_s
   num_tokens = sum(int(completions.lengths.sum()) for completions in found)
-  return num_tokens / seconds, seconds / (num_tokens / work.rows)
+  speed = num_tokens / seconds
+  if turns is None:
+    return speed, speed
+  # Completions begin in order.
+  until_s = turns.ended_s[len(requests) - 1, per_prompt - 1]
+  return speed, turns.num_tokens(until_s) / (until_s - start_s)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Countdown with a calculator: an environment whose method is a tool.
 
-docs/environments.md has the interface.
+`configs/calculator.py` trains on it; docs/environments.md has the interface.
 """
 
 import ast
@@ -13,6 +13,8 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub,
                ast.Mult: operator.mul}  # fmt: skip
 _MOST = 99
 TRIES = 3
+# Share of a player's tries that are known to be right.
+_KNOWN = 0.3
 
 
 class Countdown:
@@ -33,7 +35,8 @@ class Countdown:
     self._random = random.Random(seed)
     while True:
       self._numbers = [self._random.randint(1, 9) for _ in range(3)]
-      self._target = value_of(self._guess())
+      self._solution = self._guess()
+      self._target = value_of(self._solution)
       if self._target is not None and 1 <= self._target <= _MOST:
         break
     self._tried: list[str] = []
@@ -61,7 +64,7 @@ class Countdown:
     return float(is_right and "#" not in text)
 
   def demonstrate(self) -> str:
-    """Returns a turn of a player who tries expressions at random.
+    """Returns a turn of a player who tries expressions, most of them at random.
 
     It answers with the one that was right, or the last of three tries.
     """
@@ -69,7 +72,8 @@ class Countdown:
         value_of(self._tried[-1]) == self._target or len(self._tried) == TRIES
     ):
       return self._tried[-1]
-    self._tried.append(self._guess())
+    knows = self._random.random() < _KNOWN
+    self._tried.append(self._solution if knows else self._guess())
     return f"calculate: {self._tried[-1]}"
 
   def _guess(self) -> str:

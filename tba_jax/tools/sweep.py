@@ -166,12 +166,22 @@ class Bench:
     Raises:
       Interrupted: `should_stop` was true.
     """
-    started = time.perf_counter()
     config = run.lag.apply(run.config)
     config.seed = run.seed
     loop = self.loops.make(config, run.objective)
-    num_steps = config.train.num_steps
-    every = config.evaluate.every_steps or num_steps
+    return self.train(loop, run.name, should_stop=should_stop)
+
+  def train(
+      self,
+      loop: loops.Loop,
+      name: str,
+      *,
+      should_stop: Callable[[], bool] = lambda: False,
+  ) -> dict[str, Any]:
+    """Trains and evaluates a loop of `loops`; returns and raises as `run`."""
+    started = time.perf_counter()
+    num_steps = loop.config.train.num_steps
+    every = loop.config.evaluate.every_steps or num_steps
     curve = [self._measure(loop, 0)]
     metrics, versions = [], []
     means = lambda some: {
@@ -181,7 +191,7 @@ class Bench:
     steps = loop.train()
     while len(metrics) < num_steps:
       if should_stop():
-        raise Interrupted(f"{run.name}: stopped at step {len(metrics)}")
+        raise Interrupted(f"{name}: stopped at step {len(metrics)}")
       step, draw, found = next(steps)
       (version,) = np.unique(draw.versions).tolist()
       versions.append(version)
@@ -212,6 +222,7 @@ class Bench:
       distinct: distinct completions among those of a prompt.
       pass_at_1, pass_at_k: shares of `Evaluator.run`.
       distinct_correct: distinct correct solutions among those of a prompt.
+      turns: turns of the policy, with environments.
     """
     result = self.loops.evaluator.run(
         loop.learner.params, self._evaluate.final_prompts, version=step
@@ -225,7 +236,8 @@ class Bench:
         "distinct": result["distinct_share"] * result["k"],
         **{
             name: result[name]
-            for name in ("pass_at_1", "pass_at_k", "distinct_correct")
+            for name in ("pass_at_1", "pass_at_k", "distinct_correct", "turns")
+            if name in result
         },
     }
 

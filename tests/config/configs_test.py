@@ -25,6 +25,7 @@ _CONFIGS = {
 # Files of the hub that a machine without a network lacks: the only problems.
 _MISSING = {
     "gsm8k": ("task.data", "init"),
+    "gsm8k_calculator": ("sft.init", "tokenizer.source"),
     "math": ("task.train", "init", "tokenizer.source"),
     "no_robots": ("task.data", "sft.init", "tokenizer.source"),
     "red_team": ("task.victim", "sft.init", "tokenizer.source"),
@@ -32,6 +33,8 @@ _MISSING = {
         "task.data", "sft.init", "tokenizer.source", "reward_model.relabel",
     ),
 }  # fmt: skip
+# Their model, of nine heads, is fetched by the first run.
+_REAL = ("instructions", "pretrained_turns")
 _MORE = (
     *(f"{name}:{size}lockstep" for name in ("countdown", "countdown_sparse")
       for size in ("", "quick,", "smoke,")),
@@ -618,12 +621,10 @@ class RightTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *(name for name in _CONFIGS
-        # The model of `instructions` is fetched by its first run.
         if name not in (
-            *_MISSING, "instructions", "serve", "tldr_sft", "tldr_reward_model"
+            *_MISSING, *_REAL, "serve", "tldr_sft", "tldr_reward_model"
         )),
-      *(f"{name}:quick" for name in _CONFIGS
-        if name not in ("instructions", "serve")),
+      *(f"{name}:quick" for name in _CONFIGS if name not in (*_REAL, "serve")),
       *(f"{name}:smoke" for name in _CONFIGS),
       *_MORE,
   )  # fmt: skip
@@ -636,9 +637,8 @@ class RightTest(parameterized.TestCase):
 
   @parameterized.product(
       spec=(
-          # A model of nine heads is for one or two devices.
           *(name for name in _CONFIGS
-            if name not in ("generate", "instructions", "serve")),
+            if name not in (*_REAL, "generate", "serve")),
           *(f"{name}:model={m}" for m in _CONFIGS["tldr_sft"].MODELS
             for name in ("tldr", "tldr_reward_model")),
       ),
@@ -671,6 +671,7 @@ class RightTest(parameterized.TestCase):
       "no_robots:stage=dpo", "red_team:model=gpt-5",
       "tldr:model=gpt-5", "tldr:method=grpo", "tldr:speed=1",
       "tldr:overoptimize", "countdown:model=big",
+      "gsm8k_calculator:model=gpt-5", "pretrained_turns:task=chess",
   )  # fmt: skip
   def test_refuses_unknown_arguments(self, spec):
     name = spec.partition(":")[2].partition("=")[0]

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools: schemas from type hints, calls in turns, results and rewards."""
 
+import re
 from typing import Literal
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from examples import calculator
+from examples import products
 from tba_jax.rewards import tools
 
 
@@ -186,6 +188,22 @@ class CalculatorTest(absltest.TestCase):
     right |= {"12#3*3*2": 0, "2*6#33": 0}
     for text, reward in right.items():
       self.assertEqual(game.get_reward(text), reward, text)
+
+  def test_products_are_right_after_a_call(self):
+    made = products.Products()
+    for seed in range(20):
+      game = tools.wrap(made)
+      left, right = re.findall(r"\d+", game.reset(seed))[:2]
+      said, reward, done, _ = game.step(f"calculate: {left} * {right}")
+      self.assertEqual(said, f"{int(left) * int(right)}\n")
+      self.assertEqual((reward, done), (0.0, False))
+      _, reward, done, _ = game.step(f"{left} * {right} = {said}")
+      self.assertEqual((reward, done), (1.0, True))
+    said, _, done, _ = game.step("calculate: 2**3")
+    self.assertEqual(said, "error: allowed two numbers, such as 3*4\n")
+    right = f"{int(left) * int(right):,}"
+    self.assertEqual(made.get_reward(f"It is {right}."), 1.0)
+    self.assertEqual(made.get_reward(f"It is {right}, or 3."), 0.0)
 
 
 if __name__ == "__main__":

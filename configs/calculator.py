@@ -1,0 +1,90 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Countdown with a calculator as a tool, on two CPU cores.
+
+    python -m tba_jax.main --config=configs/calculator.py \\
+        --workdir=runs/calculator
+
+Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
+`quick` (some minutes on two cores), `seed=N`, `lockstep` (staleness 0 with the
+same number of completions and updates).
+
+A number is to be made of three others. A model is fine-tuned on a player who
+tries expressions, of which the calculator tells the value, and answers after
+three of them; it then learns to try the right ones, and to answer with what the
+calculator has confirmed. `examples/calculator.py` is the environment,
+docs/environments.md has results.
+"""
+
+import pathlib
+
+import ml_collections
+
+from tba_jax.config import settings
+from tba_jax.config import variants
+
+_CALCULATOR = pathlib.Path(__file__).parents[1] / "examples" / "calculator.py"
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """Returns the config; the module docstring lists the arguments."""
+  arg = variants.parse_arg(
+      arg, smoke=False, quick=False, seed=0, lockstep=False
+  )
+  c = settings.get_config()
+  c.seed = arg.seed
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="environment",
+          source=f"{_CALCULATOR}:Countdown",
+          train_prompts=8000,
+          test_prompts=500,
+          max_turns=5,
+          right_from=1.0,
+      )
+  )
+  c.reward.where = "pool"
+  c.reward.num_workers = 32
+  c.sampling.max_prompt_tokens = 9
+  # Four calls with their results, of 11 tokens each, and an answer of 8.
+  c.sampling.max_completion_tokens = 52
+
+  c.sft.num_steps = 800
+  c.sft.evaluate_every_steps = 400
+  c.sft.checkpoint_every_steps = 400
+
+  c.loss.beta = c.loss.beta_final = 0.02
+  c.loss.ratio_clip = 0.2
+  c.optimizer.learning_rate = 1e-3
+  c.optimizer.learning_rate_final = 1e-4
+  c.replay.dedupe = False
+  c.replay.recent_window_steps = 2
+  c.search.samples_per_prompt = c.train.completions_per_prompt = 4
+  c.search.prompts_per_step = c.search.prompts_per_round = 32
+  c.sampling.num_rows = 128
+  c.train.prompts_per_batch = 32
+  c.train.micro_batch_prompts = 8
+  c.reference.role = "searcher"
+  c.search.lead_steps = 2
+  c.train.num_steps = 600
+  c.evaluate.every_steps = 200
+  c.evaluate.num_prompts = 128
+  c.evaluate.num_completions = 4
+  c.evaluate.final_prompts = 500
+
+  if arg.quick:
+    c.sft.num_steps = 400
+    c.sft.evaluate_every_steps = 400
+    c.train.num_steps = 200
+    c.evaluate.every_steps = 0
+    c.evaluate.final_prompts = 256
+  if arg.smoke:
+    variants.make_smoke(c)
+    c.task.train_prompts = 100
+    c.reward.num_workers = 8
+    c.reference.role = "trainer"
+    c.search.lead_steps = 1
+  if arg.lockstep:
+    variants.set_lockstep(c)
+    c.reference.role = "trainer"
+  return c
