@@ -15,9 +15,12 @@ environments sleep. Runs of each kind alternate. A ratio is that of two runs in
 a row; that of the median is reported.
 """
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import heapq
+import math
+import random
 import statistics
 import time
 from typing import Any
@@ -119,10 +122,13 @@ def run(
 
   Args:
     config: not read.
-    operands: repeats (default 3).
+    operands: repeats (default 3), or `best`.
     work: sizes of what is timed.
   """
   del config
+  if operands == ["best"]:
+    return {"best": [best_ratios(work, cost, rounds)
+                     for cost in (0, 1, 2) for rounds in (2, 8)]}  # fmt: skip
   repeats = int(operands[0]) if operands else 3
   model = transformer.make_model(
       dataclasses.replace(work.model, vocab_size=work.vocab_size)
@@ -164,6 +170,62 @@ def run(
       "ratio_in_rows": statistics.median(
           run["turns_in_rows"] / run["one_turn"] for run in runs
       ),
+  }
+
+
+def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
+  """Returns the ratios of completions that only decode steps and sleep delay.
+
+  Args:
+    work: sizes.
+    chunk_cost: time of a chunk beside its steps, in steps.
+    rounds: completions, in numbers of those that rows and places hold.
+  """
+  rng = random.Random(0)
+  sleep = work.slowness * _STOP_SHARE
+  most_live = work.rows + work.num_waiting
+  num_queued = rounds * most_live
+  # Tokens left, and whether the next one is the environment's.
+  rows: list[tuple[int, bool]] = []
+  asleep: list[tuple[float, int]] = []
+  ready: collections.deque[int] = collections.deque()
+  time_steps, num_tokens, ratio = 0.0, 0, math.nan
+  speed = lambda: num_tokens / work.rows / time_steps
+  while num_queued or rows or asleep or ready:
+    while asleep and asleep[0][0] <= time_steps:
+      ready.append(heapq.heappop(asleep)[1])
+    while len(rows) < work.rows and ready:
+      rows.append((ready.popleft(), True))
+    room = most_live - 1 - len(asleep) - len(ready) - len(rows)
+    fresh = min(num_queued, work.rows - len(rows), room)
+    rows += [(work.completion_tokens, False)] * fresh
+    if fresh and fresh == num_queued and time_steps:
+      ratio = speed()
+    num_queued -= fresh
+    if not rows:
+      time_steps = asleep[0][0]
+      continue
+    # As the sampler ends its chunks.
+    least = len(rows) - -(-len(rows) // decode.REFILL_SHARE)
+    for _ in range(_CHUNK_STEPS):
+      going = []
+      time_steps += 1
+      num_tokens += len(rows)
+      for left, is_given in rows:
+        if left > 1 and not is_given and rng.random() < 1 / _STOP_SHARE:
+          if left > 2:  # Otherwise the answer does not fit.
+            heapq.heappush(asleep, (time_steps + sleep, left - 1))
+        elif left > 1:
+          going.append((left - 1, False))
+      rows = going
+      if len(rows) <= least:
+        break
+    time_steps += chunk_cost
+  return {
+      "chunk_cost_steps": chunk_cost,
+      "rounds": rounds,
+      "ratio": ratio,
+      "ratio_to_the_end": speed(),
   }
 
 

@@ -10,10 +10,9 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 same number of completions and updates).
 
 A number is to be made of three others. A model is fine-tuned on a player who
-tries expressions, of which the calculator tells the value, and answers after
-three of them; it then learns to try the right ones, and to answer with what the
-calculator has confirmed. `examples/calculator.py` is the environment,
-docs/environments.md has results.
+has two of them calculated, often the wrong ones, and goes on where the third
+fits the result; it then learns to begin with the right ones.
+`examples/calculator.py` is the environment.
 """
 
 import pathlib
@@ -46,8 +45,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.reward.where = "pool"
   c.reward.num_workers = 32
   c.sampling.max_prompt_tokens = 9
-  # Four calls with their results, of 11 tokens each, and an answer of 8.
-  c.sampling.max_completion_tokens = 52
+  # Four calls with their results, of 7 tokens each, and an answer of 8.
+  c.sampling.max_completion_tokens = 40
 
   c.sft.num_steps = 800
   c.sft.evaluate_every_steps = 400
@@ -55,14 +54,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
   c.loss.beta = c.loss.beta_final = 0.02
   c.loss.ratio_clip = 0.2
-  c.optimizer.learning_rate = 1e-3
-  c.optimizer.learning_rate_final = 1e-4
+  c.optimizer.learning_rate = 5e-4
+  c.optimizer.learning_rate_final = 5e-5
   c.replay.dedupe = False
+  c.replay.skip_equal_rewards = True
   c.replay.recent_window_steps = 2
-  c.search.samples_per_prompt = c.train.completions_per_prompt = 4
-  c.search.prompts_per_step = c.search.prompts_per_round = 32
-  c.sampling.num_rows = 128
-  c.train.prompts_per_batch = 32
+  c.search.samples_per_prompt = c.train.completions_per_prompt = 8
+  # A fifth is sampled to replace groups whose rewards are equal.
+  c.search.prompts_per_step = c.search.prompts_per_round = 20
+  c.sampling.num_rows = 160
+  c.train.prompts_per_batch = 16
   c.train.micro_batch_prompts = 8
   c.reference.role = "searcher"
   c.search.lead_steps = 2
@@ -81,6 +82,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   if arg.smoke:
     variants.make_smoke(c)
     c.task.train_prompts = 100
+    # Groups this few may all have equal rewards.
+    c.replay.skip_equal_rewards = False
     c.reward.num_workers = 8
     c.reference.role = "trainer"
     c.search.lead_steps = 1

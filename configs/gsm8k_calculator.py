@@ -67,7 +67,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       )
   )
   c.reward.where = "pool"
-  c.reward.num_workers = 32
+  c.reward.num_workers = 16 if is_small else 32
   c.evaluate.variants = ""
   # A turn ends with a stop token, which is what calls the calculator.
   c.loss.include_stop_token = True

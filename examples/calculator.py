@@ -12,9 +12,8 @@ import random
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub,
                ast.Mult: operator.mul}  # fmt: skip
 _MOST = 99
+# Beginnings that a player tries.
 TRIES = 3
-# Share of a player's tries that are known to be right.
-_KNOWN = 0.3
 
 
 class Countdown:
@@ -35,11 +34,11 @@ class Countdown:
     self._random = random.Random(seed)
     while True:
       self._numbers = [self._random.randint(1, 9) for _ in range(3)]
-      self._solution = self._guess()
-      self._target = value_of(self._solution)
-      if self._target is not None and 1 <= self._target <= _MOST:
+      if solutions := self._endings(self._begin()):
         break
-    self._tried: list[str] = []
+    self._target = value_of(self._random.choice(solutions))
+    self._begun: list[str] = []
+    self._answer = ""
     return f"{','.join(map(str, self._numbers))}>{self._target}\n"
 
   def calculate(self, expression: str) -> str:
@@ -64,25 +63,40 @@ class Countdown:
     return float(is_right and "#" not in text)
 
   def demonstrate(self) -> str:
-    """Returns a turn of a player who tries expressions, most of them at random.
+    """Returns a turn of a player who begins with two numbers at random.
 
-    It answers with the one that was right, or the last of three tries.
+    Where the calculator's result and the third number make the target, the
+    player has that calculated too, and answers; else another two are tried.
     """
-    if self._tried and (
-        value_of(self._tried[-1]) == self._target or len(self._tried) == TRIES
-    ):
-      return self._tried[-1]
-    knows = self._random.random() < _KNOWN
-    self._tried.append(self._solution if knows else self._guess())
-    return f"calculate: {self._tried[-1]}"
+    if self._answer:
+      return self._answer
+    if self._begun:
+      begun = self._begun[-1]
+      for ending in self._endings(begun):
+        if value_of(ending) == self._target:
+          self._answer = ending
+          value = str(value_of(begun))
+          return f"calculate: {ending.replace(f'({begun})', value)}"
+    if len(self._begun) == TRIES:
+      return self._random.choice(self._endings(begun) or [begun])
+    self._begun.append(self._begin())
+    return f"calculate: {self._begun[-1]}"
 
-  def _guess(self) -> str:
-    """Returns an expression of the numbers, at random."""
-    a, b, c = map(str, self._random.sample(self._numbers, 3))
-    first, second = (self._random.choice("+-*") for _ in range(2))
-    if self._random.random() < 0.5:
-      return f"({a}{first}{b}){second}{c}"
-    return f"{a}{first}({b}{second}{c})"
+  def _begin(self) -> str:
+    """Returns an operation of two of the numbers, at random."""
+    left, right = self._random.sample(self._numbers, 2)
+    return f"{left}{self._random.choice('+-*')}{right}"
+
+  def _endings(self, begun: str) -> list[str]:
+    """Returns expressions of all three numbers with a value from 1 to 99."""
+    left, right = int(begun[0]), int(begun[2])
+    others = self._numbers.copy()
+    others.remove(left)
+    others.remove(right)
+    ways = [f"({begun}){sign}{others[0]}" for sign in "+-*"]
+    ways.append(f"{others[0]}-({begun})")
+    fits = lambda text, least: least <= value_of(text) <= _MOST
+    return [way for way in ways if fits(begun, 0) and fits(way, 1)]
 
 
 def value_of(expression: str) -> int | None:

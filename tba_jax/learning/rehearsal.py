@@ -151,7 +151,9 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
     with workers.hold() as ask:
       for message in (["reset", seed], ["reset", seed], ["step", "1"]):
         answer = ask(message)
-        if answer.get("failure", "deadline") != "deadline":
+        if answer.get("failure") == "deadline":
+          return  # A slow machine's; the next process would have no episode.
+        if "failure" in answer:
           raise ValueError(
               f"config.task.source={config.task.source!r}: {message[0]} fails"
               f" ({answer['failure']}): {answer['message']}; allowed an"

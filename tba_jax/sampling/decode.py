@@ -42,7 +42,7 @@ from tba_jax.sampling import slots as slots_lib
 
 # Rows per free row at which a chunk ends while completions wait: a refill then
 # costs about as much as the idle rows would.
-_REFILL_SHARE = 8
+REFILL_SHARE = 8
 
 Request = requests.Request
 Settings = requests.Settings
@@ -428,11 +428,11 @@ class _DecodeLoop:
     if self._turns:
       # An environment works as soon as some turns have ended.
       decoding = slots.num_decoding
-      num_idle -= decoding + -decoding // _REFILL_SHARE
+      num_idle -= decoding + -decoding // REFILL_SHARE
     if not polls and slots.queue:
       # Free rows may wait for others of their prompt.
       free = num_rows - len(slots.owners)
-      num_idle = min(num_rows, free - (-num_rows // _REFILL_SHARE))
+      num_idle = min(num_rows, free - (-num_rows // REFILL_SHARE))
     elif not polls:
       num_idle -= self._programs.fewer_rows(num_rows)
     # A chunk fills its blocks if nothing is to be done between chunks.

@@ -83,6 +83,16 @@ class SmokeTest(absltest.TestCase):
     self.assertEqual(out["waiting"], 8)
     self.assertGreater(out["sleep_s"], 0)
     self.assertGreater(out["ratio"], 0)
+    self.assertGreater(out["ratio_to_the_end"], 0)
+
+  def test_counts_what_environments_that_sleep_cost_at_best(self):
+    work = environments.Work(4, 3, 8, 32, slowness=2.0)
+    best, costly = (environments.best_ratios(work, cost, 20) for cost in (0, 1))
+    self.assertBetween(best["ratio"], 0.8, 1)
+    self.assertLess(costly["ratio"], 0.8 * best["ratio"])
+    self.assertLess(best["ratio_to_the_end"], best["ratio"])
+    few = environments.best_ratios(work, 0, 2)
+    self.assertLess(few["ratio_to_the_end"], best["ratio_to_the_end"])
 
   def test_times_an_objective_with_two_networks(self):
     work = objectives.Work((2, 2, 3, 4), 1, model=_MODEL)

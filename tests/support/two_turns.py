@@ -99,3 +99,11 @@ class Fails(TwoTurns):
     if len(text) % 2:
       os._exit(3)
     raise ValueError("no turn")
+
+
+class Slow(TwoTurns):
+  """Begins after a second."""
+
+  def reset(self, seed):
+    time.sleep(1)
+    return super().reset(seed)
