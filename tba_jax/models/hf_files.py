@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -38,6 +39,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
 REMEDY = "fetch or save the folder again"
+# Tensors that config.json may describe for each one that there is, with all
+# that are missing named.
+_MAX_TIMES = 100
 # Entry of a file's metadata with a digest of each tensor, by its name, as JSON.
 _DIGESTS = "blake2b"
 # Problems of one folder that a message lists.
@@ -202,6 +206,13 @@ def check_tensors(
     ValueError: tensors are missing, unused, of a wrong shape or no floats; the
       message has the first ones.
   """
+  described = sum(math.prod(row.stack(num_layers)) for row in rows)
+  # A wrong number of layers or experts may be any; that many are not listed.
+  if described > _MAX_TIMES * len(files.shapes):
+    raise ValueError(
+        f"has {len(files.shapes)} tensors, of {described} that config.json"
+        " describes"
+    )
   expected = {
       name: row.hf_shape for row in rows for name in row.hf_names(num_layers)
   }

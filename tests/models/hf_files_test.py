@@ -48,6 +48,13 @@ class RefusalTest(parameterized.TestCase):
         "unused tensor model.layers.0.self_attn.q_proj.bias [64]", message
     )
 
+  def test_tells_of_layers_without_end(self):
+    path = self.folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "num_hidden_layers": 2**63}))
+    with self.assertRaisesRegex(ValueError, "tensors, of 8[0-9]{19} that"):
+      hf.load(self.folder)
+
   def test_names_a_tensor_that_is_not_finite(self):
     self._rewrite(lambda t: t["model.norm.weight"].put(3, np.nan))
     with self.assertRaisesRegex(ValueError, "model.norm.weight has NaN"):
