@@ -98,9 +98,12 @@ run_each() {
   wait
 }
 
+is_apart() { grep -q '^# apart' "$1"; }
+
 # setup_peer NAME: makes .venv/peers/NAME, a venv over .venv with the packages of
-# tests/peers/NAME.txt, whose pins may differ, but for those in a line
-# "# without: …"; sets PEER_PYTHON.
+# tests/peers/NAME.txt, whose pins may differ; sets PEER_PYTHON. With a line
+# "# apart" there it has these packages alone, and a line "# without: …" names some
+# that are taken away.
 setup_peer() {
   local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt" want below unwanted
   local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -110,8 +113,10 @@ setup_peer() {
   echo "Installing $packages into $venv; once" >&2
   "$VENV_PYTHON" -m venv --clear "$venv" || return 1
   below="$("$VENV_PYTHON" -c "$purelib")"
-  echo "import site; site.addsitedir('$below')" \
-    >"$("$PEER_PYTHON" -c "$purelib")/tba_jax.pth"
+  if ! is_apart "$packages"; then
+    echo "import site; site.addsitedir('$below')" \
+      >"$("$PEER_PYTHON" -c "$purelib")/tba_jax.pth"
+  fi
   "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check \
     --requirement "$packages" || return 1
   mapfile -t unwanted < <(sed -n 's/^# without: //p' "$packages" | tr ' ' '\n')
@@ -125,7 +130,9 @@ if ((peers)); then
   for packages in tests/peers/*.txt; do
     name="$(basename "$packages" .txt)"
     if setup_peer "$name"; then
-      VENV_PYTHON="$PEER_PYTHON" \
+      test_python="$PEER_PYTHON"
+      if is_apart "$packages"; then test_python="$VENV_PYTHON"; fi
+      TBA_JAX_PEER_PYTHON="$PEER_PYTHON" VENV_PYTHON="$test_python" \
         run_group 900 "peers/$name" "tests/peers/${name}_test.py"
     else
       echo "skipped: tests/peers/${name}_test.py, whose packages could not be" \

@@ -1,12 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM server as the sampler: its tokens, log-probs, and new params."""
+"""A vLLM server as the sampler: its tokens, log-probs, and new params.
+
+`TBA_JAX_PEER_PYTHON` is an interpreter with vLLM, which this process lacks.
+"""
 
 import os
 import pathlib
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -73,7 +75,8 @@ class VllmTest(absltest.TestCase):
     self.addCleanup(log.close)
     server = subprocess.Popen(
         [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            os.environ["TBA_JAX_PEER_PYTHON"],
+            *("-m", "vllm.entrypoints.openai.api_server"),
             f"--model={self.folder / 'model'}",
             *(f"--dtype={dtype}", f"--port={port}", "--host=127.0.0.1"),
             *("--enable-scale-out", "--enforce-eager"),
