@@ -77,6 +77,8 @@ def abstract_mesh(
   return jax.sharding.AbstractMesh(
       tuple(sizes[name] for name in MESH_AXES),
       MESH_AXES,
+      # The default of a mesh with devices; jax 0.12 has another for this one.
+      axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES),
       abstract_device=device,
   )
 

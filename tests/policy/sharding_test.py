@@ -22,7 +22,8 @@ _RULES = settings.get_config().sharding
 
 
 def _mesh(data=2, fsdp=2, tensor=2) -> AbstractMesh:
-  return AbstractMesh((data, fsdp, 1, tensor), sharding.MESH_AXES)
+  sizes = {"data": data, "fsdp": fsdp, "sequence": 1, "tensor": tensor}
+  return sharding.abstract_mesh(sizes, "cpu")
 
 
 def _shape(*shape: int) -> jax.ShapeDtypeStruct:
