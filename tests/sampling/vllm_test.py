@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler that drives a vLLM server, against the server's protocol."""
 
+import functools
 import gc
 import os
 import pathlib
@@ -10,6 +11,7 @@ from unittest import mock
 
 from absl.testing import absltest
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.learning import probe
@@ -24,6 +26,19 @@ from tests.support import tiny_model
 
 def _request(prompt_id, *tokens, n=3, **fields):
   return requests.Request(np.array(tokens, np.int32), prompt_id, 0, n, **fields)
+
+
+@functools.cache
+def _logprobs_fn(is_tied):
+  model = tiny_model.make_model(tie_embeddings=is_tied)
+
+  def logprobs(params, tokens_BxL):
+    logits = model.logits(params, tokens_BxL, jnp.ones_like(tokens_BxL))
+    return logprobs_lib.token_logprobs(
+        logits[:, :-1], tokens_BxL[:, 1:], temperature=1.0
+    )
+
+  return jax.jit(logprobs)
 
 
 class VllmTest(absltest.TestCase):
@@ -56,16 +71,21 @@ class VllmTest(absltest.TestCase):
         on_progress=count,
     )
 
+  def logprobs(self, params, tokens_BxL):
+    is_tied = self.model.config.tie_embeddings
+    return np.asarray(_logprobs_fn(is_tied)(params, tokens_BxL))
+
   def check(self, completions, params, prompt):
     """Checks that the params' log-probs are those of what was sampled."""
     for tokens, length, told in zip(
         completions.tokens, completions.lengths, completions.logprobs
     ):
-      whole = np.concatenate([prompt, tokens[:length]])[None]
-      logits = self.model.logits(params, whole, np.ones_like(whole))
-      wanted = logprobs_lib.token_logprobs(
-          logits[:, :-1], whole[:, 1:], temperature=1.0
-      )[0, len(prompt) - 1 :]
+      # What follows a token has no part in its log-prob.
+      whole = np.zeros((1, 7), np.int32)
+      whole[0, : len(prompt)] = prompt
+      whole[0, len(prompt) :][:4] = tokens
+      found = self.logprobs(params, whole)[0, len(prompt) - 1 :]
+      wanted = found[:length]
       np.testing.assert_allclose(told[:length], wanted, atol=1e-5)
       self.assertEqual(tokens[length:].tolist(), [0] * (4 - length))
       self.assertEqual(told[length:].tolist(), [0.0] * (4 - length))
@@ -112,10 +132,7 @@ class VllmTest(absltest.TestCase):
     sampler = self.make()
     tokens = np.random.default_rng(0).integers(16, size=(2, 7), dtype=np.int32)
     for params in self.params:
-      logits = self.model.logits(params, tokens, np.ones_like(tokens))
-      wanted = logprobs_lib.token_logprobs(
-          logits[:, :-1], tokens[:, 1:], temperature=1.0
-      )
+      wanted = self.logprobs(params, tokens)
       found = sampler.token_logprobs(sampler.put(params), tokens)
       np.testing.assert_allclose(found, wanted, atol=1e-5)
     leaves = {
