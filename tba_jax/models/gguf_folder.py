@@ -276,8 +276,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
 
 def _tokenizer(architecture: str, fields: Mapping[str, Any]) -> Any:
   """Returns the fast tokenizer of a file, as `transformers` makes it."""
-  # Take a second to import.
-  import transformers  # pylint: disable=g-import-not-at-top
+  transformers = hf_files.import_transformers()
   from transformers.integrations import gguf as conversion  # pylint: disable=g-import-not-at-top
 
   given = {

@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import re
+import threading
 from typing import Any
 
 import numpy as np
@@ -391,6 +392,19 @@ def replace(new: pathlib.Path, path: pathlib.Path) -> None:
 
 # Start and stop of each axis.
 Ranges = tuple[tuple[int, int], ...]
+
+
+# transformers replaces its own module while it is imported: a second thread
+# that imports it meanwhile gets the one that is left behind.
+_importing = threading.Lock()
+
+
+def import_transformers() -> Any:
+  """Returns transformers, whose import is a fifth of a role's start."""
+  with _importing:
+    import transformers  # pylint: disable=g-import-not-at-top
+
+  return transformers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -458,7 +458,7 @@ class _Words:
 
   @functools.cached_property
   def _theirs(self) -> Any:
-    return _transformers().PreTrainedTokenizerFast(
+    return hf_files.import_transformers().PreTrainedTokenizerFast(
         tokenizer_object=self._make(),
         pad_token=PAD_TOKEN,
         eos_token=EOS_TOKEN,
@@ -551,13 +551,6 @@ def load_texts(folder: str | os.PathLike[str]) -> TextTokenizer:
   return TextTokenizer(_load_fast(folder))
 
 
-def _transformers() -> Any:
-  """Returns transformers, whose import is a fifth of a role's start."""
-  import transformers  # pylint: disable=g-import-not-at-top
-
-  return transformers
-
-
 def _load_fast(folder: str | os.PathLike[str]) -> Any:
   """Returns a folder's `transformers.PreTrainedTokenizerFast`."""
   path = hf_hub.find(folder, weights=False)
@@ -565,7 +558,7 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
     raise ValueError(f"{folder}: no such folder")
   # AutoTokenizer imports torch if it is installed, which costs each role
   # seconds and hundreds of MB: use it only without a tokenizer.json.
-  transformers = _transformers()
+  transformers = hf_files.import_transformers()
   if (path / FILES[0]).exists():
     loader = transformers.PreTrainedTokenizerFast
   elif any((path / name).exists() for name in (*FILES, "vocab.txt")):

@@ -587,6 +587,17 @@ class FolderTest(parameterized.TestCase):
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
 
+  def test_threads_that_import_transformers_at_once_get_the_whole(self):
+    # As trainer and searcher of one process do.
+    code = (
+        "from concurrent import futures\n"
+        "from tba_jax.models import hf_files\n"
+        "name = lambda _: hf_files.import_transformers().AutoTokenizer\n"
+        "with futures.ThreadPoolExecutor(4) as threads:\n"
+        "  assert len(set(threads.map(name, range(4)))) == 1\n"
+    )
+    self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
+
 
 if __name__ == "__main__":
   absltest.main()
