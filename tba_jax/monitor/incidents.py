@@ -62,7 +62,7 @@ _KINDS = {
     ),
     "refused_version": ("params that were published were refused", ""),
     "rejected": ("completions were rejected", "ledger.json has the reasons"),
-    "sampler_lost": ("a vLLM server was lost and found again", "see its log"),
+    "sampler_lost": ("a vLLM server did not answer", "see its log"),
     "searcher_gone": ("a searcher was written off", ""),
     "searcher_lost": ("completions were lost with their searcher", ""),
     "step_skipped": (

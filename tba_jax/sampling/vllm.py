@@ -201,27 +201,32 @@ class VllmSampler:
       request.check(self._settings, self._model_config.vocab_size)
     attempt = _Attempt(self, prompts, self.put(params), version)
     del params
-    failures = 0
+    failures, why = 0, ""
     while attempt.missing:
       before = len(attempt.missing)
       self._load(attempt.current)
       self._is_sampling = True
       try:
         attempt.run(newer)
+        why = "does another client change its weights?"
       except UnreachableError as error:
+        why = str(error)
         self._loaded = None
-        self._on_event("sampler_lost", str(error))
+        self._on_event("sampler_lost", why)
       finally:
         self._is_sampling = False
       failures = failures + 1 if len(attempt.missing) == before else 0
       if failures == _MOST_ATTEMPTS:
         raise RuntimeError(
             f"{self._server.url}: {failures} attempts gave no completion that"
-            " the given params sampled; does another client change its weights?"
+            f" the given params sampled: {why}"
         )
     if attempt.has_swapped:
       # Prompts that come again would find keys and values of older params.
-      self._server.post("/reset_prefix_cache")
+      try:
+        self._server.post("/reset_prefix_cache")
+      except UnreachableError:
+        self._loaded = None  # Loading leaves no cache either.
     return [attempt.results[i] for i in range(len(prompts))]
 
   def token_logprobs(

@@ -247,6 +247,18 @@ class VllmTest(absltest.TestCase):
     with self.assertRaisesRegex(RuntimeError, "does another client change"):
       sampler.sample(params, [_request(5, 3, 4)], version=2)
 
+  def test_server_that_fails_each_time_is_told_with_its_error(self):
+    sampler = self.make()
+    params = sampler.put(self.params[1])
+
+    def fail(count):
+      raise ValueError("no room")
+
+    self.server.on_generate = fail
+    with self.assertRaisesRegex(RuntimeError, r"5 attempts .*500.*no room"):
+      sampler.sample(params, [_request(5, 3, 4)], version=2)
+    self.assertLen(self.events, 5)
+
   def test_newer_params_go_on_with_completions(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
