@@ -281,9 +281,8 @@ def _check_blocks(
   return kept, duplicates
 
 
-def _check_acknowledged(run: _Audit, journal: _Journal) -> None:
-  """Blocks up to a searcher's last acknowledgement are there, or told lost."""
-  marks = {}
+def _acknowledged(run: _Audit) -> Iterator[tuple[str, int, list[int]]]:
+  """Yields searcher, number of blocks and their totals, by acknowledgement."""
   path = run.folder / "replay" / "acknowledged.jsonl"
   for line in filter(None, path.read_bytes().split(b"\n")):
     try:
@@ -292,7 +291,12 @@ def _check_acknowledged(run: _Audit, journal: _Journal) -> None:
       continue  # Cut by a crash.
     text = json.dumps([sid, following, *totals]).encode()
     if crc == zlib.crc32(text):
-      marks[sid] = following
+      yield sid, following, totals
+
+
+def _check_acknowledged(run: _Audit, journal: _Journal) -> None:
+  """Blocks up to a searcher's last acknowledgement are there, or told lost."""
+  marks = {sid: following for sid, following, _ in _acknowledged(run)}
   told = " ".join(
       e["message"] for e in run.events if e["kind"] == "journal_lost"
   )
@@ -361,6 +365,8 @@ def _announced(run: _Audit, journal: _Journal) -> dict[str, list[int]]:
 
   for (sid, _), (header, _) in journal.blocks.items():
     note(sid, header["totals"])
+  for sid, _, totals in _acknowledged(run):
+    note(sid, dict(zip(_UNITS, totals)))
   for path in (run.folder / "leases").glob("*.lease"):
     data = path.read_bytes()
     for start in (0, _SLOT_BYTES):

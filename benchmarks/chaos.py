@@ -9,7 +9,9 @@ KILLS processes die by SIGKILL, alone and in pairs, the supervisor included,
 which is then started again by the same command. Between the kills, processes
 are stopped for some seconds and for ever, slowed down, and left without disk,
 links are cut, the wall clock jumps, and files are torn while nothing runs. A
-fault comes when its step is reached; the last tenth of the steps has none.
+fault comes when its step is reached; the last third of the steps has none.
+Fast machines make many steps while a fault lasts: a run in which not all faults
+came says so, and a higher `train.num_steps` makes it longer.
 Layouts:
 
   many        a store, a trainer, four searchers
@@ -140,7 +142,10 @@ def run(
   counts = {n: max(1, int(kills) * _SHARES[n] // shares) for n in names}
   config = config.copy_and_resolve_references()
   config.update_from_flattened_dict(_SETTINGS)
-  config.train.num_steps = max(counts.values()) * _STEPS_PER_KILL + _MORE_STEPS
+  config.train.num_steps = max(
+      config.train.num_steps,
+      max(counts.values()) * _STEPS_PER_KILL + _MORE_STEPS,
+  )
   folder = pathlib.Path(tempfile.mkdtemp(prefix="tba_jax_chaos_"))
   _tell(f"runs are in {folder}")
   runs = {}
@@ -256,7 +261,7 @@ class _Run:
 
   def __init__(self, workdir: pathlib.Path, config: ml_collections.ConfigDict):
     self.workdir = workdir
-    self._num_steps = config.train.num_steps
+    self.num_steps = config.train.num_steps
     jsonl.atomic_write_json(f"{workdir}.json", config.to_dict())
     # Times at which a process of a role died, by role and index, of the deaths
     # that its supervisor counts.
@@ -280,7 +285,7 @@ class _Run:
 
   def wait(self) -> None:
     """Waits until the run has ended by itself; raises RuntimeError."""
-    self.wait_for_step(self._num_steps - 1)
+    self.wait_for_step(self.num_steps - 1)
     try:
       status = self._process.wait(_STALL_S)
     except subprocess.TimeoutExpired:
@@ -290,7 +295,7 @@ class _Run:
 
   def wait_for_step(self, step: int) -> int:
     """Returns the run's step once it is at least `step`, or its last one."""
-    step = min(step, self._num_steps - 1)
+    step = min(step, self.num_steps - 1)
     deadline, furthest = time.monotonic() + _STALL_S, -1
     while (now := self.step()) < step:
       self._note_deaths()
@@ -306,7 +311,7 @@ class _Run:
 
   def has_ended(self) -> bool:
     """Returns whether the run has made its last step."""
-    return self.step() >= self._num_steps - 1
+    return self.step() >= self.num_steps - 1
 
   def step(self) -> int:
     """Returns the step in the last whole line of the metrics, -1 for none."""
@@ -461,7 +466,11 @@ def _disturb(
   for number, (step, kind, roles) in enumerate(schedule):
     outcomes.end(run_, furthest)
     furthest = run_.wait_for_step(step)
-    if run_.has_ended():  # Its steps are too short for all faults.
+    if run_.has_ended():
+      _tell(
+          f"{len(schedule) - number} of {len(schedule)} faults did not come"
+          f" within {run_.num_steps} steps: set train.num_steps"
+      )
       break
     names = [_choose(run_, role, kind, rng) for role in roles]
     outcomes.begin(run_, kind, names)
