@@ -951,7 +951,7 @@ def _folders(
         _check_folder(c, key, folder, labels, weights, program)
       elif key in _STARTS:
         hf_config.read(folder)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
       yield key, str(error)
 
 
@@ -1138,15 +1138,17 @@ def _line_program(c: Mapping[str, Any]) -> _Problems:
       )
     elif not remote:
       _check_source(c, hf_hub.find(name))
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     yield "generate.model", str(error)
-  if not c["generate.input"] or not source.is_file():
+  if not c["generate.input"] or not os.path.isfile(source):
     yield "generate.input", "allowed a file that exists, a JSON object a line"
-  if not c["generate.output"] or target.is_dir():
+  if not c["generate.output"] or os.path.isdir(target):
     yield "generate.output", "allowed the name of a file"
   elif target.absolute() == source.absolute():
     yield "generate.output", "allowed another file than config.generate.input"
-  elif not next(p for p in target.absolute().parents if p.exists()).is_dir():
+  elif not os.path.isdir(
+      next(filter(os.path.exists, target.absolute().parents))
+  ):
     yield "generate.output", "allowed a file in a folder"
 
 

@@ -574,6 +574,18 @@ class RelationsTest(parameterized.TestCase):
     with mock.patch.dict(os.environ, TBA_JAX_SECRET="5e" * 32):
       self.assertEqual(_problems(config, program="searcher"), [])
 
+  @parameterized.parameters(
+      ("reference.init", "train"),
+      ("generate.model", "generate"),
+      ("generate.input", "generate"),
+  )
+  def test_names_too_long_for_a_file_are_refused_with_their_key(
+      self, key, program
+  ):
+    changes = {key.replace(".", "__"): "(" * 300}
+    lines = _problems(base_config.make(**changes), program=program)
+    self.assertLen([x for x in lines if x.startswith(f"config.{key} = ")], 1)
+
   def test_a_folder_brings_its_own_shape(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     hf = hf_config.to_hf(
