@@ -10,8 +10,8 @@ Arguments, after a colon and separated by commas: `smoke` (seconds, for tests),
 same number of completions and updates).
 
 A number is to be made of three others. A model is fine-tuned on a player who
-has two of them calculated, often the wrong ones, and goes on where the third
-fits the result; it then learns to begin with the right ones.
+has expressions calculated at random until one makes the number; it then learns
+which to try.
 `examples/calculator.py` is the environment.
 """
 
@@ -45,12 +45,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.reward.where = "pool"
   c.reward.num_workers = 32
   c.sampling.max_prompt_tokens = 9
-  # Four calls with their results, of 7 tokens each, and an answer of 8.
-  c.sampling.max_completion_tokens = 40
+  # Four calls with their results, of 11 tokens each, and an answer of 8.
+  c.sampling.max_completion_tokens = 52
 
-  c.sft.num_steps = 800
-  c.sft.evaluate_every_steps = 400
-  c.sft.checkpoint_every_steps = 400
+  # It learns late to answer what made the number.
+  c.sft.num_steps = 2000
+  c.sft.evaluate_every_steps = 1000
+  c.sft.checkpoint_every_steps = 500
 
   c.loss.beta = c.loss.beta_final = 0.02
   c.loss.ratio_clip = 0.2
@@ -67,16 +68,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.train.micro_batch_prompts = 8
   c.reference.role = "searcher"
   c.search.lead_steps = 2
-  c.train.num_steps = 600
+  c.train.num_steps = 1000
   c.evaluate.every_steps = 200
   c.evaluate.num_prompts = 128
   c.evaluate.num_completions = 4
   c.evaluate.final_prompts = 500
 
   if arg.quick:
-    c.sft.num_steps = 400
-    c.sft.evaluate_every_steps = 400
-    c.train.num_steps = 200
+    c.sft.num_steps = 1000
+    c.train.num_steps = 500
     c.evaluate.every_steps = 0
     c.evaluate.final_prompts = 256
   if arg.smoke:

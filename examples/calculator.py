@@ -11,9 +11,9 @@ import random
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub,
                ast.Mult: operator.mul}  # fmt: skip
-_MOST = 99
-# Beginnings that a player tries.
-TRIES = 3
+_MOST = 30
+# Expressions that a player tries.
+TRIES = 4
 
 
 class Countdown:
@@ -32,13 +32,9 @@ class Countdown:
 
   def reset(self, seed: int) -> str:
     self._random = random.Random(seed)
-    while True:
-      self._numbers = [self._random.randint(1, 9) for _ in range(3)]
-      if solutions := self._endings(self._begin()):
-        break
-    self._target = value_of(self._random.choice(solutions))
-    self._begun: list[str] = []
-    self._answer = ""
+    self._numbers = [self._random.randint(1, 6) for _ in range(3)]
+    self._target = value_of(self._random.choice(self._expressions()))
+    self._tried: list[str] = []
     return f"{','.join(map(str, self._numbers))}>{self._target}\n"
 
   def calculate(self, expression: str) -> str:
@@ -63,40 +59,26 @@ class Countdown:
     return float(is_right and "#" not in text)
 
   def demonstrate(self) -> str:
-    """Returns a turn of a player who begins with two numbers at random.
+    """Returns a turn of a player who has expressions calculated at random.
 
-    Where the calculator's result and the third number make the target, the
-    player has that calculated too, and answers; else another two are tried.
+    The first that makes the target is answered; after `TRIES` the last one is.
     """
-    if self._answer:
-      return self._answer
-    if self._begun:
-      begun = self._begun[-1]
-      for ending in self._endings(begun):
-        if value_of(ending) == self._target:
-          self._answer = ending
-          value = str(value_of(begun))
-          return f"calculate: {ending.replace(f'({begun})', value)}"
-    if len(self._begun) == TRIES:
-      return self._random.choice(self._endings(begun) or [begun])
-    self._begun.append(self._begin())
-    return f"calculate: {self._begun[-1]}"
+    if self._tried and (
+        value_of(self._tried[-1]) == self._target or len(self._tried) == TRIES
+    ):
+      return self._tried[-1]
+    self._tried.append(self._random.choice(self._expressions()))
+    return f"calculate: {self._tried[-1]}"
 
-  def _begin(self) -> str:
-    """Returns an operation of two of the numbers, at random."""
-    left, right = self._random.sample(self._numbers, 2)
-    return f"{left}{self._random.choice('+-*')}{right}"
-
-  def _endings(self, begun: str) -> list[str]:
-    """Returns expressions of all three numbers with a value from 1 to 99."""
-    left, right = int(begun[0]), int(begun[2])
-    others = self._numbers.copy()
-    others.remove(left)
-    others.remove(right)
-    ways = [f"({begun}){sign}{others[0]}" for sign in "+-*"]
-    ways.append(f"{others[0]}-({begun})")
-    fits = lambda text, least: least <= value_of(text) <= _MOST
-    return [way for way in ways if fits(begun, 0) and fits(way, 1)]
+  def _expressions(self) -> list[str]:
+    """Returns those that begin with one operation and have values of 1 to 30."""
+    found: list[str] = []
+    while not found:
+      left, right, other = self._random.sample(self._numbers, 3)
+      begun = f"({left}{self._random.choice('+-*')}{right})"
+      ways = [f"{begun}{sign}{other}" for sign in "+-*"] + [f"{other}-{begun}"]
+      found = [way for way in ways if 1 <= value_of(way) <= _MOST]
+    return found
 
 
 def value_of(expression: str) -> int | None:
