@@ -23,6 +23,7 @@ BENCHMARKS = (
     "cost_ratios",
     "decode",
     "decode_lengths",
+    "distill",
     "diversity",
     "end_to_end",
     "enumerable",

@@ -1,12 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of other libraries' GRPO, each in its own interpreter.
+"""Runs of other libraries, each in its own interpreter.
 
-`run` starts `trl_grpo.py` or `tunix_grpo.py` with the interpreter that
-`TBA_JAX_TRL` or `TBA_JAX_TUNIX` names, by default this one. The script reads
-FOLDER/settings.json, trains, and writes FOLDER/step20 (Hugging Face folders)
-and so on, and FOLDER/result.json. Beside the library it needs only the packages
-of `tba_jax.tasks`.
+`run` starts `trl_grpo.py`, `tunix_grpo.py` or another script with the
+interpreter that `TBA_JAX_TRL` or `TBA_JAX_TUNIX` names, by default this one. It
+reads FOLDER/settings.json, trains, and writes FOLDER/step20 (Hugging Face
+folders) and so on, and FOLDER/result.json. Beside the library it needs only the
+packages of `tba_jax.tasks`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +52,8 @@ def run(
     folder: pathlib.Path,
     settings: Mapping[str, Any],
     deadline_s: float = 1200.0,
+    *,
+    script: str = "",
 ) -> dict[str, Any]:
   """Trains in a process of its own; returns its result.
 
@@ -66,6 +68,8 @@ def run(
       task (as `config.task`) with prompt_ids for other tasks than countdown,
       micro_batch_prompts, and limit_s and snapshot_s, seconds of training.
     deadline_s: longest time of the process.
+    script: module of this package to run instead of PEER_grpo, with settings of
+      its own.
 
   Returns:
     `step_ends`, the Unix time in seconds at the end of each step, from which
@@ -79,7 +83,12 @@ def run(
   with (folder / "log.txt").open("w") as log:
     try:
       end = subprocess.run(
-          [python(peer), "-m", f"benchmarks.{peer}_grpo", str(folder)],
+          [
+              python(peer),
+              "-m",
+              f"benchmarks.{script or f'{peer}_grpo'}",
+              str(folder),
+          ],
           stdout=log,
           stderr=subprocess.STDOUT,
           env=processes.package_environment(),

@@ -109,7 +109,7 @@ _PEER_SIZES = {
     "num_steps": 320, "prompts_per_batch": 32, "completions_per_prompt": 8
 }  # fmt: skip
 _FOLDER = pathlib.Path("runs") / "time_to_reward"
-_SNAPSHOT_STEPS = 20
+SNAPSHOT_STEPS = 20
 _EVALUATED_COMPLETIONS = 4
 # Columns of the table that are means over the seeds: key and digits.
 _MEANS = {
@@ -222,7 +222,10 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         [
             name,
             ", ".join(map(str, columns["seed"])),
-            *(_range(columns[f"seconds_to_{t:.2f}"]) for t in TARGETS),
+            *(
+                median_and_range(columns[f"seconds_to_{t:.2f}"])
+                for t in TARGETS
+            ),
             *(
                 f"{statistics.mean(columns[key]):.{digits}f}"
                 for key, digits in _MEANS.items()
@@ -232,7 +235,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   return rows
 
 
-def _range(values: Sequence[float | None]) -> str:
+def median_and_range(values: Sequence[float | None]) -> str:
   """Returns "median (least to most)"; "never" counts as the most."""
   text = lambda v: "never" if v is None else f"{v:.0f}"
   ordered = sorted(values, key=lambda v: float("inf") if v is None else v)
@@ -250,7 +253,7 @@ def _measure(
   config = make_config(config, seed)
   start = _FOLDER / f"start-seed{seed}"
   if not policy_lib.sft_folder(start).exists():
-    with _stdout_to_stderr():
+    with stdout_to_stderr():
       sft.run(config, str(start), stop=threading.Event())
   with config.unlocked():
     config.init = str(policy_lib.sft_folder(start).absolute())
@@ -259,7 +262,7 @@ def _measure(
   began = time.time()
   if name in OURS:
     load_config.apply_overrides(config, OURS[name])
-    clock = _train_ours(config, folder)
+    clock = train_ours(config, folder)
     load = lambda step: model_source.restore(
         config, folder, step, model_source.one_device(), needs_task=False
     )[1]
@@ -287,7 +290,7 @@ def time_snapshots(step_ends: Sequence[float]) -> dict[str, Any]:
   The first step compiles: the median step stands in for it.
   """
   end = len(step_ends)
-  steps = sorted({*range(_SNAPSHOT_STEPS, end, _SNAPSHOT_STEPS), end})
+  steps = sorted({*range(SNAPSHOT_STEPS, end, SNAPSHOT_STEPS), end})
   step_s = float(statistics.median(np.diff(step_ends)))
   return {
       "steps": [0, *steps],
@@ -305,14 +308,14 @@ def make_config(
   config = config.copy_and_resolve_references()
   with config.unlocked():
     config.seed = seed
-    config.checkpoint.every_steps = _SNAPSHOT_STEPS
+    config.checkpoint.every_steps = SNAPSHOT_STEPS
     config.checkpoint.keep = config.train.num_steps
     config.evaluate.num_completions = _EVALUATED_COMPLETIONS
     config.evaluate.every_steps = 0
   return config
 
 
-def _train_ours(
+def train_ours(
     config: ml_collections.ConfigDict, folder: pathlib.Path
 ) -> dict[str, Any]:
   """Trains; returns the time at the end of each step, without that of saves."""
@@ -320,7 +323,7 @@ def _train_ours(
   with config.unlocked():
     # Before and after the run: the snapshots are evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
-  with _stdout_to_stderr():
+  with stdout_to_stderr():
     status = train.run(config, str(folder), [])
   if status:
     raise RuntimeError(f"{folder} ended with status {status}")
@@ -354,7 +357,7 @@ def peer_settings(
       ],
       "max_completion_tokens": config.sampling.max_completion_tokens,
       "full_length": False,
-      "snapshot_steps": _SNAPSHOT_STEPS,
+      "snapshot_steps": SNAPSHOT_STEPS,
       "seed": config.seed,
   }
 
@@ -389,8 +392,8 @@ def _evaluate(
   return found
 
 
-def _stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
-  """Standard output is for the benchmark's one line."""
+def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
+  """Sends what is printed to stderr: stdout is for the benchmark's one line."""
   return contextlib.redirect_stdout(sys.stderr)
 
 

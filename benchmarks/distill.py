@@ -1,0 +1,259 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of on-policy distillation to a KL from the teacher, beside TRL's GKD.
+
+    python -m benchmarks distill [SEED,… [RUN …]]
+
+The teacher is a policy that is twice as wide and two layers deeper than the
+student, and has learned the config's task by trajectory balance. No reward is
+used: the student, a fine-tuned policy, samples, and learns the teacher's
+distribution. Runs:
+
+  tb          trajectory balance, `loss.reward_weight=0` and β = 1, as `train`
+              runs it: store, trainer and searcher
+  tb_grouped  the same with twice the completions of half of the prompts
+  gkd         TRL's `GKDTrainer` on the student's own samples, reverse KL over
+              the whole vocabulary
+  gkd_mixed   its defaults: half of the batches are the player's completions,
+              and the divergence is between both KLs
+  gkd_…_rate  `gkd` with other learning rates
+
+All take the same prompts in the same order. Snapshots of the params are
+evaluated afterwards by this package's evaluator: KL(student ‖ teacher) of a
+completion, in nats, and held-out pass@1. The clock is that of `time_to_reward`.
+`TBA_JAX_TRL` names an interpreter with TRL. The folder runs/distill keeps a
+result per run and seed, and the teachers.
+"""
+
+from collections.abc import Mapping, Sequence
+import pathlib
+import shutil
+import threading
+import time
+from typing import Any
+
+import ml_collections
+
+from benchmarks import peer_grpo
+from benchmarks import results
+from benchmarks import time_to_reward
+from tba_jax.evaluation import reward_judge
+from tba_jax.learning import model_source
+from tba_jax.models import hf
+from tba_jax.policy import policy as policy_lib
+from tba_jax.programs import sft
+from tba_jax.replay import prompt_order
+from tba_jax.tasks import base
+from tba_jax.tools import export
+
+_TEACHER = {"model.num_layers": 5, "model.width": 128, "model.mlp_width": 344}
+SETTINGS = {
+    "loss.reward_weight": 0.0,
+    "loss.beta": 1.0,
+    "loss.beta_final": 1.0,
+    "replay.skip_equal_rewards": False,
+}
+OURS = {
+    "tb": {},
+    "tb_grouped": {
+        "search.samples_per_prompt": 8,
+        "train.completions_per_prompt": 8,
+        "search.prompts_per_step": 24,
+        "search.prompts_per_round": 24,
+        "train.prompts_per_batch": 16,
+    },
+}
+# `lmbda`: share of batches that the student samples. `beta`: 1 is the reverse
+# KL.
+_GKD = {"lmbda": 1.0, "divergence_beta": 1.0, "temperature": 1.0}
+PEERS = {
+    "gkd": {**_GKD, "learning_rate": 1e-3},
+    "gkd_low_rate": {**_GKD, "learning_rate": 4e-4},
+    "gkd_high_rate": {**_GKD, "learning_rate": 2e-3},
+    "gkd_mixed": {
+        "lmbda": 0.5,
+        "divergence_beta": 0.5,
+        "temperature": 0.9,
+        "learning_rate": 1e-3,
+    },
+}
+RUNS = (*OURS, *PEERS)
+# Nats of a completion.
+TARGETS = (2.0, 1.0, 0.5)
+# Completions of a step, and steps, of TRL's runs.
+_BATCH, _NUM_STEPS = 128, 320
+_FOLDER = pathlib.Path("runs") / "distill"
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Distils and evaluates; writes table.md.
+
+  Args:
+    config: config of teacher and student; `evaluate.final_prompts` held-out
+      prompts are evaluated.
+    operands: seeds separated by commas (default 0), then names of `RUNS`
+      (default all).
+
+  Returns:
+    `runs`: `summarize` of each run and seed in the folder; `folder`.
+
+  Raises:
+    ValueError: an operand is wrong, or TRL's runs are asked for and no
+      interpreter has it.
+    RuntimeError: a run failed.
+  """
+  seeds, names = results.parse(operands, RUNS)
+  if set(names) & set(PEERS) and not peer_grpo.is_installed("trl"):
+    raise ValueError(
+        f"{peer_grpo.python('trl')} cannot import trl:"
+        f" {peer_grpo.variable('trl')} must name an interpreter that can, or"
+        f" the operands runs of {', '.join(OURS)}"
+    )
+  results.measure(
+      seeds,
+      names,
+      _FOLDER,
+      lambda name, seed: _measure(config, name, seed),
+      summarize,
+  )
+  found = results.read(RUNS, _FOLDER)
+  results.print_table(make_table(found), _FOLDER / "table.md")
+  return {"runs": [summarize(r) for r in found], "folder": str(_FOLDER)}
+
+
+def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the seconds to each of `TARGETS`, and how the run ended."""
+  falling = [-kl for kl in result["kl"]]
+  return {
+      "name": result["name"],
+      "seed": result["seed"],
+      **{
+          f"seconds_to_{target}": time_to_reward.seconds_until(
+              result["seconds"], falling, -target
+          )
+          for target in TARGETS
+      },
+      **{
+          f"end_{key}": result[key][-1]
+          for key in ("kl", "pass_at_1", "seconds", "steps")
+      },
+      "step_s": result["step_s"],
+  }
+
+
+def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per run: medians and means over its seeds, with ranges."""
+  heads = [
+      "run", "seeds", *(f"s to {t} nats" for t in TARGETS), "KL at the end",
+      "pass@1 at the end", "s a step",
+  ]  # fmt: skip
+  rows = [heads]
+  for name in RUNS:
+    mine = [summarize(r) for r in results.of_name(runs, name)]
+    if mine:
+      rows.append(
+          [
+              name,
+              ", ".join(str(one["seed"]) for one in mine),
+              *(
+                  time_to_reward.median_and_range(
+                      [one[f"seconds_to_{target}"] for one in mine]
+                  )
+                  for target in TARGETS
+              ),
+              *(
+                  results.mean_and_range([one[key] for one in mine], 3)
+                  for key in ("end_kl", "end_pass_at_1", "step_s")
+              ),
+          ]
+      )
+  return rows
+
+
+def _measure(
+    config: ml_collections.ConfigDict, name: str, seed: int
+) -> dict[str, Any]:
+  """Distils once, evaluates the snapshots, and returns the result."""
+  folder = _FOLDER / f"{name}-seed{seed}"
+  config = time_to_reward.make_config(config, seed)
+  teacher = _train_teacher(config)
+  start = _FOLDER / f"start-seed{seed}"
+  if not policy_lib.sft_folder(start).exists():
+    with time_to_reward.stdout_to_stderr():
+      sft.run(config, str(start), stop=threading.Event())
+  with config.unlocked():
+    config.init = str(policy_lib.sft_folder(start).absolute())
+    config.reference.init = str(teacher)
+  config.update_from_flattened_dict(SETTINGS)
+  policy = policy_lib.make_policy(config, "")
+  shutil.rmtree(folder, ignore_errors=True)
+  began = time.time()
+  if name in OURS:
+    config.update_from_flattened_dict(OURS[name])
+    clock = time_to_reward.train_ours(config, folder)
+    load = lambda step: model_source.restore(
+        config, folder, step, model_source.one_device(), needs_task=False
+    )[1]
+  else:
+    settings = peer_settings(config, policy.task, name)
+    clock = peer_grpo.run("trl", folder, settings, script="trl_gkd")
+    load = lambda step: hf.load(folder / f"step{step}")[1]
+  timed = time_to_reward.time_snapshots(clock["step_ends"])
+  found: dict[str, list[float]] = {"kl": [], "pass_at_1": []}
+  evaluator = reward_judge.make_evaluator(config, "", policy)
+  try:
+    for step in timed["steps"]:
+      params = load(step) if step else policy_lib.initial_params(policy, 0)
+      result = evaluator.run(
+          params, config.evaluate.final_prompts, version=step
+      )
+      for key, values in found.items():
+        values.append(result[key])
+  finally:
+    evaluator.close()
+  return {
+      **timed,
+      **found,
+      "start_s": clock["step_ends"][0] - began,
+      "versions": clock.get("versions", {}),
+  }
+
+
+def peer_settings(
+    config: ml_collections.ConfigDict, task: base.Task, name: str
+) -> dict[str, Any]:
+  """Returns the settings of a run of TRL, with the prompts that ours takes."""
+  order = prompt_order.PromptOrder(
+      task.num_prompts(base.TRAIN), seed=config.seed
+  )
+  prompt_ids = [order.prompt(i)[0] for i in range(_BATCH * _NUM_STEPS)]
+  return {
+      **PEERS[name],
+      "model": config.init,
+      "teacher": config.reference.init,
+      "prompts": [task.prompt(base.TRAIN, i) for i in prompt_ids],
+      # What a batch that the student does not sample is.
+      "completions": [
+          base.reference_text(task, base.TRAIN, i) for i in prompt_ids
+      ],
+      "batch": _BATCH,
+      "max_completion_tokens": config.sampling.max_completion_tokens,
+      "num_steps": _NUM_STEPS,
+      "snapshot_steps": time_to_reward.SNAPSHOT_STEPS,
+      "seed": config.seed,
+  }
+
+
+def _train_teacher(config: ml_collections.ConfigDict) -> pathlib.Path:
+  """Returns the folder of the teacher, of which each seed has one."""
+  workdir = _FOLDER / f"teacher-seed{config.seed}"
+  folder = workdir / "export"
+  if not folder.exists():
+    config = config.copy_and_resolve_references()
+    config.update_from_flattened_dict(_TEACHER)
+    time_to_reward.train_ours(config, workdir)
+    with time_to_reward.stdout_to_stderr():
+      export.run(config, str(workdir), [])
+  return folder.absolute()

@@ -1,0 +1,79 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Distillation beside a peer: its table, and the settings of both."""
+
+import os
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from benchmarks import distill
+from benchmarks import peer_grpo
+from benchmarks import time_to_reward
+from configs import countdown
+from tba_jax.config import validate
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+
+def _result(name, seed, kl):
+  return {
+      "name": name,
+      "seed": seed,
+      "kl": kl,
+      "pass_at_1": [0.2, 0.4, 0.5],
+      "seconds": [0.0, 10.0, 20.0],
+      "steps": [0, 20, 40],
+      "step_s": 0.5,
+  }
+
+
+class DistillTest(parameterized.TestCase):
+
+  def test_seconds_are_those_until_the_kl_has_fallen(self):
+    found = [
+        _result("tb", 0, [4.0, 2.0, 0.5]),
+        _result("tb", 1, [4.0, 3.0, 1.0]),
+        _result("gkd", 0, [4.0, 3.0, 2.5]),
+    ]
+    heads, tb, gkd = distill.make_table(found)
+    cells = dict(zip(heads, tb))
+    self.assertEqual(cells["seeds"], "0, 1")
+    self.assertEqual(cells["s to 2.0 nats"], "15 (10 to 15)")
+    self.assertEqual(cells["s to 0.5 nats"], "never (20 to never)")
+    self.assertEqual(cells["KL at the end"], "0.750 (0.500 to 1.000)")
+    self.assertEqual(gkd[2:5], ["never"] * 3)
+
+  @parameterized.parameters(*distill.OURS)
+  def test_runs_of_ours_are_valid(self, name):
+    config = time_to_reward.make_config(countdown.get_config(), 3)
+    config.update_from_flattened_dict(distill.SETTINGS | distill.OURS[name])
+    validate.validate(config)
+
+  def test_a_peer_takes_the_players_completions_of_the_same_prompts(self):
+    config = time_to_reward.make_config(countdown.get_config(), 3)
+    config.reference.init = "teacher"
+    task = build.make_task(config.task)
+    settings = distill.peer_settings(config, task, "gkd")
+    ids = {
+        task.prompt(base.TRAIN, i): i for i in range(task.num_prompts("train"))
+    }
+    for prompt, completion in list(
+        zip(settings["prompts"], settings["completions"], strict=True)
+    )[:50]:
+      judged = task.judge(base.TRAIN, ids[prompt], completion)
+      self.assertIn(judged.reward, (0.0, 1.0))
+      self.assertNotEmpty(completion)
+    self.assertEqual(settings["teacher"], "teacher")
+
+  def test_missing_peers_are_refused_before_anything_is_trained(self):
+    self.enter_context(
+        mock.patch.dict(os.environ, {peer_grpo.variable("trl"): "false"})
+    )
+    with self.assertRaisesRegex(ValueError, "false cannot import trl: TBA_JAX"):
+      distill.run(countdown.get_config(), ["0", "gkd"])
+
+
+if __name__ == "__main__":
+  absltest.main()
