@@ -24,6 +24,7 @@ _OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
 # Imported in environments of their own.
 _ELSEWHERE = {
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
+    "benchmarks/trl_gkd.py": {"datasets", "torch", "trl"},
     "benchmarks/trl_grpo.py": {"datasets", "torch", "trl"},
     "benchmarks/tunix_grpo.py": {"tunix"},
     "tba_jax/tasks/environment_packages.py": {"gem"},
