@@ -505,7 +505,9 @@ def _disturb(
     elif kind == "cut links":
       _cut(run_, names[0])
     else:
-      clock.write_bytes(struct.pack("<d", rng.choice(_JUMPS_S)))
+      # In place: processes have it mapped.
+      with clock.open("r+b") as file:
+        file.write(struct.pack("<d", rng.choice(_JUMPS_S)))
     done[kind] += kind != "kill"
   outcomes.end(run_, furthest)
   run_.wait()
@@ -516,7 +518,8 @@ def _choose(
     run_: _Run, role: str, kind: str, rng: random.Random
 ) -> tuple[str, int]:
   """Returns a process of a role that lives, or of one that may die."""
-  deadly = kind in ("kill", "stop for ever")
+  # A link that is cut just as a client of JAX connects aborts its process.
+  deadly = kind in ("kill", "stop for ever", "cut links")
   deadline = time.monotonic() + _UP_S
   while time.monotonic() < deadline:
     names = [n for n in sorted(run_.pids()) if n[0] == role]
