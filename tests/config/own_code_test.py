@@ -133,8 +133,10 @@ class RewardTest(parameterized.TestCase):
       path.write_text("".join(json.dumps(row) + "\n" for row in rows))
       self.fields[split] = str(path)
 
-  def make(self, where="process", **fields):
-    config = base_config.make(reward__where=where, reward__deadline_s=1.0)
+  def make(self, where="process", deadline_s=30.0, **fields):
+    config = base_config.make(
+        reward__where=where, reward__deadline_s=deadline_s
+    )
     config.evaluate.num_prompts = config.evaluate.final_prompts = 1
     config.task = ml_collections.ConfigDict(
         own_code.with_defaults({**self.fields, **fields})
@@ -167,11 +169,12 @@ class RewardTest(parameterized.TestCase):
       self.assertNotIn("\n", message)
 
   @parameterized.parameters(
-      ("hangs", "no answer in 1 s"), ("dies", "it ended, status 3")
+      ("hangs", 1.0, "no answer in 1 s"), ("dies", 30.0, "it ended, status 3")
   )
-  def test_one_that_does_not_return(self, name, pattern):
+  def test_one_that_does_not_return(self, name, deadline_s, pattern):
+    config = self.make("pool", deadline_s, rewards=f"{self.path}:{name}")
     with self.assertRaisesRegex(ValueError, pattern):
-      rehearsal.try_reward(self.make("pool", rewards=f"{self.path}:{name}"))
+      rehearsal.try_reward(config)
 
   def test_one_that_ends_its_process(self):
     with self.assertRaisesRegex(ValueError, "task.rewards=.*with status 3"):
