@@ -124,34 +124,21 @@ def _fuzz(name: str, made: Format, count: int, seed: int) -> dict[str, Any]:
   outcomes = collections.Counter()
   most, began = 0, time.monotonic()
   told = began
-  # What the reader imports and compiles at its first use is not its input's.
   rng = random.Random(f"{seed} {name}")
   tracemalloc.start()
   try:
     for i in range(count):
       data = made.mutate(rng)
-      tracemalloc.reset_peak()
-      before = tracemalloc.get_traced_memory()[0]
-      try:
-        made.read(data)
-        outcomes["accepted"] += 1
-      except made.allowed as error:
-        reason = getattr(error, "reason", type(error).__name__)
-        outcomes[f"refused ({reason})"] += 1
-      except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-          raise
-        raise RuntimeError(
-            f"{name}, input {i} of seed {seed}, kept as {_keep(name, data)}:"
-            f" {type(error).__name__}: {error}"
-        ) from error
-      used = tracemalloc.get_traced_memory()[1] - before
-      if i and used > _TIMES * len(data) + _BYTES:
-        raise RuntimeError(
-            f"{name}, input {i} of seed {seed}, kept as {_keep(name, data)}:"
-            f" {used} bytes were allocated for {len(data)}"
-        )
-      most = max(most, used) if i else 0
+      used = _read(name, made, data, f"{i} of seed {seed}", outcomes)
+      if used > _TIMES * len(data) + _BYTES:
+        # What is imported at its first use is not its input's.
+        used = _read(name, made, data, f"{i} of seed {seed}", None)
+        if used > _TIMES * len(data) + _BYTES:
+          raise RuntimeError(
+              f"{name}, input {i} of seed {seed}, kept as {_keep(name, data)}:"
+              f" {used} bytes were allocated for {len(data)}"
+          )
+      most = max(most, used)
       if time.monotonic() > told + _TELL_EVERY_S:
         told = time.monotonic()
         print(f"{name}: {i + 1} of {count}", file=sys.stderr, flush=True)
@@ -162,6 +149,33 @@ def _fuzz(name: str, made: Format, count: int, seed: int) -> dict[str, Any]:
       "most_bytes_allocated": most,
       **dict(sorted(outcomes.items())),
   }
+
+
+def _read(
+    name: str,
+    made: Format,
+    data: bytes,
+    which: str,
+    outcomes: collections.Counter[str] | None,
+) -> int:
+  """Reads an input, counts the outcome, and returns the bytes allocated."""
+  tracemalloc.reset_peak()
+  before = tracemalloc.get_traced_memory()[0]
+  outcome = "accepted"
+  try:
+    made.read(data)
+  except made.allowed as error:
+    outcome = f"refused ({getattr(error, 'reason', type(error).__name__)})"
+  except KeyboardInterrupt:
+    raise
+  except BaseException as error:
+    raise RuntimeError(
+        f"{name}, input {which}, kept as {_keep(name, data)}:"
+        f" {type(error).__name__}: {error}"
+    ) from error
+  if outcomes is not None:
+    outcomes[outcome] += 1
+  return tracemalloc.get_traced_memory()[1] - before
 
 
 def _keep(name: str, data: bytes) -> str:
