@@ -72,7 +72,12 @@ _NEXT: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
     "cut links": (
         "{}'s links to the store cut as they are made, for 4 s",
-        {"": "connects again; nothing is lost"},
+        {
+            "": (
+                "connects again; JAX aborts a process whose link breaks while it"
+                " connects, which is restarted. Nothing is lost"
+            )
+        },
     ),
     "clock jump": (
         "clock of {} set by up to a day",
