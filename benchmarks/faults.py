@@ -74,7 +74,7 @@ _NEXT: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "{}'s links to the store cut as they are made, for 4 s",
         {
             "": (
-                "connects again; JAX aborts a process whose link breaks while it"
+                "connects again; JAX aborts a process whose link breaks as it"
                 " connects, which is restarted. Nothing is lost"
             )
         },
