@@ -5,6 +5,7 @@
 python -m tba_jax.config.reference > docs/config.md
 """
 
+import inspect
 import re
 
 from tba_jax.config import load
@@ -68,9 +69,10 @@ def _task_rows(task: type) -> dict[str, tuple]:
   """Returns the rows of a task's fields, from its docstring."""
   meanings = {}
   for parent in reversed(task.__mro__):  # Fields may be those of a parent.
-    text = parent.__doc__ or ""
+    # Python strips the indentation from 3.13 on.
+    text = inspect.cleandoc(parent.__doc__ or "")
     for names, meaning in re.findall(
-        r"^  (\w+(?:, \w+)*): (.+(?:\n    .+)*)", text, re.M
+        r"^(\w+(?:, \w+)*): (.+(?:\n  .+)*)", text, re.M
     ):
       meanings |= dict.fromkeys(names.split(", "), meaning)
   return {
