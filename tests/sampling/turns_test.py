@@ -41,8 +41,13 @@ class TurnsTest(parameterized.TestCase):
         decode.Request(np.array(prompt), index, 0, 11)
         for index, prompt in enumerate([[2], [3, 4], [5, 2, 4]])
     ]
-    cls.make = functools.partial(
-        sampler_case.make, cls.model, max_completion_tokens=_T, has_turns=True
+    cls.make = staticmethod(
+        functools.partial(
+            sampler_case.make,
+            cls.model,
+            max_completion_tokens=_T,
+            has_turns=True,
+        )
     )
 
   def sample(self, sampler, requests=None, turns=None):
