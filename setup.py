@@ -8,8 +8,8 @@ import setuptools
 
 HERE = pathlib.Path(__file__).parent
 
-# Ranges that hold for Python 3.11 with jax 0.10 and Python 3.12 with jax 0.11;
-# constraints.txt has the exact versions that the tests run with.
+# Ranges that hold for Python 3.11 with jax 0.10, 3.12 with 0.11 and 3.13 with
+# 0.12; constraints.txt has the exact versions that the tests run with.
 REQUIREMENTS = [
     "absl-py>=2.3",
     "chex>=0.1.91",
@@ -22,7 +22,7 @@ REQUIREMENTS = [
     "huggingface-hub>=1.31,<3",
     # tensorflow-datasets imports it and does not list it.
     "importlib_resources>=6",
-    "jax>=0.10,<0.12",
+    "jax>=0.10,<0.13",
     "jaxlib>=0.10",  # jax has its exact version.
     "jinja2>=3.1",
     "markupsafe>=3",
@@ -70,8 +70,9 @@ EXTRAS = {
     # The tests that compare with transformers' and peft's own models; never at
     # run time.
     "parity": ["peft>=0.17", "torch>=2.6"],
-    "cuda": ["jax[cuda12]>=0.10,<0.12"],
-    "tpu": ["jax[tpu]>=0.10,<0.12"],
+    "cuda": ["jax[cuda12]>=0.10,<0.13"],
+    "cuda13": ["jax[cuda13]>=0.10,<0.13"],
+    "tpu": ["jax[tpu]>=0.10,<0.13"],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
     "data": ["datasets>=4.4,<6"],
     # `sweep`, `benchmarks`, `docs/make_pictures.py` and the notebooks.
@@ -120,6 +121,7 @@ setuptools.setup(
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

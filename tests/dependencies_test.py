@@ -170,7 +170,8 @@ class DependenciesTest(absltest.TestCase):
   def test_each_extra_is_used(self):
     used = {extra for extras in _EXTRA_OF_PLACE.values() for extra in extras}
     # Plugins, which nothing imports.
-    self.assertEqual(set(self.extras) - used, {"cuda", "tpu", "gcs"})
+    plugins = {"cuda", "cuda13", "tpu", "gcs"}
+    self.assertEqual(set(self.extras) - used, plugins)
 
   def test_nothing_can_load_a_pickle(self):
     for text, found in (
