@@ -71,7 +71,7 @@ class Countdown:
     return f"calculate: {self._tried[-1]}"
 
   def _expressions(self) -> list[str]:
-    """Returns those that begin with one operation and have values of 1 to 30."""
+    """Returns those that begin with one operation, with values of 1 to 30."""
     found: list[str] = []
     while not found:
       left, right, other = self._random.sample(self._numbers, 3)
