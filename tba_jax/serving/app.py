@@ -171,6 +171,7 @@ class App:
         ("create_episode", post, self._create_episode),
         ("episodes/{episode}", get, self._get_episode),
         ("episodes/{episode}/finish", post, self._finish_episode),
+        ("training_runs/{model}", get, self._training_run),
         ("training_runs/{model}/checkpoints", get, self._checkpoints),
         ("training_runs/{model}/checkpoints/{kind}/{name}", delete,
          self._delete_checkpoint),
@@ -369,6 +370,7 @@ class App:
       )
     lora_config = messages.field(body, "lora_config", dict, None)
     spec = self._engine.spec_of(model, lora_config)
+    spec["user_metadata"] = messages.field(body, "user_metadata", dict, {})
     self._journal.add_model(model, session, spec)
     raw = json.dumps(body, sort_keys=True).encode()
     asked = await self._submit(engine_lib.CREATE, model, 0, raw)
@@ -441,7 +443,8 @@ class App:
     model = f"{session}:train:{messages.field(body, 'model_seq_id', int)}"
     if body.get("base_model") is not None:
       self._check_base(messages.field(body, "base_model", str))
-    spec = self._spec_of_checkpoint(path)
+    said = messages.field(body, "user_metadata", dict, {})
+    spec = {**self._spec_of_checkpoint(path), "user_metadata": said}
     self._journal.add_model(model, session, spec)
     asked = await self._submit(engine_lib.LOAD, model, 0, raw)
     return {"request_id": asked.id, "model_id": model}
@@ -464,8 +467,28 @@ class App:
         "train_attn": spec["train_attn"],
     }
 
+  async def _training_run(self, request: requests.Request) -> Any:
+    model = self._check_model(request.path_params["model"])
+    spec = self._journal.model(model)
+    newest = {c["checkpoint_type"]: c for c in self._listed(model)}
+    return {
+        "training_run_id": model,
+        "base_model": spec["base_model"],
+        "model_owner": "",
+        "is_lora": spec["rank"] > 0,
+        "lora_rank": spec["rank"] or None,
+        "last_request_time": _iso(self._journal.last_asked_s(model)),
+        "last_checkpoint": newest.get("training"),
+        "last_sampler_checkpoint": newest.get("sampler"),
+        "user_metadata": spec.get("user_metadata"),
+    }
+
   async def _checkpoints(self, request: requests.Request) -> Any:
     model = self._check_model(request.path_params["model"])
+    return {"checkpoints": self._listed(model)}
+
+  def _listed(self, model: str) -> list[dict[str, Any]]:
+    """Returns the checkpoints of a model as clients see them, oldest first."""
     kinds = {
         engine_lib.WEIGHTS: "training",
         engine_lib.SAMPLER_WEIGHTS: "sampler",
@@ -474,16 +497,15 @@ class App:
     out = []
     for path, created_s in self._journal.checkpoints_of(model):
       _, kind, name = path.removeprefix("tinker://").split("/")
-      made = datetime.datetime.fromtimestamp(created_s, datetime.UTC)
       out.append(
           {
               "checkpoint_id": f"{kind}/{name}",
               "checkpoint_type": kinds[kind],
-              "time": made.isoformat(),
+              "time": _iso(created_s),
               "tinker_path": path,
           }
       )
-    return {"checkpoints": out}
+    return out
 
   async def _delete_checkpoint(self, request: requests.Request) -> Any:
     p = request.path_params
@@ -854,6 +876,10 @@ def _as_openai(handler: Handler) -> Handler:
     return responses.JSONResponse({"error": error}, status_code=status)
 
   return as_openai
+
+
+def _iso(time_s: float) -> str:
+  return datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat()
 
 
 def _error(status: int, text: str) -> responses.JSONResponse:

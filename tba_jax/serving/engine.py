@@ -1333,6 +1333,12 @@ def _parse_sample(
     request: journal_lib.Request, path: str, stop_ids: frozenset[int]
 ) -> _Sample:
   body, field = messages.parse_json(request.body), messages.field
+  if body.get("record_stability_info"):
+    raise ValueError(
+        "record_stability_info: it is for the loss stable_reinforce, which is"
+        " Tinker's own; allowed are other losses, as"
+        " loss_fn=importance_sampling"
+    )
   messages.check_fields(body, _SAMPLE_FIELDS)
   try:
     tokens = messages.tokens_of(body.get("prompt"))

@@ -296,6 +296,18 @@ class Journal:
     row = self._read("SELECT spec FROM models WHERE id=?", id)
     return row and json.loads(row[0])
 
+  def last_asked_s(self, model: str) -> float:
+    """Returns the Unix time of a model's newest request that is not forgotten.
+
+    Without one it is that of the model's session.
+    """
+    return self._read(
+        "SELECT COALESCE((SELECT MAX(accepted_s) FROM requests WHERE owner=?1),"
+        " (SELECT created_s FROM sessions JOIN models ON session=sessions.id"
+        " WHERE models.id=?1))",
+        model,
+    )[0]
+
   def models_of(self, session: str) -> list[str]:
     with self._lock:
       rows = self._all("SELECT id FROM models WHERE session=?", session)

@@ -1,0 +1,77 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What clients learn about models and their checkpoints."""
+
+import datetime
+import time
+
+from absl.testing import absltest
+
+from tests.support import serving_case
+
+
+class TrainingRunsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.server = serving_case.HttpServer(self.create_tempdir().full_path)
+    self.addCleanup(self.server.close)
+    _, said = self.server.ask("api/v1/create_session", {})
+    self.session = said["session_id"]
+
+  def test_tells_the_metadata_that_a_model_was_made_with(self):
+    ask, began = self.server.ask, time.time()
+    body = {"session_id": self.session, "model_seq_id": 0}
+    made = {"base_model": "scratch", "lora_config": {"rank": 2}}
+    said = {"renderer_name": "qwen3_instruct"}
+    self.server.result(
+        ask("api/v1/create_model", {**body, **made, "user_metadata": said})
+    )
+    one = f"{self.session}:train:0"
+    kept = {"model_id": one, "seq_id": 1, "path": "first"}
+    saved = self.server.result(ask("api/v1/save_weights", kept))
+    status, run = ask(f"api/v1/training_runs/{one}")
+    self.assertEqual(status, 200, run)
+    self.assertEqual(run["user_metadata"], said)
+    self.assertEqual((run["is_lora"], run["lora_rank"]), (True, 2))
+    self.assertEqual(run["last_checkpoint"]["tinker_path"], saved["path"])
+    self.assertIsNone(run["last_sampler_checkpoint"])
+    asked = datetime.datetime.fromisoformat(run["last_request_time"])
+    self.assertBetween(asked.timestamp(), began, time.time())
+
+    with self.subTest("a model that a checkpoint makes has its own"):
+      load = {**body, "model_seq_id": 1, "path": saved["path"]}
+      said = {"renderer_name": "role_colon"}
+      load |= {"optimizer": False, "user_metadata": said}
+      self.server.result(ask("api/v1/load_weights", load))
+      _, run = ask(f"api/v1/training_runs/{self.session}:train:1")
+      self.assertEqual(run["user_metadata"], said)
+      self.assertEqual((run["base_model"], run["lora_rank"]), ("scratch", 2))
+
+    status, _ = ask("api/v1/training_runs/none")
+    self.assertEqual(status, 404)
+
+  def test_a_loss_of_tinker_alone_is_refused_with_what_to_take(self):
+    ask = self.server.ask
+    body = {"session_id": self.session, "sampling_session_seq_id": 0}
+    _, made = ask(
+        "api/v1/create_sampling_session", {**body, "base_model": "scratch"}
+    )
+    said = self.server.result(
+        ask(
+            "api/v1/asample",
+            {
+                "sampling_session_id": made["sampling_session_id"],
+                "prompt": {"chunks": [{"type": "encoded_text", "tokens": [3]}]},
+                "num_samples": 1,
+                "sampling_params": {"max_tokens": 1},
+                "record_stability_info": True,
+            },
+        )
+    )
+    self.assertIn("loss_fn=importance_sampling", said["error"])
+    self.assertEqual(said["category"], "user")
+
+
+if __name__ == "__main__":
+  absltest.main()
