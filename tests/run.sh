@@ -17,9 +17,9 @@ usage: tests/run.sh [--all | --peers] [PYTEST_ARG …]
   tests/run.sh                    the fast group, some minutes
   tests/run.sh --all              also multi_device, multi_process, browser,
                                   notebooks and the parity tests with torch
-  tests/run.sh --peers            only tests/peers: environments and a server of
-                                  other packages, which are installed into
-                                  .venv/peers (vLLM takes 4 GB)
+  tests/run.sh --peers            only tests/peers: environments, clients and a
+                                  server of other packages, which are installed
+                                  into .venv/peers (vLLM takes 4 GB)
   tests/run.sh tests/losses -k tb these tests only, in one process
 
 PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
@@ -102,10 +102,11 @@ is_apart() { grep -q '^# apart' "$1"; }
 
 # setup_peer NAME: makes .venv/peers/NAME, a venv over .venv with the packages of
 # tests/peers/NAME.txt, whose pins may differ; sets PEER_PYTHON. With a line
-# "# apart" there it has these packages alone, and a line "# without: …" names some
-# that are taken away.
+# "# apart" there it has these packages alone. A line "# alone: …" names some that
+# are installed without what they ask for, "# without: …" some that are taken away.
 setup_peer() {
-  local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt" want below unwanted
+  local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt"
+  local want below alone unwanted
   local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
   PEER_PYTHON="$venv/bin/python"
   want="$("$VENV_PYTHON" -VV; cat "$packages")"
@@ -119,6 +120,11 @@ setup_peer() {
   fi
   "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check \
     --requirement "$packages" || return 1
+  mapfile -t alone < <(sed -n 's/^# alone: //p' "$packages" | tr ' ' '\n')
+  if ((${#alone[@]})); then
+    "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check --no-deps \
+      "${alone[@]}" || return 1
+  fi
   mapfile -t unwanted < <(sed -n 's/^# without: //p' "$packages" | tr ' ' '\n')
   if ((${#unwanted[@]})); then
     "$PEER_PYTHON" -m pip uninstall -qq -y "${unwanted[@]}" || return 1
