@@ -27,11 +27,13 @@ _ELSEWHERE = {
     "benchmarks/trl_gkd.py": {"datasets", "torch", "trl"},
     "benchmarks/trl_grpo.py": {"datasets", "torch", "trl"},
     "benchmarks/tunix_grpo.py": {"tunix"},
+    "examples/verifiers_sums.py": {"httpx", "verifiers"},
     "tba_jax/tasks/environment_packages.py": {"gem"},
     "tests/peers/gem_test.py": {"gem"},
     "tests/peers/gymnasium_text.py": {"gymnasium"},
     "tests/peers/opponents.py": {"textarena"},
     "tests/peers/textarena_test.py": {"textarena"},
+    "tests/peers/verifiers_test.py": {"verifiers-sums"},
 }
 # Modules that unpickle, and functions that do unless told not to.
 _PICKLES = {
