@@ -31,6 +31,7 @@ import urllib.request
 
 import ml_collections
 import numpy as np
+import psutil
 
 from benchmarks import attacks
 from tba_jax.monitor import run_directory
@@ -127,10 +128,10 @@ def _try_coordinator(
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
   """Adds the rows of a trainer's coordinator; returns the run's account."""
-  address = f"127.0.0.1:{processes.free_port()}"
-  settings = _COMMON | _OF_COORDINATOR | {"trainer.coordinator": address}
-  with _training(config, folder, settings) as (steps, _):
+  with _training(config, folder, _COMMON | _OF_COORDINATOR) as (steps, _):
     trainer = _Work(steps, _pid(folder, "trainer"))
+    # `train` has chosen the port; it is the last operand.
+    address = psutil.Process(trainer.pid).cmdline()[-1]
     for attack in attacks.ATTACKS:
       rows.append(_row("coordinator", attack, seconds, trainer, address))
   return _account(folder)
