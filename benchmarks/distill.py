@@ -38,9 +38,11 @@ from benchmarks import peer_grpo
 from benchmarks import results
 from benchmarks import time_to_reward
 from tba_jax.evaluation import reward_judge
+from tba_jax.learning import device_work
 from tba_jax.learning import model_source
 from tba_jax.models import hf
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
 from tba_jax.programs import sft
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base
@@ -202,7 +204,13 @@ def _measure(
     load = lambda step: hf.load(folder / f"step{step}")[1]
   timed = time_to_reward.time_snapshots(clock["step_ends"])
   found: dict[str, list[float]] = {"kl": [], "pass_at_1": []}
-  evaluator = reward_judge.make_evaluator(config, "", policy)
+  config.reference.role = "trainer"  # The evaluator's, then.
+  reference = device_work.make_reference(
+      config, policy, None, sharding.make_mesh(config.mesh)
+  )
+  evaluator = reward_judge.make_evaluator(
+      config, "", policy, reference=reference
+  )
   try:
     for step in timed["steps"]:
       params = load(step) if step else policy_lib.initial_params(policy, 0)
