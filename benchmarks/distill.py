@@ -9,14 +9,15 @@ student, and has learned the config's task by trajectory balance. No reward is
 used: the student, a fine-tuned policy, samples, and learns the teacher's
 distribution. Runs:
 
-  tb          trajectory balance, `loss.reward_weight=0` and β = 1, as `train`
-              runs it: store, trainer and searcher
-  tb_grouped  the same with twice the completions of half of the prompts
-  gkd         TRL's `GKDTrainer` on the student's own samples, reverse KL over
-              the whole vocabulary
-  gkd_mixed   its defaults: half of the batches are the player's completions,
-              and the divergence is between both KLs
-  gkd_…_rate  `gkd` with other learning rates
+  tb             trajectory balance with `loss.reward_weight=0` and β = 1, as
+                 `train` runs it: store, trainer and searcher
+  tb_high_rate   the same at a learning rate of 1e-3
+  tb_grouped     `tb` with twice the completions of half of the prompts
+  gkd            TRL's `GKDTrainer` on the student's own samples, reverse KL
+                 over the whole vocabulary, at a rate of 1e-3
+  gkd_low_rate   the same at 4e-4, `gkd_high_rate` at 2e-3
+  gkd_mixed      its defaults: half of the batches are the player's completions,
+                 and the divergence is between both KLs
 
 All take the same prompts in the same order. Snapshots of the params are
 evaluated afterwards by this package's evaluator: KL(student ‖ teacher) of a
@@ -57,6 +58,10 @@ SETTINGS = {
 }
 OURS = {
     "tb": {},
+    "tb_high_rate": {
+        "optimizer.learning_rate": 1e-3,
+        "optimizer.learning_rate_final": 1e-4,
+    },
     "tb_grouped": {
         "search.samples_per_prompt": 8,
         "train.completions_per_prompt": 8,
@@ -81,7 +86,7 @@ PEERS = {
 }
 RUNS = (*OURS, *PEERS)
 # Nats of a completion.
-TARGETS = (2.0, 1.0, 0.5)
+TARGETS = (8.0, 4.0, 2.0)
 # Completions of a step, and steps, of TRL's runs.
 _BATCH, _NUM_STEPS = 128, 320
 _FOLDER = pathlib.Path("runs") / "distill"

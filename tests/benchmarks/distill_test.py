@@ -33,16 +33,16 @@ class DistillTest(parameterized.TestCase):
 
   def test_seconds_are_those_until_the_kl_has_fallen(self):
     found = [
-        _result("tb", 0, [4.0, 2.0, 0.5]),
-        _result("tb", 1, [4.0, 3.0, 1.0]),
-        _result("gkd", 0, [4.0, 3.0, 2.5]),
+        _result("tb", 0, [16.0, 8.0, 2.0]),
+        _result("tb", 1, [16.0, 12.0, 4.0]),
+        _result("gkd", 0, [16.0, 12.0, 10.0]),
     ]
     heads, tb, gkd = distill.make_table(found)
     cells = dict(zip(heads, tb))
     self.assertEqual(cells["seeds"], "0, 1")
-    self.assertEqual(cells["s to 2.0 nats"], "15 (10 to 15)")
-    self.assertEqual(cells["s to 0.5 nats"], "never (20 to never)")
-    self.assertEqual(cells["KL at the end"], "0.750 (0.500 to 1.000)")
+    self.assertEqual(cells["s to 8.0 nats"], "15 (10 to 15)")
+    self.assertEqual(cells["s to 2.0 nats"], "never (20 to never)")
+    self.assertEqual(cells["KL at the end"], "3.000 (2.000 to 4.000)")
     self.assertEqual(gkd[2:5], ["never"] * 3)
 
   @parameterized.parameters(*distill.OURS)
