@@ -18,9 +18,6 @@ import sys
 
 from benchmarks import peer_grpo
 
-# The texts alone: these models have no turns.
-_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-
 
 def main(folder: pathlib.Path) -> None:
   os.environ.update(
@@ -37,7 +34,6 @@ def main(folder: pathlib.Path) -> None:
   c = json.loads((folder / "settings.json").read_text())
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   tokenizer = transformers.AutoTokenizer.from_pretrained(c["model"])
-  tokenizer.chat_template = _TEMPLATE
   model, teacher = (
       transformers.AutoModelForCausalLM.from_pretrained(
           c[name], dtype=torch.float32
@@ -58,13 +54,20 @@ def main(folder: pathlib.Path) -> None:
       clock.end_step()
       control.should_training_stop = clock.is_over
 
-  messages = [
-      [
-          {"role": "user", "content": prompt},
-          {"role": "assistant", "content": completion + tokenizer.eos_token},
-      ]
-      for prompt, completion in zip(c["prompts"], c["completions"], strict=True)
-  ]
+  # Apart: as one text, the end of a prompt and the beginning of a completion
+  # may be one token.
+  encode = lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"]
+  prompts = encode(c["prompts"])
+  completions = encode(
+      [text + tokenizer.eos_token for text in c["completions"]]
+  )
+  data = {
+      "prompt": c["prompts"],
+      "input_ids": [p + y for p, y in zip(prompts, completions, strict=True)],
+      "completion_mask": [
+          [0] * len(p) + [1] * len(y) for p, y in zip(prompts, completions)
+      ],
+  }
   args = gkd.GKDConfig(
       output_dir=str(folder / "trainer"),
       per_device_train_batch_size=c["batch"],
@@ -94,7 +97,7 @@ def main(folder: pathlib.Path) -> None:
       model=model,
       teacher_model=teacher,
       args=args,
-      train_dataset=datasets.Dataset.from_dict({"messages": messages}),
+      train_dataset=datasets.Dataset.from_dict(data),
       processing_class=tokenizer,
       callbacks=[StepEnds()],
   )
