@@ -288,6 +288,8 @@ class Collector:
             versions=c.versions,
             epoch=epoch,
             ref_logprobs=ref_logprobs,
+            routes=c.routes,
+            prompt_routes=c.prompt_routes,
         )
         for i, (
             (position, prompt_id, visit),

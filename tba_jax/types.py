@@ -37,6 +37,10 @@ class Group:
   ref_logprobs: [S, T] float32, log-prob of each token that the loss counts
     under the fixed reference, nats, 0 elsewhere; None if the trainer computes
     them.
+  routes: [S, T, N, A] uint8, experts that each completion token used in each of
+    N layers, 0 at the last, which was not fed to the model, and after it; None
+    if they are not recorded.
+  prompt_routes: [P, N, A] uint8, experts of the prompt's tokens, likewise.
   """
 
   prompt_id: int
@@ -52,6 +56,8 @@ class Group:
   versions: np.ndarray
   epoch: int
   ref_logprobs: np.ndarray | None = None
+  routes: np.ndarray | None = None
+  prompt_routes: np.ndarray | None = None
 
   @property
   def num_completions(self) -> int:
@@ -86,6 +92,22 @@ class Rows:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Routes:
+  """Experts that each token used when completions were sampled.
+
+  Axes beside those above: N layers, A experts of a token.
+
+  prompts: [B, P, N, A] uint8, experts of left-padded prompts, 0 at padding.
+  completions: [B, K, T, N, A] uint8, 0 at a completion's last token, which was
+    not fed to the model, and at padding.
+  """
+
+  prompts: Any
+  completions: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Batch:
   """Data of one optimizer step.
 
@@ -102,6 +124,7 @@ class Batch:
     split into micro-batches; {} until then.
   rows: packed rows of the forward pass; None if a row is a prompt with its K
     completions.
+  routes: experts that the policy uses again; None has its routers choose.
   """
 
   prompt_tokens: Any
@@ -114,6 +137,7 @@ class Batch:
   staleness_steps: Any
   prepared: Any = dataclasses.field(default_factory=dict)
   rows: Rows | None = None
+  routes: Routes | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +157,7 @@ class Completions:
   versions: [S] int32, oldest params version that sampled a token of the row.
   token_versions: [S, T] int32, params version that sampled the token, -1 where
     not sampled.
+  routes, prompt_routes: experts that tokens used, see `Group`.
   """
 
   tokens: np.ndarray
@@ -143,3 +168,5 @@ class Completions:
   stopped: np.ndarray
   versions: np.ndarray
   token_versions: np.ndarray
+  routes: np.ndarray | None = None
+  prompt_routes: np.ndarray | None = None

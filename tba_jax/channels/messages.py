@@ -22,6 +22,7 @@ is not kept any more is told by a searcher's lease alone (`lease.first`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import math
 import pathlib
 import time
@@ -53,6 +54,9 @@ _STACKED = {
 }
 # Only in blocks of searchers that hold the reference.
 _REFERENCE = {"ref_logprobs": (np.float32, 3)}
+# Only in blocks of searchers that record the experts of tokens. Their last two
+# axes, layers and experts of a token, are the trainer's to check.
+_ROUTES, _PROMPT_ROUTES = "routes", "prompt_routes"
 _SCALARS = ("prompt_id", "visit", "position", "epoch")
 
 _TOTALS = {unit: int for unit in UNITS}
@@ -193,9 +197,12 @@ class Refusals:
     self._on_event(self._kind, f"{key[:200]}: {str(error)[:500]}{more}")
 
 
-def _arrays_of(has_ref_logprobs: bool) -> dict[str, tuple[type, int]]:
+def _arrays_of(
+    has_ref_logprobs: bool, has_routes: bool
+) -> dict[str, tuple[type, int]]:
   """Returns dtype and number of axes of a block's stacked arrays."""
-  return _STACKED | (_REFERENCE if has_ref_logprobs else {})
+  routes = {_ROUTES: (np.uint8, 5)} if has_routes else {}
+  return _STACKED | (_REFERENCE if has_ref_logprobs else {}) | routes
 
 
 def pack_groups(
@@ -207,7 +214,11 @@ def pack_groups(
   """
   arrays = {}
   has_ref_logprobs = any(g.ref_logprobs is not None for g in groups)
-  for name, (dtype, _) in _arrays_of(has_ref_logprobs).items():
+  has_routes = any(g.routes is not None for g in groups)
+  if has_routes:
+    groups = _with_routes(groups)
+    arrays[_PROMPT_ROUTES] = np.concatenate([g.prompt_routes for g in groups])
+  for name, (dtype, _) in _arrays_of(has_ref_logprobs, has_routes).items():
     arrays[name] = np.stack([getattr(g, name) for g in groups]).astype(
         dtype, copy=False
     )
@@ -217,6 +228,22 @@ def pack_groups(
   header = {name: [int(getattr(g, name)) for g in groups] for name in _SCALARS}
   header["prompt_lengths"] = [len(g.prompt_tokens) for g in groups]
   return header, arrays
+
+
+def _with_routes(groups: Sequence[types.Group]) -> list[types.Group]:
+  """Returns groups of which those without a prompt have routes of zeros."""
+  *_, N, A = next(g.routes.shape for g in groups if g.routes is not None)
+  zeros = lambda tokens: np.zeros((*tokens.shape, N, A), np.uint8)
+  return [
+      g
+      if g.routes is not None
+      else dataclasses.replace(
+          g,
+          routes=zeros(g.completion_tokens),
+          prompt_routes=zeros(g.prompt_tokens),
+      )
+      for g in groups
+  ]
 
 
 def unpack_groups(
@@ -234,10 +261,14 @@ def unpack_groups(
   num_groups = len(lengths)
   if not num_groups or any(len(c) != num_groups for c in columns.values()):
     raise ValueError("header lists of unequal length, or no group")
-  stacked = _arrays_of("ref_logprobs" in arrays)
-  if missing := {"prompt_tokens", *stacked} - set(arrays):
+  has_routes = _ROUTES in arrays
+  stacked = _arrays_of("ref_logprobs" in arrays, has_routes)
+  needed = {"prompt_tokens", *stacked, *[_PROMPT_ROUTES] * has_routes}
+  if missing := needed - set(arrays):
     raise ValueError(f"no array {min(missing)!r}")
   shape = num_groups, *arrays["completion_tokens"].shape[1:]
+  if has_routes:
+    shape += arrays[_ROUTES].shape[3:]
   for name, (dtype, ndim) in stacked.items():
     found = arrays[name]
     if found.dtype != dtype or found.shape != shape[:ndim]:
@@ -248,12 +279,24 @@ def unpack_groups(
   prompts = arrays["prompt_tokens"]
   if min(lengths) < 0 or prompts.shape != (sum(lengths),):
     raise ValueError("prompt_lengths do not add up to prompt_tokens")
+  if has_routes:
+    found = arrays[_PROMPT_ROUTES]
+    if found.dtype != np.uint8 or found.shape != (sum(lengths), *shape[3:]):
+      raise ValueError(
+          f"{_PROMPT_ROUTES}: {found.dtype}{found.shape}, not"
+          f" uint8{(sum(lengths), *shape[3:])}"
+      )
   ends = np.cumsum(lengths)
   return [
       types.Group(
           prompt_tokens=prompts[ends[i] - lengths[i] : ends[i]],
           **{name: column[i] for name, column in columns.items()},
           **{name: arrays[name][i] for name in stacked},
+          prompt_routes=(
+              arrays[_PROMPT_ROUTES][ends[i] - lengths[i] : ends[i]]
+              if has_routes
+              else None
+          ),
       )
       for i in range(num_groups)
   ]
@@ -266,8 +309,20 @@ def reject_reason(
     max_prompt_tokens: int,
     max_completion_tokens: int,
     has_ref_logprobs: bool,
+    routes_shape: tuple[int, int] | None = None,
+    num_experts: int = 0,
 ) -> str | None:
-  """Returns why a group is rejected, a reason of the ledger, or None."""
+  """Returns why a group is rejected, a reason of the ledger, or None.
+
+  Args:
+    group: group that `unpack_groups` returned, or its like.
+    vocab_size: upper bound of token ids.
+    max_prompt_tokens, max_completion_tokens: P and T.
+    has_ref_logprobs: whether searchers compute reference log-probs.
+    routes_shape: layers, and experts of a token, of the routes that searchers
+      record; None if they record none.
+    num_experts: upper bound of the numbers of experts.
+  """
   if not group.sampled_mask.any():
     return "environment"  # It has said no prompt.
   if not np.isfinite(group.rewards).all():
@@ -288,6 +343,12 @@ def reject_reason(
   past = np.arange(sampled.shape[1]) >= lengths[:, None]
   if (sampled & past).any() or not sampled.any(axis=1).all():
     return "mask"
+  found = None if group.routes is None else group.routes.shape[2:]
+  if found != routes_shape:
+    return "routes"
+  if routes_shape is not None:
+    if max(x.max() for x in (group.routes, group.prompt_routes)) >= num_experts:
+      return "routes"
   for tokens in (group.completion_tokens, group.prompt_tokens):
     if (tokens < 0).any() or (tokens >= vocab_size).any():
       return "token"

@@ -47,6 +47,7 @@ class ReplayService:
       receiver: ports.Receiver,
       buffer: buffer_lib.ReplayBuffer,
       vocab_size: int,
+      num_experts: int = 0,
       on_event: Callable[[str, str], None],
       score_groups: Callable[
           [list[types.Group]], list[types.Group]
@@ -61,6 +62,7 @@ class ReplayService:
       receiver: receiver made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
+      num_experts: upper bound of the experts of routes; 0 without any.
       on_event: called with (kind, message).
       score_groups: rewards groups, if searchers do not.
       saved: `get_state` of a checkpoint.
@@ -79,6 +81,8 @@ class ReplayService:
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
         "max_completion_tokens": config.sampling.max_completion_tokens,
         "has_ref_logprobs": config.reference.role == "searcher",
+        "routes_shape": buffer.routes_shape,
+        "num_experts": num_experts,
     }
     self._on_event = on_event
     self._score_groups = score_groups

@@ -765,6 +765,9 @@ SETTINGS = {
         "dots", one_of("none", "dots", "full"), "rematerialization: the forward"
         " pass keeps everything ('none'), results of matrix products ('dots'),"
         " or only each layer's input ('full', least memory)"),
+    "train.router_replay": _s(
+        False, FLAG, "router replay: searchers record the experts that each"
+        " token used, and the trainer's policy uses them again"),
     "train.per_round_steps": _s(
         0, FROM_0, "schedules change once per this many steps (a round), as in"
         " the papers' code; 0 = every step"),

@@ -423,6 +423,9 @@ _REQUIRED = (
       "sampling.in_flight": ("off", "keep_cache"),
       "explore.fraction": (0,), "explore.min_tokens": (0,),
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
+    # Neither tells the experts that tokens used.
+    ("train.router_replay", bool,
+     {"search.sampler": ("own",), "logged.path": ("",)}),
     ("export.adapter", bool, {"lora.rank": "above 0"}),
     # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
@@ -867,6 +870,19 @@ def _trainer_mesh(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def _router_replay(c: Mapping[str, Any]) -> _Problems:
+  """Routes are numbers of experts in a byte each."""
+  if not c["train.router_replay"]:
+    return
+  name, shape = _start(c)
+  num = c["model.num_experts"] if shape is None else shape.num_experts
+  if not 1 <= num <= 256:
+    yield "train.router_replay", (
+        f"allowed False: it needs a model with 1 to 256 experts in a layer, and"
+        f" that of config.init = {name!r} has {num}"
+    )
+
+
 def _vllm(c: Mapping[str, Any]) -> _Problems:
   if c["search.sampler"] != "vllm":
     return
@@ -1191,6 +1207,7 @@ _CHECKS = (
     lora_targets,
     _trainer_mesh,
     _searcher_mesh,
+    _router_replay,
     _vllm,
     _judges,
     _packages,

@@ -146,6 +146,7 @@ class DeviceWork:
         {
             "shapes": _shapes(batch),
             "rows": batch.rows and _shapes(batch.rows),
+            "routes": batch.routes and _shapes(batch.routes),
             "prepared": _shapes(batch.prepared),
             "num_missing": num_missing,
         },
@@ -262,9 +263,11 @@ class Follower:
     work, fields = self._work, command.fields
     if command.name == "place":
       rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
+      routes = fields["routes"] and types.Routes(**_arrays(fields["routes"]))
       batch = types.Batch(
           **_arrays(fields["shapes"]),
           rows=rows,
+          routes=routes,
           prepared=_arrays(fields["prepared"]),
       )
       self._batch, _ = work.place(batch, fields["num_missing"])
@@ -289,14 +292,14 @@ def _shapes(record: Any) -> dict[str, Any]:
   """Returns shape and dtype of each array; None where there is none.
 
   Args:
-    record: a `types.Batch`, of which `rows` and `prepared` are left out, a
-      `types.Rows`, or arrays by name.
+    record: a `types.Batch`, of which `rows`, `routes` and `prepared` are left
+      out, a `types.Rows` or `types.Routes`, or arrays by name.
   """
   arrays = record if isinstance(record, dict) else vars(record)
   return {
       name: x if x is None else [list(x.shape), x.dtype.name]
       for name, x in arrays.items()
-      if name not in ("prepared", "rows")
+      if name not in ("prepared", "rows", "routes")
   }
 
 
@@ -476,7 +479,13 @@ def make_ahead(
   num_prompts = config.train.prompts_per_batch
 
   def compile_size(size: packing.Size) -> None:
-    batch = packing.abstract_batch(config, mesh, num_prompts, size)
+    batch = packing.abstract_batch(
+        config,
+        mesh,
+        num_prompts,
+        size,
+        policy_lib.routes_shape(config, policy.model.config),
+    )
     is_here = config.reference.role == "trainer"
     if is_here and reference_prompts(config) == num_prompts:
       reference.compile(*_reference_inputs(batch), state.ref_params, batch.rows)

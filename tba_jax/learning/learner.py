@@ -91,6 +91,7 @@ class Learner:
         rewards=take(draw.rewards),
         staleness_steps=take(draw.staleness_steps.astype(np.float32)),
         prepared=self._prepared(take(draw.prompt_ids)),
+        routes=jax.tree.map(take, draw.routes),
     )
     rows = packing.pack(
         self._config,

@@ -147,8 +147,12 @@ def abstract_batch(
     mesh: jax.sharding.Mesh,
     B: int,
     size: Size,
+    routes_shape: tuple[int, int] | None = None,
 ) -> types.Batch:
-  """Returns shapes, dtypes and shardings of a batch of B prompts."""
+  """Returns shapes, dtypes and shardings of a batch of B prompts.
+
+  `routes_shape` are layers, and experts of a token, of recorded routes.
+  """
   _, K, P, T = batch_shape(config)
 
   def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
@@ -161,6 +165,10 @@ def abstract_batch(
     *indices, C = size
     tokens = array("int32", *indices[:2], C) if C else None
     rows = types.Rows(array("int32", *indices), array("int32", B, K), tokens)
+  routes = None
+  if routes_shape is not None:
+    prompts = array("uint8", B, P, *routes_shape)
+    routes = types.Routes(prompts, array("uint8", B, K, T, *routes_shape))
   prepared = {}
   if losses.baseline(config.loss) == "file":
     prepared["baselines_Bx1"] = array("float32", B, 1)
@@ -175,6 +183,7 @@ def abstract_batch(
       staleness_steps=array("float32", B, K),
       prepared=prepared,
       rows=rows,
+      routes=routes,
   )
 
 

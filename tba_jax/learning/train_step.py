@@ -523,6 +523,7 @@ def prepare(
             micro.completion_tokens,
             temperature=config.sampling.temperature,
             rows=micro.rows,
+            routes=micro.routes,
         ),
         micro_batches,
     )

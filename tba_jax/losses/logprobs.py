@@ -7,7 +7,7 @@ their log-ratio is exactly 0 where their logits are equal. Leading axes `...`
 are [B, K] in training and [R] in the sampler. Temperatures are above 0.
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, D width, V
-vocabulary.
+vocabulary, N layers, A experts of a token.
 """
 
 from collections.abc import Callable
@@ -79,6 +79,7 @@ def map_rows(
     prompt_mask_BxP: jax.Array,
     completion_tokens_BxKxT: jax.Array,
     rows: types.Rows | None,
+    routes: types.Routes | None = None,
 ) -> PyTree:
   """Returns `fn` of a batch, computed once for each distinct completion.
 
@@ -86,19 +87,26 @@ def map_rows(
   the backward pass computes each part's forward pass again.
 
   Args:
-    fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T]; where
-      `types.Rows` has tokens, (params, …, [R, C]) -> pytree of [R, 1, C].
+    fn: (params, [R, P], [R, P], [R, M, T]) -> pytree of [R, M, T, ...]; where
+      `types.Rows` has tokens, (params, …, [R, C]) -> pytree of [R, 1, C, ...].
+      With `routes` it gets those of its rows by name.
     params: first argument of `fn`.
     prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT: arrays of the
       batch.
     rows: packed rows of the batch; None computes `fn` of the batch as it is.
+    routes: experts to use; None has the routers choose.
 
   Returns:
-    A pytree of [B, K, T].
+    A pytree of [B, K, T, ...].
   """
+  others = {} if routes is None else {"routes": routes}
   if rows is None:
     return fn(
-        params, prompt_tokens_BxP, prompt_mask_BxP, completion_tokens_BxKxT
+        params,
+        prompt_tokens_BxP,
+        prompt_mask_BxP,
+        completion_tokens_BxKxT,
+        **others,
     )
   K, T = completion_tokens_BxKxT.shape[1:]
   split = sequence.current_split()
@@ -113,19 +121,25 @@ def map_rows(
         completion_tokens_BxKxT.reshape(-1, T)[rows_RxM],
     )
     inputs = tuple(split.place(x, "batch") for x in inputs)
+    others = {}
+    if routes is not None:
+      own = routes.completions
+      own = own.reshape(-1, *own.shape[2:])[rows_RxM]
+      others["routes"] = types.Routes(routes.prompts[prompts_R], own)
     if tokens_RxC is None:
-      return fn(params, *inputs)
-    out = fn(params, *inputs, tokens_RxC)
+      return fn(params, *inputs, **others)
+    out = fn(params, *inputs, tokens_RxC, **others)
     shape = (*rows_RxM.shape, T)
     kept = kept_lib.find(tokens_RxC, math.prod(shape[1:]))
     return jax.tree.map(
-        lambda x: kept_lib.put(x[:, 0], kept).reshape(shape), out
+        lambda x: kept_lib.put(x[:, 0], kept).reshape(*shape, *x.shape[3:]), out
     )
 
   parts = jax.tree.map(
       lambda x: jnp.moveaxis(x, 1, 0), (rows.indices, rows.tokens)
   )
-  if rows.indices.shape[1] == 1:
+  single = rows.indices.shape[1] == 1
+  if single:
     found = of_rows(params, *jax.tree.map(lambda x: x[0], parts))
   else:
     # Gradients are summed over the parts in float32 at least.
@@ -139,7 +153,8 @@ def map_rows(
     found = jax.lax.map(of_part, parts)
 
   def pick(x: jax.Array) -> jax.Array:
-    return split.place(x.reshape(-1, T), None, "length")[rows.slots]
+    x = x.reshape(-1, *x.shape[2 if single else 3 :])
+    return split.place(x, None, "length")[rows.slots]
 
   return jax.tree.map(pick, found)
 
@@ -156,6 +171,8 @@ def map_logits(
     max_logits: int | None = None,
     targets_BxKxT: jax.Array | None = None,
     tokens_BxC: jax.Array | None = None,
+    routes: types.Routes | None = None,
+    with_routes: bool = False,
 ) -> PyTree:
   """Returns `fn` of the logits that predict each completion token.
 
@@ -178,36 +195,59 @@ def map_logits(
       without `rows`.
     tokens_BxC: `types.Rows.tokens`, of rows B; `fn` gets theirs alone, as [B,
       1, C].
+    routes: experts to use; None has the routers choose.
+    with_routes: whether to return the experts that predict each token, too.
 
   Returns:
-    A pytree of [B, K, T]; of [B, 1, C] with `tokens_BxC`.
+    A pytree of [B, K, T]; of [B, 1, C] with `tokens_BxC`. With `with_routes` a
+    pair of it and [B, K, T, N, A], or [B, 1, C, N, A].
   """
   if rows is not None:
     return map_rows(
-        lambda params, *inputs: map_logits(
+        lambda params, *inputs, **others: map_logits(
             model,
             params,
             *inputs[:3],
             fn,
             max_logits=max_logits,
             tokens_BxC=inputs[3] if inputs[3:] else None,
+            with_routes=with_routes,
+            **others,
         ),
         params,
         prompt_tokens_BxP,
         prompt_mask_BxP,
         completion_tokens_BxKxT,
         rows,
+        routes,
     )
   tokens = completion_tokens_BxKxT
   inputs = (params, prompt_tokens_BxP, prompt_mask_BxP, tokens)
   if tokens_BxC is not None:
     inputs = (*inputs, tokens_BxC)
-  stream_BxKxTxD = model.completion_stream(*inputs)
+  others = {} if routes is None else {"routes": routes}
+  if with_routes:
+    stream_BxKxTxD, chosen = model.stream_and_routes(*inputs, **others)
+  else:
+    stream_BxKxTxD = model.completion_stream(*inputs, **others)
   if targets_BxKxT is not None:
     tokens = targets_BxKxT
   if tokens_BxC is not None:
     flat = tokens.reshape(len(tokens), -1)
     tokens = jnp.take_along_axis(flat, tokens_BxC, 1, mode="clip")[:, None]
+  out = _map_stream(model, params, stream_BxKxTxD, tokens, fn, max_logits)
+  return (out, chosen[:, :, : tokens.shape[2]]) if with_routes else out
+
+
+def _map_stream(
+    model: Any,
+    params: PyTree,
+    stream_BxKxTxD: jax.Array,
+    tokens: jax.Array,
+    fn: Callable[[jax.Array, jax.Array], PyTree],
+    max_logits: int | None,
+) -> PyTree:
+  """Returns `map_logits` of a stream, whose T may be padded."""
   parts = sequence.current_split()
   num_tokens = tokens.shape[2]
   B, K, T, _ = stream_BxKxTxD.shape
@@ -289,11 +329,12 @@ def completion_logprobs(
     *,
     temperature: float,
     rows: types.Rows | None = None,
+    routes: types.Routes | None = None,
 ) -> jax.Array:
   """Returns [B, K, T] float32, log π of each completion token, in nats.
 
   Policy, reference and `score` all use it, so that their log-probs are equal
-  where their params are.
+  where their params are, and their routes.
   """
   return map_logits(
       model,
@@ -305,4 +346,5 @@ def completion_logprobs(
           logits, tokens, temperature=temperature
       ),
       rows=rows,
+      routes=routes,
   )

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from tba_jax import types
 from tba_jax.losses import groups as groups_lib
 
-# Metric name -> (sum, weight), both [] float32.
+# Metric name -> (sum, weight), both [] float32; sums of `_EXPERTS` are [N, E].
 Totals = dict[str, tuple[jax.Array, jax.Array]]
 
+# Tokens of each expert, which `finish` turns into other metrics.
+_EXPERTS = "expert_tokens"
 # Second moments, which `finish` turns into other metrics.
 _LOG_Z_SQUARE = "log_z_square"
 _RATIO_SQUARE = "ratio_square"
@@ -134,6 +136,25 @@ def batch_totals(
   }
 
 
+def expert_totals(
+    routes_BxKxTxNxA: jax.Array, mask_BxKxT: jax.Array, num_experts: int
+) -> Totals:
+  """Returns how the tokens that the loss counts are shared out to experts.
+
+  Args:
+    routes_BxKxTxNxA: experts that predict each token, in each of N layers.
+    mask_BxKxT: 1 on the tokens that the loss counts.
+    num_experts: E.
+  """
+  experts = jax.lax.broadcasted_iota(
+      routes_BxKxTxNxA.dtype, (*routes_BxKxTxNxA.shape, num_experts), 5
+  )
+  uses_BxKxTxNxAxE = routes_BxKxTxNxA[..., None] == experts
+  weights = mask_BxKxT[..., None, None, None]
+  tokens_NxE = jnp.where(uses_BxKxTxNxAxE, weights, 0.0).sum((0, 1, 2, 4))
+  return {_EXPERTS: (tokens_NxE, mask_BxKxT.sum())}
+
+
 def finish(totals: Totals) -> dict[str, jax.Array]:
   """Returns the means, [] float32; a metric with a weight of 0 is 0."""
   tiny = jnp.finfo(jnp.float32).tiny
@@ -148,6 +169,13 @@ def finish(totals: Totals) -> dict[str, jax.Array]:
     # (Σ w)² / (N Σ w²)
     square = jnp.maximum(out.pop(_RATIO_SQUARE), tiny)
     out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
+  if _EXPERTS in out:
+    tokens_NxE = out.pop(_EXPERTS)
+    load_NxE = tokens_NxE / jnp.maximum(
+        tokens_NxE.mean(axis=1, keepdims=True), tiny
+    )
+    out["expert_load_max"] = load_NxE.max()
+    out["expert_idle_share"] = (load_NxE == 0).astype(jnp.float32).mean()
   if _RETURN_SQUARE in out:
     variance = out.pop(_RETURN_SQUARE) - jnp.square(out["return_mean"])
     error = out.pop(_VALUE_ERROR_SQUARE) / jnp.maximum(variance, tiny)

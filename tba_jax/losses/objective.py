@@ -101,7 +101,9 @@ def make_loss_fn(
           entropy,
       )
 
-    logprobs_BxKxT, entropy_BxKxT = _map_logits(model, params, batch, read)
+    (logprobs_BxKxT, entropy_BxKxT), experts = _map_logits(
+        model, params, batch, read
+    )
     values_BxKxT = None
     if value_model is not None:
       values_BxKxT = completion_values(value_model, loss_params, batch)
@@ -113,6 +115,7 @@ def make_loss_fn(
       entropy_BxK = groups_lib.weighted_sums(entropy_BxKxT, weights_BxKxT)
       loss -= entropy_weight * jnp.mean(entropy_BxK)
     totals["entropy"] = metrics.total(entropy_BxKxT, batch.completion_mask)
+    totals |= experts
     return loss, jax.lax.stop_gradient(totals)
 
   return loss_fn
@@ -233,13 +236,16 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
       right = logits.argmax(axis=-1) == tokens
       return logprobs.token_logprobs(logits, tokens, temperature=1.0), right
 
-    logprobs_BxKxT, right_BxKxT = _map_logits(model, params, batch, read)
+    (logprobs_BxKxT, right_BxKxT), experts = _map_logits(
+        model, params, batch, read
+    )
     mask_BxKxT = batch.completion_mask
     value, num_tokens = metrics.total(logprobs_BxKxT, mask_BxKxT)
     if "mean_tokens" in batch.prepared:
       num_tokens = batch.prepared["mean_tokens"][0] * mask_BxKxT[..., 0].size
     loss = -value / jnp.maximum(num_tokens, 1.0)
-    return loss, {"token_accuracy": metrics.total(right_BxKxT, mask_BxKxT)}
+    accuracy = metrics.total(right_BxKxT, mask_BxKxT)
+    return loss, {"token_accuracy": accuracy, **experts}
 
   return loss_fn
 
@@ -314,8 +320,10 @@ def _make_groups(
 
 def _map_logits(
     model: Any, params: PyTree, batch: types.Batch, fn: Callable[..., PyTree]
-) -> PyTree:
-  return logprobs.map_logits(
+) -> tuple[PyTree, metrics.Totals]:
+  """Returns `logprobs.map_logits` of a batch, and metrics of the experts."""
+  has_experts = model.stream_and_routes is not None
+  out = logprobs.map_logits(
       model,
       params,
       batch.prompt_tokens,
@@ -323,4 +331,12 @@ def _map_logits(
       batch.completion_tokens,
       fn,
       rows=batch.rows,
+      routes=batch.routes,
+      with_routes=has_experts,
+  )
+  if not has_experts:
+    return out, {}
+  out, routes_BxKxTxNxA = out
+  return out, metrics.expert_totals(
+      routes_BxKxTxNxA, batch.completion_mask, model.config.num_experts
   )

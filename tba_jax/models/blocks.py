@@ -83,8 +83,13 @@ class Block(nnx.Module):
       tables: tuple[jax.Array, jax.Array] | None,
       attend: layers.AttendFn,
       layer: jax.Array | int,
-  ) -> tuple[jax.Array, object]:
-    """Returns the stream [..., D] after the block and what `attend` keeps."""
+      routes: jax.Array | None = None,
+  ) -> tuple[jax.Array, object, jax.Array | None]:
+    """Returns the stream [..., D] after the block, and what `attend` keeps.
+
+    The third is the experts of each token, [..., A], or None without experts;
+    those of `routes` if given.
+    """
 
     def attend_scaled(q, k, v):
       return attend(self._scaled(q, layer), k, v)
@@ -94,10 +99,14 @@ class Block(nnx.Module):
       out = self.attention_out_norm(out)
     after = x + out
     read = x if self.config.parallel_residual else after
-    out = self.mlp(self.mlp_norm(read))
+    inputs, chosen = self.mlp_norm(read), None
+    if self.config.num_experts:
+      out, chosen = self.mlp(inputs, routes)
+    else:
+      out = self.mlp(inputs)
     if self.has_out_norms:
       out = self.mlp_out_norm(out)
-    return after + out, kept
+    return after + out, kept, chosen
 
   def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
     """Returns queries scaled for scores that get divided by sqrt(Dh)."""

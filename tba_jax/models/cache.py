@@ -8,10 +8,11 @@ decode step may be given the first few blocks only, which is cheaper and changes
 no bits: a block with all columns masked adds exact zeros at the end of a sum.
 
     block = {
-        "layers": N times {"k" or "k_last", "v"},
+        "layers": N times {"k" or "k_last", "v", "routes" if asked for},
         "position": [R, C] int32, only if layers have a sliding window,
     }
     "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
+    "routes": [R, C, A] uint8 or uint16, the experts that each token used
 
 In the first block R / S takes the place of R.
 
@@ -29,7 +30,7 @@ The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
 
 Axes: R decode rows, S of them a prompt, N layers, G key-value heads, M query
 heads of one, H = G * M, Dh head width, C columns of a block, B prompts, L their
-columns, X and E as above.
+columns, A experts of a token, X and E as above.
 """
 
 from collections.abc import Sequence
@@ -47,6 +48,11 @@ from tba_jax.models import config as config_lib
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
 
+# Name of a layer's leaf -> that of a prompt cache.
+_SOURCES = {"k": "k", "k_last": "k", "v": "v", "routes": "routes"}
+# Axis of the columns in a row of a leaf.
+_COLUMN_AXES = {"k": 1, "k_last": 2, "v": 1, "routes": 0}
+
 
 def empty(
     config: ModelConfig,
@@ -54,6 +60,7 @@ def empty(
     lengths: Sequence[int],
     num_parts: int | None = None,
     rows_per_prompt: int = 1,
+    has_routes: bool = False,
 ) -> list[PyTree]:
   """Returns blocks of zeros with `lengths` columns each.
 
@@ -63,6 +70,7 @@ def empty(
     lengths: C of each block.
     num_parts: X; None takes the layout of a CPU.
     rows_per_prompt: S, a divisor of R.
+    has_routes: whether blocks hold the experts of each token, too.
   """
   X = num_parts or config.num_kv_heads
   E = config.num_kv_heads // X * config.head_dim
@@ -71,8 +79,13 @@ def empty(
 
   def layer(R: int, C: int) -> PyTree:
     if num_parts is None:
-      return {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
-    return {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
+      made = {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
+    else:
+      made = {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
+    if has_routes:
+      shape = (R, C, config.experts_per_token)
+      made["routes"] = jnp.zeros(shape, config.route_dtype)
+    return made
 
   def block(R: int, C: int) -> PyTree:
     made = {"layers": [layer(R, C) for _ in range(config.num_layers)]}
@@ -94,9 +107,9 @@ def fill(
 
   Args:
     cache: KV cache of R rows.
-    prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh], and "position"
-      [B, L] if the cache has it}; L columns are those of the first block, or of
-      the first few together.
+    prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh] and "routes" [B,
+      L, A] if the model has experts, and "position" [B, L] if the cache has
+      it}; L columns are those of the first block, or of the first few together.
     slots: [R] int32, the prompt of each row; below 0 keeps the row. Of the S
       rows of a prompt, one is enough to fill the first block.
   """
@@ -124,7 +137,7 @@ def fill(
       for n, layer in enumerate(block["layers"]):
         X = layer["v"].shape[1]
         new = {
-            name: _to_layout(name, layers[n][name[0]][columns], X)
+            name: _to_layout(name, layers[n][_SOURCES[name]][columns], X)
             for name in layer
         }
         made["layers"].append(
@@ -144,7 +157,12 @@ def fill(
 
 
 def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
-  """Returns keys or values [C, G, Dh] of a row in the layout of a leaf."""
+  """Returns keys or values [C, G, Dh] of a row in the layout of a leaf.
+
+  Routes are [C, A] in both.
+  """
+  if name == "routes":
+    return x
   x = x.reshape(x.shape[0], num_parts, -1)
   return jnp.transpose(x, (1, 2, 0) if name == "k_last" else (1, 0, 2))
 
@@ -211,6 +229,43 @@ def plan_updates(
   return written, updates
 
 
+def put_routes(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    routes: jax.Array | None,
+) -> list[PyTree]:
+  """Returns a layer with the experts of tokens written, where it holds them.
+
+  Args:
+    layer: leaves of each block.
+    updates: update of each block.
+    routes: [R, A], or [R, Q, A] of Q tokens a row.
+  """
+  if "routes" not in layer[0]:
+    return list(layer)
+  return _put(layer, updates, {"routes": routes})
+
+
+def _put(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    new: PyTree,
+) -> list[PyTree]:
+  """Returns a layer with columns written to those leaves that are in `new`."""
+  # The first block holds prompts, which do not change.
+  written = [layer[0]]
+  for old, update in zip(layer[1:], updates[1:], strict=True):
+    written.append(
+        {
+            name: _write(leaf, new[name], update.column, _COLUMN_AXES[name])
+            if name in new
+            else leaf
+            for name, leaf in old.items()
+        }
+    )
+  return written
+
+
 def _write(
     leaf: jax.Array, new: jax.Array, column_R: jax.Array, axis: int
 ) -> jax.Array:
@@ -245,17 +300,7 @@ def attend(
   R, X, dtype = len(q), layer[0]["v"].shape[1], q.dtype
   q, k, v = (x.astype(layer[0]["v"].dtype) for x in (q, k, v))
   new = {"k": k.reshape(R, X, -1), "v": v.reshape(R, X, -1)}
-  # The first block holds prompts, which do not change.
-  written = [layer[0]]
-  for old, update in zip(layer[1:], updates[1:], strict=True):
-    written.append(
-        {
-            name: _write(
-                leaf, new[name[0]], update.column, 2 if name == "k_last" else 1
-            )
-            for name, leaf in old.items()
-        }
-    )
+  written = _put(layer, updates, {**new, "k_last": new["k"]})
   out = _attend(q, written, [update.seen for update in updates])
   return out.astype(dtype), written
 
@@ -285,15 +330,7 @@ def attend_many(
   by_part = lambda x: jnp.swapaxes(x.reshape(R, Q, X, -1), 1, 2)
   new = {"k": by_part(k), "v": by_part(v)}
   new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
-  written = [layer[0]]
-  for old, update in zip(layer[1:], updates[1:], strict=True):
-    axes = {name: 2 if name == "k_last" else 1 for name in old}
-    written.append(
-        {
-            name: _write(leaf, new[name], update.column, axes[name])
-            for name, leaf in old.items()
-        }
-    )
+  written = _put(layer, updates, new)
   # Q queries of M heads are those of one token with Q M heads.
   joined = jnp.swapaxes(q, 1, 2).reshape(R, G, Q * M, Dh)
   seen = [

@@ -210,6 +210,11 @@ class ModelConfig:
     )
 
   @property
+  def route_dtype(self) -> str:
+    """Name of the smallest dtype that holds the number of an expert."""
+    return "uint8" if self.num_experts <= 256 else "uint16"
+
+  @property
   def idle_params(self) -> int:
     """Number of params that a token does not use: those of other experts."""
     idle = self.num_experts - self.experts_per_token

@@ -13,6 +13,7 @@ Axes: T tokens, A experts of a token, R = T * A copies, E experts, D width, F
 hidden units of an expert. Leading axes written `...` are free.
 """
 
+from collections.abc import Callable, Sequence
 import functools
 import math
 
@@ -66,8 +67,19 @@ class Experts(nnx.Module):
     self.up = make((E, F, D), ("experts", "mlp", "width"))
     self.down = make((E, D, F), ("experts", "width", "mlp"), out_scale)
 
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns [..., D] for x [..., D]."""
+  def __call__(
+      self, x: jax.Array, routes: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the layer's output, and the numbers of each token's experts.
+
+    Args:
+      x: [..., D].
+      routes: [..., A] uint8 or uint16, experts to use in place of those with
+        the largest weights; the weights stay the router's.
+
+    Returns:
+      [..., D], and [..., A] of `config.route_dtype`.
+    """
     params = [
         p[...].astype(x.dtype)
         for p in (self.router, self.gate, self.up, self.down)
@@ -77,8 +89,8 @@ class Experts(nnx.Module):
         _apply, config=self.config, platform=_platform(parts)
     )
     if parts.mesh is None or parts.mesh.size == 1:
-      return run(x, *params, first_expert=0)
-    return _over_mesh(run, parts, x, params)
+      return run(x, routes, *params, first_expert=0)
+    return _over_mesh(run, parts, x, routes, params)
 
 
 def _platform(parts: sequence.Split) -> str:
@@ -88,7 +100,13 @@ def _platform(parts: sequence.Split) -> str:
   return parts.mesh.devices.flat[0].platform
 
 
-def _over_mesh(run, parts: sequence.Split, x: jax.Array, params: list):
+def _over_mesh(
+    run: Callable[..., tuple[jax.Array, jax.Array]],
+    parts: sequence.Split,
+    x: jax.Array,
+    routes: jax.Array | None,
+    params: Sequence[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
   """Returns the layer of each device's own tokens.
 
   The compiler cannot split the products of sorted copies. Devices that hold
@@ -104,30 +122,45 @@ def _over_mesh(run, parts: sequence.Split, x: jax.Array, params: list):
   tokens = PartitionSpec(parts.batch or None, *length)
   split = PartitionSpec(axes or None)
 
-  def own(x: jax.Array, router: jax.Array, *kernels: jax.Array) -> jax.Array:
+  def own(
+      x: jax.Array,
+      routes: jax.Array | None,
+      router: jax.Array,
+      *kernels: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
     index = jax.lax.axis_index(axes) if axes else 0
     first_expert = index * kernels[0].shape[0]
-    return run(x, router, *kernels, first_expert=first_expert)[None]
+    out, chosen = run(x, routes, router, *kernels, first_expert=first_expert)
+    return out[None], chosen
 
-  out = jax.shard_map(
+  out, chosen = jax.shard_map(
       own,
       mesh=mesh,
-      in_specs=(tokens, PartitionSpec(), split, split, split),
-      out_specs=PartitionSpec(axes or None, *tokens),
+      in_specs=(tokens, tokens, PartitionSpec(), split, split, split),
+      out_specs=(PartitionSpec(axes or None, *tokens), tokens),
       check_vma=False,
-  )(x, *params)
-  return jnp.sum(out, axis=0)
+  )(x, routes, *params)
+  return jnp.sum(out, axis=0), chosen
 
 
 def route(
-    x_TxD: jax.Array, router_ExD: jax.Array, config: config_lib.ModelConfig
+    x_TxD: jax.Array,
+    router_ExD: jax.Array,
+    config: config_lib.ModelConfig,
+    routes_TxA: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns [T, A] float32, weights of tokens' experts, and their numbers."""
+  """Returns [T, A] float32, weights of tokens' experts, and their numbers.
+
+  The numbers are those of `routes_TxA` if given.
+  """
   logits_TxE = layers.product(x_TxD, router_ExD, jnp.float32)
   probs_TxE = jax.nn.softmax(logits_TxE)
-  _, chosen_TxA = jax.lax.top_k(
-      jax.lax.stop_gradient(probs_TxE), config.experts_per_token
-  )
+  if routes_TxA is None:
+    _, chosen_TxA = jax.lax.top_k(
+        jax.lax.stop_gradient(probs_TxE), config.experts_per_token
+    )
+  else:
+    chosen_TxA = routes_TxA.astype(jnp.int32)
   # A compare and a sum, whose gradient is elementwise: that of values that
   # `top_k` returns is a scatter.
   is_chosen_TxAxE = _one_hot(chosen_TxA, config.num_experts)
@@ -149,6 +182,7 @@ def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
 
 def _apply(
     x: jax.Array,
+    routes: jax.Array | None,
     router_ExD: jax.Array,
     gate: jax.Array,
     up: jax.Array,
@@ -157,11 +191,12 @@ def _apply(
     first_expert: jax.Array | int,
     config: config_lib.ModelConfig,
     platform: str,
-) -> jax.Array:
-  """Returns the sum over those experts whose weights are given.
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the sum over those experts whose weights are given, and routes.
 
   Args:
     x: [..., D].
+    routes: [..., A], experts of each token; None has the router choose.
     router_ExD: weights of the router, of all experts.
     gate, up, down: weights of some experts in a row.
     first_expert: number of the first of them.
@@ -169,10 +204,12 @@ def _apply(
     platform: platform that it will run on.
 
   Returns:
-    [..., D].
+    [..., D], and [..., A] of `config.route_dtype`.
   """
   x_TxD = x.reshape(-1, x.shape[-1])
-  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config)
+  if routes is not None:
+    routes = routes.reshape(len(x_TxD), -1)
+  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes)
   activation = layers.ACTIVATIONS[config.activation]
   compute = _sorted
   if platform != "cpu" and len(x_TxD) <= _FEW:
@@ -182,7 +219,8 @@ def _apply(
   out_TxD = compute(
       x_TxD, weights_TxA, own_TxA, (gate, up, down), activation, product
   )
-  return out_TxD.reshape(x.shape)
+  chosen = chosen_TxA.astype(config.route_dtype)
+  return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
 
 
 def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):

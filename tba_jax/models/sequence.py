@@ -198,19 +198,37 @@ def completion_inputs(
   """
   parts = current_split()
   lengths_B = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
+  P = prompt_tokens.shape[1]
+  prompt_tokens, inputs = fed(prompt_tokens, completion_tokens)
   if parts.count == 1:
-    inputs = completion_tokens[..., :-1]
     return prompt_tokens, prompt_mask, prompt_mask, inputs, lengths_B
-  P, (B, K, T) = prompt_tokens.shape[1], completion_tokens.shape
-  last_BxKx1 = jnp.broadcast_to(prompt_tokens[:, None, -1:], (B, K, 1))
-  inputs = jnp.concatenate([last_BxKx1, completion_tokens[..., :-1]], axis=2)
-  inputs = jnp.pad(inputs, ((0, 0), (0, 0), (0, parts.padded(T) - T)))
-  left = ((0, 0), (parts.padded(P) - P, 0))
-  prompt_tokens, prompt_mask = (
-      jnp.pad(x, left) for x in (prompt_tokens, prompt_mask)
-  )
+  prompt_mask = jnp.pad(prompt_mask, ((0, 0), (parts.padded(P) - P, 0)))
   seen_mask = prompt_mask.at[:, -1].set(False)
   return prompt_tokens, prompt_mask, seen_mask, inputs, lengths_B - 1
+
+
+def fed(
+    prompts_BxPx: jax.Array, completions_BxKxTx: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns what `completion_inputs` feeds of tokens, or of facts of each.
+
+  Args:
+    prompts_BxPx: [B, P, ...], left-padded.
+    completions_BxKxTx: [B, K, T, ...].
+
+  Returns:
+    [B, P, ...] and [B, K, S, ...], padded with zeros.
+  """
+  parts = current_split()
+  if parts.count == 1:
+    return prompts_BxPx, completions_BxKxTx[:, :, :-1]
+  P, (B, K, T, *rest) = prompts_BxPx.shape[1], completions_BxKxTx.shape
+  last = jnp.broadcast_to(prompts_BxPx[:, None, -1:], (B, K, 1, *rest))
+  inputs = jnp.concatenate([last, completions_BxKxTx[:, :, :-1]], axis=2)
+  no_others = [(0, 0)] * len(rest)
+  right = ((0, 0), (0, 0), (0, parts.padded(T) - T), *no_others)
+  left = ((0, 0), (parts.padded(P) - P, 0), *no_others)
+  return jnp.pad(prompts_BxPx, left), jnp.pad(inputs, right)
 
 
 def split_tokens(

@@ -4,7 +4,7 @@
 
 Axes: B prompts, K completions, P prompt tokens, T completion tokens, R decode
 rows, L tokens, D width, N layers, G key-value heads, M query heads of one
-key-value head, Dh head width, V vocabulary.
+key-value head, Dh head width, V vocabulary, A experts of a token.
 """
 
 from collections.abc import Callable
@@ -108,11 +108,15 @@ class Model:
     predicts token l + 1. Padding may be left or right; logits at padding are
     finite but meaningless.
   completion_stream: (params, prompt_tokens_BxP, prompt_mask_BxP,
-    completion_tokens_BxKxT, tokens_BxC=None) -> stream_BxKxTxD, from which
-    `unembed` predicts completion token t. Prompts are left-padded, completions
-    right-padded. Each prompt is computed once and shared by its K completions.
-    With tokens_BxC (`types.Rows.tokens`) it is stream_Bx1xCxD of these tokens.
-    Under sequence parallelism (`sequence.py`) T is padded to divide.
+    completion_tokens_BxKxT, tokens_BxC=None, routes=None) -> stream_BxKxTxD,
+    from which `unembed` predicts completion token t. Prompts are left-padded,
+    completions right-padded. Each prompt is computed once and shared by its K
+    completions. With tokens_BxC (`types.Rows.tokens`) it is stream_Bx1xCxD of
+    these tokens. With routes (`types.Routes`) tokens use these experts. Under
+    sequence parallelism (`sequence.py`) T is padded to divide.
+  stream_and_routes: arguments of completion_stream -> stream_BxKxTxD,
+    routes_BxKxTxNxA, the experts that predict each completion token. None for a
+    model without experts.
   unembed: (params, stream_...xD) -> logits_...xV float32.
   completion_logits: arguments of completion_stream -> logits_BxKxTxV float32.
   last_logits: (params, tokens_BxL, mask_BxL) -> logits_BxV float32 that predict
@@ -121,9 +125,10 @@ class Model:
     many positions. Host arrays are cut and cast on the host.
   prefill: (decode_params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV
     float32 that predict the first completion token, prompt_cache).
-  init_cache: (num_rows, lengths, num_parts=None, rows_per_prompt=1) -> KV cache
-    of zeros: blocks with that many columns, of which the first is for prompts,
-    each shared by that many adjacent rows (`cache.py`).
+  init_cache: (num_rows, lengths, num_parts=None, rows_per_prompt=1,
+    has_routes=False) -> KV cache of zeros: blocks with that many columns, of
+    which the first is for prompts, each shared by that many adjacent rows
+    (`cache.py`).
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
@@ -141,6 +146,7 @@ class Model:
   init: Callable[..., PyTree]
   logits: Callable[..., jax.Array]
   completion_stream: Callable[..., jax.Array]
+  stream_and_routes: Callable[..., tuple[jax.Array, jax.Array]] | None
   unembed: Callable[[PyTree, jax.Array], jax.Array]
   completion_logits: Callable[..., jax.Array]
   last_logits: Callable[..., jax.Array]
@@ -199,39 +205,51 @@ class _Forward:
       x: jax.Array,
       tables: PyTree,
       attend: Callable[..., tuple[jax.Array, object]],
-  ) -> tuple[jax.Array, PyTree]:
+      routes_Nx: jax.Array | None = None,
+  ) -> tuple[jax.Array, PyTree, PyTree]:
     """Returns the stream [..., D] after all blocks, and `attend`'s outputs.
 
-    These are a list of those of each layer, or stacked as `params` is.
+    These are a list of those of each layer, or stacked as `params` is; so are
+    the third, the experts of each token.
 
     Args:
       params: params of the model.
       x: [..., D].
       tables: rotary tables by window.
       attend: `layers.AttendFn` with the layer's index as a fourth argument.
+      routes_Nx: [N, ..., A], experts to use; None has the routers choose.
     """
 
-    def run(n: jax.Array | int, layer_params: PyTree, x: jax.Array):
+    def run(
+        x: jax.Array,
+        n: jax.Array | int,
+        layer_params: PyTree,
+        routes: jax.Array | None = None,
+    ) -> tuple[jax.Array, PyTree, PyTree]:
       own = self.by_window(n, lambda tables, window: tables[window], tables)
       attend_n = functools.partial(attend, layer=n)
-      return self.block(layer_params)(x, own, attend_n, n)
+      return self.block(layer_params)(x, own, attend_n, n, routes)
 
     if isinstance(params, DecodeParams):
       # Unrolled, as decode steps are: a scan would need the stack.
-      kept = []
+      kept, chosen = [], []
       for n, layer_params in enumerate(params.layers):
-        x, kept_n = run(n, layer_params, x)
+        x, kept_n, chosen_n = run(x, n, layer_params)
         kept.append(kept_n)
-      return x, kept
+        chosen.append(chosen_n)
+      return x, kept, chosen
     parts = sequence.current_split()
 
     def step(x, layer):
-      x, kept = run(*layer, x)
+      x, *kept = run(x, *layer)
       return parts.place(x, "batch", "length"), kept
 
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
     step = remat_block(step, self.remat)
-    return jax.lax.scan(step, x, (indices_N, params["blocks"]))
+    x, (kept, chosen) = jax.lax.scan(
+        step, x, (indices_N, params["blocks"], routes_Nx)
+    )
+    return x, kept, chosen
 
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array
@@ -254,7 +272,9 @@ class _Forward:
       return out, {"k": k, "v": v}
 
     x_BxLxD = module.embed_tokens(tokens_BxL, positions_BxL)
-    x_BxLxD, kept = self.run_blocks(params, x_BxLxD, tables, attend)
+    x_BxLxD, kept, chosen = self.run_blocks(params, x_BxLxD, tables, attend)
+    if self.config.num_experts and isinstance(params, DecodeParams):
+      kept = [{**kv, "routes": routes} for kv, routes in zip(kept, chosen)]
     cache = {"layers": kept}
     if self.config.sliding_window:
       cache["position"] = positions_BxL
@@ -275,14 +295,18 @@ class _Forward:
   def last_logits(self, *inputs: PyTree) -> jax.Array:
     return self.prefill(*inputs)[0]
 
-  def completion_stream(
+  def completion_stream(self, *inputs: PyTree, **others: PyTree) -> jax.Array:
+    return self.stream_and_routes(*inputs, **others)[0]
+
+  def stream_and_routes(
       self,
       params: PyTree,
       prompt_tokens: jax.Array,
       prompt_mask: jax.Array,
       completion_tokens: jax.Array,
       tokens_BxC: jax.Array | None = None,
-  ) -> jax.Array:
+      routes: types.Routes | None = None,
+  ) -> tuple[jax.Array, jax.Array | None]:
     # Prompt and completions run through the blocks on one long token axis
     # [P | K x S], for large matrix products; only attention separates them.
     # Tokens that are left out come back for attention alone: [P | 1 x C].
@@ -330,21 +354,35 @@ class _Forward:
         parts.join(prompt_tokens, leave_out(inputs_BxKxS)), positions_BxL
     )
     x_BxLxD = parts.place(x_BxLxD, "batch", "length")
-    x_BxLxD, _ = self.run_blocks(params, x_BxLxD, tables, attend)
-    x_BxPxD, own_BxKxSxD = parts.cut(x_BxLxD, P, num_own)
-    if tokens_BxC is not None:
-      # The token before is next to each, but a completion's first follows its
-      # prompt.
-      last_Bx1xD, own_BxCxD = x_BxPxD[:, -1:], own_BxKxSxD[:, 0]
-      before_BxCxD = jnp.concatenate([last_Bx1xD, own_BxCxD[:, :-1]], axis=1)
-      is_first_BxCx1 = (tokens_BxC % T == 0)[..., None]
-      return jnp.where(is_first_BxCx1, last_Bx1xD, before_BxCxD)[:, None]
-    if S >= T:
-      return own_BxKxSxD
-    first_BxKx1xD = jnp.broadcast_to(
-        x_BxPxD[:, None, -1:], (B, K, 1, x_BxPxD.shape[-1])
+    routes_NxBxLxA = None
+    if routes is not None:
+      prompts, own = sequence.fed(routes.prompts, routes.completions)
+      routes_BxLxNxA = parts.join(prompts, leave_out(own))
+      routes_NxBxLxA = jnp.moveaxis(routes_BxLxNxA, 2, 0)
+    x_BxLxD, _, chosen_NxBxLxA = self.run_blocks(
+        params, x_BxLxD, tables, attend, routes_NxBxLxA
     )
-    return jnp.concatenate([first_BxKx1xD, own_BxKxSxD], axis=2)
+
+    def before(x_BxLx: jax.Array) -> jax.Array:
+      """Returns [B, K, T, ...], what the token before each has."""
+      x_BxPx, own_BxKxSx = parts.cut(x_BxLx, P, num_own)
+      rest = x_BxLx.shape[2:]
+      if tokens_BxC is not None:
+        # The token before is next to each, but a completion's first follows its
+        # prompt.
+        last_Bx1x, own_BxCx = x_BxPx[:, -1:], own_BxKxSx[:, 0]
+        before_BxCx = jnp.concatenate([last_Bx1x, own_BxCx[:, :-1]], axis=1)
+        is_first_BxC = tokens_BxC % T == 0
+        is_first_BxCx = is_first_BxC.reshape(B, -1, *[1] * len(rest))
+        return jnp.where(is_first_BxCx, last_Bx1x, before_BxCx)[:, None]
+      if S >= T:
+        return own_BxKxSx
+      first_BxKx1x = jnp.broadcast_to(x_BxPx[:, None, -1:], (B, K, 1, *rest))
+      return jnp.concatenate([first_BxKx1x, own_BxKxSx], axis=2)
+
+    if chosen_NxBxLxA is None:
+      return before(x_BxLxD), None
+    return before(x_BxLxD), before(jnp.moveaxis(chosen_NxBxLxA, 0, 2))
 
   def unembed(self, params: PyTree, stream: jax.Array) -> jax.Array:
     return self.module(params).unembed(stream)
@@ -426,8 +464,8 @@ class _Forward:
       layer, window = [b["layers"][n] for b in cache], self.config.windows[n]
       attend = functools.partial(attend_fn, layer, updates[window])
       block = self.block(layer_params)
-      x, layer = block(x, tables[window], attend, n)
-      written.append(layer)
+      x, layer, chosen = block(x, tables[window], attend, n)
+      written.append(cache_lib.put_routes(layer, updates[window], chosen))
     cache = [
         {**block, "layers": [layer[b] for layer in written]}
         for b, block in enumerate(cache)
@@ -483,6 +521,9 @@ def make_model(
       init=forward.init,
       logits=forward.logits,
       completion_stream=forward.completion_stream,
+      stream_and_routes=(
+          forward.stream_and_routes if model_config.num_experts else None
+      ),
       unembed=forward.unembed,
       completion_logits=forward.completion_logits,
       last_logits=forward.last_logits,

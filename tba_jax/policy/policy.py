@@ -239,6 +239,7 @@ def make_sampler(
       most_rows_per_prompt=most_rows_per_prompt,
       seed=config.seed,
       explore=requests.Explore(**config.explore),
+      has_routes=config.train.router_replay,
   )
 
 
@@ -282,6 +283,7 @@ def build_sampler(
     num_waiting: int = 0,
     most_rows_per_prompt: int = 1,
     explore: requests.Explore | None = None,
+    has_routes: bool = False,
 ) -> decode.Sampler:
   """Returns a sampler of a model with the settings of `config.sampling`.
 
@@ -302,6 +304,7 @@ def build_sampler(
       most_rows_per_prompt=most_rows_per_prompt,
       chunk_steps=config.sampling.chunk_steps,
       prompt_buckets=config.sampling.prompt_buckets,
+      has_routes=has_routes,
       has_turns=tasks_build.facts(config.task.name).has_turns,
       recompute_cache=config.sampling.in_flight == "recompute_cache",
       pad_id=tokenizer.pad_id,
@@ -309,6 +312,15 @@ def build_sampler(
       explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
   )
   return decode.Sampler(model, settings)
+
+
+def routes_shape(
+    config: ml_collections.ConfigDict, shape: config_lib.ModelConfig
+) -> tuple[int, int] | None:
+  """Returns N and A of the routes that are recorded; None if none are."""
+  if not config.train.router_replay:
+    return None
+  return shape.num_layers, shape.experts_per_token
 
 
 def find_value_folder(

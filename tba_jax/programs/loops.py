@@ -122,7 +122,10 @@ def make_buffer(
     policy: policy_lib.Policy | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> buffer_lib.ReplayBuffer:
-  """Returns an empty buffer; `policy` is for `replay_filter.similarity`."""
+  """Returns an empty buffer.
+
+  `policy` is for `replay_filter.similarity` and `train.router_replay`.
+  """
   embed, content_mask = None, None
   if config.replay_filter.similarity != "none":
     content_mask = functools.partial(
@@ -137,6 +140,9 @@ def make_buffer(
       ),
       embed=embed,
       content_mask=content_mask,
+      routes_shape=(
+          policy and policy_lib.routes_shape(config, policy.model.config)
+      ),
   )
 
 

@@ -272,6 +272,7 @@ def make_trainer(
       receiver=receiver,
       buffer=loops.make_buffer(config, policy, mesh),
       vocab_size=policy.model.config.vocab_size,
+      num_experts=policy.model.config.num_experts,
       on_event=events.write,
       score_groups=score,
       saved=saved.get("data"),

@@ -55,6 +55,8 @@ class Draw:
   staleness_steps: [B, K] int32, updates between those params and the trainer's;
     0 is on-policy. See `staleness`.
   step: the step that will train on the batch.
+  routes: experts that the tokens used, those of a prompt at its newest visit;
+    None if they are not recorded.
   """
 
   rows: np.ndarray
@@ -75,6 +77,7 @@ class Draw:
   epochs: np.ndarray
   staleness_steps: np.ndarray
   step: int
+  routes: types.Routes | None = None
 
   def stats(self) -> dict[str, Any]:
     """Returns statistics of the batch.
@@ -205,6 +208,7 @@ class ReplayBuffer:
       reward_temperature: Callable[[int], float],
       embed: similarity.EmbedFn | None = None,
       content_mask: similarity.ContentMaskFn | None = None,
+      routes_shape: tuple[int, int] | None = None,
   ):
     """Makes an empty buffer.
 
@@ -215,6 +219,8 @@ class ReplayBuffer:
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
       content_mask: sampled tokens without what ended them, for any
         `replay_filter.similarity`.
+      routes_shape: layers, and experts of a token, of the routes that groups
+        have; None if they have none.
     """
     self._replay, self._filter = config.replay, config.replay_filter
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
@@ -223,7 +229,7 @@ class ReplayBuffer:
     self.capacity = self._replay.capacity
     self.capacity_per_prompt = self._replay.capacity_per_prompt
     self.table = records_lib.RecordTable(
-        config.sampling.max_completion_tokens, self.capacity
+        config.sampling.max_completion_tokens, self.capacity, routes_shape
     )
     self._similarity = None
     if self._filter.similarity != "none":
@@ -252,6 +258,11 @@ class ReplayBuffer:
   @property
   def num_prompts(self) -> int:
     return len(self.prompts)
+
+  @property
+  def routes_shape(self) -> tuple[int, int] | None:
+    """Layers, and experts of a token, of the stored routes; None without."""
+    return self.table.routes_shape
 
   @property
   def epoch(self) -> int:
@@ -309,6 +320,8 @@ class ReplayBuffer:
           np.array(group.prompt_tokens, np.int32)
       )
       self.prompts[group.prompt_id] = prompt
+    if self.routes_shape is not None:
+      prompt.routes = np.array(group.prompt_routes)
     self._insert_step = step
     if self._filter.freeze_step and step >= self._filter.freeze_step:
       self.capacity = min(self.capacity, max(len(self), 1))
@@ -472,6 +485,11 @@ class ReplayBuffer:
   def get_state(self) -> dict[str, Any]:
     """Returns the stored completions, the pools and the generator."""
     tokens = [prompt.tokens for prompt in self.prompts.values()]
+    routes = {}
+    if self.routes_shape is not None:
+      empty = np.zeros((0, *self.routes_shape), np.uint8)
+      of_prompts = [prompt.routes for prompt in self.prompts.values()]
+      routes["prompt_routes"] = np.concatenate([empty, *of_prompts])
     return {
         "rows": self.table.get_state(),
         "prompt_ids": np.array(list(self.prompts), np.int64),
@@ -486,6 +504,7 @@ class ReplayBuffer:
         "sample_step": self._sample_step,
         "recent_misses": self._recent_misses,
         "skipped_groups": self._skipped_groups,
+        **routes,
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -511,6 +530,10 @@ class ReplayBuffer:
             np.split(state["prompt_tokens"], ends),
         )
     }
+    if self.routes_shape is not None:
+      of_prompts = np.split(state["prompt_routes"], ends)
+      for prompt, routes in zip(self.prompts.values(), of_prompts):
+        prompt.routes = routes
     rows = self.table.live_rows()
     owners = self.table.prompt_ids[rows]
     order = np.argsort(owners, kind="stable")
@@ -618,6 +641,14 @@ class ReplayBuffer:
       tokens = self.prompts[key].tokens
       prompt_tokens_BxP[b, num_columns - len(tokens) :] = tokens
       prompt_mask_BxP[b, num_columns - len(tokens) :] = 1
+    routes = None
+    if self.routes_shape is not None:
+      shape = (*prompt_tokens_BxP.shape, *self.routes_shape)
+      prompt_routes = np.zeros(shape, np.uint8)
+      for b, key in enumerate(prompt_ids_B.tolist()):
+        own = self.prompts[key].routes
+        prompt_routes[b, num_columns - len(own) :] = own
+      routes = types.Routes(prompt_routes, table.routes[rows_BxK])
     ref_versions_BxK = integers["ref_versions"]
     ref_logprobs_BxKxT = table.ref_logprobs[rows_BxK]
     ref_logprobs_BxKxT[ref_versions_BxK < 0] = 0
@@ -645,6 +676,7 @@ class ReplayBuffer:
             self._sample_step,
         ),
         step=self._sample_step,
+        routes=routes,
     )
 
 

@@ -39,6 +39,7 @@ _TOKENS = {
     "behavior_logprobs": np.float32,
     "ref_logprobs": np.float32,
 }
+_ROUTES = "routes"
 
 
 class RecordTable:
@@ -60,6 +61,8 @@ class RecordTable:
   sampled_mask: [rows, T] bool, True on the tokens that the policy sampled.
   behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 where not sampled;
     the latter are undefined where `ref_versions` is -1.
+  routes: [rows, T, N, A] uint8, experts that each token used in each of N
+    layers; only if the table is made for them.
 
   untrained: amount never used. A group counts as a prompt until one of its
     completions is used or all are gone.
@@ -82,11 +85,30 @@ class RecordTable:
   sampled_mask: np.ndarray
   behavior_logprobs: np.ndarray
   ref_logprobs: np.ndarray
+  routes: np.ndarray
 
-  def __init__(self, num_tokens: int, max_rows: int):
-    """Makes an empty table for T tokens that grows to about `max_rows`."""
+  def __init__(
+      self,
+      num_tokens: int,
+      max_rows: int,
+      routes_shape: tuple[int, int] | None = None,
+  ):
+    """Makes an empty table.
+
+    Args:
+      num_tokens: T.
+      max_rows: number of rows that it grows to, about.
+      routes_shape: N, A of routes; None stores none.
+    """
     self._num_tokens = num_tokens
     self._max_rows = max_rows
+    self.routes_shape = routes_shape
+    # Name -> dtype and axes after [rows, T].
+    self._columns_of: dict[str, tuple[Any, tuple[int, ...]]] = {
+        name: (dtype, ()) for name, dtype in _TOKENS.items()
+    }
+    if routes_shape is not None:
+      self._columns_of[_ROUTES] = np.uint8, routes_shape
     self._columns = np.arange(num_tokens)
     self.clear()
 
@@ -112,6 +134,8 @@ class RecordTable:
     }
     if group.ref_logprobs is not None:
       columns["ref_logprobs"] = (group.ref_logprobs, sampled)
+    if self.routes_shape is not None:
+      columns[_ROUTES] = (group.routes, inside[..., None, None])
     for i, value in enumerate(
         (
             np.arange(self.next_id, self.next_id + count),
@@ -249,7 +273,7 @@ class RecordTable:
     cached = rows[self.ref_versions[rows] >= 0]
     state: dict[str, Any] = self.integers(rows)
     state["rewards"] = self.rewards[rows]
-    for name in _TOKENS:
+    for name in self._columns_of:
       some = cached if name == "ref_logprobs" else rows
       state[name] = getattr(self, name)[some][
           self.token_mask(self.lengths[some])
@@ -274,9 +298,9 @@ class RecordTable:
     self.rewards[rows] = state["rewards"]
     mask = self.token_mask(lengths)
     cached = state["ref_versions"] >= 0
-    for name, dtype in _TOKENS.items():
+    for name, (dtype, others) in self._columns_of.items():
       some = cached if name == "ref_logprobs" else slice(None)
-      values = np.zeros(mask[some].shape, dtype)
+      values = np.zeros((*mask[some].shape, *others), dtype)
       values[mask[some]] = state[name]
       getattr(self, name)[rows[some]] = values
     self._append_order(rows)
@@ -311,8 +335,8 @@ class RecordTable:
     self._order_start = self._order_end = 0
     self._integers = np.empty((0, len(_INTEGERS)), np.int64)
     self.rewards = np.empty(0, np.float32)
-    for name, dtype in _TOKENS.items():
-      setattr(self, name, np.empty((0, self._num_tokens), dtype))
+    for name, (dtype, others) in self._columns_of.items():
+      setattr(self, name, np.empty((0, self._num_tokens, *others), dtype))
     self._grow(0)
 
   def _num_sampled(self, rows: np.ndarray) -> list[int]:
@@ -335,7 +359,7 @@ class RecordTable:
   def _grow(self, needed: int) -> None:
     size = len(self._integers)
     new = max(min(max(2 * size, _MIN_ROWS), self._max_rows), needed)
-    for name in ("_integers", "rewards", *_TOKENS):
+    for name in ("_integers", "rewards", *self._columns_of):
       old = getattr(self, name)
       column = np.empty((new, *old.shape[1:]), old.dtype)
       column[:size] = old
@@ -362,10 +386,13 @@ class PromptRecords:
   """A prompt and its rows, oldest first.
 
   tokens: [P] int32, the prompt, without padding.
+  routes: [P, N, A] uint8, experts that its tokens used at its newest visit;
+    None if they are not recorded.
   """
 
-  def __init__(self, tokens: np.ndarray):
+  def __init__(self, tokens: np.ndarray, routes: np.ndarray | None = None):
     self.tokens = tokens
+    self.routes = routes
     self._rows = np.empty(8, np.int64)
     self._start = self._end = 0
 

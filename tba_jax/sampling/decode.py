@@ -299,7 +299,7 @@ class _DecodeLoop:
     collected = self._programs.collect(self._state)
     self._unread.append((collected, ended))
     if self._turns is not None:
-      lengths_R, stopped_R = jax.device_get(collected[3:])
+      lengths_R, stopped_R = jax.device_get(collected[3:5])
       if cut_R is not None:
         stopped_R = stopped_R | (cut_R >= 0)
       for row, owner in ended.items():

@@ -61,6 +61,7 @@ class Settings:
   text_fn: ids -> text; needed with stop strings.
   recompute_cache: whether newer params recompute the KV cache of completions
     in flight.
+  has_routes: whether completions record the experts of their tokens.
   has_turns: whether completions may have several turns, see `Turns`.
   num_waiting: completions whose environment works that may leave their row to
     others, with their cache; 0 or from 2 for each device that splits the rows.
@@ -82,6 +83,7 @@ class Settings:
   stop_strings: Sequence[str] = ()
   text_fn: Callable[[Sequence[int]], str] | None = None
   recompute_cache: bool = False
+  has_routes: bool = False
   has_turns: bool = False
   num_waiting: int = 0
   prompt_buckets: int = 1
@@ -471,6 +473,9 @@ class Results:
     self._logprobs, self._plain = zeros(np.float32), zeros(np.float32)
     self._lengths, self._stopped = each(np.int32), each(bool)
     self._given = zeros(bool)
+    self._requests = requests
+    self._routes: list[np.ndarray | None] = [None] * len(shapes)
+    self._prompt_routes: list[np.ndarray | None] = [None] * len(shapes)
     self._at_strings: set[Owner] = set()
     self._versions = [np.full(shape, version, np.int32) for shape in shapes]
 
@@ -509,7 +514,9 @@ class Results:
       collected: `slots.collect` of the rows.
       owners: row -> completion; its earlier turns are overwritten by the same.
     """
-    tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R = collected
+    tokens_RxT, logprobs_RxT, plain_RxT, lengths_R, stopped_R, routes = (
+        collected
+    )
     if plain_RxT is None:
       plain_RxT = logprobs_RxT
     for row, (index, sample) in owners.items():
@@ -519,7 +526,31 @@ class Results:
       self._lengths[index][sample] = lengths_R[row]
       at_string = (index, sample) in self._at_strings
       self._stopped[index][sample] = stopped_R[row] or at_string
+      if routes is not None:
+        self._add_routes(*routes, row, (index, sample), lengths_R[row])
     self._at_strings.difference_update(owners.values())
+
+  def _add_routes(
+      self,
+      prompts_UxPxNxA: np.ndarray,
+      own_RxTxNxA: np.ndarray,
+      row: int,
+      owner: Owner,
+      length: int,
+  ) -> None:
+    """Adds the experts of a row's tokens; U prompts are shared by R rows."""
+    index, sample = owner
+    own_TxNxA = own_RxTxNxA[row]
+    if self._routes[index] is None:
+      shape = (len(self._tokens[index]), *own_TxNxA.shape)
+      self._routes[index] = np.zeros(shape, own_TxNxA.dtype)
+    # The last token is not fed to the model.
+    self._routes[index][sample, : length - 1] = own_TxNxA[: length - 1]
+    if sample == 0:
+      shared = len(own_RxTxNxA) // len(prompts_UxPxNxA)
+      prompt_PxNxA = prompts_UxPxNxA[row // shared]
+      start = len(prompt_PxNxA) - len(self._requests[index].prompt_tokens)
+      self._prompt_routes[index] = prompt_PxNxA[start:].copy()
 
   def completions(self) -> list[types.Completions]:
     """Returns the completions by request."""
@@ -540,6 +571,8 @@ class Results:
         # Versions only grow, so the first token's is the oldest.
         versions=versions_SxT[:, 0].copy(),
         token_versions=np.where(sampled_SxT, versions_SxT, -1),
+        routes=self._routes[index],
+        prompt_routes=self._prompt_routes[index],
     )
 
 

@@ -9,7 +9,7 @@ which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
-V vocabulary.
+V vocabulary, N layers, A experts of a token.
 """
 
 import bisect
@@ -132,7 +132,9 @@ def empty_state(
   num_parts = head_parts(sharding, model.config)
   shared = rows_per_prompt(settings, sharding)
   return DecodeState(
-      cache=model.init_cache(R, block_lengths(P, T), num_parts, shared),
+      cache=model.init_cache(
+          *(R, block_lengths(P, T), num_parts, shared), settings.has_routes
+      ),
       prompt_mask=jnp.zeros((R // shared, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
       tokens=jnp.zeros((R, T), jnp.int32),
@@ -492,13 +494,20 @@ def take(state: DecodeState, rows: jax.Array) -> DecodeState:
   return jax.tree.map(lambda leaf: leaf[rows], state)
 
 
-def collect(
-    settings: Settings, state: DecodeState
-) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]:
+def collect(settings: Settings, state: DecodeState) -> tuple[Any, ...]:
   """Returns tokens, log-probs, plain log-probs [R, T], lengths and stopped [R].
 
-  Plain log-probs are None if they equal the log-probs.
+  Plain log-probs are None if they equal the log-probs. The sixth are the
+  experts of prompts [U, P, N, A], and of completions [R, T, N, A], undefined
+  for tokens that are not fed yet; None if they are not recorded.
   """
+  routes = None
+  if settings.has_routes:
+    prompts, *own = (
+        jnp.stack([layer["routes"] for layer in block["layers"]], axis=2)
+        for block in state.cache
+    )
+    routes = prompts, jnp.concatenate(own, axis=1)
   sampled_RxT = _columns(state) < state.lengths[:, None]
   plain_RxT = state.plain_logprobs
   return (
@@ -508,6 +517,7 @@ def collect(
       # Copies, since the state itself is donated to the next program.
       jnp.copy(state.lengths),
       jnp.copy(state.stopped),
+      routes,
   )
 
 

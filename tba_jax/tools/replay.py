@@ -305,6 +305,7 @@ class _Replay:
         receiver=self._receiver,
         buffer=loops.make_buffer(config, self._policy),
         vocab_size=self._policy.model.config.vocab_size,
+        num_experts=self._policy.model.config.num_experts,
         on_event=lambda kind, message: None,
         score_groups=self._score,
         saved=data,

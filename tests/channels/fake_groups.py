@@ -88,6 +88,7 @@ def make_buffer(
     *,
     reward_temperature: Callable[[int], float] = lambda step: 1.0,
     embed: Any = None,
+    routes_shape: tuple[int, int] | None = None,
     **changes: Any,
 ) -> buffer.ReplayBuffer:
   """Returns a small buffer of recent draws, with some settings changed."""
@@ -96,6 +97,7 @@ def make_buffer(
       reward_temperature=reward_temperature,
       embed=embed,
       content_mask=_content_mask,
+      routes_shape=routes_shape,
   )
 
 

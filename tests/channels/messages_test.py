@@ -3,6 +3,7 @@
 """Tests of packing: groups survive the wire; malformed blocks do not."""
 
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -41,13 +42,25 @@ def with_ref_logprobs(group):
   return dataclasses.replace(group, ref_logprobs=ref_logprobs)
 
 
+def with_routes(group, num_layers=2):
+  """Adds the routes of two of six experts a token."""
+  rng = np.random.default_rng(group.position)
+  make = lambda tokens: rng.integers(
+      0, 6, (*tokens.shape, num_layers, 2), np.uint8
+  )
+  return dataclasses.replace(
+      group,
+      routes=make(group.completion_tokens),
+      prompt_routes=make(group.prompt_tokens),
+  )
+
+
 class PackingTest(parameterized.TestCase):
 
-  @parameterized.parameters(False, True)
-  def test_groups_survive_the_wire_bit_for_bit(self, has_ref_logprobs):
+  @parameterized.parameters(lambda group: group, with_ref_logprobs, with_routes)
+  def test_groups_survive_the_wire_bit_for_bit(self, add):
     groups = [make_group(0), make_group(11, prompt=2), make_group(5)]
-    if has_ref_logprobs:
-      groups = [with_ref_logprobs(group) for group in groups]
+    groups = [add(group) for group in groups]
     header, arrays = messages.pack_groups(groups)
     data = wire.encode(header, arrays, SECRET)
     back = messages.unpack_groups(*wire.decode(data, SECRET))
@@ -100,6 +113,50 @@ class PackingTest(parameterized.TestCase):
     group.ref_logprobs[1, 2] = -np.inf
     self.assertEqual(self.reason(group, has_ref_logprobs=True), "logprob")
 
+  @parameterized.parameters("routes", "prompt_routes")
+  def test_malformed_routes_are_refused(self, name):
+    header, arrays = messages.pack_groups([with_routes(make_group())])
+    for wrong in (
+        None,
+        arrays[name][..., :-1],
+        arrays[name][..., None],
+        arrays[name][:-1],
+        arrays[name].astype(np.int32),
+    ):
+      changed = {**arrays, name: wrong}
+      if wrong is None:
+        del changed[name]
+      # Without routes those of the prompt are not looked at.
+      if wrong is None and name == "routes":
+        (group,) = messages.unpack_groups(header, changed)
+        self.assertIsNone(group.prompt_routes)
+        continue
+      with self.assertRaisesRegex(ValueError, "routes"):
+        messages.unpack_groups(header, changed)
+
+  def test_routes_are_those_of_the_trainers_model(self):
+    reason = functools.partial(self.reason, routes_shape=(2, 2), num_experts=6)
+    without, group = make_group(), with_routes(make_group())
+    self.assertIsNone(reason(group))
+    self.assertEqual(reason(without), "routes")
+    self.assertEqual(self.reason(group), "routes")
+    self.assertEqual(reason(with_routes(make_group(), 3)), "routes")
+    for name in ("routes", "prompt_routes"):
+      wrong = with_routes(make_group())
+      getattr(wrong, name)[0] = 6
+      self.assertEqual(reason(wrong), "routes")
+
+  def test_a_block_may_have_a_group_without_a_prompt_among_routes(self):
+    group, empty = with_routes(make_group(0)), make_group(1)
+    empty = dataclasses.replace(empty, prompt_tokens=empty.prompt_tokens[:0])
+    empty.completion_lengths[:] = 0
+    empty.sampled_mask[:] = False
+    unpacked = messages.unpack_groups(*messages.pack_groups([empty, group]))
+    reasons = [
+        self.reason(g, routes_shape=(2, 2), num_experts=6) for g in unpacked
+    ]
+    self.assertEqual(reasons, ["environment", None])
+
   def test_a_prompt_that_no_environment_has_said_is_rejected(self):
     group = make_group()
     empty = dataclasses.replace(group, prompt_tokens=group.prompt_tokens[:0])
@@ -110,13 +167,14 @@ class PackingTest(parameterized.TestCase):
     self.assertEmpty(unpacked.prompt_tokens)
     self.assertEqual(self.reason(unpacked), "environment")
 
-  def reason(self, group, *, has_ref_logprobs=False):
+  def reason(self, group, *, has_ref_logprobs=False, **routes):
     return messages.reject_reason(
         group,
         vocab_size=9,
         max_prompt_tokens=4,
         max_completion_tokens=5,
         has_ref_logprobs=has_ref_logprobs,
+        **routes,
     )
 
 

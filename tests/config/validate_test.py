@@ -302,6 +302,25 @@ class RelationsTest(parameterized.TestCase):
           ),
           "publish.every_steps",
       ),
+      # Router replay: experts, and samplers that tell them.
+      (dict(train__router_replay=True), "train.router_replay"),
+      (
+          dict(
+              train__router_replay=True,
+              model__family="qwen3_moe",
+              model__num_experts=257,
+              model__experts_per_token=2,
+          ),
+          "train.router_replay",
+      ),
+      (
+          dict(
+              train__router_replay=True,
+              search__sampler="vllm",
+              search__vllm_urls="http://a:1",
+          ),
+          "search.sampler",
+      ),
       # vLLM servers: one for each searcher, and what they can.
       (dict(search__sampler="vllm"), "search.vllm_urls"),
       (

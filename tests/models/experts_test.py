@@ -71,19 +71,36 @@ class ExpertsTest(parameterized.TestCase):
         functools.partial(experts._apply, config=config),
         static_argnames="platform",
     )
-    whole = apply(x, router, *kernels, first_expert=0, platform="cpu")
-    few = apply(x, router, *kernels, first_expert=0, platform="gpu")
+    of_all = functools.partial(apply, x, None, router, *kernels, first_expert=0)
+    whole, chosen = of_all(platform="cpu")
+    few, same = of_all(platform="gpu")
     np.testing.assert_allclose(few, whole, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(chosen, same, strict=True)
     for platform in ("cpu", "gpu"):
       parts = [
           apply(
-              x, router, *(k[i : i + 2] for k in kernels), first_expert=i,
+              x, None, router, *(k[i : i + 2] for k in kernels), first_expert=i,
               platform=platform,
-          )
+          )[0]
           for i in range(0, E, 2)
       ]  # fmt: skip
       np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-4)
       self.assertGreater(np.abs(parts[1]).max(), 1e-2)
+
+  def test_given_routes_take_the_place_of_the_choice(self):
+    """Weights stay the router's, those of the chosen experts."""
+    config = hf_case.make_config(
+        family="qwen3_moe", num_experts=6, experts_per_token=2
+    )
+    x, router = _arrays((7, config.width), (6, config.width))
+    weights, chosen = experts.route(x, router, config)
+    other = (np.asarray(chosen) + 1) % 6
+    given, same = experts.route(x, router, config, other.astype(np.uint8))
+    np.testing.assert_array_equal(same, other)
+    probs = np.take_along_axis(jax.nn.softmax(x @ router.T), other, 1)
+    expected = probs / probs.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(given, expected, rtol=1e-5)
+    self.assertGreater(np.abs(given - weights).max(), 1e-2)
 
 
 if __name__ == "__main__":

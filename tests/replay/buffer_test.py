@@ -3,6 +3,7 @@
 """Tests of the replay buffer: inserts, eviction, draws, uses, saved state."""
 
 import copy
+import dataclasses
 import json
 
 from absl.testing import absltest
@@ -544,6 +545,47 @@ class UseTest(absltest.TestCase):
     self.assertEqual(found, {2: [-1, -2, 0, 0], 1: [-3, 0, 0, 0]})
     self.assertEqual(of_prompt[1].ref_versions.tolist(), [[0, 0]])
     self.assertEqual(of_prompt[2].ref_versions.tolist(), [[-1, -1]])
+
+
+class RoutesTest(absltest.TestCase):
+
+  def group(self, visit, completions):
+    """A group whose routes are numbers of its visit and of its tokens."""
+    group = make_group(1, completions)
+    tokens = group.completion_tokens[..., None, None]
+    P = len(group.prompt_tokens)
+    return dataclasses.replace(
+        group,
+        visit=visit,
+        routes=np.broadcast_to(tokens, (*tokens.shape[:2], 2, 3)).astype("u1"),
+        prompt_routes=np.full((P, 2, 3), visit, np.uint8),
+    )
+
+  def test_a_draw_has_routes_and_those_of_the_newest_prompt(self):
+    buffer = make_buffer(routes_shape=(2, 3))
+    buffer.insert(self.group(5, [[1, 2], [3]]), 0)
+    buffer.insert(self.group(6, [[4, 4, 0]]), 0)
+    again = make_buffer(routes_shape=(2, 3))
+    again.set_state(buffer.get_state())
+    for filled in (buffer, again):
+      draw = filled.sample(1, 3, 0)
+      tokens = draw.completion_tokens[..., None, None]
+      np.testing.assert_array_equal(
+          draw.routes.completions,
+          np.broadcast_to(tokens, (1, 3, 4, 2, 3)).astype(np.uint8),
+          strict=True,
+      )
+      expected = np.where(draw.prompt_mask > 0, 6, 0)[..., None, None]
+      np.testing.assert_array_equal(
+          draw.routes.prompts,
+          np.broadcast_to(expected, (*expected.shape[:2], 2, 3)).astype("u1"),
+          strict=True,
+      )
+
+  def test_a_draw_without_them_has_none(self):
+    buffer = make_buffer()
+    buffer.insert(make_group(1, [[1]]), 0)
+    self.assertIsNone(buffer.sample(1, 1, 0).routes)
 
 
 class StateTest(parameterized.TestCase):

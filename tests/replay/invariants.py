@@ -47,7 +47,9 @@ def check_table(table: records_lib.RecordTable) -> None:
   assert not table.tokens[rows][~inside].any()
   assert not table.sampled_mask[rows][~inside].any()
   # A recount from the rows gives the same counts.
-  fresh = records_lib.RecordTable(table._num_tokens, table._max_rows)
+  fresh = records_lib.RecordTable(
+      table._num_tokens, table._max_rows, table.routes_shape
+  )
   fresh.set_state(table.get_state())
   for name in ("untrained", "histogram", "num_uses", "_unused_groups"):
     assert getattr(fresh, name) == getattr(table, name), name

@@ -40,7 +40,14 @@ class FakeModel:
         "bias": jax.random.normal(bias_rng, (V,)),
     }
 
-  def init_cache(self, num_rows, lengths, num_parts=None, rows_per_prompt=1):
+  def init_cache(
+      self,
+      num_rows,
+      lengths,
+      num_parts=None,
+      rows_per_prompt=1,
+      has_routes=False,
+  ):
     del num_parts, rows_per_prompt
     V = self.config.vocab_size
     return [jnp.zeros((num_rows, length, V)) for length in lengths]

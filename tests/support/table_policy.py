@@ -29,7 +29,9 @@ def completion_logits(params, prompt_tokens, prompt_mask, completion_tokens):
 
 
 MODEL = python_types.SimpleNamespace(
-    completion_stream=completion_logits, unembed=lambda params, stream: stream
+    completion_stream=completion_logits,
+    stream_and_routes=None,
+    unembed=lambda params, stream: stream,
 )
 
 

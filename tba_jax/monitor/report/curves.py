@@ -100,6 +100,12 @@ CHARTS = (
         percent=True,
     ),
     Chart(
+        "Experts",
+        "tokens of the busiest of any layer over its layer's mean",
+        {"busiest": "train/expert_load_max"},
+        zero=True,
+    ),
+    Chart(
         "Time of a step",
         "seconds",
         {

@@ -1,0 +1,157 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Routes of sampled tokens, from the sampler to the trainer's log-probs."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from tba_jax import types
+from tba_jax.learning import packing
+from tba_jax.losses import logprobs
+from tba_jax.losses import metrics
+from tba_jax.sampling import decode
+from tests.support import sampler_case
+from tests.support import tiny_model
+
+P, T, K, N, A, E = 6, 24, 8, 4, 2, 16
+PROMPTS = ((5, 7, 2), (3,), (9, 4, 8, 6, 2, 7), (2, 11))
+make_model = functools.partial(
+    tiny_model.make_model, family="qwen3_moe", num_experts=E,
+    experts_per_token=A, num_layers=N,
+)  # fmt: skip
+
+
+def sample(compute_dtype, params, **changes):
+  """Returns the completions of `PROMPTS`."""
+  settings = dict(
+      max_prompt_tokens=P, max_completion_tokens=T, num_rows=16,
+      has_routes=True, stop_ids=(1,),
+  ) | changes  # fmt: skip
+  sampler = sampler_case.make(
+      make_model(compute_dtype=compute_dtype), **settings
+  )
+  requests = [
+      decode.Request(np.array(ids, np.int32), i, 0, num_completions=K)
+      for i, ids in enumerate(PROMPTS)
+  ]
+  return sampler.sample(params, requests, version=0)
+
+
+def make_inputs(completions):
+  """Returns prompts with their mask, completions, and routes."""
+  B = len(PROMPTS)
+  tokens, mask = np.zeros((B, P), np.int32), np.zeros((B, P), np.float32)
+  prompts = np.zeros((B, P, N, A), np.uint8)
+  for b, ids in enumerate(PROMPTS):
+    tokens[b, P - len(ids) :], mask[b, P - len(ids) :] = ids, 1
+    prompts[b, P - len(ids) :] = completions[b].prompt_routes
+  routes = types.Routes(prompts, np.stack([c.routes for c in completions]))
+  return (tokens, mask, np.stack([c.tokens for c in completions])), routes
+
+
+class RoutesTest(parameterized.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.model = make_model()
+    cls.params = tiny_model.init_params(cls.model)
+    cls.coarse = sample("bfloat16", cls.params)
+    cls.logprobs = staticmethod(
+        jax.jit(
+            functools.partial(
+                logprobs.completion_logprobs, cls.model, temperature=1.0
+            )
+        )
+    )
+
+  def gaps(self, completions, with_routes, rows=None):
+    """Returns |log-prob of the trainer - of the sampler| of sampled tokens."""
+    inputs, routes = make_inputs(completions)
+    logprobs_BxKxT = self.logprobs(
+        self.params,
+        *inputs,
+        rows=rows,
+        routes=routes if with_routes else None,
+    )
+    sampled = np.stack([c.sampled_mask for c in completions])
+    behavior = np.stack([c.logprobs for c in completions])
+    return np.abs(np.asarray(logprobs_BxKxT) - behavior)[sampled]
+
+  def test_logprobs_of_another_dtype_agree_with_routes_alone(self):
+    without, with_them = (self.gaps(self.coarse, r) for r in (False, True))
+    self.assertLess(with_them.max(), 0.1)
+    self.assertGreater(without.max(), 0.3)
+
+  def test_routes_are_the_trainers_own_choice_in_its_dtype(self):
+    completions = sample("float32", self.params)
+    inputs, routes = make_inputs(completions)
+    _, chosen = jax.jit(self.model.stream_and_routes)(self.params, *inputs)
+    first = np.asarray(chosen)[:, :, 0]
+    np.testing.assert_array_equal(
+        first, np.broadcast_to(routes.prompts[:, None, -1], first.shape)
+    )
+    for b, c in enumerate(completions):
+      for k, length in enumerate(c.lengths):
+        own, recorded = chosen[b, k, 1:length], c.routes[k, : length - 1]
+        np.testing.assert_array_equal(own, recorded)
+        self.assertFalse(c.routes[k, length - 1 :].any())
+    self.assertGreater(len(np.unique(routes.completions)), 2)
+    self.assertLess(self.gaps(completions, True).max(), 1e-4)
+
+  @parameterized.parameters(
+      dict(num_rows=4),
+      dict(chunk_steps=5, prompt_buckets=2),
+      dict(num_rows=16, most_rows_per_prompt=K),
+  )
+  def test_routes_depend_on_no_other_row(self, **changes):
+    for a, b in zip(sample("bfloat16", self.params, **changes), self.coarse):
+      np.testing.assert_array_equal(a.tokens, b.tokens)
+      np.testing.assert_array_equal(a.routes, b.routes)
+      np.testing.assert_array_equal(a.prompt_routes, b.prompt_routes)
+
+  def test_packed_rows_have_the_routes_of_their_completions(self):
+    (tokens, _, completions), _ = make_inputs(self.coarse)
+    config = tiny_model.make_config(
+        train__prompts_per_batch=len(PROMPTS), train__completions_per_prompt=K
+    )
+    mask = np.stack([c.sampled_mask for c in self.coarse]).astype(np.float32)
+    whole = self.gaps(self.coarse, True)
+    order = np.arange(len(PROMPTS) * K, dtype=np.int32).reshape(-1, K)
+    narrow = order.reshape(-1, 1, 2)[::-1]
+    slots = np.argsort(narrow.ravel()).astype(np.int32).reshape(-1, K)
+    in_parts = np.moveaxis(narrow.reshape(2, -1, 2), 0, 1)
+    flat = np.moveaxis(in_parts, 1, 0).ravel()
+    for rows in (
+        packing.pack(config, tokens, completions, mask),
+        packing.without_padding(mask, [K * T - 8]),
+        types.Rows(narrow, slots),
+        types.Rows(in_parts, np.argsort(flat).astype(np.int32).reshape(-1, K)),
+    ):
+      packed = self.gaps(self.coarse, True, rows)
+      np.testing.assert_allclose(packed, whole, atol=1e-5)
+
+
+class ExpertTotalsTest(absltest.TestCase):
+
+  def test_load_is_of_the_busiest_expert_and_none_is_of_those_left_out(self):
+    # Layer 0: experts 0, 0, 1; layer 1: all 2. The last token is not counted.
+    routes = np.array([[0, 2], [0, 2], [1, 2], [3, 3]], np.uint8)
+    mask = np.array([1, 1, 1, 0], np.float32)
+    totals = metrics.expert_totals(
+        routes.reshape(1, 2, 2, 2, 1), mask.reshape(1, 2, 2), 4
+    )
+    twice = jax.tree.map(lambda x: 2 * x, totals)  # Of two micro-batches.
+    for found in (metrics.finish(totals), metrics.finish(twice)):
+      self.assertAlmostEqual(float(found.pop("expert_load_max")), 4.0)
+      # Of 8, experts 2 and 3 of layer 0, and 0, 1 and 3 of layer 1.
+      self.assertAlmostEqual(float(found.pop("expert_idle_share")), 5 / 8)
+      self.assertEqual(found, {})
+
+
+if __name__ == "__main__":
+  absltest.main()
