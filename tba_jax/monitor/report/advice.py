@@ -229,7 +229,7 @@ def _staleness(run: load.Run) -> list[str]:
   both = [
       r for r in run.records if all(text.is_number(r.get(n)) for n in names)
   ]
-  if len(both) >= 2:
+  if len(both) >= 2 and _learns_from_rewards(run):
     # Paired by step, so that progress during the run does not matter.
     young, old = (load.column(both, name)[1] for name in names)
     gap = float((young - old).mean())
@@ -265,6 +265,11 @@ def _staleness(run: load.Run) -> list[str]:
   return lines
 
 
+def _learns_from_rewards(run: load.Run) -> bool:
+  """Returns whether rewards count; in distillation, all may be 0."""
+  return run.setting("loss", "reward_weight") != 0
+
+
 def _groups(run: load.Run) -> list[str]:
   """Returns the shares of data without a learning signal."""
   lines = []
@@ -275,7 +280,7 @@ def _groups(run: load.Run) -> list[str]:
         f"{skipped[-1]:,.0f} groups of equal rewards were left out of batches"
         " (replay.skip_equal_rewards)."
     )
-  elif equal is not None:
+  elif equal is not None and _learns_from_rewards(run):
     line = (
         f"{equal:.0%} of the groups had equal rewards: they only pull the"
         " policy towards its reference."

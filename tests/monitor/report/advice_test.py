@@ -154,6 +154,14 @@ class AdviceTest(absltest.TestCase):
     (few,) = advice.advice(_run({equal: 0.2}), [])
     self.assertNotIn("search.samples_per_prompt", few)
 
+  def test_rewards_that_are_not_learned_from(self):
+    young, old = "replay/reward_young", "replay/reward_old"
+    metrics = {"train/equal_reward_groups": 1.0, young: 0.0, old: 0.0}
+    for weight, count in ((1.0, 2), (0.0, 0)):
+      config = {"loss": {"reward_weight": weight}}
+      run = _run(metrics, metrics, config=config)
+      self.assertLen(advice.advice(run, []), count)
+
   def test_groups_that_were_left_out(self):
     equal, skipped = "train/equal_reward_groups", "replay/skipped_groups"
     (kept,) = advice.advice(_run({equal: 0.2, skipped: 0}), [])
