@@ -31,7 +31,6 @@ import urllib.request
 
 import ml_collections
 import numpy as np
-import psutil
 
 from benchmarks import attacks
 from tba_jax.monitor import run_directory
@@ -131,7 +130,8 @@ def _try_coordinator(
   with _training(config, folder, _COMMON | _OF_COORDINATOR) as (steps, _):
     trainer = _Work(steps, _pid(folder, "trainer"))
     # `train` has chosen the port; it is the last operand.
-    address = psutil.Process(trainer.pid).cmdline()[-1]
+    command = pathlib.Path(f"/proc/{trainer.pid}/cmdline").read_bytes()
+    address = command.split(b"\0")[-2].decode()
     for attack in attacks.ATTACKS:
       rows.append(_row("coordinator", attack, seconds, trainer, address))
   return _account(folder)

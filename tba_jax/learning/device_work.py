@@ -484,7 +484,7 @@ def make_ahead(
         mesh,
         num_prompts,
         size,
-        policy_lib.routes_shape(config, policy.model.config),
+        policy_lib.routes_shape(config, policy.model),
     )
     is_here = config.reference.role == "trainer"
     if is_here and reference_prompts(config) == num_prompts:

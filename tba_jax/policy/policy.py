@@ -315,12 +315,12 @@ def build_sampler(
 
 
 def routes_shape(
-    config: ml_collections.ConfigDict, shape: config_lib.ModelConfig
+    config: ml_collections.ConfigDict, model: transformer.Model
 ) -> tuple[int, int] | None:
   """Returns N and A of the routes that are recorded; None if none are."""
   if not config.train.router_replay:
     return None
-  return shape.num_layers, shape.experts_per_token
+  return model.config.num_layers, model.config.experts_per_token
 
 
 def find_value_folder(

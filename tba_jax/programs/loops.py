@@ -141,7 +141,7 @@ def make_buffer(
       embed=embed,
       content_mask=content_mask,
       routes_shape=(
-          policy and policy_lib.routes_shape(config, policy.model.config)
+          policy and policy_lib.routes_shape(config, policy.model)
       ),
   )
 

@@ -88,7 +88,7 @@ def write(
           "draw": {
               name: np.asarray(value)
               for name, value in vars(draw).items()
-              if name != "step"
+              if name not in ("step", "routes")  # The batch has those.
           },
           "prompts": prompts,
           "completions": completions,
@@ -179,10 +179,15 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
         leaves[".rows.slots"],
         leaves.get(".rows.tokens"),
     )
+  routes = None
+  if ".routes.prompts" in leaves:
+    routes = types.Routes(
+        leaves[".routes.prompts"], leaves[".routes.completions"]
+    )
   fields = {
       field.name: leaves[f".{field.name}"]
       for field in dataclasses.fields(types.Batch)
-      if field.name not in ("prepared", "rows")
+      if field.name not in ("prepared", "rows", "routes")
   }
   prefix = ".prepared['"
   prepared = {
@@ -190,9 +195,8 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
       for name, leaf in leaves.items()
       if name.startswith(prefix)
   }
-  _, metrics = step_fn(
-      state, types.Batch(**fields, rows=rows, prepared=prepared)
-  )
+  batch = types.Batch(**fields, rows=rows, routes=routes, prepared=prepared)
+  _, metrics = step_fn(state, batch)
   return jax.device_get(metrics)
 
 

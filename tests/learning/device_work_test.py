@@ -60,7 +60,7 @@ def make_batch(reward):
   fields = {
       name: np.zeros((2, 1), np.float32)
       for name in types.Batch.__dataclass_fields__
-      if name not in ("prepared", "rows")
+      if name not in ("prepared", "rows", "routes")
   }
   return types.Batch(
       **{**fields, "rewards": np.full((2, 1), reward, np.float32)}
@@ -176,7 +176,7 @@ class DeviceWorkTest(parameterized.TestCase):
         **{
             field.name: np.ones((8, 2, 3), np.float32)
             for field in dataclasses.fields(types.Batch)
-            if field.name not in ("prepared", "rows")
+            if field.name not in ("prepared", "rows", "routes")
         },
         rows=types.Rows(
             indices=np.zeros((8, 1, 1), np.int32),
