@@ -34,6 +34,11 @@ _OVERRIDES = (
     "evaluate.every_steps=0",
     "search.lead_steps=4",
     "replay.recent_fraction=0.5",
+    # Routes are part of what is drawn and trained on.
+    "model.family=qwen3_moe",
+    "model.num_experts=4",
+    "model.experts_per_token=2",
+    "train.router_replay=True",
 )
 
 
