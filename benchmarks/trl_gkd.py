@@ -11,48 +11,20 @@ learning_rate (decays linearly to a tenth), lmbda, divergence_beta, temperature,
 seed.
 """
 
-import json
 import os
 import pathlib
 import sys
 
-from benchmarks import peer_grpo
+from benchmarks import trl_run
 
 
 def main(folder: pathlib.Path) -> None:
-  os.environ.update(
-      HF_HUB_OFFLINE="1",
-      TOKENIZERS_PARALLELISM="false",
-      TRL_EXPERIMENTAL_SILENCE="1",
-  )
+  os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+  run = trl_run.Run(folder)
+  c, tokenizer = run.settings, run.tokenizer
   # Packages not installed with this one.
   import datasets
-  import torch
-  import transformers
   from trl.experimental import gkd
-
-  c = json.loads((folder / "settings.json").read_text())
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
-  tokenizer = transformers.AutoTokenizer.from_pretrained(c["model"])
-  model, teacher = (
-      transformers.AutoModelForCausalLM.from_pretrained(
-          c[name], dtype=torch.float32
-      )
-      for name in ("model", "teacher")
-  )
-
-  def take_snapshot() -> None:
-    path = folder / f"step{len(clock.step_ends)}"
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-
-  clock = peer_grpo.Clock(c, take_snapshot)
-
-  class StepEnds(transformers.TrainerCallback):
-
-    def on_step_end(self, args, state, control, **_):
-      clock.end_step()
-      control.should_training_stop = clock.is_over
 
   # Apart: as one text, the end of a prompt and the beginning of a completion
   # may be one token.
@@ -77,32 +49,20 @@ def main(folder: pathlib.Path) -> None:
       beta=c["divergence_beta"],
       temperature=c["temperature"],
       learning_rate=c["learning_rate"],
-      lr_scheduler_type="polynomial",
-      lr_scheduler_kwargs={"lr_end": c["learning_rate"] / 10, "power": 1.0},
-      warmup_steps=0,
-      adam_beta2=0.99,
-      max_grad_norm=1.0,
+      **trl_run.linear_decay(c["learning_rate"]),
       train_sampling_strategy="sequential",
-      use_cpu=True,
-      bf16=False,
-      gradient_checkpointing=False,
-      dataloader_pin_memory=False,
-      save_strategy="no",
-      logging_strategy="no",
-      report_to="none",
-      disable_tqdm=True,
+      **trl_run.SETTINGS,
       seed=c["seed"],
   )
   trainer = gkd.GKDTrainer(
-      model=model,
-      teacher_model=teacher,
+      model=run.model,
+      teacher_model=trl_run.load_model(c["teacher"]),
       args=args,
       train_dataset=datasets.Dataset.from_dict(data),
       processing_class=tokenizer,
-      callbacks=[StepEnds()],
+      callbacks=[run.callback],
   )
-  trainer.train()
-  clock.write(folder, ("torch", "transformers", "trl"))
+  run.train(trainer)
 
 
 if __name__ == "__main__":

@@ -7,41 +7,19 @@
 `peer_grpo.run` starts it and says what it reads and writes.
 """
 
-import json
-import os
 import pathlib
 import sys
 
 from benchmarks import peer_grpo
+from benchmarks import trl_run
 
 
 def main(folder: pathlib.Path) -> None:
-  os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+  run = trl_run.Run(folder)
+  c = run.settings
   # Packages not installed with this one.
   import datasets
-  import torch
-  import transformers
   import trl
-
-  c = json.loads((folder / "settings.json").read_text())
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
-  tokenizer = transformers.AutoTokenizer.from_pretrained(c["model"])
-  model = transformers.AutoModelForCausalLM.from_pretrained(
-      c["model"], dtype=torch.float32
-  )
-
-  def take_snapshot() -> None:
-    path = folder / f"step{len(clock.step_ends)}"
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-
-  clock = peer_grpo.Clock(c, take_snapshot)
-
-  class StepEnds(transformers.TrainerCallback):
-
-    def on_step_end(self, args, state, control, **_):
-      clock.end_step()
-      control.should_training_stop = clock.is_over
 
   data, reward_fn = {"prompt": c["prompts"]}, peer_grpo.rewards
   if "task" in c:
@@ -49,12 +27,7 @@ def main(folder: pathlib.Path) -> None:
     reward_fn = peer_grpo.make_task_rewards(c)
   schedule = {"lr_scheduler_type": "constant"}
   if "limit_s" not in c:
-    schedule = {
-        "lr_scheduler_type": "polynomial",
-        "lr_scheduler_kwargs": {
-            "lr_end": c["learning_rate"] / 10, "power": 1.0
-        },
-    }  # fmt: skip
+    schedule = trl_run.linear_decay(c["learning_rate"])
   micro = c.get("micro_batch_prompts", c["prompts_per_batch"])
   args = trl.GRPOConfig(
       output_dir=str(folder / "trainer"),
@@ -73,30 +46,19 @@ def main(folder: pathlib.Path) -> None:
       scale_rewards=c["scale_rewards"],
       learning_rate=c["learning_rate"],
       **schedule,
-      warmup_steps=0,
-      adam_beta2=0.99,
-      max_grad_norm=1.0,
       shuffle_dataset=False,
-      use_cpu=True,
-      bf16=False,
-      gradient_checkpointing=False,
-      dataloader_pin_memory=False,
-      save_strategy="no",
-      logging_strategy="no",
-      report_to="none",
-      disable_tqdm=True,
+      **trl_run.SETTINGS,
       seed=c["seed"],
   )
   trainer = trl.GRPOTrainer(
-      model=model,
+      model=run.model,
       reward_funcs=reward_fn,
       args=args,
       train_dataset=datasets.Dataset.from_dict(data),
-      processing_class=tokenizer,
-      callbacks=[StepEnds()],
+      processing_class=run.tokenizer,
+      callbacks=[run.callback],
   )
-  trainer.train()
-  clock.write(folder, ("torch", "transformers", "trl"))
+  run.train(trainer)
 
 
 if __name__ == "__main__":

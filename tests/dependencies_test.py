@@ -24,8 +24,9 @@ _OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
 # Imported in environments of their own.
 _ELSEWHERE = {
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
-    "benchmarks/trl_gkd.py": {"datasets", "torch", "trl"},
-    "benchmarks/trl_grpo.py": {"datasets", "torch", "trl"},
+    "benchmarks/trl_gkd.py": {"datasets", "trl"},
+    "benchmarks/trl_grpo.py": {"datasets", "trl"},
+    "benchmarks/trl_run.py": {"torch"},
     "benchmarks/tunix_grpo.py": {"tunix"},
     "examples/verifiers_sums.py": {"httpx", "verifiers"},
     "tba_jax/tasks/environment_packages.py": {"gem"},

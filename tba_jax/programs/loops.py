@@ -140,9 +140,7 @@ def make_buffer(
       ),
       embed=embed,
       content_mask=content_mask,
-      routes_shape=(
-          policy and policy_lib.routes_shape(config, policy.model)
-      ),
+      routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
   )
 
 

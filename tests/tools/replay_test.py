@@ -196,15 +196,20 @@ class ReplayTest(absltest.TestCase):
     shape = saved["draw"]["rewards"].shape
     self.assertLen(saved["prompts"], shape[0])
     self.assertEqual({len(group) for group in saved["completions"]}, {shape[1]})
-    # A step with other rewards is another one.
-    saved["batch"][".rewards"] = saved["batch"][".rewards"] + np.arange(
-        shape[1], dtype=np.float32
-    )
-    with path.open("wb") as file:
-      host_state.write(file, host_state.pack(saved))
-    with contextlib.redirect_stdout(out):
-      self.assertEqual(replay.run(None, None, [str(path)]), 1)
-    self.assertRegex(out.getvalue(), r"step 10 on .*: differs in .*loss")
+    # A step with other rewards, or other experts, is another one.
+    batch = saved["batch"]
+    steps = np.arange(shape[1], dtype=np.float32)
+    for name, changed in (
+        (".routes.completions", 3 - batch[".routes.completions"]),
+        (".rewards", batch[".rewards"] + steps),
+    ):
+      saved["batch"] = {**batch, name: changed}
+      with path.open("wb") as file:
+        host_state.write(file, host_state.pack(saved))
+      out = io.StringIO()
+      with contextlib.redirect_stdout(out):
+        self.assertEqual(replay.run(None, None, [str(path)]), 1)
+      self.assertRegex(out.getvalue(), r"step 10 on .*: differs in .*loss")
     # Nor is it one whose params were changed.
     name = next(n for n in saved["state"] if n.startswith(".params"))
     saved["state"][name] = saved["state"][name] + 1
