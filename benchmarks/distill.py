@@ -13,10 +13,12 @@ distribution. Runs:
                  `train` runs it: store, trainer and searcher
   tb_high_rate   the same at a learning rate of 1e-3
   tb_grouped     `tb` with twice the completions of half of the prompts
-  gkd            TRL's `GKDTrainer` on the student's own samples, reverse KL
-                 over the whole vocabulary, at a rate of 1e-3
-  gkd_low_rate   the same at 4e-4, `gkd_high_rate` at 2e-3
-  gkd_mixed      its defaults: half of the batches are the player's completions,
+  gkd            `loss.name=gkd`, the reverse KL over the whole vocabulary, at
+                 a rate of 1e-3, `gkd_low_rate` at 4e-4
+  trl_gkd        TRL's `GKDTrainer` with the same loss, on the student's own
+                 samples, at a rate of 1e-3
+  trl_gkd_low_rate   the same at 4e-4, `trl_gkd_high_rate` at 2e-3
+  trl_gkd_mixed  its defaults: half of the batches are the player's completions,
                  and the divergence is between both KLs
 
 All take the same prompts in the same order. Snapshots of the params are
@@ -56,6 +58,12 @@ SETTINGS = {
     "loss.beta_final": 1.0,
     "replay.skip_equal_rewards": False,
 }
+# The step computes the teacher's distributions, and no importance weights.
+_GKD_OURS = {
+    "loss.name": "gkd",
+    "loss.ratio_clip": 0.0,
+    "reference.role": "trainer",
+}
 OURS = {
     "tb": {},
     "tb_high_rate": {
@@ -69,15 +77,21 @@ OURS = {
         "search.prompts_per_round": 24,
         "train.prompts_per_batch": 16,
     },
+    "gkd": {
+        **_GKD_OURS,
+        "optimizer.learning_rate": 1e-3,
+        "optimizer.learning_rate_final": 1e-4,
+    },
+    "gkd_low_rate": _GKD_OURS,
 }
 # `lmbda`: share of batches that the student samples. `beta`: 1 is the reverse
 # KL.
 _GKD = {"lmbda": 1.0, "divergence_beta": 1.0, "temperature": 1.0}
 PEERS = {
-    "gkd": {**_GKD, "learning_rate": 1e-3},
-    "gkd_low_rate": {**_GKD, "learning_rate": 4e-4},
-    "gkd_high_rate": {**_GKD, "learning_rate": 2e-3},
-    "gkd_mixed": {
+    "trl_gkd": {**_GKD, "learning_rate": 1e-3},
+    "trl_gkd_low_rate": {**_GKD, "learning_rate": 4e-4},
+    "trl_gkd_high_rate": {**_GKD, "learning_rate": 2e-3},
+    "trl_gkd_mixed": {
         "lmbda": 0.5,
         "divergence_beta": 0.5,
         "temperature": 0.9,

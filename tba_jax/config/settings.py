@@ -700,6 +700,10 @@ SETTINGS = {
     "loss.whiten_advantages": _s(
         True, FLAG, "whether advantages get mean 0 and variance 1 over a"
         " batch"),
+    "loss.gkd_beta": _s(
+        1.0, UNIT, "divergence of gkd: 1 = KL(policy || reference), 0 ="
+        " KL(reference || policy), between them their Jensen-Shannon"
+        " divergence of that weight"),
     "loss.subtb_lambda": _s(
         0.9, ABOVE_0_TO_1, "a subtrajectory of n tokens weighs lambda^n"),
     "loss.ties": _s(

@@ -387,6 +387,11 @@ _REQUIRED = (
      {"search.order": ("shuffled",), "logged.path": ("",)}),
     ("loss.reward_weight", operator.not_,
      {"replay.skip_equal_rewards": (False,), "replay.selection": ("uniform",)}),
+    # The step computes the teacher's distributions; rewards are not read.
+    ("loss.name", lambda v: losses.find(v).has_teacher,
+     {"reference.role": ("trainer",), "reference.mode": ("fixed",),
+      "loss.correction": ("", "none"), "replay.selection": ("uniform",),
+      "replay.skip_equal_rewards": (False,), "search.order": ("shuffled",)}),
     ("reward.normalize_parts", bool,
      {"reward.role": ("searcher",), "reward.where": ("process", "pool"),
       "search.order": ("shuffled",), "logged.path": ("",)}),
@@ -588,6 +593,11 @@ def _family(c: Mapping[str, Any]) -> _Problems:
 def _distills(c: Mapping[str, Any]) -> _Problems:
   """Without rewards, something else is left to learn from."""
   name = c["loss.name"]
+  if losses.find(name).has_teacher and not c["reference.init"]:
+    yield "reference.init", (
+        f"allowed a model's folder with config.loss.name = {name!r}: without"
+        " one the policy is its own teacher"
+    )
   if c["loss.reward_weight"] or ".py:" in name:
     return
   by_order = losses.find(name).function.startswith("preference:")

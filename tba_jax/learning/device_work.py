@@ -25,6 +25,7 @@ from tba_jax.learning import packing
 from tba_jax.learning import probe
 from tba_jax.learning import publication
 from tba_jax.learning import train_step as train_step_lib
+from tba_jax.losses import build
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.monitor import run_directory
@@ -114,6 +115,11 @@ class DeviceWork:
   def base_params(self) -> types.PyTree:
     """Params that adapters adapt, None without adapters."""
     return self._train_step.base
+
+  @property
+  def teacher_params(self) -> types.PyTree:
+    """Params that the loss compares distributions with, or None."""
+    return self._train_step.teacher_params
 
   @property
   def may_leave_out(self) -> bool:
@@ -331,6 +337,12 @@ def _update(
   return jax.lax.dynamic_update_slice(all_BxKxT, part_bxKxT, (start, 0, 0))
 
 
+def has_reference_pass(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether the trainer computes reference log-probs before a step."""
+  in_step = build.find(config.loss.name).has_teacher
+  return config.reference.role == "trainer" and not in_step
+
+
 def reference_prompts(config: ml_collections.ConfigDict) -> int:
   """Returns the prompts whose reference log-probs are computed at a time."""
   num_prompts, micro = config.train.prompts_per_batch, micro_prompts(config)
@@ -411,7 +423,7 @@ def make_work(
     )
     if saved:  # Process 0 has the host state, and checks it for all.
       lora.check_base(saved.get("base", ""), merger.base)
-  train_step = make_train_step(config, policy, mesh, params)
+  train_step = make_train_step(config, policy, mesh, params, reference)
   ahead, accelerated = None, jax.default_backend() != "cpu"
   # Processes on CPUs share cores: one that compiles comes so late to a
   # collective that the others give up.
@@ -486,8 +498,8 @@ def make_ahead(
         size,
         policy_lib.routes_shape(config, policy.model),
     )
-    is_here = config.reference.role == "trainer"
-    if is_here and reference_prompts(config) == num_prompts:
+    is_whole = reference_prompts(config) == num_prompts
+    if is_whole and has_reference_pass(config):
       reference.compile(*_reference_inputs(batch), state.ref_params, batch.rows)
     train_step.lower(state, batch).compile()
 
@@ -581,8 +593,18 @@ def make_train_step(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
     params: types.PyTree,
+    reference: reference_lib.Reference,
 ) -> train_step_lib.TrainStep:
-  """Returns the jitted step; adapters are merged into `params`, their base."""
+  """Returns the jitted step.
+
+  Args:
+    config: config of the run.
+    policy: policy to train.
+    mesh: mesh of the trainer.
+    params: base that adapters are merged into.
+    reference: the teacher, if the loss compares distributions with it.
+  """
+  has_teacher = build.find(config.loss.name).has_teacher
   return train_step_lib.make_train_step(
       config,
       policy.model,
@@ -592,4 +614,6 @@ def make_train_step(
       ),
       adapters=policy.adapters,
       base=None if policy.adapters is None else params,
+      teacher=reference.model if has_teacher else None,
+      teacher_params=reference.params if has_teacher else None,
   )

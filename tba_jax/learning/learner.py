@@ -12,6 +12,7 @@ from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import device_work
 from tba_jax.learning import packing
+from tba_jax.losses import build
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.replay import buffer as buffer_lib
 
@@ -76,7 +77,8 @@ class Learner:
         draw.completion_tokens, draw.sampled_mask, self._tokenizer
     )
     cached_B = (draw.ref_versions == version).all(axis=1)
-    if self._config.reference.role == "none":
+    c = self._config
+    if c.reference.role == "none" or build.find(c.loss.name).has_teacher:
       cached_B[:] = True
     # Prompts without cached log-probs come first, as `place` expects.
     order_B = np.argsort(cached_B, kind="stable")

@@ -70,22 +70,25 @@ class TrainState:
 class TrainStep:
   """The step of `make_train_step`, (state, batch) -> (state, metrics).
 
-  jitted: (state, batch, base) -> (state, metrics).
-  base: the params that adapters adapt, or None. It is an argument, so that it
-    is no constant of the compiled program.
+  jitted: (state, batch, base, teacher_params) -> (state, metrics).
+  base: the params that adapters adapt, or None. They are an argument, so that
+    they are no constant of the compiled program.
+  teacher_params: those of the reference if the loss compares distributions with
+    it, or None.
   """
 
   jitted: Callable[..., Any]
   base: PyTree
+  teacher_params: PyTree = None
 
   def __call__(
       self, state: TrainState, batch: types.Batch
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    return self.jitted(state, batch, self.base)
+    return self.jitted(state, batch, self.base, self.teacher_params)
 
   def lower(self, state: TrainState, batch: types.Batch) -> jax.stages.Lowered:
     """Lowers for these shapes; compiling the result serves later calls."""
-    return self.jitted.lower(state, batch, self.base)
+    return self.jitted.lower(state, batch, self.base, self.teacher_params)
 
 
 def make_train_step(
@@ -97,6 +100,8 @@ def make_train_step(
     value_model: Any = None,
     adapters: lora.Adapters | None = None,
     base: PyTree = None,
+    teacher: Any = None,
+    teacher_params: PyTree = None,
 ) -> TrainStep:
   """Returns the jitted step.
 
@@ -113,6 +118,9 @@ def make_train_step(
     value_model: a `models.heads.ScalarModel` if the objective learns one.
     adapters: adapters, if they alone are trained.
     base: params that they adapt, on the mesh, or their shapes; never donated.
+    teacher: the reference's `models.transformer.Model` if the loss compares
+      distributions with it.
+    teacher_params: its params, as `base`.
 
   Returns:
     train_step(state, batch) -> (state, metrics). The state is donated. Metrics,
@@ -126,7 +134,7 @@ def make_train_step(
   """
   c, has_values = config, value_model is not None
   per_round_steps = c.train.per_round_steps
-  loss_fn = loss_fn or objective.make_loss_fn(c, model, value_model)
+  loss_fn = loss_fn or objective.make_loss_fn(c, model, value_model, teacher)
   policy_opt, loss_opt = optimizer_lib.make_optimizers(c, has_values=has_values)
   beta_fn = schedules.beta(c.loss, per_round_steps=per_round_steps)
   tempering_fn = schedules.tempering(
@@ -140,7 +148,10 @@ def make_train_step(
   attach = adapters.attach if adapters else lambda _, params: params
 
   def step_fn(
-      state: TrainState, batch: types.Batch, base: PyTree
+      state: TrainState,
+      batch: types.Batch,
+      base: PyTree,
+      teacher_params: PyTree,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     state = hold_params(c, state)
     beta, tempered = beta_fn(state.step), {}
@@ -148,6 +159,7 @@ def make_train_step(
       tempered["tau"], tempered["gamma"] = tempering_fn(state.step)
       batch, beta = temper(batch, beta, **tempered)
 
+    others = () if teacher is None else (teacher_params,)
     held = dict(state.proximal_params)
     if "params" in held:
       held["params"] = attach(base, held["params"])
@@ -162,7 +174,7 @@ def make_train_step(
     )
     loss, totals, (grads, loss_grads) = accumulate(
         lambda params, micro: loss_fn(
-            attach(base, params[0]), params[1], micro, beta
+            attach(base, params[0]), params[1], micro, beta, *others
         ),
         (state.params, state.loss_params),
         micro_batches,
@@ -222,10 +234,11 @@ def make_train_step(
           shardings,
           sharding.batch_shardings(c.train.prompts_per_batch, mesh, c.sharding),
           None,
+          None,
       ),
       out_shardings=(shardings, sharding.replicated(mesh)),
   )
-  return TrainStep(jitted, base)
+  return TrainStep(jitted, base, teacher_params)
 
 
 def init_state(

@@ -44,6 +44,8 @@ class Objective:
   learns_log_z: whether it learns a scalar, `groups.log_z_Bx1`.
   has_values: whether it learns a value model, `groups.values_BxKxT`.
   has_targets: whether it needs `groups.targets`.
+  has_teacher: whether it needs `groups.divergences_BxKxT`: the step computes
+    the reference's logits itself.
   is_tempered: whether `config.tempering` applies to its target.
   settings: names in `config.loss` that only some objectives read.
   """
@@ -60,6 +62,7 @@ class Objective:
   learns_log_z: bool = False
   has_values: bool = False
   has_targets: bool = False
+  has_teacher: bool = False
   is_tempered: bool = False
   settings: tuple[str, ...] = ()
 
@@ -181,6 +184,14 @@ OBJECTIVES = {
         "preference:slic_loss", needs_beta=True, settings=("ties",)
     ),
     "best_of_n": Objective("preference:best_of_n_loss", anchor=""),
+    "gkd": Objective(
+        "distillation:gkd_loss",
+        min_completions=1,
+        correction="none",
+        length_norm="tokens",
+        has_teacher=True,
+        settings=("gkd_beta",),
+    ),
 }
 
 
@@ -227,7 +238,8 @@ def reads_reference(c: Mapping[str, Any]) -> bool:
     return False
   is_own = ".py:" in c["name"]
   has_kl = c["beta"] > 0 or c["beta_final"] > 0
-  return is_own or find(c["name"]).needs_beta or has_kl
+  row = find(c["name"])
+  return is_own or row.needs_beta or row.has_teacher or has_kl
 
 
 def reads_behavior(c: Mapping[str, Any]) -> bool:

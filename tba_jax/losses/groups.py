@@ -56,6 +56,9 @@ class Groups:
     behind; None counts as fresh.
   baselines_Bx1: [B, 1] float32, value of the prompt under the optimum, in units
     of reward, from a file (`loss.baseline_file`); None without one.
+  divergences_BxKxT: [B, K, T] float32, divergence of the next-token
+    distribution from the reference's before each token, nats; None for
+    objectives that compare log-probs.
   """
 
   logprobs_BxKxT: jax.Array
@@ -70,6 +73,7 @@ class Groups:
   targets: Targets | None = None
   staleness_BxK: jax.Array | None = None
   baselines_Bx1: jax.Array | None = None
+  divergences_BxKxT: jax.Array | None = None
 
   @property
   def seq_BxK(self) -> jax.Array:

@@ -4,7 +4,7 @@
 
 A loss function is `(params, loss_params, batch, beta) -> (loss, totals)`, where
 `loss_params` are the loss's own parameters and `totals` the metrics
-(`metrics.py`).
+(`metrics.py`). With a teacher its params are a fifth argument.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,14 @@ import ml_collections
 from tba_jax import types
 from tba_jax.losses import build
 from tba_jax.losses import corrections
+from tba_jax.losses import distillation
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import logprobs
 from tba_jax.losses import metrics
 from tba_jax.losses import ppo
 
 PyTree = types.PyTree
-LossFn = Callable[
-    [PyTree, PyTree, types.Batch, jax.Array], tuple[jax.Array, metrics.Totals]
-]
+LossFn = Callable[..., tuple[jax.Array, metrics.Totals]]
 
 
 def make_loss_params(
@@ -61,6 +60,7 @@ def make_loss_fn(
     config: ml_collections.ConfigDict,
     model: Any,
     value_model: Any = None,
+    teacher: Any = None,
 ) -> LossFn:
   """Returns the objective of `config.loss`.
 
@@ -70,10 +70,15 @@ def make_loss_fn(
       y_<t)).
     model: the policy's `models.transformer.Model`.
     value_model: a `models.heads.ScalarModel` if the objective learns one.
+    teacher: the reference's `models.transformer.Model` if the objective
+      compares distributions with it; `batch.ref_logprobs` are then not read.
 
   Returns:
-    loss_fn(params, loss_params, batch, beta) -> (loss [], totals), float32.
+    loss_fn(params, loss_params, batch, beta, teacher_params = None) -> (loss
+    [], totals), float32.
   """
+  if teacher is not None:
+    both = distillation.SideBySide(model, teacher)
   pure_loss = make_pure_loss(config)
   temperature = config.sampling.temperature
   entropy_weight = config.loss.entropy_weight
@@ -83,6 +88,7 @@ def make_loss_fn(
       loss_params: PyTree,
       batch: types.Batch,
       beta: jax.Array,
+      teacher_params: PyTree = None,
   ) -> tuple[jax.Array, metrics.Totals]:
     chex.assert_equal_shape(
         [batch.completion_mask, batch.behavior_logprobs, batch.ref_logprobs]
@@ -92,6 +98,20 @@ def make_loss_fn(
     )
 
     def read(logits, tokens):
+      compared = ()
+      if teacher is not None:
+        logits, teacher_logits = jnp.split(logits, 2, axis=-1)
+        compared = (
+            logprobs.token_logprobs(
+                teacher_logits, tokens, temperature=temperature
+            ),
+            distillation.divergence(
+                logits,
+                teacher_logits,
+                temperature=temperature,
+                gkd_beta=config.loss.gkd_beta,
+            ),
+        )
       entropy = logprobs.entropy(
           logits if entropy_weight else jax.lax.stop_gradient(logits),
           temperature=temperature,
@@ -99,16 +119,30 @@ def make_loss_fn(
       return (
           logprobs.token_logprobs(logits, tokens, temperature=temperature),
           entropy,
+          *compared,
       )
 
-    (logprobs_BxKxT, entropy_BxKxT), experts = _map_logits(
-        model, params, batch, read
-    )
+    if teacher is None:
+      found, experts = _map_logits(model, params, batch, read)
+    else:
+      params = distillation.pair(params, teacher_params)
+      found, experts = _map_logits(both, params, batch, read)
+    logprobs_BxKxT, entropy_BxKxT, *compared = found
+    divergences_BxKxT = None
+    if teacher is not None:
+      ref_BxKxT, divergences_BxKxT = compared
+      ref_BxKxT = jnp.where(batch.completion_mask > 0, ref_BxKxT, 0.0)
+      batch = dataclasses.replace(batch, ref_logprobs=ref_BxKxT)
     values_BxKxT = None
     if value_model is not None:
       values_BxKxT = completion_values(value_model, loss_params, batch)
     loss, totals = pure_loss(
-        logprobs_BxKxT, loss_params, batch, beta, values_BxKxT
+        logprobs_BxKxT,
+        loss_params,
+        batch,
+        beta,
+        values_BxKxT,
+        divergences_BxKxT,
     )
     if entropy_weight:
       weights_BxKxT = groups_lib.length_weights(batch.completion_mask, "tokens")
@@ -129,8 +163,8 @@ def make_pure_loss(
   The importance correction scales each token's gradient, not the loss.
 
   Returns:
-    pure_loss(logprobs_BxKxT, loss_params, batch, beta, values_BxKxT = None) ->
-    (loss [], totals).
+    pure_loss(logprobs_BxKxT, loss_params, batch, beta, values_BxKxT = None,
+    divergences_BxKxT = None) -> (loss [], totals).
   """
   c, row = config.loss, build.find(config.loss.name)
   correction = build.correction(c)
@@ -142,6 +176,7 @@ def make_pure_loss(
       batch: types.Batch,
       beta: jax.Array,
       values_BxKxT: jax.Array | None = None,
+      divergences_BxKxT: jax.Array | None = None,
   ) -> tuple[jax.Array, metrics.Totals]:
     mask_BxKxT = batch.completion_mask
     proximal_BxKxT = batch.prepared.get(
@@ -166,6 +201,7 @@ def make_pure_loss(
         batch,
         beta,
     )
+    groups = dataclasses.replace(groups, divergences_BxKxT=divergences_BxKxT)
 
     def loss_of(x_BxKxT: jax.Array) -> groups_lib.Loss:
       some = dataclasses.replace(groups, logprobs_BxKxT=x_BxKxT)

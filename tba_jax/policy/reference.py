@@ -128,7 +128,10 @@ def _in_micro_batches(
 
 
 class Reference:
-  """Log-probs of completions under the reference policy."""
+  """Log-probs of completions under the reference policy.
+
+  model: its `models.transformer.Model`.
+  """
 
   def __init__(
       self,
@@ -157,6 +160,7 @@ class Reference:
       mesh: mesh over which tokens are split by `rules`; None is one device.
       rules: `config.sharding`.
     """
+    self.model = model
     self._every_steps = every_steps
     self._params = None
     if not every_steps:
@@ -168,6 +172,11 @@ class Reference:
     if mesh is not None:
       run = sequence.split_tokens(run, mesh, *sharding.token_axes(rules))
     self._run = jax.jit(run)
+
+  @property
+  def params(self) -> types.PyTree:
+    """Params of a fixed reference that is held here, else None."""
+    return self._params
 
   def version(self, step: int) -> int:
     """Returns the last step up to `step` at which the reference moved, or 0.

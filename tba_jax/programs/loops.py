@@ -258,7 +258,9 @@ class LoopMaker:
           value_folder=policy_lib.find_value_folder(config, self._workdir),
       )
       self._steps[name] = (
-          device_work.make_train_step(config, own, self._mesh, self._params),
+          device_work.make_train_step(
+              config, own, self._mesh, self._params, self._reference
+          ),
           device_work.init_state(config, own, self._params, self._mesh),
       )
     step, state = self._steps[name]

@@ -606,12 +606,10 @@ def objective_config(
     ValueError: the objective or one of its settings is not allowed here.
   """
   row = build.OBJECTIVES.get(name)
-  if row is None or row.has_values or row.learns_log_z:
-    allowed = [
-        name
-        for name, other in build.OBJECTIVES.items()
-        if not (other.has_values or other.learns_log_z)
-    ]
+  # A pass has no parameters but the policy's, and the log-probs of a reference.
+  needs_more = lambda row: row.has_values or row.learns_log_z or row.has_teacher
+  if row is None or needs_more(row):
+    allowed = [n for n, r in build.OBJECTIVES.items() if not needs_more(r)]
     raise ValueError(
         f"loss_fn={name!r}: allowed"
         f" {', '.join([*token_losses.LOSSES, *allowed])}"

@@ -270,6 +270,7 @@ def trainer(
   mesh = sharding.make_mesh(config.mesh, devices)
   own = held.trainer(config, mesh, workdir)
   base = own.params if own.adapters else None
+  teacher, teacher_params = held.teacher(config, mesh, own.model, own.params)
 
   def lower_step() -> Any:
     step = train_step.make_train_step(
@@ -279,17 +280,19 @@ def trainer(
         value_model=own.value_model,
         adapters=own.adapters,
         base=base,
+        teacher=teacher,
+        teacher_params=teacher_params,
     )
     return step.lower(own.state, own.batch)
 
   programs = {
       "train_step": Program(
           lower_step,
-          held.num_bytes((own.state, base)),
+          held.num_bytes((own.state, base, teacher_params)),
           _REMEDIES["train_step"],
       )
   }
-  if config.reference.role == "trainer":
+  if device_work.has_reference_pass(config):
     num_prompts, batch = device_work.reference_prompts(config), own.batch
     if num_prompts < config.train.prompts_per_batch:
       batch = packing.abstract_batch(config, mesh, num_prompts, None)

@@ -23,6 +23,7 @@ from tba_jax.config import meshes
 from tba_jax.learning import packing
 from tba_jax.learning import publication
 from tba_jax.learning import train_step
+from tba_jax.losses import build
 from tba_jax.losses import objective
 from tba_jax.models import config as config_lib
 from tba_jax.models import encoder as encoder_lib
@@ -391,7 +392,8 @@ def _activations(
     # Kernels of accelerators save no attention weights; nor is this saved then.
     model = transformer.make_model(model.config, remat="dots")
   attach = adapters.attach if adapters else lambda _, trained: trained
-  loss_fn = objective.make_loss_fn(config, model, value_model)
+  other, other_params = teacher(config, mesh, model, params)
+  loss_fn = objective.make_loss_fn(config, model, value_model, other)
   beta = jnp.float32(1.0)
 
   def micro_batch(
@@ -414,9 +416,14 @@ def _activations(
     return jax.tree.map(lambda x: x[0], micro_batches)
 
   def saved(
-      trained: types.PyTree, base: types.PyTree, micro: types.Batch
+      trained: types.PyTree,
+      base: types.PyTree,
+      micro: types.Batch,
+      others: tuple[types.PyTree, ...],
   ) -> Any:
-    loss = lambda params, own: loss_fn(attach(base, params), own, micro, beta)
+    loss = lambda params, own: loss_fn(
+        attach(base, params), own, micro, beta, *others
+    )
     return jax.vjp(loss, *trained, has_aux=True)[1]
 
   micro = jax.eval_shape(micro_batch, state, batch, params)
@@ -424,7 +431,15 @@ def _activations(
       jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   )
   traced = jax.make_jaxpr(saved)(
-      *map(shapes_of, ((state.params, state.loss_params), params, micro))
+      *map(
+          shapes_of,
+          (
+              (state.params, state.loss_params),
+              params,
+              micro,
+              () if other is None else (other_params,),
+          ),
+      )
   ).jaxpr
   variables = {x for x in traced.outvars if not isinstance(x, jax_core.Literal)}
   kept = variables - set(traced.invars)
@@ -527,6 +542,18 @@ def reference(
   )
   model = transformer.make_model(shape)
   return model, _frozen_params(config, mesh, model)
+
+
+def teacher(
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    model: transformer.Model,
+    params: types.PyTree,
+) -> tuple[transformer.Model | None, types.PyTree]:
+  """Returns the reference if the loss is `has_teacher`, else None and None."""
+  if not build.find(config.loss.name).has_teacher:
+    return None, None
+  return reference(config, mesh, model, params)
 
 
 def _encoder_shape(source: sizes.Frozen) -> encoder_lib.EncoderConfig:

@@ -78,6 +78,9 @@ def write(
   value_model = policy_lib.make_value_model(
       config, policy.model, policy.value_folder
   )
+  teacher = None
+  if work.teacher_params is not None:
+    teacher = dataclasses.asdict(work.reference.model.config)
   packed = host_state.pack(
       {
           "format": _FORMAT,
@@ -95,6 +98,8 @@ def write(
           "batch": _leaves(batch),
           "state": _leaves(work.state),
           "base": _leaves(work.base_params),
+          "teacher_model": teacher,
+          "teacher": _leaves(work.teacher_params),
           "checksums": checkpoint.leaf_checksums(work.state),
           "metrics": {name: np.float32(x) for name, x in metrics.items()},
       }
@@ -164,12 +169,23 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
   state = _tree(saved["state"], abstract)
   if checkpoint.leaf_checksums(state) != saved["checksums"]:
     raise ValueError("the state has other checksums than when it was written")
-  base = None
-  if adapters:
-    rng = jax.random.PRNGKey(0)
-    base = _tree(saved["base"], jax.eval_shape(model.init, rng))
+  params_of = lambda name, model: _tree(
+      saved[name], jax.eval_shape(model.init, jax.random.PRNGKey(0))
+  )
+  base = params_of("base", model) if adapters else None
+  teacher = teacher_params = None
+  if saved.get("teacher_model"):
+    teacher = transformer.make_model(_model_config(saved["teacher_model"]))
+    teacher_params = params_of("teacher", teacher)
   step_fn = train_step_lib.make_train_step(
-      config, model, mesh, value_model=value_model, adapters=adapters, base=base
+      config,
+      model,
+      mesh,
+      value_model=value_model,
+      adapters=adapters,
+      base=base,
+      teacher=teacher,
+      teacher_params=teacher_params,
   )
   leaves = saved["batch"]
   rows = None

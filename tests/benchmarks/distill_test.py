@@ -13,8 +13,11 @@ from benchmarks import peer_grpo
 from benchmarks import time_to_reward
 from configs import countdown
 from tba_jax.config import validate
+from tba_jax.models import hf
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import build
+from tests.support import tiny_model
 
 
 def _result(name, seed, kl):
@@ -35,7 +38,7 @@ class DistillTest(parameterized.TestCase):
     found = [
         _result("tb", 0, [16.0, 8.0, 2.0]),
         _result("tb", 1, [16.0, 12.0, 4.0]),
-        _result("gkd", 0, [16.0, 12.0, 10.0]),
+        _result("trl_gkd", 0, [16.0, 12.0, 10.0]),
     ]
     heads, tb, gkd = distill.make_table(found)
     cells = dict(zip(heads, tb))
@@ -48,6 +51,14 @@ class DistillTest(parameterized.TestCase):
   @parameterized.parameters(*distill.OURS)
   def test_runs_of_ours_are_valid(self, name):
     config = time_to_reward.make_config(countdown.get_config(), 3)
+    config.reference.init = self.create_tempdir().full_path
+    model = tiny_model.make_model(max_positions=512)
+    hf.save(
+        config.reference.init,
+        model.config,
+        tiny_model.init_params(model),
+        tokenizer_lib.word_level(["a"], "a"),
+    )
     config.update_from_flattened_dict(distill.SETTINGS | distill.OURS[name])
     validate.validate(config)
 
@@ -55,7 +66,7 @@ class DistillTest(parameterized.TestCase):
     config = time_to_reward.make_config(countdown.get_config(), 3)
     config.reference.init = "teacher"
     task = build.make_task(config.task)
-    settings = distill.peer_settings(config, task, "gkd")
+    settings = distill.peer_settings(config, task, "trl_gkd")
     ids = {
         task.prompt(base.TRAIN, i): i for i in range(task.num_prompts("train"))
     }
@@ -72,7 +83,7 @@ class DistillTest(parameterized.TestCase):
         mock.patch.dict(os.environ, {peer_grpo.variable("trl"): "false"})
     )
     with self.assertRaisesRegex(ValueError, "false cannot import trl: TBA_JAX"):
-      distill.run(countdown.get_config(), ["0", "gkd"])
+      distill.run(countdown.get_config(), ["0", "trl_gkd"])
 
 
 if __name__ == "__main__":

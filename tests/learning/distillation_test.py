@@ -4,6 +4,7 @@
 
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -56,18 +57,52 @@ class DistillationTest(absltest.TestCase):
     validate.validate(config, program="train")
     return loops.set_exact_lag(config, 2)
 
-  def test_the_kl_to_a_larger_teacher_falls_without_a_reward(self):
-    config = self.make_taught()
+  def find_kls(self, *overrides):
+    """Returns the KL to the teacher before and after training.
+
+    Also how often the reference's log-probs were computed in between.
+    """
+    config = self.make_taught(*overrides)
     maker = loops.LoopMaker(config)
     self.addCleanup(maker.close)
     loop = maker.make(config)
     kl = lambda: maker.evaluator.run(loop.learner.params, 4, version=0)["kl"]
     before, rewards = kl(), []
-    for _, draw, _ in loop.train():
-      rewards.append(draw.rewards)
+    reference = loop.learner.work.reference
+    with mock.patch.object(
+        reference, "logprobs", wraps=reference.logprobs
+    ) as passes:
+      for _, draw, _ in loop.train():
+        rewards.append(draw.rewards)
     self.assertEqual({r for some in rewards for r in some.flat}, {0.0})
+    return before, kl(), passes.call_count
+
+  def test_the_kl_to_a_larger_teacher_falls_without_a_reward(self):
+    before, after, num_passes = self.find_kls()
     self.assertGreater(before, 1.0)
-    self.assertLess(kl(), 0.75 * before)
+    self.assertLess(after, 0.75 * before)
+    self.assertGreater(num_passes, 0)
+
+  def test_distributions_teach_without_a_pass_of_the_reference(self):
+    before, after, num_passes = self.find_kls("loss.name=gkd")
+    self.assertLess(after, 0.6 * before)
+    self.assertEqual(num_passes, 0)  # The step has the teacher's logits.
+
+  def test_refuses_what_distributions_of_a_teacher_do_not_have(self):
+    taught = [f"reference.init={self.folder}", "loss.name=gkd"]
+    for key, value in (
+        ("reference.role", "searcher"),
+        ("reference.mode", "ema"),
+        ("reference.init", ""),
+        ("loss.correction", "m2_mask"),
+        ("replay.skip_equal_rewards", "True"),
+        ("search.order", "unsolved"),
+    ):
+      with self.subTest(key), self.assertRaisesRegex(
+          ValueError, f"config.{key} = .*: allowed"
+      ):
+        config = make_config(*taught, f"{key}={value}")
+        validate.validate(config, program="train")
 
   def test_searchers_and_trainer_have_the_same_teacher(self):
     config = self.make_taught()

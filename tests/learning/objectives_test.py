@@ -50,7 +50,10 @@ def accumulate_all(params, batch, *, size):
     config = table_policy.make_config(name=name, ratio_clip=0.2)
     value_model = table_policy.value_model_of(config)
     loss_params = table_policy.make_loss_params(config)
-    loss_fn = objective.make_loss_fn(config, table_policy.MODEL, value_model)
+    teacher, others = table_policy.teacher_of(config)
+    loss_fn = objective.make_loss_fn(
+        config, table_policy.MODEL, value_model, teacher
+    )
     parts = train_step.prepare(
         config,
         table_policy.MODEL,
@@ -61,7 +64,9 @@ def accumulate_all(params, batch, *, size):
         BETA,
     )
     loss, totals, grads = train_step.accumulate(
-        lambda both, micro, loss_fn=loss_fn: loss_fn(*both, micro, BETA),
+        lambda both, micro, loss_fn=loss_fn, others=others: loss_fn(
+            *both, micro, BETA, *others
+        ),
         (params, loss_params),
         parts,
     )

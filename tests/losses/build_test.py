@@ -46,6 +46,7 @@ def make_groups(*, on_policy=True, seed=0, **changes):
       targets=groups_lib.Targets(*rng.normal(size=(3, B, K, T))),
       staleness_BxK=rng.integers(0, 5, (B, K)).astype(np.float64),
       baselines_Bx1=rng.normal(size=(B, 1)),
+      divergences_BxKxT=rng.uniform(size=(B, K, T)),
   )
   return groups_lib.Groups(**jax.tree.map(jnp.asarray, arrays | changes))
 
@@ -157,11 +158,12 @@ class TableTest(parameterized.TestCase):
       def loss_of(groups, row=row):
         return row.loss(groups, loss_case.make_settings(), BETA)[0]
 
+      own = "divergences_BxKxT" if row.has_teacher else "logprobs_BxKxT"
       yield name, jax.value_and_grad(
-          lambda x, loss_of=loss_of: loss_of(
-              dataclasses.replace(groups, logprobs_BxKxT=x)
+          lambda x, loss_of=loss_of, own=own: loss_of(
+              dataclasses.replace(groups, **{own: x})
           )
-      )(groups.logprobs_BxKxT)
+      )(getattr(groups, own))
 
   def test_all_equal_rewards_give_finite_gradients(self):
     groups = make_groups(rewards_BxK=np.ones((B, K)))
@@ -179,6 +181,7 @@ class TableTest(parameterized.TestCase):
         behavior_logprobs_BxKxT=hide(groups.behavior_logprobs_BxKxT),
         ref_logprobs_BxKxT=hide(groups.ref_logprobs_BxKxT),
         values_BxKxT=hide(groups.values_BxKxT),
+        divergences_BxKxT=hide(groups.divergences_BxKxT),
     )
     chex.assert_trees_all_equal(
         dict(self.losses(hidden)), dict(self.losses(groups))
@@ -204,6 +207,7 @@ class TableTest(parameterized.TestCase):
         behavior_logprobs_BxKxT=insert(groups.behavior_logprobs_BxKxT),
         ref_logprobs_BxKxT=insert(groups.ref_logprobs_BxKxT),
         values_BxKxT=insert(groups.values_BxKxT),
+        divergences_BxKxT=insert(groups.divergences_BxKxT),
         targets=jax.tree.map(lambda x: insert(x, 0.0), groups.targets),
     )
     expected = dict(self.losses(groups))

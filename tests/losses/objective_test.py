@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.losses import build
+from tba_jax.losses import distillation
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
 from tests.support import table_policy
@@ -302,6 +303,11 @@ class ReadTest(parameterized.TestCase):
     changes = {change[0]: change[1]} if change else {}
     config = table_policy.make_config(name=name, **changes)
     loss = objective.make_pure_loss(config)
+    divergences = distillation.divergence(
+        *rng.normal(size=(2, B, K, T, table_policy.V)),
+        temperature=1.0,
+        gkd_beta=config.loss.gkd_beta,
+    )
     log_z = objective.make_loss_params(config)
     return jax.tree.leaves(
         [
@@ -311,6 +317,7 @@ class ReadTest(parameterized.TestCase):
                 dataclasses.replace(batch, prepared=prepared | from_file),
                 BETA,
                 token_values,
+                divergences,
             )
             for prepared in ({}, held)
         ]
@@ -323,6 +330,7 @@ class ReadTest(parameterized.TestCase):
       ("length_norm", "none", "max_tokens"),
       ("ties", "first"),
       ("subtb_lambda", 0.3),
+      ("gkd_beta", 0.3),
       ("value_clip", 0.01),
       ("value_weight", 0.5),
       ("gae_gamma", 0.5),

@@ -261,7 +261,9 @@ class EngineTest(absltest.TestCase):
 
   def test_every_objective_without_parameters_of_its_own_is_served(self):
     for name, row in build.OBJECTIVES.items():
-      if row.has_values or row.learns_log_z:
+      if row.has_values or row.learns_log_z or row.has_teacher:
+        with self.assertRaisesRegex(ValueError, f"loss_fn='{name}': allowed"):
+          _loss_config(name, {})
         continue
       changes = {"beta": 0.1}
       if row.needs_ratio_clip:

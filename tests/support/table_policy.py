@@ -29,6 +29,7 @@ def completion_logits(params, prompt_tokens, prompt_mask, completion_tokens):
 
 
 MODEL = python_types.SimpleNamespace(
+    config=python_types.SimpleNamespace(width=V, compute_dtype="float32"),
     completion_stream=completion_logits,
     stream_and_routes=None,
     unembed=lambda params, stream: stream,
@@ -50,6 +51,12 @@ def value_model_of(config):
   return VALUE_MODEL if has_values else None
 
 
+def teacher_of(config):
+  """Returns the teacher and its params as further arguments of a loss."""
+  has_teacher = build.find(config.loss.name).has_teacher
+  return (MODEL, (make_params(9),)) if has_teacher else (None, ())
+
+
 def make_loss_params(config, seed=5):
   """Returns the loss's own params, with random values."""
   values = np.random.default_rng(seed).normal(size=(V, T))
@@ -68,7 +75,7 @@ def make_config(**loss):
 
 def make_params(seed=0):
   table = np.random.default_rng(seed).normal(size=(V, T, V))
-  return {"table": jnp.asarray(table, jnp.float32)}
+  return {"table": jnp.asarray(table, jnp.float32), "blocks": {}}
 
 
 def token_logprobs(params, batch, temperature=0.7):
@@ -103,10 +110,13 @@ def make_batch(behavior_params=None, ref_params=None, seed=1):
 
 def evaluate(config, params, batch, loss_params=None):
   """Returns (loss, metrics, gradients of params and loss params)."""
-  loss_fn = objective.make_loss_fn(config, MODEL, value_model_of(config))
+  teacher, others = teacher_of(config)
+  loss_fn = objective.make_loss_fn(
+      config, MODEL, value_model_of(config), teacher
+  )
   if loss_params is None:
     loss_params = make_loss_params(config)
   (loss, totals), grads = jax.value_and_grad(
       loss_fn, argnums=(0, 1), has_aux=True
-  )(params, loss_params, batch, jnp.float32(BETA))
+  )(params, loss_params, batch, jnp.float32(BETA), *others)
   return loss, metrics_lib.finish(totals), grads

@@ -267,7 +267,8 @@ def _staleness(run: load.Run) -> list[str]:
 
 def _learns_from_rewards(run: load.Run) -> bool:
   """Returns whether rewards count; in distillation, all may be 0."""
-  return run.setting("loss", "reward_weight") != 0
+  is_taught = run.setting("loss", "name") == "gkd"
+  return run.setting("loss", "reward_weight") != 0 and not is_taught
 
 
 def _groups(run: load.Run) -> list[str]:
