@@ -15,8 +15,9 @@ before its second step, and saves.
 
 The claims of the paper are the runs `ours_tb`, `ours_grpo`, … of one config but
 for the objective, and `ours_lag0`, … of TB in lockstep, on data of just so many
-steps before. They are evaluated with 8 completions of a prompt, of which pass@8
-is the share of prompts where one follows all instructions.
+steps before: 160 steps of half the prompts, whatever MINUTES is. They are
+evaluated with 8 completions of a prompt, of which pass@8 is the share of
+prompts where one follows all instructions.
 
 The folder benchmarks/real_runs keeps a result per run and seed, table.md,
 levels.md (what runs have kept where they reach the same reward) and real.png,
@@ -30,6 +31,7 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import json
+import math
 import os
 import pathlib
 import platform
@@ -82,7 +84,8 @@ def _objective(name: str, beta: float, *overrides: str) -> list[str]:
   ]
 
 
-_LAGS = (0, 4, 16)
+_LAGS = (0, 4, 16, 64)
+_LAG_STEPS = 160
 _CLIP = "loss.ratio_clip=0.2"
 # Overrides of the config.
 OURS = {
@@ -97,8 +100,12 @@ OURS = {
     "ours_rloo": _objective("proximal_rloo", 0.02, _CLIP),
     # Its β is a margin.
     "ours_online_dpo": _objective("online_dpo", 0.1),
-    # Threads share the params of old versions.
-    **{f"ours_lag{steps}": ["run.processes=one", *_EIGHT] for steps in _LAGS},
+    **{f"ours_lag{steps}": [
+        "run.processes=one", f"train.num_steps={_LAG_STEPS}",
+        "train.prompts_per_batch=2", "train.micro_batch_prompts=2",
+        "sampling.num_rows=16",
+        f"checkpoint.every_steps={_LAG_STEPS // 2}", *_EIGHT,
+    ] for steps in _LAGS},
 }  # fmt: skip
 # Settings of `trl_grpo.py`.
 PEERS = {
@@ -182,7 +189,9 @@ def run(
   for seed in seeds:
     for name in names:
       path = _RESULTS / f"{name}-seed{seed}.json"
-      if path.exists() and jsonl.read_json(path)["minutes"] >= minutes:
+      if path.exists() and (
+          _is_by_steps(name) or jsonl.read_json(path)["minutes"] >= minutes
+      ):
         continue
       result = _measure(config, name, seed, minutes)
       jsonl.atomic_write_json(path, result)
@@ -326,12 +335,18 @@ def make_config(
   with config.unlocked():
     config.seed = seed
     config.optimizer.learning_rate_final = config.optimizer.learning_rate
-    config.train.num_steps = _NUM_STEPS
     config.evaluate.every_steps = 0
-    config.checkpoint.every_steps = _NUM_STEPS
-    config.checkpoint.every_s = _snapshot_s(minutes)
     config.checkpoint.keep = _NUM_STEPS
+    if not _is_by_steps(name):
+      config.train.num_steps = _NUM_STEPS
+      config.checkpoint.every_steps = _NUM_STEPS
+      config.checkpoint.every_s = _snapshot_s(minutes)
   return config
+
+
+def _is_by_steps(name: str) -> bool:
+  """Returns whether a run ends at a step, not after minutes."""
+  return name.startswith("ours_lag")
 
 
 def _snapshot_s(minutes: float) -> float:
@@ -348,7 +363,8 @@ def _measure(
   _RUNS.mkdir(parents=True, exist_ok=True)
   with PeakMemory(_RUNS / f"{folder.name}-peaks.json") as memory:
     if name in OURS:
-      clock = _train_ours(config, folder, minutes)
+      limit_s = math.inf if _is_by_steps(name) else 60 * minutes
+      clock = _train_ours(config, folder, limit_s)
     else:
       clock = _train_peer(config, name, folder, minutes)
   if name in PEERS:
@@ -402,18 +418,20 @@ def _measure(
 
 
 def _train_ours(
-    config: ml_collections.ConfigDict, folder: pathlib.Path, minutes: float
+    config: ml_collections.ConfigDict, folder: pathlib.Path, limit_s: float
 ) -> dict[str, Any]:
   """Trains until a run's steps have taken so long; goes on with a run."""
+  is_done = lambda: (
+      len(step_seconds(folder)) >= config.train.num_steps
+      or sum(step_seconds(folder)) >= limit_s
+  )
   config = config.copy_and_resolve_references()
   with config.unlocked():
     # Before the run: what it keeps is evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
-  if sum(step_seconds(folder)) < 60 * minutes:
+  if not is_done():
     ended = threading.Event()
-    watch = threading.Thread(
-        target=_stop_after, args=(folder, 60 * minutes, ended)
-    )
+    watch = threading.Thread(target=_stop_after, args=(folder, limit_s, ended))
     watch.start()
     try:
       with contextlib.redirect_stdout(sys.stderr):
@@ -421,9 +439,7 @@ def _train_ours(
     finally:
       ended.set()
       watch.join()
-    if status != 128 + signal.SIGTERM or (
-        sum(step_seconds(folder)) < 60 * minutes
-    ):
+    if status not in (0, 128 + signal.SIGTERM) or not is_done():
       raise RuntimeError(f"{folder} ended with status {status}")
   steps = sorted(
       int(path.name)
@@ -551,11 +567,14 @@ def _evaluate(
   Args:
     config: config of the run.
     folder: directory of the run, which keeps each result.
-    sources: step to the operand of the `evaluate` program.
+    sources: step to the operand of the `evaluate` program; step 0 is the start,
+      of which runs share the result.
   """
-  found = []
+  found, k = [], config.evaluate.num_completions
   for step, source in sources.items():
     path = folder / f"evaluated-{step}.json"
+    if not step:
+      path = _RUNS / f"start-seed{config.seed}-{k}.json"
     if not path.exists():
       with contextlib.redirect_stdout(sys.stderr):
         (result,) = evaluate.run(config, str(folder), [source]).values()

@@ -176,7 +176,10 @@ class RealTest(parameterized.TestCase):
     config.init = "scratch"
     validate.validate(config)
     self.assertEqual(config.seed, 7)
-    self.assertEqual(config.checkpoint.every_s, 30.0)
+    c = config.checkpoint
+    self.assertGreater(c.keep, config.train.num_steps // c.every_steps)
+    if not name.startswith("ours_lag"):
+      self.assertEqual(c.every_s, 30.0)
     rates = config.optimizer
     self.assertEqual(rates.learning_rate, rates.learning_rate_final)
 
@@ -189,15 +192,16 @@ class RealTest(parameterized.TestCase):
     for name in names:
       config = make(name)
       self.assertEqual(config.evaluate.num_completions, 8)
-      self.assertEqual(config.checkpoint.every_s, 120.0)
-      self.assertEqual(
-          config.search.lockstep, name.startswith("ours_lag"), name
-      )
+      is_lag = name.startswith("ours_lag")
+      self.assertEqual(config.checkpoint.every_s, 0 if is_lag else 120.0)
+      self.assertEqual(config.search.lockstep, is_lag, name)
     config = make("ours_lag16")
     self.assertEqual(config.search.lead_steps, 16)
     self.assertEqual(config.loss.to_dict(), whole.loss.to_dict())
     # A step has the prompts of one step alone.
-    self.assertEqual(config.search.prompts_per_step, 4)
+    self.assertEqual(config.search.prompts_per_step, 2)
+    self.assertEqual(config.train.num_steps, 160)
+    self.assertEqual(config.checkpoint.every_steps, 80)
     self.assertEqual(config.replay.recent_window_steps, 1)
 
   def test_gives_trl_the_prompts_and_sizes_of_ours(self):
