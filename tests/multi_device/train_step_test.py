@@ -16,6 +16,7 @@ import numpy as np
 from tba_jax.learning import checkpoint
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
+from tba_jax.losses import logprobs
 from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
@@ -139,6 +140,33 @@ class MultiDeviceTest(parameterized.TestCase):
         state, metrics = step_fn(state, batch)
       whole = jax.jit(adapters.merge)(base, state.params)
       found[name] = jax.device_get((metrics, state.params, whole))
+    chex.assert_trees_all_close(*found.values(), rtol=1e-3, atol=5e-5)
+
+  def test_distributions_of_a_teacher_over_devices(self):
+    teacher = tiny_model.make_model(width=32, num_heads=8, num_kv_heads=4)
+    found = {}
+    # Chunks of one token.
+    with mock.patch.dict(logprobs.MAX_LOGITS, cpu=1):
+      for name in ("one", "sequence"):
+        config, model, mesh, state = make_run(name)
+        config.loss.name = "gkd"
+        step_fn = train_step.make_train_step(
+            config,
+            model,
+            mesh,
+            teacher=teacher,
+            teacher_params=jax.device_put(
+                tiny_model.init_params(teacher, seed=1),
+                sharding.param_shardings(
+                    mesh, config.sharding, teacher.logical_axes
+                ),
+            ),
+        )
+        batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+        batch = sharding.shard_batch(batch, mesh, config.sharding)
+        state, metrics = step_fn(state, batch)
+        found[name] = jax.device_get((metrics, state.params))
+    self.assertGreater(found["one"][0]["grad_norm"], 1e-2)
     chex.assert_trees_all_close(*found.values(), rtol=1e-3, atol=5e-5)
 
   def test_params_and_moments_are_sharded_alike(self):

@@ -113,6 +113,20 @@ class HeldTest(parameterized.TestCase):
     self.config.train.micro_batch_prompts //= 4
     self.assertBetween(full / self.trainer().step[name], 3.0, 4.1)
 
+  def test_a_step_keeps_the_stream_of_a_teacher(self):
+    name = "activations kept for them, at least"
+    alone = self.trainer().step[name]
+    self.config.reference.init, _ = self.make_folder(num_labels=0)
+    self.config.loss.name = "gkd"
+    c = self.config
+    num_tokens = (
+        c.train.micro_batch_prompts
+        * c.train.completions_per_prompt
+        * c.sampling.max_completion_tokens
+    )
+    stream = num_tokens * self.shape.width * 4
+    self.assertGreaterEqual(self.trainer().step[name], alone + stream)
+
   def test_a_role_holds_the_reference(self):
     self.assertEqual(self.trainer().held["reference"], self.params)
     self.assertNotIn("reference", self.searcher().held)
