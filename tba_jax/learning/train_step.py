@@ -73,8 +73,8 @@ class TrainStep:
   jitted: (state, batch, base, teacher_params) -> (state, metrics).
   base: the params that adapters adapt, or None. They are an argument, so that
     they are no constant of the compiled program.
-  teacher_params: params of the reference if the loss compares distributions with
-    it, or None.
+  teacher_params: params of the reference if the loss compares distributions
+    with it, or None.
   """
 
   jitted: Callable[..., Any]

@@ -124,9 +124,9 @@ def divergence(
   al. 2023 (arXiv:2306.13649), §3 and eq. 1.
 
   Args:
-    logits: [..., V] float, of the policy; has the gradient.
+    logits: [..., V] float, logits of the policy; have the gradient.
     teacher_logits: [..., V] float.
-    temperature: temperature of sampling, of both.
+    temperature: temperature of sampling, applied to both.
     gkd_beta: β, from 0 to 1.
   """
   log_q = logprobs.log_softmax(logits, temperature=temperature)
