@@ -58,11 +58,21 @@ SETTINGS = {
     "loss.beta_final": 1.0,
     "replay.skip_equal_rewards": False,
 }
-# The step computes the teacher's distributions, and no importance weights.
+# The step computes the teacher's distributions, and no importance weights. It
+# compares no completions: each is of another prompt, as in TRL's runs.
 _GKD_OURS = {
     "loss.name": "gkd",
     "loss.ratio_clip": 0.0,
     "reference.role": "trainer",
+    "search.samples_per_prompt": 1,
+    "train.completions_per_prompt": 1,
+    "search.prompts_per_step": 128,
+    "search.prompts_per_round": 128,
+    "sampling.num_rows": 128,
+    "train.prompts_per_batch": 128,
+    "train.micro_batch_prompts": 32,
+    "replay.recent_window_steps": 1,
+    "search.lead_steps": 1,
 }
 OURS = {
     "tb": {},

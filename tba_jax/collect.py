@@ -69,6 +69,7 @@ class Collector:
       seed: int | None = None,
       logged: logged_lib.LoggedSampler | None = None,
       environments: environments_lib.Environments | None = None,
+      by_turn: bool = False,
   ):
     """Initializes the collector.
 
@@ -90,6 +91,7 @@ class Collector:
       logged: completions and rewards that take the place of some samples.
       environments: environments that say the prompts and answer completions;
         None for a task without any.
+      by_turn: whether groups get the rewards of turns.
     """
     self._task = task
     self._tokenizer = tokenizer
@@ -103,6 +105,7 @@ class Collector:
     self._seed = seed
     self._logged = logged
     self._environments = environments
+    self._by_turn = by_turn
     self._prompt_tokens: dict[int, np.ndarray] = {}
 
   @property
@@ -269,6 +272,14 @@ class Collector:
       ref_logprobs_P: reference log-probs, by the function of `start_reference`.
       epoch: start count of the trainer that published the params.
     """
+    rewards_P = [
+        sampled.logged_rewards[i]
+        if i in sampled.logged_rewards
+        else self._rewards(judged_S, c)
+        for i, (judged_S, c) in enumerate(
+            zip(judged_PxS, sampled.completions, strict=True)
+        )
+    ]
     return [
         types.Group(
             prompt_id=prompt_id,
@@ -280,34 +291,44 @@ class Collector:
             sampled_mask=c.sampled_mask,
             stopped=c.stopped,
             behavior_logprobs=c.logprobs,
-            rewards=(
-                sampled.logged_rewards[i]
-                if i in sampled.logged_rewards
-                else self._rewards(judged_S, c)
-            ),
+            rewards=rewards_S,
             versions=c.versions,
             epoch=epoch,
             ref_logprobs=ref_logprobs,
             routes=c.routes,
             prompt_routes=c.prompt_routes,
+            turn_rewards=self._turn_rewards(outcomes_S, rewards_S, c),
         )
-        for i, (
+        for (
             (position, prompt_id, visit),
             request,
             c,
-            judged_S,
+            outcomes_S,
+            rewards_S,
             ref_logprobs,
-        ) in enumerate(
-            zip(
-                sampled.prompts,
-                sampled.requests,
-                sampled.completions,
-                judged_PxS,
-                ref_logprobs_P,
-                strict=True,
-            )
+        ) in zip(
+            sampled.prompts,
+            sampled.requests,
+            sampled.completions,
+            sampled.outcomes or [[]] * len(sampled.prompts),
+            rewards_P,
+            ref_logprobs_P,
+            strict=True,
         )
     ]
+
+  def _turn_rewards(
+      self,
+      outcomes_S: Sequence[judges.Outcome],
+      rewards_S: np.ndarray,
+      completions: types.Completions,
+  ) -> np.ndarray | None:
+    if not self._by_turn:
+      return None
+    weight = 1.0 if self._loss is None else self._loss.reward_weight
+    return judges.rewards_by_turn(
+        outcomes_S, rewards_S, completions.sampled_mask, weight
+    )
 
   def _rewards(
       self, judged_S: Sequence[base.Judgement], completions: types.Completions

@@ -41,6 +41,8 @@ class Group:
     N layers, 0 at the last, which was not fed to the model, and after it; None
     if they are not recorded.
   prompt_routes: [P, N, A] uint8, experts of the prompt's tokens, likewise.
+  turn_rewards: [S, T] float32, reward of each turn at its last token, 0
+    elsewhere; each row sums to its reward. None if the loss does not read them.
   """
 
   prompt_id: int
@@ -58,6 +60,7 @@ class Group:
   ref_logprobs: np.ndarray | None = None
   routes: np.ndarray | None = None
   prompt_routes: np.ndarray | None = None
+  turn_rewards: np.ndarray | None = None
 
   @property
   def num_completions(self) -> int:
@@ -125,6 +128,8 @@ class Batch:
   rows: packed rows of the forward pass; None if a row is a prompt with its K
     completions.
   routes: experts that the policy uses again; None has its routers choose.
+  turn_rewards: [B, K, T] float32, reward of each turn at its last token; None
+    if the loss does not read them.
   """
 
   prompt_tokens: Any
@@ -138,6 +143,7 @@ class Batch:
   prepared: Any = dataclasses.field(default_factory=dict)
   rows: Rows | None = None
   routes: Routes | None = None
+  turn_rewards: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,6 +54,8 @@ _STACKED = {
 }
 # Only in blocks of searchers that hold the reference.
 _REFERENCE = {"ref_logprobs": (np.float32, 3)}
+# Only in blocks for a loss that reads them.
+_TURNS = {"turn_rewards": (np.float32, 3)}
 # Only in blocks of searchers that record the experts of tokens. Their last two
 # axes, layers and experts of a token, are the trainer's to check.
 _ROUTES, _PROMPT_ROUTES = "routes", "prompt_routes"
@@ -198,11 +200,15 @@ class Refusals:
 
 
 def _arrays_of(
-    has_ref_logprobs: bool, has_routes: bool
+    has_ref_logprobs: bool, has_routes: bool, has_turns: bool
 ) -> dict[str, tuple[type, int]]:
   """Returns dtype and number of axes of a block's stacked arrays."""
-  routes = {_ROUTES: (np.uint8, 5)} if has_routes else {}
-  return _STACKED | (_REFERENCE if has_ref_logprobs else {}) | routes
+  out = dict(_STACKED)
+  if has_ref_logprobs:
+    out |= _REFERENCE
+  if has_routes:
+    out[_ROUTES] = np.uint8, 5
+  return out | _TURNS if has_turns else out
 
 
 def pack_groups(
@@ -218,7 +224,9 @@ def pack_groups(
   if has_routes:
     groups = _with_routes(groups)
     arrays[_PROMPT_ROUTES] = np.concatenate([g.prompt_routes for g in groups])
-  for name, (dtype, _) in _arrays_of(has_ref_logprobs, has_routes).items():
+  has_turns = any(g.turn_rewards is not None for g in groups)
+  stacked = _arrays_of(has_ref_logprobs, has_routes, has_turns)
+  for name, (dtype, _) in stacked.items():
     arrays[name] = np.stack([getattr(g, name) for g in groups]).astype(
         dtype, copy=False
     )
@@ -262,7 +270,9 @@ def unpack_groups(
   if not num_groups or any(len(c) != num_groups for c in columns.values()):
     raise ValueError("header lists of unequal length, or no group")
   has_routes = _ROUTES in arrays
-  stacked = _arrays_of("ref_logprobs" in arrays, has_routes)
+  stacked = _arrays_of(
+      "ref_logprobs" in arrays, has_routes, "turn_rewards" in arrays
+  )
   needed = {"prompt_tokens", *stacked, *[_PROMPT_ROUTES] * has_routes}
   if missing := needed - set(arrays):
     raise ValueError(f"no array {min(missing)!r}")
@@ -311,6 +321,7 @@ def reject_reason(
     has_ref_logprobs: bool,
     routes_shape: tuple[int, int] | None = None,
     num_experts: int = 0,
+    has_turn_rewards: bool = False,
 ) -> str | None:
   """Returns why a group is rejected, a reason of the ledger, or None.
 
@@ -322,10 +333,15 @@ def reject_reason(
     routes_shape: layers, and experts of a token, of the routes that searchers
       record; None if they record none.
     num_experts: upper bound of the numbers of experts.
+    has_turn_rewards: whether groups have the rewards of turns.
   """
   if not group.sampled_mask.any():
     return "environment"  # It has said no prompt.
   if not np.isfinite(group.rewards).all():
+    return "reward"
+  if (group.turn_rewards is not None) != has_turn_rewards:
+    return "reward"
+  if has_turn_rewards and not np.isfinite(group.turn_rewards).all():
     return "reward"
   if (group.ref_logprobs is not None) != has_ref_logprobs:
     return "reference"

@@ -82,6 +82,7 @@ class ReplayService:
         "max_completion_tokens": config.sampling.max_completion_tokens,
         "has_ref_logprobs": config.reference.role == "searcher",
         "routes_shape": buffer.routes_shape,
+        "has_turn_rewards": buffer.has_turn_rewards,
         "num_experts": num_experts,
     }
     self._on_event = on_event

@@ -94,6 +94,7 @@ class Learner:
         staleness_steps=take(draw.staleness_steps.astype(np.float32)),
         prepared=self._prepared(take(draw.prompt_ids)),
         routes=jax.tree.map(take, draw.routes),
+        turn_rewards=jax.tree.map(take, draw.turn_rewards),
     )
     rows = packing.pack(
         self._config,

@@ -556,6 +556,7 @@ def prepare(
         merge(micro_batches.rewards),
         c,
         beta,
+        jax.tree.map(merge, micro_batches.turn_rewards),
     )
     prepared |= {
         name: x.reshape(values.shape) for name, x in vars(targets).items()

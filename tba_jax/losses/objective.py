@@ -323,6 +323,7 @@ def _make_groups(
         batch.rewards,
         c,
         beta,
+        batch.turn_rewards,
     )
   if row.learns_log_z:
     log_z_Bx1 = jnp.broadcast_to(

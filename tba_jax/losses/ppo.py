@@ -33,21 +33,46 @@ def token_rewards(
 
       r_t = -β (log π - log π_ref)(y_t) + [t is the last token] r
 
+  Rewards of turns replace the last term.
+
   Args:
-    rewards_BxK: [B, K] float32, r, task units.
+    rewards_BxK: [B, K] float32, r, task units; or [B, K, T] float32, rewards of
+      turns from `turn_rewards`.
     log_ratio_BxKxT: [B, K, T] float32, log π - log π_ref of each token in nats;
       π is the policy that sampled it.
     mask_BxKxT: [B, K, T] float32, 1 on the tokens that count, which come first.
     beta: reward per nat; may be traced.
   """
   chex.assert_equal_shape([log_ratio_BxKxT, mask_BxKxT])
-  # 1 on the last counted token alone.
-  after_BxKxT = jnp.pad(mask_BxKxT[..., 1:], ((0, 0), (0, 0), (0, 1)))
-  last_BxKxT = mask_BxKxT * (1 - after_BxKxT)
+  rewards_BxKxT = rewards_BxK
+  if rewards_BxK.ndim == 2:
+    # 1 on the last counted token alone.
+    after_BxKxT = jnp.pad(mask_BxKxT[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    last_BxKxT = mask_BxKxT * (1 - after_BxKxT)
+    rewards_BxKxT = last_BxKxT * rewards_BxK[:, :, None]
   kl_BxKxT = jnp.where(mask_BxKxT > 0, log_ratio_BxKxT, 0.0)
-  return jax.lax.stop_gradient(
-      last_BxKxT * rewards_BxK[:, :, None] - beta * kl_BxKxT
-  )
+  return jax.lax.stop_gradient(rewards_BxKxT - beta * kl_BxKxT)
+
+
+def turn_rewards(rewards_BxKxT: jax.Array, mask_BxKxT: jax.Array) -> jax.Array:
+  """Returns [B, K, T], rewards moved to tokens that count, which come first.
+
+  That of a token that does not count, as a stop token may not, goes to the last
+  one before it that does, or to the first.
+
+  Args:
+    rewards_BxKxT: [B, K, T] float32, rewards anywhere in a completion.
+    mask_BxKxT: [B, K, T] float32, 1 on the tokens that count.
+  """
+  front, _ = groups_lib.counted_first(mask_BxKxT)
+  mask_front_BxKxT = front(mask_BxKxT)
+  total_BxKx1 = rewards_BxKxT.sum(axis=2, keepdims=True)
+  before_BxKxT = front(jnp.cumsum(rewards_BxKxT, axis=2) - rewards_BxKxT)
+  # Those behind the last counted token are all that is left.
+  before_BxKxT = jnp.where(mask_front_BxKxT > 0, before_BxKxT, total_BxKx1)
+  after_BxKxT = jnp.concatenate([before_BxKxT[..., 1:], total_BxKx1], axis=2)
+  before_BxKxT = before_BxKxT.at[..., 0].set(0.0)
+  return mask_front_BxKxT * (after_BxKxT - before_BxKxT)
 
 
 def gae(
@@ -122,6 +147,7 @@ def make_targets(
     rewards_BxK: jax.Array,
     c: Any,
     beta: jax.Array,
+    turn_rewards_BxKxT: jax.Array | None = None,
 ) -> groups_lib.Targets:
   """Returns the advantages and returns of a whole batch.
 
@@ -130,8 +156,12 @@ def make_targets(
     log_ratio_BxKxT, mask_BxKxT, rewards_BxK, beta: arguments of
       `token_rewards`.
     c: `config.loss`: gae_gamma, gae_lambda, whiten_advantages.
+    turn_rewards_BxKxT: [B, K, T] float32, reward of each turn at its last
+      token; None has all of it at the end.
   """
   front, back = groups_lib.counted_first(mask_BxKxT)
+  if turn_rewards_BxKxT is not None:
+    rewards_BxK = turn_rewards(turn_rewards_BxKxT, mask_BxKxT)
   front_values_BxKxT, mask_BxKxT = front(values_BxKxT), front(mask_BxKxT)
   rewards_BxKxT = token_rewards(
       rewards_BxK, front(log_ratio_BxKxT), mask_BxKxT, beta=beta

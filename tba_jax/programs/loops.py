@@ -141,6 +141,7 @@ def make_buffer(
       embed=embed,
       content_mask=content_mask,
       routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
+      has_turn_rewards=environments.has_turn_rewards(config),
   )
 
 
@@ -295,6 +296,7 @@ class LoopMaker:
             seed=config.seed,
             logged=make_logged(config, policy),
             environments=self._environments,
+            by_turn=environments.has_turn_rewards(config),
         ),
         schedule=schedule_lib.make_schedule(config),
         buffer=buffer,

@@ -57,6 +57,8 @@ class Draw:
   step: the step that will train on the batch.
   routes: experts that the tokens used, those of a prompt at its newest visit;
     None if they are not recorded.
+  turn_rewards: [B, K, T] float32, reward of each turn at its last token; None
+    if they are not recorded.
   """
 
   rows: np.ndarray
@@ -78,6 +80,7 @@ class Draw:
   staleness_steps: np.ndarray
   step: int
   routes: types.Routes | None = None
+  turn_rewards: np.ndarray | None = None
 
   def stats(self) -> dict[str, Any]:
     """Returns statistics of the batch.
@@ -209,6 +212,7 @@ class ReplayBuffer:
       embed: similarity.EmbedFn | None = None,
       content_mask: similarity.ContentMaskFn | None = None,
       routes_shape: tuple[int, int] | None = None,
+      has_turn_rewards: bool = False,
   ):
     """Makes an empty buffer.
 
@@ -221,6 +225,7 @@ class ReplayBuffer:
         `replay_filter.similarity`.
       routes_shape: layers, and experts of a token, of the routes that groups
         have; None if they have none.
+      has_turn_rewards: whether groups have the rewards of turns.
     """
     self._replay, self._filter = config.replay, config.replay_filter
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
@@ -229,7 +234,10 @@ class ReplayBuffer:
     self.capacity = self._replay.capacity
     self.capacity_per_prompt = self._replay.capacity_per_prompt
     self.table = records_lib.RecordTable(
-        config.sampling.max_completion_tokens, self.capacity, routes_shape
+        config.sampling.max_completion_tokens,
+        self.capacity,
+        routes_shape,
+        has_turn_rewards,
     )
     self._similarity = None
     if self._filter.similarity != "none":
@@ -263,6 +271,11 @@ class ReplayBuffer:
   def routes_shape(self) -> tuple[int, int] | None:
     """Layers, and experts of a token, of the stored routes; None without."""
     return self.table.routes_shape
+
+  @property
+  def has_turn_rewards(self) -> bool:
+    """Whether groups have the rewards of turns."""
+    return self.table.has_turn_rewards
 
   @property
   def epoch(self) -> int:
@@ -677,6 +690,9 @@ class ReplayBuffer:
         ),
         step=self._sample_step,
         routes=routes,
+        turn_rewards=(
+            table.turn_rewards[rows_BxK] if table.has_turn_rewards else None
+        ),
     )
 
 

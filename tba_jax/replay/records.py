@@ -40,6 +40,7 @@ _TOKENS = {
     "ref_logprobs": np.float32,
 }
 _ROUTES = "routes"
+_TURN_REWARDS = "turn_rewards"
 
 
 class RecordTable:
@@ -63,6 +64,8 @@ class RecordTable:
     the latter are undefined where `ref_versions` is -1.
   routes: [rows, T, N, A] uint8, experts that each token used in each of N
     layers; only if the table is made for them.
+  turn_rewards: [rows, T] float32, reward of each turn at its last token; only
+    if the table is made for them.
 
   untrained: amount never used. A group counts as a prompt until one of its
     completions is used or all are gone.
@@ -86,12 +89,14 @@ class RecordTable:
   behavior_logprobs: np.ndarray
   ref_logprobs: np.ndarray
   routes: np.ndarray
+  turn_rewards: np.ndarray
 
   def __init__(
       self,
       num_tokens: int,
       max_rows: int,
       routes_shape: tuple[int, int] | None = None,
+      has_turn_rewards: bool = False,
   ):
     """Makes an empty table.
 
@@ -99,6 +104,7 @@ class RecordTable:
       num_tokens: T.
       max_rows: number of rows that it grows to, about.
       routes_shape: N, A of routes; None stores none.
+      has_turn_rewards: whether to store the rewards of turns.
     """
     self._num_tokens = num_tokens
     self._max_rows = max_rows
@@ -109,6 +115,9 @@ class RecordTable:
     }
     if routes_shape is not None:
       self._columns_of[_ROUTES] = np.uint8, routes_shape
+    self.has_turn_rewards = has_turn_rewards
+    if has_turn_rewards:
+      self._columns_of[_TURN_REWARDS] = np.float32, ()
     self._columns = np.arange(num_tokens)
     self.clear()
 
@@ -136,6 +145,8 @@ class RecordTable:
       columns["ref_logprobs"] = (group.ref_logprobs, sampled)
     if self.routes_shape is not None:
       columns[_ROUTES] = (group.routes, inside[..., None, None])
+    if self.has_turn_rewards:
+      columns[_TURN_REWARDS] = (group.turn_rewards, inside)
     for i, value in enumerate(
         (
             np.arange(self.next_id, self.next_id + count),

@@ -18,11 +18,13 @@ import weakref
 import ml_collections
 import numpy as np
 
+from tba_jax.losses import build as losses_build
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.sampling import requests
 from tba_jax.tasks import base
+from tba_jax.tasks import build as tasks_build
 from tba_jax.tasks import environment
 
 # A text or messages.
@@ -54,7 +56,7 @@ class Prompt:
   def outcome(self) -> judges.Outcome:
     """What each of its completions gets after a failure."""
     cause, message = self.failure
-    return judges.Outcome(0.0, False, 0, 0.0, cause, message)
+    return judges.Outcome(0.0, False, 0.0, failure=cause, message=message)
 
 
 class Environments:
@@ -202,6 +204,15 @@ class Environments:
     )
 
 
+def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether groups have the rewards of turns: the loss reads them.
+
+  All losses but those with targets for each token read a completion's sum.
+  """
+  has_turns = tasks_build.facts(config.task.name).has_turns
+  return has_turns and losses_build.find(config.loss.name).has_targets
+
+
 def _failure(answer: dict[str, Any]) -> Failure | None:
   if "failure" in answer:
     return answer["failure"], answer["message"]
@@ -215,12 +226,14 @@ class _Episode:
 
   turns: texts of turns; None once the completion is over.
   length: tokens of the completion that its environment has seen.
-  rewards: reward of each turn.
+  ends: tokens of the completion up to the end of each turn.
+  rewards: reward of each turn that was answered.
   """
 
   def __init__(self):
     self.turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     self.length = 0
+    self.ends: list[int] = []
     self.rewards: list[float] = []
     self.success: bool | None = None
     self.seconds = 0.0
@@ -265,6 +278,7 @@ class Episodes:
       return
     turn = tokens[episode.length :]
     episode.length = len(tokens)
+    episode.ends.append(episode.length)
     episode.turns.put(
         self._tokenizer.decode_completion(turn, len(turn), stopped=True)
     )
@@ -321,8 +335,9 @@ class Episodes:
     return judges.Outcome(
         reward=reward,
         is_right=is_right,
-        num_turns=len(episode.rewards),
         seconds=episode.seconds,
+        turn_rewards=tuple(episode.rewards),
+        turn_ends=tuple(episode.ends),
         failure=cause,
         message=message,
     )

@@ -45,17 +45,24 @@ class Outcome:
 
   reward: sum of the rewards of all turns, task units.
   is_right: whether the environment calls it a success.
-  num_turns: turns that the environment has answered.
+  turn_rewards: reward of each turn that the environment has answered.
+  turn_ends: tokens of the completion up to the end of each turn that was put to
+    the environment.
   seconds: time that its answers took.
   failure, message: cause and description of what went wrong, else "".
   """
 
   reward: float
   is_right: bool
-  num_turns: int
   seconds: float
+  turn_rewards: tuple[float, ...] = ()
+  turn_ends: tuple[int, ...] = ()
   failure: str = ""
   message: str = ""
+
+  @property
+  def num_turns(self) -> int:
+    return len(self.turn_rewards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +236,31 @@ def final_rewards(
   if config_loss.missing_stop == "add":
     cut_N = rewards_N + cut_N
   return np.where(stopped, rewards_N, cut_N)
+
+
+def rewards_by_turn(
+    outcomes: Sequence[Outcome],
+    rewards_S: np.ndarray,
+    sampled_SxT: np.ndarray,
+    weight: float = 1.0,
+) -> np.ndarray:
+  """Returns each turn's reward at its last token, [S, T] float32, 0 elsewhere.
+
+  Args:
+    outcomes: results of S completions; [] where there are none.
+    rewards_S: [S] float32, rewards to learn from. What the turns' do not add up
+      to, as the reward for a missing stop token, is at the last token.
+    sampled_SxT: [S, T] bool, True on the tokens that the policy sampled.
+    weight: factor on the rewards that environments gave.
+  """
+  out = np.zeros(sampled_SxT.shape, np.float64)
+  for row, outcome in zip(out, outcomes):
+    for end, reward in zip(outcome.turn_ends, outcome.turn_rewards):
+      row[end - 1] += weight * reward
+  T = sampled_SxT.shape[1]
+  last_S = np.maximum(T - 1 - sampled_SxT[:, ::-1].argmax(axis=1), 0)
+  out[np.arange(len(out)), last_S] += rewards_S - out.sum(axis=1)
+  return out.astype(np.float32)
 
 
 def sum_of_normalized(

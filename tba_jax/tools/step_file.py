@@ -91,7 +91,8 @@ def write(
           "draw": {
               name: np.asarray(value)
               for name, value in vars(draw).items()
-              if name not in ("step", "routes")  # The batch has those.
+              # The batch has the last two.
+              if name not in ("step", "routes", "turn_rewards")
           },
           "prompts": prompts,
           "completions": completions,
@@ -203,7 +204,7 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
   fields = {
       field.name: leaves[f".{field.name}"]
       for field in dataclasses.fields(types.Batch)
-      if field.name not in ("prepared", "rows", "routes")
+      if f".{field.name}" in leaves
   }
   prefix = ".prepared['"
   prepared = {

@@ -89,6 +89,7 @@ def make_buffer(
     reward_temperature: Callable[[int], float] = lambda step: 1.0,
     embed: Any = None,
     routes_shape: tuple[int, int] | None = None,
+    has_turn_rewards: bool = False,
     **changes: Any,
 ) -> buffer.ReplayBuffer:
   """Returns a small buffer of recent draws, with some settings changed."""
@@ -98,6 +99,7 @@ def make_buffer(
       embed=embed,
       content_mask=_content_mask,
       routes_shape=routes_shape,
+      has_turn_rewards=has_turn_rewards,
   )
 
 

@@ -55,9 +55,15 @@ def with_routes(group, num_layers=2):
   )
 
 
+def with_turn_rewards(group):
+  return dataclasses.replace(group, turn_rewards=group.behavior_logprobs / 2)
+
+
 class PackingTest(parameterized.TestCase):
 
-  @parameterized.parameters(lambda group: group, with_ref_logprobs, with_routes)
+  @parameterized.parameters(
+      lambda group: group, with_ref_logprobs, with_routes, with_turn_rewards
+  )
   def test_groups_survive_the_wire_bit_for_bit(self, add):
     groups = [make_group(0), make_group(11, prompt=2), make_group(5)]
     groups = [add(group) for group in groups]
@@ -145,6 +151,16 @@ class PackingTest(parameterized.TestCase):
       wrong = with_routes(make_group())
       getattr(wrong, name)[0] = 6
       self.assertEqual(reason(wrong), "routes")
+
+  def test_rewards_of_turns_are_there_if_the_loss_reads_them(self):
+    reason = functools.partial(self.reason, has_turn_rewards=True)
+    without, group = make_group(), with_turn_rewards(make_group())
+    self.assertIsNone(reason(group))
+    self.assertIsNone(self.reason(without))
+    self.assertEqual(reason(without), "reward")
+    self.assertEqual(self.reason(group), "reward")
+    group.turn_rewards[0, 0] = np.inf
+    self.assertEqual(reason(group), "reward")
 
   def test_a_block_may_have_a_group_without_a_prompt_among_routes(self):
     group, empty = with_routes(make_group(0)), make_group(1)

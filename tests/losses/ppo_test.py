@@ -83,6 +83,30 @@ class TargetsTest(chex.TestCase):
       )
       self.assertFalse(np.any(values[..., columns < 0]))
 
+  def test_rewards_of_turns_are_where_they_were_earned(self):
+    mask = jnp.array([[[0.0, 1, 1, 0, 0, 1, 0, 0], [0.0] * 8]])
+    rewards = jnp.array([[[4.0, 0, 1, 2, 0, 0, 0.5, 0.25], [0.0] * 8]])
+    # 4 goes to the first token that counts, the others to the last before.
+    np.testing.assert_allclose(
+        ppo.turn_rewards(rewards, mask)[0, 0], [4, 3, 0.75, 0, 0, 0, 0, 0]
+    )
+    whole = ppo.turn_rewards(rewards, jnp.ones_like(mask))
+    np.testing.assert_array_equal(whole, rewards)
+    c = loss_case.make_settings(
+        gae_gamma=1.0, gae_lambda=1.0, whiten_advantages=False
+    )
+    make = functools.partial(
+        ppo.make_targets, 0 * mask, 0 * mask, mask, rewards.sum(axis=2), c, 0.1
+    )
+    by_turn, at_end = make(rewards), make(None)
+    # What follows a token, and the same with all of it at the end.
+    np.testing.assert_allclose(
+        by_turn.returns_BxKxT[0, 0], [0, 7.75, 3.75, 0, 0, 0.75, 0, 0]
+    )
+    np.testing.assert_allclose(
+        at_end.returns_BxKxT[0, 0], [0, 7.75, 7.75, 0, 0, 7.75, 0, 0]
+    )
+
   def test_with_lambda_one_a_return_is_what_follows(self):
     rng = np.random.default_rng(0)
     token_rewards, values = rng.normal(size=(2, 1, 2, 3))

@@ -95,6 +95,37 @@ class EnvironmentsTest(absltest.TestCase):
           seen.add(count)
     self.assertEqual(seen, {0, 1, 2})
 
+  def test_ppo_gets_the_reward_of_each_turn(self):
+    config = make_config(
+        init="scratch", loss__name="ppo", loss__ratio_clip=0.2,
+        train__num_steps=2, loss__reward_weight=2.0,
+    )  # fmt: skip
+    validate.validate(config)
+    maker = loops.LoopMaker(config)
+    self.addCleanup(maker.close)
+    groups, num_answered = [], 0
+    for _, draw, _ in maker.make(config).train(groups.append):
+      np.testing.assert_allclose(
+          draw.turn_rewards.sum(axis=2), draw.rewards, rtol=1e-6
+      )
+    tokenizer = maker.policy.tokenizer
+    for group in (group for some in groups for group in some):
+      for sample, tokens in enumerate(group.completion_tokens):
+        expected = np.zeros(len(tokens), np.float32)
+        ends = np.flatnonzero(
+            (tokens == tokenizer.eos_id) & group.sampled_mask[sample]
+        )
+        begin = 0
+        for end in ends:
+          text = tokenizer.decode(tokens[begin:end].tolist())
+          expected[end] = 2 * len(text) / 4
+          # The environment's answer is in between.
+          (later,) = np.nonzero(group.sampled_mask[sample, end + 1 :])
+          begin = end + 1 + (later[0] if len(later) else 0)
+        np.testing.assert_allclose(group.turn_rewards[sample], expected)
+        num_answered += len(ends)
+    self.assertGreater(num_answered, 0)
+
   def test_a_run_fine_tunes_trains_and_closes_its_ledger(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))

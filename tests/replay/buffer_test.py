@@ -588,6 +588,22 @@ class RoutesTest(absltest.TestCase):
     self.assertIsNone(buffer.sample(1, 1, 0).routes)
 
 
+class TurnRewardsTest(absltest.TestCase):
+
+  def test_a_draw_has_those_of_its_completions(self):
+    buffer = make_buffer(has_turn_rewards=True)
+    group = make_group(1, [[1, 2], [3], [4, 4, 0]])
+    values = group.completion_tokens / np.float32(8)
+    buffer.insert(dataclasses.replace(group, turn_rewards=values), 0)
+    again = make_buffer(has_turn_rewards=True)
+    again.set_state(buffer.get_state())
+    for filled in (buffer, again):
+      draw = filled.sample(1, 3, 0)
+      expected = (draw.completion_tokens / 8).astype(np.float32)
+      np.testing.assert_array_equal(draw.turn_rewards, expected, strict=True)
+    self.assertIsNone(make_buffer().table.get_state().get("turn_rewards"))
+
+
 class StateTest(parameterized.TestCase):
 
   def _filled(self, **changes) -> buffer_lib.ReplayBuffer:

@@ -48,7 +48,10 @@ def check_table(table: records_lib.RecordTable) -> None:
   assert not table.sampled_mask[rows][~inside].any()
   # A recount from the rows gives the same counts.
   fresh = records_lib.RecordTable(
-      table._num_tokens, table._max_rows, table.routes_shape
+      table._num_tokens,
+      table._max_rows,
+      table.routes_shape,
+      table.has_turn_rewards,
   )
   fresh.set_state(table.get_state())
   for name in ("untrained", "histogram", "num_uses", "_unused_groups"):

@@ -34,8 +34,11 @@ class EnvironmentsTest(parameterized.TestCase):
     answers, outcomes = episodes.play(found, ["ab", "abc"], ["d"])
     self.assertEqual(answers, [["b:"], ["d:"]])
     whole, cut = (dataclasses.replace(o, seconds=0.0) for o in outcomes)
-    self.assertEqual(whole, judges.Outcome(1.25, True, 2, 0.0))
-    self.assertEqual(cut, judges.Outcome(0.25, False, 1, 0.0))
+    # Turns of two and three letters, with an answer of two in between.
+    expected = judges.Outcome(1.25, True, 0.0, (0.5, 0.75), (3, 9))
+    self.assertEqual(whole, expected)
+    self.assertEqual(whole.num_turns, 2)
+    self.assertEqual(cut, judges.Outcome(0.25, False, 0.0, (0.25,), (2,)))
     self.assertGreater(outcomes[0].seconds, 0.0)
 
   def test_held_out_seeds_are_others(self):

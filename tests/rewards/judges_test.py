@@ -104,6 +104,31 @@ def _judged(*values, **more):
   ]
 
 
+class RewardsByTurnTest(absltest.TestCase):
+
+  def test_each_is_at_the_last_token_of_its_turn(self):
+    sampled = np.array([[1, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]], bool)
+    outcomes = [
+        judges.Outcome(1.25, True, 0.0, (0.5, 0.75), (2, 5)),
+        # Its second turn was cut off.
+        judges.Outcome(0.5, False, 0.0, (0.5,), (1,)),
+    ]
+    rewards = np.array([2.5, 0.0], np.float32)  # The latter lost 1.
+    np.testing.assert_array_equal(
+        judges.rewards_by_turn(outcomes, rewards, sampled, 2.0),
+        np.array([[0, 1, 0, 0, 1.5, 0], [1, 0, -1, 0, 0, 0]], np.float32),
+        strict=True,
+    )
+
+  def test_without_turns_all_is_at_the_end(self):
+    sampled = np.array([[1, 1, 0], [1, 1, 1]], bool)
+    rewards = np.array([3.0, -1.0], np.float32)
+    np.testing.assert_array_equal(
+        judges.rewards_by_turn([], rewards, sampled),
+        [[0, 3, 0], [0, 0, -1]],
+    )
+
+
 class FinalRewardsTest(absltest.TestCase):
 
   def final(self, judged, weights=None, **changes):
