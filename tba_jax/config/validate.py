@@ -853,15 +853,12 @@ def lora_targets(c: Mapping[str, Any]) -> _Problems:
   family = c["model.family"] if shape is None else shape.family
   facts = families.FAMILIES[family]
   lacked = () if facts.is_gated else ("gate",)
-  if facts.has_experts:
-    lacked = ("gate", "up", "down")
   known = [n for n in settings.LORA_TARGETS if n not in lacked]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:
     yield "lora.targets", (
         f"allowed 'all' or some of {', '.join(known)}: blocks of {family} have"
         f" no {', '.join(sorted(lacking))}"
-        + " outside of experts, which have no adapters" * facts.has_experts
     )
 
 

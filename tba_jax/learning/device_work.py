@@ -593,7 +593,7 @@ def make_train_step(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
     params: types.PyTree,
-    reference: reference_lib.Reference,
+    reference: reference_lib.Reference | None = None,
 ) -> train_step_lib.TrainStep:
   """Returns the jitted step.
 
@@ -602,7 +602,7 @@ def make_train_step(
     policy: policy to train.
     mesh: mesh of the trainer.
     params: base that adapters are merged into.
-    reference: the teacher, if the loss compares distributions with it.
+    reference: the teacher; None unless the loss compares distributions with it.
   """
   has_teacher = build.find(config.loss.name).has_teacher
   return train_step_lib.make_train_step(

@@ -16,6 +16,7 @@ hidden units of an expert. Leading axes written `...` are free.
 from collections.abc import Callable, Sequence
 import functools
 import math
+from typing import Any
 
 from flax import nnx
 import jax
@@ -81,7 +82,7 @@ class Experts(nnx.Module):
       [..., D], and [..., A] of `config.route_dtype`.
     """
     params = [
-        p[...].astype(x.dtype)
+        jax.tree.map(lambda leaf: leaf.astype(x.dtype), p.get_value())
         for p in (self.router, self.gate, self.up, self.down)
     ]
     parts = sequence.current_split()
@@ -105,7 +106,7 @@ def _over_mesh(
     parts: sequence.Split,
     x: jax.Array,
     routes: jax.Array | None,
-    params: Sequence[jax.Array],
+    params: Sequence[Any],
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the layer of each device's own tokens.
 
@@ -116,7 +117,7 @@ def _over_mesh(
   mesh = parts.mesh
   axes = parts.experts
   count = math.prod(mesh.shape[a] for a in axes)
-  if params[1].shape[0] % count:
+  if _num_experts(params[1]) % count:
     axes, count = (), 1
   length = (parts.length or None,) if parts.count > 1 else ()
   tokens = PartitionSpec(parts.batch or None, *length)
@@ -129,7 +130,7 @@ def _over_mesh(
       *kernels: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
     index = jax.lax.axis_index(axes) if axes else 0
-    first_expert = index * kernels[0].shape[0]
+    first_expert = index * _num_experts(kernels[0])
     out, chosen = run(x, routes, router, *kernels, first_expert=first_expert)
     return out[None], chosen
 
@@ -184,9 +185,9 @@ def _apply(
     x: jax.Array,
     routes: jax.Array | None,
     router_ExD: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    down: jax.Array,
+    gate: jax.Array | layers.Adapted,
+    up: jax.Array | layers.Adapted,
+    down: jax.Array | layers.Adapted,
     *,
     first_expert: jax.Array | int,
     config: config_lib.ModelConfig,
@@ -211,16 +212,31 @@ def _apply(
     routes = routes.reshape(len(x_TxD), -1)
   weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes)
   activation = layers.ACTIVATIONS[config.activation]
+  kernels = gate, up, down
   compute = _sorted
-  if platform != "cpu" and len(x_TxD) <= _FEW:
+  is_adapted = any(isinstance(kernel, layers.Adapted) for kernel in kernels)
+  if platform != "cpu" and len(x_TxD) <= _FEW and not is_adapted:
     compute = _dense
   own_TxA = chosen_TxA - first_expert
   product = functools.partial(grouped.product, platform)
-  out_TxD = compute(
-      x_TxD, weights_TxA, own_TxA, (gate, up, down), activation, product
-  )
+  out_TxD = compute(x_TxD, weights_TxA, own_TxA, kernels, activation, product)
   chosen = chosen_TxA.astype(config.route_dtype)
   return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
+
+
+def _num_experts(kernel: jax.Array | layers.Adapted) -> int:
+  return jax.tree.leaves(kernel)[0].shape[0]
+
+
+def _adapted(
+    times: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    kernel: jax.Array | layers.Adapted,
+) -> jax.Array:
+  """Returns times(x, kernel), or times(x, W) + times(times(x, A), B)."""
+  if not isinstance(kernel, layers.Adapted):
+    return times(x, kernel)
+  return times(x, kernel.kernel) + times(times(x, kernel.a), kernel.b)
 
 
 def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
@@ -240,7 +256,7 @@ def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
 def _sorted(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
   """Returns the sum by products of each expert with its own tokens alone."""
   gate, up, down = kernels
-  (T, A), E = own_TxA.shape, len(gate)
+  (T, A), E = own_TxA.shape, _num_experts(gate)
   own_R = own_TxA.reshape(-1)
   # Copies for experts of other devices come last, in no group.
   own_R = jnp.where((own_R >= 0) & (own_R < E), own_R, E)
@@ -249,9 +265,10 @@ def _sorted(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
   copies_RxD = jnp.repeat(x_TxD, A, axis=0)
   kept = kept_lib.find(order_R[None], T * A)
   rows_RxD = kept_lib.take(copies_RxD[None], kept)[0]
-  hidden_RxF = activation(product(rows_RxD, gate, sizes_E))
-  hidden_RxF *= product(rows_RxD, up, sizes_E)
-  out_RxD = product(hidden_RxF, down, sizes_E)
+  of_rows = functools.partial(_adapted, lambda x, k: product(x, k, sizes_E))
+  hidden_RxF = activation(of_rows(rows_RxD, gate))
+  hidden_RxF *= of_rows(rows_RxD, up)
+  out_RxD = of_rows(hidden_RxF, down)
   out_TxAxD = kept_lib.put(out_RxD[None], kept)[0].reshape(T, A, -1)
   out_TxD = jnp.sum(
       out_TxAxD.astype(jnp.float32) * weights_TxA[..., None], axis=1

@@ -167,7 +167,7 @@ class Adapted:
   """A kernel W with a low-rank adapter: W x + B A x.
 
   It takes a kernel's place in params. With W frozen, its gradient is never
-  computed.
+  computed. Of a layer of experts all three have an axis of experts in front.
 
   kernel: [*out_shape, *in_shape].
   a: [rank, *in_shape].

@@ -10,7 +10,9 @@ computes the formula above; sampling, evaluation and export merge B A into W.
 
 Source: Hu et al. 2021 (arXiv:2106.09685), eq. 3 and §4.1.
 
-Axes: N layers, r rank.
+Each expert of a layer of experts has factors of its own.
+
+Axes: N layers, E experts, r rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +37,7 @@ from tba_jax.models import layers
 
 PyTree = types.PyTree
 _Path = tuple[str, ...]
+_KERNEL = "kernel"
 # Pieces of each file that enter its digest.
 _PIECES = 256
 _PIECE_BYTES = 4096
@@ -91,31 +94,39 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
     for (path, axes), key in zip(
         kernels.items(), jax.random.split(rng, len(kernels))
     ):
-      shape, num_out = _get(shapes, path)["kernel"].shape, _num_out(axes)
-      in_shape = shape[1 + num_out :]
-      a = jax.random.normal(key, (shape[0], rank, *in_shape), jnp.float32)
-      b = jnp.zeros((*shape[: 1 + num_out], rank), jnp.float32)
-      _set(adapters, path, {"a": a / math.sqrt(math.prod(in_shape)), "b": b})
+      shape = _get(shapes, path).shape
+      lead, num_out = _num_lead(axes), _num_out(axes)
+      in_shape = shape[lead + num_out :]
+      a = jax.random.normal(key, (*shape[:lead], rank, *in_shape), jnp.float32)
+      b = jnp.zeros((*shape[: lead + num_out], rank), jnp.float32)
+      factors = {"a": a / math.sqrt(math.prod(in_shape)), "b": b}
+      _set(adapters, _place(path), factors)
     return adapters
 
   def adapt(fn: Callable[..., Any], base: PyTree, adapters: PyTree) -> PyTree:
     out = jax.tree.map(lambda x: x, base)  # New dicts, the same leaves.
-    for path in kernels:
-      node, factors = _get(out, path), _get(adapters, path)
-      node["kernel"] = fn(node["kernel"], factors["a"], scale * factors["b"])
+    for path, axes in kernels.items():
+      *parents, name = path
+      node, factors = _get(out, parents), _get(adapters, _place(path))
+      node[name] = fn(
+          _num_lead(axes), node[name], factors["a"], scale * factors["b"]
+      )
     return out
 
   logical_axes: dict[str, Any] = {}
-  for path, (stack, *axes) in kernels.items():
-    num_out = _num_out((stack, *axes))
+  for path, axes in kernels.items():
+    lead = _num_lead(axes)
+    split = lead + _num_out(axes)
     factors = {
-        "a": (stack, "lora_rank", *axes[num_out:]),
-        "b": (stack, *axes[:num_out], "lora_rank"),
+        "a": (*axes[:lead], "lora_rank", *axes[split:]),
+        "b": (*axes[:split], "lora_rank"),
     }
-    _set(logical_axes, path, factors)
+    _set(logical_axes, _place(path), factors)
   return Adapters(
       init=init,
-      attach=lambda *trees: adapt(layers.Adapted, *trees),
+      attach=lambda *trees: adapt(
+          lambda _, *arrays: layers.Adapted(*arrays), *trees
+      ),
       merge=lambda *trees: adapt(_merged, *trees),
       logical_axes=logical_axes,
   )
@@ -128,9 +139,15 @@ def peft_tensors(
 
   Raises:
     ValueError: a target's kernel is no tensor [out, in] of its own in a Hugging
-      Face folder, as those of GPT-2 and the fused ones of GPT-NeoX.
+      Face folder, as those of GPT-2 and the fused ones of GPT-NeoX, or one of
+      experts, which `peft` adapts in a form of its own.
   """
   out = {}
+  if model_config.num_experts and "mlp" in adapters["blocks"]:
+    raise ValueError(
+        "config.lora.targets: gate, up and down of experts are not exported as"
+        " an adapter; allowed others, or config.export.adapter=False"
+    )
   for row in hf_names.rows(model_config):
     factors = adapters
     for name in row.path[:-1]:
@@ -209,13 +226,13 @@ def check_base(saved: str, present: str) -> None:
 def kernel_names(model: Any) -> dict[str, bool]:
   """Returns the matrices that may have an adapter, True for the MLP's."""
   kernels = _kernels(("blocks",), model.logical_axes["blocks"])
-  return {path[-1]: "mlp" in axes for path, axes in kernels}
+  return {_place(path)[-1]: "mlp" in axes for path, axes in kernels}
 
 
 def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
   """Returns the logical axes of each adapted kernel by its path."""
   found = dict(_kernels(("blocks",), logical_axes["blocks"]))
-  known = sorted({path[-1] for path in found})
+  known = sorted({_place(path)[-1] for path in found})
   wanted = settings_lib.lora_names(text) or known
   lacking = sorted(set(wanted) - set(known))
   if lacking:
@@ -223,33 +240,48 @@ def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
         f"config.lora.targets={text!r}: this model has no {lacking}; allowed"
         f" 'all' or some of {known}"
     )
-  return {path: axes for path, axes in found.items() if path[-1] in wanted}
+  return {
+      path: axes for path, axes in found.items() if _place(path)[-1] in wanted
+  }
 
 
 def _kernels(
     path: _Path, node: PyTree
 ) -> Iterator[tuple[_Path, tuple[str, ...]]]:
-  if "kernel" in node:
-    yield path, node["kernel"]
-    return
+  """Yields paths and logical axes of all matrices but routers."""
   for name, child in sorted(node.items()):
     if isinstance(child, Mapping):
       yield from _kernels((*path, name), child)
+    elif name == _KERNEL or ("experts" in child and "mlp" in child):
+      yield (*path, name), child
+
+
+def _place(path: _Path) -> _Path:
+  """Returns the path of a kernel's factors: of experts the kernel's own."""
+  return path[:-1] if path[-1] == _KERNEL else path
+
+
+def _num_lead(axes: tuple[str, ...]) -> int:
+  """Returns the number of axes in front of a matrix: N, or N and E."""
+  return 2 if "experts" in axes else 1
 
 
 def _num_out(axes: tuple[str, ...]) -> int:
-  """Returns the number of a kernel's output axes, after that of layers.
+  """Returns the number of a matrix's output axes.
 
   One side of every kernel in a block is the residual stream.
   """
-  return len(axes) - 2 if axes[-1] == "width" else 1
+  return len(axes) - _num_lead(axes) - 1 if axes[-1] == "width" else 1
 
 
-def _merged(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+def _merged(
+    lead: int, kernel: jax.Array, a: jax.Array, b: jax.Array
+) -> jax.Array:
   """Returns kernel + b a, [N, *out, *in], in the kernel's dtype."""
-  product = jax.vmap(
-      lambda b, a: jnp.tensordot(b, a, axes=1, precision="highest")
-  )(b.astype(jnp.float32), a.astype(jnp.float32))
+  times = lambda b, a: jnp.tensordot(b, a, axes=1, precision="highest")
+  for _ in range(lead):
+    times = jax.vmap(times)
+  product = times(b.astype(jnp.float32), a.astype(jnp.float32))
   return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
 
 

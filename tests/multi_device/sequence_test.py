@@ -20,6 +20,7 @@ from tba_jax.losses import logprobs
 from tba_jax.models import heads
 from tba_jax.models import sequence
 from tba_jax.models import transformer
+from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
 from tba_jax.system import hlo
@@ -180,6 +181,32 @@ class FunctionsTest(parameterized.TestCase):
         _gradients(mean, params, batch, make_config("mixed")),
         _gradients(mean, params, batch),
         **TOLERANCE,
+    )
+
+  def test_adapters_of_experts_have_the_gradients_of_one_device(self):
+    model = tiny_model.make_model(
+        family="qwen3_moe", num_experts=4, experts_per_token=2
+    )
+    adapters = lora.make(dict(rank=2, alpha=4.0, targets="all"), model)
+    base = tiny_model.init_params(model)
+
+    def mean(factors, batch):
+      logprobs_BxKxT = logprobs.completion_logprobs(
+          model,
+          adapters.attach(base, factors),
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+          temperature=1.0,
+      )
+      return jnp.mean(logprobs_BxKxT * batch.completion_mask)
+
+    factors = tiny_model.init_params(adapters)
+    batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
+    one = _gradients(mean, factors, batch)
+    self.assertGreater(jnp.abs(one[1]["blocks"]["mlp"]["up"]["a"]).max(), 1e-4)
+    chex.assert_trees_all_close(
+        _gradients(mean, factors, batch, make_config("mixed")), one, **TOLERANCE
     )
 
   def test_rewards_have_the_gradients_of_one_device(self):

@@ -86,9 +86,13 @@ class AdaptersTest(parameterized.TestCase):
     for part, adapted in moved["blocks"].items():
       for name, factors in adapted.items():
         a, b = (np.asarray(factors[k], np.float64) for k in "ab")
-        N, rank = a.shape[:2]
-        product = b.reshape(N, -1, rank) @ a.reshape(N, rank, -1)
-        kernel = block[part][name]["kernel"]
+        kernel = block[part][name]
+        of_experts = not isinstance(kernel, dict)
+        kernel = kernel if of_experts else kernel["kernel"]
+        # Layers, and in a layer of experts those.
+        lead = kernel.shape[: 1 + of_experts]
+        rank = a.shape[len(lead)]
+        product = b.reshape(*lead, -1, rank) @ a.reshape(*lead, rank, -1)
         kernel += (6.0 / 2 * product).reshape(kernel.shape)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
     # The base is unchanged.
@@ -133,8 +137,7 @@ class AdaptersTest(parameterized.TestCase):
     for part in moved["blocks"].values():
       found |= part
     lacking = set(settings_lib.LORA_TARGETS) - set(found)
-    may_lack = {"gate", "up", "down"} if "num_experts" in family else {"gate"}
-    self.assertEqual(lacking, may_lack - set(found))
+    self.assertEqual(lacking, {"gate"} - set(found))
     for name in settings_lib.LORA_TARGETS:
       problems = validate.lora_targets(
           {
@@ -145,6 +148,23 @@ class AdaptersTest(parameterized.TestCase):
           }
       )
       self.assertEqual(bool([*problems]), name in lacking)
+
+  def test_each_expert_has_factors_of_its_own(self):
+    _, _, functions, moved = make(**_FAMILIES[5])
+    up = moved["blocks"]["mlp"]["up"]
+    self.assertEqual(up["a"].shape, (2, 4, 2, 16))
+    self.assertEqual(up["b"].shape, (2, 4, 32, 2))
+    axes = functions.logical_axes["blocks"]["mlp"]
+    self.assertEqual(
+        axes["down"],
+        {
+            "a": ("layers", "experts", "lora_rank", "mlp"),
+            "b": ("layers", "experts", "width", "lora_rank"),
+        },
+    )
+    self.assertNotIn("router", axes)
+    with self.assertRaisesRegex(ValueError, "experts are not exported"):
+      lora.peft_tensors(make(**_FAMILIES[5])[0].config, moved)
 
   def test_refuses_an_unknown_target(self):
     gpt2 = make(**_FAMILIES[-1])[0]
@@ -251,8 +271,11 @@ class TrainTest(parameterized.TestCase):
         batch.completion_mask,
     )
 
-  def test_attached_and_merged_params_agree(self):
-    model, base, functions, moved = make(num_layers=1)
+  @parameterized.parameters(
+      dict(), dict(family="qwen3_moe", num_experts=4, experts_per_token=2)
+  )
+  def test_attached_and_merged_params_agree(self, **family):
+    model, base, functions, moved = make(num_layers=1, **family)
     tokens = np.arange(2, 10)[None]
 
     def loss(tree, put):
