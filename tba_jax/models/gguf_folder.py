@@ -25,8 +25,13 @@ from tba_jax.models import gguf_tensors
 from tba_jax.models import hf_files
 from tba_jax.system import processes
 
-# What `general.architecture` may be: names of families, too.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# What `general.architecture` may be -> name of the family.
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+}
 # Counted up where folders made before are to be made again.
 _VERSION = 1
 
@@ -43,12 +48,19 @@ _SETTINGS = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
+_EXPERT_SETTINGS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 # Keys without effect, and those that must have a value.
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
 _ONLY = {
     "attention.causal": True,
     "expert_count": 0,
     "expert_used_count": 0,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
 }
 _TOKENS = {
@@ -76,6 +88,12 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+# Matrices of all experts of a layer, one after the other.
+_EXPERT_NAMES = {
+    f"ffn_{name}_exps": f"mlp.experts.{{expert}}.{name}_proj"
+    for name in ("gate", "up", "down")
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -154,13 +172,16 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
     }
     part = name.split(".")[-2]
     shape = tensor.shape.tolist()[::-1]
-    index[_hf_name(name)] = {
-        "offset": int(tensor.data_offset),
-        "row_bytes": tensor.n_bytes // (shape[0] if len(shape) > 1 else 1),
-        "type": tensor.tensor_type.name,
-        "shape": shape,
-        "heads": interleaved.get(part, 0) if architecture == "llama" else 0,
-    }
+    # A vector is a matrix of one row, and a matrix a stack of one.
+    num, rows = [1, 1, *shape[:-1]][-2:]
+    for i in range(num):
+      index[_hf_name(name).format(expert=i)] = {
+          "offset": int(tensor.data_offset) + i * (tensor.n_bytes // num),
+          "row_bytes": tensor.n_bytes // (num * rows),
+          "type": tensor.tensor_type.name,
+          "shape": shape[-2:],
+          "heads": interleaved.get(part, 0) if architecture == "llama" else 0,
+      }
   hf_files.write_json(folder / gguf_tensors.INDEX, index)
   hf_files.write_json(folder / "config.json", config)
   stops = [
@@ -170,19 +191,24 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
   if len(stops) > 1:
     generation = {"eos_token_id": stops}
     hf_files.write_json(folder / "generation_config.json", generation)
-  hf_files.save_tokenizer(_tokenizer(architecture, fields), folder)
+  family = ARCHITECTURES[architecture]
+  hf_files.save_tokenizer(_tokenizer(family, fields), folder)
   (folder / gguf_tensors.WEIGHTS).symlink_to(path)
 
 
 def _hf_name(name: str) -> str:
-  """Returns Hugging Face's name of a tensor; an unknown one stays."""
+  """Returns Hugging Face's name of a tensor; an unknown one stays.
+
+  That of a stack of experts has the field `expert`.
+  """
   match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
   layer, part, end = match.groups() if match else (None, "", "")
   if layer is None:
     return f"{_NAMES[part]}.{end}" if part in _NAMES else name
-  if part not in _LAYER_NAMES:
+  names = _LAYER_NAMES | _EXPERT_NAMES
+  if part not in names:
     return name
-  return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{end}"
+  return f"model.layers.{layer}.{names[part]}.{end}"
 
 
 def _config(
@@ -195,12 +221,11 @@ def _config(
       for name, value in fields.items()
       if name.startswith(start)
   }
+  family = ARCHITECTURES[architecture]
   out = {
-      "architectures": [
-          f"{families.FAMILIES[architecture].class_name}ForCausalLM"
-      ],
+      "architectures": [f"{families.FAMILIES[family].class_name}ForCausalLM"],
       "dtype": "float32",
-      "model_type": architecture,
+      "model_type": family,
       "tie_word_embeddings": "output.weight" not in tensors,
       # The file may count the words in the tokenizer alone.
       "vocab_size": len(fields.get("tokenizer.ggml.tokens", ())),
@@ -209,10 +234,13 @@ def _config(
           for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
       },
   }
+  settings = dict(_SETTINGS)
+  if families.FAMILIES[family].has_experts:
+    settings |= _EXPERT_SETTINGS
+    # llama.cpp always does so for this architecture.
+    out["norm_topk_prob"] = True
   out |= {
-      setting: left.pop(key)
-      for key, setting in _SETTINGS.items()
-      if key in left
+      setting: left.pop(key) for key, setting in settings.items() if key in left
   }
   heads = out.get("num_attention_heads") or 1
   size = out.setdefault("head_dim", out.get("hidden_size", 0) // heads)
@@ -274,7 +302,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
   return scaling
 
 
-def _tokenizer(architecture: str, fields: Mapping[str, Any]) -> Any:
+def _tokenizer(family: str, fields: Mapping[str, Any]) -> Any:
   """Returns the fast tokenizer of a file, as `transformers` makes it."""
   transformers = hf_files.import_transformers()
   from transformers.integrations import gguf as conversion  # pylint: disable=g-import-not-at-top
@@ -296,7 +324,7 @@ def _tokenizer(architecture: str, fields: Mapping[str, Any]) -> Any:
   for name, key in _TOKENS.items():
     number = fields.get(f"tokenizer.ggml.{key}")
     settings[name] = None if number is None else parts["tokens"][number]
-  backend, more = conversion.convert_gguf_tokenizer(architecture, parts)
+  backend, more = conversion.convert_gguf_tokenizer(family, parts)
   return transformers.PreTrainedTokenizerFast(
       tokenizer_object=backend, **settings, **more
   )

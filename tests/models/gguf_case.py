@@ -11,6 +11,7 @@ import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 WIDTH, MLP, HEADS, KV_HEADS, LAYERS, POSITIONS = 256, 512, 4, 2, 2, 64
+EXPERTS = 3
 TEMPLATE = "{% for m in messages %}<|x|>{{ m['content'] }}{% endfor %}<|y|>"
 # transformers adds <|endoftext|> to words that lack it.
 _SPECIAL = ("<eos>", "<bos>", "<|endoftext|>", "<|x|>", "<|y|>")
@@ -46,7 +47,12 @@ def shapes(architecture: str, head_dim: int) -> dict[str, tuple[int, ...]]:
     if architecture == "qwen2":
       for name in ("attn_q", "attn_k", "attn_v"):
         block[f"{name}.bias"] = block[f"{name}.weight"][:1]
-    if architecture == "qwen3":
+    if architecture == "qwen3moe":
+      block["ffn_gate_inp.weight"] = EXPERTS, WIDTH
+      for name in ("gate", "up", "down"):
+        shape = block.pop(f"ffn_{name}.weight")
+        block[f"ffn_{name}_exps.weight"] = EXPERTS, *shape
+    if architecture in ("qwen3", "qwen3moe"):
       block |= dict.fromkeys(
           ("attn_q_norm.weight", "attn_k_norm.weight"), (head_dim,)
       )
@@ -90,6 +96,10 @@ def write(
       "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 5000.0,
       "rope.dimension_count": head_dim, "vocab_size": len(tokens),
   }  # fmt: skip
+  if architecture == "qwen3moe":
+    numbers |= {"expert_count": EXPERTS, "expert_used_count": 2,
+                "expert_feed_forward_length": MLP}  # fmt: skip
+    numbers["feed_forward_length"] = 3 * MLP  # Of layers without experts.
   values = {f"{architecture}.{k}": v for k, v in numbers.items()}
   values |= {
       "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",

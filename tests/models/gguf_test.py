@@ -50,6 +50,34 @@ class GgufTest(parameterized.TestCase):
     self.assertEqual((config.stop_ids, config.tie_embeddings), ((), is_tied))
     self.assertEqual("head" in params, not is_tied)
 
+  @parameterized.parameters("F32", "Q4_K")
+  def test_each_expert_has_its_part_of_a_stack(self, quantization):
+    gguf_case.write(self.path, "qwen3moe", quantization, is_tied=False)
+    config, params = hf.load(self.path)
+    self.assertEqual(
+        (config.family, config.num_experts, config.experts_per_token),
+        ("qwen3_moe", 3, 2),
+    )
+    self.assertEqual((config.mlp_width, config.norm_router), (512, True))
+    reader = gguf.GGUFReader(self.path)
+    theirs = {
+        t.name: gguf.dequantize(t.data, t.tensor_type) for t in reader.tensors
+    }
+    mlp = params["blocks"]["mlp"]
+    for ours, name in (("router", "gate_inp"), ("gate", "gate_exps"),
+                       ("up", "up_exps"), ("down", "down_exps")):  # fmt: skip
+      for layer in range(gguf_case.LAYERS):
+        np.testing.assert_array_equal(
+            mlp[ours][layer], theirs[f"blk.{layer}.ffn_{name}.weight"]
+        )
+
+  def test_experts_that_are_weighed_otherwise_are_refused(self):
+    for key, value in (("norm", False), ("scale", 2.5)):
+      name = f"qwen3moe.expert_weights_{key}"
+      gguf_case.write(self.path, "qwen3moe", keys={name: value})
+      with self.assertRaisesRegex(ValueError, f"{name}={value} is not"):
+        hf_hub.find(self.path)
+
   def test_rows_of_query_and_key_in_hugging_faces_order(self):
     """llama.cpp: `w.reshape(heads, 2, size / 2, width).swapaxes(1, 2)`."""
     gguf_case.write(self.path)
