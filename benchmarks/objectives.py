@@ -65,7 +65,7 @@ def run(
 
   Returns:
     For each objective `step_s` and `tb_step_s` (the best of a few, in turn),
-    `networks` (2 with a value model), and `ratio`, step_s a network over
+    `networks` (2 with a value model or a teacher), and `ratio`, step_s a network over
     tb_step_s; `max_ratio` of all. For "memory": `temporary_bytes` and
     `argument_bytes` of the compiled step, and `all_logits_bytes`, which one
     array of all logits would take.
@@ -88,7 +88,8 @@ def run(
     step = _step(config, name, model, params, work.shape)
     seconds = [(base(), step()) for _ in range(work.rounds)]
     tb_s, step_s = (min(column) for column in zip(*seconds, strict=True))
-    networks = 1 + build.find(name).has_values
+    row = build.find(name)
+    networks = 1 + row.has_values + row.has_teacher
     found[name] = {
         "step_s": step_s,
         "tb_step_s": tb_s,
@@ -116,8 +117,15 @@ def _step(
   state = train_step.init_state(
       config, model, params, mesh, value_model=value_model
   )
+  # A teacher as large as the policy.
+  has_teacher = build.find(name).has_teacher
   step_fn = train_step.make_train_step(
-      config, model, mesh, value_model=value_model
+      config,
+      model,
+      mesh,
+      value_model=value_model,
+      teacher=model if has_teacher else None,
+      teacher_params=params if has_teacher else None,
   )
   batch = sharding.shard_batch(
       peer_model.make_batch(shape, model.config.vocab_size),

@@ -30,6 +30,7 @@ of `ours` are kept.
 import collections
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -570,17 +571,27 @@ def _evaluate(
     sources: step to the operand of the `evaluate` program; step 0 is the start,
       of which runs share the result.
   """
-  found, k = [], config.evaluate.num_completions
+  found = []
   for step, source in sources.items():
     path = folder / f"evaluated-{step}.json"
     if not step:
-      path = _RUNS / f"start-seed{config.seed}-{k}.json"
+      path = _RUNS / f"start-{_digest_of_start(config)}.json"
     if not path.exists():
       with contextlib.redirect_stdout(sys.stderr):
         (result,) = evaluate.run(config, str(folder), [source]).values()
       jsonl.atomic_write_json(path, result)
     found.append(jsonl.read_json(path))
   return found
+
+
+def _digest_of_start(config: ml_collections.ConfigDict) -> str:
+  """Returns a digest of what the evaluation of the start depends on."""
+  keys = ("seed", "init", "task", "tokenizer", "model", "sampling", "evaluate")
+  values = load_config.flatten({k: config.to_dict()[k] for k in keys})
+  # It does not depend on the rows of a searcher.
+  del values["sampling.num_rows"]
+  text = json.dumps(values, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class PeakMemory:

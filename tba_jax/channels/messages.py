@@ -340,7 +340,7 @@ def reject_reason(
   if not np.isfinite(group.rewards).all():
     return "reward"
   if (group.turn_rewards is not None) != has_turn_rewards:
-    return "reward"
+    return "turn_rewards"
   if has_turn_rewards and not np.isfinite(group.turn_rewards).all():
     return "reward"
   if (group.ref_logprobs is not None) != has_ref_logprobs:

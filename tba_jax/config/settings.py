@@ -702,8 +702,8 @@ SETTINGS = {
         " batch"),
     "loss.gkd_beta": _s(
         1.0, UNIT, "divergence of gkd: 1 = KL(policy || reference), 0 ="
-        " KL(reference || policy), between them their Jensen-Shannon"
-        " divergence of that weight"),
+        " KL(reference || policy); between them the generalized Jensen-Shannon"
+        " divergence, which is small near both"),
     "loss.subtb_lambda": _s(
         0.9, ABOVE_0_TO_1, "a subtrajectory of n tokens weighs lambda^n"),
     "loss.ties": _s(

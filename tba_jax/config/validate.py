@@ -391,6 +391,7 @@ _REQUIRED = (
     ("loss.name", lambda v: losses.find(v).has_teacher,
      {"reference.role": ("trainer",), "reference.mode": ("fixed",),
       "loss.correction": ("", "none"), "replay.selection": ("uniform",),
+      "loss.behavior_logprobs": ("sampler",), "loss.proximal_every_steps": (0,),
       "replay.skip_equal_rewards": (False,), "search.order": ("shuffled",)}),
     ("reward.normalize_parts", bool,
      {"reward.role": ("searcher",), "reward.where": ("process", "pool"),

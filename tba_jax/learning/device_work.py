@@ -602,7 +602,8 @@ def make_train_step(
     policy: policy to train.
     mesh: mesh of the trainer.
     params: base that adapters are merged into.
-    reference: the teacher; None unless the loss compares distributions with it.
+    reference: reference policy; needed if the loss compares distributions with
+      it.
   """
   has_teacher = build.find(config.loss.name).has_teacher
   return train_step_lib.make_train_step(

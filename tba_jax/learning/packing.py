@@ -22,8 +22,8 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import build as losses
+from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
-from tba_jax.rewards import environments
 
 # Each size of narrow rows is this share of the next: a program takes as long to
 # compile as tens of steps, or hundreds of a small model.
@@ -187,7 +187,7 @@ def abstract_batch(
       routes=routes,
       turn_rewards=(
           array("float32", B, K, T)
-          if environments.has_turn_rewards(config)
+          if policy_lib.has_turn_rewards(config)
           else None
       ),
   )

@@ -30,9 +30,9 @@ class SideBySide:
   """Policy and teacher as one model, for `logprobs.map_logits`.
 
   Its params are `pair` of both, its stream is both streams side by side, [B, K,
-  T, D + E], and its logits are both logits, [..., 2 V]. The teacher's own have
-  no gradient. Logits beyond the smaller vocabulary, which is that of the
-  tokenizer at least, are left out.
+  T, D + E], and its logits are both logits, [..., 2 V]. The teacher's have no
+  gradient. The smaller vocabulary has at least the tokenizer's tokens; logits
+  beyond it are left out.
 
   policy, teacher: `models.transformer.Model`s.
   """
@@ -148,9 +148,9 @@ def gkd_loss(
 ) -> groups_lib.Loss:
   """Returns the divergence from the teacher, a mean over completions.
 
-      loss = 1/(BK) Σ_b Σₖ 1/|y| Σ_t D(π_ref ‖ π)(· | x, y_<t)
+      loss = 1/(BK) Σ_b Σₖ 1/|y| Σ_t D(π_ref, π)(· | x, y_<t)
 
-  with `divergence` D. Source: GKD (arXiv:2306.13649), eq. 2 and 3, on samples
+  with the `divergence` D. Source: GKD (arXiv:2306.13649), eq. 2 and 3, on samples
   of the policy.
   """
   del c, beta

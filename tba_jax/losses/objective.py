@@ -77,6 +77,12 @@ def make_loss_fn(
     loss_fn(params, loss_params, batch, beta, teacher_params = None) -> (loss
     [], totals), float32.
   """
+  name = config.loss.name
+  if build.find(name).has_teacher != (teacher is not None):
+    raise ValueError(
+        f"config.loss.name = {name!r}: a teacher is missing, or is"
+        " one too many"
+    )
   if teacher is not None:
     both = distillation.SideBySide(model, teacher)
   pure_loss = make_pure_loss(config)
@@ -123,11 +129,11 @@ def make_loss_fn(
       )
 
     if teacher is None:
-      found, experts = _map_logits(model, params, batch, read)
+      read_out, experts = _map_logits(model, params, batch, read)
     else:
       params = distillation.pair(params, teacher_params)
-      found, experts = _map_logits(both, params, batch, read)
-    logprobs_BxKxT, entropy_BxKxT, *compared = found
+      read_out, experts = _map_logits(both, params, batch, read)
+    logprobs_BxKxT, entropy_BxKxT, *compared = read_out
     divergences_BxKxT = None
     if teacher is not None:
       ref_BxKxT, divergences_BxKxT = compared

@@ -28,6 +28,7 @@ def token_rewards(
     mask_BxKxT: jax.Array,
     *,
     beta: jax.Array | float,
+    rewards_BxKxT: jax.Array | None = None,
 ) -> jax.Array:
   """Returns [B, K, T], the reward of each token, without gradient.
 
@@ -36,16 +37,16 @@ def token_rewards(
   Rewards of turns replace the last term.
 
   Args:
-    rewards_BxK: [B, K] float32, r, task units; or [B, K, T] float32, rewards of
-      turns from `turn_rewards`.
+    rewards_BxK: [B, K] float32, r, task units.
     log_ratio_BxKxT: [B, K, T] float32, log π - log π_ref of each token in nats;
       π is the policy that sampled it.
     mask_BxKxT: [B, K, T] float32, 1 on the tokens that count, which come first.
     beta: reward per nat; may be traced.
+    rewards_BxKxT: [B, K, T] float32, rewards of turns from `turn_rewards`; None
+      has r at the end.
   """
   chex.assert_equal_shape([log_ratio_BxKxT, mask_BxKxT])
-  rewards_BxKxT = rewards_BxK
-  if rewards_BxK.ndim == 2:
+  if rewards_BxKxT is None:
     # 1 on the last counted token alone.
     after_BxKxT = jnp.pad(mask_BxKxT[..., 1:], ((0, 0), (0, 0), (0, 1)))
     last_BxKxT = mask_BxKxT * (1 - after_BxKxT)
@@ -57,8 +58,8 @@ def token_rewards(
 def turn_rewards(rewards_BxKxT: jax.Array, mask_BxKxT: jax.Array) -> jax.Array:
   """Returns [B, K, T], rewards moved to tokens that count, which come first.
 
-  That of a token that does not count, as a stop token may not, goes to the last
-  one before it that does, or to the first.
+  A token that does not count, as a stop token may not, leaves its reward to the
+  last one before it that does, or to the first.
 
   Args:
     rewards_BxKxT: [B, K, T] float32, rewards anywhere in a completion.
@@ -68,7 +69,7 @@ def turn_rewards(rewards_BxKxT: jax.Array, mask_BxKxT: jax.Array) -> jax.Array:
   mask_front_BxKxT = front(mask_BxKxT)
   total_BxKx1 = rewards_BxKxT.sum(axis=2, keepdims=True)
   before_BxKxT = front(jnp.cumsum(rewards_BxKxT, axis=2) - rewards_BxKxT)
-  # Those behind the last counted token are all that is left.
+  # Behind the last counted token nothing is left to come.
   before_BxKxT = jnp.where(mask_front_BxKxT > 0, before_BxKxT, total_BxKx1)
   after_BxKxT = jnp.concatenate([before_BxKxT[..., 1:], total_BxKx1], axis=2)
   before_BxKxT = before_BxKxT.at[..., 0].set(0.0)
@@ -161,10 +162,14 @@ def make_targets(
   """
   front, back = groups_lib.counted_first(mask_BxKxT)
   if turn_rewards_BxKxT is not None:
-    rewards_BxK = turn_rewards(turn_rewards_BxKxT, mask_BxKxT)
+    turn_rewards_BxKxT = turn_rewards(turn_rewards_BxKxT, mask_BxKxT)
   front_values_BxKxT, mask_BxKxT = front(values_BxKxT), front(mask_BxKxT)
   rewards_BxKxT = token_rewards(
-      rewards_BxK, front(log_ratio_BxKxT), mask_BxKxT, beta=beta
+      rewards_BxK,
+      front(log_ratio_BxKxT),
+      mask_BxKxT,
+      beta=beta,
+      rewards_BxKxT=turn_rewards_BxKxT,
   )
   advantages_BxKxT, returns_BxKxT = gae(
       rewards_BxKxT,

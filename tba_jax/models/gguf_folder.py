@@ -199,7 +199,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
 def _hf_name(name: str) -> str:
   """Returns Hugging Face's name of a tensor; an unknown one stays.
 
-  That of a stack of experts has the field `expert`.
+  The name of a stack of experts has the field `expert`.
   """
   match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
   layer, part, end = match.groups() if match else (None, "", "")

@@ -145,8 +145,8 @@ def peft_tensors(
   out = {}
   if model_config.num_experts and "mlp" in adapters["blocks"]:
     raise ValueError(
-        "config.lora.targets: gate, up and down of experts are not exported as"
-        " an adapter; allowed others, or config.export.adapter=False"
+        "config.export.adapter=True: peft has no file of adapters of experts;"
+        " allowed False, which merges them into the model"
     )
   for row in hf_names.rows(model_config):
     factors = adapters
@@ -279,10 +279,16 @@ def _merged(
 ) -> jax.Array:
   """Returns kernel + b a, [N, *out, *in], in the kernel's dtype."""
   times = lambda b, a: jnp.tensordot(b, a, axes=1, precision="highest")
-  for _ in range(lead):
+  for _ in range(lead - 1):
     times = jax.vmap(times)
-  product = times(b.astype(jnp.float32), a.astype(jnp.float32))
-  return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
+
+  def merge_layer(layer: tuple[jax.Array, ...]) -> jax.Array:
+    kernel, a, b = layer
+    product = times(b.astype(jnp.float32), a.astype(jnp.float32))
+    return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
+
+  # Layer by layer: a float32 copy of all experts would be large.
+  return jax.lax.map(merge_layer, (kernel, a, b))
 
 
 def _get(tree: PyTree, path: _Path) -> PyTree:

@@ -141,7 +141,7 @@ def make_buffer(
       embed=embed,
       content_mask=content_mask,
       routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
-      has_turn_rewards=environments.has_turn_rewards(config),
+      has_turn_rewards=policy_lib.has_turn_rewards(config),
   )
 
 
@@ -296,7 +296,7 @@ class LoopMaker:
             seed=config.seed,
             logged=make_logged(config, policy),
             environments=self._environments,
-            by_turn=environments.has_turn_rewards(config),
+            by_turn=policy_lib.has_turn_rewards(config),
         ),
         schedule=schedule_lib.make_schedule(config),
         buffer=buffer,

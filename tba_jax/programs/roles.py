@@ -525,7 +525,7 @@ def make_searcher(
           reference=reference,
           logged=logged,
           environments=own_environments,
-          by_turn=environments.has_turn_rewards(config),
+          by_turn=policy_lib.has_turn_rewards(config),
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
       problem=probe.Check(

@@ -37,7 +37,7 @@ FILE_NAME = "replay/decisions.jsonl"
 # Fields of a draw with a checksum each.
 DRAW_FIELDS = ("rows", "prompt_tokens", "completion_tokens", "sampled_mask",
                "behavior_logprobs", "ref_versions", "ref_logprobs", "rewards",
-               "staleness_steps")  # fmt: skip
+               "staleness_steps", "turn_rewards")  # fmt: skip
 
 _START = {"epoch": int, "step": int, "applied": int, "config": {},
           "machine": {}}  # fmt: skip
@@ -115,10 +115,11 @@ class Recording:
 
 
 def sums_of(draw: buffer_lib.Draw) -> dict[str, int]:
-  """Returns the CRC-32 of each field of a draw, by name."""
+  """Returns the CRC-32 of each field of a draw, by name; 0 of a missing one."""
+  values = {name: getattr(draw, name) for name in DRAW_FIELDS}
   return {
-      name: zlib.crc32(np.ascontiguousarray(getattr(draw, name)))
-      for name in DRAW_FIELDS
+      name: 0 if value is None else zlib.crc32(np.ascontiguousarray(value))
+      for name, value in values.items()
   }
 
 

@@ -18,13 +18,11 @@ import weakref
 import ml_collections
 import numpy as np
 
-from tba_jax.losses import build as losses_build
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.sampling import requests
 from tba_jax.tasks import base
-from tba_jax.tasks import build as tasks_build
 from tba_jax.tasks import environment
 
 # A text or messages.
@@ -202,15 +200,6 @@ class Environments:
         failure,
         [tool["function"]["name"] for tool in answer.get("tools", ())],
     )
-
-
-def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether groups have the rewards of turns: the loss reads them.
-
-  All losses but those with targets for each token read a completion's sum.
-  """
-  has_turns = tasks_build.facts(config.task.name).has_turns
-  return has_turns and losses_build.find(config.loss.name).has_targets
 
 
 def _failure(answer: dict[str, Any]) -> Failure | None:

@@ -247,7 +247,8 @@ def rewards_by_turn(
   """Returns each turn's reward at its last token, [S, T] float32, 0 elsewhere.
 
   Args:
-    outcomes: results of S completions; [] where there are none.
+    outcomes: results of S completions; [] where there are none. Turns of an
+      environment that failed have no rewards.
     rewards_S: [S] float32, rewards to learn from. What the turns' do not add up
       to, as the reward for a missing stop token, is at the last token.
     sampled_SxT: [S, T] bool, True on the tokens that the policy sampled.
@@ -255,6 +256,9 @@ def rewards_by_turn(
   """
   out = np.zeros(sampled_SxT.shape, np.float64)
   for row, outcome in zip(out, outcomes):
+    sizes = np.abs([outcome.reward, *outcome.turn_rewards])
+    if outcome.failure or sizes.max() > _MAX_REWARD:
+      continue
     for end, reward in zip(outcome.turn_ends, outcome.turn_rewards):
       row[end - 1] += weight * reward
   T = sampled_SxT.shape[1]

@@ -676,7 +676,9 @@ class Engine:
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     policy = self._policy
-    if spec["rank"] and policy.folder is not None:
+    # Adapters of experts have no file of peft's: they are merged.
+    is_merged = policy.model.config.num_experts > 0 and spec["train_mlp"]
+    if spec["rank"] and policy.folder is not None and not is_merged:
       tensors = lora.peft_tensors(policy.model.config, run.params)
       local = policy.folder.absolute()
 

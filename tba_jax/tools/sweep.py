@@ -33,6 +33,7 @@ from scipy import special
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.losses import build as losses
 from tba_jax.monitor import run_directory
 from tba_jax.programs import loops
 from tba_jax.programs import sft
@@ -369,6 +370,11 @@ def _own_config(
   own = config.copy_and_resolve_references()
   try:
     load.apply_overrides(own, overrides)
+    if losses.find(own.loss.name).has_teacher:
+      raise load.ConfigError(
+          f"config.loss.name = {own.loss.name!r}: allowed objectives without a"
+          " teacher, which a sweep has not"
+      )
     validate.validate(own, program="sweep")
   except load.ConfigError as error:
     raise load.ConfigError(

@@ -157,8 +157,8 @@ class PackingTest(parameterized.TestCase):
     without, group = make_group(), with_turn_rewards(make_group())
     self.assertIsNone(reason(group))
     self.assertIsNone(self.reason(without))
-    self.assertEqual(reason(without), "reward")
-    self.assertEqual(self.reason(group), "reward")
+    self.assertEqual(reason(without), "turn_rewards")
+    self.assertEqual(self.reason(group), "turn_rewards")
     group.turn_rewards[0, 0] = np.inf
     self.assertEqual(reason(group), "reward")
 

@@ -15,11 +15,13 @@ from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
+from tba_jax.learning import host_state
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import loops
+from tba_jax.tools import step_file
 
 staleness = variants.import_config("configs/staleness.py")
 _FILE = str(pathlib.Path(staleness.__file__))
@@ -87,6 +89,22 @@ class DistillationTest(absltest.TestCase):
     before, after, num_passes = self.find_kls("loss.name=gkd")
     self.assertLess(after, 0.6 * before)
     self.assertEqual(num_passes, 0)  # The step has the teacher's logits.
+
+  def test_a_step_s_file_has_the_teacher(self):
+    config = self.make_taught("loss.name=gkd")
+    maker = loops.LoopMaker(config)
+    self.addCleanup(maker.close)
+    loop = maker.make(config)
+    _, draw, _ = next(loop.train())
+    work, batch = loop.learner.work, loop.learner.make(draw)
+    path = self.folder.parent / "step.npz"
+    step_file.write(path, config, maker.policy, work, draw, batch, {})
+    with path.open("rb") as file:
+      found = step_file.compute(host_state.read(file))
+    expected = jax.device_get(work.train(batch))
+    self.assertGreater(expected["kl"], 1.0)
+    for name, value in expected.items():
+      np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
 
   def test_refuses_what_distributions_of_a_teacher_do_not_have(self):
     taught = [f"reference.init={self.folder}", "loss.name=gkd"]

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of decisions survives restarts, torn lines and full disks."""
 
+import dataclasses
 import errno
 from unittest import mock
 
@@ -23,7 +24,10 @@ class DecisionsTest(absltest.TestCase):
     self.events = []
     buffer = fake_groups.make_buffer()
     buffer.insert(fake_groups.make_group(0, [[2, 0], [3, 0]]), 0)
-    self.draw = buffer.sample(1, 2, 0)
+    draw = buffer.sample(1, 2, 0)
+    self.draw = dataclasses.replace(
+        draw, turn_rewards=np.zeros_like(draw.behavior_logprobs)
+    )
 
   def open(self, epoch, step):
     """Returns the log of a trainer that starts from a step."""

@@ -120,6 +120,15 @@ class RewardsByTurnTest(absltest.TestCase):
         strict=True,
     )
 
+  def test_turns_before_a_failure_have_none(self):
+    sampled = np.array([[1, 1, 0, 1, 1, 0]], bool)
+    for outcome in (
+        judges.Outcome(0.5, False, 0.0, (0.5,), (2, 5), failure="crash"),
+        judges.Outcome(0.0, False, 0.0, (1e39, -1e39), (2, 5)),
+    ):
+      found = judges.rewards_by_turn([outcome], np.float32([-1]), sampled)
+      np.testing.assert_array_equal(found, [[0, 0, 0, 0, -1, 0]])
+
   def test_without_turns_all_is_at_the_end(self):
     sampled = np.array([[1, 1, 0], [1, 1, 1]], bool)
     rewards = np.array([3.0, -1.0], np.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any
 
+from tba_jax.losses import build as losses
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
@@ -267,7 +268,7 @@ def _staleness(run: load.Run) -> list[str]:
 
 def _learns_from_rewards(run: load.Run) -> bool:
   """Returns whether rewards count; in distillation, all may be 0."""
-  is_taught = run.setting("loss", "name") == "gkd"
+  is_taught = losses.find(run.setting("loss", "name")).has_teacher
   return run.setting("loss", "reward_weight") != 0 and not is_taught
 
 
