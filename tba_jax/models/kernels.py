@@ -6,6 +6,12 @@ Kernels hold no scores, and skip the blocks that a mask empties. They serve the
 passes whose mesh is known (`sequence.split_tokens`): the train step, log-probs
 of the reference, frozen judges, and a searcher's prefill.
 
+Where tokens are split over devices, a kernel gets all tokens of some heads: two
+all-to-alls, of queries, keys and values before it and of its results after it,
+trade the split of tokens for one of heads (DeepSpeed Ulysses, arXiv:2309.14509,
+§3). Devices then have equal parts of the causal mask, where blocks of queries
+would see more keys the later they are. Plain attention gathers keys and values.
+
 Axes: B prompts, K completions, N sequences, Q queries, S keys, G key-value
 heads, M query heads of one key-value head, Dh head width.
 """
@@ -17,6 +23,7 @@ import math
 from absl import logging
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from tba_jax.models import attention
@@ -66,16 +73,17 @@ def _find_problem(
   platform = {"splash": "tpu", "cudnn": "gpu"}[kernel]
   if device.platform != platform:
     return f"a mesh of {platform}, this one is of {device.platform}"
-  if parts.count > 1:
-    return f"mesh.sequence=1, it is {parts.count}"
+  # Splash splits heads only where it must.
+  must_split = kernel == "cudnn" or parts.count > 1
+  heads, own = _num_head_parts(parts), config.num_kv_heads
+  if must_split and not _num_copies(own, config.num_heads // own, heads):
+    return (
+        f"heads that divide by {heads} devices, of mesh.tensor and"
+        f" mesh.sequence, they are {config.num_heads} with {own} of keys and"
+        " values"
+    )
   if kernel == "splash":
     return ""
-  heads = math.prod(parts.mesh.shape[axis] for axis in parts.heads)
-  if config.num_kv_heads % heads:
-    return (
-        f"key-value heads that divide by {heads} devices, they are"
-        f" {config.num_kv_heads}"
-    )
   if config.compute_dtype == "float32":
     return "model.compute_dtype='bfloat16', it is 'float32'"
   if device.compute_capability.startswith("gfx"):  # AMD's.
@@ -89,6 +97,20 @@ def _find_problem(
         f"a head_dim that divides by 8, up to {widest}, it is {config.head_dim}"
     )
   return ""
+
+
+def _num_head_parts(parts: sequence.Split) -> int:
+  """Returns the number of devices that a kernel's heads are split over."""
+  return parts.count * math.prod(parts.mesh.shape[a] for a in parts.heads)
+
+
+def _num_copies(G: int, M: int, size: int) -> int:
+  """Returns the least copies of G key-value heads that divide by `size`.
+
+  Each copy has its share of the M query heads; 0 if these do not divide.
+  """
+  copies = size // math.gcd(G, size)
+  return 0 if M % copies else copies
 
 
 @functools.cache
@@ -122,6 +144,8 @@ def attend_causal(
   """
   kernel = choose(config, parts)
   if kernel == "plain":
+    if parts.count > 1:
+      k, v = (parts.place(x, "batch", None) for x in (k, v))
     return attention.attend_causal(q, k, v, mask, window, parts.count)
   return _attend_last(kernel, parts, q, k, v, mask, window)
 
@@ -142,7 +166,9 @@ def attend_completions(
   Args:
     config, parts: arguments of `attend_causal`.
     q: [B, K, Q, G, M, Dh].
-    prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool.
+    prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool. If tokens
+      are split over devices, the mask lacks the prompt's last token, with which
+      each completion begins (`sequence.completion_inputs`).
     own: keys and values [B, K, Q, G, Dh].
     window: sliding window; 0 is none.
 
@@ -151,6 +177,17 @@ def attend_completions(
   """
   kernel = choose(config, parts)
   B, K, Q = q.shape[:3]
+  k_p, v_p, mask = prompt
+  if kernel != "plain" and parts.count > 1:
+    # Split by heads before the prompt is copied. Without the token that all
+    # completions repeat, real ones are contiguous.
+    k_p, v_p = (_split_heads(parts, x, 2)[:, :-1] for x in (k_p, v_p))
+    own = tuple(_split_heads(parts, x, 3) for x in own)
+    mask = mask[:, :-1]
+  else:
+    k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
+    own = tuple(parts.place(x, "batch", None, None) for x in own)
+  prompt = k_p, v_p, mask
   if kernel == "plain" or not Q:
     return attention.attend_completions(q, prompt, own, window, parts.count)
 
@@ -164,6 +201,24 @@ def attend_completions(
   return _attend_last(kernel, parts, rows, k, v, mask, window).reshape(q.shape)
 
 
+def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
+  """Returns [B, …, G, …] with all tokens, and heads along `axis` split.
+
+  Heads that do not divide are left to the compiler.
+  """
+  mesh = parts.mesh
+  heads = (*parts.heads, *parts.length)
+  if mesh.size == 1 or x.shape[axis] % _num_head_parts(parts):
+    return x
+  spec = [PartitionSpec.UNCONSTRAINED] * x.ndim
+  spec[0] = parts.batch or None
+  spec[1:axis] = [None] * (axis - 1)
+  spec[axis] = heads
+  return jax.lax.with_sharding_constraint(
+      x, NamedSharding(mesh, PartitionSpec(*spec))
+  )
+
+
 def _attend_last(
     kernel: str,
     parts: sequence.Split,
@@ -174,32 +229,37 @@ def _attend_last(
     window: int,
 ) -> jax.Array:
   """Returns causal attention [N, Q, G, M, Dh] of the last Q of S tokens."""
+  shape, (G, M) = q.shape, q.shape[2:4]
+  copies = _num_copies(G, M, _num_head_parts(parts))
+  if copies > 1:
+    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
+    q = q.reshape(*shape[:2], G * copies, M // copies, shape[4])
   if kernel == "cudnn":
     # cuDNN's kernel has its own rule of how to be split over a mesh.
-    return cudnn(q, k, v, mask, window)
+    if parts.count == 1:
+      return cudnn(q, k, v, mask, window).reshape(shape)
+    split = lambda x: _split_heads(parts, x, 2)
+    out = cudnn(split(q), split(k), split(v), mask, window)
+    return split(out).reshape(shape)
   fn = functools.partial(splash, window=window)
-  return _over_mesh(fn, parts, *q.shape[2:4])(q, k, v, mask)
+  return _over_mesh(fn, parts, bool(copies))(q, k, v, mask).reshape(shape)
 
 
 def _over_mesh(
-    fn: Callable[..., jax.Array], parts: sequence.Split, G: int, M: int
+    fn: Callable[..., jax.Array], parts: sequence.Split, splits_heads: bool
 ) -> Callable[..., jax.Array]:
   """Returns `fn` of each device's own sequences and heads.
 
-  The compiler cannot split a kernel. Where key-value heads do not divide, the
-  query heads of each are split, or all heads are on each device.
+  The compiler cannot split a kernel. Heads that do not divide are all on each
+  device.
   """
-  mesh, heads = parts.mesh, parts.heads
+  mesh = parts.mesh
   if mesh.size == 1:
     return fn
-  size = math.prod(mesh.shape[a] for a in heads)
-  by_group = heads if G % size == 0 else ()
-  by_query = heads if not by_group and M % size == 0 else ()
-  batch, by_group, by_query = (
-      axes or None for axes in (parts.batch, by_group, by_query)
-  )
-  queries = PartitionSpec(batch, None, by_group, by_query, None)
-  keys = PartitionSpec(batch, None, by_group, None)
+  heads = (*parts.heads, *parts.length) if splits_heads else ()
+  batch, heads = (axes or None for axes in (parts.batch, heads))
+  queries = PartitionSpec(batch, None, heads, None, None)
+  keys = PartitionSpec(batch, None, heads, None)
   return jax.shard_map(
       fn,
       mesh=mesh,

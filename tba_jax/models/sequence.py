@@ -7,9 +7,10 @@ constraint the compiler would shard activations as weights are, along the width,
 and sum every product over all devices.
 
 Tokens are split over those of `config.sharding.length`. Only attention mixes
-tokens: queries stay on their devices, and keys and values are gathered there
-layer by layer, the all-gather context parallelism of Llama 3
-(arXiv:2407.21783, §3.3.2).
+tokens (`kernels.py`): its kernels get all tokens of a share of the heads. Plain
+attention leaves queries on their devices, and gathers keys and values there
+layer by layer, the all-gather context parallelism of Llama 3 (arXiv:2407.21783,
+§3.3.2).
 
 `split_tokens` sets the mesh while a function is traced; the model reads it with
 `current_split`.

@@ -10,9 +10,11 @@ key-value head, Dh head width, V vocabulary, A experts of a token.
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 from flax import nnx
 import jax
+from jax.extend import core as jex_core
 import jax.numpy as jnp
 
 from tba_jax import types
@@ -58,14 +60,26 @@ def definitions_of(config: ModelConfig) -> Definitions:
   return Definitions(model_def, block_def, axes, no_blocks)
 
 
+_is_named = jax.checkpoint_policies.save_only_these_names(
+    layers_lib.PRODUCT, layers_lib.ATTENTION
+)
+
+
+def _is_product(
+    primitive: jex_core.Primitive, *args: Any, **params: Any
+) -> bool:
+  """Returns whether "dots" keeps the results of an operation."""
+  # JAX gives what its cuDNN attention keeps for the gradient no name.
+  is_cudnn = primitive.name == "dot_product_attention_fwd_wrapper"
+  return is_cudnn or _is_named(primitive, *args, **params)
+
+
 # `train.remat` -> policy of `jax.checkpoint` for a layer. "dots" keeps the
-# results of matrix products and of splash attention, "full" only the layer's
+# results of matrix products and of attention's kernels, "full" only the layer's
 # input.
 REMATS = {
     "none": None,
-    "dots": jax.checkpoint_policies.save_only_these_names(
-        layers_lib.PRODUCT, layers_lib.ATTENTION
-    ),
+    "dots": _is_product,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -336,9 +350,6 @@ class _Forward:
           parts.cut(x, P, num_own) for x in (q, k, v)
       )
       q_o, k_o, v_o = map(put_back, (q_o, k_o, v_o))
-      # Queries stay on their devices; keys and values are gathered.
-      k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
-      k_o, v_o = (parts.place(x, "batch", None, None) for x in (k_o, v_o))
       out = kernels.attend_causal(
           self.config, parts, q_p, k_p, v_p, prompt_mask, window
       )

@@ -57,7 +57,8 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Changes that help a program that needs too much memory.
 _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts or micro_batch_completions,"
-    " train.remat='full', a larger mesh.fsdp, mesh.sequence or mesh.tensor"
+    " train.remat='full', a larger mesh.fsdp, mesh.tensor, or mesh.sequence"
+    " with sharding.width='fsdp,sequence'"
 )
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {

@@ -3,7 +3,6 @@
 """Tests of models/attention.py and models/kernels.py: one result, many ways."""
 
 import collections
-import functools
 import types
 from unittest import mock
 
@@ -14,7 +13,6 @@ import chex
 import jax
 from jax._src import core
 from jax._src.cudnn import fused_attention_stablehlo
-from jax.experimental.pallas.ops.tpu import splash_attention as splash_lib
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,9 +20,13 @@ from tba_jax.models import attention
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.models import transformer
+from tests.support import kernels_on_cpu
 from tests.support import tiny_model
 
-_attend_xla = jax.nn.dot_product_attention
+# Lets cuDNN's attention be traced without it.
+_CUDNN_VERSION = mock.patch.object(
+    fused_attention_stablehlo, "check_cudnn_version", lambda: 91000
+)
 
 
 def _one_device(platform="cpu", **fields) -> sequence.Split:
@@ -34,20 +36,6 @@ def _one_device(platform="cpu", **fields) -> sequence.Split:
       devices=np.array([device]), size=1, shape={"sequence": 4}
   )
   return sequence.Split(mesh, (), (), ())
-
-
-def _here(kernel: str) -> mock._patch:
-  """Returns a patch that lets a kernel run on a CPU."""
-  if kernel == "splash":
-    make = functools.partial(splash_lib.make_splash_mha, interpret=True)
-    return mock.patch.object(splash_lib, "make_splash_mha", make)
-
-  def run(q, k, v, *, implementation, **kwargs):
-    if q.shape[1] % 2 or k.shape[1] % 2:
-      raise NotImplementedError("cuDNN's gradient of an odd length")
-    return _attend_xla(q, k, v, implementation="xla", **kwargs)
-
-  return mock.patch.object(jax.nn, "dot_product_attention", run)
 
 
 def _attend(name, window, prompt_mask, inputs):
@@ -108,7 +96,7 @@ class AttentionTest(parameterized.TestCase):
         # Several blocks, of which the last is not full.
         mock.patch.object(attention, "BLOCK", 64),
         mock.patch.object(kernels, "_BLOCK", 128),
-        _here(way),
+        kernels_on_cpu.patch(way),
     ):
       name = "plain" if way == "blocks" else way
       found = _value_and_gradient(name, window, mask_BxP, inputs)
@@ -160,35 +148,46 @@ class ModelTest(parameterized.TestCase):
     expected = jax.jit(jax.value_and_grad(loss))(params)
     chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
     here = mock.patch.object(sequence, "current_split", _one_device)
-    with chosen, here, _here(kernel):
+    with chosen, here, kernels_on_cpu.patch(kernel):
       found = jax.jit(jax.value_and_grad(loss))(params)
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
-  @parameterized.parameters(("none", 1), ("dots", 1), ("full", 2))
-  def test_dots_keeps_what_the_kernel_computed(self, remat, num_forward):
-    model = transformer.make_model(tiny_model.make_model().config, remat=remat)
+  @parameterized.product(
+      kernel=["splash", "cudnn"], remat=["none", "dots", "full"]
+  )
+  def test_dots_keeps_what_the_kernel_computed(self, kernel, remat):
+    shape = dict(head_dim=8, compute_dtype="bfloat16")
+    model = transformer.make_model(
+        tiny_model.make_model(**shape).config, remat=remat
+    )
     batch = tiny_model.make_batch()
     loss = lambda params: model.logits(
         params, batch.prompt_tokens, batch.prompt_mask
     ).sum()
-    chosen = mock.patch.object(kernels, "choose", lambda *_: "splash")
+    chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
     here = mock.patch.object(sequence, "current_split", _one_device)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    with chosen, here, _here("splash"):
+    with chosen, here, _CUDNN_VERSION:
       jaxpr = jax.make_jaxpr(jax.grad(loss))(params)
     found = collections.Counter(_kernel_names(jaxpr.jaxpr))
-    names = [f"splash_mha_{x}_segmented" for x in ("fwd", "dq", "dkv")]
+    names = {
+        "splash": [f"splash_mha_{x}_segmented" for x in ("fwd", "dq", "dkv")],
+        "cudnn": [f"attention_{x}_wrapper" for x in ("fwd", "bwd", "bwd")],
+    }[kernel]
     count = lambda name: sum(n for k, n in found.items() if name in k)
+    num_forward = 1 + (remat == "full")
     self.assertEqual([count(n) for n in names], [num_forward, 1, 1], found)
 
 
 def _kernel_names(jaxpr):
-  """Yields the name of each Pallas kernel whose results a jaxpr uses."""
+  """Yields the name of each kernel whose results a jaxpr uses."""
   for eqn in jaxpr.eqns:
     if not eqn.outvars:
       continue
     if eqn.primitive.name == "pallas_call":
       yield eqn.params["name"]
+    elif eqn.primitive.name.startswith("dot_product_attention"):
+      yield eqn.primitive.name
     else:
       for inner in core.jaxprs_in_params(eqn.params):
         yield from _kernel_names(inner)
@@ -238,24 +237,34 @@ class ChooseTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, words):
       self._choose(name, _one_device(platform))
 
-  def test_key_value_heads_that_do_not_divide_are_plain_on_gpus(self):
+  def test_heads_that_do_not_divide_are_plain_on_gpus(self):
     mesh = _one_device("gpu", compute_capability="9.0").mesh
     parts = sequence.Split(mesh, (), (), ("sequence",))  # 4 devices.
     model = dict(compute_dtype="bfloat16", head_dim=8)
     with mock.patch.object(logging, "warning"):
       found = [
-          self._choose("auto", parts, num_heads=4, num_kv_heads=n, **model)
-          for n in (2, 4)
+          self._choose("auto", parts, num_heads=n, num_kv_heads=2, **model)
+          for n in (6, 4)
       ]
     self.assertEqual(found, ["plain", "cudnn"])
 
-  def test_split_tokens_are_plain(self):
-    parts = _one_device("tpu")
-    parts = sequence.Split(parts.mesh, (), ("sequence",), ())
+  @parameterized.parameters(
+      ("tpu", "splash", {}),
+      ("gpu", "cudnn", dict(compute_capability="9.0")),
+  )
+  def test_split_tokens_split_heads(self, platform, kernel, device):
+    mesh = _one_device(platform, **device).mesh
+    parts = sequence.Split(mesh, (), ("sequence",), ())  # 4 devices.
+    model = dict(compute_dtype="bfloat16", head_dim=8)
     with mock.patch.object(logging, "warning"):
-      self.assertEqual(self._choose("auto", parts), "plain")
-    with self.assertRaisesRegex(ValueError, "needs mesh.sequence=1, it is 4"):
-      self._choose("splash", parts)
+      found = [
+          self._choose("auto", parts, num_heads=n, num_kv_heads=2, **model)
+          for n in (4, 6)
+      ]
+    self.assertEqual(found, [kernel, "plain"])
+    words = "needs heads that divide by 4 devices, .* are 6 with 2 of keys"
+    with self.assertRaisesRegex(ValueError, words):
+      self._choose(kernel, parts, num_heads=6, num_kv_heads=2, **model)
 
 
 class CudnnTest(absltest.TestCase):
@@ -270,10 +279,7 @@ class CudnnTest(absltest.TestCase):
           for out in _attend("cudnn", 5, mask, inputs)
       )
 
-    version = mock.patch.object(
-        fused_attention_stablehlo, "check_cudnn_version", lambda: 91000
-    )
-    with version:
+    with _CUDNN_VERSION:
       text = (
           jax.jit(jax.grad(loss))
           .trace(inputs)

@@ -22,8 +22,9 @@ _FOLDER = pathlib.Path(sys.prefix, "gpu_compiler")
 # A prompt of 32 tokens and two completions of 128 or 127: cuDNN's attention has
 # 159 or 158 positions of a sequence.
 _LENGTHS = (128, 127)
-# Prints, by target and length, a compiled train step; then prefill and decode
-# steps on one and two GPUs, with the bytes of weights and cache on each.
+# Prints a train step with tokens split over GPUs; by target and length, others;
+# then prefill and decode steps on one and two GPUs, with the bytes of weights
+# and cache on each.
 _PROGRAM = """
 import dataclasses, json, sys
 import jax
@@ -47,6 +48,12 @@ def make(num_devices, length, folder):
   return config, target, compile.devices_of(config, [target])
 
 out = {}
+config, target, ((_, chips), _) = make(8, int(sys.argv[2]), sys.argv[1])
+config.mesh.update(fsdp=4, sequence=2)
+config.train.prompts_per_batch = config.train.micro_batch_prompts = 4
+step = compile.trainer(config, chips).programs["train_step"]
+found, _ = compile.compile_program(step, 0, chips[0])
+out["sequence"] = dataclasses.asdict(found)
 for num_devices in (1, 8):
   for length in map(int, sys.argv[2:]):
     config, target, ((_, chips), _) = make(num_devices, length, sys.argv[1])
@@ -96,6 +103,12 @@ class GpuCompileTest(absltest.TestCase):
       self.assertAlmostEqual(part["flops"] / whole["flops"], 1, delta=0.01)
       ideal = compile_test.ideal_bytes(fsdp=8)
       self.assertBetween(part["collective_bytes"] / ideal, 0.9, 1.15)
+    split = found["sequence"]
+    self.assertContainsSubset(
+        ["cudnn$fmhaSoftmax", "cudnn$fmhaSoftmaxBackward"], split["kernels"]
+    )
+    ideal = compile_test.ideal_bytes(fsdp=4, sequence=2)
+    self.assertBetween(split["collective_bytes"] / ideal, 0.9, 1.3)
     # Weights that are copied in each step make it 1.66 and 1.81.
     for target in ("h100:1", "h100:8"):
       prefill = found[f"{target} prefill"]

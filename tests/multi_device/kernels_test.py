@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splash attention over a mesh: each device has its own heads and prompts."""
 
-import functools
 import os
 from unittest import mock
 
@@ -10,7 +9,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
-from jax.experimental.pallas.ops.tpu import splash_attention as splash_lib
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,6 +17,7 @@ from tba_jax.models import attention
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.policy import sharding
+from tests.support import kernels_on_cpu
 
 # JAX makes its devices once, so this file runs in its own process.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -38,14 +37,17 @@ def setUpModule():
 class SplashTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      # Key-value heads are split, query heads of each, or none.
-      (2, 1, (1, 12, 1, 1, 8)),
-      (1, 2, (1, 12, 1, 1, 8)),
-      (1, 3, (1, 12, 1, 3, 8)),
+      # Key-value heads are split, copies of them, or none.
+      (2, 1, (1, 12, 1, 1, 8), dict(data=2, tensor=2)),
+      (1, 2, (1, 12, 1, 1, 8), dict(data=2, tensor=2)),
+      (1, 3, (1, 12, 1, 3, 8), dict(data=2, tensor=2)),
+      # Tokens are split outside the kernel.
+      (2, 2, (1, 12, 1, 2, 8), dict(data=2, sequence=2)),
+      (2, 2, (2, 12, 1, 1, 8), dict(sequence=2, tensor=2)),
   )
-  def test_equals_plain_over_a_mesh(self, G, M, own_shape):
+  def test_equals_plain_over_a_mesh(self, G, M, own_shape, mesh_sizes):
     config = settings.get_config()
-    config.mesh.update(data=2, tensor=2)
+    config.mesh.update(mesh_sizes)
     mesh = sharding.make_mesh(config.mesh)
     axes = sharding.token_axes(config.sharding)
     parts = sequence.Split(mesh, *axes)
@@ -68,9 +70,8 @@ class SplashTest(parameterized.TestCase):
       seen = attention.sees(8 + jnp.arange(12), jnp.arange(20), 0)
       return attention.attend_self(q, k, v, seen[None] & mask[:, None])
 
-    make = functools.partial(splash_lib.make_splash_mha, interpret=True)
     with (
-        mock.patch.object(splash_lib, "make_splash_mha", make),
+        kernels_on_cpu.patch("splash"),
         mock.patch.object(kernels, "splash", splash),
     ):
       found = gradients(

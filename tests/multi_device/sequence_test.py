@@ -18,12 +18,14 @@ from tba_jax import types
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs
 from tba_jax.models import heads
+from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
 from tba_jax.system import hlo
+from tests.support import kernels_on_cpu
 from tests.support import tiny_model
 
 # JAX makes its devices once, so this file runs in its own process.
@@ -41,6 +43,10 @@ MESHES = {
     "mixed": dict(data=2, fsdp=1, sequence=2, tensor=2),
     "fsdp": dict(data=1, fsdp=4, sequence=2, tensor=1),
 }
+# Layers of alternating windows.
+_LOCAL = dict(
+    family="gemma3_text", sliding_window=3, global_layers=(False, True)
+)
 # Sums are added in another order.
 TOLERANCE = dict(rtol=1e-3, atol=5e-5)
 
@@ -92,7 +98,11 @@ class TrainStepTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("sequence", "sequence", {}),
       ("mixed", "mixed", dict(train__micro_batch_prompts=2)),
-      ("fsdp", "fsdp", dict(train__remat="full")),
+      (
+          "fsdp",
+          "fsdp",
+          dict(train__remat="full", sharding__width="fsdp,sequence"),
+      ),
       ("values", "mixed", dict(loss__name="ppo", loss__ratio_clip=0.2)),
   )
   def test_equals_one_device(self, mesh_name, changes):
@@ -144,20 +154,19 @@ def _gradients(fn, params, batch, config=None):
 class FunctionsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (
-          dict(
-              family="gemma3_text",
-              sliding_window=3,
-              global_layers=(False, True),
-          ),
-          2**25,
-      ),
+      (_LOCAL, 2**25),
       # A few positions' logits at a time.
       ({}, 4 * 3 * 4 * tiny_model.VOCAB),
       (dict(family="gpt2", num_kv_heads=4), 2**25),
       (dict(family="qwen3_moe", num_experts=4, experts_per_token=2), 2**25),
+      # Each of four devices has a query head, with copies of the two of keys;
+      # each of two has two.
+      (_LOCAL, 2**25, "splash"),
+      (_LOCAL, 2**25, "cudnn", "fsdp"),
   )
-  def test_logprobs_have_the_gradients_of_one_device(self, changes, max_logits):
+  def test_logprobs_have_the_gradients_of_one_device(
+      self, changes, max_logits, kernel="plain", mesh_name="mixed"
+  ):
     model = tiny_model.make_model(**changes)
 
     def mean(params, batch):
@@ -177,11 +186,13 @@ class FunctionsTest(parameterized.TestCase):
 
     params = tiny_model.init_params(model)
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
-    chex.assert_trees_all_close(
-        _gradients(mean, params, batch, make_config("mixed")),
-        _gradients(mean, params, batch),
-        **TOLERANCE,
-    )
+    expected = _gradients(mean, params, batch)
+    with (
+        mock.patch.object(kernels, "choose", lambda *_: kernel),
+        kernels_on_cpu.patch(kernel),
+    ):
+      found = _gradients(mean, params, batch, make_config(mesh_name))
+    chex.assert_trees_all_close(found, expected, **TOLERANCE)
 
   def test_adapters_of_experts_have_the_gradients_of_one_device(self):
     model = tiny_model.make_model(
