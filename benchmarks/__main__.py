@@ -33,6 +33,7 @@ BENCHMARKS = (
     "fuzz",
     "listeners",
     "logged",
+    "long_completions",
     "objectives",
     "probe",
     "publish",

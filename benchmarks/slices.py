@@ -23,7 +23,7 @@ from typing import Any
 import ml_collections
 
 _ROOT = pathlib.Path(__file__).parent.parent
-_SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
+SHAPES = _ROOT / "tests" / "models" / "published_configs.json"
 # Config, and the devices of its trainer and of a searcher.
 ROWS = (
     ("gsm8k.py:hardware=v5e-16", "v5e:4x4", "v5e:2x2"),
@@ -65,19 +65,19 @@ def run(
   del config
   rows = list(zip(*[iter(operands)] * 3, strict=True)) or ROWS
   out = {}
-  _print_row(_COLUMNS)
-  _print_row(["---"] * len(_COLUMNS))
+  print_row(_COLUMNS)
+  print_row(["---"] * len(_COLUMNS))
   with tempfile.TemporaryDirectory() as cache:
     make_hub(pathlib.Path(cache))
     for name, *slices in rows:
       out[name] = figures = _compile(name, slices, cache)
-      _print_row([f"`{name}`", *_cells(figures)])
+      print_row([f"`{name}`", *_cells(figures)])
   return {"rows": out}
 
 
 def make_hub(cache: pathlib.Path) -> None:
   """Makes a cache of the hub that has the published shapes alone."""
-  shapes = json.loads(_SHAPES.read_text())
+  shapes = json.loads(SHAPES.read_text())
   shapes |= {name: shapes[other] | own for name, (other, own) in _SAME.items()}
   for name, shape in shapes.items():
     folder = cache / f"models--{name.replace('/', '--')}"
@@ -133,5 +133,6 @@ def _cells(figures: dict[str, Any]) -> list[str]:
   ]
 
 
-def _print_row(cells: Sequence[str]) -> None:
+def print_row(cells: Sequence[str]) -> None:
+  """Prints a row of Markdown to standard error."""
   print("|", " | ".join(cells), "|", file=sys.stderr, flush=True)
