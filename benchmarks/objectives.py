@@ -65,9 +65,9 @@ def run(
 
   Returns:
     For each objective `step_s` and `tb_step_s` (the best of a few, in turn),
-    `networks` (2 with a value model or a teacher), and `ratio`, step_s a network over
-    tb_step_s; `max_ratio` of all. For "memory": `temporary_bytes` and
-    `argument_bytes` of the compiled step, and `all_logits_bytes`, which one
+    `networks` (2 with a value model or a teacher), and `ratio`, step_s a
+    network over tb_step_s; `max_ratio` of all. For "memory": `temporary_bytes`
+    and `argument_bytes` of the compiled step, and `all_logits_bytes`, which one
     array of all logits would take.
 
   Raises:

@@ -150,8 +150,8 @@ def gkd_loss(
 
       loss = 1/(BK) Σ_b Σₖ 1/|y| Σ_t D(π_ref, π)(· | x, y_<t)
 
-  with the `divergence` D. Source: GKD (arXiv:2306.13649), eq. 2 and 3, on samples
-  of the policy.
+  with the `divergence` D. Source: GKD (arXiv:2306.13649), eq. 2 and 3, on
+  samples of the policy.
   """
   del c, beta
   sums_BxK = groups_lib.weighted_sums(

@@ -163,7 +163,9 @@ class AdaptersTest(parameterized.TestCase):
         },
     )
     self.assertNotIn("router", axes)
-    with self.assertRaisesRegex(ValueError, "config.export.adapter=True: peft has no"):
+    with self.assertRaisesRegex(
+        ValueError, "config.export.adapter=True: peft has no"
+    ):
       lora.peft_tensors(make(**_FAMILIES[5])[0].config, moved)
 
   def test_refuses_an_unknown_target(self):
