@@ -60,7 +60,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   if arg.task == "guess_the_number":
     c.task.max_turns = 10
     c.reward.deadline_s = 30.0
-    c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 256
+    # Ten turns with their answers take some 280.
+    c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 384
   c.evaluate.every_steps = 0
   c.evaluate.num_prompts = c.evaluate.final_prompts = 64
   if arg.smoke:
