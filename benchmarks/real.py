@@ -15,8 +15,9 @@ before its second step, and saves.
 
 The claims of the paper are the runs `ours_tb`, `ours_grpo`, … of one config but
 for the objective, and `ours_lag0`, … of TB in lockstep, on data of just so many
-steps before: 160 steps of half the prompts, whatever MINUTES is. They are
-evaluated with 8 completions of a prompt, of which pass@8 is the share of
+steps before: 160 steps of half the prompts, whatever MINUTES is, in one thread
+that keeps the samples (a searcher that is late would need 64 versions). They
+are evaluated with 8 completions of a prompt, of which pass@8 is the share of
 prompts where one follows all instructions.
 
 The folder benchmarks/real_runs keeps a result per run and seed, table.md,
@@ -32,11 +33,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import hashlib
 import json
-import math
 import os
 import pathlib
 import platform
 import re
+import resource
 import shutil
 import signal
 import statistics
@@ -58,6 +59,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics
 from tba_jax.policy import sharding
 from tba_jax.programs import evaluate
+from tba_jax.programs import loops
 from tba_jax.programs import sizes
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
@@ -102,10 +104,8 @@ OURS = {
     # Its β is a margin.
     "ours_online_dpo": _objective("online_dpo", 0.1),
     **{f"ours_lag{steps}": [
-        "run.processes=one", f"train.num_steps={_LAG_STEPS}",
-        "train.prompts_per_batch=2", "train.micro_batch_prompts=2",
-        "sampling.num_rows=16",
-        f"checkpoint.every_steps={_LAG_STEPS // 2}", *_EIGHT,
+        f"train.num_steps={_LAG_STEPS}", "train.prompts_per_batch=2",
+        "train.micro_batch_prompts=2", "sampling.num_rows=16", *_EIGHT,
     ] for steps in _LAGS},
 }  # fmt: skip
 # Settings of `trl_grpo.py`.
@@ -337,11 +337,11 @@ def make_config(
     config.seed = seed
     config.optimizer.learning_rate_final = config.optimizer.learning_rate
     config.evaluate.every_steps = 0
-    config.checkpoint.keep = _NUM_STEPS
     if not _is_by_steps(name):
       config.train.num_steps = _NUM_STEPS
       config.checkpoint.every_steps = _NUM_STEPS
       config.checkpoint.every_s = _snapshot_s(minutes)
+      config.checkpoint.keep = _NUM_STEPS
   return config
 
 
@@ -363,11 +363,15 @@ def _measure(
   began = time.time()
   _RUNS.mkdir(parents=True, exist_ok=True)
   with PeakMemory(_RUNS / f"{folder.name}-peaks.json") as memory:
-    if name in OURS:
-      limit_s = math.inf if _is_by_steps(name) else 60 * minutes
-      clock = _train_ours(config, folder, limit_s)
+    if _is_by_steps(name):
+      clock = _train_in_loop(config, folder)
+    elif name in OURS:
+      clock = _train_ours(config, folder, minutes)
     else:
       clock = _train_peer(config, name, folder, minutes)
+  own_bytes = 0
+  if _is_by_steps(name):
+    own_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   if name in PEERS:
     sources = {s: str(folder / "train" / f"step{s}") for s in clock["kept"]}
   else:
@@ -404,7 +408,7 @@ def _measure(
       ],
       "step_s": statistics.median(ends[1:] or ends),
       "start_s": max(clock["first_end"] - began, 0.0),
-      "peak_gb": memory.peak_bytes / 1e9,
+      "peak_gb": max(memory.peak_bytes, own_bytes) / 1e9,
       "memory_gb": {
           role: [memory.of_roles.get(role, 0) / 1e9, planned / 1e9]
           for role, planned in planned_bytes(config).items()
@@ -419,20 +423,18 @@ def _measure(
 
 
 def _train_ours(
-    config: ml_collections.ConfigDict, folder: pathlib.Path, limit_s: float
+    config: ml_collections.ConfigDict, folder: pathlib.Path, minutes: float
 ) -> dict[str, Any]:
   """Trains until a run's steps have taken so long; goes on with a run."""
-  is_done = lambda: (
-      len(step_seconds(folder)) >= config.train.num_steps
-      or sum(step_seconds(folder)) >= limit_s
-  )
   config = config.copy_and_resolve_references()
   with config.unlocked():
     # Before the run: what it keeps is evaluated later.
     config.evaluate.final_prompts = config.evaluate.batch_prompts
-  if not is_done():
+  if sum(step_seconds(folder)) < 60 * minutes:
     ended = threading.Event()
-    watch = threading.Thread(target=_stop_after, args=(folder, limit_s, ended))
+    watch = threading.Thread(
+        target=_stop_after, args=(folder, 60 * minutes, ended)
+    )
     watch.start()
     try:
       with contextlib.redirect_stdout(sys.stderr):
@@ -440,7 +442,9 @@ def _train_ours(
     finally:
       ended.set()
       watch.join()
-    if status not in (0, 128 + signal.SIGTERM) or not is_done():
+    if status != 128 + signal.SIGTERM or (
+        sum(step_seconds(folder)) < 60 * minutes
+    ):
       raise RuntimeError(f"{folder} ended with status {status}")
   steps = sorted(
       int(path.name)
@@ -454,6 +458,34 @@ def _train_ours(
       "first_end": records[0]["time"],
       "kept": steps,
   }
+
+
+def _train_in_loop(
+    config: ml_collections.ConfigDict, folder: pathlib.Path
+) -> dict[str, Any]:
+  """Trains at an exact lag; evaluates half-way and at the end."""
+  folder.mkdir(parents=True, exist_ok=True)
+  maker = loops.LoopMaker(config)
+  ends, kept = [], []
+  try:
+    loop = maker.make(config)
+    for step, draw, _ in loop.train():
+      ends.append(time.time())
+      done, reward = step + 1, draw.rewards.mean()
+      print(f"step {done}: reward {reward:.2f}", file=sys.stderr, flush=True)
+      if done % (_LAG_STEPS // 2):
+        continue
+      result = maker.evaluator.run_all(
+          loop.learner.params, config.evaluate.final_prompts, version=done
+      )
+      jsonl.atomic_write_json(folder / f"evaluated-{done}.json", result)
+      kept.append(done)
+  finally:
+    maker.close()
+  gaps = [b - a for a, b in zip(ends, ends[1:])]
+  # One of them has the evaluation half-way.
+  gaps[kept[0] - 1] = statistics.median(gaps)
+  return {"step_s": [0.0, *gaps], "first_end": ends[0], "kept": kept}
 
 
 def _stop_after(
