@@ -547,6 +547,11 @@ SETTINGS = {
     "search.sampler": _s(
         "own", one_of("own", "vllm"), "program that decodes: this package, or"
         " vLLM servers (docs/vllm.md)", hosts="searcher"),
+    "search.weights": _s(
+        "", one_of("", "int8"), "dtype of the matrices that a searcher decodes"
+        " with: '' = that of model.compute_dtype; 'int8' halves the bytes of"
+        " bfloat16, with a scale for each output channel (docs/scaling.md)",
+        resume=True),
     "search.vllm_urls": _s(
         "", URLS, "addresses of vLLM servers, one for each searcher, in the"
         " order of their indices", resume=True, hosts="searcher"),

@@ -426,7 +426,7 @@ _REQUIRED = (
     ("search.sampler", lambda v: v == "vllm",
      {"sampling.top_k": (0,), "sampling.top_p": (1,), "sampling.min_p": (0,),
       "sampling.stop_strings": ("",), "sampling.num_waiting": (0,),
-      "sampling.in_flight": ("off", "keep_cache"),
+      "sampling.in_flight": ("off", "keep_cache"), "search.weights": ("",),
       "explore.fraction": (0,), "explore.min_tokens": (0,),
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
     # Neither tells the experts that tokens used.
@@ -891,6 +891,19 @@ def _router_replay(c: Mapping[str, Any]) -> _Problems:
     )
 
 
+def _weights(c: Mapping[str, Any]) -> _Problems:
+  """A sampler quantizes no experts."""
+  if not c["search.weights"]:
+    return
+  name, shape = _start(c)
+  num = c["model.num_experts"] if shape is None else shape.num_experts
+  if num:
+    yield "search.weights", (
+        "allowed '' for a model with experts, which that of config.init ="
+        f" {name!r} has"
+    )
+
+
 def _vllm(c: Mapping[str, Any]) -> _Problems:
   if c["search.sampler"] != "vllm":
     return
@@ -1216,6 +1229,7 @@ _CHECKS = (
     _trainer_mesh,
     _searcher_mesh,
     _router_replay,
+    _weights,
     _vllm,
     _judges,
     _packages,

@@ -38,7 +38,8 @@ _NUM_SEQUENCES, _NUM_TOKENS = 2, 16
 # Limits of the mean gap, nats per token, for log-probs with a standard
 # deviation of up to 1 nat. In bfloat16 those of SmolLM2-135M (30 layers; 2.7
 # nats) are .096 off those in float32; rounding adds up over layers.
-_MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3}
+# The matrices of int8 double that.
+_MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3}
 # Answers with the same bits mean the same params, if the trainer's moved by
 # this share of the limit: no rounding hides that from all tokens.
 _STILL_SHARE = 1 / 100
@@ -74,7 +75,7 @@ def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   trainer rounds them before it answers.
 
   Args:
-    config: reads `model`, `lora` and `guards.max_logprob_gap`.
+    config: reads `model`, `lora`, `search` and `guards.max_logprob_gap`.
     backend: JAX's, of this process.
   """
   dtypes = [config_lib.compute_dtype(config.model, backend)]
@@ -82,7 +83,9 @@ def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     dtypes.append(config.model.param_dtype)
   # Accelerators round products of float32, too.
   is_exact = backend == "cpu" and "bfloat16" not in dtypes
-  limit = _MAX_GAP_NATS["float32" if is_exact else "bfloat16"]
+  limit = _MAX_GAP_NATS[
+      config.search.weights or ("float32" if is_exact else "bfloat16")
+  ]
   return max(limit, config.guards.max_logprob_gap)
 
 

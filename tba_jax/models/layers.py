@@ -25,6 +25,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
+from tba_jax.models import quantized
 
 # `jax.ad_checkpoint.checkpoint_name` of the results of matrix products.
 PRODUCT = "product"
@@ -185,6 +186,19 @@ class Adapted:
     return _product(_product(x, a_RxD, x.dtype), b_FxR, x.dtype)
 
 
+def _quantized_product(
+    x: jax.Array, kernel_FxD: quantized.Quantized, dtype: jnp.dtype
+) -> jax.Array:
+  """Returns x @ kernel.T in `dtype`.
+
+  The scale is that of a result, so the operand is integers, which are exact in
+  bfloat16: no kernel of floats is made.
+  """
+  values = kernel_FxD.values.astype(x.dtype)
+  out = product(x, values, jnp.float32)
+  return (out * expand_to(kernel_FxD.scale, out.ndim)).astype(dtype)
+
+
 class Linear(nnx.Module):
   """A linear map over the last axes of its input.
 
@@ -223,15 +237,18 @@ class Linear(nnx.Module):
   def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
     """Returns [..., *out_shape] in `dtype` for x [..., *in_shape]."""
     dtype = dtype or x.dtype
-    adapted = kernel = self.kernel.get_value()
-    if isinstance(adapted, Adapted):
-      kernel = adapted.kernel
-    kernel = kernel.astype(x.dtype)
+    held = kernel = self.kernel.get_value()
+    if isinstance(held, Adapted):
+      kernel = held.kernel
     shape = kernel.shape[: kernel.ndim - self.num_in]
     x = x.reshape(*x.shape[: x.ndim - self.num_in], -1)
-    out = product(x, kernel.reshape(-1, x.shape[-1]), dtype)
-    if isinstance(adapted, Adapted):
-      out += adapted.correction(x).astype(dtype)
+    kernel_FxD = kernel.reshape(-1, x.shape[-1])
+    if isinstance(held, quantized.Quantized):
+      out = _quantized_product(x, kernel_FxD, dtype)
+    else:
+      out = product(x, kernel_FxD.astype(x.dtype), dtype)
+    if isinstance(held, Adapted):
+      out += held.correction(x).astype(dtype)
     out = out.reshape(*x.shape[:-1], *shape)
     if self.has_bias:
       out += expand_to(self.bias[...].astype(dtype), out.ndim)
@@ -257,12 +274,17 @@ class Embedding(nnx.Module):
 
   def __call__(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Returns [..., D] for int32 tokens [...]."""
-    return jnp.take(self.embedding[...], tokens, axis=0).astype(dtype)
+    table = self.embedding.get_value()
+    if isinstance(table, quantized.Quantized):
+      return table.rows(tokens).astype(dtype)
+    return jnp.take(table, tokens, axis=0).astype(dtype)
 
   def attend(self, x: jax.Array) -> jax.Array:
     """Returns the tied head's logits [..., V] float32 for x [..., D]."""
-    kernel = self.embedding[...].astype(x.dtype)
-    return product(x, kernel, jnp.float32)
+    kernel = self.embedding.get_value()
+    if isinstance(kernel, quantized.Quantized):
+      return _quantized_product(x, kernel, jnp.float32)
+    return product(x, kernel.astype(x.dtype), jnp.float32)
 
 
 class RMSNorm(nnx.Module):

@@ -25,6 +25,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import kept as kept_lib
 from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
+from tba_jax.models import quantized
 from tba_jax.models import sequence
 
 ModelConfig = config_lib.ModelConfig
@@ -137,6 +138,9 @@ class Model:
     the token after the last one.
   decode_params: (params, num_positions) -> `DecodeParams`, with tables of that
     many positions. Host arrays are cut and cast on the host.
+  quantize: (decode_params) -> `DecodeParams` with matrices in int8, also those
+    of a tied head (`quantized.py`); experts stay as they are. Some layers, or
+    others, may be missing.
   prefill: (decode_params, prompt_tokens_BxP, prompt_mask_BxP) -> (logits_BxV
     float32 that predict the first completion token, prompt_cache).
   init_cache: (num_rows, lengths, num_parts=None, rows_per_prompt=1,
@@ -165,6 +169,7 @@ class Model:
   completion_logits: Callable[..., jax.Array]
   last_logits: Callable[..., jax.Array]
   decode_params: Callable[[PyTree, int], DecodeParams]
+  quantize: Callable[[DecodeParams], DecodeParams]
   prefill: Callable[..., tuple[jax.Array, PyTree]]
   init_cache: Callable[..., PyTree]
   fill_cache: Callable[..., PyTree]
@@ -425,6 +430,37 @@ class _Forward:
         tables=tables,
     )
 
+  def quantize(self, decode_params: DecodeParams) -> DecodeParams:
+    others = {
+        name: quantized.quantize_tree(part, self.num_outs[name])
+        for name, part in decode_params.others.items()
+    }
+    return dataclasses.replace(
+        decode_params,
+        layers=[
+            quantized.quantize_tree(layer, self.num_outs["blocks"])
+            for layer in decode_params.layers
+        ],
+        others=others,
+    )
+
+  @functools.cached_property
+  def num_outs(self) -> PyTree:
+    """Output axes of each param of decoding that is quantized, 0 elsewhere."""
+
+    def count(path: Any, axes: tuple[str, ...]) -> int:
+      names = tuple(entry.key for entry in path)
+      is_tied = names[0] == "embed" and self.config.tie_embeddings
+      if names[-1] != "kernel" and not is_tied:
+        return 0
+      return quantized.num_out(axes[1:] if names[0] == "blocks" else axes)
+
+    return jax.tree_util.tree_map_with_path(
+        count,
+        self.definitions.logical_axes,
+        is_leaf=lambda axes: isinstance(axes, tuple),
+    )
+
   def decode_step(
       self,
       decode_params: DecodeParams,
@@ -539,6 +575,7 @@ def make_model(
       completion_logits=forward.completion_logits,
       last_logits=forward.last_logits,
       decode_params=forward.decode_params,
+      quantize=forward.quantize,
       prefill=forward.prefill,
       init_cache=functools.partial(cache_lib.empty, model_config),
       fill_cache=cache_lib.fill,

@@ -240,6 +240,7 @@ def make_sampler(
       seed=config.seed,
       explore=requests.Explore(**config.explore),
       has_routes=config.train.router_replay,
+      weights=config.search.weights,
   )
 
 
@@ -284,6 +285,7 @@ def build_sampler(
     most_rows_per_prompt: int = 1,
     explore: requests.Explore | None = None,
     has_routes: bool = False,
+    weights: str = "",
 ) -> decode.Sampler:
   """Returns a sampler of a model with the settings of `config.sampling`.
 
@@ -310,6 +312,7 @@ def build_sampler(
       pad_id=tokenizer.pad_id,
       seed=seed,
       explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
+      weights=weights,
   )
   return decode.Sampler(model, settings)
 

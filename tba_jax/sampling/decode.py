@@ -29,6 +29,7 @@ chunks or the order of the requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -75,10 +76,20 @@ class Sampler:
           f" sampling.max_completion_tokens={T}: allowed at most"
           f" model.max_positions={model.config.max_positions} together"
       )
+    if settings.weights and model.config.num_experts:
+      raise ValueError(
+          f"search.weights={settings.weights!r}: allowed '' for a model with"
+          " experts"
+      )
     self._model = model
     self._settings = settings
-    convert = functools.partial(model.decode_params, num_positions=P + T)
-    self._convert_on_host, self._convert_on_device = convert, jax.jit(convert)
+    self._convert_on_host = functools.partial(
+        model.decode_params, num_positions=P + T
+    )
+    self._convert_on_device = jax.jit(
+        functools.partial(slots_lib.decode_params, model, settings)
+    )
+    self._quantize = jax.jit(model.quantize)
     self._programs: dict[jax.sharding.Sharding, slots_lib.Programs] = {}
 
   @property
@@ -90,8 +101,9 @@ class Sampler:
   ) -> types.PyTree:
     """Returns params on the devices, in the one form that sampling takes.
 
-    Host arrays are sent in that form. From device arrays a program makes it:
-    both are held until the caller drops its own.
+    Host arrays are sent in that form, but for int8, to which devices round them
+    layer by layer. From device arrays a program makes it: both are held until
+    the caller drops its own.
 
     Args:
       params: params of the model; those that `put` returned stay as they are.
@@ -106,13 +118,42 @@ class Sampler:
         sharding = slots_lib.decode_shardings(
             shardings, self._model.config.num_layers
         )
-      return jax.device_put(self._convert_on_host(params), sharding)
+      cast = self._convert_on_host(params)
+      if self._settings.weights:
+        return self._put_quantized(cast, sharding)
+      return jax.device_put(cast, sharding)
     if shardings is None:
       # Uncommitted arrays would be compiled for separately.
       shardings = jax.tree.map(
           lambda leaf: getattr(leaf, "sharding", sharding), params
       )
     return self._convert_on_device(jax.device_put(params, shardings))
+
+  def _put_quantized(
+      self,
+      params: transformer.DecodeParams,
+      sharding: jax.sharding.Sharding | transformer.DecodeParams,
+  ) -> transformer.DecodeParams:
+    """Returns host params on the devices, in int8."""
+    if not isinstance(sharding, transformer.DecodeParams):
+      sharding = transformer.DecodeParams(
+          [sharding] * len(params.layers), sharding, sharding
+      )
+
+    def put(part: types.PyTree, place: types.PyTree) -> types.PyTree:
+      # Waits, so that at most one part is there in floats.
+      return jax.block_until_ready(self._quantize(jax.device_put(part, place)))
+
+    make = transformer.DecodeParams
+    layers = [
+        put(make([layer], {}, {}), make([place], {}, {})).layers[0]
+        for layer, place in zip(params.layers, sharding.layers)
+    ]
+    rest = put(
+        make([], params.others, params.tables),
+        make([], sharding.others, sharding.tables),
+    )
+    return dataclasses.replace(rest, layers=layers)
 
   def warm_up(self, params: types.PyTree) -> None:
     """Compiles and runs every program once, so that `sample` never compiles.

@@ -67,6 +67,7 @@ class Settings:
     others, with their cache; 0 or from 2 for each device that splits the rows.
   prompt_buckets: number of padded prompt lengths: P, P / 2, P / 4, …
   explore: exploration, see `Explore`.
+  weights: dtype of matrices, "int8", or "" for the model's compute dtype.
   """
 
   temperature: float
@@ -89,6 +90,7 @@ class Settings:
   prompt_buckets: int = 1
   most_rows_per_prompt: int = 1
   explore: Explore = Explore()
+  weights: str = ""
 
   @property
   def samples_plainly(self) -> bool:

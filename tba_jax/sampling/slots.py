@@ -738,12 +738,25 @@ def params_sharding(params: types.PyTree) -> jax.sharding.Sharding:
   return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
+def decode_params(
+    model: transformer.Model, settings: Settings, params: types.PyTree
+) -> transformer.DecodeParams:
+  """Returns params in the form that a sampler of these settings takes."""
+  num_positions = settings.max_prompt_tokens + settings.max_completion_tokens
+  cast = model.decode_params(params, num_positions)
+  if not settings.weights:
+    return cast
+  # Rounded from what was cast, as where these are two programs.
+  return model.quantize(jax.lax.optimization_barrier(cast))
+
+
 def decode_shardings(
     shardings: types.PyTree, num_layers: int
 ) -> transformer.DecodeParams:
   """Returns the shardings of decode params, given those of params on a mesh.
 
-  Tables, a single leaf here, are replicated.
+  They are of params in the compute dtype. Tables, a single leaf here, are
+  replicated.
   """
   place = lambda mesh, *axes: jax.sharding.NamedSharding(mesh, Spec(*axes))
   layer = jax.tree.map(

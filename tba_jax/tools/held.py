@@ -267,6 +267,18 @@ def placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
   return sharding.with_shardings(shapes, jax.tree.map(lambda _: place, shapes))
 
 
+def _cut(
+    shape: jax.ShapeDtypeStruct, place: jax.sharding.NamedSharding
+) -> jax.ShapeDtypeStruct:
+  """Returns an abstract array cut as a kernel is, or as its first axes are.
+
+  The scale of a quantized kernel has these.
+  """
+  spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
+  own = jax.sharding.NamedSharding(place.mesh, spec)
+  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=own)
+
+
 def _in_dtypes(
     params: types.PyTree, dtypes: publication.Dtypes
 ) -> types.PyTree:
@@ -354,12 +366,7 @@ def _sampler(
   """Returns a sampler's programs, and the params that it decodes with."""
   place = place_of(mesh)
   decode_params = jax.eval_shape(
-      functools.partial(
-          model.decode_params,
-          num_positions=settings.max_prompt_tokens
-          + settings.max_completion_tokens,
-      ),
-      params,
+      functools.partial(slots_lib.decode_params, model, settings), params
   )
   if not isinstance(place, jax.sharding.NamedSharding):
     decode_params = placed(decode_params, place)
@@ -368,7 +375,9 @@ def _sampler(
         jax.tree.map(lambda x: x.sharding, params), model.config.num_layers
     )
     decode_params = jax.tree.map(
-        lambda s, shapes: placed(shapes, s), shardings, decode_params
+        lambda s, shapes: jax.tree.map(lambda x: _cut(x, s), shapes),
+        shardings,
+        decode_params,
     )
   return slots_lib.Programs(model, settings, place), decode_params
 

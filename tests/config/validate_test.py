@@ -321,6 +321,25 @@ class RelationsTest(parameterized.TestCase):
           ),
           "search.sampler",
       ),
+      # Matrices in int8: neither experts nor those of a server.
+      (
+          dict(
+              search__weights="int8",
+              model__family="qwen3_moe",
+              model__num_experts=4,
+              model__experts_per_token=2,
+          ),
+          "search.weights",
+      ),
+      (
+          dict(
+              search__weights="int8",
+              search__sampler="vllm",
+              search__vllm_urls="http://a:1",
+          ),
+          "search.weights",
+      ),
+      (dict(search__weights="int4"), "search.weights"),
       # vLLM servers: one for each searcher, and what they can.
       (dict(search__sampler="vllm"), "search.vllm_urls"),
       (

@@ -38,8 +38,9 @@ def moved(params, step, seed=0):
 class _Pair:
   """A trainer's answer and a searcher's check, of one dtype."""
 
-  def __init__(self, dtype="float32", rank=0, searcher_model=None):
+  def __init__(self, dtype="float32", rank=0, searcher_model=None, weights=""):
     config = base_config.make(
+        search__weights=weights,
         sampling__max_prompt_tokens=8,
         sampling__max_completion_tokens=8,
         model__compute_dtype=dtype,
@@ -66,6 +67,7 @@ class _Pair:
         fakes.FakeTokenizer(),
         num_rows=2,
         seed=0,
+        weights=weights,
     )
     self.put = sampler.put
     self.make_check = lambda: probe.Check(
@@ -88,13 +90,13 @@ class _Pair:
 
 
 @functools.cache
-def _compiled_pair(dtype, rank):
-  return _Pair(dtype, rank)
+def _compiled_pair(dtype, rank, weights):
+  return _Pair(dtype, rank, weights=weights)
 
 
-def make_pair(dtype="float32", rank=0):
+def make_pair(dtype="float32", rank=0, weights=""):
   """Returns a pair that has checked nothing yet."""
-  pair = _compiled_pair(dtype, rank)
+  pair = _compiled_pair(dtype, rank, weights)
   pair.check = pair.make_check()
   return pair
 
@@ -116,10 +118,17 @@ class ProbeTest(parameterized.TestCase):
     self.assertEqual(probe.shape(config), (2, 10))
 
   @parameterized.parameters(
-      ("float32", 0), ("bfloat16", 0), ("float32", 2), ("bfloat16", 2)
+      ("float32", 0),
+      ("bfloat16", 0),
+      ("float32", 2),
+      ("bfloat16", 2),
+      ("float32", 0, "int8"),
+      ("bfloat16", 2, "int8"),
   )
-  def test_the_published_params_pass_and_no_others(self, dtype, rank):
-    pair = make_pair(dtype, rank)
+  def test_the_published_params_pass_and_no_others(
+      self, dtype, rank, weights=""
+  ):
+    pair = make_pair(dtype, rank, weights)
     self.assertEqual(pair.problem(pair.params, pair.params), "")
     # Another version, or adapters that were never merged.
     other = (
@@ -154,8 +163,9 @@ class ProbeTest(parameterized.TestCase):
     nan = jax.tree.map(lambda x: x * jnp.nan, pair.params)
     self.assertIn("nan nats", pair.problem(pair.params, nan))
 
-  def test_params_that_stay_as_they_were_while_the_trainers_move(self):
-    pair = make_pair("bfloat16")
+  @parameterized.parameters("", "int8")
+  def test_params_that_stay_as_they_were_while_the_trainers_move(self, weights):
+    pair = make_pair("bfloat16", weights=weights)
     self.assertEqual(pair.problem(pair.params, pair.params), "")
     new = moved(pair.params, 0.0003)
     gap = np.abs(

@@ -90,6 +90,13 @@ def make_mesh(**sizes):
   return sharding.make_mesh(whole, jax.devices()[: math.prod(sizes.values())])
 
 
+def _check_same_shardings(test, params, cut):
+  """Checks that decode params are on the same devices."""
+  is_same = lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim)
+  same = jax.tree.map(is_same, params, cut)
+  test.assertTrue(jax.tree.all((same.layers, same.others)))
+
+
 class MeshTest(parameterized.TestCase):
 
   def test_too_few_devices_are_one_error(self):
@@ -370,9 +377,21 @@ class CarriersTest(parameterized.TestCase):
     chex.assert_trees_all_equal(params, sampler.put(self.params))
     # A program cuts them where they are.
     cut = sampler.put(jax.device_put(self.params, place.model))
-    is_same = lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim)
-    same = jax.tree.map(is_same, params, cut)
-    self.assertTrue(jax.tree.all((same.layers, same.others)))
+    _check_same_shardings(self, params, cut)
+
+  def test_matrices_of_int8_are_put_on_the_mesh(self):
+    place = make_place(self.policy, data=2, tensor=2)
+    settings = dataclasses.replace(SETTINGS, weights="int8")
+    sampler = decode.Sampler(self.policy.model, settings)
+    params = sampler.put(jax.device_get(self.params), place.model)
+    chex.assert_trees_all_equal(params, sampler.put(self.params))
+    cut = sampler.put(jax.device_put(self.params, place.model))
+    _check_same_shardings(self, params, cut)
+    q = params.layers[0]["attention"]["q"]["kernel"]
+    self.assertEqual(q.values.dtype, np.int8)
+    # Heads of both are split in two.
+    for x in (q.values, q.scale):
+      self.assertEqual(x.sharding.shard_shape(x.shape)[0], len(x) // 2)
 
   def test_adapters_are_merged_on_the_mesh(self):
     policy = make_policy(rank=2)

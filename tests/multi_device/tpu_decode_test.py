@@ -13,7 +13,7 @@ from absl.testing import absltest
 _ROOT = pathlib.Path(__file__).parents[2]
 # Prints the bytes of a step's arguments and traffic, in units of those that it
 # must read: two layers, heads of 64, 32 rows of 256 + 256 tokens, each with its
-# own prompt, then with one for 8.
+# own prompt, then with one for 8, then with weights of int8.
 _PROGRAM = """
 import os
 os.environ.update(
@@ -36,13 +36,13 @@ model = tiny_model.make_model(
     vocab_size=1024, max_positions=512, compute_dtype="bfloat16")
 put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_device)
 params = jax.eval_shape(model.init, jax.random.key(0))
-decode_params = jax.tree.map(
-    put, jax.eval_shape(lambda x: model.decode_params(x, 512), params))
-for shared in (1, 8):
+for shared, weights in ((1, ""), (8, ""), (8, "int8")):
   settings = requests.Settings(
       temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
       max_completion_tokens=256, num_rows=32, chunk_steps=8, pad_id=0, seed=0,
-      most_rows_per_prompt=shared)
+      most_rows_per_prompt=shared, weights=weights)
+  decode_params = jax.tree.map(put, jax.eval_shape(
+      lambda x: slots_lib.decode_params(model, settings, x), params))
   programs = slots_lib.Programs(model, settings, on_device)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(
@@ -50,9 +50,11 @@ for shared in (1, 8):
   needed = sum(
       x.size * x.dtype.itemsize
       for x in jax.tree.leaves((decode_params, state.cache)))
+  moved = hlo.costs(compiled.as_text()).memory_bytes
   print(len(state.prompt_mask))
   print(compiled.memory_analysis().argument_size_in_bytes / needed)
-  print(hlo.costs(compiled.as_text()).memory_bytes / needed)
+  print(moved / needed)
+  print(moved)
 shape = settings.prefill_size, settings.max_prompt_tokens
 prefill = programs.prefill.lower(
     decode_params, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
@@ -79,12 +81,17 @@ class TpuDecodeTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     *numbers, num_kernels = map(float, done.stdout.split())
     self.assertGreater(num_kernels, 0)  # Splash attention of the prefill.
-    self.assertEqual(numbers[::3], [32, 4])
-    for arguments in numbers[1::3]:
+    self.assertEqual(numbers[::4], [32, 4, 4])
+    for arguments in numbers[1::4]:
       self.assertLess(arguments, 1.1)
     # Blocks that are written to may pass through fast memory and back.
-    for moved in numbers[2::3]:
+    for moved in numbers[2:8:4]:
       self.assertLess(moved, 1.5)
+    # Kernels and head: 2 layers of 16 + 8 + 8 + 16 heads and 3 matrices of the
+    # MLP, and 1024 tokens, a byte less each.
+    _, floats, integers = numbers[3::4]
+    saved = 1024 * (2 * (48 * 64 + 3 * 4096) + 1024)
+    self.assertBetween((floats - integers) / saved, 0.98, 1.0)
 
 
 def _path() -> str:

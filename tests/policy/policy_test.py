@@ -235,6 +235,7 @@ class PolicyTest(absltest.TestCase):
         "sampling.num_rows=24",
         "search.samples_per_prompt=6",
         "search.prompts_per_round=4",
+        "search.weights=int8",
         "sampling.in_flight=recompute_cache",
         "explore.fraction=0.5",
         "explore.min_tokens=2",
@@ -268,6 +269,11 @@ class PolicyTest(absltest.TestCase):
     # Evaluations do not explore, but keep the least length.
     self.assertEqual(searchers["explore"].fraction, 0.5)
     self.assertEqual(evaluators["explore"], requests.Explore(min_tokens=2))
+    # The model that is evaluated is the trainer's.
+    self.assertEqual(
+        [s["weights"] for s in (searchers, evaluators, others)],
+        ["int8", "", "int8"],
+    )
     # Held-out samples share no random numbers with training's.
     self.assertNotEqual(evaluators["seed"], searchers["seed"])
 

@@ -175,6 +175,17 @@ class HeldTest(parameterized.TestCase):
     self.assertBetween(parts[name] - 64 * 40 * token, 0, others)
     self.assertBetween(parts["params"] / self.params, 0.5, 0.6)
 
+  def test_a_searcher_holds_matrices_of_int8(self):
+    self.config.search.weights = "int8"
+    for mesh, least in ((dict(), 1 / 4), (dict(data=2, tensor=2), 1 / 8)):
+      self.config.search.mesh.update(mesh)
+      self.config.sharding.vocab = ""
+      parts = self.searcher().held
+      # Scales, norms, embeddings and tables of positions beside them.
+      share = parts["params"] / self.params
+      self.assertBetween(share, least, 1.4 * least)
+    self.assertEqual(self.trainer().held["params"], self.params)
+
   def test_a_reward_model_is_on_the_mesh_of_its_role(self):
     before = self.totals()
     self.config.reward.where = "model"

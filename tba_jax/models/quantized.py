@@ -1,0 +1,91 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices rounded to int8, for samplers: decoding reads half the bytes.
+
+Each output channel has a scale of its own, so that a product with the rounded
+matrix is one with its integers, times the scale: an accelerator's compiler
+reads the integers and widens them inside the product.
+
+Axes: those of a kernel, [*out_shape, *in_shape].
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+
+# The largest integer; -128 is left out, so that signs are symmetric.
+_MOST = 127
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+  """A kernel that is values * scale; it takes a kernel's place in params.
+
+  values: [*out_shape, *in_shape] int8 in -127 … 127.
+  scale: [*out_shape] float32.
+  """
+
+  values: jax.Array
+  scale: jax.Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.values.shape
+
+  @property
+  def ndim(self) -> int:
+    return self.values.ndim
+
+  def reshape(self, *shape: int) -> "Quantized":
+    """Returns it with one output axis, [F, D]; `shape` is that."""
+    return Quantized(self.values.reshape(shape), self.scale.reshape(-1))
+
+  def rows(self, indices: jax.Array) -> jax.Array:
+    """Returns rows [..., D] float32 of a table [V, D]; indices are [...]."""
+    values = jnp.take(self.values, indices, axis=0).astype(jnp.float32)
+    return values * jnp.take(self.scale, indices, axis=0)[..., None]
+
+
+def quantize(kernel: jax.Array, num_out: int) -> Quantized:
+  """Returns the kernel rounded to multiples of each output channel's scale.
+
+      scale = max |kernel| / 127, values = round(kernel / scale)
+
+  Rounding is off by at most half a scale. A channel of zeros stays zero.
+
+  Args:
+    kernel: [*out_shape, *in_shape], floats.
+    num_out: number of axes of `out_shape`.
+  """
+  kernel = kernel.astype(jnp.float32)
+  axes = tuple(range(num_out, kernel.ndim))
+  most = jnp.max(jnp.abs(kernel), axis=axes, keepdims=True)
+  scale = most / _MOST
+  values = jnp.round(kernel / jnp.where(scale > 0, scale, 1.0))
+  return Quantized(values.astype(jnp.int8), jnp.squeeze(scale, axes))
+
+
+def num_out(axes: Sequence[str]) -> int:
+  """Returns the number of a kernel's output axes, given its logical axes.
+
+  One side of every kernel is the residual stream.
+  """
+  return len(axes) - 1 if axes[-1] == "width" else 1
+
+
+def quantize_tree(params: types.PyTree, num_outs: types.PyTree) -> types.PyTree:
+  """Returns params with a `Quantized` in place of some.
+
+  Args:
+    params: nested dicts of arrays.
+    num_outs: number of output axes of each that is to be quantized, 0 for the
+      others.
+  """
+  return jax.tree.map(
+      lambda x, count: quantize(x, count) if count else x, params, num_outs
+  )
