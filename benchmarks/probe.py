@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the probe of a version costs, and the gap that rounding leaves.
 
-With a random model of the config's shape: the trainer's answer, which the
-devices compute with each version, and a searcher's, which it waits for before
-it samples. Each is the fastest of some repeats (the operand, 20 by default),
+With the model of `init`, or a random one of the config's shape: the trainer's
+answer, which the devices compute with each version, and a searcher's, which it
+waits for before it samples. Each is the fastest of some repeats (the operand, 20 by default),
 for beside other load the others tell of the load. Read them beside the time of
 a step and of a round.
 """
@@ -41,7 +41,7 @@ def run(
   repeats = int(operands[0]) if operands else _REPEATS
   if repeats < 1:
     raise ValueError(f"operands {list(operands)}: allowed a number from 1 on")
-  with config.unlocked():
+  if config.init == "sft":
     config.init = "scratch"
   policy = policy_lib.make_policy(config, "")
   mesh = sharding.make_mesh(config.mesh)

@@ -549,8 +549,8 @@ SETTINGS = {
         " vLLM servers (docs/vllm.md)", hosts="searcher"),
     "search.weights": _s(
         "", one_of("", "int8"), "dtype of the matrices that a searcher decodes"
-        " with: '' = that of model.compute_dtype; 'int8' halves the bytes of"
-        " bfloat16, with a scale for each output channel (docs/scaling.md)",
+        " with: '' = model.compute_dtype; 'int8' = rounded, with a scale for"
+        " each output channel, half the bytes of bfloat16 (docs/scaling.md)",
         resume=True),
     "search.vllm_urls": _s(
         "", URLS, "addresses of vLLM servers, one for each searcher, in the"
@@ -864,9 +864,10 @@ SETTINGS = {
         0.2, ABOVE_0_TO_1, "drop of a split's pass@1 below its first value"),
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
-        " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, no limit"
-        " with sampling.top_k, top_p or min_p, or explore. It also raises the"
-        " limit from which a searcher refuses published params"),
+        " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, 0.3 with"
+        " search.weights=int8, no limit with sampling.top_k, top_p or min_p, or"
+        " explore. It also raises the limit from which a searcher refuses"
+        " published params"),
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(

@@ -195,7 +195,8 @@ def _quantized_product(
   bfloat16: no kernel of floats is made.
   """
   values = kernel_FxD.values.astype(x.dtype)
-  out = product(x, values, jnp.float32)
+  # Devices that share a product add up results in `dtype`, as for floats.
+  out = product(x, values, dtype)
   return (out * expand_to(kernel_FxD.scale, out.ndim)).astype(dtype)
 
 
