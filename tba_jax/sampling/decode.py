@@ -89,7 +89,7 @@ class Sampler:
     self._convert_on_device = jax.jit(
         functools.partial(slots_lib.decode_params, model, settings)
     )
-    self._quantize = jax.jit(model.quantize)
+    self._quantize = jax.jit(model.quantize) if settings.weights else None
     self._programs: dict[jax.sharding.Sharding, slots_lib.Programs] = {}
 
   @property
