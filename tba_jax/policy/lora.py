@@ -34,6 +34,7 @@ from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
 from tba_jax.models import layers
+from tba_jax.models import quantized
 
 PyTree = types.PyTree
 _Path = tuple[str, ...]
@@ -95,7 +96,8 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
         kernels.items(), jax.random.split(rng, len(kernels))
     ):
       shape = _get(shapes, path).shape
-      lead, num_out = _num_lead(axes), _num_out(axes)
+      lead = _num_lead(axes)
+      num_out = quantized.num_out(axes[lead:])
       in_shape = shape[lead + num_out :]
       a = jax.random.normal(key, (*shape[:lead], rank, *in_shape), jnp.float32)
       b = jnp.zeros((*shape[: lead + num_out], rank), jnp.float32)
@@ -116,7 +118,7 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
   logical_axes: dict[str, Any] = {}
   for path, axes in kernels.items():
     lead = _num_lead(axes)
-    split = lead + _num_out(axes)
+    split = lead + quantized.num_out(axes[lead:])
     factors = {
         "a": (*axes[:lead], "lora_rank", *axes[split:]),
         "b": (*axes[:split], "lora_rank"),
@@ -264,14 +266,6 @@ def _place(path: _Path) -> _Path:
 def _num_lead(axes: tuple[str, ...]) -> int:
   """Returns the number of axes in front of a matrix: N, or N and E."""
   return 2 if "experts" in axes else 1
-
-
-def _num_out(axes: tuple[str, ...]) -> int:
-  """Returns the number of a matrix's output axes.
-
-  One side of every kernel in a block is the residual stream.
-  """
-  return len(axes) - _num_lead(axes) - 1 if axes[-1] == "width" else 1
 
 
 def _merged(
