@@ -55,8 +55,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   )
   c.reward.where = "pool"
   c.reward.num_workers = 16
-  # A call, its result, and an answer.
-  c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 96, 80
+  # Two questions that show it; then a call, its result, and an answer.
+  c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 80
   if arg.task == "guess_the_number":
     c.task.max_turns = 10
     c.reward.deadline_s = 30.0

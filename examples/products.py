@@ -6,22 +6,42 @@
 interface.
 """
 
+import json
 import random
 import re
 
 _PRODUCT = re.compile(r"(\d{1,9})[*x×](\d{1,9})")
 
 
-class Products:
-  """A product of numbers of two digits, too hard for a small model alone."""
+def _shown(left: int, right: int) -> list[dict[str, str]]:
+  """Returns a question and the turns of who calls the calculator for it."""
+  arguments = {"expression": f"{left}*{right}"}
+  call = json.dumps({"name": "calculate", "arguments": arguments})
+  said = (
+      ("user", f"What is {left} * {right}?"),
+      ("assistant", f"<tool_call>{call}</tool_call>"),
+      ("tool", f"{left * right}"),
+      ("assistant", f"The answer is {left * right}."),
+  )
+  return [{"role": role, "content": text} for role, text in said]
 
-  def reset(self, seed: int) -> str:
+
+class Products:
+  """A product of numbers of two digits, too hard for a small model alone.
+
+  Two questions come before it, with a call and an answer each: a model that
+  was never taught to call tools does what it has been shown.
+  """
+
+  def reset(self, seed: int) -> list[dict[str, str]]:
     rng = random.Random(seed)
     self._left, self._right = rng.randint(12, 99), rng.randint(12, 99)
-    return (
-        f"What is {self._left} * {self._right}? You have a calculator. To use"
-        " it, answer only with a line such as\ncalculate: 3*4"
-    )
+    question = f"What is {self._left} * {self._right}?"
+    return [
+        *_shown(21, 13),
+        *_shown(45, 32),
+        {"role": "user", "content": question},
+    ]
 
   def calculate(self, expression: str) -> str:
     """Calculates a product.

@@ -225,6 +225,7 @@ def load(
     *,
     bos: str,
     dtype: str | None,
+    chat: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     rules: Mapping[str, str] | None = None,
 ) -> Source:
@@ -236,6 +237,7 @@ def load(
     bos: `config.tokenizer.bos` of a folder; a run has its own.
     dtype: dtype of params and activations of a folder; None takes the folder's
       own.
+    chat: `config.tokenizer.chat` of a folder; a run has its own.
     mesh: mesh to put the params on; None is the default device.
     rules: `config.sharding` for a mesh; a run has its own.
 
@@ -267,7 +269,7 @@ def load(
   try:
     shape = hf_config.read(folder, dtype=dtype)
     folders.check_labels(shape, folders.POLICY)
-    tokenizer = tokenizer_lib.load(folder, bos=bos)
+    tokenizer = tokenizer_lib.load(folder, bos=bos, chat=chat)
     folders.check_vocabulary(shape, tokenizer.vocab_size)
   except ValueError as error:
     why = str(error).removeprefix(f"{folder}: ")
@@ -291,6 +293,7 @@ def of_config(config: ml_collections.ConfigDict) -> Source:
       "generate.model",
       config.generate.model,
       bos=config.tokenizer.bos,
+      chat=config.tokenizer.chat,
       dtype=config.generate.dtype or None,
       mesh=sharding.make_mesh(config.mesh),
       rules=config.sharding,

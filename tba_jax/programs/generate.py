@@ -64,7 +64,7 @@ _SPEED = ("num_rows", "chunk_steps")
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
     "sampling.max_prompt_tokens", "sampling.max_completion_tokens",
-    "tokenizer.bos",
+    "tokenizer.bos", "tokenizer.chat",
 )  # fmt: skip
 
 # Characters that are tokenized within a second.
@@ -231,7 +231,10 @@ def _generate_settings(
   return {
       **model_source.settings(config, source),
       "config.seed": config.seed,
-      "config.tokenizer.bos": config.tokenizer.bos,
+      **{
+          f"config.tokenizer.{name}": config.tokenizer[name]
+          for name in ("bos", "chat")
+      },
       **{
           f"config.generate.{name}": config.generate[name]
           for name in ("num_completions", "chat", "plain_logprobs")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -373,6 +374,18 @@ class PlayTest(ProgramCase):
         ids = [one["token_ids"][i] for i in given]
         self.assertEqual(self.tokenizer.decode(ids), "".join(answers))
     self.assertIn((2, True), counts)
+
+  def test_an_environments_text_is_in_the_folders_chat_template(self):
+    chat = self.directory / "chat"
+    shutil.copytree(self.folder, chat)
+    (chat / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}?{% endif %}"
+    )
+    self.write({"seed": 2})
+    changes = {"generate__model": str(chat), "tokenizer__chat": True}
+    self.assertEqual(self.run_program(**changes), 0)
+    self.assertEqual(self.records()[0]["prompt"], "c:?")
 
   def test_resumed_bytes_are_those_of_one_go(self):
     self.write(*({"seed": seed} for seed in range(5)))

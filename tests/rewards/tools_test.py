@@ -194,12 +194,22 @@ class CalculatorTest(absltest.TestCase):
     made = products.Products()
     for seed in range(20):
       game = tools.wrap(made)
-      left, right = re.findall(r"\d+", game.reset(seed))[:2]
+      *shown, question = game.reset(seed)
+      left, right = re.findall(r"\d+", question["content"])
       said, reward, done, _ = game.step(f"calculate: {left} * {right}")
       self.assertEqual(said, f"{int(left) * int(right)}\n")
       self.assertEqual((reward, done), (0.0, False))
       _, reward, done, _ = game.step(f"{left} * {right} = {said}")
       self.assertEqual((reward, done), (1.0, True))
+    # The turns that are shown are right themselves.
+    for question, call, said, answer in zip(*(iter(shown),) * 4, strict=True):
+      ((name, arguments),), _ = tools.find_calls(call["content"], ["calculate"])
+      self.assertEqual(name, "calculate")
+      self.assertIn(
+          arguments["expression"].replace("*", " * "), question["content"]
+      )
+      self.assertEqual(made.calculate(**arguments), said["content"])
+      self.assertEqual(answer["content"], f"The answer is {said['content']}.")
     said, _, done, _ = game.step("calculate: 2**3")
     self.assertEqual(said, "error: allowed two numbers, such as 3*4\n")
     right = f"{int(left) * int(right):,}"
