@@ -21,7 +21,7 @@ are evaluated with 8 completions of a prompt, of which pass@8 is the share of
 prompts where one follows all instructions.
 
 The folder benchmarks/real_runs keeps a result per run and seed, table.md,
-levels.md (what runs have kept where they reach the same reward) and real.png,
+levels.md and claims.png (what runs have kept at the same reward) and real.png,
 made from all results there. A later command makes the runs that are
 missing, and goes on where one was cut off, or is to be longer; TRL's then
 begin anew. Run directories are in runs/real: 1.6 GB for each time that params
@@ -166,7 +166,7 @@ def parse(operands: Sequence[str]) -> tuple[list[int], float, list[str]]:
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Trains and evaluates; writes tables and real.png.
+  """Trains and evaluates; writes tables, real.png and claims.png.
 
   Args:
     config: config of `ours`; `evaluate.final_prompts` prompts of each held-out
@@ -202,6 +202,7 @@ def run(
   results.print_table(make_levels(found), _RESULTS / "levels.md")
   (_RESULTS / "samples.md").write_text(make_samples(found))
   _plot(found, _RESULTS / "real.png")
+  _plot_claims(found, _RESULTS / "claims.png")
   return {"runs": [summarize(r) for r in found], "folder": str(_RESULTS)}
 
 
@@ -720,5 +721,28 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
   axes.legend(frameon=False)
+  figure.savefig(path, dpi=150)
+  pyplot.close(figure)
+
+
+def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws what runs of the claims have kept over the reward they have."""
+  shown = {"distinct_share": "distinct texts", "pass_at_k": "pass@8"}
+  figure, panels = pyplot.subplots(
+      1, len(shown), figsize=(9, 3.6), layout="constrained"
+  )
+  runs = [result for result in runs if "pass_at_k" in result]
+  for axes, (key, title) in zip(panels, shown.items(), strict=True):
+    for result, color in zip(runs, time_to_reward.COLORS):
+      axes.plot(
+          *(result["mean_reward"], result[key], "o-"),
+          color=color,
+          label=f"{result['name']}, seed {result['seed']}",
+          markersize=3,
+      )
+    axes.set_xlabel("held-out reward")
+    axes.set_ylabel(title)
+    axes.grid(alpha=0.3)
+  panels[0].legend(frameon=False)
   figure.savefig(path, dpi=150)
   pyplot.close(figure)
