@@ -28,9 +28,10 @@ TEMPLATE = (
 )
 
 
-def make_config(**changes):
+def make_config(init="scratch", **changes):
   """Returns the smallest server's config, with changes of `serve`."""
   config = serve_config.get_config("smoke")
+  config.init = init
   for name, value in changes.items():
     config.serve[name] = value
   return config
