@@ -31,6 +31,11 @@ _CHAT = (
     "parallel_tool_calls",
 )  # fmt: skip
 _TEXT = (*_COMMON, "prompt")
+# Values of other fields that ask for nothing.
+_DEFAULTS = {
+    "best_of": 1, "logit_bias": {}, "modalities": ["text"],
+    "response_format": {"type": "text"},
+}  # fmt: skip
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -73,6 +78,7 @@ def parse(body: Mapping[str, Any], model_name: str) -> Call:
     ValueError: a field is wrong, missing, or not understood; names it.
   """
   field, is_chat = messages_lib.field, "messages" in body
+  body = {k: v for k, v in body.items() if _DEFAULTS.get(k, ...) != v}
   messages_lib.check_fields(body, _CHAT if is_chat else _TEXT)
   model = field(body, "model", str)
   if model != model_name:

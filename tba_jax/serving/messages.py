@@ -288,7 +288,7 @@ def pack_pass(body: Mapping[str, Any], *, forward_only: bool) -> bytes:
         dtype = _NAMED.get(tensor.get("dtype"))
         if dtype is None or tensor.get("sparse_crow_indices"):
           raise ValueError(f"{key}: allowed dense float32 or int64")
-        array = np.asarray(field(tensor, "data", list), _DTYPES[dtype])
+        array = _numbers(key, field(tensor, "data", list), dtype)
         shape = tensor.get("shape") or [array.size]
         tensor_out = out.loss_fn_inputs[key]
         tensor_out.dense, tensor_out.dtype = array.tobytes(), dtype
@@ -297,6 +297,16 @@ def pack_pass(body: Mapping[str, Any], *, forward_only: bool) -> bytes:
       raise ValueError(f"data[{n}]: {error}") from error
   # A request that comes again, to another process, has the same bytes.
   return message.SerializeToString(deterministic=True)
+
+
+def _numbers(name: str, data: Sequence[Any], dtype: int) -> np.ndarray:
+  """Returns the numbers of a tensor in JSON; ValueError if they are none."""
+  if dtype == _INT64 and not all(type(x) is int for x in data):
+    raise ValueError(f"{name}: allowed whole numbers, by its dtype int64")
+  try:
+    return np.asarray(data, _DTYPES[dtype])
+  except OverflowError as error:
+    raise ValueError(f"{name}: {error}") from error
 
 
 def address_of_pass(body: bytes) -> tuple[str, int, bool]:
@@ -456,7 +466,11 @@ def _datum(message: Any) -> Datum:
         f"target_tokens of shape {targets.shape} for {len(tokens)} tokens of"
         " model_input: allowed one for each, and at least one"
     )
-  return Datum(tokens, targets.astype(np.int32), inputs)
+  with np.errstate(invalid="ignore"):  # Numbers that are not finite.
+    ids = targets.astype(np.int32)
+  if (ids != targets).any():
+    raise ValueError("target_tokens: allowed token ids, whole numbers")
+  return Datum(tokens, ids, inputs)
 
 
 def _array(name: str, tensor: Any) -> np.ndarray:

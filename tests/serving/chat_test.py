@@ -80,6 +80,12 @@ class ParseTest(absltest.TestCase):
     template = chat.for_template(plain)
     self.assertEqual(template["tool_calls"][0]["function"]["arguments"], {})
 
+  def test_takes_what_asks_for_nothing(self):
+    plain = chat.parse(_body(), "m")
+    nothing = dict(response_format={"type": "text"}, logit_bias={}, n=1)
+    nothing |= dict(modalities=["text"], presence_penalty=0.0, top_logprobs=0)
+    self.assertEqual(chat.parse(_body(**nothing), "m"), plain)
+
   def test_takes_the_newer_name_of_a_limit(self):
     call = chat.parse(_body(max_tokens=5, max_completion_tokens=3), "m")
     self.assertEqual(call.max_tokens, 3)

@@ -89,6 +89,22 @@ class MessagesTest(parameterized.TestCase):
           ),
           "allowed one axis",
       ),
+      *(
+          (
+              dict(
+                  loss_fn_inputs={
+                      "target_tokens": {"data": [1, id], "dtype": dtype}
+                  }
+              ),
+              message,
+          )
+          for id, dtype, message in (
+              (2**32 + 4, "int64", "target_tokens: allowed token ids"),
+              (4.5, "float32", "target_tokens: allowed token ids"),
+              (4.5, "int64", "target_tokens: allowed whole numbers"),
+              (2**70, "int64", "target_tokens: "),
+          )
+      ),
   )  # fmt: skip
   def test_refuses_a_malformed_sequence_and_names_it(self, changes, message):
     with self.assertRaisesRegex(ValueError, rf"data\[0\].*{message}"):
