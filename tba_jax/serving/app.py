@@ -15,7 +15,7 @@ Source: package `tinker` 0.38, whose client is served unchanged.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import contextlib
 import datetime
 import functools
@@ -51,6 +51,11 @@ _NO_KEY = 401
 # Numbers of the requests of each clone of a sampling client.
 _NUMBERS_OF_CLONE = 10**9
 
+_CHECKPOINT_TYPES = {
+    engine_lib.WEIGHTS: "training",
+    engine_lib.SAMPLER_WEIGHTS: "sampler",
+    engine_lib.EXTERNAL_WEIGHTS: "external",
+}
 _OF_EPISODE = (
     "sampling_session_id", "model_path", "base_model", "into", "group",
     "num_episodes",
@@ -171,6 +176,9 @@ class App:
         ("create_episode", post, self._create_episode),
         ("episodes/{episode}", get, self._get_episode),
         ("episodes/{episode}/finish", post, self._finish_episode),
+        ("sessions", get, self._sessions),
+        ("checkpoints", get, self._all_checkpoints),
+        ("training_runs", get, self._training_runs),
         ("training_runs/{model}", get, self._training_run),
         ("training_runs/{model}/checkpoints", get, self._checkpoints),
         ("training_runs/{model}/checkpoints/{kind}/{name}", delete,
@@ -468,7 +476,9 @@ class App:
     }
 
   async def _training_run(self, request: requests.Request) -> Any:
-    model = self._check_model(request.path_params["model"])
+    return self._run_as_json(self._check_model(request.path_params["model"]))
+
+  def _run_as_json(self, model: str) -> dict[str, Any]:
     spec = self._journal.model(model)
     newest = {c["checkpoint_type"]: c for c in self._listed(model)}
     return {
@@ -489,23 +499,37 @@ class App:
 
   def _listed(self, model: str) -> list[dict[str, Any]]:
     """Returns the checkpoints of a model as clients see them, oldest first."""
-    kinds = {
-        engine_lib.WEIGHTS: "training",
-        engine_lib.SAMPLER_WEIGHTS: "sampler",
-        engine_lib.EXTERNAL_WEIGHTS: "external",
-    }
-    out = []
-    for path, created_s in self._journal.checkpoints_of(model):
-      _, kind, name = path.removeprefix("tinker://").split("/")
-      out.append(
-          {
-              "checkpoint_id": f"{kind}/{name}",
-              "checkpoint_type": kinds[kind],
-              "time": _iso(created_s),
-              "tinker_path": path,
-          }
-      )
-    return out
+    rows = self._journal.checkpoints_of(model)
+    return [_checkpoint_as_json(*row) for row in rows]
+
+  # Lists of all there is, the newest first.
+
+  def _newest(
+      self, request: requests.Request, table: str, limit: int
+  ) -> tuple[Sequence[tuple[Any, ...]], dict[str, int]]:
+    """Returns a page of a table and its cursor; `limit` is the usual one."""
+    cursor = {"limit": limit, "offset": 0}
+    for name, least in (("limit", 1), ("offset", 0)):
+      text = request.query_params.get(name, str(cursor[name]))
+      if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise ValueError(f"{name}={text!r}: allowed whole numbers from {least}")
+      cursor[name] = int(text)
+    rows, count = self._journal.newest(table, **cursor)
+    return rows, {**cursor, "total_count": count}
+
+  async def _sessions(self, request: requests.Request) -> Any:
+    rows, _ = self._newest(request, "sessions", 20)
+    return {"sessions": [session for (session,) in rows]}
+
+  async def _training_runs(self, request: requests.Request) -> Any:
+    rows, cursor = self._newest(request, "models", 20)
+    runs = [self._run_as_json(model) for (model,) in rows]
+    return {"training_runs": runs, "cursor": cursor}
+
+  async def _all_checkpoints(self, request: requests.Request) -> Any:
+    rows, cursor = self._newest(request, "checkpoints", 100)
+    shown = [_checkpoint_as_json(*row) for row in rows]
+    return {"checkpoints": shown, "cursor": cursor}
 
   async def _delete_checkpoint(self, request: requests.Request) -> Any:
     p = request.path_params
@@ -744,7 +768,18 @@ class App:
     model = await concurrency.run_in_threadpool(
         self._engine.add_replay, session, number, body
     )
-    asked = await self._submit(engine_lib.CREATE, model, 0, raw)
+    path = messages.field(body, "model_path", str, "")
+    if path:
+      load = json.dumps({"path": path, "optimizer": False}).encode()
+      asked = await self._submit(engine_lib.LOAD, model, 0, load)
+      loaded = await self._result_of(asked.id)
+      if isinstance(loaded, responses.Response):
+        return loaded
+      # Its session is of this version before anybody samples from it.
+      asked = await self._submit(engine_lib.SAVE_SAMPLER, model, 1, b"{}")
+      await self._result_of(asked.id)
+    else:
+      asked = await self._submit(engine_lib.CREATE, model, 0, raw)
     return {
         "request_id": asked.id,
         "replay_id": model,
@@ -876,6 +911,16 @@ def _as_openai(handler: Handler) -> Handler:
     return responses.JSONResponse({"error": error}, status_code=status)
 
   return as_openai
+
+
+def _checkpoint_as_json(path: str, created_s: float) -> dict[str, Any]:
+  _, kind, name = path.removeprefix("tinker://").split("/")
+  return {
+      "checkpoint_id": f"{kind}/{name}",
+      "checkpoint_type": _CHECKPOINT_TYPES[kind],
+      "time": _iso(created_s),
+      "tinker_path": path,
+  }
 
 
 def _iso(time_s: float) -> str:

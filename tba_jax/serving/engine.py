@@ -1044,10 +1044,15 @@ class Engine:
 
     Raises:
       ValueError: a setting is wrong, or the number is another replay's.
+      LookupError: the checkpoint to begin with is not there.
     """
     model = f"{session}:replay:{number}"
     replay = replay_lib.Replay(self._config, body).settings
-    spec = self.spec_of(model, body.get("lora_config"))
+    path = messages.field(body, "model_path", str, "")
+    if path:
+      spec = self._spec_from(path, body)
+    else:
+      spec = self.spec_of(model, body.get("lora_config"))
     training.objective_config(self._config, replay.loss, replay.loss_config)
     least = replay_lib.least_completions(replay.loss)
     if replay.completions_per_prompt < least:
@@ -1064,6 +1069,19 @@ class Engine:
       )
     self.journal.add_sampler(newest_sampler(model), session, "")
     return model
+
+  def _spec_from(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the spec of a replay that begins with a checkpoint."""
+    found = self.journal.checkpoint(path)
+    if found is None:
+      raise LookupError(f"{path}: there is no such checkpoint")
+    if body.get("lora_config") is not None:
+      raise ValueError(
+          "lora_config: allowed without model_path, whose adapters are those of"
+          " the checkpoint"
+      )
+    wanted = self.spec_of(path, None)  # All that a spec has.
+    return {key: found[key] for key in wanted}
 
   def least_completions(self, model: str) -> int:
     """Returns the smallest group that a replay learns from; for any thread."""
@@ -1191,6 +1209,7 @@ class Engine:
       ValueError: the config is wrong.
     """
     asked = dict(lora_config or {"rank": 0})
+    messages.check_fields(asked, _LORA_FIELDS)
     rank = messages.field(asked, "rank", int)
     if not 0 <= rank <= 1024:
       raise ValueError(f"lora_config.rank={rank}: allowed 0 to 1024")
@@ -1322,6 +1341,7 @@ def _checkpoint_name(body: Mapping[str, Any]) -> str | None:
   return name
 
 
+_LORA_FIELDS = ("rank", "seed", "train_attn", "train_mlp", "train_unembed")
 _SAMPLING_PARAMS = (
     "max_tokens", "seed", "stop", "temperature", "top_k", "top_p",
 )  # fmt: skip

@@ -437,6 +437,26 @@ class Journal:
           model,
       )
 
+  def newest(
+      self, table: str, limit: int, offset: int
+  ) -> tuple[Sequence[tuple[Any, ...]], int]:
+    """Returns the newest rows of a table, and how many there are.
+
+    Args:
+      table: `models` or `sessions`, whose rows are an id, or `checkpoints`, a
+        path and a Unix time.
+      limit: most rows.
+      offset: newer rows that are left out.
+    """
+    columns = "path, created_s" if table == "checkpoints" else "id"
+    with self._lock:
+      rows = self._all(
+          f"SELECT {columns} FROM {table} ORDER BY rowid DESC LIMIT ? OFFSET ?",
+          *(limit, offset),
+      )
+      (count,) = self._one(f"SELECT count(*) FROM {table}")
+    return rows, count
+
   def _requests(self, where: str, *values: Any) -> list[Request]:
     with self._lock:
       rows = self._all(

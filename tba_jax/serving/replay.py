@@ -44,8 +44,8 @@ SETTINGS = (
     "reward_temperature_final", "reward_temperature_decay_steps", "dedupe",
 )  # fmt: skip
 _FIELDS = (
-    "session_id", "replay_seq_id", "base_model", "lora_config", "loss_fn",
-    "loss_fn_config", "adam_params", "prompts_per_batch",
+    "session_id", "replay_seq_id", "base_model", "model_path", "lora_config",
+    "loss_fn", "loss_fn_config", "adam_params", "prompts_per_batch",
     "completions_per_prompt", "num_steps", "groups_per_step",
     "publish_every_steps", "replay",
 )  # fmt: skip

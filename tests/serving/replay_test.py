@@ -291,6 +291,51 @@ class ServedReplayTest(absltest.TestCase):
     self.assertEqual(status, 422)
     self.assertIn("group a has its 3 episodes", said["error"])
 
+  def test_begins_with_a_checkpoint(self):
+    self.stops, self.calls = (), 0
+    self.workdir = self.create_tempdir().full_path
+    self.server = self._start()
+    result = lambda path, body: self.server.result(self._ask(path, body))
+    _, session = self._ask("create_session", {})
+    base = {**session, "base_model": "scratch"}
+    lora = {"rank": 3, "seed": 1}
+    _, made = self._ask(
+        "create_model", {**base, "model_seq_id": 0, "lora_config": lora}
+    )
+    model = {"model_id": made["model_id"]}
+    asked = {"data": [serving_case.datum([3, 4, 5])]}
+    asked["loss_fn"] = "cross_entropy"
+    result("forward_backward", {**model, "forward_backward_input": asked})
+    result("optim_step", {**model, "adam_params": {"learning_rate": 0.1}})
+    path = result("save_weights", {**model, "path": "a"})["path"]
+    body = {**_BODY, **base, "replay_seq_id": 0, "model_path": path}
+    for _ in range(2):  # The second is the same.
+      status, made = self._ask("create_replay", body)
+      self.assertEqual(status, 200, made)
+
+    def scores(sampler):
+      prompt = {"type": "encoded_text", "tokens": [3, 4, 5]}
+      body = {"prompt": {"chunks": [prompt]}, "prompt_logprobs": True}
+      body |= {"sampling_session_id": sampler, "sampling_params": {}}
+      return result("asample", body)["prompt_logprobs"][1:]
+
+    begun = scores(made["sampling_session_id"])
+    for number, (of, is_same) in enumerate(
+        [({"model_path": path}, True), ({"base_model": "scratch"}, False)]
+    ):
+      of = {**session, **of, "sampling_session_seq_id": number}
+      _, other = self._ask("create_sampling_session", of)
+      found = scores(other["sampling_session_id"])
+      self.assertEqual(found == begun, is_same)
+    for changes, message in (
+        ({"lora_config": lora}, "lora_config: allowed without model_path"),
+        ({"model_path": f"{path}x"}, "no such checkpoint"),
+    ):
+      _, said = self._ask(
+          "create_replay", {**body, **changes, "replay_seq_id": 1}
+      )
+      self.assertIn(message, said["error"])
+
 
 if __name__ == "__main__":
   absltest.main()

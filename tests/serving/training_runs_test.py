@@ -48,8 +48,25 @@ class TrainingRunsTest(absltest.TestCase):
       self.assertEqual(run["user_metadata"], said)
       self.assertEqual((run["base_model"], run["lora_rank"]), ("scratch", 2))
 
+    with self.subTest("and all there is is listed, the newest first"):
+      _, said = ask("api/v1/training_runs?limit=1&offset=1")
+      (run,) = said["training_runs"]
+      self.assertEqual(run["training_run_id"], one)
+      self.assertEqual(
+          said["cursor"], {"limit": 1, "offset": 1, "total_count": 2}
+      )
+      _, said = ask("api/v1/checkpoints")
+      self.assertEqual(said["checkpoints"], [run["last_checkpoint"]])
+      _, said = ask("api/v1/sessions")
+      self.assertEqual(said["sessions"], [self.session])
+      status, said = ask("api/v1/checkpoints?limit=0")
+      self.assertEqual((status, "limit='0'" in said["error"]), (422, True))
+
     status, _ = ask("api/v1/training_runs/none")
     self.assertEqual(status, 404)
+    lora = {"lora_config": {"rank": 2, "alpha": 1}, "model_seq_id": 2}
+    status, said = ask("api/v1/create_model", {**body, **made, **lora})
+    self.assertEqual((status, "alpha: not" in said["error"]), (422, True))
 
   def test_a_loss_of_tinker_alone_is_refused_with_what_to_take(self):
     ask = self.server.ask
