@@ -8,8 +8,8 @@ asked for by `retrieve_future`, which waits. Errors are JSON, {"error": text}:
 there yet or a body that is too slow, 410 for a result that is forgotten or a
 session that has finished, 413 for a body that is too large, 415 for one that is
 compressed, 422 for a request that is wrong, 503 once the engine has ended.
-Below `/episodes/ID/v1/` they are {"error": {"message": text, …}}, as OpenAI's,
-and 400 stands for 422.
+Below `/episodes/ID/v1/` and `/v1/` they are {"error": {"message": text, …}}, as
+OpenAI's, and 400 stands for 422.
 
 Source: package `tinker` 0.38, whose client is served unchanged.
 """
@@ -189,6 +189,11 @@ class App:
         ("chat/completions", post, functools.partial(self._call, True)),
         ("completions", post, functools.partial(self._call, False)),
     ]
+    alone = [
+        ("models", get, self._model_alone),
+        ("chat/completions", post, functools.partial(self._answer, True)),
+        ("completions", post, functools.partial(self._answer, False)),
+    ]
     self.asgi = applications.Starlette(
         routes=[
             *(
@@ -204,6 +209,15 @@ class App:
                     methods=how,
                 )
                 for path, how, handler in of_agents
+            ),
+            *(
+                routing.Route(
+                    f"{prefix}/v1/{path}",
+                    _as_openai(self._guarded(handler)),
+                    methods=how,
+                )
+                for prefix in ("", "/oai/api")  # The second is Tinker's.
+                for path, how, handler in alone
             ),
         ],
         exception_handlers={
@@ -695,6 +709,10 @@ class App:
 
   async def _models(self, request: requests.Request) -> Any:
     self._check_episode(request)
+    return await self._model_alone(request)
+
+  async def _model_alone(self, request: requests.Request) -> Any:
+    del request
     model = {
         "id": self._engine.model_name,
         "object": "model",
@@ -708,19 +726,36 @@ class App:
     raw = await self._body(request)
     body = messages.parse_json(raw)
     episode = self._check_episode(request)
-    wanted, other = (
-        ("messages", "prompt") if is_chat else ("prompt", "messages")
-    )
-    if body.get(wanted) is None or other in body:
-      raise ValueError(f"allowed {wanted}, and not {other}")
+    _check_call(body, is_chat)
     call = chat.parse(body, self._engine.model_name)
     id = await self._repeated(request, episode, raw)
     if id is None:
-      key = request.headers.get("idempotency-key", "")
-      if key:
-        key = f"key-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+      key = _idempotency_key(request)
       id = (await self._submit(engine_lib.CALL, episode, None, raw, key)).id
+    return await self._answered(call, id)
 
+  async def _answer(self, is_chat: bool, request: requests.Request) -> Any:
+    """Answers a call without an episode, of which nothing is kept."""
+    raw = await self._body(request)
+    body = messages.parse_json(raw)
+    _check_call(body, is_chat)
+    model = messages.field(body, "model", str)
+    is_base = model == self._engine.model_name
+    if not is_base and self._journal.checkpoint(model) is None:
+      raise LookupError(
+          f"model={model!r}: allowed {self._engine.model_name!r}, or a path"
+          " that save_weights_for_sampler has returned"
+      )
+    most = engine_lib.MOST_CHOICES
+    call = chat.parse(body, model, most_choices=most)
+    key = _idempotency_key(request)
+    asked = await self._submit(
+        engine_lib.ANSWER, engine_lib.ANSWERS, None, raw, key
+    )
+    return await self._answered(call, asked.id)
+
+  async def _answered(self, call: chat.Call, id: str) -> Any:
+    """Returns the answer of a call once it is done."""
     result = await self._result_of(id)
     if isinstance(result, responses.Response):
       return result
@@ -886,6 +921,21 @@ class App:
         ],
         "cursor": rows[-1][0] if rows else after,
     }
+
+
+def _check_call(body: Mapping[str, Any], is_chat: bool) -> None:
+  """Raises ValueError for a chat without messages, a text without prompt."""
+  wanted, other = ("messages", "prompt") if is_chat else ("prompt", "messages")
+  if body.get(wanted) is None or other in body:
+    raise ValueError(f"allowed {wanted}, and not {other}")
+
+
+def _idempotency_key(request: requests.Request) -> str:
+  """Returns a name of the call, the same if it comes again; "" = none."""
+  key = request.headers.get("idempotency-key", "")
+  if key:
+    key = f"key-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+  return key
 
 
 class _BodyError(ValueError):

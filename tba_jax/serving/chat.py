@@ -55,6 +55,7 @@ class Call:
   stream: whether the answer comes as server-sent events.
   has_usage: whether the last of them tells the numbers of tokens.
   has_logprobs: whether the answer has log-probs.
+  num_choices: completions of the prompt.
   """
 
   messages: Sequence[Mapping[str, Any]] | None
@@ -69,10 +70,18 @@ class Call:
   stream: bool
   has_usage: bool
   has_logprobs: bool
+  num_choices: int
 
 
-def parse(body: Mapping[str, Any], model_name: str) -> Call:
+def parse(
+    body: Mapping[str, Any], model_name: str, *, most_choices: int = 1
+) -> Call:
   """Returns the call of a body; one with `messages` is of a chat.
+
+  Args:
+    body: body of the request.
+    model_name: name that the body must have.
+    most_choices: most completions; an episode goes on with one.
 
   Raises:
     ValueError: a field is wrong, missing, or not understood; names it.
@@ -83,8 +92,12 @@ def parse(body: Mapping[str, Any], model_name: str) -> Call:
   model = field(body, "model", str)
   if model != model_name:
     raise ValueError(f"model={model!r}: allowed {model_name!r}")
-  if field(body, "n", int, 1) != 1:
-    raise ValueError(f"n={body['n']}: allowed 1; play another episode")
+  num_choices = field(body, "n", int, 1)
+  if not 1 <= num_choices <= most_choices:
+    allowed = "1; play another episode"
+    if most_choices > 1:
+      allowed = f"1 to {most_choices}"
+    raise ValueError(f"n={num_choices}: allowed {allowed}")
   stop = body.get("stop") or ()
   stop = (
       [stop] if isinstance(stop, str) else list(field(body, "stop", list, []))
@@ -117,6 +130,7 @@ def parse(body: Mapping[str, Any], model_name: str) -> Call:
       stream=field(body, "stream", bool, False),
       has_usage=field(options, "include_usage", bool, False),
       has_logprobs=logprobs not in (None, False, 0),
+      num_choices=num_choices,
   )
 
 
@@ -282,6 +296,18 @@ def completion(
   }
 
 
+def join(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns answers of one prompt, from `completion`, as one with choices."""
+  choices = [
+      {**answer["choices"][0], "index": n} for n, answer in enumerate(answers)
+  ]
+  usage = dict(answers[0]["usage"])
+  for answer in answers[1:]:
+    for key in ("completion_tokens", "total_tokens"):
+      usage[key] += answer["usage"]["completion_tokens"]
+  return {**answers[0], "choices": choices, "usage": usage}
+
+
 def _logprobs(
     is_chat: bool, tokens: Sequence[str], logprobs: Sequence[float]
 ) -> dict[str, Any]:
@@ -303,27 +329,36 @@ def _logprobs(
 
 def events(whole: Mapping[str, Any], *, has_usage: bool) -> Iterator[str]:
   """Yields the server-sent events of an answer."""
-  (choice,) = whole["choices"]
-  reason, base = choice["finish_reason"], dict(whole)
-  usage = base.pop("usage")
-  text = {k: v for k, v in choice.items() if k != "message"}
-  text["finish_reason"] = None
-  last = {"index": 0, "finish_reason": reason, "logprobs": None}
-  if "message" in choice:
+  base = {k: v for k, v in whole.items() if k not in ("choices", "usage")}
+  if "message" in whole["choices"][0]:
     base["object"] = "chat.completion.chunk"
-    delta = {k: v for k, v in choice["message"].items() if k != "refusal"}
-    if "tool_calls" in delta:
-      delta["tool_calls"] = [
-          {"index": n, **call} for n, call in enumerate(delta["tool_calls"])
-      ]
-    text["delta"], last["delta"] = delta, {}
-  else:
-    last["text"] = ""
-  parts = [{**base, "choices": [text]}]
-  del base["prompt_token_ids"]
-  parts.append({**base, "choices": [last]})
+  parts = []
+  for choice in whole["choices"]:
+    first, last = _halves(choice)
+    parts.append({**base, "choices": [first]})
+    base.pop("prompt_token_ids", None)  # Once is enough.
+    parts.append({**base, "choices": [last]})
   if has_usage:
-    parts.append({**base, "choices": [], "usage": usage})
+    parts.append({**base, "choices": [], "usage": whole["usage"]})
   for part in parts:
     yield f"data: {json.dumps(part)}\n\n"
   yield "data: [DONE]\n\n"
+
+
+def _halves(choice: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the two chunks of a choice: the text, and why it ended."""
+  text = {k: v for k, v in choice.items() if k != "message"}
+  last = {
+      "index": choice["index"],
+      "finish_reason": choice["finish_reason"],
+      "logprobs": None,
+  }
+  text["finish_reason"] = None
+  if "message" not in choice:
+    return text, {**last, "text": ""}
+  delta = {k: v for k, v in choice["message"].items() if k != "refusal"}
+  if "tool_calls" in delta:
+    delta["tool_calls"] = [
+        {"index": n, **call} for n, call in enumerate(delta["tool_calls"])
+    ]
+  return {**text, "delta": delta}, {**last, "delta": {}}

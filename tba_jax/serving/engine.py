@@ -54,13 +54,15 @@ EXPORT = "save_weights_external"
 SAMPLE = "sample"
 # Of episodes: a call of an agent, and the end.
 CALL, FINISH = "call", "finish_episode"
+# A call of an agent without an episode, and the owner of all of them.
+ANSWER, ANSWERS = "answer", "answers"
 # Of replays: completions to reward, a group that enters, a step, what begins
 # and ends them.
 SAMPLE_INTO = "sample_into_replay"
 INSERT, TRAIN = "replay_insert", "replay_step"
 START, STOP = "replay_start", "replay_stop"
 # Done together, by arrival.
-_DECODED = (SAMPLE, SAMPLE_INTO, CALL, FINISH)
+_DECODED = (SAMPLE, SAMPLE_INTO, ANSWER, CALL, FINISH)
 # Name of the sampling session of a replay, after its id.
 _NEWEST = "newest"
 # Folder of a kind of checkpoint, as in the paths of the Tinker API.
@@ -83,6 +85,8 @@ _UNNAMED = 8
 _BURST_S = 0.01
 _LONGEST_BURST_S = 0.1
 _MOST_SAMPLES = 4096
+# As OpenAI has it.
+MOST_CHOICES = 128
 # Category of the failure of a request that was never begun.
 _UNDONE = "unknown"
 # Sections of the config on which the requests that are done again depend.
@@ -764,7 +768,7 @@ class Engine:
     sampling, model = self._config.sampling, self._policy.model
     stop_ids = self._policy.tokenizer.stop_ids
     P, T = sampling.max_prompt_tokens, sampling.max_completion_tokens
-    if request.kind == CALL:
+    if request.kind in (CALL, ANSWER):
       sample = self._parse_call(request, stop_ids)
     else:
       path = self.journal.sampler(request.owner)
@@ -943,11 +947,21 @@ class Engine:
       self, request: journal_lib.Request, stop_ids: frozenset[int]
   ) -> "_Sample":
     """Returns the completion that an agent's call asks for."""
-    spec, outcome = self.journal.episode(request.owner)
-    if outcome is not None:
-      raise ValueError(f"episode {request.owner} has finished")
-    call = chat.parse(messages.parse_json(request.body), self.model_name)
-    turn = self._episode(request.owner).begin(call)
+    body, is_kept = messages.parse_json(request.body), request.kind == CALL
+    if is_kept:
+      spec, outcome = self.journal.episode(request.owner)
+      if outcome is not None:
+        raise ValueError(f"episode {request.owner} has finished")
+      path = spec["path"]
+      if spec["sampler"]:
+        path = self.journal.sampler(spec["sampler"])
+      call = chat.parse(body, self.model_name)
+      turn = self._episode(request.owner).begin(call)
+    else:
+      name = body["model"]
+      path = "" if name == self.model_name else name
+      call = chat.parse(body, name, most_choices=MOST_CHOICES)
+      turn = episodes.Episode(self._policy.tokenizer).begin(call)
     P = self._config.sampling.max_prompt_tokens
     T = self._config.sampling.max_completion_tokens
     room = T - (len(turn.tokens) - turn.start)
@@ -961,47 +975,59 @@ class Engine:
     tokens = np.asarray(turn.tokens, np.int32)
     return _Sample(
         request.id,
-        self.journal.sampler(spec["sampler"])
-        if spec["sampler"]
-        else spec["path"],
+        path,
         _sampling_settings(
             call.temperature, call.top_k, call.top_p, stop_ids, call.stop
         ),
         _decode_request(
-            request.id, tokens, 1, call.seed, min(call.max_tokens or T, room)
+            request.id,
+            tokens,
+            call.num_choices,
+            call.seed,
+            min(call.max_tokens or T, room),
         ),
         0,
         request.owner,
-        _Call(call, turn, request.accepted_s),
+        _Call(call, turn, request.accepted_s, is_kept),
     )
 
   def _answer(self, sample: "_Sample", result: messages.SampleResult) -> bytes:
     """Adds an answered call to its episode; returns what is journaled."""
     tokenizer, asked = self._policy.tokenizer, sample.call
-    episode = self._episode(sample.owner)
-    ids = result.tokens[0].tolist()
-    record = episode.end(
-        asked.turn,
-        ids,
-        result.logprobs[0].tolist(),
-        stopped=result.stopped[0],
-        version=self._step(sample.path),
-    )
-    ends = record["stopped"] and ids and ids[-1] in tokenizer.stop_ids
-    text = tokenizer.decode(ids[:-1] if ends else ids)
-    for stop in asked.call.stop:
-      text = text.partition(stop)[0]
-    message = chat.answer(asked.call, text, sample.id)
-    answer = chat.completion(
-        asked.call,
-        id=sample.id,
-        created_s=asked.accepted_s,
-        model=self.model_name,
-        message=message,
-        tokens=[tokenizer.decode([i]) for i in ids],
-        record=record,
-        prompt_ids=[int(i) for i in asked.turn.tokens],
-    )
+    name = self.model_name if asked.is_kept else sample.path or self.model_name
+    answers = []
+    for n, tokens in enumerate(result.tokens):
+      ids = tokens.tolist()
+      if asked.is_kept:
+        episode = self._episode(sample.owner)
+      else:
+        episode = episodes.Episode(tokenizer)
+      record = episode.end(
+          asked.turn,
+          ids,
+          result.logprobs[n].tolist(),
+          stopped=result.stopped[n],
+          version=self._step(sample.path),
+      )
+      ends = record["stopped"] and ids and ids[-1] in tokenizer.stop_ids
+      text = tokenizer.decode(ids[:-1] if ends else ids)
+      for stop in asked.call.stop:
+        text = text.partition(stop)[0]
+      id = f"{sample.id}-{n}" if n else sample.id
+      message = chat.answer(asked.call, text, id)
+      answer = chat.completion(
+          asked.call,
+          id=sample.id,
+          created_s=asked.accepted_s,
+          model=name,
+          message=message,
+          tokens=[tokenizer.decode([i]) for i in ids],
+          record=record,
+          prompt_ids=[int(i) for i in asked.turn.tokens],
+      )
+      answers.append(answer)
+    if not asked.is_kept:
+      return _json({"answer": chat.join(answers)})
     episode.add(record, asked.call.messages, message)
     return _json({"record": record, "message": message, "answer": answer})
 
@@ -1287,11 +1313,17 @@ class _Settings:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-  """A call of an agent, where it stands in its episode, and when it came."""
+  """A call of an agent.
+
+  turn: place of the call in its episode.
+  accepted_s: Unix time of its arrival.
+  is_kept: whether the episode goes on with the answer.
+  """
 
   call: chat.Call
   turn: episodes.Turn
   accepted_s: float
+  is_kept: bool
 
 
 @dataclasses.dataclass(frozen=True)

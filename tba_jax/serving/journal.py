@@ -160,7 +160,7 @@ class Journal:
           self._run(
               "UPDATE requests SET result=?, failure=?, done=?, body=CASE kind"
               " WHEN 'sample' THEN NULL WHEN 'sample_into_replay' THEN NULL"
-              " WHEN 'forward' THEN x'' ELSE body END"
+              " WHEN 'answer' THEN NULL WHEN 'forward' THEN x'' ELSE body END"
               " WHERE id=? AND done IS NULL",
               outcome if is_result else None,
               None if is_result else json.dumps(outcome),

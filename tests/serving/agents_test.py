@@ -174,6 +174,58 @@ class AgentsTest(absltest.TestCase):
       client.chat.completions.create(messages=_ASK, n=2, **ask)
     client.close()
 
+  @unittest.skipIf(
+      importlib.util.find_spec("openai") is None, "needs the package openai"
+  )
+  def test_the_official_client_samples_without_an_episode(self):
+    import openai
+
+    client = openai.OpenAI(
+        base_url=f"{self.server.url}/v1", api_key=serving_case.KEY
+    )
+    (model,) = client.models.list().data
+    ask = dict(model=model.id, max_tokens=3, seed=1, n=3)
+    whole = client.chat.completions.create(messages=_ASK, **ask)
+    said = [choice.message.content for choice in whole.choices]
+    self.assertLen(said, 3)
+    self.assertEqual(
+        whole.usage.completion_tokens,
+        sum(len(choice.token_ids) for choice in whole.choices),
+    )
+    streamed = ["", "", ""]
+    *parts, usage = client.chat.completions.create(
+        messages=_ASK,
+        stream=True,
+        stream_options={"include_usage": True},
+        **ask,
+    )
+    for part in parts:
+      (choice,) = part.choices
+      streamed[choice.index] += choice.delta.content or ""
+    self.assertEqual(streamed, said)
+    self.assertEqual(usage.usage, whole.usage)
+    text = client.completions.create(prompt="1+", **ask)
+    self.assertEqual([choice.index for choice in text.choices], [0, 1, 2])
+    with self.assertRaisesRegex(openai.NotFoundError, "allowed 'scratch'"):
+      client.completions.create(prompt="1", model="gpt")
+    with self.assertRaisesRegex(openai.BadRequestError, "n=129"):
+      client.completions.create(prompt="1", model=model.id, n=129)
+    client.close()
+    with self.subTest("and with a version of a model"):
+      path = self._version()
+      body = {"model": path, "prompt": "1", "max_tokens": 1}
+      status, said = self.server.ask("oai/api/v1/completions", body)
+      self.assertEqual((status, said["model"]), (200, path), said)
+
+  def _version(self):
+    """Returns the path of a new model's version."""
+    ask = lambda path, body: self.server.ask(f"api/v1/{path}", body)
+    _, session = ask("create_session", {})
+    body = {**session, "model_seq_id": 0, "base_model": "scratch"}
+    _, made = ask("create_model", {**body, "lora_config": {"rank": 2}})
+    body = {"model_id": made["model_id"], "path": "a"}
+    return self.server.result(ask("save_weights_for_sampler", body))["path"]
+
 
 if __name__ == "__main__":
   absltest.main()
