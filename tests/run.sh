@@ -5,25 +5,26 @@
 # Runs the tests. The fast group is shared out, file by file, over a pytest
 # process for each core, four at most. With --all, files that set XLA_FLAGS
 # (multi_device) or start processes (multi_process) run in a pytest process of
-# their own, the longest first. With --peers, other packages that runs work with
-# are tried in venvs of their own. All share a cache of compiled programs: see
-# tests/conftest.py.
+# their own, the longest first. With --peers, what works with other packages is
+# tried with each in a venv of its own; a table tells how. All share a cache of
+# compiled programs: see tests/conftest.py.
 set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: tests/run.sh [--all | --peers] [PYTEST_ARG …]
+usage: tests/run.sh [--all | --peers [NAME …]] [PYTEST_ARG …]
 
   tests/run.sh                    the fast group, some minutes
   tests/run.sh --all              also multi_device, multi_process, browser,
                                   notebooks and the parity tests with torch
-  tests/run.sh --peers            only tests/peers: environments, clients and a
-                                  server of other packages, which are installed
-                                  into .venv/peers (vLLM takes 4 GB)
+  tests/run.sh --peers            only what works with other packages, as clients,
+                                  environments and a server: those of each NAME in
+                                  tests/peers/NAME.txt, in .venv/peers (vLLM takes
+                                  4 GB); ends with a table
   tests/run.sh tests/losses -k tb these tests only, in one process
 
 PYTHON names the interpreter of a new .venv. TBA_JAX_TORCH_INDEX names a package
-index with CPU builds of torch, for --all.
+index with CPU builds of torch, for --all and --peers.
 END
 }
 
@@ -32,11 +33,23 @@ cd "$root"
 # shellcheck source=launch/setup_venv.sh
 source launch/setup_venv.sh
 
+# By name, the cheap ones first.
+PEERS=(gymnasium textarena gem openai2 openai3 peft tinker verifiers cookbook \
+  vllm)
+
 all=0
 peers=0
 paths=0
 args=()
+names=()
 for arg in "$@"; do
+  # Names follow --peers at once: behind an option they are its own.
+  if ((peers && ! ${#args[@]})) && [[ "$arg" != -* ]]; then
+    [[ -f "tests/peers/$arg.txt" ]] \
+      || die "--peers $arg: allowed ${PEERS[*]}"
+    names+=("$arg")
+    continue
+  fi
   case "$arg" in
     -h | --help) usage; exit 0 ;;
     --all) all=1 ;;
@@ -49,10 +62,10 @@ for arg in "$@"; do
 done
 
 setup_venv "$root" test || die "the install failed; its messages are above"
+if ((all || peers)) && [[ -n "${TBA_JAX_TORCH_INDEX:-}" ]]; then
+  export PIP_EXTRA_INDEX_URL="$TBA_JAX_TORCH_INDEX"
+fi
 if ((all)); then
-  if [[ -n "${TBA_JAX_TORCH_INDEX:-}" ]]; then
-    export PIP_EXTRA_INDEX_URL="$TBA_JAX_TORCH_INDEX"
-  fi
   setup_venv "$root" test parity \
     || echo "torch could not be installed: the parity tests will skip" >&2
   setup_venv "$root" test wandb \
@@ -67,7 +80,7 @@ touch "$results/failed"
 
 # run_group SECONDS NAME PATH…: one pytest process, ended at its time limit.
 run_group() {
-  local limit="$1" name="$2" status=0
+  local limit="$1" name="$2" status=0 why
   shift 2
   echo "=== $name"
   timeout --kill-after=30 "$limit" "$VENV_PYTHON" -m pytest \
@@ -75,10 +88,12 @@ run_group() {
     | tee "$results/logs/${name//\//_}" || status=$?
   # 5 is "no test ran": right where the arguments deselect a whole group.
   if ((status == 5 && ${#args[@]})); then status=0; fi
+  why="exit $status"
   if ((status == 124 || status == 137)); then
-    echo "$name was ended at its limit of $limit s" >&2
+    why="ended at its limit of $limit s"
+    echo "$name was $why" >&2
   fi
-  if ((status)); then echo "$name (exit $status)" >>"$results/failed"; fi
+  if ((status)); then echo "$name ($why)" >>"$results/failed"; fi
 }
 
 # run_each SECONDS FILE…: each test file, named twice or not, once in a pytest
@@ -100,6 +115,9 @@ run_each() {
 
 is_apart() { grep -q '^# apart' "$1"; }
 
+# words_of KEY FILE: prints what lines "# KEY: …" name.
+words_of() { sed -n "s/^# $1: //p" "$2" | tr ' ' '\n'; }
+
 # setup_peer NAME: makes .venv/peers/NAME, a venv over .venv with the packages of
 # tests/peers/NAME.txt, whose pins may differ; sets PEER_PYTHON. With a line
 # "# apart" there it has these packages alone. A line "# alone: …" names some that
@@ -109,9 +127,9 @@ setup_peer() {
   local want below alone unwanted
   local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
   PEER_PYTHON="$venv/bin/python"
-  want="$("$VENV_PYTHON" -VV; cat "$packages")"
+  want="$("$VENV_PYTHON" -VV; grep -v '^# tests: ' "$packages")"
   [[ "$(cat "$venv/.tba_jax_stamp" 2>/dev/null)" != "$want" ]] || return 0
-  echo "Installing $packages into $venv; once" >&2
+  echo "Installing $packages into $venv; once"
   "$VENV_PYTHON" -m venv --clear "$venv" || return 1
   below="$("$VENV_PYTHON" -c "$purelib")"
   if ! is_apart "$packages"; then
@@ -120,32 +138,52 @@ setup_peer() {
   fi
   "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check \
     --requirement "$packages" || return 1
-  mapfile -t alone < <(sed -n 's/^# alone: //p' "$packages" | tr ' ' '\n')
+  mapfile -t alone < <(words_of alone "$packages")
   if ((${#alone[@]})); then
     "$PEER_PYTHON" -m pip install -qq --disable-pip-version-check --no-deps \
       "${alone[@]}" || return 1
   fi
-  mapfile -t unwanted < <(sed -n 's/^# without: //p' "$packages" | tr ' ' '\n')
+  mapfile -t unwanted < <(words_of without "$packages")
   if ((${#unwanted[@]})); then
     "$PEER_PYTHON" -m pip uninstall -qq -y "${unwanted[@]}" || return 1
   fi
   printf '%s\n' "$want" >"$venv/.tba_jax_stamp"
 }
 
+# run_peer NAME: the tests that a line "# tests: …" of tests/peers/NAME.txt names,
+# or tests/peers/NAME_test.py, and a line of the table.
+run_peer() {
+  local name="$1" packages="tests/peers/$1.txt" python tests begun reason=""
+  echo "--- $name"
+  if setup_peer "$name" 2>"$results/told"; then
+    mapfile -t tests < <(words_of tests "$packages")
+    if ! ((${#tests[@]})); then tests=("tests/peers/${name}_test.py"); fi
+    python="$PEER_PYTHON"
+    if is_apart "$packages"; then python="$VENV_PYTHON"; fi
+    begun=$SECONDS
+    TBA_JAX_PEER_PYTHON="$PEER_PYTHON" VENV_PYTHON="$python" \
+      run_group 1800 "peers/$name" "${tests[@]}" \
+      --junitxml="$results/$name.xml"
+    reason="$(sed -n "s|^peers/$name (\(.*\))$|\1|p" "$results/failed")"
+  else
+    begun=$SECONDS
+    cat "$results/told" >&2
+    reason="not installed: $(grep '^ERROR' "$results/told" | tail -n 1)"
+    echo "peers/$name" >>"$results/failed"
+  fi
+  "$VENV_PYTHON" tests/peers/table.py row "$results" "$name" \
+    "$PEER_PYTHON" $((SECONDS - begun)) "$reason"
+}
+
 if ((peers)); then
-  for packages in tests/peers/*.txt; do
-    name="$(basename "$packages" .txt)"
-    if setup_peer "$name"; then
-      test_python="$PEER_PYTHON"
-      if is_apart "$packages"; then test_python="$VENV_PYTHON"; fi
-      TBA_JAX_PEER_PYTHON="$PEER_PYTHON" VENV_PYTHON="$test_python" \
-        run_group 900 "peers/$name" "tests/peers/${name}_test.py"
-    else
-      echo "skipped: tests/peers/${name}_test.py, whose packages could not be" \
-        "installed" >&2
-    fi
-  done
-elif ((paths)); then
+  ((${#names[@]})) || names=("${PEERS[@]}")
+  for name in "${names[@]}"; do run_peer "$name"; done
+  "$VENV_PYTHON" tests/peers/table.py show "$results"
+  [[ ! -s "$results/failed" ]] || exit 1
+  exit 0
+fi
+
+if ((paths)); then
   run_group 3600 chosen
 else
   workers="$(nproc 2>/dev/null || echo 2)"
