@@ -177,10 +177,15 @@ def run(
     `runs`: `summarize` of each result in the folder; `folder`.
 
   Raises:
-    ValueError: an operand is wrong, or TRL is not installed.
+    ValueError: an operand or the model is wrong, or TRL is not installed.
     RuntimeError: a run failed.
   """
   seeds, minutes, names = parse(operands)
+  if config.init == "sft":
+    raise ValueError(
+        "config.init='sft': allowed a pretrained model, such as that of"
+        " --config=configs/instructions.py"
+    )
   if set(names) & set(PEERS) and not peer_grpo.is_installed("trl"):
     raise ValueError(
         f"{peer_grpo.python('trl')} cannot import trl; let TBA_JAX_TRL name an"

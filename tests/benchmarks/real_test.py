@@ -53,6 +53,12 @@ class RealTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "allowed"):
       real.parse(operands.split())
 
+  def test_names_a_config_without_a_pretrained_model(self):
+    config = instructions.get_config("smoke")
+    config.init = "sft"
+    with self.assertRaisesRegex(ValueError, "config.init='sft': allowed a pre"):
+      real.run(config, [])
+
   def test_tabulates_a_run(self):
     head, row = real.make_table([_result()])
     cells = dict(zip(head, row, strict=True))
