@@ -15,8 +15,8 @@ by commas:
   calculator computes for who calls it.
 - `task=guess_the_number`: TextArena's game of that name (`pip install
   textarena`), ten guesses by higher or lower.
-- `quick` (some minutes on two cores), `smoke` (seconds, with a tiny model, for
-  tests), `seed=N`.
+- `quick` (some minutes on two cores), `smoke` (seconds, for tests: a tiny model
+  without a chat template, so countdown instead of products), `seed=N`.
 
 docs/environments.md has what has been run.
 """
@@ -27,9 +27,9 @@ import ml_collections
 
 from tba_jax.config import variants
 
-_PRODUCTS = pathlib.Path(__file__).parents[1] / "examples" / "products.py"
+_EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 _SOURCES = {
-    "products": f"{_PRODUCTS}:Products",
+    "products": f"{_EXAMPLES}/products.py:Products",
     "guess_the_number": "textarena:GuessTheNumber-v0",
 }
 
@@ -66,6 +66,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.evaluate.num_prompts = c.evaluate.final_prompts = 64
   if arg.smoke:
     c.init = "scratch"
+    if arg.task == "products":
+      c.task.source = f"{_EXAMPLES}/calculator.py:Countdown"
     c.reward.num_workers = 4
     c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 900, 60
     c.model.max_positions = 960

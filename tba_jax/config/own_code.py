@@ -17,7 +17,7 @@ from tba_jax.losses import build as losses
 from tba_jax.system import processes
 from tba_jax.tasks import build
 
-LOSS, REWARD, LOG = "loss", "reward", "log"
+LOSS, REWARD, PROMPT, LOG = "loss", "reward", "prompt", "log"
 # Beside the deadline of a reward: imports, data, the start of a reward worker,
 # and the trace of a loss.
 _DEADLINE_S = 180.0
@@ -25,13 +25,15 @@ _MAX_ERROR = 300
 # Programs that compute losses, and those that judge completions.
 _WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
 _WITH_REWARD = (*_WITH_LOSS, "sft", "evaluate", "searcher")
+# Programs that a user starts, whose policy reads what environments say first.
+_WITH_PROMPT = ("train", "one_process", "plan", "sft", "evaluate")
 # Programs that take completions of a log in the place of samples.
 _WITH_LOG = ("train", "trainer", "one_process", "plan", "searcher")
 _USER_FIELDS = ("rewards", "reason")
 
 
 def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
-  """Returns what of a config is the user's own: LOSS, REWARD or LOG.
+  """Returns what of a config is the user's own: LOSS, REWARD, PROMPT or LOG.
 
   Args:
     c: settings by key.
@@ -52,6 +54,8 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
   is_played = program == "generate" and has_turns
   if (is_judged and (is_own_class or has_functions)) or is_played:
     out.append(REWARD)
+  if has_turns and program in _WITH_PROMPT:
+    out.append(PROMPT)
   if program in _WITH_LOG and (c["logged.path"] or reads_baselines(c)):
     out.append(LOG)
   return tuple(out)
@@ -119,4 +123,5 @@ def _what(text: str) -> str:
   for name, field in (("own", "rewards"), ("environment", "source")):
     if task["name"] == name:
       named[REWARD] = f"config.task.{field}={task[field]!r}"
-  return ", ".join(named[part] for part in tried)
+  named[PROMPT] = named[REWARD]
+  return ", ".join(dict.fromkeys(named[part] for part in tried))

@@ -8,6 +8,7 @@ batch, the reward is computed for an example, as a run does it; of a log, the
 prompts are looked up.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -22,6 +23,9 @@ from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 
+# Prompts of which one must be readable.
+_NUM_PROMPTS = 4
+
 
 def main() -> int:
   """Prints the problems as a list in JSON; returns the exit status."""
@@ -34,6 +38,7 @@ def main() -> int:
   checks = {
       own_code.LOSS: trace_loss,
       own_code.REWARD: try_reward,
+      own_code.PROMPT: try_prompts,
       own_code.LOG: try_log,
   }
   for part in tried:
@@ -161,6 +166,32 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
           )
   finally:
     workers.close()
+
+
+def try_prompts(config: ml_collections.ConfigDict) -> None:
+  """Reads what environments say first as the policy does.
+
+  Raises:
+    ValueError: none of the first training prompts can be read.
+  """
+  with processes.importing():  # Takes seconds.
+    from tba_jax.rewards import environments  # pylint: disable=g-import-not-at-top
+
+  task = build.make_task(config.task)
+  made = environments.Environments(
+      task,
+      build.prompt_tokenizer(config, task),
+      pool.make_environments(config, "", None),
+      config.sampling.max_prompt_tokens,
+  )
+  first = range(min(_NUM_PROMPTS, task.num_prompts(base.TRAIN)))
+  with contextlib.closing(made):
+    prompts = made.prompts(base.TRAIN, first)
+  # What says nothing at all is named by `try_environment`.
+  if all(one.failure and one.said is not None for one in prompts):
+    raise ValueError(
+        f"config.task.source={config.task.source!r}: {prompts[0].failure[1]}"
+    )
 
 
 def try_log(config: ml_collections.ConfigDict) -> None:

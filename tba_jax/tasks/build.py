@@ -6,7 +6,7 @@ Every process of a run builds the task, so a user's module has to be importable
 in each (PYTHONPATH, or the folder that `train` starts in).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import importlib
 import pathlib
 import re
@@ -112,12 +112,25 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
 
 
 class _Words:
-  """Tokenizer of a task's own words, as far as `drop_long` needs one."""
+  """Tokenizer of a task's own words for lengths of texts: all ids are 0."""
 
   def __init__(self, task: base.Task):
-    self.encode = self.encode_prompt = re.compile(
-        task.tokenizer_pattern, re.S
-    ).findall
+    self._words = re.compile(task.tokenizer_pattern, re.S)
+
+  def encode(self, text: str) -> list[int]:
+    return [0] * len(self._words.findall(text))
+
+  def encode_prompt(
+      self, prompt: base.Prompt, tools: Sequence[Any] = ()
+  ) -> list[int]:
+    """Returns the ids of a prompt; ValueError if it is of messages."""
+    del tools  # Only messages have them.
+    if not isinstance(prompt, str):
+      raise ValueError(
+          "prompts of messages need a tokenizer with a chat template: that of"
+          " a pretrained model, or config.tokenizer.source"
+      )
+    return self.encode(prompt)
 
 
 def print_data(
@@ -134,25 +147,14 @@ def print_data(
   Raises:
     ValueError: the data, the tokenizer or the first prompt cannot be read.
   """
-  start = config.sft.init if config.init == "sft" else config.init
-  folder = config.tokenizer.source
-  if folder == "task" and start != "scratch":
-    folder = str(pathlib.Path(start).expanduser())
+  folder = tokenizer_folder(config)
   reads_data = find(config.task.name).reads_data
   if not reads_data and (folder == "task" or not _has_tokenizer(folder)):
     return
   task = make_task(config.task)
-  if folder == "task":
-    tokenizer = _Words(task)
-    if isinstance(task, rows_task.RowsTask):
-      task.warn_of_unseen_words()
-  else:
-    # Takes seconds to import.
-    from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
-
-    tokenizer = tokenizer_lib.load(
-        folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
-    )
+  if folder == "task" and isinstance(task, rows_task.RowsTask):
+    task.warn_of_unseen_words()
+  tokenizer = prompt_tokenizer(config, task)
   if task.report is not None:
     task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
     for line in task.report.lines():
@@ -163,6 +165,34 @@ def print_data(
     for line in _prompt_lines(task.prompt(split, 0), split, tokenizer):
       if shows_prompt:
         print(line, flush=True)
+
+
+def tokenizer_folder(config: ml_collections.ConfigDict) -> str:
+  """Returns the folder of the policy's tokenizer; "task" is the task's words."""
+  start = config.sft.init if config.init == "sft" else config.init
+  folder = config.tokenizer.source
+  if folder == "task" and start != "scratch":
+    folder = str(pathlib.Path(start).expanduser())
+  return folder
+
+
+def prompt_tokenizer(config: ml_collections.ConfigDict, task: base.Task) -> Any:
+  """Returns a tokenizer that encodes prompts as the policy's does.
+
+  Of a task's own words it is a light one, which knows lengths alone.
+
+  Raises:
+    ValueError: the tokenizer cannot be read.
+  """
+  folder = tokenizer_folder(config)
+  if folder == "task":
+    return _Words(task)
+  # Takes seconds to import.
+  from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
+
+  return tokenizer_lib.load(
+      folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+  )
 
 
 def _has_tokenizer(folder: str) -> bool:

@@ -201,6 +201,39 @@ class RewardTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "task.reason=.*py:11: KeyError"):
       rehearsal.try_reward(config)
 
+  def make_environment(self, said):
+    source = self.path.replace("rewards.py", "said.py")
+    pathlib.Path(source).write_text(
+        f"class Says:\n  def reset(self, seed):\n    return {said!r}\n"
+        "  def step(self, text):\n    return '', 1.0, True, {}\n"
+    )
+    config = self.make("pool")
+    config.init = "scratch"
+    config.task = ml_collections.ConfigDict(
+        {"name": "environment", "source": f"{source}:Says"}
+    )
+    config.sampling.max_prompt_tokens = 4
+    return config
+
+  @parameterized.parameters(
+      ("four", ""),
+      (
+          "letters",
+          r"reset.*says 7 tokens: allowed 1 to .*max_prompt_tokens = 4",
+      ),
+      ("", "says 0 tokens"),
+      ([{"role": "user", "content": "one"}], "need a tokenizer with a chat te"),
+  )
+  def test_reads_what_an_environment_says_first(self, said, pattern):
+    config = self.make_environment(said)
+    if not pattern:
+      rehearsal.try_prompts(config)
+      return
+    with self.assertRaisesRegex(
+        ValueError, f"task.source=.*Says': .*{pattern}"
+    ):
+      rehearsal.try_prompts(config)
+
   def test_what_is_tried(self):
     values = {"loss.name": "tb", "loss.baseline": "", "logged.path": "",
               "reward.where": "process", "evaluate.judge": ""}  # fmt: skip
@@ -216,6 +249,9 @@ class RewardTest(parameterized.TestCase):
         ({**own, "loss.name": "l.py:f"}, "sft", ("reward",)),
         ({**own, "reward.where": "model"}, "train", ()),
         ({"task.name": "mine:Task"}, "train", ("reward",)),
+        ({"task.name": "environment"}, "train", ("reward", "prompt")),
+        ({"task.name": "environment"}, "searcher", ("reward",)),
+        ({"task.name": "environment"}, "generate", ("reward",)),
         ({**plain, "logged.path": "l.jsonl"}, "train", ("log",)),
         ({**plain, "logged.path": "l.jsonl"}, "sft", ()),
         ({**plain, "loss.name": "a_star_po"}, "plan", ("log",)),
