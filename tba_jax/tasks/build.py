@@ -168,7 +168,7 @@ def print_data(
 
 
 def tokenizer_folder(config: ml_collections.ConfigDict) -> str:
-  """Returns the folder of the policy's tokenizer; "task" is the task's words."""
+  """Returns the folder of the policy's tokenizer; "task": the task's words."""
   start = config.sft.init if config.init == "sft" else config.init
   folder = config.tokenizer.source
   if folder == "task" and start != "scratch":
