@@ -37,6 +37,7 @@ BENCHMARKS = (
     "objectives",
     "probe",
     "publish",
+    "ragged_decode",
     "real",
     "real_speed",
     "red_team_diversity",

@@ -363,7 +363,8 @@ SETTINGS = {
     "model.attention": _s(
         "auto", one_of("auto", "plain", "splash", "cudnn"),
         "kernel of training and prefill: 'auto' is splash attention on TPU,"
-        " cuDNN's on GPU where it can serve the model, and plain elsewhere"),
+        " cuDNN's on GPU where it can serve the model, and plain elsewhere;"
+        " 'auto' alone also has kernels of decode steps with mixed lengths"),
 
     "lora.rank": _s(0, FROM_0, "0 = all params are trained"),
     "lora.alpha": _s(

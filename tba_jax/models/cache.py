@@ -297,12 +297,22 @@ def attend(
   Returns:
     [R, G, M, Dh], and the updated layer.
   """
-  R, X, dtype = len(q), layer[0]["v"].shape[1], q.dtype
-  q, k, v = (x.astype(layer[0]["v"].dtype) for x in (q, k, v))
-  new = {"k": k.reshape(R, X, -1), "v": v.reshape(R, X, -1)}
-  written = _put(layer, updates, {**new, "k_last": new["k"]})
-  out = _attend(q, written, [update.seen for update in updates])
-  return out.astype(dtype), written
+  written = write(layer, updates, k, v)
+  seen = [update.seen for update in updates]
+  out = _attend(q.astype(written[0]["v"].dtype), written, seen)
+  return out.astype(q.dtype), written
+
+
+def write(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    k: jax.Array,
+    v: jax.Array,
+) -> list[PyTree]:
+  """Returns a layer with one key and value per row, [R, G, Dh], written."""
+  R, X, dtype = len(k), layer[0]["v"].shape[1], layer[0]["v"].dtype
+  k, v = (x.astype(dtype).reshape(R, X, -1) for x in (k, v))
+  return _put(layer, updates, {"k": k, "k_last": k, "v": v})
 
 
 def attend_many(
@@ -355,7 +365,7 @@ def _attend(
       [R, H / X, C], those that each query of a part sees.
   """
   R, X = len(q), pairs[0]["v"].shape[1]
-  padded = _pad_queries(q, X)
+  padded = pad_queries(q, X)
   scale = math.sqrt(q.shape[-1])
   scores = []
   for pair, mask in zip(pairs, seen, strict=True):
@@ -379,7 +389,7 @@ def _attend(
     joined = _join_rows(weights.astype(q.dtype), len(pair["v"]))
     summed = jnp.einsum("rxhc,rxce->rxhe", joined, pair["v"])
     out += _part_rows(summed, R)
-  return _own_heads(out / total[..., None].astype(q.dtype), q.shape)
+  return own_heads(out / total[..., None].astype(q.dtype), q.shape)
 
 
 def _join_rows(x: jax.Array, num_prompts: int) -> jax.Array:
@@ -401,7 +411,7 @@ def _is_own(num_heads: int) -> jax.Array:
   return jnp.eye(num_heads, dtype=bool)[None, None, :, None, :, None]
 
 
-def _pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
+def pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
   """Returns queries [R, G, M, Dh] as [R, X, H / X, E], 0 at other heads."""
   R, G, M, Dh = q.shape
   X, heads = num_parts, G // num_parts
@@ -411,7 +421,7 @@ def _pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
   return q.reshape(R, X, heads * M, heads * Dh)
 
 
-def _own_heads(out: jax.Array, shape: Sequence[int]) -> jax.Array:
+def own_heads(out: jax.Array, shape: Sequence[int]) -> jax.Array:
   """Returns the entries [R, G, M, Dh] of [R, X, H / X, E] at their own head."""
   R, G, M, Dh = shape
   X = out.shape[1]

@@ -81,7 +81,8 @@ class ModelConfig:
     classifier); 0 is a head of token logits.
   stop_ids: all tokens that end a text if config.json lists several; eos_id is
     the first of them.
-  attention: `config.model.attention`, a kernel for training (`kernels.py`).
+  attention: `config.model.attention`, kernels for training (`kernels.py`) and
+    for decode steps (`ragged.py`).
   """
 
   family: str

@@ -26,6 +26,7 @@ from tba_jax.models import kept as kept_lib
 from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import quantized
+from tba_jax.models import ragged
 from tba_jax.models import sequence
 
 ModelConfig = config_lib.ModelConfig
@@ -150,10 +151,11 @@ class Model:
   fill_cache: (cache, prompt_cache, slots_R) -> cache. Copies prompt slots_R[r]
     to row r; a slot below 0 keeps the row.
   decode_step: (decode_params, tokens_R, positions_R, cache, cache_mask_RxC,
-    write_index) -> (logits_RxV float32, cache). Runs one token of each row and
-    writes its key and value at column write_index ([R] or [] int32, not of the
-    first block). cache_mask_RxC is True on the columns that the row sees, the
-    written one included. The cache may be the first blocks of a longer one.
+    write_index, kernel="plain") -> (logits_RxV float32, cache). Runs one token
+    of each row and writes its key and value at column write_index ([R] or []
+    int32, not of the first block). cache_mask_RxC is True on the columns that
+    the row sees, the written one included. The cache may be the first blocks of
+    a longer one. The kernel is of `ragged.choose`.
   feed: (decode_params, tokens_RxQ, positions_RxQ, cache, cache_mask_RxQxC,
     write_index_RxQ) -> cache. Runs Q tokens of each row, as so many decode
     steps would; none of the rows share a prompt.
@@ -469,9 +471,13 @@ class _Forward:
       cache: PyTree,
       cache_mask: jax.Array,
       write_index: jax.Array,
+      kernel: str = "plain",
   ) -> tuple[jax.Array, PyTree]:
+    attend = cache_lib.attend
+    if kernel != "plain":
+      attend = functools.partial(ragged.attend, kernel)
     x_RxD, cache = self._run_cached(
-        cache_lib.attend,
+        attend,
         decode_params,
         tokens,
         positions,

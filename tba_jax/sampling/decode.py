@@ -260,9 +260,7 @@ class _DecodeLoop:
   ):
     self._programs = programs
     self._settings = settings
-    self._blocks = slots_lib.block_lengths(
-        settings.max_prompt_tokens, settings.max_completion_tokens
-    )
+    self._blocks = programs.block_lengths
     self._prompts = prompts
     self._newer = newer
     self._turns = turns

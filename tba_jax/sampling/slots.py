@@ -26,6 +26,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import logprobs
+from tba_jax.models import ragged
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.sampling import logits
@@ -56,9 +57,14 @@ _FEWEST_ROWS = 16
 
 
 def block_lengths(
-    max_prompt_tokens: int, max_completion_tokens: int
+    max_prompt_tokens: int, max_completion_tokens: int, kernel: str = "plain"
 ) -> tuple[int, ...]:
-  """Returns the columns of each block: P, then lengths that sum to T."""
+  """Returns the columns of each block: P, then lengths that sum to T.
+
+  A kernel reads what each row has, and takes one block of T columns.
+  """
+  if kernel != "plain":
+    return max_prompt_tokens, max_completion_tokens
   blocks, rest = [], max_completion_tokens
   while rest > _SHORTEST_BLOCK and len(blocks) < _MOST_BLOCKS - 1:
     blocks.insert(0, rest // 2)
@@ -123,17 +129,21 @@ class DecodeState:
 
 
 def empty_state(
-    model: transformer.Model, settings: Settings, sharding: Sharding
+    model: transformer.Model,
+    settings: Settings,
+    sharding: Sharding,
+    num_rows: int | None = None,
 ) -> DecodeState:
-  """Returns a state with no row in use."""
-  R, P = settings.num_rows, settings.max_prompt_tokens
+  """Returns a state with no row in use, of `num_rows` or those of a sampler."""
+  R, P = num_rows or settings.num_rows, settings.max_prompt_tokens
   T = settings.max_completion_tokens
   plain = settings.samples_plainly
   num_parts = head_parts(sharding, model.config)
   shared = rows_per_prompt(settings, sharding)
+  lengths = block_lengths(P, T, decode_kernel(model, settings, sharding))
   return DecodeState(
       cache=model.init_cache(
-          *(R, block_lengths(P, T), num_parts, shared), settings.has_routes
+          *(R, lengths, num_parts, shared), settings.has_routes
       ),
       prompt_mask=jnp.zeros((R // shared, P), jnp.float32),
       key_data=jnp.zeros((R, 2), jnp.uint32),
@@ -254,8 +264,13 @@ def decode_chunk(
   """
   P, T = settings.max_prompt_tokens, settings.max_completion_tokens
   num_rows = settings.num_rows
-  decode_step = _of_experts(model, model.decode_step, sharding, num_rows)
-  num_columns = sum(block_lengths(P, T)[:num_blocks])
+  kernel = decode_kernel(model, settings, sharding)
+  if kernel == "plain":
+    decode_step = _of_experts(model, model.decode_step, sharding, num_rows)
+  else:
+    run = functools.partial(model.decode_step, kernel=kernel)
+    decode_step = _on_mesh(run, sharding, num_rows)
+  num_columns = sum(block_lengths(P, T, kernel)[:num_blocks])
 
   def body(carry):
     step, state = carry
@@ -270,6 +285,10 @@ def decode_chunk(
     seen_RxC = jnp.concatenate(
         [prompt_mask_RxP > 0, _columns(state) <= last_R[:, None]], axis=1
     )
+    if kernel != "plain":
+      # It reads nothing of an idle row, which writes nonsense to the column of
+      # its last token. Once the row goes on, that is fed anew.
+      seen_RxC &= state.active[:, None]
     logits_RxV, cache = decode_step(
         decode_params,
         state.last_token,
@@ -795,12 +814,36 @@ def _row_axes(
   return () if num_rows % math.prod(sizes[a] for a in axes) else axes
 
 
-def platform_of(sharding: Sharding) -> str:
-  """Returns the platform of a sharding's devices, which may be abstract."""
+def device_of(sharding: Sharding) -> Any:
+  """Returns one of a sharding's devices, which may be abstract."""
   mesh = getattr(sharding, "mesh", None)
   if isinstance(mesh, jax.sharding.AbstractMesh):
-    return mesh.abstract_device.platform
-  return next(iter(sharding.device_set)).platform
+    return mesh.abstract_device
+  return next(iter(sharding.device_set))
+
+
+def platform_of(sharding: Sharding) -> str:
+  """Returns the platform of a sharding's devices."""
+  return device_of(sharding).platform
+
+
+def decode_kernel(
+    model: transformer.Model, settings: Settings, sharding: Sharding
+) -> str:
+  """Returns the kernel of decode steps, of `ragged.choose`.
+
+  Rows that share prompts begin together: a plain step reads their prompts once,
+  and they have about as many tokens each. So it is plain.
+  """
+  if rows_per_prompt(settings, sharding) > 1:
+    return "plain"
+  return ragged.choose(
+      model.config,
+      device_of(sharding),
+      (settings.max_prompt_tokens, settings.max_completion_tokens),
+      settings.num_rows // num_row_parts(settings, sharding),
+      head_parts(sharding, model.config) or 1,
+  )
 
 
 def rows_per_prompt(settings: Settings, sharding: Sharding) -> int:
@@ -876,8 +919,10 @@ class Programs:
   ):
     """Compiles nothing yet; `sharding` is that of `params_sharding`."""
     P, T = settings.max_prompt_tokens, settings.max_completion_tokens
+    kernel = decode_kernel(model, settings, sharding)
     self._settings = settings
-    self.num_blocks = len(block_lengths(P, T))
+    self.block_lengths = block_lengths(P, T, kernel)
+    self.num_blocks = len(self.block_lengths)
     self.rows_per_prompt = rows_per_prompt(settings, sharding)
     self.num_row_parts = num_row_parts(settings, sharding)
     self.sharding = sharding
@@ -888,8 +933,9 @@ class Programs:
     state = _shardings(sharding, settings.num_rows, self._state_shapes)
     self._state_shardings = state
     # The rows that make room for others.
-    aside = dataclasses.replace(settings, num_rows=settings.num_waiting)
-    empty_aside = functools.partial(empty_state, model, aside, sharding)
+    empty_aside = functools.partial(
+        placed(empty_state), num_rows=settings.num_waiting
+    )
     self._aside_shapes = None
     if settings.num_waiting:
       self._aside_shapes = jax.eval_shape(empty_aside)

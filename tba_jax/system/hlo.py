@@ -61,6 +61,10 @@ _KERNEL = re.compile(
 )
 _WORKSPACE = re.compile(r"\b[su]8\[\d+\](?:\{[^}]*\})?")
 
+# Attention that reads of a cache what its rows hold (`models/ragged.py`): its
+# first operand of floats has the queries, the others are keys and values.
+_RAGGED = re.compile(r"ragged_decode_attention")
+
 # Instructions that move nothing.
 _FREE = frozenset((
     "after-all", "bitcast", "constant", "get-tuple-element", "parameter",
@@ -82,11 +86,15 @@ class Costs:
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
     the padding of tiled layouts; nothing that stays in a faster memory.
+  cache_bytes: those of them that are caches of ragged attention, which gets
+    them whole and reads the pages that its rows' lengths need: a program does
+    not know how many.
   """
 
   flops: float
   collectives: dict[str, float]
   memory_bytes: float
+  cache_bytes: float
 
   @property
   def collective_bytes(self) -> float:
@@ -125,8 +133,12 @@ def costs(text: str) -> Costs:
   """
   computations, entry = _parse(text)
   flops, collectives = _walk(computations, entry, set())
+  moved = _moved(computations, entry)
   return Costs(
-      flops, dict(sorted(collectives.items())), _moved(computations, entry)
+      flops,
+      dict(sorted(collectives.items())),
+      moved,
+      moved - _moved(_without_caches(computations), entry),
   )
 
 
@@ -295,6 +307,28 @@ def _moved(computations: dict[str, _Computation], name: str) -> float:
     else:
       total += sum(each) or _moved_by(computations, computations[name], it)
   return total
+
+
+def _without_caches(
+    computations: dict[str, _Computation],
+) -> dict[str, _Computation]:
+  """Returns a module where ragged attention lacks its caches' operands."""
+
+  def change(computation: _Computation, it: _Instruction) -> _Instruction:
+    is_kernel = it.opcode == "custom-call" and _RAGGED.search(
+        it.name + it.attributes
+    )
+    if not is_kernel:
+      return it
+    is_float = lambda name: computation[name].type.startswith(("bf16", "f"))
+    caches = list(filter(is_float, it.operands))[1:]
+    kept = tuple(name for name in it.operands if name not in caches)
+    return dataclasses.replace(it, operands=kept)
+
+  return {
+      name: {key: change(computation, it) for key, it in computation.items()}
+      for name, computation in computations.items()
+  }
 
 
 def _runs(it: _Instruction) -> list[str]:

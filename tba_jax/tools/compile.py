@@ -102,8 +102,9 @@ class Compiled:
   outputs and what else the role holds. `arithmetic_s` and `links_s` are what
   FLOP and collectives take at the chip's peak rates. Of a chunk of decode
   steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
-  step. `kernels` has those that XLA calls and did not make, with the number of
-  places that call them.
+  step. Of `memory_bytes`, up to `cache_bytes` are read by kernels that read no
+  more of a cache than its rows hold. `kernels` has those that XLA calls and did
+  not make, with the number of places that call them.
   """
 
   fits: bool
@@ -116,6 +117,7 @@ class Compiled:
   collectives: dict[str, float] | None = None
   flops: float | None = None
   memory_bytes: float | None = None
+  cache_bytes: float | None = None
   kernels: dict[str, int] | None = None
   compile_s: float | None = None
   arithmetic_s: float | None = None
@@ -487,6 +489,7 @@ def compile_program(
       collectives=costs.collectives,
       flops=costs.flops,
       memory_bytes=costs.memory_bytes,
+      cache_bytes=costs.cache_bytes,
       kernels=hlo.kernels(text),
       compile_s=time.perf_counter() - start,
       arithmetic_s=chip and costs.flops / chip.flops_per_s,
@@ -529,10 +532,13 @@ def _describe(result: Compiled, chip: targets.Chip | None) -> str:
   size = sections.format_bytes
   of = f" of {size(chip.hbm_bytes)}" if chip else ""
   kernels = ", ".join(result.kernels) or "none but XLA's"
+  full = ""
+  if result.cache_bytes:
+    full = f" with full rows ({size(result.cache_bytes)} are their cache)"
   return (
       f"peak {size(result.peak_bytes)}{of} (temporaries"
       f" {size(result.temporary_bytes)}), receives"
       f" {size(result.collective_bytes)}, moves {size(result.memory_bytes)} of"
-      f" memory, {result.flops:.2e} FLOP, kernels: {kernels}; compiled in"
+      f" memory{full}, {result.flops:.2e} FLOP, kernels: {kernels}; compiled in"
       f" {result.compile_s:.0f} s"
   )

@@ -24,7 +24,7 @@ _FOLDER = pathlib.Path(sys.prefix, "gpu_compiler")
 _LENGTHS = (128, 127)
 # Prints a train step with tokens split over GPUs; by target and length, others;
 # then prefill and decode steps on one and two GPUs, with the bytes of weights
-# and cache on each.
+# and cache on each, and decode steps with a kernel, for multiples of 16 tokens.
 _PROGRAM = """
 import dataclasses, json, sys
 import jax
@@ -68,6 +68,10 @@ for num_devices in (1, 8):
   found, _ = compile.compile_program(step, 0, chips[0])
   out[f"{target} decode"] = dataclasses.asdict(found)
   out[f"{target} needs"] = step.own_bytes
+  config, target, (_, (_, chips)) = make(num_devices, 128, sys.argv[1])
+  step = compile.searcher(config, chips).programs["decode_chunk"]
+  found, _ = compile.compile_program(step, 0, chips[0])
+  out[f"{target} ragged"] = dataclasses.asdict(found)
 print(json.dumps(out))
 """
 
@@ -115,6 +119,11 @@ class GpuCompileTest(absltest.TestCase):
       self.assertIn("cudnn$fmhaSoftmax", prefill["kernels"])
       moved = found[f"{target} decode"]["memory_bytes"]
       self.assertBetween(moved / found[f"{target} needs"], 0.9, 1.4)
+      self.assertEqual(found[f"{target} decode"]["cache_bytes"], 0)
+      # Keys and values of 16 rows in two layers; 2 of 4 heads on two GPUs.
+      heads = 4 if target == "h100:1" else 2
+      cache = 2 * 2 * 16 * (32 + 128) * heads * 64 * 2
+      self.assertEqual(found[f"{target} ragged"]["cache_bytes"], cache)
 
 
 if __name__ == "__main__":

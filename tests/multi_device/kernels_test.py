@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Splash attention over a mesh: each device has its own heads and prompts."""
+"""Kernels over a mesh: each device has its own heads, and prompts or rows."""
 
 import os
 from unittest import mock
@@ -14,7 +14,9 @@ import numpy as np
 
 from tba_jax.config import settings
 from tba_jax.models import attention
+from tba_jax.models import cache
 from tba_jax.models import kernels
+from tba_jax.models import ragged
 from tba_jax.models import sequence
 from tba_jax.policy import sharding
 from tests.support import kernels_on_cpu
@@ -79,6 +81,55 @@ class SplashTest(parameterized.TestCase):
       )
     self.assertEqual(set(shapes), {own_shape})
     chex.assert_trees_all_close(found, gradients(plain), rtol=1e-5, atol=2e-5)
+
+
+class RaggedTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Parts of the cache's heads, which `tensor` splits or does not.
+      (2, (2, 16, 8)),
+      (1, (2, 16, 16)),
+  )
+  def test_equals_plain_over_a_mesh(self, num_parts, own_shape):
+    R, G, M, Dh, C = 4, 2, 3, 8, 16
+    devices = np.array(jax.devices()).reshape(2, 2)
+    mesh = jax.sharding.Mesh(devices, ("data", "tensor"))
+    keys = jax.random.split(jax.random.key(0), 7)
+    shape = R, num_parts, C, G // num_parts * Dh
+    layer = [
+        {
+            n: jax.random.normal(keys[2 * b + i], shape)
+            for i, n in enumerate("kv")
+        }
+        for b in range(2)
+    ]
+    lengths = jnp.array([[3, 1], [16, 16], [1, 9], [7, 2]])
+    updates = [
+        cache.BlockUpdate(
+            jnp.full(R, C) if b == 0 else lengths[:, b] - 1,
+            jnp.arange(C)[None] < lengths[:, b, None],
+        )
+        for b in range(2)
+    ]
+    q, k, v = (
+        jax.random.normal(key, (R, G, *rest))
+        for key, rest in zip(keys[4:], ((M, Dh), (Dh,), (Dh,)))
+    )
+    shapes = []
+
+    def pages(q, pairs, *args, run=ragged.pages, **kwargs):
+      shapes.append(pairs[0][0].shape)
+      return run(q, pairs, *args, **kwargs)
+
+    fn = sequence.split_tokens(
+        lambda *args: ragged.attend("pages", layer, updates, *args)[0],
+        *(mesh, ("data",), (), ("tensor",)),
+    )
+    with mock.patch.object(ragged, "pages", pages):
+      found = jax.jit(fn)(q, k, v)
+    self.assertEqual(set(shapes), {own_shape})
+    expected, _ = cache.attend(layer, updates, q, k, v)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

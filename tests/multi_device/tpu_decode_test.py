@@ -12,8 +12,10 @@ from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Prints the bytes of a step's arguments and traffic, in units of those that it
-# must read: two layers, heads of 64, 32 rows of 256 + 256 tokens, each with its
-# own prompt, then with one for 8, then with weights of int8.
+# must read, and the caches that kernels read in part: two layers, heads of 64,
+# 32 rows of 256 + 256 tokens, each with its own prompt, then with one for 8,
+# then with weights of int8. Then those of one of four devices, which split rows
+# with their own prompts, and heads.
 _PROGRAM = """
 import os
 os.environ.update(
@@ -28,33 +30,40 @@ from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import hlo
 from tests.support import tiny_model
 
-device = topologies.get_topology_desc(
-    platform="tpu", topology_name="v5e:2x2").devices[0]
-on_device = jax.sharding.SingleDeviceSharding(device)
+devices = topologies.get_topology_desc(
+    platform="tpu", topology_name="v5e:2x2").devices
+on_device = jax.sharding.SingleDeviceSharding(devices[0])
+mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
+on_mesh = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 model = tiny_model.make_model(
     width=1024, num_heads=16, num_kv_heads=8, head_dim=64, mlp_width=4096,
     vocab_size=1024, max_positions=512, compute_dtype="bfloat16")
-put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_device)
 params = jax.eval_shape(model.init, jax.random.key(0))
-for shared, weights in ((1, ""), (8, ""), (8, "int8")):
+for shared, weights, place in (
+    (1, "", on_device), (8, "", on_device), (8, "int8", on_device),
+    (1, "", on_mesh)):
   settings = requests.Settings(
       temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
       max_completion_tokens=256, num_rows=32, chunk_steps=8, pad_id=0, seed=0,
       most_rows_per_prompt=shared, weights=weights)
+  put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   decode_params = jax.tree.map(put, jax.eval_shape(
       lambda x: slots_lib.decode_params(model, settings, x), params))
-  programs = slots_lib.Programs(model, settings, on_device)
+  programs = slots_lib.Programs(model, settings, place)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(
       decode_params, state, count, count, programs.num_blocks).compile()
-  needed = sum(
-      x.size * x.dtype.itemsize
-      for x in jax.tree.leaves((decode_params, state.cache)))
-  moved = hlo.costs(compiled.as_text()).memory_bytes
+  num_bytes = lambda tree: sum(
+      np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in jax.tree.leaves(tree))
+  needed = num_bytes((decode_params, state.cache))
+  costs = hlo.costs(compiled.as_text())
+  moved = costs.memory_bytes
   print(len(state.prompt_mask))
   print(compiled.memory_analysis().argument_size_in_bytes / needed)
   print(moved / needed)
   print(moved)
+  print(costs.cache_bytes / num_bytes(state.cache))
 shape = settings.prefill_size, settings.max_prompt_tokens
 prefill = programs.prefill.lower(
     decode_params, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
@@ -81,15 +90,17 @@ class TpuDecodeTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     *numbers, num_kernels = map(float, done.stdout.split())
     self.assertGreater(num_kernels, 0)  # Splash attention of the prefill.
-    self.assertEqual(numbers[::4], [32, 4, 4])
-    for arguments in numbers[1::4]:
+    self.assertEqual(numbers[::5], [32, 4, 4, 32])
+    for arguments in numbers[1::5]:
       self.assertLess(arguments, 1.1)
-    # Blocks that are written to may pass through fast memory and back.
-    for moved in numbers[2:8:4]:
-      self.assertLess(moved, 1.5)
+    # A kernel has all of the cache where prompts are not shared. Blocks that
+    # plain steps write to may pass through fast memory and back.
+    self.assertEqual(numbers[4::5], [1, 0, 0, 1])
+    for moved, most in zip(numbers[2::5], (1.1, 1.5, 1.5, 1.1)):
+      self.assertLess(moved, most)
     # Kernels and head: 2 layers of 16 + 8 + 8 + 16 heads and 3 matrices of the
     # MLP, and 1024 tokens, a byte less each.
-    _, floats, integers = numbers[3::4]
+    _, floats, integers, _ = numbers[3::5]
     saved = 1024 * (2 * (48 * 64 + 3 * 4096) + 1024)
     self.assertBetween((floats - integers) / saved, 0.98, 1.0)
 

@@ -116,6 +116,29 @@ class HloTest(parameterized.TestCase):
     self.assertEqual(found.memory_bytes, 2 * 8 * (64 * 16 + 16 * 32 + 64 * 32))
     self.assertEqual(hlo.kernels(text), {"cublas$lt$matmul": 1})
 
+  @parameterized.parameters(
+      # The name of a kernel is the instruction's on TPU, a scope's on GPU.
+      ("ragged_decode_attention.2", "tpu_custom_call", "while/body", 1),
+      ("pallas_call.2", "__gpu$xla.gpu.triton",
+       "while/body/ragged_decode_attention/jit(mqa)", 1),
+      ("pallas_call.2", "__gpu$xla.gpu.triton", "while/body/jit(mqa)", 0),
+  )  # fmt: skip
+  def test_tells_caches_of_ragged_attention_apart(
+      self, name, target, scope, is_ragged
+  ):
+    text = _entry(
+        "%start = s32[4]{0} parameter(0)",
+        "%q = bf16[4,16,64]{2,1,0} parameter(1)",
+        "%k = bf16[4,128,64]{2,1,0} parameter(2)",
+        "%v = bf16[4,128,64]{2,1,0} parameter(3)",
+        f"ROOT %{name} = bf16[4,16,64]{{2,1,0}} custom-call(%start, %q, %k,"
+        f' %v), custom_call_target="{target}", metadata={{op_name="{scope}"}}',
+    )
+    found = hlo.costs(text)
+    caches = 2 * 4 * 128 * 64 * 2
+    self.assertEqual(found.memory_bytes, 4 * 4 + 2 * 4 * 16 * 64 * 2 + caches)
+    self.assertEqual(found.cache_bytes, is_ragged * caches)
+
   @parameterized.parameters(("", 2), ("Backward", 5))
   def test_counts_products_of_cudnn_attention(self, suffix, num_products):
     found = hlo.costs(

@@ -1,0 +1,154 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that a decode step touches with rows of mixed lengths.
+
+    python -m benchmarks ragged_decode [DEVICES TENSOR …]
+
+compiles a searcher's decode steps with plain attention and with the kernel
+(`models/ragged.py`) for each row (without operands, those of `ROWS`), and
+prints a row of Markdown for it to standard error. The model has the shape of
+Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to (r / 64)³, so
+that the mean is a quarter of the longest; prompts of all lengths meet
+completions of all lengths.
+
+Figures of one device: the weights, the keys and values of the tokens that are
+there, what is touched outside of the layers (logits, mostly), and what the
+layers touch beside their weights. Models of two and of four layers are
+compiled: what two layers add, eight times, is what 16 touch. Those of plain
+steps are the compiler's. A program does not know how many pages a kernel reads:
+these are counted by the kernel's grid, everything else is the compiler's.
+Nothing is run: the figures say nothing of time.
+"""
+
+from collections.abc import Sequence
+import functools
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from benchmarks import slices
+from tba_jax.config import settings
+from tba_jax.models import ragged
+from tba_jax.tools import compile as compile_lib
+
+_MODEL = "meta-llama/Llama-3.2-1B"
+_NUM_ROWS, _NUM_PROMPT, _NUM_TOKENS = 64, 512, 2048
+# Devices, and how many of them split the heads.
+ROWS = (("v5e:2x2", "1"), ("h100:1", "1"))
+_COLUMNS = (
+    "devices", "tensor", "weights, GB", "live tokens, GB", "outside, GB",
+    "plain, GB", "/ live", "kernel, GB", "/ live", "its pages / live",
+)  # fmt: skip
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the figures of each row, and prints them as Markdown."""
+  del config
+  rows = list(zip(*[iter(operands)] * 2, strict=True)) or ROWS
+  out = []
+  slices.print_row(_COLUMNS)
+  slices.print_row(["---"] * len(_COLUMNS))
+  with tempfile.TemporaryDirectory() as folder:
+    for devices, tensor in rows:
+      figures = _measure(folder, devices, int(tensor))
+      out.append({"row": [devices, tensor], **figures})
+      gb = {name: f"{value / 1e9:.2f}" for name, value in figures.items()}
+      times = {
+          name: f"{figures[name] / figures['live']:.2f}"
+          for name in ("plain", "kernel", "pages")
+      }
+      slices.print_row([
+          *(devices, tensor, gb["weights"], gb["live"], gb["outside"]),
+          *(gb["plain"], times["plain"], gb["kernel"], times["kernel"]),
+          times["pages"],
+      ])  # fmt: skip
+  return {"rows": out}
+
+
+def spans(
+    num_rows: int, lengths: Sequence[int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+  """Returns the columns that rows see of prompts and of their own tokens."""
+  share = ((1 + np.arange(num_rows)) / num_rows) ** 3
+  prompt, own = (np.ceil(C * share).astype(int) for C in lengths)
+  prompt = np.random.default_rng(0).permutation(prompt)
+  P = lengths[0]
+  return [(P - prompt, np.full(num_rows, P)), (np.zeros_like(own), own)]
+
+
+def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
+  """Returns bytes that a device touches in a step, by what for."""
+  shape = json.loads(slices.SHAPES.read_text())[_MODEL]
+  num_layers, depths, found = shape["num_hidden_layers"], (2, 4), {}
+  for depth in depths:
+    shape["num_hidden_layers"] = depth
+    pathlib.Path(folder, "config.json").write_text(json.dumps(shape))
+    for attention in ("plain", "auto"):
+      own, chips, step = _searcher(folder, devices, tensor, attention)
+      costs, _ = compile_lib.compile_program(step, 0, chips[0])
+      if costs.memory_bytes is None:
+        raise ValueError(costs.error)
+      found[attention, depth] = costs.memory_bytes - costs.cache_bytes
+    if not costs.cache_bytes:
+      raise ValueError(f"{devices}: decode steps have no kernel")
+  layer = {
+      name: (found[name, 4] - found[name, 2]) / 2 for name in ("plain", "auto")
+  }
+  c, num_bytes = own.model.config, compile_lib.held.num_bytes
+  weights = num_bytes(own.decode_params.layers[0])
+  others = dict(own.decode_params.others)
+  if not c.tie_embeddings:
+    # A step reads its tokens' rows of it.
+    del others["embed"]
+  lengths = _NUM_PROMPT, _NUM_TOKENS
+  rows = spans(_NUM_ROWS, lengths)
+  column = c.num_kv_heads // tensor * c.head_dim * 2
+  kernel = "pages" if chips[0].platform == "tpu" else "splits"
+  read = ragged.num_read(kernel, lengths, rows, column)
+  live = sum(int((end - start).sum()) for start, end in rows)
+  each = 2 * num_layers * column
+  outside = found["auto", 2] - 2 * layer["auto"] - num_bytes(others)
+  return {
+      "weights": num_layers * weights + num_bytes(others),
+      "live": live * each,
+      "outside": outside,
+      "plain": num_layers * (layer["plain"] - weights),
+      "kernel": num_layers * (layer["auto"] - weights) + read * each,
+      "pages": read * each,
+  }
+
+
+def _searcher(
+    folder: str, devices: str, tensor: int, attention: str
+) -> tuple[Any, Sequence[jax.Device], compile_lib.Program]:
+  """Returns a searcher's arrays, devices and decode steps."""
+  c = settings.get_config()
+  c.init = folder
+  c.model.attention, c.model.compute_dtype = attention, "bfloat16"
+  c.search.mesh.tensor = tensor
+  c.sampling.num_rows = _NUM_ROWS
+  c.sampling.max_prompt_tokens = _NUM_PROMPT
+  c.sampling.max_completion_tokens = _NUM_TOKENS
+  # Completions wait for rows: their lengths are mixed.
+  c.search.samples_per_prompt = 2 * _NUM_ROWS
+  _, (_, chips) = compile_lib.devices_of(c, [devices])
+  mesh = compile_lib.sharding.make_mesh(
+      compile_lib.held.searcher_sizes(c), chips
+  )
+  own = compile_lib.held.searcher(c, mesh)
+  lower = functools.partial(
+      own.programs.decode_chunk.lower,
+      own.decode_params,
+      own.programs.abstract_state,
+      np.int32(own.settings.chunk_steps),
+      np.int32(_NUM_ROWS),
+      own.programs.num_blocks,
+  )
+  return own, chips, compile_lib.Program(lower, 0, "")
