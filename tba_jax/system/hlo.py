@@ -86,8 +86,8 @@ class Costs:
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
     the padding of tiled layouts; nothing that stays in a faster memory.
-  cache_bytes: those of them that are caches of ragged attention, which gets
-    them whole and reads the pages that its rows' lengths need: a program does
+  cache_bytes: bytes of them that are caches of ragged attention, which gets
+    caches whole and reads the pages that its rows' lengths need: a program does
     not know how many.
   """
 
