@@ -93,9 +93,12 @@ class TpuDecodeTest(absltest.TestCase):
     self.assertEqual(numbers[::5], [32, 4, 4, 32])
     for arguments in numbers[1::5]:
       self.assertLess(arguments, 1.1)
-    # A kernel has all of the cache where prompts are not shared. Blocks that
-    # plain steps write to may pass through fast memory and back.
-    self.assertEqual(numbers[4::5], [1, 0, 0, 1])
+    # A kernel reads the cache where prompts are not shared, but for what the
+    # compiler brings to fast memory before: of caches so small, some blocks.
+    one, *plain, four = numbers[4::5]
+    self.assertEqual(plain, [0, 0])
+    self.assertBetween(min(one, four), 0.7, 1.0)
+    # Blocks that plain steps write to may pass through fast memory and back.
     for moved, most in zip(numbers[2::5], (1.1, 1.5, 1.5, 1.1)):
       self.assertLess(moved, most)
     # Kernels and head: 2 layers of 16 + 8 + 8 + 16 heads and 3 matrices of the
