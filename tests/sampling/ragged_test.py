@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import jax
 import numpy as np
 
@@ -25,7 +26,7 @@ class RaggedTest(parameterized.TestCase):
   def test_completions_are_those_of_plain_attention(self, kernel, parts, shape):
     # Twelve completions of all lengths go through four rows.
     model = tiny_model.make_model(
-        num_layers=1, num_kv_heads=2, head_dim=16, max_positions=64, **shape
+        num_layers=1, num_kv_heads=2, head_dim=16, max_positions=80, **shape
     )
     params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
     rng = np.random.default_rng(0)
@@ -34,27 +35,28 @@ class RaggedTest(parameterized.TestCase):
             rng.integers(2, tiny_model.VOCAB, length), length, 0, 2,
             max_tokens=most,
         )
-        for length, most in ((1, 30), (2, 3), (5, 9), (9, 1), (16, 12), (3, 5))
+        for length, most in ((1, 50), (2, 3), (5, 9), (9, 1), (16, 12), (3, 5))
     ]  # fmt: skip
-    found = {}
+    chex.clear_trace_counter()
+    decode_chunk, found = slots_lib.decode_chunk, {}
     for name in ("plain", kernel):
       sampler = sampler_case.make(
           model,
           num_rows=4,
           max_prompt_tokens=16,
-          max_completion_tokens=32,
+          max_completion_tokens=64,
           temperature=0.0,
       )
       with (
           mock.patch.object(slots_lib, "head_parts", lambda *_: parts),
           mock.patch.object(slots_lib, "decode_kernel", lambda *_, n=name: n),
+          mock.patch.object(slots_lib, "decode_chunk", decode_chunk),
       ):
         found[name] = sampler.sample(params, requests, version=0)
-        if name == kernel:
-          (programs,) = sampler._programs.values()
-          self.assertEqual(programs.block_lengths, (16, 32))
-          # Lengths change, and the program stays.
-          self.assertEqual(programs.decode_chunk._cache_size(), 1)
+        (programs,) = sampler._programs.values()
+      # Lengths change, and a kernel's program stays.
+      decode_chunk = chex.assert_max_traces(decode_chunk, n=1)
+    self.assertEqual(programs.block_lengths, (16, 64))
     lengths = np.concatenate([f.lengths for f in found[kernel]])
     self.assertGreater(len(set(lengths.tolist())), 3)
     for one, other in zip(found["plain"], found[kernel], strict=True):
