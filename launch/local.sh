@@ -41,6 +41,7 @@ for arg in "$@"; do
   case "$arg" in
     -h | --help) usage; exit 0 ;;
     --dry_run) dry_run=1; continue ;;
+    --workdir=*) workdir="${arg#*=}"; continue ;;
     --config | --config=*) config=() ;;
   esac
   arguments+=("$arg")

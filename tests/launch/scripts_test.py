@@ -188,7 +188,11 @@ class ScriptsTest(parameterized.TestCase):
         r"\.venv/bin/pip install -c constraints\.txt -e \.\n",
     )
 
-  @parameterized.parameters(["--dry_run", "there"], ["there", "--dry_run"])
+  @parameterized.parameters(
+      ["--dry_run", "there"],
+      ["there", "--dry_run"],
+      ["--workdir=there", "--dry_run"],
+  )
   def test_a_dry_run_on_this_machine_shows_the_plan(self, *arguments):
     root = self.folder / "copy"
     (root / "launch").mkdir(parents=True)
