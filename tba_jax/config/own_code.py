@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tries a user's own loss, rewards and logs before a run, in another process.
+"""Tries a user's own loss, rewards, environments and logs before a run.
 
-The process (`learning/rehearsal.py`) may import JAX, and end, hang or crash as
-user code may.
+It does so in another process (`learning/rehearsal.py`), which may import JAX,
+and end, hang or crash as user code may.
 """
 
 from collections.abc import Mapping

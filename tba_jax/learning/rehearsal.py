@@ -4,8 +4,8 @@
 
 Reads the config and what to try (`config/own_code.py`) as JSON from standard
 input, and writes a list of problems: the loss is traced on the shapes of a
-batch, the reward is computed for an example, as a run does it; of a log, the
-prompts are looked up.
+batch, the reward is computed for an example, as a run does it; what
+environments say first is read, and the prompts of a log are looked up.
 """
 
 import contextlib

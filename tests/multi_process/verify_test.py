@@ -167,7 +167,7 @@ class VerifyTest(parameterized.TestCase):
     self.assert_wrong(("replay", what))
 
   def test_finds_a_repeated_block(self):
-    # Of the first segment: the last may hold only the searcher's leave.
+    # The last segment may hold no block, only that the searcher has left.
     first, *_, last = self.segments()
     (span, *_), _ = journal.read_segment(first, int(first.stem.split("-")[1]))
     start, data = int(last.stem.split("-")[1]), last.read_bytes()
