@@ -14,12 +14,14 @@ import time
 from absl.testing import absltest
 import pytest
 
+from tba_jax.channels import journal
 from tba_jax.channels import leases
 from tba_jax.channels import messages
 from tba_jax.learning import publication
 from tba_jax.monitor import run_directory
 from tba_jax.tools import verify
 from tba_jax.transport import base
+from tba_jax.transport import wire
 from tests.support import harness
 from tests.support import waiting
 
@@ -47,6 +49,15 @@ _STOPPED_S = 6.0
 # Longest time that a process outlives its supervisor: the start of an
 # interpreter, on a busy machine.
 _END_S = 2.0
+
+
+def _journaled(workdir: pathlib.Path) -> dict[str, int]:
+  """Returns the completions that searchers had made by their newest block."""
+  completions = {}
+  for _, payload in journal.read_records(workdir / "replay", 0):
+    header, _ = wire.decode_unverified(payload)
+    completions[header["sid"]] = header["totals"]["completions"]
+  return completions
 
 
 class RunFaultsTest(absltest.TestCase):
@@ -120,7 +131,8 @@ class RunFaultsTest(absltest.TestCase):
   def test_counts_announced_completions_though_all_roles_died(
       self,
   ):
-    run = self.start(**{"train.num_steps": 120})
+    # A searcher that is far ahead of a slow trainer would have nothing to do.
+    run = self.start(**{"train.num_steps": 120, "search.lead_steps": 100})
     run.wait_for_step(5)
     info = run_directory.open_run(
         str(self.workdir), run_directory.load_config(str(self.workdir))
@@ -139,14 +151,13 @@ class RunFaultsTest(absltest.TestCase):
       return sum(announced.values())
 
     pids = {role: run.pids(role)[0] for role in ("trainer", "searcher")}
-    before = read()
     # No trainer comes back before the searcher dies.
     waiting.stop(run.process.pid)
     os.kill(pids["trainer"], signal.SIGKILL)
-    # It samples on until it is out of credits, and no trainer reads its lease.
-    run.wait_for(lambda: read() > before, "announcement")
-    time.sleep(1.0)
-    read()
+    waiting.wait_until(lambda: not waiting.is_running(pids["trainer"]))
+    # The searcher samples on, and no trainer reads its lease.
+    delivered = sum(_journaled(self.workdir).values())
+    run.wait_for(lambda: read() > delivered, "announcement")
     os.kill(pids["searcher"], signal.SIGKILL)
     run.kill("kvservice")
     run.process.send_signal(signal.SIGCONT)
