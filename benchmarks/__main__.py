@@ -31,6 +31,7 @@ BENCHMARKS = (
     "faults",
     "free_search",
     "fuzz",
+    "gpu_attention",
     "listeners",
     "logged",
     "long_completions",

@@ -23,6 +23,7 @@ _PACKAGES = {
 _OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
 # Imported in environments of their own.
 _ELSEWHERE = {
+    "benchmarks/gpu_attention.py": {"tokamax"},
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
     "benchmarks/trl_gkd.py": {"datasets", "trl"},
     "benchmarks/trl_grpo.py": {"datasets", "trl"},
