@@ -75,7 +75,7 @@ def run(
     RuntimeError: a run failed.
   """
   cases = [_parse(operand) for operand in operands or _CASES]
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   rows, synchronous_s = [], {}
   for ratio, searchers in cases:
     steps = num_steps or (_STEPS if ratio <= 1 else _SLOW_STEPS)

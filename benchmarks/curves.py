@@ -53,7 +53,7 @@ def run_all(
     All results in the folder.
   """
   seeds, names = results.parse(operands, settings)
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   config = fine_tune(config, folder)
 
   def train(name: str, seed: int) -> dict[str, Any]:

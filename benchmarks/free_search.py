@@ -47,7 +47,7 @@ def run(
     RuntimeError: a run failed.
   """
   counts = [int(operand) for operand in operands] or _SEARCHERS
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   config = curves.fine_tune(search.make_config(config), search.FOLDER)
   config = make_free(config)
   rows = [_measure(config, count) for count in counts]

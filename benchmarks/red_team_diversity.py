@@ -72,7 +72,7 @@ def run(
     RuntimeError: a run failed.
   """
   seeds, names = results.parse(operands, SETTINGS)
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   config = curves.fine_tune(config, _FOLDER)
   with config.unlocked():
     # The trainer waits for each evaluation, so that none is skipped.

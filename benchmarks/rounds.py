@@ -92,7 +92,7 @@ def run(
   """
   del config
   seeds, names = results.parse(operands, SETTINGS)
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   for size in (_SMALL, _LARGE):
     _measure([n for n in names if SETTINGS[n].size == size], size, seeds)
   found = results.read(_run_names(SETTINGS), _RESULTS)

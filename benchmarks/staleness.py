@@ -246,7 +246,7 @@ def _measure(task: str, runs: Iterator[Run]) -> None:
   missing = [key for key in runs if not _path(key).exists()]
   if not missing:
     return
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   config = curves.fine_tune(make_config(task), _STARTS / task)
   bench = sweep.Bench(config, "")
   try:

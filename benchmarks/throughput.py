@@ -58,7 +58,7 @@ def run(
     RuntimeError: a run failed.
   """
   repeats = int(operands[0]) if operands else _REPEATS
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   config = make_config(config, model)
   names = ["asynchronous", "synchronous"]
   names += filter(peer_grpo.is_installed, peer_grpo.PEERS)

@@ -153,7 +153,7 @@ def run(
           f" {peer}; {peer_grpo.variable(peer)} names an interpreter that can",
           file=sys.stderr,
       )
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   results.measure(
       seeds,
       [name for name in names if name not in left_out],

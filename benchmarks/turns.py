@@ -91,7 +91,7 @@ def run(
   """
   del config
   seeds, names = results.parse(operands, RUNS)
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   benches: list[sweep.Bench] = []
 
   def make(name: str, seed: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tba_jax.learning import cluster
 from tba_jax.learning import host_state as host_state_lib
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 
 # Items of a checkpoint, which are its folders.
 _STATE, _HOST = "state", "host"
@@ -226,7 +227,9 @@ class Checkpointer:
         enable_async_checkpointing=True,
         # Orbax in other threads would wait for these directories.
         async_options=ocp.AsyncOptions(
-            create_directories_asynchronously=False, **together
+            create_directories_asynchronously=False,
+            post_finalization_callback=processes.trim_memory,
+            **together,
         ),
     )
     return ocp.CheckpointManager(self._directory, options=options)

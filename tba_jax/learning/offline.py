@@ -59,7 +59,7 @@ def run_program(
   if config.trainer.cpu_devices:
     count = config.trainer.cpu_devices * config.trainer.num_processes
     jax.config.update("jax_num_cpu_devices", count)
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   stop = processes.stop_on_signals()
 
   def show(step: int, num_steps: int, metrics: dict[str, float]) -> None:

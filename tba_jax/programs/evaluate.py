@@ -74,7 +74,7 @@ def run_evaluate(
     config: ml_collections.ConfigDict, workdir: str, operands: Sequence[str]
 ) -> int:
   """Runs the program; returns its exit status."""
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   try:
     run(config, workdir, operands)
   except (ValueError, FileNotFoundError) as error:

@@ -144,7 +144,7 @@ def _run_program(
     config: ml_collections.ConfigDict,
     operands: Sequence[str],
 ) -> int:
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   try:
     if operands:
       raise ValueError(f"operands {' '.join(operands)}: allowed none")

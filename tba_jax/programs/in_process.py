@@ -79,7 +79,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
   validate.validate(config)
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   started = time.monotonic()
   in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
   with (

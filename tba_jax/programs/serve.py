@@ -61,7 +61,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   from tba_jax.serving import connections
   from tba_jax.serving import engine as engine_lib
 
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   processes.raise_open_files()
   try:
     # Before the model is loaded, which may take minutes.

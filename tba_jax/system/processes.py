@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import hashlib
 import logging
@@ -41,6 +42,10 @@ ROLE_ENVIRONMENT = {
 SUPERVISED = "TBA_JAX_SUPERVISED"
 # Environment variable with the folder of compiled programs.
 CACHE_VARIABLE = "TBA_JAX_CACHE_DIR"
+
+# JAX's event of a program that was compiled, or read from the cache.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_LONG_COMPILATION_S = 0.5
 
 # Prefix of the names of threads that `leave` does not wait for.
 LEFT_BEHIND = "left_behind"
@@ -303,7 +308,7 @@ def start_role() -> threading.Event:
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_worth_logging)
   absl_logging.info("cores %s", available_cores())
-  enable_compilation_cache()
+  prepare_compiling()
   return stop_on_signals()
 
 
@@ -413,13 +418,40 @@ def _make_cache(root: str, what: str) -> str:
   return root
 
 
-def enable_compilation_cache() -> None:
-  """Turns on JAX's persistent compilation cache; raises as its directory."""
+def prepare_compiling() -> None:
+  """Turns on JAX's persistent compilation cache; raises as its directory.
+
+  After a long compilation its memory is given back, see `trim_memory`.
+  """
   import jax  # pylint: disable=g-import-not-at-top
 
   jax.config.update("jax_compilation_cache_dir", cache_directory())
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  _watch_compilations()
+
+
+@functools.cache
+def _watch_compilations() -> None:
+  import jax  # pylint: disable=g-import-not-at-top
+
+  jax.monitoring.register_event_duration_secs_listener(_trim_after_compiling)
+
+
+def _trim_after_compiling(event: str, duration_s: float, **_: Any) -> None:
+  if event == _COMPILED and duration_s >= _LONG_COMPILATION_S:
+    trim_memory()
+
+
+def trim_memory() -> None:
+  """Gives memory back that was freed and that the C library keeps.
+
+  A model's programs leave half a gigabyte after they were compiled or read, and
+  a save as much as it wrote. Does nothing where the library is not glibc.
+  """
+  trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+  if trim is not None:
+    trim(0)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -124,7 +124,7 @@ def _replay(
       )
     cores = processes.available_cores()[: start.machine.get("cores")]
     processes.pin(cores)
-    processes.enable_compilation_cache()
+    processes.prepare_compiling()
     info = run_directory.open_run(workdir, config)
     cluster = cluster_lib.join(config.trainer, (), info.secret)
     for name, here in device_work.machine().items():

@@ -634,10 +634,10 @@ def run(
     ]
     if cores:
       processes.pin(cores)
-    processes.enable_compilation_cache()
+    processes.prepare_compiling()
     _make_runs(config, workdir, runs, stop)
     return processes.EXIT_INTERRUPTED if stop.is_set() else processes.EXIT_OK
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   try:
     return _sweep(config, workdir, runs, stop)
   except (ValueError, FloatingPointError) as error:

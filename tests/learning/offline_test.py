@@ -201,7 +201,7 @@ class RunProgramTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.stop = threading.Event()
-    self.patch("enable_compilation_cache")
+    self.patch("prepare_compiling")
     self.patch("stop_on_signals", return_value=self.stop)
 
   def patch(self, name, **arguments):

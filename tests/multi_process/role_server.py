@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     # Before a device is touched: XLA makes its threads for the cores it finds.
     os.sched_setaffinity(0, processes.parse_cores(core))
   faulthandler.enable()
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   for line in sys.stdin:
     role, workdir, *operands = line.split()
     config = run_directory.load_config(workdir)

@@ -146,7 +146,7 @@ class EvaluateTest(absltest.TestCase):
       os.close(lock)
 
   def test_exit_status(self):
-    with mock.patch.object(processes, "enable_compilation_cache"):
+    with mock.patch.object(processes, "prepare_compiling"):
       status = evaluate.run_evaluate(self.config, self.workdir, ["nowhere"])
       self.assertEqual(status, processes.EXIT_CONFIG)
       status = evaluate.run_evaluate(self.config, self.workdir, ["3"])

@@ -672,7 +672,7 @@ class LinesTest(absltest.TestCase):
     ):
       with (
           mock.patch.object(programs_generate, "score", side_effect=[result]),
-          mock.patch.object(processes, "enable_compilation_cache"),
+          mock.patch.object(processes, "prepare_compiling"),
           contextlib.redirect_stderr(io.StringIO()),
       ):
         found = programs_generate.run_score(self.config, None, [])

@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
   config_path, workdir, out, core = argv
   if core:
     os.sched_setaffinity(0, processes.parse_cores(core))
-  processes.enable_compilation_cache()
+  processes.prepare_compiling()
   with open(config_path) as file:
     config = ml_collections.ConfigDict(json.load(file)["config"])
   np.savez(out, **run(config, workdir))

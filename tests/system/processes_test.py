@@ -19,6 +19,33 @@ from tba_jax.system import processes
 from tests.support import waiting
 
 _ROOT = pathlib.Path(__file__).parents[2]
+# Frees 150 MB below a block that stays, and compiles. Prints the share of them
+# that the process has given back after a short and after a "long" compilation.
+_COMPILE = """
+import ctypes, jax
+from tba_jax.system import processes
+
+def resident():
+  with open("/proc/self/statm") as file:
+    return int(file.read().split()[1]) * 4096
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+processes.prepare_compiling()
+jax.jit(lambda x: x - 1)(1.0)
+blocks = [libc.malloc(3000) for _ in range(50_000)]
+for block in blocks:
+  libc.memset(block, 1, 3000)
+for block in blocks[:-1]:
+  libc.free(block)
+for least, function in ((60.0, lambda x: x + 1), (0.0, lambda x: x * 2)):
+  processes._LONG_COMPILATION_S = least
+  before = resident()
+  jax.jit(function)(1.0)
+  print((before - resident()) / 150e6)
+"""
 
 
 class OpenFilesTest(absltest.TestCase):
@@ -148,6 +175,19 @@ class SignalsTest(absltest.TestCase):
         printed, _ = process.communicate(timeout=60)
       wanted = own.get(name, processes.ROLE_ENVIRONMENT[name])
       self.assertEqual(printed, f"{process.pid} ['a b', 'c'] {wanted}\n")
+
+  def test_memory_of_a_long_compilation_is_given_back(self):
+    ended = subprocess.run(
+        [sys.executable, "-c", _COMPILE],
+        cwd=_ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    after_short, after_long = map(float, ended.stdout.split())
+    self.assertLess(after_short, 0.1)
+    self.assertGreater(after_long, 0.7)
 
   def test_leave_waits_for_threads_unless_they_are_named_so(self):
     for name, wanted in (("other", "3 done"), (processes.LEFT_BEHIND, "3 ")):

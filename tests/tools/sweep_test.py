@@ -303,7 +303,7 @@ class SweepTest(absltest.TestCase):
         )
     )
     FakeBench.made.clear()
-    for name in ("enable_compilation_cache", "stop_on_signals"):
+    for name in ("prepare_compiling", "stop_on_signals"):
       self.enter_context(
           mock.patch.object(processes, name, return_value=self.stop)
       )
