@@ -37,14 +37,23 @@ if (($#)) && [[ "$1" != -* ]]; then
 fi
 config=("--config=$root/configs/countdown.py")
 arguments=()
-for arg in "$@"; do
+while (($#)); do
+  arg="$1"
+  shift
   case "$arg" in
     -h | --help) usage; exit 0 ;;
-    --dry_run) dry_run=1; continue ;;
-    --workdir=*) workdir="${arg#*=}"; continue ;;
-    --config | --config=*) config=() ;;
+    --dry_run) dry_run=1 ;;
+    --workdir=*) workdir="${arg#*=}" ;;
+    --workdir)
+      (($#)) || die "--workdir: a folder must follow"
+      workdir="$1"
+      shift
+      ;;
+    *)
+      [[ "$arg" != --config && "$arg" != --config=* ]] || config=()
+      arguments+=("$arg")
+      ;;
   esac
-  arguments+=("$arg")
 done
 arguments=(${config[@]+"${config[@]}"} ${arguments[@]+"${arguments[@]}"})
 

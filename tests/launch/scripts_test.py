@@ -192,6 +192,7 @@ class ScriptsTest(parameterized.TestCase):
       ["--dry_run", "there"],
       ["there", "--dry_run"],
       ["--workdir=there", "--dry_run"],
+      ["--dry_run", "--workdir", "there"],
   )
   def test_a_dry_run_on_this_machine_shows_the_plan(self, *arguments):
     root = self.folder / "copy"
