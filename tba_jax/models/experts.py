@@ -86,19 +86,10 @@ class Experts(nnx.Module):
         for p in (self.router, self.gate, self.up, self.down)
     ]
     parts = sequence.current_split()
-    run = functools.partial(
-        _apply, config=self.config, platform=_platform(parts)
-    )
+    run = functools.partial(_apply, config=self.config, platform=parts.platform)
     if parts.mesh is None or parts.mesh.size == 1:
       return run(x, routes, *params, first_expert=0)
     return _over_mesh(run, parts, x, routes, params)
-
-
-def _platform(parts: sequence.Split) -> str:
-  """Returns the platform that the function being traced will run on."""
-  if parts.mesh is None:
-    return jax.default_backend()
-  return parts.mesh.devices.flat[0].platform
 
 
 def _over_mesh(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import functools
 
 import jax
-from jax import ad_checkpoint
 import jax.numpy as jnp
 
 from tba_jax.models import layers
@@ -38,8 +37,7 @@ def product(
   Returns:
     [R, F], 0 in rows past the last run.
   """
-  out = _product(platform, x, kernels, sizes)
-  return ad_checkpoint.checkpoint_name(out, layers.PRODUCT)
+  return layers.keep(_product(platform, x, kernels, sizes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

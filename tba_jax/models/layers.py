@@ -34,6 +34,8 @@ ATTENTION = "attention"
 # Whether the function being traced has tokens split over devices, beside the
 # batch (`sequence.py`).
 TOKENS_ARE_SPLIT = contextvars.ContextVar("tokens_are_split", default=False)
+# Whether it keeps results of products for its gradient as bits (`keep`).
+KEEPS_BITS = contextvars.ContextVar("keeps_bits", default=False)
 
 # `config.activation` -> function.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -74,8 +76,34 @@ def product(
   Returns:
     [..., F].
   """
-  out = _product(x, kernel, dtype or x.dtype)
+  return keep(_product(x, kernel, dtype or x.dtype))
+
+
+def keep(out: jax.Array) -> jax.Array:
+  """Returns a product's result, named for `train.remat`.
+
+  To write a layer's bfloat16 into the stack of all layers, XLA's CPU backend
+  converts the stack to float32 and back, and to read one keeps a float32 copy
+  of it. Integers it leaves as they are.
+  """
+  if KEEPS_BITS.get() and out.dtype == jnp.bfloat16:
+    return _keep_bits(out)
   return ad_checkpoint.checkpoint_name(out, PRODUCT)
+
+
+@jax.custom_jvp
+def _keep_bits(out: jax.Array) -> jax.Array:
+  bits = jax.lax.bitcast_convert_type(out, jnp.uint16)
+  bits = ad_checkpoint.checkpoint_name(bits, PRODUCT)
+  return jax.lax.bitcast_convert_type(bits, out.dtype)
+
+
+@_keep_bits.defjvp
+def _keep_bits_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  # Not `_keep_bits` itself, whose name a policy would not see.
+  return _keep_bits.fun(*primals), tangents[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -66,9 +66,16 @@ class Split:
     return self.batch_count * self.count
 
   @property
+  def platform(self) -> str:
+    """Platform of the mesh; the default one if that is not known."""
+    if self.mesh is None:
+      return jax.default_backend()
+    return self.mesh.devices.flat[0].platform
+
+  @property
   def accelerated(self) -> bool:
     """Whether the mesh is known, and is not one of CPUs."""
-    return self.mesh is not None and self.mesh.devices.flat[0].platform != "cpu"
+    return self.mesh is not None and self.platform != "cpu"
 
   def padded(self, length: int) -> int:
     """Returns `length` rounded up to a multiple of `count`."""

@@ -86,11 +86,19 @@ REMATS = {
 }
 
 
-def remat_block(layer: Callable, remat: str) -> Callable:
+def _remat_layer(layer: Callable, remat: str, platform: str) -> Callable:
   """Returns a layer of a scan with the rematerialization of `REMATS`."""
   if REMATS[remat] is None:
     return layer
-  return jax.checkpoint(layer, policy=REMATS[remat], prevent_cse=False)
+
+  def keep_bits(*args: PyTree) -> PyTree:
+    token = layers_lib.KEEPS_BITS.set(platform == "cpu")
+    try:
+      return layer(*args)
+    finally:
+      layers_lib.KEEPS_BITS.reset(token)
+
+  return jax.checkpoint(keep_bits, policy=REMATS[remat], prevent_cse=False)
 
 
 @jax.tree_util.register_dataclass
@@ -259,18 +267,20 @@ class _Forward:
         kept.append(kept_n)
         chosen.append(chosen_n)
       return x, kept, chosen
-    parts = sequence.current_split()
+    parts, dtype = sequence.current_split(), x.dtype
+    # The stream before each layer is kept too, see `layers.keep`.
+    stream = jnp.float32 if parts.platform == "cpu" else dtype
 
     def step(x, layer):
-      x, *kept = run(x, *layer)
-      return parts.place(x, "batch", "length"), kept
+      x, *kept = run(x.astype(dtype), *layer)
+      return parts.place(x.astype(stream), "batch", "length"), kept
 
     indices_N = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-    step = remat_block(step, self.remat)
+    step = _remat_layer(step, self.remat, parts.platform)
     x, (kept, chosen) = jax.lax.scan(
-        step, x, (indices_N, params["blocks"], routes_Nx)
+        step, x.astype(stream), (indices_N, params["blocks"], routes_Nx)
     )
-    return x, kept, chosen
+    return x.astype(dtype), kept, chosen
 
   def run_self(
       self, params: PyTree, tokens_BxL: jax.Array, mask_BxL: jax.Array

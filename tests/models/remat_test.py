@@ -1,6 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of models/remat.py: the same gradient, from less and less memory."""
+"""Rematerialization: the same gradient, from less and less memory."""
+
+import dataclasses
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -58,6 +60,20 @@ class RematTest(parameterized.TestCase):
       chex.assert_trees_all_close(other, grads[0], rtol=1e-4, atol=1e-6)
     self.assertLess(memory[1], 0.8 * memory[0])
     self.assertLess(memory[2], 0.8 * memory[1])
+
+  def test_results_of_layers_are_kept_in_their_dtype(self):
+    shape = dataclasses.replace(_SHAPE, num_layers=32)
+    params = tiny_model.init_params(transformer.make_model(shape))
+    inputs = np.ones((8, 64), np.int32), np.ones((8, 64), bool)
+    completions = np.ones((8, 1, 64), np.int32)
+    memory = {}
+    for dtype in ("float32", "bfloat16"):
+      own = dataclasses.replace(shape, compute_dtype=dtype)
+      stream = transformer.make_model(own, remat="dots").completion_stream
+      loss = lambda params, f=stream: f(params, *inputs, completions).var()
+      compiled = jax.jit(jax.grad(loss)).lower(params).compile()
+      memory[dtype] = compiled.memory_analysis().temp_size_in_bytes
+    self.assertLess(memory["bfloat16"], 0.7 * memory["float32"], memory)
 
 
 if __name__ == "__main__":
