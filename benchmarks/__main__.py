@@ -48,6 +48,7 @@ BENCHMARKS = (
     "run_ahead",
     "scale",
     "search",
+    "served",
     "slices",
     "soak",
     "spread",

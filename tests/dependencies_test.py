@@ -25,6 +25,8 @@ _OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
 _ELSEWHERE = {
     "benchmarks/gpu_attention.py": {"tokamax"},
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
+    "benchmarks/served.py": {"tinker"},
+    "benchmarks/skyrl_server.py": {"skyrl", "uvicorn"},
     "benchmarks/trl_gkd.py": {"datasets", "trl"},
     "benchmarks/trl_grpo.py": {"datasets", "trl"},
     "benchmarks/trl_run.py": {"torch"},

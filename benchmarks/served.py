@@ -1,0 +1,320 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds a step of servers of the Tinker API: this one, and SkyRL's.
+
+    TBA_JAX_SKYRL=SKYRL_VENV/bin/python \\
+        python -m benchmarks served MODEL 4
+
+starts the servers in turn on the same Hugging Face folder: `--program=serve`,
+and SkyRL (`pip install 'skyrl[jax,tinker]==0.4.0' aiohttp`, Python 3.12) with
+its JAX backend. One loop trains an adapter on each, by the `tinker` SDK: sums
+as the cookbook's math_rl asks them, completions that all have the same length.
+The folder runs/served keeps logs, the table and the result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import importlib.util
+import json
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+import urllib.request
+
+import ml_collections
+import numpy as np
+
+from benchmarks import peer_grpo
+from benchmarks import real
+from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_RESULTS = pathlib.Path("runs") / "served"
+_PROMPTS, _COMPLETIONS, _TOKENS, _RANK = 8, 4, 32, 16
+_LEARNING_RATE = 1e-4
+_DEADLINE_S = 600.0
+# Servers with their losses; a row each.
+_ROWS = (
+    ("tba_jax", "importance_sampling"),
+    ("tba_jax", "tb"),
+    ("skyrl", "importance_sampling"),
+)
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what a step takes with each server and loss.
+
+  Args:
+    config: not used; the server's is configs/serve.py with `quick`.
+    operands: the model's folder, and steps after the two that compile, 4 if
+      left out.
+
+  Returns:
+    runs, one for each server and loss: server, loss, and of the steps that are
+    counted the medians sampling_s, training_s and step_s and tokens_per_s
+    (sampled); first_step_s, from the start of the process to the end of the
+    first step; peak_gb, the most memory of the server's processes; cpu.
+
+  Raises:
+    ValueError: an operand is wrong, or a package is missing.
+    RuntimeError: a server ended or did not answer.
+  """
+  del config
+  model, num_steps = _parse(operands)
+  if importlib.util.find_spec("tinker") is None:
+    raise ValueError("served needs the client: pip install tinker")
+  if not peer_grpo.is_installed("skyrl"):
+    raise ValueError(
+        f"{peer_grpo.python('skyrl')} cannot import skyrl; let TBA_JAX_SKYRL"
+        " name an interpreter that can: pip install 'skyrl[jax,tinker]==0.4.0'"
+        " aiohttp"
+    )
+  _RESULTS.mkdir(parents=True, exist_ok=True)
+  runs = [_measure(*row, model, num_steps) for row in _ROWS]
+  result = {"runs": runs, "cpu": _cpu(), "steps": num_steps}
+  jsonl.atomic_write_json(_RESULTS / "result.json", result)
+  table = _make_table(runs)
+  (_RESULTS / "table.md").write_text(table)
+  print(table, file=sys.stderr)
+  return result
+
+
+def _parse(operands: Sequence[str]) -> tuple[pathlib.Path, int]:
+  if not 1 <= len(operands) <= 2:
+    raise ValueError(f"served {operands}: allowed MODEL and a number of steps")
+  model = pathlib.Path(operands[0]).resolve()
+  if not (model / "config.json").exists():
+    raise ValueError(f"served {operands[0]}: allowed a Hugging Face folder")
+  steps = operands[1] if len(operands) > 1 else "4"
+  if not steps.isdecimal() or not int(steps):
+    raise ValueError(f"served {steps!r}: allowed a number of steps, from 1")
+  return model, int(steps)
+
+
+def _measure(
+    server: str, loss: str, model: pathlib.Path, num_steps: int
+) -> dict[str, Any]:
+  """Returns a row of the result."""
+  with tempfile.TemporaryDirectory(prefix="tba_jax_") as name:
+    folder = pathlib.Path(name)
+    began = time.monotonic()
+    with real.PeakMemory(folder / "memory.json") as memory:
+      with _START[server](folder, model) as (url, key):
+        steps = list(_train(url, key, model, loss, 2 + num_steps))
+  ends = [end for _, _, _, end in steps]
+  sampling_s, training_s, tokens = np.array(
+      [step[:3] for step in steps[2:]], np.float64
+  ).T
+  return {
+      "server": server,
+      "loss": loss,
+      "sampling_s": statistics.median(sampling_s),
+      "training_s": statistics.median(training_s),
+      "step_s": statistics.median(sampling_s + training_s),
+      "tokens_per_s": float(tokens.sum() / sampling_s.sum()),
+      "first_step_s": ends[0] - began,
+      "peak_gb": memory.peak_bytes / 1e9,
+  }
+
+
+@contextlib.contextmanager
+def _serve_own(
+    folder: pathlib.Path, model: pathlib.Path
+) -> Iterator[tuple[str, str]]:
+  """Runs this package's server; yields its address and key."""
+  port = processes.free_port()
+  command = [
+      *(sys.executable, "-m", "tba_jax.main", "--program=serve"),
+      f"--config={_ROOT / 'configs' / 'serve.py'}:quick",
+      f"--workdir={folder}",
+      f"--config.init={model}",
+      f"--config.serve.port={port}",
+      f"--config.sampling.num_rows={_PROMPTS * _COMPLETIONS}",
+  ]
+  with _process(command, "tba_jax", port) as url:
+    yield url, (folder / "serve" / "key").read_text().strip()
+
+
+@contextlib.contextmanager
+def _serve_skyrl(
+    folder: pathlib.Path, model: pathlib.Path
+) -> Iterator[tuple[str, str]]:
+  """Runs SkyRL's server; yields its address and a key, which it ignores."""
+  port = processes.free_port()
+  backend = {
+      "max_lora_adapters": 2,  # One is the base model.
+      "max_lora_rank": _RANK,
+      "sample_max_num_sequences": _PROMPTS * _COMPLETIONS,
+  }
+  command = [
+      *(peer_grpo.python("skyrl"), "-m", "benchmarks.skyrl_server"),
+      *(str(model), str(folder), str(port), json.dumps(backend)),
+  ]
+  with _process(command, "skyrl", port) as url:
+    yield url, "tml-any"
+
+
+_START: dict[str, Callable[..., Any]] = {
+    "tba_jax": _serve_own,
+    "skyrl": _serve_skyrl,
+}
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], name: str, port: int) -> Iterator[str]:
+  """Runs a server; yields its address once it answers."""
+  path = _RESULTS / f"{name}.log"
+  url = f"http://127.0.0.1:{port}"
+  with path.open("w") as log:
+    process = subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=processes.package_environment(),
+    )
+  try:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not _answers(url):
+      if process.poll() is not None or time.monotonic() > deadline:
+        raise RuntimeError(
+            f"{name} does not answer; the end of {path}: "
+            f"{path.read_text()[-2000:]}"
+        )
+      time.sleep(0.5)
+    yield url
+  finally:
+    process.terminate()
+    try:
+      process.wait(30.0)
+    except subprocess.TimeoutExpired:
+      process.kill()
+      process.wait()
+
+
+def _answers(url: str) -> bool:
+  try:
+    with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=10.0):
+      return True
+  except OSError:
+    return False
+
+
+def _train(
+    url: str, key: str, model: pathlib.Path, loss: str, num_steps: int
+) -> Iterator[tuple[float, float, int, float]]:
+  """Yields seconds of sampling and training, tokens, and the end of steps."""
+  import tinker
+  from tinker import types
+
+  tokenizer = tokenizer_lib.load(str(model))
+  service = tinker.ServiceClient(base_url=url, api_key=key)
+  training = service.create_lora_training_client(str(model), rank=_RANK).result(
+      _DEADLINE_S
+  )
+  sampling = types.SamplingParams(
+      max_tokens=_TOKENS,
+      temperature=1.0,
+      stop=[tokenizer.vocab_size - 1],  # A rare word: all have the same length.
+  )
+  rng = random.Random(0)
+  for _ in range(num_steps):
+    sums = [(rng.randint(0, 100), rng.randint(0, 100)) for _ in range(_PROMPTS)]
+    prompts = [
+        tokenizer.encode_chat(
+            [
+                {
+                    "role": "user",
+                    "content": f"What is {a} + {b}?",
+                }
+            ]
+        )
+        for a, b in sums
+    ]
+    began = time.monotonic()
+    sampler = training.save_weights_and_get_sampling_client().result(
+        _DEADLINE_S
+    )
+    futures = [
+        sampler.sample(types.ModelInput.from_ints(ids), _COMPLETIONS, sampling)
+        for ids in prompts
+    ]
+    groups = [future.result(_DEADLINE_S).sequences for future in futures]
+    sampled = time.monotonic()
+    data = []
+    for i, ((a, b), prompt, group) in enumerate(zip(sums, prompts, groups)):
+      rewards = [
+          float(str(a + b) in re.findall(r"\d+", tokenizer.decode(s.tokens)))
+          for s in group
+      ]
+      data += [
+          _datum(types, loss, prompt, s, reward, statistics.mean(rewards), i)
+          for s, reward in zip(group, rewards)
+      ]
+    passed = training.forward_backward(data, loss)
+    stepped = training.optim_step(
+        types.AdamParams(learning_rate=_LEARNING_RATE)
+    )
+    passed.result(_DEADLINE_S)
+    stepped.result(_DEADLINE_S)
+    end = time.monotonic()
+    tokens = sum(len(s.tokens) for group in groups for s in group)
+    yield sampled - began, end - sampled, tokens, end
+
+
+def _datum(
+    types: Any,
+    loss: str,
+    prompt: list[int],
+    sequence: Any,
+    reward: float,
+    mean: float,
+    group: int,
+) -> Any:
+  """Returns a sequence as `loss` takes it."""
+  ids = prompt + list(sequence.tokens)
+  before = [0.0] * (len(prompt) - 1)
+  num = len(sequence.tokens)
+  logprobs = np.array(before + list(sequence.logprobs), np.float32)
+  inputs = {"target_tokens": np.array(ids[1:]), "logprobs": logprobs}
+  if loss == "tb":
+    weights = np.array(before + [1.0] * num, np.float32)
+    inputs |= {"weights": weights, "reward": np.array([reward], np.float32)}
+    inputs["group"] = np.array([group])
+  else:
+    advantages = before + [reward - mean] * num
+    inputs["advantages"] = np.array(advantages, np.float32)
+  return types.Datum(
+      model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs
+  )
+
+
+def _cpu() -> str:
+  text = pathlib.Path("/proc/cpuinfo").read_text()
+  found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+  return found[1] if found else "unknown"
+
+
+def _make_table(runs: Sequence[dict[str, Any]]) -> str:
+  lines = [
+      "| server | loss | s a step | sampling, s | training, s | tokens/s"
+      " sampled | first step, s | peak memory, GB |",
+      "|---|---|---|---|---|---|---|---|",
+  ]
+  for r in runs:
+    lines.append(
+        f"| {r['server']} | `{r['loss']}` | {r['step_s']:.1f}"
+        f" | {r['sampling_s']:.1f} | {r['training_s']:.1f}"
+        f" | {r['tokens_per_s']:.0f} | {r['first_step_s']:.0f}"
+        f" | {r['peak_gb']:.1f} |"
+    )
+  return "\n".join(lines) + "\n"
