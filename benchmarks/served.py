@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import importlib.util
 import json
+import os
 import pathlib
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -181,24 +183,30 @@ def _process(command: Sequence[str], name: str, port: int) -> Iterator[str]:
         stdout=log,
         stderr=subprocess.STDOUT,
         env=processes.package_environment(),
+        start_new_session=True,
+        preexec_fn=processes.die_with_parent,
     )
   try:
     deadline = time.monotonic() + _DEADLINE_S
     while not _answers(url):
       if process.poll() is not None or time.monotonic() > deadline:
-        raise RuntimeError(
-            f"{name} does not answer; the end of {path}: "
-            f"{path.read_text()[-2000:]}"
-        )
+        raise TimeoutError("no answer")
       time.sleep(0.5)
     yield url
+  except Exception as error:
+    ended = "ended" if process.poll() is not None else "failed"
+    raise RuntimeError(
+        f"{name} {ended} ({error!r}); the end of {path}:"
+        f" {path.read_text()[-2000:]}"
+    ) from error
   finally:
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(30.0)
-    except subprocess.TimeoutExpired:
-      process.kill()
-      process.wait()
+    # Of SkyRL, the engine too.
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _answers(url: str) -> bool:

@@ -2,13 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """SkyRL's Tinker server with its JAX backend, in an interpreter that has it.
 
-python -m benchmarks.skyrl_server MODEL FOLDER PORT BACKEND_CONFIG
+    python -m benchmarks.skyrl_server MODEL FOLDER PORT BACKEND_CONFIG
+
+`served.py` starts it, with this checkout on PYTHONPATH.
 """
 
 from collections.abc import Sequence
 import json
 import pathlib
 import sys
+
+# The engine, which does not outlive its server.
+_ENGINE = """
+import runpy
+from tba_jax.system import processes
+processes.die_with_parent()
+runpy.run_module("skyrl.tinker.engine", run_name="__main__")
+"""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -21,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
   # SkyRL starts its engine by `uv run` with the flags of a parent that is
   # `uv run`, in a checkout of its own: here with this interpreter.
   api._build_uv_run_cmd_engine = lambda _, engine: [
-      *(sys.executable, "-m", "skyrl.tinker.engine"),
+      *(sys.executable, "-c", _ENGINE),
       *config.config_to_argv(engine),
   ]
   api.app.state.engine_config = config.EngineConfig(
