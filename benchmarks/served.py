@@ -222,7 +222,12 @@ def _train(
 ) -> Iterator[tuple[float, float, int, float]]:
   """Yields seconds of sampling and training, tokens, and the end of steps."""
   import tinker
+  from tinker.lib.public_interfaces import sampling_client
   from tinker import types
+
+  # SkyRL's server is of tinker 0.25: it gives sequences no ids, without which
+  # newer clients refuse them. The loop reads none, of either server.
+  sampling_client._attach_sequence_ids = lambda response, _: response
 
   tokenizer = tokenizer_lib.load(str(model))
   service = tinker.ServiceClient(base_url=url, api_key=key)
