@@ -222,8 +222,8 @@ def _train(
 ) -> Iterator[tuple[float, float, int, float]]:
   """Yields seconds of sampling and training, tokens, and the end of steps."""
   import tinker
-  from tinker.lib.public_interfaces import sampling_client
   from tinker import types
+  from tinker.lib.public_interfaces import sampling_client
 
   # SkyRL's server is of tinker 0.25: it gives sequences no ids, without which
   # newer clients refuse them. The loop reads none, of either server.
