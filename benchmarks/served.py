@@ -184,7 +184,6 @@ def _process(command: Sequence[str], name: str, port: int) -> Iterator[str]:
         stderr=subprocess.STDOUT,
         env=processes.package_environment(),
         start_new_session=True,
-        preexec_fn=processes.die_with_parent,
     )
   try:
     deadline = time.monotonic() + _DEADLINE_S

@@ -12,14 +12,6 @@ import json
 import pathlib
 import sys
 
-# The engine, which does not outlive its server.
-_ENGINE = """
-import runpy
-from tba_jax.system import processes
-processes.die_with_parent()
-runpy.run_module("skyrl.tinker.engine", run_name="__main__")
-"""
-
 
 def main(argv: Sequence[str]) -> None:
   """Serves the model of a Hugging Face folder until the process ends."""
@@ -31,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
   # SkyRL starts its engine by `uv run` with the flags of a parent that is
   # `uv run`, in a checkout of its own: here with this interpreter.
   api._build_uv_run_cmd_engine = lambda _, engine: [
-      *(sys.executable, "-c", _ENGINE),
+      *(sys.executable, "-m", "skyrl.tinker.engine"),
       *config.config_to_argv(engine),
   ]
   api.app.state.engine_config = config.EngineConfig(
