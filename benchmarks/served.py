@@ -111,7 +111,8 @@ def _measure(
     folder = pathlib.Path(name)
     began = time.monotonic()
     with real.PeakMemory(folder / "memory.json") as memory:
-      with _START[server](folder, model) as (url, key):
+      log = _RESULTS / f"{server}-{loss}.log"
+      with _START[server](folder, model, log) as (url, key):
         steps = list(_train(url, key, model, loss, 2 + num_steps))
   ends = [end for _, _, _, end in steps]
   sampling_s, training_s, tokens = np.array(
@@ -131,7 +132,7 @@ def _measure(
 
 @contextlib.contextmanager
 def _serve_own(
-    folder: pathlib.Path, model: pathlib.Path
+    folder: pathlib.Path, model: pathlib.Path, log: pathlib.Path
 ) -> Iterator[tuple[str, str]]:
   """Runs this package's server; yields its address and key."""
   port = processes.free_port()
@@ -143,13 +144,13 @@ def _serve_own(
       f"--config.serve.port={port}",
       f"--config.sampling.num_rows={_PROMPTS * _COMPLETIONS}",
   ]
-  with _process(command, "tba_jax", port) as url:
+  with _process(command, log, port) as url:
     yield url, (folder / "serve" / "key").read_text().strip()
 
 
 @contextlib.contextmanager
 def _serve_skyrl(
-    folder: pathlib.Path, model: pathlib.Path
+    folder: pathlib.Path, model: pathlib.Path, log: pathlib.Path
 ) -> Iterator[tuple[str, str]]:
   """Runs SkyRL's server; yields its address and a key, which it ignores."""
   port = processes.free_port()
@@ -162,7 +163,7 @@ def _serve_skyrl(
       *(peer_grpo.python("skyrl"), "-m", "benchmarks.skyrl_server"),
       *(str(model), str(folder), str(port), json.dumps(backend)),
   ]
-  with _process(command, "skyrl", port) as url:
+  with _process(command, log, port) as url:
     yield url, "tml-any"
 
 
@@ -173,14 +174,15 @@ _START: dict[str, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], name: str, port: int) -> Iterator[str]:
+def _process(
+    command: Sequence[str], log: pathlib.Path, port: int
+) -> Iterator[str]:
   """Runs a server; yields its address once it answers."""
-  path = _RESULTS / f"{name}.log"
   url = f"http://127.0.0.1:{port}"
-  with path.open("w") as log:
+  with log.open("w") as file:
     process = subprocess.Popen(
         command,
-        stdout=log,
+        stdout=file,
         stderr=subprocess.STDOUT,
         env=processes.package_environment(),
         start_new_session=True,
@@ -195,8 +197,8 @@ def _process(command: Sequence[str], name: str, port: int) -> Iterator[str]:
   except Exception as error:
     ended = "ended" if process.poll() is not None else "failed"
     raise RuntimeError(
-        f"{name} {ended} ({error!r}); the end of {path}:"
-        f" {path.read_text()[-2000:]}"
+        f"the server {ended} ({error!r}); the end of {log}:"
+        f" {log.read_text()[-2000:]}"
     ) from error
   finally:
     process.terminate()
@@ -243,12 +245,7 @@ def _train(
     sums = [(rng.randint(0, 100), rng.randint(0, 100)) for _ in range(_PROMPTS)]
     prompts = [
         tokenizer.encode_chat(
-            [
-                {
-                    "role": "user",
-                    "content": f"What is {a} + {b}?",
-                }
-            ]
+            [{"role": "user", "content": f"What is {a} + {b}?"}]
         )
         for a, b in sums
     ]
