@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from typing import Any
+import urllib.error
 import urllib.request
 
 import ml_collections
@@ -214,6 +215,8 @@ def _answers(url: str) -> bool:
   try:
     with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=10.0):
       return True
+  except urllib.error.HTTPError:  # It asks for a key.
+    return True
   except OSError:
     return False
 
