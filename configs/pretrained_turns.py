@@ -62,7 +62,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.reward.deadline_s = 30.0
     # Ten turns with their answers take some 280.
     c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 384
-    # Two prompts take a trainer of 12 GB.
+    # Rows are so long that a step of two prompts keeps twice as much.
     c.train.micro_batch_prompts = 1
   c.evaluate.every_steps = 0
   c.evaluate.num_prompts = c.evaluate.final_prompts = 64

@@ -446,8 +446,8 @@ def _trim_after_compiling(event: str, duration_s: float, **_: Any) -> None:
 def trim_memory() -> None:
   """Gives memory back that was freed and that the C library keeps.
 
-  A model's programs leave half a gigabyte after they were compiled or read, and
-  a save as much as it wrote. Does nothing where the library is not glibc.
+  A compiler's memory comes in small pieces, which glibc keeps, and so does that
+  of a save. Does nothing where the library is not glibc.
   """
   trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
   if trim is not None:

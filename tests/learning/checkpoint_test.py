@@ -16,6 +16,7 @@ import numpy as np
 
 from tba_jax.learning import checkpoint
 from tba_jax.learning import host_state
+from tba_jax.system import processes
 
 HOST_STATE = {"cursor": 7, "buffer": {"tokens": np.arange(6), "seed": 2**130}}
 
@@ -249,6 +250,11 @@ class CheckpointTest(parameterized.TestCase):
     names = [pathlib.Path(path).name for path in synced]
     self.assertIn("process-00000.npz", names)
     self.assertLess(names.index("process-00000.npz"), len(names) - 1)
+
+  def test_memory_of_each_save_is_given_back(self):
+    with absltest.mock.patch.object(processes, "trim_memory") as trim:
+      self.save_steps(1, 2)
+    self.assertEqual(trim.call_count, 2)
 
   def test_names_an_unusable_directory(self):
     file = self.create_tempfile("file").full_path
