@@ -8,11 +8,18 @@ about as likely, and the environment answers with one token after it has slept:
 it uses no CPU. With `sampling.num_waiting` completions that wait make room for
 others; without, they keep their rows.
 
-All tokens count, since each takes a decode step. `ratio` is over the time in
-which completions wait to begin; `ratio_to_the_end` over the whole call, whose
-last completions leave rows idle: no more are there to decode while their
-environments sleep. Runs of each kind alternate. A ratio is that of two runs in
-a row; that of the median is reported.
+In one turn, 64 completions that begin together are all of the same length, and
+a decode step reads the columns of the longest row alone. With turns, or with
+any other work whose completions end at different times, rows of all lengths are
+decoded at a time. So there are two runs in one turn: `together`, and
+`staggered`, whose first 64 completions end one eighth after the other.
+
+All tokens count, since each takes a decode step. `ratio` is over `staggered`
+and of the time in which completions wait to begin; `ratio_to_together` is over
+`together`; `ratio_to_the_end` is of the whole call, whose last completions
+leave rows idle: no more are there to decode while their environments sleep.
+Runs of each kind alternate. A ratio is that of runs in a row; that of the
+median is reported.
 """
 
 import collections
@@ -37,7 +44,8 @@ from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 
 _STOP_SHARE = 16
-_CHUNK_STEPS = 4
+# The default of `sampling.chunk_steps`.
+_CHUNK_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +142,7 @@ def run(
       dataclasses.replace(work.model, vocab_size=work.vocab_size)
   )
   samplers = {
-      "one_turn": _make_sampler(model, work),
+      "together": _make_sampler(model, work),
       "turns": _make_sampler(model, work, num_waiting=work.num_waiting),
       "turns_in_rows": _make_sampler(model, work, num_waiting=0),
   }
@@ -144,9 +152,11 @@ def run(
   count = work.rounds * (work.rows + work.num_waiting)
   runs = []
   for _ in range(repeats):
-    speed, _ = _measure(samplers["one_turn"], params, count, work, 0.0)
-    sleep_s = work.slowness * _STOP_SHARE * work.rows / speed
-    speeds = {"one_turn": speed}
+    one_turn = lambda **how: _measure(
+        samplers["together"], params, count, work, 0.0, **how
+    )[0]
+    speeds = {"together": one_turn(), "staggered": one_turn(staggers=True)}
+    sleep_s = work.slowness * _STOP_SHARE * work.rows / speeds["staggered"]
     for name in ("turns", "turns_in_rows"):
       # In their rows they take so long that fewer do.
       few = count if name == "turns" else 2 * work.rows
@@ -154,22 +164,28 @@ def run(
           samplers[name], params, few, work, sleep_s
       )
     runs.append({"sleep_s": sleep_s, **speeds})
-  ratios = [run["turns"] / run["one_turn"] for run in runs]
+  ratios_to = lambda name, base: [run[name] / run[base] for run in runs]
+  ratios = ratios_to("turns", "staggered")
   median = sorted(zip(ratios, runs), key=lambda pair: pair[0])[repeats // 2][1]
   return {
       "rows": work.rows,
       "waiting": work.num_waiting,
       "completions": count,
       "sleep_s": median["sleep_s"],
-      **{f"{name}_tokens_per_s": median[name] for name in samplers},
+      **{
+          f"{name}_tokens_per_s": median[name]
+          for name in ("together", "staggered", "turns", "turns_in_rows")
+      },
       "ratio": statistics.median(ratios),
       "ratios": ratios,
-      "ratio_to_the_end": statistics.median(
-          run["turns_to_the_end"] / run["one_turn"] for run in runs
-      ),
-      "ratio_in_rows": statistics.median(
-          run["turns_in_rows"] / run["one_turn"] for run in runs
-      ),
+      **{
+          f"ratio_{what}": statistics.median(ratios_to(*pair))
+          for what, pair in {
+              "to_together": ("turns", "together"),
+              "to_the_end": ("turns_to_the_end", "staggered"),
+              "in_rows": ("turns_in_rows", "staggered"),
+          }.items()
+      },
   }
 
 
@@ -206,7 +222,7 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
       time_steps = asleep[0][0]
       continue
     # As the sampler ends its chunks.
-    least = len(rows) - -(-len(rows) // decode.REFILL_SHARE)
+    least = len(rows) - -(-len(rows) // decode.TURN_SHARE)
     for _ in range(_CHUNK_STEPS):
       going = []
       time_steps += 1
@@ -266,12 +282,24 @@ def _measure(
     count: int,
     work: Work,
     sleep_s: float,
+    *,
+    staggers: bool = False,
 ) -> tuple[float, float]:
   """Returns tokens/s of the call, and of the time until all have begun."""
   prompt = np.arange(work.prompt_tokens) % work.vocab_size
   per_prompt = 8
+  # Prompts of the first rows, which end one after the other if they stagger.
+  first = work.rows // per_prompt if staggers else 0
   requests = [
-      decode.Request(prompt, index, 0, per_prompt)
+      decode.Request(
+          prompt,
+          index,
+          0,
+          per_prompt,
+          max_tokens=(index + 1) * work.completion_tokens // first
+          if index < first
+          else None,
+      )
       for index in range(count // per_prompt)
   ]
   turns = None

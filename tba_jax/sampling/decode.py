@@ -44,6 +44,8 @@ from tba_jax.sampling import slots as slots_lib
 # Rows per free row at which a chunk ends while completions wait: a refill then
 # costs about as much as the idle rows would.
 REFILL_SHARE = 8
+# The same of turns that end, after which rows also make room for others.
+TURN_SHARE = 4
 
 Request = requests.Request
 Settings = requests.Settings
@@ -314,36 +316,36 @@ class _DecodeLoop:
         continue
       while self._shrink():
         pass
-      self._state, (num_steps, done_R) = self._decode(*self._plan())
+      self._state, (num_steps, ends) = self._decode(*self._plan())
       # Rows that ended a chunk ago are read while this one computes.
       self._read()
       slots.advance(int(num_steps))
       cut_R = None
       if self._watch is not None:
-        cut_R, done_R = self._cut_at_stop_strings()
-      self._end(np.asarray(done_R), cut_R)
+        cut_R, ends = self._cut_at_stop_strings()
+      self._end(ends, cut_R)
     self._read()
     return self._results.completions()
 
-  def _end(self, done_R: np.ndarray, cut_R: np.ndarray | None) -> None:
+  def _end(self, ends: slots_lib.Ends, cut_R: np.ndarray | None) -> None:
     """Has rows that are done read later; frees them if no turn may follow."""
     slots = self._slots
+    if self._turns is None:
+      ends = ends._replace(idle=np.asarray(ends.idle))
+    else:
+      ends = jax.device_get(ends)
     ended = {
         row: slots.owners[row]
-        for row in np.flatnonzero(done_R).tolist()
+        for row in np.flatnonzero(ends.idle).tolist()
         if row in slots.owners and slots.owners[row] not in slots.waiting
     }
     if not ended:
       return
-    collected = self._programs.collect(self._state)
-    self._unread.append((collected, ended))
+    self._unread.append((self._programs.collect(self._state), ended))
     if self._turns is not None:
-      lengths_R, stopped_R = jax.device_get(collected[3:5])
-      if cut_R is not None:
-        stopped_R = stopped_R | (cut_R >= 0)
       for row, owner in ended.items():
-        if stopped_R[row]:
-          slots.waiting[owner] = int(lengths_R[row])
+        if ends.stopped[row] or (cut_R is not None and cut_R[row] >= 0):
+          slots.waiting[owner] = int(ends.lengths[row])
     slots.release(ended)
 
   def _take_answers(self, wait: bool) -> None:
@@ -367,17 +369,12 @@ class _DecodeLoop:
 
   def _move(self) -> None:
     """Moves rows aside and back; lets those go on whose answer is there."""
-    slots, moves = self._slots, self._programs.move
+    slots = self._slots
     # An exchange may free the place that another one needs.
-    while True:
-      source_W = slots.make_room()
-      if source_W is not None:
-        self._aside = moves(self._aside, self._state, source_W)
-      source_R = slots.come_back()
-      if source_R is not None:
-        self._state = moves(self._state, self._aside, source_R)
-      if source_W is None and source_R is None:
-        break
+    while (moves := slots.exchange()) is not None:
+      self._state, self._aside = self._programs.exchange(
+          self._state, self._aside, *moves
+      )
     answered = slots.go_on()
     if not answered:
       return
@@ -453,10 +450,11 @@ class _DecodeLoop:
   def _warm_up_aside(self) -> None:
     aside = self._programs.empty_aside()
     none = lambda state: np.full(len(state.lengths), -1, np.int32)
-    aside = self._programs.move(aside, self._state, none(aside))
+    self._state, aside = self._programs.exchange(
+        self._state, aside, none(aside), none(self._state)
+    )
     if self._settings.recompute_cache:
-      aside = self._recompute(aside, {})
-    self._state = self._programs.move(self._state, aside, none(self._state))
+      self._recompute(aside, {})
 
   def _plan(self) -> tuple[int, int, int]:
     """Returns a chunk's most steps, idle rows that end it early, and blocks."""
@@ -467,7 +465,7 @@ class _DecodeLoop:
     if self._turns:
       # An environment works as soon as some turns have ended.
       decoding = slots.num_decoding
-      num_idle -= decoding + -decoding // REFILL_SHARE
+      num_idle -= decoding + -decoding // TURN_SHARE
     if not polls and slots.queue:
       # Free rows may wait for others of their prompt.
       free = num_rows - len(slots.owners)
@@ -485,7 +483,7 @@ class _DecodeLoop:
 
   def _decode(
       self, num_steps: int, num_idle: int, num_blocks: int
-  ) -> tuple[slots_lib.DecodeState, tuple[jax.Array, jax.Array]]:
+  ) -> tuple[slots_lib.DecodeState, tuple[jax.Array, slots_lib.Ends]]:
     return self._programs.decode_chunk(
         self._params,
         self._state,
@@ -588,16 +586,16 @@ class _DecodeLoop:
     start = len(tokens) - len(prompt_tokens)
     tokens[start:], mask[start:] = prompt_tokens, 1
 
-  def _cut_at_stop_strings(self) -> tuple[np.ndarray, jax.Array]:
-    """Ends turns at stop strings; returns `cuts` and [R] bool, idle slots."""
+  def _cut_at_stop_strings(self) -> tuple[np.ndarray, slots_lib.Ends]:
+    """Ends turns at stop strings; returns `cuts`, and where the rows are."""
     state, owners = self._state, self._slots.owners
     read = jax.device_get((state.tokens, state.lengths, state.stopped))
     cut_R = self._watch.cuts(owners, *read)
     self._results.note_stop_strings(
         owners[row] for row in np.flatnonzero(cut_R >= 0)
     )
-    self._state, done_R = self._programs.cut(state, cut_R)
-    return cut_R, done_R
+    self._state, ends = self._programs.cut(state, cut_R)
+    return cut_R, ends
 
   def _read(self) -> None:
     """Copies what has ended from the device; environments get their turns."""

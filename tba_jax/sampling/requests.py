@@ -327,17 +327,23 @@ class Slots:
         self._lengths_R[row] = out[row][0]
     return out
 
-  def make_room(self) -> np.ndarray | None:
-    """Moves waiting completions aside, as many as others can take their rows.
+  def exchange(self) -> tuple[np.ndarray, np.ndarray] | None:
+    """Gives rows of completions that wait to those that can go on or begin.
 
-    On each device one place stays free, but for an exchange with a completion
-    that can go on: otherwise these could keep the places, and those the rows.
+    The former move aside, those aside that can go on come back. On each device
+    one place stays free, but for an exchange with a completion that can go on:
+    otherwise these could keep the places, and those the rows.
 
     Returns:
-      [W] int32, the row that moves to each place, counted on its device, -1 for
-      none; None if no row moves.
+      source_W: [W] int32, the row that moves to each place, counted on its
+        device, -1 for none.
+      source_R: [R] int32, the place that moves to each row then.
+      None if none moves.
     """
     source_W = np.full(self._settings.num_waiting, -1, np.int32)
+    source_R = np.full(self.num_rows, -1, np.int32)
+    num_rows = self.num_rows // self._num_parts
+    num_places = len(source_W) // self._num_parts
     parts = self._parts()
     num_queued = len(self.queue)
     for free_rows, _, ready, _ in parts:
@@ -348,24 +354,16 @@ class Slots:
       most = min(len(waiting), len(free_places) - 1)
       num_fresh = max(0, min(num_queued, most - num_ready))
       num_queued -= num_fresh
-      for row, place in zip(waiting[: num_ready + num_fresh], free_places):
-        source_W[place] = row % (self.num_rows // self._num_parts)
+      leaving = waiting[: num_ready + num_fresh]
+      for row, place in zip(leaving, free_places):
+        source_W[place] = row % num_rows
         self.aside[place] = self.owners.pop(row)
-    return source_W if (source_W >= 0).any() else None
-
-  def come_back(self) -> np.ndarray | None:
-    """Gives free rows to completions aside that can go on.
-
-    Returns:
-      [R] int32, the place that moves to each row, counted on its device, -1 for
-      none; None if none moves.
-    """
-    source_R = np.full(self.num_rows, -1, np.int32)
-    for free_rows, _, ready, _ in self._parts():
-      for row, place in zip(free_rows, ready):
-        source_R[row] = place % (self._settings.num_waiting // self._num_parts)
+      for row, place in zip(sorted(free_rows + leaving), ready):
+        source_R[row] = place % num_places
         self.owners[row] = self.aside.pop(place)
-    return source_R if (source_R >= 0).any() else None
+    if (source_W < 0).all() and (source_R < 0).all():
+      return None
+    return source_W, source_R
 
   def _parts(self) -> list[tuple[list[int], ...]]:
     """Returns by device: free rows, rows that wait, ready and free places."""

@@ -3,8 +3,8 @@
 """Device side of the sampler: R rows, each decoding one completion.
 
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
-environment's tokens, which `feed` may run in one call, `move` copies rows out
-of the way and back, `collect` reads them out: pure functions of fixed shapes,
+environment's tokens, which `feed` may run in one call, `exchange` copies rows
+out of the way and back, `collect` reads them out: pure functions of fixed shapes,
 which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +126,19 @@ class DecodeState:
   given: jax.Array | None
   stopped: jax.Array
   active: jax.Array
+
+
+class Ends(NamedTuple):
+  """Where rows are after a chunk.
+
+  idle: [R] bool, whether the row has no token left to sample.
+  lengths: [R] int32, its tokens so far.
+  stopped: [R] bool, whether a stop token was sampled last.
+  """
+
+  idle: jax.Array
+  lengths: jax.Array
+  stopped: jax.Array
 
 
 def empty_state(
@@ -246,7 +259,7 @@ def decode_chunk(
     num_steps: jax.Array,
     num_idle: jax.Array,
     num_blocks: int,
-) -> tuple[DecodeState, tuple[jax.Array, jax.Array]]:
+) -> tuple[DecodeState, tuple[jax.Array, Ends]]:
   """Samples up to `num_steps` tokens in each active row.
 
   Ends early once `num_idle` rows, or all of them, are idle.
@@ -260,7 +273,7 @@ def decode_chunk(
       all tokens of active rows at the end.
 
   Returns:
-    The state, the number of steps taken, and [R] bool, the idle rows.
+    The state, the number of steps taken, and where the rows are.
   """
   P, T = settings.max_prompt_tokens, settings.max_completion_tokens
   num_rows = settings.num_rows
@@ -310,7 +323,7 @@ def decode_chunk(
     return (step < num_steps) & (idle < num_idle)
 
   steps, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
-  return state, (steps, ~state.active)
+  return state, (steps, _ends(state))
 
 
 def recompute_cache(
@@ -339,11 +352,11 @@ def recompute_cache(
   return dataclasses.replace(state, cache=cache)
 
 
-def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
+def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, Ends]:
   """Ends rows after `cut_R` tokens, [R] int32; below 0 leaves a row as it is.
 
   Returns:
-    The state, and [R] bool, the idle rows.
+    The state, and where the rows are.
   """
   is_cut_R = cut_R >= 0
   # An idle row feeds its last token again, now in the column of the last one
@@ -354,7 +367,7 @@ def cut(state: DecodeState, cut_R: jax.Array) -> tuple[DecodeState, jax.Array]:
       stopped=state.stopped & ~is_cut_R,
       active=state.active & ~is_cut_R,
   )
-  return state, ~state.active
+  return state, _ends(state)
 
 
 def give(
@@ -461,51 +474,80 @@ def feed(
   )
 
 
-def move(
+def exchange(
     sharding: Sharding,
-    target: DecodeState,
-    source: DecodeState,
+    state: DecodeState,
+    aside: DecodeState,
+    source_W: jax.Array,
     source_R: jax.Array,
-) -> DecodeState:
-  """Copies rows of `source` to rows of `target`, with their cache.
+) -> tuple[DecodeState, DecodeState]:
+  """Copies rows of `state` to `aside`, then rows of `aside` to `state`.
 
   Args:
     sharding: sharding of the params. On a mesh each device moves its own rows.
-    target, source: states of R and of any number of rows, none of which share
-      a prompt.
-    source_R: [R] int32, the row of `source`, counted on its device; -1 keeps
-      the row of `target`.
+    state, aside: states of R and of W rows, none of which share a prompt.
+    source_W: [W] int32, the row of `state` that moves to each row of `aside`,
+      counted on its device; -1 for none.
+    source_R: [R] int32, the same of `aside` to `state`.
+
+  Returns:
+    The two states.
   """
+
+  def move(state, aside, source_W, source_R):
+    aside = _move(aside, state, source_W)
+    return _move(state, aside, source_R), aside
+
   if not isinstance(sharding, jax.sharding.NamedSharding):
-    return _move(target, source, source_R)
+    return move(state, aside, source_W, source_R)
   specs_of = lambda state: jax.tree.map(
       lambda of_leaf: of_leaf.spec,
       _shardings(sharding, len(state.lengths), state),
   )
-  specs = specs_of(target)
+  rows_of = lambda source: _row_spec(sharding, len(source))
+  specs = specs_of(state), specs_of(aside)
   return jax.shard_map(
-      _move,
+      move,
       mesh=sharding.mesh,
-      in_specs=(specs, specs_of(source), _row_spec(sharding, len(source_R))),
+      in_specs=(*specs, rows_of(source_W), rows_of(source_R)),
       out_specs=specs,
       check_vma=False,
-  )(target, source, source_R)
+  )(state, aside, source_W, source_R)
 
 
 def _move(
-    target: DecodeState, source: DecodeState, source_R: jax.Array
+    target: DecodeState,
+    source: DecodeState,
+    source_R: jax.Array,
 ) -> DecodeState:
-  # Rows that take another's place come first.
-  rows_R = jnp.argsort(source_R < 0, stable=True)
+  """Copies rows of `source` to `target`, and of their cache what they use."""
+  lengths_R = jnp.where(source_R >= 0, source.lengths[source_R], 0)
+  # Those with the most tokens come first.
+  rows_R = jnp.argsort(-lengths_R)
 
-  def move_row(i: jax.Array, target: DecodeState) -> DecodeState:
-    row = rows_R[i]
-    put = lambda leaf, other: jax.lax.dynamic_update_index_in_dim(
-        leaf, other[source_R[row]], row, 0
-    )
-    return jax.tree.map(put, target, source)
+  def copy(target: types.PyTree, source: types.PyTree, used: int):
+    """Copies the rows that have more than `used` tokens."""
 
-  return jax.lax.fori_loop(0, jnp.sum(source_R >= 0), move_row, target)
+    def copy_row(i: jax.Array, target: types.PyTree) -> types.PyTree:
+      row = rows_R[i]
+      put = lambda leaf, other: jax.lax.dynamic_update_index_in_dim(
+          leaf, other[source_R[row]], row, 0
+      )
+      return jax.tree.map(put, target, source)
+
+    count = jnp.sum(lengths_R > used)
+    return jax.lax.fori_loop(0, count, copy_row, target)
+
+  prompts, *own = target.cache
+  columns = (block["layers"][0]["v"].shape[2] for block in own)
+  starts = itertools.accumulate(columns, initial=0)
+  without_own = lambda state: dataclasses.replace(state, cache=state.cache[:1])
+  moved = copy(without_own(target), without_own(source), 0)
+  blocks = [
+      copy(block, other, start)
+      for block, other, start in zip(own, source.cache[1:], starts)
+  ]
+  return dataclasses.replace(moved, cache=[*moved.cache, *blocks])
 
 
 def take(state: DecodeState, rows: jax.Array) -> DecodeState:
@@ -538,6 +580,11 @@ def collect(settings: Settings, state: DecodeState) -> tuple[Any, ...]:
       jnp.copy(state.stopped),
       routes,
   )
+
+
+def _ends(state: DecodeState) -> Ends:
+  # Copies, since the state itself is donated to the next program.
+  return Ends(~state.active, jnp.copy(state.lengths), jnp.copy(state.stopped))
 
 
 def _columns(state: DecodeState) -> jax.Array:
@@ -970,7 +1017,11 @@ class Programs:
         donate_argnums=1,
         static_argnums=4,
     )
-    self.move = jit_state(functools.partial(move, sharding), donate_argnums=0)
+    self.exchange = jax.jit(
+        functools.partial(exchange, sharding),
+        donate_argnums=(0, 1),
+        out_shardings=(state, state),
+    )
     self.collect = jit(functools.partial(collect, settings))
     self.token_logprobs = jit(
         functools.partial(token_logprobs, model, sharding)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completions of several turns: exact ids, masks, log-probs and endings."""
 
+import dataclasses
 import functools
 import itertools
 from unittest import mock
@@ -220,6 +221,62 @@ class TurnsTest(parameterized.TestCase):
         changes += (np.diff(versions_T[mask_T]) > 0).sum()
     self.assertGreater(changes, 10)
 
+  def test_rows_move_with_all_columns_that_they_use(self):
+    model = tiny_model.make_model(max_positions=67)
+    sampler = sampler_case.make(
+        model,
+        num_rows=4,
+        num_waiting=3,
+        has_turns=True,
+        max_completion_tokens=64,
+    )
+    programs = sampler.programs(tiny_model.init_params(model))
+    P, *blocks = programs.block_lengths
+    self.assertEqual(blocks, [32, 32])
+    rng = np.random.default_rng(0)
+
+    def fill(shapes, lengths):
+      random = lambda x: rng.integers(0, 99, x.shape).astype(x.dtype)
+      state = jax.tree.map(random, shapes)
+      return dataclasses.replace(state, lengths=np.array(lengths, np.int32))
+
+    state = fill(programs.abstract_state, [1, 33, 32, 64])
+    aside = fill(programs.abstract_aside, [34, 64, 5])
+    both = jax.device_put((state, aside), programs.sharding)
+    # Row 1 moves to place 2, then place 0 to row 1, and 2 to row 3.
+    moved = programs.exchange(
+        *both, np.array([-1, -1, 1]), np.array([-1, 0, -1, 2])
+    )
+
+    def rows_of(state, row):
+      """Returns the arrays of a row, of its cache the columns in use."""
+      state = jax.device_get(state)
+      used = P + state.lengths[row]
+      columns = {
+          (layer, name): np.concatenate(
+              [
+                  np.moveaxis(leaf, 2 + (name == "k_last"), 0)
+                  for leaf in (
+                      block["layers"][layer][name][row : row + 1]
+                      for block in state.cache
+                  )
+              ]
+          )[:used]
+          for layer in range(model.config.num_layers)
+          for name in state.cache[0]["layers"][layer]
+      }
+      state = dataclasses.replace(state, cache=None)
+      return jax.tree.map(lambda leaf: leaf[row], state), columns
+
+    expected = {
+        (0, 0): (state, 0), (0, 1): (aside, 0), (0, 2): (state, 2),
+        (0, 3): (state, 1), (1, 0): (aside, 0), (1, 1): (aside, 1),
+        (1, 2): (state, 1),
+    }  # fmt: skip
+    for (which, row), source in expected.items():
+      found = rows_of(moved[which], row)
+      jax.tree.map(np.testing.assert_array_equal, found, rows_of(*source))
+
   def test_without_environments_the_first_turn_is_the_completion(self):
     plain = sampler_case.make(self.model, max_completion_tokens=_T)
     expected = plain.sample(self.params, self.requests, version=5)
@@ -256,14 +313,16 @@ class SlotsTest(absltest.TestCase):
 
   def test_rows_make_room_on_their_device_for_completions_that_queue(self):
     slots = self.make(5, num_waiting=6)
-    self.assertIsNone(slots.make_room())
+    self.assertIsNone(slots.exchange())
     self.wait(slots, 1, 2, 3)
-    np.testing.assert_array_equal(slots.make_room(), [1, -1, -1, -1, -1, -1])
+    source_W, source_R = slots.exchange()
+    np.testing.assert_array_equal(source_W, [1, -1, -1, -1, -1, -1])
+    np.testing.assert_array_equal(source_R, [-1] * 4)
     self.assertEqual(slots.aside, {0: (0, 1)})
     slots.refill({0: 0})
-    self.assertIsNone(slots.make_room())  # None queues any more.
+    self.assertIsNone(slots.exchange())  # None queues any more.
     slots.resume((0, 1), np.array([3]))
-    self.assertIsNone(slots.make_room())  # Device 0 has no row that waits.
+    self.assertIsNone(slots.exchange())  # Device 0 has no row that waits.
 
   def test_completions_that_can_go_on_exchange_places_with_those_that_wait(
       self,
@@ -271,14 +330,17 @@ class SlotsTest(absltest.TestCase):
     slots = self.make(8, num_waiting=4)
     self.wait(slots, 0, 1, 2, 3)
     # A place of each device stays free.
-    np.testing.assert_array_equal(slots.make_room(), [0, -1, 0, -1])
+    source_W, source_R = slots.exchange()
+    np.testing.assert_array_equal(source_W, [0, -1, 0, -1])
+    np.testing.assert_array_equal(source_R, [-1] * 4)
     slots.refill({0: 0})
     self.assertEqual(slots.owners, {1: (0, 1), 3: (0, 3), 0: (0, 4), 2: (0, 5)})
-    self.assertIsNone(slots.make_room())
+    self.assertIsNone(slots.exchange())
     ids = np.array([7, 8])
     slots.resume((0, 2), ids)
-    np.testing.assert_array_equal(slots.make_room(), [-1, -1, -1, 1])
-    np.testing.assert_array_equal(slots.come_back(), [-1, -1, -1, 0])
+    source_W, source_R = slots.exchange()
+    np.testing.assert_array_equal(source_W, [-1, -1, -1, 1])
+    np.testing.assert_array_equal(source_R, [-1, -1, -1, 0])
     self.assertEqual(slots.owners[3], (0, 2))
     self.assertEqual(slots.aside, {0: (0, 0), 3: (0, 3)})
     self.assertEqual(slots.go_on(), {3: (1, ids)})
