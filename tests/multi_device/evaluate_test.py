@@ -2,31 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of eight devices, evaluated on four: params and rows are split."""
 
-import os
-
 from absl.testing import absltest
-import jax
 
 from tba_jax.config import variants
 from tba_jax.learning import model_source
 from tba_jax.programs import evaluate
 from tests.programs import evaluate_test
+from tests.support import cpu_devices
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
-# JAX makes its devices once, so this file runs in its own process.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=4"
-)
+cpu_devices.make(4)
 
 
 def setUpModule():
-  if jax.device_count() != 4:
-    raise absltest.SkipTest(
-        "jax was started without four devices: run this file alone"
-    )
+  cpu_devices.skip_without(4)
 
 
 class EvaluateTest(absltest.TestCase):

@@ -5,7 +5,6 @@
 Runs in a process of its own, for its XLA flag.
 """
 
-import os
 import pathlib
 from unittest import mock
 
@@ -27,13 +26,10 @@ from tba_jax.rewards import reward_model
 from tba_jax.system import hlo
 from tba_jax.tasks import build
 from tests.support import base_config
+from tests.support import cpu_devices
 from tests.support import tiny_model
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-)
+cpu_devices.make(8)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -41,10 +37,7 @@ _TOKENIZER = tokenizer_lib.word_level(list("abcdefghijklm"), ".")
 
 
 def setUpModule():
-  if jax.device_count() != 8:
-    raise absltest.SkipTest(
-        "jax was started without eight devices: run this file alone"
-    )
+  cpu_devices.skip_without(8)
 
 
 def _mesh(**sizes):

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels over a mesh: each device has its own heads, and prompts or rows."""
 
-import os
 from unittest import mock
 
 from absl.testing import absltest
@@ -19,21 +18,14 @@ from tba_jax.models import kernels
 from tba_jax.models import ragged
 from tba_jax.models import sequence
 from tba_jax.policy import sharding
+from tests.support import cpu_devices
 from tests.support import kernels_on_cpu
 
-# JAX makes its devices once, so this file runs in its own process.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=4"
-)
+cpu_devices.make(4)
 
 
 def setUpModule():
-  if jax.device_count() != 4:
-    raise absltest.SkipTest(
-        "jax was started without four devices: run this file alone"
-    )
+  cpu_devices.skip_without(4)
 
 
 class SplashTest(parameterized.TestCase):

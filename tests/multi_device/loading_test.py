@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import pathlib
 from unittest import mock
 
@@ -29,24 +28,18 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import sharding
 from tba_jax.programs import generate as programs_generate
 from tba_jax.sampling import decode
+from tests.support import cpu_devices
 from tests.support import tiny_model
 
 configs_generate = variants.import_config("configs/generate.py")
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-)
+cpu_devices.make(8)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def setUpModule():
-  if jax.device_count() != 8:
-    raise absltest.SkipTest(
-        "jax was started without eight devices: run this file alone"
-    )
+  cpu_devices.skip_without(8)
 
 
 def _make_folder(path: pathlib.Path):

@@ -5,8 +5,6 @@
 Runs in a process of its own, for its XLA flag.
 """
 
-import os
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
@@ -18,12 +16,9 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.models import config
 from tba_jax.models import transformer
 from tba_jax.policy import sharding
+from tests.support import cpu_devices
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-)
+cpu_devices.make(8)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -34,10 +29,7 @@ TOLERANCE = dict(atol=2e-5, rtol=2e-5)
 
 
 def setUpModule():
-  if jax.device_count() != 8:
-    raise absltest.SkipTest(
-        "jax was started without eight devices: run this file alone"
-    )
+  cpu_devices.skip_without(8)
 
 
 def _model(**overrides) -> transformer.Model:

@@ -5,7 +5,6 @@
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 import threading
 import types
@@ -32,16 +31,12 @@ from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_files
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carrier_store
+from tests.support import cpu_devices
 from tests.support import in_process
 from tests.support import scripted_turns
 from tests.support import tiny_model
 
-# JAX makes its devices once, so this file runs in its own process.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=4"
-)
+cpu_devices.make(4)
 
 TAG = "00000001.0000000003"
 SETTINGS = decode.Settings(
@@ -61,10 +56,7 @@ KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
 
 
 def setUpModule():
-  if jax.device_count() != 4:
-    raise absltest.SkipTest(
-        "jax was started without four devices: run this file alone"
-    )
+  cpu_devices.skip_without(4)
 
 
 def make_policy(rank=0):

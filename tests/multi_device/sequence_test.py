@@ -4,7 +4,6 @@
 
 import dataclasses
 import functools
-import os
 from unittest import mock
 
 from absl.testing import absltest
@@ -25,15 +24,11 @@ from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
 from tba_jax.system import hlo
+from tests.support import cpu_devices
 from tests.support import kernels_on_cpu
 from tests.support import tiny_model
 
-# JAX makes its devices once, so this file runs in its own process.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-)
+cpu_devices.make(8)
 
 NUM_PROMPTS = 4
 # Prompts of 5 tokens and completions of 6: neither divides by 4.
@@ -52,10 +47,7 @@ TOLERANCE = dict(rtol=1e-3, atol=5e-5)
 
 
 def setUpModule():
-  if jax.device_count() != 8:
-    raise absltest.SkipTest(
-        "jax was started without eight devices: run this file alone"
-    )
+  cpu_devices.skip_without(8)
 
 
 def make_config(mesh_name, **changes):

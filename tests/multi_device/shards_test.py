@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Params sharded over eight devices, read to the host."""
 
-import os
-
 from absl.testing import absltest
 import jax
 from jax.sharding import NamedSharding
@@ -13,14 +11,10 @@ import numpy as np
 from tba_jax.policy import sharding
 from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_orbax
+from tests.support import cpu_devices
 from tests.support import in_process
 
-# JAX makes its devices once, so this file runs in its own process.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-)
+cpu_devices.make(8)
 
 TAG = "00000001.0000000003"
 KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
@@ -30,10 +24,7 @@ AXES = {"w": ("fsdp", "tensor"), "v": ("tensor",), "b": (), "log_z": ()}
 
 
 def setUpModule():
-  if jax.device_count() != 8:
-    raise absltest.SkipTest(
-        "jax was started without eight devices: run this file alone"
-    )
+  cpu_devices.skip_without(8)
 
 
 def make_shardings(devices=None, **sizes):

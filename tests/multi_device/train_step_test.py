@@ -4,7 +4,6 @@
 
 import dataclasses
 import functools
-import os
 from unittest import mock
 
 from absl.testing import absltest
@@ -20,14 +19,10 @@ from tba_jax.losses import logprobs
 from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
+from tests.support import cpu_devices
 from tests.support import tiny_model
 
-# JAX makes its devices once, so this file runs in its own process.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-)
+cpu_devices.make(8)
 
 NUM_PROMPTS = 8
 MESHES = {
@@ -40,10 +35,7 @@ MESHES = {
 
 
 def setUpModule():
-  if jax.device_count() != 8:
-    raise absltest.SkipTest(
-        "jax was started without eight devices: run this file alone"
-    )
+  cpu_devices.skip_without(8)
 
 
 def make_run(mesh_name, micro_batch_prompts=NUM_PROMPTS):
