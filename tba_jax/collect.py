@@ -7,8 +7,11 @@ of one process, sweeps, and evaluations. The rewards of a group are final, with
 `loss.missing_stop`; the journal, the buffer and the losses have the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 import dataclasses
+import functools
 from typing import Any
 
 import ml_collections
@@ -45,6 +48,46 @@ class Sampled:
       default_factory=dict
   )
   outcomes: Sequence[Sequence[judges.Outcome]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+  """P prompts before they are sampled.
+
+  prompts: P prompts.
+  requests: P requests to the sampler.
+  said: what their environments said, P; empty without any.
+  completions: completions by place among the P, of prompts that are not
+    sampled: those of a log, and those whose environment failed.
+  logged_rewards: [S] float32 of the former.
+  outcomes: results of the latter.
+  """
+
+  prompts: Sequence[Prompt]
+  requests: Sequence[decode.Request]
+  said: Sequence[environments_lib.Prompt]
+  completions: dict[int, types.Completions] = dataclasses.field(
+      default_factory=dict
+  )
+  logged_rewards: dict[int, np.ndarray] = dataclasses.field(
+      default_factory=dict
+  )
+  outcomes: dict[int, Sequence[judges.Outcome]] = dataclasses.field(
+      default_factory=dict
+  )
+
+  @property
+  def live(self) -> list[int]:
+    """Places of the prompts that are sampled."""
+    return [i for i in range(len(self.prompts)) if i not in self.completions]
+
+  @property
+  def live_requests(self) -> list[decode.Request]:
+    return [self.requests[i] for i in self.live]
+
+  @property
+  def live_said(self) -> list[environments_lib.Prompt]:
+    return [self.said[i] for i in self.live]
 
 
 class Collector:
@@ -150,6 +193,81 @@ class Collector:
       version: version of `params`.
       newer: returns newer params to go on with, and their version, or None.
     """
+    begun = self._begin(prompts, version)
+    # No frame holds the params: they are freed once there are newer ones.
+    holder = [params]
+    del params
+    episodes = self._episodes(begun)
+    try:
+      completions = []
+      if begun.live:
+        completions = self._sampler.sample(
+            holder.pop(),
+            begun.live_requests,
+            version=version,
+            newer=newer,
+            turns=episodes,
+        )
+      return self._sampled(begun, completions, episodes)
+    finally:
+      if episodes is not None:
+        episodes.close()
+
+  def stream(
+      self,
+      more: Callable[[], Sequence[Prompt] | None],
+      params: types.PyTree,
+      version: int,
+      newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
+  ) -> Iterator[Sampled]:
+    """Samples block after block, as `decode.Sampler.stream` does.
+
+    Args:
+      more: returns the prompts of the next block, or None if there are none
+        now.
+      params, version, newer: as those of `sample`.
+
+    Yields:
+      Each block, in their order. Ends when all are over and `more` returns
+      None.
+    """
+    blocks: collections.deque[_Begun] = collections.deque()
+    # The next block, while its environments say their prompts. They may wait
+    # for others whose completions are decoded, so decoding does not wait.
+    coming: futures.Future[_Begun] | None = None
+    begin = functools.partial(self._begin, version=version)
+    episodes = None
+    if self._environments is not None:
+      episodes = self._environments.episodes([], self._num_completions)
+
+    def next_batch() -> list[decode.Request] | None:
+      nonlocal coming
+      if coming is None and (prompts := more()) is not None:
+        coming = beginning.submit(begin, prompts)
+      if coming is None:
+        return None
+      if episodes is not None and blocks and not coming.done():
+        return None
+      begun, coming = coming.result(), None
+      blocks.append(begun)
+      if episodes is not None:
+        episodes.begin(begun.live_said)
+      return begun.live_requests
+
+    batches = self._sampler.stream(
+        params, next_batch, version=version, newer=newer, turns=episodes
+    )
+    del params
+    with futures.ThreadPoolExecutor(1, "begin_block") as beginning:
+      try:
+        for completions in batches:
+          yield self._sampled(blocks.popleft(), completions, episodes)
+      finally:
+        if episodes is not None:
+          episodes.close()
+
+  def _begin(self, prompts: Sequence[Prompt], version: int) -> "_Begun":
+    """Returns the requests of prompts, with what needs no sampling."""
     prompt_ids, said = [prompt_id for _, prompt_id, _ in prompts], []
     if self._environments is None:
       tokens = [self._tokens_of(prompt_id) for prompt_id in prompt_ids]
@@ -166,45 +284,44 @@ class Collector:
         )
         for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
+    begun = _Begun(prompts, requests, said)
     S = self._num_completions
-    completions: list[types.Completions | None] = [None] * len(prompts)
-    outcomes: list[Sequence[judges.Outcome]] = [[]] * len(prompts)
-    logged_rewards = {}
     for i, (position, prompt_id, visit) in enumerate(prompts):
       if self._logged is not None and self._logged.has(position, prompt_id):
-        completions[i], logged_rewards[i] = self._logged.draw(
+        begun.completions[i], begun.logged_rewards[i] = self._logged.draw(
             prompt_id, visit, S, version
         )
       elif said and said[i].failure is not None:
         most = self._sampler.settings.max_completion_tokens
-        completions[i] = _no_completions(S, most, version)
-        outcomes[i] = [said[i].outcome] * S
-    live = [i for i in range(len(prompts)) if completions[i] is None]
-    episodes = None
-    if self._environments is not None:
-      episodes = self._environments.episodes([said[i] for i in live], S)
-    # No frame holds the params: they are freed once there are newer ones.
-    holder = [params]
-    del params
-    try:
-      if live:
-        sampled = self._sampler.sample(
-            holder.pop(),
-            [requests[i] for i in live],
-            version=version,
-            newer=newer,
-            turns=episodes,
-        )
-        for i, one in zip(live, sampled, strict=True):
-          completions[i] = one
-    finally:
-      if episodes is not None:
-        episodes.close()
-    if episodes is None:
-      return Sampled(prompts, requests, completions, logged_rewards)
-    for i, some in zip(live, episodes.outcomes(), strict=True):
-      outcomes[i] = some
-    return Sampled(prompts, requests, completions, logged_rewards, outcomes)
+        begun.completions[i] = _no_completions(S, most, version)
+        begun.outcomes[i] = [said[i].outcome] * S
+    return begun
+
+  def _episodes(self, begun: "_Begun") -> environments_lib.Episodes | None:
+    if self._environments is None:
+      return None
+    return self._environments.episodes(begun.live_said, self._num_completions)
+
+  def _sampled(
+      self,
+      begun: "_Begun",
+      sampled: Sequence[types.Completions],
+      episodes: environments_lib.Episodes | None,
+  ) -> Sampled:
+    """Returns prompts with the completions of those that are sampled."""
+    live, completions = begun.live, begun.completions | {}
+    completions.update(zip(live, sampled, strict=True))
+    outcomes = None
+    if episodes is not None:
+      found = begun.outcomes | dict(zip(live, episodes.outcomes(len(live))))
+      outcomes = [found[i] for i in range(len(begun.prompts))]
+    return Sampled(
+        begun.prompts,
+        begun.requests,
+        [completions[i] for i in range(len(begun.prompts))],
+        begun.logged_rewards,
+        outcomes,
+    )
 
   def start_reference(
       self, sampled: Sampled

@@ -41,6 +41,7 @@ class Parts:
   judge_totals: () -> counts of the judge, for the statistics.
   spans: writer of the timeline, which knows the busy time.
   swaps_in_flight: whether newer params may go on with a block.
+  streams: whether a block may begin before the one before it is over.
   judge_shares_mesh: whether the judge uses the mesh that decodes; then decoding
     waits for it, since two threads that launch collectives could order them
     differently on each device.
@@ -57,6 +58,7 @@ class Parts:
   judge_totals: Callable[[], dict[str, Any]]
   spans: metrics.SpanWriter
   swaps_in_flight: bool = False
+  streams: bool = False
   judge_shares_mesh: bool = False
   lag_steps: int = 0
 
@@ -67,6 +69,8 @@ class WrongParamsError(RuntimeError):
 
 # Versions refused in a row after which a searcher gives up.
 _MOST_REFUSED = 3
+# Seconds between questions for a further block while others are decoded.
+_ASK_EVERY_S = 0.1
 
 
 class Searcher:
@@ -90,6 +94,9 @@ class Searcher:
     # The block that the judge's thread works on, if any.
     self._handing_over: futures.Future[None] | None = None
     self._judged = threading.Event()
+    # A block that came too late for the stream before it.
+    self._kept: ports.Assignment | None = None
+    self._asked_s = 0.0
 
   def close(self) -> None:
     """Ends the judge's thread, after the block that it works on."""
@@ -113,8 +120,12 @@ class Searcher:
     self._busy_before_s = self._spans.clock.busy_s
     while not self._stop():
       block = self._wait_for_block()
-      if block is not None and self._use_version(block):
-        self._hand_over(block, self._sample(block))
+      if block is None or not self._use_version(block):
+        continue
+      if self._parts.streams and block.require_version < 0:
+        self._stream(block)
+      else:
+        self._hand_over(self._sample(block))
     self._wait_handed_over()
     return self._sink.run_done
 
@@ -123,6 +134,9 @@ class Searcher:
 
   def _wait_for_block(self) -> ports.Assignment | None:
     """Returns the next granted block; None if the searcher should stop."""
+    if self._kept is not None:
+      block, self._kept = self._kept, None
+      return block
     with self._spans.span("wait_work"):
       while not self._stop():
         self._check_handed_over()
@@ -207,15 +221,61 @@ class Searcher:
           self._tag[1],
           self._newer_params if swaps else None,
       )
+    self._note_mixed(sampled)
+    return sampled
+
+  def _stream(self, block: ports.Assignment) -> None:
+    """Decodes a block and those granted meanwhile, and hands them over.
+
+    Ends once newer params are to be taken, unless they may come in flight.
+    """
+    first = [block]
+
+    def more() -> Sequence[collect.Prompt] | None:
+      found = first.pop() if first else self._block_meanwhile()
+      if found is None:
+        return None
+      self._sink.begun_s.append(time.monotonic())
+      return found.prompts
+
+    blocks = self._collector.stream(
+        more,
+        self._params,
+        self._tag[1],
+        self._newer_params if self._parts.swaps_in_flight else None,
+    )
+    while True:
+      with self._spans.span("decode", version=self._tag[1]):
+        sampled = next(blocks, None)
+      if sampled is None:
+        return
+      self._note_mixed(sampled)
+      self._hand_over(sampled)
+
+  def _block_meanwhile(self) -> ports.Assignment | None:
+    """Returns a granted block that the params in use may sample, if any."""
+    now_s = time.monotonic()
+    if self._kept is not None or now_s < self._asked_s + _ASK_EVERY_S:
+      return None
+    self._asked_s = now_s
+    newest = self._source.latest()
+    is_newest = newest is None or newest[0] <= self._tag
+    swaps = self._parts.swaps_in_flight and not is_newest
+    if self._stop() or not (is_newest or swaps and newest[0][0] == self._tag[0]):
+      return None
+    block = self._sink.next_block(0.0)
+    if block is not None and block.epoch > self._tag[0]:
+      # Of a restarted trainer, whose params come first.
+      block, self._kept = None, block
+    return block
+
+  def _note_mixed(self, sampled: collect.Sampled) -> None:
     self._mixed_completions += sum(
         int((c.token_versions > c.versions[:, None]).any(1).sum())
         for c in sampled.completions
     )
-    return sampled
 
-  def _hand_over(
-      self, block: ports.Assignment, sampled: collect.Sampled
-  ) -> None:
+  def _hand_over(self, sampled: collect.Sampled) -> None:
     """Passes a block to the judge's thread, once it is done with the last."""
     span = contextlib.nullcontext()
     if self._collector.has_reference:

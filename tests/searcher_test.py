@@ -4,6 +4,7 @@
 
 import collections
 import contextlib
+import itertools
 import threading
 from unittest import mock
 
@@ -56,6 +57,7 @@ class SearcherTest(parameterized.TestCase):
     self.queue.submit.side_effect = self.submit
     self.sampler = autospec(decode.Sampler)
     self.sampler.sample.side_effect = self.sample
+    self.sampler.stream.side_effect = self.stream
     self.submitted = []
     self.chunks = []  # what is published during each chunk
     self.wrong = set()  # versions whose params are not the trainer's
@@ -82,6 +84,7 @@ class SearcherTest(parameterized.TestCase):
     self.judge = judges.InProcess(self.task, fallback=0.0)
     self.reference = None
     self.judge_shares_mesh = False
+    self.streams, self.swaps_in_flight = False, True
     self.clock = spans.clock = metrics.BusyClock()
     self.spans = spans
     self.warmed_up = []
@@ -106,7 +109,8 @@ class SearcherTest(parameterized.TestCase):
         warm_up=self.warmed_up.append,
         judge_totals=self.judge.totals,
         spans=self.spans,
-        swaps_in_flight=True,
+        swaps_in_flight=self.swaps_in_flight,
+        streams=self.streams,
         judge_shares_mesh=self.judge_shares_mesh,
         lag_steps=self.lag_steps,
     )
@@ -178,6 +182,13 @@ class SearcherTest(parameterized.TestCase):
         for i in range(len(prompts))
     ]
 
+  def stream(self, params, more, *, version, newer, turns=None):
+    """Begins blocks until there is none, and then samples them in turn."""
+    batches = list(iter(more, None))
+    self.begun.append(len(batches))
+    for batch in batches:
+      yield self.sample(params, batch, version=version, newer=newer)
+
   def token_versions(self, version):
     """Tokens past the first are of the params that came last."""
     gave = [found[0] for found in self.in_flight if found]
@@ -195,6 +206,44 @@ class SearcherTest(parameterized.TestCase):
     # A searcher goes on where it was.
     self.searcher = self.searcher or self.make()
     return self.searcher.run()
+
+  def stream_blocks(self, *blocks, **run):
+    """Runs a searcher that streams; returns the blocks begun by stream."""
+    self.streams, self.begun = True, []
+    self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
+    self.run_it(*blocks, **run)
+    return self.begun
+
+  def test_blocks_are_begun_while_others_are_decoded(self):
+    other = self.block(prompts=((9, 0, 1),))
+    begun = self.stream_blocks(self.block(), other, self.block())
+    self.assertEqual(begun, [3])
+    positions = [[g.position for g in groups] for groups in self.submitted]
+    self.assertEqual(positions, [[7, 8], [9], [7, 8]])
+    self.assertEmpty(self.queue.begun_s)
+    self.assertEqual(self.log.count("decode"), 4)  # The last finds none.
+
+  def test_a_block_with_a_version_of_its_own_is_decoded_alone(self):
+    self.assertEmpty(self.stream_blocks(self.block(0), self.block(0)))
+    self.assertLen(self.submitted, 2)
+
+  def test_newer_params_are_taken_between_streams(self):
+    self.swaps_in_flight = False
+    versions = itertools.count(1)
+
+    def latest():
+      self.published.append((1, next(versions)))
+      return self.wait_for(-1, 0.0)
+
+    self.puller.latest.side_effect = latest
+    begun = self.stream_blocks(self.block(), self.block())
+    self.assertEqual(begun, [1, 1])
+    self.assertEqual(self.used, [(0, {0}), (1, {1})])
+
+  def test_a_block_of_a_restarted_trainer_waits_for_its_params(self):
+    begun = self.stream_blocks(self.block(), self.block(epoch=2))
+    self.assertEqual(begun, [1, 1])
+    self.assertLen(self.submitted, 2)
 
   def test_a_block_becomes_groups(self):
     self.run_it(self.block())

@@ -248,14 +248,23 @@ class Episodes:
     self._task = task
     self._tokenizer = tokenizer
     self._workers = workers
-    self._prompts = prompts
     self._num_completions = num_completions
     self._on_wait = on_wait
+    # Prompts by the number of their request, and the first of them.
+    self._prompts: dict[int, Prompt] = {}
+    self._num_prompts = self._first = 0
+    self.begin(prompts)
     self._episodes: dict[requests.Owner, _Episode] = {}
     self._answered: queue.SimpleQueue[tuple[requests.Owner, Said | None]] = (
         queue.SimpleQueue()
     )
     self._closed = False
+
+  def begin(self, prompts: Sequence[Prompt]) -> None:
+    """Takes the prompts of the sampler's next requests."""
+    for prompt in prompts:
+      self._prompts[self._num_prompts] = prompt
+      self._num_prompts += 1
 
   def end(self, owner: requests.Owner, tokens: np.ndarray) -> None:
     episode = self._episodes.get(owner)
@@ -305,14 +314,24 @@ class Episodes:
     for episode in list(self._episodes.values()):
       episode.turns.put(None)
 
-  def outcomes(self) -> list[list[judges.Outcome]]:
-    """Returns the results of the completions, by request."""
+  def outcomes(self, count: int | None = None) -> list[list[judges.Outcome]]:
+    """Returns the results of completions that are over, by request, once.
+
+    Args:
+      count: number of requests, from the first that was not asked for; None for
+        all.
+    """
+    end = self._num_prompts if count is None else self._first + count
+    indices = range(self._first, end)
+    self._first = end
+    for index in indices:
+      del self._prompts[index]
     return [
         [
-            self._outcome(self._episodes.get((index, sample)) or _Episode())
+            self._outcome(self._episodes.pop((index, sample), _Episode()))
             for sample in range(self._num_completions)
         ]
-        for index in range(len(self._prompts))
+        for index in indices
     ]
 
   def _outcome(self, episode: _Episode) -> judges.Outcome:

@@ -28,9 +28,11 @@ the bits of its log-probs, does not depend on its batch mates, its row, the
 chunks or the order of the requests.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -52,6 +54,8 @@ Settings = requests.Settings
 
 # Returns newer (version, params), or None if there are none.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
+# Returns the next batch of requests, or None if there is none now.
+MoreFn = Callable[[], Sequence[Request] | None]
 
 
 class Sampler:
@@ -172,7 +176,7 @@ class Sampler:
         for length in self._settings.buckets
     ]  # fmt: skip
     self.sample(params, each_bucket, version=0)
-    self._loop(params, [], 0, None).warm_up()
+    self._loop(params, 0, None).warm_up()
 
   def sample(
       self,
@@ -202,10 +206,40 @@ class Sampler:
       ValueError: a request is empty, too long or out of range; the message
         names its prompt id.
     """
-    for request in prompts:
-      request.check(self._settings, self._model.config.vocab_size)
-    loop = self._loop(self.put(params), prompts, version, newer, turns)
+    loop = self._loop(self.put(params), version, newer, turns)
     # Drop our reference, so that old params can be freed.
+    del params
+    loop.begin(prompts)
+    (completions,) = loop.run()
+    return completions
+
+  def stream(
+      self,
+      params: types.PyTree,
+      more: MoreFn,
+      *,
+      version: int,
+      newer: NewerFn | None = None,
+      turns: requests.Turns | None = None,
+  ) -> Iterator[list[types.Completions]]:
+    """Samples batch after batch; one begins before the one before it is over.
+
+    So no row is idle because the last completions of a batch take long.
+
+    Args:
+      params, version, newer: as those of `sample`.
+      more: function that is polled once no completion queues for a row.
+      turns: as that of `sample`; its completions belong to requests that are
+        numbered through all batches.
+
+    Yields:
+      The completions of each batch, in the order of the batches. Ends when all
+      are over and `more` returns None.
+
+    Raises:
+      ValueError: as `sample`.
+    """
+    loop = self._loop(self.put(params), version, newer, turns, more)
     del params
     return loop.run()
 
@@ -227,14 +261,20 @@ class Sampler:
   def _loop(
       self,
       params: types.PyTree,
-      prompts: Sequence[Request],
       version: int,
       newer: NewerFn | None,
       turns: requests.Turns | None = None,
+      more: MoreFn | None = None,
   ) -> "_DecodeLoop":
-    programs = self.programs(params)
     return _DecodeLoop(
-        programs, self._settings, params, prompts, version, newer, turns
+        self.programs(params),
+        self._settings,
+        self._model.config.vocab_size,
+        params,
+        version,
+        newer,
+        turns,
+        more,
     )
 
   def programs(self, params: types.PyTree) -> slots_lib.Programs:
@@ -247,6 +287,18 @@ class Sampler:
     return self._programs[sharding]
 
 
+@dataclasses.dataclass
+class _Batch:
+  """Requests whose completions are returned together.
+
+  indices: their numbers.
+  num_left: completions that are not over.
+  """
+
+  indices: range
+  num_left: int
+
+
 class _DecodeLoop:
   """The host side of one call of the sampler."""
 
@@ -254,32 +306,33 @@ class _DecodeLoop:
       self,
       programs: slots_lib.Programs,
       settings: Settings,
+      vocab_size: int,
       params: types.PyTree,
-      prompts: Sequence[Request],
       version: int,
       newer: NewerFn | None,
       turns: requests.Turns | None,
+      more: MoreFn | None,
   ):
     self._programs = programs
     self._settings = settings
+    self._vocab_size = vocab_size
     self._blocks = programs.block_lengths
-    self._prompts = prompts
+    self._requests: dict[int, Request] = {}
+    self._num_requests = 0
+    # Batches that are not returned yet, the first first.
+    self._batches: collections.deque[_Batch] = collections.deque()
     self._newer = newer
     self._turns = turns
-    self._params = params
+    self._more = more
+    self._params, self._version = params, version
     self._state = programs.empty_state()
     # Rows whose environment works and that made room, if any may.
     self._aside = None
     if turns is not None and settings.num_waiting:
       self._aside = programs.empty_aside()
-    # Prompts of one bucket are adjacent, so that they share a prefill.
-    self._order = sorted(
-        range(len(prompts)), key=lambda i: settings.bucket_of(prompts[i])
-    )
     self._slots = requests.Slots(
-        prompts,
+        self._requests,
         settings,
-        self._order,
         programs.rows_per_prompt,
         programs.num_row_parts,
     )
@@ -296,13 +349,40 @@ class _DecodeLoop:
     # have ended, or a turn of theirs has.
     self._unread: list[tuple[Any, dict[int, requests.Owner]]] = []
     self._results = requests.Results(
-        prompts, settings.max_completion_tokens, version
+        self._requests, settings.max_completion_tokens
     )
 
-  def run(self) -> list[types.Completions]:
-    """Samples until all requests are done; returns their completions."""
+  def begin(self, batch: Sequence[Request]) -> None:
+    """Queues the requests of a batch.
+
+    Raises:
+      ValueError: a request is empty, too long or out of range.
+    """
+    for request in batch:
+      request.check(self._settings, self._vocab_size)
+    first = self._num_requests
+    self._num_requests += len(batch)
+    indices = range(first, self._num_requests)
+    self._requests.update(zip(indices, batch))
+    for index in indices:
+      self._results.begin(index, self._version)
+    num_completions = sum(request.num_completions for request in batch)
+    self._batches.append(_Batch(indices, num_completions))
+    # Prompts of one bucket are adjacent, so that they share a prefill.
+    self._slots.enqueue(sorted(indices, key=self._bucket_of))
+
+  def run(self) -> Iterator[list[types.Completions]]:
+    """Samples until all batches are done; yields each, in their order."""
     slots = self._slots
-    while slots.queue or slots.owners or slots.aside:
+    self._take_more()
+    while True:
+      if not (slots.queue or slots.owners or slots.aside):
+        self._read()
+        yield from self._done()
+        self._take_more()
+        if not self._batches:
+          return
+        continue
       found = None if self._newer is None else self._newer()
       if found is not None:
         self._swap(*found)
@@ -310,9 +390,13 @@ class _DecodeLoop:
         self._take_answers(wait=False)
         self._move()
       self._refill()
+      yield from self._done()
       if not slots.num_decoding:
         self._read()
+        # What is over leaves before a wait.
+        yield from self._done()
         self._take_answers(wait=True)
+        self._take_more()
         continue
       while self._shrink():
         pass
@@ -324,8 +408,35 @@ class _DecodeLoop:
       if self._watch is not None:
         cut_R, ends = self._cut_at_stop_strings()
       self._end(ends, cut_R)
-    self._read()
-    return self._results.completions()
+      self._take_more()
+
+  def _take_more(self) -> None:
+    """Begins a batch if there is one and rows would be free for it."""
+    slots = self._slots
+    if self._more is None or slots.queue:
+      return
+    if slots.num_decoding == slots.num_rows:
+      return
+    batch = self._more()
+    if batch is not None:
+      self.begin(batch)
+
+  def _done(self) -> Iterator[list[types.Completions]]:
+    """Yields the first batches, as many as are over."""
+    while self._batches and not self._batches[0].num_left:
+      indices = self._batches.popleft().indices
+      completions = [self._results.pop(index) for index in indices]
+      for index in indices:
+        del self._requests[index]
+      yield completions
+
+  def _finish(self, owner: requests.Owner) -> None:
+    """Notes that a completion is over."""
+    for batch in self._batches:
+      if owner[0] in batch.indices:
+        batch.num_left -= 1
+    if self._watch is not None:
+      self._watch.forget(owner)
 
   def _end(self, ends: slots_lib.Ends, cut_R: np.ndarray | None) -> None:
     """Has rows that are done read later; frees them if no turn may follow."""
@@ -361,7 +472,9 @@ class _DecodeLoop:
         self._results.note_cut_off(owner)
         ids = None
       slots.resume(owner, ids)
-      if ids is not None:
+      if ids is None:
+        self._finish(owner)
+      else:
         end = length + len(ids)
         self._results.note_given(owner, length, end)
         if self._watch is not None:
@@ -497,7 +610,7 @@ class _DecodeLoop:
     slots, programs = self._slots, self._programs
     fewer = programs.fewer_rows(slots.num_rows)
     num_left = len(slots.owners) + len(slots.aside)
-    if not fewer or slots.queue or num_left > fewer:
+    if not fewer or self._more or slots.queue or num_left > fewer:
       return False
     if not programs.same_bits(self._params, slots.num_rows, fewer):
       return False
@@ -507,7 +620,7 @@ class _DecodeLoop:
   def _swap(self, version: int, params: types.PyTree) -> None:
     """Switches to newer params and drops prefilled prompts."""
     self._read()
-    self._params = params
+    self._params, self._version = params, version
     self._prefilled, self._prefill_outputs = {}, ()
     slots = self._slots
     lengths_R = jax.device_get(self._state.lengths).tolist()
@@ -561,18 +674,21 @@ class _DecodeLoop:
 
   def _prefill(self) -> None:
     """Prefills the prompts at the head of the queue that share a bucket."""
-    first = self._order.index(self._slots.queue[0][0])
-    bucket = self._settings.bucket_of(self._prompts[self._order[first]])
+    queued = dict.fromkeys(index for index, _ in self._slots.queue)
+    bucket = self._bucket_of(next(iter(queued)))
     tokens_BxQ, mask_BxQ = self._padding(bucket)
     self._prefilled = {}
-    for b, index in enumerate(self._order[first : first + len(tokens_BxQ)]):
-      if self._settings.bucket_of(self._prompts[index]) != bucket:
+    for b, index in enumerate(itertools.islice(queued, len(tokens_BxQ))):
+      if self._bucket_of(index) != bucket:
         break
       self._put_prompt(index, tokens_BxQ[b], mask_BxQ[b])
       self._prefilled[index] = b
     self._prefill_outputs = self._programs.prefill(
         self._params, tokens_BxQ, mask_BxQ
     )
+
+  def _bucket_of(self, index: int) -> int:
+    return self._settings.bucket_of(self._requests[index])
 
   def _padding(self, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns [B, length] pad tokens and a mask of zeros."""
@@ -582,7 +698,7 @@ class _DecodeLoop:
 
   def _put_prompt(self, index: int, tokens: np.ndarray, mask: np.ndarray):
     """Writes a prompt to the end of `tokens` and `mask`."""
-    prompt_tokens = self._prompts[index].prompt_tokens
+    prompt_tokens = self._requests[index].prompt_tokens
     start = len(tokens) - len(prompt_tokens)
     tokens[start:], mask[start:] = prompt_tokens, 1
 
@@ -602,12 +718,12 @@ class _DecodeLoop:
     for collected, ended in self._unread:
       arrays = jax.device_get(collected)
       self._results.add(arrays, ended)
-      if self._turns is None:
-        continue
       tokens_RxT, lengths_R = arrays[0], arrays[3]
       for row, owner in ended.items():
         if owner in self._slots.waiting:
           self._turns.end(owner, tokens_RxT[row, : lengths_R[row]])
-        else:
+          continue
+        if self._turns is not None:
           self._turns.cut(owner)
+        self._finish(owner)
     self._unread.clear()

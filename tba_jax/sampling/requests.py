@@ -228,26 +228,20 @@ class Slots:
 
   def __init__(
       self,
-      requests: Sequence[Request],
+      requests: Mapping[int, Request],
       settings: Settings,
-      order: Sequence[int],
       rows_per_prompt: int = 1,
       num_parts: int = 1,
   ):
-    """Queues all completions, by request in `order`.
+    """Initializes slots that are free, with an empty queue.
 
     Args:
-      requests: requests of the sampler.
+      requests: requests of the sampler by their index; the caller adds to them.
       settings: settings of the sampler.
-      order: order of the requests.
       rows_per_prompt: adjacent rows that share a prompt.
       num_parts: devices that split the rows.
     """
-    self.queue = collections.deque(
-        (index, sample)
-        for index in order
-        for sample in range(requests[index].num_completions)
-    )
+    self.queue: collections.deque[Owner] = collections.deque()
     self.owners: dict[int, Owner] = {}
     self.aside: dict[int, Owner] = {}
     self.waiting: dict[Owner, int] = {}
@@ -297,6 +291,14 @@ class Slots:
         else self.waiting[owner]
         for owner in self.aside.values()
     }
+
+  def enqueue(self, indices: Iterable[int]) -> None:
+    """Queues all completions of some requests, in the order of `indices`."""
+    self.queue.extend(
+        (index, sample)
+        for index in indices
+        for sample in range(self._requests[index].num_completions)
+    )
 
   def limit(self, owner: Owner) -> int:
     """Returns the most tokens of a completion."""
@@ -457,27 +459,41 @@ class Slots:
 
 
 class Results:
-  """The completions of all requests, filled in as they end."""
+  """The completions of requests, filled in as they end."""
 
   def __init__(
-      self,
-      requests: Sequence[Request],
-      max_completion_tokens: int,
-      version: int,
+      self, requests: Mapping[int, Request], max_completion_tokens: int
   ):
-    """Allocates the arrays; `version` is that of the first params."""
-    shapes = [(r.num_completions, max_completion_tokens) for r in requests]
-    zeros = lambda dtype: [np.zeros(shape, dtype) for shape in shapes]
-    each = lambda dtype: [np.zeros(shape[0], dtype) for shape in shapes]
-    self._tokens = zeros(np.int32)
-    self._logprobs, self._plain = zeros(np.float32), zeros(np.float32)
-    self._lengths, self._stopped = each(np.int32), each(bool)
-    self._given = zeros(bool)
+    """Initializes empty results.
+
+    Args:
+      requests: requests of the sampler by their index; the caller adds to them.
+      max_completion_tokens: T.
+    """
     self._requests = requests
-    self._routes: list[np.ndarray | None] = [None] * len(shapes)
-    self._prompt_routes: list[np.ndarray | None] = [None] * len(shapes)
+    self._max_completion_tokens = max_completion_tokens
+    self._tokens: dict[int, np.ndarray] = {}
+    self._logprobs: dict[int, np.ndarray] = {}
+    self._plain: dict[int, np.ndarray] = {}
+    self._lengths: dict[int, np.ndarray] = {}
+    self._stopped: dict[int, np.ndarray] = {}
+    self._given: dict[int, np.ndarray] = {}
+    self._versions: dict[int, np.ndarray] = {}
+    self._routes: dict[int, np.ndarray] = {}
+    self._prompt_routes: dict[int, np.ndarray] = {}
     self._at_strings: set[Owner] = set()
-    self._versions = [np.full(shape, version, np.int32) for shape in shapes]
+
+  def begin(self, index: int, version: int) -> None:
+    """Allocates a request's arrays; `version` draws its first tokens."""
+    S = self._requests[index].num_completions
+    shape = S, self._max_completion_tokens
+    self._tokens[index] = np.zeros(shape, np.int32)
+    self._logprobs[index] = np.zeros(shape, np.float32)
+    self._plain[index] = np.zeros(shape, np.float32)
+    self._lengths[index] = np.zeros(S, np.int32)
+    self._stopped[index] = np.zeros(S, bool)
+    self._given[index] = np.zeros(shape, bool)
+    self._versions[index] = np.full(shape, version, np.int32)
 
   def set_version(self, version: int, sampled: Mapping[Owner, int]) -> None:
     """Sets the version of all tokens that are yet to be drawn.
@@ -541,7 +557,7 @@ class Results:
     """Adds the experts of a row's tokens; U prompts are shared by R rows."""
     index, sample = owner
     own_TxNxA = own_RxTxNxA[row]
-    if self._routes[index] is None:
+    if index not in self._routes:
       shape = (len(self._tokens[index]), *own_TxNxA.shape)
       self._routes[index] = np.zeros(shape, own_TxNxA.dtype)
     # The last token is not fed to the model.
@@ -552,27 +568,24 @@ class Results:
       start = len(prompt_PxNxA) - len(self._requests[index].prompt_tokens)
       self._prompt_routes[index] = prompt_PxNxA[start:].copy()
 
-  def completions(self) -> list[types.Completions]:
-    """Returns the completions by request."""
-    return [self._completions(index) for index in range(len(self._tokens))]
-
-  def _completions(self, index: int) -> types.Completions:
-    tokens_SxT, lengths_S = self._tokens[index], self._lengths[index]
-    versions_SxT = self._versions[index]
+  def pop(self, index: int) -> types.Completions:
+    """Removes a request's completions, all of which are over."""
+    tokens_SxT, lengths_S = self._tokens.pop(index), self._lengths.pop(index)
+    versions_SxT = self._versions.pop(index)
     sampled_SxT = np.arange(tokens_SxT.shape[1]) < lengths_S[:, None]
-    sampled_SxT &= ~self._given[index]
+    sampled_SxT &= ~self._given.pop(index)
     return types.Completions(
         tokens=tokens_SxT,
         lengths=lengths_S,
         sampled_mask=sampled_SxT,
-        logprobs=self._logprobs[index],
-        plain_logprobs=self._plain[index],
-        stopped=self._stopped[index],
+        logprobs=self._logprobs.pop(index),
+        plain_logprobs=self._plain.pop(index),
+        stopped=self._stopped.pop(index),
         # Versions only grow, so the first token's is the oldest.
         versions=versions_SxT[:, 0].copy(),
         token_versions=np.where(sampled_SxT, versions_SxT, -1),
-        routes=self._routes[index],
-        prompt_routes=self._prompt_routes[index],
+        routes=self._routes.pop(index, None),
+        prompt_routes=self._prompt_routes.pop(index, None),
     )
 
 
@@ -599,6 +612,11 @@ class StopStringWatch:
   def begin_turn(self, owner: Owner, start: int) -> None:
     """Looks at tokens from `start` on alone: an environment wrote the last."""
     self._starts[owner], self._seen[owner] = start, 0
+
+  def forget(self, owner: Owner) -> None:
+    """Drops what is kept of a completion that is over."""
+    self._seen.pop(owner, None)
+    self._starts.pop(owner, None)
 
   def cut(self, owner: Owner, ids: np.ndarray) -> int | None:
     """Returns the number of tokens to keep, None to keep all so far.

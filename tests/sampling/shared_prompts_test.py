@@ -96,7 +96,8 @@ class SharedPromptsTest(parameterized.TestCase):
   def test_a_prompt_takes_rows_that_are_all_free(self):
     settings = sampler_case.make_settings(num_rows=6)
     requests = self.make_requests()[:3]
-    slots = requests_lib.Slots(requests, settings, range(3), 3)
+    slots = requests_lib.Slots(dict(enumerate(requests)), settings, 3)
+    slots.enqueue(range(3))
     refill = lambda: slots.refill({0: 0, 1: 1, 2: 2})[0].tolist()
     # Four of the first, three together and one with two idle rows.
     self.assertEqual(refill(), [0, 0, 0, 0, -1, -1])

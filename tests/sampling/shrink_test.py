@@ -61,7 +61,8 @@ class ShrinkTest(absltest.TestCase):
 
   def test_the_rows_in_use_are_kept(self):
     request = decode.Request(np.array([2]), 0, 0, num_completions=6)
-    slots = requests_lib.Slots([request], _settings(num_rows=6), [0])
+    slots = requests_lib.Slots({0: request}, _settings(num_rows=6))
+    slots.enqueue([0])
     slots.refill({0: 0})
     slots.release([0, 2, 3, 5])
     rows = slots.keep(3)

@@ -221,6 +221,48 @@ class TurnsTest(parameterized.TestCase):
         changes += (np.diff(versions_T[mask_T]) > 0).sum()
     self.assertGreater(changes, 10)
 
+  @parameterized.parameters({}, {"num_waiting": 20})
+  def test_a_batch_of_a_stream_begins_before_the_last_is_over(self, **changes):
+    requests = self.requests * 2
+    expected = [
+        self.sample(self.make(), [request])[0] for request in requests
+    ]
+    pairs = iter([requests[:2], None, [], requests[2:4], requests[4:], None])
+    # Batches that are over when another one begins.
+    done_before = []
+
+    def more():
+      batch = next(pairs, None)
+      if batch:
+        done_before.append(len(found))
+      return batch
+
+    found = []
+    turns = scripted_turns.Scripted(delay=50)
+    sampler = self.make(**changes)
+    for batch in sampler.stream(self.params, more, version=5, turns=turns):
+      found.append(batch)
+    self.assertEqual([len(batch) for batch in found], [2, 0, 2, 2])
+    self.assertEqual(done_before[0], 0)
+    self.assertLess(done_before[2], 3)
+    for one, other in zip(itertools.chain(*found), expected, strict=True):
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
+
+  def test_a_batch_of_a_stream_has_the_version_that_it_begins_with(self):
+    batches = iter([[self.requests[0]], [self.requests[1]]])
+    sampler = self.make()
+    newer = iter([None, (6, sampler.put(self.params))])
+    found = sampler.stream(
+        self.params,
+        lambda: next(batches, None),
+        version=5,
+        newer=lambda: next(newer, None),
+        turns=scripted_turns.Scripted(),
+    )
+    first, second = (batch[0] for batch in found)
+    self.assertEqual({*first.versions}, {5, 6})
+    self.assertEqual({*second.versions}, {6})
+
   def test_rows_move_with_all_columns_that_they_use(self):
     model = tiny_model.make_model(max_positions=67)
     sampler = sampler_case.make(
@@ -303,7 +345,8 @@ class SlotsTest(absltest.TestCase):
   def make(self, num_completions, **changes):
     settings = sampler_case.make_settings(num_rows=4, has_turns=True, **changes)
     request = decode.Request(np.array([2]), 0, 0, num_completions)
-    slots = requests_lib.Slots([request], settings, [0], 1, num_parts=2)
+    slots = requests_lib.Slots({0: request}, settings, 1, num_parts=2)
+    slots.enqueue([0])
     slots.refill({0: 0})
     return slots
 
