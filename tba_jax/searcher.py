@@ -261,7 +261,9 @@ class Searcher:
     newest = self._source.latest()
     is_newest = newest is None or newest[0] <= self._tag
     swaps = self._parts.swaps_in_flight and not is_newest
-    if self._stop() or not (is_newest or swaps and newest[0][0] == self._tag[0]):
+    if self._stop() or not (
+        is_newest or swaps and newest[0][0] == self._tag[0]
+    ):
       return None
     block = self._sink.next_block(0.0)
     if block is not None and block.epoch > self._tag[0]:

@@ -6,10 +6,13 @@ import pathlib
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import collect
+from tba_jax import searcher
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.config import variants
@@ -54,7 +57,7 @@ def make_config(name="TwoTurns", **changes) -> ml_collections.ConfigDict:
   return c
 
 
-class EnvironmentsTest(absltest.TestCase):
+class EnvironmentsTest(parameterized.TestCase):
 
   def test_the_loop_trains_on_exact_records(self):
     maker = loops.LoopMaker(make_config(init="scratch"))
@@ -143,6 +146,38 @@ class EnvironmentsTest(absltest.TestCase):
     self.assertGreater(summary["after"]["turns"], 0)
     tokens = r"environments&#39; tokens</th>\s*<td><b[^>]*>[1-9]"
     self.assertRegex(result.report, tokens)
+
+  @parameterized.parameters("off", "keep_cache")
+  def test_rounds_overlap_while_environments_work(self, in_flight):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
+    self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
+    stream, counts = collect.Collector.stream, []
+
+    def counted(*args):
+      counts.append(0)
+      for sampled in stream(*args):
+        counts[-1] += 1
+        yield sampled
+
+    self.enter_context(mock.patch.object(collect.Collector, "stream", counted))
+    config = make_config(
+        name="TakesLong",
+        init="scratch",
+        search__lockstep=False,
+        search__lead_steps=3,
+        sampling__num_waiting=16,
+        sampling__in_flight=in_flight,
+        train__num_steps=8,
+    )
+    validate.validate(config)
+    result = in_process.train(config)
+    summary = result.summary
+    self.assertTrue(summary["ledger_closed"])
+    self.assertEqual(summary["reward_failures"], {})
+    self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
+    self.assertGreater(max(counts), 1)
+    self.assertGreaterEqual(sum(counts), 8)
 
   def test_an_environment_that_fails_ends_no_run(self):
     folder = pathlib.Path(self.create_tempdir().full_path)

@@ -224,9 +224,87 @@ class TurnsTest(parameterized.TestCase):
   @parameterized.parameters({}, {"num_waiting": 20})
   def test_a_batch_of_a_stream_begins_before_the_last_is_over(self, **changes):
     requests = self.requests * 2
-    expected = [
-        self.sample(self.make(), [request])[0] for request in requests
-    ]
+    expected = [self.sample(self.make(), [request])[0] for request in requests]
+    pairs = iter([requests[:2], None, [], requests[2:4], requests[4:], None])
+    # Batches that are over when another one begins.
+    done_before = []
+
+    def more():
+      batch = next(pairs, None)
+      if batch:
+        done_before.append(len(found))
+      return batch
+
+    found = []
+    turns = scripted_turns.Scripted(delay=50)
+    sampler = self.make(**changes)
+    for batch in sampler.stream(self.params, more, version=5, turns=turns):
+      found.append(batch)
+    self.assertEqual([len(batch) for batch in found], [2, 0, 2, 2])
+    self.assertEqual(done_before[0], 0)
+    self.assertLess(done_before[2], 3)
+    for one, other in zip(itertools.chain(*found), expected, strict=True):
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
+
+  def test_a_batch_of_a_stream_has_the_version_that_it_begins_with(self):
+    batches = iter([[self.requests[0]], [self.requests[1]]])
+    sampler = self.make()
+    newer = iter([None, (6, sampler.put(self.params))])
+    found = sampler.stream(
+        self.params,
+        lambda: next(batches, None),
+        version=5,
+        newer=lambda: next(newer, None),
+        turns=scripted_turns.Scripted(),
+    )
+    first, second = (batch[0] for batch in found)
+    self.assertEqual({*first.versions}, {5, 6})
+    self.assertEqual({*second.versions}, {6})
+
+  @parameterized.parameters({}, {"num_waiting": 20})
+  def test_a_batch_of_a_stream_begins_before_the_last_is_over(self, **changes):
+    requests = self.requests * 2
+    expected = [self.sample(self.make(), [request])[0] for request in requests]
+    pairs = iter([requests[:2], None, [], requests[2:4], requests[4:], None])
+    # Batches that are over when another one begins.
+    done_before = []
+
+    def more():
+      batch = next(pairs, None)
+      if batch:
+        done_before.append(len(found))
+      return batch
+
+    found = []
+    turns = scripted_turns.Scripted(delay=50)
+    sampler = self.make(**changes)
+    for batch in sampler.stream(self.params, more, version=5, turns=turns):
+      found.append(batch)
+    self.assertEqual([len(batch) for batch in found], [2, 0, 2, 2])
+    self.assertEqual(done_before[0], 0)
+    self.assertLess(done_before[2], 3)
+    for one, other in zip(itertools.chain(*found), expected, strict=True):
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
+
+  def test_a_batch_of_a_stream_has_the_version_that_it_begins_with(self):
+    batches = iter([[self.requests[0]], [self.requests[1]]])
+    sampler = self.make()
+    newer = iter([None, (6, sampler.put(self.params))])
+    found = sampler.stream(
+        self.params,
+        lambda: next(batches, None),
+        version=5,
+        newer=lambda: next(newer, None),
+        turns=scripted_turns.Scripted(),
+    )
+    first, second = (batch[0] for batch in found)
+    self.assertEqual({*first.versions}, {5, 6})
+    self.assertEqual({*second.versions}, {6})
+
+  @parameterized.parameters({}, {"num_waiting": 20})
+  def test_a_batch_of_a_stream_begins_before_the_last_is_over(self, **changes):
+    requests = self.requests * 2
+    expected = [self.sample(self.make(), [request])[0] for request in requests]
     pairs = iter([requests[:2], None, [], requests[2:4], requests[4:], None])
     # Batches that are over when another one begins.
     done_before = []

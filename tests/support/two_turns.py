@@ -107,3 +107,11 @@ class Slow(TwoTurns):
   def reset(self, seed):
     time.sleep(1)
     return super().reset(seed)
+
+
+class TakesLong(TwoTurns):
+  """Answers after a twentieth of a second."""
+
+  def step(self, text):
+    time.sleep(0.05)
+    return super().step(text)
