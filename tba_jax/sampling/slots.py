@@ -4,8 +4,8 @@
 
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
 environment's tokens, which `feed` may run in one call, `exchange` copies rows
-out of the way and back, `collect` reads them out: pure functions of fixed shapes,
-which `Programs` compiles.
+out of the way and back, `collect` reads them out: pure functions of fixed
+shapes, which `Programs` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
