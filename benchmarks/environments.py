@@ -16,9 +16,11 @@ decoded at a time. So there are two runs in one turn: `together`, and
 
 All tokens count, since each takes a decode step. `ratio` is over `staggered`
 and of the time in which completions wait to begin; `ratio_to_together` is over
-`together`; `ratio_to_the_end` is of the whole call, whose last completions
-leave rows idle: no more are there to decode while their environments sleep.
-Runs of each kind alternate. A ratio is that of runs in a row; that of the
+`together`. A searcher's rounds follow each other without a gap, so that is what
+it gets; `ratio_by_round` is of a call that has one round, of as many
+completions as rows and places hold, to its end: its last completions leave rows
+idle, as no more are there to decode while their environments sleep. Runs of
+each kind alternate. A ratio is that of runs in a row; that of the
 median is reported.
 """
 
@@ -44,6 +46,7 @@ from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 
 _STOP_SHARE = 16
+_OF_TURNS = ("turns", "turns_by_round", "turns_in_rows")
 # The default of `sampling.chunk_steps`.
 _CHUNK_STEPS = 8
 
@@ -157,12 +160,16 @@ def run(
     )[0]
     speeds = {"together": one_turn(), "staggered": one_turn(staggers=True)}
     sleep_s = work.slowness * _STOP_SHARE * work.rows / speeds["staggered"]
-    for name in ("turns", "turns_in_rows"):
-      # In their rows they take so long that fewer do.
-      few = count if name == "turns" else 2 * work.rows
-      speeds[f"{name}_to_the_end"], speeds[name] = _measure(
-          samplers[name], params, few, work, sleep_s
-      )
+    _, speeds["turns"] = _measure(
+        samplers["turns"], params, count, work, sleep_s
+    )
+    speeds["turns_by_round"], _ = _measure(
+        samplers["turns"], params, work.rows + work.num_waiting, work, sleep_s
+    )
+    # In their rows they take so long that fewer do.
+    _, speeds["turns_in_rows"] = _measure(
+        samplers["turns_in_rows"], params, 2 * work.rows, work, sleep_s
+    )
     runs.append({"sleep_s": sleep_s, **speeds})
   ratios_to = lambda name, base: [run[name] / run[base] for run in runs]
   ratios = ratios_to("turns", "staggered")
@@ -174,7 +181,7 @@ def run(
       "sleep_s": median["sleep_s"],
       **{
           f"{name}_tokens_per_s": median[name]
-          for name in ("together", "staggered", "turns", "turns_in_rows")
+          for name in ("together", "staggered", *_OF_TURNS)
       },
       "ratio": statistics.median(ratios),
       "ratios": ratios,
@@ -182,7 +189,7 @@ def run(
           f"ratio_{what}": statistics.median(ratios_to(*pair))
           for what, pair in {
               "to_together": ("turns", "together"),
-              "to_the_end": ("turns_to_the_end", "staggered"),
+              "by_round": ("turns_by_round", "staggered"),
               "in_rows": ("turns_in_rows", "staggered"),
           }.items()
       },

@@ -531,8 +531,8 @@ SETTINGS = {
         " a prompt share its KV cache if all of a round fit", hosts="searcher"),
     "sampling.num_waiting": _s(
         0, FROM_0, "completions that may give up their slot, with their KV"
-        " cache, while their environment answers; takes the memory of that many"
-        " further slots",
+        " cache, while their environment answers, also to those of the next"
+        " round; takes the memory of that many further slots",
         hosts="searcher"),
     "sampling.chunk_steps": _s(
         8, COUNT, "decode steps between refills of finished slots, and between"

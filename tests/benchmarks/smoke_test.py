@@ -83,7 +83,7 @@ class SmokeTest(absltest.TestCase):
     self.assertEqual(out["waiting"], 8)
     self.assertGreater(out["sleep_s"], 0)
     self.assertGreater(out["ratio"], 0)
-    self.assertGreater(out["ratio_to_the_end"], 0)
+    self.assertGreater(out["ratio_by_round"], 0)
 
   def test_counts_what_environments_that_sleep_cost_at_best(self):
     work = environments.Work(4, 3, 8, 32, slowness=2.0)
