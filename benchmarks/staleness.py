@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quality against staleness: the runs, table and plot of docs/staleness.md.
 
-    python -m benchmarks staleness select [TASK …]
-    python -m benchmarks staleness study [TASK …]
+    python -m benchmarks staleness select [TASK …] [OBJECTIVE …]
+    python -m benchmarks staleness study [TASK …] [OBJECTIVE …]
     python -m benchmarks staleness long
     python -m benchmarks staleness table
 
@@ -107,7 +107,8 @@ def run(
 
   Args:
     config: not read; tasks have their own.
-    operands: `select`, `study`, `long` or `table`, then tasks (default all).
+    operands: `select`, `study`, `long` or `table`, then tasks and objectives
+      (default all).
 
   Returns:
     `runs`: number of results; `rates`: what the rule has chosen, by task.
@@ -116,20 +117,22 @@ def run(
     ValueError: an operand is wrong.
   """
   del config
-  what, *tasks = operands or ["table"]
+  what, *names = operands or ["table"]
   whats = ("select", "study", "long", "table")
-  if what not in whats or {*tasks} - {*RATES}:
+  if what not in whats or {*names} - {*RATES} - {*OBJECTIVES}:
     raise ValueError(
         f"operands {' '.join(operands)!r}: allowed one of {', '.join(whats)},"
-        f" then some of {', '.join(RATES)}"
+        f" then some of {', '.join((*RATES, *OBJECTIVES))}"
     )
+  tasks = [name for name in RATES if name in names] or [*RATES]
+  objectives = [n for n in OBJECTIVES if n in names] or [*OBJECTIVES]
   if what == "long":
     _measure(LONG, long_runs(read()))
-  for task in tasks or RATES:
+  for task in tasks:
     if what == "select":
-      _measure(task, selection(task))
+      _measure(task, selection(task, objectives))
     elif what == "study":
-      _measure(task, study(task, read()))
+      _measure(task, study(task, read(), objectives))
   found = read()
   _RESULTS.mkdir(exist_ok=True)
   results.print_table(make_table(found), _RESULTS / "table.md")
@@ -141,21 +144,25 @@ def run(
   return {"runs": len(found), "rates": rates}
 
 
-def selection(task: str) -> Iterator[Run]:
+def selection(task: str, objectives: Iterable[str]) -> Iterator[Run]:
   """Yields the runs by which the learning rates are chosen."""
-  for objective in OBJECTIVES:
+  for objective in objectives:
     for rate in RATES[task]:
       for seed in SELECTION_SEEDS:
         yield task, objective, SELECTION_LAG, rate, seed
 
 
-def study(task: str, found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
+def study(
+    task: str,
+    found: Mapping[Run, Mapping[str, Any]],
+    objectives: Iterable[str],
+) -> Iterator[Run]:
   """Yields the runs at the chosen rates, a whole seed before the next."""
   rates = chosen_rates(found, task)
   for seed in SEEDS:
-    for objective, rate in rates.items():
-      for lag in LAGS:
-        yield task, objective, lag, rate, seed
+    for objective in objectives:
+      for lag in LAGS if objective in rates else ():
+        yield task, objective, lag, rates[objective], seed
 
 
 def long_runs(found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:

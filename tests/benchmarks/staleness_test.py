@@ -116,7 +116,7 @@ class StalenessTest(absltest.TestCase):
     self.enter_context(
         mock.patch.object(curves, "fine_tune", lambda config, _: config)
     )
-    runs = list(staleness.selection("preference"))
+    runs = list(staleness.selection("preference", ["tb", "oapl"]))
     staleness._measure("preference", iter(runs[:2]))
     staleness._measure("preference", iter(runs[:3]))
     lag = sweep.Lag(staleness_steps=4)
