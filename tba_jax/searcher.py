@@ -3,8 +3,9 @@
 """Searcher: samples what it is granted with the newest params, and delivers.
 
 The devices decode one block of prompts while a thread rewards the block before
-it and submits it, in the order of the blocks. `programs/roles.py` makes the
-parts.
+it and submits it, in the order of the blocks. Where completions may wait for
+environments, the next block begins before that one is over. `programs/roles.py`
+makes the parts.
 """
 
 from collections.abc import Callable, Sequence

@@ -20,7 +20,8 @@ A completion may have several turns. Between two of them an environment speaks,
 while others are decoded; its tokens are appended as ids, and fed by the same
 decode steps, or, if there are many, in a call of the model of their own. With
 `Settings.num_waiting` its row makes room for others, and comes back with its
-cache.
+cache. `Sampler.stream` has them follow batch after batch, so that rows are not
+idle until the last environment has answered.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
 sample index, position), and no operation mixes slots. So a completion, down to
