@@ -114,10 +114,10 @@ class Asleep:
     return sum(found.values())
 
   def answers(
-      self, wait: bool
+      self, wait_s: float
   ) -> list[tuple[requests_lib.Owner, np.ndarray | None]]:
-    if wait:
-      time.sleep(max(0.0, self._due[0][0] - time.monotonic()))
+    if wait_s > 0:
+      time.sleep(min(wait_s, max(0.0, self._due[0][0] - time.monotonic())))
     out = []
     while self._due and self._due[0][0] <= time.monotonic():
       out.append((heapq.heappop(self._due)[1], self._answer))

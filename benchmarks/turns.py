@@ -269,12 +269,12 @@ class InStep:
     self._turns.cut(owner)
 
   def answers(
-      self, wait: bool
+      self, wait_s: float
   ) -> list[tuple[requests.Owner, np.ndarray | None]]:
     # The sampler waits once it has nothing to decode.
     out = []
-    while wait and self._asked:
-      out += (some := self._turns.answers(wait=True))
+    while wait_s > 0 and self._asked:
+      out += (some := self._turns.answers(wait_s))
       self._asked.difference_update(owner for owner, _ in some)
-    self.count += wait
+    self.count += wait_s > 0
     return out

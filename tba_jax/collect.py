@@ -11,7 +11,6 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
-import functools
 from typing import Any
 
 import ml_collections
@@ -230,12 +229,24 @@ class Collector:
     Yields:
       Each block, in their order. Ends when all are over and `more` returns
       None.
+
+    Raises:
+      ValueError: as `decode.Sampler.sample`.
+      TimeoutError: no environment answers.
     """
     blocks: collections.deque[_Begun] = collections.deque()
     # The next block, while its environments say their prompts. They may wait
     # for others whose completions are decoded, so decoding does not wait.
     coming: futures.Future[_Begun] | None = None
-    begin = functools.partial(self._begin, version=version)
+    newest = version
+
+    def note_newer() -> tuple[int, types.PyTree] | None:
+      nonlocal newest
+      found = newer()
+      if found is not None:
+        newest, _ = found
+      return found
+
     episodes = None
     if self._environments is not None:
       episodes = self._environments.episodes([], self._num_completions)
@@ -243,7 +254,7 @@ class Collector:
     def next_batch() -> list[decode.Request] | None:
       nonlocal coming
       if coming is None and (prompts := more()) is not None:
-        coming = beginning.submit(begin, prompts)
+        coming = beginning.submit(self._begin, prompts, newest)
       if coming is None:
         return None
       if episodes is not None and blocks and not coming.done():
@@ -255,7 +266,11 @@ class Collector:
       return begun.live_requests
 
     batches = self._sampler.stream(
-        params, next_batch, version=version, newer=newer, turns=episodes
+        params,
+        next_batch,
+        version=version,
+        newer=newer and note_newer,
+        turns=episodes,
     )
     del params
     with futures.ThreadPoolExecutor(1, "begin_block") as beginning:
@@ -313,8 +328,9 @@ class Collector:
     completions.update(zip(live, sampled, strict=True))
     outcomes = None
     if episodes is not None:
-      found = begun.outcomes | dict(zip(live, episodes.outcomes(len(live))))
-      outcomes = [found[i] for i in range(len(begun.prompts))]
+      of_live = zip(live, episodes.outcomes(len(live)), strict=True)
+      by_place = begun.outcomes | dict(of_live)
+      outcomes = [by_place[i] for i in range(len(begun.prompts))]
     return Sampled(
         begun.prompts,
         begun.requests,

@@ -135,8 +135,8 @@ class Searcher:
 
   def _wait_for_block(self) -> ports.Assignment | None:
     """Returns the next granted block; None if the searcher should stop."""
-    if self._kept is not None:
-      block, self._kept = self._kept, None
+    block, self._kept = self._kept, None
+    if block is not None and block.epoch >= self._sink.epoch:
       return block
     with self._spans.span("wait_work"):
       while not self._stop():
@@ -233,11 +233,11 @@ class Searcher:
     first = [block]
 
     def more() -> Sequence[collect.Prompt] | None:
-      found = first.pop() if first else self._block_meanwhile()
-      if found is None:
+      granted = first.pop() if first else self._block_meanwhile()
+      if granted is None:
         return None
       self._sink.begun_s.append(time.monotonic())
-      return found.prompts
+      return granted.prompts
 
     blocks = self._collector.stream(
         more,
@@ -245,13 +245,15 @@ class Searcher:
         self._tag[1],
         self._newer_params if self._parts.swaps_in_flight else None,
     )
-    while True:
-      with self._spans.span("decode", version=self._tag[1]):
-        sampled = next(blocks, None)
-      if sampled is None:
-        return
-      self._note_mixed(sampled)
-      self._hand_over(sampled)
+    with contextlib.closing(blocks):
+      while True:
+        with self._spans.span("decode", version=self._tag[1]):
+          sampled = next(blocks, None)
+        if sampled is None:
+          return
+        self._note_mixed(sampled)
+        self._hand_over(sampled)
+        del sampled  # The next block is decoded without it.
 
   def _block_meanwhile(self) -> ports.Assignment | None:
     """Returns a granted block that the params in use may sample, if any."""
@@ -267,9 +269,12 @@ class Searcher:
     ):
       return None
     block = self._sink.next_block(0.0)
-    if block is not None and block.epoch > self._tag[0]:
-      # Of a restarted trainer, whose params come first.
-      block, self._kept = None, block
+    if block is None:
+      return None
+    if block.epoch > self._tag[0] or block.require_version >= 0:
+      # Its params come first.
+      self._kept = block
+      return None
     return block
 
   def _note_mixed(self, sampled: collect.Sampled) -> None:

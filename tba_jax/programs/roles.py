@@ -538,7 +538,7 @@ def make_searcher(
       judge_totals=judge.totals,
       spans=spans,
       swaps_in_flight=config.sampling.in_flight != "off",
-      # Elsewhere few rows are idle at the end of a block.
+      # Rows of completions in one turn are idle for a short time only.
       streams=config.sampling.num_waiting > 0 and not uses_vllm,
       judge_shares_mesh=(
           judge.on_devices and math.prod(config.search.mesh.values()) > 1

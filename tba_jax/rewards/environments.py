@@ -9,6 +9,7 @@ fallback reward, and is counted by the cause (`rewards/judges.py`).
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import math
 import pathlib
 import queue
 import time
@@ -84,6 +85,8 @@ class Environments:
     self._workers = workers
     self._max_prompt_tokens = max_prompt_tokens
     self.waited_s = 0.0
+    # Time of the last answer to `reset` for a prompt, by `monotonic`.
+    self._reset_s = -math.inf
     self._prompts: dict[int, Prompt] = {}
     self._live: weakref.WeakSet[Episodes] = weakref.WeakSet()
 
@@ -115,6 +118,7 @@ class Environments:
         prompts,
         num_completions,
         self._note_wait,
+        lambda: self._reset_s,
     )
     self._live.add(episodes)
     return episodes
@@ -180,6 +184,7 @@ class Environments:
   def _reset(self, seed: int) -> Prompt:
     with self._workers.hold() as ask:
       answer = ask(["reset", seed])
+    self._reset_s = time.monotonic()
     failure, tokens = _failure(answer), []
     if failure is None:
       try:
@@ -240,16 +245,21 @@ class Episodes:
       prompts: Sequence[Prompt],
       num_completions: int,
       on_wait: Callable[[float], None],
+      last_reset_s: Callable[[], float],
   ):
     """Begins nothing yet; see `Environments.episodes`.
 
-    `on_wait` receives the seconds of each wait.
+    `on_wait` receives the seconds of each wait, `last_reset_s` returns when
+    a process was last in use for a prompt.
     """
     self._task = task
     self._tokenizer = tokenizer
     self._workers = workers
     self._num_completions = num_completions
     self._on_wait = on_wait
+    self._last_reset_s = last_reset_s
+    # Time of the last turn or answer.
+    self._active_s = time.monotonic()
     # Prompts by the number of their request, and the first of them.
     self._prompts: dict[int, Prompt] = {}
     self._num_prompts = self._first = 0
@@ -267,6 +277,7 @@ class Episodes:
       self._num_prompts += 1
 
   def end(self, owner: requests.Owner, tokens: np.ndarray) -> None:
+    self._active_s = time.monotonic()
     episode = self._episodes.get(owner)
     if episode is None:
       episode = self._episodes[owner] = _Episode()
@@ -286,27 +297,38 @@ class Episodes:
       self._episodes[owner].turns.put(None)
 
   def answers(
-      self, wait: bool
+      self, wait_s: float
   ) -> list[tuple[requests.Owner, np.ndarray | None]]:
-    found = [self._next()] if wait else []
+    if wait_s > 0:
+      self._wait(wait_s)
+    found = []
     while not self._answered.empty():
       found.append(self._answered.get())
     return [(owner, self._tokens(owner, said)) for owner, said in found]
 
-  def _next(self) -> tuple[requests.Owner, Said | None]:
+  def _wait(self, wait_s: float) -> None:
+    """Waits for an answer, which stays in the queue.
+
+    Raises:
+      TimeoutError: there was none for longer than each of them may take.
+    """
     # Of a first turn it is the answer to `reset`, and then to `step`.
-    timeout_s = 2 * self._workers.longest_s
-    start = time.perf_counter()
+    most_s = 2 * self._workers.longest_s
+    start_s = time.monotonic()
     try:
-      return self._answered.get(timeout=timeout_s)
+      self._answered.put(self._answered.get(timeout=min(wait_s, most_s)))
+      self._active_s = time.monotonic()
     except queue.Empty:
-      raise TimeoutError(
-          f"no environment of config.task.source has answered in"
-          f" {timeout_s:g} s, though each answer, and the start of each"
-          " process, has a shorter deadline (config.reward.deadline_s)"
-      ) from None
+      # Processes may have been in use for prompts that come next.
+      active_s = max(self._active_s, self._last_reset_s())
+      if time.monotonic() - active_s >= most_s:
+        raise TimeoutError(
+            f"no environment of config.task.source has answered in"
+            f" {most_s:g} s, though each answer, and the start of each"
+            " process, has a shorter deadline (config.reward.deadline_s)"
+        ) from None
     finally:
-      self._on_wait(time.perf_counter() - start)
+      self._on_wait(time.monotonic() - start_s)
 
   def close(self) -> None:
     """Lets the threads of completions that are not over go."""

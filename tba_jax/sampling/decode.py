@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -47,8 +48,11 @@ from tba_jax.sampling import slots as slots_lib
 # Rows per free row at which a chunk ends while completions wait: a refill then
 # costs about as much as the idle rows would.
 REFILL_SHARE = 8
-# The same of turns that end, after which rows also make room for others.
+# Decoding rows per row whose turn has ended at which a chunk ends: rows then
+# also make room for others, which costs more.
 TURN_SHARE = 4
+# Seconds between two looks for a further batch while all completions wait.
+_LOOK_EVERY_S = 0.05
 
 Request = requests.Request
 Settings = requests.Settings
@@ -388,15 +392,15 @@ class _DecodeLoop:
       if found is not None:
         self._swap(*found)
       if self._turns is not None:
-        self._take_answers(wait=False)
+        self._take_answers(0.0)
         self._move()
       self._refill()
       yield from self._done()
       if not slots.num_decoding:
         self._read()
-        # What is over leaves before a wait.
+        # Batches that are over leave before a wait.
         yield from self._done()
-        self._take_answers(wait=True)
+        self._take_answers(_LOOK_EVERY_S if self._more else math.inf)
         self._take_more()
         continue
       while self._shrink():
@@ -460,12 +464,12 @@ class _DecodeLoop:
           slots.waiting[owner] = int(ends.lengths[row])
     slots.release(ended)
 
-  def _take_answers(self, wait: bool) -> None:
+  def _take_answers(self, wait_s: float) -> None:
     """Takes what environments have answered; ends completions that are over."""
     slots = self._slots
     if not slots.waiting:
       return
-    for owner, ids in self._turns.answers(wait):
+    for owner, ids in self._turns.answers(wait_s):
       length = slots.waiting[owner]
       # Without room for a token after it, the answer is left out.
       if ids is not None and length + len(ids) >= slots.limit(owner):
@@ -574,8 +578,8 @@ class _DecodeLoop:
     """Returns a chunk's most steps, idle rows that end it early, and blocks."""
     slots = self._slots
     num_rows = num_idle = slots.num_rows
-    # Newer params, stop strings and answers are polled at regular intervals.
-    polls = self._watch or self._newer or self._turns
+    # Newer params, stop strings, answers and batches are polled at intervals.
+    polls = self._watch or self._newer or self._turns or self._more
     if self._turns:
       # An environment works as soon as some turns have ended.
       decoding = slots.num_decoding

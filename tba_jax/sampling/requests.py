@@ -201,8 +201,8 @@ class Turns(Protocol):
   def cut(self, owner: Owner) -> None:
     """Takes note that a completion was cut off at its maximum length."""
 
-  def answers(self, wait: bool) -> list[tuple[Owner, np.ndarray | None]]:
-    """Returns the answers since the last call; waits for one if `wait`.
+  def answers(self, wait_s: float) -> list[tuple[Owner, np.ndarray | None]]:
+    """Returns the answers since the last call; waits up to `wait_s` for one.
 
     Returns:
       Completion, and [m] int, the ids that follow; None ends it.

@@ -522,10 +522,12 @@ def _move(
 ) -> DecodeState:
   """Copies rows of `source` to `target`, and of their cache what they use."""
   lengths_R = jnp.where(source_R >= 0, source.lengths[source_R], 0)
-  # Those with the most tokens come first.
+  # Rows with the most tokens come first.
   rows_R = jnp.argsort(-lengths_R)
 
-  def copy(target: types.PyTree, source: types.PyTree, used: int):
+  def copy(
+      target: types.PyTree, source: types.PyTree, used: int
+  ) -> types.PyTree:
     """Copies the rows that have more than `used` tokens."""
 
     def copy_row(i: jax.Array, target: types.PyTree) -> types.PyTree:

@@ -3,6 +3,7 @@
 """Environments in processes: turns, failures by cause, and what goes on."""
 
 import dataclasses
+import math
 import pathlib
 from unittest import mock
 
@@ -122,10 +123,10 @@ class EnvironmentsTest(parameterized.TestCase):
       run = found.episodes(found.prompts(base.TRAIN, [0, 0]), 1)
       for owner in ((0, 0), (1, 0)):
         run.end(owner, np.array([*b"ab", _EOS]))
-      answered = [run.answers(wait=True)[0] for _ in range(2)]
+      answered = [run.answers(math.inf)[0] for _ in range(2)]
       self.assertEqual([ids.tolist() for _, ids in answered], [[*b"b:"]] * 2)
     run.end((0, 0), np.array([*b"abb:ab", _EOS]))
-    self.assertEqual(run.answers(wait=True), [((0, 0), None)])
+    self.assertEqual(run.answers(math.inf), [((0, 0), None)])
     self.assertEqual(run.outcomes()[0][0].failure, "turn")
 
   def test_environments_that_never_answer_are_an_error(self):
@@ -133,7 +134,7 @@ class EnvironmentsTest(parameterized.TestCase):
     run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
     found._workers.longest_s = 0.05
     with self.assertRaisesRegex(TimeoutError, "source has answered in 0.1 s"):
-      run.answers(wait=True)
+      run.answers(math.inf)
     self.assertBetween(found.waited_s, 0.1, 1.0)
 
   def test_more_completions_than_processes_wait(self):
@@ -145,7 +146,7 @@ class EnvironmentsTest(parameterized.TestCase):
     found = self.make("TwoTurns")
     run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
     run.end((0, 0), np.array([*b"ab", _EOS]))
-    ((_, ids),) = run.answers(wait=True)
+    ((_, ids),) = run.answers(math.inf)
     self.assertEqual(ids.tolist(), [*b"b:"])
     found.close()
     found._workers.threads.shutdown(wait=True)  # None waits for a turn.

@@ -246,6 +246,31 @@ class TurnsTest(parameterized.TestCase):
     for one, other in zip(itertools.chain(*found), expected, strict=True):
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
 
+  def test_a_batch_that_comes_while_all_wait_begins_at_once(self):
+    turns = scripted_turns.Scripted()
+    answers, waits = turns.answers, []
+    coming = [self.requests[1:2], self.requests[:1]]
+
+    def more():
+      is_first = len(coming) == 2
+      return coming.pop() if coming and (is_first or waits) else None
+
+    def answers_after_the_second_begins(wait_s):
+      if coming:
+        if wait_s > 0:
+          waits.append(wait_s)
+        return []
+      return answers(wait_s)
+
+    turns.answers = answers_after_the_second_begins
+    sampler = self.make(num_rows=32)
+    found = list(sampler.stream(self.params, more, version=5, turns=turns))
+    self.assertLen(waits, 1)
+    self.assertLess(waits[0], 1.0)
+    for (one,), request in zip(found, self.requests[:2], strict=True):
+      (other,) = self.sample(self.make(), [request])
+      jax.tree.map(np.testing.assert_array_equal, one.__dict__, other.__dict__)
+
   def test_a_batch_of_a_stream_has_the_version_that_it_begins_with(self):
     batches = iter([[self.requests[0]], [self.requests[1]]])
     sampler = self.make()

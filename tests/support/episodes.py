@@ -3,6 +3,7 @@
 """Environments in processes, played without a model."""
 
 from collections.abc import Generator, Iterable, Sequence
+import math
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def play(
     end(owner, next(left[owner]))
   waiting = set(owners)
   while waiting:
-    for owner, ids in run.answers(wait=True):
+    for owner, ids in run.answers(math.inf):
       if ids is None:
         waiting.discard(owner)
         continue

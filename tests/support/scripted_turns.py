@@ -39,7 +39,8 @@ class Scripted:
     self.cuts.add(owner)
     self._live.discard(owner)
 
-  def answers(self, wait):
+  def answers(self, wait_s):
+    wait = wait_s > 0
     self._calls += 1
     if not wait and self._calls % (self._delay + 1):
       return []

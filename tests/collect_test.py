@@ -1,0 +1,78 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The collector's stream of blocks, with mocks of sampler and environments."""
+
+from unittest import mock
+
+from absl.testing import absltest
+import numpy as np
+
+from tba_jax import collect
+from tba_jax.rewards import environments
+from tba_jax.rewards import judges
+from tba_jax.sampling import decode
+from tests.support import fakes
+
+S, T = 2, 4
+
+
+class StreamTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    autospec = lambda cls: mock.create_autospec(cls, instance=True)
+    self.environments = autospec(environments.Environments)
+    self.environments.prompts.side_effect = lambda split, indices: [
+        environments.Prompt(i, None, np.zeros(0, np.int32), ("error", "no"))
+        for i in indices
+    ]
+    self.episodes = autospec(environments.Episodes)
+    self.episodes.outcomes.return_value = []
+    self.environments.episodes.return_value = self.episodes
+    self.sampler = autospec(decode.Sampler)
+    self.sampler.settings = mock.Mock(max_completion_tokens=T)
+    self.sampler.stream.side_effect = self.stream
+    task = fakes.FakeTask({0: {"23"}})
+    self.collector = collect.Collector(
+        task,
+        fakes.FakeTokenizer(),
+        self.sampler,
+        judges.InProcess(task, fallback=0.0),
+        num_completions=S,
+        environments=self.environments,
+    )
+
+  def stream(self, params, more, *, version, newer, turns):
+    """Takes newer params before each batch."""
+    self.assertIs(turns, self.episodes)
+    while True:
+      if newer is not None:
+        newer()
+      batch = more()
+      if batch is None:
+        return
+      yield [None] * len(batch)
+
+  def test_prompts_without_completions_have_the_version_of_their_time(self):
+    blocks = iter([[(0, 7, 0)], [(1, 8, 0)], [(2, 9, 0)]])
+    newer = iter([None, (50, "params"), (99, "params")])
+    found = list(
+        self.collector.stream(
+            lambda: next(blocks, None), "params", 5, lambda: next(newer, None)
+        )
+    )
+    versions = [s.completions[0].versions.tolist() for s in found]
+    self.assertEqual(versions, [[5] * S, [50] * S, [99] * S])
+    self.assertEqual([s.prompts[0][1] for s in found], [7, 8, 9])
+    self.assertEqual(found[2].outcomes[0][0].failure, "error")
+
+  def test_a_stream_that_is_closed_lets_its_environments_go(self):
+    stream = self.collector.stream(lambda: [(0, 7, 0)], "params", 5)
+    next(stream)
+    self.episodes.close.assert_not_called()
+    stream.close()
+    self.episodes.close.assert_called_once()
+
+
+if __name__ == "__main__":
+  absltest.main()
