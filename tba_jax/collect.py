@@ -55,11 +55,11 @@ class _Begun:
 
   prompts: P prompts.
   requests: P requests to the sampler.
-  said: what their environments said, P; empty without any.
-  completions: completions by place among the P, of prompts that are not
-    sampled: those of a log, and those whose environment failed.
-  logged_rewards: [S] float32 of the former.
-  outcomes: results of the latter.
+  said: first words of their environments, P; empty without environments.
+  completions: place among the P -> completions, of prompts that are not
+    sampled: logged ones, and others whose environment failed.
+  logged_rewards: place -> [S] float32, of the logged ones.
+  outcomes: place -> results, of the others.
   """
 
   prompts: Sequence[Prompt]
@@ -224,14 +224,14 @@ class Collector:
     Args:
       more: returns the prompts of the next block, or None if there are none
         now.
-      params, version, newer: as those of `sample`.
+      params, version, newer: arguments of `sample`.
 
     Yields:
       Each block, in their order. Ends when all are over and `more` returns
       None.
 
     Raises:
-      ValueError: as `decode.Sampler.sample`.
+      ValueError: a prompt is too long for the sampler.
       TimeoutError: no environment answers.
     """
     blocks: collections.deque[_Begun] = collections.deque()

@@ -232,9 +232,9 @@ class Sampler:
     So no row is idle because the last completions of a batch take long.
 
     Args:
-      params, version, newer: as those of `sample`.
+      params, version, newer: arguments of `sample`.
       more: function that is polled once no completion queues for a row.
-      turns: as that of `sample`; its completions belong to requests that are
+      turns: environments, whose completions belong to requests that are
         numbered through all batches.
 
     Yields:
@@ -242,7 +242,7 @@ class Sampler:
       are over and `more` returns None.
 
     Raises:
-      ValueError: as `sample`.
+      ValueError: a request is wrong; the message names its prompt id.
     """
     loop = self._loop(self.put(params), version, newer, turns, more)
     del params
