@@ -12,16 +12,15 @@ In one turn, 64 completions that begin together are all of the same length, and
 a decode step reads the columns of the longest row alone. With turns, or with
 any other work whose completions end at different times, rows of all lengths are
 decoded at a time. So there are two runs in one turn: `together`, and
-`staggered`, whose first 64 completions end one eighth after the other.
+`staggered`, whose first 64 completions end in eight groups, one after another.
 
 All tokens count, since each takes a decode step. `ratio` is over `staggered`
 and of the time in which completions wait to begin; `ratio_to_together` is over
-`together`. A searcher's rounds follow each other without a gap, so that is what
-it gets; `ratio_by_round` is of a call that has one round, of as many
+`together`. A searcher, whose rounds follow each other without a gap, gets that
+ratio; `ratio_by_round` is of a call that has one round, of as many
 completions as rows and places hold, to its end: its last completions leave rows
 idle, as no more are there to decode while their environments sleep. Runs of
-each kind alternate. A ratio is that of runs in a row; that of the
-median is reported.
+each kind alternate. Ratios are medians of those of runs in a row.
 """
 
 import collections

@@ -262,13 +262,11 @@ class Searcher:
       return None
     self._asked_s = now_s
     newest = self._source.latest()
-    is_newest = newest is None or newest[0] <= self._tag
-    swaps = self._parts.swaps_in_flight and not is_newest
-    if self._stop() or not (
-        is_newest or swaps and newest[0][0] == self._tag[0]
-    ):
-      return None
-    block = self._sink.next_block(0.0)
+    if newest is not None and newest[0] > self._tag:
+      comes_in_flight = newest[0][0] == self._tag[0]
+      if not (self._parts.swaps_in_flight and comes_in_flight):
+        return None
+    block = None if self._stop() else self._sink.next_block(0.0)
     if block is None:
       return None
     if block.epoch > self._tag[0] or block.require_version >= 0:

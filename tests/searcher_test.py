@@ -245,6 +245,12 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(begun, [1, 1])
     self.assertLen(self.submitted, 2)
 
+  def test_a_block_that_waited_too_long_is_left_to_others(self):
+    self.epoch = 3  # A trainer later than the one that granted the second.
+    begun = self.stream_blocks(self.block(), self.block(epoch=2))
+    self.assertEqual(begun, [1])
+    self.assertLen(self.submitted, 1)
+
   def test_a_block_becomes_groups(self):
     self.run_it(self.block())
     (groups,) = self.submitted

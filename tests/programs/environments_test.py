@@ -59,6 +59,20 @@ def make_config(name="TwoTurns", **changes) -> ml_collections.ConfigDict:
 
 class EnvironmentsTest(parameterized.TestCase):
 
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
+
+  def train(self, config):
+    """Runs a config to its end; returns a result without failures."""
+    validate.validate(config)
+    result = in_process.train(config)
+    self.assertTrue(result.summary["ledger_closed"])
+    self.assertEqual(result.summary["reward_failures"], {})
+    self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
+    return result
+
   def test_the_loop_trains_on_exact_records(self):
     maker = loops.LoopMaker(make_config(init="scratch"))
     self.addCleanup(maker.close)
@@ -130,27 +144,17 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertGreater(num_answered, 0)
 
   def test_a_run_fine_tunes_trains_and_closes_its_ledger(self):
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
-    config = make_config()
-    validate.validate(config)
-    result = in_process.train(config)
-    summary = result.summary
-    self.assertTrue(summary["ledger_closed"])
-    self.assertEqual(summary["reward_failures"], {})
-    self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
+    result = self.train(make_config())
     # Steps have what searchers have reported since the last one, if anything.
     for name in ("reward/turns", "reward/environment_s"):
       values = [r[name] for r in result.steps if name in r]
       self.assertGreater(sum(values), 0, name)
-    self.assertGreater(summary["after"]["turns"], 0)
+    self.assertGreater(result.summary["after"]["turns"], 0)
     tokens = r"environments&#39; tokens</th>\s*<td><b[^>]*>[1-9]"
     self.assertRegex(result.report, tokens)
 
   @parameterized.parameters("off", "keep_cache")
   def test_rounds_overlap_while_environments_work(self, in_flight):
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
     self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
     stream, counts = collect.Collector.stream, []
 
@@ -161,27 +165,21 @@ class EnvironmentsTest(parameterized.TestCase):
         yield sampled
 
     self.enter_context(mock.patch.object(collect.Collector, "stream", counted))
-    config = make_config(
-        name="TakesLong",
-        init="scratch",
-        search__lockstep=False,
-        search__lead_steps=3,
-        sampling__num_waiting=16,
-        sampling__in_flight=in_flight,
-        train__num_steps=8,
+    self.train(
+        make_config(
+            name="TakesLong",
+            init="scratch",
+            search__lockstep=False,
+            search__lead_steps=3,
+            sampling__num_waiting=16,
+            sampling__in_flight=in_flight,
+            train__num_steps=8,
+        )
     )
-    validate.validate(config)
-    result = in_process.train(config)
-    summary = result.summary
-    self.assertTrue(summary["ledger_closed"])
-    self.assertEqual(summary["reward_failures"], {})
-    self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
     self.assertGreater(max(counts), 1)
     self.assertGreaterEqual(sum(counts), 8)
 
   def test_an_environment_that_fails_ends_no_run(self):
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
     config = make_config(init="scratch", train__num_steps=2)
     config.task.source = f"{_FILE}:Fails"
     config.reward.fallback = -1.0
@@ -193,8 +191,6 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(result.summary["completions"], 64)
 
   def test_a_prompt_that_is_not_said_is_rejected_and_counted(self):
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
     config = make_config(
         name="FailsToBegin", init="scratch", reference__role="searcher"
     )

@@ -11,9 +11,8 @@ import os
 from absl.testing import absltest
 import jax
 
-# Devices that meet in a collective each hold a thread. By default there are no
-# more threads than devices, so that one in other use leaves the rest waiting
-# until XLA ends the process.
+# Devices that meet in a collective each hold a thread. On few cores XLA has no
+# more threads than devices, and it ends a process whose devices wait for long.
 _THREADS_PER_DEVICE = 2
 # Below the time limit of a test, which tells where it stands.
 _COLLECTIVE_DEADLINE_S = 240
