@@ -42,6 +42,7 @@ RUNS = {
     "tb, anchor behavior, baseline mean": (
         "loss.anchor=behavior", "loss.baseline=mean",
     ),
+    "tb, topr": ("loss.correction=topr",),
     "tb, vespo": ("loss.correction=vespo",),
     "tb, m2_mask": ("loss.correction=m2_mask",),
     "tb, truncate_sequence": ("loss.correction=truncate_sequence",),
@@ -50,6 +51,7 @@ RUNS = {
     "reinforce, truncate_sequence": (
         "loss.name=reinforce", "loss.correction=truncate_sequence",
     ),
+    "reinforce, topr": ("loss.name=reinforce", "loss.correction=topr"),
     "reinforce, vespo": ("loss.name=reinforce", "loss.correction=vespo"),
 }  # fmt: skip
 

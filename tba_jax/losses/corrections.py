@@ -18,6 +18,7 @@ corrections can be compared. The factor itself has no gradient.
     cispo              clip(w_t, 1 - c, 1 + d)
     decoupled          min(π_p/π_behavior, cap) π/π_p, or 0 where PPO's clip of
                        π/π_p leaves no gradient
+    topr               min(w, 1) where A < 0, else 1
     vespo              wᵏ e^(λ (1 - w)), (k, λ) = (2, 3) where A ≥ 0, (3, 2)
                        where A < 0
     m2_mask            w_t, or 0 on the tokens of a prompt that are furthest
@@ -34,8 +35,8 @@ asymmetric clip as in DAPO, Yu et al. 2025 (arXiv:2503.14476); clip_sequence,
 Noukhovitch et al. 2024 (arXiv:2410.18252); truncation, Espeholt et al. 2018
 (arXiv:1802.01561); mask_token, TBA' (Bartoldson et al. 2025, arXiv:2503.18929);
 cispo, MiniMax 2025 (arXiv:2506.13585), with both bounds; decoupled, Hilton et
-al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298); vespo,
-the kernel of Shen et al. 2026 (arXiv:2602.10693) with the constants of its
+al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298); topr,
+Le Roux et al. 2025 (arXiv:2503.14286), its canonical form; vespo, the kernel of Shen et al. 2026 (arXiv:2602.10693) with the constants of its
 code; m2_mask, Zheng et al. 2025 (M2PO, arXiv:2510.01161), which takes the mean
 over a batch, while a prompt here has the same mask in any micro-batch.
 
@@ -57,11 +58,12 @@ CORRECTIONS = (
     "truncate_token",
     "truncate_sequence",
     "mask_token",
+    "topr",
     "vespo",
     "m2_mask",
 )
 # Factors of whole completions.
-_OF_SEQUENCES = ("clip_sequence", "truncate_sequence", "vespo")
+_OF_SEQUENCES = ("clip_sequence", "truncate_sequence", "topr", "vespo")
 # k and λ of VESPO's kernel, for completions that gain and for those that lose.
 _VESPO_GAIN, _VESPO_LOSS = (2.0, 3.0), (3.0, 2.0)
 
@@ -148,6 +150,9 @@ def factors(
     factor_BxKxT = jnp.where(w_BxKxT > ratio_cap, 0.0, w_BxKxT)
   elif correction == "cispo":
     factor_BxKxT = jnp.clip(w_BxKxT, low, high)
+  elif correction == "topr":
+    tapered_BxKxT = jnp.minimum(w_BxKxT, 1.0)
+    factor_BxKxT = jnp.where(advantages_BxKxT < 0, tapered_BxKxT, 1.0)
   elif correction == "vespo":
     (k, lam), (k_loss, lam_loss) = _VESPO_GAIN, _VESPO_LOSS
     gains_BxKxT = advantages_BxKxT >= 0

@@ -49,6 +49,9 @@ class FactorsTest(chex.TestCase):
       ("truncate_sequence", DOWN, [[0.75, 0.75], [3.0, 3.0]], 2),
       ("mask_token", UP, [[1.5, 0.5], [0.9, 0.0]], 1),
       ("cispo", DOWN, [[1.2, 0.8], [0.9, 1.2]], 3),
+      # Only completions that lose are weighted, by at most 1.
+      ("topr", UP, [[1.0, 1.0], [1.0, 1.0]], 4),
+      ("topr", DOWN, [[0.75, 0.75], [1.0, 1.0]], 2),
       # The cap alone is left where the policy is the proximal one.
       ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
       # (log w)² is .164, .480, .011 and 1.922: the mean of three is .219.
