@@ -54,7 +54,15 @@ OBJECTIVES = {
     "tb_clip": ("loss.name=tb", "loss.ratio_clip=0.2"),
     "tb_vespo": ("loss.name=tb", "loss.correction=vespo"),
     "tb_m2_mask": ("loss.name=tb", "loss.correction=m2_mask"),
+    # Added after the first selection: factors that are not 0 far from the data.
     "tb_topr": ("loss.name=tb", "loss.correction=topr"),
+    "tb_truncate": (
+        "loss.name=tb",
+        "loss.correction=truncate_sequence",
+        "loss.ratio_cap=2",
+    ),
+    "tb_bounded_token": ("loss.name=tb", "loss.correction=bounded_token"),
+    "tb_bounded": ("loss.name=tb", "loss.correction=bounded_sequence"),
     "oapl": ("loss.name=oapl",),
     "ema_tb": ("loss.name=ema_tb",),
     # Added after the first selection: their β bounds a move from params of
@@ -80,7 +88,7 @@ _RESULTS = pathlib.Path(__file__).parent / "staleness_runs"
 _STARTS = pathlib.Path("runs") / "staleness"
 _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
-           "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476")  # fmt: skip
+           "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476", "#8c2d04", "#dd1c77", "#08306b")  # fmt: skip
 # What is asked of an objective at the lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TOLD_LAGS = (0, 16, 64)

@@ -629,7 +629,8 @@ SETTINGS = {
     "loss.correction": _s(
         "", one_of("", "none", "clip_token", "clip_sequence", "cispo",
                    "truncate_token", "truncate_sequence", "mask_token",
-                   "decoupled", "topr", "vespo", "m2_mask"),
+                   "decoupled", "topr", "bounded_token", "bounded_sequence",
+                   "vespo", "m2_mask"),
         "importance correction; '' is the objective's own, a trust region of"
         " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
         " truncate_* and mask_token ratio_cap, decoupled both (the trust"

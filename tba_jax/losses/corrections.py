@@ -19,6 +19,9 @@ corrections can be compared. The factor itself has no gradient.
     decoupled          min(π_p/π_behavior, cap) π/π_p, or 0 where PPO's clip of
                        π/π_p leaves no gradient
     topr               min(w, 1) where A < 0, else 1
+    bounded_token      clip(w_t, 1/2, 2) where A ≥ 0, clip(w_t, 1/4, 2) where
+                       A < 0
+    bounded_sequence   the same of w
     vespo              wᵏ e^(λ (1 - w)), (k, λ) = (2, 3) where A ≥ 0, (3, 2)
                        where A < 0
     m2_mask            w_t, or 0 on the tokens of a prompt that are furthest
@@ -36,13 +39,17 @@ Noukhovitch et al. 2024 (arXiv:2410.18252); truncation, Espeholt et al. 2018
 (arXiv:1802.01561); mask_token, TBA' (Bartoldson et al. 2025, arXiv:2503.18929);
 cispo, MiniMax 2025 (arXiv:2506.13585), with both bounds; decoupled, Hilton et
 al. 2021 (arXiv:2110.00641) and Fu et al. 2025 (AReaL, arXiv:2505.24298); topr,
-Le Roux et al. 2025 (arXiv:2503.14286), its canonical form; vespo, the kernel of Shen et al. 2026 (arXiv:2602.10693) with the constants of its
-code; m2_mask, Zheng et al. 2025 (M2PO, arXiv:2510.01161), which takes the mean
-over a batch, while a prompt here has the same mask in any micro-batch.
+Le Roux et al. 2025 (arXiv:2503.14286), its canonical form; vespo, the kernel of
+Shen et al. 2026 (arXiv:2602.10693) with the constants of its code; m2_mask,
+Zheng et al. 2025 (M2PO, arXiv:2510.01161), which takes the mean over a batch,
+while a prompt here has the same mask in any micro-batch.
 
 All factors are detached and not negative. Of a squared residual (`residual.py`)
 they then change the path, and not the minimum, where it can be reached; the
-minimum of a policy gradient they do change.
+minimum of a policy gradient they do change. The bounded ones, ours, are above 0
+on all data, which keeps the pull on completions that the policy has left: where
+that goes too, a policy far from its data has nothing to call it back
+(docs/staleness.md).
 """
 
 import chex
@@ -59,13 +66,24 @@ CORRECTIONS = (
     "truncate_sequence",
     "mask_token",
     "topr",
+    "bounded_token",
+    "bounded_sequence",
     "vespo",
     "m2_mask",
 )
 # Factors of whole completions.
-_OF_SEQUENCES = ("clip_sequence", "truncate_sequence", "topr", "vespo")
+_OF_SEQUENCES = (
+    "clip_sequence",
+    "truncate_sequence",
+    "topr",
+    "bounded_sequence",
+    "vespo",
+)
 # k and λ of VESPO's kernel, for completions that gain and for those that lose.
 _VESPO_GAIN, _VESPO_LOSS = (2.0, 3.0), (3.0, 2.0)
+
+# Bounds of the ratio in the bounded ones, likewise.
+_BOUNDS_GAIN, _BOUNDS_LOSS = (0.5, 2.0), (0.25, 2.0)
 
 # Nats; far outside any clip, and its exp is far from overflow.
 _MAX_LOG_RATIO = 20.0
@@ -153,6 +171,11 @@ def factors(
   elif correction == "topr":
     tapered_BxKxT = jnp.minimum(w_BxKxT, 1.0)
     factor_BxKxT = jnp.where(advantages_BxKxT < 0, tapered_BxKxT, 1.0)
+  elif correction in ("bounded_token", "bounded_sequence"):
+    gain_BxKxT, loss_BxKxT = (
+        jnp.clip(w_BxKxT, *bounds) for bounds in (_BOUNDS_GAIN, _BOUNDS_LOSS)
+    )
+    factor_BxKxT = jnp.where(advantages_BxKxT < 0, loss_BxKxT, gain_BxKxT)
   elif correction == "vespo":
     (k, lam), (k_loss, lam_loss) = _VESPO_GAIN, _VESPO_LOSS
     gains_BxKxT = advantages_BxKxT >= 0

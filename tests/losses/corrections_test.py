@@ -52,6 +52,8 @@ class FactorsTest(chex.TestCase):
       # Only completions that lose are weighted, by at most 1.
       ("topr", UP, [[1.0, 1.0], [1.0, 1.0]], 4),
       ("topr", DOWN, [[0.75, 0.75], [1.0, 1.0]], 2),
+      ("bounded_token", UP, [[1.5, 0.5], [0.9, 2.0]], 1),
+      ("bounded_sequence", DOWN, [[0.75, 0.75], [2.0, 2.0]], 2),
       # The cap alone is left where the policy is the proximal one.
       ("decoupled", UP, [[1.5, 0.5], [0.9, 3.0]], 1),
       # (log w)² is .164, .480, .011 and 1.922: the mean of three is .219.
@@ -63,6 +65,20 @@ class FactorsTest(chex.TestCase):
     factor, changed = self.variant(functools.partial(run, correction))(push)
     np.testing.assert_allclose(factor[0], expected, rtol=1e-6)
     self.assertEqual(changed.sum(), num_changed)
+
+  def test_bounded_factors_stay_above_zero_far_from_the_data(self):
+    tiny = jnp.full((1, 1, 2), 1e-6)
+    for correction in ("bounded_token", "bounded_sequence"):
+      for push, expected in ((1.0, 0.5), (-1.0, 0.25)):
+        factor, _ = corrections.factors(
+            tiny,
+            tiny[..., 0],
+            jnp.full((1, 1, 2), push),
+            correction=correction,
+            ratio_clip=0.0,
+            ratio_cap=1.0,
+        )
+        np.testing.assert_allclose(factor[0], [[expected] * 2])
 
   def test_vespo_matches_known_numbers(self):
     for push, gain, loss in (

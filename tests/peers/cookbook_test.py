@@ -88,7 +88,7 @@ class CookbookTest(absltest.TestCase):
         renderer_name="qwen3_instruct",
         dataset=file,
         batch_size=32,
-        num_epochs=3,
+        num_epochs=5,
         learning_rate=1e-2,
     )
     nlls = [m["train_mean_nll"] for m in metrics if "train_mean_nll" in m]
