@@ -43,6 +43,7 @@ RUNS = {
         "loss.anchor=behavior", "loss.baseline=mean",
     ),
     "tb, topr": ("loss.correction=topr",),
+    "tb, bounded": ("loss.correction=bounded_sequence",),
     "tb, vespo": ("loss.correction=vespo",),
     "tb, m2_mask": ("loss.correction=m2_mask",),
     "tb, truncate_sequence": ("loss.correction=truncate_sequence",),

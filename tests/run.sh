@@ -166,7 +166,7 @@ run_peer() {
     if is_apart "$packages"; then python="$VENV_PYTHON"; fi
     begun=$SECONDS
     TBA_JAX_PEER_PYTHON="$PEER_PYTHON" VENV_PYTHON="$python" \
-      run_group 1800 "peers/$name" "${tests[@]}" \
+      run_group 1800 "peers/$name" "${tests[@]}" --timeout=900 \
       --junitxml="$results/$name.xml"
     reason="$(sed -n "s|^peers/$name (\(.*\))$|\1|p" "$results/failed")"
   else
