@@ -4,6 +4,7 @@
 
     python -m benchmarks staleness select [TASK …] [OBJECTIVE …]
     python -m benchmarks staleness study [TASK …] [OBJECTIVE …]
+    python -m benchmarks staleness at_lag [OBJECTIVE …]
     python -m benchmarks staleness long
     python -m benchmarks staleness table
 
@@ -17,8 +18,10 @@ one of `RATES` with the highest mean, over the seeds `SELECTION_SEEDS`, of
 reward - .02 KL on held-out prompts after the last step at lag 4; a run that
 diverged counts as the lowest, and of equal ones the lower rate is taken.
 `select` makes these runs, `study` those at the rates that the rule has chosen,
-with other seeds; `long` runs of four times as many steps, with lags of up to
-256, at the rates of `preference`; `table` draws from the files that are there.
+with other seeds; `at_lag` both for countdown with the rule applied at the lag
+itself, to lower rates; `long` runs of four times as many steps, with lags of up
+to 256, at the rates of `preference`; `table` draws from the files that are
+there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,6 +82,8 @@ SELECTION_SEEDS, SELECTION_LAG = (100, 101), 4
 SEEDS = (0, 1, 2, 3, 4)
 # The longest is a fifth of a run.
 LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
+# Rates and lags of `at_lag`.
+_LAG_TASK, _LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
 # Runs of four times as many steps, at the rates of `preference`.
 LONG, LONG_LAGS, _LONG_SEEDS = "preference_long", (0, 64, 256), (0, 1, 2)
 LONG_OBJECTIVES = ("tb", "ema_tb")
@@ -88,7 +93,8 @@ _RESULTS = pathlib.Path(__file__).parent / "staleness_runs"
 _STARTS = pathlib.Path("runs") / "staleness"
 _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
-           "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476", "#8c2d04", "#dd1c77", "#08306b")  # fmt: skip
+           "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476",
+           "#8c2d04", "#dd1c77", "#08306b")  # fmt: skip
 # What is asked of an objective at the lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TOLD_LAGS = (0, 16, 64)
@@ -116,8 +122,8 @@ def run(
 
   Args:
     config: not read; tasks have their own.
-    operands: `select`, `study`, `long` or `table`, then tasks and objectives
-      (default all).
+    operands: `select`, `study`, `at_lag`, `long` or `table`, then tasks and
+      objectives (default all).
 
   Returns:
     `runs`: number of results; `rates`: what the rule has chosen, by task.
@@ -127,7 +133,7 @@ def run(
   """
   del config
   what, *names = operands or ["table"]
-  whats = ("select", "study", "long", "table")
+  whats = ("select", "study", "at_lag", "long", "table")
   if what not in whats or {*names} - {*RATES} - {*OBJECTIVES}:
     raise ValueError(
         f"operands {' '.join(operands)!r}: allowed one of {', '.join(whats)},"
@@ -137,6 +143,10 @@ def run(
   objectives = [n for n in OBJECTIVES if n in names] or [*OBJECTIVES]
   if what == "long":
     _measure(LONG, long_runs(read()))
+  if what == "at_lag":
+    for lag in _OWN_LAGS:
+      _measure(_LAG_TASK, selection(_LAG_TASK, objectives, lag))
+      _measure(_LAG_TASK, study_at(lag, read(), objectives))
   for task in tasks:
     if what == "select":
       _measure(task, selection(task, objectives))
@@ -147,18 +157,26 @@ def run(
   results.print_table(make_table(found), _RESULTS / "table.md")
   results.print_table(make_long_table(found), _RESULTS / "long.md")
   results.print_table(make_goals(found), _RESULTS / "goals.md")
+  results.print_table(make_lag_table(found), _RESULTS / "at_lag.md")
   results.print_table(make_details(found), _RESULTS / "details.md")
   _plot(found, _RESULTS / "staleness.png")
   rates = {task: chosen_rates(found, task) for task in RATES}
   return {"runs": len(found), "rates": rates}
 
 
-def selection(task: str, objectives: Iterable[str]) -> Iterator[Run]:
+def selection(
+    task: str, objectives: Iterable[str], lag: int = SELECTION_LAG
+) -> Iterator[Run]:
   """Yields the runs by which the learning rates are chosen."""
   for objective in objectives:
-    for rate in RATES[task]:
+    for rate in _rates(task, lag):
       for seed in SELECTION_SEEDS:
-        yield task, objective, SELECTION_LAG, rate, seed
+        yield task, objective, lag, rate, seed
+
+
+def _rates(task: str, lag: int) -> tuple[float, ...]:
+  """Returns the rates that the rule chooses from."""
+  return RATES[task] if lag == SELECTION_LAG else _LAG_RATES
 
 
 def study(
@@ -172,6 +190,19 @@ def study(
     for objective in objectives:
       for lag in LAGS if objective in rates else ():
         yield task, objective, lag, rates[objective], seed
+
+
+def study_at(
+    lag: int,
+    found: Mapping[Run, Mapping[str, Any]],
+    objectives: Iterable[str],
+) -> Iterator[Run]:
+  """Yields the runs of one lag at the rates that are best there."""
+  rates = chosen_rates(found, _LAG_TASK, lag)
+  for seed in SEEDS:
+    for objective in objectives:
+      if objective in rates:
+        yield _LAG_TASK, objective, lag, rates[objective], seed
 
 
 def long_runs(found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
@@ -192,7 +223,7 @@ def score(result: Mapping[str, Any]) -> float:
 
 
 def chosen_rates(
-    found: Mapping[Run, Mapping[str, Any]], task: str
+    found: Mapping[Run, Mapping[str, Any]], task: str, lag: int = SELECTION_LAG
 ) -> dict[str, float]:
   """Returns the rate of each objective whose selection is complete."""
   out = {}
@@ -201,9 +232,9 @@ def chosen_rates(
         rate: [
             score(found[key])
             for seed in SELECTION_SEEDS
-            if (key := (task, objective, SELECTION_LAG, rate, seed)) in found
+            if (key := (task, objective, lag, rate, seed)) in found
         ]
-        for rate in RATES[task]
+        for rate in _rates(task, lag)
     }
     if all(len(s) == len(SELECTION_SEEDS) for s in scores.values()):
       # The first of equal ones is the lowest rate.
@@ -388,6 +419,33 @@ def make_long_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
       kl = _mean(end["kl"] for end in ends) if ends else 0.0
       cells.append(f"{mean:.3f} ± {half:.3f}, {kl:.1f}" if ends else "–")
       seeds.append(len(ends))
+    if max(seeds):
+      rows.append([f"`{objective}`", *cells, str(min(seeds))])
+  return rows
+
+
+def make_lag_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per objective: what it reaches at the rate of each lag."""
+  title = "rate, reward, KL, distinct right at s ="
+  rows = [["objective", *(f"{title} {lag}" for lag in _OWN_LAGS), "seeds"]]
+  rates = {lag: chosen_rates(found, _LAG_TASK, lag) for lag in _OWN_LAGS}
+  for objective in OBJECTIVES:
+    cells, seeds = [], []
+    for lag in _OWN_LAGS:
+      key = (_LAG_TASK, objective, lag, rates[lag].get(objective))
+      rewards = _at_end(found, "reward", *key)
+      seeds.append(len(rewards))
+      if not rewards:
+        cells.append("–")
+        continue
+      mean, half = sweep.mean_and_half_width(rewards)
+      kl, distinct = (
+          _mean(_at_end(found, what, *key))
+          for what in ("kl", "distinct_correct")
+      )
+      cells.append(
+          f"{key[-1]:g}, {mean:.3f} ± {half:.3f}, {kl:.1f}, {distinct:.2f}"
+      )
     if max(seeds):
       rows.append([f"`{objective}`", *cells, str(min(seeds))])
   return rows

@@ -76,6 +76,27 @@ class StalenessTest(absltest.TestCase):
     self.assertEqual(study(at_16=0.38, at_64=0.3, distinct=8.0)[-2], "missed")
     self.assertEqual(study(at_16=0.38, at_64=0.34, distinct=7.0)[-2], "missed")
 
+  def test_rates_at_a_lag_are_chosen_there(self):
+    found = {}
+    for i, rate in enumerate(staleness._LAG_RATES):
+      for seed in staleness.SELECTION_SEEDS:
+        found["countdown", "tb", 16, rate, seed] = _result(0.3 - i / 10)
+        found["countdown", "tb", 64, rate, seed] = _result(0.3 + i / 10)
+    low, *_, high = staleness._LAG_RATES
+    for lag, rate in ((16, low), (64, high)):
+      runs = list(staleness.study_at(lag, found, ["tb", "oapl"]))
+      self.assertEqual(
+          runs, [("countdown", "tb", lag, rate, s) for s in staleness.SEEDS]
+      )
+      for run in runs:
+        found[run] = _result(0.2 + run[4] / 100, kl=2.0)
+        found[run]["curve"][-1]["distinct_correct"] = 1.5
+    _, row = staleness.make_lag_table(found)
+    ends = "0.220 ± 0.020, 2.0, 1.50"
+    self.assertEqual(
+        row, ["`tb`", f"{low:g}, {ends}", f"{high:g}, {ends}", "5"]
+    )
+
   def test_long_runs_have_the_rates_of_the_selection(self):
     found = {}
     for objective in staleness.LONG_OBJECTIVES:
