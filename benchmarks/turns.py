@@ -56,12 +56,14 @@ class Run:
   in_flight: whether later turns have newer params.
   recomputes_cache: whether these recompute the KV cache.
   ratio_clip: `loss.ratio_clip`; 0 is off.
+  correction: `loss.correction`.
   """
 
   lag: int
   in_flight: bool = False
   recomputes_cache: bool = False
   ratio_clip: float = 0.2
+  correction: str = ""
 
 
 RUNS = {
@@ -69,6 +71,12 @@ RUNS = {
     "in_flight_16": Run(16, in_flight=True),
     "in_flight_16_recompute": Run(16, in_flight=True, recomputes_cache=True),
     **{f"no_clip_lag_{s}": Run(s, ratio_clip=0.0) for s in _LAGS},
+    **{
+        f"bounded_token_lag_{s}": Run(
+            s, ratio_clip=0.0, correction="bounded_token"
+        )
+        for s in _LAGS
+    },
 }
 _COLUMNS = (("pass_at_1", "found", 3), ("turns", "turns", 2),
             ("reward", "reward", 3), ("kl", "KL, nats", 2))  # fmt: skip
@@ -155,7 +163,8 @@ def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
   """Makes a run; returns the result of `sweep.Bench.run`."""
   own = RUNS[name]
   config = sweep.Lag(own.lag).apply(make_config())
-  config.seed, config.loss.ratio_clip = seed, own.ratio_clip
+  config.seed = seed
+  config.loss.update(ratio_clip=own.ratio_clip, correction=own.correction)
   maker, sampler = bench.loops, bench.loops.sampler
   if own.in_flight:
     maker.sampler = InFlight(
@@ -163,7 +172,7 @@ def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
     )
   try:
     # Loops of one name share the train step.
-    loop = maker.make(config, f"clip_{own.ratio_clip}")
+    loop = maker.make(config, f"clip_{own.ratio_clip}{own.correction}")
   finally:
     maker.sampler = sampler
   if own.in_flight:
