@@ -55,7 +55,9 @@ OURS = {
     "ours": [],
     "ours_trainer_reference": _TRAINER_REFERENCE,
     "ours_larger_beta": ["loss.beta=0.05", "loss.beta_final=0.05"],
-    "ours_bounded_token": ["loss.correction=bounded_token", "loss.ratio_clip=0"],
+    "ours_bounded_token": [
+        "loss.correction=bounded_token", "loss.ratio_clip=0"
+    ],
     "ours_oapl": ["loss.name=oapl", "reference.role=none"],
     "ours_ema_tb": ["loss.name=ema_tb", "reference.role=none"],
     "ours_larger_groups": [
