@@ -521,7 +521,7 @@ def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
   lag of 1 or more.
   """
   figure, axes = pyplot.subplots(
-      len(RATES), 2, figsize=(10, 3.6 * len(RATES)), layout="constrained"
+      len(RATES), 2, figsize=(11.5, 3.6 * len(RATES)), layout="constrained"
   )
   for (task, _), (left, right) in zip(RATES.items(), axes, strict=True):
     chosen = chosen_rates(found, task)
@@ -554,6 +554,10 @@ def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
     for axis in (left, right):
       axis.set_ylabel(f"{task}: held-out reward")
       axis.grid(alpha=0.3)
-  axes[0, 1].legend(frameon=False, fontsize=7)
+  # Beside the plots: of so many entries it would hide points.
+  handles, names = axes[0, 1].get_legend_handles_labels()
+  figure.legend(
+      handles, names, loc="outside right center", frameon=False, fontsize=8
+  )
   figure.savefig(path, dpi=120)
   pyplot.close(figure)
