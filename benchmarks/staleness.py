@@ -86,7 +86,7 @@ LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
 _LAG_TASK, _LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
 # Runs of four times as many steps, at the rates of `preference`.
 LONG, LONG_LAGS, _LONG_SEEDS = "preference_long", (0, 64, 256), (0, 1, 2)
-LONG_OBJECTIVES = ("tb", "ema_tb")
+LONG_OBJECTIVES = ("tb", "tb_bounded_token")
 _KL_WEIGHT = 0.02
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 _RESULTS = pathlib.Path(__file__).parent / "staleness_runs"
