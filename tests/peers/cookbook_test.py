@@ -88,7 +88,7 @@ class CookbookTest(absltest.TestCase):
         renderer_name="qwen3_instruct",
         dataset=file,
         batch_size=32,
-        num_epochs=5,
+        num_epochs=3,
         learning_rate=1e-2,
     )
     nlls = [m["train_mean_nll"] for m in metrics if "train_mean_nll" in m]
@@ -98,15 +98,22 @@ class CookbookTest(absltest.TestCase):
     checkpoints = (self.workdir / "supervised/checkpoints.jsonl").read_text()
     state = json.loads(checkpoints.splitlines()[-1])["state_path"]
     # The renderer is the one that the checkpoint's run was made with.
-    metrics = self.run_recipe(
-        _RL,
-        "on",
-        load_checkpoint_path=state,
-        loss_fn="importance_sampling",
-        groups_per_batch=16,
-        max_steps=1,
-    )
-    self.assertGreater(metrics[0]["env/all/format"], 0.9)
+    ended = {
+        name: self.run_recipe(
+            _RL,
+            name,
+            **given,
+            loss_fn="importance_sampling",
+            groups_per_batch=16,
+            max_steps=1,
+        )[0]["env/all/format"]
+        for name, given in {
+            "before": {"renderer_name": "qwen3_instruct"},
+            "on": {"load_checkpoint_path": state},
+        }.items()
+    }
+    print(f"answers that end {ended['before']:.3f} -> {ended['on']:.3f}")
+    self.assertGreater(ended["on"], ended["before"] + 0.3)
 
 
 if __name__ == "__main__":
