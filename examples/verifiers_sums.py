@@ -38,7 +38,7 @@ class Sum(vf.Task[SumData, vf.State, vf.TaskConfig]):
   async def is_right(self, task: SumData, trace: vf.Trace) -> float:
     return float(trace.last_reply.strip() == task.answer)
 
-  @vf.reward(weight=0.2)
+  @vf.reward(weight=1.0)
   async def digits(self, trace: vf.Trace) -> float:
     """Returns the share of digits in the answer: all that is asked for."""
     said = trace.last_reply.strip()
