@@ -57,7 +57,7 @@ OBJECTIVES = {
     "tb_clip": ("loss.name=tb", "loss.ratio_clip=0.2"),
     "tb_vespo": ("loss.name=tb", "loss.correction=vespo"),
     "tb_m2_mask": ("loss.name=tb", "loss.correction=m2_mask"),
-    # Added after the first selection: factors that are not 0 far from the data.
+    # Added after the first selection, from trials at lag 64.
     "tb_topr": ("loss.name=tb", "loss.correction=topr"),
     "tb_truncate": (
         "loss.name=tb",

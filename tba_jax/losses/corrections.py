@@ -82,7 +82,7 @@ _OF_SEQUENCES = (
 # k and λ of VESPO's kernel, for completions that gain and for those that lose.
 _VESPO_GAIN, _VESPO_LOSS = (2.0, 3.0), (3.0, 2.0)
 
-# Bounds of the ratio in the bounded ones, likewise.
+# Bounds of the ratio in the bounded corrections, for the same two.
 _BOUNDS_GAIN, _BOUNDS_LOSS = (0.5, 2.0), (0.25, 2.0)
 
 # Nats; far outside any clip, and its exp is far from overflow.
