@@ -122,8 +122,8 @@ def run(
 
   Args:
     config: not read; tasks have their own.
-    operands: `select`, `study`, `at_lag`, `long` or `table`, then tasks and
-      objectives (default all).
+    operands: `select`, `study`, `at_lag`, `long` or `table`, then what it takes
+      of tasks and objectives (default all).
 
   Returns:
     `runs`: number of results; `rates`: what the rule has chosen, by task.
@@ -133,11 +133,16 @@ def run(
   """
   del config
   what, *names = operands or ["table"]
-  whats = ("select", "study", "at_lag", "long", "table")
-  if what not in whats or {*names} - {*RATES} - {*OBJECTIVES}:
+  takes = {
+      "select": (*RATES, *OBJECTIVES), "study": (*RATES, *OBJECTIVES),
+      "at_lag": (*OBJECTIVES,), "long": (), "table": (),
+  }  # fmt: skip
+  if what not in takes:
+    raise ValueError(f"operand {what!r}: allowed {', '.join(takes)}")
+  if wrong := {*names} - {*takes[what]}:
     raise ValueError(
-        f"operands {' '.join(operands)!r}: allowed one of {', '.join(whats)},"
-        f" then some of {', '.join((*RATES, *OBJECTIVES))}"
+        f"staleness {what} {' '.join(sorted(wrong))!r}: allowed"
+        f" {', '.join(takes[what]) or 'nothing'}"
     )
   tasks = [name for name in RATES if name in names] or [*RATES]
   objectives = [n for n in OBJECTIVES if n in names] or [*OBJECTIVES]

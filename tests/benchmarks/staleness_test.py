@@ -6,6 +6,7 @@ import pathlib
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from benchmarks import curves
 from benchmarks import staleness
@@ -13,11 +14,11 @@ from tba_jax.tools import sweep
 
 
 def _result(reward, kl=0.0, diverged_step=None):
-  end = {"step": 320, "reward": reward, "kl": kl}
+  end = {"step": 320, "reward": reward, "kl": kl, "distinct_correct": 1.0}
   return {"curve": [{"step": 0}, end], "diverged_step": diverged_step}
 
 
-class StalenessTest(absltest.TestCase):
+class StalenessTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -153,6 +154,23 @@ class StalenessTest(absltest.TestCase):
     self.assertEqual(row[:3], ["preference", "`tb`", "0.123, 0.123, –"], head)
     staleness.run(None, ["table"])
     self.assertTrue((staleness._RESULTS / "staleness.png").exists())
+    made.clear()
+    staleness.run(None, ["at_lag", "tb"])
+    # By lag: two seeds for each of three rates, then the five of the study.
+    self.assertEqual(
+        [lag.staleness_steps for _, lag, _ in made], [16] * 11 + [64] * 11
+    )
+    self.assertLen(staleness.make_lag_table(staleness.read()), 2)
+
+  @parameterized.parameters(
+      ("at_lag preference", "at_lag 'preference': allowed tb,"),
+      ("long tb", "long 'tb': allowed nothing"),
+      ("study tb grpo", "study 'grpo': allowed preference, countdown, tb"),
+      ("studies", "'studies': allowed select, study, at_lag, long, table"),
+  )
+  def test_an_operand_that_nothing_takes_is_refused(self, operands, what):
+    with self.assertRaisesRegex(ValueError, what):
+      staleness.run(None, operands.split())
 
 
 if __name__ == "__main__":
