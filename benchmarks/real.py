@@ -21,8 +21,8 @@ are evaluated with 8 completions of a prompt, of which pass@8 is the share of
 prompts where one follows all instructions.
 
 The folder benchmarks/real_runs keeps a result per run and seed, table.md,
-levels.md and claims.png (what runs have kept at the same reward) and real.png,
-made from all results there. A later command makes the runs that are
+levels.md and claims.png (what runs have kept at the same reward), lags.png and
+real.png, made from all results there. A later command makes the runs that are
 missing, and goes on where one was cut off, or is to be longer; TRL's then
 begin anew. Run directories are in runs/real: 1.6 GB for each time that params
 of `ours` are kept.
@@ -89,6 +89,7 @@ def _objective(name: str, beta: float, *overrides: str) -> list[str]:
 
 _LAGS = (0, 4, 16, 64)
 _LAG_STEPS = 160
+_LAG_FORMS = {"": [], "_bounded": ["loss.correction=bounded_sequence"]}
 _CLIP = "loss.ratio_clip=0.2"
 # Overrides of the config.
 OURS = {
@@ -103,10 +104,10 @@ OURS = {
     "ours_rloo": _objective("proximal_rloo", 0.02, _CLIP),
     # Its β is a margin.
     "ours_online_dpo": _objective("online_dpo", 0.1),
-    **{f"ours_lag{steps}": [
+    **{f"ours_lag{steps}{form}": [
         f"train.num_steps={_LAG_STEPS}", "train.prompts_per_batch=2",
-        "train.micro_batch_prompts=2", "sampling.num_rows=16", *_EIGHT,
-    ] for steps in _LAGS},
+        "train.micro_batch_prompts=2", "sampling.num_rows=16", *_EIGHT, *own,
+    ] for steps in _LAGS for form, own in _LAG_FORMS.items()},
 }  # fmt: skip
 # Settings of `trl_grpo.py`.
 PEERS = {
@@ -138,6 +139,8 @@ _SOLVED = {
     "pass_at_1": "pass@1", "pass_at_k": "pass@8",
     "distinct_correct_per_solved": "distinct right of 8, solved prompts",
 }  # fmt: skip
+# Of these, what pictures of the claims show.
+_CLAIMED = {"distinct_share": "distinct texts", "pass_at_k": "pass@8"}
 _NUM_SAMPLES = 6
 _POLL_S = 1.0
 
@@ -166,7 +169,7 @@ def parse(operands: Sequence[str]) -> tuple[list[int], float, list[str]]:
 def run(
     config: ml_collections.ConfigDict, operands: Sequence[str]
 ) -> dict[str, Any]:
-  """Trains and evaluates; writes tables, real.png and claims.png.
+  """Trains and evaluates; writes tables and pictures.
 
   Args:
     config: config of `ours`; `evaluate.final_prompts` prompts of each held-out
@@ -208,6 +211,7 @@ def run(
   (_RESULTS / "samples.md").write_text(make_samples(found))
   _plot(found, _RESULTS / "real.png")
   _plot_claims(found, _RESULTS / "claims.png")
+  _plot_lags(found, _RESULTS / "lags.png")
   return {"runs": [summarize(r) for r in found], "folder": str(_RESULTS)}
 
 
@@ -282,7 +286,7 @@ def make_levels(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   heads = ["run", "seed", "reward", "minutes", "steps"]
   rows = [[*heads, *(titles[key] for key in digits)]]
   for result in runs:
-    if "pass_at_k" not in result:
+    if not _is_of_claims(result):
       continue
     for target in (*TARGETS, None):
       if target and max(result["mean_reward"]) < target:
@@ -337,10 +341,10 @@ def make_config(
   config = config.copy_and_resolve_references()
   config.run.processes = "many"
   load_config.apply_overrides(config, OURS.get(name, ()))
-  for steps in _LAGS:
-    if name == f"ours_lag{steps}":
-      config = sweep.Lag(steps).apply(config)
-      config.search.prompts_per_round = config.search.prompts_per_step
+  if _is_by_steps(name):
+    steps = int(name.removeprefix("ours_lag").partition("_")[0])
+    config = sweep.Lag(steps).apply(config)
+    config.search.prompts_per_round = config.search.prompts_per_step
   with config.unlocked():
     config.seed = seed
     config.optimizer.learning_rate_final = config.optimizer.learning_rate
@@ -714,31 +718,37 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws reward over minutes of training, a line per run and seed."""
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-  names = [name for name in RUNS if results.of_name(runs, name)]
-  for name in names:
-    color = time_to_reward.COLORS[RUNS.index(name)]
-    for i, result in enumerate(results.of_name(runs, name)):
-      minutes = [s / 60 for s in result["seconds"]]
-      label = None if i else name
-      axes.plot(minutes, result["mean_reward"], color=color, label=label)
+  # Other programs used the cores beside runs of the claims.
+  timed = [result for result in runs if not _is_of_claims(result)]
+  names = list(dict.fromkeys(result["name"] for result in timed))
+  for result in timed:
+    label = f"{result['name']}, seed {result['seed']}"
+    axes.plot(
+        [s / 60 for s in result["seconds"]],
+        result["mean_reward"],
+        ("-", "--", ":")[result["seed"] % 3],
+        color=time_to_reward.COLORS[names.index(result["name"])],
+        label=label,
+    )
   axes.set_xlabel("minutes of training")
   axes.set_ylabel("held-out reward")
   axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
-  axes.legend(frameon=False)
-  figure.savefig(path, dpi=150)
-  pyplot.close(figure)
+  _save(figure, axes, path)
 
 
 def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Draws what runs of the claims have kept over the reward they have."""
-  shown = {"distinct_share": "distinct texts", "pass_at_k": "pass@8"}
+  """Draws what runs of the objectives have kept over the reward they have."""
   figure, panels = pyplot.subplots(
-      1, len(shown), figsize=(9, 3.6), layout="constrained"
+      1, len(_CLAIMED), figsize=(9, 3.6), layout="constrained"
   )
-  runs = [result for result in runs if "pass_at_k" in result]
-  for axes, (key, title) in zip(panels, shown.items(), strict=True):
-    for result, color in zip(runs, time_to_reward.COLORS):
+  of_objectives = [
+      result
+      for result in runs
+      if _is_of_claims(result) and not _is_by_steps(result["name"])
+  ]
+  for axes, (key, title) in zip(panels, _CLAIMED.items(), strict=True):
+    for result, color in zip(of_objectives, time_to_reward.COLORS):
       axes.plot(
           *(result["mean_reward"], result[key], "o-"),
           color=color,
@@ -748,6 +758,44 @@ def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     axes.set_xlabel("held-out reward")
     axes.set_ylabel(title)
     axes.grid(alpha=0.3)
-  panels[0].legend(frameon=False)
+  _save(figure, panels[0], path)
+
+
+def _plot_lags(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws reward and what is kept at the end by lag, a line per form."""
+  shown = {"mean_reward": "held-out reward", **_CLAIMED}
+  figure, panels = pyplot.subplots(
+      1, len(shown), figsize=(11, 3.4), layout="constrained"
+  )
+  for axes, (key, title) in zip(panels, shown.items(), strict=True):
+    for (form, own), color in zip(_LAG_FORMS.items(), time_to_reward.COLORS):
+      ends = {}
+      for position, steps in enumerate(_LAGS):
+        mine = results.of_name(runs, f"ours_lag{steps}{form}")
+        if mine:
+          ends[position] = [result[key][-1] for result in mine]
+      if not ends:
+        continue
+      means = [statistics.mean(values) for values in ends.values()]
+      label = own[0].partition("=")[2] if own else "no correction"
+      axes.plot(list(ends), means, "o-", color=color, label=label)
+      for position, values in ends.items():
+        axes.plot([position] * len(values), values, ".", color=color)
+    axes.set_xticks(range(len(_LAGS)), map(str, _LAGS))
+    axes.set_xlabel("lag, steps")
+    axes.set_ylabel(title)
+    axes.grid(alpha=0.3)
+  _save(figure, panels[0], path)
+
+
+def _save(figure: pyplot.Figure, axes: pyplot.Axes, path: pathlib.Path) -> None:
+  """Writes a figure with the legend of these axes, if they have lines."""
+  if axes.lines:
+    axes.legend(frameon=False)
   figure.savefig(path, dpi=150)
   pyplot.close(figure)
+
+
+def _is_of_claims(result: Mapping[str, Any]) -> bool:
+  """Returns whether it was evaluated with 8 completions of a prompt."""
+  return "pass_at_k" in result

@@ -202,6 +202,9 @@ class RealTest(parameterized.TestCase):
     config = make("ours_lag16")
     self.assertEqual(config.search.lead_steps, 16)
     self.assertEqual(config.loss.to_dict(), whole.loss.to_dict())
+    bounded = make("ours_lag16_bounded")
+    self.assertEqual(bounded.loss.correction, "bounded_sequence")
+    self.assertEqual(bounded.search.lead_steps, 16)
     # A step has the prompts of one step alone.
     self.assertEqual(config.search.prompts_per_step, 2)
     self.assertEqual(config.train.num_steps, 160)
