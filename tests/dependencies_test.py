@@ -10,6 +10,7 @@ import re
 import sys
 
 from absl.testing import absltest
+import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _SETUP = (_ROOT / "setup.py").read_text()
@@ -144,6 +145,7 @@ class DependenciesTest(absltest.TestCase):
     self.core = _names(_assigned("REQUIREMENTS"))
     self.extras = {k: _names(v) for k, v in _assigned("EXTRAS").items()}
 
+  @pytest.mark.slow
   def test_what_is_imported_is_declared(self):
     for place, extras in _EXTRA_OF_PLACE.items():
       allowed = self.core.union(*(self.extras[extra] for extra in extras))
@@ -157,6 +159,7 @@ class DependenciesTest(absltest.TestCase):
       found = _packages(_imported(top)) - _OF_ONE_PROGRAM.get(name, set())
       self.assertEqual(found - self.core, set(), name)
 
+  @pytest.mark.slow
   def test_what_is_declared_is_imported_or_says_why(self):
     places = ("tba_jax", "configs", "examples")
     found = {
@@ -179,6 +182,7 @@ class DependenciesTest(absltest.TestCase):
     plugins = {"cuda", "cuda13", "tpu", "gcs"}
     self.assertEqual(set(self.extras) - used, plugins)
 
+  @pytest.mark.slow
   def test_nothing_can_load_a_pickle(self):
     for text, found in (
         ("import pickle", ["pickle"]),

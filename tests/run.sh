@@ -2,10 +2,10 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the tests. The fast group is shared out, file by file, over a pytest
-# process for each core, four at most. With --all, files that set XLA_FLAGS
-# (multi_device) or start processes (multi_process) run in a pytest process of
-# their own, the longest first. With --peers, what works with other packages is
+# Runs the tests: those that are not marked slow, shared out, file by file, over a
+# pytest process for each core, four at most. With --all the slow ones are among
+# them, and files that set XLA_FLAGS (multi_device) or start processes
+# (multi_process) run in a pytest process of their own, the longest first. With --peers, what works with other packages is
 # tried with each in a venv of its own; a table tells how. All share a cache of
 # compiled programs: see tests/conftest.py.
 set -euo pipefail
@@ -14,9 +14,10 @@ usage() {
   cat <<'END'
 usage: tests/run.sh [--all | --peers [NAME …]] [PYTEST_ARG …]
 
-  tests/run.sh                    the fast group, some minutes
-  tests/run.sh --all              also multi_device, multi_process, browser,
-                                  notebooks and the parity tests with torch
+  tests/run.sh                    the fast tests, some minutes
+  tests/run.sh --all              also those marked slow, multi_device,
+                                  multi_process, browser, notebooks and the
+                                  parity tests with torch
   tests/run.sh --peers            only what works with other packages, as clients,
                                   environments and a server: those of each NAME in
                                   tests/peers/NAME.txt, in .venv/peers (vLLM takes
@@ -193,8 +194,13 @@ else
   workers="$(nproc 2>/dev/null || echo 2)"
   # In the environment, where arguments as --pdb or -n 0 come after it.
   addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile"
+  group=one_process
+  if ! ((all)); then
+    group=fast
+    addopts+=" -m 'not slow'"
+  fi
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
-    run_group 2400 fast tests --ignore=tests/multi_device \
+    run_group 2400 "$group" tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs \
     --ignore=tests/peers
   if ((all)); then

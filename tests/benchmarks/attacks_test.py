@@ -8,6 +8,7 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from benchmarks import attacks
 from tba_jax.transport import locator
@@ -19,6 +20,7 @@ _SECRET = b"x" * 32
 class AttacksTest(parameterized.TestCase):
 
   @parameterized.parameters(*attacks.ATTACKS)
+  @pytest.mark.slow
   def test_acts(self, attack):
     path = pathlib.Path(self.create_tempdir().full_path) / "locator.json"
     found = locator.Locator(run="r", generation=1, address="h:1", pid=1)

@@ -4,6 +4,7 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from benchmarks import cost_ratios
 from benchmarks import delays
@@ -33,6 +34,7 @@ class CostRatiosTest(parameterized.TestCase):
     self.assertEqual(cells[:5], ["4", "2", "5.50 (5)", "3.50 (3)", "2.50 (2)"])
 
   @parameterized.parameters(1, 2, 4)
+  @pytest.mark.slow
   def test_delays_rewards_by_the_ratio_and_gives_each_searcher_a_block(self, n):
     config = cost_ratios.with_delays(countdown.get_config(), 4.0, n)
     validate.validate(config)

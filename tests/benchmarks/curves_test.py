@@ -6,6 +6,7 @@ import pathlib
 from unittest import mock
 
 from absl.testing import absltest
+import pytest
 
 from benchmarks import curves
 from benchmarks import diversity
@@ -36,6 +37,7 @@ class CurvesTest(absltest.TestCase):
     config.evaluate.every_steps = every_steps
     return config
 
+  @pytest.mark.slow
   def test_counts_what_the_steps_until_an_evaluation_sampled(self):
     config = self.make_config(4, 6, every_steps=2)
     found = curves.run(config, staleness_steps=1)
@@ -46,6 +48,7 @@ class CurvesTest(absltest.TestCase):
     for name in curves.EVALUATED:
       self.assertLen(found[name], 3)
 
+  @pytest.mark.slow
   def test_counts_a_solution_once(self):
     config = self.make_config(2, 3, every_steps=1)
     judge = lambda *_: base.Judgement(1.0, "one")
@@ -53,6 +56,7 @@ class CurvesTest(absltest.TestCase):
       found = curves.run(config, staleness_steps=0)
     self.assertEqual(found["solutions"], [0, 3, 6])
 
+  @pytest.mark.slow
   def test_every_setting_is_allowed(self):
     of_search = search.make_config(sparse.get_config("smoke"))
     for config, settings in (

@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from benchmarks import fuzz
 
@@ -24,6 +25,7 @@ class FuzzTest(parameterized.TestCase):
     self.enter_context(mock.patch.object(tempfile, "tempdir", folder))
 
   @parameterized.parameters(*_COUNTS)
+  @pytest.mark.slow
   def test_refuses_what_was_not_written(self, name):
     out = fuzz.run(None, [name, str(_COUNTS[name]), "1"])
     outcomes = out["formats"][name]

@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from benchmarks import gpu_attention
 from tba_jax.models import kernels
@@ -17,6 +18,7 @@ from tests.support import kernels_on_cpu
 class WaysTest(parameterized.TestCase):
 
   @parameterized.parameters((9, 16, 0), (9, 16, 6), (16, 16, 0))
+  @pytest.mark.slow
   def test_a_mask_equals_rotation(self, Q, S, window):
     shapes = ((3, Q, 2, 3, 8), (3, S, 2, 8), (3, S, 2, 8))
     keys = jax.random.split(jax.random.key(0), len(shapes))

@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from benchmarks import peer_speed
 from benchmarks import real_speed
@@ -51,6 +52,7 @@ class RealSpeedTest(parameterized.TestCase):
     hf.save(self.folder / "model", model.config, params)
     return str(self.folder / "model")
 
+  @pytest.mark.slow
   def test_times_ours_and_limits_beside_other_programs(self):
     self.save()
     asked = []

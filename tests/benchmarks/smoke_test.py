@@ -10,6 +10,7 @@ import pathlib
 import tempfile
 
 from absl.testing import absltest
+import pytest
 
 from benchmarks import decode
 from benchmarks import decode_lengths
@@ -77,6 +78,7 @@ class SmokeTest(absltest.TestCase):
     self.assertBetween(out["mean_length"], 1, 8)
     self.assertGreater(out["tokens_per_s"], 0)
 
+  @pytest.mark.slow
   def test_decodes_while_environments_sleep(self):
     work = environments.Work(4, 3, 8, 32, slowness=2.0, model=_MODEL)
     out = environments.run(_CONFIG, ["1"], work)
@@ -94,6 +96,7 @@ class SmokeTest(absltest.TestCase):
     few = environments.best_ratios(work, 0, 2)
     self.assertLess(few["ratio_to_the_end"], best["ratio_to_the_end"])
 
+  @pytest.mark.slow
   def test_times_an_objective_with_two_networks(self):
     work = objectives.Work((2, 2, 3, 4), 1, model=_MODEL)
     out = objectives.run(_CONFIG, ["ppo", "gkd"], work)
@@ -139,6 +142,7 @@ class SmokeTest(absltest.TestCase):
       self.assertAlmostEqual(out[f"{part}_ratio"], large / small, places=2)
     self.assertEqual(set(out["total_us"]), {"100", "2000"})
 
+  @pytest.mark.slow
   def test_measures_the_store_and_cleans_up(self):
     # A short path, for sockets.
     with tempfile.TemporaryDirectory(prefix="tba-") as name:
@@ -159,6 +163,7 @@ class SmokeTest(absltest.TestCase):
     self.assertLen(out["rounds"], 1)
     self.assertEqual(out["steps"], 3)
 
+  @pytest.mark.slow
   def test_times_an_update_alone_and_beside_a_peer(self):
     peers = pathlib.Path(self.create_tempdir().full_path)
     (peers / "make_checkpoint.py").write_text(_MAKE_CHECKPOINT)
@@ -183,6 +188,7 @@ class SmokeTest(absltest.TestCase):
     with self.assertRaisesRegex(RuntimeError, "(?s)train_torch.py.*no torch"):
       train_step.run(_CONFIG, ["1"], work)
 
+  @pytest.mark.slow
   def test_times_an_update_without_copies(self):
     config = tiny_model.make_config(
         train__prompts_per_batch=4,

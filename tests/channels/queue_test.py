@@ -8,6 +8,7 @@ import time
 from unittest import mock
 
 from absl.testing import absltest
+import pytest
 
 from tba_jax.channels import queue_client
 from tba_jax.channels import queue_server
@@ -406,6 +407,7 @@ class ForgeryTest(queue_case.QueueTestCase):
     self.client().delete("work/a")
     wait_until(lambda: beat() > before + 2, "leases")
 
+  @pytest.mark.slow
   def test_what_is_overwritten_and_deleted_at_every_step(self):
     trainer = self.trainer(num_steps=30)
     searchers = [self.searcher("a"), self.searcher("b", 1)]

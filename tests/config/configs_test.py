@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -628,6 +629,7 @@ class RightTest(parameterized.TestCase):
       *(f"{name}:smoke" for name in _CONFIGS),
       *_MORE,
   )  # fmt: skip
+  @pytest.mark.slow
   def test_every_config_validates(self, spec):
     name, _, arg = spec.partition(":")
     config = load.load_config(f"configs/{name}.py:{arg}")

@@ -10,6 +10,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
+import pytest
 
 from tba_jax.config import hardware
 from tba_jax.config import load
@@ -99,6 +100,7 @@ class HardwareTest(parameterized.TestCase):
     return load.load_config(f"configs/{config}.py:{arg}", data + few)
 
   @parameterized.parameters(*_FITS.items())
+  @pytest.mark.slow
   def test_a_config_fits_or_is_refused(self, spec, fits):
     program = {
         "tldr_sft": "sft",
@@ -131,6 +133,7 @@ class HardwareTest(parameterized.TestCase):
       ("red_team:model=llama", "8xh100"),
       ("tldr:model=pythia-1b", "v5e-16"),
   )
+  @pytest.mark.slow
   def test_bytes_a_param_are_those_held(self, spec, name):
     config, here = self.load(spec, name), hardware.HARDWARE[name]
     config.trainer.num_processes = 1

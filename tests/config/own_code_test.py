@@ -11,6 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
+import pytest
 
 from tba_jax.config import own_code
 from tba_jax.config import validate
@@ -157,6 +158,7 @@ class RewardTest(parameterized.TestCase):
       ("field", "rewards.py:11: KeyError: 'solution'"),
       ("leaves", "bye"),
   )
+  @pytest.mark.slow
   def test_a_wrong_one_is_named_with_its_line(self, name, pattern):
     for where in ("process", "pool"):
       with self.assertRaises(ValueError) as caught:
@@ -171,6 +173,7 @@ class RewardTest(parameterized.TestCase):
   @parameterized.parameters(
       ("hangs", 1.0, "no answer in 1 s"), ("dies", 30.0, "it ended, status 3")
   )
+  @pytest.mark.slow
   def test_one_that_does_not_return(self, name, deadline_s, pattern):
     config = self.make("pool", deadline_s, rewards=f"{self.path}:{name}")
     with self.assertRaisesRegex(ValueError, pattern):
@@ -186,6 +189,7 @@ class RewardTest(parameterized.TestCase):
       ("no_such_command", "No such file"),
       ("echo many", "wrote 'many'.*allowed a command that prints a number"),
   )
+  @pytest.mark.slow
   def test_tries_a_command(self, command, pattern):
     config = self.make("pool", rewards="", verifier=command)
     if not pattern:
@@ -224,6 +228,7 @@ class RewardTest(parameterized.TestCase):
       ("", "says 0 tokens"),
       ([{"role": "user", "content": "one"}], "need a tokenizer with a chat te"),
   )
+  @pytest.mark.slow
   def test_reads_what_an_environment_says_first(self, said, pattern):
     config = self.make_environment(said)
     if not pattern:

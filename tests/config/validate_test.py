@@ -11,6 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
+import pytest
 
 from tba_jax.config import settings
 from tba_jax.config import validate
@@ -568,6 +569,7 @@ class RelationsTest(parameterized.TestCase):
     self.assertStartsWith(problem, f"{key} = {value!r}: allowed ")
     self.assertRegex(problem, f"read with .*{re.escape(readers)}")
 
+  @pytest.mark.slow
   def test_logged_data_have_what_the_loss_needs(self):
     # A log without a prompt of the task is refused, too.
     task = build_task.make_task(base_config.make().task)

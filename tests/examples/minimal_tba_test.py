@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from examples import minimal_tba
 from tba_jax.config import settings
@@ -148,6 +149,7 @@ class MinimalTbaTest(absltest.TestCase):
       if stop is not None:
         self.assertEqual(set(row[stop + 1 :]) - {minimal_tba.PAD}, set())
 
+  @pytest.mark.slow
   def test_greedy_decoding_with_the_cache_is_that_of_full_forwards(self):
     tokens_BxS = jnp.asarray(_batch()[0])
     S = tokens_BxS.shape[1]
@@ -163,6 +165,7 @@ class MinimalTbaTest(absltest.TestCase):
         found[:, 0], wanted[:, -1], rtol=1e-4, atol=1e-5
     )
 
+  @pytest.mark.slow
   def test_it_runs(self):
     before, after = minimal_tba.main(0, sft_steps=2, num_steps=3)
     self.assertBetween(before, 0, 1)

@@ -9,6 +9,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -79,17 +80,20 @@ class DistillationTest(absltest.TestCase):
     self.assertEqual({r for some in rewards for r in some.flat}, {0.0})
     return before, kl(), passes.call_count
 
+  @pytest.mark.slow
   def test_the_kl_to_a_larger_teacher_falls_without_a_reward(self):
     before, after, num_passes = self.find_kls()
     self.assertGreater(before, 1.0)
     self.assertLess(after, 0.75 * before)
     self.assertGreater(num_passes, 0)
 
+  @pytest.mark.slow
   def test_distributions_teach_without_a_pass_of_the_reference(self):
     before, after, num_passes = self.find_kls("loss.name=gkd")
     self.assertLess(after, 0.6 * before)
     self.assertEqual(num_passes, 0)  # The step has the teacher's logits.
 
+  @pytest.mark.slow
   def test_a_step_s_file_has_the_teacher(self):
     config = self.make_taught("loss.name=gkd")
     maker = loops.LoopMaker(config)

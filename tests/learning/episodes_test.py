@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax import types
 from tba_jax.channels import journal
@@ -121,6 +122,7 @@ class EpisodesTest(parameterized.TestCase):
   @parameterized.product(
       name=["tb", "rloo", "grpo", "subtb", "ppo"], stop_token=[True, False]
   )
+  @pytest.mark.slow
   def test_tokens_of_the_environment_do_not_count(self, name, stop_token):
     config = self.make_config(name=name, include_stop_token=stop_token)
     losses = table_policy.make_config(name=name)

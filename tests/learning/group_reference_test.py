@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.learning import batches
 from tba_jax.learning import group_reference
@@ -75,6 +76,7 @@ class GroupReferenceTest(parameterized.TestCase):
   @parameterized.product(
       count=[1, 2, 5], include_stop_token=[False, True], min_tokens=[768, 1]
   )
+  @pytest.mark.slow
   def test_is_that_of_the_trainer(self, count, include_stop_token, min_tokens):
     self.enter_context(mock.patch.object(packing, "_MIN_TOKENS", min_tokens))
     config = make_config(

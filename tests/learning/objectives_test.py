@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
@@ -97,6 +98,7 @@ def make_batch():
   )
 
 
+@pytest.mark.slow
 class ObjectivesTest(parameterized.TestCase):
 
   @classmethod

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.learning import probe
 from tba_jax.learning import publication
@@ -125,6 +126,7 @@ class ProbeTest(parameterized.TestCase):
       ("float32", 0, "int8"),
       ("bfloat16", 2, "int8"),
   )
+  @pytest.mark.slow
   def test_the_published_params_pass_and_no_others(
       self, dtype, rank, weights=""
   ):

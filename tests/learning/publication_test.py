@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.config import settings
 from tba_jax.learning import publication
@@ -494,6 +495,7 @@ class PublicationTest(absltest.TestCase):
     publisher.submit(5, _params(5.0))
     self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
 
+  @pytest.mark.slow
   def test_a_version_that_was_overwritten_or_deleted_is_sent_again(self):
     publisher = self.make_publisher()
     publisher.submit(4, _params(4.0))

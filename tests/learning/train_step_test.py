@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from tba_jax import types
 from tba_jax.learning import checkpoint
@@ -359,6 +360,7 @@ class RestoreTest(parameterized.TestCase):
       restored, _ = step_fn(restored, tiny_model.make_batch(seed=step))
     chex.assert_trees_all_equal(jax.device_get(restored), states[5])
 
+  @pytest.mark.slow
   def test_values_and_snapshots_are_restored_bit_for_bit(self):
     """At step 3 the held values are those of step 2; by step 4 of step 4."""
     changes = dict(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from scipy import special
 
 from tba_jax import types
@@ -148,6 +149,7 @@ class SideBySideTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(("at_once", None), ("in_chunks", 400))
+  @pytest.mark.slow
   def test_logits_are_those_of_each_model(self, max_logits):
     both = distillation.SideBySide(*self.models)
     V = tiny_model.VOCAB
@@ -167,6 +169,7 @@ class SideBySideTest(parameterized.TestCase):
     for mine, expected in zip(found, alone):
       np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
 
+  @pytest.mark.slow
   def test_the_gradient_is_that_of_the_policy_alone(self):
     config = tiny_model.make_config(loss__name="gkd")
     loss_fn = objective.make_loss_fn(

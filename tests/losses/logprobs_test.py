@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax import types
 from tba_jax.losses import logprobs
@@ -120,6 +121,7 @@ class MapLogitsTest(parameterized.TestCase):
 
   # One position at a time, a part of the last chunk empty, and all at once.
   @parameterized.parameters(1, B * K * V, 2 * B * K * V, 4 * B * K * V, 10**9)
+  @pytest.mark.slow
   def test_any_number_of_logits_gives_the_same(self, max_logits):
     model = tiny_model.make_model()
     params = jax.jit(model.init)(jax.random.key(0))
@@ -152,6 +154,7 @@ class MapLogitsTest(parameterized.TestCase):
       dict(max_logits=B * V),
       dict(max_logits=10**9, sliding_window=3, family="mistral"),
   )
+  @pytest.mark.slow
   def test_tokens_that_are_left_out_change_no_other(self, max_logits, **shape):
     model = tiny_model.make_model(**shape)
     params = jax.jit(model.init)(jax.random.key(0))

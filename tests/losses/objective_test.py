@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.losses import build
 from tba_jax.losses import distillation
@@ -92,6 +93,7 @@ class LossTest(parameterized.TestCase):
     self.assertGreater(difference, 1e-2)
 
   @parameterized.parameters(0.0, 0.2)
+  @pytest.mark.slow
   def test_learned_z_moves_by_its_own_gradient(self, ratio_clip):
     config = table_policy.make_config(
         name="tb_learned_z", scale="paper", ratio_clip=ratio_clip
@@ -115,6 +117,7 @@ class LossTest(parameterized.TestCase):
     np.testing.assert_allclose(metrics["log_z_mean"], 0.5, rtol=1e-6)
     self.assertGreater(jnp.abs(grad["table"]).max(), 1e-3)
 
+  @pytest.mark.slow
   def test_gradient_equals_finite_differences(self):
     with jax.enable_x64(True):
       config = table_policy.make_config(scale="unit")
@@ -337,6 +340,7 @@ class ReadTest(parameterized.TestCase):
       ("gae_lambda", 0.5),
       ("whiten_advantages", False),
   )
+  @pytest.mark.slow
   def test_values_that_change_a_loss(self, key, *values):
     readers = [n for n in build.OBJECTIVES if self.is_read(n, key, values)]
     self.assertCountEqual(readers, build.readers()[key])

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 import chex
 import jax
 import numpy as np
+import pytest
 import safetensors.numpy
 import transformers
 
@@ -192,6 +193,7 @@ class AdapterTest(parameterized.TestCase):
       family=("llama", "gpt2", "gpt_neox"), use_rslora=(False, True)
   )
   @absltest.skipIf(peft is None, "peft or torch is not installed")
+  @pytest.mark.slow
   def test_loads_what_peft_writes(self, family, use_rslora):
     heads = {} if family == "llama" else dict(num_kv_heads=4)
     model = tiny_model.make_model(family=family, **heads)

@@ -15,6 +15,7 @@ from jax._src import core
 from jax._src.cudnn import fused_attention_stablehlo
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.models import attention
 from tba_jax.models import kernels
@@ -87,6 +88,7 @@ class AttentionTest(parameterized.TestCase):
       ("blocks", 3, 2, 2, 0),
       ("blocks", 2, 1, 3, 140),
   )
+  @pytest.mark.slow
   def test_equals_plain(self, way, K, G, M, window, P=30, S=150):
     B = 2
     inputs = _inputs(B, K, P, S, G, M, 8)
@@ -127,6 +129,7 @@ class AttentionTest(parameterized.TestCase):
 class ModelTest(parameterized.TestCase):
 
   @parameterized.parameters("splash", "cudnn")
+  @pytest.mark.slow
   def test_logprobs_equal_those_of_plain(self, kernel):
     model = tiny_model.make_model(
         family="gemma3_text", sliding_window=4, global_layers=(True, False)
@@ -155,6 +158,7 @@ class ModelTest(parameterized.TestCase):
   @parameterized.product(
       kernel=["splash", "cudnn"], remat=["none", "dots", "full"]
   )
+  @pytest.mark.slow
   def test_dots_keeps_what_the_kernel_computed(self, kernel, remat):
     shape = dict(head_dim=8, compute_dtype="bfloat16")
     model = transformer.make_model(

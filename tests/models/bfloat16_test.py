@@ -13,6 +13,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.learning import guards
 from tba_jax.learning import publication
@@ -57,6 +58,7 @@ def _relative_error(tree, expected):
 class Bfloat16Test(parameterized.TestCase):
 
   @parameterized.product(name=tuple(_SHAPES), remat=("full", "dots"))
+  @pytest.mark.slow
   def test_gradients_are_near_those_of_float32(self, name, remat):
     wide, half = _models(name, remat)
     params = tiny_model.init_params(wide)
@@ -82,6 +84,7 @@ class Bfloat16Test(parameterized.TestCase):
     self.assertBetween(_relative_error(found, expected), 1e-4, _GRADIENT_ERROR)
 
   @parameterized.parameters(*_SHAPES)
+  @pytest.mark.slow
   def test_sampler_and_trainer_agree(self, name):
     _, model = _models(name)
     # Far from uniform, as after training.
@@ -122,6 +125,7 @@ class Bfloat16Test(parameterized.TestCase):
   @parameterized.product(
       loss=("tb", "ppo"), rank=(0, 2), base=("float32", "bfloat16")
   )
+  @pytest.mark.slow
   def test_train_step_keeps_float32_params(self, loss, rank, base):
     config = tiny_model.make_config(loss__name=loss)
     model = tiny_model.make_model(

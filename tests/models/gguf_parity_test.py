@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import gguf
 import numpy as np
+import pytest
 import transformers
 
 from tba_jax.models import hf_config
@@ -49,6 +50,7 @@ class GgufParityTest(parameterized.TestCase):
       *(("qwen2", "Q4_1", True), ("qwen2", "Q6_K", False)),
       *(("qwen3", "Q8_0", True), ("qwen3", "Q4_K", False)),
   )
+  @pytest.mark.slow
   def test_weights_and_config(self, architecture, kind, is_tied):
     # transformers does not read the size of Qwen3's heads, 128 as a default.
     size = 128 if architecture == "qwen3" else 64

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import safetensors.numpy
 import transformers
 
@@ -65,6 +66,7 @@ class ParityTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.create_tempdir().full_path)
 
   @parameterized.named_parameters(*zip(CASES, CASES))
+  @pytest.mark.slow
   def test_logits_and_greedy_completions_equal_theirs(self, case):
     theirs = torch_models.make(case)
     theirs.save_pretrained(self.folder)
@@ -104,6 +106,7 @@ class ParityTest(parameterized.TestCase):
     self.assertGreater(expected.std(), 0.5)
 
   @parameterized.parameters("gemma3_text", "gemma3_text_bias", "qwen3_moe")
+  @pytest.mark.slow
   def test_gradients_equal_theirs(self, case):
     theirs = torch_models.make(case)
     theirs.save_pretrained(self.folder / "theirs")
@@ -131,6 +134,7 @@ class ParityTest(parameterized.TestCase):
       )
 
   @parameterized.parameters("gpt_neox", "gpt2")
+  @pytest.mark.slow
   def test_log_probs_of_samples(self, case):
     cases.write(self.folder, case)
     config, params = hf.load(self.folder)
@@ -149,6 +153,7 @@ class ParityTest(parameterized.TestCase):
     self.assertGreater(expected.std(), 0.5)
 
   @parameterized.named_parameters(*zip(CASES, CASES))
+  @pytest.mark.slow
   def test_a_saved_folder_loads_in_transformers(self, case):
     model = torch_models.make(case)
     model.save_pretrained(self.folder / "theirs")
@@ -177,6 +182,7 @@ class ParityTest(parameterized.TestCase):
       *(("llama", 2), ("llama3", 1), ("qwen2", 1), ("gpt_neox", 1)),
       *(("gpt2", 2), ("gemma3_text", 1), ("qwen3_moe", 1)),
   )
+  @pytest.mark.slow
   def test_scalar_heads_equal_those_of_transformers(self, case, num_labels):
     theirs = torch_models.make(case, num_labels)
     theirs.save_pretrained(self.folder / "theirs")

@@ -10,6 +10,7 @@ import chex
 import jax
 from jax.extend import core as jex_core
 import jax.numpy as jnp
+import pytest
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config
@@ -42,6 +43,7 @@ class ProductTest(parameterized.TestCase):
           (jnp.bfloat16, jnp.float32),
       ),
   )
+  @pytest.mark.slow
   def test_values_and_gradients_are_the_plain_products(self, lead, dtypes):
     dtype, out_dtype = dtypes
     keys = jax.random.split(jax.random.key(1), 3)

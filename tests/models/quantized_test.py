@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import quantized
@@ -96,6 +97,7 @@ class QuantizedTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_SHAPES)
+  @pytest.mark.slow
   def test_recorded_logprobs_are_those_of_the_rounded_model(self, **shape):
     model = tiny_model.make_model(**shape)
     params = _far_from_uniform(model)

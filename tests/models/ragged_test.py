@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.models import cache
 from tba_jax.models import ragged
@@ -60,6 +61,7 @@ class RaggedTest(parameterized.TestCase):
       ("pages", 2, (40, 150), 100),
       ("splits", 2, (48, 160), 0),
   )
+  @pytest.mark.slow
   def test_equals_plain(self, kernel, num_parts, lengths, window):
     layer, updates, inputs, _, is_live = _case(num_parts, lengths, window)
     # Columns that no row sees may hold anything.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import pytest
 import safetensors.numpy
 import transformers
 
@@ -79,6 +80,7 @@ def _their_logprobs(model, ids):
   return logprobs.gather(1, ids[1:, None])[:, 0]
 
 
+@pytest.mark.slow
 class RealModelTest(absltest.TestCase):
 
   @classmethod

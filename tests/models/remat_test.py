@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.config import settings
 from tba_jax.models import heads
@@ -45,6 +46,7 @@ def _size(tree):
 class RematTest(parameterized.TestCase):
 
   @parameterized.parameters(_policy, _value_model, _reward_model)
+  @pytest.mark.slow
   def test_gradients_agree_and_memory_falls(self, make):
     tokens = np.random.default_rng(0).integers(2, tiny_model.VOCAB, (4, 48))
     mask = np.ones((4, 48), np.int32)

@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.models import families
 from tba_jax.models import hf
@@ -18,6 +19,7 @@ from tests.models import cases
 class StoredLogitsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*zip(cases.CASES, cases.CASES))
+  @pytest.mark.slow
   def test_logits_and_greedy_completions_equal_the_stored_ones(self, case):
     stored = {
         name: cases.stored()[f"{case}/{name}"]

@@ -11,6 +11,7 @@ import sys
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import pytest
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -587,6 +588,7 @@ class FolderTest(parameterized.TestCase):
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
 
+  @pytest.mark.slow
   def test_threads_that_import_transformers_at_once_get_the_whole(self):
     # As trainer and searcher of one process do.
     code = (

@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.models import transformer
 from tests.models import hf_case
@@ -162,6 +163,7 @@ class CompletionLogitsTest(parameterized.TestCase):
       dict(tie_embeddings=True, num_kv_heads=1),
       *hf_case.FAMILIES,
   )
+  @pytest.mark.slow
   def test_values_and_gradients_equal_full_sequences(self, **settings):
     model, params = _make(**settings)
     model = transformer.make_model(model.config)  # Uncompiled.
@@ -240,6 +242,7 @@ class DecodeTest(parameterized.TestCase):
       dict(num_parts=1),
       dict(num_parts=2, num_kv_heads=4),
   )
+  @pytest.mark.slow
   def test_decoding_equals_full_sequences(self, num_parts=None, **settings):
     """Rows have their own positions and columns; rings begin in the middle."""
     model, params = _make(**settings)
@@ -280,6 +283,7 @@ class DecodeTest(parameterized.TestCase):
       dict(family="gemma3_text", sliding_window=3),
       dict(num_parts=2, num_kv_heads=4),
   )
+  @pytest.mark.slow
   def test_tokens_fed_at_once_are_those_of_steps(
       self, num_parts=None, **settings
   ):

@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
@@ -78,6 +79,7 @@ class AdaptersTest(parameterized.TestCase):
     self.assertIsNone(lora.make(settings(rank=0), tiny_model.make_model()))
 
   @parameterized.parameters(*_FAMILIES)
+  @pytest.mark.slow
   def test_is_the_product_written_out(self, **family):
     model, base, functions, moved = make(**family)
     found = jax.device_get(functions.merge(base, moved))
@@ -225,6 +227,7 @@ class TrainTest(parameterized.TestCase):
     )
     return config, policy, base, state
 
+  @pytest.mark.slow
   def test_only_adapters_are_trained(self):
     config, policy, base, state = self.make_state()
     mesh = sharding.make_mesh(config.mesh)
@@ -276,6 +279,7 @@ class TrainTest(parameterized.TestCase):
   @parameterized.parameters(
       dict(), dict(family="qwen3_moe", num_experts=4, experts_per_token=2)
   )
+  @pytest.mark.slow
   def test_attached_and_merged_params_agree(self, **family):
     model, base, functions, moved = make(num_layers=1, **family)
     tokens = np.arange(2, 10)[None]
@@ -298,6 +302,7 @@ class TrainTest(parameterized.TestCase):
 
 class RunTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_publication_and_export_refuse_another_base(self):
     with tempfile.TemporaryDirectory() as folder:
       config = arithmetic.get_config("smoke")

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 import jax
 import ml_collections
 import numpy as np
+import pytest
 
 from tba_jax import collect
 from tba_jax import searcher
@@ -73,6 +74,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
     return result
 
+  @pytest.mark.slow
   def test_the_loop_trains_on_exact_records(self):
     maker = loops.LoopMaker(make_config(init="scratch"))
     self.addCleanup(maker.close)
@@ -112,6 +114,7 @@ class EnvironmentsTest(parameterized.TestCase):
           seen.add(count)
     self.assertEqual(seen, {0, 1, 2})
 
+  @pytest.mark.slow
   def test_ppo_gets_the_reward_of_each_turn(self):
     config = make_config(
         init="scratch", loss__name="ppo", loss__ratio_clip=0.2,
@@ -143,6 +146,7 @@ class EnvironmentsTest(parameterized.TestCase):
         num_answered += len(ends)
     self.assertGreater(num_answered, 0)
 
+  @pytest.mark.slow
   def test_a_run_fine_tunes_trains_and_closes_its_ledger(self):
     result = self.train(make_config())
     # Steps have what searchers have reported since the last one, if anything.
@@ -154,6 +158,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertRegex(result.report, tokens)
 
   @parameterized.parameters("off", "keep_cache")
+  @pytest.mark.slow
   def test_rounds_overlap_while_environments_work(self, in_flight):
     self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
     stream, counts = collect.Collector.stream, []
@@ -179,6 +184,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertGreater(max(counts), 1)
     self.assertGreaterEqual(sum(counts), 8)
 
+  @pytest.mark.slow
   def test_an_environment_that_fails_ends_no_run(self):
     config = make_config(init="scratch", train__num_steps=2)
     config.task.source = f"{_FILE}:Fails"
@@ -190,6 +196,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual({*failures}, {"error", "crash"})
     self.assertEqual(result.summary["completions"], 64)
 
+  @pytest.mark.slow
   def test_a_prompt_that_is_not_said_is_rejected_and_counted(self):
     config = make_config(
         name="FailsToBegin", init="scratch", reference__role="searcher"

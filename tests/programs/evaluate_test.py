@@ -10,6 +10,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 import jax.numpy as jnp
+import pytest
 import rich.console
 
 from tba_jax.config import variants
@@ -50,6 +51,7 @@ def without_time(result):
   return {k: v for k, v in result.items() if k not in drop}
 
 
+@pytest.mark.slow
 class EvaluateTest(absltest.TestCase):
 
   @classmethod

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import pytest
 
 from tba_jax.config import validate
 from tba_jax.config import variants
@@ -375,6 +376,7 @@ class PlayTest(ProgramCase):
         self.assertEqual(self.tokenizer.decode(ids), "".join(answers))
     self.assertIn((2, True), counts)
 
+  @pytest.mark.slow
   def test_an_environments_text_is_in_the_folders_chat_template(self):
     chat = self.directory / "chat"
     shutil.copytree(self.folder, chat)
@@ -387,6 +389,7 @@ class PlayTest(ProgramCase):
     self.assertEqual(self.run_program(**changes), 0)
     self.assertEqual(self.records()[0]["prompt"], "c:?")
 
+  @pytest.mark.slow
   def test_resumed_bytes_are_those_of_one_go(self):
     self.write(*({"seed": seed} for seed in range(5)))
     self.assertEqual(self.run_program(), 0)

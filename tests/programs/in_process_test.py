@@ -9,6 +9,7 @@ import threading
 from unittest import mock
 
 from absl.testing import absltest
+import pytest
 
 import tba_jax
 from tba_jax.programs import in_process
@@ -29,6 +30,7 @@ class InProcessTest(absltest.TestCase):
   def make_config(self, *overrides):
     return tba_jax.load_config("configs/countdown.py:smoke", overrides)
 
+  @pytest.mark.slow
   def test_trains_and_leaves_no_file_process_thread_or_handler(self):
     before, threads = self.files(), threading.active_count()
     handler = signal.getsignal(signal.SIGUSR1)

@@ -10,6 +10,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.config import variants
 from tba_jax.models import hf
@@ -67,6 +68,7 @@ class TrainRewardModelTest(absltest.TestCase):
         config, workdir, stop=stop, on_progress=progress
     )
 
+  @pytest.mark.slow
   def test_learns_and_scores_as_it_was_trained(self):
     config = make_config(
         num_steps=60, learning_rate=1e-2, evaluate_every_steps=60,
@@ -127,6 +129,7 @@ class TrainRewardModelTest(absltest.TestCase):
         np.testing.assert_array_equal, init_params(), hf.load(folder)[1]
     )
 
+  @pytest.mark.slow
   def test_continues_bit_for_bit(self):
     config = make_config(evaluate_every_steps=10)
     self.enter_context(

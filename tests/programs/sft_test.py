@@ -9,6 +9,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.config import variants
 from tba_jax.models import hf
@@ -51,6 +52,7 @@ def stop_at(stop_step):
 
 class RunTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_makes_a_model_that_has_learned(self):
     workdir = self.create_tempdir().full_path
     config = make_config(
@@ -94,6 +96,7 @@ class RunTest(absltest.TestCase):
         right[config.init] += answer.startswith(text)
     self.assertGreater(right["sft"], 40 + right["scratch"], right)
 
+  @pytest.mark.slow
   def test_continues_bit_for_bit(self):
     config = make_config(
         num_steps=40, evaluate_every_steps=100, log_every_steps=10,
@@ -118,6 +121,7 @@ class RunTest(absltest.TestCase):
     )
     self.assertEqual([r["step"] for r in records], [13, 14, 21, 28, 35, 40])
 
+  @pytest.mark.slow
   def test_a_model_that_is_there_is_kept_and_other_settings_are_refused(self):
     workdir = self.create_tempdir().full_path
     config = make_config(num_steps=2, warmup_steps=0)

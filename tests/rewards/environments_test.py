@@ -10,6 +10,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import pytest
 
 from tba_jax.rewards import environments
 from tba_jax.rewards import judges
@@ -48,6 +49,7 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(prompt.said, "b:")
 
   @parameterized.parameters(("end", 1), ("late", 1), ("on", 3))
+  @pytest.mark.slow
   def test_the_shape_of_gymnasium_and_the_limit_of_turns(self, turn, count):
     found = self.make("Gymnasium", right_from=2.0)
     self.assertEqual(found.prompts(base.TRAIN, [3])[0].said, "seed 6")
@@ -71,6 +73,7 @@ class EnvironmentsTest(parameterized.TestCase):
     text = bytes(i for i, m in zip(ids, mask) if not m).decode()
     self.assertEqual(text, "5\n")
 
+  @pytest.mark.slow
   def test_a_failure_costs_its_completion_and_is_counted_by_its_cause(self):
     found = self.make("Trouble", num_workers=6)
     said = {

@@ -9,6 +9,7 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tokenizers
 from tokenizers import models
 from tokenizers import pre_tokenizers
@@ -34,6 +35,7 @@ _TASK = dict(
 
 class MadeUpVictimTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_it_repeats_what_it_was_told(self):
     config = base_config.make()
     task = build.make_task(_TASK)

@@ -8,6 +8,7 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.sampling import decode
 from tests.support import sampler_case
@@ -112,6 +113,7 @@ class BucketsTest(absltest.TestCase):
     ]
     self.assert_same(alone, self.found, rtol=0)
 
+  @pytest.mark.slow
   def test_bfloat16_is_near_float32(self):
     model = tiny_model.make_model(
         num_layers=1, compute_dtype="bfloat16", param_dtype="bfloat16"

@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax import types
 from tba_jax.losses import logprobs as logprobs_lib
@@ -126,6 +127,7 @@ class DecodeTest(parameterized.TestCase):
       ({"temperature": 1.3, "top_k": 4},),
       ({"temperature": 1.1, "top_k": 9, "top_p": 0.8},),
   )
+  @pytest.mark.slow
   def test_logprobs_are_those_of_a_full_forward(self, settings):
     sampler = _sampler(self.model, **settings)
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
@@ -157,6 +159,7 @@ class DecodeTest(parameterized.TestCase):
         found.logprobs[mask], np.asarray(trainer)[mask], atol=1e-4
     )
 
+  @pytest.mark.slow
   def test_greedy_is_the_argmax_of_a_full_forward(self):
     sampler = _sampler(self.model, temperature=0.0, stop_ids=())
     found = sampler.sample(self.params, self.requests[:4], version=0)
@@ -200,17 +203,20 @@ class DecodeTest(parameterized.TestCase):
       np.testing.assert_array_equal(one.logprobs[0], found.logprobs[sample])
 
   @parameterized.parameters(1, 2, 100)
+  @pytest.mark.slow
   def test_has_the_same_bits_with_other_chunks(self, chunk_steps):
     sampler = _sampler(self.model, chunk_steps=chunk_steps)
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found)
 
   @parameterized.parameters(1, 5, 40)
+  @pytest.mark.slow
   def test_has_the_same_tokens_with_another_number_of_slots(self, num_rows):
     sampler = _sampler(self.model, num_rows=num_rows)
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found, bits=False)
 
+  @pytest.mark.slow
   def test_same_bits_whatever_blocks_are_read(self):
     # Alone, a row starts in the first block; its mates, which started before,
     # make it read all blocks from its start.

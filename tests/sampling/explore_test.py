@@ -6,6 +6,7 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import logits as logits_lib
@@ -78,6 +79,7 @@ class ExploreTest(absltest.TestCase):
     self.assertTrue(settings.samples_plainly)
     self.assertFalse(_settings(min_tokens=1).samples_plainly)
 
+  @pytest.mark.slow
   def test_the_sampler_has_both(self):
     model = tiny_model.make_model()
     params = model.init(jax.random.PRNGKey(0))

@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.models import transformer
 from tba_jax.sampling import decode
@@ -128,6 +129,7 @@ class InFlightTest(parameterized.TestCase):
   @parameterized.product(
       shape=(*hf_case.FAMILIES, *_WINDOWS), prompt_buckets=(1, 3)
   )
+  @pytest.mark.slow
   def test_the_same_params_change_nothing(self, shape, prompt_buckets):
     # Prompts of all buckets, swapped in after each chunk. With one layer a key
     # does not depend on what its token sees.

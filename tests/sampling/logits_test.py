@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.sampling import logits
 
@@ -88,6 +89,7 @@ class ProcessTest(chex.TestCase):
         )
 
   @parameterized.product(top_k=(1, 3, 7, 8, 50), top_p=(1.0, 0.7))
+  @pytest.mark.slow
   def test_top_k_is_that_of_a_sort(self, top_k, top_p):
     # Up to 7 blocks of 128 are searched alone; the last block is short.
     rng = np.random.default_rng(top_k)

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 import chex
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import slots as slots_lib
@@ -23,6 +24,7 @@ class RaggedTest(parameterized.TestCase):
       ("pages", 1, {}),
       ("splits", 2, dict(family="mistral", sliding_window=6)),
   )
+  @pytest.mark.slow
   def test_completions_are_those_of_plain_attention(self, kernel, parts, shape):
     # Twelve completions of all lengths go through four rows.
     model = tiny_model.make_model(

@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax import types
 from tba_jax.learning import packing
@@ -53,6 +54,7 @@ def make_inputs(completions):
   return (tokens, mask, np.stack([c.tokens for c in completions])), routes
 
 
+@pytest.mark.slow
 class RoutesTest(parameterized.TestCase):
 
   @classmethod

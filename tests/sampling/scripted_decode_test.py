@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.sampling import decode
 from tests.support import fakes
@@ -32,6 +33,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
   @parameterized.parameters(
       ({"temperature": 1.0},), ({"temperature": 0.6, "top_k": 2},)
   )
+  @pytest.mark.slow
   def test_frequencies_are_those_of_the_enumerated_model(self, settings):
     V, T, prompt = 3, 3, [2, 0]
     model = fakes.FakeModel(V, 8)
@@ -89,6 +91,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
           self.assertAlmostEqual(logprob, expected_V[token], places=4)
           seen.append(token)
 
+  @pytest.mark.slow
   def test_ends(self):
     model = fakes.FakeModel(4, 8)
     params = model.init(jax.random.key(0))
@@ -127,6 +130,7 @@ class ScriptedDecodeTest(parameterized.TestCase):
     np.testing.assert_array_equal(found.tokens, [[1] * 4] * 3)
     self.assertFalse(found.stopped.any())
 
+  @pytest.mark.slow
   def test_each_prompt_is_prefilled_once(self):
     model = fakes.FakeModel(7, 8)
     params = model.init(jax.random.key(0))

@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
@@ -50,6 +51,7 @@ class SharedPromptsTest(parameterized.TestCase):
       dict(parts=2, family="mistral", sliding_window=5),
       dict(recompute_cache=True),
   )
+  @pytest.mark.slow
   def test_completions_are_those_of_rows_with_their_own_prompt(
       self, parts=None, recompute_cache=False, **shape
   ):

@@ -8,6 +8,7 @@ import logging
 from absl.testing import absltest
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
@@ -71,6 +72,7 @@ class ShrinkTest(absltest.TestCase):
     self.assertEqual(slots.owners, {0: (0, 1), 1: (0, 4)})
     self.assertEqual(slots.num_rows, 3)
 
+  @pytest.mark.slow
   def test_rows_are_dropped_as_far_as_no_bit_changes(self):
     # Sums of few terms in one order have the same bits in any number of rows.
     for model, counts in (
@@ -88,6 +90,7 @@ class ShrinkTest(absltest.TestCase):
       ]
       self.assert_same_alone(sampler, params, requests)
 
+  @pytest.mark.slow
   def test_nothing_is_compiled_when_rows_are_dropped(self):
     model = tiny_model.make_model(max_positions=64)
     params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))

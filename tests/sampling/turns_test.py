@@ -11,6 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.sampling import decode
@@ -108,6 +109,7 @@ class TurnsTest(parameterized.TestCase):
     self.assertEqual({*counts}, {0, 1, 2, 3})
 
   @parameterized.parameters((1, 0, 0), (5, 3, 20), (5, 50, 0))
+  @pytest.mark.slow
   def test_long_answers_are_fed_at_once(self, steps, delay, num_waiting):
     self.enter_context(mock.patch.object(requests_lib, "FEED_LENGTHS", (3, 5)))
     self.enter_context(mock.patch.object(requests_lib, "FEWEST_FED", 2))
@@ -136,6 +138,7 @@ class TurnsTest(parameterized.TestCase):
       jax.tree.map(np.testing.assert_array_equal, one.__dict__, two.__dict__)
 
   @parameterized.parameters((1, 0), (5, 0), (5, 6))
+  @pytest.mark.slow
   def test_a_stop_string_ends_a_turn_and_is_looked_for_in_it_alone(
       self, steps, num_waiting
   ):
@@ -161,6 +164,7 @@ class TurnsTest(parameterized.TestCase):
       {"delay": 3, "num_waiting": 2},
       {"delay": 50, "num_waiting": 20},
   )
+  @pytest.mark.slow
   def test_a_completion_does_not_depend_on_others_or_on_time(
       self, delay=0, **changes
   ):
@@ -195,6 +199,7 @@ class TurnsTest(parameterized.TestCase):
     )
 
   @parameterized.product(recompute=[False, True], num_waiting=[0, 9])
+  @pytest.mark.slow
   def test_newer_params_come_in_between_and_within_turns(
       self, recompute, num_waiting
   ):
@@ -222,6 +227,7 @@ class TurnsTest(parameterized.TestCase):
     self.assertGreater(changes, 10)
 
   @parameterized.parameters({}, {"num_waiting": 20})
+  @pytest.mark.slow
   def test_a_batch_of_a_stream_begins_before_the_last_is_over(self, **changes):
     requests = self.requests * 2
     expected = [self.sample(self.make(), [request])[0] for request in requests]

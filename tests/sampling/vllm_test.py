@@ -13,6 +13,7 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.learning import probe
 from tba_jax.losses import logprobs as logprobs_lib
@@ -90,6 +91,7 @@ class VllmTest(absltest.TestCase):
       self.assertEqual(tokens[length:].tolist(), [0] * (4 - length))
       self.assertEqual(told[length:].tolist(), [0.0] * (4 - length))
 
+  @pytest.mark.slow
   def test_completions_are_those_of_the_params(self):
     sampler = self.make()
     asked = [_request(5, 3, 4), _request(6, 2, n=2), _request(7, 9, 8, 7)]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from tba_jax.losses import build
 from tba_jax.losses import logprobs as logprobs_lib
@@ -102,6 +103,7 @@ class EngineTest(absltest.TestCase):
     self.addCleanup(server.close)
     return server
 
+  @pytest.mark.slow
   def test_goes_on_after_a_kill_with_the_same_bits(self):
     """Two starts do what one does, whatever lies between two calls."""
     server = self._start()
@@ -138,6 +140,7 @@ class EngineTest(absltest.TestCase):
       self.assertEqual(json.loads(step), json.loads(wanted))
       self.assertEqual(one.logprobs(7), logprobs)
 
+  @pytest.mark.slow
   def test_does_requests_in_the_order_of_their_numbers(self):
     server = self._start(gap_deadline_s=1.5)
     server.create()
@@ -160,6 +163,7 @@ class EngineTest(absltest.TestCase):
           b"step:max", server.ask("optim_step", 5, serving_case.adam_body())
       )
 
+  @pytest.mark.slow
   def test_passes_and_steps_are_those_of_optax(self):
     """Padding, adapters and the cut of a batch change nothing."""
     server = self._start()
@@ -203,6 +207,7 @@ class EngineTest(absltest.TestCase):
     )
     self.assertGreater(min(jax.tree.leaves(close)), 0.97)
 
+  @pytest.mark.slow
   def test_objectives_of_groups_are_those_of_the_trainer(self):
     """Trajectory balance by its formula, with VarGrad's log Z."""
     server = self._start()
@@ -343,6 +348,7 @@ class EngineTest(absltest.TestCase):
     # Nothing is left of the attempt.
     self.assertIn(b"step:max", again.train(4)[1])
 
+  @pytest.mark.slow
   def test_damaged_checkpoints_are_no_error_of_a_request(self):
     server = self._start(checkpoint_every_steps=1)
     server.create()
@@ -363,6 +369,7 @@ class EngineTest(absltest.TestCase):
     self.assertEqual(again.engine._savers, {})
     self.assertIn(b"step:max", again.train(4)[1])
 
+  @pytest.mark.slow
   def test_samples_from_what_a_path_has_now(self):
     server = self._start()
     server.create()
@@ -418,6 +425,7 @@ class EngineTest(absltest.TestCase):
       server.engine._forget(_MODEL)
     self.assertIn("full", logs.output[0])
 
+  @pytest.mark.slow
   def test_versions_do_not_change_and_checkpoints_load(self):
     server = self._start()
     server.create()

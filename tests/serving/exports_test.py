@@ -8,6 +8,7 @@ import pathlib
 from absl.testing import absltest
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import adapter_folder
@@ -73,6 +74,7 @@ class ExportsTest(absltest.TestCase):
     )
     return params, np.asarray(found[0])
 
+  @pytest.mark.slow
   def test_adapters_of_experts_are_merged_and_others_are_not(self):
     self.start(family="qwen3_moe", num_experts=4, experts_per_token=2)
     model = self.create(0, train_attn=False)

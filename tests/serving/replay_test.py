@@ -5,6 +5,7 @@
 from absl.testing import absltest
 import jax
 import numpy as np
+import pytest
 
 from tba_jax.serving import replay as replay_lib
 from tests.support import serving_case
@@ -211,6 +212,7 @@ class ServedReplayTest(absltest.TestCase):
     waiting.wait_until(is_done, lambda: str(state()), 120.0)
     return state()
 
+  @pytest.mark.slow
   def test_trains_and_goes_on_after_restarts_with_the_same_bits(self):
     wanted = self._play(stops=())
     self.assertEqual([s["step"] for s in wanted["steps"]], [1, 2, 3])
@@ -291,6 +293,7 @@ class ServedReplayTest(absltest.TestCase):
     self.assertEqual(status, 422)
     self.assertIn("group a has its 3 episodes", said["error"])
 
+  @pytest.mark.slow
   def test_begins_with_a_checkpoint(self):
     self.stops, self.calls = (), 0
     self.workdir = self.create_tempdir().full_path

@@ -11,6 +11,7 @@ import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from tba_jax.system import processes
 from tba_jax.system import pulse
@@ -119,6 +120,7 @@ class RoleTest(absltest.TestCase):
       time.sleep(0.05)
     return lines
 
+  @pytest.mark.slow
   def test_lines_of_a_process_until_it_is_stopped(self):
     process = self.start(_MODULE)
     self.look_for(lambda lines: any(age_s >= 2 for age_s, _, _ in lines))

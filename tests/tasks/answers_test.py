@@ -6,6 +6,7 @@ import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from tba_jax.tasks import answers
 
@@ -251,6 +252,7 @@ class LinearTimeTest(parameterized.TestCase):
       "$", "( $", "1 1/", "{,}", "1:", "1^", "1 x ", "1 million ", "a1",
       "1 or ", "(1 2)", "(", "two ", "１", "1t", r"\boxed{1}",
   )  # fmt: skip
+  @pytest.mark.slow
   def test_time_is_linear_in_the_length(self, piece):
     # A quadratic reader would take minutes.
     started = time.monotonic()

@@ -17,6 +17,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -176,6 +177,7 @@ class ExportTest(parameterized.TestCase):
     self.assert_same(source.params, self.params[step])
     self.assertEqual(source.name, f"{self.workdir}/checkpoints/{step}")
 
+  @pytest.mark.slow
   def test_exports_a_model_of_the_hub_s_cache(self):
     folder = self.directory / "published"
     self.assertEqual(self.run_quietly([str(folder)]), 0)

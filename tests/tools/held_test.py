@@ -9,6 +9,7 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
+import pytest
 
 from tba_jax.config import settings
 from tba_jax.models import hf_config
@@ -186,6 +187,7 @@ class HeldTest(parameterized.TestCase):
       self.assertBetween(share, least, 1.4 * least)
     self.assertEqual(self.trainer().held["params"], self.params)
 
+  @pytest.mark.slow
   def test_a_reward_model_is_on_the_mesh_of_its_role(self):
     before = self.totals()
     self.config.reward.where = "model"

@@ -14,6 +14,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from tba_jax.config import settings
 from tba_jax.models import hf_config
@@ -75,6 +76,7 @@ class PlanTest(parameterized.TestCase):
       ("cpu", False, 512, "auto", "float32: this CPU has no AVX512_BF16"),
       ("gpu", True, 512, "auto", "auto: by the device, gpu"),
   )
+  @pytest.mark.slow
   def test_the_dtype_that_is_computed_in(self, kind, fast, width, dtype, text):
     self.config.model.update(width=width, compute_dtype=dtype)
     found = accelerators.Accelerators(kind, ("0",) * (kind == "gpu"))
@@ -158,6 +160,7 @@ class PlanTest(parameterized.TestCase):
       self.assertEqual(plan.run(self.config, None, ["l4"]), 2)
 
   @parameterized.parameters(([],), (["cpu"],))
+  @pytest.mark.slow
   def test_reads_the_memory_and_cores_of_this_machine(self, operands):
     gib = 2**30
     with mock.patch.multiple(
@@ -207,6 +210,7 @@ class PlanTest(parameterized.TestCase):
     with self.assertRaises(ValueError):
       plan.parse(operands)
 
+  @pytest.mark.slow
   def test_touches_no_accelerator(self):
     code = (
         "import jax\nfrom tba_jax.config import settings\n"

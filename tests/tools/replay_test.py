@@ -58,6 +58,7 @@ def _train(config, workdir):
   return one_process.train(config, str(workdir), (), lambda: False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 class ReplayTest(absltest.TestCase):
 

@@ -13,6 +13,7 @@ import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from tba_jax.transport import base
 from tba_jax.transport import locator
@@ -177,6 +178,7 @@ class AnnouncerTest(absltest.TestCase):
 class CutLinkTest(parameterized.TestCase):
 
   @parameterized.parameters(True, False)
+  @pytest.mark.slow
   def test_client_reconnects_to_the_same_generation(self, reset):
     running = self.enterContext(running_host.RunningHost(address="127.0.0.1:0"))
     real = locator.read_locator(running.host.locator_path)

@@ -12,6 +12,7 @@ import tempfile
 
 from absl.testing import absltest
 import numpy as np
+import pytest
 
 from tba_jax.monitor.report import build
 from tba_jax.tools import report as programs_report
@@ -142,6 +143,7 @@ class BuildTest(absltest.TestCase):
     self.assertTrue(sample["completion"].startswith("</script><script>"))
     self.assertIn("⟦U+202E⟧", sample["completion"])
 
+  @pytest.mark.slow
   def test_bounds_the_size_of_a_long_run(self):
     fake_run.make_run(self.workdir, num_steps=3000, num_samples=300)
     long = {"step": 1, "completion": "<" * 100_000, "prompt": "é" * 100_000}
