@@ -4,13 +4,17 @@
 
 Their arithmetic is that of the rows, not of rows times matrices. The gradient
 of `jax.lax.ragged_dot` by its matrices multiplies all rows for each matrix, and
-on a CPU so does `ragged_dot` itself.
+so does `ragged_dot` itself on a CPU and on a GPU. A TPU has kernels of both in
+JAX; a GPU has two of ours in Triton, which any from compute capability 8.0 on
+runs (JAX's own are Hopper's alone); a CPU has loops.
 
-Axes: R rows, E matrices, F outputs, D inputs, b rows of a block.
+Axes: R rows, E matrices, F outputs, D inputs, b rows of a block; C columns that
+are summed over and N that are left, F and D or D and F.
 """
 
 from collections.abc import Callable
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +23,12 @@ from tba_jax.models import layers
 
 # Rows, and sizes of a matrix, that TPU's kernel of gradients has at a time.
 _TILE = (512, 1024, 1024)
-# Rows of a block elsewhere.
+# Rows, columns that are left and columns that are summed over, which a GPU's
+# program has at a time in bfloat16; of float32 half as many of the last.
+_GPU_TILE = (128, 128, 64)
+_GPU_WARPS, _GPU_STAGES = 8, 3
+_LEAST_TILE = 16  # of a GPU's products
+# Rows of a block on a CPU.
 _MIN_BLOCK, _MAX_BLOCK = 8, 256
 
 
@@ -52,11 +61,9 @@ def _forward(platform, *operands):
 def _backward(platform, operands, grad_RxF):
   x_RxD, kernels_ExFxD, sizes_E = operands
   grad_x_RxD = _times(platform, grad_RxF, kernels_ExFxD, sizes_E, 1)
-  if platform == "tpu":
-    sums = _tpu_sums(grad_RxF, x_RxD, sizes_E)
-  else:
-    sums = _block_sums(platform, grad_RxF, x_RxD, sizes_E)
-  return grad_x_RxD, sums.astype(kernels_ExFxD.dtype), None
+  sums = {"tpu": _tpu_sums, "gpu": _gpu_sums}.get(platform, _block_sums)
+  sums_ExFxD = sums(grad_RxF, x_RxD, sizes_E)
+  return grad_x_RxD, sums_ExFxD.astype(kernels_ExFxD.dtype), None
 
 
 _product.defvjp(_forward, _backward)
@@ -80,7 +87,8 @@ def _times(
         x, kernels, sizes_E, numbers, preferred_element_type=x.dtype
     )
     return _zero_past(out, sizes_E)
-  return _block_products(platform, x, kernels, sizes_E, axis)
+  products = _gpu_products if platform == "gpu" else _block_products
+  return products(x, kernels, sizes_E, axis)
 
 
 def _zero_past(out: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -115,33 +123,185 @@ def _tpu_sums(
   )
 
 
-# Blocks: rows of one run at a time, in a loop
+def _gpu_products(
+    x_RxC: jax.Array,
+    kernels: jax.Array,
+    sizes_E: jax.Array,
+    axis: int,
+    interpret: bool = False,
+) -> jax.Array:
+  """Returns `_times` on a GPU, a program for each tile of a block's result.
+
+  Raises:
+    ValueError: an array has more elements than its kernel can count.
+  """
+  # Imports that other platforms do without.
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as plgpu
+
+  (R, C), E, N = x_RxC.shape, len(kernels), kernels.shape[3 - axis]
+  for shape in (x_RxC.shape, (R, N), kernels.shape):
+    if math.prod(shape) >= 2**31:
+      raise ValueError(
+          f"an array of experts of shape {shape}: on a GPU allowed fewer than"
+          " 2^31 elements; lower config.train.micro_batch_prompts"
+      )
+  b, width, depth = _gpu_tile(R, N, C, x_RxC.dtype)
+  # Rows past the last run are one more, without a matrix.
+  rest = R - jnp.sum(sizes_E, keepdims=True)
+  blocks = _list_blocks(R, jnp.concatenate([sizes_E, rest]), b)
+
+  def kernel(run_ref, start_ref, end_ref, x_ref, kernels_ref, out_ref):
+    i, first = pl.program_id(0), pl.program_id(1) * width
+    run, start, end = run_ref[i], start_ref[i], end_ref[i]
+    is_row = (start + jnp.arange(b) < end)[:, None]
+    is_column = first + jnp.arange(width) < N
+
+    def add(k: jax.Array, total: jax.Array) -> jax.Array:
+      inner = k * depth
+      is_inner = inner + jnp.arange(depth) < C
+      x = plgpu.load(
+          x_ref.at[pl.ds(start, b), pl.ds(inner, depth)],
+          mask=is_row & is_inner[None],
+          other=0.0,
+      )
+      places = [pl.ds(first, width), pl.ds(inner, depth)]
+      masks = [is_column[:, None], is_inner[None]]
+      if axis == 1:
+        places, masks = places[::-1], [is_column[None], is_inner[:, None]]
+      matrix = plgpu.load(
+          kernels_ref.at[run, *places], mask=masks[0] & masks[1], other=0.0
+      )
+      return total + plgpu.dot(x, matrix, trans_b=axis == 2)
+
+    trips = jnp.where(run < E, jnp.int32(pl.cdiv(C, depth)), jnp.int32(0))
+    total = jnp.zeros((b, width), jnp.float32)
+    total = jax.lax.fori_loop(0, trips, add, total)
+    plgpu.store(
+        out_ref.at[pl.ds(start, b), pl.ds(first, width)],
+        total.astype(out_ref.dtype),
+        mask=is_row & is_column[None],
+    )
+
+  return pl.pallas_call(
+      kernel,
+      grid=(len(blocks[0]), pl.cdiv(N, width)),
+      out_shape=jax.ShapeDtypeStruct((R, N), x_RxC.dtype),
+      compiler_params=plgpu.CompilerParams(
+          num_warps=_GPU_WARPS, num_stages=_GPU_STAGES
+      ),
+      interpret=interpret,
+      name="grouped_products",
+  )(*blocks, x_RxC, kernels)
+
+
+def _gpu_sums(
+    grad_RxF: jax.Array,
+    x_RxD: jax.Array,
+    sizes_E: jax.Array,
+    interpret: bool = False,
+) -> jax.Array:
+  """Returns `_tpu_sums` in the dtype of x on a GPU, a program for each tile."""
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as plgpu
+
+  (R, F), (E, D) = grad_RxF.shape, (len(sizes_E), x_RxD.shape[1])
+  height, width, b = _gpu_tile(F, D, R, x_RxD.dtype)
+  ends_E = jnp.cumsum(sizes_E)
+
+  def kernel(start_ref, end_ref, grad_ref, x_ref, out_ref):
+    e = pl.program_id(0)
+    places = [
+        pl.ds(pl.program_id(1) * height, height),
+        pl.ds(pl.program_id(2) * width, width),
+    ]
+    is_output = places[0].start + jnp.arange(height) < F
+    is_input = places[1].start + jnp.arange(width) < D
+    start, end = start_ref[e], end_ref[e]
+
+    def add(i: jax.Array, total: jax.Array) -> jax.Array:
+      first = start + i * b
+      is_row = (first + jnp.arange(b) < end)[:, None]
+      grad, x = (
+          plgpu.load(
+              ref.at[pl.ds(first, b), place],
+              mask=is_row & mask[None],
+              other=0.0,
+          )
+          for ref, place, mask in zip(
+              (grad_ref, x_ref), places, (is_output, is_input)
+          )
+      )
+      return total + plgpu.dot(grad, x, trans_a=True)
+
+    total = jnp.zeros((height, width), jnp.float32)
+    trips = jax.lax.div(end - start + b - 1, b)
+    total = jax.lax.fori_loop(0, trips, add, total)
+    plgpu.store(
+        out_ref.at[e, *places],
+        total.astype(out_ref.dtype),
+        mask=is_output[:, None] & is_input[None],
+    )
+
+  return pl.pallas_call(
+      kernel,
+      grid=(E, pl.cdiv(F, height), pl.cdiv(D, width)),
+      out_shape=jax.ShapeDtypeStruct((E, F, D), x_RxD.dtype),
+      compiler_params=plgpu.CompilerParams(
+          num_warps=_GPU_WARPS, num_stages=_GPU_STAGES
+      ),
+      interpret=interpret,
+      name="grouped_sums",
+  )(ends_E - sizes_E, ends_E, grad_RxF, x_RxD)
+
+
+def _gpu_tile(
+    rows: int, columns: int, inner: int, dtype: jnp.dtype
+) -> tuple[int, ...]:
+  """Returns the sizes of a tile, powers of 2, for a product of these sizes."""
+  most = list(_GPU_TILE)
+  if dtype == jnp.float32:
+    most[2] //= 2
+  needed = (max(_LEAST_TILE, 1 << (n - 1).bit_length())
+            for n in (rows, columns, inner))  # fmt: skip
+  return tuple(map(min, most, needed))
+
+
+# Blocks: rows of one run at a time
+
+
+def _list_blocks(
+    num_rows: int, sizes_E: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns run, first row and end of each block, int32.
+
+  There are as many as there may be. Those past the last have run E - 1, and
+  begin and end at `num_rows`.
+  """
+  E = len(sizes_E)
+  counts_E = -(-sizes_E // size)
+  last_E, ends_E = jnp.cumsum(counts_E), jnp.cumsum(sizes_E)
+  numbers = jnp.arange(-(-num_rows // size) + E, dtype=jnp.int32)
+  run = jnp.searchsorted(last_E, numbers, side="right", method="compare_all")
+  run = jnp.minimum(run, E - 1).astype(jnp.int32)
+  index = numbers - (last_E - counts_E)[run]
+  starts = (ends_E - sizes_E)[run] + index * size
+  ends = jnp.minimum(starts + size, ends_E[run])
+  is_block = numbers < last_E[-1]
+  at = lambda rows: jnp.where(is_block, rows, num_rows).astype(jnp.int32)
+  return run, at(starts), at(ends)
 
 
 def _over_blocks(
-    platform: str,
     num_rows: int,
     sizes_E: jax.Array,
     body: Callable[..., jax.Array],
     out: jax.Array,
     size: int,
 ) -> jax.Array:
-  """Returns `out` after body(e, start, out) for each block of each run.
-
-  On a GPU, which would wait for the host at each trip of a loop of unknown
-  length, there are trips past the last block, with start = num_rows.
-  """
-  E = len(sizes_E)
-  counts_E = -(-sizes_E // size)
-  last_E = jnp.cumsum(counts_E)
-  starts_E = jnp.cumsum(sizes_E) - sizes_E
-  most = -(-num_rows // size) + E
-  numbers = jnp.arange(most, dtype=jnp.int32)
-  run = jnp.searchsorted(last_E, numbers, side="right", method="compare_all")
-  run = jnp.minimum(run, E - 1).astype(jnp.int32)
-  starts = starts_E[run] + (numbers - (last_E - counts_E)[run]) * size
-  starts = jnp.where(numbers < last_E[-1], starts, num_rows)
-  trips = most if platform == "gpu" else last_E[-1]
+  """Returns `out` after body(e, start, out) for each block of each run."""
+  run, starts, _ = _list_blocks(num_rows, sizes_E, size)
+  trips = jnp.sum(-(-sizes_E // size))
   return jax.lax.fori_loop(
       0, trips, lambda i, out: body(run[i], starts[i], out), out
   )
@@ -156,11 +316,7 @@ def _block_size(num_rows: int, num_runs: int) -> int:
 
 
 def _block_products(
-    platform: str,
-    x: jax.Array,
-    kernels: jax.Array,
-    sizes_E: jax.Array,
-    axis: int,
+    x: jax.Array, kernels: jax.Array, sizes_E: jax.Array, axis: int
 ) -> jax.Array:
   """Returns `_times` by a loop over blocks."""
   R, b = len(x), _block_size(len(x), len(kernels))
@@ -174,12 +330,12 @@ def _block_products(
     return jax.lax.dynamic_update_slice_in_dim(out, new, start, 0)
 
   out = jnp.zeros((len(x), kernels.shape[3 - axis]), x.dtype)
-  out = _over_blocks(platform, R, sizes_E, body, out, b)[:R]
+  out = _over_blocks(R, sizes_E, body, out, b)[:R]
   return _zero_past(out, sizes_E)
 
 
 def _block_sums(
-    platform: str, grad_RxF: jax.Array, x_RxD: jax.Array, sizes_E: jax.Array
+    grad_RxF: jax.Array, x_RxD: jax.Array, sizes_E: jax.Array
 ) -> jax.Array:
   """Returns `_tpu_sums` by a loop over blocks."""
   E, R = len(sizes_E), len(x_RxD)
@@ -195,4 +351,4 @@ def _block_sums(
     return out.at[e].add(new)
 
   out = jnp.zeros((E, grad_RxF.shape[1], x_RxD.shape[1]), jnp.float32)
-  return _over_blocks(platform, R, sizes_E, body, out, b)
+  return _over_blocks(R, sizes_E, body, out, b)

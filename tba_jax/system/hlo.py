@@ -46,7 +46,7 @@ _REDUCE_SCATTER = "all-reduce-scatter"
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)_")
 _SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 # Products of runs of rows with a matrix each, and the sums of their gradient.
-_GROUPED = re.compile(r"ragged-dot-none|tgmm")
+_GROUPED = re.compile(r"ragged-dot-none|tgmm|grouped_products|grouped_sums")
 # Libraries that a GPU calls: matrix products, whose axes stand in the call's
 # configuration, and attention with its gradient.
 _LIBRARY = re.compile(
@@ -81,7 +81,7 @@ class Costs:
   """Arithmetic and traffic of a device in one run of a program.
 
   flops: operations of matrix products and convolutions, 2 a multiply-add, and
-    of splash and cuDNN's attention as if they had no window, and of TPU's
+    of splash and cuDNN's attention as if they had no window, and of kernels of
     products of runs of rows; other kernels are not counted.
   collectives: kind -> bytes that the device receives.
   memory_bytes: bytes read from and written to the device's main memory, with
@@ -552,7 +552,7 @@ def _kernel_flops(computation: _Computation, it: _Instruction) -> float:
   Queries of attention are the last Q of S tokens, and see those up to their
   own.
   """
-  if _GROUPED.search(it.name):
+  if _GROUPED.search(it.name + it.attributes):
     rhs, out = _shape(computation, it.operands[-1]), next(_arrays(it.type))[1]
     rows, matrices = (out, rhs) if len(rhs) == 3 else (rhs, out)
     return 2.0 * rows[0] * math.prod(matrices[1:])

@@ -33,11 +33,12 @@ def _plain(x, kernels):
 
 class GroupedTest(parameterized.TestCase):
 
-  # A CPU has TPU's product, but not its kernel of the gradient.
+  # A CPU has TPU's product, and interprets kernels.
   @parameterized.parameters("cpu", "gpu", "tpu")
   def test_products_and_gradients_are_those_of_each_row(self, platform):
-    sums = functools.partial(grouped._tpu_sums, interpret=True)
-    self.enter_context(mock.patch.object(grouped, "_tpu_sums", sums))
+    for name in ("_tpu_sums", "_gpu_products", "_gpu_sums"):
+      kernel = functools.partial(getattr(grouped, name), interpret=True)
+      self.enter_context(mock.patch.object(grouped, name, kernel))
     x, kernels, weights = _arrays((R, D), (len(SIZES), F, D), (R, F))
     sizes = jnp.asarray(SIZES, jnp.int32)
 
@@ -54,6 +55,39 @@ class GroupedTest(parameterized.TestCase):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
       np.testing.assert_allclose(a, b, atol=1e-5)
     self.assertFalse(found[0][1][0].any())  # A run without rows.
+
+  @parameterized.parameters(1, 2)
+  def test_tiles_of_a_gpu_that_do_not_divide(self, axis):
+    """Runs begin within a tile, and so do columns end."""
+    self.enter_context(mock.patch.object(grouped, "_GPU_TILE", (16, 16, 32)))
+    R, E, F, D = 90, 5, 40, 50
+    x, kernels, other = _arrays((R, (F, D)[axis - 1]), (E, F, D), (R, F))
+    sizes = np.array([0, 37, 1, 0, 33])
+    run = np.repeat(np.arange(E), sizes)
+    found = grouped._gpu_products(
+        x, kernels, jnp.asarray(sizes), axis, interpret=True
+    )
+    spec = ("rf,rfd->rd", "rd,rfd->rf")[axis - 1]
+    expected = jnp.einsum(spec, x[: len(run)], kernels[run])
+    np.testing.assert_allclose(found[: len(run)], expected, atol=1e-4)
+    self.assertFalse(found[len(run) :].any())
+    (inputs,) = _arrays((R, D))
+    sums = grouped._gpu_sums(other, inputs, jnp.asarray(sizes), interpret=True)
+    is_own = jax.nn.one_hot(run, E)
+    expected = jnp.einsum(
+        "re,rf,rd->efd", is_own, other[: len(run)], inputs[: len(run)]
+    )
+    np.testing.assert_allclose(sums, expected, atol=1e-4)
+
+  def test_arrays_that_a_gpu_cannot_count_are_refused(self):
+    shape = jax.ShapeDtypeStruct
+    with self.assertRaisesRegex(ValueError, "lower config.train.micro_batch"):
+      jax.eval_shape(
+          functools.partial(grouped.product, "gpu"),
+          shape((2**20, 2**11), jnp.bfloat16),
+          shape((4, 8, 2**11), jnp.bfloat16),
+          shape((4,), jnp.int32),
+      )
 
 
 class ExpertsTest(parameterized.TestCase):

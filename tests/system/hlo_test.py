@@ -84,18 +84,22 @@ class HloTest(parameterized.TestCase):
     self.assertEqual(found.flops, 2 * num_products * pairs * 64)
 
   @parameterized.parameters(
-      ("ragged-dot-none", "96,32", "7,64,32", "96,64"),
-      ("ragged-dot-none", "96,64", "7,64,32", "96,32"),
-      ("tgmm", "64,96", "96,32", "7,64,32"),
-      ("other", "96,32", "7,64,32", "96,64"),
+      # The name of a kernel is the instruction's on TPU, a scope's on GPU.
+      ("ragged-dot-none", "", "96,32", "7,64,32", "96,64"),
+      ("ragged-dot-none", "", "96,64", "7,64,32", "96,32"),
+      ("tgmm", "", "64,96", "96,32", "7,64,32"),
+      ("call", "grouped_products", "96,32", "7,64,32", "96,64"),
+      ("call", "grouped_sums", "96,64", "96,32", "7,64,32"),
+      ("other", "", "96,32", "7,64,32", "96,64"),
   )
-  def test_counts_products_of_runs_of_rows(self, kernel, lhs, rhs, out):
+  def test_counts_products_of_runs_of_rows(self, kernel, scope, lhs, rhs, out):
     text = _entry(
         "%sizes = s32[7]{0} parameter(0)",
         f"%lhs = bf16[{lhs}] parameter(1)",
         f"%rhs = bf16[{rhs}] parameter(2)",
         f"ROOT %{kernel}.2 = bf16[{out}] custom-call(%sizes, %lhs, %rhs),"
-        ' custom_call_target="tpu_custom_call"',
+        ' custom_call_target="tpu_custom_call",'
+        f' metadata={{op_name="jit(f)/{scope}/pallas_call"}}',
     )
     flops = 0 if kernel == "other" else 2 * 96 * 64 * 32
     self.assertEqual(hlo.costs(text).flops, flops)
