@@ -24,11 +24,15 @@ _FOLDER = pathlib.Path(sys.prefix, "gpu_compiler")
 _LENGTHS = (128, 127)
 # Prints a train step with tokens split over GPUs; by target and length, others;
 # then prefill and decode steps on one and two GPUs, with the bytes of weights
-# and cache on each, and decode steps with a kernel, for multiples of 16 tokens.
+# and cache on each, and decode steps with a kernel, for multiples of 16 tokens;
+# at last products of 8 experts, with their gradients.
 _PROGRAM = """
 import dataclasses, json, sys
 import jax
+from jax import numpy as jnp
 from tba_jax.config import settings
+from tba_jax.models import grouped
+from tba_jax.system import hlo
 from tba_jax.tools import compile
 
 def make(num_devices, length, folder):
@@ -72,6 +76,24 @@ for num_devices in (1, 8):
   step = compile.searcher(config, chips).programs["decode_chunk"]
   found, _ = compile.compile_program(step, 0, chips[0])
   out[f"{target} ragged"] = dataclasses.asdict(found)
+
+def experts(x, kernels, sizes, grad):
+  run = lambda x, kernels: grouped.product("gpu", x, kernels, sizes)
+  result, pull = jax.vjp(run, x, kernels)
+  return result, *pull(grad)
+
+place = jax.sharding.SingleDeviceSharding(chips[0])
+arrays = [
+    jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    for shape, dtype in (
+        ((4000, 512), jnp.bfloat16),
+        ((8, 200, 512), jnp.bfloat16),
+        ((8,), jnp.int32),
+        ((4000, 200), jnp.bfloat16),
+    )
+]
+text = jax.jit(experts).lower(*arrays).compile().as_text()
+out["experts"] = dataclasses.asdict(hlo.costs(text))
 print(json.dumps(out))
 """
 
@@ -124,6 +146,10 @@ class GpuCompileTest(absltest.TestCase):
       heads = 4 if target == "h100:1" else 2
       cache = 2 * 2 * 16 * (32 + 128) * heads * 64 * 2
       self.assertEqual(found[f"{target} ragged"]["cache_bytes"], cache)
+    # Each of three products reads two arrays and writes the third, 2 bytes each.
+    self.assertEqual(found["experts"]["flops"], 3 * 2 * 4000 * 200 * 512)
+    needed = 3 * 2 * (4000 * 512 + 8 * 200 * 512 + 4000 * 200)
+    self.assertBetween(found["experts"]["memory_bytes"] / needed, 1, 1.01)
 
 
 if __name__ == "__main__":
