@@ -107,14 +107,21 @@ class Schedule:
       return self.admitted_next(step)
     return self.admitted(step)
 
+  def step_of(self, position: int) -> int:
+    """Returns the step before which a position must arrive; 0 if not pinned."""
+    if self.round_prompts:
+      return position // self.round_prompts * self.round_steps
+    if not self.lockstep:
+      return 0
+    return max(0, position - self.warm_prompts) // self.prompts_per_step
+
   def version_of(self, position: int) -> int:
     """Returns the version that must sample a position, -1 for the newest."""
+    step = self.step_of(position)
     if self.round_prompts:
-      begun = max(0, position // self.round_prompts - self.lag_rounds)
-      return begun * self.round_steps
+      return max(0, step - self.lag_rounds * self.round_steps)
     if not self.lockstep:
       return -1
-    step = max(0, position - self.warm_prompts) // self.prompts_per_step
     return max(step - self.lead_steps, self.first_version)
 
   def draw(

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grants of blocks of the prompt order to searchers."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 import heapq
 from typing import Any
 
+from tba_jax import schedule as schedule_lib
 from tba_jax.replay import prompt_order
 
 # Undelivered blocks that a searcher may hold.
@@ -20,7 +21,7 @@ class Grants:
       order: prompt_order.PromptOrder,
       *,
       prompts_per_round: int,
-      version_of: Callable[[int], int],
+      schedule: schedule_lib.Schedule,
       journaled: prompt_order.Positions | None = None,
   ):
     """Makes a scheduler that has admitted nothing.
@@ -28,7 +29,7 @@ class Grants:
     Args:
       order: order of the prompts.
       prompts_per_round: prompts of a full block.
-      version_of: position -> version that must sample it, -1 for the newest.
+      schedule: has the version that samples a position, and its step.
       journaled: positions that are in the journal; becomes this object's own.
     """
     self._order = order
@@ -36,7 +37,7 @@ class Grants:
         prompt_order.Positions() if journaled is None else journaled
     )
     self._prompts_per_round = prompts_per_round
-    self._version_of = version_of
+    self._schedule = schedule
     self._limit = 0
     self._blocks: dict[str, list[tuple[int, int, list[int]]]] = {}
     self._num_blocks = 0
@@ -130,5 +131,10 @@ class Grants:
     if not available or (available < size and any(self._blocks.values())):
       return None
     positions = self._ungranted.grant(size, self._limit)
+    # A block arrives at once, with one version: it has prompts of one step.
+    step_of, version_of = self._schedule.step_of, self._schedule.version_of
+    step = step_of(positions[0])
+    own = [p for p in positions if step_of(p) == step]
+    self._ungranted.release(p for p in positions if step_of(p) != step)
     self._num_blocks += 1
-    return self._num_blocks, self._version_of(positions[0]), positions
+    return self._num_blocks, version_of(own[0]), own

@@ -113,9 +113,7 @@ class Intake:
     self.grants = grants_lib.Grants(
         order,
         prompts_per_round=config.search.prompts_per_round,
-        version_of=schedule.make_schedule(
-            config, first_version=first_version
-        ).version_of,
+        schedule=schedule.make_schedule(config, first_version=first_version),
         journaled=journaled,
     )
     self.written_off: dict[str, dict[str, int]] = {}

@@ -60,9 +60,7 @@ class RoundsTest(parameterized.TestCase):
       flow = make(prompts_per_step=F, wait_for_fresh=False, warm_prompts=3)
       self.assertEqual([flow.needed(s) for s in (0, 11)], [3, 3])
       order = prompt_order.PromptOrder(1000, seed=0)
-      grants = grants_lib.Grants(
-          order, prompts_per_round=4, version_of=flow.version_of
-      )
+      grants = grants_lib.Grants(order, prompts_per_round=4, schedule=flow)
       searchers = [f"s{i}" for i in range(count)]
       held, delivered = {}, 0
       for step in range(10):
@@ -105,14 +103,14 @@ def _positions(blocks):
   return [[p for p, _, _ in block["prompts"]] for block in blocks]
 
 
-class GrantsTest(absltest.TestCase):
+class GrantsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.grants = grants_lib.Grants(
         prompt_order.PromptOrder(100, seed=0),
         prompts_per_round=4,
-        version_of=lambda p: p // 8,
+        schedule=make(lockstep=True, prompts_per_step=8, lead_steps=0),
     )
 
   def test_nothing_before_it_is_admitted(self):
@@ -178,6 +176,37 @@ class GrantsTest(absltest.TestCase):
     self.assertEmpty(self.grants.assign(["b"]))
     self.assertEqual(self.grants.assign(["a"]), before)
 
+  @parameterized.parameters(
+      # Of one step; of two, and of three with a warm start of three prompts.
+      (4, 0, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
+      (6, 0, [[0, 1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13], [14, 15]]),
+      (16, 3, [[*range(11)], [*range(11, 19)], [*range(19, 27)]]),
+  )
+  def test_a_block_with_one_version_has_prompts_of_one_step(
+      self, size, warm_prompts, blocks
+  ):
+    flow = make(
+        lockstep=True,
+        prompts_per_step=8,
+        warm_prompts=warm_prompts,
+        lead_steps=2,
+    )
+    grants = grants_lib.Grants(
+        prompt_order.PromptOrder(100, seed=0),
+        prompts_per_round=size,
+        schedule=flow,
+    )
+    grants.admit(flow.admitted(0))
+    found = []
+    while len(found) < len(blocks):
+      (block,) = grants.assign(["a"], ["a"])["a"][:1]
+      positions = [p for p, _, _ in block["prompts"]]
+      self.assertEqual({flow.version_of(p) for p in positions},
+                       {block["version"]})  # fmt: skip
+      grants.note_journaled("a", positions)
+      found.append(positions)
+    self.assertEqual(found, blocks)
+
   def test_asked_searchers_get_unchanged_blocks(self):
     self.grants.admit(4)
     held = self.grants.assign(["a"])
@@ -187,9 +216,7 @@ class GrantsTest(absltest.TestCase):
   def test_serves_thousands_of_searchers(self):
     names = [f"s{i:04d}" for i in range(2000)]
     order = prompt_order.PromptOrder(100_000, seed=0)
-    grants = grants_lib.Grants(
-        order, prompts_per_round=4, version_of=lambda p: -1
-    )
+    grants = grants_lib.Grants(order, prompts_per_round=4, schedule=make())
     grants.admit(4 * 3000)
     work = grants.assign(names)
     # Each gets a block, and a second one in the order of their names.
