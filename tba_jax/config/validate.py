@@ -513,7 +513,7 @@ def _batch(c: Mapping[str, Any]) -> _Problems:
 
 def _group_size(c: Mapping[str, Any]) -> _Problems:
   name = c["loss.name"]
-  least = losses.find(name).min_completions
+  least = losses.min_completions(_loss(c))
   if c["train.completions_per_prompt"] < least:
     yield "train.completions_per_prompt", (
         f"allowed {least} or more with config.loss.name = {name!r}, which"

@@ -232,6 +232,13 @@ def baseline(c: Mapping[str, Any]) -> str:
   return c["baseline"] or find(c["name"]).baseline
 
 
+def min_completions(c: Mapping[str, Any]) -> int:
+  """Returns the least K that `config.loss` learns from."""
+  # Of one completion these are its own reward, or what is equal to it.
+  of_group = baseline(c) in ("group", "mean", "log_mean_exp")
+  return max(find(c["name"]).min_completions, 2 if of_group else 1)
+
+
 def reads_reference(c: Mapping[str, Any]) -> bool:
   """Returns whether the loss of `config.loss` depends on the reference."""
   if anchor(c) != "reference":

@@ -211,8 +211,9 @@ def _within_moment(
   # Means of 1, 2, … of the smallest, which never fall.
   count_N = jnp.arange(1, sorted_BxN.shape[1] + 1)
   means_BxN = jnp.cumsum(sorted_BxN, axis=1) / count_N[None]
-  largest_B = jnp.where(means_BxN <= cap, sorted_BxN, -1.0).max(axis=1)
-  return square_BxKxT <= largest_B[:, None, None]
+  # The first that is left out; those that equal it are, too.
+  limit_B = jnp.where(means_BxN <= cap, jnp.inf, sorted_BxN).min(axis=1)
+  return square_BxKxT < limit_B[:, None, None]
 
 
 def scale_gradient(values: jax.Array, factor: jax.Array) -> jax.Array:

@@ -285,6 +285,7 @@ def sum_of_normalized(
     part_weights: w_n by the part's name.
   """
   sums_N = np.array([j.reward if j.failure else 0.0 for j in judged])
+  sizes_N = np.zeros(len(judged))
   found = np.array([not j.failure for j in judged])
   if found.any():
     for name, weight in part_weights.items():
@@ -292,7 +293,11 @@ def sum_of_normalized(
       spread = values.std()
       # Equal values may differ from their mean by rounding.
       if spread > _MIN_SPREAD * max(1.0, np.abs(values).max()):
-        sums_N[found] += weight * (values - values.mean()) / spread
+        scaled = weight * (values - values.mean()) / spread
+        sums_N[found] += scaled
+        sizes_N[found] += np.abs(scaled)
+  # Parts that cancel leave a rounding, and completions that tie must be equal.
+  sums_N[np.abs(sums_N) < _MIN_SPREAD * sizes_N] = 0.0
   return sums_N.astype(np.float32)
 
 

@@ -72,7 +72,7 @@ class LoggedSampler:
           f"config.logged.path = {c.path!r}: allowed a file with completions of"
           f" the task's training prompts; it has {len(found)} other prompts,"
           f" the first is {next(iter(found))[:80]!r}, where the task's is"
-          f" {task.prompt(base.TRAIN, 0)[:80]!r}"
+          f" {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
       )
 
   def has(self, position: int, prompt_id: int) -> bool:

@@ -31,6 +31,7 @@ from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import checkpoint
 from tba_jax.learning import model_source
+from tba_jax.losses import build
 from tba_jax.models import adapter_folder
 from tba_jax.models import hf
 from tba_jax.policy import lora
@@ -1079,8 +1080,7 @@ class Engine:
       spec = self._spec_from(path, body)
     else:
       spec = self.spec_of(model, body.get("lora_config"))
-    training.objective_config(self._config, replay.loss, replay.loss_config)
-    least = replay_lib.least_completions(replay.loss)
+    least = self._least_completions(replay)
     if replay.completions_per_prompt < least:
       raise ValueError(
           f"completions_per_prompt={replay.completions_per_prompt}:"
@@ -1112,7 +1112,14 @@ class Engine:
   def least_completions(self, model: str) -> int:
     """Returns the smallest group that a replay learns from; for any thread."""
     replay = replay_lib.parse(self.journal.model(model)["replay"])
-    return replay_lib.least_completions(replay.loss)
+    return self._least_completions(replay)
+
+  def _least_completions(self, replay: replay_lib.Settings) -> int:
+    """As `least_completions`; ValueError if the objective is not allowed."""
+    config = training.objective_config(
+        self._config, replay.loss, replay.loss_config
+    )
+    return build.min_completions(config.loss)
 
   def _execute_replay(
       self, model: str, kind: str, body: Mapping[str, Any]

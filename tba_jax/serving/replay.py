@@ -33,7 +33,6 @@ from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import schedules
-from tba_jax.losses import build
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.serving import messages
 
@@ -337,11 +336,6 @@ def group_of_sample(
           for s, reward in zip(sequences, rewards, strict=True)
       ],
   )
-
-
-def least_completions(loss: str) -> int:
-  """Returns the smallest group that an objective learns from."""
-  return build.OBJECTIVES[loss].min_completions
 
 
 def _prompt_id(prompt: np.ndarray) -> int:

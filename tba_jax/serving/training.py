@@ -337,14 +337,13 @@ class Programs:
     """
     objective_name, changes = asked.loss, dict(asked.config)
     config = objective_config(self.config, objective_name, changes)
-    row = build.OBJECTIVES[objective_name]
     self.check_data(asked.data)
     batch, places = self._groups(asked.data)
     num_groups, K = batch.rewards.shape
-    if K < row.min_completions:
+    least = build.min_completions(config.loss)
+    if K < least:
       raise ValueError(
-          f"loss_fn={objective_name!r} needs groups of {row.min_completions} or"
-          f" more, not {K}"
+          f"loss_fn={objective_name!r} needs groups of {least} or more, not {K}"
       )
     beta = np.float32(config.loss.beta)
     is_given = all("ref_logprobs" in d.inputs for d in asked.data)

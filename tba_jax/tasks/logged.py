@@ -84,7 +84,8 @@ def by_prompt_id(
   out = {}
   for prompt_id in range(task.num_prompts(base.TRAIN)):
     text = task.prompt(base.TRAIN, prompt_id)
-    if text not in found:
+    # Messages are found by their tokens alone.
+    if not isinstance(text, str) or text not in found:
       text = tokenizer.decode(tokenizer.encode_prompt(text))
     if text in found:
       out[prompt_id] = found[text]
@@ -112,7 +113,7 @@ def values(
   found = by_prompt_id(read(path, reward_field), task, tokenizer)
   num_prompts = task.num_prompts(base.TRAIN)
   if lacking := [i for i in range(num_prompts) if i not in found]:
-    first = task.prompt(base.TRAIN, lacking[0])
+    first = base.plain_text(task.prompt(base.TRAIN, lacking[0]))
     raise ValueError(
         f"config.loss.baseline_file = {path!r}: allowed a file with all"
         f" {num_prompts} training prompts; {len(lacking)} are missing, the"

@@ -198,6 +198,14 @@ class RelationsTest(parameterized.TestCase):
           dict(loss__name="rloo", train__completions_per_prompt=1),
           "train.completions_per_prompt",
       ),
+      (
+          dict(
+              loss__name="a_star_po",
+              loss__baseline="mean",
+              train__completions_per_prompt=1,
+          ),
+          "train.completions_per_prompt",
+      ),
       (dict(loss__name="proximal_rloo"), "loss.ratio_clip"),
       (dict(loss__correction="cispo"), "loss.ratio_clip"),
       (dict(loss__correction="decoupled"), "loss.ratio_clip"),

@@ -111,6 +111,9 @@ class FactorsTest(chex.TestCase):
     np.testing.assert_array_equal(kept(0.02), [[1, 0, 0], [1, 1, 0]])
     np.testing.assert_array_equal(kept(0.036), [[1, 0, 1], [1, 1, 0]])
     np.testing.assert_array_equal(kept(0.9), [[1, 1, 1], [1, 1, 0]])
+    # Squares that tie are left out together: three of .09 have a mean of .09.
+    logs = jnp.array([[[0.3, 0.1, 0.3], [0.0, 0.3, 9.0]]])
+    np.testing.assert_array_equal(kept(0.04), [[0, 1, 0], [1, 0, 0]])
 
   @parameterized.parameters(
       (UP, [[1.0, 0.625], [0.9, 0.0]], 1),

@@ -146,7 +146,7 @@ class GpuCompileTest(absltest.TestCase):
       heads = 4 if target == "h100:1" else 2
       cache = 2 * 2 * 16 * (32 + 128) * heads * 64 * 2
       self.assertEqual(found[f"{target} ragged"]["cache_bytes"], cache)
-    # Each of three products reads two arrays and writes the third, 2 bytes each.
+    # Each of three products reads two arrays and writes one, 2 bytes each.
     self.assertEqual(found["experts"]["flops"], 3 * 2 * 4000 * 200 * 512)
     needed = 3 * 2 * (4000 * 512 + 8 * 200 * 512 + 4000 * 200)
     self.assertBetween(found["experts"]["memory_bytes"] / needed, 1, 1.01)

@@ -171,6 +171,12 @@ class FinalRewardsTest(absltest.TestCase):
     )
     np.testing.assert_allclose(found, [-(2**0.5), 2**-0.5, 2**-0.5], rtol=1e-6)
 
+  def test_parts_that_cancel_leave_equal_rewards(self):
+    for n in range(1, 8):
+      parts = np.eye(2)[[0] * n + [1] * (8 - n)]
+      found = self.final(_judged(*parts), {"a": 1.0, "b": 1.0})
+      np.testing.assert_array_equal(found, np.zeros(8))
+
   def test_what_could_not_be_judged_keeps_its_fallback(self):
     failed = base.Judgement(-5.0, None, failure="crash")
     judged = [*_judged((1.0, 0.0), (3.0, 0.0)), failed]

@@ -4,11 +4,13 @@
 
 import json
 import types
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.tasks import base
 from tba_jax.tasks import logged
 
 TOKENIZER = types.SimpleNamespace(
@@ -159,6 +161,24 @@ class ValuesTest(absltest.TestCase):
         ValueError, "loss.baseline_file.*1 are missing, the first is 'two'"
     ):
       self.values(path)
+
+  def test_prompts_of_messages_are_found_by_their_tokens(self):
+    messages = [{"role": "user", "content": "two"}]
+    task = mock.Mock(spec=base.Task)
+    task.num_prompts.return_value = 1
+    task.prompt.return_value = messages
+    tokenizer = mock.Mock()
+    tokenizer.encode_prompt = lambda prompt: [base.plain_text(prompt)]
+    tokenizer.decode = lambda ids: ids[0]
+    (found,) = logged.by_prompt_id(
+        {"user: two": ["log"]}, task, tokenizer
+    ).items()
+    self.assertEqual(found, (0, ["log"]))
+    with self.assertRaisesRegex(ValueError, "the first is 'user: two'"):
+      logged.values(
+          self.write(("other", 0.0)), task, tokenizer, reward_field="reward",
+          temperature=1.0,
+      )  # fmt: skip
 
 
 if __name__ == "__main__":
