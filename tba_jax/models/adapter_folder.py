@@ -26,12 +26,15 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import hf_files
 from tba_jax.system import processes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _DONE = ".merged"
+_HEAD = "lm_head.weight"
 # Longest wait for another process that merges the same adapter.
 _DEADLINE_S = 900.0
 _PREFIX = "base_model.model."
@@ -229,6 +232,16 @@ def _copy_small(
       shutil.copyfile(source, new / name)
 
 
+def _has_tied_head(folder: pathlib.Path) -> bool:
+  """Tells whether a model's head is its embedding."""
+  hf = hf_files.read_json(folder / "config.json")
+  family = families.FAMILIES.get(hf.get("model_type"))
+  name, _, default = (family.keys if family else family_lib.SIZES)[
+      "tie_embeddings"
+  ]
+  return bool(hf.get(name, default))
+
+
 def _merge(
     folder: pathlib.Path,
     settings: Mapping[str, Any],
@@ -254,6 +267,12 @@ def _merge(
     if target not in files.shapes:
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: the base has no {match[1]}.weight"
+      )
+    if target == _HEAD and _has_tied_head(base):
+      raise ValueError(
+          f"{WEIGHTS}: tensor {name}: the head of the base is its embedding"
+          " (tie_word_embeddings), which has no adapter of its own; allowed a"
+          " base with a head, or an adapter without lm_head"
       )
     factors.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
   for target, pair in factors.items():

@@ -34,6 +34,7 @@ from tba_jax.learning import model_source
 from tba_jax.losses import build
 from tba_jax.models import adapter_folder
 from tba_jax.models import hf
+from tba_jax.models import hf_config
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
@@ -681,10 +682,8 @@ class Engine:
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     policy = self._policy
-    # Adapters of experts have no file of peft's: they are merged.
-    is_merged = policy.model.config.num_experts > 0 and spec["train_mlp"]
-    if spec["rank"] and policy.folder is not None and not is_merged:
-      tensors = lora.peft_tensors(policy.model.config, run.params)
+    tensors = self._peft_tensors(run.params) if spec["rank"] else None
+    if tensors is not None:
       local = policy.folder.absolute()
 
       def fill(new: pathlib.Path) -> None:
@@ -708,6 +707,22 @@ class Engine:
     self._note(path, request)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     return _json({"type": EXPORT, "path": path, "size_bytes": size})
+
+  def _peft_tensors(self, params: types.PyTree) -> Mapping[str, Any] | None:
+    """Returns adapters as `peft` has them, None where only merged ones will do.
+
+    That is beside adapters that the base has already, and where its files have
+    the matrices in another form, as those of experts are.
+    """
+    folder = self._policy.folder
+    if folder is None or adapter_folder.is_adapter(folder):
+      return None
+    if hf_config.is_multimodal(folder):
+      return None
+    try:
+      return lora.peft_tensors(self._policy.model.config, params)
+    except ValueError:
+      return None
 
   def export_folder(self, path: str) -> pathlib.Path:
     """Returns the folder of an export; ValueError if there is none."""

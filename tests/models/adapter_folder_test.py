@@ -95,6 +95,25 @@ class AdapterTest(parameterized.TestCase):
     self.assertEqual(hf_hub.find(self.folder / "adapter"), found)
     self.assertEqual((found / hf.WEIGHTS).stat().st_mtime_ns, before)
 
+  def test_a_head_that_is_the_embedding_has_no_adapter_of_its_own(self):
+    model, params, _ = self.make(tie_embeddings=True)
+    files = {p: safetensors.numpy.load_file(self.folder / p / name)
+             for p, name in (("base", hf.WEIGHTS),
+                             ("adapter", adapter_folder.WEIGHTS))}  # fmt: skip
+    head = np.asarray(params["embed"]["embedding"])
+    files["base"]["lm_head.weight"] = head
+    for factor, shape in (("A", (2, head.shape[1])), ("B", (len(head), 2))):
+      name = adapter_folder.tensor_name("lm_head.weight", factor)
+      files["adapter"][name] = np.ones(shape, np.float32)
+    safetensors.numpy.save_file(
+        files["base"], self.folder / "base" / hf.WEIGHTS
+    )
+    safetensors.numpy.save_file(
+        files["adapter"], self.folder / "adapter" / adapter_folder.WEIGHTS
+    )
+    with self.assertRaisesRegex(ValueError, "lm_head.*tie_word_embeddings"):
+      hf.load(self.folder / "adapter")
+
   @parameterized.parameters(("llama", "Q4_1", True), ("qwen2", "F32", False))
   def test_loads_over_a_gguf_file(self, family, kind, is_beside):
     base = self.folder / "tiny.gguf"

@@ -43,14 +43,14 @@ class ExportsTest(absltest.TestCase):
   def ask(self, path, body):
     return self.server.ask(f"api/v1/{path}", body)
 
-  def create(self, number, **lora):
+  def create(self, number, base=None, **lora):
     """Returns the body of requests to a new model."""
     _, made = self.ask(
         "create_model",
         {
             **self.session,
             "model_seq_id": number,
-            "base_model": str(self.workdir / "base"),
+            "base_model": str(base or self.workdir / "base"),
             "lora_config": {"rank": 2, "seed": 3, **lora},
         },
     )
@@ -74,25 +74,57 @@ class ExportsTest(absltest.TestCase):
     )
     return params, np.asarray(found[0])
 
-  @pytest.mark.slow
-  def test_adapters_of_experts_are_merged_and_others_are_not(self):
-    self.start(family="qwen3_moe", num_experts=4, experts_per_token=2)
-    model = self.create(0, train_attn=False)
+  def train(self, model):
+    """Takes a step; returns what a forward pass then tells."""
     asked = {"data": _DATA, "loss_fn": "cross_entropy"}
     for path, body in (
         ("forward_backward", {"forward_backward_input": asked}),
         ("optim_step", {"adam_params": {"learning_rate": 0.1}}),
     ):
       self.server.result(self.ask(path, {**model, **body}))
-    told = self.server.result(
+    return self.server.result(
         self.ask("forward", {**model, "forward_input": asked})
     )
-    folder = self.export(model)
+
+  def check(self, folder, told):
+    """Returns the params of a whole model that tells the same log-probs."""
     self.assertFalse((folder / adapter_folder.CONFIG).exists())
     params, found = self.read(folder)
     np.testing.assert_allclose(
         found, told["loss_fn_outputs"][0]["logprobs"]["data"], atol=1e-4
     )
+    return params
+
+  @pytest.mark.slow
+  def test_adapters_that_a_file_of_peft_cannot_hold_are_merged(self):
+    # GPT-2's matrices are joint and transposed.
+    self.start(family="gpt2", num_kv_heads=4)
+    model = self.create(0)
+    told = self.train(model)
+    self.check(self.export(model), told)
+
+  @pytest.mark.slow
+  def test_adapters_beside_those_of_the_base_are_merged(self):
+    self.start()
+    folder = self.export(self.create(0))
+    self.assertTrue(adapter_folder.is_adapter(folder))
+    self.server.close()
+    self.server = serving_case.HttpServer(
+        str(self.workdir / "next"), init=str(folder)
+    )
+    self.addCleanup(self.server.close)
+    _, self.session = self.ask("create_session", {})
+    model = self.create(0, base=folder)
+    told = self.train(model)
+    self.check(self.export(model), told)
+
+  @pytest.mark.slow
+  def test_adapters_of_experts_are_merged_and_others_are_not(self):
+    self.start(family="qwen3_moe", num_experts=4, experts_per_token=2)
+    model = self.create(0, train_attn=False)
+    told = self.train(model)
+    folder = self.export(model)
+    params = self.check(folder, told)
     moved = {
         path[1].key
         for (path, new), old in zip(
