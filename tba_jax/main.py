@@ -248,6 +248,10 @@ def _load_config(
       return config
     return load.apply_overrides(config, overrides)
   if name in _WITHOUT_CONFIG:
+    if overrides:
+      raise ValueError(
+          f"config.{overrides[0]}: --program={name} takes no settings"
+      )
     return None
   raise ValueError(f"--config: --program={name} needs a config file")
 

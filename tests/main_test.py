@@ -141,6 +141,13 @@ class MainTest(parameterized.TestCase):
       ("--config: --program=train needs", dict(config=None)),
       ("--config=no.py.*configs/countdown.py", dict(config="no.py")),
       ("no run is there", dict(program="trainer", config=None)),
+      *(
+          (
+              f"config.seed=3: --program={name} takes no settings",
+              dict(program=name, config=None, overrides=["seed=3"]),
+          )
+          for name in ("report", "verify", "replay")
+      ),
       ("config.loss.betta = '1'.*did you mean config.loss.beta",
        dict(overrides=["loss.betta=1"])),
       ("config.train.num_steps = 0", dict(overrides=["train.num_steps=0"])),

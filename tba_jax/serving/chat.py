@@ -318,7 +318,8 @@ def _logprobs(
           {
               "token": token,
               "logprob": logprob,
-              "bytes": list(token.encode()),
+              # A token may be a part of a character.
+              "bytes": None if "\ufffd" in token else list(token.encode()),
               "top_logprobs": [],
           }
           for token, logprob in zip(tokens, logprobs, strict=True)

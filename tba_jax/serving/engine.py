@@ -62,6 +62,7 @@ ANSWER, ANSWERS = "answer", "answers"
 # and ends them.
 SAMPLE_INTO = "sample_into_replay"
 INSERT, TRAIN = "replay_insert", "replay_step"
+_PUBLISH = b"{}"  # Body of a version that the server saves by itself.
 START, STOP = "replay_start", "replay_stop"
 # Done together, by arrival.
 _DECODED = (SAMPLE, SAMPLE_INTO, ANSWER, CALL, FINISH)
@@ -317,7 +318,9 @@ class Engine:
       self._expected[owner] = seq
     if isinstance(outcome, bytes):
       self._save_in_time(request)
-    elif request.kind == TRAIN:
+    elif request.kind == TRAIN or (
+        request.kind == SAVE_SAMPLER and request.body == _PUBLISH
+    ):
       self.journal.set_running(owner, False, outcome["error"])
     self._go_on(owner)
 
@@ -548,9 +551,10 @@ class Engine:
     before = self.journal.checkpoint(path)
     # The same request wrote it, if a kill came before its outcome.
     if before and before.get("request") != request.id and not overwrite:
+      or_overwrite = ", or give overwrite" * (kind == WEIGHTS)
       raise ValueError(
-          f"{path}: there is a checkpoint already; name another one, or give"
-          " overwrite"
+          f"{path}: there is a checkpoint already; name another one"
+          + or_overwrite
       )
     self._drop(path)
     folder = self._model_folder(model) / kind / name
@@ -1172,7 +1176,7 @@ class Engine:
     if step > published and (
         is_last or step % settings.publish_every_steps == 0
     ):
-      self.submit(SAVE_SAMPLER, model, None, b"{}")
+      self.submit(SAVE_SAMPLER, model, None, _PUBLISH)
     elif is_last:
       self.journal.set_running(model, False, "done")
     elif not replay.missing(step):
@@ -1428,7 +1432,9 @@ def _parse_sample(
     strings = (stop,)
   elif isinstance(stop, list) and stop and isinstance(stop[0], str):
     strings = tuple(stop)
-  elif isinstance(stop, list) and all(type(i) is int for i in stop):
+  elif isinstance(stop, list) and all(
+      type(i) is int and 0 <= i < 2**31 for i in stop
+  ):
     stop_ids = frozenset(stop)
   elif stop is not None:
     raise ValueError("stop: allowed a text, a list of texts, or of token ids")
@@ -1444,6 +1450,8 @@ def _parse_sample(
     last_n = field(body, "prompt_logprobs_last_n", int, len(tokens))
   seed = field(params, "seed", int, None)
   most = field(params, "max_tokens", int, None)
+  if most is not None and most < 1:
+    raise ValueError(f"max_tokens={most}: allowed 1 or more")
   return _Sample(
       request.id,
       path,
@@ -1462,10 +1470,13 @@ def _sampling_settings(
     stop_ids: frozenset[int],
     strings: Sequence[str],
 ) -> _Settings:
-  if not 0 <= temperature <= 100 or not 0 < top_p <= 1 or top_k < -1:
+  # Logits over less are no float32.
+  is_temperature = temperature == 0 or 1e-3 <= temperature <= 100
+  if not is_temperature or not 1e-6 <= top_p <= 1 or top_k < -1:
     raise ValueError(
         f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}: allowed"
-        " a temperature of 0 to 100, top_p above 0 up to 1, top_k -1 or more"
+        " a temperature of 0, or .001 to 100, top_p of 1e-6 to 1, top_k -1 or"
+        " more"
     )
   if not all(isinstance(text, str) and text for text in strings):
     raise ValueError("stop: allowed texts that are not empty")

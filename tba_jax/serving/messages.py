@@ -12,6 +12,7 @@ Source: package `tinker` 0.38, tinker_public.proto and its request models.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import re
 from typing import Any
 
 from google.protobuf import descriptor_pb2
@@ -28,7 +29,7 @@ _NAMED = {"float32": _FLOAT32, "int64": _INT64}
 _STOPPED, _TOO_LONG = 0, 1  # Numbers of the enum StopReason.
 
 # Message -> (number, name, type); an upper-case type is a message, [] a list,
-# {} a map from text.
+# {} a map from text, and ? tells whether it is there.
 _MESSAGES = {
     "Tensor": (
         (1, "dense", "bytes"), (2, "sparse_csr", "bytes"),
@@ -44,7 +45,7 @@ _MESSAGES = {
         (3, "model_input_spans", "[bytes]"),
         (4, "loss_fn_input_spans", "[bytes]"),
     ),
-    "LossConfigValue": ((1, "number", "double"), (2, "text", "string")),
+    "LossConfigValue": ((1, "number", "double?"), (2, "text", "string?")),
     "ForwardBackwardRequest": (
         (1, "model_id", "string"), (2, "seq_id", "int32"),
         (3, "data", "[Datum]"), (4, "loss_fn", "string"),
@@ -85,7 +86,7 @@ def _make_messages() -> dict[str, type[message_lib.Message]]:
       message: descriptor_pb2.DescriptorProto, number: int, name: str, kind: str
   ) -> None:
     is_list, is_map = kind[0] == "[", kind[0] == "{"
-    item = kind.strip("[]{}")
+    item = kind.strip("[]{}?")
     field = message.field.add(
         name=name,
         number=number,
@@ -102,6 +103,10 @@ def _make_messages() -> dict[str, type[message_lib.Message]]:
       add(nested, 1, "key", "string")
       add(nested, 2, "value", item)
       item = f"{message.name}.{entry}"
+    if kind[-1] == "?":
+      field.oneof_index = len(message.oneof_decl)
+      field.proto3_optional = True
+      message.oneof_decl.add(name=f"_{name}")
     if item[0].isupper():
       field.type = field_type.TYPE_MESSAGE
       field.type_name = f".{package}.{item}"
@@ -124,6 +129,8 @@ def _make_messages() -> dict[str, type[message_lib.Message]]:
 
 
 _CLASSES = _make_messages()
+# Escape of a character of which UTF-16 has two halves.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +199,13 @@ def parse_json(body: bytes) -> dict[str, Any]:
     raise ValueError(f"the body is not JSON: {error}") from error
   if not isinstance(value, dict):
     raise ValueError("the body is not a JSON object")
+  if _SURROGATE.search(body):
+    try:
+      json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+      raise ValueError(
+          "the body has a text with half of a surrogate pair: allowed Unicode"
+      ) from error
   return value
 
 
@@ -324,7 +338,7 @@ def unpack_pass(body: bytes) -> Pass:
   message = _parse("ForwardBackwardRequest", body)
   config: dict[str, float | str] = dict(message.loss_fn_config)
   for key, value in message.loss_fn_config_v2.items():
-    config[key] = value.text or value.number
+    config[key] = value.text if value.HasField("text") else value.number
   data = []
   for n, datum in enumerate(message.data):
     try:

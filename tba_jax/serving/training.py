@@ -53,10 +53,12 @@ PASS_SETTINGS = (
     "moment_cap", "anchor", "ema_decay", "baseline", "baseline_temperature",
     "behavior_logprobs", "length_norm", "ties",
 )  # fmt: skip
-# Settings of `config.loss` that have no effect in a server, and the only value
-# of each.
+# Settings that have no effect in a server, and the only value of each. Those of
+# sampling come with each request.
 _FIXED_SETTINGS = {
-    "reward_weight": 1.0, "missing_stop": "keep", "entropy_weight": 0.0,
+    "loss.reward_weight": 1.0, "loss.missing_stop": "keep",
+    "loss.entropy_weight": 0.0, "sampling.top_k": 0, "sampling.top_p": 1.0,
+    "sampling.min_p": 0.0, "sampling.stop_strings": "",
 }  # fmt: skip
 
 
@@ -580,12 +582,13 @@ class TrainingRun:
 
 
 def check_config(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for a setting of `config.loss` that has no effect."""
+  """Raises ValueError for a setting that has no effect."""
   for key, only in _FIXED_SETTINGS.items():
-    if config.loss[key] != only:
+    section, _, name = key.partition(".")
+    if config[section][name] != only:
       raise ValueError(
-          f"config.loss.{key}={config.loss[key]!r}: a server does not apply"
-          f" it; allowed {only!r}"
+          f"config.{key}={config[section][name]!r}: a server does not apply it;"
+          f" allowed {only!r}"
       )
 
 

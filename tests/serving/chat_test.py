@@ -125,6 +125,9 @@ class AnswerTest(absltest.TestCase):
         [("a", -0.25), ("b", -0.25)],
     )
     self.assertEqual(whole["usage"]["total_tokens"], 5)
+    # The bytes of a token that is a part of a character are not known.
+    parts = chat._logprobs(True, ["a", "\ufffd"], [-1.0, -2.0])["content"]
+    self.assertEqual([part["bytes"] for part in parts], [[97], None])
     text = chat.parse({"model": "m", "prompt": "a", "logprobs": 1}, "m")
     (choice,) = _answered(text, "ab")["choices"]
     self.assertEqual(choice["text"], "ab")

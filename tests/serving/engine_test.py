@@ -299,10 +299,16 @@ class EngineTest(absltest.TestCase):
         _loss_config("tb", changes)
 
   def test_refuses_a_config_whose_settings_it_would_not_apply(self):
-    for key, value in (("reward_weight", 2.0), ("missing_stop", "add")):
+    for section, key, value in (
+        ("loss", "reward_weight", 2.0),
+        ("loss", "missing_stop", "add"),
+        ("sampling", "min_p", 0.1),
+        ("sampling", "stop_strings", '["x"]'),
+    ):
       config = serving_case.make_config()
-      config.loss[key] = value
-      with self.assertRaisesRegex(ValueError, f"config.loss.{key}"):
+      with config.unlocked():
+        config[section][key] = value
+      with self.assertRaisesRegex(ValueError, f"config.{section}.{key}"):
         engine_lib.Engine(config, self.workdir, lambda ids: None)
 
   def test_does_no_failed_pass_again(self):

@@ -26,14 +26,19 @@ class MessagesTest(parameterized.TestCase):
 
   def test_reads_a_pass_as_it_was_sent(self):
     body = serving_case.pass_body(
-        _DATA, "ppo", {"clip_low_threshold": 0.0, "x": "text"}, forward=True
+        _DATA,
+        "ppo",
+        {"clip_low_threshold": 0.0, "x": "text", "y": ""},
+        forward=True,
     )
     self.assertEqual(
         messages.address_of_pass(body), (serving_case.MODEL, 0, True)
     )
     found = messages.unpack_pass(body)
     self.assertEqual(found.loss, "ppo")
-    self.assertEqual(found.config, {"clip_low_threshold": 0.0, "x": "text"})
+    self.assertEqual(
+        found.config, {"clip_low_threshold": 0.0, "x": "text", "y": ""}
+    )
     self.assertTrue(found.forward_only)
     first, second = found.data
     np.testing.assert_array_equal(first.tokens, [1, 2])
@@ -136,6 +141,14 @@ class MessagesTest(parameterized.TestCase):
     for value in ([], {}, None, 10**400):
       with self.assertRaisesRegex(ValueError, r"loss_fn_config\.a="):
         serving_case.pass_body(_DATA, config={"a": value})
+
+  def test_refuses_half_a_surrogate_pair(self):
+    whole = b'{"prompt": "\\ud83d\\ude00"}'
+    self.assertEqual(
+        messages.parse_json(whole), {"prompt": "\N{GRINNING FACE}"}
+    )
+    with self.assertRaisesRegex(ValueError, "half of a surrogate pair"):
+      messages.parse_json(b'{"prompt": "\\uD83D."}')
 
   def test_results_that_are_not_finite_are_json(self):
     values = np.array([np.nan, -np.inf, np.inf, 1.0], np.float32)

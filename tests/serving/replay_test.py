@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay on the server: groups that enter, and the steps on them."""
 
+from unittest import mock
+
 from absl.testing import absltest
 import jax
 import numpy as np
 import pytest
 
+from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import replay as replay_lib
 from tests.support import serving_case
 from tests.support import waiting
@@ -209,8 +212,24 @@ class ServedReplayTest(absltest.TestCase):
       # Its end comes after its last version.
       return now["version"] >= step and not (is_last and now["running"])
 
-    waiting.wait_until(is_done, lambda: str(state()), 120.0)
+    waiting.wait_until(
+        is_done,
+        lambda: str(state()),
+        120.0,
+        is_lost=lambda: state()["reason"] not in ("", "not started", "done"),
+    )
     return state()
+
+  def test_a_version_that_cannot_be_saved_ends_it_with_the_reason(self):
+    save = mock.patch.object(
+        engine_lib.Engine, "_save_for_sampler", side_effect=OSError("disk full")
+    )
+    save.start()
+    self.addCleanup(save.stop)
+    with self.assertRaisesRegex(AssertionError, "disk full"):
+      self._play(stops=())
+    state = self.server.ask(f"api/v1/replays/{self.replay}")[1]
+    self.assertEqual((state["running"], state["version"]), (False, 0))
 
   @pytest.mark.slow
   def test_trains_and_goes_on_after_restarts_with_the_same_bits(self):
