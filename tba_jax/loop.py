@@ -61,23 +61,34 @@ def train(
   B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
   waiting: collections.deque[types.Group] = collections.deque()
   num_sampled = num_inserted = 0
-  buffer.begin_epoch(0, 0)
-  for step in range(schedule.num_steps):
-    # Search: sample all prompts that this version of the params is to sample.
-    order.extend(schedule.num_sampled(step))
+
+  def sample(limit: int, version: int) -> None:
+    """Has the collector sample all prompts below a position that it has not."""
+    nonlocal num_sampled
+    order.extend(limit)
     prompts = [
         (position, *order.prompt(position))
-        for position in range(num_sampled, schedule.num_sampled(step))
+        for position in range(num_sampled, limit)
     ]
-    waiting.extend(collector(prompts, learner.params, step))
-    num_sampled += len(prompts)
+    if prompts:
+      waiting.extend(collector(prompts, learner.params, version))
+      num_sampled = limit
+
+  buffer.begin_epoch(0, 0)
+  for step in range(schedule.num_steps):
+    # Search: the collector samples the prompts that this step, or one after it,
+    # trains on.
+    sample(schedule.admitted(step), step)
 
     # Replay: the groups of this step enter the buffer; a batch leaves it.
     while num_inserted < schedule.needed(step):
       _check_version(waiting[0], schedule, config.logged.path)
-      order.note(waiting[0])
+      if waiting[0].num_tokens:  # Else its environment has said no prompt.
+        order.note(waiting[0])
       buffer.insert(waiting.popleft(), step)
       num_inserted += 1
+    # The prompts of the next round may depend on what was solved in this one.
+    sample(schedule.num_sampled(step), step)
     draw = schedule.draw(buffer, B, K, step)
     buffer.mark_trained(draw.rows)
 

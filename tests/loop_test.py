@@ -13,13 +13,16 @@ import jax
 import numpy as np
 
 from tba_jax import loop as loop_lib
+from tba_jax import schedule as schedule_lib
 from tba_jax.config import load
 from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.replay import prompt_order
 from tba_jax.tasks import base
 from tba_jax.tools import sweep
+from tests.support import base_config
 
 staleness = variants.import_config("configs/staleness.py")
 
@@ -259,6 +262,44 @@ class LoopTest(parameterized.TestCase):
       self.bench.run(
           self.runs["rloo-s0-seed0"], should_stop=lambda: next(asked)
       )
+
+
+class OrderTest(absltest.TestCase):
+
+  def test_the_next_round_is_drawn_once_this_one_is_noted(self):
+    """As the trainer's process does it; one without a prompt has no note."""
+    calls = []
+    order = mock.Mock(spec=prompt_order.PromptOrder)
+    order.extend.side_effect = lambda limit: calls.append(("extend", limit))
+    order.note.side_effect = lambda group: calls.append(
+        ("note", group.position)
+    )
+    order.prompt.return_value = (0, 0)
+    rounds = schedule_lib.Schedule(
+        prompts_per_step=0, warm_prompts=0, lead_steps=0, num_steps=4,
+        lockstep=False, wait_for_fresh=False, starvation_s=1.0,
+        round_prompts=2, round_steps=2, lag_rounds=1,
+    )  # fmt: skip
+
+    def collect(prompts, params, version):
+      del params
+      return [
+          mock.Mock(
+              position=position, num_tokens=position % 2,
+              versions=np.array([version]),
+          )
+          for position, *_ in prompts
+      ]  # fmt: skip
+
+    config = base_config.make()
+    steps = loop_lib.train(
+        config, mock.Mock(), collect, rounds, mock.MagicMock(), order
+    )
+    self.assertLen(list(steps), 4)
+    changed = [call for i, call in enumerate(calls) if call not in calls[:i]]
+    self.assertEqual(
+        changed, [("extend", 2), ("note", 1), ("extend", 4), ("note", 3)]
+    )
 
 
 if __name__ == "__main__":

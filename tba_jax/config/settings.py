@@ -624,7 +624,7 @@ SETTINGS = {
     "loss.beta_decay_steps": _s(
         0, FROM_0, "steps of that change; 0 = constant beta"),
     "loss.beta_stop_steps": _s(
-        0, FROM_0, "step from which beta is beta_final, up to"
+        0, FROM_0, "steps after which beta is beta_final, up to"
         " beta_decay_steps"),
     "loss.correction": _s(
         "", one_of("", "none", "clip_token", "clip_sequence", "cispo",
@@ -737,7 +737,7 @@ SETTINGS = {
 
     "optimizer.learning_rate": _s(1e-4, ABOVE_0, "peak, after the warm-up"),
     "optimizer.learning_rate_final": _s(
-        1e-4, NOT_NEGATIVE, "value at the last step, at most learning_rate"),
+        1e-4, NOT_NEGATIVE, "value after the last step, at most learning_rate"),
     "optimizer.schedule": _s(
         "linear", one_of("constant", "linear", "cosine", "warmup_stable_decay"),
         "decay after the warm-up; 'warmup_stable_decay': constant for"

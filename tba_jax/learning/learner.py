@@ -101,6 +101,7 @@ class Learner:
         batch.prompt_tokens,
         batch.completion_tokens,
         batch.completion_mask,
+        batch.routes,
     )
     batch = dataclasses.replace(batch, rows=rows)
     batch, computed = self.work.place(batch, int((~cached_B).sum()))

@@ -198,6 +198,7 @@ def pack(
     prompt_tokens_BxP: np.ndarray,
     completion_tokens_BxKxT: np.ndarray,
     completion_mask_BxKxT: np.ndarray,
+    routes: types.Routes | None = None,
 ) -> types.Rows | None:
   """Returns the rows of a batch; None if each is a prompt with its group.
 
@@ -206,9 +207,13 @@ def pack(
     prompt_tokens_BxP: only its shape matters.
     completion_tokens_BxKxT: int32.
     completion_mask_BxKxT: 1 on tokens that the loss counts.
+    routes: experts of tokens: completions with others are no copies.
   """
   P, (B, K, T) = prompt_tokens_BxP.shape[1], completion_tokens_BxKxT.shape
-  first_BxK = _first_copies(completion_tokens_BxKxT)
+  same = [completion_tokens_BxKxT]
+  if routes is not None:
+    same.append(routes.completions)
+  first_BxK = _first_copies(*same)
   first_BxK += K * np.arange(B)[:, None]
   distinct = [np.unique(first_K).tolist() for first_K in first_BxK]
   num_micro = num_micro_batches(config.train, B, K)
@@ -319,13 +324,18 @@ def _cut_all(distinct: Sequence[_Indices], M: int) -> list[_Indices]:
   return [own[i : i + M] for own in distinct for i in range(0, len(own), M)]
 
 
-def _first_copies(tokens_BxKxT: np.ndarray) -> np.ndarray:
-  """Returns [B, K], the first completion of the group with the same tokens."""
-  first_BxK = np.empty(tokens_BxKxT.shape[:2], np.int64)
-  for b, tokens_KxT in enumerate(tokens_BxKxT):
-    seen = {}
-    for k, tokens_T in enumerate(tokens_KxT):
-      first_BxK[b, k] = seen.setdefault(tokens_T.tobytes(), k)
+def _first_copies(*arrays: np.ndarray) -> np.ndarray:
+  """Returns [B, K], the first completion of the group that is the same.
+
+  Args:
+    *arrays: [B, K, ...].
+  """
+  first_BxK = np.empty(arrays[0].shape[:2], np.int64)
+  for b, k in np.ndindex(*first_BxK.shape):
+    if k == 0:
+      seen = {}
+    key = tuple(x[b, k].tobytes() for x in arrays)
+    first_BxK[b, k] = seen.setdefault(key, k)
   return first_BxK
 
 

@@ -135,6 +135,8 @@ _RUN_ON = re.compile(
 _ANSWER_IS = re.compile(r"answer(?:\s{0,3}(?:is|are|=)|\s{0,3}:)", re.I)
 # Right after "answer is" as a correction of what was marked before it.
 _DIRECTLY = re.compile(r"[\s:*$(]{0,9}[-+]?[$]?[.0-9]")
+# What LaTeX leaves to compute, beside the formulas of plain texts.
+_LATEX_FORMULA = re.compile(r"\^\{|\\(?:sqrt|pi)(?![a-zA-Z])")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
 _DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
@@ -185,8 +187,8 @@ def final_answer(text: str) -> float | None:
   fractions (3/4, \frac{6}{2}, 2 1/2), separators (11,050, 11{,}050, 1 234),
   scales (2 million), full-width digits, and numbers in words where they are the
   whole statement. An equation, "5 + 3 = 8", counts from its last "=". None for
-  what is no single number: formulas (2^10, 9*2), "7 or 8"; times, ordinals and
-  names (15:03, 18th, x3) are skipped.
+  what is no single number: formulas (2^10, 9*2, \sqrt{2}), "7 or 8"; times,
+  ordinals and names (15:03, 18th, x3) are skipped.
   """
   if not isinstance(text, str):
     return None
@@ -203,7 +205,8 @@ def final_answer(text: str) -> float | None:
       said and said.start() > marked and _DIRECTLY.match(after)
   ):
     if not text.startswith(_HASHES, marked):
-      return _stated(last_boxed(text) or "")
+      box = last_boxed(text) or ""
+      return None if _LATEX_FORMULA.search(box) else _stated(box)
     return _stated(text[marked + len(_HASHES) :].strip().partition("\n")[0])
   if said is not None:
     sentence = _SENTENCE_END.split(after.lstrip(), maxsplit=1)[0]

@@ -6,6 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax import types
 from tba_jax.learning import packing
 from tests.support import base_config
 
@@ -31,6 +32,19 @@ def pack(config, tokens):
 
 
 class PackTest(parameterized.TestCase):
+
+  def test_completions_of_other_experts_are_no_copies(self):
+    config = make_config()
+    tokens = make_tokens(1)
+    mask, prompts = np.ones(tokens.shape), np.zeros((B, P))
+    experts = np.zeros((*tokens.shape, 2, 1), np.uint8)
+    experts[:, -1, 0] = 1
+    routes = types.Routes(None, experts)
+    rows = packing.pack(config, prompts, tokens, mask, routes)
+    found = experts.reshape(-1, T, 2, 1)[
+        np.moveaxis(rows.indices, 1, 0).ravel()[rows.slots]
+    ]
+    np.testing.assert_array_equal(found.reshape(experts.shape), experts)
 
   @parameterized.named_parameters(
       ("whole", {}),
