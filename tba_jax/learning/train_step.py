@@ -561,11 +561,21 @@ def prepare(
     prepared |= {
         name: x.reshape(values.shape) for name, x in vars(targets).items()
     }
+  numbers = {}
   if num_micro > 1 and (c.length_norm or row.length_norm) == "mean_tokens":
-    prepared["mean_tokens"] = jnp.broadcast_to(
-        groups.mean_tokens(micro_batches.completion_mask),
-        (num_micro, num_prompts),
-    )
+    mask = micro_batches.completion_mask
+    numbers["mean_tokens"] = groups.mean_tokens(mask)
+  if num_micro > 1:
+    rewards = micro_batches.rewards
+    numbers["log_z_center"] = metrics_lib.log_z_center(rewards, beta)
+    if "returns_BxKxT" in prepared:
+      numbers["return_center"] = metrics_lib.return_center(
+          prepared["returns_BxKxT"], micro_batches.completion_mask
+      )
+  prepared |= {
+      name: jnp.broadcast_to(number, (num_micro, num_prompts))
+      for name, number in numbers.items()
+  }
   return dataclasses.replace(micro_batches, prepared=prepared)
 
 

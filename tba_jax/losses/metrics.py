@@ -18,10 +18,11 @@ Totals = dict[str, tuple[jax.Array, jax.Array]]
 
 # Tokens of each expert, which `finish` turns into other metrics.
 _EXPERTS = "expert_tokens"
-# Second moments, which `finish` turns into other metrics.
-_LOG_Z_SQUARE = "log_z_square"
+# Moments, which `finish` turns into other metrics. Those of log Z and returns
+# are around a center: squares of large numbers would hide how these differ.
+_LOG_Z, _LOG_Z_SQUARE = "log_z_from_center", "log_z_square"
 _RATIO_SQUARE = "ratio_square"
-_RETURN_SQUARE = "return_square"
+_RETURN, _RETURN_SQUARE = "return_from_center", "return_square"
 _VALUE_ERROR_SQUARE = "value_error_square"
 # Nats per token: one outlier must not make the mean infinite.
 _MAX_TOKEN_NATS = 20.0
@@ -44,10 +45,22 @@ def ratio_totals(ratio_BxK: jax.Array) -> Totals:
   }
 
 
+def log_z_center(rewards: jax.Array, beta: jax.Array) -> jax.Array:
+  """Returns about the mean log Z of a batch of these rewards, []."""
+  return jnp.where(beta > 0, rewards.mean() / jnp.where(beta > 0, beta, 1), 0.0)
+
+
+def return_center(returns: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns the mean of a batch's returns over counted tokens, []."""
+  value, weight = total(returns, mask)
+  return value / jnp.maximum(weight, 1.0)
+
+
 def residual_totals(
     groups: groups_lib.Groups,
     aux: dict[str, jax.Array],
     beta: jax.Array,
+    center: jax.Array | float = 0.0,
     *,
     has_reference: bool = True,
 ) -> Totals:
@@ -56,6 +69,12 @@ def residual_totals(
   Objectives without a residual report that of VarGrad trajectory balance. At
   β = 0, which has no target, log Z and residual are 0. Without a reference
   there is no KL, and no residual but the objective's own.
+
+  Args:
+    groups, aux: groups, and what their objective has computed.
+    beta: [] float32.
+    center: `log_z_center` of the batch.
+    has_reference: whether there is a reference.
   """
   if not has_reference and "residual_BxK" not in aux:
     return {}
@@ -79,7 +98,8 @@ def residual_totals(
     }
   return kl | {
       "log_z_mean": total(log_z_Bx1),
-      _LOG_Z_SQUARE: total(jnp.square(log_z_Bx1)),
+      _LOG_Z: total(log_z_Bx1 - center),
+      _LOG_Z_SQUARE: total(jnp.square(log_z_Bx1 - center)),
       "residual_abs": total(jnp.abs(residual_BxK)),
       "residual_variance": total(jnp.square(centered_BxK)),
   }
@@ -97,17 +117,27 @@ def pair_totals(aux: dict[str, jax.Array]) -> Totals:
 
 
 def value_totals(
-    groups: groups_lib.Groups, aux: dict[str, jax.Array]
+    groups: groups_lib.Groups,
+    aux: dict[str, jax.Array],
+    center: jax.Array | None = None,
 ) -> Totals:
-  """Returns metrics of PPO's value model, {} for other objectives."""
+  """Returns metrics of PPO's value model, {} for other objectives.
+
+  Args:
+    groups, aux: groups, and what their objective has computed.
+    center: `return_center` of the batch, if these are not all its groups.
+  """
   if groups.targets is None:
     return {}
   returns, mask = groups.targets.returns_BxKxT, groups.mask_BxKxT
   error = returns - groups.values_BxKxT
+  if center is None:
+    center = return_center(returns, mask)
   return {
       "value_mean": total(groups.values_BxKxT, mask),
       "return_mean": total(returns, mask),
-      _RETURN_SQUARE: total(jnp.square(returns), mask),
+      _RETURN: total(returns - center, mask),
+      _RETURN_SQUARE: total(jnp.square(returns - center), mask),
       _VALUE_ERROR_SQUARE: total(jnp.square(error), mask),
       "value_clip_share": total(aux["value_clipped_BxKxT"], mask),
   }
@@ -163,7 +193,7 @@ def finish(totals: Totals) -> dict[str, jax.Array]:
       for name, (value, weight) in totals.items()
   }
   if _LOG_Z_SQUARE in out:
-    variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out["log_z_mean"])
+    variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out.pop(_LOG_Z))
     out["log_z_std"] = jnp.sqrt(jnp.maximum(variance, 0.0))
   if _RATIO_SQUARE in out:
     # (Σ w)² / (N Σ w²)
@@ -177,7 +207,7 @@ def finish(totals: Totals) -> dict[str, jax.Array]:
     out["expert_load_max"] = load_NxE.max()
     out["expert_idle_share"] = (load_NxE == 0).astype(jnp.float32).mean()
   if _RETURN_SQUARE in out:
-    variance = out.pop(_RETURN_SQUARE) - jnp.square(out["return_mean"])
+    variance = out.pop(_RETURN_SQUARE) - jnp.square(out.pop(_RETURN))
     error = out.pop(_VALUE_ERROR_SQUARE) / jnp.maximum(variance, tiny)
     # Returns that are all equal leave nothing to explain.
     out["value_explained_variance"] = jnp.where(variance > 0, 1 - error, 0.0)

@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+from unittest import mock
 
 from absl.testing import absltest
 import jax.numpy as jnp
@@ -74,8 +75,8 @@ class FinishTest(absltest.TestCase):
     out = metrics_lib.finish(
         {
             **metrics_lib.ratio_totals(values[None]),
-            "log_z_mean": metrics_lib.total(values),
-            "log_z_square": metrics_lib.total(values**2),
+            "log_z_from_center": metrics_lib.total(values - 2.5),
+            "log_z_square": metrics_lib.total((values - 2.5) ** 2),
             "nothing": metrics_lib.total(values, 0 * values),
         }
     )
@@ -84,6 +85,32 @@ class FinishTest(absltest.TestCase):
     self.assertEqual(out["log_z_std"], 1.0)
     self.assertEqual(out["nothing"], 0.0)
     self.assertNotIn("log_z_square", out)
+
+  def test_spread_of_large_numbers_near_each_other(self):
+    """Squares of them alone differ by less than a float32's rounding."""
+    values = jnp.asarray(
+        np.random.default_rng(0).normal(1000.0, 0.05, 64), jnp.float32
+    )
+    center = metrics_lib.log_z_center(values * 1e-3, jnp.float32(1e-3))
+    np.testing.assert_allclose(center, 1000.0, atol=0.05)
+    mask = jnp.ones_like(values)
+    out = metrics_lib.finish(
+        {
+            "log_z_from_center": metrics_lib.total(values - center),
+            "log_z_square": metrics_lib.total((values - center) ** 2),
+            **self.value_totals(values, values - 0.5 * (values - center), mask),
+        }
+    )
+    np.testing.assert_allclose(out["log_z_std"], values.std(), rtol=1e-2)
+    np.testing.assert_allclose(out["value_explained_variance"], 0.75, atol=1e-2)
+
+  def value_totals(self, returns, values, mask):
+    groups = mock.Mock(
+        targets=mock.Mock(returns_BxKxT=returns),
+        values_BxKxT=values,
+        mask_BxKxT=mask,
+    )
+    return metrics_lib.value_totals(groups, {"value_clipped_BxKxT": 0 * mask})
 
   def test_what_has_no_weight_may_be_anything(self):
     value, weight = metrics_lib.total(
