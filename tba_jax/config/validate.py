@@ -387,6 +387,9 @@ _REQUIRED = (
      {"search.order": ("shuffled",), "logged.path": ("",)}),
     ("loss.reward_weight", operator.not_,
      {"replay.skip_equal_rewards": (False,), "replay.selection": ("uniform",)}),
+    # One reward is always equal to itself.
+    ("search.samples_per_prompt", lambda v: v == 1,
+     {"replay.skip_equal_rewards": (False,)}),
     # The step computes the teacher's distributions; rewards are not read.
     ("loss.name", lambda v: losses.find(v).has_teacher,
      {"reference.role": ("trainer",), "reference.mode": ("fixed",),

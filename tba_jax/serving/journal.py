@@ -132,9 +132,15 @@ class Journal:
       )
       if row is not None:
         if row[:2] != (kind, digest):
+          if id == f"{owner}:{seq}":
+            raise ConflictError(
+                f"seq_id {seq} of {owner} was another {row[0]}: a number stands"
+                " for one request"
+            )
+          # Clients give no number of these.
           raise ConflictError(
-              f"seq_id {seq} of {owner} was another {row[0]}: a number stands"
-              " for one request"
+              f"{id}: {row[0]} came before with another body, and the first one"
+              " stands"
           )
         return Request(id, owner, seq, kind, body, row[2]), False
       self._run(

@@ -257,6 +257,16 @@ class RelationsTest(parameterized.TestCase):
           "loss.reward_weight",
       ),
       (
+          dict(
+              loss__name="ppo",
+              loss__ratio_clip=0.2,
+              search__samples_per_prompt=1,
+              train__completions_per_prompt=1,
+              replay__skip_equal_rewards=True,
+          ),
+          "replay.skip_equal_rewards",
+      ),
+      (
           dict(loss__reward_weight=0.0, replay__skip_equal_rewards=True),
           "replay.skip_equal_rewards",
       ),

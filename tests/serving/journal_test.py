@@ -33,6 +33,13 @@ class JournalTest(absltest.TestCase):
     for body, kind in ((b"b", "optim_step"), (b"a", "save_weights")):
       with self.assertRaisesRegex(journal_lib.ConflictError, "seq_id 1 of m"):
         self._accept(1, body, kind=kind)
+    # One that has a name instead, whose client gave no number.
+    again = lambda body: self.journal.accept("m:reward", "m", 2, "x", body)
+    self.assertEqual([again(b"a")[1] for _ in range(2)], [True, False])
+    with self.assertRaisesRegex(
+        journal_lib.ConflictError, "^m:reward: x came before with another body"
+    ):
+      again(b"b")
 
   def test_outlives_a_process_that_is_killed(self):
     """A second connection sees what a killed one would have left."""
