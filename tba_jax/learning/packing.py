@@ -330,12 +330,13 @@ def _first_copies(*arrays: np.ndarray) -> np.ndarray:
   Args:
     *arrays: [B, K, ...].
   """
-  first_BxK = np.empty(arrays[0].shape[:2], np.int64)
-  for b, k in np.ndindex(*first_BxK.shape):
-    if k == 0:
-      seen = {}
-    key = tuple(x[b, k].tobytes() for x in arrays)
-    first_BxK[b, k] = seen.setdefault(key, k)
+  B, K = arrays[0].shape[:2]
+  first_BxK = np.empty((B, K), np.int64)
+  for b in range(B):
+    seen = {}
+    for k in range(K):
+      same = tuple(x[b, k].tobytes() for x in arrays)
+      first_BxK[b, k] = seen.setdefault(same, k)
   return first_BxK
 
 

@@ -60,7 +60,7 @@ def residual_totals(
     groups: groups_lib.Groups,
     aux: dict[str, jax.Array],
     beta: jax.Array,
-    center: jax.Array | float = 0.0,
+    center: jax.Array | None = None,
     *,
     has_reference: bool = True,
 ) -> Totals:
@@ -73,11 +73,13 @@ def residual_totals(
   Args:
     groups, aux: groups, and what their objective has computed.
     beta: [] float32.
-    center: `log_z_center` of the batch.
+    center: `log_z_center` of the batch, if these are not all its groups.
     has_reference: whether there is a reference.
   """
   if not has_reference and "residual_BxK" not in aux:
     return {}
+  if center is None:
+    center = log_z_center(groups.rewards_BxK, beta)
   mask_BxKxT = groups.mask_BxKxT
   groups = dataclasses.replace(groups, weights_BxKxT=mask_BxKxT)
   if "residual_BxK" in aux:

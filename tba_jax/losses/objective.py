@@ -240,9 +240,9 @@ def make_pure_loss(
     )
     # The reported KL is to the reference itself, even with a tempered target.
     plain = dataclasses.replace(groups, ref_logprobs_BxKxT=batch.ref_logprobs)
-    centers = {k: x[0] for k, x in batch.prepared.items() if "center" in k}
-    if "log_z_center" not in centers:
-      centers["log_z_center"] = metrics.log_z_center(batch.rewards, beta)
+    of_batch = lambda name: (
+        batch.prepared[name][0] if name in batch.prepared else None
+    )
     totals = {
         "ratio_clip_share": metrics.total(changed_BxKxT, mask_BxKxT),
         **metrics.ratio_totals(ratio_BxK),
@@ -250,11 +250,11 @@ def make_pure_loss(
             plain,
             aux,
             beta,
-            centers["log_z_center"],
+            of_batch("log_z_center"),
             has_reference=has_reference,
         ),
         **metrics.pair_totals(aux),
-        **metrics.value_totals(groups, aux, centers.get("return_center")),
+        **metrics.value_totals(groups, aux, of_batch("return_center")),
         **metrics.batch_totals(
             batch, logprobs_BxKxT, has_reference=has_reference
         ),
