@@ -204,7 +204,8 @@ def _within_moment(
 ) -> jax.Array:
   """Returns [B, K, T] bool, the tokens that leave a mean square up to a cap.
 
-  Of a prompt's counted tokens they are the most, from the smallest square on.
+  Of a prompt's counted tokens they are the most, from the smallest square on;
+  tokens with equal squares are kept or left out together.
   """
   square_BxKxT = jnp.where(mask_BxKxT > 0, jnp.square(log_ratio_BxKxT), jnp.inf)
   sorted_BxN = jnp.sort(square_BxKxT.reshape(len(square_BxKxT), -1), axis=1)

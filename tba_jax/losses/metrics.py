@@ -46,7 +46,7 @@ def ratio_totals(ratio_BxK: jax.Array) -> Totals:
 
 
 def log_z_center(rewards: jax.Array, beta: jax.Array) -> jax.Array:
-  """Returns about the mean log Z of a batch of these rewards, []."""
+  """Returns r/β of a batch's mean reward, [], near which its log Z lie."""
   return jnp.where(beta > 0, rewards.mean() / jnp.where(beta > 0, beta, 1), 0.0)
 
 

@@ -1470,7 +1470,7 @@ def _sampling_settings(
     stop_ids: frozenset[int],
     strings: Sequence[str],
 ) -> _Settings:
-  # Logits over less are no float32.
+  # Logits divided by less overflow a float32.
   is_temperature = temperature == 0 or 1e-3 <= temperature <= 100
   if not is_temperature or not 1e-6 <= top_p <= 1 or top_k < -1:
     raise ValueError(

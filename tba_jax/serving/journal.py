@@ -137,7 +137,7 @@ class Journal:
                 f"seq_id {seq} of {owner} was another {row[0]}: a number stands"
                 " for one request"
             )
-          # Clients give no number of these.
+          # Clients do not number these.
           raise ConflictError(
               f"{id}: {row[0]} came before with another body, and the first one"
               " stands"

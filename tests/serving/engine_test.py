@@ -17,6 +17,7 @@ import pytest
 from tba_jax.losses import build
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import journal as journal_lib
 from tba_jax.serving import messages
 from tests.support import serving_case
 from tests.support import waiting
@@ -310,6 +311,24 @@ class EngineTest(absltest.TestCase):
         config[section][key] = value
       with self.assertRaisesRegex(ValueError, f"config.{section}.{key}"):
         engine_lib.Engine(config, self.workdir, lambda ids: None)
+
+  def test_refuses_samples_that_no_device_can_draw(self):
+    for params, message in (
+        ({"stop": [2**40]}, "stop: allowed a text, .* or of token ids"),
+        ({"stop": [-1]}, "stop: allowed a text, .* or of token ids"),
+        ({"temperature": 1e-37}, "allowed a temperature of 0, or .001 to 100"),
+        ({"top_p": 1e-320}, "top_p of 1e-6 to 1"),
+        ({"max_tokens": 0}, "max_tokens=0: allowed 1 or more"),
+    ):
+      body = {
+          "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+          "sampling_params": params,
+      }
+      request = journal_lib.Request(
+          "s:0", "s", 0, engine_lib.SAMPLE, json.dumps(body).encode(), 0.0
+      )
+      with self.assertRaisesRegex(ValueError, message):
+        engine_lib._parse_sample(request, "", frozenset())
 
   def test_does_no_failed_pass_again(self):
     """Neither a pass that failed, nor a forward one, has an effect."""
