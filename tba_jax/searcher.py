@@ -183,8 +183,9 @@ class Searcher:
       return True
     if tag in self._refused:
       return False
-    params = self._parts.put(leaves)
-    problem = self._parts.problem(leaves, params)
+    with self._spans.span("load", version=tag[1]):
+      params = self._parts.put(leaves)
+      problem = self._parts.problem(leaves, params)
     if not problem:
       self._params, self._tag, self._refused = params, tag, []
       return True

@@ -481,7 +481,7 @@ class SearcherTest(parameterized.TestCase):
     self.puller.wait_for.side_effect = wait_for
     self.run_it(self.block())
     self.assertLen(self.warmed_up, 1)
-    self.assertEqual(self.log[:2], ["wait_params", "compile"])
+    self.assertEqual(self.log[:3], ["wait_params", "load", "compile"])
     self.assertLen(self.submitted, 1)
 
   def test_a_wait_for_work_is_one_span(self):
@@ -492,12 +492,14 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(before.count("wait_work"), 1)
 
   def test_the_lease_says_how_busy_it_is(self):
-    self.run_it(self.block(), self.block())
+    publish = lambda: self.published.append((1, 1)) or self.block()
+    self.run_it(self.block(), publish)
     self.assertEqual(self.queue.set_stats.call_count, 2)
     stats = self.queue.set_stats.call_args.args[0]
-    # Two rounds of decode and reward; waits and the compilation are not work.
-    self.assertEqual(stats["busy_s"], 4.0)
-    self.assertEqual(stats["version"], 0)
+    # Two rounds of decode and reward, and newer params; waits and the
+    # compilation are not work.
+    self.assertEqual(stats["busy_s"], 5.0)
+    self.assertEqual(stats["version"], 1)
     self.assertEqual(stats["refused_versions"], 3)
     self.assertAlmostEqual(
         stats["tokens_per_s"], 3 * stats["samples_per_s"], places=6
