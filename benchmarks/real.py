@@ -6,8 +6,9 @@
         real [SEED,… [MINUTES [RUN …]]]
 
 `ours` is the config as it is given, with constant rates, so that a longer run
-begins with a shorter one; `ours_lora` trains adapters. `grpo…` are TRL's, with
-the interpreter that `TBA_JAX_TRL` names (by default this one), on the same
+begins with a shorter one; `ours_lora` trains adapters. `grpo…` are TRL's, and
+`skyrl` is GRPO of an adapter on SkyRL's server, with the interpreters that
+`TBA_JAX_TRL` and `TBA_JAX_SKYRL` name (by default this one), on the same
 prompts in the same order, with the same reward, and as many completions of a
 prompt trained a step. All start from `config.init`. Runs keep params every few
 minutes, which are evaluated afterwards; the clock of a run leaves out what came
@@ -23,20 +24,18 @@ prompts where one follows all instructions.
 The folder benchmarks/real_runs keeps a result per run and seed, table.md,
 levels.md and claims.png (what runs have kept at the same reward), lags.png and
 real.png, made from all results there. A later command makes the runs that are
-missing, and goes on where one was cut off, or is to be longer; TRL's then
-begin anew. Run directories are in runs/real: 1.6 GB for each time that params
-of `ours` are kept.
+missing, and goes on where one was cut off, or is to be longer; those of others
+then begin anew. Run directories are in runs/real: 1.6 GB for each time that
+params of `ours` are kept.
 """
 
-import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import platform
-import re
 import resource
 import shutil
 import signal
@@ -50,8 +49,10 @@ import matplotlib
 from matplotlib import pyplot
 import ml_collections
 
+from benchmarks import peak_memory
 from benchmarks import peer_grpo
 from benchmarks import results
+from benchmarks import skyrl_grpo
 from benchmarks import time_to_reward
 from tba_jax.config import load as load_config
 from tba_jax.models import hf
@@ -109,15 +110,16 @@ OURS = {
         "train.micro_batch_prompts=2", "sampling.num_rows=16", *_EIGHT, *own,
     ] for steps in _LAGS for form, own in _LAG_FORMS.items()},
 }  # fmt: skip
-# Settings of `trl_grpo.py`.
+# Settings of `trl_grpo.py`, and of `skyrl_grpo.py`.
 PEERS = {
     "grpo": {"learning_rate": 5e-5, "beta": 0.0},
     "grpo_half_rate": {"learning_rate": 2.5e-5, "beta": 0.0},
     "grpo_double_rate": {"learning_rate": 1e-4, "beta": 0.0},
     "grpo_kl": {"learning_rate": 5e-5, "beta": 0.02},
+    # An adapter, as `ours_lora`; alpha is always 32.
+    "skyrl": {"learning_rate": 5e-4, "rank": 16},
 }
 RUNS = (*OURS, *PEERS)
-ROLES = ("trainer", "searcher")
 # Held-out rewards for which the minutes to reach them are reported.
 TARGETS = (0.2, 0.3, 0.4)
 _DEFAULT_MINUTES = 25.0
@@ -180,7 +182,7 @@ def run(
     `runs`: `summarize` of each result in the folder; `folder`.
 
   Raises:
-    ValueError: an operand or the model is wrong, or TRL is not installed.
+    ValueError: an operand or the model is wrong, or a peer is not installed.
     RuntimeError: a run failed.
   """
   seeds, minutes, names = parse(operands)
@@ -189,11 +191,12 @@ def run(
         "config.init='sft': allowed a pretrained model, such as that of"
         " --config=configs/instructions.py"
     )
-  if set(names) & set(PEERS) and not peer_grpo.is_installed("trl"):
-    raise ValueError(
-        f"{peer_grpo.python('trl')} cannot import trl; let TBA_JAX_TRL name an"
-        " interpreter that can"
-    )
+  for peer in sorted({_package(name) for name in names if name in PEERS}):
+    if not peer_grpo.is_installed(peer):
+      raise ValueError(
+          f"{peer_grpo.python(peer)} cannot import {peer}; let"
+          f" {peer_grpo.variable(peer)} name an interpreter that can"
+      )
   _RESULTS.mkdir(parents=True, exist_ok=True)
   for seed in seeds:
     for name in names:
@@ -245,7 +248,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
           "k",
           *(f"min to {target:.2f}" for target in TARGETS),
           *("s a step", "peak, GB"),
-          *(f"{role}, GB (by shapes)" for role in ROLES),
+          *(f"{role}, GB (by shapes)" for role in peak_memory.ROLES),
       ]
   ]
   for result in runs:
@@ -263,7 +266,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             told(s["step_s"], 1),
             # Unknown if other programs' memory was counted in.
             told(s["peak_gb"], 1) if s["peak_gb"] else "",
-            *(_memory_cell(result, role) for role in ROLES),
+            *(_memory_cell(result, role) for role in peak_memory.ROLES),
         ]
     )
   return rows
@@ -374,7 +377,7 @@ def _measure(
   config = make_config(config, name, seed, minutes)
   began = time.time()
   _RUNS.mkdir(parents=True, exist_ok=True)
-  with PeakMemory(_RUNS / f"{folder.name}-peaks.json") as memory:
+  with peak_memory.PeakMemory(_RUNS / f"{folder.name}-peaks.json") as memory:
     if _is_by_steps(name):
       clock = _train_in_loop(config, folder)
     elif name in OURS:
@@ -540,10 +543,15 @@ def step_seconds(folder: pathlib.Path) -> list[float]:
   return took
 
 
+def _package(name: str) -> str:
+  """Returns the peer that makes a run."""
+  return "skyrl" if name == "skyrl" else "trl"
+
+
 def peer_settings(
     config: ml_collections.ConfigDict, name: str, minutes: float
 ) -> dict[str, Any]:
-  """Returns the settings of a run of TRL's, with the prompts of ours."""
+  """Returns the settings of a peer's run, with the prompts of ours."""
   task = build.make_task(config.task)
   order = prompt_order.PromptOrder(
       task.num_prompts(base.TRAIN), seed=config.seed
@@ -577,20 +585,24 @@ def _train_peer(
     folder: pathlib.Path,
     minutes: float,
 ) -> dict[str, Any]:
-  """Trains with TRL from the start; returns seconds of its steps."""
+  """Trains with a peer from the start; returns seconds of its steps."""
   shutil.rmtree(folder, ignore_errors=True)
   model, tokenizer = folder / "model", tokenizer_lib.load(config.init)
   hf.save(model, *hf.load(config.init), tokenizer)
-  clock = peer_grpo.run(
-      "trl",
-      folder / "train",
-      {
-          **peer_settings(config, name, minutes),
-          "model": str(model.absolute()),
-          "stop_ids": sorted(tokenizer.stop_ids),
-      },
-      deadline_s=60 * minutes * 2 + 1200.0,
-  )
+  settings = {
+      **peer_settings(config, name, minutes),
+      "model": str(model.absolute()),
+      "stop_ids": sorted(tokenizer.stop_ids),
+  }
+  if _package(name) == "skyrl":
+    clock = skyrl_grpo.run(folder / "train", settings)
+  else:
+    clock = peer_grpo.run(
+        "trl",
+        folder / "train",
+        settings,
+        deadline_s=60 * minutes * 2 + 1200.0,
+    )
   ends = clock["step_ends"]
   gaps = [b - a for a, b in zip(ends, ends[1:])]
   kept = [int(p.name[4:]) for p in (folder / "train").glob("step*")]
@@ -636,64 +648,6 @@ def _digest_of_start(config: ml_collections.ConfigDict) -> str:
   del values["sampling.num_rows"]
   text = json.dumps(values, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-class PeakMemory:
-  """The most memory that this process's descendants had at a time.
-
-  Also of earlier processes, which a file tells.
-
-  peak_bytes: sum of their shares of the memory (PSS), which counts a shared
-    page once.
-  of_roles: role -> the most of its processes, bytes.
-  """
-
-  _PERIOD_S = 2.0
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    kept = jsonl.read_json(path) or {"peak_bytes": 0, "of_roles": {}}
-    self.peak_bytes: int = kept["peak_bytes"]
-    self.of_roles: dict[str, int] = kept["of_roles"]
-    self._ended = threading.Event()
-    self._thread = threading.Thread(target=self._watch, daemon=True)
-
-  def __enter__(self) -> "PeakMemory":
-    self._thread.start()
-    return self
-
-  def __exit__(self, *_: Any) -> None:
-    self._ended.set()
-    self._thread.join()
-    kept = {"peak_bytes": self.peak_bytes, "of_roles": self.of_roles}
-    jsonl.atomic_write_json(self._path, kept)
-
-  def _watch(self) -> None:
-    while True:
-      found = collections.Counter()
-      for role, num_bytes in _memory_below(os.getpid()):
-        found[role] += num_bytes
-      self.peak_bytes = max(self.peak_bytes, found.total())
-      for role in ROLES:
-        peak = max(self.of_roles.get(role, 0), found[role])
-        self.of_roles |= {role: peak} if peak else {}
-      if self._ended.wait(self._PERIOD_S):
-        return
-
-
-def _memory_below(pid: int) -> Iterator[tuple[str, int]]:
-  """Yields the role, "" without one, and PSS of a process's descendants."""
-  try:
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-      for child in map(int, (task / "children").read_text().split()):
-        lines = pathlib.Path(f"/proc/{child}/smaps_rollup").read_text()
-        (own,) = re.findall(r"^Pss:\s+(\d+) kB", lines, re.MULTILINE)
-        command = pathlib.Path(f"/proc/{child}/cmdline").read_bytes().decode()
-        role = re.search(r"tba_jax\.system\.role\0([a-z]+)-\d+\0", command)
-        yield role[1] if role else "", 1024 * int(own)
-        yield from _memory_below(child)
-  except (OSError, ValueError):  # One of them has ended.
-    pass
 
 
 def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:

@@ -33,8 +33,8 @@ import urllib.request
 import ml_collections
 import numpy as np
 
+from benchmarks import peak_memory
 from benchmarks import peer_grpo
-from benchmarks import real
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -43,7 +43,8 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _RESULTS = pathlib.Path("runs") / "served"
 _PROMPTS, _COMPLETIONS, _TOKENS, _RANK = 8, 4, 32, 16
 _LEARNING_RATE = 1e-4
-_DEADLINE_S = 600.0
+# Longest wait for an answer.
+DEADLINE_S = 600.0
 # Servers with their losses; a row each.
 _ROWS = (
     ("tba_jax", "importance_sampling"),
@@ -111,7 +112,7 @@ def _measure(
   with tempfile.TemporaryDirectory(prefix="tba_jax_") as name:
     folder = pathlib.Path(name)
     began = time.monotonic()
-    with real.PeakMemory(folder / "memory.json") as memory:
+    with peak_memory.PeakMemory(folder / "memory.json") as memory:
       log = _RESULTS / f"{server}-{loss}.log"
       with _START[server](folder, model, log) as (url, key):
         steps = list(_train(url, key, model, loss, 2 + num_steps))
@@ -150,15 +151,28 @@ def _serve_own(
 
 
 @contextlib.contextmanager
-def _serve_skyrl(
-    folder: pathlib.Path, model: pathlib.Path, log: pathlib.Path
+def serve_skyrl(
+    folder: pathlib.Path,
+    model: pathlib.Path,
+    log: pathlib.Path,
+    *,
+    rank: int = _RANK,
+    num_rows: int = _PROMPTS * _COMPLETIONS,
 ) -> Iterator[tuple[str, str]]:
-  """Runs SkyRL's server; yields its address and a key, which it ignores."""
+  """Runs SkyRL's server; yields its address and a key, which it ignores.
+
+  Args:
+    folder: place of its database and of the folder `checkpoints`.
+    model: a Hugging Face folder.
+    log: file of its output.
+    rank: rank of the adapters.
+    num_rows: sequences that it samples at a time.
+  """
   port = processes.free_port()
   backend = {
       "max_lora_adapters": 2,  # One is the base model.
-      "max_lora_rank": _RANK,
-      "sample_max_num_sequences": _PROMPTS * _COMPLETIONS,
+      "max_lora_rank": rank,
+      "sample_max_num_sequences": num_rows,
   }
   command = [
       *(peer_grpo.python("skyrl"), "-m", "benchmarks.skyrl_server"),
@@ -170,7 +184,7 @@ def _serve_skyrl(
 
 _START: dict[str, Callable[..., Any]] = {
     "tba_jax": _serve_own,
-    "skyrl": _serve_skyrl,
+    "skyrl": serve_skyrl,
 }
 
 
@@ -189,7 +203,7 @@ def _process(
         start_new_session=True,
     )
   try:
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + DEADLINE_S
     while not _answers(url):
       if process.poll() is not None or time.monotonic() > deadline:
         raise TimeoutError("no answer")
@@ -221,23 +235,27 @@ def _answers(url: str) -> bool:
     return False
 
 
+def make_client(url: str, key: str, model: pathlib.Path, rank: int) -> Any:
+  """Returns a training client of a new adapter, by the `tinker` SDK."""
+  import tinker
+  from tinker.lib.public_interfaces import sampling_client
+
+  # SkyRL's server is of tinker 0.25: it gives sequences no ids, without which
+  # newer clients refuse them. No loop here reads them.
+  sampling_client._attach_sequence_ids = lambda response, _: response
+  service = tinker.ServiceClient(base_url=url, api_key=key)
+  made = service.create_lora_training_client(str(model), rank=rank)
+  return made.result(DEADLINE_S)
+
+
 def _train(
     url: str, key: str, model: pathlib.Path, loss: str, num_steps: int
 ) -> Iterator[tuple[float, float, int, float]]:
   """Yields seconds of sampling and training, tokens, and the end of steps."""
-  import tinker
   from tinker import types
-  from tinker.lib.public_interfaces import sampling_client
-
-  # SkyRL's server is of tinker 0.25: it gives sequences no ids, without which
-  # newer clients refuse them. The loop reads none, of either server.
-  sampling_client._attach_sequence_ids = lambda response, _: response
 
   tokenizer = tokenizer_lib.load(str(model))
-  service = tinker.ServiceClient(base_url=url, api_key=key)
-  training = service.create_lora_training_client(str(model), rank=_RANK).result(
-      _DEADLINE_S
-  )
+  training = make_client(url, key, model, _RANK)
   sampling = types.SamplingParams(
       max_tokens=_TOKENS,
       temperature=1.0,
@@ -253,14 +271,12 @@ def _train(
         for a, b in sums
     ]
     began = time.monotonic()
-    sampler = training.save_weights_and_get_sampling_client().result(
-        _DEADLINE_S
-    )
+    sampler = training.save_weights_and_get_sampling_client().result(DEADLINE_S)
     futures = [
         sampler.sample(types.ModelInput.from_ints(ids), _COMPLETIONS, sampling)
         for ids in prompts
     ]
-    groups = [future.result(_DEADLINE_S).sequences for future in futures]
+    groups = [future.result(DEADLINE_S).sequences for future in futures]
     sampled = time.monotonic()
     data = []
     for i, ((a, b), prompt, group) in enumerate(zip(sums, prompts, groups)):
@@ -269,30 +285,31 @@ def _train(
           for s in group
       ]
       data += [
-          _datum(types, loss, prompt, s, reward, statistics.mean(rewards), i)
+          datum(loss, prompt, s, reward, statistics.mean(rewards), i)
           for s, reward in zip(group, rewards)
       ]
     passed = training.forward_backward(data, loss)
     stepped = training.optim_step(
         types.AdamParams(learning_rate=_LEARNING_RATE)
     )
-    passed.result(_DEADLINE_S)
-    stepped.result(_DEADLINE_S)
+    passed.result(DEADLINE_S)
+    stepped.result(DEADLINE_S)
     end = time.monotonic()
     tokens = sum(len(s.tokens) for group in groups for s in group)
     yield sampled - began, end - sampled, tokens, end
 
 
-def _datum(
-    types: Any,
+def datum(
     loss: str,
     prompt: list[int],
     sequence: Any,
     reward: float,
-    mean: float,
-    group: int,
+    mean: float = 0.0,
+    group: int = 0,
 ) -> Any:
-  """Returns a sequence as `loss` takes it."""
+  """Returns a sequence as `loss` takes it, an advantage as its reward."""
+  from tinker import types
+
   ids = prompt + list(sequence.tokens)
   before = [0.0] * (len(prompt) - 1)
   num = len(sequence.tokens)

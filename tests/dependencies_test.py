@@ -27,6 +27,7 @@ _ELSEWHERE = {
     "benchmarks/gpu_attention.py": {"tokamax"},
     "benchmarks/peer_speed.py": {"torch", "transformers", "vllm"},
     "benchmarks/served.py": {"tinker"},
+    "benchmarks/skyrl_grpo.py": {"tinker"},
     "benchmarks/skyrl_server.py": {"skyrl", "uvicorn"},
     "benchmarks/trl_gkd.py": {"datasets", "trl"},
     "benchmarks/trl_grpo.py": {"datasets", "trl"},

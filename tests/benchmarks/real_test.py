@@ -11,6 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from benchmarks import peak_memory
 from benchmarks import real
 from tba_jax.config import validate
 from tba_jax.config import variants
@@ -111,14 +112,14 @@ class RealTest(parameterized.TestCase):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
       child.stdout.readline()
-      with real.PeakMemory(path) as memory:
+      with peak_memory.PeakMemory(path) as memory:
         pass
       child.communicate(b"\n")
     self.assertBetween(memory.of_roles["trainer"], 50e6, 80e6)
     self.assertGreaterEqual(memory.peak_bytes, memory.of_roles["trainer"])
     self.assertEqual(set(memory.of_roles), {"trainer"})
     # Of earlier processes, from the file.
-    with real.PeakMemory(path) as later:
+    with peak_memory.PeakMemory(path) as later:
       pass
     self.assertEqual(later.of_roles, memory.of_roles)
 

@@ -8,7 +8,6 @@ from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
-from tinker import types
 
 from benchmarks import served
 
@@ -21,7 +20,7 @@ class ServedTest(absltest.TestCase):
         ("importance_sampling", "advantages", [0.0, 0.0, 0.75, 0.75]),
         ("tb", "weights", [0.0, 0.0, 1.0, 1.0]),
     ):
-      datum = served._datum(types, loss, [4, 5, 6], sequence, 1.0, 0.25, 0)
+      datum = served.datum(loss, [4, 5, 6], sequence, 1.0, 0.25)
       inputs = datum.loss_fn_inputs
       self.assertEqual(datum.model_input.to_ints(), [4, 5, 6, 7])
       np.testing.assert_array_equal(inputs["target_tokens"].data, [5, 6, 7, 8])
