@@ -15,6 +15,7 @@ import json
 import pathlib
 import sys
 
+from benchmarks import results
 from tba_jax.config import load
 from tba_jax.system import processes
 
@@ -93,8 +94,7 @@ def main(argv: Sequence[str]) -> int:
     )
     return processes.EXIT_CONFIG
   result = module.run(load.load_config(path, overrides), list(argv[1:]))
-  machine = {"cores": len(processes.available_cores())}
-  line = {"benchmark": argv[0], **result, "machine": machine}
+  line = {"benchmark": argv[0], **result, "machine": results.machine()}
   print(json.dumps(line), flush=True)
   return processes.EXIT_OK
 

@@ -35,7 +35,6 @@ import hashlib
 import json
 import os
 import pathlib
-import platform
 import resource
 import shutil
 import signal
@@ -65,7 +64,6 @@ from tba_jax.programs import sizes
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
 from tba_jax.system import jsonl
-from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tools import held
@@ -249,6 +247,7 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
           *(f"min to {target:.2f}" for target in TARGETS),
           *("s a step", "peak, GB"),
           *(f"{role}, GB (by shapes)" for role in peak_memory.ROLES),
+          "processor",
       ]
   ]
   for result in runs:
@@ -267,9 +266,16 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             # Unknown if other programs' memory was counted in.
             told(s["peak_gb"], 1) if s["peak_gb"] else "",
             *(_memory_cell(result, role) for role in peak_memory.ROLES),
+            _processor(result),
         ]
     )
   return rows
+
+
+def _processor(result: Mapping[str, Any]) -> str:
+  """Returns the processor's name; "" of a result that has the family alone."""
+  name = result.get("machine", {}).get("processor", "")
+  return name if " " in name else ""
 
 
 def _memory_cell(result: Mapping[str, Any], role: str) -> str:
@@ -430,10 +436,7 @@ def _measure(
           if name in OURS
       },
       "versions": clock.get("versions", {}),
-      "machine": {
-          "cores": len(processes.available_cores()),
-          "processor": platform.processor() or platform.machine(),
-      },
+      "machine": results.machine(),
   }
 
 

@@ -28,7 +28,6 @@ import json
 import math
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -51,7 +50,6 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
 from tba_jax.system import jsonl
-from tba_jax.system import processes
 
 VLLM_VARIABLE = "TBA_JAX_VLLM"
 DTYPES = ("float32", "bfloat16")
@@ -135,10 +133,7 @@ def run(
       "model": config.init,
       "num_params": sum(x.size for x in jax.tree.leaves(params)),
       **dataclasses.asdict(work),
-      "machine": {
-          "cores": len(processes.available_cores()),
-          "processor": platform.processor() or platform.machine(),
-      },
+      "machine": results.machine(),
   }
   _RESULTS.mkdir(parents=True, exist_ok=True)
   jsonl.atomic_write_json(_RESULTS / "speed.json", result)

@@ -5,12 +5,15 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 import json
 import pathlib
+import platform
+import re
 import sys
 from typing import Any
 
 import numpy as np
 
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 
 
 def parse(
@@ -27,6 +30,16 @@ def parse(
   if unknown := sorted(set(chosen) - set(names)):
     raise ValueError(f"unknown runs {unknown}; allowed {', '.join(names)}")
   return [int(seed) for seed in seeds.split(",")], chosen or list(names)
+
+
+def machine() -> dict[str, Any]:
+  """Returns `cores`, those of this process, and `processor`, its name."""
+  text = pathlib.Path("/proc/cpuinfo").read_text()
+  found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+  return {
+      "cores": len(processes.available_cores()),
+      "processor": found[1] if found else platform.machine(),
+  }
 
 
 def last_items(result: Mapping[str, Any]) -> dict[str, Any]:

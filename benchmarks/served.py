@@ -35,6 +35,7 @@ import numpy as np
 
 from benchmarks import peak_memory
 from benchmarks import peer_grpo
+from benchmarks import results
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -67,7 +68,7 @@ def run(
     runs, one for each server and loss: server, loss, and of the steps that are
     counted the medians sampling_s, training_s and step_s and tokens_per_s
     (sampled); first_step_s, from the start of the process to the end of the
-    first step; peak_gb, the most memory of the server's processes; cpu.
+    first step; peak_gb, the most memory of the server's processes.
 
   Raises:
     ValueError: an operand is wrong, or a package is missing.
@@ -85,7 +86,7 @@ def run(
     )
   _RESULTS.mkdir(parents=True, exist_ok=True)
   runs = [_measure(*row, model, num_steps) for row in _ROWS]
-  result = {"runs": runs, "cpu": _cpu(), "steps": num_steps}
+  result = {"runs": runs, "steps": num_steps, "machine": results.machine()}
   jsonl.atomic_write_json(_RESULTS / "result.json", result)
   table = _make_table(runs)
   (_RESULTS / "table.md").write_text(table)
@@ -325,12 +326,6 @@ def datum(
   return types.Datum(
       model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs
   )
-
-
-def _cpu() -> str:
-  text = pathlib.Path("/proc/cpuinfo").read_text()
-  found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-  return found[1] if found else "unknown"
 
 
 def _make_table(runs: Sequence[dict[str, Any]]) -> str:

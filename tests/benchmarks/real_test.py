@@ -71,7 +71,12 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(cells["reward, new kinds"], "")
     self.assertEqual(cells["trainer, GB (by shapes)"], "")
     _, row = real.make_table([_result(memory_gb={"trainer": [4.25, 3.5]})])
-    self.assertEqual(row[-2:], ["4.2 (3.5)", ""])
+    self.assertEqual(row[-3:], ["4.2 (3.5)", "", ""])
+    # The name of a family of processors says too little.
+    for processor, cell in (("AMD EPYC", "AMD EPYC"), ("x86_64", "")):
+      machine = {"cores": 2, "processor": processor}
+      _, row = real.make_table([_result(machine=machine)])
+      self.assertEqual(row[-1], cell)
 
   def test_keeps_a_run_of_the_claims_and_tabulates_it(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
