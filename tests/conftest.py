@@ -35,12 +35,20 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 from absl import flags  # noqa: E402
 import jax  # noqa: E402  the environment above must come first.
+import pytest  # noqa: E402
 
 # A silent broadcast of [B, 1] against [B] is the classic wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # absltest's temporary folders read a flag, which nobody parses under pytest.
 flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_one_file():
+  """Lets go of the programs that a file compiled: a worker would keep all."""
+  yield
+  jax.clear_caches()
 
 
 def pytest_collection_finish() -> None:
