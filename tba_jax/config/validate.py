@@ -780,19 +780,20 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
         "allowed, with config.sampling.max_prompt_tokens, up to"
         f" {shape.max_positions}, the positions of {name}"
     )
-  if not c.get("reference.init"):
-    return
-  try:
-    teacher = hf_config.read(c["reference.init"])
-  except ValueError:
-    return  # `_folders` reports it.
-  if length > teacher.max_positions:
-    yield "reference.init", (
-        f"allowed a model of {length} positions or more,"
-        " config.sampling.max_prompt_tokens +"
-        " config.sampling.max_completion_tokens; it has"
-        f" {teacher.max_positions}"
-    )
+  for key in ("reference.init", *_JUDGES):
+    # Relations are checked without what cannot be read.
+    if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
+      continue
+    try:
+      found = hf_config.read(c[key]).max_positions
+    except ValueError:
+      continue  # `_folders` reports it.
+    if length > found:
+      yield key, (
+          f"allowed a model of {length} positions or more,"
+          " config.sampling.max_prompt_tokens +"
+          f" config.sampling.max_completion_tokens; it has {found}"
+      )
 
 
 def _shape(c: Mapping[str, Any]) -> _Problems:
@@ -955,6 +956,20 @@ _MODELS = {
     "loss.value_init": (("policy", "reward_model"), folders.SCORER),
     "reference.init": (("",), folders.POLICY),
 }
+# Those that read prompts and completions of the policy, beside the reference.
+_JUDGES = (
+    "evaluate.judge", "reward_model.relabel", "reward.model", "loss.value_init"
+)  # fmt: skip
+
+
+def _unread_models(c: Mapping[str, Any]) -> set[str]:
+  """Returns the settings of models that others turn off."""
+  unread = set()
+  if c.get("reward.where") != "model":
+    unread.add("reward.model")
+  if not losses.find(c.get("loss.name")).has_values:
+    unread.add("loss.value_init")
+  return unread
 
 
 def _folders(
@@ -965,11 +980,7 @@ def _folders(
     if not os.path.exists(path):
       yield "reward.readable", f"allowed paths that exist; {path} does not"
       break
-  unread = set()
-  if c.get("reward.where") != "model":
-    unread.add("reward.model")
-  if not losses.find(c.get("loss.name")).has_values:
-    unread.add("loss.value_init")
+  unread = _unread_models(c)
   for key, (names, labels) in _MODELS.items():
     if c.get(key, names[0]) in names or _section(key) not in sections:
       continue

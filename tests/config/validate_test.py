@@ -20,6 +20,7 @@ from tba_jax.losses import corrections
 from tba_jax.losses import groups
 from tba_jax.models import config as config_lib
 from tba_jax.models import families
+from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
@@ -712,6 +713,31 @@ class RelationsTest(parameterized.TestCase):
     changes = dict(sft__init=str(folder), sampling__max_prompt_tokens=2000)
     problems = _problems(base_config.make(**changes), program=program)
     self.assertEqual(problems, [])
+
+  @parameterized.parameters(
+      ("evaluate.judge", {}),
+      ("reward.model", dict(reward__where="model")),
+      ("loss.value_init", dict(loss__name="ppo", loss__ratio_clip=0.2)),
+      # A setting that nothing reads.
+      ("", dict(reward__model=...)),
+  )
+  def test_a_judge_has_positions_for_what_is_sampled(self, key, changes):
+    words = tokenizer.word_level(("a",), ".")
+    for positions, is_enough in ((39, False), (40, True)):
+      folder = self.create_tempdir().full_path
+      shape = hf_case.make_config(max_positions=positions)
+      config = heads.config_of(shape)
+      params = heads.ScalarModel(config).from_policy(hf_case.make_params(shape))
+      hf.save(folder, config, params, words)
+      own = {k: folder if v is ... else v for k, v in changes.items()}
+      own |= {key.replace(".", "__"): folder} if key else {}
+      lines = _problems(base_config.make(init="scratch", **own))
+      if is_enough or not key:
+        self.assertEqual(lines, [])
+      else:
+        (line,) = lines
+        self.assertStartsWith(line, f"config.{key} = ")
+        self.assertIn("a model of 40 positions or more", line)
 
   @parameterized.parameters(
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),
