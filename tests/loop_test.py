@@ -42,7 +42,10 @@ class LoopTest(parameterized.TestCase):
             # Steps large enough to tell one version from the next.
             "sweep.objectives=rloo: loss.name=rloo"
             " optimizer.learning_rate=0.03;"
-            "ppo: loss.name=ppo loss.ratio_clip=0.2",
+            "ppo: loss.name=ppo loss.ratio_clip=0.2;"
+            # Cuts groups, and has other batches than the rest.
+            "cut: loss.name=rloo train.micro_batch_completions=1"
+            " train.completions_per_prompt=2 train.prompts_per_batch=8",
             "sweep.staleness_steps=0,2",
             "sweep.mini_batches=3",
             "sweep.seeds=0,1",
@@ -105,6 +108,18 @@ class LoopTest(parameterized.TestCase):
       for other in {*range(_STEPS)} - {version}:
         self.assertGreater(gap(other, batch), 1e-2)
       self.assertEqual(set(batch.staleness_steps.ravel()), {step - version})
+
+  def test_each_objective_has_the_reference_of_its_batches(self):
+    for name in ("rloo-s0-seed0", "cut-s0-seed0"):
+      # The first batch is sampled with the reference itself.
+      _, (batch, *_) = self.watch(name)
+      counted = batch.completion_mask > 0
+      np.testing.assert_allclose(
+          batch.ref_logprobs[counted],
+          batch.behavior_logprobs[counted],
+          atol=1e-4,
+          err_msg=name,
+      )
 
   def test_counts_no_token_that_was_not_sampled(self):
     loop = self.make_loop("rloo-s0-seed0")

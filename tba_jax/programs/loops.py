@@ -26,6 +26,7 @@ from tba_jax.learning import train_step
 from tba_jax.losses import build as losses
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import difficulty
@@ -201,8 +202,8 @@ class Loop:
 class LoopMaker:
   """Makes loops of one process, one after the other; compiles nothing twice.
 
-  All loops share policy, reference, sampler and judge; those of one name share
-  the train step.
+  All loops share policy, sampler and judge; those of one name share the train
+  step, and those with micro-batches of as many prompts the reference.
 
   policy: policy that all start from.
   sampler: sampler of training prompts.
@@ -226,9 +227,8 @@ class LoopMaker:
     self._mesh = sharding.make_mesh(config.mesh)
     self._params = policy_lib.initial_params(self.policy, config.seed)
     self.sampler = policy_lib.make_sampler(config, self.policy)
-    self._reference = device_work.make_reference(
-        config, self.policy, self._params, self._mesh
-    )
+    # By the prompts of a micro-batch, in which each computes.
+    self._references: dict[int, reference_lib.Reference] = {}
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
     has_reference = config.reference.role != "none"
     self._environments = environments.make(
@@ -238,7 +238,7 @@ class LoopMaker:
         config,
         workdir,
         self.policy,
-        reference=self._reference if has_reference else None,
+        reference=self._reference_of(config) if has_reference else None,
     )
     self._steps: dict[
         str, tuple[train_step.TrainStep, train_step.TrainState]
@@ -252,7 +252,7 @@ class LoopMaker:
       name: key of the train step: loops of one name differ in seed, lag and
         replay alone.
     """
-    policy = self.policy
+    policy, reference = self.policy, self._reference_of(config)
     if name not in self._steps:
       own = dataclasses.replace(
           policy,
@@ -260,7 +260,7 @@ class LoopMaker:
       )
       self._steps[name] = (
           device_work.make_train_step(
-              config, own, self._mesh, self._params, self._reference
+              config, own, self._mesh, self._params, reference
           ),
           device_work.init_state(config, own, self._params, self._mesh),
       )
@@ -270,7 +270,7 @@ class LoopMaker:
         # The step donates its state; the next loop needs this one.
         state=jax.tree.map(jnp.copy, state),
         train_step=step,
-        reference=self._reference,
+        reference=reference,
         merger=device_work.make_merger(config, policy, self._params),
         checkpointer=None,
         cluster=cluster.Cluster(),
@@ -302,6 +302,16 @@ class LoopMaker:
         buffer=buffer,
         order=make_prompt_order(config, policy),
     )
+
+  def _reference_of(
+      self, config: ml_collections.ConfigDict
+  ) -> reference_lib.Reference:
+    size = device_work.micro_prompts(config)
+    if size not in self._references:
+      self._references[size] = device_work.make_reference(
+          config, self.policy, self._params, self._mesh
+      )
+    return self._references[size]
 
   def close(self) -> None:
     """Ends the processes of judges and environments."""

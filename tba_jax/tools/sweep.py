@@ -85,17 +85,25 @@ class Lag:
   ) -> ml_collections.ConfigDict:
     """Returns a copy with this lag, which trains on its fresh prompts alone."""
     config = loops.set_exact_lag(config, self.staleness_steps)
-    train = config.train
+    train, replay = config.train, config.replay
+    # Those that arrive at once, any of which may be of one prompt.
+    arriving = train.prompts_per_batch * train.completions_per_prompt
+    arriving *= self.mini_batches
     config.search.update(
         prompts_per_step=train.prompts_per_batch,
         samples_per_prompt=train.completions_per_prompt,
     )
-    config.replay.update(
+    replay.update(
+        capacity=max(replay.capacity, arriving),
+        capacity_per_prompt=max(replay.capacity_per_prompt, arriving),
         recent_fraction=1.0,
         recent_window_steps=1,
         skip_equal_rewards=False,
         warm_start_completions=0,
         dedupe=False,
+    )
+    config.replay_filter.update(
+        duplicates="newest", similarity="none", evict="oldest", freeze_step=0
     )
     if max(self.mini_batches, self.passes) > 1:
       config.search.lockstep = False
@@ -286,7 +294,10 @@ def run_settings(run: Run) -> dict[str, Any]:
   """Returns the settings that a run's result depends on, by config key."""
   values = load.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
-           "optimizer.", "train.", "evaluate.", "init")  # fmt: skip
+           "optimizer.", "train.", "evaluate.", "init", "seed", "explore.",
+           "tempering.", "reward.where", "reward.model", "reward.fallback",
+           "reward.normalize_parts", "search.order", "search.solved_from",
+           "search.weights")  # fmt: skip
   return {k: v for k, v in values.items() if k.startswith(parts)}
 
 

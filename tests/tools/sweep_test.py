@@ -15,16 +15,19 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
+import numpy as np
 import rich.console
 
 from tba_jax import schedule
 from tba_jax.config import load as load_lib
 from tba_jax.config import variants
 from tba_jax.monitor import run_directory
+from tba_jax.programs import loops
 from tba_jax.programs import sft
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tools import sweep
+from tests.channels import fake_groups
 
 staleness = variants.import_config("configs/staleness.py")
 
@@ -56,6 +59,27 @@ class LagTest(parameterized.TestCase):
     size = config.train.prompts_per_batch
     self.assertEqual([flow.version_of(t * size) for t in range(6)], versions)
     self.assertEqual(lag.label, label)
+
+  @parameterized.parameters(sweep.Lag(), sweep.Lag(mini_batches=3))
+  def test_keeps_all_that_a_batch_is_drawn_from(self, lag):
+    config = lag.apply(
+        load(
+            "replay.capacity_per_prompt=2",
+            "replay.capacity=9",
+            "replay_filter.similarity=edit",
+        )
+    )
+    B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
+    buffer = loops.make_buffer(config)
+    flow = schedule.make_schedule(config)
+    for prompt_id in range(flow.needed(0)):
+      texts = fake_groups.distinct(3, K)
+      group = fake_groups.make_group(
+          prompt_id, texts, prompt_tokens=np.ones(1, np.int32)
+      )
+      buffer.insert(group, 0)
+    draw = flow.draw(buffer, B, K, 0)
+    self.assertLen(np.unique(draw.rows), B * K)
 
 
 class ExpandTest(parameterized.TestCase):
@@ -157,6 +181,28 @@ class ResultTest(absltest.TestCase):
         load_lib.ConfigError, "config.train.num_steps = 7, was 6"
     ):
       sweep.read_result(workdir, other)
+
+  def test_is_of_the_same_settings_of_sampling_and_rewards(self):
+    workdir = self.create_tempdir().full_path
+    only_tb = "sweep.objectives=tb: loss.name=tb"
+    run = sweep.expand_runs(load(only_tb))[0]
+    result = {"settings": sweep.run_settings(run), "curve": []}
+    jsonl.atomic_write_json(sweep.result_path(workdir, run), result)
+    for override in (
+        "seed=1",
+        "explore.fraction=0.5",
+        "tempering.tau=2.0",
+        "reward.fallback=0.5",
+        "search.order=unsolved",
+        "search.weights=int8",
+    ):
+      other = sweep.expand_runs(load(only_tb, override))[0]
+      with self.subTest(override), self.assertRaisesRegex(
+          load_lib.ConfigError, f"config.{override.partition('=')[0]} = .*, was"
+      ):
+        sweep.read_result(workdir, other)
+    same = sweep.expand_runs(load(only_tb, "reward.num_workers=3"))[0]
+    self.assertIsNotNone(sweep.read_result(workdir, same))
 
   def test_of_a_version_that_did_not_know_a_key(self):
     workdir = self.create_tempdir().full_path
