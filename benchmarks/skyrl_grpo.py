@@ -47,6 +47,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     training = served.make_client(url, key, model, settings["rank"])
     clock = peer_grpo.Clock(settings, lambda: _save(training, folder))
     train(training, settings, clock)
+    training.holder.close()  # Its heartbeats would miss the server.
   for step, file in clock.snapshots.items():
     with tarfile.open(file) as packed:
       packed.extractall(folder / f"step{step}", filter="data")
