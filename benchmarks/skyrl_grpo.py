@@ -28,7 +28,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     folder: folder to make, for settings, the server's log, snapshots
       (`step20`, an adapter as PEFT keeps it) and the result.
-    settings: those of `peer_grpo.run` for a task, with the rank of the adapter.
+    settings: settings of `peer_grpo.run` for a task, and the adapter's rank.
 
   Raises:
     RuntimeError: the server ended or did not answer.
