@@ -161,7 +161,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
       "name": result["name"],
       "seed": result["seed"],
       **{
-          f"seconds_to_{target}": time_to_reward.seconds_until(
+          f"seconds_to_{target}": results.at_target(
               result["seconds"], falling, -target
           )
           for target in TARGETS

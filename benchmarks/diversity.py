@@ -99,19 +99,14 @@ def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   rows = [[*heads, f"distinct at pass@1 {_PASS_AT_1}"]]
   for row in results.make_rows(SETTINGS, runs, _ENDS):
     mine = results.of_name(runs, "-".join(row[:2]))
-    found = [distinct_at(run, _PASS_AT_1) for run in mine]
+    found = [
+        results.at_target(
+            run["distinct_correct_per_solved"], run["pass_at_1"], _PASS_AT_1
+        )
+        for run in mine
+    ]
     reached = [value for value in found if value is not None]
     rows.append([*row, f"{len(reached)} of {len(mine)} reach it"])
     if len(reached) == len(mine):
       rows[-1][-1] = results.mean_and_range(reached, 2)
   return rows
-
-
-def distinct_at(result: Mapping[str, Any], pass_at_1: float) -> float | None:
-  """Returns the distinct solutions where a run first reaches `pass_at_1`."""
-  xs, ys = result["pass_at_1"], result["distinct_correct_per_solved"]
-  for i in range(1, len(xs)):
-    if xs[i] >= pass_at_1:
-      share = (pass_at_1 - xs[i - 1]) / (xs[i] - xs[i - 1])
-      return ys[i - 1] + share * (ys[i] - ys[i - 1])
-  return None

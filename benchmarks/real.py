@@ -227,7 +227,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
       "before": rewards[0],
       **{name: result[name][-1] for name in _KEPT if result.get(name)},
       **{
-          f"minutes_to_{target:.2f}": time_to_reward.seconds_until(
+          f"minutes_to_{target:.2f}": results.at_target(
               [s / 60 for s in result["seconds"]], rewards, target
           )
           for target in TARGETS
@@ -321,7 +321,7 @@ def _value_at(
   if reward is None:
     return result[key][-1]
   rewards = result["mean_reward"]
-  return time_to_reward.seconds_until(result[key], rewards, reward)
+  return results.at_target(result[key], rewards, reward)
 
 
 def make_samples(runs: Sequence[Mapping[str, Any]]) -> str:

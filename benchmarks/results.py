@@ -128,6 +128,19 @@ def of_name(
   return [run for run in runs if run["name"] == name]
 
 
+def at_target(
+    values: Sequence[float], curve: Sequence[float], target: float
+) -> float | None:
+  """Returns the value where a curve first reaches a target, interpolated."""
+  for i, height in enumerate(curve):
+    if height >= target:
+      if not i:
+        return values[0]
+      share = (target - curve[i - 1]) / (height - curve[i - 1])
+      return values[i - 1] + share * (values[i] - values[i - 1])
+  return None
+
+
 def mean_and_range(values: Sequence[float], digits: int) -> str:
   """Returns "mean (least to most)"."""
   text = f"{np.mean(values):.{digits}f}"

@@ -177,7 +177,7 @@ def run(
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the seconds to each of `TARGETS`, and how the run ended."""
   seconds_to = {
-      f"seconds_to_{target:.2f}": seconds_until(
+      f"seconds_to_{target:.2f}": results.at_target(
           result["seconds"], result["pass_at_1"], target
       )
       for target in TARGETS
@@ -192,20 +192,6 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
       "completions_per_s": result["completions_per_s"],
       "start_s": result["start_s"],
   }
-
-
-def seconds_until(
-    seconds: Sequence[float], values: Sequence[float], target: float
-) -> float | None:
-  """Returns when a curve first reaches a target, linear between its points."""
-  for i, value in enumerate(values):
-    if value >= target:
-      if not i:
-        return seconds[0]
-      before = values[i - 1]
-      share = (target - before) / (value - before)
-      return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
-  return None
 
 
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -5,6 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from benchmarks import results
 from benchmarks import time_to_reward
 from tba_jax.config import load
 from tba_jax.config import validate
@@ -40,7 +41,7 @@ class TimeToRewardTest(parameterized.TestCase):
     # The second crossing of .5 does not count.
     curve = [0.3, 0.5, 0.45, 0.75]
     seconds = [0.0, 10.0, 20.0, 40.0]
-    found = time_to_reward.seconds_until(seconds, curve, target)
+    found = results.at_target(seconds, curve, target)
     if expected is None:
       self.assertIsNone(found)
     else:
