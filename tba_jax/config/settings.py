@@ -627,10 +627,7 @@ SETTINGS = {
         0, FROM_0, "steps after which beta is beta_final, up to"
         " beta_decay_steps"),
     "loss.correction": _s(
-        "", one_of("", "none", "clip_token", "clip_sequence", "cispo",
-                   "truncate_token", "truncate_sequence", "mask_token",
-                   "decoupled", "topr", "bounded_token", "bounded_sequence",
-                   "vespo", "m2_mask"),
+        "", one_of("", *losses.CORRECTIONS),
         "importance correction; '' is the objective's own, a trust region of"
         " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
         " truncate_* and mask_token ratio_cap, decoupled both (the trust"
@@ -675,7 +672,7 @@ SETTINGS = {
         0.0, NOT_NEGATIVE, "weight of an entropy bonus: the loss is reduced by"
         " it times the mean entropy per token, nats"),
     "loss.length_norm": _s(
-        "", one_of("", "none", "tokens", "max_tokens", "mean_tokens"),
+        "", one_of("", *losses.LENGTH_NORMS),
         "divisor of a completion's log-prob: 1 ('none'), its number of tokens,"
         " sampling.max_completion_tokens, or the batch's mean number; '' is"
         " the objective's own"),

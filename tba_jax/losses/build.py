@@ -19,6 +19,24 @@ import functools
 import importlib
 from typing import Any
 
+# Importance corrections, of `corrections.py`.
+CORRECTIONS = (
+    "none",
+    "clip_token",
+    "clip_sequence",
+    "cispo",
+    "truncate_token",
+    "truncate_sequence",
+    "mask_token",
+    "decoupled",
+    "topr",
+    "bounded_token",
+    "bounded_sequence",
+    "vespo",
+    "m2_mask",
+)
+# Divisors of a completion's log-prob, of `groups.length_weights`.
+LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 _OF_VALUES = ("value_init", "value_learning_rate")
 # Corrections that need `loss.ratio_clip` above 0.
 CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")

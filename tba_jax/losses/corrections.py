@@ -56,21 +56,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-CORRECTIONS = (
-    "none",
-    "clip_token",
-    "clip_sequence",
-    "cispo",
-    "decoupled",
-    "truncate_token",
-    "truncate_sequence",
-    "mask_token",
-    "topr",
-    "bounded_token",
-    "bounded_sequence",
-    "vespo",
-    "m2_mask",
-)
+from tba_jax.losses import build
+
 # Factors of whole completions.
 _OF_SEQUENCES = (
     "clip_sequence",
@@ -135,7 +122,7 @@ def factors(
     ratio_BxK: [B, K] float32, w of `ratios`.
     advantages_BxKxT: [B, K, T] float32, minus the objective's derivative by
       log π of each token; only the sign matters, to the clips.
-    correction: name in `CORRECTIONS`.
+    correction: name in `build.CORRECTIONS`.
     ratio_clip: c, bound of the clips, cispo and decoupled.
     ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
@@ -195,7 +182,9 @@ def factors(
     changed_BxKxT = cut_BxKxT | (to_behavior > ratio_cap)
     return factor_BxKxT, changed_BxKxT.astype(w_BxKxT.dtype)
   else:
-    raise ValueError(f"loss.correction={correction!r}: allowed {CORRECTIONS}")
+    raise ValueError(
+        f"loss.correction={correction!r}: allowed {build.CORRECTIONS}"
+    )
   return factor_BxKxT, (factor_BxKxT != w_BxKxT).astype(w_BxKxT.dtype)
 
 

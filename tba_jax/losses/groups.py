@@ -12,9 +12,6 @@ import jax.numpy as jnp
 # Result of a loss: its value, [] float32, and arrays that metrics read.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
 
-# Divisors of a completion's log-prob: `length_weights`.
-LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
-
 MoveFn = Callable[[jax.Array], jax.Array]
 
 

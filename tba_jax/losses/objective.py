@@ -80,8 +80,7 @@ def make_loss_fn(
   name = config.loss.name
   if build.find(name).has_teacher != (teacher is not None):
     raise ValueError(
-        f"config.loss.name = {name!r}: a teacher is missing, or is"
-        " one too many"
+        f"config.loss.name = {name!r}: a teacher is missing, or not read"
     )
   if teacher is not None:
     both = distillation.SideBySide(model, teacher)

@@ -22,7 +22,7 @@ _MAX_TOKEN_KL = 10.0
 # Nats: bounds one token in the k3 estimate.
 _MAX_LOG_RATIO = 20.0
 
-_Loss = tuple[jax.Array, dict[str, jax.Array]]
+_Loss = groups_lib.Loss
 
 
 def reinforce_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:

@@ -217,7 +217,7 @@ def value_loss(
 
 def ppo_loss(
     groups: groups_lib.Groups, c: Any, beta: jax.Array
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> groups_lib.Loss:
   """Returns the policy's score-function loss plus the weighted value loss.
 
       L = -1/(BK) Σ_b Σₖ Σ_t m_t A_t log π(y_t|…) + c_V value_loss

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from tba_jax.losses import groups as groups_lib
 
-_Loss = tuple[jax.Array, dict[str, jax.Array]]
+_Loss = groups_lib.Loss
 
 
 def online_dpo_loss(

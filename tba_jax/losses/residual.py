@@ -32,7 +32,7 @@ import jax.numpy as jnp
 
 from tba_jax.losses import groups as groups_lib
 
-_Loss = tuple[jax.Array, dict[str, jax.Array]]
+_Loss = groups_lib.Loss
 
 # Nats: bounds a token's log-ratio of the anchor ema, as its code does.
 _MAX_TOKEN_NATS = 10.0
@@ -109,7 +109,10 @@ def log_ratio(
   if anchor == "reference":
     return groups.rho_BxK, None
   if anchor == "behavior":
-    return groups.seq_BxK - _behavior_seq(groups), None
+    behavior_BxK = groups_lib.weighted_sums(
+        groups.behavior_logprobs_BxKxT, groups.weights_BxKxT
+    )
+    return groups.seq_BxK - jax.lax.stop_gradient(behavior_BxK), None
   change_BxKxT = jnp.clip(
       groups.logprobs_BxKxT - groups.behavior_logprobs_BxKxT,
       -_MAX_TOKEN_NATS,
@@ -264,12 +267,4 @@ def flowrl_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   """
   return member(
       groups, c, beta, anchor="reference", baseline="value", paper=2 / beta
-  )
-
-
-def _behavior_seq(groups: groups_lib.Groups) -> jax.Array:
-  return jax.lax.stop_gradient(
-      groups_lib.weighted_sums(
-          groups.behavior_logprobs_BxKxT, groups.weights_BxKxT
-      )
   )

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import residual
 
-_Loss = tuple[jax.Array, dict[str, jax.Array]]
+_Loss = groups_lib.Loss
 
 
 def tb_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:

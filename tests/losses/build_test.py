@@ -14,7 +14,6 @@ import numpy as np
 
 from tba_jax.config import settings
 from tba_jax.losses import build
-from tba_jax.losses import corrections
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import residual
 from tba_jax.losses import tb
@@ -227,8 +226,8 @@ class TableTest(parameterized.TestCase):
   def test_defaults_are_allowed_values(self):
     for name, row in build.OBJECTIVES.items():
       with self.subTest(name):
-        self.assertIn(row.correction, corrections.CORRECTIONS)
-        self.assertIn(row.length_norm, (None, *groups_lib.LENGTH_NORMS))
+        self.assertIn(row.correction, build.CORRECTIONS)
+        self.assertIn(row.length_norm, (None, *build.LENGTH_NORMS))
         for key in row.reads:
           self.assertIn(f"loss.{key}", settings.SETTINGS)
 

@@ -134,7 +134,7 @@ class FactorsTest(chex.TestCase):
     self.assertEqual(changed.sum(), n)
 
   def test_all_corrections_are_tried_above(self):
-    for name in corrections.CORRECTIONS:
+    for name in build.CORRECTIONS:
       factor, _ = corrections.factors(
           jnp.ones((1, 2, 2)),
           jnp.ones((1, 2)),
@@ -249,7 +249,7 @@ class ReadTest(parameterized.TestCase):
 
     readers = [
         name
-        for name in corrections.CORRECTIONS
+        for name in build.CORRECTIONS
         if not np.array_equal(factors(name), factors(name, **{key: value}))
     ]
     self.assertCountEqual(readers, settings.READ_BY_CORRECTIONS[f"loss.{key}"])
