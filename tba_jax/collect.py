@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collector: prompts and a version of the params in, groups out.
 
-Whoever samples completions and rewards them does it here: searchers, the loop
-of one process, sweeps, and evaluations. The rewards of a group are final, with
-`loss.missing_stop`; the journal, the buffer and the losses have the same.
+Searchers, the loop of one process, sweeps and evaluations all sample and reward
+completions here. The rewards of a group are final, with `loss.missing_stop`:
+the journal, the buffer and the losses have the same ones.
 """
 
 import collections
@@ -35,8 +35,8 @@ class Sampled:
   prompts: P prompts.
   requests: P requests to the sampler.
   completions: completions by prompt.
-  logged_rewards: [S] float32 of the prompts whose completions are of a log, by
-    their place among the P.
+  logged_rewards: [S] float32 rewards of the prompts with logged completions, by
+    their index among the P.
   outcomes: results of their environments, S by prompt; None without any.
   """
 
@@ -122,9 +122,8 @@ class Collector:
       judge: judge of completions.
       num_completions: S, completions of a prompt.
       split: split of the task.
-      loss: `config.loss`, which weighs rewards, and says what a completion
-        gets that was cut off;
-        None keeps the judge's rewards.
+      loss: `config.loss`, which weights rewards, and sets those of completions
+        that were cut off; None keeps the judge's rewards.
       part_weights: weights of the parts of the reward, which are normalized
         over a prompt's completions before they are summed; None sums no parts.
       reference: `GroupReference`; None leaves reference log-probs to the
@@ -357,10 +356,7 @@ class Collector:
     )
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
-    """Returns what the judge is asked, S requests by prompt.
-
-    Of a prompt whose rewards are of a log there are none.
-    """
+    """Returns the judge's requests, S by prompt; none for logged rewards."""
     none = [[None] * self._num_completions] * len(sampled.prompts)
     return [
         [

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: sample, replay, learn, in one thread and at an exact lag.
 
-This is the system without its processes. Searchers and trainer do the same side
-by side; with `search.lockstep` they do it to the same bits.
+This is the system without its processes. Searchers and trainer do the same work
+side by side; with `search.lockstep` they arrive at the same bits.
 """
 
 import collections
@@ -63,7 +63,7 @@ def train(
   num_sampled = num_inserted = 0
 
   def sample(limit: int, version: int) -> None:
-    """Has the collector sample all prompts below a position that it has not."""
+    """Samples the prompts below a position that are not sampled yet."""
     nonlocal num_sampled
     order.extend(limit)
     prompts = [
@@ -83,7 +83,7 @@ def train(
     # Replay: the groups of this step enter the buffer; a batch leaves it.
     while num_inserted < schedule.needed(step):
       _check_version(waiting[0], schedule, config.logged.path)
-      if waiting[0].num_tokens:  # Else its environment has said no prompt.
+      if waiting[0].num_tokens:  # 0 if its environment gave no prompt.
         order.note(waiting[0])
       buffer.insert(waiting.popleft(), step)
       num_inserted += 1
@@ -101,7 +101,7 @@ def _check_version(
     group: types.Group, schedule: schedule_lib.Schedule, log: str
 ) -> None:
   wanted = schedule.version_of(group.position)
-  # Those of a log are as old as they are, and never newer.
+  # Logged groups keep their own versions, which are never newer.
   is_logged = log and group.versions.max() <= wanted
   if set(group.versions.tolist()) != {wanted} and not is_logged:
     raise RuntimeError(

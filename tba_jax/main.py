@@ -108,9 +108,15 @@ _MESHES = flags.DEFINE_bool(
     False,
     "`plan` compiles each mesh of the topologies, and names the best.",
 )
-
 _EXPORT_STEP = flags.DEFINE_string(
     "export_step", None, "Step that `replay` writes to a file."
+)
+# Flags with the one program that takes them, as operands.
+_OWN_FLAGS = (
+    (_CALIBRATE, "plan"),
+    (_ELSEWHERE, "plan"),
+    (_MESHES, "plan"),
+    (_EXPORT_STEP, "replay"),
 )
 
 
@@ -119,22 +125,15 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   name = _PROGRAM.value
   operands = list(argv[1:])
   try:
-    if _CALIBRATE.value is not None:
-      if name != "plan":
-        raise ValueError(f"--calibrate: --program={name} does not take it")
-      operands.append(f"--calibrate={_CALIBRATE.value}")
-    if _EXPORT_STEP.value is not None:
-      if name != "replay":
-        raise ValueError(f"--export_step: --program={name} does not take it")
-      operands.append(f"--export_step={_EXPORT_STEP.value}")
-    if _ELSEWHERE.value:
-      if name != "plan":
-        raise ValueError(f"--elsewhere: --program={name} does not take it")
-      operands.append("--elsewhere")
-    if _MESHES.value:
-      if name != "plan":
-        raise ValueError(f"--meshes: --program={name} does not take it")
-      operands.append("--meshes")
+    for flag, program in _OWN_FLAGS:
+      if flag.value in (None, False):
+        continue
+      if name != program:
+        raise ValueError(f"--{flag.name}: --program={name} does not take it")
+      is_switch = flag.value is True
+      operands.append(
+          f"--{flag.name}" if is_switch else f"--{flag.name}={flag.value}"
+      )
     for flag in (_WORKDIR, _CONFIG):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
@@ -277,7 +276,7 @@ def run() -> None:
 
 
 def _help(key: str) -> int:
-  """Prints the help, or that on a setting; returns the exit status."""
+  """Prints the help, or the help on a setting; returns the exit status."""
   try:
     if key and not key.startswith("--"):
       print(reference.help_on(key))

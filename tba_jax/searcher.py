@@ -31,7 +31,7 @@ JUDGE_LANE = "judge"
 class Parts:
   """The parts of a searcher.
 
-  sink: takes the groups, and has the assignments.
+  sink: takes groups, and hands out assignments.
   source: source of the params.
   collector: collector of training prompts.
   put: leaves of a version by path -> params for the collector, on the devices.
@@ -70,7 +70,7 @@ class WrongParamsError(RuntimeError):
 
 # Versions refused in a row after which a searcher gives up.
 _MOST_REFUSED = 3
-# Seconds between questions for a further block while others are decoded.
+# Seconds between requests for another block while others are decoded.
 _ASK_EVERY_S = 0.1
 
 
@@ -107,8 +107,8 @@ class Searcher:
     """Samples until a stop; returns whether the trainer ended the run.
 
     Raises:
-      WrongParamsError: the params were not the trainer's, and there are none to
-        go on with, or so it was with several versions in a row.
+      WrongParamsError: the params differ from the trainer's, and there are none
+        to go on with, or several versions in a row were refused.
     """
     with self._spans.span("wait_params"):
       while not self._stop() and not self._take_params(-1, 0.2):
@@ -173,7 +173,7 @@ class Searcher:
   def _put_params(
       self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
   ) -> bool:
-    """Goes on with a version; returns False if the older one stays.
+    """Switches to a version; returns False if the older one stays in use.
 
     Args:
       tag, leaves: a version of the source.
@@ -229,7 +229,7 @@ class Searcher:
   def _stream(self, block: ports.Assignment) -> None:
     """Decodes a block and those granted meanwhile, and hands them over.
 
-    Ends once newer params are to be taken, unless they may come in flight.
+    Ends once newer params are due, unless they may be swapped in flight.
     """
     first = [block]
 
@@ -338,7 +338,7 @@ class Searcher:
     self._report()
 
   def _report(self) -> None:
-    """Tells the trainer the rates since the start."""
+    """Reports the rates since the start to the trainer."""
     busy_s = self._spans.clock.busy_s - self._busy_before_s
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._sink.totals

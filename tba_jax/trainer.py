@@ -29,7 +29,7 @@ from tba_jax.replay import decisions as decisions_lib
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
-# The least time for publishing the first params.
+# Minimum time allowed for publishing the first params.
 _PUBLISH_S = 60.0
 # Factor of guards.action='lower_learning_rate'.
 _LOWER_BY = 0.5
@@ -59,7 +59,7 @@ class Parts:
   evaluations: runs evaluations, in the loop or beside it.
   guards: guards against a run that goes wrong.
   recorder: writer of metrics, events and results.
-  decisions: writer of what asynchrony decided.
+  decisions: log of the decisions of asynchrony.
   """
 
   learner: learner_lib.Learner
@@ -256,7 +256,7 @@ class Trainer:
     return bool(c.every_s) and time.monotonic() - self._saved_at >= c.every_s
 
   def _is_evaluation_missing(self) -> bool:
-    """Tells whether an earlier process ended before evaluating this step."""
+    """Returns whether an earlier process ended before evaluating this step."""
     return (
         0 < self._step < self._config.train.num_steps
         and self._evaluations.is_due(self._step)
@@ -359,7 +359,7 @@ class Trainer:
     self._source.stop_searchers(_INTERRUPT_S)
     self._save(wait=True)
     self._recorder.event("interrupted", f"saved at step {self._step}")
-    # The thread may wait for a batch of completions, or for one that hangs.
+    # The thread may be waiting for a batch of completions, or may hang.
     self._evaluations.close()
     return False
 

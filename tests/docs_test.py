@@ -23,8 +23,6 @@ from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build as losses_build
-from tba_jax.losses import corrections
-from tba_jax.losses import groups
 from tba_jax.losses import objective
 from tba_jax.rewards import tools
 from tba_jax.tasks import build as tasks_build
@@ -213,7 +211,7 @@ class DocsTest(absltest.TestCase):
     self.assertCountEqual(
         re.findall(r"^\| `(\w+)` \|", table, re.M), losses_build.OBJECTIVES
     )
-    for name in (*corrections.CORRECTIONS, *groups.LENGTH_NORMS):
+    for name in (*losses_build.CORRECTIONS, *losses_build.LENGTH_NORMS):
       self.assertIn(f"`{name}`", page)
 
   def test_the_loss_of_the_page_works(self):

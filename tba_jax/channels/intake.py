@@ -123,6 +123,17 @@ class Intake:
         totals = zip(messages.UNITS, announced[sid], strict=True)
         self.written_off[sid] = dict(totals)
 
+  def describe(self, heard: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the living searchers of `Receiver.heard`, and the obstacle."""
+    searchers = [
+        f"{sid} (silent for {lease['age_s']:.0f} s, {lease['unacked']} blocks"
+        " unacknowledged)"
+        for sid, lease in heard.items()
+        if lease["alive"]
+    ]
+    obstacle = f"{self.obstacle}; " if self.obstacle else ""
+    return f"{obstacle}searchers: {', '.join(searchers) or 'none alive'}"
+
   def acknowledged(self) -> dict[str, list[int]]:
     """Returns sid -> [next sequence, *totals] of acknowledged blocks."""
     with self._lock:

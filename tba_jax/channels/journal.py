@@ -187,9 +187,6 @@ class Journal:
   """A directory of segments, open for appending by one thread.
 
   Another thread may call `truncate_before` meanwhile.
-
-  torn_bytes: cut off the end of the last segment when it was opened.
-  damaged_bytes: skipped; each damaged place counts once.
   """
 
   def __init__(
@@ -218,8 +215,6 @@ class Journal:
     self._directory = pathlib.Path(directory)
     self._max_segment_bytes = max_segment_bytes
     self._on_event = on_event
-    self.torn_bytes = 0
-    self.damaged_bytes = 0
     self._reported: set[tuple[str, int]] = set()
     self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     self._directory.chmod(0o700)
@@ -321,7 +316,6 @@ class Journal:
       cut = size - spans[-1].start
       self._open_segment()
       os.truncate(path, spans[-1].start)
-      self.torn_bytes += cut
       message = f"{path}: cut {cut} bytes after byte {spans[-1].start}"
       self._on_event("journal_torn", message)
 
@@ -383,7 +377,6 @@ class Journal:
     if (path.name, span.start) in self._reported:
       return
     self._reported.add((path.name, span.start))
-    self.damaged_bytes += span.end - span.start
     self._on_event(
         "journal_damaged",
         f"{path}: skipped {span.end - span.start} bytes from byte {span.start}",

@@ -16,7 +16,6 @@ import threading
 import time
 from typing import Any
 
-from absl import logging
 import ml_collections
 import numpy as np
 
@@ -204,15 +203,7 @@ class MemoryQueue:
 
   def describe(self) -> str:
     """Returns the searchers, and what holds data up, for a message."""
-    heard = self.heard()
-    searchers = [
-        f"{sid} (silent for {lease['age_s']:.0f} s, {lease['unacked']} blocks"
-        " unacknowledged)"
-        for sid, lease in heard.items()
-        if lease["alive"]
-    ]
-    obstacle = f"{self._intake.obstacle}; " if self._intake.obstacle else ""
-    return f"{obstacle}searchers: {', '.join(searchers) or 'none alive'}"
+    return self._intake.describe(self.heard())
 
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns what a store would have of each searcher, by sid."""
@@ -480,7 +471,7 @@ class MemoryParams:
       self, version: int, params: types.PyTree, nonfinite: Any = 0
   ) -> int | None:
     """Copies the params on the devices; no version is skipped."""
-    self._check()
+    base.check_thread(self._thread, "publishing")
     copy = self._copy(params)
     with self._changed:
       self._pending.append((version, copy, nonfinite))
@@ -493,7 +484,7 @@ class MemoryParams:
       done = self._changed.wait_for(
           lambda: self._newest() >= version or self._thread.failed, deadline_s
       )
-    self._check()
+    base.check_thread(self._thread, "publishing")
     if not done:
       raise base.DeadlineExceededError(
           f"version {version} was not published within {deadline_s:.0f} s:"
@@ -512,7 +503,7 @@ class MemoryParams:
 
     with self._changed:
       done = self._changed.wait_for(ready, timeout_s)
-      self._check()
+      base.check_thread(self._thread, "publishing")
       if not done:
         return None
       wanted = self._newest() if version < 0 else version
@@ -520,22 +511,13 @@ class MemoryParams:
 
   def close(self) -> None:
     """Ends the thread, and frees what it holds."""
-    try:
-      self._thread.close()
-    except Exception as error:  # Already raised by `_check`.
-      logging.warning("publishing: %s", error)
+    base.close_thread(self._thread, "publishing")
     with self._changed:
       self._pending.clear()
       self._kept.clear()
 
   def _newest(self) -> int:
     return next(reversed(self._kept), -1)
-
-  def _check(self) -> None:
-    try:
-      self._thread.check()
-    except Exception as error:
-      raise base.TransportError(f"publishing has ended: {error}") from error
 
   def _wake(self) -> None:
     with self._changed:
@@ -562,20 +544,11 @@ class MemoryParams:
       del copy
 
 
-@dataclasses.dataclass
-class MemoryStats:
-  """Versions that a searcher took; none is ever refused."""
-
-  taken: int = 0
-  refused: int = 0
-  last_refusal: str = ""
-
-
 class MemorySource:
   """A searcher thread's `ports.ParamsSource`."""
 
   def __init__(self, channel: MemoryChannel):
-    self.stats = MemoryStats()
+    self.stats = ports.PullStats()  # None is ever refused.
     self._channel = channel
     self._tag: ports.Tag | None = None
 

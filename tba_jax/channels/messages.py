@@ -336,7 +336,7 @@ def reject_reason(
     has_turn_rewards: whether groups have the rewards of turns.
   """
   if not group.sampled_mask.any():
-    return "environment"  # It has said no prompt.
+    return "environment"  # It gave no prompt.
   if not np.isfinite(group.rewards).all():
     return "reward"
   if (group.turn_rewards is not None) != has_turn_rewards:

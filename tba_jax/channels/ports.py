@@ -92,12 +92,12 @@ class GroupSink(Protocol):
     """
 
 
-class PullStats(Protocol):
-  """Numbers of versions taken and refused, and the last refusal's reason."""
+@dataclasses.dataclass
+class PullStats:
+  """Numbers of versions taken and refused."""
 
-  taken: int
-  refused: int
-  last_refusal: str
+  taken: int = 0
+  refused: int = 0
 
 
 class ParamsSource(Protocol):

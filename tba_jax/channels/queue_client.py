@@ -21,7 +21,6 @@ import threading
 import time
 from typing import Any
 
-from absl import logging
 import ml_collections
 
 from tba_jax import types
@@ -361,10 +360,8 @@ class QueueClient:
       flushed = not self._unacked
       self._final = True
       self._lock.notify_all()
-    try:
-      self._worker.close()
-    except Exception as error:  # The trainer accounts for the blocks.
-      logging.warning("queue client: %s", error)
+    # After an error the trainer accounts for the blocks.
+    base.close_thread(self._worker, "queue client")
     return flushed
 
   def _check(self) -> None:

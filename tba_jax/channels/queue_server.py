@@ -390,20 +390,14 @@ class QueueServer:
     try:
       if self._worker is not None:
         self._wake.set()
-        self._worker.close()
-    except Exception as error:  # Already raised by `check`.
-      logging.warning("queue server: %s", error)
+        base.close_thread(self._worker, "queue server")
     finally:
       self._intake.close()
 
   def check(self) -> None:
     """Raises TransportError if the thread has ended with an error."""
-    try:
-      if self._worker is not None:
-        self._worker.check()
-    except Exception as error:
-      message = f"the queue server has ended: {error}"
-      raise base.TransportError(message) from error
+    if self._worker is not None:
+      base.check_thread(self._worker, "the queue server")
 
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`."""
@@ -433,14 +427,7 @@ class QueueServer:
 
   def describe(self) -> str:
     """Returns the searchers, and what holds data up, for a message."""
-    with self._lock:
-      searchers = [
-          f"{sid} (silent for {self.leases.age_s(sid):.0f} s,"
-          f" {lease['unacked']} blocks unacknowledged)"
-          for sid, lease in self.leases.alive().items()
-      ]
-    obstacle = f"{self.obstacle}; " if self.obstacle else ""
-    return f"{obstacle}searchers: {', '.join(searchers) or 'none alive'}"
+    return self._intake.describe(self.heard())
 
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns `LeaseTable.all`; for any thread."""

@@ -44,6 +44,7 @@ from tba_jax.tasks import logged
 from tba_jax.tasks import rows_task
 from tba_jax.transport import carriers
 from tba_jax.transport import certificates
+from tba_jax.transport import locator
 from tba_jax.transport import wire
 
 ConfigError = load.ConfigError
@@ -76,7 +77,6 @@ def validate(
     config: ml_collections.ConfigDict,
     *,
     program: str = "train",
-    task: base.Task | None = None,
     elsewhere: bool = False,
 ) -> list[str]:
   """Raises one error with all problems of a config.
@@ -85,7 +85,6 @@ def validate(
     config: complete config.
     program: program to run; sections that it does not read are checked for
       types and ranges alone.
-    task: replaces the task of `config.task`, which is then not checked.
     elsewhere: files and packages are those of other machines: what this one
       lacks is no problem.
 
@@ -98,8 +97,6 @@ def validate(
   values = load.flatten(config)
   if program == "one_process":
     values["run.processes"] = "one"
-  if task is not None:
-    values = {k: v for k, v in values.items() if not k.startswith("task.")}
   problems, good = _check_values(values, program)
   not_here: list[str] = []
   if program in LINE_PROGRAMS:
@@ -148,11 +145,11 @@ def validate(
           _line("lora.rank", good["lora.rank"], "allowed 0 in a sweep")
       )
     if program not in _WITHOUT_TASK:
-      lines = _check_task(good, config, task, problems, program)
+      lines = _check_task(good, config, problems, program)
       (not_here if elsewhere else problems).extend(lines)
-  may_try = not elsewhere and task is None
-  # Under a supervisor, it has tried the same code.
-  if may_try and not problems and processes.SUPERVISED not in os.environ:
+  # A supervisor has tried the same code.
+  is_supervised = processes.SUPERVISED in os.environ
+  if not (elsewhere or problems or is_supervised):
     if tried := own_code.parts(good, program):
       problems += own_code.problems(config.to_dict(), tried)
   if problems:
@@ -1087,7 +1084,7 @@ def _packages(c: Mapping[str, Any]) -> _Problems:
 def is_one_host(address: str) -> bool:
   """Tells whether a store at `address` is reachable from its own host only."""
   host = address.rpartition(":")[0].strip("[]")
-  return host in ("", "localhost", "::1") or host.startswith("127.")
+  return not host or locator.is_loopback(host)
 
 
 def _publish(c: Mapping[str, Any]) -> _Problems:
@@ -1256,18 +1253,16 @@ _CHECKS = (
 def _check_task(
     good: Mapping[str, Any],
     config: ml_collections.ConfigDict,
-    task: base.Task | None,
     problems: list[str],
     program: str,
 ) -> list[str]:
   """Returns problems with the task: text lengths, numbers of prompts."""
-  if task is None:
-    if any(p.startswith("config.task.") for p in problems):
-      return []
-    try:
-      task = build.make_task(config.get("task", {}))
-    except ValueError as error:
-      return [str(error)]
+  if any(p.startswith("config.task.") for p in problems):
+    return []
+  try:
+    task = build.make_task(config.get("task", {}))
+  except ValueError as error:
+    return [str(error)]
   lines = []
   start = config.get("init")
   if start == "sft":

@@ -63,8 +63,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def mean_interval(
     values_B: np.ndarray,
     *,
-    num_resamples: int,
-    confidence: float,
+    num_resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> tuple[float, float]:
   """Returns the percentile bootstrap interval of a mean.
@@ -97,9 +97,6 @@ def mean_interval(
 def summarize(
     prompts: Sequence[Mapping[str, Any]],
     num_completions: int,
-    *,
-    resamples: int,
-    confidence: float,
 ) -> dict[str, Any]:
   """Returns means over prompts, standard errors and bootstrap intervals.
 
@@ -112,8 +109,6 @@ def summarize(
       `diluted_perplexity`, `turns`, and `verdicts`, `greedy_verdicts`
       (`comparers.Verdict`).
     num_completions: n, completions per prompt.
-    resamples: number of bootstrap resamples.
-    confidence: confidence of the intervals.
   """
   n = num_completions
   correct_B = [prompt["num_correct"] for prompt in prompts]
@@ -136,9 +131,7 @@ def summarize(
   for name, values_B in values.items():
     out[name] = float(values_B.mean())
     out[f"{name}_stderr"] = _stderr(values_B)
-    out[f"{name}_interval"] = mean_interval(
-        values_B, num_resamples=resamples, confidence=confidence
-    )
+    out[f"{name}_interval"] = mean_interval(values_B)
   if "ref_nats" in prompts[0]:
     tokens = sum(float(np.sum(p["ref_tokens"])) for p in prompts)
     nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / tokens
@@ -151,7 +144,7 @@ def summarize(
           str(k): float(pass_B(k).mean()) for k in sorted(powers_of_two | {n})
       },
       "k": n,
-      "confidence": confidence,
+      "confidence": CONFIDENCE,
       "distinct_correct": float(distinct_B.mean()),
       "distinct_correct_per_solved": (
           float(distinct_B[solved_B].mean()) if solved_B.any() else 0.0
@@ -348,12 +341,7 @@ class Evaluator:
       prompts += self._evaluate_batch(params, range(start, end), version)
       if on_progress is not None:
         on_progress(end, num_prompts)
-    summary = summarize(
-        prompts,
-        self._config.num_completions,
-        resamples=RESAMPLES,
-        confidence=CONFIDENCE,
-    )
+    summary = summarize(prompts, self._config.num_completions)
     samples = [
         sample
         for prompt in prompts[:_NUM_PROMPTS_SHOWN]

@@ -528,9 +528,7 @@ def make_reference(
   if config.reference.role != "trainer":
     params = None
   elif config.reference.init:
-    model = frozen.reference_model(config, policy.tokenizer)
-    folder = config.reference.init
-    params = frozen.load_params(folder, model, mesh, config.sharding)
+    model, params = frozen.load_reference(config, policy.tokenizer, mesh)
     is_shared = True
   return reference_lib.Reference(
       model,

@@ -183,9 +183,6 @@ def make_group_reference(
     return None
   if not config.reference.init:
     return GroupReference(config, policy, make_params(), mesh)
-  model = frozen.reference_model(config, policy.tokenizer)
-  params = frozen.load_params(
-      config.reference.init, model, mesh, config.sharding
-  )
+  model, params = frozen.load_reference(config, policy.tokenizer, mesh)
   policy = dataclasses.replace(policy, model=model)
   return GroupReference(config, policy, params, mesh)

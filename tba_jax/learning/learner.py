@@ -59,13 +59,9 @@ class Learner:
 
   def step(self, draw: buffer_lib.Draw) -> dict[str, float]:
     """Trains on a draw; returns the step's metrics."""
-    metrics = jax.device_get(self.start(draw))
+    metrics = jax.device_get(self.work.train(self.make(draw)))
     self.finish()
     return {name: float(value) for name, value in metrics.items()}
-
-  def start(self, draw: buffer_lib.Draw) -> dict[str, jax.Array]:
-    """Dispatches the step on a draw; returns its metrics, on the devices."""
-    return self.work.train(self.make(draw))
 
   def make(self, draw: buffer_lib.Draw) -> types.Batch:
     """Returns the batch of a draw, with all reference log-probs.

@@ -31,6 +31,7 @@ import numpy as np
 from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import messages
+from tba_jax.channels import ports
 from tba_jax.config import validate
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import probe
@@ -455,7 +456,7 @@ class Publisher:
     Raises:
       TransportError: the thread has ended, with its error as the cause.
     """
-    _check(self._thread, "publishing")
+    base.check_thread(self._thread, "publishing")
     copy = self._copy(params)
     skipped = None
     with self._changed:
@@ -476,7 +477,7 @@ class Publisher:
       done = self._changed.wait_for(
           lambda: self._written >= version or self._thread.failed, deadline_s
       )
-    _check(self._thread, "publishing")
+    base.check_thread(self._thread, "publishing")
     if not done:
       raise base.DeadlineExceededError(
           f"version {version} was not published within {deadline_s:.0f} s:"
@@ -485,7 +486,7 @@ class Publisher:
 
   def close(self) -> None:
     """Ends the thread; a pending version is dropped."""
-    _close(self._thread)
+    base.close_thread(self._thread, "publishing")
 
   def _wake(self) -> None:
     with self._changed:
@@ -573,22 +574,6 @@ class Publisher:
       kept.pop(0)  # Only now, in case the store is lost during the drop.
 
 
-def _check(thread: worker.Worker, what: str) -> None:
-  """Raises TransportError if the thread has failed."""
-  try:
-    thread.check()
-  except Exception as error:
-    raise base.TransportError(f"{what} has ended: {error}") from error
-
-
-def _close(thread: worker.Worker) -> None:
-  """Ends a thread, whose errors `_check` has raised."""
-  try:
-    thread.close()
-  except Exception as error:  # A lost store may hold it for long.
-    logging.warning("%s", error)
-
-
 # Interval of reading the pointer: while a caller waits, and at most.
 _PAUSE_S = 0.02
 _WAITING_PAUSE_S = 0.004
@@ -597,15 +582,6 @@ _POLLS_PER_S = 800.0
 _LONGEST_PAUSE_S = 1.0
 # The interval as a share of the time since the last version.
 _PAUSE_SHARE = 0.05
-
-
-@dataclasses.dataclass
-class PullStats:
-  """Numbers of versions pulled and refused, and the last refusal's reason."""
-
-  taken: int = 0
-  refused: int = 0
-  last_refusal: str = ""
 
 
 class Puller:
@@ -645,7 +621,7 @@ class Puller:
     self._refusals = messages.Refusals(events.write, kind="refused_version")
     self._name = secrets.token_hex(8)
     self._next_ask = 0.0
-    self.stats = PullStats()
+    self.stats = ports.PullStats()
     self._changed = threading.Condition()
     self._latest: tuple[Tag, dict[str, np.ndarray]] | None = None
     # Versions that are or may be asked for with an exact lag, oldest first.
@@ -662,7 +638,7 @@ class Puller:
     Raises:
       TransportError: the thread has ended, with its error as the cause.
     """
-    _check(self._thread, "pulling")
+    base.check_thread(self._thread, "pulling")
     return self._latest
 
   def wait_for(
@@ -689,11 +665,11 @@ class Puller:
       if not self._changed.wait_for(ready, timeout_s):
         return None
       self._interval.stop_waiting()
-      _check(self._thread, "pulling")
+      base.check_thread(self._thread, "pulling")
       return find()
 
   def close(self) -> None:
-    _close(self._thread)
+    base.close_thread(self._thread, "pulling")
 
   def _wake(self) -> None:
     with self._changed:
@@ -718,7 +694,6 @@ class Puller:
       except wire.WireError as error:
         # Keep the old version; a valid one will replace the bad one.
         self.stats.refused += 1
-        self.stats.last_refusal = str(error)
         self._refusals.add(_POINTER, error)
         stop.wait(0.2)
       with self._changed:

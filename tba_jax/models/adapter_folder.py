@@ -124,7 +124,7 @@ def write(
     folder: pathlib.Path,
     tensors: Mapping[str, np.ndarray],
     *,
-    base: str,
+    base: str | os.PathLike[str],
     rank: int,
     alpha: float,
 ) -> None:
@@ -137,11 +137,12 @@ def write(
     rank: rank of all factors.
     alpha: scale of the product, times the rank.
   """
+  local = pathlib.Path(base).absolute()
   modules = {_FACTOR.fullmatch(name)[1] for name in tensors}
   settings = {
       "peft_type": "LORA",
       "task_type": "CAUSAL_LM",
-      "base_model_name_or_path": base,
+      "base_model_name_or_path": str(local if local.exists() else base),
       "r": rank,
       "lora_alpha": alpha,
       "target_modules": sorted({m.rpartition(".")[2] for m in modules}),

@@ -45,10 +45,12 @@ def load_params(
   return hf.load(folder, dtype=dtype, shardings=shardings)[1]
 
 
-def reference_model(
-    config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
-) -> transformer.Model:
-  """Returns the model of `reference.init`, whose params keep its dtype.
+def load_reference(
+    config: ml_collections.ConfigDict,
+    tokenizer: tokenizer_lib.Tokenizer,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[transformer.Model, types.PyTree]:
+  """Returns the model of `reference.init`, and its params in its own dtype.
 
   Raises:
     ValueError: the folder cannot be read, or has another tokenizer than the
@@ -69,7 +71,8 @@ def reference_model(
       _check_tokens(tokenizer, tokenizer_lib.load(folder))
   except ValueError as error:
     raise ValueError(f"config.reference.init={folder!r}: {error}") from error
-  return transformer.make_model(shape)
+  model = transformer.make_model(shape)
+  return model, load_params(folder, model, mesh, config.sharding)
 
 
 def _check_tokens(

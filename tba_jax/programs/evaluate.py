@@ -220,10 +220,7 @@ def _references(
     start = policy_lib.make_policy(config, workdir)
     model = start.model
     if config.reference.init:
-      model = frozen.reference_model(config, policy.tokenizer)
-      params = frozen.load_params(
-          config.reference.init, model, mesh, config.sharding
-      )
+      model, params = frozen.load_reference(config, policy.tokenizer, mesh)
     elif model.config.vocab_size == policy.model.config.vocab_size:
       params = model_source.initial_params(config, start, mesh)
     else:

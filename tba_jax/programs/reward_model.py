@@ -519,22 +519,13 @@ def _make_evaluate(
       encoded += encoded[:1] * (size - len(rows))
       rewards_Bx2 = np.asarray(rewards(params, examples.pad(encoded, (size,))))
       margins.append((rewards_Bx2[:, 0] - rewards_Bx2[:, 1])[: len(rows)])
-    return calibration_summary(
-        np.concatenate(margins),
-        num_bins=_NUM_BINS,
-        resamples=evaluator.RESAMPLES,
-        confidence=evaluator.CONFIDENCE,
-    )
+    return calibration_summary(np.concatenate(margins), num_bins=_NUM_BINS)
 
   return evaluate
 
 
 def calibration_summary(
-    margins_N: np.ndarray,
-    *,
-    num_bins: int,
-    resamples: int,
-    confidence: float,
+    margins_N: np.ndarray, *, num_bins: int
 ) -> dict[str, Any]:
   """Returns accuracy, log-loss and calibration of Bradley-Terry margins.
 
@@ -550,7 +541,6 @@ def calibration_summary(
     margins_N: [N] float, N at least 1: reward of the chosen minus that of the
       rejected completion. A margin of 0 is half right.
     num_bins: number of bins, 1 or more.
-    resamples, confidence: settings of the bootstrap interval of the accuracy.
 
   Returns:
     accuracy, accuracy_interval, loss (nats a pair), margin (mean),
@@ -580,9 +570,7 @@ def calibration_summary(
   gaps = [b["num_pairs"] * abs(b["right"] - b["predicted"]) for b in bins]
   return {
       "accuracy": float(right_N.mean()),
-      "accuracy_interval": evaluator.mean_interval(
-          right_N, num_resamples=resamples, confidence=confidence
-      ),
+      "accuracy_interval": evaluator.mean_interval(right_N),
       "loss": float(np.logaddexp(0, -margins_N).mean()),
       "margin": float(margins_N.mean()),
       "calibration_error": float(sum(gaps) / len(margins_N)),

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 import jax
@@ -638,52 +638,6 @@ def make_params_fn(
 # --- Channel -----------------------------------------------------------------
 
 
-class Channel(Protocol):
-  """Makes the ports of a role, each at most once."""
-
-  def lock(self) -> None:
-    """Keeps other trainers out; raises ValueError if one is there."""
-
-  def make_receiver(
-      self,
-      *,
-      order: prompt_order.PromptOrder,
-      epoch: int,
-      policy: policy_lib.Policy,
-      on_event: Callable[[str, str], None],
-      first_version: int,
-      saved: dict[str, Any] | None,
-  ) -> ports.Receiver:
-    """Returns the trainer's end of the groups; see `QueueServer`."""
-
-  def make_params_sink(
-      self,
-      *,
-      epoch: int,
-      work: device_work.DeviceWork,
-      recorder: recorder_lib.Recorder,
-  ) -> ports.ParamsSink:
-    """Returns the trainer's end of the params."""
-
-  def wait_for_trainer(
-      self,
-      policy: policy_lib.Policy,
-      events: metrics.EventLog,
-      should_stop: Callable[[], bool],
-  ) -> None:
-    """Waits for the trainer's settings; raises ValueError if they differ."""
-
-  def make_params_source(
-      self, *, like: types.PyTree, events: metrics.EventLog, base_name: str
-  ) -> ports.ParamsSource:
-    """Returns a searcher's end of the params."""
-
-  def make_group_sink(
-      self, *, index: int, on_event: Callable[[str, str], None]
-  ) -> ports.GroupSink:
-    """Returns a searcher's end of the groups; call `wait_for_trainer` first."""
-
-
 class StoreChannel:
   """The store between the trainer and its searchers, for one of them."""
 
@@ -694,6 +648,7 @@ class StoreChannel:
     self._agreement: agreement.Agreement | None = None
 
   def lock(self) -> None:
+    """Keeps other trainers out; raises ValueError if one is there."""
     with contextlib.closing(self._connect()) as transport:
       lock_store(transport, self._run)
 
@@ -833,3 +788,7 @@ class MemoryChannel:
   ) -> memory.MemorySink:
     del on_event
     return memory.MemorySink(self._meeting, make_sid(index), index)
+
+
+# Makes the ports of a role, each at most once.
+Channel = StoreChannel | MemoryChannel

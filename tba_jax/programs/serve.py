@@ -23,7 +23,9 @@ import ml_collections
 
 from tba_jax.monitor import run_directory
 from tba_jax.serving import tls as tls_lib
+from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.transport import locator
 
 _PREFIX = "tml-"  # The official client takes no other keys.
 # Seconds for the request under way when the server is asked to end.
@@ -180,7 +182,7 @@ def _tls(
           " a certificate and its key, PEM, without a passphrase"
       ) from error
     return dict(zip(("ssl_certfile", "ssl_keyfile"), files))
-  if tls_lib.is_loopback(config.host):
+  if locator.is_loopback(config.host):
     return {}
   if config.insecure:
     print(
@@ -196,16 +198,9 @@ def _tls(
 def _key(folder: pathlib.Path) -> str:
   """Returns the server's key, made at its first start; ValueError if empty."""
   path = folder / "key"
-  folder.mkdir(parents=True, exist_ok=True)
   if not path.exists():
-    # Readable by this user alone from its first byte on.
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as file:
-      file.write(_PREFIX + secrets.token_urlsafe(32) + "\n")
-      file.flush()
-      os.fsync(fd)
-    new.replace(path)
+    with jsonl.replacing(path, private=True) as file:
+      file.write(f"{_PREFIX}{secrets.token_urlsafe(32)}\n".encode())
   key = path.read_text().strip()
   if not key:
     raise ValueError(

@@ -481,11 +481,11 @@ class Supervisor:
     """Takes over the signal handlers of the process.
 
     Args:
-      config: Complete config.
-      run_info: Run directory, made.
-      console: Terminal of the panel and the closing table.
-      limits: Periods and limits of supervision.
-      children: Starter of the processes; None makes one on this machine.
+      config: complete config.
+      run_info: run, whose directory exists.
+      console: terminal of the panel and the closing table.
+      limits: periods and limits of supervision.
+      children: starter of the processes; None makes one on this machine.
     """
     self._config = config
     self._run = run_info

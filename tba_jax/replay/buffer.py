@@ -323,7 +323,7 @@ class ReplayBuffer:
     """
     if step < self._insert_step:
       raise ValueError(f"insert at step {step} after step {self._insert_step}")
-    if not group.num_tokens:  # Its environment has said no prompt.
+    if not group.num_tokens:  # Its environment gave no prompt.
       return ledger.Amount(1, group.num_completions, 0)
     if self.has_other_tokens(group):
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")

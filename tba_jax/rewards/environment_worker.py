@@ -14,16 +14,14 @@ messages; `tools` are the schemas of its tools, if it has any. It may hang,
 crash, print or be killed at any time.
 """
 
+from collections.abc import Callable
 import json
 import math
-import os
 import sys
 from typing import Any
 
 from tba_jax.rewards import tools
 from tba_jax.system import frames
-from tba_jax.system import processes
-from tba_jax.system import sandbox
 from tba_jax.system import user_code
 from tba_jax.tasks import environment_packages
 
@@ -41,30 +39,10 @@ class _Failure(Exception):
     self.cause = cause
 
 
-def main() -> int:
-  """Serves requests until the pool closes the pipe."""
-  processes.die_with_parent()
-  requests = os.fdopen(os.dup(0), "rb")
-  replies = os.fdopen(os.dup(1), "wb")
-  # Keep user code off the pipes: it reads nothing, and its prints are dropped.
-  with open(os.devnull, "r+b") as nothing:
-    os.dup2(nothing.fileno(), 0)
-    os.dup2(nothing.fileno(), 1)
-  hello = frames.read(requests)
-  if hello is None:
-    return 0
-  sandbox.limit_memory(hello["memory_mb"])
-  try:
-    make = environment_packages.load(hello["source"], hello["opponent"])
-    entered = sandbox.enter(**hello["sandbox"])
-  except Exception as error:  # Reported by the pool.
-    frames.write(replies, {"error": repr(error)})
-    return 1
-  frames.write(replies, entered)
+def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
+  make = environment_packages.load(hello["source"], hello["opponent"])
   episode = _Episode(make)
-  while (request := frames.read(requests)) is not None:
-    frames.write(replies, _answer(episode, *request))
-  return 0
+  return lambda request: _answer(episode, *request)
 
 
 def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
@@ -172,4 +150,4 @@ def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(frames.serve(_begin, shows_prints=False))

@@ -7,47 +7,26 @@ request with a judgement or a reason. It may hang, crash or be killed at any
 time. A reward that imports JAX gets the CPU.
 """
 
-import os
+from collections.abc import Callable
+import functools
 import pathlib
 import sys
 from typing import Any
 
 from tba_jax.system import frames
-from tba_jax.system import processes
-from tba_jax.system import sandbox
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 
 
-def main() -> int:
-  """Serves requests until the pool closes the pipe."""
-  processes.die_with_parent()
-  requests = os.fdopen(os.dup(0), "rb")
-  replies = os.fdopen(os.dup(1), "wb")
-  # Keep user code off the pipes: it reads nothing, and its prints go to stderr.
-  os.dup2(2, 1)
-  with open(os.devnull, "rb") as nothing:
-    os.dup2(nothing.fileno(), 0)
-  hello = frames.read(requests)
-  if hello is None:
-    return 0
-  sandbox.limit_memory(hello["memory_mb"])
-  try:
-    for path, folder in hello["links"].items():
-      link = pathlib.Path.home() / path
-      link.parent.mkdir(parents=True, exist_ok=True)
-      link.symlink_to(folder)
-    task = build.make_task(hello["task"])
-    task.prepare_judging()
-    entered = sandbox.enter(**hello["sandbox"])
-  except Exception as error:  # Reported by the pool.
-    frames.write(replies, {"error": repr(error)})
-    return 1
-  frames.write(replies, entered)
-  while (request := frames.read(requests)) is not None:
-    frames.write(replies, _answer(task, request))
-  return 0
+def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
+  for path, folder in hello["links"].items():
+    link = pathlib.Path.home() / path
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+  task = build.make_task(hello["task"])
+  task.prepare_judging()
+  return functools.partial(_answer, task)
 
 
 def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
@@ -69,4 +48,4 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(frames.serve(_begin, shows_prints=True))

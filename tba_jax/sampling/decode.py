@@ -112,9 +112,9 @@ class Sampler:
   ) -> types.PyTree:
     """Returns params on the devices, in the one form that sampling takes.
 
-    Host arrays are sent in that form, but for int8, to which devices round them
-    layer by layer. From device arrays a program makes it: both are held until
-    the caller drops its own.
+    Host arrays are converted before they are sent, except to int8, to which the
+    devices round them layer by layer. Device arrays are converted by a program:
+    both copies are held until the caller drops its own.
 
     Args:
       params: params of the model; those that `put` returned stay as they are.
@@ -227,9 +227,9 @@ class Sampler:
       newer: NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> Iterator[list[types.Completions]]:
-    """Samples batch after batch; one begins before the one before it is over.
+    """Samples batch after batch; each begins before the last one is over.
 
-    So no row is idle because the last completions of a batch take long.
+    So no row is idle while the last completions of a batch are decoded.
 
     Args:
       params, version, newer: arguments of `sample`.
@@ -324,14 +324,14 @@ class _DecodeLoop:
     self._blocks = programs.block_lengths
     self._requests: dict[int, Request] = {}
     self._num_requests = 0
-    # Batches that are not returned yet, the first first.
+    # Batches that are not returned yet, oldest first.
     self._batches: collections.deque[_Batch] = collections.deque()
     self._newer = newer
     self._turns = turns
     self._more = more
     self._params, self._version = params, version
     self._state = programs.empty_state()
-    # Rows whose environment works and that made room, if any may.
+    # Rows set aside while their environment works; None if none ever are.
     self._aside = None
     if turns is not None and settings.num_waiting:
       self._aside = programs.empty_aside()
@@ -444,7 +444,7 @@ class _DecodeLoop:
       self._watch.forget(owner)
 
   def _end(self, ends: slots_lib.Ends, cut_R: np.ndarray | None) -> None:
-    """Has rows that are done read later; frees them if no turn may follow."""
+    """Queues finished rows to be read; frees those without a further turn."""
     slots = self._slots
     if self._turns is None:
       ends = ends._replace(idle=np.asarray(ends.idle))
@@ -465,7 +465,7 @@ class _DecodeLoop:
     slots.release(ended)
 
   def _take_answers(self, wait_s: float) -> None:
-    """Takes what environments have answered; ends completions that are over."""
+    """Takes the answers of environments; ends completions that are over."""
     slots = self._slots
     if not slots.waiting:
       return
@@ -486,7 +486,7 @@ class _DecodeLoop:
           self._watch.begin_turn(owner, end)
 
   def _move(self) -> None:
-    """Moves rows aside and back; lets those go on whose answer is there."""
+    """Moves rows aside and back; resumes those whose answer has arrived."""
     slots = self._slots
     # An exchange may free the place that another one needs.
     while (moves := slots.exchange()) is not None:
@@ -514,7 +514,7 @@ class _DecodeLoop:
     left = {r: n for r, n in counts.items() if n >= requests.FEWEST_FED}
     while left:
       pieces = {row: min(count, lengths[-1]) for row, count in left.items()}
-      # A row's program depends on its own answer alone, and so its bits.
+      # A row's program, and so its bits, depend on its own answer alone.
       by_length: dict[int, list[int]] = {}
       for row, count in pieces.items():
         length = next(length for length in lengths if length >= count)
@@ -533,7 +533,7 @@ class _DecodeLoop:
 
   def _run_feed(self, pieces: Sequence[tuple[int, int]], length: int) -> None:
     size = self._settings.prefill_size
-    # Rows past the last one are none.
+    # Numbers past the last row stand for no row.
     rows_B = np.full(size, self._slots.num_rows, np.int32)
     count_B = np.zeros(size, np.int32)
     for b, (row, count) in enumerate(pieces):

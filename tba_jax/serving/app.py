@@ -767,14 +767,20 @@ class App:
         media_type="text/event-stream",
     )
 
-  async def _result_of(self, id: str) -> Any:
-    """Returns the result of a request, JSON, once it is done, or an error."""
+  async def _outcome(
+      self, id: str, timeout_s: float
+  ) -> journal_lib.Outcome | None:
+    """Waits until a request is done; returns None after a timeout."""
 
     def read() -> journal_lib.Outcome | None:
       found = self._journal.outcome(id)
       return found if found is None or found.is_done else None
 
-    outcome = await self._waiters.wait_for(id, read, _ANSWER_S)
+    return await self._waiters.wait_for(id, read, timeout_s)
+
+  async def _result_of(self, id: str) -> Any:
+    """Returns the result of a request, JSON, once it is done, or an error."""
+    outcome = await self._outcome(id, _ANSWER_S)
     if outcome is None:
       return _error(_NOT_YET, f"no answer within {_ANSWER_S:.0f} s: ask again")
     if outcome.failure is not None:
@@ -861,12 +867,7 @@ class App:
     id = messages.field(body, "request_id", str)
     if self._journal.outcome(id) is None:
       return _error(_GONE, f"request {id} is not known, or forgotten")
-
-    def read() -> journal_lib.Outcome | None:
-      found = self._journal.outcome(id)
-      return found if found is None or found.is_done else None
-
-    outcome = await self._waiters.wait_for(id, read, _POLL_S)
+    outcome = await self._outcome(id, _POLL_S)
     if outcome is None:
       return responses.JSONResponse(
           {"type": "try_again", "request_id": id, "queue_state": "active"},

@@ -688,13 +688,12 @@ class Engine:
     policy = self._policy
     tensors = self._peft_tensors(run.params) if spec["rank"] else None
     if tensors is not None:
-      local = policy.folder.absolute()
 
       def fill(new: pathlib.Path) -> None:
         adapter_folder.write(
             new,
             tensors,
-            base=str(local if local.is_dir() else policy.folder),
+            base=policy.folder,
             rank=spec["rank"],
             alpha=self._config.lora.alpha,
         )

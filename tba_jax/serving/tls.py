@@ -8,9 +8,7 @@ by it at its first start; the authority's key is thrown away. Clients are given
 """
 
 from collections.abc import Sequence
-import datetime
 import ipaddress
-import os
 import pathlib
 import socket
 
@@ -19,21 +17,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tba_jax.system import jsonl
+from tba_jax.transport import certificates
+
 CERT, KEY, CA = "cert.pem", "key.pem", "ca.pem"
-# Clocks may differ. The end is what RFC 5280 (4.1.2.5) prescribes for
-# certificates that do not expire.
-_BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
-_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-
-
-def is_loopback(host: str) -> bool:
-  """Returns whether an address is of this machine alone."""
-  if host == "localhost":
-    return True
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return False
 
 
 def names_of(host: str, more: str) -> list[str]:
@@ -68,17 +55,19 @@ def make(folder: pathlib.Path, names: Sequence[str]) -> None:
   ca = _signed("authority", authority, authority, [], is_authority=True)
   cert = _signed("server", key, authority, wanted, is_authority=False)
   pem = serialization.Encoding.PEM
-  # The certificate last: it stands for all three.
-  _write(folder / CA, ca.public_bytes(pem))
-  _write(
-      folder / KEY,
-      key.private_bytes(
+  contents = {
+      CA: ca.public_bytes(pem),
+      KEY: key.private_bytes(
           pem,
           serialization.PrivateFormat.PKCS8,
           serialization.NoEncryption(),
       ),
-  )
-  _write(folder / CERT, cert.public_bytes(pem))
+      # Last: it stands for all three.
+      CERT: cert.public_bytes(pem),
+  }
+  for name, content in contents.items():
+    with jsonl.replacing(folder / name, private=True) as file:
+      file.write(content)
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -125,8 +114,8 @@ def _signed(
           subject_name=named(label),
           public_key=key.public_key(),
           serial_number=x509.random_serial_number(),
-          not_valid_before=_BEGIN,
-          not_valid_after=_END,
+          not_valid_before=certificates.BEGIN,
+          not_valid_after=certificates.END,
       )
       .add_extension(
           x509.BasicConstraints(
@@ -164,14 +153,3 @@ def _signed(
         critical=False,
     )
   return builder.sign(authority, hashes.SHA256())
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-  """Replaces a file atomically, readable by this user alone."""
-  new = path.with_name(f".{path.name}.{os.getpid()}")
-  fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-  with os.fdopen(fd, "wb") as file:
-    file.write(content)
-    file.flush()
-    os.fsync(fd)
-  new.replace(path)

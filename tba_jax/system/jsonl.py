@@ -6,11 +6,13 @@ A writer may be killed at any byte, so readers skip and count torn lines.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+import functools
 import json
 import math
 import os
 import threading
-from typing import Any, IO, TextIO
+from typing import Any, BinaryIO, IO, TextIO
 
 from etils import epath
 import numpy as np
@@ -168,13 +170,34 @@ def atomic_write_json(path: epath.PathLike, value: Any) -> None:
 
 def replace_file(path: epath.PathLike, text: str) -> None:
   """Replaces a file atomically, and syncs it if it is local."""
+  with replacing(path) as file:
+    file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(
+    path: epath.PathLike, *, private: bool = False
+) -> Iterator[BinaryIO]:
+  """Opens a file that replaces another atomically, synced if it is local.
+
+  Args:
+    path: file to replace; parents are created.
+    private: whether this user alone may read it, from its first byte on; of
+      local files.
+  """
   path = epath.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
   try:
-    with processes.naming(path), partial.open("w") as file:
-      file.write(text)
-      sync_file(file)
+    with processes.naming(path):
+      if private:
+        opener = functools.partial(os.open, mode=0o600)
+        opened = open(partial, "wb", opener=opener)
+      else:
+        opened = partial.open("wb")
+      with opened as file:
+        yield file
+        sync_file(file)
     partial.replace(path)
   except BaseException:
     partial.unlink(missing_ok=True)

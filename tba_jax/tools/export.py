@@ -107,14 +107,13 @@ def _write_adapter(
   if config.export.dtype:
     dtype = jnp.dtype(config.export.dtype)
     tensors = {key: x.astype(dtype) for key, x in tensors.items()}
-  local = policy.folder.absolute()
   print(f"{name}: adapters of {policy.folder}", file=sys.stderr)
 
   def fill(new: pathlib.Path) -> None:
     adapter_folder.write(
         new,
         tensors,
-        base=str(local if local.exists() else policy.folder),
+        base=policy.folder,
         rank=config.lora.rank,
         alpha=config.lora.alpha,
     )

@@ -17,6 +17,7 @@ that step (`step_file`); `--program=replay FILE` computes it again, anywhere.
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
+import os
 import pathlib
 import sys
 import time
@@ -107,7 +108,7 @@ def _replay(
   # Opening checkpoints removes what a run there is writing.
   with contextlib.ExitStack() as closing:
     for role in ("", "trainer"):
-      closing.enter_context(_closed_later(run_directory.lock(workdir, role)))
+      closing.callback(os.close, run_directory.lock(workdir, role))
     first, last = _range(folder, recording, first, last)
     if export is not None and not first <= export < last:
       raise ValueError(
@@ -148,12 +149,6 @@ def _replay(
   if export is not None:
     print(path)
   return processes.EXIT_OK
-
-
-@contextlib.contextmanager
-def _closed_later(descriptor: int) -> Iterator[None]:
-  with open(descriptor, "rb"):
-    yield
 
 
 def _range(

@@ -559,11 +559,9 @@ def plot_table(
       ncols=min(len(objectives), 8),
       fontsize=9,
   )
-  path = pathlib.Path(path)
-  partial = path.with_name(f".{path.name}")
-  figure.savefig(partial, dpi=100, format="png")
+  with jsonl.replacing(path) as file:
+    figure.savefig(file, dpi=100, format="png")
   pyplot.close(figure)
-  partial.replace(path)
 
 
 def _visible(half_width: float) -> float:

@@ -15,7 +15,6 @@ while it is live.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -310,9 +309,7 @@ def _is_live(folder: pathlib.Path) -> bool:
   """Returns whether a supervisor or trainer of this host has its lock."""
   for name in (".lock", ".trainer.lock"):
     with contextlib.suppress(FileNotFoundError), (folder / name).open() as file:
-      try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-      except BlockingIOError:
+      if not processes.try_lock(file.fileno(), shared=True):
         return True
   return False
 

@@ -11,6 +11,10 @@ writes its data again.
 import abc
 from collections.abc import Iterable, Mapping
 
+from absl import logging
+
+from tba_jax.system import worker
+
 
 class TransportError(RuntimeError):
   """The store's generation is lost, or the store refused the operation."""
@@ -105,3 +109,19 @@ class Transport(abc.ABC):
   @abc.abstractmethod
   def close(self) -> None:
     """Disconnects without blocking; no other call may follow."""
+
+
+def check_thread(thread: worker.Worker, what: str) -> None:
+  """Raises TransportError if a thread has failed."""
+  try:
+    thread.check()
+  except Exception as error:
+    raise TransportError(f"{what} has ended: {error}") from error
+
+
+def close_thread(thread: worker.Worker, what: str) -> None:
+  """Ends a thread, whose errors `check_thread` has raised."""
+  try:
+    thread.close()
+  except Exception as error:  # A lost store may hold it for long.
+    logging.warning("%s: %s", what, error)

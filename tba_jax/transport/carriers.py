@@ -4,7 +4,6 @@
 
 To add a carrier, write its class into a file of this folder and an entry into
 `CARRIERS`: settings and checks of configs read names and facts from it.
-`carrier_memory` is none of them: it is of `one_process` alone.
 """
 
 from collections.abc import Mapping

@@ -13,8 +13,8 @@ import importlib.metadata
 import os
 import pathlib
 import re
-import secrets as secrets_lib
 
+from tba_jax.system import jsonl
 from tba_jax.transport import locator
 
 # First version of jaxlib whose key-value service has mutual TLS.
@@ -23,8 +23,8 @@ NEEDED = "0.11.2"
 _URI = "tba-jax://run/"
 # Clocks may differ, and a run may be resumed after years. The end is what
 # RFC 5280 (4.1.2.5) prescribes for certificates that do not expire.
-_BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
-_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 # Order of the curve P-256.
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
@@ -69,7 +69,8 @@ def make(folder: str | os.PathLike[str], secret: bytes) -> locator.Tls:
   for name, content in _contents(secret).items():
     path = pathlib.Path(folder, name)
     if not path.exists() or path.read_bytes() != content:
-      _write(path, content)
+      with jsonl.replacing(path, private=True) as file:
+        file.write(content)
     paths.append(str(path))
   return locator.Tls(*paths, peer_uri_prefix=_URI)
 
@@ -103,8 +104,8 @@ def _contents(secret: bytes) -> dict[str, bytes]:
         subject_name=named(label),
         public_key=derive(label).public_key(),
         serial_number=serial_number,
-        not_valid_before=_BEGIN,
-        not_valid_after=_END,
+        not_valid_before=BEGIN,
+        not_valid_after=END,
     ).add_extension(extension, critical=True)
 
   authority = certificate(
@@ -137,16 +138,3 @@ def _contents(secret: bytes) -> dict[str, bytes]:
       "key.pem": key,
       "ca.pem": signed(authority),
   }
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-  """Replaces a file atomically, with mode 0600."""
-  partial = path.with_name(f".{path.name}.{secrets_lib.token_hex(8)}")
-  fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-  try:
-    with os.fdopen(fd, "wb") as file:
-      file.write(content)
-    os.replace(partial, path)
-  except BaseException:
-    partial.unlink(missing_ok=True)
-    raise

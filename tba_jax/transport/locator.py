@@ -11,6 +11,7 @@ secret, so that it can be neither forged nor replayed.
 import asyncio
 import dataclasses
 import hashlib
+import ipaddress
 import json
 import logging
 import os
@@ -125,6 +126,16 @@ def _locator(fields: dict[str, Any]) -> Locator:
 def write_locator(path: str | os.PathLike[str], locator: Locator) -> None:
   """Writes a locator file atomically."""
   jsonl.atomic_write_json(path, dataclasses.asdict(locator))
+
+
+def is_loopback(host: str) -> bool:
+  """Returns whether a host's name or address is of this machine alone."""
+  if host == "localhost":
+    return True
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
 
 
 def accepts(address: str, wait_s: float) -> bool:

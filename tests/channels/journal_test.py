@@ -179,8 +179,8 @@ class CrashTest(JournalTestCase):
       self.assertEqual([p for p, _ in found], positions[:kept])
       last = positions[kept - 1] if kept else journal_lib.HEADER_BYTES
       torn = 0 if size in (0, last) else size - (last if size > last else 0)
-      self.assertEqual(journal.torn_bytes, torn, size)
       self.assertEqual(self.kinds(), ["journal_torn"] * bool(torn))
+      self.assertIn(f"cut {torn} bytes" if torn else "", str(self.events))
       # No position of the cut bytes is used again.
       (position,) = journal.append([b"new"])
       self.assertGreater(position, size)
@@ -255,8 +255,6 @@ class DamageTest(JournalTestCase):
           else ([journal_lib.HEADER_BYTES, *positions][hit])
       )
       self.assertIn(f"from byte {start}", self.events[0][1])
-      self.assertGreater(journal.damaged_bytes, 0)
-      self.assertEqual(journal.torn_bytes, 0)
       journal.close()
 
   def test_damage_in_a_closed_segment(self):

@@ -374,7 +374,7 @@ def _prompt(right: int, texts: int = 4, **more):
 
 
 def _summarize(*prompts):
-  return evaluator_lib.summarize(prompts, 4, resamples=200, confidence=0.9)
+  return evaluator_lib.summarize(prompts, 4)
 
 
 class EvalSummaryTest(absltest.TestCase):
@@ -391,7 +391,7 @@ class EvalSummaryTest(absltest.TestCase):
       low, high = found[f"{name}_interval"]
       self.assertLess(low, found[name])
       self.assertGreater(high, found[name])
-    self.assertEqual(found["confidence"], 0.9)
+    self.assertEqual(found["confidence"], 0.95)
 
   def test_has_optional_fields_where_they_are_given(self):
     self.assertNotIn("kl", _summarize(_prompt(1)))

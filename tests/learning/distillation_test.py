@@ -152,8 +152,8 @@ class DistillationTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, "reference.init=.*token.*allowed a model with the policy's"
     ):
-      frozen.reference_model(config, other)
-    same = frozen.reference_model(config, self.tokenizer)
+      frozen.load_reference(config, other, None)
+    same, _ = frozen.load_reference(config, self.tokenizer, None)
     self.assertEqual(same.config.width, 24)
 
   def test_refuses_a_teacher_that_would_move_or_not_be_read(self):

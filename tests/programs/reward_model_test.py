@@ -353,10 +353,9 @@ class ExamplesTest(absltest.TestCase):
     self.assertEqual(sorted(seen[5:]), expected)
 
 
-def _summarize(margins, **changes):
-  settings = dict(num_bins=2, resamples=100, confidence=0.9)
+def _summarize(margins, num_bins=2):
   return programs_reward_model.calibration_summary(
-      np.array(margins), **{**settings, **changes}
+      np.array(margins), num_bins=num_bins
   )
 
 

@@ -24,6 +24,7 @@ from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
 from tba_jax.monitor.report import verdict
+from tba_jax.system import jsonl
 
 # Limits on the evaluations' completions that are shown.
 MAX_PROMPTS = 24
@@ -214,7 +215,6 @@ def conclude(
   rows = timeline.where_time_went(run)
   found, sentences = verdict.of_run(run), advice.advice(run, rows)
   path = epath.Path(out) if out else run.workdir / "report.html"
-  path.parent.mkdir(parents=True, exist_ok=True)
   write_page(path, _render(run, rows, found, sentences))
   timeline.write_trace(run, path.parent / "trace.json", timeline.origin(run))
   return path, found, sentences
@@ -222,7 +222,6 @@ def conclude(
 
 def write_page(path: epath.Path, page: str) -> None:
   """Replaces a file by a page atomically."""
-  partial = path.parent / f".{path.name}.partial"
-  # Encoded by hand: a lone surrogate must not stop the report.
-  partial.write_bytes(page.encode("utf-8", "replace"))
-  partial.replace(path)
+  # A lone surrogate must not stop the report.
+  with jsonl.replacing(path) as file:
+    file.write(page.encode("utf-8", "replace"))

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 import json
-from typing import Any, TextIO
+from typing import Any
 
 from etils import epath
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
+from tba_jax.system import jsonl
 
 # Spans drawn individually, over all lanes. A longer run is drawn as shares in
 # bins, with the spans of its beginning and end.
@@ -239,22 +240,13 @@ def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
       }
 
 
-def _write(run: load.Run, file: TextIO, start: float) -> None:
+def write_trace(run: load.Run, path: epath.PathLike, start: float) -> None:
+  """Replaces a file by the trace of a run."""
   # Events are streamed, one per line: a long run has millions.
   separator = '{"traceEvents":[\n'
-  for event in trace_events(run, start):
-    file.write(separator + json.dumps(event, separators=(",", ":")))
-    separator = ",\n"
-  file.write("\n]}\n")
-
-
-def write_trace(
-    run: load.Run, path: epath.PathLike, start: float
-) -> epath.Path:
-  """Replaces a file by the trace of a run; returns its path."""
-  path = epath.Path(path)
-  partial = path.parent / f".{path.name}.partial"
-  with partial.open("w") as file:
-    _write(run, file, start)
-  partial.replace(path)
-  return path
+  with jsonl.replacing(path) as file:
+    for event in trace_events(run, start):
+      line = separator + json.dumps(event, separators=(",", ":"))
+      file.write(line.encode())
+      separator = ",\n"
+    file.write(b"\n]}\n")
