@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tba_jax.config import load
-from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.tasks import build
 
@@ -42,10 +41,8 @@ def between(
     *sides: settings by key.
     imports: whether `defaults` may import a task of the user's own.
   """
-  gone = {key: setting.default for key, setting in removed.REMOVED.items()}
   complete = [
-      gone | defaults(side.get("task.name"), imports=imports) | side
-      for side in sides
+      defaults(side.get("task.name"), imports=imports) | side for side in sides
   ]
   for key in sorted(set().union(*sides)):
     values = [side.get(key, MISSING) for side in complete]

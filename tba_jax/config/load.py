@@ -16,7 +16,6 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.system import user_code
@@ -109,8 +108,6 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
   except (Exception, SystemExit) as error:
     where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    note = removed.note_on_error(error)
-    what += f"{note}; " * bool(note)
     raise ConfigError(
         f"--config={path_and_arg}: {what}{error} ({where})"
     ) from error
@@ -137,12 +134,9 @@ def apply_overrides(
   ]
   names = [i.partition("=")[2] for i in items if i.startswith("task.name=")]
   _complete_task(config, names[-1] if names else config.task.name)
-  _drop_removed(config)
   keys = flatten(config)
   for item in items:
     key, has_value, text = item.partition("=")
-    if removed.is_default(key, text):
-      continue
     if key not in keys:
       raise ConfigError(unknown_key(key, text, keys))
     if not has_value and not isinstance(keys[key], bool):
@@ -235,36 +229,13 @@ def are_moved_files(key: str, before: Any, now: Any) -> bool:
   return not any(os.path.exists(p) or not os.path.isabs(p) for p in paths)
 
 
-def _drop_removed(
-    config: ml_collections.ConfigDict, *, is_saved: bool = False
-) -> None:
-  """Removes settings that are gone, in place.
-
-  Only those with their old default, unless `is_saved`: what is left is told by
-  the checks of names.
-  """
-  with config.unlocked():
-    for key in removed.REMOVED:
-      section, _, name = key.rpartition(".")
-      within = config.get(section)
-      is_section = isinstance(within, ml_collections.ConfigDict)
-      if is_section and name in within:
-        if is_saved or removed.is_default(key, within[name]):
-          del within[name]
-          if not within:
-            del config[section]
-
-
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Returns a saved config with defaults of keys that it lacks.
-
-  Settings that are gone are dropped: the run was made with them.
 
   Raises:
     ConfigError: a section is none.
   """
   config = config.copy_and_resolve_references()
-  _drop_removed(config, is_saved=True)
   out = settings.get_config()
   # The validation tells a value of another type.
   with out.unlocked(), out.ignore_type():
@@ -300,8 +271,6 @@ def _parse(key: str, text: str, default: Any) -> Any:
 
 def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   """Returns the error message for an unknown key."""
-  if note := removed.note(key):
-    return f"config.{key} = {value!r}: {note}"
   message = f"config.{key} = {value!r}: there is no such key"
   inside = [name for name in known if name.startswith(f"{key}.")]
   if inside:

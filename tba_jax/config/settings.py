@@ -16,7 +16,6 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.config import removed
 from tba_jax.losses import build as losses
 from tba_jax.models import families
 from tba_jax.system import processes
@@ -1072,8 +1071,6 @@ _FILES = frozenset("""
 
 def may_change(key: str) -> bool:
   """Tells whether a setting may change when a run is resumed."""
-  if key in removed.REMOVED:
-    return removed.REMOVED[key].resume
   section = SECTIONS.get(key.partition(".")[0])
   return (section is not None and section.resume) or (
       key in SETTINGS and SETTINGS[key].resume

@@ -25,7 +25,6 @@ import ml_collections
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import own_code
-from tba_jax.config import removed
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.losses import build as losses
@@ -168,17 +167,11 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   for key, (before, now) in differences.between(*sides):
     if settings.may_change(key) or load.are_moved_files(key, before, now):
       continue
-    if note := removed.note(key):
-      lines.append(
-          f"config.{key} = {before!r}: the run was started with it, and"
-          f" {note}; give another --workdir"
-      )
-    else:
-      lines.append(
-          f"config.{key} = {now!r}: the run was started with {before!r}, and"
-          " this key cannot change when it is continued; set it back, or give"
-          " another --workdir"
-      )
+    lines.append(
+        f"config.{key} = {now!r}: the run was started with {before!r}, and"
+        " this key cannot change when it is continued; set it back, or give"
+        " another --workdir"
+    )
   if lines:
     raise ConfigError("\n".join(lines))
 
@@ -271,8 +264,6 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
     return f"a finite number, 0 or from {_MIN_FLOAT} to {_MAX_FLOAT}"
   if key not in settings.SETTINGS or settings.SETTINGS[key].allowed.test(value):
     return ""
-  if instead := removed.VALUES.get((key, value)):
-    return instead
   if key == "loss.name" and ".py:" in value:
     why = user_code.problem_of_file(value)
     return f"FILE.py:FUNCTION of a function that exists; {why}"

@@ -8,7 +8,6 @@ import pathlib
 from absl.testing import absltest
 
 from tba_jax.config import differences
-from tba_jax.config import removed
 from tba_jax.config import settings
 
 _PACKAGE = pathlib.Path(differences.__file__).parents[1]
@@ -29,14 +28,6 @@ class BetweenTest(absltest.TestCase):
     self.assertEqual(
         list(differences.between({"loss.beta": 9.0}, {})),
         [("loss.beta", [9.0, default])],
-    )
-
-  def test_a_setting_that_is_gone_has_its_old_default(self):
-    key = "sft.b1"
-    old = removed.REMOVED[key].default
-    self.assertEqual(list(differences.between({key: old}, {})), [])
-    self.assertEqual(
-        list(differences.between({key: 0.5}, {})), [(key, [0.5, old])]
     )
 
   def test_fields_are_those_of_each_side_s_task(self):
