@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each objective converges to, on- and off-policy, where it is known.
 
-A bandit of six completions (`bandit.py`), one exact target. Each
+A bandit of six completions (`learning/enumerable.py`), one exact target. Each
 objective is trained on three kinds of data: of the policy itself, of the policy
 16 steps ago, and of one fixed distribution, the uniform one. The result is the
 total variation distance of where it ends to three distributions:
@@ -20,10 +20,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from benchmarks import bandit
 from benchmarks import results
 from tba_jax.config import load
 from tba_jax.config import settings
+from tba_jax.learning import enumerable
 
 _N, _BETA, _NUM_STEPS, _LAG = 6, 0.5, 2000, 16
 RUNS = {
@@ -64,10 +64,10 @@ def run(
   del config
   if unknown := sorted(set(operands) - set(RUNS)):
     raise ValueError(f"unknown runs {unknown}; allowed {', '.join(RUNS)}")
-  space = bandit.make_space(_N, seed=0)
+  space = enumerable.make_space(_N, seed=0)
   uniform_N = np.full(_N, 1 / _N)
-  target = lambda ref_logprobs_N: bandit.target(
-      bandit.Space(ref_logprobs_N, space.rewards_N), beta=_BETA
+  target = lambda ref_logprobs_N: enumerable.target(
+      enumerable.Space(ref_logprobs_N, space.rewards_N), beta=_BETA
   )
   targets = {
       "reference": target(space.ref_logprobs_N),
@@ -81,11 +81,11 @@ def run(
   }
   found = {}
   for name in operands or RUNS:
-    learn = bandit.make_learner(_settings(RUNS[name]), space)
+    learn = enumerable.make_learner(_settings(RUNS[name]), space)
     ends = {kind: learn(**of)[-1] for kind, of in data.items()}
     found[name] = {
         kind: {
-            to: round(float(bandit.distance(end, target_N)), 3)
+            to: round(float(enumerable.distance(end, target_N)), 3)
             for to, target_N in targets.items()
         }
         for kind, end in ends.items()
@@ -95,7 +95,7 @@ def run(
       for name, by_data in found.items()
   ]
   results.print_table([["objective", *data], *rows])
-  apart = bandit.distance(targets["reference"], targets["behavior"])
+  apart = enumerable.distance(targets["reference"], targets["behavior"])
   return {"distances": found, "between_targets": round(float(apart), 3)}
 
 

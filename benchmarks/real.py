@@ -32,6 +32,7 @@ params of `ours` are kept.
 from collections.abc import Mapping, Sequence
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -195,6 +196,8 @@ def run(
           f"{peer_grpo.python(peer)} cannot import {peer}; let"
           f" {peer_grpo.variable(peer)} name an interpreter that can"
       )
+  if "skyrl" in names and importlib.util.find_spec("tinker") is None:
+    raise ValueError("skyrl needs the client: pip install tinker")
   _RESULTS.mkdir(parents=True, exist_ok=True)
   for seed in seeds:
     for name in names:

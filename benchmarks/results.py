@@ -33,8 +33,9 @@ def parse(
 
 
 def machine() -> dict[str, Any]:
-  """Returns `cores`, those of this process, and `processor`, its name."""
-  text = pathlib.Path("/proc/cpuinfo").read_text()
+  """Returns `cores`, which this process may use, and `processor`, a name."""
+  path = pathlib.Path("/proc/cpuinfo")
+  text = path.read_text() if path.exists() else ""
   found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
   return {
       "cores": len(processes.available_cores()),
@@ -131,7 +132,10 @@ def of_name(
 def at_target(
     values: Sequence[float], curve: Sequence[float], target: float
 ) -> float | None:
-  """Returns the value where a curve first reaches a target, interpolated."""
+  """Returns the value where a curve first reaches a target, interpolated.
+
+  None if it never does.
+  """
   for i, height in enumerate(curve):
     if height >= target:
       if not i:

@@ -308,7 +308,7 @@ def datum(
     mean: float = 0.0,
     group: int = 0,
 ) -> Any:
-  """Returns a sequence as `loss` takes it, an advantage as its reward."""
+  """Returns a sequence for `loss`; its advantage is `reward` - `mean`."""
   from tinker import types
 
   ids = prompt + list(sequence.tokens)

@@ -117,7 +117,7 @@ def train(
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-  """Returns a group's rewards without their mean, by their deviation."""
+  """Returns a group's rewards minus their mean, by their standard deviation."""
   mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
   return [(reward - mean) / (spread + _EPSILON) for reward in rewards]
 

@@ -110,11 +110,13 @@ class Searcher:
       WrongParamsError: the params differ from the trainer's, and there are none
         to go on with, or several versions in a row were refused.
     """
+    taken = None
     with self._spans.span("wait_params"):
-      while not self._stop() and not self._take_params(-1, 0.2):
-        pass
-    if self._stop():
+      while taken is None and not self._stop():
+        taken = self._source.wait_for(-1, 0.2)
+    if taken is None or self._stop():
       return self._sink.run_done
+    self._load(*taken)
     with self._spans.span("compile"):
       self._parts.warm_up(self._params)
     self._started = time.monotonic()
@@ -150,10 +152,12 @@ class Searcher:
     """Takes the block's params; returns False if the block is obsolete."""
     wanted = block.require_version
     if wanted < 0:
-      self._take_params(-1, 0.0)
+      taken = self._source.wait_for(-1, 0.0)
+      if taken is not None:
+        self._load(*taken)
       return True
     with self._spans.span("wait_version"):
-      while not self._take_params(wanted, 0.2):
+      while (taken := self._source.wait_for(wanted, 0.2)) is None:
         self._check_handed_over()
         if self._stop() or self._sink.epoch > block.epoch:
           return False
@@ -161,14 +165,16 @@ class Searcher:
         if newest and newest[0] > (block.epoch, wanted + self._parts.lag_steps):
           # Others delivered its prompts while the store was out of reach.
           return False
-    return True
+    return self._load(*taken, is_needed=True)
 
-  def _take_params(self, version: int, timeout_s: float) -> bool:
-    """Takes a version, -1 for the newest; returns False if it is not there."""
-    taken = self._source.wait_for(version, timeout_s)
-    return taken is not None and self._put_params(
-        *taken, is_needed=version >= 0
-    )
+  def _load(
+      self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
+  ) -> bool:
+    """Does `_put_params` between blocks, as work of its own."""
+    if tag == self._tag:
+      return True
+    with self._spans.span("load", version=tag[1]):
+      return self._put_params(tag, leaves, is_needed=is_needed)
 
   def _put_params(
       self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
@@ -183,9 +189,8 @@ class Searcher:
       return True
     if tag in self._refused:
       return False
-    with self._spans.span("load", version=tag[1]):
-      params = self._parts.put(leaves)
-      problem = self._parts.problem(leaves, params)
+    params = self._parts.put(leaves)
+    problem = self._parts.problem(leaves, params)
     if not problem:
       self._params, self._tag, self._refused = params, tag, []
       return True

@@ -46,7 +46,7 @@ flags.FLAGS.mark_as_parsed()
 
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_one_file():
-  """Lets go of the programs that a file compiled: a worker would keep all."""
+  """Frees the programs that a file compiled; a worker would keep them all."""
   yield
   jax.clear_caches()
 

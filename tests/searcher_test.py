@@ -72,6 +72,7 @@ class SearcherTest(parameterized.TestCase):
     self.task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
     self.lag_steps = 0
     self.searcher = None
+    self.open_spans = []
     self.external_stop = lambda: False
     self.now_s = 0.0
     patch = mock.patch.object(
@@ -124,9 +125,13 @@ class SearcherTest(parameterized.TestCase):
       yield
       return
     self.log.append(kind)
+    if kind == "load":  # Its seconds are no other span's.
+      self.assertEqual(self.open_spans, [])
+    self.open_spans.append(kind)
     with self.clock.span(kind):
       self.now_s += 1.0
       yield
+    self.open_spans.pop()
 
   def problem(self, leaves, params):
     chex.assert_trees_all_equal(params, self.params(leaves["['a']"][0]))

@@ -548,7 +548,7 @@ class MemorySource:
   """A searcher thread's `ports.ParamsSource`."""
 
   def __init__(self, channel: MemoryChannel):
-    self.stats = ports.PullStats()  # None is ever refused.
+    self.stats = ports.PullStats()  # It refuses no version.
     self._channel = channel
     self._tag: ports.Tag | None = None
 

@@ -167,10 +167,11 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   for key, (before, now) in differences.between(*sides):
     if settings.may_change(key) or load.are_moved_files(key, before, now):
       continue
+    back = "" if now == differences.MISSING else "set it back, or "
     lines.append(
         f"config.{key} = {now!r}: the run was started with {before!r}, and"
-        " this key cannot change when it is continued; set it back, or give"
-        " another --workdir"
+        f" this key cannot change when it is continued; {back}give another"
+        " --workdir"
     )
   if lines:
     raise ConfigError("\n".join(lines))
@@ -768,7 +769,7 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
         "allowed, with config.sampling.max_prompt_tokens, up to"
         f" {shape.max_positions}, the positions of {name}"
     )
-  for key in ("reference.init", *_JUDGES):
+  for key in ("reference.init", *_SCORERS):
     # Relations are checked without what cannot be read.
     if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
       continue
@@ -945,7 +946,7 @@ _MODELS = {
     "reference.init": (("",), folders.POLICY),
 }
 # Those that read prompts and completions of the policy, beside the reference.
-_JUDGES = (
+_SCORERS = (
     "evaluate.judge", "reward_model.relabel", "reward.model", "loss.value_init"
 )  # fmt: skip
 

@@ -133,7 +133,8 @@ def write(
   Args:
     folder: folder to write into.
     tensors: A, [rank, in], and B, [out, rank], by `tensor_name`.
-    base: folder or name of the base.
+    base: folder or name of the base; a folder that exists is written as an
+      absolute path.
     rank: rank of all factors.
     alpha: scale of the product, times the rank.
   """

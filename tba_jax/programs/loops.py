@@ -203,7 +203,8 @@ class LoopMaker:
   """Makes loops of one process, one after the other; compiles nothing twice.
 
   All loops share policy, sampler and judge; those of one name share the train
-  step, and those with micro-batches of as many prompts the reference.
+  step, and those whose micro-batches have as many prompts share the reference,
+  which holds params of its own.
 
   policy: policy that all start from.
   sampler: sampler of training prompts.

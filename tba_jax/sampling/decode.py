@@ -227,7 +227,7 @@ class Sampler:
       newer: NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> Iterator[list[types.Completions]]:
-    """Samples batch after batch; each begins before the last one is over.
+    """Samples batch after batch; each begins before the previous one is over.
 
     So no row is idle while the last completions of a batch are decoded.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over pipes: four bytes of length, then JSON.
 
-`serve` is the end of a process that runs user code in a sandbox.
+`serve` answers a pool from within a process that runs user code in a sandbox.
 """
 
 from collections.abc import Callable

@@ -182,8 +182,8 @@ def replacing(
 
   Args:
     path: file to replace; parents are created.
-    private: whether this user alone may read it, from its first byte on; of
-      local files.
+    private: whether only this user may read it, from its first byte on; for
+      local files only.
   """
   path = epath.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ class Lag:
     """Returns a copy with this lag, which trains on its fresh prompts alone."""
     config = loops.set_exact_lag(config, self.staleness_steps)
     train, replay = config.train, config.replay
-    # Those that arrive at once, any of which may be of one prompt.
+    # Completions that arrive at once; all may be of one prompt.
     arriving = train.prompts_per_batch * train.completions_per_prompt
     arriving *= self.mini_batches
     config.search.update(

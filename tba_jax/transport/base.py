@@ -120,7 +120,7 @@ def check_thread(thread: worker.Worker, what: str) -> None:
 
 
 def close_thread(thread: worker.Worker, what: str) -> None:
-  """Ends a thread, whose errors `check_thread` has raised."""
+  """Ends a thread; logs its error, or that it runs on, and raises none."""
   try:
     thread.close()
   except Exception as error:  # A lost store may hold it for long.
