@@ -4,11 +4,10 @@
 #
 # Runs the tests: those that are not marked slow, shared out, file by file, over a
 # pytest process for each core and one more, four at most. With --all the slow ones
-# are among them, over a process for each core, and files that set XLA_FLAGS
-# (multi_device) or start processes (multi_process) run in a pytest process of their
-# own, the longest first. With --peers, what works with other packages is tried with
-# each in a venv of its own; a table tells how. All share a cache of compiled
-# programs: see tests/conftest.py.
+# are among them, and files that set XLA_FLAGS (multi_device) or start processes
+# (multi_process) run in a pytest process of their own, the longest first. With
+# --peers, what works with other packages is tried with each in a venv of its own; a
+# table tells how. All share a cache of compiled programs: see tests/conftest.py.
 set -euo pipefail
 
 usage() {
@@ -192,14 +191,13 @@ fi
 if ((paths)); then
   run_group 3600 chosen
 else
-  workers="$(nproc 2>/dev/null || echo 2)"
+  # One more than cores, since some tests wait.
+  workers=$(($(nproc 2>/dev/null || echo 2) + 1))
   group=one_process
   marks=""
   if ! ((all)); then
     group=fast
     marks=" -m 'not slow'"
-    # One more, since some tests wait; those of --all have 8 GB each at the end.
-    workers=$((workers + 1))
   fi
   # In the environment, where arguments as --pdb or -n 0 come after it.
   addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile$marks"
