@@ -677,16 +677,18 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
 
 def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Draws reward over minutes of training, a line per run and seed."""
-  figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+  figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
   # Other programs used the cores beside runs of the claims.
   timed = [result for result in runs if not _is_of_claims(result)]
   names = list(dict.fromkeys(result["name"] for result in timed))
   for result in timed:
     label = f"{result['name']}, seed {result['seed']}"
+    if processor := _processor(result):
+      label += f" ({processor})"
     axes.plot(
         [s / 60 for s in result["seconds"]],
         result["mean_reward"],
-        ("-", "--", ":")[result["seed"] % 3],
+        ("-", "--", ":", "-.")[result["seed"] % 4],
         color=time_to_reward.COLORS[names.index(result["name"])],
         label=label,
     )
@@ -694,7 +696,7 @@ def _plot(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   axes.set_ylabel("held-out reward")
   axes.set_xlim(left=0)
   axes.grid(alpha=0.3)
-  _save(figure, axes, path)
+  _save(figure, axes, path, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _plot_claims(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
@@ -748,10 +750,12 @@ def _plot_lags(runs: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   _save(figure, panels[0], path)
 
 
-def _save(figure: pyplot.Figure, axes: pyplot.Axes, path: pathlib.Path) -> None:
+def _save(
+    figure: pyplot.Figure, axes: pyplot.Axes, path: pathlib.Path, **legend: Any
+) -> None:
   """Writes a figure with the legend of these axes, if they have lines."""
   if axes.lines:
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, **legend)
   figure.savefig(path, dpi=150)
   pyplot.close(figure)
 
