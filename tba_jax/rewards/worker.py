@@ -19,6 +19,11 @@ from tba_jax.tasks import base
 from tba_jax.tasks import build
 
 
+def main() -> int:
+  """Serves requests until the pool closes the pipe."""
+  return frames.serve(_begin, shows_prints=True)
+
+
 def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
   for path, folder in hello["links"].items():
     link = pathlib.Path.home() / path
@@ -48,4 +53,4 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  sys.exit(frames.serve(_begin, shows_prints=True))
+  sys.exit(main())
