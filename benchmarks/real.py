@@ -24,9 +24,9 @@ prompts where one follows all instructions.
 The folder benchmarks/real_runs keeps a result per run and seed, table.md,
 levels.md and claims.png (what runs have kept at the same reward), lags.png and
 real.png, made from all results there. A later command makes the runs that are
-missing, and goes on where one was cut off, or is to be longer; those of others
-then begin anew. Run directories are in runs/real: 1.6 GB for each time that
-params of `ours` are kept.
+missing, and goes on where one was cut off, or is to be longer; training by
+others begins anew unless it was over. Run directories are in runs/real: 1.6 GB
+for each time that params of `ours` are kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -401,7 +401,7 @@ def _measure(
   else:
     sources = {step: str(step) for step in clock["kept"]}
   found = _evaluate(config, folder, {0: config.init, **sources})
-  ends = clock["step_s"]
+  ends, start_s = clock["step_s"], clock["first_end"] - began
   seconds = lambda step: sum(ends[:step])
   old, new = found[0], found[-1]
   kept = [*_KEPT, *(_SOLVED if old["k"] == 8 else ())]
@@ -431,7 +431,8 @@ def _measure(
           for f in (old, new)
       ],
       "step_s": statistics.median(ends[1:] or ends),
-      "start_s": max(clock["first_end"] - began, 0.0),
+      # None where an earlier process made the first step.
+      "start_s": start_s if start_s > 0 else None,
       "peak_gb": max(memory.peak_bytes, own_bytes) / 1e9,
       "memory_gb": {
           role: [memory.of_roles.get(role, 0) / 1e9, planned / 1e9]
@@ -591,27 +592,27 @@ def _train_peer(
     folder: pathlib.Path,
     minutes: float,
 ) -> dict[str, Any]:
-  """Trains with a peer from the start; returns seconds of its steps."""
-  shutil.rmtree(folder, ignore_errors=True)
+  """Trains with a peer, unless it has; returns seconds of its steps."""
   model, tokenizer = folder / "model", tokenizer_lib.load(config.init)
-  hf.save(model, *hf.load(config.init), tokenizer)
   settings = {
       **peer_settings(config, name, minutes),
       "model": str(model.absolute()),
       "stop_ids": sorted(tokenizer.stop_ids),
   }
-  if _package(name) == "skyrl":
-    clock = skyrl_grpo.run(folder / "train", settings)
-  else:
-    clock = peer_grpo.run(
-        "trl",
-        folder / "train",
-        settings,
-        deadline_s=60 * minutes * 2 + 1200.0,
-    )
+  trained = folder / "train"
+  clock = jsonl.read_json(trained / "result.json")
+  had = jsonl.read_json(trained / "settings.json")
+  if clock is None or had != json.loads(json.dumps(settings)):
+    shutil.rmtree(folder, ignore_errors=True)
+    hf.save(model, *hf.load(config.init), tokenizer)
+    if _package(name) == "skyrl":
+      clock = skyrl_grpo.run(trained, settings)
+    else:
+      deadline_s = 60 * minutes * 2 + 1200.0
+      clock = peer_grpo.run("trl", trained, settings, deadline_s)
   ends = clock["step_ends"]
   gaps = [b - a for a, b in zip(ends, ends[1:])]
-  kept = [int(p.name[4:]) for p in (folder / "train").glob("step*")]
+  kept = [int(p.name[4:]) for p in trained.glob("step*")]
   return {
       "step_s": [0.0, *gaps],
       "first_end": ends[0],

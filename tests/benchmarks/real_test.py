@@ -216,6 +216,35 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(config.train.num_steps, 160)
     self.assertEqual(config.replay.recent_window_steps, 1)
 
+  def test_training_by_a_peer_that_was_over_is_not_done_again(self):
+    folder = pathlib.Path(self.create_tempdir().full_path) / "grpo-seed0"
+    config = real.make_config(instructions.get_config("smoke"), "grpo", 0, 5.0)
+    trainings = []
+
+    def train(peer, trained, settings, deadline_s):
+      trainings.append((peer, settings["learning_rate"]))
+      result = {"step_ends": [10.0, 12.0, 15.0], "versions": {"trl": "1"}}
+      (trained / "step2").mkdir(parents=True)
+      (trained / "settings.json").write_text(json.dumps(settings))
+      if len(trainings) > 1:  # The first was cut off.
+        (trained / "result.json").write_text(json.dumps(result))
+      return result
+
+    for target, name, value in (
+        (real.peer_grpo, "run", train),
+        (real.hf, "save", mock.Mock()),
+        (real.hf, "load", lambda _: (None, None)),
+        (real.tokenizer_lib, "load", lambda _: mock.Mock(stop_ids={2})),
+    ):
+      self.enter_context(mock.patch.object(target, name, value))
+    for _ in range(3):
+      clock = real._train_peer(config, "grpo", folder, 5.0)
+      self.assertEqual(clock["step_s"], [0.0, 2.0, 3.0])
+      self.assertEqual(clock["kept"], [2])
+    self.assertEqual(trainings, [("trl", 5e-5)] * 2)
+    real._train_peer(config, "grpo_half_rate", folder, 5.0)
+    self.assertEqual(trainings[2:], [("trl", 2.5e-5)])
+
   def test_gives_trl_the_prompts_and_sizes_of_ours(self):
     config = real.make_config(instructions.get_config(), "grpo_kl", 3, 25.0)
     settings = real.peer_settings(config, "grpo_kl", 25.0)
