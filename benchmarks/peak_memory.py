@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The most memory that this process's descendants have at a time."""
+"""Peak memory of the processes that a benchmark starts."""
 
 import collections
 from collections.abc import Iterator

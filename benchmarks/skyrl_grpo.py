@@ -55,6 +55,7 @@ def run(folder: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, Any]:
   version = subprocess.run(
       [peer_grpo.python("skyrl"), "-c", code],
       check=True,
+      timeout=served.DEADLINE_S,
       capture_output=True,
       text=True,
   ).stdout.strip()

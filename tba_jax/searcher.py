@@ -170,7 +170,10 @@ class Searcher:
   def _load(
       self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
   ) -> bool:
-    """Does `_put_params` between blocks, as work of its own."""
+    """Switches to a version between blocks, in a span of its own.
+
+    Takes and returns what `_put_params` does.
+    """
     if tag == self._tag:
       return True
     with self._spans.span("load", version=tag[1]):

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of a real model: its clock, its table and its configs."""
 
+import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -59,6 +61,20 @@ class RealTest(parameterized.TestCase):
     config.init = "sft"
     with self.assertRaisesRegex(ValueError, "config.init='sft': allowed a pre"):
       real.run(config, [])
+
+  @parameterized.parameters(
+      ("grpo", "false", "cannot import trl; let TBA_JAX_TRL name"),
+      ("skyrl", "false", "cannot import skyrl; let TBA_JAX_SKYRL name"),
+      ("skyrl", "true", "pip install tinker"),
+  )
+  def test_names_what_a_run_of_others_lacks(self, name, python, match):
+    variables = {"TBA_JAX_TRL": python, "TBA_JAX_SKYRL": python}
+    self.enter_context(mock.patch.dict(os.environ, variables))
+    self.enter_context(
+        mock.patch.object(importlib.util, "find_spec", lambda _: None)
+    )
+    with self.assertRaisesRegex(ValueError, match):
+      real.run(instructions.get_config(), ["0", "1", name])
 
   def test_tabulates_a_run(self):
     head, row = real.make_table([_result()])

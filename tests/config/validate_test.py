@@ -871,6 +871,13 @@ class ResumeTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
       validate.check_resume(old, base_config.make(loss__ratio_clip=0.2))
 
+  def test_key_that_is_no_more_asks_for_another_directory(self):
+    old = self._saved(base_config.make())
+    old["sft"]["b1"] = 0.9
+    with self.assertRaisesRegex(ValueError, "config.sft.b1 .* 0.9") as caught:
+      validate.check_resume(old, base_config.make())
+    self.assertEndsWith(str(caught.exception), "; give another --workdir")
+
   def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
     old = self._saved(base_config.make())
     old["task"] = {"name": "gsm8k"}
