@@ -521,16 +521,20 @@ class _Forward:
         write_index,
         self.config.windows,
     )
-    written = []
+    layers, routes = [], []
     x = module.embed_tokens(tokens, positions)
+    updates = [updates[window] for window in self.config.windows]
     for n, layer_params in enumerate(decode_params.layers):
-      layer, window = [b["layers"][n] for b in cache], self.config.windows[n]
-      attend = functools.partial(attend_fn, layer, updates[window])
+      layer = [b["layers"][n] for b in cache]
+      attend = functools.partial(attend_fn, layer, updates[n])
       block = self.block(layer_params)
-      x, layer, chosen = block(x, tables[window], attend, n)
-      written.append(cache_lib.put_routes(layer, updates[window], chosen))
+      x, layer, chosen = block(x, tables[self.config.windows[n]], attend, n)
+      layers.append(layer)
+      routes.append(chosen)
+    x, layers = cache_lib.write_columns(x, layers, updates)
+    layers = list(map(cache_lib.put_routes, layers, updates, routes))
     cache = [
-        {**block, "layers": [layer[b] for layer in written]}
+        {**block, "layers": [layer[b] for layer in layers]}
         for b, block in enumerate(cache)
     ]
     return x, cache

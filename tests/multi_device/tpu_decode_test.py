@@ -12,10 +12,10 @@ from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Prints the bytes of a step's arguments and traffic, in units of those that it
-# must read, and the caches that kernels read in part: two layers, heads of 64,
-# 32 rows of 256 + 256 tokens, each with its own prompt, then with one for 8,
-# then with weights of int8. Then those of one of four devices, which split rows
-# with their own prompts, and heads.
+# must read, and the caches that kernels read in part, for heads of 64. First 32
+# rows of 256 + 256 tokens, each with its own prompt; then 64 of 512 + 512 with a
+# prompt for 8, which fast memory cannot hold, also with weights of int8; at last
+# the first on one of four devices, which split rows and heads.
 _PROGRAM = """
 import os
 os.environ.update(
@@ -35,17 +35,18 @@ devices = topologies.get_topology_desc(
 on_device = jax.sharding.SingleDeviceSharding(devices[0])
 mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
 on_mesh = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-model = tiny_model.make_model(
-    width=1024, num_heads=16, num_kv_heads=8, head_dim=64, mlp_width=4096,
-    vocab_size=1024, max_positions=512, compute_dtype="bfloat16")
-params = jax.eval_shape(model.init, jax.random.key(0))
-for shared, weights, place in (
-    (1, "", on_device), (8, "", on_device), (8, "int8", on_device),
-    (1, "", on_mesh)):
+for scale, shared, weights, place in (
+    (1, 1, "", on_device), (2, 8, "", on_device), (2, 8, "int8", on_device),
+    (1, 1, "", on_mesh)):
+  model = tiny_model.make_model(
+      num_layers=6 if scale > 1 else 2, width=1024 * scale, num_heads=16 * scale,
+      num_kv_heads=8, head_dim=64, mlp_width=4096 * scale, vocab_size=1024,
+      max_positions=512 * scale, compute_dtype="bfloat16")
+  params = jax.eval_shape(model.init, jax.random.key(0))
   settings = requests.Settings(
-      temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256,
-      max_completion_tokens=256, num_rows=32, chunk_steps=8, pad_id=0, seed=0,
-      most_rows_per_prompt=shared, weights=weights)
+      temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256 * scale,
+      max_completion_tokens=256 * scale, num_rows=32 * scale, chunk_steps=8,
+      pad_id=0, seed=0, most_rows_per_prompt=shared, weights=weights)
   put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   decode_params = jax.tree.map(put, jax.eval_shape(
       lambda x: slots_lib.decode_params(model, settings, x), params))
@@ -62,7 +63,6 @@ for shared, weights, place in (
   print(len(state.prompt_mask))
   print(compiled.memory_analysis().argument_size_in_bytes / needed)
   print(moved / needed)
-  print(moved)
   print(costs.cache_bytes / num_bytes(state.cache))
 shape = settings.prefill_size, settings.max_prompt_tokens
 prefill = programs.prefill.lower(
@@ -90,22 +90,16 @@ class TpuDecodeTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     *numbers, num_kernels = map(float, done.stdout.split())
     self.assertGreater(num_kernels, 0)  # Splash attention of the prefill.
-    self.assertEqual(numbers[::5], [32, 4, 4, 32])
-    for arguments in numbers[1::5]:
+    self.assertEqual(numbers[::4], [32, 8, 8, 32])
+    for arguments in numbers[1::4]:
       self.assertLess(arguments, 1.1)
     # A kernel reads the cache where prompts are not shared, but for what the
     # compiler brings to fast memory before: of caches so small, some blocks.
-    one, *plain, four = numbers[4::5]
+    one, *plain, four = numbers[3::4]
     self.assertEqual(plain, [0, 0])
     self.assertBetween(min(one, four), 0.7, 1.0)
-    # Blocks that plain steps write to may pass through fast memory and back.
-    for moved, most in zip(numbers[2::5], (1.1, 1.5, 1.5, 1.1)):
-      self.assertLess(moved, most)
-    # Kernels and head: 2 layers of 16 + 8 + 8 + 16 heads and 3 matrices of the
-    # MLP, and 1024 tokens, a byte less each.
-    _, floats, integers, _ = numbers[3::5]
-    saved = 1024 * (2 * (48 * 64 + 3 * 4096) + 1024)
-    self.assertBetween((floats - integers) / saved, 0.98, 1.0)
+    for moved in numbers[2::4]:
+      self.assertLess(moved, 1.1)
 
 
 def _path() -> str:
