@@ -262,9 +262,10 @@ def reads_reference(c: Mapping[str, Any]) -> bool:
   if anchor(c) != "reference":
     return False
   is_own = ".py:" in c["name"]
-  has_kl = c["beta"] > 0 or c["beta_final"] > 0
+  # Without a decay nothing reads beta_final.
+  has_kl = c["beta"] > 0 or (c["beta_decay_steps"] and c["beta_final"] > 0)
   row = find(c["name"])
-  return is_own or row.needs_beta or row.has_teacher or has_kl
+  return bool(is_own or row.needs_beta or row.has_teacher or has_kl)
 
 
 def reads_behavior(c: Mapping[str, Any]) -> bool:

@@ -220,6 +220,23 @@ class RelationsTest(parameterized.TestCase):
       (
           dict(
               reference__role="none",
+              loss__name="grpo",
+              loss__beta=0.0,
+              loss__beta_decay_steps=8,
+              loss__beta_stop_steps=8,
+          ),
+          "reference.role",
+      ),
+      # Without a decay nothing reads beta_final.
+      (
+          dict(
+              loss__reward_weight=0.0, loss__name="grpo", loss__beta=0.0
+          ),
+          "loss.reward_weight",
+      ),
+      (
+          dict(
+              reference__role="none",
               loss__name="oapl",
               guards__max_kl=9.0,
           ),
@@ -529,6 +546,7 @@ class RelationsTest(parameterized.TestCase):
           loss__beta_final=0.0,
           reference__role="none",
       ),
+      dict(loss__name="grpo", loss__beta=0.0, reference__role="none"),
       dict(loss__name="oapl", reference__role="none"),
       dict(loss__name="ema_tb", loss__ema_decay=0.5, reference__role="none"),
       dict(loss__anchor="behavior", reference__role="none"),
