@@ -52,6 +52,7 @@ class BestModel:
     kept = jsonl.read_object(
         self._folder / "best.json", {"metric": str, "value": float}
     )
+    self._metric = kept["metric"] if kept else ""
     self._best = kept["value"] if kept else float("-inf")
 
   def offer(
@@ -59,7 +60,10 @@ class BestModel:
   ) -> bool:
     """Saves the params of `step` if the result is the best; returns if so."""
     metric = metrics.deciding_metric(result)
-    if result[metric] <= self._best:
+    # Win rates are no rewards; pass@1 is a mean reward.
+    is_measure = "win_rate" not in (self._metric, metric)
+    is_measure = is_measure or self._metric == metric
+    if is_measure and result[metric] <= self._best:
       return False
     shutil.rmtree(self._partial, ignore_errors=True)
     self._partial.mkdir(parents=True)
@@ -77,7 +81,7 @@ class BestModel:
       self._folder.rename(self._old)
     self._partial.rename(self._folder)
     shutil.rmtree(self._old, ignore_errors=True)
-    self._best = result[metric]
+    self._metric, self._best = metric, result[metric]
     return True
 
 

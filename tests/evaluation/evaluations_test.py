@@ -192,6 +192,14 @@ class BestModelTest(absltest.TestCase):
     self.assertTrue(again.offer(3, "c", _result(0.6)))
     self.assertEqual(self.kept(), "c")
 
+  def test_a_best_result_by_another_metric_is_no_measure(self):
+    self.make().offer(1, "a", {**_result(0.0), "mean_reward": 7.0})
+    again = self.make()  # With a judge from here on.
+    win_rate = lambda rate: {**_result(0.0), "win_rate": rate}
+    self.assertTrue(again.offer(2, "b", win_rate(0.3)))
+    self.assertFalse(again.offer(3, "c", win_rate(0.2)))
+    self.assertEqual(self.kept(), "b")
+
   def test_a_best_result_that_is_lost_is_not_beaten_by_any(self):
     self.make().offer(1, "a", _result(0.5))
     for text in ("", "[]", '{"step": 1}'):
