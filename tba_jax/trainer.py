@@ -110,6 +110,9 @@ class Trainer:
     """
     recorder, num_steps = self._recorder, self._config.train.num_steps
     self._publish_first()
+    # The guards of the checkpoint may not know of the newest.
+    for result in recorder.evaluations(self._step):
+      self._check_accuracy((result["step"], result))
     if not recorder.has_result("before"):
       if self._step:
         recorder.event(
@@ -268,6 +271,8 @@ class Trainer:
     done = self._step
     self._checkpointer.check()
     self._check_accuracy(self._evaluations.take())
+    if done >= self._config.train.num_steps:
+      return True
     limit_s = self._config.train.wall_clock_limit_s
     passed_s = time.monotonic() - self._started
     if limit_s and passed_s > limit_s and self._stopped_by is None:
@@ -275,8 +280,6 @@ class Trainer:
       self._recorder.event(
           "limit", f"step {done}: config.train.wall_clock_limit_s={limit_s}"
       )
-    if done >= self._config.train.num_steps:
-      return True
     if self._evaluations.is_due(done) and not self._evaluate("", should_stop):
       return False
     if self._save_due:
@@ -309,7 +312,8 @@ class Trainer:
     action = guards.action
     self._recorder.event("guard", f"{alarm.message} ({action})")
     if action == "stop":
-      self._stopped_by = f"guard {alarm.name}"
+      if self._step < self._config.train.num_steps:
+        self._stopped_by = self._stopped_by or f"guard {alarm.name}"
     # A gap between trainer and sampler is a bug: no learning rate fixes it.
     elif action == "lower_learning_rate" and alarm.name != "logprob_gap":
       self._work.scale_learning_rate(_LOWER_BY)

@@ -344,6 +344,36 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.assertEqual(self.steps("step"), [0, 1])
     self.recorder.finish.assert_called_once_with(2, mock.ANY, "guard accuracy")
 
+  @parameterized.parameters(0, 2)
+  def test_an_evaluation_before_a_kill_is_a_guard_s_too(self, step):
+    # The kill came before a checkpoint had it.
+    self.recorder.evaluations.return_value = [
+        {"step": 0, "pass_at_1": 0.5, "split": "held_out"},
+        {"step": 2, "pass_at_1": 0.1, "split": "held_out"},
+    ][: 1 + (step == 2)]
+    self.results["before"] = 0
+    self.accuracy[4] = 0.1
+    self.run_it(
+        step=step, action="lower_learning_rate", evaluate__every_steps=4
+    )
+    expected = {0: [1, 1, 1, 1, 0.5, 0.5], 2: [0.5, 0.5, 0.5, 0.5]}
+    self.assertEqual(self.scales, expected[step])
+    self.recorder.evaluations.assert_called_once_with(step)
+
+  def test_a_guard_at_the_last_step_has_stopped_nothing(self):
+    self.metrics[5] = {"kl": 1e3}
+    self.accuracy[6] = 0.1
+    self.assertTrue(self.run_it(action="stop"))
+    kinds = [call.args[0] for call in self.recorder.event.call_args_list]
+    self.assertEqual(kinds, ["guard", "guard"])
+    self.recorder.finish.assert_called_once_with(6, mock.ANY, None)
+
+  def test_the_first_cause_of_an_end_is_told(self):
+    self.metrics[1] = {"kl": 1e3}
+    self.accuracy[3] = 0.1
+    self.assertTrue(self.run_it(action="stop"))
+    self.recorder.finish.assert_called_once_with(3, mock.ANY, "guard kl")
+
   def test_the_wall_clock_limit(self):
     with mock.patch.object(
         trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step

@@ -84,8 +84,10 @@ class Guards:
     self._config = config.guards
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
-    # First accuracy by split, since one may be harder than another.
+    # First accuracy by split, since one may be harder than another, and the
+    # step of the newest.
     self._first_accuracy: dict[str, float] = {}
+    self._evaluated: dict[str, int] = {}
     if state is not None:
       self.set_state(state)
 
@@ -117,7 +119,13 @@ class Guards:
   def check_accuracy(
       self, step: int, accuracy: float, split: str
   ) -> list[Alarm]:
-    """Returns the accuracy guard if pass@1 of a split makes it fire, or []."""
+    """Returns the accuracy guard if pass@1 of a split makes it fire, or [].
+
+    An evaluation that was checked before changes nothing.
+    """
+    if step <= self._evaluated.get(split, -1):
+      return []
+    self._evaluated[split] = step
     first = self._first_accuracy.setdefault(split, accuracy)
     limit = first - self._config.max_accuracy_drop
     return self._alarms(
@@ -137,11 +145,13 @@ class Guards:
     return {
         "firing": sorted(self._firing),
         "first_accuracy_by_split": self._first_accuracy,
+        "evaluated_by_split": self._evaluated,
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self._firing = set(state["firing"])
     self._first_accuracy = dict(state.get("first_accuracy_by_split", {}))
+    self._evaluated = dict(state.get("evaluated_by_split", {}))
 
   def _alarms(
       self, step: int, crossed: Mapping[str, tuple[bool, str]]

@@ -371,6 +371,10 @@ class Recorder:
     """Returns whether the history has an evaluation of this step."""
     return any(r["step"] == step for r in self._results.get("history", ()))
 
+  def evaluations(self, until: int) -> list[dict[str, Any]]:
+    """Returns the history's evaluations of steps up to `until`, in order."""
+    return [r for r in self._results.get("history", ()) if r["step"] <= until]
+
   def evaluation(self, name: str, step: int, result: dict[str, Any]) -> None:
     """Records an evaluation in the history, and under `name` unless ""."""
     self._account()

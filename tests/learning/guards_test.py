@@ -101,6 +101,19 @@ class GuardsTest(parameterized.TestCase):
         alarm.message, "step 15: held-out pass@1 0.290 is below 0.300"
     )
 
+  def test_an_evaluation_counts_once(self):
+    guards = make_guards()
+    guards.check_accuracy(0, 0.5, "held_out")
+    self.assertLen(guards.check_accuracy(5, 0.1, "held_out"), 1)
+    again = make_guards()
+    again.set_state(guards.get_state())
+    for step, accuracy in ((0, 0.5), (5, 0.1)):
+      self.assertEmpty(again.check_accuracy(step, accuracy, "held_out"))
+    self.assertEmpty(again.check_accuracy(10, 0.1, "held_out"))
+    # Splits are evaluated at the same step.
+    again.check_accuracy(10, 0.4, "validation")
+    self.assertIn("validation", again.get_state()["first_accuracy_by_split"])
+
   def test_off_never_fires(self):
     guards = make_guards("off")
     self.assertEmpty(guards.check_step(0, {**GOOD, "kl": 60.0}))
@@ -120,6 +133,7 @@ class GuardsTest(parameterized.TestCase):
         {
             "firing": ["accuracy", "kl"],
             "first_accuracy_by_split": {"held_out": 0.5},
+            "evaluated_by_split": {"held_out": 4},
         },
     )
 

@@ -314,6 +314,8 @@ class RecorderTest(absltest.TestCase):
     held_out = {"metric": "mean_reward", "value": 0.7}
     self.assertEqual(self.read("status.json")["held_out"], held_out)
     again = self.make()
+    self.assertEqual([r["step"] for r in again.evaluations(6)], [0, 3, 6])
+    self.assertEqual([r["step"] for r in again.evaluations(5)], [0, 3])
     self.assertTrue(again.has_result("before"))
     self.assertTrue(again.has_result("before", 0))
     self.assertFalse(again.has_result("before", 1))
