@@ -194,18 +194,21 @@ class Evaluations:
     return self.take()
 
   def close(self) -> None:
-    """Stops the thread after its batch, dropping its result or error.
+    """Stops the thread after its batch; records a result that is complete.
 
     Raises TimeoutError if the batch hangs.
     """
     thread, self._thread = self._thread, None
+    if thread is None:
+      return
     try:
-      if thread is not None:
-        thread.close()
+      thread.close()
     except TimeoutError:
       raise
     except Exception:  # The thread has logged it.
-      pass
+      return
+    if self._result is not None:
+      self._recorder.evaluation("", self._running_step, self._result)
 
   def _evaluate(
       self,

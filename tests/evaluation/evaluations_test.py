@@ -118,6 +118,23 @@ class EvaluationsTest(trainer_case.TrainerCase):
         any(t.name.startswith("evaluation") for t in threading.enumerate())
     )
 
+  def test_a_signal_after_it_loses_no_result(self):
+    self.go.set()
+    self.evaluator.run.side_effect = self.slow
+    self.ready = False
+
+    def wait_for_data(step, should_stop):
+      if step < 4:
+        return self.begin_step(step, should_stop)
+      self.evaluations._thread.join(30)  # Data comes later than the result.
+      return False
+
+    self.source.begin_step.side_effect = wait_for_data
+    self.assertFalse(
+        self.run_it(evaluate__beside=True, evaluate__every_steps=4)
+    )
+    self.assertEqual(self.recorded(), [("before", 0), ("", 4)])
+
   @parameterized.parameters(True, False)
   def test_a_resumed_run_makes_up_for_a_missing_evaluation(self, beside):
     self.recorder.has_evaluation.return_value = False
