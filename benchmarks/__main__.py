@@ -75,24 +75,20 @@ def main(argv: Sequence[str]) -> int:
     path = argv[0].removeprefix("--config=")
     argv = argv[1:]
   if not argv or argv[0] not in BENCHMARKS:
-    print(
-        f"error: python -m benchmarks {' '.join(argv)}: the first operand must"
-        f" be one of {', '.join(BENCHMARKS)}",
-        file=sys.stderr,
+    return processes.refuse(
+        f"python -m benchmarks {' '.join(argv)}: the first operand must be one"
+        f" of {', '.join(BENCHMARKS)}"
     )
-    return processes.EXIT_CONFIG
   try:
     with processes.importing():
       module = importlib.import_module(f"benchmarks.{argv[0]}")
   except ModuleNotFoundError as error:
     if error.name != "matplotlib":
       raise
-    print(
-        f"error: python -m benchmarks {argv[0]} draws with matplotlib, which is"
-        " not installed: pip install 'tba_jax[plots]'",
-        file=sys.stderr,
+    return processes.refuse(
+        f"python -m benchmarks {argv[0]} draws with matplotlib, which is not"
+        " installed: pip install 'tba_jax[plots]'"
     )
-    return processes.EXIT_CONFIG
   result = module.run(load.load_config(path, overrides), list(argv[1:]))
   line = {"benchmark": argv[0], **result, "machine": results.machine()}
   print(json.dumps(line), flush=True)

@@ -171,8 +171,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
         if warning := pool.warning(config):
           print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   with processes.importing():
     module = importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
   entry = getattr(module, f"run_{name}", None) or module.run
@@ -183,8 +182,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       bucket.send(workdir, "export/*")
     return status
   except run_directory.NoRunError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   except (OSError, base.TransportError) as error:
     # A disk or a store; the next start may find it better.
     logging.exception("--program=%s cannot continue", name)
@@ -292,8 +290,7 @@ def _help(key: str) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return processes.EXIT_OK
   except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
@@ -301,8 +298,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(processes.EXIT_CONFIG)
+    sys.exit(processes.refuse(error))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ each source with several settings of the task.
 
 from collections.abc import Sequence
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -78,8 +77,7 @@ def run_evaluate(
   try:
     run(config, workdir, operands)
   except (ValueError, FileNotFoundError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   return processes.EXIT_OK
 
 

@@ -150,8 +150,7 @@ def _run_program(
       raise ValueError(f"operands {' '.join(operands)}: allowed none")
     counts = work(config)
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   except KeyboardInterrupt:
     print("interrupted; the same command resumes", file=sys.stderr)
     return processes.EXIT_INTERRUPTED

@@ -4,7 +4,6 @@
 
 from collections.abc import Iterable
 import math
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +39,7 @@ def show(sections: Iterable[tuple[str, TableRows]]) -> int:
           style, status = "bold red", processes.EXIT_CONFIG
         table.add_row(f"  {name}", rich.text.Text(value, style))
   except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   rich.console.Console().print(table)
   return status
 

@@ -48,8 +48,7 @@ def run_serve(
         )
     lock = run_directory.lock(workdir)
   except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   try:
     return _serve(config, workdir)
   finally:
@@ -74,8 +73,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
   except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   errors: list[BaseException] = []
 
   def run_engine() -> None:

@@ -37,8 +37,7 @@ def run(
     if changed:
       validate.check_resume(saved, config)
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   run_directory.warn_unguarded(run_info, config)
   events = metrics.EventLog(run_info.workdir / "events.jsonl")
   logging.basicConfig(level=logging.INFO, stream=sys.stderr)
@@ -69,8 +68,7 @@ def run(
       if config.store.locator:
         host.announce(config.store.locator, run_info.secret)
     except (ValueError, RuntimeError, OSError) as error:
-      print(f"error: {error}", file=sys.stderr)
-      return processes.EXIT_CONFIG
+      return processes.refuse(error)
     try:
       host.run(stop)
     except RuntimeError as error:

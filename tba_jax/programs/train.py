@@ -349,9 +349,7 @@ def run(
     # Plain lines: a notebook would keep every frame of the panel.
     console = rich.console.Console(force_jupyter=False, force_terminal=False)
   if operands:
-    print(f"error: --program=train takes no operand {operands}",
-          file=sys.stderr)  # fmt: skip
-    return processes.EXIT_CONFIG
+    return processes.refuse(f"--program=train takes no operand {operands}")
   changed = (*END_SIGNALS, signal.SIGUSR1)
   handlers = {number: signal.getsignal(number) for number in changed}
   with contextlib.ExitStack() as closing:
@@ -367,8 +365,7 @@ def run(
       run_directory.warn_unguarded(run_info, config)
       supervisor = Supervisor(config, run_info, console)
     except (ValueError, OSError) as error:
-      print(f"error: {error}", file=sys.stderr)
-      return processes.EXIT_CONFIG
+      return processes.refuse(error)
     closing.callback(supervisor.close)
     try:
       return supervisor.run()

@@ -60,6 +60,12 @@ _OPEN_FILES = 1 << 16
 _kept: list[socket.socket] = []
 
 
+def refuse(error: Exception | str) -> int:
+  """Prints what is wrong with a program's input; returns its exit status."""
+  print(f"error: {error}", file=sys.stderr)
+  return EXIT_CONFIG
+
+
 def free_port() -> int:
   """Returns a free port of the loopback interface.
 

@@ -34,8 +34,7 @@ def run_export(
   try:
     folder = run(config, workdir, operands)
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   print(folder)
   return processes.EXIT_OK
 

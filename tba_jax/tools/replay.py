@@ -76,8 +76,7 @@ def run(
       return step_file.run(operands)
     return _replay(workdir, *_parse(operands))
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   except Different as difference:
     print(difference)
     return 1

@@ -3,7 +3,6 @@
 """The `report` program: writes the page of a run, or compares several."""
 
 from collections.abc import Sequence
-import sys
 
 import ml_collections
 
@@ -41,7 +40,6 @@ def run(
     else:
       path = compare.write_comparison(paths)
   except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   print(path)
   return processes.EXIT_OK

@@ -85,13 +85,11 @@ def run(
     0; 1 if the run has no state yet; 2 if there is no run.
   """
   if operands:
-    print(f"error: status takes no operand: {operands}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(f"status takes no operand: {operands}")
   try:
     run_info = run_directory.open_run(workdir, config)
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   status, note = read_store(
       run_info, kv_host.probe_timeout_s(config.store.deadline_s)
   )

@@ -633,8 +633,7 @@ def run(
       run_directory.lock(workdir)  # Held as long as this process lives.
     _read_results(workdir, runs)
   except ValueError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   stop = processes.stop_on_signals()
   if operands:
     processes.die_with_parent()

@@ -213,8 +213,7 @@ def run(
   else:
     error = _wrong_format(folder / "config.json")
   if error:
-    print(f"error: {error}", file=sys.stderr)
-    return processes.EXIT_CONFIG
+    return processes.refuse(error)
   parts, live = audit(folder, _Progress())
   table = rich.table.Table(box=None, pad_edge=False, header_style="")
   for name in ("part", "found", "verdict"):
