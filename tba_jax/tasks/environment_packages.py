@@ -28,8 +28,6 @@ PACKAGES = {"textarena": "textarena", "gem": "gem-llm"}
 # The policy's place in a game.
 _POLICY = 0
 
-Opponent = Callable[[str], str]
-
 
 def load(source: str, opponent: str) -> Callable[[], Any]:
   """Returns what makes an environment: a class, or a function.
