@@ -67,14 +67,14 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
   return Accelerators(CPU)
 
 
-def check_platforms(environment: Mapping[str, str] = os.environ) -> None:
+def check_platforms() -> None:
   """Raises ValueError if JAX_PLATFORMS names what is not installed here."""
   here = [
       name
       for name, packages in _PACKAGES.items()
       if not packages or any(map(_is_installed, packages))
   ]
-  for name in filter(None, environment.get("JAX_PLATFORMS", "").split(",")):
+  for name in filter(None, os.environ.get("JAX_PLATFORMS", "").split(",")):
     # Another plug-in may have any name.
     is_known = name in _PACKAGES or not _has_other_plugins()
     if is_known and name not in here:

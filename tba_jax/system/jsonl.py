@@ -5,7 +5,7 @@
 A writer may be killed at any byte, so readers skip and count torn lines.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
 import json
@@ -116,9 +116,7 @@ class LineWriter:
 class Records(list):
   """Objects of a JSON Lines file; `skipped` counts the invalid lines."""
 
-  def __init__(self, records: Iterable[dict[str, Any]] = (), skipped: int = 0):
-    super().__init__(records)
-    self.skipped = skipped
+  skipped = 0
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:

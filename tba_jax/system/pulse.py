@@ -43,9 +43,9 @@ class Activity:
   doing: kind of its present activity.
   """
 
-  def __init__(self, name: str, doing: str = "start"):
+  def __init__(self, name: str):
     self.name = name
-    self.doing = doing
+    self.doing = "start"
     self._waits = False
     # Beats since the last mark, and since the last sign of work.
     self._beats = self._idle = 0
