@@ -295,8 +295,8 @@ def attend(
     v: [R, G, Dh].
 
   Returns:
-    [R, G, M, Dh], and the layer: on CPUs with keys and values written, elsewhere
-    with a block more, of one column, which `write_columns` puts in its place.
+    [R, G, M, Dh], and the layer: on CPUs with keys and values written,
+    elsewhere with a block more, of the new column alone, for `write_columns`.
   """
   dtype = layer[0]["v"].dtype
   if "k_last" in layer[0]:

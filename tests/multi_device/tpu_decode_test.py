@@ -12,10 +12,10 @@ from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Prints the bytes of a step's arguments and traffic, in units of those that it
-# must read, and the caches that kernels read in part, for heads of 64. First 32
-# rows of 256 + 256 tokens, each with its own prompt; then 64 of 512 + 512 with a
-# prompt for 8, which fast memory cannot hold, also with weights of int8; at last
-# the first on one of four devices, which split rows and heads.
+# must read, and the caches that kernels read in part, for heads of 64. First are
+# 32 rows of 256 + 256 tokens, each with its own prompt; then 64 of 512 + 512, a
+# prompt for 8, too much for fast memory, also with weights of int8; at last the
+# first again, on one of four devices, which split rows and heads.
 _PROGRAM = """
 import os
 os.environ.update(
@@ -35,11 +35,11 @@ devices = topologies.get_topology_desc(
 on_device = jax.sharding.SingleDeviceSharding(devices[0])
 mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
 on_mesh = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-for scale, shared, weights, place in (
-    (1, 1, "", on_device), (2, 8, "", on_device), (2, 8, "int8", on_device),
-    (1, 1, "", on_mesh)):
+for num_layers, scale, shared, weights, place in (
+    (2, 1, 1, "", on_device), (6, 2, 8, "", on_device),
+    (6, 2, 8, "int8", on_device), (2, 1, 1, "", on_mesh)):
   model = tiny_model.make_model(
-      num_layers=6 if scale > 1 else 2, width=1024 * scale, num_heads=16 * scale,
+      num_layers=num_layers, width=1024 * scale, num_heads=16 * scale,
       num_kv_heads=8, head_dim=64, mlp_width=4096 * scale, vocab_size=1024,
       max_positions=512 * scale, compute_dtype="bfloat16")
   params = jax.eval_shape(model.init, jax.random.key(0))
