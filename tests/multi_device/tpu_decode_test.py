@@ -12,10 +12,10 @@ from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Prints the bytes of a step's arguments and traffic, in units of those that it
-# must read, and the caches that kernels read in part, for heads of 64. First are
-# 32 rows of 256 + 256 tokens, each with its own prompt; then 64 of 512 + 512, a
-# prompt for 8, too much for fast memory, also with weights of int8; at last the
-# first again, on one of four devices, which split rows and heads.
+# must read, and the caches that kernels read in part, for heads of 64: first of
+# 32 rows of 256 + 256 tokens, each with its own prompt; then of 64 of 512 +
+# 512, a prompt for 8, too much for fast memory, also with int8 weights; at last
+# of the first rows on one of four devices, which split rows and heads.
 _PROGRAM = """
 import os
 os.environ.update(
