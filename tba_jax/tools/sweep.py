@@ -692,7 +692,9 @@ def _sweep(
   """Makes what is missing, then writes table and plot."""
   _, saved = run_directory.create(workdir, config)
   if saved is not None:
-    if not saved.get("sweep", {}).get("objectives"):
+    # A trained run may have objectives of a sweep in its config.
+    is_trained = (pathlib.Path(workdir) / "epoch.json").exists()
+    if is_trained or not saved.get("sweep", {}).get("objectives"):
       raise ValueError(
           f"--workdir={workdir}: a run of another program is there; allowed an"
           " empty directory or that of a sweep"

@@ -429,14 +429,19 @@ class SweepTest(absltest.TestCase):
     self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
 
   def test_leaves_the_run_of_another_program_alone(self):
-    other = load("sweep.objectives=")
-    run_directory.create(self.workdir, other)
-    status, _, errors = self.run_sweep(load())
-    self.assertEqual(status, processes.EXIT_CONFIG)
-    self.assertIn("a run of another program is there", errors)
-    self.assertEqual(
-        run_directory.load_config(self.workdir).sweep.objectives, ""
-    )
+    config = load("sweep.objectives=")
+    for is_trained in (False, True):
+      run, _ = run_directory.create(self.workdir, config)
+      if is_trained:
+        config = load("seed=7")
+        run_directory.update(self.workdir, config)
+        run_directory.next_epoch(run)
+      status, _, errors = self.run_sweep(load())
+      self.assertEqual(status, processes.EXIT_CONFIG)
+      self.assertIn("a run of another program is there", errors)
+      self.assertEqual(
+          run_directory.load_config(self.workdir).to_dict(), config.to_dict()
+      )
 
   def test_one_sweep_at_a_time(self):
     with mock.patch.object(
