@@ -330,7 +330,7 @@ def write_columns(
 
   Args:
     x: result of the last layer; nothing is written before it is there.
-    layers: what `attend` returned in each layer.
+    layers: blocks of each layer, as `attend` returned them.
     updates: updates of each layer.
   """
   columns = [

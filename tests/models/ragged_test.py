@@ -78,7 +78,9 @@ class RaggedTest(parameterized.TestCase):
 
     @jax.jit
     def both(layer, dirty, inputs):
-      return cache.attend(layer, updates, *inputs), fn(dirty, *inputs)
+      plain, left = cache.attend(layer, updates, *inputs)
+      plain, (written,) = cache.write_columns(plain, [left], [updates])
+      return (plain, written), fn(dirty, *inputs)
 
     (plain, written), (found, own) = both(layer, dirty, inputs)
     np.testing.assert_allclose(
