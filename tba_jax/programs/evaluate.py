@@ -15,6 +15,7 @@ each source with several settings of the task.
 
 from collections.abc import Sequence
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -65,6 +66,8 @@ _ROWS = (
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
 )
+# Least seconds between two lines of progress.
+_SHOW_EVERY_S = 5.0
 _NUM_SAMPLES = 4
 _SAMPLE_WIDTH = 300
 
@@ -253,9 +256,21 @@ def _evaluate(
   evaluator = reward_judge.make_evaluator(
       config, workdir, policy, mesh=mesh, **references
   )
+  shown_at = time.monotonic()
+
+  def show(num_done: int, num_prompts: int) -> None:
+    nonlocal shown_at
+    if time.monotonic() - shown_at >= _SHOW_EVERY_S:
+      shown_at = time.monotonic()
+      line = f"evaluated {num_done}/{num_prompts} prompts"
+      print(line, file=sys.stderr, flush=True)
+
   try:
     return evaluator.run_all(
-        params, config.evaluate.final_prompts, version=version
+        params,
+        config.evaluate.final_prompts,
+        version=version,
+        on_progress=show,
     )
   finally:
     evaluator.close()

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluate program: its sources, its file and its errors."""
 
+import contextlib
+import io
 import os
 import pathlib
 import tempfile
@@ -78,6 +80,13 @@ class EvaluateTest(absltest.TestCase):
     newest = evaluate.run(self.config, self.workdir, [])["checkpoint 5"]
     self.assertEqual(newest["step"], 5)
     self.assertNotEqual(newest["mean_length"], first["mean_length"])
+
+  def test_tells_how_far_it_is(self):
+    told = io.StringIO()
+    with mock.patch.object(evaluate, "_SHOW_EVERY_S", 0.0):
+      with contextlib.redirect_stderr(told):
+        evaluate.run(self.config, self.workdir, ["3"])
+    self.assertIn("evaluated 16/16 prompts\n", told.getvalue())
 
   def test_a_run_of_more_devices_than_are_here(self):
     config = self.config.copy_and_resolve_references()
