@@ -60,10 +60,10 @@ class BestModel:
   ) -> bool:
     """Saves the params of `step` if the result is the best; returns if so."""
     metric = metrics.deciding_metric(result)
-    # Win rates are no rewards; pass@1 is a mean reward.
-    is_measure = "win_rate" not in (self._metric, metric)
-    is_measure = is_measure or self._metric == metric
-    if is_measure and result[metric] <= self._best:
+    # A win rate does not compare with a reward; pass@1 is one.
+    names = {self._metric, metric}
+    is_comparable = len(names) == 1 or "win_rate" not in names
+    if is_comparable and result[metric] <= self._best:
       return False
     shutil.rmtree(self._partial, ignore_errors=True)
     self._partial.mkdir(parents=True)

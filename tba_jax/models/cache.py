@@ -296,7 +296,7 @@ def attend(
 
   Returns:
     [R, G, M, Dh], and the layer: on CPUs with keys and values written,
-    elsewhere with a block more, of the new column alone, for `write_columns`.
+    elsewhere with another block that holds them alone, for `write_columns`.
   """
   dtype = layer[0]["v"].dtype
   if "k_last" in layer[0]:
@@ -322,14 +322,14 @@ def write_columns(
     x: jax.Array,
     layers: Sequence[Sequence[PyTree]],
     updates: Sequence[Sequence[BlockUpdate]],
-) -> tuple[jax.Array, list[list[PyTree]]]:
+) -> tuple[jax.Array, list[Sequence[PyTree]]]:
   """Writes the columns that `attend` left beside the blocks, after all layers.
 
-  A TPU would take blocks that are written between two reads to fast memory, and
-  back: 1.3 times the bytes of a step.
+  If a layer wrote to its blocks before it read them, XLA would move them whole
+  to a TPU's fast memory and back.
 
   Args:
-    x: result of the last layer; nothing is written before it is there.
+    x: result of the last layer, before which nothing is written.
     layers: blocks of each layer, as `attend` returned them.
     updates: updates of each layer.
   """
@@ -338,7 +338,7 @@ def write_columns(
       for layer, update in zip(layers, updates, strict=True)
   ]
   if not any(columns):
-    return x, list(map(list, layers))
+    return x, list(layers)
   x, columns = jax.lax.optimization_barrier((x, columns))
   written = []
   for layer, update, (own,) in zip(layers, updates, columns):

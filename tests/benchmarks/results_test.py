@@ -1,5 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
+"""What results say of the machine that they were measured on."""
 
 import os
 import pathlib
