@@ -94,6 +94,7 @@ _CLIP = "loss.ratio_clip=0.2"
 # Overrides of the config.
 OURS = {
     "ours": [],
+    "ours_double_rate": ["optimizer.learning_rate=5e-5"],
     "ours_lora": [
         "lora.rank=16", "lora.alpha=32.0", "optimizer.learning_rate=5e-4",
         "optimizer.learning_rate_final=5e-4",
