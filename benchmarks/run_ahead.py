@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """TB in the asynchronous program, whose trainer runs ahead of its searcher.
 
-    python -m benchmarks run_ahead [SEED,… [every_N …]]
+    python -m benchmarks run_ahead [SEED,… [every_N[_bounded] …]]
 
 The runs of `staleness` have an exact lag in one process. Here `train` starts
 store, trainer and searcher as processes, which sample and train at the same
 time; the trainer publishes its params every N steps only, so that what is
 sampled is about N / 2 steps old on average, and up to N and what is on its way.
-Task, rate, steps and batches are those of `staleness` on `preference`.
+Task, rates, steps and batches are those of `staleness` on `preference`;
+`…_bounded` is the other one of its two best forms there, `bounded_token`.
 
 Each run is a file in benchmarks/run_ahead_runs; what is there is not run again.
 table.md has the reward, the measured staleness, and the KL of the last
@@ -32,7 +33,14 @@ from tba_jax.system import jsonl
 from tba_jax.tools import sweep
 
 _EVERY = (1, 16, 64)
-NAMES = tuple(f"every_{steps}" for steps in _EVERY)
+_OBJECTIVES = {"": "tb", "_bounded": "tb_bounded_token"}
+# Objective and steps of each run.
+_RUNS = {
+    f"every_{steps}{form}": (objective, steps)
+    for form, objective in _OBJECTIVES.items()
+    for steps in _EVERY
+}
+NAMES = tuple(_RUNS)
 _KEPT = ("staleness_steps", "most_stale_steps", "kl", "distinct_correct",
          "reward")  # fmt: skip
 _RESULTS = pathlib.Path("benchmarks") / "run_ahead_runs"
@@ -57,13 +65,14 @@ def run(
   """
   del config
   seeds, names = results.parse(operands, NAMES)
-  rate = staleness.chosen_rates(staleness.read(), "preference").get("tb")
-  if rate is None:
+  rates = staleness.chosen_rates(staleness.read(), "preference")
+  if not set(_OBJECTIVES.values()) <= set(rates):
     raise ValueError("run `staleness select preference` first")
   common = curves.fine_tune(staleness.make_config("preference"), _START)
 
   def train(name: str, seed: int) -> dict[str, Any]:
-    own = make_config(common, int(name.removeprefix("every_")), rate, seed)
+    objective, every = _RUNS[name]
+    own = make_config(common, objective, every, rates[objective], seed)
     with trial_run.run(own) as workdir:
       steps = metrics.last_per_step(
           jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
@@ -87,10 +96,14 @@ def run(
 
 
 def make_config(
-    config: ml_collections.ConfigDict, every_steps: int, rate: float, seed: int
+    config: ml_collections.ConfigDict,
+    objective: str,
+    every_steps: int,
+    rate: float,
+    seed: int,
 ) -> ml_collections.ConfigDict:
   """Returns the config of a run, which is checked."""
-  own = sweep.Lag().apply(staleness.own_config(config, "tb", rate))
+  own = sweep.Lag().apply(staleness.own_config(config, objective, rate))
   with own.unlocked():
     own.seed = seed
     own.search.update(lockstep=False, lead_steps=1)
@@ -105,9 +118,10 @@ def make_config(
 
 def make_table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
   """Returns a row per setting: means, rewards with their 95 % interval."""
-  rows = [["params published every", "staleness, steps (largest of a batch)",
-           "reward", "KL, nats", "distinct right", "seeds"]]  # fmt: skip
-  for name, steps in zip(NAMES, _EVERY, strict=True):
+  rows = [["objective", "params published every",
+           "staleness, steps (largest of a batch)", "reward", "KL, nats",
+           "distinct right", "seeds"]]  # fmt: skip
+  for name, (objective, steps) in _RUNS.items():
     mine = results.of_name(found, name)
     if not mine:
       continue
@@ -116,6 +130,7 @@ def make_table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     reward, half = sweep.mean_and_half_width(ends["reward"])
     rows.append(
         [
+            objective,
             f"{steps} steps" if steps > 1 else "step",
             f"{age:.1f} ({most:.0f})",
             f"{reward:.3f} ± {half:.3f}",

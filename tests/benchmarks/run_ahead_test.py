@@ -13,17 +13,20 @@ class RunAheadTest(absltest.TestCase):
   def test_settings_are_those_of_the_study_without_its_lag(self):
     common = staleness.make_config("preference")
     for steps in (1, 16, 64):
-      own = run_ahead.make_config(common, steps, 3e-3, seed=4)
+      own = run_ahead.make_config(common, "tb", steps, 3e-3, seed=4)
       self.assertFalse(own.search.lockstep)
       self.assertEqual(own.publish.every_steps, steps)
       self.assertEqual((own.seed, own.optimizer.learning_rate), (4, 3e-3))
       self.assertEqual(own.train.num_steps, common.train.num_steps)
       self.assertEqual(own.search.prompts_per_step, 16)
+      self.assertEqual(own.loss.correction, common.loss.correction)
+    own = run_ahead.make_config(common, "tb_bounded_token", 16, 3e-3, seed=4)
+    self.assertEqual(own.loss.correction, "bounded_token")
 
   def test_table_has_means_over_seeds(self):
     found = [
         {
-            "name": "every_16",
+            "name": "every_16_bounded",
             "seed": seed,
             "reward": [0.1, 0.4 + seed / 100],
             "kl": [9.0],
@@ -35,8 +38,12 @@ class RunAheadTest(absltest.TestCase):
     ]
     _, row = run_ahead.make_table(found)
     self.assertEqual(
-        row, ["16 steps", "7.5 (16)", "0.405 ± 0.064", "9.0", "8.0", "2"]
-    )
+        row,
+        [
+            "tb_bounded_token", "16 steps", "7.5 (16)", "0.405 ± 0.064", "9.0",
+            "8.0", "2",
+        ],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
