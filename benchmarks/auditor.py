@@ -40,7 +40,7 @@ import numpy as np
 import safetensors.numpy
 
 _UNITS = ("prompts", "completions", "tokens")
-_SLOT_BYTES = 4096  # Of a lease file, which has two.
+_SLOT_BYTES = 4096  # Size of each of a lease file's two slots.
 # Rounds of drawn prompts in a pass over all of them.
 _ROUNDS_OF_A_PASS = 4
 # Prompts at the end of the order that may be in flight when a run ends, in

@@ -222,7 +222,7 @@ def _block() -> tuple[str, bytes]:
 def _seal(body: bytes) -> bytes:
   """Returns a message with any body, signed."""
   prefix = struct.pack("<4sHHQ", wire.MAGIC, wire.SCHEMA, 0, len(body))
-  # Of the module itself: what is signed otherwise is refused for its hash.
+  # The module's own digest: a message signed otherwise is refused for it.
   return prefix + wire._digest(prefix, body, _SECRET) + body  # pylint: disable=protected-access
 
 

@@ -135,13 +135,13 @@ _KEPT = {
     "kl": "KL, nats", "mean_length": "tokens", "stop_rate": "ended",
     "distinct_share": "distinct share",
 }  # fmt: skip
-# Of a reward that is a share of instructions, `pass_at_1` is the share of
-# completions that follow all.
+# `pass_at_1` is the share of completions that follow all instructions, since
+# the reward is the share of instructions.
 _SOLVED = {
     "pass_at_1": "pass@1", "pass_at_k": "pass@8",
     "distinct_correct_per_solved": "distinct right of 8, solved prompts",
 }  # fmt: skip
-# Of these, what pictures of the claims show.
+# Metrics that pictures of the claims show.
 _CLAIMED = {"distinct_share": "distinct texts", "pass_at_k": "pass@8"}
 _NUM_SAMPLES = 6
 _POLL_S = 1.0
@@ -472,7 +472,7 @@ def _train_ours(
   steps = sorted(
       int(path.name)
       for path in (folder / "checkpoints").iterdir()
-      # That of the start is `init`.
+      # The start's folder is `init`.
       if path.name.isdecimal() and int(path.name)
   )
   records = _records(folder)

@@ -220,7 +220,7 @@ def _process(
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(30.0)
-    # Of SkyRL, the engine too.
+    # SkyRL's engine too, which is a process of its own.
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -98,7 +98,7 @@ _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
 # What is asked of an objective at the lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TOLD_LAGS = (0, 16, 64)
-# Of the last evaluation, and means over the last quarter of the steps.
+# Metrics of the last evaluation, and means over the last quarter of the steps.
 _TOLD = {
     "kl": ("KL, nats", 1), "pass_at_k": ("pass@k", 2),
     "distinct_correct": ("distinct right", 1),

@@ -86,7 +86,7 @@ slice_of() {
     v5p-*) kind=v5p image=v2-alpha-tpuv5 ;;
     v6e-*) kind=v6e image=v2-alpha-tpuv6e machine=8 ;;
   esac
-  # Of these the name counts cores, two of a chip.
+  # Names of these count cores, two of a chip.
   case "$1" in v4-* | v5p-*) chips=$((chips / 2)) ;; esac
   # Only a slice of one host has more than four chips on it.
   hosts=$((chips > machine ? chips / 4 : 1))

@@ -147,7 +147,7 @@ class DependenciesTest(absltest.TestCase):
     self.extras = {k: _names(v) for k, v in _assigned("EXTRAS").items()}
 
   @pytest.mark.slow
-  def test_what_is_imported_is_declared(self):
+  def test_imported_packages_are_declared(self):
     for place, extras in _EXTRA_OF_PLACE.items():
       allowed = self.core.union(*(self.extras[extra] for extra in extras))
       for name, tree in _sources(place):
@@ -161,7 +161,7 @@ class DependenciesTest(absltest.TestCase):
       self.assertEqual(found - self.core, set(), name)
 
   @pytest.mark.slow
-  def test_what_is_declared_is_imported_or_says_why(self):
+  def test_declared_packages_are_imported_or_say_why(self):
     places = ("tba_jax", "configs", "examples")
     found = {
         package

@@ -46,6 +46,12 @@ _NO_NOUNS = frozenset("""
     these this those to what when where which who whose why with within
 """.split())
 
+# Comments and names of tests that begin without their noun or subject.
+_NO_SUBJECT = re.compile(
+    r"# (?:Of|That|Which|Whose)\b|"
+    r" def test_(?:its|of|that|which|whose|with|without)_"
+)
+
 
 def _has_no_noun(meaning: str) -> bool:
   word = re.match(r"[a-zA-Z]*", meaning)
@@ -67,6 +73,11 @@ def _fields_without_noun(path: pathlib.Path) -> list[str]:
       if field and _has_no_noun(field[1]):
         out.append(f"{path}:{number + 1}: {lines[number].strip()}")
   return out
+
+
+def _sources() -> list[pathlib.Path]:
+  folders = "tba_jax", "benchmarks", "colabs", "configs", "examples", "tests"
+  return [p for name in folders for p in sorted((_ROOT / name).rglob("*.py"))]
 
 
 def _pages() -> list[pathlib.Path]:
@@ -114,12 +125,13 @@ class DocsTest(absltest.TestCase):
     )
 
   def test_fields_of_docstrings_begin_with_their_noun(self):
-    package = _ROOT / "tba_jax"
-    paths = sorted(package.rglob("*.py"))
-    for folder in ("benchmarks", "colabs", "configs", "examples", "tests"):
-      paths += sorted((_ROOT / folder).rglob("*.py"))
-    for path in paths:
+    for path in _sources():
       self.assertEqual(_fields_without_noun(path), [])
+
+  def test_comments_and_names_of_tests_begin_with_their_subject(self):
+    for path in _sources():
+      lines = path.read_text("utf-8").split("\n")
+      self.assertEqual([x for x in lines if _NO_SUBJECT.search(x)], [], path)
 
   def test_meanings_of_settings_begin_with_their_noun(self):
     meanings = {key: s.meaning for key, s in settings.SETTINGS.items()}

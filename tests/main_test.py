@@ -84,7 +84,7 @@ class MainTest(parameterized.TestCase):
   @parameterized.parameters(
       OSError("a full disk"), base.DeadlineExceededError("a store away")
   )
-  def test_what_a_later_start_may_find_better_ends_with_1(self, error):
+  def test_error_that_a_later_start_may_not_meet_ends_with_1(self, error):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = error
     with mock.patch.object(

@@ -374,7 +374,7 @@ class SearcherTest(parameterized.TestCase):
       ((3,), 3, 3, [0]),
       ((3, 4, 5), 3, -1, [0, 0, 0]),
   )
-  def test_without_params_to_go_on_with_it_ends(
+  def test_searcher_without_params_to_go_on_with_ends(
       self, published, first_wrong, require, used
   ):
     self.wrong = set(range(first_wrong, 9))
@@ -451,7 +451,7 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block(require=3), self.block())
     self.assertEqual(self.used, [(3, {3}), (5, {5})])
 
-  def test_without_a_required_version_nobody_waits(self):
+  def test_searcher_waits_for_no_version_that_is_not_required(self):
     self.run_it(self.block())
     self.assertEqual(self.puller.wait_for.call_args, mock.call(-1, 0.0))
 
@@ -559,7 +559,7 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block(), self.block())
     self.assertEqual((sampled, judged), ([0, 1], [1, 2]))
 
-  def test_what_the_judge_s_thread_raises_ends_the_searcher(self):
+  def test_error_of_the_judge_s_thread_ends_the_searcher(self):
     self.queue.submit.side_effect = ValueError("gone")
     never = lambda: None
     with self.assertRaisesRegex(ValueError, "gone"):

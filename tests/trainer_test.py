@@ -90,7 +90,7 @@ class TrainerTest(trainer_case.TrainerCase):
     # Elsewhere it is.
     self.assertLess(self.log.index(("draw", 1)), self.log.index(("read", 0)))
 
-  def test_what_was_decided_about_each_step_is_recorded(self):
+  def test_decisions_about_each_step_are_recorded(self):
     self.metrics[1] = {"kl": 1e3}
     self.run_it(
         action="lower_learning_rate",
@@ -115,7 +115,7 @@ class TrainerTest(trainer_case.TrainerCase):
     order = [name for name, *_ in self.logged("sync", "save")]
     self.assertEqual(order, ["sync", "save"] * 3)
 
-  def test_what_is_drawn_is_counted_as_trained(self):
+  def test_drawn_groups_are_counted_as_trained(self):
     self.run_it()
     self.assertEqual(self.source.mark_trained.call_count, 6)
     self.assertEqual(len(self.steps("draw")), len(self.steps("step")))

@@ -41,7 +41,7 @@ HARDWARE = {
     "1xh100": Hardware("h100", 80, 1, searcher=(1,)),
     "4xa100": Hardware("a100-80", 80, 4),
     "8xh100": Hardware("h100", 80, 8),
-    # Of v5p the name counts cores, two of a chip.
+    # A v5p's name counts cores, two of a chip.
     "v5p-8": Hardware("v5p", 95, 4),
     "v6e-8": Hardware("v6e", 32, 8),
     "v5e-16": Hardware("v5e", 16, 16, hosts=4, searcher=(1, 4, 8)),

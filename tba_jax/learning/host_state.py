@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-# Of the whole checkpoint; increase it with any incompatible change.
+# Format of the whole checkpoint; an incompatible change increases it.
 FORMAT = 4
 # File name, in the folder `host` of a checkpoint.
 NAME = "process-00000.npz"

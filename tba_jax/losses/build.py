@@ -252,7 +252,7 @@ def baseline(c: Mapping[str, Any]) -> str:
 
 def min_completions(c: Mapping[str, Any]) -> int:
   """Returns the least K that `config.loss` learns from."""
-  # Of one completion these are its own reward, or what is equal to it.
+  # These baselines of a single completion are its own reward, or equal to it.
   of_group = baseline(c) in ("group", "mean", "log_mean_exp")
   return max(find(c["name"]).min_completions, 2 if of_group else 1)
 

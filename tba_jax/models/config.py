@@ -180,7 +180,7 @@ class ModelConfig:
           ("experts_per_token", 1 <= self.experts_per_token <= experts,
            f"1 to num_experts={experts}"),
       ]  # fmt: skip
-    # Of an unknown family, which others refuse, nothing is.
+    # Nothing is foreign to an unknown family, which others refuse.
     own = family.fields if family is not None else of_families
     for field in dataclasses.fields(self):
       if field.name in of_families - own:

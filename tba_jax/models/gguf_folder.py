@@ -161,7 +161,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
     if name == _ROPE_FACTORS:
       continue
     try:
-      # Of a block of zeros.
+      # A block of zeros shows whether the type can be read.
       block = np.zeros(gguf.GGML_QUANT_SIZES[tensor.tensor_type][1], np.uint8)
       gguf.dequantize(block[None], tensor.tensor_type)
     except NotImplementedError as error:

@@ -55,7 +55,7 @@ _WITHOUT_EFFECT = re.compile(
     r"|output_(attentions|hidden_states|past|router_logits)"
     r"|predict_special_tokens|prefix"
     r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
-    r"|router_aux_loss_coef"  # Of a loss that is not the policy's.
+    r"|router_aux_loss_coef"  # Weight of a loss that is not ours.
     r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
     r"|tokenizer_class|torchscript|transformers_version"
     r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"

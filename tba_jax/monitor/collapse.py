@@ -183,7 +183,7 @@ def find(records: Sequence[Mapping[str, Any]]) -> Collapse | None:
       causes.append(Collapse(name, blocks[start].first, until, what, remedy))
   if not causes:
     return None
-  # Of causes that show in the same block, what is earlier in the table.
+  # The earlier one in the table wins where causes show in the same block.
   first, *others = sorted(causes, key=lambda cause: cause.step)
   followers = tuple((other.cause, other.step) for other in others)
   return dataclasses.replace(first, followers=followers)
@@ -350,7 +350,7 @@ def _entropy(blocks: Sequence[_Block], i: int) -> bool:
 
 def _kl(blocks: Sequence[_Block], i: int) -> bool:
   first, now = (_of(blocks, j, "train/entropy") for j in (0, i))
-  # Of a sharper reference the KL is no more than the entropy lost.
+  # The KL of a policy that is merely sharper is at most the entropy it lost.
   excess = _of(blocks, i, "train/kl_per_token") - max(0.0, first - now)
   return excess > _KL_NATS and _is_lost(blocks, i)
 

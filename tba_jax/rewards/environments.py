@@ -312,7 +312,7 @@ class Episodes:
     Raises:
       TimeoutError: there was none for longer than each of them may take.
     """
-    # Of a first turn it is the answer to `reset`, and then to `step`.
+    # A first turn has the answers to `reset` and then to `step`.
     most_s = 2 * self._workers.longest_s
     start_s = time.monotonic()
     try:

@@ -54,12 +54,12 @@ CREATE, LOAD = "create_model", "load_weights"
 SAVE, SAVE_SAMPLER = "save_weights", "save_weights_for_sampler"
 EXPORT = "save_weights_external"
 SAMPLE = "sample"
-# Of episodes: a call of an agent, and the end.
+# Episodes: a call of an agent, and the end.
 CALL, FINISH = "call", "finish_episode"
 # A call of an agent without an episode, and the owner of all of them.
 ANSWER, ANSWERS = "answer", "answers"
-# Of replays: completions to reward, a group that enters, a step, what begins
-# and ends them.
+# Replays: completions to reward, a group that enters, a step, what begins and
+# ends them.
 SAMPLE_INTO = "sample_into_replay"
 INSERT, TRAIN = "replay_insert", "replay_step"
 _PUBLISH = b"{}"  # Body of a version that the server saves by itself.
@@ -443,7 +443,7 @@ class Engine:
       ):  # fmt: skip
         continue
       outcome = self.journal.outcome(request.id)
-      # Of those that failed, only a step may have had an effect: it drops a
+      # A step alone may have had an effect though it failed: it drops a
       # gradient that is not finite.
       if outcome.failure and (
           request.kind not in (OPTIM_STEP, TRAIN)

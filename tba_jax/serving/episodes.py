@@ -177,7 +177,7 @@ class Episode:
     cause, row, length = turn.cause, turn.row, turn.length
     is_new = bool(cause) or len(self.rows[row].tokens) != length
     if is_new:
-      # Of calls at the same time, the first has taken the row.
+      # The first of several calls at the same time has taken the row.
       row, length = len(self.rows), 0
       cause = BRANCHED if self.rows and cause != REWRITTEN else cause
     return {

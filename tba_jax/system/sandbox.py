@@ -288,7 +288,7 @@ def _visible(
     elif any(_is_in(folder, path) for path in (sys.prefix, *_SYSTEM)):
       continue
     elif os.path.basename(folder) in _PACKAGES and not holds(folder, closed):
-      # Of a venv below this one, say: it may have any number of entries.
+      # A venv below this one, say, may have any number of entries.
       yield folder
     else:
       yield from entries(folder)

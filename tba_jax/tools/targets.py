@@ -150,7 +150,7 @@ def describe(kind: str) -> str:
   gpu = _GPUS[kind]
   return _DESCRIPTION.format(
       **dataclasses.asdict(gpu),
-      # Of Hopper only: "sm_90a", which has its asynchronous products.
+      # Hopper only: "sm_90a", which has its asynchronous products.
       features="feature_extension: ACCELERATED_FEATURES" * (gpu.major == 9),
       block_bytes=(gpu.shared_kib - 1) * 2**10,
       core_bytes=gpu.shared_kib * 2**10,

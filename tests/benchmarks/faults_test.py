@@ -91,7 +91,7 @@ class FaultsTest(absltest.TestCase):
     self.assertEqual(told, "`died`: trainer-0: SIGKILL")
     self.assertStartsWith(following, "restarted from the newest readable")
     self.assertEqual(rows["run in one process killed"][0], "1")
-    # Of both layouts; nothing but what a healthy run tells.
+    # Both layouts' runs; nothing but what a healthy run tells.
     times, told, *_, seconds = rows["supervisor killed"]
     self.assertEqual([times, seconds], ["2", "9.0 (to 10)"])
     self.assertEqual(told, "`restored`: step 20")

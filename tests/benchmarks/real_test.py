@@ -139,7 +139,7 @@ class RealTest(parameterized.TestCase):
     self.assertBetween(memory.of_roles["trainer"], 50e6, 80e6)
     self.assertGreaterEqual(memory.peak_bytes, memory.of_roles["trainer"])
     self.assertEqual(set(memory.of_roles), {"trainer"})
-    # Of earlier processes, from the file.
+    # Peaks of earlier processes come from the file.
     with peak_memory.PeakMemory(path) as later:
       pass
     self.assertEqual(later.of_roles, memory.of_roles)

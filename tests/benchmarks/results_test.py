@@ -31,7 +31,7 @@ class MachineTest(absltest.TestCase):
         },
     )
 
-  def test_without_a_name_there_is_the_family(self):
+  def test_processor_without_a_name_has_its_family(self):
     for text in (None, "", "Features\t: asimd\n"):
       self.assertEqual(self.told(text)["processor"], platform.machine())
 

@@ -46,7 +46,7 @@ class RoundsTest(parameterized.TestCase):
     self.assertEqual([flow.admitted_next(s) for s in (0, 3, 4, 8)],
                      [12, 12, 18, 18])  # fmt: skip
 
-  def test_without_rounds_the_newest_version_samples(self):
+  def test_newest_version_samples_without_rounds(self):
     flow = make()
     self.assertEqual(flow.version_of(9), -1)
     self.assertFalse(flow.is_pinned)
@@ -177,7 +177,7 @@ class GrantsTest(parameterized.TestCase):
     self.assertEqual(self.grants.assign(["a"]), before)
 
   @parameterized.parameters(
-      # Of one step; of two, and of three with a warm start of three prompts.
+      # Grants of one step; of two, and of three with a warm start of 3 prompts.
       (4, 0, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
       (6, 0, [[0, 1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13], [14, 15]]),
       (16, 3, [[*range(11)], [*range(11, 19)], [*range(19, 27)]]),

@@ -82,7 +82,7 @@ class GroupsContract:
     self.assertEqual(rejected, {"reward": 1, "position": 2, "duplicate": 1})
     self.assert_closed(ledger)
 
-  def test_what_a_leaving_searcher_was_granted_goes_to_another(self):
+  def test_grants_of_a_leaving_searcher_go_to_another(self):
     trainer = self.trainer(num_steps=3)
     trainer.service.open(0)
     idle = self.searcher("idle", works=False)

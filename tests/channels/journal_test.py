@@ -398,7 +398,7 @@ class FullDiskTest(JournalTestCase):
     self.assertEqual(self.payloads(self.open()), [b"before", b"after"])
     self.assertEqual(self.kinds(), ["journal_unclean"])
 
-  def test_what_a_failed_cut_left_does_not_stay_in_a_closed_segment(self):
+  def test_remains_of_a_failed_cut_do_not_stay_in_a_closed_segment(self):
     journal = self.open(max_segment_bytes=500)
     journal.append([b"before"])
     fails = lambda name: mock.patch.object(os, name, side_effect=OSError(5, ""))

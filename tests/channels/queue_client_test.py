@@ -103,7 +103,7 @@ class UnackedBlocksTest(absltest.TestCase):
     self.unacked.send_again(1)
     self.assertEqual([m.sequence for m in self.unacked.unsent()], [1])
 
-  def test_what_was_acknowledged(self):
+  def test_acknowledged_positions_never_fall(self):
     self.assertEqual(
         (self.unacked.first, self.unacked.acked["prompts"]), (0, 0)
     )

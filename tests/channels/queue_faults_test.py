@@ -55,7 +55,7 @@ class RejectionTest(queue_case.QueueTestCase):
         ("reference", {"ref_logprobs": logprobs}),
         ("position", {"position": -1}),
         ("position", {"position": 1 << 40}),
-        # That of another position.
+        # The prompt of another position.
         ("position", {"prompt_id": 99}),
     ]  # fmt: skip
     bad = [

@@ -284,7 +284,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     trainer = self.trainer(epoch=2)
     trainer.step(0)
     self.assertNotEmpty(searcher.blocks)
-    # That trainer's own stop message is meant for it.
+    # The stop message of its own trainer is meant for it.
     trainer.service.stop_searchers(20.0)
     self.assertTrue(searcher.client.stop_requested)
     self.assertFalse(searcher.client.run_done)
@@ -408,7 +408,7 @@ class ForgeryTest(queue_case.QueueTestCase):
     wait_until(lambda: beat() > before + 2, "leases")
 
   @pytest.mark.slow
-  def test_what_is_overwritten_and_deleted_at_every_step(self):
+  def test_run_ends_though_keys_are_forged_and_deleted_at_every_step(self):
     trainer = self.trainer(num_steps=30)
     searchers = [self.searcher("a"), self.searcher("b", 1)]
     rng, client, count = random.Random(0), self.client(), 0

@@ -551,7 +551,7 @@ class PaperTest(parameterized.TestCase):
   @parameterized.parameters(*_BATCHES)
   def test_fine_tuning_and_reward_model_are_those_of_the_paper(self, model):
     c = _config(f"tldr_reward_model:model={model}")
-    # Of the optimizer's constants, tests/learning/offline_test.py.
+    # tests/learning/offline_test.py checks the optimizer's constants.
     same = ("learning_rate", "schedule", "warmup_steps", "grad_clip_norm")
     for section in (c.sft, c.reward_model):
       self.assertEqual(

@@ -33,7 +33,7 @@ _HUB = {
         "EleutherAI/pythia-6.9b-deduped"
     ),
 }
-# Of red-teaming, with its size.
+# Frozen models of red-teaming, with their sizes in parameters.
 _FROZEN = {
     "facebook/roberta-hate-speech-dynabench-r4-target": 0.12e9,
     "meta-llama/Llama-3.1-8B-Instruct": 8.03e9,

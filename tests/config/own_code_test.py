@@ -239,7 +239,7 @@ class RewardTest(parameterized.TestCase):
     ):
       rehearsal.try_prompts(config)
 
-  def test_what_is_tried(self):
+  def test_own_code_that_a_program_uses_is_tried(self):
     values = {"loss.name": "tb", "loss.baseline": "", "logged.path": "",
               "reward.where": "process", "evaluate.judge": ""}  # fmt: skip
     own = {"task.name": "own", "task.rewards": "my.py:f"}

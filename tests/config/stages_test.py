@@ -44,7 +44,7 @@ class SettingsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, r"config\.seed = 5, was 0"):
       stages.check(changed, folder)
 
-  def test_what_the_model_does_not_depend_on_may_change(self):
+  def test_settings_that_the_model_does_not_depend_on_may_change(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     config = make_config()
     stages.check(config, folder)

@@ -166,7 +166,7 @@ class RangesTest(parameterized.TestCase):
       ("init", "a\0b", "a text in UTF-8"),
       ("init", "\udcff", "a text in UTF-8"),
   )
-  def test_what_arrays_and_files_cannot_hold(self, name, value, allowed):
+  def test_values_that_nothing_can_hold_are_refused(self, name, value, allowed):
     lines = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     self.assertRegex(lines[0], f"config.{key} ?= ?.*: allowed {allowed}")
@@ -764,7 +764,7 @@ class RelationsTest(parameterized.TestCase):
       ("sweep", dict(search__prompts_per_round=999, replay__capacity=1)),
       ("status", dict(init="/nowhere", task__name="gone")),
   )
-  def test_what_a_program_does_not_read_is_not_checked(self, program, changes):
+  def test_settings_that_are_not_read_are_not_checked(self, program, changes):
     config = base_config.make(**changes)
     if program == "status":
       del config.task["name"]
@@ -782,7 +782,7 @@ class RelationsTest(parameterized.TestCase):
   def test_tells_addresses_of_one_host(self, address, wanted):
     self.assertEqual(validate.is_one_host(address), wanted)
 
-  def test_what_is_wrong_alone_does_not_break_the_rest(self):
+  def test_setting_that_is_wrong_alone_does_not_break_the_rest(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))
     self.assertLen(lines, 2)
 
@@ -822,7 +822,7 @@ class TaskTest(absltest.TestCase):
         lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
     )
 
-  def test_of_rows_what_is_too_long_is_left_out(self):
+  def test_rows_that_are_too_long_are_left_out(self):
     path = self.create_tempfile(content='{"instruction": "Sing a long song."}')
     fields = dict(name="red_team", instructions=path.full_path)
     config = base_config.make(sampling__max_completion_tokens=2)
@@ -870,7 +870,7 @@ class ResumeTest(absltest.TestCase):
     )
     validate.check_resume(old, new)
 
-  def test_what_a_run_computes_may_not(self):
+  def test_settings_that_results_depend_on_may_not_change(self):
     old = self._saved(base_config.make())
     new = base_config.make(loss__beta=0.1, replay__capacity=1000)
     with self.assertRaises(validate.ConfigError) as caught:

@@ -198,7 +198,7 @@ class ComparerTest(absltest.TestCase):
     comparer.compare(self.comparisons("e"))
     self.assertEqual(asked, [3, 1])
 
-  def test_without_a_score_there_is_no_verdict(self):
+  def test_comparison_without_a_score_has_no_verdict(self):
     comparer = reward_judge.ModelComparer(_scorer(params=np.float32(np.nan)))
     (found,) = comparer.compare(self.comparisons("c"))
     self.assertIsNone(found.win)

@@ -72,7 +72,7 @@ class Gsm8kCalculatorTest(parameterized.TestCase):
     self.assertEqual(environment.get_reward("#### 100"), 0.0)
     self.assertEqual(environment.get_reward("calculate: 1+1"), 0.0)
 
-  def test_without_a_folder_the_published_problems_are_an_error(self):
+  def test_published_problems_without_a_folder_are_an_error(self):
     with mock.patch.dict(os.environ):
       os.environ.pop("GSM8K", None)
       with self.assertRaisesRegex(ValueError, "set GSM8K to the folder"):

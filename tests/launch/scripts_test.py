@@ -174,7 +174,7 @@ class ScriptsTest(parameterized.TestCase):
     self.dry(name, "down")
     self.assertFalse((self.folder / "called").exists())
 
-  def test_without_an_install_it_says_what_is_missing_and_how_to_install(self):
+  def test_script_says_what_is_not_installed_and_how_to_install_it(self):
     self.plan.write_text(
         "#!/bin/sh\necho ModuleNotFoundError: rich >&2\nexit 1"
     )

@@ -110,7 +110,7 @@ class DeviceWorkTest(parameterized.TestCase):
     follower = device_work.Follower(cluster, work)
     return follower.run(lambda: False), work
 
-  def test_what_is_evaluated_is_gathered_in_the_dtype_of_computing(self):
+  def test_evaluated_params_are_gathered_in_the_dtype_of_computing(self):
     config = base_config.make()
     config.model.compute_dtype = "bfloat16"
     cluster = FakeCluster()

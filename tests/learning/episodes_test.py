@@ -33,7 +33,8 @@ _LIMITS = dict(
     max_completion_tokens=_T,
     has_ref_logprobs=True,
 )
-# Of each completion's tokens, two turns; the second token is an environment's.
+# Completions' tokens that the policy sampled, in two turns; the second token
+# is an environment's.
 _SAMPLED = np.array(
     [[1, 0, 1, 1, 1], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 1]],
     np.bool_,

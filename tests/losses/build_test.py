@@ -124,7 +124,7 @@ class EquivalenceTest(parameterized.TestCase):
     self.check(gradient(name, groups, scale="paper"), factor * paper)
     self.check(gradient(name, groups), K / (K - 1) * gradient("tb", groups))
 
-  def test_with_pairs_ipo_is_copg_of_a_reward_gap_of_half(self):
+  def test_ipo_with_pairs_is_copg_of_a_reward_gap_of_half(self):
     groups = jax.tree.map(lambda x: x[:, :2], make_groups(on_policy=False))
     best_BxK = groups.rewards_BxK == groups.rewards_BxK.max(axis=1)[:, None]
     half = dataclasses.replace(groups, rewards_BxK=jnp.where(best_BxK, 0.5, 0))

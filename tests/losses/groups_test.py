@@ -27,7 +27,7 @@ class LengthTest(parameterized.TestCase):
     sums = groups.weighted_sums(VALUES, weights)
     np.testing.assert_allclose(sums, [expected], rtol=1e-6)
 
-  def test_what_the_mask_hides_has_no_gradient(self):
+  def test_hidden_tokens_have_no_gradient(self):
     grad = jax.grad(lambda v: groups.weighted_sums(v, MASK).sum())(VALUES)
     chex.assert_trees_all_equal(grad, MASK)
 

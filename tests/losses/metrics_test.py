@@ -112,7 +112,7 @@ class FinishTest(absltest.TestCase):
     )
     return metrics_lib.value_totals(groups, {"value_clipped_BxKxT": 0 * mask})
 
-  def test_what_has_no_weight_may_be_anything(self):
+  def test_values_without_weight_may_be_anything(self):
     value, weight = metrics_lib.total(
         jnp.array([jnp.nan, 2.0]), jnp.array([0.0, 3.0])
     )

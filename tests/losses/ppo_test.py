@@ -107,14 +107,14 @@ class TargetsTest(chex.TestCase):
         at_end.returns_BxKxT[0, 0], [0, 7.75, 7.75, 0, 0, 7.75, 0, 0]
     )
 
-  def test_with_lambda_one_a_return_is_what_follows(self):
+  def test_return_with_lambda_one_is_the_sum_of_what_follows(self):
     rng = np.random.default_rng(0)
     token_rewards, values = rng.normal(size=(2, 1, 2, 3))
     _, returns = ppo.gae(token_rewards, values, MASK, gamma=1.0, lam=1.0)
     follows = np.cumsum((token_rewards * MASK)[..., ::-1], axis=-1)[..., ::-1]
     np.testing.assert_allclose(returns, follows * MASK, rtol=1e-5)
 
-  def test_with_lambda_zero_an_advantage_is_one_step(self):
+  def test_advantage_with_lambda_zero_is_one_step(self):
     token_rewards = jnp.ones((1, 2, 3))
     advantages, _ = ppo.gae(token_rewards, VALUES, MASK, gamma=1.0, lam=0.0)
     np.testing.assert_allclose(

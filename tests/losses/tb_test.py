@@ -301,7 +301,7 @@ class SubTrajectoryTest(chex.TestCase):
         run("unit"), SUBTB_BETA / 2 * run("paper"), rtol=1e-6
     )
 
-  def test_of_one_token_is_trajectory_balance(self):
+  def test_loss_of_one_token_is_trajectory_balance(self):
     logprobs, ref, _, rewards, values = make_token_arrays()
     one = lambda x: jnp.asarray(x[..., :1])
     fixed = dict(beta=SUBTB_BETA, scale="unit")
@@ -479,7 +479,7 @@ class TbConvergenceTest(absltest.TestCase):
         )
         self.assertLess(distance, 0.01)
 
-  def test_its_other_forms_reach_the_target(self):
+  def test_other_forms_reach_the_target(self):
     for loss_fn in (
         policy_gradient.tba_prime_loss,
         copg.copg_loss,

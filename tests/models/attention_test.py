@@ -230,7 +230,7 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(warn.call_count, told)
     self.assertEqual(self._choose("plain", parts, **changes), "plain")
 
-  def test_without_a_mesh_it_is_plain(self):
+  def test_attention_without_a_mesh_is_plain(self):
     self.assertEqual(self._choose("splash", sequence.WHOLE), "plain")
 
   @parameterized.parameters(
@@ -273,7 +273,7 @@ class ChooseTest(parameterized.TestCase):
 
 class CudnnTest(absltest.TestCase):
 
-  def test_its_calls_are_lowered_for_cuda(self):
+  def test_calls_of_cudnn_are_lowered_for_cuda(self):
     inputs = [x.astype(jnp.bfloat16) for x in _inputs(2, 3, 16, 24, 2, 2, 8)]
     mask = np.arange(16)[None] >= np.array([0, 9])[:, None]
 

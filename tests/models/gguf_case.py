@@ -99,7 +99,7 @@ def write(
   if architecture == "qwen3moe":
     numbers |= {"expert_count": EXPERTS, "expert_used_count": 2,
                 "expert_feed_forward_length": MLP}  # fmt: skip
-    numbers["feed_forward_length"] = 3 * MLP  # Of layers without experts.
+    numbers["feed_forward_length"] = 3 * MLP  # Dense layers.
   values = {f"{architecture}.{k}": v for k, v in numbers.items()}
   values |= {
       "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",

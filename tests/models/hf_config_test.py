@@ -161,7 +161,7 @@ class PublishedTest(parameterized.TestCase):
       ("unsloth_version", "2025.1"),
       ("use_mrope", False),
   )
-  def test_what_tools_add_is_harmless(self, name, value):
+  def test_keys_that_tools_add_are_harmless(self, name, value):
     self.assertEqual(
         hf_config.from_hf({**_LLAMA, name: value}), hf_config.from_hf(_LLAMA)
     )
@@ -404,7 +404,7 @@ class FromHfTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, named):
       hf_config.from_hf({**hf, name: value})
 
-  def test_what_a_family_has_not_is_refused(self):
+  def test_fields_that_a_family_lacks_are_refused(self):
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with self.assertRaisesRegex(ValueError, "rotary_fraction=0.5"):
       hf_config.from_hf({**_LLAMA, "rope_parameters": rope})

@@ -63,7 +63,7 @@ class RefusalTest(parameterized.TestCase):
   def test_names_a_tensor_that_changed_after_it_was_written(self):
     path = self.folder / hf.WEIGHTS
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # Of the last tensor in the file.
+    data[-1] ^= 1  # Last tensor of the file.
     path.write_bytes(data)
     with self.assertRaisesRegex(ValueError, "damaged, .* written: model"):
       hf.load(self.folder)

@@ -90,7 +90,7 @@ class FindTest(parameterized.TestCase):
       ):
         hf_hub.find("org/tiny@v1")
 
-  def test_what_is_downloaded(self):
+  def test_files_that_a_model_needs_are_downloaded(self):
     names = (
         "config.json", "generation_config.json", "tokenizer.model",
         "merges.txt",

@@ -448,7 +448,7 @@ class FolderTest(parameterized.TestCase):
       self.assertEqual(ours.decode(ids), read)
       self.assertEqual(ours.tokens(ids), theirs.convert_ids_to_tokens(ids))
 
-  def test_what_is_added_to_a_folder_of_words_holds(self):
+  def test_additions_to_a_folder_of_words_hold(self):
     words = tokenizer_lib.word_level(["a", "b"], ".")
     words.save(self.folder)
     path = self.folder / "tokenizer.json"

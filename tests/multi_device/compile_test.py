@@ -319,13 +319,13 @@ class CompileTest(parameterized.TestCase):
     # The state is updated in place.
     self.assertGreater(found["programs"]["train_step"]["alias_bytes"], 0)
 
-  def test_what_does_not_divide_is_refused(self):
+  def test_mesh_that_does_not_divide_is_refused(self):
     done = run(_CONFIG, "--config.init=scratch", "--config.mesh.tensor=4")
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, "config.mesh.*(.|\n)*config.sharding")
 
   @parameterized.parameters(*_MESHES)
-  def test_what_a_train_step_receives(self, **mesh):
+  def test_train_step_receives_little_more_than_the_ideal(self, **mesh):
     """At most 1.3 of what docs/scaling.md derives."""
     done = run("-c", _TRAIN_STEP, json.dumps(mesh), make_folder(self))
     self.assertEqual(done.returncode, 0, done.stderr)

@@ -22,7 +22,7 @@ from tests.transport import running_host
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
-# That of its settings, and of starting Python twice on a busy machine.
+# Deadline of its settings, and time to start Python twice on a busy machine.
 DEADLINE_S = 180.0
 
 

@@ -20,7 +20,8 @@ from tba_jax.tools import verify
 from tests.multi_process import save_child
 from tests.support import harness
 
-# Of a file: less than the params, more than all else that a step writes.
+# Bytes of a file: fewer than the params, more than all else that a step
+# writes.
 _LIMIT = 200_000
 _OVERRIDES = {
     "init": "scratch",

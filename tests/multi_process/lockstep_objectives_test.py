@@ -216,7 +216,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
       if name in _OF_VALUES:
         self.assertGreater(record["train/value_grad_norm"], 0.0)
     self.assert_same_bits(workdir, num_steps)
-    # That is no accident: other objectives end elsewhere.
+    # Equal bits are no accident: other objectives end elsewhere.
     self.params[name] = self.found
     for one, other in itertools.combinations(self.params.values(), 2):
       same = [np.array_equal(one[leaf], other[leaf]) for leaf in one]

@@ -36,7 +36,7 @@ class StrangersTest(absltest.TestCase):
     for changes, ports in (({}, 0), ({"store.address": "127.0.0.1:0"}, 1)):
       run = self.start(**changes)
       hosts = [
-          # Of a socket that would also take IPv6.
+          # A socket that would also take IPv6 has this prefix.
           one.laddr.ip.removeprefix("::ffff:")
           for process in psutil.Process(run.process.pid).children(True)
           for one in process.net_connections("inet")

@@ -113,7 +113,7 @@ class CookbookTest(absltest.TestCase):
         }.items()
     }
     print(f"answers that end {ended['before']:.3f} -> {ended['on']:.3f}")
-    # Of 256 answers each: equal shares differ by less in 19 of 20 runs.
+    # Equal shares of 256 answers each differ by less in 19 of 20 runs.
     self.assertGreater(ended["on"], ended["before"] + 0.08)
 
 

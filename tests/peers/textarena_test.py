@@ -104,7 +104,7 @@ class TextArenaTest(parameterized.TestCase):
     self.assertIn("[Player 1] [0]\n", answers[0][0])
     self.assertNotIn("[Player 0]", "".join(answers[0]))
 
-  def test_what_cannot_be_played_is_told(self):
+  def test_games_that_cannot_be_played_are_told(self):
     (prompt,) = self.make("TicTacToe-v0").prompts(base.TRAIN, [0])
     self.assertRegex(prompt.failure[1], "to be 2.*task.opponent for two")
     (prompt,) = self.make("GuessTheNumbers-v0").prompts(base.TRAIN, [0])

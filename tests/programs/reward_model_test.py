@@ -227,7 +227,7 @@ class ReadTest(absltest.TestCase):
     )
     self.assertEqual(self.report.used, {"train": 2})
 
-  def test_what_is_wrong_is_counted_with_its_place(self):
+  def test_wrong_rows_are_counted_with_their_place(self):
     right = {"prompt": "a:", "chosen": "b", "rejected": "c"}
     found = self.read(
         [

@@ -204,7 +204,7 @@ class ExamplesTest(absltest.TestCase):
       seen.add(prompt)
     self.assertLen(seen, num_prompts)
 
-  def test_of_messages_only_the_assistants_turns_are_trained(self):
+  def test_training_on_messages_takes_only_the_assistants_turns(self):
     words = tokenizer.word_level([*"abcdu"], ".")
     words.chat_template = (
         "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}"

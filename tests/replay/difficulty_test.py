@@ -52,7 +52,7 @@ class DifficultyOrderTest(parameterized.TestCase):
     self.assertEqual(order.prompt(_N), (-1, -1))
 
   @parameterized.parameters(
-      # Of a quarter of the prompts each: solved never, half, always.
+      # Prompts solved never, half of the time, always: a quarter of them each.
       ("unsolved", (2, 1, 0)),
       ("uncertain", (1, 2, 0)),
   )

@@ -129,7 +129,7 @@ class RewardsByTurnTest(absltest.TestCase):
       found = judges.rewards_by_turn([outcome], np.float32([-1]), sampled)
       np.testing.assert_array_equal(found, [[0, 0, 0, 0, -1, 0]])
 
-  def test_without_turns_all_is_at_the_end(self):
+  def test_reward_without_turns_is_at_the_end(self):
     sampled = np.array([[1, 1, 0], [1, 1, 1]], bool)
     rewards = np.array([3.0, -1.0], np.float32)
     np.testing.assert_array_equal(
@@ -177,7 +177,7 @@ class FinalRewardsTest(absltest.TestCase):
       found = self.final(_judged(*parts), {"a": 1.0, "b": 1.0})
       np.testing.assert_array_equal(found, np.zeros(8))
 
-  def test_what_could_not_be_judged_keeps_its_fallback(self):
+  def test_completion_that_could_not_be_judged_keeps_its_fallback(self):
     failed = base.Judgement(-5.0, None, failure="crash")
     judged = [*_judged((1.0, 0.0), (3.0, 0.0)), failed]
     found = self.final(judged, {"a": 1.0, "b": 1.0})

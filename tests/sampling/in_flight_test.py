@@ -114,7 +114,7 @@ class InFlightTest(parameterized.TestCase):
     self.assertGreater(mixed, 5)
     self.assertGreater(len(begun), 2)
 
-  def test_without_newer_params_nothing_changes(self):
+  def test_sampling_without_newer_params_does_not_change(self):
     sampler = _sampler(self.model, recompute_cache=True)
     plain, asked = (
         sampler.sample(self.params_of[0], self.requests, version=4, newer=newer)

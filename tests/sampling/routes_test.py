@@ -147,10 +147,10 @@ class ExpertTotalsTest(absltest.TestCase):
     totals = metrics.expert_totals(
         routes.reshape(1, 2, 2, 2, 1), mask.reshape(1, 2, 2), 4
     )
-    twice = jax.tree.map(lambda x: 2 * x, totals)  # Of two micro-batches.
+    twice = jax.tree.map(lambda x: 2 * x, totals)  # Sum of two micro-batches.
     for found in (metrics.finish(totals), metrics.finish(twice)):
       self.assertAlmostEqual(float(found.pop("expert_load_max")), 4.0)
-      # Of 8, experts 2 and 3 of layer 0, and 0, 1 and 3 of layer 1.
+      # Experts 2 and 3 of layer 0, and 0, 1 and 3 of layer 1, of all 8.
       self.assertAlmostEqual(float(found.pop("expert_idle_share")), 5 / 8)
       self.assertEqual(found, {})
 

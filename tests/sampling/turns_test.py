@@ -348,7 +348,7 @@ class TurnsTest(parameterized.TestCase):
       found = rows_of(moved[which], row)
       jax.tree.map(np.testing.assert_array_equal, found, rows_of(*source))
 
-  def test_without_environments_the_first_turn_is_the_completion(self):
+  def test_first_turn_without_environments_is_the_completion(self):
     plain = sampler_case.make(self.model, max_completion_tokens=_T)
     expected = plain.sample(self.params, self.requests, version=5)
     found = self.make().sample(self.params, self.requests, version=5)

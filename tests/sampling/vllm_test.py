@@ -163,7 +163,7 @@ class VllmTest(absltest.TestCase):
     (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
     self.check(found, self.params[1], [3, 4])
 
-  def test_what_other_weights_sampled_is_sampled_once_more(self):
+  def test_completions_of_other_weights_are_sampled_once_more(self):
     sampler = self.make()
     params = sampler.put(self.params[1])
 

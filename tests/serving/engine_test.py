@@ -202,7 +202,7 @@ class EngineTest(absltest.TestCase):
         metrics["grad_norm:mean"], optax.tree.norm(grads), rtol=1e-4
     )
     found = engine._run_of(_MODEL).params
-    # Of one step of Adam, a gradient near 0 has any sign.
+    # Adam's first step of a gradient near 0 may have either sign.
     close = jax.tree.map(
         lambda a, b: np.mean(np.abs(a - b) < 1e-5), found, wanted
     )

@@ -66,7 +66,7 @@ class AssignTest(parameterized.TestCase):
     self.assertEqual(out["searcher"], [_CPU, _CPU])
     self.assertEqual(out["trainer"], [{"CUDA_VISIBLE_DEVICES": "0"}])
 
-  def test_what_the_parent_may_use_is_split(self):
+  def test_accelerators_of_the_parent_are_split(self):
     mine = accelerators.Accelerators("gpu", ("GPU-a", "GPU-b"))
     out = accelerators.assign(mine, _AUTO, [1], [1])
     self.assertEqual(_visible(out["trainer"]), ["GPU-a"])

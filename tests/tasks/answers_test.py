@@ -218,7 +218,7 @@ _READ = (
 class FinalAnswerTest(parameterized.TestCase):
 
   @parameterized.parameters(*_READ)
-  def test_what_a_person_reads(self, text, value):
+  def test_final_answer_is_what_a_person_reads(self, text, value):
     self.assertEqual(answers.final_answer(text), value)
 
 
@@ -243,7 +243,7 @@ class LastBoxedTest(parameterized.TestCase):
       (r"\boxedx{1}", None),
       (r"\boxed}1{", "}1{"),
   )
-  def test_which_counts(self, text, found):
+  def test_last_box_counts(self, text, found):
     self.assertEqual(answers.last_boxed(text), found)
 
 

@@ -140,7 +140,7 @@ class ChatTest(parameterized.TestCase):
           "config.task.template='/nowhere': allowed 'model', 'tulu' or a",
       ),
   )
-  def test_what_is_not_there(self, fields, message):
+  def test_missing_fields_are_named(self, fields, message):
     with self.assertRaisesRegex(ValueError, message):
       _task(**fields)
 

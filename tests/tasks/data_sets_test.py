@@ -226,7 +226,7 @@ class DataSetsTest(parameterized.TestCase):
       os.utime(path, (0, 0))
       self.assertEqual(self.prompts("d"), [prompt])
 
-  def test_what_save_to_disk_wrote(self):
+  def test_reads_what_save_to_disk_wrote(self):
     make = lambda *p: datasets.Dataset.from_dict({"prompt": list(p)})
     make("a", "b").save_to_disk(self.folder / "one", num_shards=2)
     self.assertEqual(self.read("one"), [("one:1", "a"), ("one:2", "b")])
@@ -294,7 +294,7 @@ class HubTest(parameterized.TestCase):
   def read(self, source: str) -> list[str]:
     return [row.fields["prompt"] for row in rows.read_rows("k", source)]
 
-  def test_what_hf_download_fetched(self):
+  def test_reads_what_hf_download_fetched(self):
     hub_cache.add(self.cache, "org/set", self.folder, kind="dataset")
     self.assertEqual(self.read("org/set"), ["data"])
     self.assertEqual(self.read("org/set@main/extended[train]"), ["extended"])
@@ -318,7 +318,7 @@ class HubTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "hf download org/set --repo-type "):
       self.read("org/set")
 
-  def test_what_the_package_prepared(self):
+  def test_reads_what_the_package_prepared(self):
     builder = datasets.load_dataset_builder(
         str(self.folder), "extended", cache_dir=str(self.cache / "other")
     )
@@ -351,7 +351,7 @@ class HubTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "k='org/set': .*/x.* HF_HOME"):
         self.read("org/set")
 
-  def test_what_is_nowhere(self):
+  def test_missing_data_sets_are_named(self):
     with self.assertRaisesRegex(
         ValueError, "^k='org/none':.*hf download org/none --repo-type dataset "
     ):

@@ -138,7 +138,7 @@ class ChecksTest(parameterized.TestCase):
       "if_verifiable is not installed",
   )
   @parameterized.named_parameters((kind, kind) for kind in _IFEVAL)
-  def test_what_follows_follows_by_ifeval_too(self, kind):
+  def test_answer_that_follows_also_follows_by_ifeval(self, kind):
     value, right, _ = _CASES[kind]
     name, arguments = _IFEVAL[kind]
     module = importlib.import_module("if_verifiable.ifeval")

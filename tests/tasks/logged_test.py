@@ -52,7 +52,7 @@ class ReadTest(parameterized.TestCase):
           [("a", (3, 1), 1.0, (-0.5, -0.25), -1, True),
            ("b", (4,), 0.5, (-2.0,), -1, False)],
       ),
-      # Of TRL, and texts alone.
+      # TRL's record, texts alone.
       (
           {"step": 3, "prompt": "p", "completion": "a", "reward": 2.0},
           [("a", None, 2.0, None, -1, None)],
@@ -61,7 +61,7 @@ class ReadTest(parameterized.TestCase):
           {"prompt": "p", "completions": ["a"], "rewards": [0.0]},
           [("a", None, 0.0, None, -1, None)],
       ),
-      # Of a run's samples.jsonl, with a token of an environment.
+      # A record of a run's samples.jsonl, with a token of an environment.
       (
           {
               "prompt": "p",

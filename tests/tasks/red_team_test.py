@@ -115,11 +115,11 @@ class RedTeamTest(parameterized.TestCase):
       (dict(instructions="/no/such"), "config.task.instructions='/no/such'"),
       (dict(prompt=""), "config.task.prompt=''"),
   )
-  def test_what_is_refused(self, changes, message):
+  def test_wrong_settings_are_refused(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       _make(**changes)
 
-  def test_without_a_victim_nothing_is_judged(self):
+  def test_nothing_is_judged_without_a_victim(self):
     with self.assertRaises(base.RewardError):
       _make().judge(base.TRAIN, 0, " red")
 

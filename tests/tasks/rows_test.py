@@ -113,7 +113,7 @@ def _letters(*, kwargs=None, **splits) -> _Letters:
 
 class RowsTaskTest(parameterized.TestCase):
 
-  def test_what_is_wrong_is_left_out_with_its_place(self):
+  def test_wrong_rows_are_left_out_with_their_place(self):
     fields = [
         {"prompt": "a", "answer": "1"},
         None,

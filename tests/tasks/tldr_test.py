@@ -113,7 +113,7 @@ class TldrTest(parameterized.TestCase):
     self.assertIn("POST: I\n\nTL;DR:", shorter(fixed + 1))
     self.assertIsNone(shorter(fixed))
 
-  def test_what_the_policy_sees_is_the_shortened_query(self):
+  def test_policy_sees_the_shortened_query(self):
     task = self.make(train=[_ROW, {**_ROW, "post": "x" * 9, "title": "y" * 99}])
     whole = len(task.prompt("train", 0))
     task.drop_long(fakes.Characters(), whole - 1)

@@ -202,7 +202,7 @@ class ExportTest(parameterized.TestCase):
     make_run(workdir, config)
     self.assertEqual(export.run_export(config, workdir, []), 0)
 
-  def test_what_is_no_source_is_named(self):
+  def test_paths_that_are_no_source_are_named(self):
     for path, message in (
         (f"{self.workdir}/none", "generate.model=.*none'.*no such folder"),
         (f"{self.workdir}/checkpoints/4", "no such folder"),

@@ -198,7 +198,7 @@ class HeldTest(parameterized.TestCase):
     # The trainer then holds two, and searchers none.
     self.config.reward.role = "trainer"
     self.assertEqual(self.added(before), (2 * size, 0))
-    # Of the policy's vocabulary of 17, none is split.
+    # None of the policy's vocabulary of 17 is split.
     self.config.mesh.tensor, self.config.sharding.vocab = 2, ""
     split = self.trainer().held["reward_model"]
     self.assertBetween(split / size, 1.0, 1.1)

@@ -89,7 +89,7 @@ class StatusTest(parameterized.TestCase):
     self.assertIn("step 33/320", out)
     self.assertIn("nothing in the store yet", out)
 
-  def test_without_a_store_the_file_is_shown_and_named(self):
+  def test_file_is_shown_and_named_without_a_store(self):
     self._write_file(time=time.time() - 200)
     code, out, _ = self._status()
     self.assertEqual(code, 0)
@@ -165,7 +165,7 @@ class StatusTest(parameterized.TestCase):
         out, rf"no sign of life for 3:2\d min; its process {os.getpid()} is"
     )
 
-  def test_of_another_host_only_the_silence_is_known(self):
+  def test_silence_alone_is_known_of_another_host(self):
     self._fine_tunes("sft", 200)
     _, out, _ = self._status()
     self.assertRegex(out, r"no sign of life for 3:2\d min")

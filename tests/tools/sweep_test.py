@@ -204,7 +204,7 @@ class ResultTest(absltest.TestCase):
     same = sweep.expand_runs(load(only_tb, "reward.num_workers=3"))[0]
     self.assertIsNotNone(sweep.read_result(workdir, same))
 
-  def test_of_a_version_that_did_not_know_a_key(self):
+  def test_result_of_a_version_that_did_not_know_a_key(self):
     workdir = self.create_tempdir().full_path
     run = sweep.expand_runs(load())[0]
     path = sweep.result_path(workdir, run)

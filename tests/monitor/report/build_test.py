@@ -195,7 +195,7 @@ class BuildTest(absltest.TestCase):
     body = path.read_text().partition("<body>")[2]
     self.assertIn(verdict.sentence, body.partition("<nav")[0])
     self.assertIn(sentences[0], body)
-    # Of its guard's event.
+    # Sentence about its guard's event.
     self.assertIn("trainer-0: a guard fired, once", body)
 
   def test_program_takes_a_run_as_operand_or_workdir(self):
