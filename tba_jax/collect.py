@@ -241,10 +241,10 @@ class Collector:
 
     def note_newer() -> tuple[int, types.PyTree] | None:
       nonlocal newest
-      found = newer()
-      if found is not None:
-        newest, _ = found
-      return found
+      version_and_params = newer()
+      if version_and_params is not None:
+        newest, _ = version_and_params
+      return version_and_params
 
     episodes = None
     if self._environments is not None:

@@ -298,10 +298,12 @@ class Trainer:
       self._check_accuracy((self._step, result))
     return result is not None
 
-  def _check_accuracy(self, found: tuple[int, dict[str, Any]] | None) -> None:
+  def _check_accuracy(
+      self, evaluated: tuple[int, dict[str, Any]] | None
+  ) -> None:
     """Passes the (step, result) of an evaluation, if any, to the guards."""
-    if found is not None:
-      step, result = found
+    if evaluated is not None:
+      step, result = evaluated
       for alarm in self._guards.check_accuracy(
           step, result["pass_at_1"], result["split"]
       ):

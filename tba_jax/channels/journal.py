@@ -81,8 +81,8 @@ def split_segment(
     payload, hashed_bytes = _payload_at(data, offset, start)
     if payload is None:
       wasted_bytes += hashed_bytes
-      found = data.find(_RECORD_MAGIC, offset + 1)
-      offset = len(data) if found < 0 else found
+      next_record = data.find(_RECORD_MAGIC, offset + 1)
+      offset = len(data) if next_record < 0 else next_record
       continue
     if damaged_from < offset:
       spans.append(RecordSpan(damaged_from, offset, None))
@@ -156,8 +156,8 @@ _TORN_LINE = re.compile(rb'\[("[^"\\]*("(, ?(\d+)?){0,5})?)?')
 def find_segments(directory: pathlib.Path) -> dict[int, pathlib.Path]:
   """Returns the segments of a journal by position, in order."""
   matches = (_NAME.fullmatch(path.name) for path in directory.iterdir())
-  found = [match for match in matches if match]
-  paths = {int(match[1]): directory / match[0] for match in found}
+  segments = [match for match in matches if match]
+  paths = {int(match[1]): directory / match[0] for match in segments}
   return dict(sorted(paths.items()))
 
 

@@ -74,9 +74,9 @@ def read_files(
     try:
       times[path.stem] = path.stat().st_mtime
       data = path.read_bytes()
-      found = _newest(run, path.stem, data)
-      if found is not None:
-        leases[path.stem] = found
+      newest = _newest(run, path.stem, data)
+      if newest is not None:
+        leases[path.stem] = newest
       elif data.strip(b"\0"):  # An empty one was not written yet.
         damaged.append(str(path))
     except FileNotFoundError:
@@ -156,7 +156,7 @@ class LeaseTable:
     """Returns the leases that changed, by searcher; deletes invalid ones."""
     start = self._clock()
     before, self._read = self._read, transport.list("live")
-    found, invalid = {}, []
+    leases, invalid = {}, []
     for key, data in self._read.items():
       if before.get(key) == data:
         continue
@@ -164,14 +164,14 @@ class LeaseTable:
         lease, _ = messages.decode(self._run, key, data, "lease")
         if key != messages.lease_key(lease["sid"]):
           raise wire.WireError("header", f"sid is {lease['sid']!r}")
-        found[lease["sid"]] = lease
+        leases[lease["sid"]] = lease
       except wire.WireError as error:
         self._refusals.add(key, error)
         invalid.append(key)
     transport.delete_all(invalid[:_MAX_DELETED])
     took_s = self._clock() - start
     self._due_at = start + max(_EVERY_S, _EVERY_TIMES * took_s)
-    return found
+    return leases
 
   def update(self, leases: dict[str, Lease], *, is_live: bool = True) -> None:
     """Updates leases; a missing one is kept, since the store may be lost.

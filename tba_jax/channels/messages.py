@@ -280,20 +280,20 @@ def unpack_groups(
   if has_routes:
     shape += arrays[_ROUTES].shape[3:]
   for name, (dtype, ndim) in stacked.items():
-    found = arrays[name]
-    if found.dtype != dtype or found.shape != shape[:ndim]:
+    array = arrays[name]
+    if array.dtype != dtype or array.shape != shape[:ndim]:
       raise ValueError(
-          f"{name}: {found.dtype}{found.shape}, not {dtype.__name__}"
+          f"{name}: {array.dtype}{array.shape}, not {dtype.__name__}"
           f"{shape[:ndim]}"
       )
   prompts = arrays["prompt_tokens"]
   if min(lengths) < 0 or prompts.shape != (sum(lengths),):
     raise ValueError("prompt_lengths do not add up to prompt_tokens")
   if has_routes:
-    found = arrays[_PROMPT_ROUTES]
-    if found.dtype != np.uint8 or found.shape != (sum(lengths), *shape[3:]):
+    array = arrays[_PROMPT_ROUTES]
+    if array.dtype != np.uint8 or array.shape != (sum(lengths), *shape[3:]):
       raise ValueError(
-          f"{_PROMPT_ROUTES}: {found.dtype}{found.shape}, not"
+          f"{_PROMPT_ROUTES}: {array.dtype}{array.shape}, not"
           f" uint8{(sum(lengths), *shape[3:])}"
       )
   ends = np.cumsum(lengths)
@@ -359,8 +359,8 @@ def reject_reason(
   past = np.arange(sampled.shape[1]) >= lengths[:, None]
   if (sampled & past).any() or not sampled.any(axis=1).all():
     return "mask"
-  found = None if group.routes is None else group.routes.shape[2:]
-  if found != routes_shape:
+  layers_shape = None if group.routes is None else group.routes.shape[2:]
+  if layers_shape != routes_shape:
     return "routes"
   if routes_shape is not None:
     if max(x.max() for x in (group.routes, group.prompt_routes)) >= num_experts:

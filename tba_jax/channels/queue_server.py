@@ -444,10 +444,10 @@ class QueueServer:
 
   def _read_files(self) -> dict[str, dict[str, Any]]:
     """Reads what searchers on this disk have announced. Under the lock."""
-    found, damaged = leases_lib.read_files(self._run)
+    newest, damaged = leases_lib.read_files(self._run)
     for path in damaged:
       self._on_event("damaged", f"{path}: no valid lease")
-    leases = {sid: lease for sid, (lease, _) in found.items()}
+    leases = {sid: lease for sid, (lease, _) in newest.items()}
     # Searchers that were written off and forgotten stay forgotten.
     news = {
         sid: lease
@@ -464,26 +464,26 @@ class QueueServer:
     is_new = True
     while not stop.is_set():
       started = time.perf_counter()
-      found = 0
+      num_blocks = 0
       try:
         self._begin_store(transport, is_new)
         is_new = False
         if self.leases.is_due():
           self._read_leases(transport)
           self._write_status(transport)
-        found = self._poll(transport)
+        num_blocks = self._poll(transport)
       except base.TransportError as error:
         self._on_event("store_lost", f"queue server: {error}")
         self.generation = transport.reconnect()
         is_new = True
         with self._lock:
           self.leases.restart_times()
-      self._count_poll(time.perf_counter() - started, found)
+      self._count_poll(time.perf_counter() - started, num_blocks)
       with self._lock:
-        self._interval.polled(bool(found))
+        self._interval.polled(bool(num_blocks))
       if self.obstacle is not None:
         stop.wait(_FULL_RETRY_S)
-      elif not found:
+      elif not num_blocks:
         self._wake.wait(self._interval.due_in_s())
       self._wake.clear()
     try:
@@ -493,14 +493,14 @@ class QueueServer:
       logging.warning("queue server: no goodbye: %s", error)
     transport.close()
 
-  def _count_poll(self, seconds: float, found: int) -> None:
+  def _count_poll(self, seconds: float, num_blocks: int) -> None:
     self.poll_stats["busy_s"] += seconds
-    if not found:
+    if not num_blocks:
       self.poll_stats["empty"] += 1
     else:
       self.poll_stats["served"] += 1
       self.poll_stats["served_s"] += seconds
-      self.poll_stats["blocks"] += found
+      self.poll_stats["blocks"] += num_blocks
 
   def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
     """Locks the store, and in a new one writes all grants again."""
@@ -520,19 +520,19 @@ class QueueServer:
     useless: list[str] = []
     if not self._held:
       self._held, useless = self._ingest.download(transport)
-    found = 0
+    num_blocks = 0
     try:
       if self._held:
-        found = len(self._held)
+        num_blocks = len(self._held)
         useless += self._journal_held()
-      if self._intake.ack_log.sync() or found:
+      if self._intake.ack_log.sync() or num_blocks:
         self._intake.set_obstacle(None)
     except journal_lib.JournalFullError as error:
       self._intake.set_obstacle(error)
     else:
       self._answer(transport, grants)
     transport.delete_all(useless)
-    return found
+    return num_blocks
 
   def _journal_held(self) -> list[str]:
     """Moves held blocks to the journal; returns their keys."""
@@ -579,14 +579,14 @@ class QueueServer:
     return messages.encode(self._run, key, {"epoch": self.epoch, **fields})
 
   def _read_leases(self, transport: base.Transport) -> None:
-    found = self.leases.read(transport)
+    leases = self.leases.read(transport)
     now = time.monotonic()
     with self._lock:
-      self.leases.update(found)
+      self.leases.update(leases)
       self.leaving.update(self.leases.take_gone())
-      for sid in found.keys() & self.leases.alive().keys():
+      for sid in leases.keys() & self.leases.alive().keys():
         count, written_at = self._written.get(sid, (-1, now))
-        is_behind = tuple(found[sid]["seen"]) < (self.epoch, count)
+        is_behind = tuple(leases[sid]["seen"]) < (self.epoch, count)
         if is_behind and now - written_at >= _REPEAT_EVERY_S:
           self._ingest.unanswered.add(sid)  # The message may be gone.
     self._skip_dropped()

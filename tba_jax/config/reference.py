@@ -38,11 +38,11 @@ def help_on(key: str) -> str:
   """
   key = key.removeprefix("--").removeprefix("config.")
   rows = _rows()
-  found = [k for k in rows if k == key or k.startswith(f"{key}.")]
-  if not found:
+  keys = [k for k in rows if k == key or k.startswith(f"{key}.")]
+  if not keys:
     raise load.ConfigError(load.unknown_key(key, "", list(rows)))
   lines = []
-  for name in found:
+  for name in keys:
     default, allowed, meaning, on = rows[name]
     lines += [f"config.{name} = {default!r}"]
     lines += [f"  {meaning}"] if meaning else []

@@ -129,15 +129,15 @@ _HOST = r"(?:[^:\s\[\]]+|\[[^\]\s]+\])"
 
 def _is_address(text: str) -> bool:
   """Tells whether a text is "", "host:0" or "host:first-last"."""
-  found = re.fullmatch(rf"{_HOST}:(?:0|(\d+)-(\d+))", text)
-  if found is None or found[1] is None:
-    return not text or found is not None
-  return 0 < int(found[1]) < int(found[2]) < 2**16
+  match = re.fullmatch(rf"{_HOST}:(?:0|(\d+)-(\d+))", text)
+  if match is None or match[1] is None:
+    return not text or match is not None
+  return 0 < int(match[1]) < int(match[2]) < 2**16
 
 
 def _is_host_port(text: str) -> bool:
-  found = re.fullmatch(rf"{_HOST}:(\d+)", text)
-  return not text or (found is not None and int(found[1]) < 2**16)
+  match = re.fullmatch(rf"{_HOST}:(\d+)", text)
+  return not text or (match is not None and int(match[1]) < 2**16)
 
 
 def lora_names(text: str) -> tuple[str, ...]:

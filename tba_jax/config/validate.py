@@ -774,14 +774,14 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
     if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
       continue
     try:
-      found = hf_config.read(c[key]).max_positions
+      positions = hf_config.read(c[key]).max_positions
     except ValueError:
       continue  # `_folders` reports it.
-    if length > found:
+    if length > positions:
       yield key, (
           f"allowed a model of {length} positions or more,"
           " config.sampling.max_prompt_tokens +"
-          f" config.sampling.max_completion_tokens; it has {found}"
+          f" config.sampling.max_completion_tokens; it has {positions}"
       )
 
 

@@ -20,10 +20,10 @@ def import_config(path: str, beside: str = "") -> types.ModuleType:
   working directory, then in the repository. Raises FileNotFoundError.
   """
   folders = [pathlib.Path(beside).parent] if beside else [pathlib.Path(), _ROOT]
-  found = next((f / path for f in folders if (f / path).is_file()), None)
-  if found is None or found.suffix != ".py":
+  file = next((f / path for f in folders if (f / path).is_file()), None)
+  if file is None or file.suffix != ".py":
     raise FileNotFoundError(f"{path}: there is no such Python file")
-  spec = importlib.util.spec_from_file_location(f"config_{found.stem}", found)
+  spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module

@@ -163,12 +163,12 @@ def _part_means(
     prompts: Sequence[Mapping[str, Any]],
 ) -> dict[str, np.ndarray]:
   """Returns means of each part of the reward over the prompts that have it."""
-  found = collections.defaultdict(list)
+  values = collections.defaultdict(list)
   for prompt in prompts:
     parts = prompt.get("parts", ())
     for name in sorted({name for some in parts for name in some}):
-      found[name].append(np.mean([p[name] for p in parts if name in p]))
-  return {f"reward/{name}": np.array(found[name]) for name in sorted(found)}
+      values[name].append(np.mean([p[name] for p in parts if name in p]))
+  return {f"reward/{name}": np.array(values[name]) for name in sorted(values)}
 
 
 def _verdict_means(
@@ -180,16 +180,16 @@ def _verdict_means(
       [np.mean([value(v) for v in some]) for some in verdicts]
   )
   for name, field in (("", "verdicts"), ("greedy_", "greedy_verdicts")):
-    found = [[v for v in p.get(field, ()) if v.win is not None]
+    judged = [[v for v in p.get(field, ()) if v.win is not None]
              for p in prompts]  # fmt: skip
-    found = [some for some in found if some]
-    if not found:
+    judged = [some for some in judged if some]
+    if not judged:
       continue
-    out[f"{name}win_rate"] = means(found, lambda v: v.win)
-    if all(v.score is not None for some in found for v in some):
-      out[f"{name}gold_reward"] = means(found, lambda v: v.score)
+    out[f"{name}win_rate"] = means(judged, lambda v: v.win)
+    if all(v.score is not None for some in judged for v in some):
+      out[f"{name}gold_reward"] = means(judged, lambda v: v.score)
       out[f"{name}gold_margin"] = means(
-          found, lambda v: v.score - v.reference_score
+          judged, lambda v: v.score - v.reference_score
       )
   return out
 

@@ -277,13 +277,13 @@ class Checkpointer:
       state = ocp.StandardCheckpointHandler().restore(
           folder / _STATE, args=ocp.args.StandardRestore(abstract)
       )
-    found = leaf_checksums(state)
+    checksums = leaf_checksums(state)
     with self._agreeing(step):
-      saved = host.get("checksums", found)
-      damaged = sorted(k for k in found if found[k] != saved.get(k))
+      saved = host.get("checksums", checksums)
+      damaged = sorted(k for k in checksums if checksums[k] != saved.get(k))
       if damaged:
         raise ValueError(
-            f"{len(damaged)} of {len(found)} leaves have another checksum:"
+            f"{len(damaged)} of {len(checksums)} leaves have another checksum:"
             f" {', '.join(damaged[:3])}"
         )
     return state, host.get("host_state", {})
@@ -366,12 +366,12 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     if leaf.is_fully_replicated and leaf.size < _HOST_SUM_SIZE:
       # Copied, as the leaf may be donated next.
-      found = _checksum(np.array(leaf.addressable_data(0)), np)
+      checksum = _checksum(np.array(leaf.addressable_data(0)), np)
     else:
       # Awaited before the next: all-reduces of several programs in flight at
       # once can meet in another order in another process, which then hangs.
-      found = _device_checksum(leaf)
-    sums[jax.tree_util.keystr(path)] = int(found)
+      checksum = _device_checksum(leaf)
+    sums[jax.tree_util.keystr(path)] = int(checksum)
   return sums
 
 

@@ -285,17 +285,17 @@ class Cluster:
       data = wire.encode_message(fields, self._secret)
       self.client.key_value_set_bytes(f"{key}/{self.process}", data)
       return {}
-    found = {}
+    messages = {}
     for process in range(1, self.num_processes):
       try:
         data = self.client.blocking_key_value_get_bytes(
             f"{key}/{process}", int(1e3 * self._deadline_s)
         )
-        found[process] = wire.decode_message(data, self._secret)
+        messages[process] = wire.decode_message(data, self._secret)
       except (jax_kv.KvError, wire.WireError) as error:
         message = f"process {process} of the trainer sent no {name}: {error}"
         raise base.TransportError(message) from error
-    return found
+    return messages
 
   def begin(self) -> None:
     """Waits for process 0 to start; call it before the first collective.
@@ -450,9 +450,9 @@ def join(
   )
   waited.daemon = True
   waited.start()
-  found = {}
+  signals = {}
   if address is not None:
-    found = dict(
+    signals = dict(
         coordinator_address=address,
         num_processes=num_processes,
         process_id=process,
@@ -461,7 +461,7 @@ def join(
         cluster_detection_method="deactivate",
     )
   jax.distributed.initialize(
-      **found,
+      **signals,
       **secured,
       # Later than the timer, which exits with a helpful message.
       initialization_timeout=int(_START_DEADLINE_S) + 60,

@@ -113,8 +113,8 @@ class GroupReference:
       )
 
     def wait() -> list[np.ndarray]:
-      found = [group for part in parts for group in np.asarray(part)]
-      return found[: len(prompts)]
+      groups = [group for part in parts for group in np.asarray(part)]
+      return groups[: len(prompts)]
 
     return wait
 

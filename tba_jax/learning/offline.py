@@ -240,13 +240,13 @@ def train(
       step_s = (time.perf_counter() - chunk_started) / (end - step)
       means.add({"time/step_s": step_s}, weight=end - step)
       step, end = end, next_end
-      found = {}
+      evaluated = {}
       activity.mark("evaluate")
       if _is_due(settings.evaluate_every_steps, step, num_steps):
-        found = job.evaluate(state.params, step)
-        evaluation = found or evaluation
-      if found or _is_due(job.log_every_steps, step, num_steps):
-        record = means.take() | {f"eval/{k}": v for k, v in found.items()}
+        evaluated = job.evaluate(state.params, step)
+        evaluation = evaluated or evaluation
+      if evaluated or _is_due(job.log_every_steps, step, num_steps):
+        record = means.take() | {f"eval/{k}": v for k, v in evaluated.items()}
         writer.write(step, record)
         if on_progress is not None:
           on_progress(step, num_steps, record)

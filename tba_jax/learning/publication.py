@@ -288,14 +288,14 @@ def take_asked(
     refusals: messages.Refusals,
 ) -> set[Tag]:
   """Returns the versions that readers ask for, and removes what they asked."""
-  found = transport.list(_ASK)
+  requests = transport.list(_ASK)
   asked = set()
-  for key, data in found.items():
+  for key, data in requests.items():
     try:
       asked.add(_decode_tag(run, key, data))
     except wire.WireError as error:
       refusals.add(key, error)
-  if found:
+  if requests:
     transport.delete(_ASK)
   return asked
 
@@ -339,18 +339,18 @@ def read_version(
         f" {base_name!r} here",
     )
   try:
-    found = {
+    stored = {
         name: (tuple(shape), np.dtype(dtype))
         for name, shape, dtype in manifest["leaves"]
     }
-    if not all(isinstance(name, str) for name in found):
+    if not all(isinstance(name, str) for name in stored):
       raise TypeError("a name is no string")
   except (TypeError, ValueError) as error:
     raise wire.WireError("schema", f"leaves: {error}") from error
   wrong = sorted(
       name
-      for name in {*found, *expected}
-      if not _fits(found.get(name), expected.get(name))
+      for name in {*stored, *expected}
+      if not _fits(stored.get(name), expected.get(name))
   )
   if wrong:
     raise wire.WireError("leaves", f"missing or of another shape: {wrong}")
@@ -361,7 +361,7 @@ def read_version(
   if error := jsonl.schema_error(carried, carrier.schema, "carried"):
     raise wire.WireError("schema", error)
   try:
-    return carrier.read(transport, tag_text(tag), carried, found)
+    return carrier.read(transport, tag_text(tag), carried, stored)
   except wire.WireError:
     raise
   except (KeyError, TypeError, ValueError) as error:
@@ -369,12 +369,12 @@ def read_version(
     raise wire.WireError("schema", f"carried: {error!r}") from error
 
 
-def _fits(found: Any, expected: Any) -> bool:
+def _fits(stored: Any, expected: Any) -> bool:
   """Returns whether a leaf's shape and dtype may stand for those expected."""
-  if found is None or expected is None or found[0] != expected[0]:
+  if stored is None or expected is None or stored[0] != expected[0]:
     return False
-  return found[1] == expected[1] or all(
-      jnp.issubdtype(dtype, jnp.floating) for _, dtype in (found, expected)
+  return stored[1] == expected[1] or all(
+      jnp.issubdtype(dtype, jnp.floating) for _, dtype in (stored, expected)
   )
 
 
@@ -555,13 +555,13 @@ class Publisher:
       self, kept: list[Version], version: int, params: types.PyTree
   ) -> None:
     tag = self._epoch, version
-    found = pack_version(
+    new = pack_version(
         self._carriers, by_path(params), tag, self._recorder.event
     )
     if not kept:
-      found.carrier.clean(found.packed.tag)
+      new.carrier.clean(new.packed.tag)
     # After a restore, the same version may be published again.
-    kept[:] = [it for it in kept if it.tag != tag] + [found]
+    kept[:] = [it for it in kept if it.tag != tag] + [new]
 
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
     newest = kept[-1]

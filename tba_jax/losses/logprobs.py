@@ -140,7 +140,7 @@ def map_rows(
   )
   single = rows.indices.shape[1] == 1
   if single:
-    found = of_rows(params, *jax.tree.map(lambda x: x[0], parts))
+    mapped = of_rows(params, *jax.tree.map(lambda x: x[0], parts))
   else:
     # Gradients are summed over the parts in float32 at least.
     values = jax.lax.stop_gradient(params)
@@ -150,13 +150,13 @@ def map_rows(
     def of_part(part: PyTree) -> PyTree:
       return of_rows(jax.tree.map(_gradient_to, values, sums), *part)
 
-    found = jax.lax.map(of_part, parts)
+    mapped = jax.lax.map(of_part, parts)
 
   def pick(x: jax.Array) -> jax.Array:
     x = x.reshape(-1, *x.shape[2 if single else 3 :])
     return split.place(x, None, "length")[rows.slots]
 
-  return jax.tree.map(pick, found)
+  return jax.tree.map(pick, mapped)
 
 
 def map_logits(

@@ -253,10 +253,10 @@ def _merge(
   """Writes the base's tensors with the products added to them."""
   if not (folder / WEIGHTS).is_file():
     raise ValueError(f"has no {WEIGHTS}; allowed an adapter in safetensors")
-  found = safetensors.numpy.load_file(folder / WEIGHTS)
+  tensors = safetensors.numpy.load_file(folder / WEIGHTS)
   files = hf_files.open_files(base)
   factors: dict[str, dict[str, np.ndarray]] = {}
-  for name, tensor in found.items():
+  for name, tensor in tensors.items():
     match = _FACTOR.fullmatch(name)
     if match is None:
       raise ValueError(

@@ -206,9 +206,9 @@ def _leaves(
     stack = row.stack(config.num_layers)
     expected = stack + row.shape
     if isinstance(leaf, dict) or tuple(leaf.shape) != expected:
-      found = "missing" if isinstance(leaf, dict) else list(leaf.shape)
+      actual = "missing" if isinstance(leaf, dict) else list(leaf.shape)
       name = "/".join(row.path)
-      problems.append(f"params {name}: {found}, expected {list(expected)}")
+      problems.append(f"params {name}: {actual}, expected {list(expected)}")
       continue
     count += 1
     for name, index in zip(row.hf_names(config.num_layers), np.ndindex(stack)):

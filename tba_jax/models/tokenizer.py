@@ -377,8 +377,8 @@ class Tokenizer:
     if stopped and ids and ids[-1] in self.stop_ids:
       ids = ids[:-1]
     text = self.decode(ids)
-    found = [text.find(string) for string in self.stop_strings]
-    return text[: min((at for at in found if at >= 0), default=len(text))]
+    starts = [text.find(string) for string in self.stop_strings]
+    return text[: min((at for at in starts if at >= 0), default=len(text))]
 
   def decode_completions(self, completions: Any) -> list[str]:
     """Returns the S texts of `types.Completions`, as a reward sees them."""

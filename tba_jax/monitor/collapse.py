@@ -264,9 +264,9 @@ def _held_out(
       for r in records
       if any(key.startswith("eval/") for key in r)
   ]
-  found = [e for _, e in evaluations]
-  key = metrics.deciding_metric(*found) if found else None
-  if found and all(text.is_number(e.get("gold_reward")) for e in found):
+  results = [e for _, e in evaluations]
+  key = metrics.deciding_metric(*results) if results else None
+  if results and all(text.is_number(e.get("gold_reward")) for e in results):
     key = "gold_reward"
   if key is None:
     return []

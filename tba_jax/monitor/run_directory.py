@@ -179,9 +179,9 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
   spool = processes.spool_directory(config.store.spool_dir, str(path))
   secret = _secret(config, spool)
   if saved is None:
-    found = _ask(config, secret)
+    announced = _ask(config, secret)
     path.mkdir(parents=True, exist_ok=True)
-    _write(path, config, run_id=found.run, created=time.time())
+    _write(path, config, run_id=announced.run, created=time.time())
     saved = _read(path)
   return Run(
       workdir=path,
@@ -288,7 +288,7 @@ def _ask(
   """Waits for a store to announce its run."""
   deadline = time.monotonic() + config.store.deadline_s
   while (
-      found := locator_lib.ask_announcer(config.store.locator, secret)
+      announced := locator_lib.ask_announcer(config.store.locator, secret)
   ) is None:
     if time.monotonic() > deadline:
       raise ValueError(
@@ -296,7 +296,7 @@ def _ask(
           f" within {config.store.deadline_s:.0f} s"
       )
     time.sleep(0.25)
-  return found
+  return announced
 
 
 def _gives_secret(config: ml_collections.ConfigDict) -> bool:

@@ -167,8 +167,8 @@ def load_victim(
   """Returns the victim of a task; ValueError if it cannot be read."""
   folder = task.setting("victim")
   if folder != task_lib.MADE_UP:
-    found = _load_policy(config, folder, mesh)
-    return red_team.Victim(config, task, *found)
+    loaded = _load_policy(config, folder, mesh)
+    return red_team.Victim(config, task, *loaded)
   tokenizer = tokenizer_lib.word_level(
       task.tokenizer_words(), task.tokenizer_pattern
   )

@@ -233,8 +233,8 @@ def kernel_names(model: Any) -> dict[str, bool]:
 
 def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
   """Returns the logical axes of each adapted kernel by its path."""
-  found = dict(_kernels(("blocks",), logical_axes["blocks"]))
-  known = sorted({_place(path)[-1] for path in found})
+  kernels = dict(_kernels(("blocks",), logical_axes["blocks"]))
+  known = sorted({_place(path)[-1] for path in kernels})
   wanted = settings_lib.lora_names(text) or known
   lacking = sorted(set(wanted) - set(known))
   if lacking:
@@ -243,7 +243,7 @@ def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
         f" 'all' or some of {known}"
     )
   return {
-      path: axes for path, axes in found.items() if _place(path)[-1] in wanted
+      path: axes for path, axes in kernels.items() if _place(path)[-1] in wanted
   }
 
 

@@ -47,18 +47,18 @@ def make_mesh(
   sizes = {name: mesh_config[name] for name in MESH_AXES}
   shape = tuple(sizes.values())
   needed = math.prod(shape)
-  found = jax.devices() if devices is None else list(devices)
+  present = jax.devices() if devices is None else list(devices)
   all_of_them = devices is not None or jax.process_count() > 1
-  if len(found) < needed or (all_of_them and len(found) != needed):
+  if len(present) < needed or (all_of_them and len(present) != needed):
     count = jax.process_count()
     virtual = (
         f"; config.trainer.cpu_devices={needed // count} makes virtual ones"
     )
     raise ValueError(
-        f"config.mesh={sizes} needs {needed} devices, {len(found)} are here"
-        f" in {count} processes{virtual * (found[0].platform == 'cpu')}"
+        f"config.mesh={sizes} needs {needed} devices, {len(present)} are"
+        f" here in {count} processes{virtual * (present[0].platform == 'cpu')}"
     )
-  placed = arrange(found[:needed], shape, len(found) == needed)
+  placed = arrange(present[:needed], shape, len(present) == needed)
   return Mesh(placed, MESH_AXES)
 
 
@@ -444,23 +444,23 @@ def searcher_mesh(
   if search.cpu_devices:
     jax.config.update("jax_num_cpu_devices", search.cpu_devices)
   sizes = search.mesh.to_dict()
-  needed, found = math.prod(sizes.values()), jax.local_devices()
-  if needed > len(found):
+  needed, devices = math.prod(sizes.values()), jax.local_devices()
+  if needed > len(devices):
     virtual = f"; config.search.cpu_devices={needed} makes virtual ones"
     raise ValueError(
         f"config.{_KEY}={sizes} needs {needed} devices,"
-        f" {len(found)} of {found[0].device_kind} are here"
-        + virtual * (found[0].platform == "cpu")
+        f" {len(devices)} of {devices[0].device_kind} are here"
+        + virtual * (devices[0].platform == "cpu")
     )
-  if needed < len(found):
+  if needed < len(devices):
     on_event(
         "idle_devices",
-        f"config.{_KEY}={sizes} uses {needed} of the {len(found)} devices of"
+        f"config.{_KEY}={sizes} uses {needed} of the {len(devices)} devices of"
         " this searcher",
     )
   if needed == 1:
     return None
-  return make_mesh({"sequence": 1, **sizes}, found[:needed])
+  return make_mesh({"sequence": 1, **sizes}, devices[:needed])
 
 
 def make_place(

@@ -331,14 +331,16 @@ def _complete(
     prompts: list[_Prompt],
 ) -> list[Record]:
   """Returns the output records of prompts, in their order."""
-  found = sampler.sample(source.params, [p.request for p in prompts], version=0)
+  sampled = sampler.sample(
+      source.params, [p.request for p in prompts], version=0
+  )
   return [
       {
           **prompt.other,
           "prompt": prompt.text,
           "completions": _completion_records(config, source, completions),
       }
-      for prompt, completions in zip(prompts, found, strict=True)
+      for prompt, completions in zip(prompts, sampled, strict=True)
   ]
 
 
@@ -372,7 +374,7 @@ def _play(
     )
   finally:
     episodes.close()
-  found = dict(zip(live, zip(sampled, episodes.outcomes(), strict=True)))
+  results = dict(zip(live, zip(sampled, episodes.outcomes(), strict=True)))
   out = []
   for i, (line, prompt) in enumerate(zip(lines, said, strict=True)):
     record = {
@@ -382,7 +384,7 @@ def _play(
         "completions": [],
     }
     if prompt.failure is None:
-      completions, outcomes = found[i]
+      completions, outcomes = results[i]
       records = _completion_records(config, source, completions)
       for s, (one, outcome) in enumerate(zip(records, outcomes, strict=True)):
         sampled_T = completions.sampled_mask[s]

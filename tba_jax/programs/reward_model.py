@@ -252,10 +252,10 @@ def _read_pairs(
     score = _make_gold(config, task)
     for split in pairs:
       path = folder / "pairs" / f"{split}.jsonl"
-      found = relabel_pairs(pairs[split], score, path, stop)
-      if found is None:
+      relabeled = relabel_pairs(pairs[split], score, path, stop)
+      if relabeled is None:
         return None
-      pairs[split] = found
+      pairs[split] = relabeled
   return pairs
 
 
@@ -291,17 +291,17 @@ def load_pairs(
   pairs, num_rows, fields = [], 0, {}
   for row in rows:
     num_rows, fields = num_rows + 1, row.fields or fields
-    found = _parse_pair(task, row, stop_text)
-    if isinstance(found, Pair):
-      prompt, completions = encode_pair(found, tokenizer)
+    parsed = _parse_pair(task, row, stop_text)
+    if isinstance(parsed, Pair):
+      prompt, completions = encode_pair(parsed, tokenizer)
       if len(prompt) > limits[0]:
-        found = "too_long"
+        parsed = "too_long"
       elif max(map(len, completions)) > limits[1]:
-        found = "answer_too_long"
-    if isinstance(found, Pair):
-      pairs.append(found)
+        parsed = "answer_too_long"
+    if isinstance(parsed, Pair):
+      pairs.append(parsed)
     else:
-      report.leave_out(split, found, row.place)
+      report.leave_out(split, parsed, row.place)
   report.read[split], report.used[split] = num_rows, len(pairs)
   if not pairs:
     raise ValueError(

@@ -158,16 +158,16 @@ def make_examples(
 
   def encode(index: int, epoch: int) -> batches.Row:
     rng = np.random.default_rng([config.seed, _STREAM, epoch, index])
-    found = tokenizer.encode_answered(
+    encoded = tokenizer.encode_answered(
         task.prompt(base.TRAIN, index),
         task.reference_completion(base.TRAIN, index, rng),
     )
-    if found is None:
+    if encoded is None:
       raise ValueError(
           f"training prompt {index} of the task has an answer that the chat"
           " template writes otherwise than after its prompt"
       )
-    row = batches.Row(found.prompt, [found.completion], [found.trained])
+    row = batches.Row(encoded.prompt, [encoded.completion], [encoded.trained])
     return checked(index, row)
 
   @functools.cache
@@ -211,13 +211,15 @@ def _make_evaluate(
 
   def evaluate(params: types.PyTree, step: int) -> dict[str, float]:
     try:
-      found = evaluator.run(
+      result = evaluator.run(
           params, num_prompts, version=step, should_stop=stop.is_set
       )
     except evaluator_lib.Interrupted:
       return {}
     return {
-        name: value for name, value in found.items() if isinstance(value, float)
+        name: value
+        for name, value in result.items()
+        if isinstance(value, float)
     }
 
   return evaluate

@@ -92,7 +92,7 @@ def _task_models(config: ml_collections.ConfigDict) -> list[Frozen]:
   if task.name != red_team.RedTeam.name:
     return []
   guard = "policy" if task.classifier == "first_token" else "encoder"
-  found = (
+  models = (
       Frozen("victim", "task.victim", task.victim, "policy"),
       Frozen(
           "classifier", "task.classifier_folder", task.classifier_folder, guard
@@ -100,7 +100,7 @@ def _task_models(config: ml_collections.ConfigDict) -> list[Frozen]:
       Frozen("encoder", "task.encoder", task.encoder, "encoder"),
   )
   none = ("", red_team.MADE_UP, red_team.WORDS)
-  return [model for model in found if model.folder not in none]
+  return [model for model in models if model.folder not in none]
 
 
 # The policy

@@ -415,16 +415,16 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
   if not wanted and platforms in ("", accelerators.CPU):
     return
   # A process of its own counts devices: the supervisor stays free of JAX.
-  found = subprocess.run(
+  process = subprocess.run(
       [sys.executable, "-c", _COUNT_DEVICES],
       env=processes.package_environment(),
       capture_output=True,
       text=True,
   )
-  if found.returncode:
-    last = found.stderr.strip().splitlines()[-1:] or ["JAX does not start"]
+  if process.returncode:
+    last = process.stderr.strip().splitlines()[-1:] or ["JAX does not start"]
     raise ValueError(f"JAX_PLATFORMS={platforms!r}: {last[0]}")
-  num_devices, platform = found.stdout.split()[-2:]
+  num_devices, platform = process.stdout.split()[-2:]
   for section, setting, count in wanted:
     if count > int(num_devices):
       remedy = f"; config.{section}.cpu_devices={count} makes virtual ones"
@@ -824,8 +824,8 @@ class Supervisor:
         print(f"warning: summary.json is not written: {cause}", file=sys.stderr)
     path, verdict, advice = None, "", ()
     try:
-      path, found, advice = report.conclude(self._workdir)
-      verdict = found.sentence
+      path, conclusion, advice = report.conclude(self._workdir)
+      verdict = conclusion.sentence
     except Exception as cause:  # A run must not fail for its report.
       print(f"warning: no report could be written: {cause!r}", file=sys.stderr)
     if error is not None:

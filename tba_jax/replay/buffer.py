@@ -550,9 +550,9 @@ class ReplayBuffer:
     rows = self.table.live_rows()
     owners = self.table.prompt_ids[rows]
     order = np.argsort(owners, kind="stable")
-    found, starts = np.unique(owners[order], return_index=True)
+    prompt_ids, starts = np.unique(owners[order], return_index=True)
     shares = np.split(rows[order], starts[1:])
-    for prompt_id, share in zip(found.tolist(), shares):
+    for prompt_id, share in zip(prompt_ids.tolist(), shares):
       self.prompts[prompt_id].append(share)
     self._row_of, self._digests = {}, {}
     if self._replay.dedupe:

@@ -150,15 +150,15 @@ class DifficultyOrder(prompt_order.PromptOrder):
   def _read(self, number: int) -> np.ndarray | None:
     """Returns a round that was drawn before, None if there is none."""
     path = self._path(number)
-    found = path and jsonl.read_object(path, _SCHEMA)
-    if not found:
+    saved = path and jsonl.read_object(path, _SCHEMA)
+    if not saved:
       return None
-    drawn = np.array(found["prompts"], np.int64)
+    drawn = np.array(saved["prompts"], np.int64)
     allowed = np.intersect1d(drawn, np.arange(self.num_prompts))
-    is_ours = found["num_prompts"] == self.num_prompts
+    is_ours = saved["num_prompts"] == self.num_prompts
     if not is_ours or not len(drawn) == len(allowed) == self._size:
       raise ValueError(
           f"{path}: allowed {self._size} of {self.num_prompts} prompts; it has"
-          f" {len(drawn)} of {found['num_prompts']}. Give another --workdir"
+          f" {len(drawn)} of {saved['num_prompts']}. Give another --workdir"
       )
     return drawn

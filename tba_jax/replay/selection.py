@@ -57,8 +57,8 @@ def choose_by_reward(
   cumulative = np.cumsum(np.exp(log_weights))
   points = rng.random(count) * cumulative[-1]
   # A point may round up to the total itself.
-  found = np.searchsorted(cumulative, points, side="right")
-  return np.minimum(found, len(rewards) - 1)
+  indices = np.searchsorted(cumulative, points, side="right")
+  return np.minimum(indices, len(rewards) - 1)
 
 
 class PromptPool:

@@ -80,8 +80,8 @@ class Child:
 
   def has_output(self, wait_s: float = 0.0) -> bool:
     """Waits for output or its end; returns whether there is output."""
-    found = _ready(self._process.stdout, select.POLLIN, wait_s)
-    return bool(found & select.POLLIN)
+    flags = _ready(self._process.stdout, select.POLLIN, wait_s)
+    return bool(flags & select.POLLIN)
 
   def has_ended(self) -> bool:
     return self._process.poll() is not None
@@ -123,4 +123,4 @@ def _ready(pipe: IO[bytes], events: int, wait_s: float) -> int:
   """Returns the poll events of a pipe; 0 on timeout."""
   poll = select.poll()
   poll.register(pipe, events)
-  return sum(found for _, found in poll.poll(wait_s * 1000))
+  return sum(flags for _, flags in poll.poll(wait_s * 1000))

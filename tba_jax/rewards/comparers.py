@@ -99,8 +99,8 @@ class OfTask(Scores):
     self._judge = judge
 
   def score(self, comparisons: Sequence[Comparison]) -> list[float | None]:
-    found = self._judge.judge([c.request for c in comparisons])
-    return [None if one.failure else one.reward for one in found]
+    judgements = self._judge.judge([c.request for c in comparisons])
+    return [None if one.failure else one.reward for one in judgements]
 
   def close(self) -> None:
     self._judge.close()

@@ -97,10 +97,14 @@ class Environments:
   def begin(self, seeds: Sequence[int]) -> list[Prompt]:
     """Returns what the environments of some seeds say first."""
     missing = sorted({*seeds} - {*self._prompts})
-    found = dict(zip(missing, self._workers.threads.map(self._reset, missing)))
+    prompts = dict(
+        zip(missing, self._workers.threads.map(self._reset, missing))
+    )
     # After a failure the next visit tries again.
-    self._prompts.update((s, p) for s, p in found.items() if p.failure is None)
-    return [self._prompts.get(seed) or found[seed] for seed in seeds]
+    self._prompts.update(
+        (s, p) for s, p in prompts.items() if p.failure is None
+    )
+    return [self._prompts.get(seed) or prompts[seed] for seed in seeds]
 
   def episodes(
       self, prompts: Sequence[Prompt], num_completions: int
@@ -152,8 +156,8 @@ class Environments:
       )
     (first, *said), tools = answer["turns"], answer["tools"]
     ids, mask, stop_id = [], [], self._tokenizer.eos_id
-    if found := self._tokenizer.encode_answered(first, said[0]):
-      stop_id = found.completion[-1]  # The chat template's, if it has one.
+    if encoded := self._tokenizer.encode_answered(first, said[0]):
+      stop_id = encoded.completion[-1]  # The chat template's, if it has one.
     for turn, reply in zip(said[::2], said[1::2]):
       tokens = [*self._tokenizer.encode(turn), stop_id]
       if len(ids) + len(tokens) > max_tokens:
@@ -301,10 +305,10 @@ class Episodes:
   ) -> list[tuple[requests.Owner, np.ndarray | None]]:
     if wait_s > 0:
       self._wait(wait_s)
-    found = []
+    answered = []
     while not self._answered.empty():
-      found.append(self._answered.get())
-    return [(owner, self._tokens(owner, said)) for owner, said in found]
+      answered.append(self._answered.get())
+    return [(owner, self._tokens(owner, said)) for owner, said in answered]
 
   def _wait(self, wait_s: float) -> None:
     """Waits for an answer, which stays in the queue.

@@ -286,16 +286,16 @@ def sum_of_normalized(
   """
   sums_N = np.array([j.reward if j.failure else 0.0 for j in judged])
   sizes_N = np.zeros(len(judged))
-  found = np.array([not j.failure for j in judged])
-  if found.any():
+  is_judged = np.array([not j.failure for j in judged])
+  if is_judged.any():
     for name, weight in part_weights.items():
       values = np.array([j.parts[name] for j in judged if not j.failure])
       spread = values.std()
       # Equal values may differ from their mean by rounding.
       if spread > _MIN_SPREAD * max(1.0, np.abs(values).max()):
         scaled = weight * (values - values.mean()) / spread
-        sums_N[found] += scaled
-        sizes_N[found] += np.abs(scaled)
+        sums_N[is_judged] += scaled
+        sizes_N[is_judged] += np.abs(scaled)
   # Parts that cancel leave a rounding, and completions that tie must be equal.
   sums_N[np.abs(sums_N) < _MIN_SPREAD * sizes_N] = 0.0
   return sums_N.astype(np.float32)

@@ -90,8 +90,8 @@ def encoder_embeddings(
 
   def of_texts(texts: Sequence[str]) -> np.ndarray:
     ids = [tokenizer.encode(text, shape[1]) for text in texts]
-    found = run_batched(run, ids, shape, pad_id=tokenizer.pad_id)
-    return _unit(found.reshape(len(ids), -1) if ids else np.zeros((0, 1)))
+    embeddings = run_batched(run, ids, shape, pad_id=tokenizer.pad_id)
+    return _unit(embeddings.reshape(len(ids), -1) if ids else np.zeros((0, 1)))
 
   return of_texts
 
@@ -161,7 +161,7 @@ class Victim:
     asked = [attack for attack, ids in tokens.items() if ids is not None]
     if not asked:
       return [None] * len(attacks)
-    found = self._sampler.sample(
+    sampled = self._sampler.sample(
         self._params,
         [
             requests_lib.Request(
@@ -184,7 +184,7 @@ class Victim:
                 strict=True,
             )
         ]
-        for attack, completions in zip(asked, found, strict=True)
+        for attack, completions in zip(asked, sampled, strict=True)
     }
     return [answers.get(attack) for attack in attacks]
 
@@ -213,9 +213,9 @@ def word_share_classifier(words: Sequence[str]) -> Classifier:
     del attacks
     out = []
     for answer in answers:
-      found = re.findall(r"[a-z]+", answer.lower())
-      hits = sum(word in listed for word in found)
-      out.append(math.log((hits + 0.5) / (len(found) + 1)))
+      spoken = re.findall(r"[a-z]+", answer.lower())
+      hits = sum(word in listed for word in spoken)
+      out.append(math.log((hits + 0.5) / (len(spoken) + 1)))
     return np.array(out, np.float32)
 
   return log_harm
@@ -369,10 +369,10 @@ class RedTeamJudge(judges.Judge):
           zip(attacks, self._victim.answer(attacks, visit=_VISITS[split]))
       )
       asked = [(a, text) for a in attacks for text in answers[a] or ()]
-      found = self._classifier(
+      log_probs = self._classifier(
           [attack for attack, _ in asked], [text for _, text in asked]
       )
-    logs = iter(found.tolist())
+    logs = iter(log_probs.tolist())
     log_harm = {a: [next(logs) for _ in answers[a] or ()] for a in attacks}
     return [self._judgement(r, log_harm[r.completion]) for r in requests]
 

@@ -124,16 +124,16 @@ def find_calls(
   chat = _CALL.findall(text)
   if chat:
     return [_read_call(body) for body in chat], True
-  found = _LINE.search(text.rstrip().rpartition("\n")[2])
-  if found is None or found[1] not in names:
+  match = _LINE.search(text.rstrip().rpartition("\n")[2])
+  if match is None or match[1] not in names:
     return [], False
-  given = found[2].strip()
+  given = match[2].strip()
   if given.startswith("{"):
     try:
-      return [(found[1], json.loads(given))], False
+      return [(match[1], json.loads(given))], False
     except ValueError:
       pass  # It is the text.
-  return [(found[1], given)], False
+  return [(match[1], given)], False
 
 
 def _read_call(body: str) -> tuple[str, Any]:
@@ -197,8 +197,8 @@ def _described_arguments(lines: Sequence[str]) -> dict[str, str]:
   for line in lines[lines.index("Args:") + 1 :]:
     if not line.startswith(" "):
       break
-    if found := _ARGUMENT.fullmatch(line):
-      last, out[found[1]] = found[1], found[2].strip()
+    if match := _ARGUMENT.fullmatch(line):
+      last, out[match[1]] = match[1], match[2].strip()
     elif last:
       out[last] += f" {line.strip()}"
   return out

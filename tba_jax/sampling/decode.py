@@ -388,9 +388,9 @@ class _DecodeLoop:
         if not self._batches:
           return
         continue
-      found = None if self._newer is None else self._newer()
-      if found is not None:
-        self._swap(*found)
+      newer = None if self._newer is None else self._newer()
+      if newer is not None:
+        self._swap(*newer)
       if self._turns is not None:
         self._take_answers(0.0)
         self._move()

@@ -51,9 +51,13 @@ class LoggedSampler:
     self._T = config.sampling.max_completion_tokens
     self._pad_id = tokenizer.pad_id
     self.num_left_out = 0
-    found = logged.read(c.path, c.reward_field, needs_logprobs=needs_logprobs)
+    completions = logged.read(
+        c.path, c.reward_field, needs_logprobs=needs_logprobs
+    )
     self._completions = {}
-    for prompt_id, some in logged.by_prompt_id(found, task, tokenizer).items():
+    for prompt_id, some in logged.by_prompt_id(
+        completions, task, tokenizer
+    ).items():
       made = [self._encode(one, tokenizer, needs_logprobs) for one in some]
       if usable := [one for one in made if one is not None]:
         self._completions[prompt_id] = usable
@@ -70,9 +74,9 @@ class LoggedSampler:
     if not self.prompt_ids:
       raise ValueError(
           f"config.logged.path = {c.path!r}: allowed a file with completions of"
-          f" the task's training prompts; it has {len(found)} other prompts,"
-          f" the first is {next(iter(found))[:80]!r}, where the task's is"
-          f" {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
+          f" the task's training prompts; it has {len(completions)} other"
+          f" prompts, the first is {next(iter(completions))[:80]!r}, where the"
+          f" task's is {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
       )
 
   def has(self, position: int, prompt_id: int) -> bool:

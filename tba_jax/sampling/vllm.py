@@ -243,12 +243,12 @@ class VllmSampler:
           tokens_L,
           {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
       )
-      found = answer.get("prompt_logprobs") or []
+      places = answer.get("prompt_logprobs") or []
       try:
         rows.append(
             [
                 at[str(token)]["logprob"]
-                for token, at in zip(tokens_L[1:], found[1:], strict=True)
+                for token, at in zip(tokens_L[1:], places[1:], strict=True)
             ]
         )
       except (KeyError, TypeError, ValueError) as error:
@@ -304,7 +304,7 @@ class VllmSampler:
         return None
       try:
         content = choice["logprobs"]["content"]
-        found = [at["token_id"] for at in content]
+        sampled_ids = [at["token_id"] for at in content]
         logprobs = np.asarray([at["logprob"] for at in content], np.float32)
         names = [span["version"] for span in spans]
         ends = [(span["start"], span["end"]) for span in spans]
@@ -315,7 +315,11 @@ class VllmSampler:
             f" needs vLLM 0.32 or newer, and {HOW}",
         ) from error
       n = len(ids)
-      if found != ids or not 1 <= n <= T or not np.isfinite(logprobs).all():
+      if (
+          sampled_ids != ids
+          or not 1 <= n <= T
+          or not np.isfinite(logprobs).all()
+      ):
         raise self._server.wrong(
             "/inference/v1/generate", f"log-probs of other tokens: {ids!r:.80}"
         )
@@ -418,10 +422,10 @@ class VllmSampler:
   def _is_named(self, version: Version) -> bool:
     """Returns whether the server says that it has a version."""
     try:
-      found = self._server.get("/weight_info", timeout_s=_ANSWER_S)
+      weights = self._server.get("/weight_info", timeout_s=_ANSWER_S)
     except UnreachableError:
       return False
-    return found.get("weight_version") == version.name
+    return weights.get("weight_version") == version.name
 
   def _check_server(self) -> None:
     """Raises ValueError for a server that would sample something else."""
@@ -430,9 +434,9 @@ class VllmSampler:
     info = self._server.get(
         "/server_info?config_format=json", timeout_s=self._deadline_s
     )
-    found = info.get("vllm_config", {}).get("model_config", {})
+    model_config = info.get("vllm_config", {}).get("model_config", {})
     wrong = []
-    mode = found.get("logprobs_mode")
+    mode = model_config.get("logprobs_mode")
     allowed = ["processed_logprobs"]
     if self._settings.temperature in (0, 1):
       allowed.append("raw_logprobs")
@@ -440,13 +444,13 @@ class VllmSampler:
       wrong.append(f"--logprobs-mode={mode}: allowed {' or '.join(allowed)}")
     P = self._settings.max_prompt_tokens
     most = P + self._settings.max_completion_tokens
-    if (found.get("max_model_len") or 0) < most:
+    if (model_config.get("max_model_len") or 0) < most:
       wrong.append(
-          f"--max-model-len={found.get('max_model_len')}: allowed {most} or"
-          " more, the sum of sampling.max_prompt_tokens and"
+          f"--max-model-len={model_config.get('max_model_len')}: allowed {most}"
+          " or more, the sum of sampling.max_prompt_tokens and"
           " sampling.max_completion_tokens"
       )
-    served = pathlib.Path(str(found.get("model"))) / "config.json"
+    served = pathlib.Path(str(model_config.get("model"))) / "config.json"
     if self._model_config.tie_embeddings and served.is_file():
       if jsonl.read_json(served).get("tie_word_embeddings"):
         wrong.append(
@@ -504,7 +508,7 @@ class _Attempt:
     for _ in range(len(self.missing)):
       while True:
         try:
-          index, found = answers.get(timeout=_POLL_S)
+          index, answer = answers.get(timeout=_POLL_S)
           break
         except queue.Empty:
           if newer is not None:
@@ -514,17 +518,17 @@ class _Attempt:
             self._sampler.progress()
             asked_s = time.monotonic()
       self._sampler.progress()
-      if isinstance(found, Exception):
-        raise found
-      completions = self._sampler.completions(found, self._versions)
+      if isinstance(answer, Exception):
+        raise answer
+      completions = self._sampler.completions(answer, self._versions)
       if completions is not None:
         self.results[index] = completions
         self.missing.remove(index)
 
-  def _take(self, found: tuple[int, types.PyTree] | None) -> None:
+  def _take(self, version_and_params: tuple[int, types.PyTree] | None) -> None:
     """Goes on with newer params, or with those in use if they were refused."""
-    if found is not None:
-      version, params = found
+    if version_and_params is not None:
+      version, params = version_and_params
       self._versions[params.name] = version
       self.has_swapped |= params is not self.current
       self.current = params

@@ -102,10 +102,10 @@ class Waiters:
     try:
       while True:
         event.clear()
-        found = await concurrency.run_in_threadpool(read)
+        value = await concurrency.run_in_threadpool(read)
         left_s = end - asyncio.get_running_loop().time()
-        if found is not None or not left_s > 0:  # Also if it is nan.
-          return found
+        if value is not None or not left_s > 0:  # Also if it is nan.
+          return value
         with contextlib.suppress(TimeoutError):
           await asyncio.wait_for(event.wait(), left_s)
     finally:
@@ -339,10 +339,10 @@ class App:
     return {"type": "create_session", "session_id": session}
 
   def _check_session(self, session: str) -> str:
-    found = self._journal.session(session)
-    if found is None:
+    session_state = self._journal.session(session)
+    if session_state is None:
       raise LookupError(f"session {session}: there is none")
-    if found[0]:
+    if session_state[0]:
       raise _BodyError(_GONE, f"session {session} has finished")
     return session
 
@@ -678,10 +678,10 @@ class App:
   def _check_episode(self, request: requests.Request) -> str:
     """Returns the episode of a URL, which has not finished."""
     episode = request.path_params["episode"]
-    found = self._journal.episode(episode)
-    if found is None:
+    state = self._journal.episode(episode)
+    if state is None:
       raise LookupError(f"episode {episode}: there is none")
-    if found[1] is not None:
+    if state[1] is not None:
       raise _BodyError(_GONE, f"episode {episode} has finished")
     return episode
 
@@ -773,8 +773,8 @@ class App:
     """Waits until a request is done; returns None after a timeout."""
 
     def read() -> journal_lib.Outcome | None:
-      found = self._journal.outcome(id)
-      return found if found is None or found.is_done else None
+      outcome = self._journal.outcome(id)
+      return outcome if outcome is None or outcome.is_done else None
 
     return await self._waiters.wait_for(id, read, timeout_s)
 

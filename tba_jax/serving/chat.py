@@ -222,8 +222,8 @@ def answer(call: Call, text: str, request_id: str) -> dict[str, Any]:
   them can be read; else they stay in the text.
   """
   if call.tools:
-    found, is_chat = tools_lib.find_calls(text, ())
-    if is_chat and all(name for name, _ in found):
+    calls, is_chat = tools_lib.find_calls(text, ())
+    if is_chat and all(name for name, _ in calls):
       return {
           "role": "assistant",
           "content": text.partition("<tool_call>")[0].strip(),
@@ -233,7 +233,7 @@ def answer(call: Call, text: str, request_id: str) -> dict[str, Any]:
                   "type": "function",
                   "function": {"name": name, "arguments": json.dumps(given)},
               }
-              for n, (name, given) in enumerate(found)
+              for n, (name, given) in enumerate(calls)
           ],
       }
   return {"role": "assistant", "content": text}

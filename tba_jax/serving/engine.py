@@ -927,13 +927,13 @@ class Engine:
     Raises:
       LookupError: there is no such episode.
     """
-    found = self.journal.episode(id)
-    if found is None:
+    state = self.journal.episode(id)
+    if state is None:
       raise LookupError(
           f"episode {id}: there is none; create_episode makes one"
       )
-    if found[1] is not None:
-      return found[1]
+    if state[1] is not None:
+      return state[1]
     return {
         "reward": None,
         "finished": False,
@@ -1116,8 +1116,8 @@ class Engine:
 
   def _spec_from(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the spec of a replay that begins with a checkpoint."""
-    found = self.journal.checkpoint(path)
-    if found is None:
+    saved = self.journal.checkpoint(path)
+    if saved is None:
       raise LookupError(f"{path}: there is no such checkpoint")
     if body.get("lora_config") is not None:
       raise ValueError(
@@ -1125,7 +1125,7 @@ class Engine:
           " the checkpoint"
       )
     wanted = self.spec_of(path, None)  # All that a spec has.
-    return {key: found[key] for key in wanted}
+    return {key: saved[key] for key in wanted}
 
   def least_completions(self, model: str) -> int:
     """Returns the smallest group that a replay learns from; for any thread."""

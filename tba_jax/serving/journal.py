@@ -217,8 +217,8 @@ class Journal:
   def since(self, owner: str, seq: int) -> list[tuple[Request, bool]]:
     """Returns an owner's requests after a number, and whether each is done."""
     pending = {r.id for r in self._requests("owner=? AND done IS NULL", owner)}
-    found = self._requests("owner=? AND seq>? ORDER BY seq", owner, seq)
-    return [(request, request.id not in pending) for request in found]
+    requests = self._requests("owner=? AND seq>? ORDER BY seq", owner, seq)
+    return [(request, request.id not in pending) for request in requests]
 
   def next_seq(self, owner: str) -> int:
     """Returns the number after the owner's last done one without a gap."""

@@ -108,10 +108,10 @@ def _is_installed(package: str) -> bool:
 def multiplies_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
   """Tells whether this machine's CPU has instructions for bfloat16 products."""
   try:
-    found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
+    match = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)
   except OSError:
     return False
-  flags = found[1].split() if found else []
+  flags = match[1].split() if match else []
   return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
@@ -150,7 +150,7 @@ def _gpus() -> list[str]:
 
 
 def assign(
-    found: Accelerators,
+    machine: Accelerators,
     devices: Mapping[str, str],
     trainers: Sequence[int],
     searchers: Sequence[int],
@@ -162,7 +162,7 @@ def assign(
   searchers use the CPU.
 
   Args:
-    found: accelerators of this machine.
+    machine: accelerators of this machine.
     devices: settings `trainer` and `searcher`: "" for the default, "cpu", or
       indices of accelerators such as "0", "0,1" or "0-3".
     trainers: number of devices of each trainer process.
@@ -174,7 +174,7 @@ def assign(
   Raises:
     ValueError: an accelerator that is not there, or too few of them.
   """
-  if found.kind == CPU:
+  if machine.kind == CPU:
     for role in ("trainer", "searcher"):
       if devices[role] not in ("", CPU):
         raise ValueError(
@@ -182,16 +182,16 @@ def assign(
             " on this machine; allowed '' or 'cpu'"
         )
     return {"trainer": [{}] * len(trainers), "searcher": [{}] * len(searchers)}
-  if found.kind == "tpu" and len(trainers) > 1:
+  if machine.kind == "tpu" and len(trainers) > 1:
     raise ValueError(
         f"config.trainer.num_processes={len(trainers)}: allowed 1 on a TPU host"
     )
-  count, chosen = len(found.ids), dict(devices)
+  count, chosen = len(machine.ids), dict(devices)
   if count == 1 and not any(chosen.values()) and searchers:
-    if found.kind == "tpu":
+    if machine.kind == "tpu":
       chosen["searcher"] = CPU
     elif max(*trainers, *searchers) == 1:
-      env = _environment(found, [0], len(trainers) + len(searchers))
+      env = _environment(machine, [0], len(trainers) + len(searchers))
       return {
           "trainer": [env] * len(trainers),
           "searcher": [env] * len(searchers),
@@ -211,13 +211,13 @@ def assign(
     if sum(sizes) > len(pool) or max(asked[role], default=0) >= count:
       raise ValueError(
           f"config.devices.{role}={devices[role]!r}: {len(sizes)} process(es)"
-          f" need {sum(sizes)} {found.kind} device(s) in all; this machine has"
-          f" {count}, and {len(pool)} for them. Allowed: fewer searchers"
+          f" need {sum(sizes)} {machine.kind} device(s) in all; this machine"
+          f" has {count}, and {len(pool)} for them. Allowed: fewer searchers"
           " (search.num_searchers), a smaller mesh, or 'cpu'"
       )
     ends = itertools.accumulate(sizes)
     out[role] = [
-        _environment(found, pool[end - size : end], 1)
+        _environment(machine, pool[end - size : end], 1)
         for size, end in zip(sizes, ends)
     ]
     free = [i for i in free if i not in pool[: sum(sizes)]]
@@ -225,17 +225,17 @@ def assign(
 
 
 def _environment(
-    found: Accelerators, indices: Sequence[int], sharing: int
+    machine: Accelerators, indices: Sequence[int], sharing: int
 ) -> dict[str, str]:
   """Returns the variables that show a process these accelerators only."""
-  ids = ",".join(found.ids[i] for i in indices)
-  if found.kind == "gpu":
+  ids = ",".join(machine.ids[i] for i in indices)
+  if machine.kind == "gpu":
     out = {"CUDA_VISIBLE_DEVICES": ids}
     # A share that the user has set stays.
     if sharing > 1 and _MEMORY_SHARE not in os.environ:
       out[_MEMORY_SHARE] = f"{GPU_MEMORY / sharing:.3f}"
     return out
-  if len(indices) == len(found.ids):
+  if len(indices) == len(machine.ids):
     return {}
   bounds = _TPU_BOUNDS.get(len(indices))
   if bounds is None:
@@ -293,12 +293,12 @@ def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
   setting = config.run.processes
   if setting != "auto":
     return setting == "one", f"config.run.processes={setting!r}"
-  found, trainer, search = find(), config.trainer, config.search
+  machine, trainer, search = find(), config.trainer, config.search
   sizes = *config.mesh.values(), *search.mesh.values(), trainer.num_processes
-  if found.kind == CPU:
+  if machine.kind == CPU:
     return False, "no accelerator here"
-  if len(found.ids) > 1:
-    return False, f"{len(found.ids)} {found.kind}s here"
+  if len(machine.ids) > 1:
+    return False, f"{len(machine.ids)} {machine.kind}s here"
   if math.prod(sizes) > 1:
     return False, "a role of several devices"
   assigned = *config.devices.values(), trainer.cpu_devices, search.cpu_devices
@@ -306,7 +306,7 @@ def one_process(config: ml_collections.ConfigDict) -> tuple[bool, str]:
     return False, "config.devices or cpu_devices say where roles run"
   if config.store.address or config.store.locator:
     return False, "config.store lets searchers of other hosts join"
-  return True, f"a single {found.kind} here"
+  return True, f"a single {machine.kind} here"
 
 
 def describe(environments: Sequence[Mapping[str, str]]) -> str:

@@ -170,8 +170,8 @@ def send(workdir: str | os.PathLike[str], *patterns: str) -> None:
   if marker is None:
     return
   url = marker["url"]
-  found = [path for pattern in patterns for path in folder.glob(pattern)]
-  names = [p.relative_to(folder).as_posix() for p in found if p.is_file()]
+  paths = [path for pattern in patterns for path in folder.glob(pattern)]
+  names = [p.relative_to(folder).as_posix() for p in paths if p.is_file()]
   fs, root = _filesystem(url)
   for name in names:
     with _access(f"{url}/{name}"):
@@ -253,11 +253,11 @@ class Lock:
   def read(self) -> LockState:
     """Returns the current state; raises OSError."""
     with _access(self._url):
-      found = self._store.read(NAME).result()
-    generation = found.stamp.generation
-    if not found.value:
+      stored = self._store.read(NAME).result()
+    generation = stored.stamp.generation
+    if not stored.value:
       return LockState(generation=generation)
-    saved = jsonl.parse_line(found.value)
+    saved = jsonl.parse_line(stored.value)
     if error := jsonl.schema_error(saved, _LOCK_SCHEMA):
       raise OSError(f"{self._url}/{NAME} is damaged: {error}")
     return LockState(saved["token"], saved["holder"], generation)
@@ -320,10 +320,10 @@ class Lock:
       ).result()
       if not written.generation:
         # A retry after a lost answer finds our own write.
-        found = self._store.read(NAME).result()
-        if found.value != data:
+        stored = self._store.read(NAME).result()
+        if stored.value != data:
           return False
-        written = found.stamp
+        written = stored.stamp
     self._mine = dataclasses.replace(state, generation=written.generation)
     return True
 
@@ -388,16 +388,16 @@ class Uploader:
 
   def _upload_all(self, *, last: bool) -> None:
     self._failure = None
-    found = _local(self._folder)
+    stamps = _local(self._folder)
     if not last:
       # The open segment may end in a partial record; closed ones never change.
-      for name in sorted(n for n in found if n.startswith(_SEGMENTS))[-1:]:
-        del found[name]
-    for name, stamp in found.items():
+      for name in sorted(n for n in stamps if n.startswith(_SEGMENTS))[-1:]:
+        del stamps[name]
+    for name, stamp in stamps.items():
       due = last or time.monotonic() >= self._due.get(name, 0.0)
       if due and self._uploaded.get(name) != stamp:
         self._upload(name, stamp)
-    for name in [n for n in self._uploaded if n not in found]:
+    for name in [n for n in self._uploaded if n not in stamps]:
       self._remove(name)
 
   def _upload(self, name: str, stamp: tuple[int, int]) -> None:
@@ -491,7 +491,7 @@ def _is_uploaded(name: str) -> bool:
 
 def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
   """Returns mtime and size of the files to upload, by name."""
-  found = {}
+  stamps = {}
   for parent, folders, files in os.walk(folder):
     folders[:] = [name for name in folders if _is_uploaded(name)]
     for path in (pathlib.Path(parent, file) for file in files):
@@ -500,18 +500,18 @@ def _local(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
       with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         if _is_uploaded(name) and path.is_file():
-          found[name] = status.st_mtime_ns, status.st_size
-  return found
+          stamps[name] = status.st_mtime_ns, status.st_size
+  return stamps
 
 
 def _remote(url: str) -> dict[str, dict[str, Any]]:
   """Returns the info of the files of a copy, by name; raises OSError."""
   fs, root = _filesystem(url)
   with _access(url):
-    found = fs.find(root, detail=True)
-  names = {path.removeprefix(root).lstrip("/"): path for path in found}
+    infos = fs.find(root, detail=True)
+  names = {path.removeprefix(root).lstrip("/"): path for path in infos}
   return {
-      name: found[path]
+      name: infos[path]
       for name, path in names.items()
       if name and not name.endswith("/") and _is_uploaded(name)
   }

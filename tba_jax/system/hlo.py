@@ -116,9 +116,9 @@ class _Instruction:
     """Returns the computations named by attributes such as `body=%name`."""
     out = []
     for key in keys:
-      found = re.search(rf"\b{key}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.attributes)
-      if found:
-        out += re.findall(r"[\w.\-]+", found[1])
+      match = re.search(rf"\b{key}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.attributes)
+      if match:
+        out += re.findall(r"[\w.\-]+", match[1])
     return out
 
 
@@ -148,12 +148,12 @@ def kernels(text: str) -> dict[str, int]:
   Kernels of libraries have the name of the call's target, those of Pallas on
   TPU their own.
   """
-  found = collections.Counter()
+  counts = collections.Counter()
   for name, target in _KERNEL.findall(text):
     if target == "tpu_custom_call":
       target = re.sub(r"[.\d]+$", "", name)
-    found[target.removeprefix("__")] += 1
-  return dict(sorted(found.items()))
+    counts[target.removeprefix("__")] += 1
+  return dict(sorted(counts.items()))
 
 
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:
@@ -167,8 +167,8 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str]:
         entry = header[2] if header[1] else entry
     elif _END.match(line):
       current = None
-    elif found := _INSTRUCTION.match(line):
-      instruction = _parse_instruction(found[2], found[3], bool(found[1]))
+    elif match := _INSTRUCTION.match(line):
+      instruction = _parse_instruction(match[2], match[3], bool(match[1]))
       if instruction is not None:
         current[instruction.name] = instruction
   if not entry:
@@ -258,10 +258,10 @@ def _walk(
   flops, collectives = 0.0, {}
   computation = computations[name]
 
-  def add(found: tuple[float, dict[str, float]], times: int = 1) -> None:
+  def add(run: tuple[float, dict[str, float]], times: int = 1) -> None:
     nonlocal flops
-    flops += times * found[0]
-    for kind, size in found[1].items():
+    flops += times * run[0]
+    for kind, size in run[1].items():
       collectives[kind] = collectives.get(kind, 0.0) + times * size
 
   for it in computation.values():
@@ -278,8 +278,8 @@ def _walk(
       branches = it.called(
           "branch_computations", "true_computation", "false_computation"
       )
-      found = [_walk(computations, b, set(channels)) for b in branches]
-      add(max(found, key=lambda f: (sum(f[1].values()), f[0])))
+      runs = [_walk(computations, b, set(channels)) for b in branches]
+      add(max(runs, key=lambda f: (sum(f[1].values()), f[0])))
     elif it.opcode in ("fusion", "call", "async-start"):
       for called in it.called("calls", "to_apply"):
         add(_walk(computations, called, channels))
@@ -369,7 +369,7 @@ def _moved_by(
   if it.opcode.removesuffix("-start") in _COLLECTIVES:
     # The type is that of the operands, then of the results.
     return _stored_bytes(it.type)
-  arrays = [found[0] for found in _TILED.finditer(it.type)]
+  arrays = [match[0] for match in _TILED.finditer(it.type)]
   if it.opcode.removesuffix("-start") in _SLICES:
     # The type is that of the operand, then of the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
@@ -491,17 +491,17 @@ def _received(computation: _Computation, it: _Instruction, kind: str) -> float:
 def _group_size(attributes: str) -> int:
   """Returns how many devices take part in one group of a collective."""
   # Axes of a mesh: mesh['a'=2,'b'=4] {'b'}, with ':(1)2' for a part of one.
-  if found := re.search(
+  if match := re.search(
       r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes
   ):
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-    axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+    axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
     return math.prod(int(part or sizes[axis]) for axis, part in axes)
   # Groups x size, as [4,2]<=[8], or {{0,1},{2,3}}.
-  if found := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
-    return int(found[1])
-  if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-    return found[1].count(",") + 1
+  if match := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
+    return int(match[1])
+  if match := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+    return match[1].count(",") + 1
   return 2
 
 
@@ -510,8 +510,8 @@ def _product_flops(computation: _Computation, it: _Instruction) -> float:
   lhs, rhs = (_shape(computation, name) for name in it.operands[:2])
   out = next(_arrays(it.type))[1]
   if it.opcode == "dot":
-    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", it.attributes)
-    axes = [int(n) for n in found[1].split(",") if n] if found else []
+    match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", it.attributes)
+    axes = [int(n) for n in match[1].split(",") if n] if match else []
     return 2.0 * math.prod(out) * math.prod(lhs[axis] for axis in axes)
   labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", it.attributes)
   count = lambda key: int(

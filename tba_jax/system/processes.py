@@ -72,14 +72,14 @@ def free_port() -> int:
   Until this process exits, Linux assigns it to no other process, but a process
   that is told the number can listen on it.
   """
-  found = socket.socket()
-  found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-  found.bind(("127.0.0.1", 0))
-  port = found.getsockname()[1]
+  listener = socket.socket()
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  listener.bind(("127.0.0.1", 0))
+  port = listener.getsockname()[1]
   if sys.platform == "linux":
-    _kept.append(found)
+    _kept.append(listener)
   else:
-    found.close()
+    listener.close()
   return port
 
 

@@ -156,8 +156,8 @@ class Listener:
     except BlockingIOError:
       lines = []
     self.silent = 0 if lines else self.silent + 1
-    found = [line.split(" ", 2) for line in lines]
-    return [(int(age_s), name, doing) for age_s, name, doing in found]
+    fields = [line.split(" ", 2) for line in lines]
+    return [(int(age_s), name, doing) for age_s, name, doing in fields]
 
   def close(self) -> None:
     os.close(self._descriptor)

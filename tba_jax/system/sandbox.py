@@ -97,15 +97,15 @@ def environment(home: str, passed: Sequence[str] = ()) -> dict[str, str]:
   `passed` names further variables to pass on.
   """
   names = [n for n in (*_PASSED, *passed) if not n.startswith(_PRIVATE)]
-  found = {name: os.environ[name] for name in names if name in os.environ}
-  if "PYTHONPATH" in found:  # The working directory may differ.
-    paths = found["PYTHONPATH"].split(os.pathsep)
-    found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
+  kept = {name: os.environ[name] for name in names if name in os.environ}
+  if "PYTHONPATH" in kept:  # The working directory may differ.
+    paths = kept["PYTHONPATH"].split(os.pathsep)
+    kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
   return {
       # Many such processes run side by side.
       "OMP_NUM_THREADS": "1",
       "OPENBLAS_NUM_THREADS": "1",
-      **found,
+      **kept,
       "HOME": home,
       "TMPDIR": home,
       "JAX_PLATFORMS": "cpu",

@@ -39,13 +39,13 @@ def parse_integer(text: str) -> int | None:
   return int(text) if _INTEGER.fullmatch(text) else None
 
 
-def number_difference(found: float | None, right: float | None) -> str:
+def number_difference(answer: float | None, right: float | None) -> str:
   """Returns how a number differs from the correct one, "" if it does not."""
-  if found is None:
+  if answer is None:
     return "no number found"
-  if found == right:
+  if answer == right:
     return ""
-  return f"read {found:.12g}, wanted {right:.12g}"
+  return f"read {answer:.12g}, wanted {right:.12g}"
 
 
 def without_calculator(text: str) -> str:

@@ -61,18 +61,18 @@ def find(name: Any) -> type[base.Task]:
         " of a task of your own"
     )
   try:
-    found = getattr(importlib.import_module(module), attribute)
+    cls = getattr(importlib.import_module(module), attribute)
   except Exception as error:  # User code may raise anything.
     raise ValueError(
         f"config.task.name={name!r}: allowed a class that can be imported;"
         f" {type(error).__name__}: {error}"
     ) from error
-  if not (isinstance(found, type) and issubclass(found, base.Task)):
+  if not (isinstance(cls, type) and issubclass(cls, base.Task)):
     raise ValueError(
         f"config.task.name={name!r}: allowed a subclass of"
         " tba_jax.tasks.base.Task"
     )
-  return found
+  return cls
 
 
 def facts(name: Any) -> type[base.Task]:

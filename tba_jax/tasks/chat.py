@@ -64,8 +64,8 @@ class Chat(made_up.GoldReward):
     }
     made = super()._made_up_rows(num_prompts, seed)
     return {
-        split: [rows.Row(row.place, conversation(row.fields)) for row in found]
-        for split, found in made.items()
+        split: [rows.Row(row.place, conversation(row.fields)) for row in some]
+        for split, some in made.items()
     }
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
@@ -93,12 +93,12 @@ class Chat(made_up.GoldReward):
     before = [*prompt] if _is_list(prompt) else []
     if all([*answer[: len(before)]] == before for answer in answers):
       before = []  # The answers are whole chats.
-    found = [self._make({"messages": [*before, *answer]}) for answer in answers]
-    if "no_answer" in found:
+    texts = [self._make({"messages": [*before, *answer]}) for answer in answers]
+    if "no_answer" in texts:
       return "?", None, None  # Whatever was asked.
-    if "no_prompt" in found:
+    if "no_prompt" in texts:
       return "", None, None
-    (text, chosen), (same, rejected) = found
+    (text, chosen), (same, rejected) = texts
     return text if text == same else "", chosen, rejected
 
 

@@ -122,13 +122,13 @@ class IfBench(rows_task.RowsTask):
       if not self._has_check(name, kwargs):
         continue
       try:
-        found, _ = self._check(
+        checked, _ = self._check(
             completion, [name], [kwargs], fields["prompt"], self._checkers
         )
       except IndexError:  # A checker that cannot read the text.
-        found = []
-      strict.append(bool(found) and found[0].strict_pass)
-      loose.append(bool(found) and found[0].loose_pass)
+        checked = []
+      strict.append(bool(checked) and checked[0].strict_pass)
+      loose.append(bool(checked) and checked[0].loose_pass)
       parts[name] = float(strict[-1])
     reward = sum(strict) / len(strict)
     parts |= {

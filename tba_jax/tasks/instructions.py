@@ -67,14 +67,14 @@ def _has_numbers(text: str, count: int) -> bool:
 
 def _is_json(text: str, key: str) -> bool:
   try:
-    found = json.loads(text)
+    value = json.loads(text)
   except (ValueError, RecursionError):
     return False
   return (
-      isinstance(found, dict)
-      and [*found] == [key]
-      and isinstance(found[key], str)
-      and bool(_WORD.search(found[key]))
+      isinstance(value, dict)
+      and [*value] == [key]
+      and isinstance(value[key], str)
+      and bool(_WORD.search(value[key]))
   )
 
 

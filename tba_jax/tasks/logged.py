@@ -74,7 +74,7 @@ def read(
 
 
 def by_prompt_id(
-    found: Mapping[str, list[Completion]], task: base.Task, tokenizer: Any
+    completions: Mapping[str, list[Completion]], task: base.Task, tokenizer: Any
 ) -> dict[int, list[Completion]]:
   """Returns the completions of a task's training prompts, by prompt id.
 
@@ -85,10 +85,10 @@ def by_prompt_id(
   for prompt_id in range(task.num_prompts(base.TRAIN)):
     text = task.prompt(base.TRAIN, prompt_id)
     # Messages are found by their tokens alone.
-    if not isinstance(text, str) or text not in found:
+    if not isinstance(text, str) or text not in completions:
       text = tokenizer.decode(tokenizer.encode_prompt(text))
-    if text in found:
-      out[prompt_id] = found[text]
+    if text in completions:
+      out[prompt_id] = completions[text]
   return out
 
 
@@ -110,9 +110,9 @@ def values(
   Raises:
     ValueError: the log is wrong, or lacks a training prompt of the task.
   """
-  found = by_prompt_id(read(path, reward_field), task, tokenizer)
+  completions = by_prompt_id(read(path, reward_field), task, tokenizer)
   num_prompts = task.num_prompts(base.TRAIN)
-  if lacking := [i for i in range(num_prompts) if i not in found]:
+  if lacking := [i for i in range(num_prompts) if i not in completions]:
     first = base.plain_text(task.prompt(base.TRAIN, lacking[0]))
     raise ValueError(
         f"config.loss.baseline_file = {path!r}: allowed a file with all"
@@ -121,7 +121,7 @@ def values(
     )
   out = []
   for prompt_id in range(num_prompts):
-    scaled = np.array([c.reward for c in found[prompt_id]]) / temperature
+    scaled = np.array([c.reward for c in completions[prompt_id]]) / temperature
     total = np.logaddexp.reduce(scaled) - math.log(len(scaled))
     out.append(temperature * total)
   return np.array(out, np.float32)

@@ -31,9 +31,11 @@ _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 def _splits(made: Sequence[dict]) -> dict[str, list[rows.Row]]:
   """Returns the first fifth of the rows as held out, the rest to train."""
-  found = [rows.Row(f"made up:{n}", fields) for n, fields in enumerate(made, 1)]
-  cut = round(len(found) * _HELD_OUT_SHARE)
-  return {base.TRAIN: found[cut:], base.HELD_OUT: found[:cut]}
+  all_rows = [
+      rows.Row(f"made up:{n}", fields) for n, fields in enumerate(made, 1)
+  ]
+  cut = round(len(all_rows) * _HELD_OUT_SHARE)
+  return {base.TRAIN: all_rows[cut:], base.HELD_OUT: all_rows[:cut]}
 
 
 def _distinct(
@@ -319,8 +321,8 @@ class GoldReward(rows_task.RowsTask):
 
 def _post_in(query: base.Prompt) -> str:
   text = base.plain_text(query)
-  found = _POST.search(text)
-  return found[1] if found else text
+  match = _POST.search(text)
+  return match[1] if match else text
 
 
 def _post(rng: np.random.Generator) -> dict[str, str]:

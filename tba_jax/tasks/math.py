@@ -198,17 +198,17 @@ class Math(rows_task.RowsTask):
     _parse("0")  # Imports sympy.
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
-    found = answers.last_boxed(completion)
+    answer = answers.last_boxed(completion)
     reference = self.example(split, index).answer
-    is_right = found is not None and equal(reference, found)
+    is_right = answer is not None and equal(reference, answer)
     return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns why it is wrong, from the texts alone; never calls sympy."""
-    found = answers.last_boxed(completion)
-    if found is None:
+    answer = answers.last_boxed(completion)
+    if answer is None:
       return "has no closed \\boxed{} with an answer in it"
     reference = self.example(split, index).answer
-    if equal_as_texts(reference, found) is False:
-      return f"boxes {found[:MAX_CHARS]}, not {reference}"
+    if equal_as_texts(reference, answer) is False:
+      return f"boxes {answer[:MAX_CHARS]}, not {reference}"
     return ""

@@ -200,13 +200,13 @@ class Own(rows_task.RowsTask):
     row = {**example.fields, "answer": example.answer}
     if self._reason is not None:
       return str(self._reason(example.prompt, completion, row) or "")
-    found = (
+    reasons = (
         _REASONS[part.function](completion, row["answer"])
         for part in self._parts
         if part.function in _REASONS
         and not part.function(example.prompt, completion, row)
     )
-    return "; ".join(filter(None, found))
+    return "; ".join(filter(None, reasons))
 
 
 def _parse_template(text: str) -> base.Prompt:
@@ -324,14 +324,14 @@ REWARDS: Mapping[str, RewardFn] = {
 }
 # (completion, answer) of a wrong completion -> reason.
 _REASONS: Mapping[RewardFn, Callable[[str, str], str]] = {
-    exact: lambda found, right: f'wanted "{right.strip()}"',
-    answer: lambda found, right: answers.number_difference(
-        answers.final_answer(found), answers.final_answer(right)
+    exact: lambda answer_text, right: f'wanted "{right.strip()}"',
+    answer: lambda answer_text, right: answers.number_difference(
+        answers.final_answer(answer_text), answers.final_answer(right)
     ),
-    number: lambda found, right: answers.number_difference(
-        answers.last_number(found), answers.last_number(right)
+    number: lambda answer_text, right: answers.number_difference(
+        answers.last_number(answer_text), answers.last_number(right)
     ),
-    contains: lambda found, right: f'is without "{right.strip()}"',
+    contains: lambda answer_text, right: f'is without "{right.strip()}"',
 }
 
 

@@ -94,8 +94,8 @@ class Preference(base.Task):
   def reward(self, split: str, index: int, completion: str) -> float:
     """Returns the mean score; characters that are not letters count -1."""
     scores_A = self._scores_of(split, index)
-    found = (self._letters.find(letter) for letter in completion)
-    total = sum(-1.0 if i < 0 else scores_A[i] for i in found)
+    letters = (self._letters.find(letter) for letter in completion)
+    total = sum(-1.0 if i < 0 else scores_A[i] for i in letters)
     return float(total / self._max_letters)
 
   def best_reward(self, split: str, index: int) -> float:
@@ -111,9 +111,9 @@ class Preference(base.Task):
   def explain(self, split: str, index: int, completion: str) -> str:
     if self.solution_key(split, index, completion) is not None:
       return ""
-    found = self.reward(split, index, completion)
+    reward = self.reward(split, index, completion)
     best = self.best_reward(split, index)
-    return f"liked by {found:.2f}, less than half of the best, {best:.2f}"
+    return f"liked by {reward:.2f}, less than half of the best, {best:.2f}"
 
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator

@@ -179,8 +179,8 @@ class RedTeam(base.Task):
     texts = self._instructions
     if texts is None:
       texts = [f" {word}" for word in (*FRUIT, *_OTHERS)]
-    found = re.findall(_PATTERN, " ".join([self._fields["prompt"], *texts]))
-    return sorted(set(found))
+    words = re.findall(_PATTERN, " ".join([self._fields["prompt"], *texts]))
+    return sorted(set(words))
 
   @property
   def tokenizer_pattern(self) -> str:

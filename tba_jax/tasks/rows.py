@@ -209,9 +209,11 @@ def _naming(what: Any) -> Iterator[None]:
     raise ValueError(f"{what} cannot be read: {error!r}") from error
 
 
-def _numbered(label: str, found: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+def _numbered(
+    label: str, records: Iterable[Mapping[str, Any]]
+) -> Iterator[Row]:
   with _naming(label):
-    for number, fields in enumerate(found, 1):
+    for number, fields in enumerate(records, 1):
       yield Row(f"{label}:{number}", dict(fields))
 
 
@@ -247,8 +249,8 @@ def _read_parquet(file: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
   from pyarrow import parquet  # pylint: disable=g-import-not-at-top
 
   batches = parquet.ParquetFile(file).iter_batches()
-  found = (fields for batch in batches for fields in batch.to_pylist())
-  return enumerate(found, 1)
+  records = (fields for batch in batches for fields in batch.to_pylist())
+  return enumerate(records, 1)
 
 
 def _read_tfds(path: pathlib.Path, split: str) -> Iterator[Row]:

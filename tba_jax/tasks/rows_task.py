@@ -112,7 +112,7 @@ class RowsTask(base.Task):
   ) -> list[Example]:
     """Returns the usable rows of a split; reports the others."""
     prompts: set[str] = set()
-    found: list[Example] = []
+    examples: list[Example] = []
     num_rows = 0
     for row in source:
       num_rows += 1
@@ -125,9 +125,9 @@ class RowsTask(base.Task):
         self.report.leave_out(split, made, row.place)
         continue
       prompts.add(text)
-      found.append(Example(len(found), row.place, *made, row.fields))
-    self.report.read[split], self.report.used[split] = num_rows, len(found)
-    return found
+      examples.append(Example(len(examples), row.place, *made, row.fields))
+    self.report.read[split], self.report.used[split] = num_rows, len(examples)
+    return examples
 
   def _why_empty(
       self, split: str, source: Iterable[rows.Row], field_names: set[str]
@@ -157,8 +157,8 @@ class RowsTask(base.Task):
         base.plain_text(example.prompt).casefold().split()
     )
     test = {folded(e): e.place for e in self._splits[base.HELD_OUT]}
-    for split, found in self._splits.items():
-      shared = [e for e in found if folded(e) in test]
+    for split, examples in self._splits.items():
+      shared = [e for e in examples if folded(e) in test]
       if split == base.HELD_OUT or not shared:
         continue
       if overlap == "error" or split != base.TRAIN:
@@ -172,39 +172,43 @@ class RowsTask(base.Task):
         )
       for example in shared:
         self.report.leave_out(split, "in_test", example.place)
-      self._keep(split, [e for e in found if folded(e) not in test])
+      self._keep(split, [e for e in examples if folded(e) not in test])
       if not self._splits[split]:
         raise ValueError(
             f"{sources[split]}: every prompt is in the test split too"
         )
 
   def _cut_validation(self, num_prompts: int, seed: int) -> None:
-    found = self._splits[base.TRAIN]
-    if num_prompts >= len(found):
+    examples = self._splits[base.TRAIN]
+    if num_prompts >= len(examples):
       raise ValueError(
           f"config.task.validation_prompts={num_prompts}: allowed up to"
-          f" {len(found) - 1}, less than the training prompts"
+          f" {len(examples) - 1}, less than the training prompts"
       )
-    order = np.random.default_rng([seed, 0x7A1]).permutation(len(found))
+    order = np.random.default_rng([seed, 0x7A1]).permutation(len(examples))
     chosen = set(order[:num_prompts].tolist())
-    self._keep(base.VALIDATION, [e for i, e in enumerate(found) if i in chosen])
-    self._keep(base.TRAIN, [e for i, e in enumerate(found) if i not in chosen])
+    self._keep(
+        base.VALIDATION, [e for i, e in enumerate(examples) if i in chosen]
+    )
+    self._keep(
+        base.TRAIN, [e for i, e in enumerate(examples) if i not in chosen]
+    )
 
-  def _keep(self, split: str, found: list[Example]) -> None:
+  def _keep(self, split: str, examples: list[Example]) -> None:
     """Sets and renumbers the examples of a split."""
     self._splits[split] = [
-        dataclasses.replace(e, index=i) for i, e in enumerate(found)
+        dataclasses.replace(e, index=i) for i, e in enumerate(examples)
     ]
-    self.report.used[split] = len(found)
+    self.report.used[split] = len(examples)
 
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
     fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
     num_untrained = 0
-    for split, found in self._splits.items():
+    for split, examples in self._splits.items():
       kept = []
-      for example in found:
+      for example in examples:
         reason = ""
         if not fits(example.prompt):
           shorter = self._shortened(example, fits)
@@ -277,8 +281,8 @@ class RowsTask(base.Task):
     pattern = re.compile(self.tokenizer_pattern)
     words = {split: set() for split in self._splits}
     longest = [0, 0]
-    for split, found in self._splits.items():
-      for example in found:
+    for split, examples in self._splits.items():
+      for example in examples:
         texts = _own_words(example.prompt), self.completion_of(example)
         for i, text in enumerate(texts):
           these = pattern.findall(text)

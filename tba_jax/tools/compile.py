@@ -155,7 +155,7 @@ def sections_of(
       "trainer": (trainer_name, chips[0], trainer(config, chips, workdir)),
       "searcher": (searcher_name, own[0], searcher(config, own, workdir)),
   }
-  found = {
+  report = {
       "topology": {name: role[0] for name, role in roles.items()},
       "model": _describe_model(config),
       "held": {name: role[2].held for name, role in roles.items()},
@@ -169,20 +169,22 @@ def sections_of(
     chip = targets.CHIPS.get(device.device_kind)
     for program_name, program in role.programs.items():
       # Judges of evaluations are the trainer's, whoever gives rewards.
-      if program_name in found["programs"]:
+      if program_name in report["programs"]:
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
       others = sum(role.held.values()) - program.own_bytes
       result, text = compile_program(program, others, device)
-      found["programs"][program_name] = dataclasses.asdict(result)
+      report["programs"][program_name] = dataclasses.asdict(result)
       out.append((program_name, _describe(result, chip)))
       if workdir is not None:
-        _write(pathlib.Path(workdir), program_name, text, found)
+        _write(pathlib.Path(workdir), program_name, text, report)
     yield f"{name} on {topology}, each device", out
-  bound = found["programs"]["train_step"]
+  bound = report["programs"]["train_step"]
   if bound["arithmetic_s"]:
     longest_s = max(bound["arithmetic_s"], bound["links_s"])
-    flops = 6 * found["model"]["active_params"] * found["model"]["step_tokens"]
+    flops = (
+        6 * report["model"]["active_params"] * report["model"]["step_tokens"]
+    )
     chip = targets.CHIPS[chips[0].device_kind]
     share = flops / len(chips) / chip.flops_per_s / longest_s
     yield "train step", [
@@ -478,7 +480,7 @@ def compile_program(
   peak += others
   fits = chip is None or peak <= chip.hbm_bytes
   error = f"needs {sections.format_bytes(peak)}; try {program.remedy}"
-  found = Compiled(
+  result = Compiled(
       fits=fits,
       argument_bytes=memory.argument_size_in_bytes,
       output_bytes=memory.output_size_in_bytes,
@@ -496,7 +498,7 @@ def compile_program(
       links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,
       error="" if fits else error,
   )
-  return found, text
+  return result, text
 
 
 def _does_not_fit(
@@ -517,12 +519,12 @@ def _does_not_fit(
 
 
 def _write(
-    workdir: pathlib.Path, name: str, text: str, found: dict[str, Any]
+    workdir: pathlib.Path, name: str, text: str, report: dict[str, Any]
 ) -> None:
   folder = workdir / "hlo"
   folder.mkdir(parents=True, exist_ok=True)
   (folder / f"{name}.txt").write_text(text, "utf-8")
-  (workdir / "compile.json").write_text(json.dumps(found, indent=2), "utf-8")
+  (workdir / "compile.json").write_text(json.dumps(report, indent=2), "utf-8")
 
 
 def _describe(result: Compiled, chip: targets.Chip | None) -> str:

@@ -75,12 +75,12 @@ def _tensor_sizes(num_devices: int) -> list[int]:
   return [n for n in range(1, most + 1) if num_devices % n == 0]
 
 
-def least_seconds(found: compiler.Compiled, chip: targets.Chip) -> float:
+def least_seconds(compiled: compiler.Compiled, chip: targets.Chip) -> float:
   """Returns the least time of a program at a chip's peak rates."""
   return max(
-      found.arithmetic_s,
-      found.links_s,
-      found.memory_bytes / chip.memory_bytes_per_s,
+      compiled.arithmetic_s,
+      compiled.links_s,
+      compiled.memory_bytes / chip.memory_bytes_per_s,
   )
 
 
@@ -194,7 +194,7 @@ def _compile(role: compiler.Role, device: jax.Device) -> Programs:
 def _figures(programs: Programs, chip: targets.Chip) -> str:
   """Returns the times that bound the main program, and the highest peak."""
   main = programs.get("train_step") or programs["decode_chunk"]
-  peak = max(found.peak_bytes for found in programs.values())
+  peak = max(program.peak_bytes for program in programs.values())
   memory_s = main.memory_bytes / chip.memory_bytes_per_s
   return (
       f"a step's arithmetic {main.arithmetic_s:.3g} s, memory {memory_s:.3g} s,"

@@ -186,13 +186,13 @@ def _starts(folder: pathlib.Path) -> dict[int, int]:
   """Returns the steps to begin with, and the journal's position at each."""
   segments = journal.find_segments(folder / "replay")
   begin = min(segments, default=0)
-  found = {0: 0}
+  applied = {0: 0}
   for path in (folder / "checkpoints").glob("*/host/" + host_state.NAME):
     if path.parent.parent.name.isdecimal():
       with contextlib.suppress(ValueError, OSError):
         data = _read_host(path)["host_state"]["data"]
-        found[int(path.parent.parent.name)] = data["applied"]
-  return {step: at for step, at in found.items() if at >= begin}
+        applied[int(path.parent.parent.name)] = data["applied"]
+  return {step: at for step, at in applied.items() if at >= begin}
 
 
 def _read_host(path: pathlib.Path) -> dict[str, Any]:
@@ -393,7 +393,9 @@ class _Replay:
     recorded = self._recording.steps[step]
     sums = decisions.sums_of(draw)
     fields = [
-        name for name, found in sums.items() if found != recorded.draw[name]
+        name
+        for name, checksum in sums.items()
+        if checksum != recorded.draw[name]
     ]
     if fields:
       raise Different(
@@ -414,12 +416,12 @@ class _Replay:
     if not path.exists():
       return
     saved = _read_host(path)["checksums"]
-    found = checkpoint.leaf_checksums(self._work.state)
-    leaves = [name for name in found if found[name] != saved.get(name)]
+    checksums = checkpoint.leaf_checksums(self._work.state)
+    leaves = [name for name in checksums if checksums[name] != saved.get(name)]
     if leaves:
       raise Different(
-          f"step {step - 1}: {len(leaves)} of {len(found)} leaves differ from"
-          f" checkpoints/{step}: {', '.join(leaves[:3])}; its draw and metrics"
-          " are the same"
+          f"step {step - 1}: {len(leaves)} of {len(checksums)} leaves differ"
+          f" from checkpoints/{step}: {', '.join(leaves[:3])}; its draw and"
+          " metrics are the same"
       )
     self.compared.append(step)

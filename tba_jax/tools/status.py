@@ -135,10 +135,10 @@ def _phase_of_files(state: run_state.RunState) -> str:
 
 def _last_process(workdir: str) -> tuple[int, bool] | None:
   """Returns (pid, alive) of the supervisor, or of a trainer without one."""
-  found = [
+  processes = [
       run_directory.last_process(workdir, role) for role in ("", "trainer")
   ]
-  return max(filter(None, found), key=lambda one: one[1], default=None)
+  return max(filter(None, processes), key=lambda one: one[1], default=None)
 
 
 def _sign_of_life(

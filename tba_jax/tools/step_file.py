@@ -124,14 +124,14 @@ def run(operands: Sequence[str]) -> int:
         "--program=replay without --workdir: allowed one file of --export_step"
     )
   saved = _read(pathlib.Path(operands[0]))
-  found = compute(saved)
+  metrics = compute(saved)
   table = rich.table.Table(box=None, header_style="", pad_edge=False)
   for title in ("metric", "recorded", "computed", "difference"):
     table.add_column(title)
   rounding = _ROUNDING[saved["model"]["compute_dtype"]]
   differing = []
   for name, before in saved["metrics"].items():
-    now, before = float(found.get(name, np.nan)), float(before)
+    now, before = float(metrics.get(name, np.nan)), float(before)
     # Not finite may be what the file is about.
     if not math.isclose(
         now, before, rel_tol=rounding, abs_tol=rounding / 100

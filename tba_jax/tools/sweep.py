@@ -201,11 +201,11 @@ class Bench:
     while len(metrics) < num_steps:
       if should_stop():
         raise Interrupted(f"{name}: stopped at step {len(metrics)}")
-      step, draw, found = next(steps)
+      step, draw, step_metrics = next(steps)
       (version,) = np.unique(draw.versions).tolist()
       versions.append(version)
-      metrics.append({k: found[k] for k in _KEPT})
-      if found["nonfinite"]:
+      metrics.append({k: step_metrics[k] for k in _KEPT})
+      if step_metrics["nonfinite"]:
         diverged_step = step
         break
       if (step + 1) % every == 0 or step + 1 == num_steps:
@@ -316,17 +316,17 @@ def read_result(
       each.
   """
   path = result_path(workdir, run)
-  found = jsonl.read_object(path, _RESULT)
-  if found is None:
+  result = jsonl.read_object(path, _RESULT)
+  if result is None:
     return None
-  changed = differences.changed(found["settings"], run_settings(run))
+  changed = differences.changed(result["settings"], run_settings(run))
   if changed:
     raise load.ConfigError(
         f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"
         " the settings that it was made with, another --workdir, or the file"
         " removed, to repeat the run"
     )
-  return found
+  return result
 
 
 def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
@@ -835,8 +835,10 @@ def _end(workers: Sequence[subprocess.Popen]) -> None:
 
 
 def _read_results(workdir: str, runs: Sequence[Run]) -> Results:
-  found = {run.name: read_result(workdir, run) for run in runs}
-  return {name: result for name, result in found.items() if result is not None}
+  by_name = {run.name: read_result(workdir, run) for run in runs}
+  return {
+      name: result for name, result in by_name.items() if result is not None
+  }
 
 
 def _write_report(workdir: str, runs: Sequence[Run], results: Results) -> None:

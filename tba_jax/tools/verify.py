@@ -354,21 +354,21 @@ def _check_results(run_: RunFiles, part: Part) -> None:
   advice = "one of the two is of another time; trust the older results less"
   evaluations, ledger = run_.json.get("eval.json"), run_.json.get("ledger.json")
   for name in ("result.json", "summary.json"):
-    found = run_.json.get(name)
-    if found is None:
+    saved = run_.json.get(name)
+    if saved is None:
       continue
-    if run_.saved and found["steps"] != run_.saved[-1].step:
+    if run_.saved and saved["steps"] != run_.saved[-1].step:
       part.add(
           name,
-          f"has {found['steps']} steps, the newest checkpoint"
+          f"has {saved['steps']} steps, the newest checkpoint"
           f" {run_.saved[-1].step}",
           "a checkpoint is missing, or the file is of another time",
       )
     for key in ("before", "after") if evaluations else ():
       shown = {k: v for k, v in evaluations[key].items() if k != "samples"}
-      if found[key] != shown:
+      if saved[key] != shown:
         part.add(name, f"{key!r} is not that of eval.json", advice)
-    if ledger and (found["ledger_closed"], found["completions"]) != (
+    if ledger and (saved["ledger_closed"], saved["completions"]) != (
         ledger["closed"],
         ledger["generated"]["completions"],
     ):
@@ -569,18 +569,18 @@ def _steps(
     folder: epath.Path, name: str, part: Part
 ) -> list[tuple[int, epath.Path]]:
   """Returns step and path of the complete checkpoints, oldest first."""
-  found = []
+  steps = []
   for path in folder.iterdir() if folder.exists() else ():
     if path.name.isdecimal():
-      found.append((int(path.name), path))
+      steps.append((int(path.name), path))
     elif "orbax-checkpoint-tmp" in path.name:
       part.notes.append(f"{name}/{path.name}: a save that was interrupted")
     elif path.name.startswith("damaged-"):
       part.notes.append(f"{name}/{path.name}: set aside by a restart")
-  found.sort(key=lambda one: one[0])
+  steps.sort(key=lambda one: one[0])
   # Orbax writes commit markers in buckets, and in newer versions everywhere.
-  marked = [step for step, path in found if (path / _COMMIT).exists()]
-  for step, _ in found:
+  marked = [step for step, path in steps if (path / _COMMIT).exists()]
+  for step, _ in steps:
     if step not in marked and (marked or bucket.is_remote(folder)):
       part.add(
           f"{name}/{step}/{_COMMIT}",
@@ -588,7 +588,7 @@ def _steps(
           "a restart from a bucket takes an older checkpoint; if all else of"
           " this one is sound, create the file again",
       )
-  return found
+  return steps
 
 
 _COMMIT = "commit_success.txt"
@@ -646,7 +646,7 @@ def _check_arrays(
     }
   except (OSError, ValueError, LookupError, TypeError) as error:
     return [(file, f"cannot be read: {error!r}")]
-  wanted = {_keys_of(text): found for text, found in checksums.items()}
+  wanted = {_keys_of(text): checksum for text, checksum in checksums.items()}
   damaged = [
       f"array {'.'.join(keys)} has no checksum, or is missing"
       for keys in sorted(wanted.keys() ^ arrays)
@@ -671,8 +671,8 @@ def _check_arrays(
 
 def _keys_of(text: str) -> tuple[str, ...]:
   """Returns the keys of a path in JAX's notation, as .opt_state[1].mu['w']."""
-  found = re.findall(r"\.(\w+)|\['([^']*)'\]|\[(\d+)\]", text)
-  return tuple(next(filter(None, keys), "") for keys in found)
+  groups = re.findall(r"\.(\w+)|\['([^']*)'\]|\[(\d+)\]", text)
+  return tuple(next(filter(None, keys), "") for keys in groups)
 
 
 def _open_array(
@@ -821,8 +821,8 @@ def _check_journal(run_: RunFiles, part: Part) -> None:
   """Checks segments, records, blocks and their acknowledgements."""
   folder = run_.folder / "replay"
   names = (path.name for path in folder.iterdir()) if folder.exists() else ()
-  found = filter(None, map(_SEGMENT_NAME.fullmatch, names))
-  starts = sorted(int(match[1]) for match in found)
+  matches = filter(None, map(_SEGMENT_NAME.fullmatch, names))
+  starts = sorted(int(match[1]) for match in matches)
   blocks: list[Block] = []
   ends, num_records, num_bytes = {0, *starts}, 0, 0
   end = before = starts[0] if starts else 0
@@ -934,9 +934,9 @@ def _read_block(
       [header[key][unit] for unit in _UNITS] for key in ("amount", "totals")
   )
   mask = arrays["sampled_mask"]
-  found = [len(mask), math.prod(mask.shape[:2]), int(mask.sum())]
-  if found != amount:
-    raise ValueError(f"has {found} {', '.join(_UNITS)}, says {amount}")
+  counts = [len(mask), math.prod(mask.shape[:2]), int(mask.sum())]
+  if counts != amount:
+    raise ValueError(f"has {counts} {', '.join(_UNITS)}, says {amount}")
   if max(header["epoch"]) > run_.epoch > 0:
     raise ValueError(f"epoch {max(header['epoch'])} of {run_.epoch}")
   newest = int(arrays["versions"].max())

@@ -140,8 +140,8 @@ def write_folder(path: epath.Path, leaves: Mapping[str, Any]) -> Shards:
     if tree:
       _handler().save(path, args=ocp.args.PyTreeSave(tree))
     return {
-        name: [(box, future.result()) for box, future in found]
-        for name, found in digests.items()
+        name: [(box, future.result()) for box, future in sums]
+        for name, sums in digests.items()
     }
 
 
@@ -370,8 +370,8 @@ class OrbaxShards(carrier.Carrier):
     parts = [] if self._peers is None else self._peers.collect()
     merge_folder(path)
     for part in parts:
-      for name, found in part.items():
-        shards[name] += found
+      for name, entries in part.items():
+        shards[name] += entries
     for name, leaf in leaves.items():
       check_cover(name, leaf.shape, [box for box, _ in shards[name]])
     return shards
@@ -401,16 +401,16 @@ class OrbaxShards(carrier.Carrier):
         for name, shards, opening in opened
         for box, digest in shards
     ]
-    found, checks = {name: [] for name in specs}, []
+    pieces_by_name, checks = {name: [] for name in specs}, []
     for name, box, digest, reading in begun:
       data = reading.result()
-      found[name].append((box, data))
+      pieces_by_name[name].append((box, data))
       checks.append(self._pool.submit(_check, name, data, digest))
     for check in checks:
       check.result()
     leaves = {}
     for name, (shape, dtype) in specs.items():
-      pieces = found.pop(name)
+      pieces = pieces_by_name.pop(name)
       for _, data in pieces:
         if data.dtype != dtype:
           raise wire.WireError("leaves", f"leaf {name} is {data.dtype}")
@@ -596,11 +596,11 @@ class Helper:
     request = wire.decode_message(data, self._secret, {"tag": str, "path": str})
     version = int(request["tag"].rpartition(".")[2])
     with self._changed:
-      found = self._changed.wait_for(
+      done = self._changed.wait_for(
           lambda: any(held == version for held, _ in self._held),
           self._deadline_s,
       )
-      if not found:
+      if not done:
         raise TimeoutError(f"version {version} was not submitted")
       leaves = self._take(version)
     return write_folder(epath.Path(request["path"]), leaves)

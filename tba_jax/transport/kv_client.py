@@ -193,8 +193,8 @@ class KvTransport(base.Transport):
   def list(self, directory: str) -> dict[str, bytes]:
     base.check_key(directory)
     start = len(self._root)
-    found = self._call("list", directory)
-    return {key[start:]: value for key, value in found.items()}
+    entries = self._call("list", directory)
+    return {key[start:]: value for key, value in entries.items()}
 
   def delete(self, key: str) -> None:
     base.check_key(key)

@@ -219,9 +219,9 @@ class Announcer:
     try:
       async with asyncio.timeout(self._deadline_s):
         nonce = await reader.readexactly(_NONCE_BYTES)
-        found = self.find()
-        if found is not None:
-          message = {"nonce": nonce.hex(), **dataclasses.asdict(found)}
+        run = self.find()
+        if run is not None:
+          message = {"nonce": nonce.hex(), **dataclasses.asdict(run)}
           writer.write(wire.encode_message(message, self._secret))
           await writer.drain()
     # A broken or slow connection, or a damaged locator file.

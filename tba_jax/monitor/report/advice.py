@@ -337,8 +337,9 @@ def advice(run: load.Run, rows: Rows) -> list[str]:
   Leaves out throughput if the run did not learn; ignores missing parts. `rows`
   are those of `timeline.where_time_went`.
   """
-  found = verdict.of_run(run)
-  first = [_NOT_LEARNED[found.kind]] if found.kind in _NOT_LEARNED else []
-  if found.learned:
+  conclusion = verdict.of_run(run)
+  kind = conclusion.kind
+  first = [_NOT_LEARNED[kind]] if kind in _NOT_LEARNED else []
+  if conclusion.learned:
     first = [*_bottleneck(run), *_lead(run, rows), *_store(run, rows)]
   return [*first, *_staleness(run), *_groups(run)]

@@ -163,7 +163,7 @@ def render_template(
 def _render(
     run: load.Run,
     rows: Sequence[Mapping[str, Any]],
-    found: verdict.Verdict,
+    conclusion: verdict.Verdict,
     sentences: Sequence[str],
 ) -> str:
   """Returns the page of a run, with its time by lane, verdict and advice."""
@@ -179,7 +179,7 @@ def _render(
       task="" if task is None else text.printable(task, 60),
       began=began.strftime("%Y-%m-%d %H:%M UTC") if start else "",
       state=tables.state(run),
-      verdict=found,
+      verdict=conclusion,
       before_after=tables.compare(before, after),
       facts=tables.facts(tables.outcome(run)),
       advice=sentences,
@@ -213,11 +213,11 @@ def conclude(
   """Writes the report; returns its path, the verdict and the advice."""
   run = load.read_run(workdir)
   rows = timeline.where_time_went(run)
-  found, sentences = verdict.of_run(run), advice.advice(run, rows)
+  conclusion, sentences = verdict.of_run(run), advice.advice(run, rows)
   path = epath.Path(out) if out else run.workdir / "report.html"
-  write_page(path, _render(run, rows, found, sentences))
+  write_page(path, _render(run, rows, conclusion, sentences))
   timeline.write_trace(run, path.parent / "trace.json", timeline.origin(run))
-  return path, found, sentences
+  return path, conclusion, sentences
 
 
 def write_page(path: epath.Path, page: str) -> None:

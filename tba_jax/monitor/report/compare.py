@@ -33,7 +33,7 @@ def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
 
   Raises ValueError if an operand is no directory, or there are too many runs.
   """
-  found: dict[epath.Path, None] = {}
+  runs: dict[epath.Path, None] = {}
   for operand in operands:
     folder = epath.Path(operand)
     if not folder.is_dir():
@@ -42,12 +42,12 @@ def find_runs(operands: Sequence[epath.PathLike]) -> list[epath.Path]:
         path for path in folder.iterdir() if path.is_dir() and _is_run(path)
     )  # fmt: skip
     # An empty directory is a run that has not written anything yet.
-    found |= dict.fromkeys(inside or [folder])
-  if len(found) > MAX_RUNS:
+    runs |= dict.fromkeys(inside or [folder])
+  if len(runs) > MAX_RUNS:
     raise ValueError(
-        f"report compares up to {MAX_RUNS} runs, found {len(found)}"
+        f"report compares up to {MAX_RUNS} runs, found {len(runs)}"
     )
-  return list(found)
+  return list(runs)
 
 
 def _is_run(folder: epath.Path) -> bool:
@@ -136,11 +136,11 @@ def charts(
   for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
     records = curves.with_evaluations(run.records, run.eval)
     start = timeline.origin(run)
-    for into, found in (
+    for into, some in (
         (known, curves.known_charts(records)),
         (others, curves.other_charts(records)),
     ):
-      for chart in found:
+      for chart in some:
         for series in chart["series"]:
           title = chart["title"]
           if len(chart["series"]) > 1:

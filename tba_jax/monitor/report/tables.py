@@ -111,41 +111,41 @@ def compare(
 
 def outcome(run: load.Run) -> dict[str, Any]:
   """Returns `summary.json`, or what is known of it while the run goes on."""
-  found: dict[str, Any] = {}
+  figures: dict[str, Any] = {}
   if run.records:
-    found["steps"] = run.records[-1]["step"] + 1
+    figures["steps"] = run.records[-1]["step"] + 1
   ages = load.column(run.records, "replay/staleness_steps")[1]
   mixed = load.column(run.records, "sampler/mixed_version_share")[1]
   if len(ages):
-    found["staleness_mean"] = float(ages.mean())
+    figures["staleness_mean"] = float(ages.mean())
   if len(mixed):
-    found["mixed_version_share"] = float(mixed[-1])
-  found["restarts"] = collections.Counter(
+    figures["mixed_version_share"] = float(mixed[-1])
+  figures["restarts"] = collections.Counter(
       str(e.get("role", "?")) for e in run.events if e.get("kind") == "restart"
   )
   for name in ("overlap_of_ideal", "reward_failures", "searchers_busy_share"):
-    found[name] = run.status.get(name)
-  found["trainer_busy_share"] = _mapping(run.status.get("trainer")).get(
+    figures[name] = run.status.get(name)
+  figures["trainer_busy_share"] = _mapping(run.status.get("trainer")).get(
       "busy_share"
   )
-  found["ledger_closed"] = run.ledger.get("closed")
-  found["lost"] = lost_completions(run.ledger)
-  found["environment_tokens"] = run.ledger.get("environment_tokens")
-  found["unknown"] = run.ledger.get("unknown")
-  found["damage"] = metrics.damage(run.events)
-  return found | run.summary
+  figures["ledger_closed"] = run.ledger.get("closed")
+  figures["lost"] = lost_completions(run.ledger)
+  figures["environment_tokens"] = run.ledger.get("environment_tokens")
+  figures["unknown"] = run.ledger.get("unknown")
+  figures["damage"] = metrics.damage(run.events)
+  return figures | run.summary
 
 
 def sum_text(counts: Any) -> str:
   """Returns a sum and its parts by name, such as "4 (3 exit, 1 nan)"."""
-  found = {
+  amounts = {
       name: n for name, n in _mapping(counts).items() if text.is_number(n) and n
   }
   parts = ", ".join(
       f"{n:,.0f} {text.printable(name, 20, one_line=True)}"
-      for name, n in found.items()
+      for name, n in amounts.items()
   )
-  total = text.number(sum(found.values()), "count")
+  total = text.number(sum(amounts.values()), "count")
   return f"{total} ({parts})" if parts else total
 
 
