@@ -540,8 +540,8 @@ class Publisher:
         self._recorder.event("store_lost", f"publisher: {error}")
         transport.reconnect()
         checked = 0.0
-    for it in kept:
-      it.carrier.drop(it.packed)
+    for old in kept:
+      old.carrier.drop(old.packed)
     transport.close()
 
   def _pointer(self, transport: base.Transport) -> Tag | None:
@@ -561,7 +561,7 @@ class Publisher:
     if not kept:
       new.carrier.clean(new.packed.tag)
     # After a restore, the same version may be published again.
-    kept[:] = [it for it in kept if it.tag != tag] + [new]
+    kept[:] = [old for old in kept if old.tag != tag] + [new]
 
   def _send(self, transport: base.Transport, kept: list[Version]) -> None:
     newest = kept[-1]

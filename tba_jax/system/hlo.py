@@ -264,48 +264,48 @@ def _walk(
     for kind, size in run[1].items():
       collectives[kind] = collectives.get(kind, 0.0) + times * size
 
-  for it in computation.values():
-    kind = it.opcode.removesuffix("-start")
+  for op in computation.values():
+    kind = op.opcode.removesuffix("-start")
     if kind == "all-reduce" and name.startswith(_REDUCE_SCATTER):
       kind = "reduce-scatter"
-    if it.opcode == "while":
+    if op.opcode == "while":
       # Transfers begun before the loop may go on in it; the rest is new traffic
       # in each run of the body.
-      trips = _num_trips(computations, it)
-      for called in it.called("condition", "body"):
+      trips = _num_trips(computations, op)
+      for called in op.called("condition", "body"):
         add(_walk(computations, called, set(channels)), trips)
-    elif it.opcode == "conditional":
-      branches = it.called(
+    elif op.opcode == "conditional":
+      branches = op.called(
           "branch_computations", "true_computation", "false_computation"
       )
       runs = [_walk(computations, b, set(channels)) for b in branches]
       add(max(runs, key=lambda f: (sum(f[1].values()), f[0])))
-    elif it.opcode in ("fusion", "call", "async-start"):
-      for called in it.called("calls", "to_apply"):
+    elif op.opcode in ("fusion", "call", "async-start"):
+      for called in op.called("calls", "to_apply"):
         add(_walk(computations, called, channels))
-    elif it.opcode in ("dot", "convolution"):
-      add((_product_flops(computation, it), {}))
-    elif it.opcode == "custom-call":
-      add((_kernel_flops(computation, it), {}))
+    elif op.opcode in ("dot", "convolution"):
+      add((_product_flops(computation, op), {}))
+    elif op.opcode == "custom-call":
+      add((_kernel_flops(computation, op), {}))
     elif kind in _COLLECTIVES:
-      channel = re.search(r"channel_id=(\d+)", it.attributes)
+      channel = re.search(r"channel_id=(\d+)", op.attributes)
       if channel is None or channel[1] not in channels:
         channels |= {channel[1]} if channel else set()
-        add((0.0, {kind: _received(computation, it, kind)}))
+        add((0.0, {kind: _received(computation, op, kind)}))
   return flops, collectives
 
 
 def _moved(computations: dict[str, _Computation], name: str) -> float:
   """Returns the bytes of main memory that one run of a computation moves."""
   total = 0.0
-  for it in computations[name].values():
-    each = [_moved(computations, called) for called in _runs(it)]
-    if it.opcode == "while":
-      total += _num_trips(computations, it) * sum(each)
-    elif it.opcode == "conditional":
+  for op in computations[name].values():
+    each = [_moved(computations, called) for called in _runs(op)]
+    if op.opcode == "while":
+      total += _num_trips(computations, op) * sum(each)
+    elif op.opcode == "conditional":
       total += max(each)
     else:
-      total += sum(each) or _moved_by(computations, computations[name], it)
+      total += sum(each) or _moved_by(computations, computations[name], op)
   return total
 
 
@@ -314,24 +314,24 @@ def _without_caches(
 ) -> dict[str, _Computation]:
   """Returns a module where ragged attention lacks its caches' operands."""
 
-  def change(computation: _Computation, it: _Instruction) -> _Instruction:
-    is_kernel = it.opcode == "custom-call" and _RAGGED.search(
-        it.name + it.attributes
+  def change(computation: _Computation, op: _Instruction) -> _Instruction:
+    is_kernel = op.opcode == "custom-call" and _RAGGED.search(
+        op.name + op.attributes
     )
     if not is_kernel:
-      return it
+      return op
     is_float = lambda name: computation[name].type.startswith(("bf16", "f"))
-    caches = list(filter(is_float, it.operands))[1:]
-    kept = tuple(name for name in it.operands if name not in caches)
-    return dataclasses.replace(it, operands=kept)
+    caches = list(filter(is_float, op.operands))[1:]
+    kept = tuple(name for name in op.operands if name not in caches)
+    return dataclasses.replace(op, operands=kept)
 
   return {
-      name: {key: change(computation, it) for key, it in computation.items()}
+      name: {key: change(computation, op) for key, op in computation.items()}
       for name, computation in computations.items()
   }
 
 
-def _runs(it: _Instruction) -> list[str]:
+def _runs(op: _Instruction) -> list[str]:
   """Returns the computations that an instruction runs one by one."""
   keys = {
       "while": ("condition", "body"),
@@ -342,35 +342,35 @@ def _runs(it: _Instruction) -> list[str]:
       ),
       "call": ("to_apply",),
       "async-start": ("calls",),
-  }.get(it.opcode, ())
-  return it.called(*keys)
+  }.get(op.opcode, ())
+  return op.called(*keys)
 
 
 def _moved_by(
     computations: dict[str, _Computation],
     computation: _Computation,
-    it: _Instruction,
+    op: _Instruction,
 ) -> float:
   """Returns the bytes of main memory that an instruction reads and writes."""
-  if it.opcode in _FREE or it.opcode.endswith("-done") or _runs(it):
+  if op.opcode in _FREE or op.opcode.endswith("-done") or _runs(op):
     return 0.0
-  operands = [computation[o].type for o in it.operands if o in computation]
-  if it.opcode == "fusion":
-    return _moved_by_fusion(computations[it.called("calls")[0]], operands, it)
-  if it.opcode in _SLICES:
-    return 2 * _stored_bytes(it.type)
-  if it.opcode in _UPDATES:
-    return 2 * _stored_bytes(operands[_UPDATES[it.opcode]])
-  if _LIBRARY.search(it.attributes):
-    result = _WORKSPACE.sub("", it.type)
+  operands = [computation[o].type for o in op.operands if o in computation]
+  if op.opcode == "fusion":
+    return _moved_by_fusion(computations[op.called("calls")[0]], operands, op)
+  if op.opcode in _SLICES:
+    return 2 * _stored_bytes(op.type)
+  if op.opcode in _UPDATES:
+    return 2 * _stored_bytes(operands[_UPDATES[op.opcode]])
+  if _LIBRARY.search(op.attributes):
+    result = _WORKSPACE.sub("", op.type)
     return sum(map(_stored_bytes, operands)) + _stored_bytes(result)
-  if it.opcode.startswith("all-reduce") or not it.opcode.endswith("-start"):
-    return sum(map(_stored_bytes, operands)) + _stored_bytes(it.type)
-  if it.opcode.removesuffix("-start") in _COLLECTIVES:
+  if op.opcode.startswith("all-reduce") or not op.opcode.endswith("-start"):
+    return sum(map(_stored_bytes, operands)) + _stored_bytes(op.type)
+  if op.opcode.removesuffix("-start") in _COLLECTIVES:
     # The type is that of the operands, then of the results.
-    return _stored_bytes(it.type)
-  arrays = [match[0] for match in _TILED.finditer(it.type)]
-  if it.opcode.removesuffix("-start") in _SLICES:
+    return _stored_bytes(op.type)
+  arrays = [match[0] for match in _TILED.finditer(op.type)]
+  if op.opcode.removesuffix("-start") in _SLICES:
     # The type is that of the operand, then of the result.
     read = _in_memory_of(arrays[1].replace("S(1)", ""), operands[0])
     return _stored_bytes(read) + _stored_bytes(arrays[1])
@@ -383,28 +383,28 @@ def _moved_by_fusion(
 ) -> float:
   """Returns the bytes of a fusion, which slices and updates in place."""
   users: dict[str, list[_Instruction]] = {name: [] for name in inside}
-  for it in inside.values():
-    for operand in it.operands:
-      users[operand].append(it)
+  for op in inside.values():
+    for operand in op.operands:
+      users[operand].append(op)
 
   def uses(name: str) -> Iterator[tuple[str, _Instruction]]:
-    for it in users[name]:
-      if it.opcode == "bitcast":
-        yield from uses(it.name)
+    for op in users[name]:
+      if op.opcode == "bitcast":
+        yield from uses(op.name)
       else:
-        yield name, it
+        yield name, op
 
   total, updated = 0.0, 0.0
   for parameter in inside.values():
     if parameter.parameter is None:
       continue
     operand, read = operands[parameter.parameter], 0.0
-    for name, it in uses(parameter.name):
-      if it.opcode in _SLICES and it.operands[0] == name:
+    for name, op in uses(parameter.name):
+      if op.opcode in _SLICES and op.operands[0] == name:
         # The slice lies in the operand's memory, and has none of its own here.
-        read += _stored_bytes(_in_memory_of(it.type, operand))
-      elif it.opcode in _UPDATES and it.operands[0] == name:
-        update = inside[it.operands[_UPDATES[it.opcode]]].type
+        read += _stored_bytes(_in_memory_of(op.type, operand))
+      elif op.opcode in _UPDATES and op.operands[0] == name:
+        update = inside[op.operands[_UPDATES[op.opcode]]].type
         read += _stored_bytes(_in_memory_of(update, operand))
         updated += _stored_bytes(operand)
       else:
@@ -440,7 +440,7 @@ def _num_trips(
 
 
 def _root(computation: _Computation) -> _Instruction:
-  (root,) = (it for it in computation.values() if it.is_root)
+  (root,) = (op for op in computation.values() if op.is_root)
   return root
 
 
@@ -453,31 +453,31 @@ def _scalar(
 
   Both may stand in a fusion, with the constant outside or inside.
   """
-  it = computation[name]
+  op = computation[name]
   known = [
       computation[operand].constant
-      for operand in it.operands
+      for operand in op.operands
       if operand in computation and computation[operand].constant is not None
   ]
-  if it.opcode == "fusion":
-    called = computations[it.called("calls")[0]]
+  if op.opcode == "fusion":
+    called = computations[op.called("calls")[0]]
     inside = [x.constant for x in called.values() if x.constant is not None]
     # The fusion's operands are the counter and the constant, in some order.
     root = _root(called)
-    counter = [o for o in it.operands if computation[o].constant is None]
+    counter = [o for o in op.operands if computation[o].constant is None]
     known += inside
-    it = dataclasses.replace(root, operands=tuple(counter))
-  return (max(known) if known else None), it
+    op = dataclasses.replace(root, operands=tuple(counter))
+  return (max(known) if known else None), op
 
 
-def _received(computation: _Computation, it: _Instruction, kind: str) -> float:
+def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
   """Returns the bytes that a device receives in a collective over a ring."""
-  operands = it.operands
+  operands = op.operands
   if kind == "collective-permute":
     # Further operands are the buffers that it writes to.
     operands = operands[:1]
   size = sum(_num_bytes(computation[name].type) for name in operands)
-  parts = _group_size(it.attributes)
+  parts = _group_size(op.attributes)
   others = (parts - 1) / parts
   return {
       "all-gather": size * (parts - 1),
@@ -505,23 +505,23 @@ def _group_size(attributes: str) -> int:
   return 2
 
 
-def _product_flops(computation: _Computation, it: _Instruction) -> float:
+def _product_flops(computation: _Computation, op: _Instruction) -> float:
   """Returns the FLOPs of a dot, or of a convolution as XLA counts it."""
-  lhs, rhs = (_shape(computation, name) for name in it.operands[:2])
-  out = next(_arrays(it.type))[1]
-  if it.opcode == "dot":
-    match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", it.attributes)
+  lhs, rhs = (_shape(computation, name) for name in op.operands[:2])
+  out = next(_arrays(op.type))[1]
+  if op.opcode == "dot":
+    match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", op.attributes)
     axes = [int(n) for n in match[1].split(",") if n] if match else []
     return 2.0 * math.prod(out) * math.prod(lhs[axis] for axis in axes)
-  labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", it.attributes)
+  labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", op.attributes)
   count = lambda key: int(
-      (re.search(rf"\b{key}=(\d+)", it.attributes) or [0, 1])[1]
+      (re.search(rf"\b{key}=(\d+)", op.attributes) or [0, 1])[1]
   )
   lhs_of, rhs_of, out_of = (
       dict(zip(label, shape))
       for label, shape in zip(labels.groups(), (lhs, rhs, out))
   )
-  window = re.search(r"window=\{([^}]*)\}", it.attributes)
+  window = re.search(r"window=\{([^}]*)\}", op.attributes)
   fields = dict(re.findall(r"(\w+)=([\dx_\-]+)", window[1] if window else ""))
   num_axes = len(out) - 2
   each = lambda key, default: fields.get(
@@ -546,26 +546,26 @@ def _product_flops(computation: _Computation, it: _Instruction) -> float:
   return 2.0 * positions * features * batch
 
 
-def _kernel_flops(computation: _Computation, it: _Instruction) -> float:
+def _kernel_flops(computation: _Computation, op: _Instruction) -> float:
   """Returns the FLOPs of a kernel that `Costs` names; 0 of another one.
 
   Queries of attention are the last Q of S tokens, and see those up to their
   own.
   """
-  if _GROUPED.search(it.name + it.attributes):
-    rhs, out = _shape(computation, it.operands[-1]), next(_arrays(it.type))[1]
+  if _GROUPED.search(op.name + op.attributes):
+    rhs, out = _shape(computation, op.operands[-1]), next(_arrays(op.type))[1]
     rows, matrices = (out, rhs) if len(rhs) == 3 else (rhs, out)
     return 2.0 * rows[0] * math.prod(matrices[1:])
-  splash, library = _SPLASH.search(it.name), _LIBRARY.search(it.attributes)
+  splash, library = _SPLASH.search(op.name), _LIBRARY.search(op.attributes)
   if library and library[1] == "cublas":
-    lhs, out = _shape(computation, it.operands[0]), next(_arrays(it.type))[1]
-    axes = _CONTRACTED.search(it.attributes)[1].split('","')
+    lhs, out = _shape(computation, op.operands[0]), next(_arrays(op.type))[1]
+    axes = _CONTRACTED.search(op.attributes)[1].split('","')
     return 2.0 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)
   if not splash and not library:
     return 0.0
   shapes = [
       shape
-      for name in it.operands
+      for name in op.operands
       for dtype, shape in _arrays(computation[name].type)
       if dtype in ("bf16", "f16", "f32") and len(shape) > 2
   ]
