@@ -243,7 +243,11 @@ def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
 
 
 def _listed(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the file of each tensor by the index; {} without an index."""
+  """Returns the file of each tensor by the index; {} without an index.
+
+  One whose files are gone, beside a single file of all tensors, counts as none:
+  `save_pretrained` of transformers leaves it there.
+  """
   if not (folder / INDEX).is_file():
     if not (folder / WEIGHTS).is_file():
       old = any(folder.glob("pytorch_model*.bin"))
@@ -261,7 +265,11 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
         f"{INDEX}: weight_map: allowed tensor names with names of"
         " files in that folder"
     )
-  return listed
+  files = {folder / file for file in listed.values()}
+  is_old = (folder / WEIGHTS).is_file() and not any(
+      map(pathlib.Path.is_file, files)
+  )
+  return {} if is_old else listed
 
 
 def conversion(folder: pathlib.Path, name: str) -> str:

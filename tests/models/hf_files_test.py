@@ -8,6 +8,7 @@ import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
@@ -127,6 +128,19 @@ class RefusalTest(parameterized.TestCase):
     self.assertRegex(message, f"{first.name}: no such file, .*json names it")
     self.assertRegex(message, f"{third.name}: .*cut off")
     self.assertNotIn(second.name, message)
+
+  def test_an_index_whose_shards_are_gone_is_an_old_one(self):
+    # `save_pretrained` leaves it, and a file that shards have replaced.
+    second = _params(self.config, seed=1)
+    hf.save(self.folder, self.config, _params(self.config))
+    plain = (self.folder / hf.WEIGHTS).read_bytes()
+    hf.save(self.folder, self.config, second, max_file_bytes=5000)
+    (self.folder / hf.WEIGHTS).write_bytes(plain)
+    chex.assert_trees_all_equal(hf.load(self.folder)[1], second)
+    for shard in self.folder.glob("model-*"):
+      shard.unlink()
+    found = hf.load(self.folder)[1]
+    chex.assert_trees_all_equal(found, _params(self.config))
 
   def test_names_what_the_index_has_wrong(self):
     hf.save(
