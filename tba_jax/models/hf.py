@@ -277,7 +277,7 @@ def replace_folder(
   try:
     fill(new)
     (plain := new / ".mode").touch()
-    for file in new.iterdir():
+    for file in filter(pathlib.Path.is_file, new.rglob("*")):
       # safetensors writes with mode 0600, whatever the umask.
       shutil.copymode(plain, file)
     plain.unlink()

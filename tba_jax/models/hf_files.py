@@ -7,7 +7,7 @@ Files are safetensors; a folder made of a GGUF file is read from that one.
 Does not import JAX.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import ctypes
 import dataclasses
 import hashlib
@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import threading
 from typing import Any
 
@@ -32,11 +33,12 @@ INDEX = "model.safetensors.index.json"
 # The default of Hugging Face's tools.
 MAX_FILE_BYTES = 5 * 10**9
 
-# Files of a folder that make its tokenizer.
+# Files of a folder that make its tokenizer; the last is a folder of further
+# chat templates, by their name.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-    "chat_template.jinja", "chat_template.json",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates",
 )  # fmt: skip
 DTYPES = ("BF16", "F16", "F32", "F64")
 REMEDY = "fetch or save the folder again"
@@ -366,9 +368,22 @@ def save_tokenizer(fast: Any, folder: pathlib.Path) -> None:
   path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
+def copy_files(
+    names: Iterable[str], source: pathlib.Path, target: pathlib.Path
+) -> None:
+  """Copies those files and folders of a folder that exist into another."""
+  for name in names:
+    if (source / name).is_dir():
+      shutil.copytree(
+          source / name, target / name, copy_function=shutil.copyfile
+      )
+    elif (source / name).is_file():
+      shutil.copyfile(source / name, target / name)
+
+
 def sync(folder: pathlib.Path) -> None:
   """Flushes a folder's files to disk, so that a rename can follow."""
-  for path in (*folder.iterdir(), folder):
+  for path in (*folder.rglob("*"), folder):
     descriptor = os.open(path, os.O_RDONLY)
     try:
       os.fsync(descriptor)

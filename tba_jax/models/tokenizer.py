@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 from typing import Any
 
 import numpy as np
@@ -271,13 +270,16 @@ class Tokenizer:
     if not self.chat_template:
       raise ValueError(self._no_template())
     today = lambda match: repr(_TODAY.strftime(match[2]))
+    tools = list(tools) or None
     try:
+      # There may be another one for tools.
+      template = self._fast.get_chat_template(tools=tools)
       return self._fast.apply_chat_template(
           [dict(message) for message in messages],
-          chat_template=_CLOCK.sub(today, self._fast.get_chat_template()),
+          chat_template=_CLOCK.sub(today, template),
           tokenize=False,
           add_generation_prompt=asks,
-          tools=list(tools) or None,
+          tools=tools,
       )
     except Exception as error:  # A template may raise anything.
       raise ValueError(
@@ -400,9 +402,7 @@ class Tokenizer:
     """
     target = pathlib.Path(folder)
     if self._folder is not None and (self._folder / FILES[0]).is_file():
-      for name in FILES:
-        if (self._folder / name).is_file():
-          shutil.copyfile(self._folder / name, target / name)
+      hf_files.copy_files(FILES, self._folder, target)
       return
     hf_files.save_tokenizer(self._fast, target)
 

@@ -226,6 +226,20 @@ class RoundTripTest(parameterized.TestCase):
     chex.assert_trees_all_equal(hf.load(self.folder)[1], second)
     self.assertEqual([p.name for p in self.folder.parent.iterdir()], ["model"])
 
+  def test_templates_of_a_chat_in_a_folder_of_their_own(self):
+    config = _config()
+    tokenizer = tokenizer_lib.word_level(["a"], ".")
+    tokenizer.chat_template = {"default": "a", "tool_use": "aa"}
+    save = lambda: hf.save(self.folder, config, _params(config), tokenizer)
+    save()
+    save()  # Replaced.
+    self.assertEqual(
+        {p.stat().st_mode & 0o111 for p in self.folder.iterdir() if p.is_dir()},
+        {0o111},
+    )
+    found = tokenizer_lib.load(self.folder)
+    self.assertEqual(found.chat_template, tokenizer.chat_template)
+
   def test_a_failed_save_leaves_the_old_model(self):
     config, params = _config(), _params(_config())
     hf.save(self.folder, config, params)

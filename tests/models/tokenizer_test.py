@@ -203,6 +203,30 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(wraps.encode_prompt("c"), tokenizer.encode_chat(_CHAT[3:]))
     self.assertEqual(wraps.prompt_text("c"), tokenizer.chat_text(_CHAT[3:]))
 
+  def test_tools_have_the_template_that_is_named_for_them(self):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    named = "{% for t in tools %}{{ t.function.name }} {% endfor %}" + _CHATML
+    self.write(
+        [
+            {"name": "default", "template": _CHATML},
+            {"name": "tool_use", "template": named},
+        ]
+    )
+    made, copy = self.folder / "made", self.folder / "copy"
+    # One file each, as transformers 5 writes them.
+    transformers.PreTrainedTokenizerFast.from_pretrained(
+        self.folder
+    ).save_pretrained(made)
+    copy.mkdir()
+    tokenizer_lib.load(made).save(copy)
+    expected = self.load().chat_text(_CHAT)
+    for folder in (self.folder, made, copy):
+      tokenizer = tokenizer_lib.load(folder)
+      self.assertEqual(
+          tokenizer.chat_text(_CHAT, tools=tools), "add " + expected
+      )
+      self.assertEqual(tokenizer.chat_text(_CHAT), expected)
+
   def test_the_end_of_a_turn_ends_a_completion(self):
     self.assertEqual(self.load().stop_ids, {2})
     for template in (_CHATML, _DATED):
