@@ -13,13 +13,13 @@ Source: Hu et al. 2021 (arXiv:2106.09685); √rank of Kalajdzievski 2023
 (arXiv:2312.03732). Does not import JAX.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import hashlib
+import itertools
 import math
 import os
 import pathlib
 import re
-import shutil
 import tempfile
 from typing import Any
 
@@ -139,11 +139,15 @@ def write(
     alpha: scale of the product, times the rank.
   """
   local = pathlib.Path(base).absolute()
+  name, _, revision = os.fspath(base).partition("@")
+  if local.exists():
+    name, revision = str(local), ""
   modules = {_FACTOR.fullmatch(name)[1] for name in tensors}
   settings = {
       "peft_type": "LORA",
       "task_type": "CAUSAL_LM",
-      "base_model_name_or_path": str(local if local.exists() else base),
+      "base_model_name_or_path": name,
+      "revision": revision or None,
       "r": rank,
       "lora_alpha": alpha,
       "target_modules": sorted({m.rpartition(".")[2] for m in modules}),
@@ -184,7 +188,10 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
-  """Returns the base's name; a relative path may be the adapter's neighbour."""
+  """Returns the base's name, with the revision of one of the hub.
+
+  A relative path may be the adapter's neighbour.
+  """
   name = settings.get("base_model_name_or_path")
   if not isinstance(name, str) or not name:
     raise ValueError(
@@ -193,7 +200,11 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
     )
   beside = folder / name
   is_model = beside.is_file() or (beside / "config.json").is_file()
-  return str(beside) if is_model else name
+  if is_model:
+    return str(beside)
+  revision = settings.get("revision")
+  is_local = pathlib.Path(name).expanduser().exists()
+  return f"{name}@{revision}" if revision and not is_local else name
 
 
 def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
@@ -201,9 +212,10 @@ def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
   digest = hashlib.blake2b(digest_size=12)
   names = (CONFIG, WEIGHTS, *hf_files.TOKENIZER_FILES)
   for path in (folder / name for name in names):
-    if path.is_file():
-      digest.update(f"{path.name} {path.stat().st_size} ".encode())
-      digest.update(path.read_bytes())
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+      if file.is_file():
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        digest.update(file.read_bytes())
   for path in sorted(base.resolve().iterdir()):
     stat = path.stat()
     digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
@@ -225,19 +237,38 @@ def _copy_small(
 ) -> None:
   """Copies the base's configs, and the adapter's tokenizer or the base's."""
   own = (folder / hf_files.TOKENIZER_FILES[0]).is_file()
-  for name in ("config.json", "generation_config.json"):
-    if (base / name).is_file():
-      shutil.copyfile(base / name, new / name)
-  for name in (*hf_files.TOKENIZER_FILES, "vocab.txt"):
-    source = (folder if own else base) / name
-    if source.is_file():
-      shutil.copyfile(source, new / name)
+  hf_files.copy_files(("config.json", "generation_config.json"), base, new)
+  hf_files.copy_files(
+      (*hf_files.TOKENIZER_FILES, "vocab.txt"), folder if own else base, new
+  )
 
 
-def _has_tied_head(folder: pathlib.Path) -> bool:
+def _family(hf: Mapping[str, Any]) -> family_lib.Family | None:
+  """Returns the family of a config.json's language model; None of another."""
+  kind = hf.get("model_type")
+  return families.FAMILIES.get(kind) or next(
+      (f for f in families.FAMILIES.values() if kind and f.part_of == kind),
+      None,
+  )
+
+
+def _names(name: str, family: family_lib.Family | None) -> Iterator[str]:
+  """Yields the names that a base may have for a tensor of `peft`'s model."""
+  yield name
+  # A model saved without its head lacks the first part.
+  yield name.partition(".")[2]
+  # A multimodal model's files and classes name its language model differently.
+  if family is not None and family.part_of:
+    prefixes = (*family.part_prefixes, family.prefix)
+    for old, new in itertools.permutations(prefixes, 2):
+      if name.startswith(old):
+        yield new + name.removeprefix(old)
+
+
+def _has_tied_head(
+    hf: Mapping[str, Any], family: family_lib.Family | None
+) -> bool:
   """Tells whether a model's head is its embedding."""
-  hf = hf_files.read_json(folder / "config.json")
-  family = families.FAMILIES.get(hf.get("model_type"))
   name, _, default = (family.keys if family else family_lib.SIZES)[
       "tie_embeddings"
   ]
@@ -255,6 +286,8 @@ def _merge(
     raise ValueError(f"has no {WEIGHTS}; allowed an adapter in safetensors")
   tensors = safetensors.numpy.load_file(folder / WEIGHTS)
   files = hf_files.open_files(base)
+  hf = hf_files.read_json(base / "config.json")
+  family = _family(hf)
   factors: dict[str, dict[str, np.ndarray]] = {}
   for name, tensor in tensors.items():
     match = _FACTOR.fullmatch(name)
@@ -262,15 +295,16 @@ def _merge(
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: allowed lora_A and lora_B of matrices"
       )
-    target = f"{match[1]}.weight"
-    if target not in files.shapes:
-      # A model saved without its head lacks the first name.
-      target = target.partition(".")[2]
-    if target not in files.shapes:
+    whole = f"{match[1]}.weight"
+    if family is not None and re.fullmatch(family.part_others, whole):
+      continue  # Not read, as the matrix itself.
+    names = _names(whole, family)
+    target = next((name for name in names if name in files.shapes), None)
+    if target is None:
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: the base has no {match[1]}.weight"
       )
-    if target == _HEAD and _has_tied_head(base):
+    if target == _HEAD and _has_tied_head(hf, family):
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: the head of the base is its embedding"
           " (tie_word_embeddings), which has no adapter of its own; allowed a"

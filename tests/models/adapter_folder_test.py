@@ -23,11 +23,14 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tests.models import gguf_case
+from tests.support import hub_cache
 from tests.support import tiny_model
 
 try:
   import peft
   import torch
+
+  from tests.models import torch_models
 except ImportError:
   peft = torch = None
 
@@ -150,6 +153,26 @@ class AdapterTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "adapter: has neither model"):
       hf_hub.find(self.folder / "adapter")
 
+  def test_a_base_of_the_hub_has_the_revision_that_is_named(self):
+    _, _, merged = self.make()
+    cache = hub_cache.make(self)
+    hub_cache.add(cache, "org/base", self.folder / "base", revision="1.0")
+    adapter = self.folder / "adapter"
+    tensors = safetensors.numpy.load_file(adapter / adapter_folder.WEIGHTS)
+    adapter_folder.write(
+        adapter, tensors, base="org/base@1.0", rank=2, alpha=6.0
+    )
+    settings = json.loads((adapter / adapter_folder.CONFIG).read_text())
+    # As `peft` names it.
+    self.assertEqual(settings["base_model_name_or_path"], "org/base")
+    self.assertEqual(settings["revision"], "1.0")
+    # The cache has no other.
+    found = hf.load(adapter)[1]
+    chex.assert_trees_all_close(found, merged, rtol=1e-6, atol=1e-7)
+    # A folder has none.
+    self.change(base_model_name_or_path=str(self.folder / "base"))
+    hf_hub.find(adapter)
+
   def test_scales_by_the_root_of_the_rank(self):
     _, params, merged = self.make()
     self.change(use_rslora=True)
@@ -240,6 +263,32 @@ class AdapterTest(parameterized.TestCase):
     np.testing.assert_allclose(found, expected, atol=1e-4)
     plain = hf.load(self.folder / "base")[1]
     self.assertGreater(np.abs(_logits(model, plain) - found).max(), 0.01)
+
+  @parameterized.parameters(False, True)
+  @absltest.skipIf(peft is None, "peft or torch is not installed")
+  @pytest.mark.slow
+  def test_loads_what_peft_writes_of_a_multimodal_base(self, is_part):
+    base = torch_models.multimodal("gemma3_text")
+    base.save_pretrained(self.folder / "base")
+    if is_part:
+      base = torch_models.make("gemma3_text")
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(
+        r=3,
+        init_lora_weights=False,
+        # With those of a vision tower.
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    loaded = peft.get_peft_model(base, settings)
+    loaded.peft_config["default"].base_model_name_or_path = str(
+        self.folder / "base"
+    )
+    loaded.save_pretrained(self.folder / "adapter")
+    found = torch_models.logits(loaded, _TOKENS, np.ones_like(_TOKENS))
+    shape, params = hf.load(self.folder / "adapter")
+    expected = _logits(transformer.make_model(shape), params)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 if __name__ == "__main__":
