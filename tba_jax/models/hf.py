@@ -74,17 +74,45 @@ def load(
   config = hf_config.read(path, dtype=dtype, compute_dtype=compute_dtype)
   try:
     files = hf_files.open_files(path)
+    rows = hf_names.match_prefix(files.shapes, config, hf_names.rows(config))
     params = read_params(
         files,
-        hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),
+        rows,
         num_layers=config.num_layers,
         dtype=config.param_dtype,
         ignored=hf_names.ignored(config),
         shardings=shardings,
     )
+    if config.tie_embeddings and not config.num_labels:
+      _check_tied_head(files, rows)
   except (ValueError, OSError) as error:
     raise ValueError(f"{folder}: {error}") from error
   return config, params
+
+
+def _check_tied_head(
+    files: hf_files.AnyFiles, rows: list[hf_names.Row]
+) -> None:
+  """Raises ValueError if a head is there that is not the tied embedding.
+
+  Adapters of a head, merged, leave such files.
+  """
+  table = next(r.hf_name for r in rows if r.path == ("embed", "embedding"))
+  shape = files.shapes[table]
+  for head in filter(re.compile(hf_names.TOKEN_HEAD).fullmatch, files.shapes):
+    step = max(1, _PIECE_BYTES // (4 * shape[1]))
+    pieces = (
+        (slice(start, min(start + step, shape[0])), slice(None))
+        for start in range(0, shape[0], step)
+    )
+    if files.shapes[head] != shape or not all(
+        np.array_equal(files.read(table, piece), files.read(head, piece))
+        for piece in pieces
+    ):
+      raise ValueError(
+          f"tensor {head} differs from {table}: allowed the same, or"
+          " tie_word_embeddings=false in config.json, which makes it the head"
+      )
 
 
 def read_params(

@@ -23,6 +23,9 @@ from tba_jax.models import families
 
 ModelConfig = config_lib.ModelConfig
 
+# Regular expression of the names of a head of token logits.
+TOKEN_HEAD = r"(language_model\.)?(lm_head|embed_out)\.weight"
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -159,6 +162,6 @@ def ignored(config: ModelConfig) -> str:
       rf"{prefix}(layers|h)\.\d+\.(self_attn|attention|attn)"
       r"\.(rotary_emb\.inv_freq|(masked_)?bias)"
   )
-  heads = r"|(language_model\.)?(lm_head|embed_out)\.weight"
+  heads = f"|{TOKEN_HEAD}"
   parts = f"|{family.part_others}" if family.part_others else ""
   return buffers + heads * config.tie_embeddings + parts

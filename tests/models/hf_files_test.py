@@ -88,6 +88,25 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "unused tensor model.layers.1"):
       hf.load(self.folder)
 
+  def test_a_head_that_differs_from_tied_embeddings_is_refused(self):
+    # transformers 4 takes the embedding for it, transformers 5 does not.
+    tied = _config(tie_embeddings=True)
+    hf.save(self.folder, tied, _params(tied))
+    name = "model.embed_tokens.weight"
+    for change in (
+        lambda x: np.where(np.arange(len(x))[:, None] == len(x) - 1, 0.5, x),
+        lambda x: x[:-1],
+    ):
+      self._rewrite(
+          lambda t, change=change: t.update(
+              {"lm_head.weight": change(t[name]).astype(np.float32)}
+          )
+      )
+      with self.assertRaisesRegex(
+          ValueError, f"lm_head.weight .* {name}.*tie_word_embeddings"
+      ):
+        hf.load(self.folder)
+
   def test_unsupported_config_names_the_folder_and_setting(self):
     config = json.loads((self.folder / "config.json").read_text())
     config["hidden_act"] = "gelu"
