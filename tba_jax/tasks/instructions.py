@@ -438,14 +438,21 @@ class Instructions(base.Task):
             rng, held_out_prompts, topics[:cut], new_kinds, max_instructions
         ),
     }
+    # Places of the prompts that are not dropped.
+    self._kept = {
+        split: [*range(len(some))] for split, some in self._prompts.items()
+    }
 
   def _prompt(self, split: str, index: int) -> Prompt:
-    base.check_split(split, self.more_splits)
-    return self._prompts[split][index]
+    return self._prompts[split][self.source_index(split, index)]
 
   def num_prompts(self, split: str) -> int:
     base.check_split(split, self.more_splits)
-    return len(self._prompts.get(split, ()))
+    return len(self._kept.get(split, ()))
+
+  def source_index(self, split: str, index: int) -> int:
+    base.check_split(split, self.more_splits)
+    return self._kept[split][index]
 
   def prompt(self, split: str, index: int) -> str:
     return self._prompt(split, index).text
@@ -496,13 +503,11 @@ class Instructions(base.Task):
   def drop_long(
       self, tokenizer: Any, max_prompt_tokens: int, max_answer_tokens: int = 0
   ) -> None:
-    for split, prompts in self._prompts.items():
-      self._prompts[split] = [
-          prompt
-          for prompt in prompts
-          if len(tokenizer.encode_prompt(prompt.text)) <= max_prompt_tokens
-      ]
-      if not self._prompts[split]:
+    fits = lambda it: len(tokenizer.encode_prompt(it)) <= max_prompt_tokens
+    for split, kept in self._kept.items():
+      prompts = self._prompts[split]
+      self._kept[split] = [i for i in kept if fits(prompts[i].text)]
+      if not self._kept[split]:
         raise ValueError(
             f"config.sampling.max_prompt_tokens={max_prompt_tokens}: every"
             f" prompt of the split {split!r} is longer"

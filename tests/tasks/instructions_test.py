@@ -13,6 +13,7 @@ from tba_jax.rewards import judges
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import instructions
+from tests.support import fakes
 
 # Kind -> value, texts that follow the instruction, and texts that do not.
 _CASES = {
@@ -259,6 +260,24 @@ class InstructionsTest(parameterized.TestCase):
           self.assertEqual(
               task.judge(split, index, text), again.judge(split, index, text)
           )
+
+  def test_long_prompts_are_dropped_and_workers_find_the_others(self):
+    task = _task()
+    task.drop_long(fakes.Characters(), 90)
+    for split in self.splits:
+      count = task.num_prompts(split)
+      self.assertBetween(count, 1, self.task.num_prompts(split) - 1)
+      # The workers of a pool make the task anew, with all prompts.
+      places = [task.source_index(split, i) for i in range(count)]
+      self.assertEqual(
+          self.prompts(split, task),
+          [self.task.prompt(split, place) for place in places],
+      )
+    task.drop_long(fakes.Characters(), 80)
+    place = task.source_index("train", 1)
+    self.assertEqual(task.prompt("train", 1), self.task.prompt("train", place))
+    with self.assertRaisesRegex(ValueError, "max_prompt_tokens=1: .*'train'"):
+      task.drop_long(fakes.Characters(), 1)
 
   @parameterized.parameters(
       ("max_instructions", 4),
