@@ -134,7 +134,7 @@ def summarize(
     out[f"{name}_interval"] = mean_interval(values_B)
   if "ref_nats" in prompts[0]:
     tokens = sum(float(np.sum(p["ref_tokens"])) for p in prompts)
-    nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / tokens
+    nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / max(tokens, 1)
     out["ref_perplexity"] = math.exp(min(nats, _MAX_TOKEN_NATS))
   powers_of_two = {2**i for i in range(n.bit_length())}
   return {
@@ -562,7 +562,8 @@ def _logprobs(
       rows,
       (len(rows),),
       num_completions=num_completions,
-      max_prompt_tokens=max(len(prompt) for prompt, _ in rows),
+      # Environments that fail say no prompt.
+      max_prompt_tokens=max(1, *(len(prompt) for prompt, _ in rows)),
       max_completion_tokens=num_tokens,
   )
   sampled_BxKxT = np.stack([c.sampled_mask for c in sampled.completions])

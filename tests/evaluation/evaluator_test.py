@@ -11,15 +11,18 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import reference as reference_lib
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
 from tests.support import base_config
 from tests.support import fakes
 from tests.support import sampler_case
+from tests.support import tiny_model
 
 
 class _ScriptedSampler:
@@ -191,6 +194,32 @@ class EvaluatorTest(parameterized.TestCase):
     sample = result["samples"][0]
     self.assertEqual(sample["tokens"], ["2", "3", "1"])
     self.assertEqual(sample["logprobs"], [-0.5, None, -0.5])
+
+  def test_prompts_that_no_environment_said_have_no_tokens(self):
+    class Silent(_ScriptedSampler):
+
+      def _completions(self, prompt, version):
+        return collect._no_completions(4, 4, version)
+
+    class Empty(fakes.FakeTask):
+
+      def prompt(self, split, index):
+        return ""
+
+    model = tiny_model.make_model()
+    reference = reference_lib.Reference(
+        model, model.init(jax.random.key(0)), temperature=1.0
+    )
+    evaluator = _make(
+        Silent({}, 4),
+        Empty(_RIGHT),
+        reference=reference,
+        plain_reference=reference,
+    )
+    result = evaluator.run({}, 3, version=9)
+    self.assertEqual(result["kl"], 0.0)
+    self.assertEqual(result["ref_perplexity"], 1.0)
+    self.assertEqual(result["diluted_perplexity"], 1.0)
 
   def test_the_papers_perplexity_counts_the_prompt(self):
     evaluator = _make(
