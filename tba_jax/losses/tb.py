@@ -138,11 +138,16 @@ def gvpo_loss(groups: groups_lib.Groups, c: Any, beta: jax.Array) -> _Loss:
   β² K/(2(K-1)) times that of the paper's trajectory balance. The unit scale,
   ours, is 1/β times that: K/(K-1) times the gradient of `tb_loss`, as RLOO's.
   """
+  K = groups.rewards_BxK.shape[1]
+  if c.anchor == "ema":  # β_i differ, and the mean has no gradient.
+    loss, _ = residual.member(
+        groups, c, beta, anchor="ema", baseline="group", paper=beta
+    )
+    return K / (K - 1) * loss, {}
   log_ratio_BxK, _ = residual.log_ratio(
       groups, c.anchor or "reference", c.ema_decay
   )
   left_BxK = groups.rewards_BxK - beta * log_ratio_BxK
-  K = left_BxK.shape[1]
   centered_BxK = left_BxK - left_BxK.mean(axis=1, keepdims=True)
   loss = jnp.mean(jnp.square(centered_BxK).sum(axis=1)) / (2 * (K - 1))
   return (loss / beta if c.scale == "unit" else loss), {}

@@ -313,6 +313,13 @@ class MembersTest(parameterized.TestCase):
         run(name, groups), run("tb", groups, **settings)
     )
 
+  def test_gvpo_weighs_the_kl_by_lag_at_the_anchor_ema(self):
+    groups = make_groups()
+    gradient = run("gvpo", groups, anchor="ema", scale="unit")[1]
+    np.testing.assert_allclose(
+        gradient, K / (K - 1) * run("ema_tb", groups)[1], rtol=1e-5
+    )
+
   @parameterized.parameters("oapl", "ema_tb")
   def test_the_reference_does_not_matter(self, name):
     groups = make_groups()
