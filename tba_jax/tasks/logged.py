@@ -17,6 +17,9 @@ import numpy as np
 
 from tba_jax.tasks import base
 
+# Rewards and log-probs are stored as float32.
+_MAX_NUMBER = float(np.finfo(np.float32).max)
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
@@ -163,13 +166,15 @@ def _completion(
     raise ValueError("allowed a completion (text) or token_ids")
   if ids is not None and not (ids and _are(ids, int) and min(ids) >= 0):
     raise ValueError("token_ids: allowed a list of one or more ids")
-  if not _are([reward], (int, float)) or not math.isfinite(reward):
+  if not (_are([reward], (int, float)) and _are_finite([reward])):
     raise ValueError(f"{reward_field}: allowed a number, not {_short(reward)}")
   if logprobs is not None:
     # A run's log has null for the tokens of an environment.
     known = isinstance(logprobs, list) and _are(logprobs, (int, float))
     if known and ids is not None and len(ids) != len(logprobs):
       raise ValueError("logprobs: allowed one for each of token_ids")
+    if known and not _are_finite(logprobs):
+      raise ValueError("logprobs: allowed finite numbers")
     logprobs = tuple(logprobs) if known else None
   if version is not None and not (_are([version], int) and version >= 0):
     raise ValueError("version: allowed a whole number from 0 on")
@@ -187,6 +192,11 @@ def _are(values: Sequence[Any], kind: Any) -> bool:
   return isinstance(values, list) and all(
       isinstance(v, kind) and not isinstance(v, bool) for v in values
   )
+
+
+def _are_finite(values: Sequence[float]) -> bool:
+  """Tells whether numbers of any size are finite as float32."""
+  return all(abs(value) <= _MAX_NUMBER for value in values)
 
 
 def _short(value: Any) -> str:

@@ -103,6 +103,18 @@ class ReadTest(parameterized.TestCase):
           "reward: allowed a number",
       ),
       (
+          '{"prompt": "p", "completion": "a", "reward": 1e39}',
+          "reward: allowed a number",
+      ),
+      (
+          f'{{"prompt": "p", "completion": "a", "reward": {10**400}}}',
+          "reward: allowed a number",
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "logprobs": [NaN]}',
+          "logprobs: allowed finite numbers",
+      ),
+      (
           '{"prompt": "p", "completions": ["a", "b"], "rewards": [1]}',
           "rewards: allowed a list of 2",
       ),
