@@ -62,6 +62,7 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
     import numpy as np  # pylint: disable=g-import-not-at-top
 
     from tba_jax import types  # pylint: disable=g-import-not-at-top
+    from tba_jax.losses import build as losses  # pylint: disable=g-import-not-at-top
     from tba_jax.losses import objective  # pylint: disable=g-import-not-at-top
 
   c, sampling = config.train, config.sampling
@@ -69,6 +70,9 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
   K, T = c.completions_per_prompt, sampling.max_completion_tokens
   shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.float32)
   tokens = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)
+  prepared = {}
+  if losses.baseline(config.loss) == "file":
+    prepared["baselines_Bx1"] = shape(B, 1)
   batch = types.Batch(
       prompt_tokens=tokens(B, sampling.max_prompt_tokens),
       prompt_mask=shape(B, sampling.max_prompt_tokens),
@@ -78,6 +82,7 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
       ref_logprobs=shape(B, K, T),
       rewards=shape(B, K),
       staleness_steps=shape(B, K),
+      prepared=prepared,
   )
   pure_loss = objective.make_pure_loss(config)
   jax.eval_shape(

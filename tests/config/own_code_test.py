@@ -44,6 +44,8 @@ def leaves(groups, c, beta): raise SystemExit(0)
 def dies(groups, c, beta):
   import os
   os._exit(0)
+def of_values(groups, c, beta):
+  return (groups.baselines_Bx1 * groups.seq_BxK).mean(), {}
 """
 _REWARDS = """
 import os, time
@@ -73,6 +75,9 @@ class LossTest(parameterized.TestCase):
 
   def test_accepts_a_right_loss(self):
     rehearsal.trace_loss(self.make("right"))
+    config = self.make("of_values")
+    config.loss.baseline, config.loss.baseline_file = "file", "values.jsonl"
+    rehearsal.trace_loss(config)
 
   @parameterized.parameters(
       ("bare", 6, r"it returned an array float32\[\]"),
