@@ -222,6 +222,15 @@ class DocsTest(absltest.TestCase):
     )
     for name in (*losses_build.CORRECTIONS, *losses_build.LENGTH_NORMS):
       self.assertIn(f"`{name}`", page)
+    (row,) = re.findall(r"^\| K = 1 \| (.+?) \|", page, re.M)
+    self.assertCountEqual(
+        re.findall(r"`(\w+)`", row),
+        [
+            name
+            for name, objective in losses_build.OBJECTIVES.items()
+            if objective.min_completions == 1
+        ],
+    )
 
   def test_the_loss_of_the_page_works(self):
     page = (_ROOT / "docs" / "objectives.md").read_text("utf-8")

@@ -686,9 +686,10 @@ SETTINGS = {
     "loss.log_z_learning_rate": _s(
         1e-2, ABOVE_0, "learning rate of log Z in tb_learned_z"),
     "loss.value_init": _s(
-        "policy", TEXT, "value model of ppo and subtb: the 'policy' with a head"
-        " of zeros, the run's 'reward_model', or a Hugging Face folder with a"
-        " scalar head",
+        "policy", TEXT, "value model of "
+        + ", ".join(losses.names("has_values"))
+        + ": the 'policy' with a head of zeros, the run's 'reward_model', or a"
+        " Hugging Face folder with a scalar head",
         hosts="path"),
     "loss.value_learning_rate": _s(
         1e-3, ABOVE_0, "learning rate of the value model, in the policy's"
