@@ -289,8 +289,8 @@ SECTIONS = {
         "Completions that others sampled and rewarded (docs/logged_data.md)."
     ),
     "explore": Section(
-        "Sampling for exploration, not used in evaluations. The defaults change"
-        " nothing (Lee et al. 2025, arXiv:2405.18540)."
+        "Sampling for exploration, of which evaluations use min_tokens alone."
+        " The defaults change nothing (Lee et al. 2025, arXiv:2405.18540)."
     ),
     "tempering": Section(
         "Target of `tb` and `tb_learned_z`: (exp(r/beta) ·"
@@ -864,9 +864,9 @@ SETTINGS = {
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
         " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, 0.3 with"
-        " search.weights=int8, no limit with sampling.top_k, top_p or min_p, or"
-        " explore. It also raises the limit from which a searcher refuses"
-        " published params"),
+        " search.weights=int8, no limit with sampling.top_k, top_p or min_p,"
+        " explore or logged.path. It also raises the limit from which a"
+        " searcher refuses published params"),
 
     "checkpoint.every_steps": _s(40, COUNT, ""),
     "checkpoint.every_s": _s(
