@@ -969,8 +969,6 @@ SETTINGS = {
     "serve.checkpoint_every_steps": _s(
         10, COUNT, "optim_steps of a model between its checkpoints; those after"
         " the last are done again after a kill"),
-    "serve.max_body_mb": _s(256, COUNT, "largest body of a request, MiB"),
-    "serve.body_deadline_s": _s(60.0, wait(), "longest time for it to come"),
     "serve.gap_deadline_s": _s(
         600.0, wait(), "longest wait of a request for the one with the number"
         " before its own"),

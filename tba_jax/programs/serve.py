@@ -85,7 +85,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
       server.should_exit = True
 
   thread = threading.Thread(target=run_engine, name="engine", daemon=True)
-  app = app_lib.App(config, engine, waiters, thread, key)
+  app = app_lib.App(engine, waiters, thread, key)
   host, port = listener.getsockname()[:2]
   shown = f"[{host}]" if ":" in host else host
 

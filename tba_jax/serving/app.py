@@ -28,7 +28,6 @@ import threading
 from typing import Any
 import uuid
 
-import ml_collections
 from starlette import applications
 from starlette import concurrency
 from starlette import exceptions
@@ -46,6 +45,9 @@ _POLL_S = 20.0
 # Seconds that a call of an agent, and what needs no future, waits: as long as
 # the official client does.
 _ANSWER_S = 600.0
+# Most bytes of a body from who has the key, ten million tokens of a pass, and
+# seconds for it to come, over a line of 4 Mbit a second.
+_MOST_BYTES, _BODY_S = 256 * 2**20, 600.0
 _NOT_FOUND, _NOT_YET, _GONE, _TOO_LARGE, _WRONG = 404, 408, 410, 413, 422
 _NO_KEY = 401
 # Numbers of the requests of each clone of a sampling client.
@@ -118,7 +120,6 @@ class App:
   """The application; `asgi` is what a server runs.
 
   Args:
-    config: reads `serve`.
     engine: engine, whose thread `thread` is.
     waiters: told of requests that are done.
     thread: the engine's thread; the server is healthy while it lives.
@@ -127,13 +128,11 @@ class App:
 
   def __init__(
       self,
-      config: ml_collections.ConfigDict,
       engine: engine_lib.Engine,
       waiters: Waiters,
       thread: threading.Thread,
       key: str,
   ):
-    self._config = config.serve
     self._engine = engine
     self._journal = engine.journal
     self._waiters = waiters
@@ -262,25 +261,21 @@ class App:
 
   async def _body(self, request: requests.Request) -> bytes:
     """Returns a body; raises _BodyError if it is too large or too slow."""
-    most, parts, size = self._config.max_body_mb * 2**20, [], 0
+    parts, size = [], 0
     if "content-encoding" in request.headers:
       raise _BodyError(415, "Content-Encoding: allowed none")
     try:
-      async with asyncio.timeout(self._config.body_deadline_s):
+      async with asyncio.timeout(_BODY_S):
         async for part in request.stream():
           size += len(part)
-          if size > most:
+          if size > _MOST_BYTES:
             raise _BodyError(
-                _TOO_LARGE,
-                f"the body has more than {self._config.max_body_mb} MiB"
-                " (config.serve.max_body_mb)",
+                _TOO_LARGE, f"the body has more than {_MOST_BYTES} bytes"
             )
           parts.append(part)
     except TimeoutError as error:
       raise _BodyError(
-          _NOT_YET,
-          f"the body took more than {self._config.body_deadline_s:g} s"
-          " (config.serve.body_deadline_s)",
+          _NOT_YET, f"the body took more than {_BODY_S:g} s"
       ) from error
     return b"".join(parts)
 
@@ -313,13 +308,12 @@ class App:
 
   async def _client_config(self, request: requests.Request) -> Any:
     await self._json(request)
-    half = self._config.max_body_mb * 2**19
     return {
         "pjwt_auth_enabled": False,
         "credential_default_source": "api_key",
         # A pass comes whole if it can, since groups must not be cut.
         "fwdbwd_max_chunk_len": 2**20,
-        "fwdbwd_max_chunk_bytes_count": half,
+        "fwdbwd_max_chunk_bytes_count": _MOST_BYTES // 2,
         "proto_compress_fwdbwd": False,
         "custom_loss_server_side": False,
     }

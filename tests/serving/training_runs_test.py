@@ -3,10 +3,13 @@
 """What clients learn about models and their checkpoints."""
 
 import datetime
+import http.client
 import time
+from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.serving import app as app_lib
 from tests.support import serving_case
 
 
@@ -88,6 +91,26 @@ class TrainingRunsTest(absltest.TestCase):
     )
     self.assertIn("loss_fn=importance_sampling", said["error"])
     self.assertEqual(said["category"], "user")
+
+  def test_a_body_may_be_too_large_or_too_slow(self):
+    large = {"tags": ["a" * 200]}
+    with mock.patch.object(app_lib, "_MOST_BYTES", 100):
+      status, said = self.server.ask("api/v1/create_session", large)
+      self.assertEqual((status, said["error"][-9:]), (413, "100 bytes"))
+      _, limits = self.server.ask("api/v1/client/config", {})
+      self.assertEqual(limits["fwdbwd_max_chunk_bytes_count"], 50)
+    self.assertEqual(self.server.ask("api/v1/create_session", large)[0], 200)
+    address = self.server.url.removeprefix("http://")
+    with mock.patch.object(app_lib, "_BODY_S", 0.2):
+      connection = http.client.HTTPConnection(address, timeout=60)
+      self.addCleanup(connection.close)
+      connection.putrequest("POST", "/api/v1/create_session")
+      connection.putheader("X-API-Key", serving_case.KEY)
+      connection.putheader("Content-Length", "9")
+      connection.endheaders(b"{")
+      answer = connection.getresponse()
+      self.assertEqual(answer.status, 408)
+      self.assertIn("took more than 0.2 s", answer.read().decode())
 
 
 if __name__ == "__main__":

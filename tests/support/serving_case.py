@@ -87,9 +87,7 @@ class HttpServer:
     )
     self.engine._policy.tokenizer.chat_template = TEMPLATE
     self._thread = threading.Thread(target=self.engine.run, daemon=True)
-    app = app_lib.App(
-        self.engine._config, self.engine, waiters, self._thread, KEY
-    )
+    app = app_lib.App(self.engine, waiters, self._thread, KEY)
     self._server = uvicorn.Server(
         uvicorn.Config(
             app.asgi, log_level="warning", timeout_graceful_shutdown=1
