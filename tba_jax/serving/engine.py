@@ -800,6 +800,12 @@ class Engine:
       # One token after a longer text: how clients ask for its log-probs.
       settings = dataclasses.replace(sample.settings, is_long=True)
       sample = dataclasses.replace(sample, settings=settings)
+      if len(tokens) >= P + T:
+        raise ValueError(
+            f"a prompt of {len(tokens)} tokens and one after it: allowed up to"
+            f" config.sampling.max_prompt_tokens = {P} and"
+            f" config.sampling.max_completion_tokens = {T} together"
+        )
       P, T = P + T - 1, 1
     elif sample.request.max_tokens is None:
       wanted = dataclasses.replace(sample.request, max_tokens=T)

@@ -92,6 +92,30 @@ class TrainingRunsTest(absltest.TestCase):
     self.assertIn("loss_fn=importance_sampling", said["error"])
     self.assertEqual(said["category"], "user")
 
+  def test_a_text_beyond_both_limits_is_told_their_sum(self):
+    ask = self.server.ask
+    body = {"session_id": self.session, "sampling_session_seq_id": 0}
+    _, made = ask(
+        "api/v1/create_sampling_session", {**body, "base_model": "scratch"}
+    )
+    long = {"chunks": [{"type": "encoded_text", "tokens": [3] * 24}]}
+    said = self.server.result(
+        ask(
+            "api/v1/asample",
+            {
+                "sampling_session_id": made["sampling_session_id"],
+                "prompt": long,
+                "num_samples": 1,
+                "sampling_params": {"max_tokens": 1},
+            },
+        )
+    )
+    self.assertIn(
+        "allowed up to config.sampling.max_prompt_tokens ="
+        " 16 and config.sampling.max_completion_tokens = 8 together",
+        said["error"],
+    )
+
   def test_a_body_may_be_too_large_or_too_slow(self):
     large = {"tags": ["a" * 200]}
     with mock.patch.object(app_lib, "_MOST_BYTES", 100):
