@@ -12,6 +12,7 @@ Source: package `tinker` 0.38, tinker_public.proto and its request models.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import math
 import re
 from typing import Any
 
@@ -194,7 +195,9 @@ class SampleResult:
 def parse_json(body: bytes) -> dict[str, Any]:
   """Returns the JSON object of a body; ValueError if it is not one."""
   try:
-    value = json.loads(body, parse_constant=_refuse_constant)
+    value = json.loads(
+        body, parse_constant=_refuse_constant, parse_float=_finite
+    )
   except (ValueError, RecursionError) as error:
     raise ValueError(f"the body is not JSON: {error}") from error
   if not isinstance(value, dict):
@@ -211,6 +214,12 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
   raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(number: str) -> float:
+  if math.isinf(value := float(number)):
+    raise ValueError(f"{number[:40]} is beyond the largest float")
+  return value
 
 
 def field(

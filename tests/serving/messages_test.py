@@ -136,6 +136,8 @@ class MessagesTest(parameterized.TestCase):
     for text in (b'{"timeout": NaN}', b'{"timeout": -Infinity}'):
       with self.assertRaisesRegex(ValueError, "not a number of JSON"):
         messages.parse_json(text)
+    with self.assertRaisesRegex(ValueError, "-1e999 is beyond"):
+      messages.parse_json(b'{"user_metadata": [1e300, -1e999]}')
     with self.assertRaisesRegex(ValueError, "timeout"):
       messages.field({"timeout": 10**400}, "timeout", float)
     for value in ([], {}, None, 10**400):
