@@ -129,7 +129,8 @@ def parse(
       stop=tuple(stop),
       stream=field(body, "stream", bool, False),
       has_usage=field(options, "include_usage", bool, False),
-      has_logprobs=logprobs not in (None, False, 0),
+      # Of a text, a number of further tokens at each place: 0 is none.
+      has_logprobs=bool(logprobs) or (not is_chat and type(logprobs) is int),
       num_choices=num_choices,
   )
 

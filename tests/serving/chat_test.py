@@ -128,10 +128,13 @@ class AnswerTest(absltest.TestCase):
     # The bytes of a token that is a part of a character are not known.
     parts = chat._logprobs(True, ["a", "\ufffd"], [-1.0, -2.0])["content"]
     self.assertEqual([part["bytes"] for part in parts], [[97], None])
-    text = chat.parse({"model": "m", "prompt": "a", "logprobs": 1}, "m")
-    (choice,) = _answered(text, "ab")["choices"]
-    self.assertEqual(choice["text"], "ab")
-    self.assertEqual(choice["logprobs"]["token_logprobs"], [-0.25, -0.25])
+    for number in (0, 1):
+      text = chat.parse({"model": "m", "prompt": "a", "logprobs": number}, "m")
+      (choice,) = _answered(text, "ab")["choices"]
+      self.assertEqual(choice["text"], "ab")
+      self.assertEqual(choice["logprobs"]["token_logprobs"], [-0.25, -0.25])
+    text = chat.parse({"model": "m", "prompt": "a", "logprobs": False}, "m")
+    self.assertIsNone(_answered(text, "ab")["choices"][0]["logprobs"])
 
   def test_streams_the_same_answer(self):
     call = chat.parse(_body(tools=[_TOOL]), "m")
