@@ -28,6 +28,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import timeline
+from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
@@ -194,13 +195,17 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
   """
   c, search, sampling = config.checkpoint, config.search, config.sampling
   width = sampling.max_completion_tokens
-  # Tokens, log-probs and mask; reward, version, length and end.
-  per_completion = width * (4 + 4 + 1) + 13
-  if config.reference.role == "searcher":
-    per_completion += 4 * width
+  num_floats = 1 + (config.reference.role == "searcher")
+  num_floats += policy_lib.has_turn_rewards(config)
+  routes = 0
+  if config.train.router_replay:
+    shape = sizes.model_of(config)
+    routes = shape.num_layers * shape.experts_per_token
+  # Token, log-probs and rewards, mask, experts; reward, version, length, end.
+  per_completion = width * (4 + 4 * num_floats + 1 + routes) + 13
   per_prompt = (
       search.samples_per_prompt * per_completion
-      + 4 * sampling.max_prompt_tokens
+      + (4 + routes) * sampling.max_prompt_tokens
       + _HEADER_BYTES / search.prompts_per_round
   )
   per_step = _num_prompts(config) * per_prompt

@@ -14,10 +14,15 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 import pytest
 
+from configs import guess
+from tba_jax import types
+from tba_jax.channels import messages
 from tba_jax.config import settings
 from tba_jax.models import hf_config
+from tba_jax.programs import sections
 from tba_jax.programs import sizes
 from tba_jax.system import accelerators
 from tba_jax.system import processes
@@ -59,6 +64,48 @@ class PlanTest(parameterized.TestCase):
     config.reference.role = "searcher"
     self.assertStartsWith(
         dict(plan.disk_rows(config))["journal of a step"], "3.193 MB"
+    )
+
+  def test_disk_of_all_that_a_group_may_have(self):
+    S, T, P, N, A = 2, 30, 20, 3, 2
+    config = guess.get_config("smoke")
+    config.loss.name = "ppo"
+    config.model.update(
+        family="qwen3_moe",
+        num_layers=N,
+        num_experts=4,
+        experts_per_token=A,
+    )
+    config.train.router_replay = True
+    config.reference.role = "searcher"
+    config.sampling.update(max_prompt_tokens=P, max_completion_tokens=T)
+    config.search.update(
+        prompts_per_step=1, prompts_per_round=1, samples_per_prompt=S
+    )
+    logprobs, counts = np.zeros((S, T), np.float32), np.zeros(S, np.int32)
+    group = types.Group(
+        prompt_id=0,
+        visit=0,
+        position=0,
+        prompt_tokens=np.zeros(P, np.int32),
+        completion_tokens=np.zeros((S, T), np.int32),
+        completion_lengths=counts,
+        sampled_mask=np.zeros((S, T), bool),
+        stopped=np.zeros(S, bool),
+        behavior_logprobs=logprobs,
+        rewards=np.zeros(S, np.float32),
+        versions=counts,
+        epoch=0,
+        ref_logprobs=logprobs,
+        routes=np.zeros((S, T, N, A), np.uint8),
+        prompt_routes=np.zeros((P, N, A), np.uint8),
+        turn_rewards=logprobs,
+    )
+    _, arrays = messages.pack_groups([group])
+    size = sum(array.nbytes for array in arrays.values())
+    self.assertStartsWith(
+        dict(plan.disk_rows(config))["journal of a step"],
+        sections.format_bytes(size + plan._HEADER_BYTES),
     )
 
   def test_roles_on_a_single_gpu_share_a_process(self):
