@@ -217,8 +217,9 @@ def _is_of_data(problem: str) -> bool:
 
 @contextlib.contextmanager
 def _held(name: str, workdir: str | None) -> Iterator[None]:
-  """Holds a run in a bucket for programs that take no lock of a directory."""
-  if name in ("sft", "reward_model") and bucket.is_remote(_WORKDIR.value):
+  """Holds the run for a program that may be a child of one that holds it."""
+  is_supervised = processes.SUPERVISED in os.environ
+  if name in ("sft", "reward_model") and not is_supervised:
     try:
       held = bucket.hold(run_directory.lock(workdir), workdir)
     except ValueError as error:

@@ -20,6 +20,7 @@ from tba_jax import main as main_lib
 from tba_jax.config import load as load_lib
 from tba_jax.monitor import run_directory
 from tba_jax.programs import train
+from tba_jax.system import processes
 from tba_jax.transport import base
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -198,6 +199,26 @@ class MainTest(parameterized.TestCase):
       )
     self.assertEqual(status, 2)
     self.assertIn("operands a: allowed one whole", self.stderr.getvalue())
+
+  @parameterized.parameters("sft", "reward_model")
+  def test_a_stage_by_hand_has_the_directory_for_itself(self, program):
+    module = mock.Mock(spec=["run"])
+    module.run.return_value = 0
+    held = run_directory.lock(self.workdir)
+    arguments = dict(program=program, config=_CONFIG, workdir=self.workdir)
+    with mock.patch.object(
+        main_lib.importlib, "import_module", return_value=module
+    ):
+      self.assertEqual(self.main(**arguments), 2)
+      pattern = f"process {os.getpid()} already runs there"
+      self.assertRegex(self.stderr.getvalue(), pattern)
+      module.run.assert_not_called()
+      with self.subTest("which its supervisor has for it"):
+        os.environ[processes.SUPERVISED] = "1"
+        self.assertEqual(self.main(**arguments), 0)
+        del os.environ[processes.SUPERVISED]
+      os.close(held)
+      self.assertEqual(self.main(**arguments), 0)
 
   @parameterized.parameters(
       ("Unable to initialize backend 'tpu': no device\nmore", 2),
