@@ -131,7 +131,7 @@ def find_calls(
   if given.startswith("{"):
     try:
       return [(match[1], json.loads(given))], False
-    except ValueError:
+    except (ValueError, RecursionError):
       pass  # It is the text.
   return [(match[1], given)], False
 
@@ -142,7 +142,7 @@ def _read_call(body: str) -> tuple[str, Any]:
     name, given = call["name"], call.get("arguments") or {}
     if isinstance(given, str):  # Some templates write them as text.
       given = json.loads(given)
-  except (ValueError, LookupError, TypeError, AttributeError):
+  except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     return "", {}
   return str(name), given if isinstance(given, dict) else {}
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools: schemas from type hints, calls in turns, results and rewards."""
 
+import json
 import re
 from typing import Literal
 
@@ -53,6 +54,10 @@ def call(name, arguments="{}"):
   return f"<tool_call>\n{body}\n</tool_call>"
 
 
+# More than Python reads.
+_DEEP = '{"x": ' + "[" * 5000
+
+
 class ToolsTest(parameterized.TestCase):
 
   def test_schema_is_read_from_hints_and_docstring(self):
@@ -100,6 +105,9 @@ class ToolsTest(parameterized.TestCase):
       ("I try\nf: 3*4", [("f", "3*4")], False),
       ('f: {"x": "3: 4"}', [("f", {"x": "3: 4"})], False),
       ("f: {3", [("f", "{3")], False),
+      (f"f: {_DEEP}", [("f", _DEEP)], False),
+      (f"<tool_call>{_DEEP}</tool_call>", [("", {})], True),
+      (call("f", json.dumps(_DEEP)), [("", {})], True),
       ("f: 1\nso 2", [], False),
       ("h: 1", [], False),
       ("", [], False),
