@@ -34,6 +34,7 @@ _TYPESETTING = re.compile(
     r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[bB]igg?[lr]?(?![A-Za-z])"
     r"|\\[!,;:()\[\]]|\\?\$|\^\\circ(?![A-Za-z])|\^\{\\circ\}|\\?%"
 )
+_SEPARATOR = re.compile(r",\s{0,9}\\!\s{0,9}")
 _FRACTION = re.compile(r"\\[dt]frac(?![A-Za-z])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 # A space between two digits separates numbers.
@@ -48,10 +49,21 @@ def normalized(answer: str) -> str:
   """
   if len(answer) > MAX_CHARS:
     return " ".join(answer.split())
-  plain = _TEXT.sub(r"\1", _TYPESETTING.sub("", answer))
-  plain = _SPACE.sub("", _FRACTION.sub(r"\\frac", plain)).strip()
-  plain = plain.removesuffix(".")
-  return plain.replace(",", "") if _THOUSANDS.fullmatch(plain) else plain
+  plain = _plain(answer)
+  # "100, 200" are two numbers.
+  is_number = _THOUSANDS.fullmatch(plain.removesuffix("."))
+  return _joined(plain.replace(",", "") if is_number else plain)
+
+
+def _plain(answer: str) -> str:
+  """Removes typesetting but for spaces."""
+  plain = _TYPESETTING.sub("", _SEPARATOR.sub(",", answer))
+  return _TEXT.sub(r"\1", _FRACTION.sub(r"\\frac", plain)).strip()
+
+
+def _joined(plain: str) -> str:
+  """Removes spaces and a final full stop."""
+  return _SPACE.sub("", plain).strip().removesuffix(".")
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -70,6 +82,8 @@ def equal_as_texts(reference: str, answer: str) -> bool | None:
     return left == right != ""
   if max(len(reference), len(answer)) > MAX_CHARS:
     return False
+  if _joined(_plain(reference)) == _joined(_plain(answer)):
+    return True
   plain = _NUMBER.fullmatch(left) and _NUMBER.fullmatch(right)
   if plain and "%" not in reference + answer:
     return fractions.Fraction(left) == fractions.Fraction(right)

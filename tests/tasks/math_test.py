@@ -229,6 +229,9 @@ class EqualTest(parameterized.TestCase):
       ("x+1", "1+x"),
       (r"\sqrt{12}", r"2\sqrt{3}"),
       ("1,2", "2,1"),
+      ("100, 200", "200, 100"),
+      ("100, 200", "100,200"),
+      ("1,080", r"1,\!080."),
       ("2^{10}", "1024"),
   )
   def test_accepts_the_same_answer(self, reference, answer):
@@ -238,6 +241,8 @@ class EqualTest(parameterized.TestCase):
       ("5", "6"),
       ("5", "-5"),
       ("12", "1 2"),
+      ("1080", "1, 080"),
+      ("100, 200", "100200"),
       ("5", ""),
       ("5", "$"),
       ("", ""),
