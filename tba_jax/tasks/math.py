@@ -201,6 +201,8 @@ class Math(rows_task.RowsTask):
       answer = answers.last_boxed(solution)
       if answer is None:
         return "no_box"
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+      answer = str(answer)
     if not isinstance(answer, str) or not normalized(answer):
       return "no_answer"
     return self._format.replace("{problem}", problem), answer

@@ -129,6 +129,23 @@ class MathTest(parameterized.TestCase):
         task.report.lines(),
     )
 
+  def test_an_answer_may_be_a_number(self):
+    path = self.folder / "numbers.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"problem": f"{a}?", "solution": "so.", "answer": a})
+            + "\n"
+            for a in (204, 0.5, True, None)
+        )
+    )
+    task = _task(train=str(path))
+    self.assertEqual(
+        task.report.places("train", "no_answer"), ["numbers.jsonl:3"]
+    )
+    self.assertEqual(task.report.places("train", "no_box"), ["numbers.jsonl:4"])
+    self.assertEqual(task.reward("train", 0, r"\boxed{204}"), 1.0)
+    self.assertEqual(task.reward("train", 1, r"\boxed{\frac{1}{2}}"), 1.0)
+
   def test_overlap_with_the_test_split(self):
     train = self.rows("train.jsonl", "Ours?", "Theirs?", "Both of us?")
     test = self.rows("test.jsonl", "Others?", "both  of US?", "theirs? ")
