@@ -66,7 +66,7 @@ class Gsm8k(rows_task.RowsTask):
     self._read_answer = ANSWER_RULES[fields["answer_rule"]]
     data, seed = fields["data"], fields["split_seed"]
     num_prompts = fields["made_up_prompts"]
-    base.check_integer("made_up_prompts", num_prompts, 100, 1_000_000)
+    base.check_integer("made_up_prompts", num_prompts, 100, 20_000)
     if data == made_up.MADE_UP:
       sources = made_up.gsm8k_splits(num_prompts, seed)
     else:

@@ -146,6 +146,8 @@ class Gsm8kTest(parameterized.TestCase):
       ({"prompt_format": "x"}, "config.task.prompt_format='x'.*sft"),
       ({"answer_rule": "x"}, "config.task.answer_rule='x'.*hash"),
       ({"validation_prompts": 2}, "config.task.validation_prompts=2.*up to 1"),
+      # There are some 36,000 different ones.
+      ({"made_up_prompts": 36_000}, "made_up_prompts=36000.* to 20000"),
       ({"data": ""}, "config.task.data='.train.': there is no such"),
       ({"data": "/nowhere"}, "config.task.data='/nowhere.train.'"),
   )
