@@ -120,9 +120,17 @@ _SPELLINGS = (
     (re.compile(r"(?<=[0-9])(?=\\[dt]?frac)"), " "),
     (
         re.compile(
-            r"\\[dt]?frac ?\{ ?(-?[0-9.]{1,20}) ?\} ?\{ ?(-?[0-9.]{1,20}) ?\}"
+            r"\\[dt]?frac ?(?:\{ ?(-?[0-9.]{1,20}) ?\}|([0-9])) ?"
+            r"(?:\{ ?(-?[0-9.]{1,20}) ?\}|([0-9])(?![0-9]))"
         ),
-        r"\1/\2",
+        r"\1\2/\3\4",
+    ),
+    (re.compile(r"(?<=[0-9]) ?/ ?(?=[0-9])"), "/"),
+    # Items of a list have no sign.
+    (re.compile(r"\n[ \t]*-[ \t]+"), "\n"),
+    (
+        re.compile(r"(?<![A-Za-z])(?:minus|negative) {1,3}(?=[$.0-9])", re.I),
+        "-",
     ),
 )
 # Full-width ASCII, as Chinese and Japanese keyboards write it.
@@ -141,6 +149,17 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
 _DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
 _SIGN = r"(?:(?<![0-9A-Za-z.)])[-+])?(?:\$\s?)?(?:(?<=\$)[-+])?"
+# A sign with a space after it, which opens an answer.
+_MINUS = re.compile(r"^([\s*$(]{0,9})-\s{1,3}(?=[$.0-9])")
+# A result worked out: "20% of 50, which is 10".
+_WORKED_OUT = re.compile(
+    rf"[0-9](?:% of|[ \t]?(?:\*\*|[-+*^xX]))[ \t]?\$?{_DIGITS}"
+    r"(?:,? (?:which|that) (?:is|equals|makes|gives)|, or)(?= [-$.0-9])"
+)
+# Several numbers, such as a pair, are no answer.
+_LIST = re.compile(
+    rf"[\s*$(\[\\{{]*-?{_DIGITS}(?:\s*,\s*-?{_DIGITS})+[\s*$)\]\\}}.]*"
+)
 # Accounting notation: an amount alone in brackets is negative.
 _IN_BRACKETS = re.compile(rf"[\s*$]*\(\s*-?\$\s*{_DIGITS}\s*\)[\s*$.]*")
 _SCALES = {
@@ -186,9 +205,10 @@ def final_answer(text: str) -> float | None:
   new "Question:" is ignored. Understands units, signs (-$5, ($5), −5),
   fractions (3/4, \frac{6}{2}, 2 1/2), separators (11,050, 11{,}050, 1 234),
   scales (2 million), full-width digits, and numbers in words where they are the
-  whole statement. An equation, "5 + 3 = 8", counts from its last "=". None for
-  what is no single number: formulas (2^10, 9*2, \sqrt{2}), "7 or 8"; times,
-  ordinals and names (15:03, 18th, x3) are skipped.
+  whole statement. An equation, "5 + 3 = 8" or "20% of 50, which is 10", counts
+  from its last "=" or "which is". None for what is no single number: formulas
+  (2^10, 9*2, \sqrt{2}), lists (3, 5), "7 or 8"; times, ordinals and names
+  (15:03, 18th, x3) are skipped.
   """
   if not isinstance(text, str):
     return None
@@ -229,11 +249,12 @@ def _last_box(text: str) -> int:
 
 def _stated(text: str) -> float | None:
   """Returns the number in a text that holds only the answer."""
-  text = text.rpartition("=")[2]
+  text = _WORKED_OUT.sub("=", text).rpartition("=")[2]
+  text = _MINUS.sub(r"\1-", _THOUSANDS.sub("", text))
   values = _values(text)
   if not values:
     return _in_words(text)
-  if _EITHER.search(text):
+  if _EITHER.search(text) or _LIST.fullmatch(text):
     return None
   return -abs(values[0]) if _IN_BRACKETS.fullmatch(text) else values[0]
 
