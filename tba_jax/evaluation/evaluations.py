@@ -63,6 +63,9 @@ class BestModel:
     # A win rate does not compare with a reward; pass@1 is one.
     names = {self._metric, metric}
     is_comparable = len(names) == 1 or "win_rate" not in names
+    has_judge = "no_verdict" in result
+    if has_judge and metric != "win_rate" and self._metric == "win_rate":
+      return False  # The judge has failed this time.
     if is_comparable and result[metric] <= self._best:
       return False
     shutil.rmtree(self._partial, ignore_errors=True)

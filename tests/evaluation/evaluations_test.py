@@ -217,6 +217,19 @@ class BestModelTest(absltest.TestCase):
     self.assertFalse(again.offer(3, "c", win_rate(0.2)))
     self.assertEqual(self.kept(), "b")
 
+  def test_an_evaluation_without_a_verdict_replaces_no_win_rate(self):
+    best = self.make()
+    judged = lambda **found: {**_result(0.9), "no_verdict": {}, **found}
+    failed = judged(no_verdict={"exit": 64})
+    # Before the judge has said anything the reward is all there is.
+    self.assertTrue(best.offer(1, "a", failed))
+    self.assertTrue(best.offer(2, "b", judged(win_rate=0.7)))
+    self.assertFalse(best.offer(3, "c", failed))
+    self.assertFalse(best.offer(4, "d", judged(win_rate=0.6)))
+    self.assertEqual(self.kept(), "b")
+    # Without a judge from here on.
+    self.assertTrue(best.offer(5, "e", _result(0.5)))
+
   def test_a_best_result_that_is_lost_is_not_beaten_by_any(self):
     self.make().offer(1, "a", _result(0.5))
     for text in ("", "[]", '{"step": 1}'):
