@@ -110,6 +110,11 @@ class Own(rows_task.RowsTask):
       )
     self._parts = parse_rewards("config.task.rewards", fields["rewards"])
     if fields["verifier"]:
+      if any(part.name == "verifier" for part in self._parts):
+        raise ValueError(
+            f"config.task.rewards={fields['rewards']!r}: allowed other names"
+            " than 'verifier' with a config.task.verifier"
+        )
       command = make_command("config.task.verifier", fields["verifier"])
       self._parts.append(Part("verifier", command, fields["verifier_weight"]))
     if not self._parts:
@@ -313,7 +318,8 @@ def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
 def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if the completion contains the answer."""
   del prompt
-  return float(str(row["answer"]).strip() in completion)
+  right = str(row["answer"]).strip()
+  return float(bool(right) and right in completion)
 
 
 REWARDS: Mapping[str, RewardFn] = {

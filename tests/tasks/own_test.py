@@ -60,6 +60,12 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(judged.key is not None, reward == 1.0)
     self.assertEqual(judged.parts, {name: reward})
 
+  def test_a_row_without_an_answer_is_in_no_completion(self):
+    self.save("train", {"prompt": "sky?"}, {"prompt": "sea?", "answer": " "})
+    task = self.make(rewards="contains", answer_kind="none")
+    for index in range(2):
+      self.assertEqual(task.reward("train", index, "anything"), 0.0)
+
   @parameterized.parameters(
       ("exact", 0, "blue ", ""),
       ("exact", 0, "red", 'wanted "blue"'),
@@ -248,6 +254,10 @@ class OwnTest(parameterized.TestCase):
       ({"rewards": "tests.tasks.own_rewards:nope"}, "nope"),
       ({"rewards": "tests.tasks.own_rewards:NOT_A_FUNCTION"}, "not a function"),
       ({"verifier": "'"}, "config.task.verifier"),
+      (
+          {"rewards": "tests.tasks.own_rewards:verifier", "verifier": "true"},
+          "config.task.rewards=.*'verifier'",
+      ),
       ({"reason": "exact"}, "config.task.reason='exact'.*FILE.py:FUNCTION"),
       ({"reason": "tests.tasks.own_rewards:nope"}, "config.task.reason=.*nope"),
       ({"train": "nowhere.jsonl"}, "config.task.train='nowhere.jsonl'"),
