@@ -15,6 +15,7 @@ turns.
 
 from collections.abc import Sequence
 import functools
+import importlib
 import inspect
 import math
 import pathlib
@@ -93,7 +94,13 @@ class Environment(base.Task):
     version = environment_packages.version(self._source)
     if version:
       return [version]
-    return [pathlib.Path(inspect.getfile(self.make)).read_text("utf-8")]
+    where = self._source.rpartition(":")[0]
+    try:
+      path = inspect.getfile(self.make)
+    except TypeError:  # An object that is called, such as a partial function.
+      is_file = where.endswith(".py")
+      path = where if is_file else importlib.import_module(where).__file__
+    return [pathlib.Path(path).expanduser().read_text("utf-8")]
 
   def prompt(self, split: str, index: int) -> str:
     raise NotImplementedError("an environment in a process says the prompt")

@@ -8,6 +8,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax.tasks import build
 from tba_jax.tasks import environment_packages
 
 
@@ -21,6 +22,18 @@ class EnvironmentPackagesTest(parameterized.TestCase):
     with mock.patch.object(importlib.util, "find_spec", return_value=None):
       with self.assertRaisesRegex(ValueError, f"{source}'.*{message}"):
         environment_packages.load(source, "")
+
+  @parameterized.parameters(
+      "def make():\n  pass",
+      "class make:\n  pass",
+      "import functools\nmake = functools.partial(dict, most=3)",
+  )
+  def test_processes_compare_the_file_of_an_environment(self, text):
+    file = self.create_tempfile("own.py", content=text)
+    task = build.make_task(
+        {"name": "environment", "source": f"{file.full_path}:make"}
+    )
+    self.assertEqual(task.identity(3), [text])
 
   def test_only_games_have_opponents(self):
     with self.assertRaisesRegex(ValueError, "opponent='a:b': allowed ''"):
