@@ -60,7 +60,7 @@ def read(
     OSError: the file cannot be read.
   """
   out: dict[str, list[Completion]] = {}
-  with open(path, encoding="utf-8", errors="replace") as file:
+  with open(path, encoding="utf-8-sig", errors="replace") as file:
     for number, line in enumerate(file, start=1):
       if not line.strip():
         continue
@@ -68,7 +68,7 @@ def read(
         prompt, some = _parse(json.loads(line), reward_field)
         if needs_logprobs and any(c.logprobs is None for c in some):
           raise ValueError("logprobs are missing")
-      except ValueError as error:
+      except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} line {number}: {error}") from error
       out.setdefault(prompt, []).extend(some)
   if not out:
@@ -164,19 +164,17 @@ def _completion(
     raise ValueError(f"completion: allowed a text, not {_short(text)}")
   if ids is None and text is None:
     raise ValueError("allowed a completion (text) or token_ids")
-  if ids is not None and not (ids and _are(ids, int) and min(ids) >= 0):
+  if ids is not None and not (ids and _are_ids(ids)):
     raise ValueError("token_ids: allowed a list of one or more ids")
-  if not (_are([reward], (int, float)) and _are_finite([reward])):
+  if not (_are_numbers([reward]) and _are_finite([reward])):
     raise ValueError(f"{reward_field}: allowed a number, not {_short(reward)}")
   if logprobs is not None:
     # A run's log has null for the tokens of an environment.
-    known = isinstance(logprobs, list) and _are(logprobs, (int, float))
+    known = _are_numbers(logprobs) and _are_finite(logprobs)
     if known and ids is not None and len(ids) != len(logprobs):
       raise ValueError("logprobs: allowed one for each of token_ids")
-    if known and not _are_finite(logprobs):
-      raise ValueError("logprobs: allowed finite numbers")
     logprobs = tuple(logprobs) if known else None
-  if version is not None and not (_are([version], int) and version >= 0):
+  if version is not None and not _are_ids([version]):
     raise ValueError("version: allowed a whole number from 0 on")
   return Completion(
       text=text,
@@ -188,14 +186,20 @@ def _completion(
   )
 
 
-def _are(values: Sequence[Any], kind: Any) -> bool:
+def _are_ids(values: Any) -> bool:
   return isinstance(values, list) and all(
-      isinstance(v, kind) and not isinstance(v, bool) for v in values
+      type(v) is int and v >= 0 for v in values
+  )
+
+
+def _are_numbers(values: Any) -> bool:
+  return isinstance(values, list) and all(
+      type(v) in (int, float) for v in values
   )
 
 
 def _are_finite(values: Sequence[float]) -> bool:
-  """Tells whether numbers of any size are finite as float32."""
+  """Returns whether a float32 can hold numbers."""
   return all(abs(value) <= _MAX_NUMBER for value in values)
 
 

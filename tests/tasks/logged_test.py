@@ -3,6 +3,7 @@
 """Tests of logged completions: formats, errors, values of prompts."""
 
 import json
+import math
 import types
 from unittest import mock
 
@@ -110,10 +111,7 @@ class ReadTest(parameterized.TestCase):
           f'{{"prompt": "p", "completion": "a", "reward": {10**400}}}',
           "reward: allowed a number",
       ),
-      (
-          '{"prompt": "p", "completion": "a", "reward": 1, "logprobs": [NaN]}',
-          "logprobs: allowed finite numbers",
-      ),
+      ("[" * 100_000, "maximum recursion"),
       (
           '{"prompt": "p", "completions": ["a", "b"], "rewards": [1]}',
           "rewards: allowed a list of 2",
@@ -134,9 +132,17 @@ class ReadTest(parameterized.TestCase):
       logged.read(path)
 
   def test_missing_logprobs_are_an_error_where_they_are_needed(self):
-    path = self.write({"prompt": "p", "completion": "a", "reward": 1})
-    with self.assertRaisesRegex(ValueError, "line 1: logprobs are missing"):
-      logged.read(path, needs_logprobs=True)
+    line = {"prompt": "p", "completion": "a", "reward": 1}
+    for more in ({}, {"logprobs": [-math.inf]}, {"logprobs": [math.nan]}):
+      path = self.write({**line, **more})
+      with self.assertRaisesRegex(ValueError, "line 1: logprobs are missing"):
+        logged.read(path, needs_logprobs=True)
+
+  def test_a_byte_order_mark_is_none_of_the_text(self):
+    path = self.write(
+        "\ufeff" + '{"prompt": "p", "completion": "a", "reward": 1}'
+    )
+    self.assertEqual(list(logged.read(path)), ["p"])
 
   def test_an_empty_file_is_an_error(self):
     with self.assertRaisesRegex(ValueError, "one completion or more"):
