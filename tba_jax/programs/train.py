@@ -524,7 +524,8 @@ class Supervisor:
       self._console.print(panel.final_table(finished))
       return processes.EXIT_OK
     # Training continues: the earlier result no longer holds.
-    (self._workdir / "result.json").unlink(missing_ok=True)
+    for name in ("result.json", "summary.json"):
+      (self._workdir / name).unlink(missing_ok=True)
     status = processes.EXIT_OK
     error = None
     try:

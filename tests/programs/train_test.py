@@ -591,6 +591,8 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
     self.assertEqual(self.run_to_end(interrupted, None), 130)
     self.assertEqual(self.read("totals.json")["restarts"]["trainer"], 3)
+    with self.subTest("the earlier summary is not that of a run that goes on"):
+      self.assertFalse((self.workdir / "summary.json").exists())
     self.assertEqual(self.run_to_end(self.make(trainer_0=[75, 0])), 0)
     summary = self.read("summary.json")
     self.assertEqual(
