@@ -129,7 +129,7 @@ def parse(
       stop=tuple(stop),
       stream=field(body, "stream", bool, False),
       has_usage=field(options, "include_usage", bool, False),
-      # Of a text, a number of further tokens at each place: 0 is none.
+      # Texts ask for a number of further tokens at each place, also for 0.
       has_logprobs=bool(logprobs) or (not is_chat and type(logprobs) is int),
       num_choices=num_choices,
   )
