@@ -115,6 +115,7 @@ PEERS = {
     "grpo": {"learning_rate": 5e-5, "beta": 0.0},
     "grpo_half_rate": {"learning_rate": 2.5e-5, "beta": 0.0},
     "grpo_double_rate": {"learning_rate": 1e-4, "beta": 0.0},
+    "grpo_quadruple_rate": {"learning_rate": 2e-4, "beta": 0.0},
     "grpo_kl": {"learning_rate": 5e-5, "beta": 0.02},
     # An adapter, as `ours_lora`; alpha is always 32.
     "skyrl": {"learning_rate": 5e-4, "rank": 16},

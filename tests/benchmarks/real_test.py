@@ -214,8 +214,8 @@ class RealTest(parameterized.TestCase):
     make = lambda name: real.make_config(whole, name, 0, 8.0)
     self.assertEqual(make("ours_tb").loss.to_dict(), whole.loss.to_dict())
     self.assertEqual(make("ours_grpo").loss.name, "grpo")
-    names = [n for n in real.OURS if n not in ("ours", "ours_lora")]
-    for name in names:
+    by_reward = ("ours", "ours_double_rate", "ours_lora")
+    for name in (name for name in real.OURS if name not in by_reward):
       config = make(name)
       self.assertEqual(config.evaluate.num_completions, 8)
       is_lag = name.startswith("ours_lag")
