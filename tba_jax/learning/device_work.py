@@ -228,7 +228,8 @@ class DeviceWork:
   def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
     """Saves a checkpoint; raises OSError as `Checkpointer.save`."""
     self._cluster.broadcast("save", {"step": step, "wait": wait})
-    host_state = {**host_state, "base": self._merger.base}
+    names = {"base": self._merger.base, "reference": self.reference.name}
+    host_state = {**host_state, **names}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
   def close(self) -> None:
@@ -423,6 +424,8 @@ def make_work(
     )
     if saved:  # Process 0 has the host state, and checks it for all.
       lora.check_base(saved.get("base", ""), merger.base)
+      # Older checkpoints do not name it.
+      _check_reference(saved.get("reference", ""), reference.name)
   train_step = make_train_step(config, policy, mesh, params, reference)
   ahead, accelerated = None, jax.default_backend() != "cpu"
   # Processes on CPUs share cores: one that compiles comes so late to a
@@ -444,6 +447,26 @@ def make_work(
       ahead=ahead,
   )
   return work, saved
+
+
+def reference_name(
+    config: ml_collections.ConfigDict, policy: policy_lib.Policy
+) -> str:
+  """Returns `lora.base_name` of a fixed reference; "" of another, or none."""
+  c = config.reference
+  if c.mode != "fixed" or c.role == "none":
+    return ""
+  return lora.base_name(c.init or policy.folder, config.seed)
+
+
+def _check_reference(saved: str, present: str) -> None:
+  """Raises ValueError if a run has begun with another fixed reference."""
+  if saved and saved != present:
+    raise ValueError(
+        "config.init or config.reference.init: the checkpoint's reference is"
+        f" {saved!r}, not {present!r}; restore the model that the run started"
+        " with"
+    )
 
 
 def make_merger(
@@ -535,6 +558,7 @@ def make_reference(
       params,
       temperature=config.sampling.temperature,
       every_steps=config.reference.every_steps if moves else 0,
+      name=reference_name(config, policy),
       # No step donates an adapter's base, or the params of another model.
       copy=not is_shared,
       micro_prompts=micro_prompts(config),

@@ -131,6 +131,7 @@ class Reference:
   """Log-probs of completions under the reference policy.
 
   model: its `models.transformer.Model`.
+  name: `lora.base_name` of a fixed one, "" where it is not known.
   """
 
   def __init__(
@@ -140,6 +141,7 @@ class Reference:
       *,
       temperature: float,
       every_steps: int = 0,
+      name: str = "",
       copy: bool = True,
       micro_prompts: int = 0,
       mesh: jax.sharding.Mesh | None = None,
@@ -154,13 +156,14 @@ class Reference:
       temperature: temperature of sampling; policy and reference are both
         tempered.
       every_steps: period of a moving reference; 0 if it is fixed.
+      name: name that a checkpoint keeps, see the class.
       copy: whether to copy the params; needed if the policy starts from the
         same arrays, which the train step donates.
       micro_prompts: argument of `make_logprobs_fn`.
       mesh: mesh over which tokens are split by `rules`; None is one device.
       rules: `config.sharding`.
     """
-    self.model = model
+    self.model, self.name = model, name
     self._every_steps = every_steps
     self._params = None
     if not every_steps:

@@ -84,6 +84,7 @@ class DeviceWorkTest(parameterized.TestCase):
       return state, {"loss": batch.rewards.sum()}
 
     self.reference = mock.create_autospec(reference.Reference, instance=True)
+    self.reference.name = "a reference"
     self.reference.logprobs.side_effect = lambda *args: jnp.zeros(args[2].shape)
     return device_work.DeviceWork(
         config or base_config.make(),
@@ -149,7 +150,10 @@ class DeviceWorkTest(parameterized.TestCase):
     chex.assert_trees_all_equal(other.state, work.state)
     self.assertEqual(float(other.state.learning_rate_scale), 0.5)
     first, second = self.checkpointer.save.call_args_list
-    self.assertEqual(first.args[2], {"buffer": 1, "base": "a base"})
+    self.assertEqual(
+        first.args[2],
+        {"buffer": 1, "base": "a base", "reference": "a reference"},
+    )
     # Only process 0 has a host state.
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))
     self.assertTrue(second.kwargs["wait"])
@@ -280,7 +284,7 @@ class DeviceWorkTest(parameterized.TestCase):
 
   def test_the_reference_of_searchers_is_not_held(self):
     model, config = tiny_model.make_model(), tiny_model.make_config()
-    policy = mock.Mock(model=model, adapters=None)
+    policy = mock.Mock(model=model, adapters=None, folder=None)
     params = tiny_model.init_params(model)
     mesh = sharding.make_mesh(config.mesh)
     make = lambda: device_work.make_reference(config, policy, params, mesh)

@@ -20,6 +20,7 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import checkpoint
+from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import model_source
 from tba_jax.learning import publication
@@ -301,6 +302,39 @@ class TrainTest(parameterized.TestCase):
 
 
 class RunTest(absltest.TestCase):
+
+  @pytest.mark.slow
+  def test_a_resumed_run_refuses_another_reference(self):
+    with tempfile.TemporaryDirectory() as folder:
+      config = arithmetic.get_config("smoke")
+      config.init = "scratch"
+      scratch = policy_lib.make_policy(config, folder)
+      where = pathlib.Path(folder) / "base"
+      save = lambda seed: hf.save(
+          where,
+          scratch.model.config,
+          tiny_model.init_params(scratch.model, seed=seed),
+          scratch.tokenizer,
+      )
+      save(0)
+      config.init = str(where)
+      run, _ = run_directory.create(f"{folder}/run", config)
+      policy = policy_lib.make_policy(config, run.workdir)
+      saver = checkpoint.Checkpointer(f"{folder}/run/checkpoints", keep=2)
+      self.addCleanup(saver.close)
+      make = lambda: device_work.make_work(
+          config, run, policy, cluster.Cluster(), saver
+      )
+      work, _ = make()
+      work.save(0, {}, wait=True)
+      work.close()
+      make()[0].close()
+      save(1)
+      with self.assertRaisesRegex(ValueError, "reference is 'model .*, not 'm"):
+        make()
+      # One that moves is in the checkpoint.
+      config.reference.mode = "ema"
+      self.assertEqual(device_work.reference_name(config, policy), "")
 
   @pytest.mark.slow
   def test_publication_and_export_refuse_another_base(self):
