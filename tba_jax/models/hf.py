@@ -343,6 +343,9 @@ def _write_settings(
     config: ModelConfig,
     tokenizer: tokenizer_lib.Tokenizer | None,
 ) -> None:
+  if tokenizer is not None:
+    # Chat templates of base models end turns with a token of their own.
+    config = hf_config.with_stops(config, sorted(tokenizer.turn_ends))
   hf = hf_config.to_hf(config)
   ids = ("pad_token_id", "bos_token_id", "eos_token_id")
   generation = {"_from_model_config": True, **{name: hf[name] for name in ids}}

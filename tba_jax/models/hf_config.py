@@ -502,6 +502,11 @@ def with_generation(
         f"generation_config.json: eos_token_id={generation['eos_token_id']!r}:"
         " allowed a token id or a list of them"
     )
+  return with_stops(config, ids)
+
+
+def with_stops(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
+  """Returns the shape with further stop tokens."""
   own = config.stop_ids or (config.eos_id,) * (config.eos_id is not None)
   stop_ids = tuple(dict.fromkeys((*own, *ids)))
   if stop_ids == own:

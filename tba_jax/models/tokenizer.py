@@ -77,8 +77,8 @@ class Tokenizer:
     Lengths and masks tell what is padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
-  stop_ids: ids that end a completion: the stop token, the one that ends a turn
-    in the chat template, and those added.
+  turn_ends: the stop token, and the one that ends a turn in the chat template.
+  stop_ids: ids that end a completion: `turn_ends` and those added.
   stop_strings: texts that end a completion; initially none.
   """
 
@@ -125,8 +125,8 @@ class Tokenizer:
     self._chat = chat
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
-    self._turn_ends = self.stop_ids | self._turn_end()
-    self.stop_ids |= self._turn_ends
+    self.turn_ends = self.stop_ids | self._turn_end()
+    self.stop_ids |= self.turn_ends
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text` without any special token added."""
@@ -219,7 +219,7 @@ class Tokenizer:
     if ids[:start] != before:
       return [], start
     for at in range(start, len(ids)):
-      if ids[at] in self._turn_ends:
+      if ids[at] in self.turn_ends:
         return ids[: at + 1], start
     return [*ids, self.eos_id], start
 

@@ -240,11 +240,30 @@ class RoundTripTest(parameterized.TestCase):
     found = tokenizer_lib.load(self.folder)
     self.assertEqual(found.chat_template, tokenizer.chat_template)
 
+  def test_what_ends_a_turn_ends_it_for_transformers_too(self):
+    config = _config()
+    tokenizer = tokenizer_lib.word_level(["a", "|"], ".")
+    fast = tokenizer._fast._theirs
+    fast.add_special_tokens({"additional_special_tokens": ["|"]})
+    fast.chat_template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+    tokenizer = tokenizer_lib.Tokenizer(fast)
+    end = fast.convert_tokens_to_ids("|")
+    self.assertEqual(tokenizer.stop_ids, {config.eos_id, end})
+    hf.save(self.folder, config, _params(config), tokenizer)
+    path = self.folder / "generation_config.json"
+    found = json.loads(path.read_text())["eos_token_id"]
+    self.assertEqual(found, [config.eos_id, end])
+    # The model's own stays alone where it is the same.
+    hf.save(self.folder, config, _params(config))
+    found = json.loads(path.read_text())["eos_token_id"]
+    self.assertEqual(found, config.eos_id)
+
   def test_a_failed_save_leaves_the_old_model(self):
     config, params = _config(), _params(_config())
     hf.save(self.folder, config, params)
 
     class Broken:
+      turn_ends = ()
 
       def save(self, folder):
         raise OSError("disk full")
