@@ -467,7 +467,7 @@ SETTINGS = {
         "sft", TEXT, "initial model: 'sft' (WORKDIR/sft/model), or the"
         " Hugging Face folder of a policy or of a reward model"),
     "reward_model.max_completion_tokens": _s(
-        128, COUNT, "pairs with a longer completion are skipped"),
+        112, COUNT, "pairs with a longer completion are skipped"),
     "reward_model.num_steps": _s(300, COUNT, "optimizer updates"),
     "reward_model.batch_size": _s(32, COUNT, "pairs a step"),
     "reward_model.micro_batch_size": _s(

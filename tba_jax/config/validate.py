@@ -769,7 +769,7 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
         "allowed, with config.sampling.max_prompt_tokens, up to"
         f" {shape.max_positions}, the positions of {name}"
     )
-  for key in ("reference.init", *_SCORERS):
+  for key in ("reference.init", "reward_model.init", *_SCORERS):
     # Relations are checked without what cannot be read.
     if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
       continue
@@ -783,6 +783,27 @@ def _positions(c: Mapping[str, Any]) -> _Problems:
           " config.sampling.max_prompt_tokens +"
           f" config.sampling.max_completion_tokens; it has {positions}"
       )
+
+
+def _pair_positions(c: Mapping[str, Any]) -> _Problems:
+  """The model that the reward model starts from has positions for its pairs."""
+  name = c["reward_model.init"]
+  name = c["sft.init"] if name == "sft" else name
+  if name == "scratch":
+    if c["init"] not in ("sft", "scratch"):
+      return  # The model in WORKDIR/sft is another config's.
+    name, most = "config.model", c["model.max_positions"]
+  else:
+    try:
+      most = hf_config.read(name).max_positions
+    except ValueError:
+      return  # `_folders` reports it.
+  key = "reward_model.max_completion_tokens"
+  if c["sampling.max_prompt_tokens"] + c[key] > most:
+    yield key, (
+        f"allowed, with config.sampling.max_prompt_tokens, up to {most}, the"
+        f" positions of {name}"
+    )
 
 
 def _shape(c: Mapping[str, Any]) -> _Problems:
@@ -1226,6 +1247,7 @@ _CHECKS = (
     _capacity,
     _rounds,
     _positions,
+    _pair_positions,
     _shape,
     _sharded_sizes,
     lora_targets,

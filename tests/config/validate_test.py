@@ -753,6 +753,41 @@ class RelationsTest(parameterized.TestCase):
         self.assertStartsWith(line, f"config.{key} = ")
         self.assertIn("a model of 40 positions or more", line)
 
+  def test_a_reward_model_has_positions_for_its_pairs(self):
+    folder = self.create_tempdir().full_path
+    shape, words = hf_case.make_config(max_positions=40), ("a",)
+    hf.save(
+        folder,
+        shape,
+        hf_case.make_params(shape),
+        tokenizer.word_level(words, "."),
+    )
+    pairs = lambda size, **changes: base_config.make(
+        sampling__max_completion_tokens=8,
+        reward_model__max_completion_tokens=size,
+        **changes,
+    )
+    trains = dict(reward__where="model")
+    for changes, most, program in (
+        (dict(), 128 - 16, "reward_model"),
+        (dict(sft__init=folder), 24, "reward_model"),
+        (dict(reward_model__init=folder), 24, "reward_model"),
+        (dict(reward_model__init=folder, **trains), 24, "train"),
+        (trains, 128 - 16, "train"),
+    ):
+      self.assertEqual(_problems(pairs(most, **changes), program=program), [])
+      (line,) = _problems(pairs(most + 1, **changes), program=program)
+      self.assertStartsWith(line, "config.reward_model.max_completion_tokens =")
+      self.assertIn(f"up to {most + 16}, the positions of", line)
+    # Nothing trains one.
+    self.assertEqual(_problems(pairs(500)), [])
+    # It scores what is sampled.
+    config = pairs(24, reward_model__init=folder, **trains)
+    config.sampling.max_completion_tokens = 30
+    (line,) = _problems(config)
+    self.assertStartsWith(line, "config.reward_model.init = ")
+    self.assertIn("a model of 46 positions or more", line)
+
   @parameterized.parameters(
       ("train", dict(reward_model__batch_size=3, mesh__data=2)),
       ("train", dict(init="scratch", sft__init="/nowhere")),
