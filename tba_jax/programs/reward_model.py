@@ -297,7 +297,7 @@ def load_pairs(
       if len(prompt) > limits[0]:
         parsed = "too_long"
       elif max(map(len, completions)) > limits[1]:
-        parsed = "answer_too_long"
+        parsed = "pair_too_long"
     if isinstance(parsed, Pair):
       pairs.append(parsed)
     else:

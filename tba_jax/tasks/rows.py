@@ -50,6 +50,9 @@ REASONS = {
     "answer_too_long": (
         "has an answer above config.sampling.max_completion_tokens"
     ),
+    "pair_too_long": (
+        "has a completion above config.reward_model.max_completion_tokens"
+    ),
 }
 REPORT_FILE = "data.json"
 MAX_PLACES = 5  # places listed in a message

@@ -255,10 +255,12 @@ class ReadTest(absltest.TestCase):
             "no_prompt": at(3),
             "no_answer": at(4, 5),
             "equal": at(6),
-            "answer_too_long": at(7),
+            "pair_too_long": at(7),
             "too_long": at(8),
         },
     )
+    lines = "\n".join(self.report.lines())
+    self.assertRegex(lines, "reward_model.max_completion_tokens: pairs.jsonl:7")
 
   def test_refuses_a_source_without_pairs(self):
     with self.assertRaisesRegex(
