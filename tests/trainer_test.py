@@ -386,6 +386,17 @@ class TrainerEndsTest(trainer_case.TrainerCase):
         3, mock.ANY, "wall_clock_limit_s"
     )
 
+  @parameterized.parameters((6, []), (8, [0, 1, 2, 3, 4, 5, 6, 7]))
+  def test_more_steps_go_on_after_the_limit_and_not_more_time(self, num, steps):
+    self.assertTrue(
+        self.run_it(
+            saved={"stopped_by": "wall_clock_limit_s", "num_steps": 6},
+            train__num_steps=num,
+            train__wall_clock_limit_s=1000.0,
+        )
+    )
+    self.assertEqual(self.steps("step"), steps)
+
   def test_a_checkpoint_is_due_by_the_clock_too(self):
     self.ready = False
     with mock.patch.object(

@@ -780,8 +780,9 @@ SETTINGS = {
         0, FROM_0, "schedules change once per this many steps (a round), as in"
         " the papers' code; 0 = every step"),
     "train.wall_clock_limit_s": _s(
-        0.0, NOT_NEGATIVE, "limit of one trainer process; 0 = none",
-        resume=True),
+        0.0, NOT_NEGATIVE, "limit of one trainer process; 0 = none. The run"
+        " then ends: a larger train.num_steps goes on, a larger limit alone"
+        " does not", resume=True),
     "train.nonfinite": _s(
         "stop", one_of("stop", "skip"), "a loss or gradient that is not finite"
         " never changes the params: 'stop' ends the run, 'skip' continues with"
