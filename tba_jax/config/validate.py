@@ -271,7 +271,8 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   greedy = key == "sampling.temperature" and value == 0
   if greedy and program in ("evaluate", "generate"):
     return ""
-  return settings.SETTINGS[key].allowed.text
+  text = settings.SETTINGS[key].allowed.text
+  return f"{text}, or 0 in evaluate and generate" if greedy else text
 
 
 _Problems = Iterator[tuple[str, str]]
@@ -1301,6 +1302,11 @@ def _check_task(
         why = f"the longest {what} has {needed} tokens"
         lines.append(_line(key, good[key], f"allowed {needed} or more: {why}"))
   lines += _lacks(good, task, program)
+  # Reward models learn from pairs.
+  needs_prompts = program not in ("evaluate", "reward_model")
+  if needs_prompts and not task.num_prompts(base.TRAIN):
+    why = "allowed with --program=evaluate: it has no prompts to train on"
+    lines.append(_line("task.name", good["task.name"], why))
   name = good.get("loss.name")
   if losses.find(name).learns_log_z and task.num_prompts("train") > 1:
     why = (

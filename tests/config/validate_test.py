@@ -25,6 +25,7 @@ from tba_jax.models import tokenizer
 from tba_jax.monitor import writers
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer
+from tba_jax.tasks import arithmetic
 from tba_jax.tasks import build as build_task
 from tests.models import hf_case
 from tests.support import base_config
@@ -173,7 +174,9 @@ class RangesTest(parameterized.TestCase):
 
   def test_greedy_is_for_programs_that_do_not_train(self):
     config = base_config.make(sampling__temperature=0.0)
-    self.assertLen(_problems(config), 1)
+    for program in ("train", "plan"):
+      (line,) = _problems(config, program=program)
+      self.assertEndsWith(line, "above 0, or 0 in evaluate and generate")
     self.assertEqual(_problems(config, program="evaluate"), [])
     negative = base_config.make(sampling__temperature=-1.0)
     self.assertLen(_problems(negative, program="evaluate"), 1)
@@ -856,6 +859,15 @@ class TaskTest(absltest.TestCase):
     self.assertStartsWith(
         lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
     )
+
+  def test_a_task_without_training_prompts_is_for_evaluation(self):
+    no_prompts = lambda task, split: 0 if split == "train" else 8
+    with mock.patch.object(arithmetic.Arithmetic, "num_prompts", no_prompts):
+      for program in ("train", "plan", "searcher", "sft"):
+        (line,) = _problems(base_config.make(), program=program)
+        self.assertStartsWith(line, "config.task.name = 'arithmetic': allowed")
+        self.assertIn("--program=evaluate", line)
+      self.assertEqual(_problems(base_config.make(), program="evaluate"), [])
 
   def test_rows_that_are_too_long_are_left_out(self):
     path = self.create_tempfile(content='{"instruction": "Sing a long song."}')
