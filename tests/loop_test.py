@@ -202,6 +202,11 @@ class LoopTest(parameterized.TestCase):
       gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
       self.assertGreater(max(jax.tree.leaves(gaps)), 1e-5)
 
+  def test_values_are_held_for_a_round_at_lags_that_have_rounds(self):
+    for name, held in (("s2", set()), ("N3", {"loss_params"}), ("s0", set())):
+      state = self.make_loop(f"ppo-{name}-seed0").learner.work.state
+      self.assertEqual(set(state.proximal_params), held, name)
+
   def test_refuses_a_group_of_another_version(self):
     loop = self.make_loop("rloo-s2-seed0")
 

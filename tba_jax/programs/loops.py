@@ -203,8 +203,9 @@ class LoopMaker:
   """Makes loops of one process, one after the other; compiles nothing twice.
 
   All loops share policy, sampler and judge; those of one name share the train
-  step, and those whose micro-batches have as many prompts share the reference,
-  which holds params of its own.
+  step, unless it holds a proximal policy or values for another number of steps,
+  and those whose micro-batches have as many prompts share the reference, which
+  holds params of its own.
 
   policy: policy that all start from.
   sampler: sampler of training prompts.
@@ -241,8 +242,9 @@ class LoopMaker:
         self.policy,
         reference=self._reference_of(config) if has_reference else None,
     )
+    # By name and the number of steps that a snapshot is held, if there is one.
     self._steps: dict[
-        str, tuple[train_step.TrainStep, train_step.TrainState]
+        tuple[str, int], tuple[train_step.TrainStep, train_step.TrainState]
     ] = {}
 
   def make(self, config: ml_collections.ConfigDict, name: str = "") -> Loop:
@@ -254,18 +256,20 @@ class LoopMaker:
         replay alone.
     """
     policy, reference = self.policy, self._reference_of(config)
-    if name not in self._steps:
+    held = train_step.held_steps(config)
+    key = name, held if train_step.proximal_names(config) else 1
+    if key not in self._steps:
       own = dataclasses.replace(
           policy,
           value_folder=policy_lib.find_value_folder(config, self._workdir),
       )
-      self._steps[name] = (
+      self._steps[key] = (
           device_work.make_train_step(
               config, own, self._mesh, self._params, reference
           ),
           device_work.init_state(config, own, self._params, self._mesh),
       )
-    step, state = self._steps[name]
+    step, state = self._steps[key]
     work = device_work.DeviceWork(
         config,
         # The step donates its state; the next loop needs this one.
