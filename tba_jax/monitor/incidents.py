@@ -164,7 +164,7 @@ def _pauses(
 ) -> list[str]:
   """Returns the longest pauses between two steps, with what came in them."""
   steps = [
-      (r["time"], r["step"])
+      (r["time"], r["step"], r.get("epoch"))
       for r in records
       if "train/loss" in r
       and text.is_number(r.get("time"))
@@ -192,7 +192,7 @@ def _pauses(
   ]
   pauses = sorted(pauses, key=lambda g: g[0])[-_MAX_PAUSES:]
   out = []
-  for gap, (begin, first), (end, following) in pauses:
+  for gap, (begin, first, epoch), (end, following, next_epoch) in pauses:
     causes = collections.Counter(
         _cause(event)
         for event in events
@@ -200,6 +200,8 @@ def _pauses(
         and metrics.is_error(event["kind"], event.get("message"))
     )
     why = ", ".join(cause for cause, _ in causes.most_common(3))
+    if epoch != next_epoch:
+      why = why or "the trainer was started again"
     why = why or "no event tells why; the clock may have been set"
     out.append(
         f"Training paused for {text.duration(gap)} between steps {first} and"

@@ -87,6 +87,16 @@ class SentencesTest(absltest.TestCase):
         ],
     )
 
+  def test_a_new_start_is_no_set_clock(self):
+    records = [r | {"epoch": 1 + (r["step"] > 2)} for r in steps(1, 2, 3, 99)]
+    self.assertEqual(
+        incidents.sentences([], records),
+        [
+            "Training paused for 1:36 min between steps 2 and 3: the trainer"
+            " was started again."
+        ],
+    )
+
   def test_tells_a_collapse_first(self):
     events = [event(4.5, "died", "trainer-0: SIGKILL", "trainer")]
     records = [

@@ -183,7 +183,10 @@ def _render(
       before_after=tables.compare(before, after),
       facts=tables.facts(tables.outcome(run)),
       advice=sentences,
-      incidents=incidents.sentences(run.events, run.records),
+      # As written: evaluations, and steps redone, have times of their own.
+      incidents=incidents.sentences(
+          run.events, jsonl.read_jsonl(run.workdir / "metrics.jsonl")
+      ),
       ledger=tables.ledger(run),
       diversity=diversity(before, after),
       num_events=run.num_events,

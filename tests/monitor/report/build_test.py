@@ -57,6 +57,17 @@ class BuildTest(absltest.TestCase):
     self.assertIn("no summary; last sign of life", source)
     self.assertIn("Unreadable lines left out", source)
 
+  def test_an_evaluation_between_two_steps_is_no_incident(self):
+    os.makedirs(self.workdir)
+    for step in range(20):
+      record = {"step": step, "time": step + 100.0 * (step > 9)}
+      self._append("metrics.jsonl", record | {"train/loss": 1.0})
+      if step == 9:
+        record = {"step": step, "time": 50.0, "eval/pass_at_1": 0.5}
+        self._append("metrics.jsonl", record)
+    source = build.write_report(self.workdir).read_text()
+    self.assertNotIn("Training paused", source)
+
   def test_damaged_files_are_named(self):
     fake_run.make_run(self.workdir, num_steps=3)
     for name, value in (
