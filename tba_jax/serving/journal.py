@@ -183,10 +183,10 @@ class Journal:
       self._run("COMMIT")
 
   def same_body(self, owner: str, body: bytes) -> str | None:
-    """Returns the owner's newest request with this body; None if none has."""
+    """Returns the newest request with this body that did not fail, or None."""
     row = self._read(
-        "SELECT id FROM requests WHERE owner=? AND digest=? ORDER BY seq DESC"
-        " LIMIT 1",
+        "SELECT id FROM requests WHERE owner=? AND digest=? AND failure IS NULL"
+        " ORDER BY seq DESC LIMIT 1",
         *(owner, _digest(body)),
     )
     return row and row[0]

@@ -4,10 +4,12 @@
 
 import importlib.util
 import unittest
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
 
+from tba_jax.serving import engine as engine_lib
 from tests.support import serving_case
 
 _ASK = [{"role": "user", "content": "1+2"}]
@@ -92,6 +94,20 @@ class AgentsTest(absltest.TestCase):
       )
       status, said = self.server.ask(end[0], {"reward": 1.0})
       self.assertEqual(status, 422)
+
+  def test_a_call_that_failed_here_is_done_again_when_it_comes_again(self):
+    id, path = self._episode()
+    call, again = f"{path}/chat/completions", {"x-stainless-retry-count": "1"}
+    with mock.patch.object(
+        engine_lib.Engine, "_decode", side_effect=RuntimeError("no memory")
+    ):
+      status, said = self.server.ask(call, _body())
+      self.assertEqual(status, 500, said)
+      self.assertIn("no memory", said["error"]["message"])
+    status, said = self.server.ask(call, _body(), **again)
+    self.assertEqual(status, 200, said)
+    self.assertEqual(self.server.ask(call, _body(), **again), (200, said))
+    self.assertEqual(self._read(id)["calls"], 1)
 
   def test_says_what_is_wrong_in_the_form_of_the_api(self):
     _, path = self._episode()
