@@ -134,6 +134,28 @@ def make_task_judge(
   )
 
 
+def _load_scorer(
+    config: ml_collections.ConfigDict,
+    key: str,
+    folder: str | pathlib.Path,
+    task: base.Task,
+    mesh: jax.sharding.Mesh | None,
+) -> reward_model.RewardScorer:
+  """Returns `frozen.load_scorer`, which can read the task's prompts.
+
+  Raises ValueError if it cannot: there is no chat template for messages.
+  """
+  scorer = frozen.load_scorer(config, key, folder, mesh)
+  split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
+  try:
+    scorer.encode(reward_model.Text(task.prompt(split, 0), ""))
+  except ValueError as error:
+    raise ValueError(
+        f"config.{key}={str(folder)!r}: it cannot read the prompts: {error}"
+    ) from error
+  return scorer
+
+
 def make_embed(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
@@ -172,7 +194,7 @@ def make_judge(
   if folder == _MADE_HERE:
     folder = pathlib.Path(workdir) / _MADE_HERE / "model"
   return ModelJudge(
-      frozen.load_scorer(config, "reward.model", folder, mesh),
+      _load_scorer(config, "reward.model", folder, task, mesh),
       task,
       fallback=config.reward.fallback,
       on_event=on_event,
@@ -232,7 +254,7 @@ def make_comparer(
     judge = make_task_judge(config, workdir, task, on_event, mesh=mesh)
     return comparers.OfTask(judge)
   return ModelComparer(
-      frozen.load_scorer(config, "evaluate.judge", c.judge, mesh)
+      _load_scorer(config, "evaluate.judge", c.judge, task, mesh)
   )
 
 

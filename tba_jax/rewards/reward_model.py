@@ -71,7 +71,7 @@ class RewardScorer:
     A text's own length decides the shape in which it is scored, whatever else
     is in the batch.
     """
-    rows = [self._encode(text) for text in texts]
+    rows = [self.encode(text) for text in texts]
     scores_N = np.zeros(len(rows), np.float32)
     for i, length in enumerate(self._lengths):
       above = self._lengths[i - 1] if i else 0
@@ -92,7 +92,8 @@ class RewardScorer:
     scores_B = self._rewards(self.params, tokens_BxL, mask_BxL)
     return np.asarray(scores_B)[: len(rows)]
 
-  def _encode(self, text: Text) -> list[int]:
+  def encode(self, text: Text) -> list[int]:
+    """Returns the ids of a text; ValueError if no template takes its prompt."""
     max_prompt, max_completion = self._max_tokens
     prompt = self._tokenizer.encode_prompt(text.prompt)[-max_prompt:]
     completion = self._tokenizer.encode(text.completion)

@@ -151,6 +151,20 @@ class JudgeTest(absltest.TestCase):
     made = reward_judge.make_judge(config, workdir, self.task)
     self.assertIsInstance(made, reward_judge.ModelJudge)
 
+  def test_a_model_that_cannot_read_the_prompts_is_refused(self):
+    config = base_config.make(reward__where="model")
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
+    hf.save(folder, model.config, tiny_model.init_params(model), TOKENIZER)
+    config.reward.model = config.evaluate.judge = str(folder)
+    self.task.prompt = lambda split, index: [{"role": "user", "content": "a"}]
+    for key, make in (
+        ("reward.model", reward_judge.make_judge),
+        ("evaluate.judge", reward_judge.make_comparer),
+    ):
+      with self.assertRaisesRegex(ValueError, f"config.{key}=.*chat_template"):
+        make(config, folder, self.task)
+
   def test_the_config_selects_the_comparer(self):
     config = base_config.make()
     workdir = self.create_tempdir().full_path
