@@ -1060,6 +1060,7 @@ _TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
     init sft.init tokenizer.source loss.name loss.value_init reference.init
+    loss.baseline_file logged.path
     reward.model reward.readable
     reward_model.init reward_model.train reward_model.held_out
     reward_model.relabel evaluate.judge evaluate.judge_command

@@ -219,6 +219,8 @@ class LoadConfigTest(parameterized.TestCase):
             "task.verifier=python rewards.py 'x y'",
             "task.prompt={rewards.py}",
             "reward_model.train=data",
+            "logged.path=data/train.jsonl",
+            "loss.baseline_file=data/train.jsonl",
             "store.secret_file=none",
             "init=scratch",
         ],
@@ -229,6 +231,8 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertEqual(config.task.verifier, f"python {folder}/rewards.py 'x y'")
     self.assertEqual(config.task.prompt, "{rewards.py}")
     self.assertEqual(config.reward_model.train, str(folder / "data"))
+    self.assertEqual(config.logged.path, config.task.train)
+    self.assertEqual(config.loss.baseline_file, config.task.train)
     self.assertEqual(config.store.secret_file, "none")
     self.assertEqual(config.init, "scratch")
     # All may move together; nothing else may be there instead.
