@@ -22,7 +22,6 @@ import functools
 import hashlib
 import hmac
 import json
-import math
 import re
 import threading
 from typing import Any
@@ -690,7 +689,7 @@ class App:
     if "reward" not in body:
       raise ValueError("reward is missing: allowed float, or null")
     reward = messages.field(body, "reward", float, None)
-    if reward is not None and not math.isfinite(reward):
+    if reward is not None and not messages.is_reward(reward):
       raise ValueError(f"reward={reward}: allowed finite numbers, or null")
     episode = request.path_params["episode"]
     if self._journal.episode(episode) is None:

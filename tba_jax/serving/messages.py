@@ -130,6 +130,7 @@ def _make_messages() -> dict[str, type[message_lib.Message]]:
 
 
 _CLASSES = _make_messages()
+_MOST_FLOAT32 = float(np.finfo(np.float32).max)
 # Escape of a character of which UTF-16 has two halves.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -252,6 +253,11 @@ def field(
         f"{name} is {type(value).__name__}: allowed {kind.__name__}"
     )
   return value
+
+
+def is_reward(value: Any) -> bool:
+  """Returns whether a value is a number that a float32 can hold."""
+  return type(value) in (int, float) and abs(value) <= _MOST_FLOAT32
 
 
 def check_fields(body: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -23,7 +23,6 @@ of its newest version.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
-import math
 from typing import Any
 
 import ml_collections
@@ -312,8 +311,8 @@ def group_of_sample(
     ValueError: the rewards are not one finite number for each, or too few.
   """
   sequences = result["sequences"]
-  is_number = lambda x: type(x) in (int, float) and math.isfinite(x)
-  if len(rewards) != len(sequences) or not all(map(is_number, rewards)):
+  are_rewards = all(map(messages.is_reward, rewards))
+  if len(rewards) != len(sequences) or not are_rewards:
     raise ValueError(
         f"rewards: allowed {len(sequences)} finite numbers, one for each"
         " completion"

@@ -137,6 +137,7 @@ class AgentsTest(absltest.TestCase):
         ("create_episode", {}, 422, "base_model is missing"),
         ("create_episode", {"base_model": "scratch", "x": 1}, 422, "x: not"),
         ("episodes/x/finish", {"reward": 1.0}, 404, "episode x"),
+        ("episodes/x/finish", {"reward": 1e39}, 422, "reward=1e+39"),
         ("episodes/x", None, 404, "episode x"),
     ):
       found, said = self.server.ask(f"api/v1/{where}", body)

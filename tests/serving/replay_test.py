@@ -130,6 +130,15 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual([r["reward"] for r in group["completions"]], [1.0, 0.0])
     self.assertEqual([r["version"] for r in group["completions"]], [3, 3])
 
+  def test_refuses_rewards_that_no_float32_holds(self):
+    one = {"tokens": [5], "logprobs": [-1.0], "stop_reason": "stop"}
+    result = {"sequences": [one], "prompt_ids": [1], "version": 0}
+    group = replay_lib.group_of_sample(result, [3e38], 1)
+    self.assertEqual(group["completions"][0]["reward"], 3e38)
+    for reward in (1e39, 10**400, float("nan"), True, "1"):
+      with self.assertRaisesRegex(ValueError, "allowed 1 finite numbers"):
+        replay_lib.group_of_sample(result, [reward], 1)
+
   def test_refuses_wrong_settings(self):
     for changes, message in (
         ({"num_steps": 0}, "num_steps=0"),
