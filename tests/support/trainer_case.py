@@ -22,6 +22,7 @@ from tba_jax.learning import publication
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.monitor import recorder
 from tba_jax.policy import lora
+from tba_jax.policy import reference
 from tba_jax.replay import decisions
 from tests.channels import fake_groups
 from tests.support import base_config
@@ -183,7 +184,9 @@ class TrainerCase(parameterized.TestCase):
         config,
         state=state,
         train_step=self.train_step,
-        reference=None,
+        reference=reference.Reference(
+            None, None, temperature=1.0, every_steps=1
+        ),
         merger=lora.ParamsMerger("", lambda params: params),
         checkpointer=self.checkpointer,
         cluster=cluster.Cluster(),
