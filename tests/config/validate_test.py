@@ -146,7 +146,7 @@ class RangesTest(parameterized.TestCase):
       ("loss__subtb_lambda", 0.0),
       ("model__head_dim", 15),
       ("publish__keep_versions", 1),
-      ("sampling__temperature", 0.0),
+      ("sampling__temperature", -1.0),
       ("sharding__mlp", "tensor,tensor"),
       ("sharding__mlp", "model"),
       ("search__lease_s", 1e7),
