@@ -7,13 +7,15 @@
 A line of its output, which may have others, is RESULT with the list of the
 seconds of each run, after one that warms up: `generate` and `vllm` sample B x K
 completions of T tokens, `gradient` takes the loss of as many and its gradient,
-by float32 params and, for bfloat16, autocast. Needs no other package than
-transformers with torch, or vllm.
+by float32 params and, for bfloat16, autocast. All use a GPU that PyTorch finds.
+A FOLDER without weights, only a config.json, gets random ones. Needs no other
+package than transformers with torch, or vllm.
 """
 
 from collections.abc import Callable, Sequence
 import json
 import os
+import pathlib
 import random
 import sys
 import time
@@ -29,21 +31,34 @@ def _prompts(seed: int, count: int, length: int) -> list[list[int]]:
   return [[draw() for _ in range(length)] for _ in range(count)]
 
 
+def _load(folder: str, dtype: str):
+  """Returns the model on the GPU, on the CPU without one, and its device."""
+  import torch
+  import transformers
+
+  device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+  cls, wanted = transformers.AutoModelForCausalLM, getattr(torch, dtype)
+  if any(pathlib.Path(folder).glob("*.safetensors")):
+    model = cls.from_pretrained(folder, dtype=wanted)
+  else:
+    shape = transformers.AutoConfig.from_pretrained(folder)
+    with device:
+      model = cls.from_config(shape, dtype=wanted)
+  return model.to(device), device
+
+
 def generate(
     folder: str, dtype: str, shape: Sequence[int]
 ) -> Callable[[int], None]:
   """Returns seed -> sampling by Hugging Face's `generate`."""
   import torch
-  import transformers
 
   B, K, P, T = shape
-  model = transformers.AutoModelForCausalLM.from_pretrained(
-      folder, dtype=getattr(torch, dtype)
-  ).eval()
-  model.generation_config.eos_token_id = None
+  model, device = _load(folder, dtype)
+  model.eval().generation_config.eos_token_id = None
 
   def run(seed: int) -> None:
-    ids = torch.tensor(_prompts(seed, B, P)).repeat_interleave(K, 0)
+    ids = torch.tensor(_prompts(seed, B, P)).repeat_interleave(K, 0).to(device)
     with torch.inference_mode():
       out = model.generate(
           ids,
@@ -53,7 +68,7 @@ def generate(
           min_new_tokens=T,
           max_new_tokens=T,
           pad_token_id=0,
-      )
+      ).cpu()
     _check(out.shape[1] - P, T)
 
   return run
@@ -94,27 +109,29 @@ def gradient(
 ) -> Callable[[int], None]:
   """Returns seed -> loss and gradient by PyTorch, a row per completion."""
   import torch
-  import transformers
 
   B, K, P, T = shape
-  model = transformers.AutoModelForCausalLM.from_pretrained(
-      folder, dtype=torch.float32
-  ).train()
+  model, device = _load(folder, "float32")
+  model.train()
 
   def run(seed: int) -> None:
     prompts = torch.tensor(_prompts(seed, B, P)).repeat_interleave(K, 0)
-    said = torch.tensor(_prompts(-1 - seed, B * K, T))
-    weights = torch.linspace(-1.0, 1.0, B * K)
+    said = torch.tensor(_prompts(-1 - seed, B * K, T)).to(device)
+    weights = torch.linspace(-1.0, 1.0, B * K, device=device)
     with torch.autocast(
-        "cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"
+        device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"
     ):
       logits = model(
-          torch.cat([prompts, said], 1), use_cache=False, logits_to_keep=T + 1
+          torch.cat([prompts.to(device), said], 1),
+          use_cache=False,
+          logits_to_keep=T + 1,
       ).logits[:, :-1]
     logprobs = torch.log_softmax(logits.float(), -1)
     logprobs = logprobs.gather(-1, said[..., None])[..., 0].sum(-1)
     model.zero_grad()
     (weights * logprobs).mean().backward()
+    if device.type == "cuda":
+      torch.cuda.synchronize()
 
   return run
 
