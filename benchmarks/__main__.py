@@ -32,6 +32,7 @@ BENCHMARKS = (
     "faults",
     "free_search",
     "fuzz",
+    "gpu",
     "gpu_attention",
     "listeners",
     "logged",

@@ -125,7 +125,7 @@ def run(
     config.sampling.temperature = _TEMPERATURE
     config.train.micro_batch_prompts = B
     batch = peer_model.make_batch(work.shape, model.config.vocab_size)
-    update = _Update(config, model, params, batch)
+    update = Update(config, model, params, batch)
     del params
     step_s, peer_tokens_per_s, product = [], [], []
     for _ in range(rounds):
@@ -177,7 +177,7 @@ def _run_copies(
       whole.completion_mask,
   )
   updates = [
-      _Update(config, model, params, batch)
+      Update(config, model, params, batch)
       for batch in (whole, dataclasses.replace(whole, rows=rows))
   ]
   turns = [
@@ -208,14 +208,14 @@ def _run_lengths(
     params = source.params
   B, K, P, T = packing.batch_shape(config)
   whole = peer_model.make_batch((B, K, P, T), _COPIES_VOCAB)
-  updates = {"whole": _Update(config, model, params, whole)}
+  updates = {"whole": Update(config, model, params, whole)}
   for C in packing.numbers_of_tokens(B, K, P, T):
     mask = np.broadcast_to(np.arange(T) < C // K, (B, K, T))
     rows = packing.without_padding(mask, [C])
     batch = dataclasses.replace(
         whole, completion_mask=mask.astype(np.float32), rows=rows
     )
-    updates[f"{C / (K * T):.2f}"] = _Update(config, model, params, batch)
+    updates[f"{C / (K * T):.2f}"] = Update(config, model, params, batch)
   turns = [
       [update.time(num_steps) for update in updates.values()]
       for _ in range(rounds)
@@ -250,7 +250,7 @@ def _scratch_model(
   return model, jax.jit(model.init)(jax.random.PRNGKey(0))
 
 
-class _Update:
+class Update:
   """The jitted step on one batch, compiled when made."""
 
   def __init__(

@@ -147,7 +147,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       processes.cache_directory()
       # The supervisor splits the memory of a GPU that processes share.
       if name != "train":
-        accelerators.take_memory()
+        accelerators.prepare()
     workdir = _WORKDIR.value
     if workdir is not None:
       workdir = bucket.stage(workdir, name)

@@ -31,6 +31,7 @@ from tba_jax.programs import one_process
 from tba_jax.programs import reward_model
 from tba_jax.programs import sft
 from tba_jax.programs import train as train_lib
+from tba_jax.system import accelerators
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
@@ -79,6 +80,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
   validate.validate(config)
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)
+  accelerators.prepare()
   processes.prepare_compiling()
   started = time.monotonic()
   in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None

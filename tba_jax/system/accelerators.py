@@ -31,6 +31,7 @@ _FIRST_TPU_PORT = 8476
 # Share of a GPU's memory that the processes on it take together.
 GPU_MEMORY = 0.9
 _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 _DEV = pathlib.Path("/dev")
 _CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
 # Names in JAX_PLATFORMS -> packages of which each needs one.
@@ -84,12 +85,19 @@ def check_platforms() -> None:
       )
 
 
-def take_memory() -> None:
-  """Lets this process take most of a GPU's memory; JAX's default is 3/4.
+def prepare() -> None:
+  """Sets what JAX reads when it starts on a GPU; what is set already stays.
 
-  A share that is set stays. The rest is for libraries and for CUDA itself.
+  This process may take most of the memory; JAX's default is 3/4. The rest is
+  for libraries and for CUDA itself.
+
+  XLA records no CUDA graphs, its command buffers: while one thread records,
+  CUDA refuses calls of others, and threads of ours share a GPU.
   """
   os.environ.setdefault(_MEMORY_SHARE, str(GPU_MEMORY))
+  flags = os.environ.get("XLA_FLAGS", "")
+  if find().kind == "gpu" and _COMMAND_BUFFERS not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {_COMMAND_BUFFERS}".strip()
 
 
 def _has_other_plugins() -> bool:

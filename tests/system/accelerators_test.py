@@ -87,8 +87,28 @@ class AssignTest(parameterized.TestCase):
   @parameterized.parameters(({}, "0.9"), ({_SHARE: ".45"}, ".45"))
   def test_a_process_takes_its_share_of_a_gpu(self, own, expected):
     with mock.patch.dict(os.environ, own):
-      accelerators.take_memory()
+      accelerators.prepare()
       self.assertEqual(os.environ[_SHARE], expected)
+
+  @parameterized.parameters(
+      (_gpus(1), "", "--xla_gpu_enable_command_buffer="),
+      (_gpus(2), "--a=b", "--a=b --xla_gpu_enable_command_buffer="),
+      (
+          _gpus(1),
+          "--xla_gpu_enable_command_buffer=FUSION",
+          "--xla_gpu_enable_command_buffer=FUSION",
+      ),
+      (accelerators.Accelerators("cpu"), "--a=b", "--a=b"),
+  )
+  def test_threads_on_a_gpu_record_no_graphs(self, here, own, expected):
+    # On an H200 with jax 0.11.2 a trainer with its searchers beside it died of
+    # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED after a few steps.
+    with (
+        mock.patch.dict(os.environ, {"XLA_FLAGS": own}),
+        mock.patch.object(accelerators, "find", lambda: here),
+    ):
+      accelerators.prepare()
+      self.assertEqual(os.environ["XLA_FLAGS"], expected)
 
   def test_tpu_chips_are_split_within_a_host(self):
     out = accelerators.assign(_chips(8), _AUTO, [4], [2, 2])
