@@ -95,6 +95,9 @@ _CLIP = "loss.ratio_clip=0.2"
 OURS = {
     "ours": [],
     "ours_double_rate": ["optimizer.learning_rate=5e-5"],
+    "ours_bounded_double_rate": [
+        "optimizer.learning_rate=5e-5", "loss.correction=bounded_token",
+    ],
     "ours_lora": [
         "lora.rank=16", "lora.alpha=32.0", "optimizer.learning_rate=5e-4",
         "optimizer.learning_rate_final=5e-4",
