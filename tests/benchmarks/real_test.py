@@ -214,7 +214,12 @@ class RealTest(parameterized.TestCase):
     make = lambda name: real.make_config(whole, name, 0, 8.0)
     self.assertEqual(make("ours_tb").loss.to_dict(), whole.loss.to_dict())
     self.assertEqual(make("ours_grpo").loss.name, "grpo")
-    by_reward = ("ours", "ours_double_rate", "ours_lora")
+    by_reward = (
+        "ours",
+        "ours_double_rate",
+        "ours_bounded_double_rate",
+        "ours_lora",
+    )
     for name in (name for name in real.OURS if name not in by_reward):
       config = make(name)
       self.assertEqual(config.evaluate.num_completions, 8)
