@@ -473,18 +473,32 @@ def _train_ours(
         sum(step_seconds(folder)) < 60 * minutes
     ):
       raise RuntimeError(f"{folder} ended with status {status}")
+  records = _records(folder)
+  return {
+      "step_s": step_seconds(folder),
+      "first_end": records[0]["time"],
+      "kept": kept_steps(folder, len(records)),
+  }
+
+
+def kept_steps(folder: pathlib.Path, num_steps: int) -> list[int]:
+  """Returns the steps after which a run of ours has kept its params.
+
+  Raises:
+    RuntimeError: the last of its `num_steps` is not among them.
+  """
   steps = sorted(
       int(path.name)
       for path in (folder / "checkpoints").iterdir()
       # The start's folder is `init`.
       if path.name.isdecimal() and int(path.name)
   )
-  records = _records(folder)
-  return {
-      "step_s": step_seconds(folder),
-      "first_end": records[0]["time"],
-      "kept": steps,
-  }
+  if num_steps not in steps:
+    raise RuntimeError(
+        f"{folder}: the params of its last step, {num_steps}, were not saved"
+        " (events.jsonl says why); remove the folder to begin anew"
+    )
+  return steps
 
 
 def _train_in_loop(

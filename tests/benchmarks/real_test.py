@@ -209,6 +209,14 @@ class RealTest(parameterized.TestCase):
     rates = config.optimizer
     self.assertEqual(rates.learning_rate, rates.learning_rate_final)
 
+  def test_a_run_whose_last_params_were_not_saved_is_no_result(self):
+    folder = pathlib.Path(self.create_tempdir())
+    for name in ("init", "10", "2", "25.orbax-checkpoint-tmp"):
+      (folder / "checkpoints" / name).mkdir(parents=True)
+    self.assertEqual(real.kept_steps(folder, 10), [2, 10])
+    with self.assertRaisesRegex(RuntimeError, "its last step, 25, were not"):
+      real.kept_steps(folder, 25)
+
   def test_runs_of_the_claims_differ_in_objective_or_lag(self):
     whole = instructions.get_config()
     make = lambda name: real.make_config(whole, name, 0, 8.0)
