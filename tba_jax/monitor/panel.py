@@ -323,6 +323,8 @@ class Panel:
     self._next_draw = 0.0
     self._line_at = -line_every_s
     self._line = ""
+    # Earlier starts have told theirs.
+    self._error_at = time.time()
 
   def __enter__(self) -> "Panel":
     if self._console.is_terminal:
@@ -378,7 +380,17 @@ class Panel:
       self._print_line(now)
 
   def _print_line(self, now: float) -> None:
-    """Prints a changed line where it is time, or the phase has changed."""
+    """Prints a changed line where it is time, or the phase has changed.
+
+    A new error has a line of its own, at once.
+    """
+    error = self._follower.state.error
+    when = error.get("time") if error else None
+    if text.is_number(when) and when > self._error_at:
+      self._error_at = when
+      self._console.print(
+          _event_line("error", error, "red"), soft_wrap=True, highlight=False
+      )
     line = plain_line(self._follower.state)
     same_phase = line.split(" ")[0] == self._line.split(" ")[0]
     if line == self._line or (

@@ -314,6 +314,24 @@ class PanelTest(absltest.TestCase):
       view.update(restarts={"searcher": 3}, force=True)
     self.assertIn("restarts 3", self.out.getvalue().splitlines()[-1])
 
+  def test_plain_lines_tell_a_new_error_once(self):
+    path = os.path.join(self.workdir, "events.jsonl")
+    log = metrics.EventLog(path)
+    log.write("checkpoint_failed", "of an earlier start")
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.phase("start")
+      log.write("checkpoint_failed", "checkpoint 25 could not be written")
+      log.write("store_started", "at a socket")
+      view.update(force=True)
+      view.update(force=True)
+    log.close()
+    lines = self.out.getvalue().splitlines()
+    told = [line for line in lines if "checkpoint" in line]
+    self.assertLen(told, 1)
+    self.assertRegex(
+        told[0], r"^error .*checkpoint_failed: checkpoint 25 could"
+    )
+
   def test_status_of_the_trainer_replaces_the_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")
