@@ -14,6 +14,7 @@ import pytest
 import tba_jax
 from tba_jax.programs import in_process
 from tba_jax.programs import roles
+from tba_jax.system import accelerators
 
 
 class InProcessTest(absltest.TestCase):
@@ -52,9 +53,11 @@ class InProcessTest(absltest.TestCase):
       tba_jax.train(self.make_config("loss.beta=-1"))
     with (
         mock.patch.object(roles, "train", side_effect=KeyboardInterrupt),
+        mock.patch.object(accelerators, "prepare") as prepare,
         self.assertRaises(KeyboardInterrupt),
     ):
       in_process.train(self.make_config("init=scratch"))
+    prepare.assert_called_once_with()
     self.assertEqual(self.files(), before)
 
 
