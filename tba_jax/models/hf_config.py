@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
 import os
+import pathlib
 import re
 from typing import Any
 
@@ -133,12 +134,27 @@ def read(
     if generation.exists():
       config = with_generation(config, hf_files.read_json(generation))
   except ValueError as error:
-    raise ValueError(f"{folder}: {error}") from error
+    remedy = _run_remedy(path.parent)
+    raise ValueError(f"{folder}: {error}{remedy}") from error
   log_ignored(str(path), frozenset(hf))
   return dataclasses.replace(
       config,
       compute_dtype=compute_dtype or config.compute_dtype,
       attention=attention,
+  )
+
+
+def _run_remedy(folder: pathlib.Path) -> str:
+  """Returns what to do with a run's folder where a model's is due, or ""."""
+  checkpoints, step = folder / "checkpoints", ""
+  if folder.name.isdecimal() and folder.parent.name == checkpoints.name:
+    checkpoints, step = folder.parent, f" {folder.name}"
+  if not checkpoints.is_dir():
+    return ""
+  return (
+      "; it is a run: `python -m tba_jax.main --program=export"
+      f" --workdir={checkpoints.parent}{step}` writes its model to"
+      f" {checkpoints.parent / 'export'}"
   )
 
 

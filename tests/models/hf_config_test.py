@@ -276,6 +276,21 @@ class EverySettingTest(parameterized.TestCase):
     (line,) = logs.output
     self.assertEndsWith(line, "on the logits: unk_token_id, use_cache")
 
+  def test_a_run_s_folder_names_the_command_that_exports_it(self):
+    run = pathlib.Path(self.create_tempdir().full_path)
+    step = run / "checkpoints" / "80"
+    step.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    for folder, operand in ((run, ""), (step, " 80")):
+      with self.assertRaisesRegex(
+          ValueError,
+          f"{folder}: .*; it is a run: .*--program=export --workdir={run}"
+          f"{operand}` writes its model to {run}/export$",
+      ):
+        hf_config.read(folder)
+    with self.assertRaisesRegex(ValueError, "there is no such file$"):
+      hf_config.read(run.parent)
+
   def test_a_multimodal_config_reads_as_the_copy_that_transformers_saves(self):
     hf = {
         "architectures": ["Gemma3ForConditionalGeneration"],
