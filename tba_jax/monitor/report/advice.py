@@ -250,7 +250,7 @@ def _staleness(run: load.Run) -> list[str]:
       line += f"no clear difference (± {verdict.CLEAR * error:.2g})."
     lines.append(line)
   effective = _mean(run, "train/effective_sample_share")
-  if effective is not None and age:
+  if effective is not None and age and not _is_taught(run):
     effect = "hardly mattered"
     if effective < _LOW_EFFECTIVE:
       effect = "hurt"
@@ -268,8 +268,12 @@ def _staleness(run: load.Run) -> list[str]:
 
 def _learns_from_rewards(run: load.Run) -> bool:
   """Returns whether rewards count; in distillation, all may be 0."""
-  is_taught = losses.find(run.setting("loss", "name")).has_teacher
-  return run.setting("loss", "reward_weight") != 0 and not is_taught
+  return run.setting("loss", "reward_weight") != 0 and not _is_taught(run)
+
+
+def _is_taught(run: load.Run) -> bool:
+  """Returns whether distributions are matched, at prefixes of any policy."""
+  return losses.find(run.setting("loss", "name")).has_teacher
 
 
 def _groups(run: load.Run) -> list[str]:

@@ -222,8 +222,12 @@ class AdviceTest(absltest.TestCase):
     self.assertIn("25.0% of the ratios clipped: staleness hurt", low[1])
     high = advice.advice(_run({names[0]: 2.0, names[1]: 0.99}), [])
     self.assertIn("staleness hardly mattered", high[1])
-    # Nothing is said of data that is not stale.
+    # Nothing is said of data that is not stale, or whose ratios nothing reads.
     self.assertLen(advice.advice(_run({names[0]: 0.0, names[1]: 1.0}), []), 1)
+    taught = _run(
+        {names[0]: 2.0, names[1]: 0.5}, config={"loss": {"name": "gkd"}}
+    )
+    self.assertLen(advice.advice(taught, []), 1)
 
   def test_counts_copies_and_unused_completions(self):
     count = lambda n: {"completions": n}
