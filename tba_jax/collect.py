@@ -35,8 +35,8 @@ class Sampled:
   prompts: P prompts.
   requests: P requests to the sampler.
   completions: completions by prompt.
-  logged_rewards: [S] float32 rewards of the prompts with logged completions, by
-    their index among the P.
+  logged_rewards: [S] float32 rewards of the prompts whose rewards were logged,
+    too, by their index among the P.
   outcomes: results of their environments, S by prompt; None without any.
   """
 
@@ -58,7 +58,7 @@ class _Begun:
   said: first words of their environments, P; empty without environments.
   completions: place among the P -> completions, of prompts that are not
     sampled: logged ones, and others whose environment failed.
-  logged_rewards: place -> [S] float32, of the logged ones.
+  logged_rewards: place -> [S] float32, of those whose rewards were logged, too.
   outcomes: place -> results, of the others.
   """
 
@@ -302,9 +302,11 @@ class Collector:
     S = self._num_completions
     for i, (position, prompt_id, visit) in enumerate(prompts):
       if self._logged is not None and self._logged.has(position, prompt_id):
-        begun.completions[i], begun.logged_rewards[i] = self._logged.draw(
+        begun.completions[i], rewards_S = self._logged.draw(
             prompt_id, visit, S, version
         )
+        if rewards_S is not None:
+          begun.logged_rewards[i] = rewards_S
       elif said and said[i].failure is not None:
         most = self._sampler.settings.max_completion_tokens
         begun.completions[i] = _no_completions(S, most, version)

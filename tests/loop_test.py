@@ -224,14 +224,15 @@ class LoopTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, r"position 0 .* \[1\], not 0"):
       next(steps)
 
-  def test_mixes_logged_groups_with_live_ones_of_their_version(self):
+  def log_config(self, rewards):
+    """Returns the config of a run with completions of a log."""
     task = self.bench.loops.policy.task
     lines = [
         json.dumps(
             {
                 "prompt": task.prompt(base.TRAIN, i),
                 "completions": ["a", "b"],
-                "rewards": [7.0, 7.0],
+                **rewards,
             }
         )
         for i in range(task.num_prompts(base.TRAIN))
@@ -242,6 +243,26 @@ class LoopTest(parameterized.TestCase):
     config.logged.path = self.create_tempfile(
         content="\n".join(lines)
     ).full_path
+    return config
+
+  def test_the_task_judges_a_log_without_rewards(self):
+    config = self.log_config({})
+    config.logged.reward_field = ""
+    config.loss.reward_weight = 0.5
+    loop = self.bench.loops.make(config, "tb")
+    task, groups = self.bench.loops.policy.task, []
+    next(loop.train(groups.extend))
+    rewards = np.concatenate([group.rewards for group in groups])
+    expected = [
+        0.5 * task.reward(base.TRAIN, group.prompt_id, "ab"[s % 2])
+        for group in groups
+        for s in range(group.num_completions)
+    ]
+    np.testing.assert_allclose(rewards, expected, rtol=1e-6)
+    self.assertGreater(len(set(expected)), 1)
+
+  def test_mixes_logged_groups_with_live_ones_of_their_version(self):
+    config = self.log_config({"rewards": [7.0, 7.0]})
     config.logged.share = 0.5
     loop = self.bench.loops.make(config, "tb")
     num_logged = num_live = 0

@@ -285,9 +285,7 @@ SECTIONS = {
         resume=True,
     ),
     "log": Section("Metrics, samples and profiles.", resume=True),
-    "logged": Section(
-        "Completions that others sampled and rewarded (docs/logged_data.md)."
-    ),
+    "logged": Section("Completions that others sampled (docs/logged_data.md)."),
     "explore": Section(
         "Sampling for exploration, of which evaluations use min_tokens alone."
         " The defaults change nothing (Lee et al. 2025, arXiv:2405.18540)."
@@ -999,14 +997,14 @@ SETTINGS = {
     "log.profile_num_steps": _s(0, FROM_0, "steps captured; 0 = none"),
 
     "logged.path": _s(
-        "", TEXT, hosts="path", meaning="JSON lines with prompts of the task,"
-        " completions and rewards; '' = none"),
+        "", TEXT, hosts="path", meaning="JSON lines with prompts of the task"
+        " and completions; '' = none"),
     "logged.share": _s(
         1.0, ABOVE_0_TO_1, "share of the groups that are taken from the log, of"
         " prompts that it has; the others are sampled, at 1 none"),
     "logged.reward_field": _s(
         "reward", TEXT, "field with the reward, there and in"
-        " loss.baseline_file"),
+        " loss.baseline_file; '' = the task judges the completions"),
 
     "explore.fraction": _s(
         0.0, UNIT, "share of completions sampled at their own temperature,"

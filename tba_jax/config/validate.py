@@ -372,9 +372,8 @@ _REQUIRED = (
     # Without a reference there is no KL.
     ("reference.role", lambda v: v == "none",
      {"guards.max_kl": (settings.SETTINGS["guards.max_kl"].default,)}),
-    # Rewards of a log, and what counts as solved, are as the task gives them.
-    ("loss.reward_weight", lambda v: v != 1,
-     {"search.order": ("shuffled",), "logged.path": ("",)}),
+    # What counts as solved is as the task gives it.
+    ("loss.reward_weight", lambda v: v != 1, {"search.order": ("shuffled",)}),
     ("loss.reward_weight", operator.not_,
      {"replay.skip_equal_rewards": (False,), "replay.selection": ("uniform",)}),
     # One reward is always equal to itself.
@@ -388,7 +387,7 @@ _REQUIRED = (
       "replay.skip_equal_rewards": (False,), "search.order": ("shuffled",)}),
     ("reward.normalize_parts", bool,
      {"reward.role": ("searcher",), "reward.where": ("process", "pool"),
-      "search.order": ("shuffled",), "logged.path": ("",)}),
+      "search.order": ("shuffled",)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
     ("rounds.mini_batches", bool,
@@ -624,18 +623,29 @@ def _logs(c: Mapping[str, Any]) -> _Problems:
             " the policy that sampled; tb, tb_learned_z, gvpo, subtb and"
             " a_star_po without a correction do not"
         )
+      elif f"{field}: allowed a number" in str(error) and key == "logged.path":
+        why = "; with config.logged.reward_field = '' the task judges them"
       yield key, f"allowed {_LOG_LINES}; {error}{why}"
-  if c["logged.path"]:
-    if c["reward.role"] == "trainer":
-      yield "reward.role", (
-          "allowed 'searcher' with config.logged.path, whose rewards are those"
-          " of the file"
-      )
-  elif c["logged.share"] != 1:
+  if not c["logged.path"] and c["logged.share"] != 1:
     yield "logged.share", "allowed 1.0 without config.logged.path"
+  if losses.baseline(loss) == "file" and not field:
+    yield "logged.reward_field", (
+        "allowed the name of a field with config.loss.baseline = 'file'"
+    )
+  for key, allowed in _WITH_LOGGED_REWARDS.items():
+    if c["logged.path"] and field and c[key] != allowed:
+      yield key, (
+          f"allowed {allowed!r} with config.logged.path, whose rewards are"
+          " those of the file; with config.logged.reward_field = '' the task"
+          " judges its completions"
+      )
 
 
 _LOG_LINES = "JSON lines with prompt, completion and reward"
+_WITH_LOGGED_REWARDS = {
+    "reward.role": "searcher", "loss.reward_weight": 1.0,
+    "reward.normalize_parts": False,
+}  # fmt: skip
 
 
 def _proximal(c: Mapping[str, Any]) -> _Problems:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completions of a log, where a sampler's would be."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -47,6 +48,7 @@ class LoggedSampler:
     """
     c = config.logged
     self.share = c.share
+    self._has_rewards = bool(c.reward_field)
     self._seed = config.seed
     self._T = config.sampling.max_completion_tokens
     self._pad_id = tokenizer.pad_id
@@ -91,8 +93,8 @@ class LoggedSampler:
 
   def draw(
       self, prompt_id: int, visit: int, num_completions: int, version: int
-  ) -> tuple[types.Completions, np.ndarray]:
-    """Returns S completions of a prompt, and their rewards.
+  ) -> tuple[types.Completions, np.ndarray | None]:
+    """Returns S completions of a prompt, and their rewards if the log has any.
 
     Visits take turns through the log; fewer than S are repeated. A version that
     is not known, or is yet to come, is -1: one step older than the first
@@ -129,7 +131,15 @@ class LoggedSampler:
         stopped=np.array([bool(one.stopped) for _, one in some]),
         versions=versions,
         token_versions=np.where(mask, versions[:, None], -1),
-    ), np.array([one.reward for _, one in some], np.float32)
+    ), self._rewards(some)
+
+  def _rewards(
+      self, some: Sequence[tuple[tuple[int, ...], logged.Completion]]
+  ) -> np.ndarray | None:
+    """Returns the rewards of completions, None if the log's are not read."""
+    if not self._has_rewards:
+      return None
+    return np.array([one.reward for _, one in some], np.float32)
 
   def _encode(
       self, one: logged.Completion, tokenizer: Any, needs_logprobs: bool

@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Completions that others sampled and rewarded, from JSON Lines.
+"""Completions that others sampled, with or without rewards, from JSON Lines.
 
-docs/logged_data.md has the formats: the output of `generate` and `score` with
-rewards added, a run's `samples.jsonl`, and completions as TRL logs them.
+docs/logged_data.md has the formats: the output of `generate` and `score`, a
+run's `samples.jsonl`, and completions as TRL logs them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Completion:
 
   text: text without the stop token; None if there are token ids alone.
   token_ids: ids with the stop token that ended it; None if unknown.
-  reward: task units.
+  reward: task units; None if it is not read.
   logprobs: natural logs, one per token, of the policy that sampled it; None if
     unknown.
   version: step of the params that sampled it, -1 if unknown.
@@ -36,7 +36,7 @@ class Completion:
 
   text: str | None
   token_ids: tuple[int, ...] | None
-  reward: float
+  reward: float | None
   logprobs: tuple[float, ...] | None
   version: int
   stopped: bool | None
@@ -52,7 +52,8 @@ def read(
 
   Args:
     path: file of JSON objects, one a line.
-    reward_field: field of a line, or of a completion in it, with the reward.
+    reward_field: field of a line, or of a completion in it, with the reward;
+      "" reads none.
     needs_logprobs: whether a completion without log-probs is an error.
 
   Raises:
@@ -145,7 +146,9 @@ def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
   some = [{"text": c} if isinstance(c, str) else c for c in some]
   if not all(isinstance(c, dict) for c in some):
     raise ValueError("completions: allowed texts or JSON objects")
-  rewards = record.get(f"{reward_field}s", [None] * len(some))
+  rewards = [None] * len(some)
+  if reward_field:
+    rewards = record.get(f"{reward_field}s", rewards)
   if not isinstance(rewards, list) or len(rewards) != len(some):
     raise ValueError(f"{reward_field}s: allowed a list of {len(some)} numbers")
   return prompt, [
@@ -166,7 +169,8 @@ def _completion(
     raise ValueError("allowed a completion (text) or token_ids")
   if ids is not None and not (ids and _are_ids(ids)):
     raise ValueError("token_ids: allowed a list of one or more ids")
-  if not (_are_numbers([reward]) and _are_finite([reward])):
+  is_number = _are_numbers([reward]) and _are_finite([reward])
+  if reward_field and not is_number:
     raise ValueError(f"{reward_field}: allowed a number, not {_short(reward)}")
   if logprobs is not None:
     # A run's log has null for the tokens of an environment.
@@ -179,7 +183,7 @@ def _completion(
   return Completion(
       text=text,
       token_ids=None if ids is None else tuple(ids),
-      reward=float(reward),
+      reward=float(reward) if reward_field else None,
       logprobs=logprobs,
       version=-1 if version is None else version,
       stopped=None if reason is None else reason != "length",

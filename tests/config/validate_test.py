@@ -626,10 +626,35 @@ class RelationsTest(parameterized.TestCase):
           "config.logged.path.*line 1: logprobs are missing:"
           f" config.loss.name = {changes['loss__name']!r}.*reads those",
       )
-    (problem,) = _problems(make(reward__role="trainer", reward__where="model"))[
-        :1
+
+  @pytest.mark.slow
+  def test_only_the_task_s_rewards_of_a_log_are_weighted_or_judged_later(self):
+    prompt = build_task.make_task(base_config.make().task).prompt("train", 0)
+    plain = {"prompt": prompt, "completion": "1"}
+    paths = [
+        self.create_tempfile(content=json.dumps(line)).full_path
+        for line in (plain, plain | {"reward": 1})
     ]
-    self.assertRegex(problem, "config.reward.role|config.reward.model")
+    make = lambda i, **own: base_config.make(logged__path=paths[i], **own)
+    for i in range(2):
+      own = dict(loss__reward_weight=0.5, logged__reward_field="")
+      self.assertEqual(_problems(make(i, **own)), [])
+    (problem,) = _problems(make(0))
+    self.assertRegex(problem, "reward: allowed a number.*reward_field = ''")
+    for key, value in (
+        ("loss__reward_weight", 0.5),
+        ("reward__normalize_parts", True),
+        ("reward__role", "trainer"),
+    ):
+      told = f"config.{key.replace('__', '.')} = {value!r}: allowed"
+      self.assertIn(told, "".join(_problems(make(1, **{key: value}))))
+    no_field = base_config.make(
+        loss__baseline="file",
+        loss__baseline_file=paths[1],
+        logged__reward_field="",
+    )
+    told = "".join(_problems(no_field))
+    self.assertIn("config.logged.reward_field = ''", told)
 
   def test_a_loss_of_one_s_own_may_read_all_settings(self):
     own = "def loss(groups, c, beta): return beta * 0.0, {}"

@@ -22,10 +22,13 @@ TASK = types.SimpleNamespace(
 
 class LoggedSamplerTest(absltest.TestCase):
 
-  def make(self, *records, share=1.0, needs_logprobs=False):
+  def make(
+      self, *records, share=1.0, needs_logprobs=False, reward_field="reward"
+  ):
     config = settings.get_config()
     config.sampling.max_completion_tokens = 4
     config.logged.share = share
+    config.logged.reward_field = reward_field
     config.logged.path = self.create_tempfile(
         content="\n".join(map(json.dumps, records))
     ).full_path
@@ -65,6 +68,12 @@ class LoggedSamplerTest(absltest.TestCase):
     np.testing.assert_array_equal(got.versions, [-1, -1, -1])
     got, _ = log.draw(0, visit=0, num_completions=3, version=9)
     np.testing.assert_array_equal(got.versions, [3, 3, 3])
+
+  def test_no_rewards_without_their_field(self):
+    log = self.make({"prompt": "d", "completion": "a"}, reward_field="")
+    got, rewards = log.draw(0, visit=0, num_completions=2, version=0)
+    np.testing.assert_array_equal(got.lengths, [2, 2])
+    self.assertIsNone(rewards)
 
   def test_visits_take_turns(self):
     log = self.make(

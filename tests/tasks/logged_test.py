@@ -81,6 +81,18 @@ class ReadTest(parameterized.TestCase):
         found, {"p": [logged.Completion(*one) for one in expected]}
     )
 
+  @parameterized.parameters(
+      {"prompt": "p", "completion": "a"},
+      {"prompt": "p", "completion": "a", "reward": "unread"},
+      {"prompt": "p", "completions": ["a"], "s": [1, 2]},
+      {"prompt": "p", "completions": [{"text": "a", "": 1.0}]},
+  )
+  def test_no_field_reads_no_rewards(self, **record):
+    found = logged.read(self.write(record), "")
+    self.assertEqual(
+        found, {"p": [logged.Completion("a", None, None, None, -1, None)]}
+    )
+
   def test_lines_of_a_prompt_come_together(self):
     found = logged.read(
         self.write(
