@@ -20,6 +20,7 @@ from tba_jax import main as main_lib
 from tba_jax.config import load as load_lib
 from tba_jax.monitor import run_directory
 from tba_jax.programs import train
+from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.transport import base
 
@@ -81,6 +82,19 @@ class MainTest(parameterized.TestCase):
     module.run.assert_not_called()
     config = module.run_trainer.call_args.args[0]
     self.assertEqual(config.to_dict(), saved.to_dict())
+
+  @parameterized.parameters("trainer", "searcher", "train")
+  def test_programs_but_the_supervisor_prepare_for_a_gpu(self, program):
+    self.make_run()
+    module = mock.Mock(spec=["run", "run_trainer", "run_searcher"])
+    with (
+        mock.patch.object(accelerators, "prepare") as prepare,
+        mock.patch.object(
+            main_lib.importlib, "import_module", return_value=module
+        ),
+    ):
+      self.main("0", program=program, config=None, workdir=self.workdir)
+    self.assertEqual(prepare.call_count, program != "train")
 
   @parameterized.parameters(
       OSError("a full disk"), base.DeadlineExceededError("a store away")
