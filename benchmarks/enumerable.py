@@ -42,6 +42,7 @@ RUNS = {
     "tb, anchor behavior, baseline mean": (
         "loss.anchor=behavior", "loss.baseline=mean",
     ),
+    "tb, lower baseline": ("loss.baseline_shift=-0.1",),
     "tb, topr": ("loss.correction=topr",),
     "tb, bounded": ("loss.correction=bounded_sequence",),
     "tb, vespo": ("loss.correction=vespo",),

@@ -35,6 +35,9 @@ _TB = ("loss.name=tb", "loss.ratio_clip=0")
 _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 # The log alone: the policy never sees what its own steps lead to.
 _LARGE_BETA = ("loss.beta=0.5", "loss.beta_final=0.5")
+# The other remedy: what the log has is not pushed down on the whole.
+_LOW_BASELINE = "loss.baseline_shift=-0.1"
+_SHARE = "logged.share=0.5"
 # Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "mean_reward": ("reward", 3),
@@ -74,7 +77,9 @@ def run(
         f"{task}-live": _TB,
         f"{task}-logged": (*_TB, log),
         f"{task}-logged_beta": (*_TB, log, *_LARGE_BETA),
-        f"{task}-both": (*_TB, log, "logged.share=0.5"),
+        f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
+        f"{task}-both": (*_TB, log, _SHARE),
+        f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
     }
     found = curves.run_all(own, settings, operands, folder)
     rows += results.make_rows(settings, found, _ENDS)

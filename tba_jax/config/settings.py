@@ -151,6 +151,7 @@ NAME = Allowed("a name", bool)
 NUMBER = Allowed("a number", math.isfinite)
 COUNT, FROM_0 = at_least(1), at_least(0)
 ABOVE_0 = Allowed("a number above 0", lambda v: 0 < v < math.inf)
+UP_TO_0 = Allowed("a number up to 0", lambda v: -math.inf < v <= 0)
 NOT_NEGATIVE = Allowed("a number from 0 on", lambda v: 0 <= v < math.inf)
 UNIT = Allowed("from 0 to 1", lambda v: 0 <= v <= 1)
 ABOVE_0_TO_1 = Allowed("above 0 and up to 1", lambda v: 0 < v <= 1)
@@ -653,6 +654,9 @@ SETTINGS = {
         " prompt's value: the 'group' mean of reward minus KL, the 'mean'"
         " reward, 'log_mean_exp' of the rewards, or from baseline_file; '' is"
         " the objective's own"),
+    "loss.baseline_shift": _s(
+        0.0, UP_TO_0, "added to the baseline, task units; below 0 all data gain"
+        " by it (AsymRE, arXiv:2506.20520, has -0.1)"),
     "loss.baseline_temperature": _s(
         1.0, ABOVE_0, "temperature of log_mean_exp, task units"),
     "loss.baseline_file": _s(

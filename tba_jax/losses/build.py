@@ -106,7 +106,7 @@ class Objective:
 
 
 # Settings of the family of `residual.py`.
-_OF_FAMILY = ("scale", "anchor", "baseline")
+_OF_FAMILY = ("scale", "anchor", "baseline", "baseline_shift")
 
 OBJECTIVES = {
     "tb": Objective(
@@ -144,7 +144,7 @@ OBJECTIVES = {
         needs_beta=True,
         anchor="ema",
         baseline="group",
-        settings=("anchor", "baseline"),
+        settings=("anchor", "baseline", "baseline_shift"),
     ),
     "a_star_po": Objective(
         "residual:a_star_po_loss",

@@ -22,7 +22,8 @@ The members differ in
 `loss.anchor` and `loss.baseline` choose others: `tb` with anchor behavior and
 baseline mean is the loss of Kimi k1.5 (arXiv:2501.12599, eq. 3). Those of the
 anchor reference need a forward pass of it; the others compare with the policy
-that sampled, whose log-probs came with the sample.
+that sampled, whose log-probs came with the sample. `loss.baseline_shift` lowers
+a baseline that is not learned (`shifted`).
 """
 
 from typing import Any
@@ -176,6 +177,26 @@ def log_z(
   return jnp.where(has_any_BxK, first_BxK, 0.0) / beta
 
 
+def shifted(
+    loss: jax.Array, log_ratio_BxK: jax.Array, shift: float
+) -> jax.Array:
+  """Returns a loss of the family with the baseline V̂ + δV in place of V̂.
+
+      loss + δV 1/(BK) Σ_b Σₖ (log π - log a)
+
+  which takes δV from each advantage. Below 0 it is a cross-entropy on the data,
+  with the weight -δV: nothing on average on samples of the policy itself, and
+  on others a pull to the policy that sampled, against being pushed away from
+  all that it has sampled. Source: AsymRE (arXiv:2506.20520), whose δV is -0.1.
+
+  Args:
+    loss: [] float32, of the unit scale.
+    log_ratio_BxK: [B, K] float32, log π - log a, nats; has the gradient.
+    shift: δV, task units, up to 0.
+  """
+  return loss + shift * jnp.mean(log_ratio_BxK) if shift else loss
+
+
 def member(
     groups: groups_lib.Groups,
     c: Any,
@@ -190,7 +211,7 @@ def member(
   Args:
     groups: groups of completions.
     c: `config.loss`: `anchor` and `baseline` replace the member's own, unless
-      that is learned.
+      that is learned; then `baseline_shift` is 0.
     beta: [] float32.
     anchor: the member's own anchor.
     baseline: the member's own baseline.
@@ -204,6 +225,7 @@ def member(
   loss, aux = squared_residual(
       log_ratio_BxK, groups.rewards_BxK, log_z_Bx1, beta, share_BxK=share_BxK
   )
+  loss = shifted(loss, log_ratio_BxK, c.baseline_shift)
   return (paper * loss if c.scale == "paper" else loss), aux
 
 

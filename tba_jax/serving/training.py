@@ -50,8 +50,8 @@ _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
 # effect here, and `name` may be a file that is imported.
 PASS_SETTINGS = (
     "scale", "beta", "correction", "ratio_clip", "clip_high", "ratio_cap",
-    "moment_cap", "anchor", "ema_decay", "baseline", "baseline_temperature",
-    "behavior_logprobs", "length_norm", "ties",
+    "moment_cap", "anchor", "ema_decay", "baseline", "baseline_shift",
+    "baseline_temperature", "behavior_logprobs", "length_norm", "ties",
 )  # fmt: skip
 # Settings that have no effect in a server, and the only value of each. Those of
 # sampling come with each request.

@@ -257,6 +257,7 @@ class RelationsTest(parameterized.TestCase):
           dict(loss__anchor="behavior", tempering__gamma=2.0),
           "tempering.gamma",
       ),
+      (dict(loss__baseline_shift=0.1), "loss.baseline_shift"),
       (dict(loss__name="a_star_po"), "loss.baseline_file"),
       (dict(loss__baseline="file"), "loss.baseline_file"),
       (
@@ -576,6 +577,14 @@ class RelationsTest(parameterized.TestCase):
       (dict(loss__subtb_lambda=0.5), "subtb"),
       (dict(loss__name="grpo", loss__anchor="behavior"), "tb, tb_learned_z, "),
       (dict(loss__name="gvpo", loss__baseline="mean"), "tb, oapl, ema_tb, "),
+      (
+          dict(loss__name="gvpo", loss__baseline_shift=-0.1),
+          "tb, oapl, ema_tb, ",
+      ),
+      (
+          dict(loss__name="flowrl", loss__baseline_shift=-0.1),
+          "tb, oapl, ema_tb, ",
+      ),
       (dict(loss__ema_decay=0.5), "config.loss.anchor = ema"),
       (dict(loss__baseline_temperature=0.5), "baseline = log_mean_exp, file"),
       (dict(loss__baseline_file="x"), "config.loss.baseline = file"),

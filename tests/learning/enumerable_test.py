@@ -17,9 +17,10 @@ SPACE = enumerable.make_space(N, seed=0)
 UNIFORM_N = np.full(N, 1 / N)
 
 
-def make_config(name):
+def make_config(name, baseline_shift=0.0):
   config = settings.get_config()
   config.loss.name = name
+  config.loss.baseline_shift = baseline_shift
   config.loss.beta = BETA
   config.optimizer.learning_rate = 0.05
   config.optimizer.learning_rate_final = 0.0
@@ -77,6 +78,15 @@ class EnumerableTest(absltest.TestCase):
     start = enumerable.distance(np.exp(SPACE.ref_logprobs_N), target_N)
     self.assertGreater(start, 0.1)
     self.assertLess(end_of("tb", behavior_N=UNIFORM_N), 0.02)
+
+  def test_a_lower_baseline_keeps_the_target_of_the_policy_s_own_data(self):
+    learn = enumerable.make_learner(make_config("tb", -0.1), SPACE)
+    target_N = enumerable.target(SPACE, beta=BETA)
+    for data, least, most in (
+        ({}, 0, 0.02), ({"behavior_N": UNIFORM_N}, 0.02, 0.06),
+    ):  # fmt: skip
+      gap = enumerable.distance(learn(**data), target_N)[-1]
+      self.assertBetween(gap, least, most)
 
   def test_tb_with_learned_log_z_reaches_the_target(self):
     self.assertLess(end_of("tb_learned_z", behavior_N=UNIFORM_N), 0.02)
