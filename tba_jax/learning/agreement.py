@@ -62,23 +62,29 @@ def _digests(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> dict[str, str]:
   """Returns digests of model, data and tokenizer, by config key."""
-  task, tokenizer = policy.task, policy.tokenizer
-  size = task.num_prompts(tasks_base.TRAIN)
-  prompts = task.identity(_NUM_PROMPTS)
+  tokenizer, prompts = policy.tokenizer, policy.task.identity(_NUM_PROMPTS)
   tokens = [list(map(int, tokenizer.encode_prompt(p))) for p in prompts]
   shape = dataclasses.asdict(policy.model.config)
   parts = {
       "config.init": {k: v for k, v in shape.items() if k not in _DTYPES},
-      "config.task": [size, prompts],
       "config.tokenizer": [tokens, sorted(map(int, tokenizer.stop_ids))],
   }
   if config.reference.role == "searcher":
     folder = config.reference.init or policy.folder
     parts["config.reference"] = lora.base_name(folder, config.seed)
-  digest = lambda value: hashlib.sha256(
-      json.dumps(value, default=str).encode()
-  ).hexdigest()
-  return {key: digest(value)[:16] for key, value in parts.items()}
+  digests = {key: _digest(value) for key, value in parts.items()}
+  return digests | {"config.task": task_digest(policy.task)}
+
+
+def task_digest(task: tasks_base.Task) -> str:
+  """Returns a digest of how many training prompts there are, and of some."""
+  size = task.num_prompts(tasks_base.TRAIN)
+  return _digest([size, task.identity(_NUM_PROMPTS)])
+
+
+def _digest(value: Any) -> str:
+  text = json.dumps(value, default=str)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def encode(mine: Mapping[str, Any], run: run_directory.Run) -> bytes:

@@ -18,6 +18,7 @@ import jax
 import ml_collections
 
 from tba_jax import types
+from tba_jax.learning import agreement
 from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import compile_ahead
@@ -57,6 +58,7 @@ class DeviceWork:
     merger: merger of adapters into the model's params.
     checkpointer: checkpointer of this run.
     cluster: connection to the other processes.
+    task: digest of the task's prompts, which checkpoints keep.
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
     answer: result of `probe.make_answer_fn`; None publishes no probe.
@@ -74,6 +76,7 @@ class DeviceWork:
       merger: lora.ParamsMerger,
       checkpointer: checkpoint.Checkpointer,
       cluster: cluster_lib.Cluster,
+      task: str = "",
       peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
       answer: Answer | None = None,
       ahead: compile_ahead.CompileAhead | None = None,
@@ -86,6 +89,7 @@ class DeviceWork:
     self._state = state
     self._train_step = train_step
     self._merger = merger
+    self._task = task
     self._checkpointer = checkpointer
     self._cluster = cluster
     mesh = sharding.make_mesh(config.mesh)
@@ -228,7 +232,11 @@ class DeviceWork:
   def save(self, step: int, host_state: dict[str, Any], *, wait: bool) -> None:
     """Saves a checkpoint; raises OSError as `Checkpointer.save`."""
     self._cluster.broadcast("save", {"step": step, "wait": wait})
-    names = {"base": self._merger.base, "reference": self.reference.name}
+    names = {
+        "base": self._merger.base,
+        "reference": self.reference.name,
+        "task": self._task,
+    }
     host_state = {**host_state, **names}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
@@ -416,6 +424,7 @@ def make_work(
   )
   merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
+  task = agreement.task_digest(policy.task)
   if step == 0 or checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
   else:
@@ -424,8 +433,9 @@ def make_work(
     )
     if saved:  # Process 0 has the host state, and checks it for all.
       lora.check_base(saved.get("base", ""), merger.base)
-      # Older checkpoints do not name it.
+      # Older checkpoints do not name these.
       _check_reference(saved.get("reference", ""), reference.name)
+      _check_task(saved.get("task", ""), task)
   train_step = make_train_step(config, policy, mesh, params, reference)
   ahead, accelerated = None, jax.default_backend() != "cpu"
   # Processes on CPUs share cores: one that compiles comes so late to a
@@ -442,6 +452,7 @@ def make_work(
       merger=merger,
       checkpointer=checkpointer,
       cluster=cluster,
+      task=task,
       peers=publication.make_peers(config, run, cluster, state.params),
       answer=make_answer_fn(config, policy, mesh),
       ahead=ahead,
@@ -466,6 +477,16 @@ def _check_reference(saved: str, present: str) -> None:
         "config.init or config.reference.init: the checkpoint's reference is"
         f" {saved!r}, not {present!r}; restore the model that the run started"
         " with"
+    )
+
+
+def _check_task(saved: str, present: str) -> None:
+  """Raises ValueError if a run has begun with other training prompts."""
+  if saved and saved != present:
+    raise ValueError(
+        "config.task: the training prompts are not those that the run began"
+        " with; its order and its replay know prompts by their place, so"
+        " restore the data, or begin another --workdir"
     )
 
 

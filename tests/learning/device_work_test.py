@@ -96,6 +96,7 @@ class DeviceWorkTest(parameterized.TestCase):
         ),
         checkpointer=self.checkpointer,
         cluster=cluster,
+        task="a task",
         peers=peers,
         answer=answer,
     )
@@ -152,7 +153,12 @@ class DeviceWorkTest(parameterized.TestCase):
     first, second = self.checkpointer.save.call_args_list
     self.assertEqual(
         first.args[2],
-        {"buffer": 1, "base": "a base", "reference": "a reference"},
+        {
+            "buffer": 1,
+            "base": "a base",
+            "reference": "a reference",
+            "task": "a task",
+        },
     )
     # Only process 0 has a host state.
     self.assertEqual((second.args[0], "buffer" in second.args[2]), (2, False))

@@ -304,7 +304,7 @@ class TrainTest(parameterized.TestCase):
 class RunTest(absltest.TestCase):
 
   @pytest.mark.slow
-  def test_a_resumed_run_refuses_another_reference(self):
+  def test_a_resumed_run_refuses_another_reference_and_other_prompts(self):
     with tempfile.TemporaryDirectory() as folder:
       config = arithmetic.get_config("smoke")
       config.init = "scratch"
@@ -322,13 +322,18 @@ class RunTest(absltest.TestCase):
       policy = policy_lib.make_policy(config, run.workdir)
       saver = checkpoint.Checkpointer(f"{folder}/run/checkpoints", keep=2)
       self.addCleanup(saver.close)
-      make = lambda: device_work.make_work(
+      make = lambda policy=policy: device_work.make_work(
           config, run, policy, cluster.Cluster(), saver
       )
       work, _ = make()
       work.save(0, {}, wait=True)
       work.close()
       make()[0].close()
+      # As if the file with the prompts had changed.
+      changed = config.copy_and_resolve_references()
+      changed.task.split_seed = 1
+      with self.assertRaisesRegex(ValueError, "config.task: the training prom"):
+        make(policy_lib.make_policy(changed, run.workdir))
       save(1)
       with self.assertRaisesRegex(ValueError, "reference is 'model .*, not 'm"):
         make()
