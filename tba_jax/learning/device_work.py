@@ -58,7 +58,8 @@ class DeviceWork:
     merger: merger of adapters into the model's params.
     checkpointer: checkpointer of this run.
     cluster: connection to the other processes.
-    task: digest of the task's prompts, which checkpoints keep.
+    task: digest of the task's prompts, which checkpoints keep; "" of those that
+      an environment says.
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
     answer: result of `probe.make_answer_fn`; None publishes no probe.
@@ -424,7 +425,9 @@ def make_work(
   )
   merger = make_merger(config, policy, params)
   reference = make_reference(config, policy, params, mesh)
-  task = agreement.task_digest(policy.task)
+  # The code of environments, which say their prompts, may be mended.
+  is_fixed = not policy.task.has_turns
+  task = agreement.task_digest(policy.task) if is_fixed else ""
   if step == 0 or checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
   else:
@@ -482,7 +485,7 @@ def _check_reference(saved: str, present: str) -> None:
 
 def _check_task(saved: str, present: str) -> None:
   """Raises ValueError if a run has begun with other training prompts."""
-  if saved and saved != present:
+  if saved and present and saved != present:
     raise ValueError(
         "config.task: the training prompts are not those that the run began"
         " with; its order and its replay know prompts by their place, so"
