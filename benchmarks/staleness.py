@@ -68,6 +68,11 @@ OBJECTIVES = {
     "tb_bounded": ("loss.name=tb", "loss.correction=bounded_sequence"),
     # From later trials, too: the advantage of all data is .1 higher.
     "tb_low_baseline": ("loss.name=tb", "loss.baseline_shift=-0.1"),
+    "tb_bounded_low": (
+        "loss.name=tb",
+        "loss.correction=bounded_sequence",
+        "loss.baseline_shift=-0.1",
+    ),
     "oapl": ("loss.name=oapl",),
     "ema_tb": ("loss.name=ema_tb",),
     # Added after the first selection: their β bounds a move from params of
@@ -96,7 +101,7 @@ _STARTS = pathlib.Path("runs") / "staleness"
 _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
            "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476",
-           "#8c2d04", "#dd1c77", "#08306b", "#bcbd22")  # fmt: skip
+           "#8c2d04", "#dd1c77", "#08306b", "#bcbd22", "#17becf")  # fmt: skip
 # What is asked of an objective at the lags 16 and 64.
 _TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
 _TOLD_LAGS = (0, 16, 64)
