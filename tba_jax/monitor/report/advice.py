@@ -276,6 +276,19 @@ def _is_taught(run: load.Run) -> bool:
   return losses.find(run.setting("loss", "name")).has_teacher
 
 
+def _log_alone(run: load.Run) -> list[str]:
+  """Returns what may help a policy that is trained on a log alone."""
+  loss, logged = (run.setting(name) or {} for name in ("loss", "logged"))
+  is_alone = logged.get("path") and logged.get("share") == 1
+  may_shift = loss.get("name") in losses.readers()["baseline_shift"]
+  if not (is_alone and may_shift) or loss.get("baseline_shift"):
+    return []
+  return [
+      "All data came from a log: loss.baseline_shift=-0.1 keeps the policy"
+      " nearer to it, and may teach more (docs/logged_data.md)."
+  ]
+
+
 def _groups(run: load.Run) -> list[str]:
   """Returns the shares of data without a learning signal."""
   lines = []
@@ -346,4 +359,4 @@ def advice(run: load.Run, rows: Rows) -> list[str]:
   first = [_NOT_LEARNED[kind]] if kind in _NOT_LEARNED else []
   if conclusion.learned:
     first = [*_bottleneck(run), *_lead(run, rows), *_store(run, rows)]
-  return [*first, *_staleness(run), *_groups(run)]
+  return [*first, *_log_alone(run), *_staleness(run), *_groups(run)]

@@ -229,6 +229,18 @@ class AdviceTest(absltest.TestCase):
     )
     self.assertLen(advice.advice(taught, []), 1)
 
+  def test_a_log_alone_may_need_a_lower_baseline(self):
+    def said(name="tb", share=1.0, shift=0.0):
+      loss = {"name": name, "baseline_shift": shift}
+      logged = {"path": "a.jsonl", "share": share}
+      run = _run(config={"loss": loss, "logged": logged})
+      return advice.advice(run, [])
+
+    (line,) = said()
+    self.assertIn("loss.baseline_shift=-0.1", line)
+    for others in ({"name": "gvpo"}, {"share": 0.5}, {"shift": -0.05}):
+      self.assertEqual(said(**others), [])
+
   def test_counts_copies_and_unused_completions(self):
     count = lambda n: {"completions": n}
     ledger = {
