@@ -190,7 +190,7 @@ def shifted(
   all that it has sampled. Source: AsymRE (arXiv:2506.20520), whose δV is -0.1.
 
   Args:
-    loss: [] float32, of the unit scale.
+    loss: loss of the unit scale, [] float32.
     log_ratio_BxK: [B, K] float32, log π - log a, nats; has the gradient.
     shift: δV, task units, up to 0.
   """
