@@ -8,7 +8,7 @@ On countdown (the config) and on the preferences of `configs/staleness.py`, one
 run's completions and rewards become a log, without log-probs. From the policy
 that this run started from, TB then learns from the log alone, from live
 completions alone (one step old), and from both by halves, in as many steps of
-as many completions. The folder runs/logged keeps log and results, so that later
+as many completions. `cloned` learns from the log whatever its rewards are. The folder runs/logged keeps log and results, so that later
 calls add to the table.
 """
 
@@ -37,6 +37,8 @@ _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 _LARGE_BETA = ("loss.beta=0.5", "loss.beta_final=0.5")
 # The other remedy: what the log has is not pushed down on the whole.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
+# So low that rewards hardly count: cross-entropy on all that the log has.
+_CLONING = "loss.baseline_shift=-100"
 _SHARE = "logged.share=0.5"
 # Quantities of the last evaluation: key, title, digits.
 _ENDS = {
@@ -78,6 +80,7 @@ def run(
         f"{task}-logged": (*_TB, log),
         f"{task}-logged_beta": (*_TB, log, *_LARGE_BETA),
         f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
+        f"{task}-cloned": (*_TB, log, _CLONING),
         f"{task}-both": (*_TB, log, _SHARE),
         f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
     }
