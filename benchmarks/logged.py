@@ -8,8 +8,8 @@ On countdown (the config) and on the preferences of `configs/staleness.py`, one
 run's completions and rewards become a log, without log-probs. From the policy
 that this run started from, TB then learns from the log alone, from live
 completions alone (one step old), and from both by halves, in as many steps of
-as many completions. `cloned` learns from the log whatever its rewards are. The folder runs/logged keeps log and results, so that later
-calls add to the table.
+as many completions; `cloned` learns from the log whatever its rewards are. The
+folder runs/logged keeps log and results, so that later calls add to the table.
 """
 
 from collections.abc import Mapping, Sequence
