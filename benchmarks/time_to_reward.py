@@ -58,10 +58,6 @@ OURS = {
     "ours_bounded_token": [
         "loss.correction=bounded_token", "loss.ratio_clip=0"
     ],
-    "ours_bounded_low": [
-        "loss.correction=bounded_sequence", "loss.ratio_clip=0",
-        "loss.baseline_shift=-0.1",
-    ],
     "ours_clip_low": ["loss.baseline_shift=-0.1"],
     "ours_oapl": ["loss.name=oapl", "reference.role=none"],
     "ours_ema_tb": ["loss.name=ema_tb", "reference.role=none"],
