@@ -122,7 +122,8 @@ _MEANS = {
 }  # fmt: skip
 COLORS = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#000000",
           "#56b4e9", "#999999",
-          *matplotlib.colormaps["tab10"].colors)  # fmt: skip
+          *matplotlib.colormaps["tab10"].colors,
+          *matplotlib.colormaps["Set2"].colors)  # fmt: skip
 
 matplotlib.use("agg")
 
