@@ -210,8 +210,8 @@ def member(
 
   Args:
     groups: groups of completions.
-    c: `config.loss`: `anchor` and `baseline` replace the member's own, unless
-      that is learned; then `baseline_shift` is 0.
+    c: `config.loss`: `anchor` and `baseline` replace the member's own, and
+      `baseline_shift` is added, unless the baseline is learned.
     beta: [] float32.
     anchor: the member's own anchor.
     baseline: the member's own baseline.
@@ -219,13 +219,14 @@ def member(
   """
   log_ratio_BxK, share_BxK = log_ratio(groups, c.anchor or anchor, c.ema_decay)
   kl_BxK = log_ratio_BxK if share_BxK is None else share_BxK * log_ratio_BxK
+  shift = 0.0
   if baseline not in _LEARNED:
-    baseline = c.baseline or baseline
+    baseline, shift = c.baseline or baseline, c.baseline_shift
   log_z_Bx1 = log_z(groups, baseline, kl_BxK, beta, c.baseline_temperature)
   loss, aux = squared_residual(
       log_ratio_BxK, groups.rewards_BxK, log_z_Bx1, beta, share_BxK=share_BxK
   )
-  loss = shifted(loss, log_ratio_BxK, c.baseline_shift)
+  loss = shifted(loss, log_ratio_BxK, shift)
   return (paper * loss if c.scale == "paper" else loss), aux
 
 

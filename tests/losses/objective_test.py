@@ -330,6 +330,7 @@ class ReadTest(parameterized.TestCase):
       ("scale", "paper"),
       ("anchor", "reference", "behavior"),
       ("baseline", "group", "mean"),
+      ("baseline_shift", -0.3),
       ("length_norm", "none", "max_tokens"),
       ("ties", "first"),
       ("subtb_lambda", 0.3),
