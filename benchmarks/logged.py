@@ -35,9 +35,9 @@ _TB = ("loss.name=tb", "loss.ratio_clip=0")
 _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 # The log alone: the policy never sees what its own steps lead to.
 _LARGE_BETA = ("loss.beta=0.5", "loss.beta_final=0.5")
-# The other remedy: what the log has is not pushed down on the whole.
+# A remedy: what the log has is not pushed down on the whole.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
-# So low that rewards hardly count: cross-entropy on all that the log has.
+# A shift so low that rewards hardly count: cross-entropy on the log.
 _CLONING = "loss.baseline_shift=-100"
 _SHARE = "logged.share=0.5"
 # Quantities of the last evaluation: key, title, digits.

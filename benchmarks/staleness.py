@@ -66,7 +66,7 @@ OBJECTIVES = {
     ),
     "tb_bounded_token": ("loss.name=tb", "loss.correction=bounded_token"),
     "tb_bounded": ("loss.name=tb", "loss.correction=bounded_sequence"),
-    # From later trials, too: the advantage of all data is .1 higher.
+    # Forms of later trials: the advantage of all data is .1 higher.
     "tb_low_baseline": ("loss.name=tb", "loss.baseline_shift=-0.1"),
     "tb_bounded_low": (
         "loss.name=tb",

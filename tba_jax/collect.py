@@ -35,8 +35,8 @@ class Sampled:
   prompts: P prompts.
   requests: P requests to the sampler.
   completions: completions by prompt.
-  logged_rewards: [S] float32 rewards of the prompts whose rewards were logged,
-    too, by their index among the P.
+  logged_rewards: [S] float32, logged rewards of a prompt by its index among the
+    P; the completions of prompts without are judged.
   outcomes: results of their environments, S by prompt; None without any.
   """
 
@@ -58,7 +58,7 @@ class _Begun:
   said: first words of their environments, P; empty without environments.
   completions: place among the P -> completions, of prompts that are not
     sampled: logged ones, and others whose environment failed.
-  logged_rewards: place -> [S] float32, of those whose rewards were logged, too.
+  logged_rewards: place -> [S] float32, of those whose rewards are the log's.
   outcomes: place -> results, of the others.
   """
 
@@ -129,7 +129,8 @@ class Collector:
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
       seed: seed of the random numbers; None takes the sampler's.
-      logged: completions and rewards that take the place of some samples.
+      logged: completions that take the place of some samples, and their rewards
+        if the log's are read.
       environments: environments that say the prompts and answer completions;
         None for a task without any.
       by_turn: whether groups get the rewards of turns.

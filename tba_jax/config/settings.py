@@ -655,8 +655,8 @@ SETTINGS = {
         " reward, 'log_mean_exp' of the rewards, or from baseline_file; '' is"
         " the objective's own"),
     "loss.baseline_shift": _s(
-        0.0, UP_TO_0, "added to the baseline, task units; below 0 all data gain"
-        " by it (AsymRE, arXiv:2506.20520, has -0.1)"),
+        0.0, UP_TO_0, "added to the baseline, task units; below 0 it raises"
+        " every advantage (AsymRE, arXiv:2506.20520, has -0.1)"),
     "loss.baseline_temperature": _s(
         1.0, ABOVE_0, "temperature of log_mean_exp, task units"),
     "loss.baseline_file": _s(
@@ -1008,7 +1008,8 @@ SETTINGS = {
         " prompts that it has; the others are sampled, at 1 none"),
     "logged.reward_field": _s(
         "reward", TEXT, "field with the reward, there and in"
-        " loss.baseline_file; '' = the task judges the completions"),
+        " loss.baseline_file; '' = none is read, and completions are judged as"
+        " sampled ones are"),
 
     "explore.fraction": _s(
         0.0, UNIT, "share of completions sampled at their own temperature,"

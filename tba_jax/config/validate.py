@@ -623,9 +623,13 @@ def _logs(c: Mapping[str, Any]) -> _Problems:
             " the policy that sampled; tb, tb_learned_z, gvpo, subtb and"
             " a_star_po without a correction do not"
         )
-      elif f"{field}: allowed a number" in str(error) and key == "logged.path":
-        why = "; with config.logged.reward_field = '' the task judges them"
-      yield key, f"allowed {_LOG_LINES}; {error}{why}"
+      elif f" {field}" in str(error) and key == "logged.path":
+        why = (
+            "; with config.logged.reward_field = '' they are judged as those"
+            " that are sampled"
+        )
+      lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
+      yield key, f"allowed {lines}; {error}{why}"
   if not c["logged.path"] and c["logged.share"] != 1:
     yield "logged.share", "allowed 1.0 without config.logged.path"
   if losses.baseline(loss) == "file" and not field:
@@ -636,12 +640,13 @@ def _logs(c: Mapping[str, Any]) -> _Problems:
     if c["logged.path"] and field and c[key] != allowed:
       yield key, (
           f"allowed {allowed!r} with config.logged.path, whose rewards are"
-          " those of the file; with config.logged.reward_field = '' the task"
-          " judges its completions"
+          " those of the file; with config.logged.reward_field = '' they are"
+          " judged as those that are sampled"
       )
 
 
 _LOG_LINES = "JSON lines with prompt, completion and reward"
+_LOG_LINES_WITHOUT_REWARDS = "JSON lines with prompt and completion"
 _WITH_LOGGED_REWARDS = {
     "reward.role": "searcher", "loss.reward_weight": 1.0,
     "reward.normalize_parts": False,

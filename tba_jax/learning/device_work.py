@@ -58,8 +58,8 @@ class DeviceWork:
     merger: merger of adapters into the model's params.
     checkpointer: checkpointer of this run.
     cluster: connection to the other processes.
-    task: digest of the task's prompts, which checkpoints keep; "" of those that
-      an environment says.
+    task: digest of the task's prompts, kept in checkpoints; "" if environments
+      say them.
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
     answer: result of `probe.make_answer_fn`; None publishes no probe.

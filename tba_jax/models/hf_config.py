@@ -149,6 +149,8 @@ def _run_remedy(folder: pathlib.Path) -> str:
   checkpoints, step = folder / "checkpoints", ""
   if folder.name.isdecimal() and folder.parent.name == checkpoints.name:
     checkpoints, step = folder.parent, f" {folder.name}"
+  elif folder.name == checkpoints.name:
+    checkpoints = folder
   if not checkpoints.is_dir():
     return ""
   return (

@@ -94,7 +94,7 @@ class LoggedSampler:
   def draw(
       self, prompt_id: int, visit: int, num_completions: int, version: int
   ) -> tuple[types.Completions, np.ndarray | None]:
-    """Returns S completions of a prompt, and their rewards if the log has any.
+    """Returns S completions of a prompt, and their rewards, None if not read.
 
     Visits take turns through the log; fewer than S are repeated. A version that
     is not known, or is yet to come, is -1: one step older than the first

@@ -664,6 +664,10 @@ def _loss_config(
           f"loss_fn_config.{key}: correction {own!r} does not read it;"
           f" allowed with {', '.join(by_correction[f'loss.{key}'])}"
       )
+  # Settings of the server's own objective.
+  for key in PASS_SETTINGS:
+    if name not in readers.get(key, (name,)):
+      c[key] = settings_lib.SETTINGS[f"loss.{key}"].default
   needs_clip = c.correction in build.CLIPS or (
       not c.correction and build.find(name).needs_ratio_clip
   )

@@ -281,7 +281,7 @@ class EverySettingTest(parameterized.TestCase):
     step = run / "checkpoints" / "80"
     step.mkdir(parents=True)
     (run / "config.json").write_text("{}")
-    for folder, operand in ((run, ""), (step, " 80")):
+    for folder, operand in ((run, ""), (step.parent, ""), (step, " 80")):
       with self.assertRaisesRegex(
           ValueError,
           f"{folder}: .*; it is a run: .*--program=export --workdir={run}"

@@ -329,7 +329,7 @@ class RunTest(absltest.TestCase):
       work.save(0, {}, wait=True)
       work.close()
       make()[0].close()
-      # As if the file with the prompts had changed.
+      # Other prompts of the same number, as of a changed file.
       changed = config.copy_and_resolve_references()
       changed.task.split_seed = 1
       with self.assertRaisesRegex(ValueError, "config.task: the training prom"):

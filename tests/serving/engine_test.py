@@ -299,6 +299,16 @@ class EngineTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         _loss_config("tb", changes)
 
+  def test_a_pass_has_no_settings_of_another_objective(self):
+    config = serving_case.make_config()
+    with config.unlocked():
+      config.loss.baseline_shift = -0.1
+    made = lambda name: engine_lib.training.objective_config(
+        config, name, {"beta": 0.1}
+    )
+    self.assertEqual(made("tb").loss.baseline_shift, -0.1)
+    self.assertEqual(made("gvpo").loss.baseline_shift, 0.0)
+
   def test_refuses_a_config_whose_settings_it_would_not_apply(self):
     for section, key, value in (
         ("loss", "reward_weight", 2.0),

@@ -280,8 +280,7 @@ def _log_alone(run: load.Run) -> list[str]:
   """Returns what may help a policy that is trained on a log alone."""
   loss, logged = (run.setting(name) or {} for name in ("loss", "logged"))
   is_alone = logged.get("path") and logged.get("share") == 1
-  may_shift = loss.get("name") in losses.readers()["baseline_shift"]
-  if not (is_alone and may_shift) or loss.get("baseline_shift"):
+  if not is_alone or loss.get("name") != "tb" or loss.get("baseline_shift"):
     return []
   return [
       "All data came from a log: loss.baseline_shift=-0.1 keeps the policy"

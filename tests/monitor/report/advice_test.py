@@ -238,7 +238,7 @@ class AdviceTest(absltest.TestCase):
 
     (line,) = said()
     self.assertIn("loss.baseline_shift=-0.1", line)
-    for others in ({"name": "gvpo"}, {"share": 0.5}, {"shift": -0.05}):
+    for others in ({"name": "oapl"}, {"share": 0.5}, {"shift": -0.05}):
       self.assertEqual(said(**others), [])
 
   def test_counts_copies_and_unused_completions(self):
