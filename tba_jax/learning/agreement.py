@@ -34,6 +34,8 @@ _SCHEMA = {"place": str, "settings": dict, "digests": dict}
 _PAUSE_S = 0.1
 # Number of training prompts that are compared, evenly spaced.
 _NUM_PROMPTS = 64
+# Settings that name a file whose content is compared.
+_FILES = ("logged.path", "loss.baseline_file")
 # Fields of a model that depend on the host's device.
 _DTYPES = ("param_dtype", "compute_dtype")
 
@@ -73,7 +75,11 @@ def _digests(
     folder = config.reference.init or policy.folder
     parts["config.reference"] = lora.base_name(folder, config.seed)
   digests = {key: _digest(value) for key, value in parts.items()}
-  return digests | {"config.task": task_digest(policy.task)}
+  digests["config.task"] = task_digest(policy.task)
+  named = {key: load.flatten(config.to_dict())[key] for key in _FILES}
+  return digests | {
+      f"config.{key}": _file_digest(path) for key, path in named.items() if path
+  }
 
 
 def task_digest(task: tasks_base.Task) -> str:
@@ -85,6 +91,11 @@ def task_digest(task: tasks_base.Task) -> str:
 def _digest(value: Any) -> str:
   text = json.dumps(value, default=str)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _file_digest(path: str) -> str:
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def encode(mine: Mapping[str, Any], run: run_directory.Run) -> bytes:

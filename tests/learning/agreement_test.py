@@ -201,6 +201,20 @@ class AgreementTest(absltest.TestCase):
     other_data = digests(task__split_seed=5)
     self.assertNotEqual(mine["config.task"], other_data["config.task"])
 
+  def test_digests_depend_on_the_content_of_logs_alone(self):
+    def digests(text, name):
+      path = self.create_tempfile(name, text).full_path
+      for key in ("logged__path", "loss__baseline_file"):
+        config = base_config.make(init="scratch", **{key: path})
+        made = policy.make_policy(config, "unused")
+        yield agreement.describe(config, _RUN, made)["digests"][
+            "config." + key.replace("__", ".")
+        ]
+
+    self.assertEqual([*digests("a\n", "a")], [*digests("a\n", "b")])
+    for one, other in zip(digests("a\n", "a"), digests("a\nb\n", "c")):
+      self.assertNotEqual(one, other)
+
 
 class CheckProcessesTest(absltest.TestCase):
 
