@@ -186,7 +186,7 @@ git checkout -q --detach origin/$REVISION 2>/dev/null \
   || git checkout -q --detach $REVISION
 [ -d .venv ] || { python3 -m pip install -q --user uv
   python3 -m uv venv -q --seed --python 3.12 .venv; }
-.venv/bin/pip install -q -c constraints.txt -e '.[$EXTRA]'"
+.venv/bin/pip install -q -c constraints.txt -e '.[data,$EXTRA]'"
 }
 
 # set_index SLICE: shell of a worker that sets INDEX, its number in the trainer.

@@ -444,6 +444,9 @@ _READ_WITH = (
       if name not in _SET_WITH_A_SWITCH),
     *((key, "loss.correction", names)
       for key, names in settings.READ_BY_CORRECTIONS.items()),
+    ("loss.missing_stop_reward", "loss.missing_stop", ("replace", "add")),
+    ("lora.alpha", "lora.rank", "above 0"),
+    ("lora.targets", "lora.rank", "above 0"),
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),

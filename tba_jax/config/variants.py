@@ -165,6 +165,12 @@ def set_rounds(
   c.search.prompts_per_round = min(
       c.search.prompts_per_round, mini_batches * c.train.prompts_per_batch
   )
+  c.search.wait_for_fresh = True
   c.replay.recent_fraction = 1.0
   c.replay.dedupe = False
+  c.replay.skip_equal_rewards = False
   c.replay.warm_start_completions = 0
+  c.replay_filter.similarity = "none"
+  c.replay_filter.evict = "oldest"
+  c.replay_filter.freeze_step = 0
+  c.replay_filter.duplicates = "newest"

@@ -133,7 +133,6 @@ def try_reward(config: ml_collections.ConfigDict) -> None:
     # A reward may refuse a text that is no answer.
     for text in dict.fromkeys((right, base.plain_text(prompt), "1")):
       request = judges.Request(base.TRAIN, 0, text)
-      events.clear()
       judged = judge.judge([request])[0]
       if judged.failure in ("", "deadline"):
         break

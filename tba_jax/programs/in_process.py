@@ -77,7 +77,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
     RuntimeError: the run failed.
     KeyboardInterrupt: interrupted by the user; nothing is left of the run.
   """
-  validate.validate(config)
+  validate.validate(config, program="one_process")
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)
   accelerators.prepare()

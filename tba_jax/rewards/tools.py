@@ -103,6 +103,10 @@ class Environment:
     get = getattr(self._inner, "get_reward", None)
     if get is not None and inspect.signature(get).parameters:
       return get(text) if is_last else 0.0
+    if get is None and is_last and not hasattr(self._inner, "reward"):
+      raise TypeError(
+          f"{type(self._inner).__name__} has neither get_reward() nor reward"
+      )
     whole = getattr(self._inner, "reward", 0.0) if get is None else get()
     added, self._reward = whole - self._reward, whole
     return added

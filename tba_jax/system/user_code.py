@@ -123,5 +123,9 @@ def problem_of_file(text: str) -> str:
       names.add(node.name)
   if name in names:
     return ""
-  functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
-  return f"{path} defines no {name!r}; its functions: {', '.join(functions)}"
+  kinds = ast.FunctionDef, ast.ClassDef
+  defined = [n.name for n in tree.body if isinstance(n, kinds)]
+  return (
+      f"{path} defines no {name!r}; it defines"
+      f" {', '.join(defined) or 'no function or class'}"
+  )

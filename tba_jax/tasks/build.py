@@ -64,8 +64,8 @@ def find(name: Any) -> type[base.Task]:
     cls = getattr(importlib.import_module(module), attribute)
   except Exception as error:  # User code may raise anything.
     raise ValueError(
-        f"config.task.name={name!r}: allowed a class that can be imported;"
-        f" {type(error).__name__}: {error}"
+        f"config.task.name={name!r}: allowed a class that can be imported,"
+        f" from a folder in PYTHONPATH; {type(error).__name__}: {error}"
     ) from error
   if not (isinstance(cls, type) and issubclass(cls, base.Task)):
     raise ValueError(

@@ -103,6 +103,7 @@ def _replay(
 ) -> int:
   """Trains steps `first` to `last` again; see `run`."""
   folder = pathlib.Path(workdir).absolute()
+  run_directory.load_config(workdir)
   recording = decisions.read(folder)
   # Opening checkpoints removes what a run there is writing.
   with contextlib.ExitStack() as closing:

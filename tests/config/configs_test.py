@@ -548,6 +548,15 @@ class PaperTest(parameterized.TestCase):
     c = _config("tldr:method=rloo,samples=4")
     self.assertEqual(c.train.prompts_per_batch, 128)
 
+  def test_rounds_fit_a_config_that_filters_its_replay(self):
+    c = _config("countdown:quick")
+    self.assertTrue(c.replay.skip_equal_rewards)
+    c.search.wait_for_fresh = False
+    c.replay_filter.evict = "redundant"
+    c.replay_filter.similarity = "edit"
+    variants.set_rounds(c, mini_batches=2)
+    validate.validate(c)
+
   @parameterized.parameters(*_BATCHES)
   def test_fine_tuning_and_reward_model_are_those_of_the_paper(self, model):
     c = _config(f"tldr_reward_model:model={model}")

@@ -114,7 +114,7 @@ class LossTest(parameterized.TestCase):
     for name, pattern in (
         (
             f"{self.path}:rihgt",
-            "defines no 'rihgt'; its functions: right, bare",
+            "defines no 'rihgt'; it defines right, bare",
         ),
         ("/nowhere/l.py:right", "/nowhere/l.py: there is no such file"),
     ):
@@ -135,7 +135,7 @@ class RewardTest(parameterized.TestCase):
     self.fields = {"name": "own"}
     for split in ("train", "test"):
       path = folder / f"{split}.jsonl"
-      rows = [{"prompt": f"{split} {i}", "answer": "1"} for i in range(4)]
+      rows = [{"prompt": f"{split} {i}", "answer": "4"} for i in range(4)]
       path.write_text("".join(json.dumps(row) + "\n" for row in rows))
       self.fields[split] = str(path)
 

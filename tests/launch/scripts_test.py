@@ -483,7 +483,10 @@ class ScriptsTest(parameterized.TestCase):
     copied = re.findall(r"^COPY (.+) \S+$", text, re.M)
     for name in " ".join(copied).split():
       self.assertTrue((_ROOT / name).exists(), name)
-    self.assertContainsSubset({"tba_jax", "configs", "launch"}, copied)
+    # Configs name environments among the examples.
+    self.assertContainsSubset(
+        {"tba_jax", "configs", "examples", "launch"}, copied
+    )
     self.assertIn("USER tba", text)
 
 

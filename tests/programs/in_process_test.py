@@ -51,6 +51,9 @@ class InProcessTest(absltest.TestCase):
     before = self.files()
     with self.assertRaisesRegex(ValueError, "loss.beta = -1"):
       tba_jax.train(self.make_config("loss.beta=-1"))
+    # Threads of one process share its devices.
+    with self.assertRaisesRegex(ValueError, "mesh.fsdp = 2: allowed 1"):
+      tba_jax.train(self.make_config("mesh.fsdp=2"))
     with (
         mock.patch.object(roles, "train", side_effect=KeyboardInterrupt),
         mock.patch.object(accelerators, "prepare") as prepare,

@@ -152,6 +152,21 @@ class ToolsTest(parameterized.TestCase):
     said = tools.wrap(inner).step("look_up: a")[0]
     self.assertEqual(said, "error: give a JSON object with word, most, kind\n")
 
+  def test_a_class_of_tools_without_a_reward_is_an_error_at_its_end(self):
+    class Forgot:
+
+      def reset(self, seed):
+        return "Look."
+
+      def look(self) -> str:
+        return "nothing"
+
+    env = tools.wrap(Forgot())
+    env.reset(0)
+    self.assertEqual(env.step(call("look"))[1], 0.0)
+    with self.assertRaisesRegex(TypeError, "Forgot has neither get_reward"):
+      env.step("No more.")
+
   def test_functions_may_be_listed_as_tools(self):
     inner = Echo()
     inner.tools = [look_up]

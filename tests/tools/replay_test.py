@@ -179,9 +179,11 @@ class ReplayTest(absltest.TestCase):
       self.assertEqual(status, 2)
       self.assertRegex(errors, error)
     (empty := self.folder / "empty").mkdir()
-    status, _, errors = self.replay(workdir=empty)
-    self.assertEqual(status, 2)
-    self.assertIn("there is no record", errors)
+    for error in ("empty: no run is there", "there is no record"):
+      status, _, errors = self.replay(workdir=empty)
+      self.assertEqual(status, 2)
+      self.assertIn(error, errors)
+      shutil.copy(self.whole / "config.json", empty)
 
   def test_a_step_s_file_is_computed_again(self):
     status, out, _ = self.replay("8", "11", "--export_step=10")
