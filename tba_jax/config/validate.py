@@ -445,7 +445,6 @@ _READ_WITH = (
     *((key, "loss.correction", names)
       for key, names in settings.READ_BY_CORRECTIONS.items()),
     ("loss.missing_stop_reward", "loss.missing_stop", ("replace", "add")),
-    ("lora.alpha", "lora.rank", "above 0"),
     ("lora.targets", "lora.rank", "above 0"),
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
     ("reference.ema_decay", "reference.mode", ("ema",)),
