@@ -9,6 +9,7 @@ and end, hang or crash as user code may.
 from collections.abc import Mapping
 import functools
 import json
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -21,14 +22,16 @@ LOSS, REWARD, PROMPT, LOG = "loss", "reward", "prompt", "log"
 # Beside the deadline of a reward: imports, data, the start of a reward worker,
 # and the trace of a loss.
 _DEADLINE_S = 180.0
+# Seconds per byte of a log, most of which its tokens take.
+_LOG_S = 2e-6
 _MAX_ERROR = 300
 # Programs that compute losses, and those that judge completions.
 _WITH_LOSS = ("train", "trainer", "one_process", "plan", "sweep")
 _WITH_REWARD = (*_WITH_LOSS, "sft", "evaluate", "searcher")
 # Programs that a user starts, whose policy reads what environments say first.
 _WITH_PROMPT = ("train", "one_process", "plan", "sft", "evaluate")
-# Programs that take completions of a log in the place of samples.
-_WITH_LOG = ("train", "trainer", "one_process", "plan", "searcher")
+# Programs that read completions of a log, or baselines.
+_WITH_LOG = ("train", "trainer", "one_process", "plan", "searcher", "sweep")
 _USER_FIELDS = ("rewards", "reason")
 
 
@@ -85,7 +88,11 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _problems(text: str) -> tuple[str, ...]:
-  deadline_s = _DEADLINE_S + json.loads(text)[0]["reward"]["deadline_s"]
+  config, _ = json.loads(text)
+  deadline_s = _DEADLINE_S + config["reward"]["deadline_s"]
+  for path in (config["logged"]["path"], config["loss"]["baseline_file"]):
+    if path:
+      deadline_s += _LOG_S * pathlib.Path(path).stat().st_size
   try:
     done = subprocess.run(
         [sys.executable, "-m", "tba_jax.learning.rehearsal"],

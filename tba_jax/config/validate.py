@@ -64,7 +64,7 @@ _SECTIONS_OF = {
     "serve": (*_MODEL, "serve"),
     "sweep": (
         *_MODEL, "optimizer", "sft", "sweep", "reference", "rounds", "loss",
-        "tempering", "explore", "train", "evaluate", "reward",
+        "tempering", "explore", "train", "evaluate", "reward", "logged",
     ),
     "store": ("store",),
     "status": ("store",),
@@ -376,9 +376,10 @@ _REQUIRED = (
     ("loss.reward_weight", lambda v: v != 1, {"search.order": ("shuffled",)}),
     ("loss.reward_weight", operator.not_,
      {"replay.skip_equal_rewards": (False,), "replay.selection": ("uniform",)}),
-    # One reward is always equal to itself.
+    # One reward is always equal to itself, and has no deviation.
     ("search.samples_per_prompt", lambda v: v == 1,
-     {"replay.skip_equal_rewards": (False,)}),
+     {"replay.skip_equal_rewards": (False,),
+      "reward.normalize_parts": (False,)}),
     # The step computes the teacher's distributions; rewards are not read.
     ("loss.name", lambda v: losses.find(v).has_teacher,
      {"reference.role": ("trainer",), "reference.mode": ("fixed",),
@@ -578,7 +579,7 @@ def _family(c: Mapping[str, Any]) -> _Problems:
         " 'behavior' or 'ema', and policy gradients at config.loss.beta = 0"
     )
   if anchor in ("behavior", "ema"):
-    for key in ("gamma", "gamma_final"):
+    for key in ("gamma", "gamma_final", "tau", "tau_final"):
       if c[f"tempering.{key}"] != 1:
         yield f"tempering.{key}", (
             f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
@@ -606,8 +607,10 @@ def _distills(c: Mapping[str, Any]) -> _Problems:
 def _logs(c: Mapping[str, Any]) -> _Problems:
   """Files of logged completions can be read, and have what the loss needs."""
   loss, field = _loss(c), c["logged.reward_field"]
+  optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
+  needs_logprobs = losses.needs_logprobs(loss, optimizer)
   for key, is_read, needs_logprobs in (
-      ("logged.path", bool(c["logged.path"]), losses.reads_behavior(loss)),
+      ("logged.path", bool(c["logged.path"]), needs_logprobs),
       ("loss.baseline_file", losses.baseline(loss) == "file", False),
   ):
     if not c[key] or not is_read or processes.SUPERVISED in os.environ:
@@ -623,7 +626,9 @@ def _logs(c: Mapping[str, Any]) -> _Problems:
             f": config.loss.name = {c['loss.name']!r} with"
             f" config.loss.correction = {c['loss.correction']!r} reads those of"
             " the policy that sampled; tb, tb_learned_z, gvpo, subtb and"
-            " a_star_po without a correction do not"
+            " a_star_po without a correction do not, but config.optimizer."
+            f"sample_share_power = {c['optimizer.sample_share_power']} above 0"
+            " does"
         )
       elif f" {field}" in str(error) and key == "logged.path":
         why = (
@@ -638,6 +643,12 @@ def _logs(c: Mapping[str, Any]) -> _Problems:
     yield "logged.reward_field", (
         "allowed the name of a field with config.loss.baseline = 'file'"
     )
+  for key, allowed in _WITH_BASELINE_FILE.items():
+    if losses.baseline(loss) == "file" and c[key] != allowed:
+      yield key, (
+          f"allowed {allowed!r} with config.loss.baseline = 'file', whose"
+          " values come from the rewards of the file"
+      )
   for key, allowed in _WITH_LOGGED_REWARDS.items():
     if c["logged.path"] and field and c[key] != allowed:
       yield key, (
@@ -651,7 +662,11 @@ _LOG_LINES = "JSON lines with prompt, completion and reward"
 _LOG_LINES_WITHOUT_REWARDS = "JSON lines with prompt and completion"
 _WITH_LOGGED_REWARDS = {
     "reward.role": "searcher", "loss.reward_weight": 1.0,
-    "reward.normalize_parts": False,
+    "reward.normalize_parts": False, "loss.missing_stop": "keep",
+}  # fmt: skip
+# Values of a file of baselines come from its rewards as they are.
+_WITH_BASELINE_FILE = {
+    "reward.normalize_parts": False, "loss.missing_stop": "keep",
 }  # fmt: skip
 
 

@@ -220,7 +220,7 @@ def try_log(config: ml_collections.ConfigDict) -> None:
         config,
         task,
         tokenizer,
-        needs_logprobs=losses.reads_behavior(config.loss),
+        needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
     )
   if losses.baseline(config.loss) == "file":
     tasks_logged.values(

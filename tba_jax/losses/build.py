@@ -280,6 +280,16 @@ def reads_behavior(c: Mapping[str, Any]) -> bool:
   )
 
 
+def needs_logprobs(c: Mapping[str, Any], optimizer: Mapping[str, Any]) -> bool:
+  """Returns whether a completion must come with log-probs of who sampled it.
+
+  Args:
+    c: `config.loss`.
+    optimizer: `config.optimizer`, whose rate may follow the ratios.
+  """
+  return reads_behavior(c) or optimizer["sample_share_power"] > 0
+
+
 @functools.cache
 def find(name: Any) -> Objective:
   """Returns the objective of `config.loss.name`; does not load its function.

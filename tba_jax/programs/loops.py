@@ -86,7 +86,7 @@ def make_logged(
       config,
       policy.task,
       policy.tokenizer,
-      needs_logprobs=losses.reads_behavior(config.loss),
+      needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
   )
 
 

@@ -51,13 +51,14 @@ _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
 PASS_SETTINGS = (
     "scale", "beta", "correction", "ratio_clip", "clip_high", "ratio_cap",
     "moment_cap", "anchor", "ema_decay", "baseline", "baseline_shift",
-    "baseline_temperature", "behavior_logprobs", "length_norm", "ties",
+    "baseline_temperature", "length_norm", "ties",
 )  # fmt: skip
 # Settings that have no effect in a server, and the only value of each. Those of
 # sampling come with each request.
 _FIXED_SETTINGS = {
     "loss.reward_weight": 1.0, "loss.missing_stop": "keep",
-    "loss.entropy_weight": 0.0, "sampling.top_k": 0, "sampling.top_p": 1.0,
+    "loss.entropy_weight": 0.0, "loss.behavior_logprobs": "sampler",
+    "sampling.top_k": 0, "sampling.top_p": 1.0,
     "sampling.min_p": 0.0, "sampling.stop_strings": "",
 }  # fmt: skip
 

@@ -266,6 +266,7 @@ class RewardTest(parameterized.TestCase):
         ({**plain, "logged.path": "l.jsonl"}, "sft", ()),
         ({**plain, "loss.name": "a_star_po"}, "plan", ("log",)),
         ({**plain, "loss.baseline": "file"}, "train", ("log",)),
+        ({**plain, "loss.baseline": "file"}, "sweep", ("log",)),
     ):
       self.assertEqual(own_code.parts({**values, **task}, program), tried)
 

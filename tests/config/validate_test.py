@@ -267,6 +267,18 @@ class RelationsTest(parameterized.TestCase):
       (dict(logged__path="/no/such"), "logged.path"),
       (dict(reward__normalize_parts=True), "reward.normalize_parts"),
       (
+          dict(
+              loss__name="ppo",
+              loss__ratio_clip=0.2,
+              search__samples_per_prompt=1,
+              train__completions_per_prompt=1,
+              reward__normalize_parts=True,
+          ),
+          "reward.normalize_parts",
+      ),
+      (dict(lora__targets="q,v"), "lora.targets"),
+      (dict(loss__missing_stop_reward=-5.0), "loss.missing_stop_reward"),
+      (
           dict(loss__reward_weight=0.0, loss__name="online_dpo"),
           "loss.reward_weight",
       ),
@@ -495,6 +507,10 @@ class RelationsTest(parameterized.TestCase):
       (dict(tokenizer__source="/no/such/folder"), "tokenizer.source"),
       # Exploration and tempering.
       (dict(tempering__tau=2.0, loss__name="rloo"), "tempering.tau"),
+      (
+          dict(tempering__tau=2.0, loss__name="tb", loss__anchor="behavior"),
+          "tempering.tau",
+      ),
       (dict(tempering__gamma_final=0.0), "tempering.gamma_final"),
       (dict(explore__min_tokens=24), "explore.min_tokens"),
       (dict(explore__min_temperature=2.0), "explore.min_temperature"),
@@ -628,6 +644,7 @@ class RelationsTest(parameterized.TestCase):
         dict(loss__name="oapl"),
         dict(loss__name="tb", loss__ratio_clip=0.2),
         dict(loss__name="gvpo", loss__anchor="behavior"),
+        dict(loss__name="tb", optimizer__sample_share_power=1.0),
     ):
       (problem,) = _problems(make(**changes))
       self.assertRegex(
@@ -654,16 +671,22 @@ class RelationsTest(parameterized.TestCase):
         ("loss__reward_weight", 0.5),
         ("reward__normalize_parts", True),
         ("reward__role", "trainer"),
+        ("loss__missing_stop", "replace"),
     ):
       told = f"config.{key.replace('__', '.')} = {value!r}: allowed"
       self.assertIn(told, "".join(_problems(make(1, **{key: value}))))
-    no_field = base_config.make(
-        loss__baseline="file",
-        loss__baseline_file=paths[1],
-        logged__reward_field="",
-    )
-    told = "".join(_problems(no_field))
-    self.assertIn("config.logged.reward_field = ''", told)
+    for key, value in (
+        ("logged__reward_field", ""),
+        ("reward__normalize_parts", True),
+        ("loss__missing_stop", "add"),
+    ):
+      with_file = base_config.make(
+          loss__baseline="file",
+          loss__baseline_file=paths[1],
+          **{key: value},
+      )
+      told = "".join(_problems(with_file))
+      self.assertIn(f"config.{key.replace('__', '.')} = {value!r}", told)
 
   def test_a_loss_of_one_s_own_may_read_all_settings(self):
     own = "def loss(groups, c, beta): return beta * 0.0, {}"

@@ -313,6 +313,7 @@ class EngineTest(absltest.TestCase):
     for section, key, value in (
         ("loss", "reward_weight", 2.0),
         ("loss", "missing_stop", "add"),
+        ("loss", "behavior_logprobs", "recomputed"),
         ("sampling", "min_p", 0.1),
         ("sampling", "stop_strings", '["x"]'),
     ):
