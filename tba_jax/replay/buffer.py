@@ -632,6 +632,8 @@ class ReplayBuffer:
       first = prompt.first_after(oldest, self.table.arrivals)
       # Too few are filled up with the newest of the others.
       rows = rows[min(first, max(len(rows) - count, 0)) :]
+      if self._replay.skip_equal_rewards:
+        rows = self._without_equal_groups(rows, count)
     elif self._replay.selection == "reward":
       temperature = self._reward_temperature(self._sample_step)
       chosen = selection.choose_by_reward(
@@ -639,6 +641,13 @@ class ReplayBuffer:
       )
       return rows[chosen]
     return rows[selection.choose_uniform(self._rng, len(rows), count)]
+
+  def _without_equal_groups(self, rows: np.ndarray, count: int) -> np.ndarray:
+    """Leaves out groups of equal rewards, unless fewer than `count` remain."""
+    groups, rewards = self.table.groups[rows], self.table.rewards[rows]
+    mixed = [g for g in np.unique(groups) if np.ptp(rewards[groups == g])]
+    kept = rows[np.isin(groups, mixed)]
+    return kept if len(kept) >= count else rows
 
   def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> Draw:
     """Copies rows out of the table."""

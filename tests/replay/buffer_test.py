@@ -241,6 +241,17 @@ class SampleTest(absltest.TestCase):
     buffer.insert(make_group(1, [[5], [6]], rewards=[0, 1]), 1)
     self.assertIn(1, buffer.sample(2, 2, 1).prompt_ids)
 
+  def test_groups_of_equal_rewards_are_left_out_of_their_prompt_s_draws(self):
+    buffer = make_buffer(skip_equal_rewards=True)
+    buffer.insert(make_group(1, [[1], [2]], rewards=[0, 1]), 0)
+    buffer.insert(make_group(1, [[3], [4]], rewards=[1, 1]), 0)
+    for _ in range(20):
+      draw = buffer.sample(1, 2, 0)
+      self.assertTrue(draw.recent.all())
+      self.assertEqual(first_tokens(draw), {1, 2})
+    # Fewer than a group has are filled up.
+    self.assertEqual(first_tokens(buffer.sample(1, 4, 0)), {1, 2, 3, 4})
+
   def test_columns_have_their_values_and_dtypes(self):
     buffer = make_buffer()
     buffer.insert(make_group(2, [[4, 5, 0]], rewards=[0.5], version=7), 9)
