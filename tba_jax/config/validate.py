@@ -552,19 +552,10 @@ def _family(c: Mapping[str, Any]) -> _Problems:
         + f", which is config.loss.name = {name!r}'s own"
         * (not c["loss.baseline"])
     )
-  if baseline == "file" and c["loss.reward_weight"] != 1:
-    yield "loss.reward_weight", (
-        "allowed 1.0 with a baseline from a file, whose rewards are as they are"
-    )
-  for key, is_read, reader in (
-      ("ema_decay", anchor == "ema", "anchor = ema"),
-      ("baseline_file", baseline == "file", "baseline = file"),
-      ("baseline_temperature", baseline in ("log_mean_exp", "file"),
-       "baseline = log_mean_exp, file"),
-  ):  # fmt: skip
+  for key, reader in losses.unread(loss).items():
     key = f"loss.{key}"
     default = settings.SETTINGS[key].default
-    if c[key] != default and not is_read and ".py:" not in name:
+    if c[key] != default and ".py:" not in name:
       yield key, (
           f"allowed {default!r} with config.loss.name = {name!r}, config."
           f"loss.anchor = {c['loss.anchor']!r} and config.loss.baseline ="
@@ -666,7 +657,8 @@ _WITH_LOGGED_REWARDS = {
 }  # fmt: skip
 # Values of a file of baselines come from its rewards as they are.
 _WITH_BASELINE_FILE = {
-    "reward.normalize_parts": False, "loss.missing_stop": "keep",
+    "loss.reward_weight": 1.0, "reward.normalize_parts": False,
+    "loss.missing_stop": "keep",
 }  # fmt: skip
 
 

@@ -280,6 +280,20 @@ def reads_behavior(c: Mapping[str, Any]) -> bool:
   )
 
 
+def unread(c: Mapping[str, Any]) -> dict[str, str]:
+  """Returns settings of anchors and baselines that nothing reads.
+
+  The value of each is the setting that would read it.
+  """
+  rows = (
+      ("ema_decay", anchor(c) == "ema", "anchor = ema"),
+      ("baseline_file", baseline(c) == "file", "baseline = file"),
+      ("baseline_temperature", baseline(c) in ("log_mean_exp", "file"),
+       "baseline = log_mean_exp, file"),
+  )  # fmt: skip
+  return {key: reader for key, is_read, reader in rows if not is_read}
+
+
 def needs_logprobs(c: Mapping[str, Any], optimizer: Mapping[str, Any]) -> bool:
   """Returns whether a completion must come with log-probs of who sampled it.
 

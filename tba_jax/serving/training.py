@@ -665,6 +665,10 @@ def _loss_config(
           f"loss_fn_config.{key}: correction {own!r} does not read it;"
           f" allowed with {', '.join(by_correction[f'loss.{key}'])}"
       )
+    if reader := build.unread(c).get(key):
+      raise ValueError(
+          f"loss_fn_config.{key}: nothing reads it; allowed with {reader}"
+      )
   # Settings of the server's own objective.
   for key in PASS_SETTINGS:
     if name not in readers.get(key, (name,)):

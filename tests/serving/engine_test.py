@@ -295,6 +295,8 @@ class EngineTest(absltest.TestCase):
         ({"correction": "cispo"}, "correction 'cispo': needs ratio_clip"),
         ({"ties": "first"}, "loss_fn='tb' does not read it"),
         ({"moment_cap": 1.0}, "correction 'none' does not read it"),
+        ({"ema_decay": 0.5}, "nothing reads it; allowed with anchor = ema"),
+        ({"behavior_logprobs": "recomputed"}, "behavior_logprobs: allowed"),
     ):
       with self.assertRaisesRegex(ValueError, message):
         _loss_config("tb", changes)
