@@ -9,7 +9,7 @@ and end, hang or crash as user code may.
 from collections.abc import Mapping
 import functools
 import json
-import pathlib
+import os
 import subprocess
 import sys
 from typing import Any
@@ -91,8 +91,9 @@ def _problems(text: str) -> tuple[str, ...]:
   config, _ = json.loads(text)
   deadline_s = _DEADLINE_S + config["reward"]["deadline_s"]
   for path in (config["logged"]["path"], config["loss"]["baseline_file"]):
-    if path:
-      deadline_s += _LOG_S * pathlib.Path(path).stat().st_size
+    # A loss of one's own may leave a missing file unread.
+    if os.path.isfile(path):
+      deadline_s += _LOG_S * os.path.getsize(path)
   try:
     done = subprocess.run(
         [sys.executable, "-m", "tba_jax.learning.rehearsal"],

@@ -76,9 +76,11 @@ def _digests(
     parts["config.reference"] = lora.base_name(folder, config.seed)
   digests = {key: _digest(value) for key, value in parts.items()}
   digests["config.task"] = task_digest(policy.task)
-  named = {key: load.flatten(config.to_dict())[key] for key in _FILES}
+  settings = load.flatten(config.to_dict())
   return digests | {
-      f"config.{key}": _file_digest(path) for key, path in named.items() if path
+      f"config.{key}": _file_digest(settings[key])
+      for key in _FILES
+      if settings[key]
   }
 
 
