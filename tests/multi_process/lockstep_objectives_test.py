@@ -54,8 +54,12 @@ _OWN = {
         **_INTERRUPTED,
     }
 }
-# Its own correction reads no clip.
-_CHANGES = {"flowrl": {"loss.ratio_clip": 0.0}}
+_CHANGES = {
+    # Its values come from the rewards of a file, which are as they stand.
+    "a_star_po": {"loss.missing_stop": "keep"},
+    # Its own correction reads no clip.
+    "flowrl": {"loss.ratio_clip": 0.0},
+}
 _OF_VALUES = ("ppo", "subtb", "flowrl")
 _DEADLINE_S = 120.0
 # Residuals with and without values, reference and file; policy gradients with
