@@ -125,7 +125,8 @@ class Tokenizer:
     self._chat = chat
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
-    self.turn_ends = self.stop_ids | self._turn_end()
+    self._turn_end = self._find_turn_end()
+    self.turn_ends = self.stop_ids | {self._turn_end}
     self.stop_ids |= self.turn_ends
 
   def encode(self, text: str) -> list[int]:
@@ -223,6 +224,14 @@ class Tokenizer:
         return ids[: at + 1], start
     return [*ids, self.eos_id], start
 
+  def stop_id(self, prompt: str | Messages) -> int:
+    """Returns the id that ends an answer to a prompt.
+
+    It is the one that ends a turn in the chat template where the prompt is a
+    chat, else the stop token.
+    """
+    return self.eos_id if self._messages(prompt) is None else self._turn_end
+
   def prompt_text(self, prompt: str | Messages) -> str:
     """Returns a prompt's text with the chat template's special tokens."""
     messages = self._messages(prompt)
@@ -301,10 +310,10 @@ class Tokenizer:
         " it, or prompts as text"
     )
 
-  def _turn_end(self) -> frozenset[int]:
-    """Returns the special token that ends the assistant's turn, or nothing."""
+  def _find_turn_end(self) -> int:
+    """Returns the special token that ends the assistant's turn, or `eos_id`."""
     if not self.chat_template:
-      return frozenset()
+      return self.eos_id
     answer = "answer"
     chat = [
         {"role": "user", "content": "question"},
@@ -313,10 +322,11 @@ class Tokenizer:
     try:
       text = self.chat_text(chat, asks=False)
     except ValueError:  # A template of another kind of chat.
-      return frozenset()
+      return self.eos_id
     ids = self.encode(text.rpartition(answer)[2])[:1]
     special = self._fast.added_tokens_decoder
-    return frozenset(i for i in ids if i in special and special[i].special)
+    ends = (i for i in ids if i in special and special[i].special)
+    return next(ends, self.eos_id)
 
   def encode_answer(self, said: str | Messages) -> list[int]:
     """Returns the ids that follow a turn of the policy and its stop token.

@@ -613,9 +613,20 @@ def _completion_tokens(
   else:
     ids = list(_check_ids(name, record[name], source))
   if config.generate.append_stop_token:
-    ids.append(source.tokenizer.eos_id)
+    ids.append(_stop_id(config, source, record))
   _check_length(config, "completion", ids)
   return ids
+
+
+def _stop_id(
+    config: ml_collections.ConfigDict,
+    source: model_source.Source,
+    record: Record,
+) -> int:
+  """Returns the id that ends a completion of a record's prompt."""
+  if config.generate.chat or "messages" in record:
+    return source.tokenizer.stop_id([])
+  return source.tokenizer.stop_id(record.get("prompt", ""))
 
 
 def _only_field(record: Record, fields: Sequence[str]) -> str:

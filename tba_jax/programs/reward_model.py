@@ -283,7 +283,6 @@ def load_pairs(
     ]
   else:
     rows = rows_lib.read_rows(f"config.{NAME}.{split}", source)
-  stop_text = tokenizer.decode([tokenizer.eos_id])
   limits = (
       config.sampling.max_prompt_tokens,
       config.reward_model.max_completion_tokens,
@@ -291,7 +290,7 @@ def load_pairs(
   pairs, num_rows, fields = [], 0, {}
   for row in rows:
     num_rows, fields = num_rows + 1, row.fields or fields
-    parsed = _parse_pair(task, row, stop_text)
+    parsed = _parse_pair(task, row, tokenizer)
     if isinstance(parsed, Pair):
       prompt, completions = encode_pair(parsed, tokenizer)
       if len(prompt) > limits[0]:
@@ -314,7 +313,7 @@ def load_pairs(
 
 
 def _parse_pair(
-    task: base.Task, row: rows_lib.Row, stop_text: str
+    task: base.Task, row: rows_lib.Row, tokenizer: tokenizer_lib.Tokenizer
 ) -> Pair | str:
   """Returns the pair of a row, or a reason of `rows.REASONS`."""
   if row.fields is None:
@@ -325,6 +324,7 @@ def _parse_pair(
     return "no_prompt"
   if not all(isinstance(text, str) for text in texts):
     return "no_answer"
+  stop_text = tokenizer.decode([tokenizer.stop_id(prompt)])
   chosen, rejected = (text.removesuffix(stop_text) for text in texts)
   if not chosen.strip() or not rejected.strip():
     return "no_answer"
@@ -446,7 +446,7 @@ def _labelled(
 def encode_pair(pair: Pair, tokenizer: tokenizer_lib.Tokenizer) -> batches.Row:
   """Returns the ids of the prompt, and of both completions with stop token."""
   return tokenizer.encode_prompt(pair.prompt), [
-      [*tokenizer.encode(text), tokenizer.eos_id]
+      [*tokenizer.encode(text), tokenizer.stop_id(pair.prompt)]
       for text in (pair.chosen, pair.rejected)
   ]
 

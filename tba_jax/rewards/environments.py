@@ -155,9 +155,7 @@ class Environments:
           f" ({failure[0]}): {failure[1]}"
       )
     (first, *said), tools = answer["turns"], answer["tools"]
-    ids, mask, stop_id = [], [], self._tokenizer.eos_id
-    if encoded := self._tokenizer.encode_answered(first, said[0]):
-      stop_id = encoded.completion[-1]  # The chat template's, if it has one.
+    ids, mask, stop_id = [], [], self._tokenizer.stop_id(first)
     for turn, reply in zip(said[::2], said[1::2]):
       tokens = [*self._tokenizer.encode(turn), stop_id]
       if len(ids) + len(tokens) > max_tokens:

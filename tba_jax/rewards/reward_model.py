@@ -98,7 +98,7 @@ class RewardScorer:
     prompt = self._tokenizer.encode_prompt(text.prompt)[-max_prompt:]
     completion = self._tokenizer.encode(text.completion)
     if text.stopped:
-      completion.append(self._tokenizer.eos_id)
+      completion.append(self._tokenizer.stop_id(text.prompt))
     # Two empty texts have no last token.
     return prompt + completion[:max_completion] or [self._tokenizer.eos_id]
 

@@ -60,7 +60,10 @@ class LoggedSampler:
     for prompt_id, some in logged.by_prompt_id(
         completions, task, tokenizer
     ).items():
-      made = [self._encode(one, tokenizer, needs_logprobs) for one in some]
+      stop_id = tokenizer.stop_id(task.prompt(base.TRAIN, prompt_id))
+      made = [
+          self._encode(one, tokenizer, stop_id, needs_logprobs) for one in some
+      ]
       if usable := [one for one in made if one is not None]:
         self._completions[prompt_id] = usable
       self.num_left_out += len(made) - len(usable)
@@ -142,7 +145,11 @@ class LoggedSampler:
     return np.array([one.reward for _, one in some], np.float32)
 
   def _encode(
-      self, one: logged.Completion, tokenizer: Any, needs_logprobs: bool
+      self,
+      one: logged.Completion,
+      tokenizer: Any,
+      stop_id: int,
+      needs_logprobs: bool,
   ) -> tuple[tuple[int, ...], logged.Completion] | None:
     """Returns ids and completion with what is known; None to leave it out."""
     ids, logprobs, stopped = one.token_ids, one.logprobs, one.stopped
@@ -152,7 +159,7 @@ class LoggedSampler:
       if stopped is None:
         stopped = logprobs is None or count == len(ids) + 1
       if stopped:
-        ids = (*ids, tokenizer.eos_id)
+        ids = (*ids, stop_id)
       if logprobs is not None and count != len(ids):
         logprobs = None
     elif stopped is None:

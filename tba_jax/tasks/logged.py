@@ -48,7 +48,9 @@ def read(
     *,
     needs_logprobs: bool = False,
 ) -> dict[str, list[Completion]]:
-  """Returns the completions of each prompt, by its text, in their order.
+  """Returns the completions of each prompt, in their order.
+
+  A prompt is known by its text, that of messages by `base.plain_text`.
 
   Args:
     path: file of JSON objects, one a line.
@@ -82,15 +84,15 @@ def by_prompt_id(
 ) -> dict[int, list[Completion]]:
   """Returns the completions of a task's training prompts, by prompt id.
 
-  A prompt of the log is the text that the task has, or its tokens decoded, as
-  in `samples.jsonl`. Others are left out.
+  A prompt of the log is the text or the messages that the task has, or its
+  tokens decoded, as in `samples.jsonl`. Others are left out.
   """
   out = {}
   for prompt_id in range(task.num_prompts(base.TRAIN)):
-    text = task.prompt(base.TRAIN, prompt_id)
-    # Messages are found by their tokens alone.
-    if not isinstance(text, str) or text not in completions:
-      text = tokenizer.decode(tokenizer.encode_prompt(text))
+    prompt = task.prompt(base.TRAIN, prompt_id)
+    text = base.plain_text(prompt)
+    if text not in completions:
+      text = tokenizer.decode(tokenizer.encode_prompt(prompt))
     if text in completions:
       out[prompt_id] = completions[text]
   return out
@@ -135,9 +137,12 @@ def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
   """Returns the prompt and the completions of a line."""
   if not isinstance(record, dict):
     raise ValueError("allowed a JSON object")
-  prompt = record.get("prompt")
-  if not isinstance(prompt, str):
-    raise ValueError(f"prompt: allowed a text, not {_short(prompt)}")
+  prompt = record.get("prompt", record.get("messages"))
+  if not isinstance(prompt, str) and not base.are_messages(prompt):
+    raise ValueError(
+        f"prompt: allowed a text or messages, not {_short(prompt)}"
+    )
+  prompt = base.plain_text(prompt)
   if "completions" not in record:
     return prompt, [_completion(record, record.get(reward_field), reward_field)]
   some = record["completions"]

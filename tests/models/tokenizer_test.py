@@ -287,6 +287,9 @@ class ChatTest(parameterized.TestCase):
     text = tokenizer.encode_answered("a", "f")
     self.assertEqual(text.prompt, tokenizer.encode_prompt("a"))
     self.assertEqual(text.completion, [*tokenizer.encode("f"), 2])
+    self.assertEqual(tokenizer.decode([tokenizer.stop_id(_CHAT)]), end)
+    self.assertEqual(tokenizer.stop_id("a"), 2)
+    self.assertEqual(self.load(chat=True).stop_id("a"), found.completion[-1])
 
   def test_trained_tokens_are_those_between_tags_of_a_template(self):
     tagged = _CHATML.replace(

@@ -4,6 +4,7 @@
 
 import json
 import types
+from unittest import mock
 
 from absl.testing import absltest
 import numpy as np
@@ -23,7 +24,12 @@ TASK = types.SimpleNamespace(
 class LoggedSamplerTest(absltest.TestCase):
 
   def make(
-      self, *records, share=1.0, needs_logprobs=False, reward_field="reward"
+      self,
+      *records,
+      share=1.0,
+      needs_logprobs=False,
+      reward_field="reward",
+      tokenizer=TOKENIZER,
   ):
     config = settings.get_config()
     config.sampling.max_completion_tokens = 4
@@ -33,7 +39,7 @@ class LoggedSamplerTest(absltest.TestCase):
         content="\n".join(map(json.dumps, records))
     ).full_path
     return logged.LoggedSampler(
-        config, TASK, TOKENIZER, needs_logprobs=needs_logprobs
+        config, TASK, tokenizer, needs_logprobs=needs_logprobs
     )
 
   def test_a_text_gets_its_stop_token(self):
@@ -48,6 +54,18 @@ class LoggedSamplerTest(absltest.TestCase):
     np.testing.assert_array_equal(got.stopped, [True, True])
     np.testing.assert_array_equal(got.versions, [-1, -1])
     np.testing.assert_array_equal(rewards, [2.0, 2.0])
+
+  def test_a_chat_gets_what_ends_its_turns(self):
+    tokenizer = mock.Mock(wraps=TOKENIZER, vocab_size=TOKENIZER.vocab_size)
+    tokenizer.pad_id = TOKENIZER.pad_id
+    tokenizer.stop_id = lambda prompt: {"e": C}.get(prompt, EOS)
+    log = self.make(
+        *({"prompt": p, "completion": "ab", "reward": 2.0} for p in "de"),
+        tokenizer=tokenizer,
+    )
+    for prompt_id, stop in ((0, EOS), (1, C)):
+      got, _ = log.draw(prompt_id, visit=0, num_completions=1, version=5)
+      np.testing.assert_array_equal(got.tokens[0, :3], [A, B, stop])
 
   def test_log_probs_and_versions_are_kept(self):
     one = {"prompt": "d", "reward": 0.0, "version": 3}

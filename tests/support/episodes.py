@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
@@ -34,9 +33,8 @@ class Bytes:
     self.tools = tools
     return self.encode(prompt)
 
-  def encode_answered(self, prompt, answer):
-    ids = [*self.encode(answer), EOS]
-    return tokenizer_lib.Answered(self.encode(prompt), ids, [True] * len(ids))
+  def stop_id(self, prompt):
+    return EOS
 
   def decode_completion(self, ids, length, stopped):
     return bytes(int(i) for i in ids[: length - stopped]).decode()

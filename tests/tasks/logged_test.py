@@ -93,6 +93,20 @@ class ReadTest(parameterized.TestCase):
         found, {"p": [logged.Completion("a", None, None, None, -1, None)]}
     )
 
+  @parameterized.parameters("prompt", "messages")
+  def test_messages_are_found_by_those_of_the_task(self, name):
+    chat = [{"role": "user", "content": "two"}]
+    completions = logged.read(
+        self.write({name: chat, "completion": "a", "reward": 1})
+    )
+    prompts = "one", chat
+    task = types.SimpleNamespace(
+        num_prompts=lambda split: 2, prompt=lambda split, i: prompts[i]
+    )
+    tokenizer = types.SimpleNamespace(encode_prompt=str, decode=str)
+    found = logged.by_prompt_id(completions, task, tokenizer)
+    self.assertEqual({i: c[0].text for i, c in found.items()}, {1: "a"})
+
   def test_lines_of_a_prompt_come_together(self):
     found = logged.read(
         self.write(
@@ -108,7 +122,7 @@ class ReadTest(parameterized.TestCase):
   @parameterized.parameters(
       ("{", "Expecting"),
       ("[]", "allowed a JSON object"),
-      ('{"completion": "a", "reward": 1}', "prompt: allowed a text, not null"),
+      ('{"completion": "a", "reward": 1}', "prompt: allowed a text or m.*not null"),
       ('{"prompt": "p", "reward": 1}', "allowed a completion"),
       ('{"prompt": "p", "completion": "a"}', "reward: allowed a number"),
       (
