@@ -6,14 +6,17 @@
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import groups as groups_lib
 
-# Metric name -> (sum, weight), both [] float32; sums of `_EXPERTS` are [N, E].
+# Metric name -> (sum, weight), both [] float32; sums of `_EXPERTS` are [N, E],
+# those of ratios around C centers [C].
 Totals = dict[str, tuple[jax.Array, jax.Array]]
 
 # Tokens of each expert, which `finish` turns into other metrics.
@@ -21,11 +24,18 @@ _EXPERTS = "expert_tokens"
 # Moments, which `finish` turns into other metrics. Those of log Z and returns
 # are around a center: squares of large numbers would hide how these differ.
 _LOG_Z, _LOG_Z_SQUARE = "log_z_from_center", "log_z_square"
-_RATIO_SQUARE = "ratio_square"
+# Moments of the ratios divided by e^c, for each c of `_RATIO_CENTERS`: ratios
+# of long completions, or their squares, are outside float32.
+_RATIO_FROM_CENTERS, _RATIO_SQUARE = "ratio_from_centers", "ratio_square"
 _RETURN, _RETURN_SQUARE = "return_from_center", "return_square"
 _VALUE_ERROR_SQUARE = "value_error_square"
 # Nats per token: one outlier must not make the mean infinite.
 _MAX_TOKEN_NATS = 20.0
+# Nats: one is within 20 of the largest log-ratio of a batch, so that squares
+# around it neither vanish nor reach `_MAX_FROM_CENTER`.
+_RATIO_CENTERS = np.arange(-8000.0, 801.0, 40.0, dtype=np.float32)
+_MAX_FROM_CENTER = 40.0
+_LEAST_SQUARE = math.exp(-42.0)
 
 
 def total(
@@ -37,11 +47,18 @@ def total(
   return jnp.where(weights > 0, values * weights, 0.0).sum(), weights.sum()
 
 
-def ratio_totals(ratio_BxK: jax.Array) -> Totals:
-  """Returns metrics of each completion's ratio π/π_behavior."""
+def ratio_totals(log_ratio_BxK: jax.Array) -> Totals:
+  """Returns metrics of each completion's log π/π_behavior, nats.
+
+  The mean is of ratios up to e^20.
+  """
+  from_BxKxC = log_ratio_BxK[..., None] - _RATIO_CENTERS[None, None]
+  ratio_BxKxC = jnp.exp(jnp.minimum(from_BxKxC, _MAX_FROM_CENTER))
+  num = jnp.asarray(log_ratio_BxK.size, jnp.float32)
   return {
-      "ratio_mean": total(ratio_BxK),
-      _RATIO_SQUARE: total(jnp.square(ratio_BxK)),
+      "ratio_mean": total(jnp.exp(jnp.minimum(log_ratio_BxK, 20.0))),
+      _RATIO_FROM_CENTERS: (ratio_BxKxC.sum((0, 1)), num),
+      _RATIO_SQUARE: (jnp.square(ratio_BxKxC).sum((0, 1)), num),
   }
 
 
@@ -198,9 +215,11 @@ def finish(totals: Totals) -> dict[str, jax.Array]:
     variance = out.pop(_LOG_Z_SQUARE) - jnp.square(out.pop(_LOG_Z))
     out["log_z_std"] = jnp.sqrt(jnp.maximum(variance, 0.0))
   if _RATIO_SQUARE in out:
-    # (Σ w)² / (N Σ w²)
-    square = jnp.maximum(out.pop(_RATIO_SQUARE), tiny)
-    out["effective_sample_share"] = jnp.square(out["ratio_mean"]) / square
+    # (Σ w)² / (N Σ w²), around the largest center whose squares do not vanish.
+    mean_C, square_C = out.pop(_RATIO_FROM_CENTERS), out.pop(_RATIO_SQUARE)
+    at = jnp.maximum(jnp.sum(square_C >= _LEAST_SQUARE) - 1, 0)
+    square = jnp.maximum(square_C[at], tiny)
+    out["effective_sample_share"] = jnp.square(mean_C[at]) / square
   if _EXPERTS in out:
     tokens_NxE = out.pop(_EXPERTS)
     load_NxE = tokens_NxE / jnp.maximum(

@@ -244,7 +244,11 @@ def make_pure_loss(
     )
     totals = {
         "ratio_clip_share": metrics.total(changed_BxKxT, mask_BxKxT),
-        **metrics.ratio_totals(ratio_BxK),
+        **metrics.ratio_totals(
+            groups_lib.weighted_sums(
+                logprobs_BxKxT - behavior_BxKxT, mask_BxKxT
+            )
+        ),
         **metrics.residual_totals(
             plain,
             aux,

@@ -7,6 +7,8 @@ import math
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -68,20 +70,38 @@ class PerplexityTest(absltest.TestCase):
     self.assertEqual(self.found(batch)["ref_perplexity"], 1.0)
 
 
-class FinishTest(absltest.TestCase):
+class FinishTest(parameterized.TestCase):
+
+  @parameterized.parameters(-2000.0, -63.0, -50.0, 0.0, 20.0, 39.0, 41.0, 300.0)
+  def test_effective_share_does_not_depend_on_the_scale_of_ratios(self, nats):
+    rng = np.random.default_rng(0)
+    for spread in (0.0, 1.0, 5.0):
+      log_ratios = nats + spread * rng.normal(size=(4, 8))
+      weights = np.exp(log_ratios - nats)
+      halves = [
+          metrics_lib.ratio_totals(jnp.asarray(half, jnp.float32))
+          for half in np.split(log_ratios, 2)
+      ]
+      out = metrics_lib.finish(jax.tree.map(jnp.add, *halves))
+      np.testing.assert_allclose(
+          out["effective_sample_share"],
+          weights.sum() ** 2 / (weights.size * (weights**2).sum()),
+          rtol=1e-3,
+      )
 
   def test_means_spread_and_effective_share(self):
     values = jnp.array([1.0, 3.0])
     out = metrics_lib.finish(
         {
-            **metrics_lib.ratio_totals(values[None]),
+            **metrics_lib.ratio_totals(jnp.log(values)[None]),
             "log_z_from_center": metrics_lib.total(values - 2.5),
             "log_z_square": metrics_lib.total((values - 2.5) ** 2),
             "nothing": metrics_lib.total(values, 0 * values),
         }
     )
-    self.assertEqual(out["ratio_mean"], 2.0)
-    self.assertEqual(out["effective_sample_share"], 0.8)  # 4² / (2 · 10)
+    np.testing.assert_allclose(out["ratio_mean"], 2.0, rtol=1e-6)
+    # 4² / (2 · 10)
+    np.testing.assert_allclose(out["effective_sample_share"], 0.8, rtol=1e-5)
     self.assertEqual(out["log_z_std"], 1.0)
     self.assertEqual(out["nothing"], 0.0)
     self.assertNotIn("log_z_square", out)
