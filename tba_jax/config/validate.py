@@ -389,6 +389,13 @@ _REQUIRED = (
     ("reward.normalize_parts", bool,
      {"reward.role": ("searcher",), "reward.where": ("process", "pool"),
       "search.order": ("shuffled",)}),
+    # What counts as solved is what the policy itself has solved.
+    ("logged.path", bool, {"search.order": ("shuffled",)}),
+    # Draws of recent prompts alone leave such groups out.
+    ("replay.recent_fraction", operator.not_,
+     {"replay.skip_equal_rewards": (False,)}),
+    ("replay.recent_fraction", lambda v: v == 1,
+     {"replay.selection": ("uniform",)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
     ("rounds.mini_batches", bool,
@@ -674,7 +681,6 @@ def _proximal(c: Mapping[str, Any]) -> _Problems:
       c["loss.correction"] == "decoupled"
       or c["loss.behavior_logprobs"] == "recomputed"
       or losses.find(c["loss.name"]).has_targets
-      or ".py:" in c["loss.name"]
   )
   if held and not is_held:
     yield "loss.proximal_every_steps", (
@@ -683,7 +689,23 @@ def _proximal(c: Mapping[str, Any]) -> _Problems:
         " 'decoupled' or"
         " config.loss.behavior_logprobs = 'recomputed'"
     )
-  if c["loss.behavior_logprobs"] == "recomputed" and (held or steps) == 1:
+  if c["loss.behavior_logprobs"] != "recomputed":
+    return
+  loss, is_own = _loss(c), ".py:" in c["loss.name"]
+  if losses.anchor(loss) == "ema":
+    yield "loss.behavior_logprobs", (
+        "allowed 'sampler' with the anchor 'ema', whose rate follows the lag of"
+        " the policy that sampled"
+    )
+  share_power = c["optimizer.sample_share_power"]
+  optimizer = {"sample_share_power": share_power}
+  if not is_own and not losses.needs_logprobs(loss, optimizer):
+    yield "loss.behavior_logprobs", (
+        f"allowed 'sampler' with config.loss.name = {c['loss.name']!r} and"
+        f" config.loss.correction = {c['loss.correction']!r}, where"
+        " nothing reads it"
+    )
+  if (held or steps) == 1:
     yield "loss.behavior_logprobs", (
         "allowed 'sampler' where the proximal policy is held for one step"
         " (config.loss.proximal_every_steps, config.rounds): no ratio would be"

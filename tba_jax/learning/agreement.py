@@ -21,6 +21,7 @@ import ml_collections
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.learning import cluster as cluster_lib
+from tba_jax.losses import build as losses
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.policy import lora
@@ -77,10 +78,11 @@ def _digests(
   digests = {key: _digest(value) for key, value in parts.items()}
   digests["config.task"] = task_digest(policy.task)
   settings = load.flatten(config.to_dict())
+  is_read = {"loss.baseline_file": losses.baseline(config.loss) == "file"}
   return digests | {
       f"config.{key}": _file_digest(settings[key])
       for key in _FILES
-      if settings[key]
+      if settings[key] and is_read.get(key, True)
   }
 
 

@@ -14,6 +14,8 @@ from tba_jax.tasks import logged
 
 # Separates these random numbers from others of the same seed.
 _STREAM = 0x106
+# Nats; the log-prob of a token that greedy decoding chose, told as 0.
+_ALMOST_ZERO = -1e-30
 
 
 class LoggedSampler:
@@ -119,7 +121,9 @@ class LoggedSampler:
     for s, (ids, one) in enumerate(some):
       tokens[s, : len(ids)] = ids
       if one.logprobs is not None:
-        logprobs[s, : len(ids)] = one.logprobs
+        # Zeros throughout are log-probs that nobody knows.
+        known = np.asarray(one.logprobs, np.float32)
+        logprobs[s, : len(ids)] = np.where(known == 0, _ALMOST_ZERO, known)
     mask = np.arange(T) < lengths[:, None]
     versions = np.array(
         [one.version if one.version <= version else -1 for _, one in some],

@@ -212,6 +212,26 @@ class RelationsTest(parameterized.TestCase):
       (dict(loss__name="ppo"), "loss.ratio_clip"),
       (dict(loss__name="ppo", loss__value_init="/no/such"), "loss.value_init"),
       (dict(loss__behavior_logprobs="recomputed"), "loss.behavior_logprobs"),
+      *((
+          dict(
+              loss__name=name,
+              loss__behavior_logprobs="recomputed",
+              loss__proximal_every_steps=2,
+          ),
+          "loss.behavior_logprobs",
+      ) for name in ("tb", "ema_tb")),
+      (
+          dict(replay__recent_fraction=0.0, replay__skip_equal_rewards=True),
+          "replay.skip_equal_rewards",
+      ),
+      (
+          dict(replay__recent_fraction=1.0, replay__selection="reward"),
+          "replay.selection",
+      ),
+      (
+          dict(logged__path=__file__, search__order="unsolved"),
+          "search.order",
+      ),
       (
           dict(rounds__mini_batches=4, loss__proximal_every_steps=3),
           "loss.proximal_every_steps",
@@ -578,7 +598,11 @@ class RelationsTest(parameterized.TestCase):
           loss__ratio_clip=0.2,
           train__completions_per_prompt=1,
       ),
-      dict(loss__behavior_logprobs="recomputed", loss__proximal_every_steps=2),
+      dict(
+          loss__name="oapl",
+          loss__behavior_logprobs="recomputed",
+          loss__proximal_every_steps=2,
+      ),
       dict(tempering__tau=2.0, loss__name="tb"),
       dict(explore__fraction=0.5, explore__min_tokens=5),
       dict(replay_filter__similarity="edit", replay_filter__freeze_step=9),
@@ -696,7 +720,6 @@ class RelationsTest(parameterized.TestCase):
         loss__ties="first",
         loss__correction="truncate_token",
         loss__ratio_clip=0.2,
-        loss__proximal_every_steps=2,
     )
     self.assertEqual(_problems(config), [])
 

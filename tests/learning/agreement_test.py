@@ -205,7 +205,10 @@ class AgreementTest(absltest.TestCase):
     def digests(text, name):
       path = self.create_tempfile(name, text).full_path
       for key in ("logged__path", "loss__baseline_file"):
-        config = base_config.make(init="scratch", **{key: path})
+        baseline = "file" if key == "loss__baseline_file" else ""
+        config = base_config.make(
+            init="scratch", loss__baseline=baseline, **{key: path}
+        )
         made = policy.make_policy(config, "unused")
         yield agreement.describe(config, _RUN, made)["digests"][
             "config." + key.replace("__", ".")
@@ -214,6 +217,9 @@ class AgreementTest(absltest.TestCase):
     self.assertEqual([*digests("a\n", "a")], [*digests("a\n", "b")])
     for one, other in zip(digests("a\n", "a"), digests("a\nb\n", "c")):
       self.assertNotEqual(one, other)
+    # A loss of one's own may leave a missing file unread.
+    config = base_config.make(init="scratch", loss__baseline_file="/no/such")
+    agreement.describe(config, _RUN, policy.make_policy(config, "unused"))
 
 
 class CheckProcessesTest(absltest.TestCase):

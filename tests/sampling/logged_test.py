@@ -87,6 +87,13 @@ class LoggedSamplerTest(absltest.TestCase):
     got, _ = log.draw(0, visit=0, num_completions=3, version=9)
     np.testing.assert_array_equal(got.versions, [3, 3, 3])
 
+  def test_log_probs_of_greedy_samples_are_known(self):
+    one = {"prompt": "d", "reward": 0.0, "token_ids": [A, EOS]}
+    log = self.make(one | {"logprobs": [0.0, 0.0]}, needs_logprobs=True)
+    got, _ = log.draw(0, visit=0, num_completions=1, version=2)
+    self.assertTrue((got.logprobs[0, :2] < 0).all())
+    np.testing.assert_array_equal(np.exp(got.logprobs[0, :2]), [1.0, 1.0])
+
   def test_no_rewards_without_their_field(self):
     log = self.make({"prompt": "d", "completion": "a"}, reward_field="")
     got, rewards = log.draw(0, visit=0, num_completions=2, version=0)

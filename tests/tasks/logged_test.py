@@ -122,7 +122,10 @@ class ReadTest(parameterized.TestCase):
   @parameterized.parameters(
       ("{", "Expecting"),
       ("[]", "allowed a JSON object"),
-      ('{"completion": "a", "reward": 1}', "prompt: allowed a text or m.*not null"),
+      (
+          '{"completion": "a", "reward": 1}',
+          "prompt: allowed a text or messages, not null",
+      ),
       ('{"prompt": "p", "reward": 1}', "allowed a completion"),
       ('{"prompt": "p", "completion": "a"}', "reward: allowed a number"),
       (
