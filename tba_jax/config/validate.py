@@ -540,8 +540,19 @@ def _trust_region(c: Mapping[str, Any]) -> _Problems:
     why = f"config.loss.correction = {correction!r}"
   elif not correction and losses.find(name).needs_ratio_clip:
     why = f"config.loss.name = {name!r}"
+  elif not correction and c["loss.ratio_clip"]:
+    why = "the trust region"
   if why and not c["loss.ratio_clip"]:
     yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
+  is_sampled = c["loss.behavior_logprobs"] == "sampler"
+  for key, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
+    value = c[f"sampling.{key}"]
+    if why and c["loss.ratio_clip"] and is_sampled and value != off:
+      yield "loss.ratio_clip", (
+          f"allowed 0 with config.sampling.{key} = {value}, which leaves tokens"
+          " out: ratios to what is left are below 1 at staleness 0 already, and"
+          f" {why} would cut them"
+      )
 
 
 def _loss(c: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,9 @@ only the held-out metric counts. A cause:
     effective sample  the share of a batch that importance weights leave, below
     size              5 % or two completions, and a third of its best; fell.
                       VCPO (arXiv:2602.17616) scales the rate by it
-    clipped share     of tokens without a gradient, above .2 and twice that of
-                      the start; fell. GSPO runs well at .15 (Zheng et al.
-                      2025, arXiv:2507.18071)
+    clipped share     of tokens with a corrected gradient, above .2 and twice
+                      that of the start; fell. GSPO runs well at .15 (Zheng et
+                      al. 2025, arXiv:2507.18071)
     log-prob gap      between trainer and sampler at staleness 0, above .1 nats
                       a token, the guards' limit for bfloat16; fell. Yao et al.
                       2025, "Your efficient RL framework secretly brings you
@@ -428,7 +428,7 @@ _RULES = {
     "clipped share": (
         _clipped,
         _change(
-            "tokens without a gradient",
+            "tokens with a corrected gradient",
             "train/ratio_clip_share",
             "",
             "percent",

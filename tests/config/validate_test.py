@@ -220,6 +220,7 @@ class RelationsTest(parameterized.TestCase):
           ),
           "loss.behavior_logprobs",
       ) for name in ("tb", "ema_tb")),
+      (dict(loss__ratio_clip=0.2, sampling__top_p=0.9), "loss.ratio_clip"),
       (
           dict(replay__recent_fraction=0.0, replay__skip_equal_rewards=True),
           "replay.skip_equal_rewards",

@@ -260,7 +260,7 @@ def _staleness(run: load.Run) -> list[str]:
     lines.append(
         f"The effective sample size of batches was {effective:.0%} of their"
         " completions"
-        + (f", with {clipped:.1%} of the ratios clipped" if clipped else "")
+        + (f", with {clipped:.1%} of the ratios corrected" if clipped else "")
         + f": staleness {effect}."
     )
   return lines
@@ -269,6 +269,12 @@ def _staleness(run: load.Run) -> list[str]:
 def _learns_from_rewards(run: load.Run) -> bool:
   """Returns whether rewards count; in distillation, all may be 0."""
   return run.setting("loss", "reward_weight") != 0 and not _is_taught(run)
+
+
+def _compares(run: load.Run) -> bool:
+  """Returns whether a group of equal rewards has nothing to learn from."""
+  loss = {"name": "", "baseline": "", **(run.setting("loss") or {})}
+  return losses.min_completions(loss) > 1
 
 
 def _is_taught(run: load.Run) -> bool:
@@ -298,7 +304,7 @@ def _groups(run: load.Run) -> list[str]:
         f"{skipped[-1]:,.0f} groups of equal rewards were left out of batches"
         " (replay.skip_equal_rewards)."
     )
-  elif equal is not None and _learns_from_rewards(run):
+  elif equal is not None and _learns_from_rewards(run) and _compares(run):
     line = (
         f"{equal:.0%} of the groups had equal rewards: they only pull the"
         " policy towards its reference."

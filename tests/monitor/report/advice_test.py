@@ -152,6 +152,9 @@ class AdviceTest(absltest.TestCase):
     self.assertStartsWith(lines[1], "70% of the groups")
     self.assertIn("search.samples_per_prompt", lines[1])
     (few,) = advice.advice(_run({equal: 0.2}), [])
+    # A value model judges a completion alone.
+    alone = _run({equal: 1.0}, config={"loss": {"name": "ppo"}})
+    self.assertEqual(advice.advice(alone, []), [])
     self.assertNotIn("search.samples_per_prompt", few)
 
   def test_rewards_that_are_not_learned_from(self):
@@ -219,7 +222,7 @@ class AdviceTest(absltest.TestCase):
     clip = "train/ratio_clip_share"
     low = advice.advice(_run({names[0]: 2.0, names[1]: 0.5, clip: 0.25}), [])
     self.assertIn("50% of their completions", low[1])
-    self.assertIn("25.0% of the ratios clipped: staleness hurt", low[1])
+    self.assertIn("25.0% of the ratios corrected: staleness hurt", low[1])
     high = advice.advice(_run({names[0]: 2.0, names[1]: 0.99}), [])
     self.assertIn("staleness hardly mattered", high[1])
     # Nothing is said of data that is not stale, or whose ratios nothing reads.
