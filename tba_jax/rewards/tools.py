@@ -13,7 +13,8 @@ once or more, or, for models without a template, as its last line:
 
     calculate: 3*4
 
-where the only argument is the text, or a JSON object has all of them.
+where the only argument is the text, or a JSON object has all of them. A text
+for a parameter of another type is read as JSON.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,9 @@ _TYPES = {
     list: "array",
     dict: "object",
     type(None): "null",
+}
+_VALUES = {"number": (int, float)} | {
+    name: kind for kind, name in _TYPES.items() if kind is not float
 }
 
 
@@ -94,7 +98,8 @@ class Environment:
           raise ValueError(f"give a JSON object with {', '.join(names)}")
         given = {name: given for name in names if given}
       inspect.signature(tool).bind(**given)
-      out = tool(**given)
+      kinds = schema(tool)["function"]["parameters"]["properties"]
+      out = tool(**{k: _argument(k, v, kinds.get(k)) for k, v in given.items()})
       return out if isinstance(out, str) else json.dumps(out, default=str)
     except Exception as error:  # A call of the policy, in the user's code.
       return f"error: {error}"
@@ -149,6 +154,46 @@ def _read_call(body: str) -> tuple[str, Any]:
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     return "", {}
   return str(name), given if isinstance(given, dict) else {}
+
+
+def _argument(name: str, given: Any, kind: Mapping[str, Any] | None) -> Any:
+  """Returns the value of an argument, read as JSON if its schema asks for it.
+
+  Raises:
+    ValueError: it has another type than its schema says.
+  """
+  if kind is None or _fits(given, kind):
+    return given
+  try:
+    value = json.loads(given)
+    if _fits(value, kind):
+      return value
+  except (ValueError, TypeError, RecursionError):
+    pass
+  raise ValueError(f"{name}: allowed {_allowed(kind)}, not {given!r:.80}")
+
+
+def _fits(value: Any, kind: Mapping[str, Any]) -> bool:
+  """Tells whether a value is what a schema of `_type_schema` allows."""
+  if value is None and kind.get("nullable"):
+    return True
+  if "anyOf" in kind:
+    return any(_fits(value, one) for one in kind["anyOf"])
+  # True is an int for Python.
+  is_kind = isinstance(value, _VALUES[kind["type"]]) and (
+      isinstance(value, bool) == (kind["type"] == "boolean")
+  )
+  if not is_kind or value not in kind.get("enum", [value]):
+    return False
+  return "items" not in kind or all(_fits(v, kind["items"]) for v in value)
+
+
+def _allowed(kind: Mapping[str, Any]) -> str:
+  if "enum" in kind:
+    return " or ".join(map(repr, kind["enum"]))
+  if "anyOf" in kind:
+    return " or ".join(map(_allowed, kind["anyOf"]))
+  return kind["type"]
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:

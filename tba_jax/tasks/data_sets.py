@@ -152,10 +152,16 @@ def _local_builder(
 
 
 def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
-  if hasattr(builder.config, "keep_default_na"):
-    # Texts keep "NA" and "None", and a gap in a column of integers does not
-    # make them 18.0.
-    builder.config.keep_default_na = False
+  """Yields the rows of a split; CSV files keep their texts as they stand."""
+  config = builder.config
+  if hasattr(config, "keep_default_na"):
+    # "NA" and "None" are texts.
+    config.keep_default_na = False
+    if config.features is None:
+      # Nor is "007" a number, or "12" one that a gap in its column makes 12.0.
+      text = _package().Value("string")
+      first = next(iter(builder.as_streaming_dataset(split)), {})
+      config.features = _package().Features(dict.fromkeys(first, text))
   yield from builder.as_streaming_dataset(split)
 
 

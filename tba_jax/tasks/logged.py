@@ -68,7 +68,9 @@ def read(
       if not line.strip():
         continue
       try:
-        prompt, some = _parse(json.loads(line), reward_field)
+        record = json.loads(line)
+        _check_text(record, line)
+        prompt, some = _parse(record, reward_field)
         if needs_logprobs and any(c.logprobs is None for c in some):
           raise ValueError("logprobs are missing")
       except (ValueError, RecursionError) as error:
@@ -77,6 +79,17 @@ def read(
   if not out:
     raise ValueError(f"{path}: allowed a file with one completion or more")
   return out
+
+
+def _check_text(record: Any, line: str) -> None:
+  """Raises ValueError for half a surrogate pair, which JSON can escape."""
+  if "\\u" not in line:
+    return
+  try:
+    json.dumps(record, ensure_ascii=False).encode()
+  except UnicodeEncodeError as error:
+    half = error.object[error.start : error.end]
+    raise ValueError(f"allowed text, not {half!r:.40} alone") from error
 
 
 def by_prompt_id(

@@ -150,7 +150,8 @@ class Own(rows_task.RowsTask):
       return "no_prompt"
     value = fields.get(self._fields["answer"])
     value = said if value is None else value
-    answer = "" if value is None else str(value)
+    # NaN, too, is a gap.
+    answer = "" if value is None or value != value else str(value)
     kind = self._fields["answer_kind"]
     if kind == "none":
       return prompt, answer

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools: schemas from type hints, calls in turns, results and rewards."""
 
+import inspect
 import json
 import re
 from typing import Literal
@@ -145,6 +146,47 @@ class ToolsTest(parameterized.TestCase):
 
   def test_a_result_that_is_no_json_is_an_error_of_the_call(self):
     self.assertStartsWith(tools.wrap(Echo()).step("look:")[0], "error: keys")
+
+  @parameterized.parameters(
+      ("take: 7", "int 7"),
+      ('take: {"number": 7}', "int 7"),
+      ('take: {"number": "7"}', "int 7"),
+      ("take: seven", "error: number: allowed integer, not 'seven'"),
+      ("take: true", "error: number: allowed integer, not 'true'"),
+      ('take: {"number": 7.5}', "error: number: allowed integer, not 7.5"),
+      ('take: {"number": null}', "error: number: allowed integer, not None"),
+      ("weigh: 7", "int 7"),
+      ("weigh: null", "NoneType None"),
+      ("weigh:", "str none"),
+      ("list: [1, 2]", "list [1, 2]"),
+      ('list: [1, "2"]', "error: numbers: allowed array, not '[1, \"2\"]'"),
+      ("pick: 2", "int 2"),
+      ("pick: 3", "error: number: allowed 1 or 2, not '3'"),
+      ("either: 7", "str 7"),
+  )
+  def test_arguments_have_the_types_of_their_hints(self, said, result):
+    def tool(name, parameter, hint, *default):
+      def call(**given):
+        value = given.get(parameter, *default)
+        return f"{type(value).__name__} {value}"
+
+      kind = inspect.Parameter.KEYWORD_ONLY
+      default = default or (inspect.Parameter.empty,)
+      call.__name__, call.__annotations__ = name, {parameter: hint}
+      call.__signature__ = inspect.Signature(
+          [inspect.Parameter(parameter, kind, default=default[0])]
+      )
+      return call
+
+    inner = Echo()
+    inner.tools = [
+        tool("take", "number", int),
+        tool("weigh", "weight", float | None, "none"),
+        tool("list", "numbers", list[int]),
+        tool("pick", "number", Literal[1, 2]),
+        tool("either", "value", int | str),
+    ]
+    self.assertEqual(tools.wrap(inner).step(said)[0], f"{result}\n")
 
   def test_a_line_does_not_call_a_tool_of_several_arguments(self):
     inner = Echo()

@@ -162,6 +162,17 @@ class DataSetsTest(parameterized.TestCase):
     )
     self.assertLen(self.read("d[test]"), 2)
 
+  @parameterized.parameters("csv", "tsv")
+  def test_csv_keeps_texts_that_look_like_numbers(self, end):
+    lines = ["prompt,answer", "a,007", "b,1.50", "c,12", "d,true", "e,"]
+    text = "\n".join(lines).replace(",", {"csv": ",", "tsv": "\t"}[end])
+    (self.folder / f"d.{end}").write_text(text)
+    found = rows.read_rows("k", str(self.folder / f"d.{end}"))
+    self.assertEqual(
+        [row.fields["answer"] for row in found],
+        ["007", "1.50", "12", "true", ""],
+    )
+
   def test_csv_keeps_texts_that_look_like_gaps(self):
     (self.folder / "d.csv").write_text("prompt,n\nNA,1\nNone,\nnan,3\n")
     found = rows.read_rows("k", str(self.folder / "d.csv"))

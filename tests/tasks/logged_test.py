@@ -142,6 +142,10 @@ class ReadTest(parameterized.TestCase):
       ),
       ("[" * 100_000, "maximum recursion"),
       (
+          '{"prompt": "p", "completion": "\\ud83d", "reward": 1}',
+          r"allowed text, not '.ud83d' alone",
+      ),
+      (
           '{"prompt": "p", "completions": ["a", "b"], "rewards": [1]}',
           "rewards: allowed a list of 2",
       ),
