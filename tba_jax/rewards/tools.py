@@ -160,7 +160,7 @@ def _argument(name: str, given: Any, kind: Mapping[str, Any] | None) -> Any:
   """Returns the value of an argument, read as JSON if its schema asks for it.
 
   Raises:
-    ValueError: it has another type than its schema says.
+    ValueError: the argument has another type than its schema says.
   """
   if kind is None or _fits(given, kind):
     return given

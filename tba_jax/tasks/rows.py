@@ -40,6 +40,7 @@ REASONS = {
     "no_box": "has a solution without a boxed answer",
     "duplicate": "repeats the prompt of another row",
     "in_test": "has a prompt of the test split",
+    "in_validation": "has a prompt of the validation split",
     "equal": "has two equal completions",
     "held_out": "is a pair of the held-out split",
     "too_long": "has a prompt above config.sampling.max_prompt_tokens",

@@ -40,7 +40,7 @@ class RowsTask(base.Task):
   Splits are "train", "held_out" (the test split) and, optionally, "validation".
   Subclasses make prompts from rows (`_make`) and give rewards.
 
-  overlap: rule for training prompts that are in the test split too, and for
+  overlap: rule for training prompts that are in another split too, and for
     pairs of a reward model that are in both splits: "error", or "leave_out",
     which counts them.
   """
@@ -152,30 +152,37 @@ class RowsTask(base.Task):
   def _check_overlap(
       self, sources: Mapping[str, Iterable[rows.Row]], overlap: str
   ) -> None:
-    """Finds prompts of the test split, ignoring case and white space."""
+    """Finds prompts of two splits, ignoring case and white space."""
     folded = lambda example: " ".join(
         base.plain_text(example.prompt).casefold().split()
     )
-    test = {folded(e): e.place for e in self._splits[base.HELD_OUT]}
-    for split, examples in self._splits.items():
-      shared = [e for e in examples if folded(e) in test]
-      if split == base.HELD_OUT or not shared:
+    for split, other, name in (
+        (base.VALIDATION, base.HELD_OUT, "test"),
+        (base.TRAIN, base.HELD_OUT, "test"),
+        # The validation split chooses the best checkpoint.
+        (base.TRAIN, base.VALIDATION, "validation"),
+    ):
+      places = {folded(e): e.place for e in self._splits.get(other, ())}
+      examples = self._splits.get(split, ())
+      shared = [e for e in examples if folded(e) in places]
+      if not shared:
         continue
       if overlap == "error" or split != base.TRAIN:
         pairs = [
-            f"{e.place} = {test[folded(e)]}" for e in shared[: rows.MAX_PLACES]
+            f"{e.place} = {places[folded(e)]}"
+            for e in shared[: rows.MAX_PLACES]
         ]
         raise ValueError(
             f"config.task: {len(shared)} prompts of the split {split!r} are in"
-            f" the test split too: {', '.join(pairs)}; allowed none, or"
+            f" the {name} split too: {', '.join(pairs)}; allowed none, or"
             " config.task.overlap='leave_out' for those of 'train'"
         )
       for example in shared:
-        self.report.leave_out(split, "in_test", example.place)
-      self._keep(split, [e for e in examples if folded(e) not in test])
+        self.report.leave_out(split, f"in_{name}", example.place)
+      self._keep(split, [e for e in examples if folded(e) not in places])
       if not self._splits[split]:
         raise ValueError(
-            f"{sources[split]}: every prompt is in the test split too"
+            f"{sources[split]}: every prompt is in the {name} split too"
         )
 
   def _cut_validation(self, num_prompts: int, seed: int) -> None:
