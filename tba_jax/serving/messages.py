@@ -333,9 +333,13 @@ def _numbers(name: str, data: Sequence[Any], dtype: int) -> np.ndarray:
   if dtype == _INT64 and not all(type(x) is int for x in data):
     raise ValueError(f"{name}: allowed whole numbers, by its dtype int64")
   try:
-    return np.asarray(data, _DTYPES[dtype])
+    with np.errstate(over="ignore"):
+      numbers = np.asarray(data, _DTYPES[dtype])
   except OverflowError as error:
     raise ValueError(f"{name}: {error}") from error
+  if not np.isfinite(numbers).all():
+    raise ValueError(f"{name}: allowed finite numbers that a float32 can hold")
+  return numbers
 
 
 def address_of_pass(body: bytes) -> tuple[str, int, bool]:

@@ -807,6 +807,10 @@ def _token_config(asked: messages.Pass) -> dict[str, np.ndarray]:
   }
 
 
+# By the kind of dtype.
+_MAX_FLOAT_GROUP = {"f": 2**24, "i": np.inf}
+
+
 def _check_group_inputs(n: int, datum: messages.Datum) -> None:
   """Raises ValueError unless a sequence has the inputs of a group's."""
   names = set(datum.inputs)
@@ -824,6 +828,13 @@ def _check_group_inputs(n: int, datum: messages.Datum) -> None:
           f"data[{n}]: {name} has {values.size} entries: allowed {wanted}, all"
           " finite"
       )
+  group = datum.inputs["group"][0]
+  # A larger number may stand for its neighbors, too.
+  if group != int(group) or abs(group) >= _MAX_FLOAT_GROUP[group.dtype.kind]:
+    raise ValueError(
+        f"data[{n}]: group={group}: allowed a whole number, below 2**24 as"
+        " float32"
+    )
 
 
 def _prompt_length(n: int, datum: messages.Datum) -> int:

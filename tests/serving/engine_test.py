@@ -252,6 +252,13 @@ class EngineTest(absltest.TestCase):
     )
     self.assertEqual(found["metrics"]["groups:sum"], 1)
     with self.subTest("refuses"):
+      of_group = lambda id: {
+          **data[2],
+          "loss_fn_inputs": {
+              **data[2]["loss_fn_inputs"],
+              "group": {"data": [id], "dtype": "float32"},
+          },
+      }
       for change, message in (
           (dict(data=data[:2] + [data[2], _DATA[0]]), "reads weights"),
           (dict(loss="ppo2"), "allowed cross_entropy"),
@@ -259,6 +266,10 @@ class EngineTest(absltest.TestCase):
           (dict(config={"beta": -1.0}), "loss_fn_config.beta=-1.0"),
           (dict(config={"x": 1.0}), "loss_fn_config.x"),
           (dict(data=data[:1]), "needs groups of 2"),
+          *(
+              (dict(data=[*data[:2], of_group(id)]), f"data[2]: group={id}")
+              for id in (0.5, 2.0**24)
+          ),
       ):
         asked = {"data": data, "loss": "tb", "config": {"beta": beta}, **change}
         seq = engine.journal.last_seq(_MODEL) + 1

@@ -108,6 +108,7 @@ class MessagesTest(parameterized.TestCase):
               (4.5, "float32", "target_tokens: allowed token ids"),
               (4.5, "int64", "target_tokens: allowed whole numbers"),
               (2**70, "int64", "target_tokens: "),
+              (1e39, "float32", "target_tokens: allowed finite numbers"),
           )
       ),
   )  # fmt: skip
