@@ -154,7 +154,7 @@ def _load_policy(
   """Returns a model, its params, and its tokenizer with the model's stops."""
   tokenizer = tokenizer_lib.load(folder)
   shape = hf_config.read(folder, attention=_attention(config))
-  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
+  tokenizer.stop_ids |= {i for i in shape.stop_ids if i < shape.vocab_size}
   model = transformer.make_model(shape)
   return model, load_params(folder, model, mesh, config.sharding), tokenizer
 

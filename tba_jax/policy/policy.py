@@ -73,8 +73,11 @@ def add_stops(
 def add_model_stops(
     shape: config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
 ) -> None:
-  """Adds the further stop tokens that a model's config.json lists."""
-  tokenizer.add_stop_ids(i for i in shape.stop_ids if i < tokenizer.vocab_size)
+  """Adds the further stop tokens that a model's config.json lists.
+
+  A model may have tokens, and sample them, that its tokenizer has no text of.
+  """
+  tokenizer.stop_ids |= {i for i in shape.stop_ids if i < shape.vocab_size}
 
 
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:

@@ -131,6 +131,13 @@ class PolicyTest(absltest.TestCase):
     hf.save(folder, policy.model.config, params, policy.tokenizer)
     return params
 
+  def test_stops_at_tokens_of_the_model_that_its_tokenizer_has_not(self):
+    words = policy_lib.make_policy(make_config(), self.workdir).tokenizer
+    stop, size = words.vocab_size, words.vocab_size + 2
+    shape = mock.Mock(vocab_size=size, stop_ids=(stop, size))
+    policy_lib.add_model_stops(shape, words)
+    self.assertEqual(words.stop_ids, {words.eos_id, stop})
+
   def test_starts_from_scratch(self):
     config = make_config()
     policy = policy_lib.make_policy(config, self.workdir)
