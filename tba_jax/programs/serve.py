@@ -9,11 +9,13 @@ prints its address and key once it answers. Killed and started again it goes on
 where it was. docs/serve.md has what it speaks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import importlib.util
 import os
 import pathlib
 import secrets
+import signal
 import socket
 import ssl
 import sys
@@ -90,7 +92,20 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   shown = f"[{host}]" if ":" in host else host
 
   class Server(uvicorn.Server):
-    """Prints the address once it answers."""
+    """Prints the address once it answers; ends in order at a signal."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+      # uvicorn's own raises the signal again, before the engine has ended.
+      handlers = {
+          number: signal.signal(number, self.handle_exit)
+          for number in (signal.SIGINT, signal.SIGTERM)
+      }
+      try:
+        yield
+      finally:
+        for number, handler in handlers.items():
+          signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
       await super().startup(sockets)

@@ -172,6 +172,16 @@ class ServeTest(absltest.TestCase):
     self.assertIn("without a gradient", said["error"])
     self.assertEqual(said["category"], "user")
 
+  def test_ends_in_order_at_a_signal(self):
+    server = self._start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+      with self.subTest(number):
+        server.process.process.send_signal(number)
+        self.assertEqual(server.process.process.wait(30), processes.EXIT_OK)
+        self.assertNotIn("Traceback", server.process.log.read_text())
+      if number == signal.SIGTERM:
+        server.start()
+
   @_needs("tinker")
   def test_official_client_sees_no_kill(self):
     """Each kind of call is followed by a kill of the server."""
