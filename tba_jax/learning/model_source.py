@@ -34,6 +34,9 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.system import bucket
 
+# Setting that tells apart the models of one path.
+IDENTITY = "weights"
+
 _CHECKPOINTS = "checkpoints"
 
 
@@ -42,12 +45,14 @@ class Source:
   """A model with its params and its tokenizer.
 
   name: path that it was read from, a checkpoint's step included.
+  identity: run's id of a checkpoint, `lora.base_name` of a folder.
   model: pure functions.
   params: params of the model, on the mesh that was asked for.
   tokenizer: tokenizer of the model.
   """
 
   name: str
+  identity: str
   model: transformer.Model
   params: types.PyTree
   tokenizer: tokenizer_lib.Tokenizer
@@ -166,7 +171,8 @@ def of_checkpoint(
         config, workdir, step, mesh, needs_task=False
     )
   name = str(_checkpoints(workdir) / str(step))
-  return Source(name, policy.model, params, policy.tokenizer)
+  run = f"run {run_directory.run_id(str(workdir))}"
+  return Source(name, run, policy.model, params, policy.tokenizer)
 
 
 def _held(workdir: str | os.PathLike[str]) -> contextlib.closing:
@@ -281,7 +287,8 @@ def load(
     shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
     sharding.check_divisible(shapes, shardings)
   _, params = hf.load(folder, dtype=dtype, shardings=shardings)
-  return Source(str(folder.absolute()), model, params, tokenizer)
+  identity = lora.base_name(folder, 0)
+  return Source(str(folder.absolute()), identity, model, params, tokenizer)
 
 
 def of_config(config: ml_collections.ConfigDict) -> Source:
@@ -309,6 +316,7 @@ def settings(
   mesh = config.mesh.to_dict()
   return {
       "model": source.name,
+      IDENTITY: source.identity,
       "config.generate.dtype": config.generate.dtype,
       # A mesh changes the order of sums.
       **({"config.mesh": mesh} if set(mesh.values()) != {1} else {}),

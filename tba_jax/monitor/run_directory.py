@@ -211,6 +211,12 @@ def load_config(workdir: str) -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(saved["config"])
 
 
+def run_id(workdir: str) -> str:
+  """Returns the id of the run in a directory, "" where there is none."""
+  saved = _read(pathlib.Path(workdir).absolute())
+  return saved["run_id"] if saved else ""
+
+
 def next_epoch(run: Run) -> int:
   """Counts a start of the trainer; returns the new epoch."""
   path = run.workdir / "epoch.json"

@@ -146,6 +146,23 @@ class GenerateTest(ProgramCase):
     self.assertEqual(self.run_program(sampling__top_k=2), 2)
     self.assertIn("begun with config.sampling.top_k", self.stderr.getvalue())
 
+  def test_other_weights_of_the_same_path_do_not_resume(self):
+    folder = self.directory / "model"
+    shutil.copytree(self.folder, folder)
+    self.assertEqual(self.run_program(generate__model=str(folder)), 0)
+    before = self.output.read_bytes()
+    params = tiny_model.init_params(self.model)
+    hf.save(folder, self.model.config, params, self.tokenizer)
+    self.assertEqual(self.run_program(generate__model=str(folder)), 2)
+    self.assertIn("begun with weights = 'model ", self.stderr.getvalue())
+    self.assertEqual(self.output.read_bytes(), before)
+    # As earlier versions wrote it.
+    beside = self.output.with_name(f".{self.output.name}.settings.json")
+    saved = json.loads(beside.read_text())
+    del saved["weights"]
+    beside.write_text(json.dumps(saved))
+    self.assertEqual(self.run_program(generate__model=str(folder)), 0)
+
   def test_bad_lines_are_reported_and_the_rest_is_done(self):
     self.write(
         {"prompt": "1"},
