@@ -134,6 +134,13 @@ def _restore_state(
   return policy, state, saved.get("base", "")
 
 
+def check_checkpoint(workdir: str | os.PathLike[str], step: int) -> None:
+  """Raises FileNotFoundError if a run has no checkpoint of a step."""
+  folder = _checkpoints(workdir)
+  if not (folder / str(step)).is_dir():
+    raise FileNotFoundError(f"no checkpoint {step} in {folder}")
+
+
 def adapters_of_checkpoint(
     config: ml_collections.ConfigDict,
     workdir: str | os.PathLike[str],

@@ -89,6 +89,9 @@ def run(
 ) -> dict[str, dict[str, Any]]:
   """Evaluates each source, prints a table and adds to WORKDIR/eval.json.
 
+  Sources that do not exist are refused before any is evaluated; the file has
+  each result once it is known.
+
   Holds the workdir's lock: a run that trains there also writes `eval.json`.
 
   Args:
@@ -104,6 +107,7 @@ def run(
     each with `step` (None of a folder) and `time`.
 
   Raises:
+    FileNotFoundError: there is no such checkpoint.
     ValueError: a source does not exist, cannot be read or does not fit the
       config; or another process runs in the workdir.
   """
@@ -112,6 +116,8 @@ def run(
     path = pathlib.Path(workdir) / "eval.json"
     # Read first: a damaged file must not cost an evaluation.
     saved = jsonl.read_object(path, {f"{_KEY}?": {}}) or {}
+    for operand in operands:
+      _check(workdir, operand)
     results, mesh = {}, model_source.mesh_here(config.mesh)
     for operand in operands or ("",):
       for variant, its_config in _variants(config):
@@ -122,8 +128,9 @@ def run(
         )
         name = f"{name}, {variant}" if variant else name
         results[name] = {"step": step, "time": time.time(), **result}
-    saved[_KEY] = {**(saved.get(_KEY) or {}), **results}
-    jsonl.atomic_write_json(path, saved)
+        # A source that fails must not cost those before it.
+        saved[_KEY] = {**(saved.get(_KEY) or {}), **results}
+        jsonl.atomic_write_json(path, saved)
   finally:
     held.close()
   console = rich.console.Console()
@@ -183,6 +190,17 @@ def _variants(
   return out
 
 
+def _check(workdir: str, operand: str) -> None:
+  """Raises ValueError or FileNotFoundError if there is no such source."""
+  if operand.isdecimal():
+    model_source.check_checkpoint(workdir, int(operand))
+  elif not hf_hub.find(operand).is_dir():
+    raise ValueError(
+        f"operand {operand!r}: allowed the step of a checkpoint or a folder"
+        " that exists"
+    )
+
+
 def _load(
     config: ml_collections.ConfigDict,
     workdir: str,
@@ -192,11 +210,6 @@ def _load(
   """Returns the name, policy, params and step of a source."""
   is_checkpoint = not operand or operand.isdecimal()
   if not is_checkpoint:
-    if not hf_hub.find(operand).is_dir():
-      raise ValueError(
-          f"operand {operand!r}: allowed the step of a checkpoint or a folder"
-          " that exists"
-      )
     config = config.copy_and_resolve_references()
     with config.unlocked():
       config.init = operand

@@ -142,6 +142,27 @@ class EvaluateTest(absltest.TestCase):
         evaluate.run(self.config, self.workdir, [operand])
     os.close(run_directory.lock(self.workdir))
 
+  def test_sources_are_checked_before_the_work(self):
+    for operand, message in (
+        ("no/such/folder", "'no/such/folder': allowed"),
+        ("4", "no checkpoint 4"),
+    ):
+      with mock.patch.object(evaluate, "_load") as load:
+        with self.assertRaisesRegex((ValueError, FileNotFoundError), message):
+          evaluate.run(self.config, self.workdir, ["3", operand])
+      load.assert_not_called()
+
+  def test_a_source_that_fails_costs_none_before_it(self):
+    evaluate_one = evaluate._evaluate
+    results = [mock.DEFAULT, ValueError("is broken")]
+    with mock.patch.object(
+        evaluate, "_evaluate", side_effect=results, wraps=evaluate_one
+    ):
+      with self.assertRaisesRegex(ValueError, "is broken"):
+        evaluate.run(self.config, self.workdir, ["5", "3"])
+    saved = self.read()["evaluate"]["checkpoint 5"]
+    self.assertGreater(saved["time"], self.found["checkpoint 3"]["time"])
+
   def test_refuses_a_workdir_without_checkpoints(self):
     empty = self.create_tempdir().full_path
     with self.assertRaisesRegex(ValueError, "there is no checkpoint"):
