@@ -58,7 +58,8 @@ _GENERATE_FIELDS = (*_PROMPT_FIELDS, "seed", "max_tokens")
 # Fields of a completion that have a number for each token of the policy.
 _LOGPROBS = frozenset(("logprobs", "plain_logprobs"))
 _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
-# Settings that change the speed of sampling, not the completions.
+# Settings that change the speed of sampling, and of the completions only what
+# the rounding of another number of rows does, in bfloat16 more than in float32.
 _SPEED = ("num_rows", "chunk_steps")
 # Settings, beside model and input, that the log-probs of `score` depend on.
 _SCORE_SETTINGS = (
