@@ -38,7 +38,12 @@ _HEAD = "lm_head.weight"
 # Longest wait for another process that merges the same adapter.
 _DEADLINE_S = 900.0
 _PREFIX = "base_model.model."
-_FACTOR = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_(A|B)\.weight")
+# Factors, and the copy of the matrix that `peft` saves of some.
+_TENSOR = re.compile(
+    re.escape(_PREFIX) + r"(.+)\.(?:lora_(A|B)|base_layer)\.weight"
+)
+# Changed with what is written into the cache.
+_VERSION = "2"
 # Settings that change what the adapter computes, with the values allowed.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -142,7 +147,7 @@ def write(
   name, _, revision = os.fspath(base).partition("@")
   if local.exists():
     name, revision = str(local), ""
-  modules = {_FACTOR.fullmatch(name)[1] for name in tensors}
+  modules = {_TENSOR.fullmatch(name)[1] for name in tensors}
   settings = {
       "peft_type": "LORA",
       "task_type": "CAUSAL_LM",
@@ -209,7 +214,7 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
 
 def _digest(folder: pathlib.Path, base: pathlib.Path) -> str:
   """Returns a digest of the adapter's files, and of the base's files."""
-  digest = hashlib.blake2b(digest_size=12)
+  digest = hashlib.blake2b(_VERSION.encode(), digest_size=12)
   names = (CONFIG, WEIGHTS, *hf_files.TOKENIZER_FILES)
   for path in (folder / name for name in names):
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -290,7 +295,12 @@ def _merge(
   family = _family(hf)
   factors: dict[str, dict[str, np.ndarray]] = {}
   for name, tensor in tensors.items():
-    match = _FACTOR.fullmatch(name)
+    match = _TENSOR.fullmatch(name)
+    if match is None and ".lora_embedding_" in name:
+      raise ValueError(
+          f"{WEIGHTS}: tensor {name}: adapters of embeddings are not"
+          " supported; allowed an adapter without embed_tokens"
+      )
     if match is None:
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: allowed lora_A and lora_B of matrices"
@@ -300,16 +310,24 @@ def _merge(
       continue  # Not read, as the matrix itself.
     names = _names(whole, family)
     target = next((name for name in names if name in files.shapes), None)
-    if target is None:
-      raise ValueError(
-          f"{WEIGHTS}: tensor {name}: the base has no {match[1]}.weight"
-      )
-    if target == _HEAD and _has_tied_head(hf, family):
+    if _HEAD in (whole, target) and _has_tied_head(hf, family):
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: the head of the base is its embedding"
           " (tie_word_embeddings), which has no adapter of its own; allowed a"
           " base with a head, or an adapter without lm_head"
       )
+    if target is None:
+      raise ValueError(
+          f"{WEIGHTS}: tensor {name}: the base has no {match[1]}.weight"
+      )
+    if match[2] is None:
+      own = files.read(target, (slice(None),) * len(files.shapes[target]))
+      if not np.array_equal(own.astype(tensor.dtype), tensor):
+        raise ValueError(
+            f"{WEIGHTS}: tensor {name}: differs from the base's {target};"
+            " allowed an adapter of a base that was not changed"
+        )
+      continue
     factors.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
   for target, pair in factors.items():
     _check_shapes(target, pair, files.shapes[target], settings)
@@ -325,11 +343,13 @@ def _merge(
     product = settings["lora_alpha"] / root * (b @ a)
     if settings.get("fan_in_fan_out"):
       product = product.T
-    return (tensor.astype(np.float32) + product).astype(tensor.dtype)
+    # A smaller dtype would round small products away.
+    return np.ascontiguousarray(tensor.astype(np.float32) + product)
 
   bytes_of = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8}
   sizes = {
-      name: math.prod(shape) * bytes_of.get(files.dtypes[name], 8)
+      name: math.prod(shape)
+      * (4 if name in factors else bytes_of.get(files.dtypes[name], 8))
       for name, shape in files.shapes.items()
   }
   hf_files.write_files(new, sizes, make, max_file_bytes=hf_files.MAX_FILE_BYTES)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapter folders: the merged model, what is refused, and `peft`'s own."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import transformers
 
 from tba_jax.models import adapter_folder
 from tba_jax.models import hf
+from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
@@ -182,6 +184,36 @@ class AdapterTest(parameterized.TestCase):
     )
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
+  def test_a_small_adapter_of_a_bfloat16_base_is_not_rounded_away(self):
+    model, params, merged = self.make()
+    shape = dataclasses.replace(model.config, param_dtype="bfloat16")
+    tokenizer = tokenizer_lib.load(self.folder / "base")
+    hf.save(self.folder / "base", shape, params, tokenizer)
+    self.change(lora_alpha=6e-4)
+    load = lambda name: hf.load(self.folder / name, dtype="float32")[1]
+    expected = jax.tree.map(
+        lambda own, p, m: own + 1e-4 * (m - p), load("base"), params, merged
+    )
+    chex.assert_trees_all_close(load("adapter"), expected, rtol=1e-6, atol=1e-8)
+    own = hf_config.read(self.folder / "adapter")
+    self.assertEqual(own.param_dtype, "bfloat16")
+
+  def test_takes_the_copy_of_the_head_that_peft_saves(self):
+    self.make()
+    base = safetensors.numpy.load_file(self.folder / "base" / hf.WEIGHTS)
+    path = self.folder / "adapter" / adapter_folder.WEIGHTS
+    tensors = safetensors.numpy.load_file(path)
+    head = base["lm_head.weight"]
+    tensors["base_model.model.lm_head.base_layer.weight"] = head
+    for factor, shape in (("A", (2, head.shape[1])), ("B", (len(head), 2))):
+      name = adapter_folder.tensor_name("lm_head.weight", factor)
+      tensors[name] = np.full(shape, 0.1, np.float32)
+    safetensors.numpy.save_file(tensors, path)
+    merged = hf_hub.find(self.folder / "adapter") / hf.WEIGHTS
+    found = safetensors.numpy.load_file(merged)["lm_head.weight"]
+    # By alpha / rank = 3.
+    np.testing.assert_allclose(found, head + 0.06, rtol=1e-5, atol=1e-6)
+
   @parameterized.parameters(
       (dict(use_dora=True), "adapter_config.json: use_dora=True: allowed Fal"),
       (dict(peft_type="IA3"), "peft_type='IA3': allowed 'LORA'"),
@@ -203,6 +235,14 @@ class AdapterTest(parameterized.TestCase):
       ("base_model.model.lm_head.modules.weight", "allowed lora_A and lora_B"),
       ("base_model.model.model.no.lora_A.weight", "the base has no model.no"),
       ("base_model.model.lm_head.lora_A.weight", "factors of lm_head.weight"),
+      (
+          "base_model.model.lm_head.base_layer.weight",
+          "differs from the base's lm_head.weight",
+      ),
+      (
+          "base_model.model.model.embed_tokens.lora_embedding_A",
+          "adapters of embeddings are not supported",
+      ),
   )
   def test_refuses_other_tensors(self, name, message):
     self.make()
