@@ -154,6 +154,11 @@ def _messages(given: Sequence[Any]) -> list[dict[str, Any]]:
     raise ValueError("messages is empty: allowed one message or more")
   out = []
   for n, message in enumerate(given):
+    if not isinstance(message, dict):
+      raise ValueError(
+          f"messages[{n}] is {type(message).__name__}: allowed an object with"
+          " role and content"
+      )
     try:
       out.append(_message(message))
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -810,20 +810,25 @@ class Engine:
     elif sample.request.max_tokens is None:
       wanted = dataclasses.replace(sample.request, max_tokens=T)
       sample = dataclasses.replace(sample, request=wanted)
-    sample.request.check(
-        decode.Settings(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_prompt_tokens=P,
-            max_completion_tokens=T,
-            num_rows=1,
-            chunk_steps=1,
-            pad_id=0,
-            seed=0,
-        ),
-        model.config.vocab_size,
-    )
+    try:
+      sample.request.check(
+          decode.Settings(
+              temperature=1.0,
+              top_k=0,
+              top_p=1.0,
+              max_prompt_tokens=P,
+              max_completion_tokens=T,
+              num_rows=1,
+              chunk_steps=1,
+              pad_id=0,
+              seed=0,
+          ),
+          model.config.vocab_size,
+      )
+    except ValueError as error:
+      # The prompt's number is of the server's own.
+      number = f"prompt {sample.request.prompt_id}: "
+      raise ValueError(str(error).removeprefix(number)) from error
     return sample
 
   def _decode(

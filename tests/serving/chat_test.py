@@ -54,7 +54,7 @@ class ParseTest(absltest.TestCase):
             {"messages": [{**_USER, "content": [{"type": "image_url"}]}]},
             r"messages\[0\]: content has a part",
         ),
-        ({"messages": ["a"]}, r"messages\[0\]"),
+        ({"messages": ["a"]}, r"messages\[0\] is str: allowed an object"),
     ):
       with self.assertRaisesRegex(ValueError, message):
         chat.parse(_body(**changes), "m")

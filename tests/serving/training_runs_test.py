@@ -92,29 +92,35 @@ class TrainingRunsTest(absltest.TestCase):
     self.assertIn("loss_fn=importance_sampling", said["error"])
     self.assertEqual(said["category"], "user")
 
-  def test_a_text_beyond_both_limits_is_told_their_sum(self):
+  def test_a_prompt_that_is_not_taken_is_told_why(self):
     ask = self.server.ask
     body = {"session_id": self.session, "sampling_session_seq_id": 0}
     _, made = ask(
         "api/v1/create_sampling_session", {**body, "base_model": "scratch"}
     )
-    long = {"chunks": [{"type": "encoded_text", "tokens": [3] * 24}]}
-    said = self.server.result(
-        ask(
-            "api/v1/asample",
-            {
-                "sampling_session_id": made["sampling_session_id"],
-                "prompt": long,
-                "num_samples": 1,
-                "sampling_params": {"max_tokens": 1},
-            },
-        )
-    )
-    self.assertIn(
-        "allowed up to config.sampling.max_prompt_tokens ="
-        " 16 and config.sampling.max_completion_tokens = 8 together",
-        said["error"],
-    )
+    for tokens, why in (
+        (
+            [3] * 24,
+            "allowed up to config.sampling.max_prompt_tokens = 16 and"
+            " config.sampling.max_completion_tokens = 8 together",
+        ),
+        ([500], "prompt_tokens: allowed integers from 0 to "),
+    ):
+      chunks = [{"type": "encoded_text", "tokens": tokens}]
+      said = self.server.result(
+          ask(
+              "api/v1/asample",
+              {
+                  "sampling_session_id": made["sampling_session_id"],
+                  "prompt": {"chunks": chunks},
+                  "num_samples": 1,
+                  "sampling_params": {"max_tokens": 1},
+              },
+          )
+      )
+      self.assertIn(why, said["error"])
+      # No number of the server's own.
+      self.assertNotRegex(said["error"], r"prompt \d")
 
   def test_a_body_may_be_too_large_or_too_slow(self):
     large = {"tags": ["a" * 200]}
