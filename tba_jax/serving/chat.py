@@ -168,8 +168,6 @@ def _messages(given: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a message in one form, without what is null or of no effect."""
-  if not isinstance(given, Mapping):
-    raise ValueError("allowed an object with role and content")
   role, content = given.get("role"), given.get("content")
   if role not in _ROLES:
     raise ValueError(f"role={role!r}: allowed {', '.join(_ROLES)}")

@@ -807,10 +807,6 @@ def _token_config(asked: messages.Pass) -> dict[str, np.ndarray]:
   }
 
 
-# By the kind of dtype.
-_MAX_FLOAT_GROUP = {"f": 2**24, "i": np.inf}
-
-
 def _check_group_inputs(n: int, datum: messages.Datum) -> None:
   """Raises ValueError unless a sequence has the inputs of a group's."""
   names = set(datum.inputs)
@@ -829,8 +825,9 @@ def _check_group_inputs(n: int, datum: messages.Datum) -> None:
           " finite"
       )
   group = datum.inputs["group"][0]
-  # A larger number may stand for its neighbors, too.
-  if group != int(group) or abs(group) >= _MAX_FLOAT_GROUP[group.dtype.kind]:
+  # A larger float32 may stand for its neighbors, too.
+  is_exact = group == int(group) and abs(group) < 2**24
+  if group.dtype.kind == "f" and not is_exact:
     raise ValueError(
         f"data[{n}]: group={group}: allowed a whole number, below 2**24 as"
         " float32"
