@@ -318,9 +318,12 @@ def _groups(run: load.Run) -> list[str]:
     lines.append(line)
   unique = _mean(run, "replay/unique_share")
   if unique is not None and 1 - unique > _MANY_COPIES:
+    more = "raise search.samples_per_prompt"
+    if run.setting("logged", "path"):
+      more = "a log with more of each prompt, a lower logged.share"
     lines.append(
         f"{1 - unique:.0%} of a batch was copies: prompts had fewer distinct"
-        " completions than a group draws (raise search.samples_per_prompt, or"
+        f" completions than a group draws ({more}, or"
         " lower train.completions_per_prompt)."
     )
   terms = ("generated", "evicted_untrained", "in_buffer_untrained")
@@ -331,7 +334,7 @@ def _groups(run: load.Run) -> list[str]:
   if all(map(text.is_number, counts)) and counts[0]:
     generated, evicted, left = counts
     lines.append(
-        f"Of {generated:,} sampled completions, {evicted + left:,}"
+        f"Of {generated:,} completions, {evicted + left:,}"
         f" ({(evicted + left) / generated:.0%}) were never trained on:"
         f" {evicted:,} were evicted or replaced by an equal one, {left:,} are"
         " still in the buffer."

@@ -254,7 +254,12 @@ class AdviceTest(absltest.TestCase):
     run = _run({"replay/unique_share": 0.7}, ledger=ledger)
     copies, unused = advice.advice(run, [])
     self.assertStartsWith(copies, "30% of a batch")
-    self.assertIn("Of 1,000 sampled completions, 250 (25%)", unused)
+    self.assertIn("Of 1,000 completions, 250 (25%)", unused)
+    logged = {"logged": {"path": "a.jsonl", "share": 0.5}}
+    (line,) = advice.advice(
+        _run({"replay/unique_share": 0.7}, config=logged), []
+    )
+    self.assertIn("a log with more of each prompt", line)
     few = _run({"replay/unique_share": 0.95})
     self.assertEqual(advice.advice(few, []), [])
 
