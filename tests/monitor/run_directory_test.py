@@ -100,6 +100,12 @@ class RunDirectoryTest(parameterized.TestCase):
     self.create()
     loaded = run_directory.load_config(str(self.workdir))
     self.assertEqual(loaded.to_dict(), self.config.to_dict())
+    self.assertEqual(
+        run_directory.run_id(str(self.workdir)), self.saved()["run_id"]
+    )
+
+  def test_no_run_has_no_id(self):
+    self.assertEqual(run_directory.run_id(str(self.workdir)), "")
 
   def test_names_a_missing_run(self):
     for read in (
