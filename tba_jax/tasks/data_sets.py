@@ -157,8 +157,8 @@ def _streamed(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
   if hasattr(config, "keep_default_na"):
     # "NA" and "None" are texts.
     config.keep_default_na = False
-    if config.features is None:
-      # Nor is "007" a number, or "12" one that a gap in its column makes 12.0.
+    # Nor is "007" a number, unless a README.md says so.
+    if builder.info.features is None:
       text = _package().Value("string")
       first = next(iter(builder.as_streaming_dataset(split)), {})
       config.features = _package().Features(dict.fromkeys(first, text))

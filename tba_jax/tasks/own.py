@@ -148,10 +148,8 @@ class Own(rows_task.RowsTask):
         return "no_prompt"
     elif not prompt.strip():
       return "no_prompt"
-    value = fields.get(self._fields["answer"])
-    value = said if value is None else value
-    # NaN, too, is a gap.
-    answer = "" if value is None or value != value else str(value)
+    answer = _text(fields.get(self._fields["answer"]))
+    answer = (said or "") if answer is None else answer
     kind = self._fields["answer_kind"]
     if kind == "none":
       return prompt, answer
@@ -255,10 +253,23 @@ def _filled_prompt(
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
   """Fills in a template's fields; returns None if one is missing."""
-  names = _FIELD.findall(template)
-  if any(fields.get(name) is None for name in names):
+  texts = {name: _text(fields.get(name)) for name in _FIELD.findall(template)}
+  if None in texts.values():
     return None
-  return _FIELD.sub(lambda match: str(fields[match[1]]), template)
+  return _FIELD.sub(lambda match: texts[match[1]], template)
+
+
+def _text(value: Any) -> str | None:
+  """Returns a field's value as a text; None if it is null or NaN.
+
+  Where a column of integers has gaps, pandas writes 12.0, and NaN.
+  """
+  if isinstance(value, float):
+    if math.isnan(value):
+      return None
+    if value.is_integer():
+      return str(int(value))
+  return None if value is None else str(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,35 @@ class OwnTest(parameterized.TestCase):
     for index in range(2):
       self.assertEqual(task.reward("train", index, "anything"), 0.0)
 
+  def test_numbers_of_columns_with_gaps_are_whole_and_gaps_no_answers(self):
+    nan = float("nan")
+    answers = [12.0, nan, None, 1.5, 7, -0.0, float("inf"), 1e16]
+    self.save(
+        "train",
+        *(
+            {"prompt": i, "answer": a, "unit": nan if i == 4 else 2.0}
+            for i, a in enumerate(answers)
+        ),
+    )
+    self.save("test", {"prompt": 9, "answer": 9, "unit": 9})
+    task = self.make(prompt="{prompt} {unit}")
+    count = task.num_prompts("train")
+    examples = [task.example("train", i) for i in range(count)]
+    self.assertEqual(
+        [(e.prompt, e.answer) for e in examples],
+        [
+            ("0 2", "12"),
+            ("3 2", "1.5"),
+            ("5 2", "0"),
+            ("6 2", "inf"),
+            ("7 2", "10000000000000000"),
+        ],
+    )
+    self.assertEqual(task.report.count("train", "no_answer"), 2)
+    self.assertEqual(task.report.count("train", "no_prompt"), 1)
+    self.assertEqual(task.completion_of(examples[0]), "12")
+    self.assertEqual(task.reward("train", 0, "12"), 1.0)
+
   @parameterized.parameters(
       ("exact", 0, "blue ", ""),
       ("exact", 0, "red", 'wanted "blue"'),
