@@ -10,7 +10,8 @@ set -euo pipefail
 NAME="${NAME:-tba}"
 CONFIG="${CONFIG:-configs/countdown.py}"
 # On a file system that all nodes mount, as this checkout and its .venv are.
-WORKDIR="${WORKDIR:-$PWD/runs/$NAME}"
+WORKDIR="${WORKDIR:-runs/$NAME}"
+[[ "$WORKDIR" == /* ]] || WORKDIR="$PWD/$WORKDIR"
 KIND="${KIND:-h100}"                      # of devices, for the plan
 TRAINER_NODES="${TRAINER_NODES:-1}"       # one process of the trainer on each
 TRAINER_GPUS="${TRAINER_GPUS:-1}"         # of a node
@@ -172,6 +173,9 @@ case "$action" in
     submit_searchers "${words[1]}"
     ;;
   down)
+    # A signal reaches what runs alone.
+    run scancel --name="$NAME-sft"
+    run scancel --state=PENDING --name="$NAME-trainer"
     run scancel --signal=TERM --name="$NAME-trainer"
     run scancel --name="$NAME-searcher"
     ;;

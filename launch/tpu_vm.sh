@@ -136,10 +136,17 @@ delete() {
     --force --quiet
 }
 
-# state RESOURCE: ACTIVE, SUSPENDED, …, or NONE.
+# state RESOURCE: ACTIVE, SUSPENDED, …, NONE, or UNKNOWN if nobody can tell.
 state() {
-  gcloud compute tpus queued-resources describe "$1" "${where[@]}" \
-    --format='value(state.state)' 2>/dev/null || echo NONE
+  local told
+  if told="$(gcloud compute tpus queued-resources describe "$1" "${where[@]}" \
+    --format='value(state.state)' 2>&1)"; then
+    echo "${told##*$'\n'}"
+  elif [[ "$told" == *NOT_FOUND* ]]; then
+    echo NONE
+  else
+    echo UNKNOWN
+  fi
 }
 
 trainer="$NAME-trainer"
@@ -291,7 +298,7 @@ look_after() {
   case "$(state "$resource")" in
     NONE)
       running[$resource]=0
-      "create_$kind" "$index"
+      "create_$kind" "$index" || echo "# $resource: tried again"
       ;;
     ACTIVE)
       if ((${running[$resource]:-0})); then
@@ -306,8 +313,8 @@ look_after() {
       ;;
     SUSPENDED | FAILED)
       running[$resource]=0
-      delete "$resource"
-      "create_$kind" "$index"
+      delete "$resource" && "create_$kind" "$index" ||
+        echo "# $resource: tried again"
       ;;
     *) echo "# waiting for $resource: $(state "$resource")" ;;
   esac

@@ -552,4 +552,5 @@ def _give_up(
       file=sys.stderr,
       flush=True,
   )
-  os._exit(processes.EXIT_CONFIG)  # pylint: disable=protected-access
+  # Whoever starts them again may: a host may have been away.
+  os._exit(1)  # pylint: disable=protected-access

@@ -27,7 +27,12 @@ _POD = {
     "subdomain": True,
     "restartPolicy": True,
     "terminationGracePeriodSeconds": True,
-    "securityContext": {"runAsUser": True, "runAsGroup": True, "fsGroup": True},
+    "securityContext": {
+        "runAsUser": True,
+        "runAsGroup": True,
+        "fsGroup": True,
+        "fsGroupChangePolicy": True,
+    },
     "nodeSelector": True,
     "tolerations": [
         {"key": True, "operator": True, "value": True, "effect": True}

@@ -20,8 +20,14 @@ _GCLOUD = r"""#!/usr/bin/env bash
 cd "$(dirname "$0")"
 echo "$*" >>called
 case "$*" in
-  *"queued-resources describe"*) cat "state-$5" 2>/dev/null || exit 1 ;;
-  *"queued-resources create"*) echo ACTIVE >"state-$5" ;;
+  *"queued-resources describe"*)
+    if [ -e outage ]; then rm outage; echo "503" >&2; exit 1; fi
+    echo "WARNING: a new version" >&2
+    cat "state-$5" 2>/dev/null ||
+      { echo "ERROR: NOT_FOUND: $5" >&2; exit 1; } ;;
+  *"queued-resources create"*)
+    if [ -e "quota-$5" ]; then rm "quota-$5"; exit 1; fi
+    echo ACTIVE >"state-$5" ;;
   *"queued-resources delete"*) rm -f "state-$5" "up-$5.service" ;;
   *networkEndpoints*) echo 10.0.0.7 ;;
   *"systemctl "*)
@@ -126,6 +132,16 @@ class TpuVmTest(absltest.TestCase):
     self.assertEqual(self.count("restart tba-searcher-0.service"), 1)
     self.assertEqual(self.count("restart tba-searcher-1.service"), 2)
     self.assertIn("# the trainer has ended", out)
+
+  def test_looks_go_on_after_errors_of_the_cloud(self):
+    for name in ("outage", "quota-tba-searcher-0"):
+      (self.folder / name).touch()
+    out, called = self.run_script("up")
+    made = [c.split()[4] for c in called if "queued-resources create" in c]
+    self.assertEqual(made.count("tba-trainer"), 1)
+    self.assertEqual(made.count("tba-searcher-0"), 2)
+    self.assertIn("# waiting for tba-trainer: ", out)
+    self.assertIn("# tba-searcher-0: tried again", out)
 
   def test_units_start_roles_again_after_errors_only(self):
     self.run_script("up", SETTINGS="--config.task.note=5%d")

@@ -43,7 +43,7 @@ class TrainerTlsTest(absltest.TestCase):
 
   def test_process_of_another_authority_is_refused(self):
     for out, err, status in self.join(self.ours, self.other):
-      self.assertEqual((out, status), ("", processes.EXIT_CONFIG), err)
+      self.assertEqual((out, status), ("", 1), err)
       self.assertIn("not all of config.trainer.num_processes = 2 came", err)
 
 
