@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 import dataclasses
 import os
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -124,6 +125,9 @@ class LeaseTable:
 
   A searcher is gone when its lease has not changed for `lease_s`, is final, or
   a newer process has joined in the same slot. Not thread-safe.
+
+  generation: generation of the store, which may have begun to count anew: a
+    process that joined a later one is older.
   """
 
   def __init__(
@@ -145,6 +149,7 @@ class LeaseTable:
     self._replaced: set[str] = set()
     # Searchers that were written off, oldest first.
     self._departed: dict[str, None] = {}
+    self.generation = sys.maxsize
     # Cache of `alive`; None after a change.
     self._alive: dict[str, Lease] | None = None
 
@@ -235,9 +240,10 @@ class LeaseTable:
 
   def take_gone(self) -> dict[str, str]:
     """Returns sid -> cause of the searchers gone since the last call."""
-    newest: dict[str, tuple[list[int], str]] = {}
+    newest: dict[str, tuple[bool, list[int], str]] = {}
     for sid, entry in self._entries.items():
-      candidate = entry.lease["joined"], sid
+      joined = entry.lease["joined"]
+      candidate = joined[0] <= self.generation, joined, sid
       slot = entry.lease["slot"]
       newest[slot] = max(newest.get(slot, candidate), candidate)
     out = {}
@@ -246,7 +252,7 @@ class LeaseTable:
         continue
       if entry.lease["final"]:
         out[sid] = "finished"
-      elif newest[entry.lease["slot"]][1] != sid:
+      elif newest[entry.lease["slot"]][-1] != sid:
         out[sid] = "replaced"
         self._replaced.add(sid)
       elif self.age_s(sid) > self._lease_s:

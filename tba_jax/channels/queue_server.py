@@ -460,7 +460,7 @@ class QueueServer:
 
   def _serve(self, stop: threading.Event) -> None:
     transport = self._make_transport()
-    self.generation = transport.generation
+    self.generation = self.leases.generation = transport.generation
     is_new = True
     while not stop.is_set():
       started = time.perf_counter()
@@ -477,6 +477,7 @@ class QueueServer:
         self.generation = transport.reconnect()
         is_new = True
         with self._lock:
+          self.leases.generation = self.generation
           self.leases.restart_times()
       self._count_poll(time.perf_counter() - started, num_blocks)
       with self._lock:

@@ -207,6 +207,14 @@ class GoneTest(absltest.TestCase):
     self.table.update({})
     self.assertIn("a", self.table.alive())
 
+  def test_a_store_that_counts_anew_has_the_newer_processes(self):
+    old = _lease(1) | {"joined": [2, 0]}
+    self.table.update({"a": old}, is_live=False)
+    self.table.generation = 1
+    self.table.update({"b": _lease(1)})
+    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
+    self.assertCountEqual(self.table.alive(), ["b"])
+
   def test_a_newer_process_in_the_slot_replaces_the_old_one(self):
     self.table.update({"a": _lease(1, joined=1)})
     self.table.update({"b": _lease(1, joined=2), "c": _lease(1, slot="h/1")})
