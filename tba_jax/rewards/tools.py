@@ -13,13 +13,14 @@ once or more, or, for models without a template, as its last line:
 
     calculate: 3*4
 
-where the only argument is the text, or a JSON object has all of them. A text
-for a parameter of another type is read as JSON.
+where the only argument is the text, or a JSON object has all of them. The text
+is read as JSON where the type hint is none of texts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -39,8 +40,15 @@ _TYPES = {
     dict: "object",
     type(None): "null",
 }
-_VALUES = {"number": (int, float)} | {
-    name: kind for kind, name in _TYPES.items() if kind is not float
+# Types of a schema, as the policy is told of them.
+_NOUNS = {
+    "string": "a text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a JSON object",
+    "null": "null",
 }
 
 
@@ -65,6 +73,11 @@ class Environment:
       ]
     self._tools = {tool.__name__: tool for tool in listed}
     self.schemas = [schema(tool) for tool in listed]
+    functions = [made["function"] for made in self.schemas]
+    # Schemas of the parameters, by tool.
+    self._parameters = {
+        f["name"]: f["parameters"]["properties"] for f in functions
+    }
     self._reward = 0.0
     for name in ("close", "demonstrate"):
       if hasattr(inner, name):
@@ -96,13 +109,21 @@ class Environment:
         names = list(inspect.signature(tool).parameters)
         if len(names) > 1:
           raise ValueError(f"give a JSON object with {', '.join(names)}")
-        given = {name: given for name in names if given}
+        forms = self._parameters[tool.__name__]
+        given = {name: _read(given, forms[name]) for name in names if given}
       inspect.signature(tool).bind(**given)
-      kinds = schema(tool)["function"]["parameters"]["properties"]
-      out = tool(**{k: _argument(k, v, kinds.get(k)) for k, v in given.items()})
+      self._check_types(tool.__name__, given)
+      out = tool(**given)
       return out if isinstance(out, str) else json.dumps(out, default=str)
     except Exception as error:  # A call of the policy, in the user's code.
       return f"error: {error}"
+
+  def _check_types(self, tool: str, given: Mapping[str, Any]) -> None:
+    """Raises ValueError if an argument is not of its parameter's type."""
+    forms = self._parameters[tool]
+    for name, value in given.items():
+      if name in forms and not _fits(value, forms[name]):
+        raise ValueError(f"{name}: allowed {_noun(forms[name])}")
 
   def _added_reward(self, text: str, *, is_last: bool) -> Any:
     get = getattr(self._inner, "get_reward", None)
@@ -154,46 +175,6 @@ def _read_call(body: str) -> tuple[str, Any]:
   except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
     return "", {}
   return str(name), given if isinstance(given, dict) else {}
-
-
-def _argument(name: str, given: Any, kind: Mapping[str, Any] | None) -> Any:
-  """Returns the value of an argument, read as JSON if its schema asks for it.
-
-  Raises:
-    ValueError: the argument has another type than its schema says.
-  """
-  if kind is None or _fits(given, kind):
-    return given
-  try:
-    value = json.loads(given)
-    if _fits(value, kind):
-      return value
-  except (ValueError, TypeError, RecursionError):
-    pass
-  raise ValueError(f"{name}: allowed {_allowed(kind)}, not {given!r:.80}")
-
-
-def _fits(value: Any, kind: Mapping[str, Any]) -> bool:
-  """Tells whether a value is what a schema of `_type_schema` allows."""
-  if value is None and kind.get("nullable"):
-    return True
-  if "anyOf" in kind:
-    return any(_fits(value, one) for one in kind["anyOf"])
-  # True is an int for Python.
-  is_kind = isinstance(value, _VALUES[kind["type"]]) and (
-      isinstance(value, bool) == (kind["type"] == "boolean")
-  )
-  if not is_kind or value not in kind.get("enum", [value]):
-    return False
-  return "items" not in kind or all(_fits(v, kind["items"]) for v in value)
-
-
-def _allowed(kind: Mapping[str, Any]) -> str:
-  if "enum" in kind:
-    return " or ".join(map(repr, kind["enum"]))
-  if "anyOf" in kind:
-    return " or ".join(map(_allowed, kind["anyOf"]))
-  return kind["type"]
 
 
 def schema(tool: Callable[..., Any]) -> dict[str, Any]:
@@ -273,3 +254,43 @@ def _type_schema(hint: Any) -> dict[str, Any]:
   if kind is list and arguments:
     out["items"] = _type_schema(arguments[0])
   return out
+
+
+def _read(text: str, form: Mapping[str, Any]) -> Any:
+  """Returns the argument that a text is: JSON if that fits, else the text."""
+  if form.get("type") == "string":
+    return text
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError):
+    return text
+  return value if _fits(value, form) else text
+
+
+def _fits(value: Any, form: Mapping[str, Any]) -> bool:
+  """Tells whether a value is of a type; the inside of objects is not read."""
+  if value is None and form.get("nullable"):
+    return True
+  if "anyOf" in form:
+    return any(_fits(value, one) for one in form["anyOf"])
+  if "enum" in form:
+    return any(
+        type(one) is type(value) and one == value for one in form["enum"]
+    )
+  if form["type"] == "number":  # JSON has no NaN, but Python reads it.
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+  if _TYPES.get(type(value)) != form["type"]:
+    return False
+  return "items" not in form or all(_fits(v, form["items"]) for v in value)
+
+
+def _noun(form: Mapping[str, Any]) -> str:
+  """Returns what `_fits` takes, in words."""
+  if "anyOf" in form:
+    noun = " or ".join(_noun(one) for one in form["anyOf"])
+  elif "enum" in form:
+    noun = f"one of {', '.join(map(json.dumps, form['enum']))}"
+  else:
+    noun = _NOUNS[form["type"]]
+    noun += f", each {_noun(form['items'])}" if "items" in form else ""
+  return noun + " or null" * form.get("nullable", False)

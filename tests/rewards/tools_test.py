@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools: schemas from type hints, calls in turns, results and rewards."""
 
-import inspect
 import json
 import re
 from typing import Literal
@@ -57,6 +56,42 @@ def call(name, arguments="{}"):
 
 # More than Python reads.
 _DEEP = '{"x": ' + "[" * 5000
+
+
+class Typed:
+  """Tools of one argument each, which answer with what they got."""
+
+  reward = 0.0
+
+  def whole(self, x: int) -> str:
+    return repr(x)
+
+  def real(self, x: float) -> str:
+    return repr(x)
+
+  def flag(self, x: bool) -> str:
+    return repr(x)
+
+  def text(self, x: str) -> str:
+    return repr(x)
+
+  def perhaps(self, x: str | None) -> str:
+    return repr(x)
+
+  def either(self, x: int | str) -> str:
+    return repr(x)
+
+  def some(self, x: list[int]) -> str:
+    return repr(x)
+
+  def table(self, x: dict) -> str:
+    return repr(x)
+
+  def word(self, x: Literal["a", "b"]) -> str:
+    return repr(x)
+
+  def level(self, x: Literal[1, 2] | None = None) -> str:
+    return repr(x)
 
 
 class ToolsTest(parameterized.TestCase):
@@ -144,49 +179,53 @@ class ToolsTest(parameterized.TestCase):
     echo = tools.wrap(Echo())
     self.assertEqual(echo.step("fail:")[0], "error: game over\n")
 
+  @parameterized.parameters(
+      ("whole: 7", "7"),
+      ("whole: -7", "-7"),
+      ("whole: 7.0", "error: x: allowed an integer"),
+      ("whole: seven", "error: x: allowed an integer"),
+      ("whole: true", "error: x: allowed an integer"),
+      (f"whole: {'[' * 5000}", "error: x: allowed an integer"),
+      ("whole:", "error: missing a required argument: 'x'"),
+      ('whole: {"x": 7}', "7"),
+      ('whole: {"x": "7"}', "error: x: allowed an integer"),
+      ('whole: {"x": null}', "error: x: allowed an integer"),
+      ("real: 7", "7"),
+      ("real: 7.5", "7.5"),
+      ("real: NaN", "error: x: allowed a number"),
+      ("real: 1e999", "error: x: allowed a number"),
+      ("flag: true", "True"),
+      ("flag: 1", "error: x: allowed true or false"),
+      ("text: 7", "'7'"),
+      ('text: {"x": 7}', "error: x: allowed a text"),
+      ("perhaps: null", "'null'"),
+      ('perhaps: {"x": null}', "None"),
+      ("either: 7", "7"),
+      ("either: 7.5", "'7.5'"),
+      ('either: {"x": 7.5}', "error: x: allowed an integer or a text"),
+      ("some: [1, 2]", "[1, 2]"),
+      ('some: [1, "2"]', "error: x: allowed a list, each an integer"),
+      ('table: {"x": {"y": 1}}', "{'y': 1}"),
+      ("table: 1", "error: x: allowed a JSON object"),
+      ("word: a", "'a'"),
+      ("word: c", 'error: x: allowed one of "a", "b"'),
+      ("level: 2", "2"),
+      ("level: null", "None"),
+      ('level: {"x": true}', "error: x: allowed one of 1, 2 or null"),
+      ("level:", "None"),
+  )
+  def test_arguments_have_the_types_of_their_hints(self, turn, result):
+    self.assertEqual(tools.wrap(Typed()).step(turn)[0], f"{result}\n")
+
+  def test_types_of_arguments_are_checked_in_a_chat(self):
+    env = tools.wrap(Typed())
+    (said,) = env.step(call("whole", '{"x": "7"}'))[0]
+    self.assertEqual(said["content"], "error: x: allowed an integer")
+    (said,) = env.step(call("whole", '{"x": 7}'))[0]
+    self.assertEqual(said["content"], "7")
+
   def test_a_result_that_is_no_json_is_an_error_of_the_call(self):
     self.assertStartsWith(tools.wrap(Echo()).step("look:")[0], "error: keys")
-
-  @parameterized.parameters(
-      ("take: 7", "int 7"),
-      ('take: {"number": 7}', "int 7"),
-      ('take: {"number": "7"}', "int 7"),
-      ("take: seven", "error: number: allowed integer, not 'seven'"),
-      ("take: true", "error: number: allowed integer, not 'true'"),
-      ('take: {"number": 7.5}', "error: number: allowed integer, not 7.5"),
-      ('take: {"number": null}', "error: number: allowed integer, not None"),
-      ("weigh: 7", "int 7"),
-      ("weigh: null", "NoneType None"),
-      ("weigh:", "str none"),
-      ("list: [1, 2]", "list [1, 2]"),
-      ('list: [1, "2"]', "error: numbers: allowed array, not '[1, \"2\"]'"),
-      ("pick: 2", "int 2"),
-      ("pick: 3", "error: number: allowed 1 or 2, not '3'"),
-      ("either: 7", "str 7"),
-  )
-  def test_arguments_have_the_types_of_their_hints(self, said, result):
-    def tool(name, parameter, hint, *default):
-      def call(**given):
-        value = given.get(parameter, *default)
-        return f"{type(value).__name__} {value}"
-
-      kind = inspect.Parameter.KEYWORD_ONLY
-      default = default or (inspect.Parameter.empty,)
-      call.__name__, call.__annotations__ = name, {parameter: hint}
-      call.__signature__ = inspect.Signature(
-          [inspect.Parameter(parameter, kind, default=default[0])]
-      )
-      return call
-
-    inner = Echo()
-    inner.tools = [
-        tool("take", "number", int),
-        tool("weigh", "weight", float | None, "none"),
-        tool("list", "numbers", list[int]),
-        tool("pick", "number", Literal[1, 2]),
-        tool("either", "value", int | str),
-    ]
-    self.assertEqual(tools.wrap(inner).step(said)[0], f"{result}\n")
 
   def test_a_line_does_not_call_a_tool_of_several_arguments(self):
     inner = Echo()
