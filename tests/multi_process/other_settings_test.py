@@ -41,14 +41,16 @@ class OtherSettingsTest(absltest.TestCase):
     free = {"train.num_steps": 9, "sampling.num_rows": 16, "log.every_steps": 2}
     roles.start("searcher", self.locator, index=0, changes=free)
     roles.wait_for(lambda: roles.step() >= 2, "step 2")
-    lines = self.refused(1, loss__beta=0.2, sampling__top_k=3)
+    lines = self.refused(1, loss__beta=0.2, sampling__temperature=0.5)
     self.assertLen(lines, 2, roles.text())
     self.assertRegex(
         lines[0],
         r"^config\.loss\.beta = 0\.2 at this searcher \(.*:.*/searcher-1\),"
         r" [\d.]+ at the trainer \(.*:.*/trainer-0\): allowed the same",
     )
-    self.assertRegex(lines[1], r"^config\.sampling\.top_k = 3 at .*, 0 at ")
+    self.assertRegex(
+        lines[1], r"^config\.sampling\.temperature = 0\.5 at .*, 1\.0 at "
+    )
     # It was granted nothing, and nothing of it is waited for.
     self.assertEmpty(roles.events("searcher_gone"))
     # A trainer that goes on with what may change takes its searchers along.
