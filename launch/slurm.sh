@@ -173,7 +173,7 @@ case "$action" in
     submit_searchers "${words[1]}"
     ;;
   down)
-    # A signal reaches what runs alone.
+    # SIGTERM does not reach a job that is pending.
     run scancel --name="$NAME-sft"
     run scancel --state=PENDING --name="$NAME-trainer"
     run scancel --signal=TERM --name="$NAME-trainer"

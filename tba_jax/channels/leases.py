@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 import dataclasses
 import os
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -125,9 +124,6 @@ class LeaseTable:
 
   A searcher is gone when its lease has not changed for `lease_s`, is final, or
   a newer process has joined in the same slot. Not thread-safe.
-
-  generation: generation of the store, which may have begun to count anew: a
-    process that joined a later one is older.
   """
 
   def __init__(
@@ -149,7 +145,6 @@ class LeaseTable:
     self._replaced: set[str] = set()
     # Searchers that were written off, oldest first.
     self._departed: dict[str, None] = {}
-    self.generation = sys.maxsize
     # Cache of `alive`; None after a change.
     self._alive: dict[str, Lease] | None = None
 
@@ -238,12 +233,17 @@ class LeaseTable:
     """Returns the seconds since a searcher's lease changed."""
     return self._clock() - self._entries[sid].changed_at
 
-  def take_gone(self) -> dict[str, str]:
-    """Returns sid -> cause of the searchers gone since the last call."""
+  def take_gone(self, generation: int) -> dict[str, str]:
+    """Returns sid -> cause of the searchers gone since the last call.
+
+    Args:
+      generation: generation of the store. A searcher that joined a later one
+        is older than all others: the store has begun to count anew.
+    """
     newest: dict[str, tuple[bool, list[int], str]] = {}
     for sid, entry in self._entries.items():
       joined = entry.lease["joined"]
-      candidate = joined[0] <= self.generation, joined, sid
+      candidate = joined[0] <= generation, joined, sid
       slot = entry.lease["slot"]
       newest[slot] = max(newest.get(slot, candidate), candidate)
     out = {}

@@ -460,7 +460,7 @@ class QueueServer:
 
   def _serve(self, stop: threading.Event) -> None:
     transport = self._make_transport()
-    self.generation = self.leases.generation = transport.generation
+    self.generation = transport.generation
     is_new = True
     while not stop.is_set():
       started = time.perf_counter()
@@ -477,7 +477,6 @@ class QueueServer:
         self.generation = transport.reconnect()
         is_new = True
         with self._lock:
-          self.leases.generation = self.generation
           self.leases.restart_times()
       self._count_poll(time.perf_counter() - started, num_blocks)
       with self._lock:
@@ -584,7 +583,7 @@ class QueueServer:
     now = time.monotonic()
     with self._lock:
       self.leases.update(leases)
-      self.leaving.update(self.leases.take_gone())
+      self.leaving.update(self.leases.take_gone(self.generation))
       for sid in leases.keys() & self.leases.alive().keys():
         count, written_at = self._written.get(sid, (-1, now))
         is_behind = tuple(leases[sid]["seen"]) < (self.epoch, count)

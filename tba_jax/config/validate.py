@@ -708,13 +708,12 @@ def _proximal(c: Mapping[str, Any]) -> _Problems:
         "allowed 'sampler' with the anchor 'ema', whose rate follows the lag of"
         " the policy that sampled"
     )
-  share_power = c["optimizer.sample_share_power"]
-  optimizer = {"sample_share_power": share_power}
+  optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
   if not is_own and not losses.needs_logprobs(loss, optimizer):
     yield "loss.behavior_logprobs", (
         f"allowed 'sampler' with config.loss.name = {c['loss.name']!r} and"
         f" config.loss.correction = {c['loss.correction']!r}, where"
-        " nothing reads it"
+        " nothing reads them"
     )
   if (held or steps) == 1:
     yield "loss.behavior_logprobs", (

@@ -23,6 +23,7 @@ from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
+from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.rewards import echo_model
 from tba_jax.rewards import red_team
@@ -154,7 +155,7 @@ def _load_policy(
   """Returns a model, its params, and its tokenizer with the model's stops."""
   tokenizer = tokenizer_lib.load(folder)
   shape = hf_config.read(folder, attention=_attention(config))
-  tokenizer.stop_ids |= {i for i in shape.stop_ids if i < shape.vocab_size}
+  policy_lib.add_model_stops(shape, tokenizer)
   model = transformer.make_model(shape)
   return model, load_params(folder, model, mesh, config.sharding), tokenizer
 

@@ -14,7 +14,7 @@ once or more, or, for models without a template, as its last line:
     calculate: 3*4
 
 where the only argument is the text, or a JSON object has all of them. The text
-is read as JSON where the type hint is none of texts.
+is read as JSON unless the type hint is str.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -186,17 +186,17 @@ class GoneTest(absltest.TestCase):
   def test_an_unchanged_lease_expires_once(self):
     self.table.update({"a": _lease(1)})
     self.now = 10.0
-    self.assertEmpty(self.table.take_gone())
+    self.assertEmpty(self.table.take_gone(1))
     self.now = 10.1
-    self.assertEqual(self.table.take_gone(), {"a": "expired"})
-    self.assertEmpty(self.table.take_gone())
+    self.assertEqual(self.table.take_gone(1), {"a": "expired"})
+    self.assertEmpty(self.table.take_gone(1))
     self.assertEmpty(self.table.alive())
 
   def test_renewals_keep_a_searcher_alive(self):
     for beat in range(5):
       self.now = 9.0 * beat
       self.table.update({"a": _lease(beat)})
-      self.assertEmpty(self.table.take_gone())
+      self.assertEmpty(self.table.take_gone(1))
     self.assertIn("a", self.table.alive())
     self.now += 4.0
     self.assertEqual(self.table.age_s("a"), 4.0)
@@ -210,32 +210,31 @@ class GoneTest(absltest.TestCase):
   def test_a_store_that_counts_anew_has_the_newer_processes(self):
     old = _lease(1) | {"joined": [2, 0]}
     self.table.update({"a": old}, is_live=False)
-    self.table.generation = 1
     self.table.update({"b": _lease(1)})
-    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
+    self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     self.assertCountEqual(self.table.alive(), ["b"])
 
   def test_a_newer_process_in_the_slot_replaces_the_old_one(self):
     self.table.update({"a": _lease(1, joined=1)})
     self.table.update({"b": _lease(1, joined=2), "c": _lease(1, slot="h/1")})
-    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
+    self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     self.assertCountEqual(self.table.alive(), ["b", "c"])
 
   def test_the_later_generation_of_a_store_counts_more(self):
     lease = {**_lease(1), "joined": [1, 5]}
     self.table.update({"b": lease, "a": {**lease, "joined": [2, 0]}})
-    self.assertEqual(self.table.take_gone(), {"b": "replaced"})
+    self.assertEqual(self.table.take_gone(2), {"b": "replaced"})
 
   def test_a_final_lease_is_gone_at_once(self):
     self.table.update({"a": _lease(1, final=True)})
     self.assertEmpty(self.table.alive())
-    self.assertEqual(self.table.take_gone(), {"a": "finished"})
+    self.assertEqual(self.table.take_gone(1), {"a": "finished"})
 
   def test_gone_searchers_are_still_listed(self):
     self.table.update({"a": _lease(1), "b": _lease(1, slot="other")})
     self.now = 11.0
     self.table.update({"b": _lease(2, slot="other")})
-    self.table.take_gone()
+    self.table.take_gone(1)
     listed = self.table.all()
     self.assertEqual(
         (listed["a"]["alive"], listed["a"]["age_s"]), (False, 11.0)
@@ -247,7 +246,7 @@ class GoneTest(absltest.TestCase):
     self.table.update({"back": _lease(1, slot="h/back")})
     for i in range(150):
       self.table.update({f"s{i:03}": _lease(1, slot=f"h/{i}", final=True)})
-      for sid in self.table.take_gone():
+      for sid in self.table.take_gone(1):
         self.table.depart(sid)
     self.assertLen(self.table.all(), 101)
     self.assertNotIn("s049", self.table.announced())
@@ -257,32 +256,32 @@ class GoneTest(absltest.TestCase):
   def test_a_searcher_that_came_back_is_not_forgotten(self):
     self.table.update({"a": _lease(1, slot="h/back")})
     self.now = 11.0
-    self.table.depart(*self.table.take_gone())
+    self.table.depart(*self.table.take_gone(1))
     self.table.update({"a": _lease(2, slot="h/back")})
     for i in range(150):
       self.table.update({f"s{i}": _lease(1, slot=f"h/{i}", final=True)})
-      self.table.depart(*self.table.take_gone())
+      self.table.depart(*self.table.take_gone(1))
     self.assertIn("a", self.table.alive())
 
   def test_an_expired_searcher_may_come_back(self):
     self.table.update({"a": _lease(1)})
     self.now = 11.0
-    self.table.take_gone()
+    self.table.take_gone(1)
     self.table.update({"a": _lease(2)})
     self.assertIn("a", self.table.alive())
     self.assertEqual(self.table.totals("a"), {"prompts": 2})
     self.now = 22.0
-    self.assertEqual(self.table.take_gone(), {"a": "expired"})
+    self.assertEqual(self.table.take_gone(1), {"a": "expired"})
 
   def test_a_replaced_searcher_stays_gone(self):
     self.table.update({"a": _lease(1), "b": _lease(1, joined=2)})
-    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
+    self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     lease = {**_lease(2), "totals": {"prompts": 1}}
     self.table.update({"a": lease})
-    self.assertEmpty(self.table.take_gone())
+    self.assertEmpty(self.table.take_gone(1))
     # It has announced more, which has to be written off as well.
     self.table.update({"a": _lease(3)})
-    self.assertEqual(self.table.take_gone(), {"a": "replaced"})
+    self.assertEqual(self.table.take_gone(1), {"a": "replaced"})
     self.assertCountEqual(self.table.alive(), ["b"])
 
   def test_leases_of_files_are_not_alive_but_are_written_off(self):
@@ -299,10 +298,10 @@ class GoneTest(absltest.TestCase):
     self.table.update({"b": _lease(1, slot="other")})
     self.assertEqual(self.table.totals("b"), {"prompts": 2})
     self.now = 10.1
-    gone = self.table.take_gone()
+    gone = self.table.take_gone(1)
     self.assertEqual(gone, {"a": "expired", "b": "expired"})
     self.table.update({"a": _lease(3)}, is_live=False)
-    self.assertEmpty(self.table.take_gone())
+    self.assertEmpty(self.table.take_gone(1))
     self.table.update({"a": _lease(4)})
     self.assertIn("a", self.table.alive())
 
@@ -310,9 +309,9 @@ class GoneTest(absltest.TestCase):
     self.table.update({"a": _lease(1)})
     self.now = 60.0
     self.table.restart_times()
-    self.assertEmpty(self.table.take_gone())
+    self.assertEmpty(self.table.take_gone(1))
     self.now = 70.1
-    self.assertEqual(self.table.take_gone(), {"a": "expired"})
+    self.assertEqual(self.table.take_gone(1), {"a": "expired"})
 
 
 if __name__ == "__main__":

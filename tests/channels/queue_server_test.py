@@ -111,7 +111,7 @@ class IngestTest(absltest.TestCase):
 
   def test_blocks_of_a_gone_searcher_are_taken_without_those_before(self):
     self.leases.update({"b": _lease(1, final=True)})
-    self.assertEqual(self.leases.take_gone(), {"b": "finished"})
+    self.assertEqual(self.leases.take_gone(1), {"b": "finished"})
     self.put("b", 7)
     self.put("b", 8)
     blocks, _ = self.ingest.download(self.transport)

@@ -166,6 +166,16 @@ class ScriptsTest(parameterized.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stdout)
 
+  def test_down_ends_what_slurm_has_not_started(self):
+    shown = self.dry("slurm.sh", "down")
+    for option in ("--name=tba-sft", "--state=PENDING --name=tba-trainer"):
+      self.assertIn(f"scancel {option}", shown)
+
+  def test_workdir_may_be_relative(self):
+    shown = self.dry("slurm.sh", WORKDIR="runs/mine")
+    self.assertIn(f"--workdir={self.folder}/runs/mine", shown)
+    self.assertNotIn("--workdir=runs/mine", shown)
+
   @parameterized.parameters(*_SCRIPTS)
   def test_a_dry_run_tells_all_and_does_nothing(self, name):
     before = sorted(_ROOT.glob("runs/*"))

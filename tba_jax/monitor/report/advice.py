@@ -320,7 +320,7 @@ def _groups(run: load.Run) -> list[str]:
   if unique is not None and 1 - unique > _MANY_COPIES:
     more = "raise search.samples_per_prompt"
     if run.setting("logged", "path"):
-      more = "a log with more of each prompt, a lower logged.share"
+      more = "log more of each prompt, lower logged.share"
     lines.append(
         f"{1 - unique:.0%} of a batch was copies: prompts had fewer distinct"
         f" completions than a group draws ({more}, or"

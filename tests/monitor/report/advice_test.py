@@ -259,7 +259,7 @@ class AdviceTest(absltest.TestCase):
     (line,) = advice.advice(
         _run({"replay/unique_share": 0.7}, config=logged), []
     )
-    self.assertIn("a log with more of each prompt", line)
+    self.assertIn("log more of each prompt", line)
     few = _run({"replay/unique_share": 0.95})
     self.assertEqual(advice.advice(few, []), [])
 
