@@ -46,7 +46,7 @@ RECENT_FRACTION = 0.75  # of a batch, drawn from the newest round
 
 # --- Task --------------------------------------------------------------------
 
-TASK = build_tasks.TASKS["countdown"](
+TASK = build_tasks.find("countdown")(
     numbers=3,
     max_number=12,
     max_target=99,

@@ -165,7 +165,7 @@ class DocsTest(absltest.TestCase):
 
   def test_settings_and_programs_that_are_named_exist(self):
     keys = set(settings.SETTINGS) | {"search.mesh"}
-    for task in tasks_build.TASKS.values():
+    for task in map(tasks_build.find, tasks_build.TASKS):
       keys |= {f"task.{name}" for name in task.FIELDS}
     sections = "|".join(settings.SECTIONS)
     # Names of files are not meant, such as `train.jsonl`.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings of two runs differ, and how to print them.
+"""Which settings of two configs differ, and which of them may.
 
 Settings are flat, by key (`load.flatten`). A key that one side lacks has its
 default there: it was made by another version of the code.
@@ -60,3 +60,54 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
       for key, (old, new) in between(before, now)
       if not load.are_moved_files(key, old, new)
   ]
+
+
+def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+  """Raises ConfigError if resuming a run would change its computation.
+
+  `old` is the config in the run's `config.json`, `new` the requested one; the
+  message has one line per key that must not change.
+  """
+  lines = []
+  sides = load.flatten(old), load.flatten(new)
+  for key, (before, now) in between(*sides):
+    if settings.may_change(key) or load.are_moved_files(key, before, now):
+      continue
+    back = "" if now == MISSING else "set it back, or "
+    lines.append(
+        f"config.{key} = {now!r}: the run was started with {before!r}, and"
+        f" this key cannot change when it is continued; {back}give another"
+        " --workdir"
+    )
+  if lines:
+    raise load.ConfigError("\n".join(lines))
+
+
+def check_hosts(
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    sides: tuple[str, str],
+    *,
+    searcher: bool,
+) -> None:
+  """Raises ConfigError if two processes of a run would compute differently.
+
+  Args:
+    mine: settings of one process, by key.
+    theirs: settings of the other.
+    sides: names of the two, for messages.
+    searcher: whether one of them is a searcher.
+  """
+  lines = []
+  for key, (a, b) in between(mine, theirs):
+    hosts = settings.hosts(key)
+    of_searcher = hosts == "searcher" or settings.may_change(key)
+    both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
+    both_paths = both_paths or load.are_same_files(key, a, b)
+    if not (hosts == "own" or both_paths or (searcher and of_searcher)):
+      lines.append(
+          f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"
+          " the same on all hosts of a run"
+      )
+  if lines:
+    raise load.ConfigError("\n".join(lines))

@@ -77,13 +77,8 @@ def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
     config: whole config, of JSON types.
     tried: parts to try, of `parts`.
   """
-  whole = {**config, "task": with_defaults(config["task"])}
+  whole = {**config, "task": build.with_defaults(config["task"])}
   return list(_problems(json.dumps([whole, tried])))
-
-
-def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns `config.task` with the defaults of fields that it leaves out."""
-  return {**build.find(task["name"]).FIELDS, **task}
 
 
 @functools.cache

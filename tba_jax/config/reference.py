@@ -59,7 +59,7 @@ def _rows() -> dict[str, tuple]:
       key: (s.default, s.allowed.text, s.meaning, settings.may_change(key))
       for key, s in settings.SETTINGS.items()
   }
-  for task in build.TASKS.values():
+  for task in map(build.find, build.TASKS):
     for key, row in _task_rows(task).items():
       rows.setdefault(key, row)
   return rows
@@ -104,8 +104,8 @@ def render() -> str:
   lines += ["`task.name` is one of those below, or `MODULE:CLASS` of your own;"]
   lines += ["the other fields are the task's (see"]
   lines += ["[Your own task](your_task.md))."]
-  for name, task in build.TASKS.items():
-    lines += ["", f"### {name}", "", *_table(_task_rows(task))]
+  for name in build.TASKS:
+    lines += ["", f"### {name}", "", *_table(_task_rows(build.find(name)))]
   for name, section in settings.SECTIONS.items():
     if name == "task":
       continue

@@ -20,7 +20,6 @@ from tba_jax.losses import build as losses
 from tba_jax.models import families
 from tba_jax.system import processes
 from tba_jax.system import user_code
-from tba_jax.tasks import build as tasks
 from tba_jax.transport import carriers
 
 
@@ -1057,9 +1056,10 @@ def get_config() -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(tree)
 
 
-# Task settings that name files of a host.
-_TASK_FILES = frozenset(n for t in tasks.TASKS.values() for n in t.files)
-_TASK_PATHS = frozenset(n for t in tasks.TASKS.values() for n in t.paths)
+# Fields of tasks that name files, which may differ between hosts, and folders,
+# which all hosts have, perhaps elsewhere.
+_TASK_FILES = frozenset("data instructions test train validation".split())
+_TASK_PATHS = frozenset("classifier_folder encoder victim".split())
 # Settings whose text names files or folders of the machine, or commands.
 _FILES = frozenset("""
     init sft.init tokenizer.source loss.name loss.value_init reference.init

@@ -3,8 +3,7 @@
 """Every check of a config, before any device is touched.
 
 `validate` checks names, types and ranges (`settings.py`), then relations
-between settings, and reports all errors at once. `check_resume` and
-`check_hosts` compare two configs.
+between settings, and reports all errors at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -154,57 +153,6 @@ def validate(
   if problems:
     raise ConfigError("\n".join(dict.fromkeys(problems)))
   return not_here
-
-
-def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  """Raises ConfigError if resuming a run would change its computation.
-
-  `old` is the config in the run's `config.json`, `new` the requested one; the
-  message has one line per key that must not change.
-  """
-  lines = []
-  sides = load.flatten(old), load.flatten(new)
-  for key, (before, now) in differences.between(*sides):
-    if settings.may_change(key) or load.are_moved_files(key, before, now):
-      continue
-    back = "" if now == differences.MISSING else "set it back, or "
-    lines.append(
-        f"config.{key} = {now!r}: the run was started with {before!r}, and"
-        f" this key cannot change when it is continued; {back}give another"
-        " --workdir"
-    )
-  if lines:
-    raise ConfigError("\n".join(lines))
-
-
-def check_hosts(
-    mine: Mapping[str, Any],
-    theirs: Mapping[str, Any],
-    sides: tuple[str, str],
-    *,
-    searcher: bool,
-) -> None:
-  """Raises ConfigError if two processes of a run would compute differently.
-
-  Args:
-    mine: settings of one process, by key.
-    theirs: settings of the other.
-    sides: names of the two, for messages.
-    searcher: whether one of them is a searcher.
-  """
-  lines = []
-  for key, (a, b) in differences.between(mine, theirs):
-    hosts = settings.hosts(key)
-    of_searcher = hosts == "searcher" or settings.may_change(key)
-    both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
-    both_paths = both_paths or load.are_same_files(key, a, b)
-    if not (hosts == "own" or both_paths or (searcher and of_searcher)):
-      lines.append(
-          f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"
-          " the same on all hosts of a run"
-      )
-  if lines:
-    raise ConfigError("\n".join(lines))
 
 
 def _line(key: str, value: Any, allowed: str) -> str:
@@ -436,8 +384,8 @@ _REQUIRED = (
     # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
     *(("task.name", functools.partial(operator.eq, name),
-       {"reward.where": task.rewards_where})
-      for name, task in build.TASKS.items() if task.rewards_where),
+       {"reward.where": build.find(name).rewards_where})
+      for name in build.TASKS if build.find(name).rewards_where),
 )  # fmt: skip
 
 
@@ -1151,12 +1099,6 @@ def _packages(c: Mapping[str, Any]) -> _Problems:
       yield "task.name", f"{needs}[{extra}]"
 
 
-def is_one_host(address: str) -> bool:
-  """Tells whether a store at `address` is reachable from its own host only."""
-  host = address.rpartition(":")[0].strip("[]")
-  return not host or locator.is_loopback(host)
-
-
 def _publish(c: Mapping[str, Any]) -> _Problems:
   """Params must be written where all hosts can read them."""
   carrier, directory = c["publish.carrier"], c["publish.directory"]
@@ -1178,7 +1120,7 @@ def _publish(c: Mapping[str, Any]) -> _Problems:
   elif (
       carrier != "auto"
       and carriers.CARRIERS[carrier].shares_directory
-      and not (directory or is_one_host(c["store.address"]))
+      and not (directory or locator.is_one_host(c["store.address"]))
   ):
     yield "publish.directory", (
         "allowed a directory that all hosts share, or gs://BUCKET/PATH, with"
@@ -1198,7 +1140,7 @@ def _store(c: Mapping[str, Any]) -> _Problems:
     host = c[key].rpartition(":")[0].strip("[]")
     if host in ("0.0.0.0", "::"):
       yield key, "allowed one interface: clients are told its address"
-    elif not safe and not is_one_host(c[key]):
+    elif not safe and not locator.is_one_host(c[key]):
       yield key, (
           "allowed this host alone without config.store.secret_file,"
           f" {wire.SECRET_VARIABLE}, config.store.tls_* or"

@@ -18,8 +18,8 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.config import validate
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.losses import build as losses
 from tba_jax.monitor import metrics
@@ -153,7 +153,7 @@ class Agreement:
         f"the trainer ({theirs['place']})",
     )
     try:
-      validate.check_hosts(
+      differences.check_hosts(
           self._mine["settings"], theirs["settings"], sides, searcher=True
       )
     except ValueError as error:
@@ -212,6 +212,6 @@ def check_processes(
         f"process {process} ({other['place']})",
         f"process 0 ({mine['place']})",
     )
-    validate.check_hosts(
+    differences.check_hosts(
         other["settings"], mine["settings"], sides, searcher=False
     )

@@ -25,7 +25,6 @@ from absl import logging
 import jax
 import ml_collections
 
-from tba_jax.config import validate
 from tba_jax.system import processes
 from tba_jax.transport import base
 from tba_jax.transport import certificates
@@ -443,7 +442,7 @@ def join(
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)
-    if tls is None and not validate.is_one_host(address):
+    if tls is None and not locator.is_one_host(address):
       print(certificates.unguarded(address), file=sys.stderr, flush=True)
   waited = threading.Timer(
       _START_DEADLINE_S, _give_up, (settings, process, address)

@@ -32,7 +32,6 @@ from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import messages
 from tba_jax.channels import ports
-from tba_jax.config import validate
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import probe
 from tba_jax.models import config as config_lib
@@ -48,6 +47,7 @@ from tba_jax.transport import carrier as carrier_lib
 from tba_jax.transport import carrier_orbax
 from tba_jax.transport import carriers as carriers_lib
 from tba_jax.transport import kv_client
+from tba_jax.transport import locator
 from tba_jax.transport import wire
 
 _FORMAT = 4
@@ -788,7 +788,7 @@ def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
     return "store"
   if bucket.is_remote(directory):
     return "orbax"
-  if validate.is_one_host(config.store.address):
+  if locator.is_one_host(config.store.address):
     return "files"
   if directory:
     return "orbax" if config.trainer.num_processes > 1 else "files"

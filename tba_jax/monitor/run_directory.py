@@ -19,7 +19,6 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.config import validate
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import certificates
@@ -196,7 +195,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
 def warn_unguarded(run: Run, config: ml_collections.ConfigDict) -> None:
   """Says so on stderr if the store listens to other hosts without TLS."""
   address = config.store.address
-  if run.tls is None and not validate.is_one_host(address):
+  if run.tls is None and not locator_lib.is_one_host(address):
     print(certificates.unguarded(address), file=sys.stderr, flush=True)
 
 

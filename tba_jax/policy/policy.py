@@ -25,7 +25,6 @@ from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
-from tba_jax.tasks import rows_task
 
 # Separates the evaluations' random numbers from the run's.
 _EVALUATION_SEED = 0x5EED
@@ -125,8 +124,7 @@ def make_policy(
         folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
     )
   else:
-    if isinstance(task, rows_task.RowsTask):
-      task.warn_of_unseen_words()
+    task.warn_of_unseen_words()
     tokenizer = tokenizer_lib.word_level(
         task.tokenizer_words(), task.tokenizer_pattern
     )

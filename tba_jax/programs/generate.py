@@ -33,7 +33,6 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
-from tba_jax.config import own_code
 from tba_jax.learning import batches
 from tba_jax.learning import model_source
 from tba_jax.losses import logprobs as logprobs_lib
@@ -249,7 +248,7 @@ def _generate_settings(
 
 def _task_settings(config: ml_collections.ConfigDict) -> dict[str, object]:
   """Returns the settings of environments that completions depend on."""
-  task = own_code.with_defaults(config.task.to_dict())
+  task = tasks_build.with_defaults(config.task.to_dict())
   return {f"config.task.{name}": value for name, value in task.items()}
 
 

@@ -32,7 +32,7 @@ from tba_jax.channels import ports
 from tba_jax.channels import queue_client
 from tba_jax.channels import queue_server
 from tba_jax.channels import service as service_lib
-from tba_jax.config import validate
+from tba_jax.config import differences
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import agreement
@@ -161,7 +161,9 @@ def _take_run(
   try:
     lock = run_directory.lock(str(run.workdir), "trainer")
     closing.callback(bucket.hold(lock, run.workdir).close)
-    validate.check_resume(run_directory.load_config(str(run.workdir)), config)
+    differences.check_resume(
+        run_directory.load_config(str(run.workdir)), config
+    )
     run_directory.check_written(run)
     _check_epoch(run)
     channel.lock()

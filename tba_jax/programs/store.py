@@ -9,7 +9,7 @@ import sys
 
 import ml_collections
 
-from tba_jax.config import validate
+from tba_jax.config import differences
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
@@ -35,7 +35,7 @@ def run(
     run_info, saved = run_directory.create(workdir, config)
     changed = saved is not None and saved != config.to_dict()
     if changed:
-      validate.check_resume(saved, config)
+      differences.check_resume(saved, config)
   except (ValueError, OSError) as error:
     return processes.refuse(error)
   run_directory.warn_unguarded(run_info, config)

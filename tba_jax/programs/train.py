@@ -18,6 +18,7 @@ from typing import Any
 import ml_collections
 import rich.console
 
+from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import stages
 from tba_jax.config import validate
@@ -360,7 +361,7 @@ def run(
       config = with_compute_dtype(config, workdir)
       run_info, saved = run_directory.create(workdir, config)
       if saved is not None:
-        validate.check_resume(saved, config)
+        differences.check_resume(saved, config)
         run_directory.update(workdir, config)
       run_directory.warn_unguarded(run_info, config)
       supervisor = Supervisor(config, run_info, console)

@@ -24,7 +24,6 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import load
-from tba_jax.config import own_code
 from tba_jax.config import settings
 from tba_jax.models import hf_hub
 from tba_jax.rewards import child
@@ -33,6 +32,7 @@ from tba_jax.system import frames
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
+from tba_jax.tasks import build as tasks_build
 
 _MAX_BYTES = 64 << 20
 _START_DEADLINE_S = 60.0
@@ -410,7 +410,7 @@ def make_environments(
   There are up to `reward.num_workers`.
   """
   hidden = hidden_paths(config, workdir)
-  task = own_code.with_defaults(config.task.to_dict())
+  task = tasks_build.with_defaults(config.task.to_dict())
   return Workers(
       {name: task[name] for name in ("source", "opponent")},
       config.reward,

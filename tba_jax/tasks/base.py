@@ -74,8 +74,6 @@ class Task(abc.ABC):
   FIELDS: settings and their defaults: keywords of the constructor, and keys
     `config.task.<field>`.
   reads_data: whether the task reads files and has a `report`.
-  files: fields that name files of the host; they may differ between hosts.
-  paths: fields that name folders that all hosts have, perhaps elsewhere.
   rewards_where: allowed values of `config.reward.where`; () for all.
   packages: packages that it needs, each with the extra that installs it.
   more_splits: further held-out splits, evaluated before and after training.
@@ -88,8 +86,6 @@ class Task(abc.ABC):
   name: ClassVar[str]
   FIELDS: ClassVar[Mapping[str, Any]]
   reads_data: ClassVar[bool] = False
-  files: ClassVar[tuple[str, ...]] = ()
-  paths: ClassVar[tuple[str, ...]] = ()
   rewards_where: ClassVar[tuple[str, ...]] = ()
   packages: ClassVar[Mapping[str, str]] = {}
   more_splits: ClassVar[tuple[str, ...]] = ()
@@ -140,6 +136,9 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def tokenizer_words(self) -> Sequence[str]:
     """Returns the words of all prompts and completions, one token each."""
+
+  def warn_of_unseen_words(self) -> None:
+    """Adds a warning to `report` about words that training does not have."""
 
   @property
   @abc.abstractmethod

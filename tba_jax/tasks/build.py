@@ -16,45 +16,31 @@ import ml_collections
 
 from tba_jax.models import folders
 from tba_jax.models import hf_hub
-from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
-from tba_jax.tasks import chat
-from tba_jax.tasks import countdown
-from tba_jax.tasks import environment
-from tba_jax.tasks import gsm8k
-from tba_jax.tasks import ifbench
-from tba_jax.tasks import instructions
-from tba_jax.tasks import math
-from tba_jax.tasks import own
-from tba_jax.tasks import preference
-from tba_jax.tasks import reasoning_gym
-from tba_jax.tasks import red_team
-from tba_jax.tasks import rows_task
-from tba_jax.tasks import tldr
 
-TASKS: Mapping[str, type[base.Task]] = {
-    "arithmetic": arithmetic.Arithmetic,
-    "chat": chat.Chat,
-    "countdown": countdown.Countdown,
-    "countdown_sparse": countdown.CountdownSparse,
-    "environment": environment.Environment,
-    "gsm8k": gsm8k.Gsm8k,
-    "ifbench": ifbench.IfBench,
-    "instructions": instructions.Instructions,
-    "math": math.Math,
-    "own": own.Own,
-    "preference": preference.Preference,
-    "reasoning_gym": reasoning_gym.ReasoningGym,
-    "red_team": red_team.RedTeam,
-    "tldr": tldr.Tldr,
+# Imported when they are used, lest a run load the packages of all of them.
+TASKS: Mapping[str, str] = {
+    "arithmetic": "tba_jax.tasks.arithmetic:Arithmetic",
+    "chat": "tba_jax.tasks.chat:Chat",
+    "countdown": "tba_jax.tasks.countdown:Countdown",
+    "countdown_sparse": "tba_jax.tasks.countdown:CountdownSparse",
+    "environment": "tba_jax.tasks.environment:Environment",
+    "gsm8k": "tba_jax.tasks.gsm8k:Gsm8k",
+    "ifbench": "tba_jax.tasks.ifbench:IfBench",
+    "instructions": "tba_jax.tasks.instructions:Instructions",
+    "math": "tba_jax.tasks.math:Math",
+    "own": "tba_jax.tasks.own:Own",
+    "preference": "tba_jax.tasks.preference:Preference",
+    "reasoning_gym": "tba_jax.tasks.reasoning_gym:ReasoningGym",
+    "red_team": "tba_jax.tasks.red_team:RedTeam",
+    "tldr": "tba_jax.tasks.tldr:Tldr",
 }
 
 
 def find(name: Any) -> type[base.Task]:
   """Returns the class that `config.task.name` names."""
-  if name in TASKS:
-    return TASKS[name]
-  module, colon, attribute = str(name).partition(":")
+  path = TASKS.get(name, name) if isinstance(name, str) else name
+  module, colon, attribute = str(path).partition(":")
   if not colon:
     raise ValueError(
         f"config.task.name={name!r}: allowed {sorted(TASKS)}, or 'MODULE:CLASS'"
@@ -89,6 +75,11 @@ def fields(name: Any) -> dict[str, Any] | None:
     return dict(find(name).FIELDS)
   except ValueError:
     return None
+
+
+def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns `config.task` with the defaults of fields that it leaves out."""
+  return {**find(task["name"]).FIELDS, **task}
 
 
 def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
@@ -152,7 +143,7 @@ def print_data(
   if not reads_data and (folder == "task" or not _has_tokenizer(folder)):
     return
   task = make_task(config.task)
-  if folder == "task" and isinstance(task, rows_task.RowsTask):
+  if folder == "task":
     task.warn_of_unseen_words()
   tokenizer = prompt_tokenizer(config, task)
   if task.report is not None:

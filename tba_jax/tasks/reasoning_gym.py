@@ -78,7 +78,6 @@ class ReasoningGym(rows_task.RowsTask):
       "held_out_prompts": 200,
       "split_seed": 0,
   }
-  files: ClassVar[tuple[str, ...]] = ()
   packages: ClassVar = {"reasoning_gym": "reasoning_gym"}
 
   def __init__(

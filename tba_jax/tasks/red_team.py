@@ -79,12 +79,6 @@ class RedTeam(base.Task):
   """
 
   name: ClassVar[str] = "red_team"
-  files: ClassVar[tuple[str, ...]] = ("instructions",)
-  paths: ClassVar[tuple[str, ...]] = (
-      "classifier_folder",
-      "encoder",
-      "victim",
-  )
   # Its models are in the role that judges.
   rewards_where: ClassVar[tuple[str, ...]] = ("process",)
   has_embeddings: ClassVar[bool] = True

@@ -52,7 +52,6 @@ class RowsTask(base.Task):
   MAX_WORDS: ClassVar[int] = 20_000
 
   reads_data: ClassVar[bool] = True
-  files: ClassVar[tuple[str, ...]] = ("data", "test", "train", "validation")
 
   def __init__(
       self,

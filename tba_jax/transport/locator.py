@@ -138,6 +138,12 @@ def is_loopback(host: str) -> bool:
     return False
 
 
+def is_one_host(address: str) -> bool:
+  """Returns whether a store at `address` is reachable from its host alone."""
+  host = address.rpartition(":")[0].strip("[]")
+  return not host or is_loopback(host)
+
+
 def accepts(address: str, wait_s: float) -> bool:
   """Returns whether something listens at `address`; waits up to `wait_s`."""
   try:

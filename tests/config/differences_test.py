@@ -77,7 +77,6 @@ class UsersTest(absltest.TestCase):
         users,
         {
             "config/stages.py",
-            "config/validate.py",
             "monitor/report/compare.py",
             "tools/replay.py",
             "tools/sweep.py",

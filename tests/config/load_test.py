@@ -72,7 +72,7 @@ class LoadConfigTest(parameterized.TestCase):
     task = load_lib.load_config(str(self.path)).task
     self.assertEqual(
         task.to_dict(),
-        {**build.TASKS["countdown"].FIELDS, "min_solutions": 3,
+        {**build.find("countdown").FIELDS, "min_solutions": 3,
          "name": "countdown"},
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ class LoadConfigTest(parameterized.TestCase):
     )
     self.assertEqual(
         config.task.to_dict(),
-        {**build.TASKS["arithmetic"].FIELDS, "max_number": 9,
+        {**build.find("arithmetic").FIELDS, "max_number": 9,
          "name": "arithmetic"},
     )  # fmt: skip
 

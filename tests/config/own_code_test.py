@@ -145,7 +145,7 @@ class RewardTest(parameterized.TestCase):
     )
     config.evaluate.num_prompts = config.evaluate.final_prompts = 1
     config.task = ml_collections.ConfigDict(
-        own_code.with_defaults({**self.fields, **fields})
+        build.with_defaults({**self.fields, **fields})
     )
     return config
 

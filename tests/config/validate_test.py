@@ -13,6 +13,7 @@ from absl.testing import parameterized
 import ml_collections
 import pytest
 
+from tba_jax.config import differences
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build
@@ -27,6 +28,7 @@ from tba_jax.policy import sharding
 from tba_jax.replay import buffer
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import build as build_task
+from tba_jax.transport import locator
 from tests.models import hf_case
 from tests.support import base_config
 from tests.support import hub_cache
@@ -100,7 +102,9 @@ class RangesTest(parameterized.TestCase):
       self.assertTrue("." not in key or section in settings.SECTIONS, key)
 
   def test_files_of_hosts_are_fields_of_tasks(self):
-    fields = set().union(*(t.FIELDS for t in build_task.TASKS.values()))
+    fields = set().union(
+        *(t.FIELDS for t in map(build_task.find, build_task.TASKS))
+    )
     self.assertContainsSubset(settings._TASK_FILES, fields)
     self.assertContainsSubset(settings._TASK_PATHS, fields)
 
@@ -899,7 +903,7 @@ class RelationsTest(parameterized.TestCase):
       ("127.example.org:0", False),
   )
   def test_tells_addresses_of_one_host(self, address, wanted):
-    self.assertEqual(validate.is_one_host(address), wanted)
+    self.assertEqual(locator.is_one_host(address), wanted)
 
   def test_setting_that_is_wrong_alone_does_not_break_the_rest(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))
@@ -985,7 +989,7 @@ class ResumeTest(absltest.TestCase):
 
   def test_same_config_resumes(self):
     config = base_config.make()
-    validate.check_resume(self._saved(config), config)
+    differences.check_resume(self._saved(config), config)
 
   def test_how_a_run_is_watched_may_change(self):
     old = self._saved(base_config.make())
@@ -996,13 +1000,13 @@ class ResumeTest(absltest.TestCase):
         mesh__fsdp=2,
         train__wall_clock_limit_s=9.0,
     )
-    validate.check_resume(old, new)
+    differences.check_resume(old, new)
 
   def test_settings_that_results_depend_on_may_not_change(self):
     old = self._saved(base_config.make())
     new = base_config.make(loss__beta=0.1, replay__capacity=1000)
     with self.assertRaises(validate.ConfigError) as caught:
-      validate.check_resume(old, new)
+      differences.check_resume(old, new)
     lines = str(caught.exception).splitlines()
     self.assertLen(lines, 2)
     self.assertStartsWith(
@@ -1013,15 +1017,15 @@ class ResumeTest(absltest.TestCase):
   def test_key_of_another_version_stands_for_its_default(self):
     old = self._saved(base_config.make())
     del old["loss"]["ratio_clip"]
-    validate.check_resume(old, base_config.make())
+    differences.check_resume(old, base_config.make())
     with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
-      validate.check_resume(old, base_config.make(loss__ratio_clip=0.2))
+      differences.check_resume(old, base_config.make(loss__ratio_clip=0.2))
 
   def test_key_that_is_no_more_asks_for_another_directory(self):
     old = self._saved(base_config.make())
     old["sft"]["b1"] = 0.9
     with self.assertRaisesRegex(ValueError, "config.sft.b1 .* 0.9") as caught:
-      validate.check_resume(old, base_config.make())
+      differences.check_resume(old, base_config.make())
     self.assertEndsWith(str(caught.exception), "; give another --workdir")
 
   def test_field_of_the_task_that_is_left_out_stands_for_its_default(self):
@@ -1029,10 +1033,10 @@ class ResumeTest(absltest.TestCase):
     old["task"] = {"name": "gsm8k"}
     fields = {**build_task.fields("gsm8k"), "name": "gsm8k"}
     new = {**old, "task": fields}
-    validate.check_resume(old, new)
+    differences.check_resume(old, new)
     fields["train"] = "elsewhere"
     with self.assertRaisesRegex(ValueError, "task.train = 'elsewhere'"):
-      validate.check_resume(old, new)
+      differences.check_resume(old, new)
 
 
 class PrecisionTest(parameterized.TestCase):

@@ -9,8 +9,8 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.config import validate
 from tba_jax.learning import agreement
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.monitor import metrics
@@ -35,7 +35,7 @@ def _settings(**overrides):
 class CheckHostsTest(parameterized.TestCase):
 
   def check(self, searcher=True, **overrides):
-    validate.check_hosts(
+    differences.check_hosts(
         _settings(**overrides), _settings(), _SIDES, searcher=searcher
     )
 
@@ -44,7 +44,7 @@ class CheckHostsTest(parameterized.TestCase):
     self.check(searcher=False)
 
   def test_each_key_is_named_with_both_values_and_sides(self):
-    with self.assertRaises(validate.ConfigError) as caught:
+    with self.assertRaises(load.ConfigError) as caught:
       self.check(loss__beta=0.1, sampling__temperature=0.5, search__lease_s=9.0)
     beta, temperature = str(caught.exception).splitlines()
     self.assertIn(
@@ -74,16 +74,16 @@ class CheckHostsTest(parameterized.TestCase):
   def test_a_searcher_may_differ_in_more(self, **overrides):
     self.check(**overrides)
     with self.assertRaisesRegex(
-        validate.ConfigError, next(iter(overrides)).replace("__", ".")
+        load.ConfigError, next(iter(overrides)).replace("__", ".")
     ):
       self.check(searcher=False, **overrides)
 
   def test_a_path_may_differ_from_a_path_alone(self):
     sides = ({"reward.model": a} for a in ("/a/m", "models/m", "reward_model"))
     here, there, name = sides
-    validate.check_hosts(here, there, _SIDES, searcher=True)
-    with self.assertRaisesRegex(validate.ConfigError, "config.reward.model = "):
-      validate.check_hosts(here, name, _SIDES, searcher=True)
+    differences.check_hosts(here, there, _SIDES, searcher=True)
+    with self.assertRaisesRegex(load.ConfigError, "config.reward.model = "):
+      differences.check_hosts(here, name, _SIDES, searcher=True)
 
   def test_a_missing_task_field_has_its_default(self):
     whole = _settings().items()
@@ -92,14 +92,14 @@ class CheckHostsTest(parameterized.TestCase):
     fields = build.fields("gsm8k")
     given = left_out | {f"task.{name}": v for name, v in fields.items()}
     for pair in ((left_out, given), (given, left_out)):
-      validate.check_hosts(*pair, _SIDES, searcher=False)
+      differences.check_hosts(*pair, _SIDES, searcher=False)
 
   def test_a_missing_key_has_its_default(self):
     older = _settings()
     del older["loss.ratio_clip"]
-    validate.check_hosts(older, _settings(), _SIDES, searcher=True)
-    with self.assertRaisesRegex(validate.ConfigError, "loss.ratio_clip = 0.0"):
-      validate.check_hosts(
+    differences.check_hosts(older, _settings(), _SIDES, searcher=True)
+    with self.assertRaisesRegex(load.ConfigError, "loss.ratio_clip = 0.0"):
+      differences.check_hosts(
           older, _settings(loss__ratio_clip=0.2), _SIDES, searcher=True
       )
 

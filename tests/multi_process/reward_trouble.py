@@ -195,7 +195,10 @@ def _connect(address: tuple[str, int] | str) -> str:
   return "network"
 
 
-build.TASKS = {**build.TASKS, "trouble": TroubleTask}
+build.TASKS = {
+    **build.TASKS,
+    "trouble": "tests.multi_process.reward_trouble:TroubleTask",
+}
 
 
 if __name__ == "__main__":

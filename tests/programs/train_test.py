@@ -19,7 +19,7 @@ from absl.testing import parameterized
 import rich.console
 
 import tba_jax
-from tba_jax.config import validate
+from tba_jax.config import differences
 from tba_jax.config import variants
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
@@ -292,7 +292,7 @@ class ComputeDtypeTest(absltest.TestCase):
       run_directory.create(workdir, chosen)
       with fast(False):  # Continued on another CPU.
         again = choose()
-    validate.check_resume(
+    differences.check_resume(
         run_directory.load_config(workdir).to_dict(), again.to_dict()
     )
     first, second = stdout.getvalue().splitlines()
