@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning curves by step, of runs in one process at an exact staleness.
 
-`loop.train` with any amount of search a step: each step inserts
+`loop.run` with any amount of search a step: each step inserts
 `search.prompts_per_step` groups into the replay buffer and trains on a draw of
 it. Results by step do not depend on the machine's speed, so several runs may be
 made beside each other.
@@ -128,13 +128,16 @@ def run(
       # Without a reference there is no KL.
       found[name].append(result.get(name, math.nan))
 
+  def after_step(step: int, draw: Any, metrics: Mapping[str, float]) -> None:
+    del draw
+    if metrics["nonfinite"]:
+      raise FloatingPointError(f"step {step}: loss or gradient not finite")
+    if (step + 1) % config.evaluate.every_steps == 0 or step + 1 == num_steps:
+      evaluate(step + 1)
+
   try:
     evaluate(0)
-    for step, _, metrics in loop.train(groups.extend):
-      if metrics["nonfinite"]:
-        raise FloatingPointError(f"step {step}: loss or gradient not finite")
-      if (step + 1) % config.evaluate.every_steps == 0 or step + 1 == num_steps:
-        evaluate(step + 1)
+    loop.watching(groups.extend).train(after_step)
   finally:
     maker.close()
   by_step = np.reshape([g.rewards.mean() for g in groups], (num_steps, -1))

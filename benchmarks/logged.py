@@ -127,8 +127,7 @@ def write_log(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
   maker = loops.LoopMaker(config)
   groups: list[types.Group] = []
   try:
-    for _ in maker.make(config).train(groups.extend):
-      pass
+    maker.make(config).watching(groups.extend).train()
   finally:
     maker.close()
   policy = maker.policy

@@ -510,17 +510,20 @@ def _train_in_loop(
   ends, kept = [], []
   try:
     loop = maker.make(config)
-    for step, draw, _ in loop.train():
+
+    def after_step(step: int, draw: Any, metrics: Any) -> None:
+      del metrics
       ends.append(time.time())
       done, reward = step + 1, draw.rewards.mean()
       print(f"step {done}: reward {reward:.2f}", file=sys.stderr, flush=True)
-      if done % (_LAG_STEPS // 2):
-        continue
-      result = maker.evaluator.run_all(
-          loop.learner.params, config.evaluate.final_prompts, version=done
-      )
-      jsonl.atomic_write_json(folder / f"evaluated-{done}.json", result)
-      kept.append(done)
+      if done % (_LAG_STEPS // 2) == 0:
+        result = maker.evaluator.run_all(
+            loop.learner.params, config.evaluate.final_prompts, version=done
+        )
+        jsonl.atomic_write_json(folder / f"evaluated-{done}.json", result)
+        kept.append(done)
+
+    loop.train(after_step)
   finally:
     maker.close()
   gaps = [b - a for a, b in zip(ends, ends[1:])]

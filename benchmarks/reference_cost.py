@@ -18,9 +18,9 @@ from typing import Any
 import ml_collections
 
 from tba_jax import collect
-from tba_jax import types
 from tba_jax.learning import group_reference
 from tba_jax.programs import loops
+from tba_jax.replay import buffer as buffer_lib
 
 _TURNS = 20
 
@@ -89,11 +89,20 @@ def _steps(
   out = []
   for name, c in (("oapl", own), ("tb", config)):
     loop = maker.make(c, name)
-    groups: list[types.Group] = []
-    _, draw, _ = next(loop.train(groups.extend))
+    draws: list[buffer_lib.Draw] = []
+    loop.train(
+        lambda step, draw, metrics, draws=draws: draws.append(draw),
+        should_stop=lambda draws=draws: bool(draws),
+    )
     # As it was before the step cached the reference's log-probs.
+    (draw,) = draws
     draw = dataclasses.replace(draw, ref_versions=draw.ref_versions * 0 - 1)
-    out.append(lambda loop=loop, draw=draw: loop.learner.step(draw))
+
+    def step(learner=loop.learner, draw=draw):
+      learner.read(learner.step(draw))
+      learner.finish()
+
+    out.append(step)
   return out[0], out[1]
 
 

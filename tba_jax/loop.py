@@ -1,22 +1,50 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: sample, replay, learn, in one thread and at an exact lag.
+"""The training loop, and a source that searches in its own thread.
 
-This is the system without its processes. Searchers and trainer do the same work
-side by side; with `search.lockstep` they arrive at the same bits.
+A source yields the batch of each step once its groups have arrived: `Inline`
+samples them here, at an exact lag; `hooks.Draws` takes them from searchers in
+threads or other processes. With `search.lockstep` all give the same bits.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import ml_collections
 
 from tba_jax import collect
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
-from tba_jax.learning import learner as learner_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
+
+# Called with a step, its batch and its metrics.
+Hook = Callable[[int, Any, Mapping[str, Any]], None]
+
+
+class Learner(Protocol):
+  """Trains on batches."""
+
+  def step(self, draw: Any) -> Mapping[str, Any]:
+    """Dispatches a step; returns its metrics, which may be on devices."""
+
+
+def run(
+    source: Iterable[tuple[int, Any]],
+    learner: Learner,
+    hooks: Sequence[Hook] = (),
+) -> None:
+  """Trains on what a source yields.
+
+  Source: Bartoldson et al. 2025 (arXiv:2503.18929), figure 1, and Noukhovitch
+  et al. 2024 (arXiv:2410.18252), figure 2.
+  """
+  for step, draw in source:  # Waits until the groups of the step have arrived.
+    metrics = learner.step(draw)  # The devices may still be at work on it.
+    for hook in hooks:  # Publish, record, guard, evaluate, save.
+      hook(step, draw, metrics)
+
 
 # `Collector`, or a function like it: prompts, params and version -> groups.
 CollectFn = Callable[
@@ -24,77 +52,87 @@ CollectFn = Callable[
 ]
 
 
-def train(
-    config: ml_collections.ConfigDict,
-    learner: learner_lib.Learner,
-    collector: CollectFn,
-    schedule: schedule_lib.Schedule,
-    buffer: buffer_lib.ReplayBuffer,
-    order: prompt_order.PromptOrder,
-) -> Iterator[tuple[int, buffer_lib.Draw, dict[str, float]]]:
-  """Trains for `schedule.num_steps`, and yields after each step.
-
-  Source: Bartoldson et al. 2025 (arXiv:2503.18929), figure 1, and Noukhovitch
-  et al. 2024 (arXiv:2410.18252), figure 2, at the lag of the schedule.
+class Inline:
+  """Samples, judges and draws in the thread that trains, at an exact lag.
 
   Args:
     config: reads `train.prompts_per_batch`, `train.completions_per_prompt` and
       `logged.path`.
-    learner: state, train step and reference policy.
+    params: returns the params after the steps so far.
     collector: samples and rewards the completions of prompts.
     schedule: schedule of lockstep or of rounds.
     buffer: replay buffer, empty.
     order: prompt order of the run.
-
-  Yields:
-    Step, its batch and its metrics. `learner.params` are those after the step.
+    should_stop: checked before each step.
 
   Raises:
     ValueError: nothing pins the version that samples a prompt.
-    RuntimeError: a group has another version than the schedule gives.
   """
-  if not schedule.is_pinned:
-    raise ValueError(
-        "config.search.lockstep = False: allowed True, or rounds"
-        " (config.rounds.mini_batches); else the lag is not exact"
-    )
-  B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
-  waiting: collections.deque[types.Group] = collections.deque()
-  num_sampled = num_inserted = 0
 
-  def sample(limit: int, version: int) -> None:
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      params: Callable[[], types.PyTree],
+      collector: CollectFn,
+      schedule: schedule_lib.Schedule,
+      buffer: buffer_lib.ReplayBuffer,
+      order: prompt_order.PromptOrder,
+      should_stop: Callable[[], bool] = lambda: False,
+  ):
+    if not schedule.is_pinned:
+      raise ValueError(
+          "config.search.lockstep = False: allowed True, or rounds"
+          " (config.rounds.mini_batches); else the lag is not exact"
+      )
+    self._config = config
+    self._params = params
+    self._collector = collector
+    self._schedule = schedule
+    self._buffer = buffer
+    self._order = order
+    self._should_stop = should_stop
+    self._waiting: collections.deque[types.Group] = collections.deque()
+    self._num_sampled = 0
+
+  def __iter__(self) -> Iterator[tuple[int, buffer_lib.Draw]]:
+    """Yields each step with its batch.
+
+    Raises:
+      RuntimeError: a group has another version than the schedule gives.
+    """
+    train, schedule, buffer = self._config.train, self._schedule, self._buffer
+    num_inserted = 0
+    buffer.begin_epoch(0, 0)
+    for step in range(schedule.num_steps):
+      if self._should_stop():
+        return
+      # The prompts that this step, or one after it, trains on.
+      self._sample(schedule.admitted(step), step)
+      while num_inserted < schedule.needed(step):
+        group = self._waiting.popleft()
+        _check_version(group, schedule, self._config.logged.path)
+        if group.num_tokens:  # 0 if its environment gave no prompt.
+          self._order.note(group)
+        buffer.insert(group, step)
+        num_inserted += 1
+      # The prompts of the next round may depend on what was solved in this one.
+      self._sample(schedule.num_sampled(step), step)
+      draw = schedule.draw(
+          buffer, train.prompts_per_batch, train.completions_per_prompt, step
+      )
+      buffer.mark_trained(draw.rows)
+      yield step, draw
+
+  def _sample(self, limit: int, version: int) -> None:
     """Samples the prompts below a position that are not sampled yet."""
-    nonlocal num_sampled
-    order.extend(limit)
+    self._order.extend(limit)
     prompts = [
-        (position, *order.prompt(position))
-        for position in range(num_sampled, limit)
+        (position, *self._order.prompt(position))
+        for position in range(self._num_sampled, limit)
     ]
     if prompts:
-      waiting.extend(collector(prompts, learner.params, version))
-      num_sampled = limit
-
-  buffer.begin_epoch(0, 0)
-  for step in range(schedule.num_steps):
-    # Search: the collector samples the prompts that this step, or one after it,
-    # trains on.
-    sample(schedule.admitted(step), step)
-
-    # Replay: the groups of this step enter the buffer; a batch leaves it.
-    while num_inserted < schedule.needed(step):
-      _check_version(waiting[0], schedule, config.logged.path)
-      if waiting[0].num_tokens:  # 0 if its environment gave no prompt.
-        order.note(waiting[0])
-      buffer.insert(waiting.popleft(), step)
-      num_inserted += 1
-    # The prompts of the next round may depend on what was solved in this one.
-    sample(schedule.num_sampled(step), step)
-    draw = schedule.draw(buffer, B, K, step)
-    buffer.mark_trained(draw.rows)
-
-    # Learn: one step on the batch makes the next version.
-    metrics = learner.step(draw)
-    yield step, draw, metrics
+      self._waiting.extend(self._collector(prompts, self._params(), version))
+      self._num_sampled = limit
 
 
 def _check_version(

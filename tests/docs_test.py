@@ -191,7 +191,7 @@ class DocsTest(absltest.TestCase):
 
   def test_the_readme_shows_the_loop_of_the_package(self):
     page = (_ROOT / "README.md").read_text("utf-8")
-    (shown,) = re.findall(r"```python\n(for step .*?\n)```", page, re.DOTALL)
+    (shown,) = re.findall(r"```python\n(for step, .*?\n)```", page, re.DOTALL)
     code = (_ROOT / "tba_jax" / "loop.py").read_text("utf-8")
     self.assertIn(textwrap.indent(shown, "  "), code)
     self.assertLess(shown.count("\n"), 30)

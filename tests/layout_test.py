@@ -25,7 +25,8 @@ _ORDER = (
     ("policy",),
     ("learning",),
     ("evaluation",),
-    ("loop", "searcher", "trainer"),
+    ("loop",),
+    ("hooks", "searcher"),
     ("serving",),
     ("programs",),
     ("tools",),
@@ -75,11 +76,11 @@ class LayoutTest(absltest.TestCase):
         {
             "__init__",
             "collect",
+            "hooks",
             "loop",
             "main",
             "schedule",
             "searcher",
-            "trainer",
             "types",
         },
     )

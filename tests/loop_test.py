@@ -11,6 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from tba_jax import loop as loop_lib
 from tba_jax import schedule as schedule_lib
@@ -19,6 +20,8 @@ from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.programs import in_process
+from tba_jax.programs import replica
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base
 from tba_jax.tools import sweep
@@ -74,8 +77,7 @@ class LoopTest(parameterized.TestCase):
       return batch, computed
 
     with mock.patch.object(device_work.DeviceWork, "place", watched):
-      for _ in loop.train():
-        params.append(jax.device_get(loop.learner.params))
+      loop.train(lambda *_: params.append(jax.device_get(loop.learner.params)))
     return params, batches
 
   @parameterized.parameters(
@@ -148,8 +150,7 @@ class LoopTest(parameterized.TestCase):
         mock.patch.object(sampler, "sample", sample),
         mock.patch.object(device_work.DeviceWork, "place", watched),
     ):
-      for _ in loop.train():
-        pass
+      loop.train()
     self.assertLen(batches, _STEPS)
     sampled = sum(mask.sum() for mask in masks)
     self.assertEqual(sum(b.completion_mask.sum() for b in batches), sampled)
@@ -194,10 +195,14 @@ class LoopTest(parameterized.TestCase):
   def test_a_value_model_learns_at_each_step(self):
     loop = self.make_loop("ppo-s2-seed0")
     value = lambda: jax.device_get(loop.learner.work.state.loss_params["value"])
-    values = [value()]
-    for _, draw, metrics in loop.train():
+    values, nonfinite = [value()], []
+
+    def watch(step, draw, metrics):
       values.append(value())
-      self.assertFalse(metrics["nonfinite"])
+      nonfinite.append(metrics["nonfinite"])
+
+    loop.train(watch)
+    self.assertEqual(nonfinite, [0.0] * _STEPS)
     for before, after in zip(values, values[1:]):
       gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
       self.assertGreater(max(jax.tree.leaves(gaps)), 1e-5)
@@ -213,16 +218,8 @@ class LoopTest(parameterized.TestCase):
     def too_late(prompts, params, version):
       return loop.collector(prompts, params, version + 1)
 
-    steps = loop_lib.train(
-        loop.config,
-        loop.learner,
-        too_late,
-        loop.schedule,
-        loop.buffer,
-        loop.order,
-    )
     with self.assertRaisesRegex(RuntimeError, r"position 0 .* \[1\], not 0"):
-      next(steps)
+      dataclasses.replace(loop, collector=too_late).train()
 
   def log_config(self, rewards):
     """Returns the config of a run with completions of a log."""
@@ -251,7 +248,7 @@ class LoopTest(parameterized.TestCase):
     config.loss.reward_weight = 0.5
     loop = self.bench.loops.make(config, "tb")
     task, groups = self.bench.loops.policy.task, []
-    next(loop.train(groups.extend))
+    loop.watching(groups.extend).train(should_stop=lambda: bool(groups))
     rewards = np.concatenate([group.rewards for group in groups])
     expected = [
         0.5 * task.reward(base.TRAIN, group.prompt_id, "ab"[s % 2])
@@ -265,8 +262,10 @@ class LoopTest(parameterized.TestCase):
     config = self.log_config({"rewards": [7.0, 7.0]})
     config.logged.share = 0.5
     loop = self.bench.loops.make(config, "tb")
+    draws = []
+    loop.train(lambda step, draw, metrics: draws.append(draw))
     num_logged = num_live = 0
-    for step, draw, _ in loop.train():
+    for step, draw in enumerate(draws):
       logged = draw.rewards == 7.0
       self.assertEqual(set(draw.versions[logged].tolist()) - {-1}, set())
       live = set(draw.versions[~logged].tolist())
@@ -280,7 +279,7 @@ class LoopTest(parameterized.TestCase):
     loop = self.make_loop("rloo-s2-seed0")
     free = dataclasses.replace(loop.schedule, lockstep=False)
     with self.assertRaisesRegex(ValueError, "search.lockstep = False"):
-      next(dataclasses.replace(loop, schedule=free).train())
+      dataclasses.replace(loop, schedule=free).train()
 
   def test_a_step_that_is_not_finite_ends_the_run(self):
     name = "rloo-s0-seed0"
@@ -303,6 +302,36 @@ class LoopTest(parameterized.TestCase):
       self.bench.run(
           self.runs["rloo-s0-seed0"], should_stop=lambda: next(asked)
       )
+
+
+class OneLoopTest(absltest.TestCase):
+  """Whatever trains does so by `loop.run`; see `tools/replay_test.py`, too."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(
+        mock.patch.object(loop_lib, "run", side_effect=ZeroDivisionError)
+    )
+
+  def test_processes_of_a_trainer(self):
+    work = mock.Mock()
+    work.state.step = 0
+    with self.assertRaises(ZeroDivisionError):
+      replica.Replica(mock.Mock(), work)(lambda: False)
+
+  @pytest.mark.slow
+  def test_threads_and_python(self):
+    config = load.load_config("configs/countdown.py:smoke", ["init=scratch"])
+    with self.assertRaises(ZeroDivisionError):
+      in_process.train(config)
+
+  @pytest.mark.slow
+  def test_sweeps(self):
+    config = load.load_config(f"{_FILE}:smoke", ["init=scratch"])
+    bench = sweep.Bench(config, "")
+    self.addCleanup(bench.close)
+    with self.assertRaises(ZeroDivisionError):
+      bench.run(sweep.expand_runs(config)[0])
 
 
 class OrderTest(absltest.TestCase):
@@ -333,10 +362,10 @@ class OrderTest(absltest.TestCase):
       ]  # fmt: skip
 
     config = base_config.make()
-    steps = loop_lib.train(
-        config, mock.Mock(), collect, rounds, mock.MagicMock(), order
+    source = loop_lib.Inline(
+        config, lambda: None, collect, rounds, mock.MagicMock(), order
     )
-    self.assertLen(list(steps), 4)
+    self.assertLen(list(source), 4)
     changed = [call for i, call in enumerate(calls) if call not in calls[:i]]
     self.assertEqual(
         changed, [("extend", 2), ("note", 1), ("extend", 4), ("note", 3)]

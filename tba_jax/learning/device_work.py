@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train state owner; runs in lockstep on every process of the trainer.
 
-The trainer's loop in process 0 calls `DeviceWork`; each method first broadcasts
-a command, on which `Follower` in the other processes makes the same call.
+The learner in process 0 calls `DeviceWork`; each method first broadcasts a
+command, on which `follow` in the other processes makes the same call.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,6 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
 from tba_jax.system import processes
-from tba_jax.system import pulse
 from tba_jax.transport import carrier_orbax
 
 # Answer to the probe: (params of the state, adapters' base) -> leaves.
@@ -248,60 +247,38 @@ class DeviceWork:
       self._ahead.close()
 
 
-class Follower:
-  """Repeats the calls of process 0 in another process."""
+def follow(
+    work: DeviceWork, command: cluster_lib.Command, batch: types.Batch | None
+) -> types.Batch | None:
+  """Repeats a call of process 0, other than `train`, in another process.
 
-  def __init__(self, cluster: cluster_lib.Cluster, work: DeviceWork):
-    self._cluster = cluster
-    self._work = work
-    self._batch: types.Batch | None = None
-
-  def run(self, should_stop: Callable[[], bool]) -> bool:
-    """Returns True at the end of the run, False if it was interrupted.
-
-    Raises:
-      Ended: process 0 ended with an error.
-      TransportError: process 0 is lost.
-    """
-    activity = pulse.Activity(f"trainer-{self._cluster.process}")
-    while True:
-      activity.mark("wait_command", waits=True)
-      command = self._cluster.receive(should_stop)
-      activity.mark(command.name)
-      if command.name == "end":
-        status = command.fields["status"]
-        if status in (processes.EXIT_OK, processes.EXIT_INTERRUPTED):
-          return status == processes.EXIT_OK
-        raise cluster_lib.Ended(status)
-      self._execute(command)
-
-  def _execute(self, command: cluster_lib.Command) -> None:
-    work, fields = self._work, command.fields
-    if command.name == "place":
-      rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
-      routes = fields["routes"] and types.Routes(**_arrays(fields["routes"]))
-      batch = types.Batch(
-          **_arrays(fields["shapes"]),
-          rows=rows,
-          routes=routes,
-          prepared=_arrays(fields["prepared"]),
-      )
-      self._batch, _ = work.place(batch, fields["num_missing"])
-    elif command.name == "train":
-      work.train(self._batch)
-    elif command.name == "publish":
-      submit = lambda *_: None
-      work.publish(work.peers.submit if work.peers else submit, **fields)
-    elif command.name == "forget":
-      work.peers.forget(fields["version"])
-    elif command.name == "gather_model":
-      work.gather_model()
-    elif command.name == "scale":
-      work.scale_learning_rate(fields["factor"])
-    elif command.name == "save":
-      work.save(host_state={}, **fields)
-    else:
-      raise ValueError(f"unknown command {command.name!r} of process 0")
+  Returns the batch of the next step: a placed one, or the one given.
+  """
+  fields = command.fields
+  if command.name == "place":
+    rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
+    routes = fields["routes"] and types.Routes(**_arrays(fields["routes"]))
+    shapes = types.Batch(
+        **_arrays(fields["shapes"]),
+        rows=rows,
+        routes=routes,
+        prepared=_arrays(fields["prepared"]),
+    )
+    batch, _ = work.place(shapes, fields["num_missing"])
+  elif command.name == "publish":
+    submit = lambda *_: None
+    work.publish(work.peers.submit if work.peers else submit, **fields)
+  elif command.name == "forget":
+    work.peers.forget(fields["version"])
+  elif command.name == "gather_model":
+    work.gather_model()
+  elif command.name == "scale":
+    work.scale_learning_rate(fields["factor"])
+  elif command.name == "save":
+    work.save(host_state={}, **fields)
+  else:
+    raise ValueError(f"unknown command {command.name!r} of process 0")
+  return batch
 
 
 def _shapes(record: Any) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learner: trains on draws of the replay buffer."""
 
+from collections.abc import Callable, Mapping
+import contextlib
 import dataclasses
+from typing import Any
 
 import jax
 import ml_collections
@@ -32,6 +35,7 @@ class Learner:
       work: device_work.DeviceWork,
       *,
       baselines: np.ndarray | None = None,
+      span: Callable[..., Any] = lambda kind, step: contextlib.nullcontext(),
   ):
     """Initializes the learner.
 
@@ -43,8 +47,10 @@ class Learner:
       work: owner of train state and reference.
       baselines: [prompts] float32, value of each training prompt; None if the
         loss reads none.
+      span: context of host work of a kind and a step, for the recorder.
     """
     self._config = config
+    self._span = span
     self._buffer = buffer
     self.work = work
     self._baselines = baselines
@@ -57,11 +63,16 @@ class Learner:
     """The model's params, adapters merged; the next step donates them."""
     return self.work.gather_model()
 
-  def step(self, draw: buffer_lib.Draw) -> dict[str, float]:
-    """Trains on a draw; returns the step's metrics."""
-    metrics = jax.device_get(self.work.train(self.make(draw)))
-    self.finish()
-    return {name: float(value) for name, value in metrics.items()}
+  def step(self, draw: buffer_lib.Draw) -> dict[str, jax.Array]:
+    """Dispatches a step on a draw; returns its metrics, on the devices."""
+    with self._span("draw", step=draw.step):
+      batch = self.make(draw)
+    with self._span("step", step=draw.step):
+      return self.work.train(batch)
+
+  def read(self, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
+    """Returns metrics on the host, once the devices have computed them."""
+    return {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}
 
   def make(self, draw: buffer_lib.Draw) -> types.Batch:
     """Returns the batch of a draw, with all reference log-probs.

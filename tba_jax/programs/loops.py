@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wires the loop of one process."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import pathlib
@@ -159,7 +159,7 @@ def set_exact_lag(
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """The parts of `loop.train`.
+  """The parts of `loop.run` with a source in its own thread.
 
   config: config of the run.
   learner: learner, whose state is before step 0.
@@ -168,35 +168,53 @@ class Loop:
 
   config: ml_collections.ConfigDict
   learner: learner_lib.Learner
-  collector: collect.Collector
+  collector: loop.CollectFn
   schedule: schedule_lib.Schedule
   buffer: buffer_lib.ReplayBuffer
   order: prompt_order.PromptOrder
 
   def train(
-      self, on_groups: Callable[[list[types.Group]], None] | None = None
-  ) -> Iterator[tuple[int, buffer_lib.Draw, dict[str, float]]]:
-    """Returns `loop.train` of the parts.
+      self,
+      *hooks: loop.Hook,
+      should_stop: Callable[[], bool] = lambda: False,
+  ) -> None:
+    """Trains to the last step.
 
     Args:
-      on_groups: called with the groups of each call of the collector.
+      *hooks: called after each step with its number, batch and metrics, which
+        are on the host.
+      should_stop: checked before each step.
     """
-    collector = self.collector
-    if on_groups is not None:
+    learner = self.learner
 
-      def collector(*args: Any) -> list[types.Group]:
-        groups = self.collector(*args)
-        on_groups(groups)
-        return groups
+    def read(
+        step: int, draw: buffer_lib.Draw, metrics: Mapping[str, jax.Array]
+    ) -> None:
+      values = learner.read(metrics)
+      learner.finish()
+      for hook in hooks:
+        hook(step, draw, values)
 
-    return loop.train(
+    source = loop.Inline(
         self.config,
-        self.learner,
-        collector,
+        lambda: learner.params,
+        self.collector,
         self.schedule,
         self.buffer,
         self.order,
+        should_stop,
     )
+    loop.run(source, learner, [read])
+
+  def watching(self, on_groups: Callable[[list[types.Group]], None]) -> "Loop":
+    """Returns the loop with a call for the groups that are collected."""
+
+    def collector(*args: Any) -> list[types.Group]:
+      groups = self.collector(*args)
+      on_groups(groups)
+      return groups
+
+    return dataclasses.replace(self, collector=collector)
 
 
 class LoopMaker:

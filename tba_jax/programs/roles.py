@@ -23,9 +23,9 @@ import ml_collections
 import numpy as np
 
 from tba_jax import collect
+from tba_jax import hooks
 from tba_jax import schedule as schedule_lib
 from tba_jax import searcher as searcher_lib
-from tba_jax import trainer as trainer_lib
 from tba_jax import types
 from tba_jax.channels import memory
 from tba_jax.channels import ports
@@ -51,6 +51,7 @@ from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.programs import loops
+from tba_jax.programs import replica
 from tba_jax.programs import sections
 from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
@@ -103,8 +104,8 @@ def train(
   channel = channel or StoreChannel(config, run)
   try:
     joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
-    with joined as cluster, _open(config, run, cluster, channel) as trainer:
-      done = trainer.run(cluster.stopper(should_stop))
+    with joined as cluster, _open(config, run, cluster, channel) as run_role:
+      done = run_role(cluster.stopper(should_stop))
       status = processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
       cluster.end(status)
   except run_directory.NoRunError:
@@ -125,8 +126,8 @@ def _open(
     run: run_directory.Run,
     cluster: cluster_lib.Cluster,
     channel: "Channel",
-) -> Iterator[trainer_lib.Trainer | device_work.Follower]:
-  """Yields the trainer on process 0 and a follower on the others."""
+) -> Iterator[Callable[[Callable[[], bool]], bool]]:
+  """Yields the trainer on process 0 and its replica on the others."""
   closing, error = contextlib.ExitStack(), None
   try:
     agreement.check_processes(cluster, config, run)
@@ -136,7 +137,7 @@ def _open(
     if cluster.leads:
       yield make_trainer(config, run, cluster, closing, channel)
     else:
-      yield make_follower(config, run, cluster, closing)
+      yield make_replica(config, run, cluster, closing)
   except BaseException as raised:
     error = raised
     raise
@@ -215,7 +216,7 @@ def make_trainer(
     cluster: cluster_lib.Cluster,
     closing: contextlib.ExitStack,
     channel: "Channel",
-) -> trainer_lib.Trainer:
+) -> hooks.Run:
   """Returns a trainer at the newest checkpoint, or at step 0.
 
   Args:
@@ -315,13 +316,14 @@ def make_trainer(
   closing.callback(evaluations.close)
   rows.write_report(policy.task, run.workdir, events.write)
   receiver.start()
-  parts = trainer_lib.Parts(
+  parts = hooks.Parts(
       learner=learner_lib.Learner(
           config,
           policy.tokenizer,
           source.buffer,
           work,
           baselines=loops.make_baselines(config, policy),
+          span=recorder.span,
       ),
       source=source,
       sink=sink,
@@ -333,15 +335,15 @@ def make_trainer(
       recorder=recorder,
       decisions=log,
   )
-  return trainer_lib.Trainer(config, parts, saved)
+  return hooks.Run(config, parts, saved)
 
 
-def make_follower(
+def make_replica(
     config: ml_collections.ConfigDict,
     run: run_directory.Run,
     cluster: cluster_lib.Cluster,
     closing: contextlib.ExitStack,
-) -> device_work.Follower:
+) -> replica.Replica:
   """Returns the part that the trainer's other processes run."""
   events = metrics.EventLog(run.workdir / "events.jsonl", role="trainer")
   closing.callback(events.close)
@@ -350,7 +352,7 @@ def make_follower(
   policy = policy_lib.make_policy(config, run.workdir)
   work, _ = device_work.make_work(config, run, policy, cluster, checkpointer)
   closing.callback(work.close)
-  return device_work.Follower(cluster, work)
+  return replica.Replica(cluster, work)
 
 
 def _make_checkpointer(

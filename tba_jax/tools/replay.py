@@ -14,7 +14,7 @@ params that differ. Nothing is written but with `--export_step=N`, the file of
 that step (`step_file`); `--program=replay FILE` computes it again, anywhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -27,6 +27,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import loop
 from tba_jax.channels import inbox as inbox_lib
 from tba_jax.channels import journal
 from tba_jax.channels import messages
@@ -137,10 +138,14 @@ def _replay(
     replayed = _Replay(config, info, recording, cluster, first, closing)
     path = folder / f"step-{export}.npz"
     shown_at = time.monotonic()
-    for step in replayed.steps(last, export, path):
+
+    def show(step: int) -> None:
+      nonlocal shown_at
       if time.monotonic() - shown_at > _SHOW_EVERY_S:
         shown_at = time.monotonic()
         print(f"step {step}: the same", file=sys.stderr, flush=True)
+
+    replayed.run(last, export, path, show)
   compared = ", ".join(f"checkpoints/{step}" for step in replayed.compared)
   print(
       f"{workdir}: steps {first} to {last - 1} have the same bits: draws,"
@@ -260,7 +265,7 @@ def _record(position: int, payload: bytes) -> inbox_lib.Record:
 
 
 class _Replay:
-  """The trainer's loop over recorded steps.
+  """Source and learner of recorded steps.
 
   compared: steps of checkpoints that the params were compared with.
   """
@@ -313,36 +318,66 @@ class _Replay:
         baselines=loops.make_baselines(config, self._policy),
     )
 
-  def steps(
-      self, last: int, export: int | None, path: pathlib.Path
-  ) -> Iterator[int]:
-    """Trains up to `last`, and yields each step that has the same bits.
+  def run(
+      self,
+      last: int,
+      export: int | None,
+      path: pathlib.Path,
+      on_step: Callable[[int], None],
+  ) -> None:
+    """Trains up to `last`.
 
     Args:
       last: step to end before.
       export: step to write to a file, or None.
       path: path of that file.
+      on_step: called after each step that has the same bits.
 
     Raises:
       Different: a step differs.
     """
     recorded = self._recording.steps
-    running = None
-    for step in range(self._step, last):
-      draw, metrics = running or self._start(step, export, path)
-      running = None
-      if step + 1 < last and recorded[step + 1].decision.ahead:
-        running = self._start(step + 1, export, path)
-      metrics = jax.device_get(metrics)
-      self._learner.finish()
-      self._compare(step, draw, metrics)
-      self._compare_params(step + 1)
-      yield step
+    running: list[tuple[int, buffer_lib.Draw, Mapping[str, Any]]] = []
 
-  def _start(
-      self, step: int, export: int | None, path: pathlib.Path
-  ) -> tuple[buffer_lib.Draw, dict[str, jax.Array]]:
-    """Applies the step's data, draws and dispatches, as the trainer did."""
+    def compare(
+        step: int, draw: buffer_lib.Draw, metrics: Mapping[str, Any]
+    ) -> None:
+      # As far behind as the trainer was.
+      running.append((step, draw, metrics))
+      ahead = step + 1 < last and recorded[step + 1].decision.ahead
+      for done, *of_step in running[: len(running) - ahead]:
+        draw, metrics = of_step
+        metrics = jax.device_get(metrics)
+        self._learner.finish()
+        self._compare(done, draw, metrics)
+        self._compare_params(done + 1)
+        on_step(done)
+      del running[: len(running) - ahead]
+
+    self._export, self._path = export, path
+    loop.run(self._draws(last), self, [compare])
+
+  def step(self, draw: buffer_lib.Draw) -> dict[str, jax.Array]:
+    """Dispatches a recorded step, after writing it to a file if asked to."""
+    batch = self._learner.make(draw)
+    if draw.step == self._export:
+      step_file.write(
+          self._path,
+          self._config,
+          self._policy,
+          self._work,
+          draw,
+          batch,
+          self._recording.steps[draw.step].metrics,
+      )
+    return self._work.train(batch)
+
+  def _draws(self, last: int) -> Iterator[tuple[int, buffer_lib.Draw]]:
+    """Applies the data of each step and draws, as the trainer did."""
+    for step in range(self._step, last):
+      yield step, self._draw(step)
+
+  def _draw(self, step: int) -> buffer_lib.Draw:
     recorded, service = self._recording.steps[step], self._service
     start, train = recorded.start, self._config.train
     if service.buffer.epoch != start.epoch:
@@ -354,21 +389,10 @@ class _Replay:
         train.prompts_per_batch, train.completions_per_prompt, step
     )
     service.mark_trained(draw)
-    batch = self._learner.make(draw)
     scale = recorded.decision.scale / self._work.learning_rate_scale
     if scale != 1:
       self._work.scale_learning_rate(scale)
-    if step == export:
-      step_file.write(
-          path,
-          self._config,
-          self._policy,
-          self._work,
-          draw,
-          batch,
-          recorded.metrics,
-      )
-    return draw, self._work.train(batch)
+    return draw
 
   def _apply(self, step: int, position: int) -> None:
     self._receiver.feed(position)

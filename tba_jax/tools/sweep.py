@@ -197,20 +197,24 @@ class Bench:
         k: float(np.mean([m[k] for m in some])) for k in _KEPT
     }
     diverged_step = None
-    steps = loop.train()
-    while len(metrics) < num_steps:
+
+    def should_end() -> bool:
       if should_stop():
         raise Interrupted(f"{name}: stopped at step {len(metrics)}")
-      step, draw, step_metrics = next(steps)
+      return diverged_step is not None
+
+    def measure(step: int, draw: Any, step_metrics: Mapping[str, Any]) -> None:
+      nonlocal diverged_step
       (version,) = np.unique(draw.versions).tolist()
       versions.append(version)
       metrics.append({k: step_metrics[k] for k in _KEPT})
       if step_metrics["nonfinite"]:
         diverged_step = step
-        break
-      if (step + 1) % every == 0 or step + 1 == num_steps:
+      elif (step + 1) % every == 0 or step + 1 == num_steps:
         since = metrics[curve[-1]["step"] :]
         curve.append(self._measure(loop, step + 1) | {"train": means(since)})
+
+    loop.train(measure, should_stop=should_end)
     last = metrics[-max(num_steps // 4, 1) :]
     return {
         "curve": curve,

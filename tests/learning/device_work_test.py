@@ -21,6 +21,7 @@ from tba_jax.learning import train_step as train_step_lib
 from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.policy import sharding
+from tba_jax.programs import replica
 from tba_jax.system import processes
 from tba_jax.transport import carrier_orbax
 from tests.support import base_config
@@ -109,8 +110,7 @@ class DeviceWorkTest(parameterized.TestCase):
     work._put = lambda batch: jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), batch
     )
-    follower = device_work.Follower(cluster, work)
-    return follower.run(lambda: False), work
+    return replica.Replica(cluster, work)(lambda: False), work
 
   def test_evaluated_params_are_gathered_in_the_dtype_of_computing(self):
     config = base_config.make()

@@ -75,8 +75,7 @@ class DistillationTest(absltest.TestCase):
     with mock.patch.object(
         reference, "logprobs", wraps=reference.logprobs
     ) as passes:
-      for _, draw, _ in loop.train():
-        rewards.append(draw.rewards)
+      loop.train(lambda step, draw, metrics: rewards.append(draw.rewards))
     self.assertEqual({r for some in rewards for r in some.flat}, {0.0})
     return before, kl(), passes.call_count
 
@@ -99,7 +98,12 @@ class DistillationTest(absltest.TestCase):
     maker = loops.LoopMaker(config)
     self.addCleanup(maker.close)
     loop = maker.make(config)
-    _, draw, _ = next(loop.train())
+    draws = []
+    loop.train(
+        lambda step, draw, metrics: draws.append(draw),
+        should_stop=lambda: bool(draws),
+    )
+    (draw,) = draws
     work, batch = loop.learner.work, loop.learner.make(draw)
     path = self.folder.parent / "step.npz"
     step_file.write(path, config, maker.policy, work, draw, batch, {})

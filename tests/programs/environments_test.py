@@ -80,10 +80,16 @@ class EnvironmentsTest(parameterized.TestCase):
     self.addCleanup(maker.close)
     loop = maker.make(make_config(init="scratch"))
     params, groups = [jax.device_get(loop.learner.params)], []
-    for _, draw, metrics in loop.train(groups.append):
+    gaps, ages = [], []
+
+    def watch(step, draw, metrics):
       params.append(jax.device_get(loop.learner.params))
-      self.assertLess(metrics["logprob_gap"], 1e-5)
-      self.assertEqual(draw.staleness_steps.min(), 0)
+      gaps.append(metrics["logprob_gap"])
+      ages.append(draw.staleness_steps.min())
+
+    loop.watching(groups.append).train(watch)
+    self.assertLess(max(gaps), 1e-5)
+    self.assertEqual(ages, [0] * _STEPS)
     self.assertLen(groups, _STEPS)
     tokenizer, seen = maker.policy.tokenizer, set()
     for version, some in enumerate(groups):
@@ -123,8 +129,12 @@ class EnvironmentsTest(parameterized.TestCase):
     validate.validate(config)
     maker = loops.LoopMaker(config)
     self.addCleanup(maker.close)
-    groups, num_answered = [], 0
-    for _, draw, _ in maker.make(config).train(groups.append):
+    groups, draws, num_answered = [], [], 0
+    maker.make(config).watching(groups.append).train(
+        lambda step, draw, metrics: draws.append(draw)
+    )
+    self.assertNotEmpty(draws)
+    for draw in draws:
       np.testing.assert_allclose(
           draw.turn_rewards.sum(axis=2), draw.rewards, rtol=1e-6
       )

@@ -7,7 +7,7 @@
 samples, rewards, draws and steps in turn, and writes the params after the last
 step. It shares no loop, schedule or collector with the package, and keeps old
 params where the package samples ahead. `--loop` before CONFIG.json runs
-`loop.train` in its place.
+`loop.run` in its place.
 """
 
 from collections.abc import Sequence
@@ -136,8 +136,7 @@ def train_by_loop(
   """Returns what `train` returns, by the package's own loop."""
   maker = loops.LoopMaker(config, workdir)
   loop = maker.make(config)
-  for _ in loop.train():
-    pass
+  loop.train()
   maker.close()
   return publication.flatten(loop.learner.work.state.params)
 

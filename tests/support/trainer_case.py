@@ -9,7 +9,7 @@ from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax import trainer
+from tba_jax import hooks
 from tba_jax.channels import service
 from tba_jax.evaluation import evaluations
 from tba_jax.evaluation import evaluator
@@ -78,6 +78,12 @@ class TrainerCase(parameterized.TestCase):
     self.learner.make.side_effect = lambda draw: self.log.append(
         ("draw", draw.step)
     )
+    self.learner.step.side_effect = lambda draw: self.work.train(
+        self.learner.make(draw)
+    )
+    self.learner.read.side_effect = lambda metrics: {
+        name: float(value) for name, value in metrics.items()
+    }
     self.checkpointer = autospec(checkpoint.Checkpointer)
     self.checkpointer.latest_step.return_value = None
     self.checkpointer.save.side_effect = self.save
@@ -197,7 +203,7 @@ class TrainerCase(parameterized.TestCase):
     self.addCleanup(self.evaluations.close)
 
     self.learner.work = self.work
-    parts = trainer.Parts(
+    parts = hooks.Parts(
         learner=self.learner,
         source=self.source,
         sink=self.sink,
@@ -207,13 +213,13 @@ class TrainerCase(parameterized.TestCase):
         recorder=self.recorder,
         decisions=self.decisions,
     )
-    return trainer.Trainer(config, parts, saved or {})
+    return hooks.Run(config, parts, saved or {})
 
   def should_stop(self):
     return self.stop_at is not None and self.step >= self.stop_at
 
   def run_it(self, **changes):
-    return self.make(**changes).run(self.should_stop)
+    return self.make(**changes)(self.should_stop)
 
   def logged(self, *names):
     return [entry for entry in self.log if entry[0] in names]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's loop: what happens when, how it ends and goes on."""
+"""What happens when in a run of the trainer, how it ends and goes on."""
 
 from unittest import mock
 
@@ -10,7 +10,8 @@ import chex
 import jax
 import numpy as np
 
-from tba_jax import trainer
+from tba_jax import hooks
+from tba_jax import loop
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.policy import sharding
@@ -19,6 +20,13 @@ from tests.support import trainer_case
 
 
 class TrainerTest(trainer_case.TrainerCase):
+
+  def test_trains_by_the_loop(self):
+    with (
+        mock.patch.object(loop, "run", side_effect=ZeroDivisionError),
+        self.assertRaises(ZeroDivisionError),
+    ):
+      self.run_it()
 
   def test_a_whole_run(self):
     self.assertTrue(self.run_it())
@@ -62,8 +70,8 @@ class TrainerTest(trainer_case.TrainerCase):
         [
             ("publish", 0),
             *(("draw", 0), ("step", 0), ("publish", 1)),
-            *(("draw", 1), ("step", 1), ("read", 0), ("publish", 2)),
-            *(("draw", 2), ("step", 2), ("read", 1), ("publish", 3)),
+            *(("draw", 1), ("step", 1), ("publish", 2), ("read", 0)),
+            *(("draw", 2), ("step", 2), ("publish", 3), ("read", 1)),
             ("read", 2),
         ],
     )
@@ -242,7 +250,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_a_signal_with_a_batch_in_hand_trains_it_first(self):
     # True once the batch of step 1 was drawn.
-    self.make().run(lambda: ("draw", 1) in self.log)
+    self.make()(lambda: ("draw", 1) in self.log)
     self.assertEqual(self.steps("step"), self.steps("draw"))
     self.assertEqual(self.steps("step"), [0, 1])
     self.assertEqual(self.steps("save"), [2])
@@ -264,7 +272,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_a_run_that_was_stopped_is_not_trained_on(self):
     self.metrics[2] = {"kl": 1e9}
-    self.make(action="stop").run(lambda: False)
+    self.make(action="stop")(lambda: False)
     ((step, (_, host_state, _)),) = self.saved.items()
     self.assertEqual(host_state["num_steps"], 6)
     by = host_state["stopped_by"]
@@ -376,7 +384,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_the_wall_clock_limit(self):
     with mock.patch.object(
-        trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step
+        hooks.time, "monotonic", side_effect=lambda: 10.0 * self.step
     ):
       self.assertTrue(
           self.run_it(train__wall_clock_limit_s=25.0, checkpoint__every_steps=1)
@@ -400,7 +408,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
   def test_a_checkpoint_is_due_by_the_clock_too(self):
     self.ready = False
     with mock.patch.object(
-        trainer.time, "monotonic", side_effect=lambda: 10.0 * self.step
+        hooks.time, "monotonic", side_effect=lambda: 10.0 * self.step
     ):
       self.run_it(
           train__num_steps=8,
@@ -412,7 +420,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
 
   def test_nothing_is_drawn_across_a_checkpoint_by_the_clock(self):
     clock = lambda: 10.0 * self.step + 10.0 * (("draw", 3) in self.log)
-    with mock.patch.object(trainer.time, "monotonic", side_effect=clock):
+    with mock.patch.object(hooks.time, "monotonic", side_effect=clock):
       self.run_it(train__num_steps=5, checkpoint__every_s=35.0)
     # It was due after step 3 only when the draw for it had been made.
     self.assertEqual(self.steps("save"), [4, 5])

@@ -1,0 +1,592 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of the trainer: publish, record, guard, evaluate, save.
+
+Each hook is called with a step, its batch and its metrics. `Publish` never
+waits for a device. The others need the metrics, and `Behind` calls them with
+those of the step before, while the devices work on the newest.
+
+`Run` has the beginning and the end: what a start publishes and evaluates, and
+how a run is interrupted, resumed and completed. `programs/roles.py` makes the
+parts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from tba_jax import loop
+from tba_jax.channels import ports
+from tba_jax.evaluation import evaluations as evaluations_lib
+from tba_jax.learning import checkpoint
+from tba_jax.learning import device_work
+from tba_jax.learning import guards as guards_lib
+from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import train_step
+from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.replay import buffer as buffer_lib
+from tba_jax.replay import decisions as decisions_lib
+
+# Seconds that searchers get to deliver finished groups at the end of a run.
+_FINISH_S = 15.0
+_INTERRUPT_S = 5.0
+# Minimum time allowed for publishing the first params.
+_PUBLISH_S = 60.0
+# Factor of guards.action='lower_learning_rate'.
+_LOWER_BY = 0.5
+
+
+@dataclasses.dataclass
+class Stop:
+  """Whether training is to end before its last step.
+
+  asked: whether the process was asked to end, as by a signal; the run resumes.
+  reason: guard or limit that ended training; "" for none.
+  """
+
+  asked: Callable[[], bool]
+  reason: str = ""
+
+  def __bool__(self) -> bool:
+    return bool(self.reason) or self.asked()
+
+
+class Draws:
+  """Batches of searchers' groups, in the order of steps.
+
+  Ends after the last step, or before a step once `stop` is true. A step whose
+  groups have arrived is trained on even if a stop was asked for meanwhile.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      source: ports.GroupSource,
+      recorder: recorder_lib.Recorder,
+      publish: "Publish",
+      stop: Stop,
+      first: int,
+  ):
+    """Takes the parts; `first` is the first step."""
+    self._train = config.train
+    self._source = source
+    self._recorder = recorder
+    self._publish = publish
+    self._stop = stop
+    self._first = first
+
+  def __iter__(self) -> Iterator[tuple[int, buffer_lib.Draw]]:
+    train, source = self._train, self._source
+    for step in range(self._first, train.num_steps):
+      if self._stop:
+        return
+      with self._recorder.span("wait_fresh", step=step):
+        if not source.begin_step(step, self._stop.asked):
+          return
+      if self._publish.is_late:
+        self._publish.round_begins(step)
+        source.open_next(step)
+      with self._recorder.span("draw", step=step):
+        draw = source.draw(
+            train.prompts_per_batch, train.completions_per_prompt, step
+        )
+        source.mark_trained(draw)
+      yield step, draw
+
+
+class Publish:
+  """Publishes the params after a step, every `publish.every_steps`.
+
+  is_late: params are published when their round's data has arrived, for rounds
+    with a lag.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      work: device_work.DeviceWork,
+      sink: ports.ParamsSink,
+  ):
+    self.is_late = train_step.keeps_params(config)
+    self._config = config
+    self._work = work
+    self._sink = sink
+
+  def first(self, step: int) -> None:
+    """Publishes the params that the current round is to be sampled with."""
+    version, field = step, "params"
+    if self.is_late:
+      every = self._config.publish.every_steps
+      version = max(version - 1, 0) // every * every
+      field = "sampling_params"
+    self._work.publish(self._sink.submit, version, field)
+    deadline_s = max(_PUBLISH_S, 2 * self._config.store.deadline_s)
+    self._sink.wait(version, deadline_s)
+
+  def round_begins(self, step: int) -> None:
+    """Publishes the params before a step that begins a round with a lag."""
+    if step % self._config.publish.every_steps == 0:
+      self._work.publish(self._sink.submit, step)
+
+  def __call__(
+      self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, jax.Array]
+  ) -> None:
+    """Publishes the step in progress, provided it turns out finite."""
+    del draw
+    done = step + 1
+    every, last = self._config.publish.every_steps, self._config.train.num_steps
+    if self.is_late or (done % every and done != last):
+      return
+    # The publisher's thread reads `nonfinite`: the loop does not wait for the
+    # devices. A skipped step leaves the params unchanged and is published all
+    # the same, since searchers may be waiting for its version.
+    skips = self._config.train.nonfinite == "skip"
+    nonfinite = 0 if skips else metrics["nonfinite"]
+    self._work.publish(
+        functools.partial(self._sink.submit, nonfinite=nonfinite), done
+    )
+
+
+class _Running(NamedTuple):
+  """A step that the devices work on, and the decisions of asynchrony."""
+
+  step: int
+  draw: buffer_lib.Draw
+  metrics: Mapping[str, jax.Array]
+  decision: decisions_lib.Decision
+
+
+class Behind:
+  """Calls hooks with the metrics of a step once the next is dispatched.
+
+  The devices need not wait for the host. A step is read at once if the next
+  may not begin before its hooks have run.
+
+  done: steps whose hooks have run, by all processes of the run.
+  """
+
+  def __init__(
+      self,
+      learner: learner_lib.Learner,
+      source: ports.GroupSource,
+      recorder: recorder_lib.Recorder,
+      decisions: decisions_lib.DecisionLog,
+      hooks: Sequence[loop.Hook],
+      may_run_ahead: Callable[[int], bool],
+      *,
+      skips_nonfinite: bool,
+  ):
+    """Takes the parts.
+
+    Args:
+      learner: learner, which reads the metrics.
+      source: source of the batches.
+      recorder: recorder of spans and events.
+      decisions: log of the decisions of asynchrony.
+      hooks: called with metrics on the host, in this order.
+      may_run_ahead: whether a step may begin before the one before it is read.
+      skips_nonfinite: whether a non-finite step is an event, not an error.
+    """
+    self.done = int(learner.work.state.step)
+    self._learner = learner
+    self._source = source
+    self._recorder = recorder
+    self._decisions = decisions
+    self._hooks = hooks
+    self._may_run_ahead = may_run_ahead
+    self._skips_nonfinite = skips_nonfinite
+    self._running: _Running | None = None
+
+  def __call__(
+      self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, jax.Array]
+  ) -> None:
+    before = self._running
+    decision = decisions_lib.Decision(
+        self._source.applied,
+        before is not None,
+        self._learner.work.learning_rate_scale,
+    )
+    self._running = _Running(step, draw, metrics, decision)
+    if before is not None:
+      self._end(before)
+    if not self._may_run_ahead(step + 1):
+      self.flush()
+
+  def flush(self) -> None:
+    """Calls the hooks with the step in progress, if there is one."""
+    running, self._running = self._running, None
+    if running is not None:
+      self._end(running)
+
+  def _end(self, running: _Running) -> None:
+    """Reads and checks a step, and calls its hooks.
+
+    Raises:
+      FloatingPointError: the step is not finite, and is not to be skipped.
+    """
+    step, draw = running.step, running.draw
+    with self._recorder.span("step", step=step):
+      metrics = self._learner.read(running.metrics)
+    with self._recorder.span("record", step=step):
+      self._decisions.step(step, running.decision, draw, metrics)
+    if metrics["nonfinite"]:
+      message = (
+          f"step {step}: loss {metrics['loss']}, gradient norm"
+          f" {metrics['grad_norm']}; prompts"
+          f" {sorted(set(draw.prompt_ids.tolist()))}, versions"
+          f" {int(draw.versions.min())} to {int(draw.versions.max())}"
+      )
+      if not self._skips_nonfinite:
+        raise FloatingPointError(message)
+      self._recorder.event("step_skipped", message)
+    self._learner.finish()
+    self.done = step + 1
+    for hook in self._hooks:
+      hook(step, draw, metrics)
+
+
+class Guard:
+  """Acts on what `guards` finds in metrics and evaluations."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      guards: guards_lib.Guards,
+      work: device_work.DeviceWork,
+      recorder: recorder_lib.Recorder,
+      stop: Stop,
+  ):
+    self._action = config.guards.action
+    self._num_steps = config.train.num_steps
+    self._guards = guards
+    self._work = work
+    self._recorder = recorder
+    self._stop = stop
+
+  def __call__(
+      self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, float]
+  ) -> None:
+    del draw
+    for alarm in self._guards.check_step(step, metrics):
+      self._act(alarm, step + 1)
+
+  def evaluated(self, done: int, result: tuple[int, Any] | None) -> None:
+    """Takes the (step, result) of an evaluation, if any, after `done` steps."""
+    if result is not None:
+      step, values = result
+      for alarm in self._guards.check_accuracy(
+          step, values["pass_at_1"], values["split"]
+      ):
+        self._act(alarm, done)
+
+  def _act(self, alarm: guards_lib.Alarm, done: int) -> None:
+    self._recorder.event("guard", f"{alarm.message} ({self._action})")
+    if self._action == "stop":
+      if done < self._num_steps:
+        self._stop.reason = self._stop.reason or f"guard {alarm.name}"
+    # A gap between trainer and sampler is a bug: no learning rate fixes it.
+    elif self._action == "lower_learning_rate" and alarm.name != "logprob_gap":
+      self._work.scale_learning_rate(_LOWER_BY)
+
+
+class TimeLimit:
+  """Ends training after `train.wall_clock_limit_s` of this process."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      recorder: recorder_lib.Recorder,
+      stop: Stop,
+  ):
+    self._train = config.train
+    self._recorder = recorder
+    self._stop = stop
+    self._started = time.monotonic()
+
+  def __call__(self, step: int, draw: Any, metrics: Any) -> None:
+    del draw, metrics
+    limit_s, done = self._train.wall_clock_limit_s, step + 1
+    passed_s = time.monotonic() - self._started
+    if not limit_s or passed_s <= limit_s or self._stop.reason:
+      return
+    if done < self._train.num_steps:
+      self._stop.reason = "wall_clock_limit_s"
+      self._recorder.event(
+          "limit", f"step {done}: config.train.wall_clock_limit_s={limit_s}"
+      )
+
+
+class Evaluate:
+  """Evaluates every `evaluate.every_steps`, in this thread or beside it."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      evaluations: evaluations_lib.Evaluations,
+      work: device_work.DeviceWork,
+      guard: Guard,
+      stop: Stop,
+  ):
+    self._num_steps = config.train.num_steps
+    self._evaluations = evaluations
+    self._work = work
+    self._guard = guard
+    self._stop = stop
+
+  def is_due(self, done: int) -> bool:
+    """Returns whether the params after `done` steps are to be evaluated."""
+    return self._evaluations.is_due(done)
+
+  def __call__(self, step: int, draw: Any, metrics: Any) -> None:
+    del draw, metrics
+    done = step + 1
+    self._guard.evaluated(done, self._evaluations.take())
+    if done < self._num_steps and self.is_due(done):
+      self.run("", done)
+
+  def run(self, name: str, step: int) -> bool:
+    """Evaluates, or starts to in a thread; returns False if interrupted."""
+    if not name and self._evaluations.beside:
+      self._evaluations.start(step, self._work.gather_model())
+      return True
+    result = self._evaluations.run(
+        name, step, self._work.gather_model(), self._stop.asked
+    )
+    if result is None:
+      return False
+    self._guard.evaluated(step, (step, result))
+    return True
+
+  def finish(self, step: int) -> None:
+    """Waits for what runs beside the steps."""
+    self._guard.evaluated(step, self._evaluations.finish())
+
+
+class Save:
+  """Saves checkpoints, and drops journal segments that none needs any more.
+
+  One process skips a periodic save that fails (a full disk) with an event: the
+  journal still covers it. Several processes end, and restart from the previous
+  checkpoint.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      parts: "Parts",
+      stop: Stop,
+      saved: Mapping[str, Any],
+  ):
+    """Takes the parts, and `saved`, the checkpoint's host state or {}."""
+    self._config = config
+    self._parts = parts
+    self._work = parts.learner.work
+    self._stop = stop
+    self._saved_step = parts.checkpointer.latest_step()
+    # (step, journal position) of the checkpoints on disk.
+    self._applied_history = [tuple(p) for p in saved.get("applied_history", ())]
+    self._saved_at = time.monotonic()
+    self._due = False
+
+  def is_due(self, done: int) -> bool:
+    """Returns, and remembers, whether to save after `done` steps."""
+    c = self._config.checkpoint
+    late = c.every_s and time.monotonic() - self._saved_at >= c.every_s
+    self._due = bool(late or (c.every_steps and done % c.every_steps == 0))
+    return self._due
+
+  def __call__(self, step: int, draw: Any, metrics: Any) -> None:
+    del draw, metrics
+    self._parts.checkpointer.check()
+    # An interrupted run, and a complete one, wait for theirs.
+    done = step + 1
+    if self._due and done < self._config.train.num_steps:
+      if not self._stop.asked():
+        self.run(done, wait=False)
+
+  def run(self, step: int, *, wait: bool) -> None:
+    """Saves the state after `step` steps; raises OSError if `wait`."""
+    if self._saved_step == step:
+      return
+    parts = self._parts
+    self._saved_at = time.monotonic()
+    with parts.recorder.span("checkpoint", step=step):
+      parts.decisions.sync()
+      data = parts.source.get_state()
+      history = [*self._applied_history, (step, data["applied"])]
+      host_state = {
+          "data": data,
+          "applied_history": [list(pair) for pair in history],
+          "guards": parts.guards.get_state(),
+          "recorder": parts.recorder.get_state(),
+          "stopped_by": self._stop.reason or None,
+          "num_steps": self._config.train.num_steps,
+      }
+      try:
+        self._work.save(step, host_state, wait=wait)
+      except OSError as error:
+        if wait or not self._work.may_leave_out:
+          raise
+        parts.recorder.event("checkpoint_failed", str(error))
+        return
+    self._saved_step = step
+    # Keep the journal from the oldest restorable checkpoint on.
+    complete = set(parts.checkpointer.newest_steps())
+    covered = [position for at, position in history if at in complete]
+    self._applied_history = [
+        (at, position)
+        for at, position in history
+        if at in complete or at == self._saved_step
+    ]
+    if covered and not self._config.checkpoint.keep_journal:
+      parts.source.drop_journal_before(min(covered))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+  """The parts of a trainer.
+
+  learner: learner, whose state is that of the newest checkpoint, or of step 0.
+  source: source of the data.
+  sink: takes the params that are published.
+  checkpointer: writer of checkpoints.
+  evaluations: runs evaluations, in the loop or beside it.
+  guards: guards against a run that goes wrong.
+  recorder: writer of metrics, events and results.
+  decisions: log of the decisions of asynchrony.
+  """
+
+  learner: learner_lib.Learner
+  source: ports.GroupSource
+  sink: ports.ParamsSink
+  checkpointer: checkpoint.Checkpointer
+  evaluations: evaluations_lib.Evaluations
+  guards: guards_lib.Guards
+  recorder: recorder_lib.Recorder
+  decisions: decisions_lib.DecisionLog
+
+
+class Run:
+  """A run of the trainer, from its checkpoint to its result."""
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      parts: Parts,
+      saved: Mapping[str, Any],
+  ):
+    """Takes the parts, and `saved`, the checkpoint's host state or {}."""
+    self._config = config
+    self._parts = parts
+    self._saved = saved
+
+  def __call__(self, should_stop: Callable[[], bool]) -> bool:
+    """Trains to the last step; returns False if interrupted, after saving.
+
+    Raises:
+      FloatingPointError: non-finite step; the message has step and prompts.
+      DeadlineExceededError: searchers or store sent nothing in time.
+    """
+    config, parts = self._config, self._parts
+    recorder, source, learner = parts.recorder, parts.source, parts.learner
+    # Raising `train.num_steps` resumes a run that has stopped.
+    same_end = self._saved.get("num_steps") == config.train.num_steps
+    stopped_by = self._saved.get("stopped_by") if same_end else None
+    stop = Stop(should_stop, stopped_by or "")
+
+    publish = Publish(config, learner.work, parts.sink)
+    guard = Guard(config, parts.guards, learner.work, recorder, stop)
+    evaluate = Evaluate(config, parts.evaluations, learner.work, guard, stop)
+    save = Save(config, parts, stop, self._saved)
+
+    def record(step: int, draw: buffer_lib.Draw, metrics: Any) -> None:
+      with recorder.span("record", step=step):
+        recorder.step(step, metrics, draw, source)
+
+    def may_run_ahead(step: int) -> bool:
+      # Evaluations and saves must see params and buffer between two steps.
+      saves = save.is_due(step)
+      return not (
+          step >= config.train.num_steps
+          or evaluate.is_due(step)
+          or saves
+          or stop
+          or not source.is_ready(step)
+      )
+
+    behind = Behind(
+        learner,
+        source,
+        recorder,
+        parts.decisions,
+        [guard, record, TimeLimit(config, recorder, stop), evaluate, save],
+        may_run_ahead,
+        skips_nonfinite=config.train.nonfinite == "skip",
+    )
+    first = behind.done
+    publish.first(first)
+    if self._evaluate_first(first, guard, evaluate):
+      draws = Draws(config, source, recorder, publish, stop, first)
+      loop.run(draws, learner, [publish, behind])
+      behind.flush()
+    if stop.asked():
+      return self._interrupt(behind.done, save)
+    return self._finish(behind.done, stop, evaluate, save)
+
+  def _evaluate_first(
+      self, step: int, guard: Guard, evaluate: Evaluate
+  ) -> bool:
+    """Makes up for missing evaluations; returns False if interrupted."""
+    recorder = self._parts.recorder
+    # The guards of the checkpoint may not know of the newest.
+    for result in recorder.evaluations(step):
+      guard.evaluated(step, (result["step"], result))
+    if not recorder.has_result("before"):
+      if step:
+        recorder.event(
+            "evaluation_lost",
+            "eval.json lacks the evaluation before training; using that of"
+            f" step {step}",
+        )
+      # Open the queue first: searchers compile and sample meanwhile.
+      self._parts.source.open(step)
+      return evaluate.run("before", step)
+    # An earlier process may have ended before it evaluated this step.
+    if (
+        0 < step < self._config.train.num_steps
+        and evaluate.is_due(step)
+        and not recorder.has_evaluation(step)
+    ):
+      return evaluate.run("", step)
+    return True
+
+  def _interrupt(self, step: int, save: Save) -> bool:
+    self._parts.source.stop_searchers(_INTERRUPT_S)
+    save.run(step, wait=True)
+    self._parts.recorder.event("interrupted", f"saved at step {step}")
+    # The thread may be waiting for a batch of completions, or may hang.
+    self._parts.evaluations.close()
+    return False
+
+  def _finish(
+      self, step: int, stop: Stop, evaluate: Evaluate, save: Save
+  ) -> bool:
+    recorder = self._parts.recorder
+    recorder.phase("finish")
+    recorder.train_ended()
+    with recorder.span("wait_searchers"):
+      ledger = self._parts.source.finish(step, _FINISH_S)
+      evaluate.finish(step)
+    save.run(step, wait=True)
+    # A run with a raised `train.num_steps` has the result of an earlier step.
+    if not recorder.has_result("after", step):
+      if not evaluate.run("after", step):
+        recorder.event("interrupted", "during the last evaluation")
+        return False
+    recorder.finish(step, ledger, stop.reason or None)
+    return True
