@@ -24,18 +24,19 @@ Arguments, after a colon and separated by commas:
 - `seed=N`.
 
 `tba` has the settings of the paper's Figure 1 run (App. B.1 and the code's
-launch script): 7 prompts of 20 completions a step, 24 sampled, 700 steps; any
-last number counts as the answer. The other methods have the settings of the
-code that Asynchronous RLHF's authors published for GSM8K; the answer is the
-number after `####` (`task.answer_rule`). Differences: params are float32 with
-bfloat16 compute, since bfloat16 params lose most updates at these learning
-rates to rounding; the learning rate and β change every step, in the authors'
-code once a round (`train.per_round_steps`); all searchers share one random
-order of the prompts, where each of TBA's goes through its own part in the
-data's order; the ratios of `rloo` and `ppo` are to the policy that sampled,
-where that code recomputes log-probs at the start of a round; training begins
-with 500 completions, the code's target, which the authors' searchers overshoot
-to 648; the number of prompts a step with 40 samples is not published (here 3).
+launch script): 7 prompts of 20 completions a step, 24 sampled, 700 steps; the
+last number, read as their code does, counts as the answer. The other methods
+have the settings of the code that Asynchronous RLHF's authors published for
+GSM8K; the answer is the number after `####` (`task.answer_rule`). Differences:
+params are float32 with bfloat16 compute, since bfloat16 params lose most
+updates at these learning rates to rounding; the learning rate and β change
+every step, in the authors' code once a round (`train.per_round_steps`); all
+searchers share one random order of the prompts, where each of TBA's goes
+through its own part in the data's order; the ratios of `rloo` and `ppo` are to
+the policy that sampled, where that code recomputes log-probs at the start of a
+round; training begins with 500 completions, the code's target, which the
+authors' searchers overshoot to 648; the number of prompts a step with 40
+samples is not published (here 3).
 
 Reported on four A100 with 80 GB or comparable GPUs, from 40.3 % greedy pass@1
 on the 1,319 test problems:
@@ -98,7 +99,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           data="openai/gsm8k",
           made_up_prompts=4000,
           prompt_format="tba",
-          answer_rule="last_number",
+          answer_rule="tba",
           validation_prompts=0,
           split_seed=0,
       )

@@ -22,7 +22,11 @@ from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.sampling import logged as logged_lib
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
+
+# Tokens at a prompt's end that may spell "<think>" and a line break.
+_END_TOKENS = 8
 
 # Position in the prompt order, prompt id and visit.
 Prompt = tuple[int, int, int]
@@ -359,12 +363,25 @@ class Collector:
     )
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
-    """Returns the judge's requests, S by prompt; none for logged rewards."""
+    """Returns the judge's requests, S by prompt; none for logged rewards.
+
+    Thoughts that the prompt opens, and the completion does not close, show
+    their `<think>` to the judge.
+    """
     none = [[None] * self._num_completions] * len(sampled.prompts)
     return [
         [
             judges.Request(
-                self._split, request.prompt_id, text, bool(stopped), outcome
+                self._split,
+                request.prompt_id,
+                answers.with_opening(
+                    self._tokenizer.decode(
+                        request.prompt_tokens[-_END_TOKENS:]
+                    ),
+                    text,
+                ),
+                bool(stopped),
+                outcome,
             )
             for text, stopped, outcome in zip(
                 self._tokenizer.decode_completions(c), c.stopped, outcomes_S

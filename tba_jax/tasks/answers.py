@@ -9,6 +9,7 @@ and runs in time linear in its length.
 import fractions
 import math
 import re
+import unicodedata
 
 _MAX_DIGITS = 9
 _INTEGER = re.compile(r"0|[1-9][0-9]*")
@@ -39,6 +40,54 @@ def parse_integer(text: str) -> int | None:
   return int(text) if _INTEGER.fullmatch(text) else None
 
 
+_THINK = re.compile(r"<(/?)think(?:ing)?>", re.I)
+
+
+def after_thinking(completion: str) -> str:
+  """Returns what a completion answers: the text after its last `</think>`.
+
+  The first `<think>` may stand in the prompt. A completion that ends with its
+  thoughts answers with what stands before them; one whose thoughts are not
+  closed answers nothing, "".
+  """
+  if not isinstance(completion, str):
+    return completion
+  tags = [*_THINK.finditer(completion)]
+  if not tags:
+    return completion
+  if not tags[-1][1]:
+    return ""
+  after = completion[tags[-1].end() :]
+  if after.strip() or tags[0][1]:
+    return after
+  return completion[: tags[0].start()]
+
+
+def with_opening(prompt: str, completion: str) -> str:
+  """Returns a completion after the `<think>` of a prompt that ends with it.
+
+  Of a completion that closes it, the completion itself: that answers as it is.
+  """
+  tags = [*_THINK.finditer(prompt.rstrip())]
+  is_open = tags and not tags[-1][1] and tags[-1].end() == len(prompt.rstrip())
+  if not is_open or any(tag[1] for tag in _THINK.finditer(completion)):
+    return completion
+  return tags[-1][0] + completion
+
+
+# Digits of other scripts, and the separators of Arabic ones.
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_SEPARATORS = {"\u066b": ".", "\u066c": ",", "\u3002": "."}
+
+
+def with_plain_digits(text: str) -> str:
+  """Returns a text with ASCII digits: "１８", "١٨" and "१८" become "18"."""
+  return _NOT_ASCII.sub(
+      lambda m: _SEPARATORS.get(m[0]) or str(unicodedata.decimal(m[0], m[0])),
+      text,
+  )
+
+
 def number_difference(answer: float | None, right: float | None) -> str:
   """Returns how a number differs from the correct one, "" if it does not."""
   if answer is None:
@@ -56,9 +105,10 @@ def without_calculator(text: str) -> str:
 def last_number(text: str) -> float | None:
   """Returns the last number of a text, None if there is none.
 
-  As in TBA's GSM8K runs. Commas between groups of three digits belong to the
-  number; a sign after a digit, letter or bracket does not: "10-3" ends with 3,
-  "1,080." with 1080. None if it is too long or too large for a float.
+  Commas between groups of three digits belong to the number; a sign after a
+  digit, letter or bracket does not: "10-3" ends with 3, "1,080." with 1080.
+  None if it is too long or too large for a float. `tba_last_number` reads these
+  otherwise.
   """
   if not isinstance(text, str):
     return None
@@ -69,6 +119,28 @@ def last_number(text: str) -> float | None:
     return None
   value = float(last[0])
   return value if math.isfinite(value) else None
+
+
+_TBA_NUMBER = re.compile(
+    r"[+-]?\d++\.\d*|[+-]?\.\d+|[+-]?\d++e[-+]?\d+|[+-]?\d+"
+)
+
+
+def tba_last_number(text: str) -> float | None:
+  """Returns the last number as TBA's GSM8K runs read it, None if there is none.
+
+  All commas are removed and a sign always belongs to the number: "10-3" ends
+  with -3, "1,2" with 12. Infinite if it is too large.
+
+  Source: `extract_prediction` in src/gsm8k_utils.py of bbartoldson/TBA, which
+  compares in float32; we compare in float64.
+  """
+  if not isinstance(text, str):
+    return None
+  last = None
+  for last in _TBA_NUMBER.finditer(text.replace(",", "")):
+    pass
+  return None if last is None else float(last[0])
 
 
 def number_after_hashes(text: str) -> float | None:
@@ -111,6 +183,42 @@ def last_boxed(text: str) -> str | None:
 # `final_answer`: variant spellings of signs, spaces, separators, operators and
 # currencies.
 _SPELLINGS = (
+    (
+        re.compile(r"[¼-¾⅐-⅞]"),
+        lambda m: " " + unicodedata.normalize("NFKC", m[0]).replace("⁄", "/"),
+    ),
+    (re.compile(r"(?<=[0-9])['’_](?=[0-9]{3}(?![0-9]))"), ""),
+    # 1,08,000 in India; 1.234,50 and 18,5 in Europe, but (3,5) is a pair.
+    (
+        re.compile(
+            r"(?<![0-9.,])[0-9]{1,2}(?:,[0-9]{2}(?![0-9]))++,[0-9]{3}"
+            r"(?![0-9]|,[0-9])"
+        ),
+        lambda m: m[0].replace(",", ""),
+    ),
+    (
+        re.compile(
+            r"(?<![0-9.,])[0-9]{1,3}(?:\.[0-9]{3})++,[0-9]{1,2}"
+            r"(?![0-9]|[.,][0-9])"
+        ),
+        lambda m: m[0].replace(".", "").replace(",", "."),
+    ),
+    (
+        re.compile(
+            r"(?<![0-9.,(\[{])(?<![(\[{][-+])([0-9]++),([0-9]{1,2})"
+            r"(?![0-9]|[.,][0-9])"
+        ),
+        r"\1.\2",
+    ),
+    (re.compile(r"(?<=[0-9]) and a half(?![a-z])", re.I), ".5"),
+    (
+        re.compile(
+            r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|it|sf)|mbox)"
+            r" ?\{([^{}]{0,200})\}"
+        ),
+        r" \1 ",
+    ),
+    (re.compile(r"\\pm(?![A-Za-z])"), "±"),
     (re.compile(r"[−–‒－﹣]"), "-"),
     (re.compile(r"[\u00a0\u2007\u2009\u202f]|\\[ ,;:!]"), " "),
     (re.compile(r"\{,\}"), ","),
@@ -140,14 +248,35 @@ _RUN_ON = re.compile(
     r"</s>|<\|?(?:eos|im_end|eot_id|endoftext|end_of_text)\|?>"
     r"|(?<=\S)\s*?\n\s*?(?:Question|Problem|Q|Human|User)\s?:"
 )
-_ANSWER_IS = re.compile(r"answer(?:\s{0,3}(?:is|are|=)|\s{0,3}:)", re.I)
+_ANSWER_IS = re.compile(
+    r"(?:answer|antwort|réponse|respuesta|risposta|resposta)\s{0,3}"
+    r"(?:(?:is|are|ist|lautet|est|es|è|é)(?![a-zà-ÿ])|[=:])|答案(?:是|为|為|:)",
+    re.I,
+)
+_ANSWER_TAG = re.compile(
+    r"<answer>((?:(?!</?answer>).)*+)</answer>", re.I | re.S
+)
 # Right after "answer is" as a correction of what was marked before it.
 _DIRECTLY = re.compile(r"[\s:*$(]{0,9}[-+]?[$]?[.0-9]")
-# What LaTeX leaves to compute, beside the formulas of plain texts.
-_LATEX_FORMULA = re.compile(r"\^\{|\\(?:sqrt|pi)(?![a-zA-Z])")
+# What a box leaves to compute, beside the formulas of plain texts.
+_LATEX_FORMULA = re.compile(
+    r"\^\{|\\(?:sqrt|pi|theta)(?![a-zA-Z])|√|π"
+    r"|[0-9](?:[abcijknpqrtuvwxyz]| [nxyz])(?![A-Za-z])"
+)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3}(?![0-9/.]))++")
 _DIGITS = r"(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
+_FORMULA = rf"{_DIGITS}(?:[ \t]?(?:\*\*|[-+*±^xX])[ \t]?\$?{_DIGITS})++"
+# "18 = 9 * 2", which is stated before it is worked out.
+_REVERSED = re.compile(
+    rf"(?<![0-9.])({_DIGITS})[ \t]?=[ \t]?{_FORMULA}(?=[ \t*$.)]*+(?:\n|$))"
+)
+_REFUSED = re.compile(
+    r"(?:\b(?:and|but) )?\b(?:not|rather than|instead of)\s{1,3}"
+    rf"(?:\*\*)?-?\$?{_DIGITS}(?:\*\*)?",
+    re.I,
+)
+_ITEM = re.compile(r"^[ \t]*[\[(]?([0-9]{1,2})[\].)]{1,2}[ \t]+(?=\S)", re.M)
 _SIGN = r"(?:(?<![0-9A-Za-z.)])[-+])?(?:\$\s?)?(?:(?<=\$)[-+])?"
 # A sign with a space after it, which opens an answer.
 _MINUS = re.compile(r"^([\s*$(]{0,9})-\s{1,3}(?=[$.0-9])")
@@ -169,12 +298,22 @@ _SCALES = {
     "billion": 1e9,
     "trillion": 1e12,
 }
+_COARSE = (
+    "(?:year|month|week|day|hour|hr|minute|min|foot|feet|yard|pound|dollar)s?"
+)
+_FINE = (
+    "(?:month|week|day|hour|hr|minute|min|second|sec|inch|inche|ounce|cent)s?"
+)
 _VALUE = re.compile(
     # No quantity: a time or ratio, an ordinal, part of a name such as x3.
     r"(?P<other>(?<![0-9.])[0-9]{1,9}(?::[0-9]{1,9})++"
     rf"|{_DIGITS}(?:st|nd|rd|th)(?![A-Za-z])|(?<=[A-Za-z_]){_DIGITS})"
-    # Formulas left to compute: 2^10, 9*2, 10 - 3.
-    rf"|(?P<formula>{_DIGITS}(?:[ \t]?(?:\*\*|[-+*^xX])[ \t]?\$?{_DIGITS})++)"
+    # Left to compute: 2^10, 9*2, 10 - 3, 2², √2; 2k, 5 dozen; 2 hours and 30
+    # minutes.
+    rf"|(?P<formula>(?:(?<![0-9A-Za-z.)])[-+])?(?:\$ ?)?"
+    rf"(?:{_FORMULA}|{_DIGITS}[²³¹⁰⁴-⁹]|√ ?{_DIGITS}"
+    rf"|{_DIGITS}(?:(?-i:[kKMB]|bn|mn)|[ \t]?dozens?)(?![A-Za-z])"
+    rf"|{_DIGITS}[ \t]{_COARSE}(?:,? and|,)?[ \t]{_DIGITS}[ \t]{_FINE}))"
     rf"|(?P<sign>{_SIGN})"
     rf"(?:(?P<whole>[0-9]{{1,9}}) (?P<part>[0-9]{{1,9}}/[1-9][0-9]{{0,8}})"
     rf"|(?<!/)(?P<above>{_DIGITS})/(?P<below>-?{_DIGITS})"
@@ -182,12 +321,24 @@ _VALUE = re.compile(
     rf"(?:[ \t]?(?P<scale>{'|'.join(_SCALES)})(?![A-Za-z-]))?",
     re.I,
 )
-# Two numbers to choose from are no answer.
+# Two numbers to choose from are no answer, nor are two numbers together.
 _EITHER = re.compile(
     r"[0-9%](?:[ \t]{1,3}[A-Za-z]{1,20})?[ \t*]{1,3}or[ \t*]{1,3}[-$]*[0-9]"
+    r"|[0-9%][ \t*]{1,3}to[ \t*]{1,3}[-$]*[0-9]"
+    r"|[0-9%](?:[ \t]{1,3}[A-Za-z]{1,20})?,?[ \t*]{1,3}and[ \t*]{1,3}"
+    rf"[-$]*{_DIGITS}(?:[ \t]{{1,3}}[A-Za-z]{{1,20}})?[\s*$.)]*$"
 )
 # An aside, such as the sum "(9 eggs x $2)".
 _ASIDE = re.compile(r"\([^()]{1,200}\)")
+_REMARK = re.compile(
+    r"\((?:see|step|steps|not|was|were|I|we|as|after|before|because|since)\b"
+)
+# A quantity once more in other units: "12 eggs (1 dozen)".
+_RESTATED = re.compile(
+    rf"(?<![0-9.])({_DIGITS}(?: [A-Za-z]{{1,20}}){{1,2}}) "
+    r"\((?:[a-z.]{1,15},? ){0,2}[~≈]?"
+    rf"{_DIGITS}(?: [A-Za-z]{{1,20}}){{1,2}}\)"
+)
 _ONES = (
     "one two three four five six seven eight nine ten eleven twelve"
     " thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -199,31 +350,42 @@ _NUMERALS = {*_ONES, *_TENS, *_SCALES}
 def final_answer(text: str) -> float | None:
   r"""Returns the number that a person would read as the answer, else None.
 
-  In order: the number after the last `####` or in the last \boxed{}, whichever
-  comes later, unless a later "the answer is" is followed by another; after the
-  last "answer is" or "answer:"; the last number. Text after an end token or a
-  new "Question:" is ignored. Understands units, signs (-$5, ($5), −5),
-  fractions (3/4, \frac{6}{2}, 2 1/2), separators (11,050, 11{,}050, 1 234),
-  scales (2 million), full-width digits, and numbers in words where they are the
-  whole statement. An equation, "5 + 3 = 8" or "20% of 50, which is 10", counts
-  from its last "=" or "which is". None for what is no single number: formulas
-  (2^10, 9*2, \sqrt{2}), lists (3, 5), "7 or 8"; times, ordinals and names
+  In order: the number after the last `####`, in the last \boxed{} or between
+  the last <answer> and </answer>, whichever comes later, unless a later "the
+  answer is" is followed by another; after the last "answer is" or "answer:";
+  the last number. Thoughts (see `after_thinking`) and text after an end token
+  or a new "Question:" are ignored. Understands units, signs (-$5, ($5), −5),
+  fractions (3/4, \frac{6}{2}, 2 1/2, ½), separators (11,050, 11{,}050, 1 234,
+  1,08,000, 1.234,50 and 18,5), scales (2 million), digits of all scripts, and
+  numbers in words where they are the whole statement. An equation, "5 + 3 = 8"
+  or "20% of 50, which is 10", counts from its last "=" or "which is", "8 = 5 +
+  3" up to it. "Not 20 but 18" is 18, and "12 eggs (1 dozen)" 12. None for what
+  is no single number: formulas (2^10, 9*2, \sqrt{2}, a box's 5x), lists (3, 5),
+  "7 or 8", "2 hours and 30 minutes", "5 dozen" and 2k, of which nothing says
+  the unit that counts; times, ordinals, names and numbers of list items
   (15:03, 18th, x3) are skipped.
   """
   if not isinstance(text, str):
     return None
-  text = text.translate(_FULL_WIDTH)
+  text = with_plain_digits(after_thinking(text).translate(_FULL_WIDTH))
   for pattern, plain in _SPELLINGS:
     text = pattern.sub(plain, text)
   text = _RUN_ON.split(text, maxsplit=1)[0]
+  text = _without_items(_REFUSED.sub("", text))
   said = None
   for said in _ANSWER_IS.finditer(text):
     pass
   after = text[said.end() :] if said else ""
-  marked = max(text.rfind(_HASHES), _last_box(text))
+  tag = None
+  for tag in _ANSWER_TAG.finditer(text):
+    pass
+  tag_start = tag.start() if tag else -1
+  marked = max(text.rfind(_HASHES), _last_box(text), tag_start)
   if marked >= 0 and not (
       said and said.start() > marked and _DIRECTLY.match(after)
   ):
+    if marked == tag_start:
+      return _stated(tag[1].strip())
     if not text.startswith(_HASHES, marked):
       box = last_boxed(text) or ""
       return None if _LATEX_FORMULA.search(box) else _stated(box)
@@ -232,9 +394,10 @@ def final_answer(text: str) -> float | None:
     sentence = _SENTENCE_END.split(after.lstrip(), maxsplit=1)[0]
     if re.search("[0-9]", sentence) or _in_words(sentence) is not None:
       return _stated(sentence)
-  if _IN_BRACKETS.fullmatch(text):
+  if _IN_BRACKETS.fullmatch(text) or _LIST.fullmatch(text):
     return _stated(text)
-  values = _values(_without_asides(text))
+  text = _RESTATED.sub(r"\1", text)
+  values = _values(_REVERSED.sub(r"\1", _without_asides(text)))
   return values[-1] if values else _in_words(text)
 
 
@@ -249,6 +412,7 @@ def _last_box(text: str) -> int:
 
 def _stated(text: str) -> float | None:
   """Returns the number in a text that holds only the answer."""
+  text = _REVERSED.sub(r"\1", text)
   text = _WORKED_OUT.sub("=", text).rpartition("=")[2]
   text = _MINUS.sub(r"\1-", _THOUSANDS.sub("", text))
   values = _values(text)
@@ -259,11 +423,27 @@ def _stated(text: str) -> float | None:
   return -abs(values[0]) if _IN_BRACKETS.fullmatch(text) else values[0]
 
 
-def _without_asides(text: str) -> str:
-  """Removes sums in brackets that follow a number: "18 (9 eggs x $2)"."""
+def _without_items(text: str) -> str:
+  """Removes the numbers of list items, which count from 1."""
+  expected = {1}
 
   def keep(match: re.Match) -> str:
-    is_aside = "=" not in match[0] and len(_values(match[0])) > 1
+    number = int(match[1])
+    if number not in expected:
+      return match[0]
+    expected.add(number + 1)
+    return ""
+
+  return _ITEM.sub(keep, text)
+
+
+def _without_asides(text: str) -> str:
+  """Removes sums and remarks in brackets after a number: "18 (9 x $2)"."""
+
+  def keep(match: re.Match) -> str:
+    is_aside = "=" not in match[0] and (
+        len(_values(match[0])) > 1 or _REMARK.match(match[0])
+    )
     return "" if is_aside else match[0]
 
   first = re.search("[0-9]", text)
@@ -274,6 +454,8 @@ def _without_asides(text: str) -> str:
 def _in_words(text: str) -> float | None:
   """Returns a number in words, alone or with a unit: "twenty-five dollars"."""
   words = re.findall("[a-z]+", text.lower()) if len(text) < 100 else []
+  if words[:1] == ["zero"]:
+    return 0.0 if len(words) < 3 and not {*words[1:]} & _NUMERALS else None
   total = part = 0
   limit = math.inf  # The next scale has to be smaller.
   for i, word in enumerate(words):

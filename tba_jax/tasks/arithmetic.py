@@ -100,11 +100,12 @@ class Arithmetic(base.Task):
     return f"{a}{operation}{b}="
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
-    is_right = answers.parse_integer(completion) == self._result(split, index)
-    return completion if is_right else None
+    answer = answers.after_thinking(completion)
+    is_right = answers.parse_integer(answer) == self._result(split, index)
+    return answer if is_right else None
 
   def explain(self, split: str, index: int, completion: str) -> str:
-    number = answers.parse_integer(completion)
+    number = answers.parse_integer(answers.after_thinking(completion))
     right = self._result(split, index)
     if number is None:
       return "is no whole number from 0, as 7 or 19 are"

@@ -181,12 +181,14 @@ class Countdown(base.Task):
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     base.check_split(split)
     numbers = self._numbers[split][index].tolist()
-    return solution_key(numbers, self._target(split, index), completion)
+    answer = answers.after_thinking(completion)
+    return solution_key(numbers, self._target(split, index), answer)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     base.check_split(split)
     numbers = self._numbers[split][index].tolist()
-    return explain(numbers, self._target(split, index), completion)
+    answer = answers.after_thinking(completion)
+    return explain(numbers, self._target(split, index), answer)
 
   def reference_completion(
       self, split: str, index: int, rng: np.random.Generator

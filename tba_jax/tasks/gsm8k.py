@@ -26,6 +26,7 @@ FORMATS = {
 }
 ANSWER_RULES = {
     "last_number": answers.last_number,
+    "tba": answers.tba_last_number,
     "hash": answers.number_after_hashes,
     "answer": answers.final_answer,
 }
@@ -41,8 +42,9 @@ class Gsm8k(rows_task.RowsTask):
   made_up_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
   answer_rule: "answer", as a person reads it: after the last `####`, else in a
-    box, else after "answer is", else the last number; "last_number", TBA's, the
-    last number of the completion; "hash", the number after the last `####`.
+    box, else after "answer is", else the last number; "last_number", the last
+    number of the completion; "tba", the same as TBA's runs read it, without all
+    commas and with each sign; "hash", the number after the last `####`.
   validation_prompts: training problems held out to select checkpoints.
   split_seed: seed of that choice and of generated problems.
   """
@@ -101,9 +103,11 @@ class Gsm8k(rows_task.RowsTask):
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     right = answers.last_number(self.example(split, index).answer)
-    is_right = self._read_answer(completion) == right
+    said = self._read_answer(answers.after_thinking(completion))
+    is_right = said == right
     return base.judgement_of(float(is_right), is_right, completion)
 
   def explain(self, split: str, index: int, completion: str) -> str:
     right = answers.last_number(self.example(split, index).answer)
-    return answers.number_difference(self._read_answer(completion), right)
+    said = self._read_answer(answers.after_thinking(completion))
+    return answers.number_difference(said, right)

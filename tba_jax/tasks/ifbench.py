@@ -18,6 +18,7 @@ import pathlib
 from typing import Any, ClassVar
 from unittest import mock
 
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
@@ -118,12 +119,13 @@ class IfBench(rows_task.RowsTask):
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     fields = self.example(split, index).fields
     parts, strict, loose = {}, [], []
+    answer = answers.after_thinking(completion)
     for name, kwargs in zip(fields["instruction_id_list"], fields["kwargs"]):
       if not self._has_check(name, kwargs):
         continue
       try:
         checked, _ = self._check(
-            completion, [name], [kwargs], fields["prompt"], self._checkers
+            answer, [name], [kwargs], fields["prompt"], self._checkers
         )
       except IndexError:  # A checker that cannot read the text.
         checked = []

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
 
 # Prompts of held-out topics with instructions of held-out kinds.
@@ -365,9 +366,9 @@ class Prompt:
 def follows(instruction: Instruction, completion: str) -> bool:
   """Tells whether a completion follows an instruction; not if it has no letter.
 
-  Line breaks and spaces around a completion do not count.
+  Thoughts, and line breaks and spaces around an answer, do not count.
   """
-  text = completion.strip()
+  text = answers.after_thinking(completion).strip()
   if _LETTER.search(text) is None:
     return False
   return KINDS[instruction.kind].holds(text, instruction.value)

@@ -11,6 +11,9 @@ row) that returns a number; the prompt is a text or messages, as in
     "my_rewards.py:polite"                  a function in a file
     "my_package.rewards:polite"             a function in a module
     "exact, my_rewards.py:short * 0.1"      several, weighted
+
+Those of `REWARDS` read what follows a completion's thoughts (see
+`answers.after_thinking`); a user's function gets the whole completion.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -310,7 +313,8 @@ class Part:
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if completion and answer agree up to outer white space."""
   del prompt
-  return float(completion.strip() == str(row["answer"]).strip())
+  said = answers.after_thinking(completion).strip()
+  return float(said == str(row["answer"]).strip())
 
 
 def answer(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -324,14 +328,15 @@ def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if the last numbers of completion and answer are equal."""
   del prompt
   right = answers.last_number(str(row["answer"]))
-  return float(right is not None and answers.last_number(completion) == right)
+  said = answers.last_number(answers.after_thinking(completion))
+  return float(right is not None and said == right)
 
 
 def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
   """Returns 1 if the completion contains the answer."""
   del prompt
   right = str(row["answer"]).strip()
-  return float(bool(right) and right in completion)
+  return float(bool(right) and right in answers.after_thinking(completion))
 
 
 REWARDS: Mapping[str, RewardFn] = {
@@ -347,7 +352,8 @@ _REASONS: Mapping[RewardFn, Callable[[str, str], str]] = {
         answers.final_answer(answer_text), answers.final_answer(right)
     ),
     number: lambda answer_text, right: answers.number_difference(
-        answers.last_number(answer_text), answers.last_number(right)
+        answers.last_number(answers.after_thinking(answer_text)),
+        answers.last_number(right),
     ),
     contains: lambda answer_text, right: f'is without "{right.strip()}"',
 }

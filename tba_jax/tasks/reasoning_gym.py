@@ -13,6 +13,7 @@ import json
 import types
 from typing import Any, ClassVar
 
+from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
@@ -122,9 +123,9 @@ class ReasoningGym(rows_task.RowsTask):
     )
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
-    answer = completion.strip()
+    answer = answers.after_thinking(completion).strip()
     if self._tags:
-      answer = _package("reasoning_gym.utils").extract_answer(completion)
+      answer = _package("reasoning_gym.utils").extract_answer(answer)
     score = 0.0
     if answer:
       try:

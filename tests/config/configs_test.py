@@ -106,7 +106,7 @@ _GSM8K = {
     "replay_filter.evict": "oldest",
     "replay.warm_start_completions": 500,
     "task.prompt_format": "tba",
-    "task.answer_rule": "last_number",
+    "task.answer_rule": "tba",
     "evaluate.greedy": True,
     "evaluate.final_prompts": 1319,
 }

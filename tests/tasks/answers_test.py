@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of numbers and boxes in texts, adversarial texts among them."""
 
+import json
+import pathlib
 import time
 
 from absl.testing import absltest
@@ -9,6 +11,9 @@ from absl.testing import parameterized
 import pytest
 
 from tba_jax.tasks import answers
+
+# Written by hand for these tests.
+_DATA = pathlib.Path(__file__).parent / "answers_read.jsonl"
 
 
 class ParseIntegerTest(parameterized.TestCase):
@@ -125,7 +130,7 @@ _READ = (
     # The last number.
     ("She has 5 and he has 7.", 7.0),
     ("9 x 2 = 18", 18.0),
-    ("18 = 6 x 3", None),
+    ("18 = 6 x 3", 18.0),
     ("", None),
     ("I do not know.", None),
     # Text that follows the answer.
@@ -245,6 +250,62 @@ class FinalAnswerTest(parameterized.TestCase):
   def test_final_answer_is_what_a_person_reads(self, text, value):
     self.assertEqual(answers.final_answer(text), value)
 
+  def test_final_answer_of_the_file_is_what_a_person_reads(self):
+    cases = [json.loads(line) for line in _DATA.read_text("utf-8").splitlines()]
+    cases = [case for case in cases if "completion" in case]
+    self.assertGreater(len(cases), 100)
+    for case in cases:
+      with self.subTest(**case):
+        read = answers.final_answer(case["completion"])
+        self.assertEqual(read, case["number"])
+
+
+class ThinkingTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("18", "18"),
+      ("<think>20</think>18", "18"),
+      ("20</think>18", "18"),
+      ("<think>a</think>b<think>20</think>18", "18"),
+      ("<thinking>20</thinking>18", "18"),
+      ("18 <think>20</think>", "18 "),
+      ("<think>20", ""),
+      ("18 <think>20", ""),
+      ("<think>a</think>18<think>20", ""),
+      ("", ""),
+  )
+  def test_answer_follows_thoughts(self, completion, answer):
+    self.assertEqual(answers.after_thinking(completion), answer)
+
+  @parameterized.parameters(
+      ("<think>\n", "20", "<think>20"),
+      ("2+2?<think>", "20</think>18", "20</think>18"),
+      ("<think>\n\n</think>\n\n", "18", "18"),
+      ("What is <think>?", "18", "18"),
+      ("2+2?", "18", "18"),
+  )
+  def test_prompt_may_open_thoughts(self, prompt, completion, judged):
+    self.assertEqual(answers.with_opening(prompt, completion), judged)
+
+
+class TbaNumberTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("#### 1,080", 1080.0),
+      ("10-3", -3.0),
+      ("1,2", 12.0),
+      ("1, 2", 2.0),
+      ("(5)+2", 2.0),
+      ("5.", 5.0),
+      ("-.5", -0.5),
+      ("2e3", 2000.0),
+      ("2E3", 3.0),
+      ("none", None),
+      (None, None),
+  )
+  def test_tba_reads_all_signs_and_no_comma(self, text, value):
+    self.assertEqual(answers.tba_last_number(text), value)
+
 
 class LastBoxedTest(parameterized.TestCase):
 
@@ -277,7 +338,9 @@ class LinearTimeTest(parameterized.TestCase):
       "1", "1,", "-", ".", "1.", "1e", "#", "#### ", "1 ", "1 111 ", "\n",
       "Question:", "\n ", "answer is ", "1/", r"\frac{", r"\boxed{", r"\boxed",
       "$", "( $", "1 1/", "{,}", "1:", "1^", "1 x ", "1 million ", "a1",
-      "1 or ", "(1 2)", "(", "two ", "１", "1t", r"\boxed{1}",
+      "1 or ", "(1 2)", "(", "two ", "１", "1t", r"\boxed{1}", "1 = ", "1,1",
+      "<answer>", "<think>", "1. ", "\n1. ", "not 1 ",
+      "1 a (1 a) ", r"\text{", "½",
   )  # fmt: skip
   @pytest.mark.slow
   def test_time_is_linear_in_the_length(self, piece):
@@ -285,7 +348,9 @@ class LinearTimeTest(parameterized.TestCase):
     started = time.monotonic()
     for read in (
         answers.last_number,
+        answers.tba_last_number,
         answers.number_after_hashes,
+        answers.after_thinking,
         answers.final_answer,
         answers.last_boxed,
     ):

@@ -76,6 +76,9 @@ class Gsm8kTest(parameterized.TestCase):
       ("last_number", "#### 3 or 2.0", 1.0),
       ("last_number", "2 or 3", 0.0),
       ("last_number", "", 0.0),
+      ("last_number", "4-2", 1.0),
+      ("tba", "4-2", 0.0),
+      ("tba", "0, so 0,2.", 1.0),
       ("last_number", "-2", 0.0),
       ("hash", "It is 2", 0.0),
       ("answer", "So.\n#### 2 apples\n\nQuestion: 3", 1.0),
@@ -199,6 +202,8 @@ class RealDataTest(absltest.TestCase):
         # Written by hand, once more: what follows the marks.
         right = float(answer.rpartition("#### ")[2].replace(",", ""))
         self.assertEqual(answers.last_number(answer), right)
+        self.assertEqual(answers.tba_last_number(answer), right)
+        self.assertEqual(answers.final_answer(answer), right)
         self.assertEqual(task.reward(split, i, solution), 1.0)
         self.assertEqual(answers.number_after_hashes(solution), right)
         wrong = f"{solution}0"

@@ -3,17 +3,14 @@
 """Tests of MATH: formats, answers, splits, rows left out, made-up problems."""
 
 import json
-import os
 import pathlib
 import shutil
-import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
 from tba_jax.tasks import build
-from tba_jax.tasks import math
 from tests.support import fakes
 
 # Written by hand for these tests, in the fields of the published files.
@@ -219,76 +216,6 @@ class MathTest(parameterized.TestCase):
     texts = [task.prompt("train", i) for i in range(320)]
     share = sum("frac" in text for text in texts) / len(texts)
     self.assertBetween(share, 0.03, 0.2)
-
-
-class EqualTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      ("5", "5"),
-      ("5", "$5$"),
-      ("5", "5."),
-      ("5", "5.0"),
-      ("05", "+5"),
-      (".5", "0.5"),
-      (r"\text{Evelyn}", "Evelyn"),
-      (r"\text{ even}", "even"),
-      (r"11,\! 111", "11111"),
-      ("1,080", "1080"),
-      (r"\$18.90", "18.90"),
-      (r"30^\circ", "30"),
-      (r"30^{\circ}", "30"),
-      (r"50\%", "50"),
-      (r"\left( 1, 2 \right)", "(1,2)"),
-      (r"\dfrac{1}{2}", r"\frac{1}{2}"),
-      # Answers that only math-verify knows.
-      (r"\frac{1}{2}", "0.5"),
-      (r"\frac{3}{4}", r"\frac{6}{8}"),
-      ("x+1", "1+x"),
-      (r"\sqrt{12}", r"2\sqrt{3}"),
-      ("1,2", "2,1"),
-      ("100, 200", "200, 100"),
-      ("100, 200", "100,200"),
-      ("1,080", r"1,\!080."),
-      ("2^{10}", "1024"),
-  )
-  def test_accepts_the_same_answer(self, reference, answer):
-    self.assertTrue(math.equal(reference, answer))
-
-  @parameterized.parameters(
-      ("5", "6"),
-      ("5", "-5"),
-      ("12", "1 2"),
-      ("1080", "1, 080"),
-      ("100, 200", "100200"),
-      ("5", ""),
-      ("5", "$"),
-      ("", ""),
-      (r"\text{}", ""),
-      ("(1,2)", "(2,1)"),
-      ("[1,2)", "[1,2]"),
-      ("x+1", "x-1"),
-      ("x^2", "x**2"),
-      ("Evelyn", "Angela"),
-      ("5", "}{"),
-      ("5", r"\frac{"),
-      ("5", "\0"),
-      (r"\frac{1}{2}", r"\frac{1}{0}"),
-  )
-  def test_refuses_another_answer(self, reference, answer):
-    self.assertFalse(math.equal(reference, answer))
-
-  def test_no_text_is_run_as_python(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "made"
-      code = f"__import__('os').mkdir('{path}')"
-      for text in (code, rf"\text{{{code}}}", f"${code}$", f"\\{code}"):
-        self.assertFalse(math.equal("5", text))
-      self.assertEqual(os.listdir(folder), [])
-
-  def test_long_answers_are_compared_as_texts(self):
-    long = "1+" * math.MAX_CHARS + "1"
-    self.assertTrue(math.equal(long, f" {long} "))
-    self.assertFalse(math.equal(str(math.MAX_CHARS + 1), long))
 
 
 if __name__ == "__main__":
