@@ -85,15 +85,19 @@ def check_pairs(config: ml_collections.ConfigDict) -> None:
     else:
       first = itertools.islice(rows.read_rows(key, source), _FIRST_ROWS)
       fields = [row.fields for row in first if row.fields is not None]
-      pairs = [
-          texts
-          for texts in map(task.pair_texts, fields)
-          if all(isinstance(text, str) and text.strip() for text in texts)
-      ]
+      pairs, why = [], ""
+      for row in fields:
+        try:
+          texts = task.pair_texts(row)
+        except rows.UnusableError as error:
+          why = why or f"{error}; "
+          continue
+        if all(isinstance(text, str) and text.strip() for text in texts):
+          pairs.append(texts)
       if not pairs:
         raise ValueError(
-            f"{key}={source!r}: no pair is among its first rows; allowed rows"
-            " with the texts prompt or query, chosen and rejected"
+            f"{key}={source!r}: no pair is among its first rows; {why}allowed"
+            " rows with the texts prompt or query, chosen and rejected"
             " (task.name='chat' takes messages too), these have"
             f" {sorted(set().union(*fields))}"
         )

@@ -318,7 +318,10 @@ def _parse_pair(
   """Returns the pair of a row, or a reason of `rows.REASONS`."""
   if row.fields is None:
     return "malformed"
-  prompt, *texts = task.pair_texts(row.fields)
+  try:
+    prompt, *texts = task.pair_texts(row.fields)
+  except rows_lib.UnusableError as error:
+    return error.reason
   has_text = isinstance(prompt, str) and prompt.strip()
   if not has_text and not base.are_messages(prompt):
     return "no_prompt"

@@ -21,6 +21,7 @@ _UNSIGNED = (
 )
 _NUMBER = re.compile(rf"(?<![0-9A-Za-z.)])[-+]?{_UNSIGNED}|{_UNSIGNED}")
 _MAX_NUMBER_CHARS = 40
+_MAX_EXACT_DIGITS = 15  # of integers that are floats
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _HASHES = "####"
@@ -94,7 +95,10 @@ def number_difference(answer: float | None, right: float | None) -> str:
     return "no number found"
   if answer == right:
     return ""
-  return f"read {answer:.12g}, wanted {right:.12g}"
+  shown = (
+      str(x) if isinstance(x, int) else f"{x:.12g}" for x in (answer, right)
+  )
+  return "read {}, wanted {}".format(*shown)
 
 
 def without_calculator(text: str) -> str:
@@ -117,7 +121,15 @@ def last_number(text: str) -> float | None:
     pass
   if last is None or len(last[0]) > _MAX_NUMBER_CHARS:
     return None
-  value = float(last[0])
+  return _number(last[0])
+
+
+def _number(text: str) -> float | None:
+  """Returns a number exactly: an integer that no float may be is an int."""
+  digits = text.lstrip("+-")
+  if digits.isdigit() and len(digits) > _MAX_EXACT_DIGITS:
+    return int(text)
+  value = float(text)
   return value if math.isfinite(value) else None
 
 
@@ -494,7 +506,9 @@ def _value(match: re.Match) -> float | None:
     below = float(match["below"])
     value = float(match["above"]) / below if below else math.nan
   else:
-    value = float(match["plain"])
+    value = _number(match["plain"])
+  if value is None:
+    return None
   if match["scale"]:
     value *= _SCALES[match["scale"].lower()]
   if not math.isfinite(value):

@@ -69,8 +69,8 @@ class Chat(made_up.GoldReward):
     }
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
-    messages = fields.get("messages")
-    if not base.are_messages(messages) or len(messages) < 2:
+    messages = rows.messages_of("messages", fields.get("messages"))
+    if messages is None or len(messages) < 2:
       return "no_prompt"
     *before, last = messages
     if last["role"] != "assistant" or not last["content"].strip():

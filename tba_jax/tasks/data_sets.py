@@ -4,7 +4,7 @@
 
 The package finds the subsets (configurations), splits and files of a data set,
 from the `configs:` of its README.md or from file names, and reads all formats
-but JSON lines and Parquet, which `tasks/rows.py` reads. Folders and the hub's
+but JSON and Parquet, which `tasks/rows.py` reads. Folders and the hub's
 cache are read in place; other data sets of the hub are downloaded and kept in
 the package's own cache.
 """
@@ -24,9 +24,9 @@ from typing import Any
 from tba_jax.models import hf_hub
 
 ALL = "*"  # names all subsets
-# Files of JSON lines and Parquet, or rows.
+# Files of JSON and Parquet, or rows.
 Content = Sequence[pathlib.Path] | Iterable[Mapping[str, Any]]
-_FILES = (".jsonl", ".jsonl.gz", ".parquet")
+_FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 # Options of a subset, in a README.md, of which only the package knows.
 _OPTIONS = ("columns", "filters", "field", "features")
 _SHARD = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})(.*)")
@@ -82,7 +82,7 @@ def read_file(path: pathlib.Path) -> Iterable[Mapping[str, Any]]:
   Raises ValueError if the package is missing or cannot read it.
   """
   builder = _local_builder(
-      str(path.parent), None, path.name, data_files=path.name
+      str(path.absolute().parent), None, path.name, data_files=path.name
   )
   return _streamed(builder, "train")
 

@@ -99,14 +99,29 @@ def by_prompt_id(
 
   A prompt of the log is the text or the messages that the task has, or its
   tokens decoded, as in `samples.jsonl`. Others are left out.
+
+  Raises:
+    ValueError: prompts of the task have one text, to which the log has rewards:
+      they may be of the other.
   """
   out = {}
+  first: dict[str, int] = {}
   for prompt_id in range(task.num_prompts(base.TRAIN)):
     prompt = task.prompt(base.TRAIN, prompt_id)
     text = base.plain_text(prompt)
     if text not in completions:
       text = tokenizer.decode(tokenizer.encode_prompt(prompt))
     if text in completions:
+      other = first.setdefault(text, prompt_id)
+      if other != prompt_id and any(
+          c.reward is not None for c in completions[text]
+      ):
+        raise ValueError(
+            f"config.logged: training prompts {other} and {prompt_id} have one"
+            f" text, {text[:80]!r}, and the log has rewards of it, which may be"
+            " of either; allowed prompts that differ, or, to sample from a log,"
+            " config.logged.reward_field='', where the task judges"
+        )
       out[prompt_id] = completions[text]
   return out
 

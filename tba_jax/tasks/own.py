@@ -40,9 +40,7 @@ RewardFn = Callable[[base.Prompt, str, Mapping[str, Any]], float]
 ReasonFn = Callable[[base.Prompt, str, Mapping[str, Any]], str | None]
 
 ANSWER_KINDS = ("none", "text", "number")
-_FIELD = re.compile(r"\{(\w+)\}")
-# Opening of a JSON list of messages.
-_MESSAGES = re.compile(r'\s*\[\s*\{\s*"')
+_FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class Own(rows_task.RowsTask):
@@ -151,9 +149,18 @@ class Own(rows_task.RowsTask):
         return "no_prompt"
     elif not prompt.strip():
       return "no_prompt"
-    answer = _text(fields.get(self._fields["answer"]))
-    answer = (said or "") if answer is None else answer
-    kind = self._fields["answer_kind"]
+    name, kind = self._fields["answer"], self._fields["answer_kind"]
+    answer = said or ""
+    try:
+      text = rows.as_text(name, rows.value_at(fields, name))
+      answer = answer if text is None else text
+    except rows.UnusableError as error:
+      if kind != "none":
+        raise rows.UnusableError(
+            error.reason,
+            f"{error}; config.task.answer={name!r} may name another, and with"
+            " config.task.answer_kind='none' a reward reads the row alone",
+        ) from error
     if kind == "none":
       return prompt, answer
     if not answer.strip() or self._target(fields, answer) is None:
@@ -218,7 +225,7 @@ class Own(rows_task.RowsTask):
 
 def _parse_template(text: str) -> base.Prompt:
   """Returns `config.task.prompt` as a text, or as the messages it lists."""
-  if not _MESSAGES.match(text):
+  if not rows.MESSAGES.match(text):
     return text
   try:
     messages = json.loads(text)
@@ -241,9 +248,11 @@ def _filled_prompt(
   """Fills in a prompt's fields; returns "" if one is missing."""
   if isinstance(template, str):
     field = _FIELD.fullmatch(template)
-    value = fields.get(field[1]) if field else None
-    if isinstance(value, list):
-      return value if base.are_messages(value) else ""
+    if field:
+      value = rows.value_at(fields, field[1])
+      messages = rows.messages_of(field[1], value)
+      if messages is not None:
+        return messages
     return _filled(template, fields) or ""
   contents = [_filled(m["content"], fields) for m in template]
   if None in contents:
@@ -256,23 +265,13 @@ def _filled_prompt(
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
   """Fills in a template's fields; returns None if one is missing."""
-  texts = {name: _text(fields.get(name)) for name in _FIELD.findall(template)}
+  texts = {
+      name: rows.as_text(name, rows.value_at(fields, name))
+      for name in _FIELD.findall(template)
+  }
   if None in texts.values():
     return None
   return _FIELD.sub(lambda match: texts[match[1]], template)
-
-
-def _text(value: Any) -> str | None:
-  """Returns a field's value as a text; None if it is null or NaN.
-
-  Where a column of integers has gaps, pandas writes 12.0, and NaN.
-  """
-  if isinstance(value, float):
-    if math.isnan(value):
-      return None
-    if value.is_integer():
-      return str(int(value))
-  return None if value is None else str(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,7 +404,8 @@ def make_command(key: str, command: str) -> RewardFn:
 
   def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
     question = {"prompt": prompt, "completion": completion, "row": row}
-    return _run(words, json.dumps(question, default=str))
+    # What is no JSON is no text: bytes, pictures.
+    return _run(words, json.dumps(question, default=lambda value: None))
 
   return verify
 

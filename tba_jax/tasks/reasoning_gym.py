@@ -117,6 +117,9 @@ class ReasoningGym(rows_task.RowsTask):
     # Some data sets know how to score, but no solution.
     return prompt, fields["answer"] or ""
 
+  def _what_differs(self, fields: Mapping[str, Any]) -> Any:
+    return None  # The rest numbers the problems.
+
   def completion_of(self, example: rows_task.Example) -> str:
     return (
         f"<answer>{example.answer}</answer>" if self._tags else example.answer

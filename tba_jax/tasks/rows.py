@@ -6,8 +6,9 @@ A source is a file, a folder or a data set of the Hugging Face hub, with a split
 in brackets if it has several ("train" where none is named):
 
     data/train.jsonl             JSON objects, one per line; also .jsonl.gz
+    data/train.json              an array of objects; also .json.gz
     data/train.parquet           a Parquet file
-    data/train.csv               also .tsv, .arrow, and .json, an array
+    data/train.csv               also .tsv and .arrow
     data/mine[train]             a folder with train.jsonl, train.parquet, …
     data/mine/hard[train]        a subset (configuration) that its README names
     data/saved[train]            what `save_to_disk` of `datasets` wrote
@@ -16,14 +17,19 @@ in brackets if it has several ("train" where none is named):
     org/name/*[train]            all subsets, also of a folder
 """
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import dataclasses
+import datetime
+import decimal
 import gzip
 import json
+import math
 import pathlib
 import re
 from typing import Any
+import uuid
 import zlib
 
 from tba_jax.system import jsonl
@@ -38,7 +44,9 @@ REASONS = {
     "no_number": "has an answer without a number",
     "no_check": "has no instruction that can be checked",
     "no_box": "has a solution without a boxed answer",
-    "duplicate": "repeats the prompt of another row",
+    "no_text": "has no text or number where one belongs",
+    "messages": "has a conversation that cannot be read",
+    "duplicate": "repeats another row",
     "in_test": "has a prompt of the test split",
     "in_validation": "has a prompt of the validation split",
     "equal": "has two equal completions",
@@ -69,6 +77,157 @@ class Row:
 
   place: str
   fields: dict[str, Any] | None
+
+
+class UnusableError(ValueError):
+  """A row cannot be used: a key of `REASONS`, and what is wrong in words."""
+
+  def __init__(self, reason: str, message: str):
+    super().__init__(message)
+    self.reason = reason
+
+
+def plain(value: Any) -> Any:
+  """Returns a value of any kind of file as JSON types.
+
+  Bytes are UTF-8 texts, as Spark and others write them; decimals become an
+  integer or a float where that is the same number, else a text, and dates and
+  times texts of ISO 8601. Bytes of another kind, and objects such as pictures,
+  stay as they are: they may be in columns that nothing reads.
+  """
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
+  if isinstance(value, (bytes, bytearray)):
+    try:
+      return bytes(value).decode()
+    except UnicodeDecodeError:
+      return bytes(value)
+  if isinstance(value, decimal.Decimal):
+    return _number_of(value)
+  if isinstance(value, (datetime.date, datetime.time)):
+    return value.isoformat()
+  if isinstance(value, (datetime.timedelta, uuid.UUID)):
+    return str(value)
+  if isinstance(value, Mapping):
+    return {str(name): plain(one) for name, one in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [plain(one) for one in value]
+  # Arrays and numbers of NumPy.
+  return plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _number_of(value: decimal.Decimal) -> int | float | str:
+  if not value.is_finite():
+    return float(value)
+  if value == value.to_integral_value():
+    return int(value)
+  near = float(value)
+  return near if decimal.Decimal(repr(near)) == value else format(value, "f")
+
+
+def as_text(field: str, value: Any) -> str | None:
+  """Returns a field's value as a text; None if it is null or NaN.
+
+  A whole float is written as an integer: where a column of integers has gaps,
+  pandas writes 12.0, and NaN.
+
+  Raises:
+    UnusableError: it is neither a text nor a number.
+  """
+  if value is None or isinstance(value, float) and math.isnan(value):
+    return None
+  if isinstance(value, float) and value.is_integer():
+    # int() would add digits above 2**53.
+    whole = decimal.Decimal(repr(value)).to_integral_value()
+    return format(whole + 0, "f")  # -0.0 is 0.
+  if isinstance(value, (str, int, float)):
+    return str(value)
+  kinds = {list: "a list", dict: "an object", bytes: "bytes, not UTF-8 text"}
+  kind = kinds.get(type(value), type(value).__name__)
+  inside = ""
+  if isinstance(value, dict) and value:
+    inside = f", or a field of the object, such as {field}.{next(iter(value))}"
+  raise UnusableError(
+      "no_text", f"field {field!r} is {kind}: allowed a text or number{inside}"
+  )
+
+
+_READ_ROLES = {
+    **{role: role for role in base.ROLES},
+    "developer": "system",
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+}
+# Opening of a JSON list of messages.
+MESSAGES = re.compile(r'\s*\[\s*\{\s*"')
+
+
+def messages_of(field: str, value: Any) -> list[dict[str, Any]] | None:
+  """Returns the messages of a field, None if it has no conversation.
+
+  Read are also the forms of ShareGPT (`from`, `value`), content in parts of
+  text, the role developer, as system, and all of these as a JSON text.
+
+  Raises:
+    UnusableError: it has other roles, calls of tools, or what is no text.
+  """
+  if isinstance(value, str) and MESSAGES.match(value):
+    try:
+      value = json.loads(value)
+    except (ValueError, RecursionError):
+      return None
+  is_list = isinstance(value, list) and value
+  if not is_list or not all(isinstance(one, dict) for one in value):
+    return None
+  if not any("role" in one or "from" in one for one in value):
+    return None
+  return [
+      _message(f"field {field!r}, message {number}", one)
+      for number, one in enumerate(value, 1)
+  ]
+
+
+def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+  names = ("role", "content") if "role" in message else ("from", "value")
+  role, content = (message.get(name) for name in names)
+  refuse = lambda what: UnusableError("messages", f"{where} {what}")
+  if not isinstance(role, str) or role not in _READ_ROLES:
+    raise refuse(
+        f"has {names[0]} {role!r}: allowed {', '.join(base.ROLES)}; turns of"
+        " tools need a task of environments"
+    )
+  if message.get("tool_calls") or message.get("function_call"):
+    raise refuse(
+        "calls a tool: allowed text alone; turns of tools need a task of"
+        " environments"
+    )
+  parts = content if isinstance(content, list) else [content]
+  texts = []
+  for part in parts:
+    if isinstance(part, dict) and part.get("type", "text") == "text":
+      part = part.get("text")
+    if not isinstance(part, str):
+      kind = part.get("type") if isinstance(part, dict) else part
+      raise refuse(f"has a {names[1]} of {kind!r:.40}: allowed text")
+    texts.append(part)
+  left_out = (*names, "tool_calls", "function_call")
+  more = {
+      name: value
+      for name, value in message.items()
+      if name not in left_out and value is not None
+  }
+  return {"role": _READ_ROLES[role], "content": "".join(texts), **more}
+
+
+def value_at(fields: Mapping[str, Any], name: str) -> Any:
+  """Returns a field's value, None if there is none; a.b is b of object a."""
+  value: Any = fields
+  if name in fields:
+    return fields[name]
+  for part in name.split("."):
+    value = value.get(part) if isinstance(value, Mapping) else None
+  return value
 
 
 def text_of(fields: Mapping[str, Any], name: str) -> str | None:
@@ -156,7 +315,7 @@ def write_report(
 
 
 _SOURCE = re.compile(r"(?P<path>.*?)(\[(?P<split>[\w.-]+)\])?", re.S)
-_OF_DATASETS = (".csv", ".tsv", ".json", ".arrow")
+_OF_DATASETS = (".csv", ".tsv", ".arrow")
 
 
 def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
@@ -218,15 +377,16 @@ def _numbered(
 ) -> Iterator[Row]:
   with _naming(label):
     for number, fields in enumerate(records, 1):
-      yield Row(f"{label}:{number}", dict(fields))
+      yield Row(f"{label}:{number}", plain(fields))
 
 
 def _read_file(file: pathlib.Path, folder: pathlib.Path) -> Iterator[Row]:
   """Yields the rows of a file, whose name is shown below `folder`."""
-  read = _read_parquet if file.suffix == ".parquet" else _read_jsonl
+  kind = pathlib.Path(file.name.removesuffix(".gz")).suffix
+  read = {".parquet": _read_parquet, ".json": _read_json}.get(kind, _read_jsonl)
   with _naming(file):
     for number, fields in read(file):
-      yield Row(f"{file.relative_to(folder)}:{number}", fields)
+      yield Row(f"{file.relative_to(folder)}:{number}", plain(fields))
 
 
 def _read_jsonl(
@@ -234,19 +394,49 @@ def _read_jsonl(
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
   with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as f:
     for number, line in enumerate(f, 1):
+      if number == 1 and line.startswith(
+          (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+      ):
+        raise ValueError("it is UTF-16; allowed UTF-8")
       if line.strip():
         yield number, _parsed(line)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
   try:
-    row = json.loads(line)
-    # An escape may be half a surrogate pair, which no tokenizer accepts.
-    if b"\\u" in line:
-      json.dumps(row, ensure_ascii=False).encode()
+    return _whole(json.loads(line), line)
   except (ValueError, RecursionError):
     return None
-  return row if isinstance(row, dict) else None
+
+
+def _whole(row: Any, source: bytes) -> dict[str, Any] | None:
+  """Returns a row, None if it is no object of texts that can be encoded."""
+  if not isinstance(row, dict):
+    return None
+  try:
+    # An escape may be half a surrogate pair, which no tokenizer accepts.
+    if b"\\u" in source:
+      json.dumps(row, ensure_ascii=False).encode()
+  except ValueError:
+    return None
+  return row
+
+
+def _read_json(
+    file: pathlib.Path,
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+  """Yields the objects of an array, or of lines.
+
+  The reader of `datasets` turns mixed columns into JSON texts, texts of dates
+  into times, and integers of 64 bits into floats.
+  """
+  with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as f:
+    content = f.read()
+  if not content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+    yield from _read_jsonl(file)
+    return
+  for number, row in enumerate(json.loads(content), 1):
+    yield number, _whole(row, content)
 
 
 def _read_parquet(file: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -267,15 +457,7 @@ def _read_tfds(path: pathlib.Path, split: str) -> Iterator[Row]:
         f"allowed a split in brackets, one of {sorted(builder.info.splits)}"
     )
   for number, row in enumerate(builder.as_data_source(split=split), 1):
-    fields = {name: _plain(value) for name, value in row.items()}
-    yield Row(f"{builder.info.name}[{split}]:{number}", fields)
-
-
-def _plain(value: Any) -> Any:
-  """Decodes bytes; converts arrays to numbers and lists."""
-  if isinstance(value, bytes):
-    return value.decode("utf-8", errors="replace")
-  return value.tolist() if hasattr(value, "tolist") else value
+    yield Row(f"{builder.info.name}[{split}]:{number}", plain(row))
 
 
 def folder_sources(

@@ -5,6 +5,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import hashlib
+import json
 import re
 from typing import Any, ClassVar
 
@@ -13,7 +15,7 @@ import numpy as np
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
-OVERLAPS = ("error", "leave_out")
+OVERLAPS = ("error", "leave_out", "keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +43,9 @@ class RowsTask(base.Task):
   Subclasses make prompts from rows (`_make`) and give rewards.
 
   overlap: rule for training prompts that are in another split too, and for
-    pairs of a reward model that are in both splits: "error", or "leave_out",
-    which counts them.
+    pairs of a reward model that are in both splits: "error"; "leave_out", which
+    counts them; or "keep", for rows that have a prompt in common and are
+    different problems, by what their rewards check.
   """
 
   # Words with the space before them, and single digits, so that a small model
@@ -67,8 +70,8 @@ class RowsTask(base.Task):
       sources: rows by split.
       validation_prompts: training prompts to move to "validation".
       split_seed: seed of their choice.
-      overlap: rule for training prompts that are in the test split: "error", or
-        "leave_out".
+      overlap: rule for training prompts that are in the test split, one of
+        `OVERLAPS`.
 
     Raises:
       ValueError: a setting is wrong, a source cannot be read or has no usable
@@ -78,18 +81,29 @@ class RowsTask(base.Task):
     base.check_choice("overlap", overlap, OVERLAPS)
     self.report = rows.DataReport()
     self._splits: dict[str, list[Example]] = {}
+    # What is wrong with the first row of each split that takes words.
+    self._wrong: dict[str, str] = {}
     field_names: set[str] = set()
     for split, source in sources.items():
       self._splits[split] = self._read(split, source, field_names)
       if not self._splits[split]:
         raise ValueError(self._why_empty(split, source, field_names))
-    self._check_overlap(sources, overlap)
+    if overlap != "keep":
+      self._check_overlap(sources, overlap)
     if validation_prompts:
-      self._cut_validation(validation_prompts, split_seed)
+      self._cut_validation(validation_prompts, split_seed, overlap)
 
   def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
-    """Returns a row's (prompt, answer), or a key of `rows.REASONS`."""
+    """Returns a row's (prompt, answer), or a key of `rows.REASONS`.
+
+    Raises `rows.UnusableError` for a row that cannot be used for a reason that
+    takes words.
+    """
     raise NotImplementedError
+
+  def _what_differs(self, fields: Mapping[str, Any]) -> Any:
+    """Returns what makes a row of the same prompt and answer another row."""
+    return fields
 
   def _used_fields(self) -> Mapping[str, Sequence[str]]:
     """Returns the row fields that each setting mentions; "": the task's own."""
@@ -109,31 +123,48 @@ class RowsTask(base.Task):
   def _read(
       self, split: str, source: Iterable[rows.Row], field_names: set[str]
   ) -> list[Example]:
-    """Returns the usable rows of a split; reports the others."""
-    prompts: set[str] = set()
+    """Returns the usable rows of a split; reports the others.
+
+    Rows with equal prompts are different ones, with other solutions or tests;
+    rows that are equal in all fields are one.
+    """
+    seen: set[bytes] = set()
     examples: list[Example] = []
     num_rows = 0
     for row in source:
       num_rows += 1
       field_names.update(row.fields or ())
-      made = "malformed" if row.fields is None else self._make(row.fields)
-      text = "" if isinstance(made, str) else base.plain_text(made[0])
-      if text in prompts:
-        made = "duplicate"
+      try:
+        made = "malformed" if row.fields is None else self._make(row.fields)
+      except rows.UnusableError as error:
+        made = error.reason
+        self._wrong.setdefault(split, f"{row.place}: {error}")
+      if not isinstance(made, str):
+        digest = _digest([*made, self._what_differs(row.fields)])
+        if digest in seen:
+          made = "duplicate"
+        seen.add(digest)
       if isinstance(made, str):
         self.report.leave_out(split, made, row.place)
         continue
-      prompts.add(text)
       examples.append(Example(len(examples), row.place, *made, row.fields))
     self.report.read[split], self.report.used[split] = num_rows, len(examples)
+    if split in self._wrong:
+      self.report.warnings.append(f"warning: {self._wrong[split]}")
     return examples
 
   def _why_empty(
       self, split: str, source: Iterable[rows.Row], field_names: set[str]
   ) -> str:
     """Returns the error message for a split without a usable row."""
+    if split in self._wrong:
+      return f"{source}: no row can be used; {self._wrong[split]}"
     for setting, names in self._used_fields().items():
-      missing = [name for name in names if name not in field_names]
+      missing = [
+          name
+          for name in names
+          if not {name, name.partition(".")[0]} & field_names
+      ]
       if missing and field_names:
         mentions = f"config.task.{setting}: " if setting else ""
         return (
@@ -152,53 +183,57 @@ class RowsTask(base.Task):
       self, sources: Mapping[str, Iterable[rows.Row]], overlap: str
   ) -> None:
     """Finds prompts of two splits, ignoring case and white space."""
-    folded = lambda example: " ".join(
-        base.plain_text(example.prompt).casefold().split()
-    )
     for split, other, name in (
         (base.VALIDATION, base.HELD_OUT, "test"),
         (base.TRAIN, base.HELD_OUT, "test"),
         # The validation split chooses the best checkpoint.
         (base.TRAIN, base.VALIDATION, "validation"),
     ):
-      places = {folded(e): e.place for e in self._splits.get(other, ())}
+      places = {_folded(e): e.place for e in self._splits.get(other, ())}
       examples = self._splits.get(split, ())
-      shared = [e for e in examples if folded(e) in places]
+      shared = [e for e in examples if _folded(e) in places]
       if not shared:
         continue
       if overlap == "error" or split != base.TRAIN:
         pairs = [
-            f"{e.place} = {places[folded(e)]}"
+            f"{e.place} = {places[_folded(e)]}"
             for e in shared[: rows.MAX_PLACES]
         ]
         raise ValueError(
             f"config.task: {len(shared)} prompts of the split {split!r} are in"
             f" the {name} split too: {', '.join(pairs)}; allowed none, or"
-            " config.task.overlap='leave_out' for those of 'train'"
+            " config.task.overlap='leave_out' for those of 'train', or 'keep'"
+            " where rows of one prompt are different problems"
         )
       for example in shared:
         self.report.leave_out(split, f"in_{name}", example.place)
-      self._keep(split, [e for e in examples if folded(e) not in places])
+      self._keep(split, [e for e in examples if _folded(e) not in places])
       if not self._splits[split]:
         raise ValueError(
             f"{sources[split]}: every prompt is in the {name} split too"
         )
 
-  def _cut_validation(self, num_prompts: int, seed: int) -> None:
+  def _cut_validation(self, num_prompts: int, seed: int, overlap: str) -> None:
+    """Moves prompts to validation, one row of each; leaves out the others."""
     examples = self._splits[base.TRAIN]
-    if num_prompts >= len(examples):
+    key = id if overlap == "keep" else _folded
+    prompts: dict[Any, list[Example]] = {}
+    for example in examples:
+      prompts.setdefault(key(example), []).append(example)
+    if num_prompts >= len(prompts):
       raise ValueError(
           f"config.task.validation_prompts={num_prompts}: allowed up to"
-          f" {len(examples) - 1}, less than the training prompts"
+          f" {len(prompts) - 1}, less than the training prompts"
       )
-    order = np.random.default_rng([seed, 0x7A1]).permutation(len(examples))
+    order = np.random.default_rng([seed, 0x7A1]).permutation(len(prompts))
     chosen = set(order[:num_prompts].tolist())
-    self._keep(
-        base.VALIDATION, [e for i, e in enumerate(examples) if i in chosen]
-    )
-    self._keep(
-        base.TRAIN, [e for i, e in enumerate(examples) if i not in chosen]
-    )
+    of_chosen = [s for i, s in enumerate(prompts.values()) if i in chosen]
+    for _, *others in of_chosen:
+      for example in others:
+        self.report.leave_out(base.TRAIN, "in_validation", example.place)
+    used = {id(example) for some in of_chosen for example in some}
+    self._keep(base.VALIDATION, [some[0] for some in of_chosen])
+    self._keep(base.TRAIN, [e for e in examples if id(e) not in used])
 
   def _keep(self, split: str, examples: list[Example]) -> None:
     """Sets and renumbers the examples of a split."""
@@ -338,6 +373,16 @@ class RowsTask(base.Task):
   @property
   def max_completion_tokens(self) -> int:
     return self._vocabulary[2] + 1  # and the stop token
+
+
+def _folded(example: Example) -> str:
+  """Returns a prompt's text without case and white space."""
+  return " ".join(base.plain_text(example.prompt).casefold().split())
+
+
+def _digest(values: Any) -> bytes:
+  text = json.dumps(values, sort_keys=True, default=repr)
+  return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _own_words(prompt: base.Prompt) -> str:

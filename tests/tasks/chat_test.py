@@ -80,7 +80,12 @@ class ChatTest(parameterized.TestCase):
     )
     at = lambda *lines: [f"train.jsonl:{line}" for line in lines]
     places = lambda reason: task.report.places("train", reason)
-    self.assertEqual(places("no_prompt"), at(2, 3, 4, 8))
+    self.assertEqual(places("no_prompt"), at(2, 3, 8))
+    self.assertEqual(places("messages"), at(4))
+    self.assertIn(
+        "warning: train.jsonl:4: field 'messages', message 1 has role 'me'",
+        "\n".join(task.report.lines()),
+    )
     self.assertEqual(places("no_answer"), at(5, 6))
     self.assertEqual(places("duplicate"), at(7))
     self.assertEqual(task.num_prompts("train"), 1)

@@ -128,7 +128,7 @@ class Gsm8kTest(parameterized.TestCase):
             ("", "#### 1"),
             ("b?", " "),
             ("c?", "no number"),
-            ("a?", "#### 2"),
+            ("a?", "#### 1"),
             (5, "#### 2"),
         ],
         test=[("z?", "#### 1")],

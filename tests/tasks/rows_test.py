@@ -119,7 +119,7 @@ class RowsTaskTest(parameterized.TestCase):
         None,
         {"prompt": "", "answer": "1"},
         {"prompt": "b", "answer": ""},
-        {"prompt": "a", "answer": "2"},
+        {"prompt": "a", "answer": "1"},
         {"prompt": "c", "answer": "3"},
     ] + [None] * 6
     task = _letters(

@@ -32,13 +32,20 @@ MAX_COMPLETIONS = 16
 MAX_DISTINCT = 32
 
 
-def _by_prompt(evaluation: Mapping[str, Any]) -> dict[str, list[dict]]:
-  """Returns prompt -> sample records of an evaluation."""
-  out: dict[str, list[dict]] = {}
+def _by_prompt(
+    evaluation: Mapping[str, Any],
+) -> dict[tuple[str, str], list[dict]]:
+  """Returns (prompt's id, prompt) -> sample records of an evaluation.
+
+  Prompts of different problems may have one text.
+  """
+  out: dict[tuple[str, str], list[dict]] = {}
   records = evaluation.get("samples")
   for record in records if isinstance(records, list) else []:
     if isinstance(record, dict) and "completion" in record:
-      out.setdefault(str(record.get("prompt", "")), []).append(record)
+      names = "prompt_id", "prompt"
+      key = tuple(str(record.get(name, "")) for name in names)
+      out.setdefault(key, []).append(record)
   return out
 
 
@@ -52,7 +59,7 @@ def held_out_side_by_side(
   ]
   return [
       {
-          "prompt": text.printable(prompt, load.MAX_PROMPT_CHARS),
+          "prompt": text.printable(prompt[1], load.MAX_PROMPT_CHARS),
           "before": shown(old.get(prompt, [])),
           "after": shown(new.get(prompt, [])),
       }
@@ -90,7 +97,7 @@ def diversity(
   prompts += [p for p in (*old, *new) if not (p in old and p in new)]
   return [
       {
-          "prompt": text.printable(prompt, 300, one_line=True),
+          "prompt": text.printable(prompt[1], 300, one_line=True),
           "before": _distinct(old.get(prompt, [])),
           "after": _distinct(new.get(prompt, [])),
       }
