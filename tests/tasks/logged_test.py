@@ -107,6 +107,18 @@ class ReadTest(parameterized.TestCase):
     found = logged.by_prompt_id(completions, task, tokenizer)
     self.assertEqual({i: c[0].text for i, c in found.items()}, {1: "a"})
 
+  def test_refuses_rewards_of_a_prompt_that_two_problems_share(self):
+    task = types.SimpleNamespace(
+        num_prompts=lambda split: 2, prompt=lambda split, i: "guess"
+    )
+    tokenizer = types.SimpleNamespace(encode_prompt=str, decode=str)
+    path = self.write({"prompt": "guess", "completion": "a", "reward": 1})
+    with self.assertRaisesRegex(ValueError, "prompts 0 and 1 have one text"):
+      logged.by_prompt_id(logged.read(path), task, tokenizer)
+    # The task judges each by its own answer.
+    both = logged.by_prompt_id(logged.read(path, ""), task, tokenizer)
+    self.assertEqual([*both], [0, 1])
+
   def test_lines_of_a_prompt_come_together(self):
     found = logged.read(
         self.write(

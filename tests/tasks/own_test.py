@@ -166,6 +166,35 @@ class OwnTest(parameterized.TestCase):
     )
     self.assertEqual(task.num_prompts("train"), 3)
 
+  def test_fields_of_objects(self):
+    row = lambda n: {"q": {"text": f"{n}?"}, "model": {"truth": n}}
+    self.save("train", row(1), row(2))
+    self.save("test", row(3))
+    fields = dict(prompt="{q.text}", completion="{model.truth}")
+    task = self.make(answer="model.truth", **fields)
+    self.assertEqual(task.prompt("train", 1), "2?")
+    self.assertEqual(base.reference_text(task, "train", 1), "2")
+    self.assertEqual(task.reward("train", 1, "2"), 1)
+    with self.assertRaisesRegex(
+        ValueError,
+        "train.jsonl:1: field 'model' is an object.*such as model.truth",
+    ):
+      self.make(answer="model", **fields)
+    task = self.make(answer="model", answer_kind="none", **fields)
+    self.assertEqual(task.example("train", 0).answer, "")
+
+  @parameterized.parameters("number", "answer")
+  def test_large_numbers_are_exact(self, rule):
+    self.save("train", {"prompt": "a", "answer": 2**53 + 1})
+    self.save("test", {"prompt": "b", "answer": 1})
+    task = self.make(rewards=rule)
+    self.assertEqual(task.reward("train", 0, f"It is {2**53 + 1}."), 1)
+    self.assertEqual(task.reward("train", 0, f"It is {2**53}."), 0)
+    self.assertEqual(
+        task.explain("train", 0, str(2**53)),
+        "read 9007199254740992, wanted 9007199254740993",
+    )
+
   def test_prompts_of_messages(self):
     turn = lambda role, text: {"role": role, "content": text}
     ask = json.dumps([turn("system", "Be {how}."), turn("user", "{q}")])

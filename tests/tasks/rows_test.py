@@ -4,6 +4,8 @@
 
 import contextlib
 import dataclasses
+import datetime
+import decimal
 import gzip
 import io
 import json
@@ -69,6 +71,92 @@ class ReadRowsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "train=.*train.parquet cannot be"):
       self.read("train.parquet")
 
+  def test_values_of_parquet_become_texts_and_numbers(self):
+    columns = {
+        "text": ("2+2=é".encode(), "2+2=é"),
+        "picture": (b"\xff\xfe", b"\xff\xfe"),
+        "texts": ([b"a", b"b"], ["a", "b"]),
+        "whole": (decimal.Decimal("6.00"), 6),
+        "half": (decimal.Decimal("4.50"), 4.5),
+        "long": (
+            decimal.Decimal("12345678901234567890.12"),
+            "12345678901234567890.12",
+        ),
+        "large": (2**53 + 1, 2**53 + 1),
+        "day": (datetime.date(2024, 1, 2), "2024-01-02"),
+        "time": (datetime.datetime(2024, 1, 2, 3, 4), "2024-01-02T03:04:00"),
+        "right": (True, True),
+        "none": (None, None),
+        "object": ({"a": [b"b"]}, {"a": ["b"]}),
+    }
+    table = pyarrow.table({name: [v] for name, (v, _) in columns.items()})
+    parquet.write_table(table, self.folder / "train.parquet")
+    ((_, fields),) = self.read("train.parquet")
+    self.assertEqual(fields, {name: v for name, (_, v) in columns.items()})
+    for name, (_, value) in columns.items():
+      self.assertIs(type(fields[name]), type(value))
+
+  def test_all_kinds_of_files_read_the_same(self):
+    fields = {
+        "prompt": "a",
+        "day": "2024-01-02",
+        "large": 2**53 + 1,
+        "mixed": "x",
+        "chat": [{"role": "user", "content": "b"}],
+    }
+    more = {"prompt": "c", "large": 2**64 - 1, "mixed": 1}
+    lines = [json.dumps(f) for f in (fields, more)]
+    (self.folder / "a.jsonl").write_text("\n".join(lines))
+    (self.folder / "b.json").write_text(f"[{','.join(lines)}]")
+    (self.folder / "c.json").write_text("\n".join(lines))
+    (self.folder / "d.json.gz").write_bytes(
+        gzip.compress(f"\ufeff\n[{','.join(lines)}]".encode())
+    )
+    for name in ("a.jsonl", "b.json", "c.json", "d.json.gz"):
+      rows_read = [row for _, row in self.read(name)]
+      self.assertEqual(rows_read, [fields, more])
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{**fields, "mixed": "x"}]),
+        self.folder / "e.parquet",
+    )
+    self.assertEqual(self.read("e.parquet"), [("e.parquet:1", fields)])
+
+  def test_json_in_the_folder_of_the_program(self):
+    (self.folder / "a.csv").write_text("prompt\nx\n")
+    with contextlib.chdir(self.folder):
+      (row,) = rows.read_rows("config.task.train", "a.csv")
+    self.assertEqual(row.fields, {"prompt": "x"})
+
+  def test_refuses_utf_16(self):
+    text = '{"prompt": "a"}\n{"prompt": "b"}\n'
+    (self.folder / "a.jsonl").write_text(text, encoding="utf-16")
+    with self.assertRaisesRegex(ValueError, "a.jsonl.*allowed UTF-8"):
+      self.read("a.jsonl")
+
+  @parameterized.parameters(
+      ("a", "a"),
+      (12.0, "12"),
+      (-0.0, "0"),
+      (1.5, "1.5"),
+      (2**53 + 1, "9007199254740993"),
+      # int() would make other digits of it.
+      (12345678901234567890.0, "12345678901234567000"),
+      (True, "True"),
+      (None, None),
+      (float("nan"), None),
+  )
+  def test_texts_of_values(self, value, text):
+    self.assertEqual(rows.as_text("x", value), text)
+
+  @parameterized.parameters(
+      ([1], "'x' is a list: allowed a text or number"),
+      ({"a": 1}, "'x' is an object: .* field of the object, such as x.a"),
+      (b"\xff", "'x' is bytes, not UTF-8 text"),
+  )
+  def test_refuses_what_is_no_text(self, value, message):
+    with self.assertRaisesRegex(rows.UnusableError, message):
+      rows.as_text("x", value)
+
   def test_names_a_source_without_files(self):
     (self.folder / "empty").mkdir()
     (self.folder / "a.jsonl").write_text("{}")
@@ -77,6 +165,59 @@ class ReadRowsTest(parameterized.TestCase):
           ValueError, f"config.task.train=.*{source[:5]}"
       ):
         self.read(source)
+
+
+_ASK, _SAY = (
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+)
+
+
+class MessagesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ([_ASK, _SAY],),
+      (json.dumps([_ASK, _SAY]),),
+      ([{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}],),
+      ([{**_ASK, "content": [{"type": "text", "text": "2+2?"}]}, _SAY],),
+      ([{**_ASK, "content": ["2+", {"text": "2?"}]}, _SAY],),
+      ([_ASK, {**_SAY, "tool_calls": [], "name": None}],),
+  )
+  def test_reads_usual_forms(self, value):
+    self.assertEqual(rows.messages_of("chat", value), [_ASK, _SAY])
+
+  def test_developer_speaks_as_system(self):
+    value = [{"role": "developer", "content": "Be short."}, _ASK]
+    expected = [{"role": "system", "content": "Be short."}, _ASK]
+    self.assertEqual(rows.messages_of("chat", value), expected)
+
+  def test_keeps_other_keys(self):
+    value = [{**_ASK, "name": "Ann"}]
+    self.assertEqual(rows.messages_of("chat", value), value)
+
+  @parameterized.parameters(
+      "text", "[1, 2]", '[{"a": 1}]', "[{", 5, None, ([],)
+  )
+  def test_is_no_conversation(self, value):
+    self.assertIsNone(rows.messages_of("chat", value))
+
+  @parameterized.parameters(
+      ({"role": "tool", "content": "4"}, "has role 'tool': allowed system"),
+      ({"from": "observation", "value": "4"}, "has from 'observation'"),
+      ({**_SAY, "tool_calls": [{"function": {}}]}, "calls a tool"),
+      ({**_SAY, "function_call": {"name": "f"}}, "calls a tool"),
+      ({**_SAY, "content": None}, "has a content of None: allowed text"),
+      (
+          {**_ASK, "content": [{"type": "image_url", "image_url": {}}]},
+          "has a content of 'image_url': allowed text",
+      ),
+      ({"content": "4"}, "has from None"),
+  )
+  def test_refuses_by_message_and_field(self, message, why):
+    with self.assertRaisesRegex(
+        rows.UnusableError, f"field 'chat', message 2 {why}"
+    ):
+      rows.messages_of("chat", [_ASK, message])
 
 
 class _Letters(rows_task.RowsTask):
@@ -180,6 +321,55 @@ class RowsTaskTest(parameterized.TestCase):
       make("error")
     places = make("leave_out").report.places("train", "in_validation")
     self.assertEqual(places, ["x:1"])
+
+  def test_rows_of_one_prompt_are_kept(self):
+    fields = [{"prompt": "a", "answer": "1", "test": i // 2} for i in range(6)]
+    made = [rows.Row(f"f:{n}", f) for n, f in enumerate(fields, 1)]
+    task = _letters(train=made, held_out="z")
+    self.assertEqual(task.num_prompts("train"), 3)
+    self.assertEqual(
+        task.report.places("train", "duplicate"), ["f:2", "f:4", "f:6"]
+    )
+    fields = [task.example("train", i).fields["test"] for i in range(3)]
+    self.assertEqual(fields, [0, 1, 2])
+
+  def test_no_prompt_is_in_training_and_validation(self):
+    train = _rows("t", "a A b b c c d d e")
+    kwargs = {"validation_prompts": 2}
+    task = _letters(train=train, held_out="z", kwargs=kwargs)
+    folded = lambda split: {
+        task.prompt(split, i).casefold() for i in range(task.num_prompts(split))
+    }
+    self.assertEqual(task.num_prompts("validation"), 2)
+    self.assertEmpty(folded("validation") & folded("train"))
+    self.assertLen(folded("validation") | folded("train"), 5)
+    used, left_out = task.report.used, task.report.count
+    self.assertEqual(used["train"] + 2 + left_out("train", "in_validation"), 9)
+
+  def test_rows_of_one_prompt_may_be_different_problems(self):
+    made = _rows("t", "a a a a a")
+    with self.assertRaisesRegex(ValueError, "'keep' where rows of one prompt"):
+      _letters(train=made, held_out="a")
+    kwargs = {"overlap": "keep", "validation_prompts": 2}
+    task = _letters(train=made, held_out="a", kwargs=kwargs)
+    self.assertEqual(task.num_prompts("train"), 3)
+    self.assertEqual(task.num_prompts("validation"), 2)
+
+  def test_a_row_that_cannot_be_read_says_why(self):
+
+    class Task(_Letters):
+
+      def _make(self, fields):
+        return rows.as_text("prompt", fields["prompt"]), "1"
+
+    good, bad = ([rows.Row("f:1", {"prompt": p})] for p in ("a", ["b"]))
+    why = "f:1: field 'prompt' is a list"
+    with self.assertRaisesRegex(ValueError, f"no row can be used; {why}"):
+      Task({"train": bad, "held_out": good})
+    task = Task({"train": [*bad, rows.Row("f:2", {"prompt": "c"})],
+                 "held_out": good})  # fmt: skip
+    self.assertEqual(task.report.places("train", "no_text"), ["f:1"])
+    self.assertIn(why, task.report.lines()[-1])
 
   def test_validation_prompts_are_training_prompts(self):
     whole = {p for p in "abcdefghi"}

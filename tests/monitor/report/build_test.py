@@ -240,6 +240,14 @@ class DiversityTest(absltest.TestCase):
     self.assertEqual(out[0]["before"][0]["text"], "⟦U+202E⟧")
     self.assertEqual(build.diversity({}, {"samples": 3}), [])
 
+  def test_prompts_of_one_text_stay_apart(self):
+    sample = lambda i: {"prompt": "p", "prompt_id": i, "completion": str(i)}
+    evaluation = {"samples": [sample(i) for i in range(2)]}
+    for make in (build.diversity, build.held_out_side_by_side):
+      out = make(evaluation, evaluation)
+      self.assertEqual([row["prompt"] for row in out], ["p", "p"])
+      self.assertEqual([len(row["before"]) for row in out], [1, 1])
+
 
 if __name__ == "__main__":
   absltest.main()
