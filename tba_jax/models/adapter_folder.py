@@ -43,7 +43,7 @@ _TENSOR = re.compile(
     re.escape(_PREFIX) + r"(.+)\.(?:lora_(A|B)|base_layer)\.weight"
 )
 # Changed with what is written into the cache.
-_VERSION = "2"
+_VERSION = "3"
 # Settings that change what the adapter computes, with the values allowed.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -186,8 +186,13 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
     value = settings.get(key)
     if key in settings and value not in allowed:
       raise ValueError(f"{CONFIG}: {key}={value!r}: allowed {allowed[0]!r}")
+  for key, value in settings.items():
+    # Later versions of peft switch on what this one does not know.
+    if key.startswith("use_") and key not in (*_ONLY, "use_rslora") and value:
+      raise ValueError(f"{CONFIG}: {key}={value!r}: allowed False")
   alpha = settings.get("lora_alpha")
-  if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+  is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+  if not is_number or not math.isfinite(alpha):
     raise ValueError(f"{CONFIG}: lora_alpha={alpha!r}: allowed a number")
   return settings
 
@@ -329,6 +334,16 @@ def _merge(
         )
       continue
     factors.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
+    if not np.isfinite(factors[target][match[2]]).all():
+      raise ValueError(
+          f"{WEIGHTS}: tensor {name}: has NaN or infinite entries; allowed an"
+          " adapter of finite numbers, such as an earlier checkpoint's"
+      )
+  if not factors:
+    raise ValueError(
+        f"{WEIGHTS}: has no lora_A and lora_B of a matrix of the base; allowed"
+        " an adapter that was saved with its weights"
+    )
   for target, pair in factors.items():
     _check_shapes(target, pair, files.shapes[target], settings)
 
@@ -344,7 +359,10 @@ def _merge(
     if settings.get("fan_in_fan_out"):
       product = product.T
     # A smaller dtype would round small products away.
-    return np.ascontiguousarray(tensor.astype(np.float32) + product)
+    merged = np.ascontiguousarray(tensor.astype(np.float32) + product)
+    if not np.isfinite(merged).all():
+      raise ValueError(f"{name}: has NaN or infinite entries once merged")
+    return merged
 
   bytes_of = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8}
   sizes = {
@@ -373,4 +391,11 @@ def _check_shapes(
     raise ValueError(
         f"{WEIGHTS}: factors of {name} have the shapes {shapes}: allowed A"
         f" [rank, in] and B [out, rank] of {list(shape)}"
+    )
+  patterns = settings.get("rank_pattern") or {}
+  allowed = {settings.get("r", *ranks), *patterns.values()}
+  if not ranks <= allowed:
+    raise ValueError(
+        f"{WEIGHTS}: factors of {name} have rank {min(ranks)}: allowed"
+        f" {sorted(allowed)}, as {CONFIG} says"
     )

@@ -100,6 +100,58 @@ class AdapterTest(parameterized.TestCase):
     self.assertEqual(hf_hub.find(self.folder / "adapter"), found)
     self.assertEqual((found / hf.WEIGHTS).stat().st_mtime_ns, before)
 
+  def rewrite(self, **tensors):
+    """Changes tensors of the adapter, which the file's reader maps."""
+    path = self.folder / "adapter" / adapter_folder.WEIGHTS
+    read = safetensors.numpy.load(path.read_bytes())
+    path.write_bytes(safetensors.numpy.save(read | tensors))
+
+  @parameterized.parameters(np.nan, np.inf)
+  def test_refuses_entries_that_are_not_finite(self, entry):
+    self.make()
+    name = adapter_folder.tensor_name(
+        "model.layers.1.self_attn.q_proj.weight", "B"
+    )
+    path = self.folder / "adapter" / adapter_folder.WEIGHTS
+    wrong = safetensors.numpy.load(path.read_bytes())[name].copy()
+    wrong[0, 0] = entry
+    self.rewrite(**{name: wrong})
+    with self.assertRaisesRegex(
+        ValueError,
+        f"adapter: adapter_model.safetensors: tensor {name}: has NaN",
+    ):
+      hf.load(self.folder / "adapter")
+
+  def test_refuses_an_adapter_without_factors(self):
+    self.make()
+    path = self.folder / "adapter" / adapter_folder.WEIGHTS
+    safetensors.numpy.save_file({}, path)
+    with self.assertRaisesRegex(
+        ValueError,
+        "adapter: adapter_model.safetensors: has no lora_A and lora_B",
+    ):
+      hf.load(self.folder / "adapter")
+
+  @parameterized.parameters(
+      (
+          {"r": 4},
+          r"factors of .* have rank 2: allowed \[4\], as adapter_config",
+      ),
+      ({"lora_alpha": float("nan")}, "lora_alpha=nan: allowed a number"),
+      ({"use_newlora": True}, "use_newlora=True: allowed False"),
+  )
+  def test_refuses_settings_that_do_not_fit(self, settings, message):
+    self.make()
+    self.change(**settings)
+    with self.assertRaisesRegex(ValueError, message):
+      hf.load(self.folder / "adapter")
+
+  def test_ranks_may_differ_by_pattern(self):
+    _, _, merged = self.make()
+    self.change(r=4, rank_pattern={".*": 2})
+    _, params = hf.load(self.folder / "adapter")
+    chex.assert_trees_all_close(params, merged, rtol=1e-6, atol=1e-7)
+
   def test_a_head_that_is_the_embedding_has_no_adapter_of_its_own(self):
     model, params, _ = self.make(tie_embeddings=True)
     files = {p: safetensors.numpy.load_file(self.folder / p / name)
