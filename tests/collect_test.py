@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collector's stream of blocks, with mocks of sampler and environments."""
 
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -72,6 +73,39 @@ class StreamTest(absltest.TestCase):
     self.episodes.close.assert_not_called()
     stream.close()
     self.episodes.close.assert_called_once()
+
+
+class _Thinking(fakes.FakeTokenizer):
+  """Writes 9 as the opening of thoughts."""
+
+  def decode(self, ids):
+    return super().decode(ids).replace("9", "<think>\n")
+
+
+class JudgeRequestsTest(absltest.TestCase):
+
+  def test_thoughts_that_the_prompt_opens_stay_open(self):
+    task = fakes.FakeTask({0: {"23"}})
+    collector = collect.Collector(
+        task,
+        _Thinking(),
+        mock.Mock(),
+        judges.InProcess(task, fallback=0.0),
+        num_completions=S,
+    )
+    completions = types.SimpleNamespace(
+        tokens=np.array([[2, 3, 1, 0], [2, 4, 1, 0]]),
+        lengths=np.array([3, 3]),
+        stopped=np.array([True, True]),
+    )
+    texts = {}
+    for prompt in ([5, 9], [9, 5]):
+      sampled = collect.Sampled(
+          [(0, 0, 0)], [decode.Request(prompt, 0, 0, S)], [completions]
+      )
+      (asked,) = collector.judge_requests(sampled)
+      texts[prompt[0]] = [request.completion for request in asked]
+    self.assertEqual(texts, {5: ["<think>23", "<think>24"], 9: ["23", "24"]})
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def as_text(field: str, value: Any) -> str | None:
   pandas writes 12.0, and NaN.
 
   Raises:
-    UnusableError: it is neither a text nor a number.
+    UnusableError: a value that is neither a text nor a number.
   """
   if value is None or isinstance(value, float) and math.isnan(value):
     return None
@@ -170,7 +170,7 @@ def messages_of(field: str, value: Any) -> list[dict[str, Any]] | None:
   text, the role developer, as system, and all of these as a JSON text.
 
   Raises:
-    UnusableError: it has other roles, calls of tools, or what is no text.
+    UnusableError: a turn of another role, with a tool, or without text.
   """
   if isinstance(value, str) and MESSAGES.match(value):
     try:
