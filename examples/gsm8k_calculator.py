@@ -80,7 +80,8 @@ class Gsm8k:
   def get_reward(self, text: str) -> float:
     """Returns 1 for the right number after `####`, else 0."""
     right = answers.number_after_hashes(self._problem["answer"])
-    return float(answers.number_after_hashes(text) == right)
+    said = answers.number_after_hashes(answers.after_thinking(text))
+    return float(said == right)
 
   def demonstrate(self) -> str:
     """Returns a turn of the published solution."""

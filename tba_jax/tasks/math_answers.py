@@ -164,6 +164,9 @@ _REWRITES = tuple(
         (r"\\text\{([^{}A-Za-z]*)\}", r"\1"),
         (r"\\([$%])", r"\1"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        # Names of plain texts.
+        (r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1"),
+        (r"(?<![\\A-Za-z])inf(?:inity)?(?![A-Za-z])", r"\\infty"),
         (r"\\frac\s*([0-9])\s*([0-9])", r"\\frac{\1}{\2}"),
         (r"\\frac\s*([0-9A-Za-z])\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
@@ -256,7 +259,8 @@ _SEPARATED = re.compile(
 )
 _OR = re.compile(r",?\s*\\text\{\s*(or|and)\s*\}")
 _DIGIT_COMMA = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
-_LIST_TEXT = re.compile(r"\\text\{([^{}]*[,;][^{}]*)\}")
+# Lists and quantities that are wholly in \text{}.
+_WHOLE_TEXT = re.compile(r"\\text\{\s*([^{}]*[,;][^{}]*|[-+]?[0-9][^{}]*)\}")
 # Lists of values have no order, tuples and intervals do.
 _UNORDERED = ("list", "set", "union")
 
@@ -286,7 +290,7 @@ def _brackets(text: str) -> tuple[str, str] | None:
   for mark in _SEPARATED.finditer(text):
     depth += (mark["open"] is not None) - (mark["close"] is not None)
     if depth == 0:
-      first = re.match(r"\\\{|[\[(]", text)
+      first = re.match(r"\\?\{|[\[(]", text)
       if first and mark["close"] and mark.end() == len(text):
         inside = text[first.end() : mark.start()].strip()
         return first[0][-1] + mark[0][-1], inside
@@ -301,7 +305,7 @@ def _parts(text: str) -> tuple[str, list[str]]:
   """
   text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
   text = _DIGIT_COMMA.sub(lambda m: m[0].replace(",", ""), text)
-  whole = _LIST_TEXT.fullmatch(text)
+  whole = _WHOLE_TEXT.fullmatch(text)
   text = _OR.sub(r" \1 ", whole[1] if whole else text)
   if len(parts := _split(text, "cup")) > 1:
     return "union", parts
@@ -478,7 +482,11 @@ def _same_time(left: re.Match, right: re.Match) -> bool:
   def minutes(match: re.Match) -> int:
     return int(match[1]) % 12 * 60 + int(match[2] or 0)
 
-  halves = {m[3].lower() for m in (left, right) if m[3]}
+  halves = {
+      "p" if int(m[1]) > 12 else m[3].lower()
+      for m in (left, right)
+      if m[3] or int(m[1]) > 12
+  }
   return len(halves) < 2 and minutes(left) == minutes(right)
 
 
