@@ -45,7 +45,7 @@ class RowsTask(base.Task):
   overlap: rule for training prompts that are in another split too, and for
     pairs of a reward model that are in both splits: "error"; "leave_out", which
     counts them; or "keep", for rows that have a prompt in common and are
-    different problems, by what their rewards check.
+    different problems, by what their rewards check (such pairs are left out).
   """
 
   # Words with the space before them, and single digits, so that a small model

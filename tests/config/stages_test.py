@@ -7,6 +7,7 @@ import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import ml_collections
 
 from tba_jax.config import stages
 from tba_jax.config import variants
@@ -90,6 +91,20 @@ class LaterStagesTest(parameterized.TestCase):
     stages.check_pairs(self.config)
     self.config.reward_model.relabel = "task"
     with self.assertRaisesRegex(ValueError, "reward_model.relabel='task'"):
+      stages.check_pairs(self.config)
+
+  def test_says_why_pairs_cannot_be_read(self):
+    data = self.folder / "chats"
+    data.mkdir()
+    turn = lambda role, text: {"role": role, "content": text}
+    for split in ("train", "test"):
+      chat = [turn("user", split), turn("assistant", "a")]
+      (data / f"{split}.jsonl").write_text(json.dumps({"messages": chat}))
+    chats = dict(name="chat", data=str(data))
+    self.config.task = ml_collections.ConfigDict(chats)
+    ask, tool = turn("user", "b"), turn("tool", "c")
+    self.write({"chosen": [ask, tool], "rejected": [ask, tool]})
+    with self.assertRaisesRegex(ValueError, "message 2 has role 'tool'"):
       stages.check_pairs(self.config)
 
   def test_refuses_missing_pairs(self):

@@ -13,6 +13,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import build
 from tba_jax.tasks import made_up
+from tba_jax.tasks import rows as rows_lib
 
 
 def _task(**fields):
@@ -119,6 +120,15 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(bool(prompt), has_prompt)
     if has_prompt:
       self.assertFalse(all(isinstance(text, str) for text in answers))
+
+  def test_refuses_pairs_with_calls_of_tools(self):
+    call = {**_ANSWER, "content": None, "tool_calls": [{"function": {}}]}
+    fields = {"chosen": [_USER, call], "rejected": [_USER, _OTHER]}
+    task = self.make(_ROW)
+    with self.assertRaisesRegex(
+        rows_lib.UnusableError, "message 2 calls a tool"
+    ):
+      task.pair_texts(fields)
 
   def test_formats_with_a_tokenizer_s_own_template(self):
     tokenizer = tokenizer_lib.word_level(["a"], ".")

@@ -121,7 +121,7 @@ class ReadRowsTest(parameterized.TestCase):
     )
     self.assertEqual(self.read("e.parquet"), [("e.parquet:1", fields)])
 
-  def test_json_in_the_folder_of_the_program(self):
+  def test_reads_a_file_of_the_working_directory(self):
     (self.folder / "a.csv").write_text("prompt\nx\n")
     with contextlib.chdir(self.folder):
       (row,) = rows.read_rows("config.task.train", "a.csv")
