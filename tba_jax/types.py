@@ -156,8 +156,8 @@ class Completions:
   sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
   logprobs: [S, T] float32, nats, under the distribution sampled from, 0 where
     not sampled.
-  plain_logprobs: [S, T] float32, nats, under the tempered model before top-k,
-    top-p and min-p; at temperature 0 under the model at temperature 1.
+  plain_logprobs: [S, T] float32, nats, before top-k, top-p and min-p, at the
+    sampler's `plain_temperature`.
   stopped: [S] bool, True if a stop token or stop string ended the completion,
     False if it was cut off at its maximum length.
   versions: [S] int32, oldest params version that sampled a token of the row.

@@ -21,6 +21,7 @@ import ssl
 import sys
 import threading
 
+from absl import logging
 import ml_collections
 
 from tba_jax.monitor import run_directory
@@ -32,6 +33,8 @@ from tba_jax.transport import locator
 _PREFIX = "tml-"  # The official client takes no other keys.
 # Seconds for the request under way when the server is asked to end.
 _END_S = 30.0
+# Exit status if the engine has ended by itself; another start may go on.
+_EXIT_ENGINE = 1
 # Connections at the same time; a client holds one for each result it awaits.
 _CONNECTIONS = 4096
 
@@ -74,15 +77,17 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     waiters = app_lib.Waiters()
     print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
-  except ValueError as error:
+  # A journal that cannot be opened is an OSError.
+  except (ValueError, OSError) as error:
     return processes.refuse(error)
-  errors: list[BaseException] = []
+  errors: list[Exception] = []
 
   def run_engine() -> None:
     try:
       engine.run()
-    # A journal that cannot be written: without it no promise can be kept.
+    # A journal that cannot be read: without it no promise can be kept.
     except Exception as error:
+      logging.exception("the engine has ended")
       errors.append(error)
       server.should_exit = True
 
@@ -114,6 +119,12 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
         print(f"authority {folder / 'tls' / tls_lib.CA}")
       print(f"key {key}", flush=True)
 
+    async def shutdown(
+        self, sockets: list[socket.socket] | None = None
+    ) -> None:
+      waiters.close()
+      await super().shutdown(sockets)
+
   server = Server(
       uvicorn.Config(
           app.asgi,
@@ -137,7 +148,8 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
         file=sys.stderr,
     )
   if errors:
-    raise errors[0]
+    print(f"error: {errors[0]}", file=sys.stderr)
+    return _EXIT_ENGINE
   return processes.EXIT_OK
 
 

@@ -176,9 +176,9 @@ def plain_logprob(
 ) -> jax.Array:
   """Returns [R] float32, the tokens' log-probs under the untruncated model.
 
-  They are in nats; a temperature of 0 counts as 1.
+  They are in nats.
   """
-  scaled_RxV = logits_RxV.astype(jnp.float32) / (temperature or 1.0)
+  scaled_RxV = logits_RxV.astype(jnp.float32) / temperature
   return _at(_log_softmax(scaled_RxV, axis), token_R, axis)
 
 

@@ -46,6 +46,8 @@ class Settings:
   """Settings that a sampler is compiled for.
 
   temperature: temperature of token sampling; 0 is greedy, without `explore`.
+  plain_temperature: temperature of `Completions.plain_logprobs`; None is that
+    of sampling, or 1 if it is 0.
   top_k, top_p, min_p: settings of `logits.process`.
   max_prompt_tokens: P.
   max_completion_tokens: T; completions are truncated there.
@@ -91,13 +93,15 @@ class Settings:
   most_rows_per_prompt: int = 1
   explore: Explore = Explore()
   weights: str = ""
+  plain_temperature: float | None = None
 
   @property
   def samples_plainly(self) -> bool:
-    """Whether the sampling distribution is the tempered model itself."""
+    """Whether plain log-probs are those of the sampling distribution."""
     return self.temperature > 0 and (
         (self.top_k, self.top_p, self.min_p) == (0, 1, 0)
         and self.explore == Explore()
+        and self.plain_temperature in (None, self.temperature)
     )
 
   @property

@@ -750,8 +750,9 @@ def _draw_part(
   token_R, logprob_R = logits.sample(logprobs_RxV, uniform_R, axis)
   if settings.samples_plainly:
     return token_R, logprob_R, None
+  temperature = settings.plain_temperature or settings.temperature or 1.0
   plain_R = logits.plain_logprob(
-      logits_RxV, token_R, temperature=settings.temperature, axis=axis
+      logits_RxV, token_R, temperature=temperature, axis=axis
   )
   return token_R, logprob_R, plain_R
 

@@ -44,11 +44,16 @@ _POLL_S = 20.0
 # Seconds that a call of an agent, and what needs no future, waits: as long as
 # the official client does.
 _ANSWER_S = 600.0
-# Most bytes of a body from who has the key, ten million tokens of a pass, and
-# seconds for it to come, over a line of 4 Mbit a second.
-_MOST_BYTES, _BODY_S = 256 * 2**20, 600.0
+# Most bytes of a body from who has the key. A pass of protocol buffers, which
+# are read in no time, may have ten million tokens. JSON holds the interpreter
+# while it is parsed: a pass in JSON takes .3 s. Other JSON may have what the
+# model can read, of tokens and of what is written around them, and 1 MiB.
+_MOST_BYTES, _MOST_OF_JSON_PASS = 256 * 2**20, 16 * 2**20
+_MOST_OF_JSON, _BYTES_OF_TOKEN = 2**20, 64
+# Seconds for a body to come, 256 MiB over a line of 4 Mbit a second.
+_BODY_S = 600.0
 _NOT_FOUND, _NOT_YET, _GONE, _TOO_LARGE, _WRONG = 404, 408, 410, 413, 422
-_NO_KEY = 401
+_NO_KEY, _NOT_NOW = 401, 503
 # Numbers of the requests of each clone of a sampling client.
 _NUMBERS_OF_CLONE = 10**9
 
@@ -77,6 +82,7 @@ class Waiters:
   def __init__(self) -> None:
     self._loop: asyncio.AbstractEventLoop | None = None
     self._events: dict[str, set[asyncio.Event]] = {}
+    self._is_closed = False
 
   def open(self) -> None:
     """Takes the running event loop."""
@@ -88,6 +94,13 @@ class Waiters:
       with contextlib.suppress(RuntimeError):  # The loop has ended.
         self._loop.call_soon_threadsafe(self._wake, ids)
 
+  def close(self) -> None:
+    """Ends all waits, for the server is to stop."""
+    self._is_closed = True
+    for events in self._events.values():
+      for event in events:
+        event.set()
+
   def _wake(self, ids: list[str]) -> None:
     for name in {*ids, *(id.rpartition(":")[0] for id in ids)}:
       for event in self._events.get(name, ()):
@@ -96,7 +109,7 @@ class Waiters:
   async def wait_for(
       self, name: str, read: Callable[[], Any], timeout_s: float
   ) -> Any:
-    """Returns `read()` once it is not None, or None after a timeout."""
+    """Returns `read()` once it is not None, or None after a timeout or end."""
     event = asyncio.Event()
     self._events.setdefault(name, set()).add(event)
     end = asyncio.get_running_loop().time() + timeout_s
@@ -105,7 +118,8 @@ class Waiters:
         event.clear()
         value = await concurrency.run_in_threadpool(read)
         left_s = end - asyncio.get_running_loop().time()
-        if value is not None or not left_s > 0:  # Also if it is nan.
+        is_over = self._is_closed or not left_s > 0  # Also if it is nan.
+        if value is not None or is_over:
           return value
         with contextlib.suppress(TimeoutError):
           await asyncio.wait_for(event.wait(), left_s)
@@ -137,6 +151,7 @@ class App:
     self._waiters = waiters
     self._thread = thread
     self._key = key
+    self._most_of_json = _MOST_OF_JSON + _BYTES_OF_TOKEN * engine.max_tokens
     post, get, delete = ["POST"], ["GET"], ["DELETE"]
     rows = [
         ("healthz", get, self._healthz),
@@ -250,6 +265,12 @@ class App:
         return _error(error.status, str(error))
       except ValueError as error:
         return _error(_WRONG, str(error))
+      except RecursionError:
+        return _error(_WRONG, "the body is nested too deeply")
+      except OSError as error:
+        return _error(_NOT_NOW, f"{error}: ask again later")
+      except asyncio.CancelledError:
+        return _error(_NOT_NOW, "the server stops: ask again later")
       if isinstance(answer, responses.Response):
         return answer
       return responses.JSONResponse(answer)
@@ -258,19 +279,35 @@ class App:
 
   # Bodies.
 
-  async def _body(self, request: requests.Request) -> bytes:
-    """Returns a body; raises _BodyError if it is too large or too slow."""
-    parts, size = [], 0
+  async def _body(
+      self, request: requests.Request, most: int | None = None
+  ) -> bytes:
+    """Returns a body; raises _BodyError if it is too large or too slow.
+
+    Args:
+      request: request.
+      most: most bytes; None is what JSON other than a pass may have.
+    """
+    most = most or self._most_of_json
+    text = f"the body has more than {most} bytes"
+    if most == _MOST_OF_JSON_PASS:
+      text += ": allowed as application/x-protobuf"
     if "content-encoding" in request.headers:
       raise _BodyError(415, "Content-Encoding: allowed none")
+    parts, size = [], 0
+    try:
+      size = int(request.headers.get("content-length", 0))
+    except ValueError as error:
+      raise _BodyError(400, "Content-Length: allowed a number") from error
+    if size > most:
+      raise _BodyError(_TOO_LARGE, text)
+    size = 0
     try:
       async with asyncio.timeout(_BODY_S):
         async for part in request.stream():
           size += len(part)
-          if size > _MOST_BYTES:
-            raise _BodyError(
-                _TOO_LARGE, f"the body has more than {_MOST_BYTES} bytes"
-            )
+          if size > most:
+            raise _BodyError(_TOO_LARGE, text)
           parts.append(part)
     except TimeoutError as error:
       raise _BodyError(
@@ -279,7 +316,15 @@ class App:
     return b"".join(parts)
 
   async def _json(self, request: requests.Request) -> dict[str, Any]:
-    return messages.parse_json(await self._body(request))
+    return (await self._raw_json(request))[1]
+
+  async def _raw_json(
+      self, request: requests.Request
+  ) -> tuple[bytes, dict[str, Any]]:
+    """Returns a body as it came, and its JSON object."""
+    raw = await self._body(request)
+    parse = messages.parse_json
+    return raw, await concurrency.run_in_threadpool(parse, raw)
 
   async def _submit(
       self, kind: str, owner: str, seq: int | None, body: bytes, name: str = ""
@@ -292,7 +337,7 @@ class App:
   async def _healthz(self, request: requests.Request) -> Any:
     del request
     if not self._thread.is_alive():
-      return _error(503, "the engine has ended; see the server's log")
+      return _error(_NOT_NOW, "the engine has ended; see the server's log")
     return {"status": "ok"}
 
   async def _capabilities(self, request: requests.Request) -> Any:
@@ -322,7 +367,7 @@ class App:
     return {"refresh_interval_sec": 3600, "sample_cancel_enabled": False}
 
   async def _telemetry(self, request: requests.Request) -> Any:
-    await self._body(request)  # Kept nowhere.
+    await self._body(request, _MOST_OF_JSON_PASS)  # Kept nowhere.
     return {"status": "accepted"}
 
   async def _create_session(self, request: requests.Request) -> Any:
@@ -410,15 +455,22 @@ class App:
     }
 
   async def _pass(self, forward_only: bool, request: requests.Request) -> Any:
-    body = await self._body(request)
     kind = request.headers.get("content-type", "").partition(";")[0]
-    if kind != messages.PROTO:
-      body = await concurrency.run_in_threadpool(
-          lambda: messages.pack_pass(
-              messages.parse_json(body), forward_only=forward_only
-          )
-      )
-    model, seq, has_no_backward = messages.address_of_pass(body)
+    is_proto = kind == messages.PROTO
+    body = await self._body(
+        request, _MOST_BYTES if is_proto else _MOST_OF_JSON_PASS
+    )
+
+    def read() -> tuple[bytes, tuple[str, int, bool]]:
+      packed = body
+      if not is_proto:
+        packed = messages.pack_pass(
+            messages.parse_json(body), forward_only=forward_only
+        )
+      return packed, messages.address_of_pass(packed)
+
+    body, address = await concurrency.run_in_threadpool(read)
+    model, seq, has_no_backward = address
     kind = (
         engine_lib.FORWARD if has_no_backward else engine_lib.FORWARD_BACKWARD
     )
@@ -582,8 +634,7 @@ class App:
     }
 
   async def _asample(self, request: requests.Request) -> Any:
-    raw = await self._body(request)
-    body = messages.parse_json(raw)
+    raw, body = await self._raw_json(request)
     sampler = messages.field(body, "sampling_session_id", str)
     self._check_sampler(sampler)
     count = engine_lib.num_samples(body)
@@ -616,19 +667,14 @@ class App:
       self._check_base(messages.field(body, "base_model", str))
     episode = str(uuid.uuid4())
     spec = {"sampler": sampler, "path": path, **self._group_of(body, sampler)}
-    is_added = await concurrency.run_in_threadpool(
+    await concurrency.run_in_threadpool(
         functools.partial(
             self._journal.add_episode,
             *(episode, sampler.partition(":")[0], spec),
             together=spec["together"],
-            most=spec["num_episodes"],
+            size=spec["num_episodes"],
         )
     )
-    if not is_added:
-      raise ValueError(
-          f"group {body['group']} has its {spec['num_episodes']} episodes:"
-          " allowed another name"
-      )
     return {
         "type": "create_episode",
         "episode_id": episode,
@@ -716,8 +762,7 @@ class App:
 
   async def _call(self, is_chat: bool, request: requests.Request) -> Any:
     """Answers a call of an agent, once it is done."""
-    raw = await self._body(request)
-    body = messages.parse_json(raw)
+    raw, body = await self._raw_json(request)
     episode = self._check_episode(request)
     _check_call(body, is_chat)
     call = chat.parse(body, self._engine.model_name)
@@ -729,8 +774,7 @@ class App:
 
   async def _answer(self, is_chat: bool, request: requests.Request) -> Any:
     """Answers a call without an episode, of which nothing is kept."""
-    raw = await self._body(request)
-    body = messages.parse_json(raw)
+    raw, body = await self._raw_json(request)
     _check_call(body, is_chat)
     model = messages.field(body, "model", str)
     is_base = model == self._engine.model_name
@@ -775,7 +819,7 @@ class App:
     """Returns the result of a request, JSON, once it is done, or an error."""
     outcome = await self._outcome(id, _ANSWER_S)
     if outcome is None:
-      return _error(_NOT_YET, f"no answer within {_ANSWER_S:.0f} s: ask again")
+      return _error(_NOT_YET, "no answer yet: ask again")
     if outcome.failure is not None:
       of_user = outcome.failure["category"] == "user"
       return _error(_WRONG if of_user else 500, outcome.failure["error"])
@@ -794,8 +838,7 @@ class App:
   # Replays.
 
   async def _create_replay(self, request: requests.Request) -> Any:
-    raw = await self._body(request)
-    body = messages.parse_json(raw)
+    raw, body = await self._raw_json(request)
     session = self._check_session(messages.field(body, "session_id", str))
     number = messages.field(body, "replay_seq_id", int)
     self._check_base(messages.field(body, "base_model", str))

@@ -10,6 +10,7 @@ done again: after a kill, and when a model is needed that had to make room.
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,7 +19,7 @@ import re
 import shutil
 import threading
 import time
-from typing import Any
+from typing import Any, TypeVar
 import zlib
 
 from absl import logging
@@ -45,6 +46,8 @@ from tba_jax.serving import journal as journal_lib
 from tba_jax.serving import messages
 from tba_jax.serving import replay as replay_lib
 from tba_jax.serving import training
+
+_T = TypeVar("_T")
 
 # Kinds of requests. A forward pass and a sample change nothing.
 FORWARD = "forward"
@@ -84,6 +87,14 @@ _EPISODES = 256
 _SAMPLERS, _VERSIONS = 8, 2
 # Versions without a name of each model that are kept on disk.
 _UNNAMED = 8
+# Deaths of the process with a request under way, after which it is not done.
+_MOST_DEATHS = 3
+_DEADLY = (
+    f"the server was killed {_MOST_DEATHS} times with it under way, and does"
+    " not try again"
+)
+# Seconds between attempts to write an outcome to a disk that is full.
+_DISK_S = 1.0
 # Seconds after the last arrival at which a burst of samples is decoded.
 _BURST_S = 0.01
 _LONGEST_BURST_S = 0.1
@@ -156,6 +167,12 @@ class Engine:
     self._episodes: collections.OrderedDict[str, episodes.Episode] = (
         collections.OrderedDict()
     )
+    # Times that the process ended with a request under way, by id.
+    self._under_way = self._folder / "under_way.json"
+    self._deaths: dict[str, int] = {}
+    # There is none at first, and an empty one after a power cut.
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+      self._deaths = json.loads(self._under_way.read_text())
     self._changed = threading.Condition()
     self._stopping = False
     # Requests of each model by number; those of sampling sessions and episodes
@@ -220,9 +237,16 @@ class Engine:
       self._changed.notify_all()
 
   def run(self) -> None:
-    """Does requests until `stop`; for one thread."""
+    """Does requests until `stop`; for one thread.
+
+    Raises:
+      OSError: the journal cannot be read, or not be written before `stop`.
+    """
     for model in self.journal.running_replays():
-      self._go_on(model)
+      if self._may_begin([model]):
+        self._insist(self._go_on, model)
+      else:
+        self.journal.set_running(model, False, _DEADLY)
     while True:
       with self._changed:
         batch = self._next()
@@ -231,10 +255,14 @@ class Engine:
           batch = self._next()
         if self._stopping:
           break
-      if batch[0].kind in _DECODED:
-        self._sample(batch)
-      else:
-        self._do(batch[0])
+      for some in self._apart(batch):
+        ids = [request.id for request in some]
+        if not self._may_begin(ids):
+          self._give_up(some)
+        elif some[0].kind in _DECODED:
+          self._sample(some)
+        else:
+          self._do(some[0])
     for model in list(self._savers):
       self._forget(model)
     self.journal.close()
@@ -275,41 +303,117 @@ class Engine:
   def _give_up_gaps(self) -> None:
     """Fails requests whose predecessor does not come."""
     now_s, wait_s = time.time(), self._config.serve.gap_deadline_s
-    for owner, some in self._waiting.items():
+    for owner, some in list(self._waiting.items()):
       expected = self._expected[owner]
       if expected in some:
         continue
       for seq, request in list(some.items()):
         if now_s - request.accepted_s < wait_s:
           continue
-        del some[seq]
-        self._finish(
-            request,
-            _failure(
-                f"seq_id {seq} of {owner} waited {wait_s:.0f} s"
-                f" (config.serve.gap_deadline_s) for seq_id {expected}, which"
-                " did not come",
-                category=_UNDONE,
-            ),
+        late = _failure(
+            f"seq_id {seq} of {owner} waited {wait_s:.0f} s"
+            f" (config.serve.gap_deadline_s) for seq_id {expected}, which did"
+            " not come",
+            category=_UNDONE,
         )
+        self._finish({request.id: late})
+        del some[seq]
 
   def _is_done(self, id: str) -> bool:
     outcome = self.journal.outcome(id)
     return outcome is not None and outcome.is_done
 
-  def _finish(
-      self, request: journal_lib.Request, outcome: bytes | Mapping[str, str]
-  ) -> None:
-    self.journal.finish({request.id: outcome})
-    self._on_done([request.id])
+  # Requests that end the process, as by all its memory.
+
+  def _apart(
+      self, batch: list[journal_lib.Request]
+  ) -> list[list[journal_lib.Request]]:
+    """Returns a batch in parts: one request each if one may be deadly."""
+    if not any(request.id in self._deaths for request in batch):
+      return [batch]
+    ordered = sorted(batch, key=lambda request: request.kind == FINISH)
+    return [[request] for request in ordered]
+
+  def _may_begin(self, ids: Sequence[str]) -> bool:
+    """Returns whether to do what the process may have died of, and notes it.
+
+    The note outlives the process, if not the machine.
+    """
+    deaths = {id: self._deaths.get(id, 0) for id in ids}
+    if max(deaths.values()) >= _MOST_DEATHS:
+      return False
+    text = json.dumps({id: count + 1 for id, count in deaths.items()})
+    new = self._under_way.with_suffix(".new")
+    try:
+      new.write_text(text)
+      new.replace(self._under_way)
+    except OSError as error:
+      logging.error("%s", error)  # The disk is full: it is done all the same.
+    return True
+
+  def _give_up(self, requests: Sequence[journal_lib.Request]) -> None:
+    """Fails requests that the process has died of."""
+    for request in requests:
+      logging.error(
+          "%s (%s) is left out: %s", request.id, request.kind, _DEADLY
+      )
+      self._end(request, _failure(f"{request.id}: {_DEADLY}", "server"))
+
+  # Outcomes.
+
+  def _insist(self, write: Callable[..., None], *args: Any) -> None:
+    """Repeats a write until the disk takes it; OSError if that is at `stop`."""
+    while True:
+      try:
+        return write(*args)
+      except OSError as error:
+        logging.error("%s; trying again", error)
+        with self._changed:
+          if self._stopping:
+            raise
+          self._changed.wait(timeout=_DISK_S)
+
+  def _finish(self, outcomes: Mapping[str, bytes | Mapping[str, str]]) -> None:
+    """Writes outcomes by request, whose effects are there."""
+    if outcomes:
+      self._insist(self.journal.finish, outcomes)
+      self._on_done(list(outcomes))
+
+  def _attempt(
+      self, id: str, fn: Callable[..., _T], *args: Any
+  ) -> _T | dict[str, str]:
+    """Returns a result, or the failure of a request whatever it raises.
+
+    A ValueError is of the request, and changed nothing; what other errors left
+    in memory is not known.
+    """
+    try:
+      return fn(*args)
+    except ValueError as error:
+      return _failure(str(error))
+    # Whatever JAX, Orbax or the disk raise: the server goes on.
+    except Exception as error:
+      logging.exception("%s failed", id)
+      return _failure(f"{type(error).__name__}: {error}", category="server")
 
   # Requests of a model.
 
   def _do(self, request: journal_lib.Request) -> None:
     """Does a model's request, and writes its outcome."""
     owner = request.owner
-    outcome = self._try(request)
-    self._finish(request, outcome)
+    outcome = self._attempt(request.id, self._execute, request)
+    if _is_of_server(outcome):
+      self._forget(owner)  # Next time it is made again.
+    self._end(request, outcome)
+
+  def _end(
+      self, request: journal_lib.Request, outcome: bytes | Mapping[str, str]
+  ) -> None:
+    """Writes the outcome of a request, and begins what follows it."""
+    owner = request.owner
+    self._finish({request.id: outcome})
+    if request.kind in _DECODED:
+      return
     with self._changed:
       seq = request.seq + 1
       # Those that waited too long for this one.
@@ -321,21 +425,8 @@ class Engine:
     elif request.kind == TRAIN or (
         request.kind == SAVE_SAMPLER and request.body == _PUBLISH
     ):
-      self.journal.set_running(owner, False, outcome["error"])
-    self._go_on(owner)
-
-  def _try(self, request: journal_lib.Request) -> bytes | Mapping[str, str]:
-    """Returns the result of a model's request, or its failure."""
-    try:
-      return self._execute(request)
-    except ValueError as error:
-      return _failure(str(error))
-    # Whatever JAX, Orbax or the disk raise: the server goes on.
-    except Exception as error:
-      logging.exception("%s failed", request.id)
-      # What it left in memory is not known: next time it is made again.
-      self._forget(request.owner)
-      return _failure(f"{type(error).__name__}: {error}", category="server")
+      self._insist(self.journal.set_running, owner, False, outcome["error"])
+    self._insist(self._go_on, owner)
 
   def _execute(self, request: journal_lib.Request) -> bytes:
     """Does a model's request; returns its result.
@@ -365,7 +456,9 @@ class Engine:
       return self._save_named(request, body)
     if kind == SAVE_SAMPLER:
       return self._save_for_sampler(request, body)
-    return self._export(request, body)
+    if kind == EXPORT:
+      return self._export(request, body)
+    raise ValueError(f"{request.id}: this version has no request {kind!r}")
 
   def _programs_of(self, spec: Mapping[str, Any]) -> training.Programs:
     key = (spec["rank"], spec["targets"])
@@ -387,6 +480,9 @@ class Engine:
     spec = self.journal.model(model)
     if spec is None:
       raise ValueError(f"model {model}: there is none; create_model makes one")
+    made = self.journal.outcome(f"{model}:0")
+    if made is not None and made.kind == LOAD and made.failure is not None:
+      raise ValueError(f"model {model} was not made: {made.failure['error']}")
     while len(self._runs) >= self._config.serve.max_models:
       self._forget(next(iter(self._runs)))
     programs = self._programs_of(spec)
@@ -413,7 +509,9 @@ class Engine:
   ) -> tuple[training.TrainingRun, int]:
     """Returns a model at its newest checkpoint, and the number it is of."""
     if "replay" in spec:
-      replay = replay_lib.Replay(self._config, spec["replay"])
+      replay = replay_lib.Replay(
+          self._config, spec["replay"], self._policy.tokenizer
+      )
       self._replays[model] = replay
     if saver.latest_step() is None:
       params = programs.init(spec["seed"])
@@ -481,8 +579,8 @@ class Engine:
       return
     try:
       saver.close()
-    except OSError as error:
-      # The journal has what the checkpoint would have had.
+    # Whatever Orbax raises: the journal has what the checkpoint would have had.
+    except Exception as error:
       logging.error("%s", error)
 
   def _save_in_time(self, request: journal_lib.Request) -> None:
@@ -505,14 +603,15 @@ class Engine:
         host["replay"] = self._replays[model].get_state()
       try:
         saver.save(request.seq, state, host, wait=request.kind == LOAD)
-      except OSError as error:
-        # The journal still has everything; the next one may fit.
+        steps = saver.newest_steps()
+        if len(steps) == _KEEP:
+          # Those after the older one stay: it serves if the newer is damaged.
+          self.journal.drop_bodies(model, steps[0])
+      # Whatever Orbax raises: the journal has everything; the next one may fit.
+      except Exception as error:
         logging.error("%s", error)
         return
       self._steps_since_save[model] = 0
-      steps = saver.newest_steps()
-      if len(steps) == _KEEP:
-        self.journal.drop_bodies(model, steps[0])
 
   # Checkpoints.
 
@@ -545,7 +644,7 @@ class Engine:
       *,
       overwrite: bool = False,
   ) -> tuple[str, pathlib.Path]:
-    """Returns path and empty place of a new checkpoint."""
+    """Returns path and place of a new checkpoint."""
     model = request.owner
     path = f"{_SCHEME}{model}/{kind}/{name}"
     before = self.journal.checkpoint(path)
@@ -556,11 +655,7 @@ class Engine:
           f"{path}: there is a checkpoint already; name another one"
           + or_overwrite
       )
-    self._drop(path)
-    folder = self._model_folder(model) / kind / name
-    if folder.exists():
-      shutil.rmtree(folder)
-    return path, folder
+    return path, self._model_folder(model) / kind / name
 
   def _drop(self, path: str) -> None:
     """Forgets a checkpoint; for any thread."""
@@ -574,13 +669,21 @@ class Engine:
       request: journal_lib.Request,
       state: types.PyTree,
   ) -> None:
-    """Writes a checkpoint that is never changed again."""
-    saver = checkpoint.Checkpointer(str(folder), keep=1)
+    """Writes a checkpoint; what was there stays until it is complete."""
+    new = folder.with_name(f".{folder.name}")  # No name that a client may give.
+    _remove(new)
     try:
-      saver.save(0, state, {}, wait=True)
+      saver = checkpoint.Checkpointer(str(new), keep=1)
+      try:
+        saver.save(0, state, {}, wait=True)
+      finally:
+        saver.close()
+      self._versions.pop(path, None)
+      _remove(folder)
+      new.rename(folder)
     finally:
-      saver.close()
-    self._note(path, request)
+      _remove(new)
+    self._insist(self._note, path, request)
 
   def _note(self, path: str, request: journal_lib.Request) -> None:
     spec = self.journal.model(request.owner)
@@ -650,7 +753,9 @@ class Engine:
         if f"/{SAMPLER_WEIGHTS}/{_UNNAMED_PREFIX}" in path
     ]
     for path in unnamed[:-_UNNAMED]:
-      self.delete(path)
+      # A client may delete it at the same time.
+      with contextlib.suppress(ValueError):
+        self.delete(path)
 
   def delete(self, path: str) -> None:
     """Deletes a checkpoint; ValueError if there is none."""
@@ -685,6 +790,7 @@ class Engine:
     run, spec = self._run_of(model), self.journal.model(model)
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove(folder)  # Of the same request, killed before its outcome.
     policy = self._policy
     tensors = self._peft_tensors(run.params) if spec["rank"] else None
     if tensors is not None:
@@ -740,47 +846,30 @@ class Engine:
     """Decodes samples, those together that may be, and ends episodes."""
     together: dict[Any, list[_Sample]] = {}
     failed: dict[str, Mapping[str, str]] = {}
+    ends = [request for request in batch if request.kind == FINISH]
     for request in batch:
       if request.kind == FINISH:
         continue
-      try:
-        sample = self._parse_sample(request)
-      except ValueError as error:
-        failed[request.id] = _failure(str(error))
-        continue
-      # A request that is wrong in a way that no check expects.
-      except Exception as error:
-        logging.exception("%s failed", request.id)
-        text = f"{type(error).__name__}: {error}"
-        failed[request.id] = _failure(text, category="server")
+      sample = self._attempt(request.id, self._parse_sample, request)
+      if isinstance(sample, dict):
+        failed[request.id] = sample
         continue
       key = (sample.path, sample.settings)
       together.setdefault(key, []).append(sample)
-    self._finish_all(failed)
+    self._finish(failed)
     for (path, settings), some in together.items():
-      try:
-        outcomes = self._decode(path, settings, some)
-      except ValueError as error:
-        outcomes = [_failure(str(error))] * len(some)
-      # As in `_try`.
-      except Exception as error:
-        logging.exception("sampling of %s failed", path or "the base model")
-        text = f"{type(error).__name__}: {error}"
-        outcomes = [_failure(text, category="server")] * len(some)
-        for sample in some:
-          self._episodes.pop(sample.owner, None)
       ids = [sample.id for sample in some]
-      self._finish_all(dict(zip(ids, outcomes, strict=True)))
-    for request in batch:
-      if request.kind == FINISH:
-        self._finish_all({request.id: self._end_episode(request)})
-
-  def _finish_all(
-      self, outcomes: Mapping[str, bytes | Mapping[str, str]]
-  ) -> None:
-    if outcomes:
-      self.journal.finish(outcomes)
-      self._on_done(list(outcomes))
+      outcomes = self._attempt(
+          ", ".join(ids), self._decode, path, settings, some
+      )
+      if isinstance(outcomes, dict):
+        outcomes = [outcomes] * len(some)
+        for sample in some:  # Some may have been added.
+          self._episodes.pop(sample.owner, None)
+      self._finish(dict(zip(ids, outcomes, strict=True)))
+    for request in ends:
+      outcome = self._attempt(request.id, self._end_episode, request)
+      self._finish({request.id: outcome})
 
   def _parse_sample(self, request: journal_lib.Request) -> "_Sample":
     """Returns what is asked for; ValueError if it is wrong."""
@@ -849,13 +938,12 @@ class Engine:
     prompts = {s.id: v for s, v in zip(scored, values, strict=True)}
     out = []
     for sample, c in zip(samples, completions, strict=True):
-      plain = c.plain_logprobs if settings.temperature == 0 else c.logprobs
       prompt_logprobs = prompts.get(sample.id)
       if prompt_logprobs is not None:
         prompt_logprobs[: max(0, len(prompt_logprobs) - sample.last_n)] = np.nan
       result = messages.SampleResult(
           [t[:n] for t, n in zip(c.tokens, c.lengths)],
-          [p[:n] for p, n in zip(plain, c.lengths)],
+          [p[:n] for p, n in zip(c.plain_logprobs, c.lengths)],
           c.stopped.tolist(),
           prompt_logprobs,
       )
@@ -926,6 +1014,8 @@ class Engine:
             text_fn=tokenizer.decode,
             pad_id=tokenizer.pad_id,
             seed=config.seed,
+            # That of the passes: on the policy all ratios are 1.
+            plain_temperature=c.temperature,
         ),
     )
     return self._samplers[settings]
@@ -952,18 +1042,21 @@ class Engine:
     }
 
   def _read_episode(self, id: str) -> episodes.Episode:
-    """Returns an episode, made again from the calls in the journal."""
-    episode = episodes.Episode(self._policy.tokenizer)
-    for request, is_done in self.journal.since(id, -1):
-      if request.kind != CALL or not is_done or request.body is None:
-        continue
-      outcome = self.journal.outcome(request.id)
-      if outcome.result is not None:
-        body = messages.parse_json(request.body)
-        call = chat.parse(body, body["model"])
-        done = json.loads(outcome.result)
-        episode.add(done["record"], call.messages, done["message"])
+    """Returns an episode, made again from the calls in the journal.
+
+    They are added in the order in which they were answered: calls at the same
+    time are decoded by their settings, not by their numbers.
+    """
+    episode = self._new_episode()
+    for request, result in self.journal.answered(id, CALL):
+      body, done = messages.parse_json(request.body), json.loads(result)
+      call = chat.parse(body, body["model"])
+      episode.add(done["record"], call.messages, done["message"])
     return episode
+
+  def _new_episode(self) -> episodes.Episode:
+    most = self._config.sampling.max_prompt_tokens
+    return episodes.Episode(self._policy.tokenizer, most)
 
   def _episode(self, id: str) -> episodes.Episode:
     if id not in self._episodes:
@@ -991,7 +1084,7 @@ class Engine:
       name = body["model"]
       path = "" if name == self.model_name else name
       call = chat.parse(body, name, most_choices=MOST_CHOICES)
-      turn = episodes.Episode(self._policy.tokenizer).begin(call)
+      turn = self._new_episode().begin(call)
     P = self._config.sampling.max_prompt_tokens
     T = self._config.sampling.max_completion_tokens
     room = T - (len(turn.tokens) - turn.start)
@@ -1031,7 +1124,7 @@ class Engine:
       if asked.is_kept:
         episode = self._episode(sample.owner)
       else:
-        episode = episodes.Episode(tokenizer)
+        episode = self._new_episode()
       record = episode.end(
           asked.turn,
           ids,
@@ -1076,8 +1169,10 @@ class Engine:
   def _enter_episodes(self, spec: Mapping[str, Any]) -> dict[str, int]:
     """Lets a group of episodes into its replay once all have finished."""
     together = spec["together"]
-    outcomes = self.journal.outcomes_of(together) if together else []
-    if not together or len(outcomes) < spec["num_episodes"]:
+    if not together:
+      return {}
+    outcomes, size = self.journal.outcomes_of(together)
+    if len(outcomes) != size:
       return {}
     model = spec["replay"]
     least = self.least_completions(model)
@@ -1103,7 +1198,8 @@ class Engine:
       LookupError: the checkpoint to begin with is not there.
     """
     model = f"{session}:replay:{number}"
-    replay = replay_lib.Replay(self._config, body).settings
+    replay = replay_lib.parse(body)
+    replay_lib.with_replay(self._config, replay.replay)
     path = messages.field(body, "model_path", str, "")
     if path:
       spec = self._spec_from(path, body)
@@ -1162,8 +1258,11 @@ class Engine:
       is_start = kind == START
       self.journal.set_running(model, is_start, "" if is_start else "stopped")
       return _json({"type": kind})
-    asked, stats = replay.draw(step)
-    metrics = {**run.run_pass(asked).metrics, **stats}
+    batch, stats = replay.draw(step)
+    settings = replay.settings
+    loss = run.run_batch(settings.loss, settings.loss_config, batch)
+    groups = float(len(batch.rewards))
+    metrics = {"loss:mean": loss, "groups:sum": groups, **stats}
     adam = _adam_settings(self.journal.model(model)["replay"])
     metrics |= run.step(adam)
     return _json({"step": step + 1, "metrics": metrics, **replay.state()})
@@ -1539,6 +1638,11 @@ def _adam_settings(body: Mapping[str, Any]) -> training.AdamSettings:
   return settings
 
 
+def _remove(folder: pathlib.Path) -> None:
+  if folder.exists():
+    shutil.rmtree(folder)
+
+
 def _seed_of(text: str) -> int:
   digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
   return int.from_bytes(digest, "big")
@@ -1546,6 +1650,10 @@ def _seed_of(text: str) -> int:
 
 def _failure(text: str, category: str = "user") -> dict[str, str]:
   return {"error": text, "category": category}
+
+
+def _is_of_server(outcome: bytes | Mapping[str, str]) -> bool:
+  return isinstance(outcome, dict) and outcome["category"] == "server"
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

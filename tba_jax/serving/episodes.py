@@ -18,13 +18,16 @@ those whose past the template writes otherwise, `branched` those with another
 past.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.serving import chat
 
+# Characters of a text that is encoded whatever the tokenizer's longest token:
+# spaces between words, and unknown words, may have any length.
+_SHORT_TEXT = 2**14
 FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
 
 
@@ -93,10 +96,15 @@ class Episode:
 
   rows: rows, in the order of their first calls.
   counts: calls, and rows that are not the first, by cause.
+
+  Args:
+    tokenizer: tokenizer with a chat template.
+    most_tokens: most tokens that the model sees.
   """
 
-  def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer, most_tokens: int):
     self._tokenizer = tokenizer
+    self._most_tokens = most_tokens
     self.rows: list[Row] = []
     self.counts = {"calls": 0, REWRITTEN: 0, BRANCHED: 0}
 
@@ -104,8 +112,11 @@ class Episode:
     """Returns where a call stands; changes nothing.
 
     Raises:
-      ValueError: the chat template is missing, or refuses the messages.
+      ValueError: the chat template is missing, or refuses the messages; or the
+        call has more text than so many tokens can have.
     """
+    if call.prompt is not None and not isinstance(call.prompt, str):
+      self._check_room(len(call.prompt), self._most_tokens, "tokens")
     find = self._chat_turn if call.messages is not None else self._text_turn
     return find(call)
 
@@ -125,7 +136,7 @@ class Episode:
       cause = REWRITTEN
       break
     text = self._tokenizer.chat_text(rendered, tools=call.tools)
-    ids = self._tokenizer.encode(text)
+    ids = self._encode(text)
     return Turn(len(self.rows), 0, ids, text, rendered, len(ids), cause)
 
   def _text_turn(self, call: chat.Call) -> Turn:
@@ -141,7 +152,8 @@ class Episode:
             index, len(row.tokens), call.prompt, text, (), row.start, ""
         )
     if isinstance(call.prompt, str):
-      text, ids = call.prompt, self._tokenizer.encode_prompt(call.prompt)
+      text = call.prompt
+      ids = self._encode(text, self._tokenizer.encode_prompt)
     else:
       ids = list(call.prompt)
       text = self._tokenizer.decode(ids)
@@ -152,9 +164,29 @@ class Episode:
       self, index: int, text: str, rendered: Sequence[Mapping[str, Any]]
   ) -> Turn:
     row = self.rows[index]
-    ids = self._tokenizer.encode(text[len(row.text) :])
+    ids = self._encode(text[len(row.text) :])
     tokens = [*row.tokens, *ids]
     return Turn(index, len(row.tokens), tokens, text, rendered, row.start, "")
+
+  def _encode(
+      self, text: str, encode: Callable[[str], list[int]] | None = None
+  ) -> list[int]:
+    """Returns the ids of a text; its length is checked first.
+
+    Tokenizers take seconds for a megabyte.
+    """
+    most = self._most_tokens * self._tokenizer.longest_token
+    most = max(_SHORT_TEXT, most)
+    self._check_room(len(text), most, "characters")
+    return (encode or self._tokenizer.encode)(text)
+
+  def _check_room(self, size: int, most: int, unit: str) -> None:
+    if size > most:
+      raise ValueError(
+          f"context_length_exceeded: the call has {size} {unit}; allowed up to"
+          f" {most} with config.sampling.max_prompt_tokens ="
+          f" {self._most_tokens}"
+      )
 
   def end(
       self,

@@ -177,10 +177,12 @@ class Journal:
             "DELETE FROM requests WHERE done < ? AND body IS NULL",
             newest - _KEEP_RESULTS,
         )
+        self._run("COMMIT")
       except BaseException:
-        self._db.execute("ROLLBACK")
+        # A full disk may have rolled it back already.
+        if self._db.in_transaction:
+          self._db.execute("ROLLBACK")
         raise
-      self._run("COMMIT")
 
   def same_body(self, owner: str, body: bytes) -> str | None:
     """Returns the newest request with this body that did not fail, or None."""
@@ -219,6 +221,20 @@ class Journal:
     pending = {r.id for r in self._requests("owner=? AND done IS NULL", owner)}
     requests = self._requests("owner=? AND seq>? ORDER BY seq", owner, seq)
     return [(request, request.id not in pending) for request in requests]
+
+  def answered(self, owner: str, kind: str) -> list[tuple[Request, bytes]]:
+    """Returns an owner's requests of a kind that have body and result.
+
+    They are in the order of `finish`.
+    """
+    with self._lock:
+      rows = self._all(
+          "SELECT id, owner, seq, kind, body, accepted_s, result FROM requests"
+          " WHERE owner=? AND kind=? AND body IS NOT NULL AND result IS NOT"
+          " NULL ORDER BY done",
+          *(owner, kind),
+      )
+    return [(Request(*row[:-1]), row[-1]) for row in rows]
 
   def next_seq(self, owner: str) -> int:
     """Returns the number after the owner's last done one without a gap."""
@@ -341,39 +357,51 @@ class Journal:
       spec: Mapping[str, Any],
       *,
       together: str = "",
-      most: int = 0,
-  ) -> bool:
-    """Adds an episode; returns False if its group has `most` already.
+      size: int = 0,
+  ) -> None:
+    """Adds an episode.
 
     Args:
       id: id of the episode.
       session: session that it is of.
       spec: facts about it.
       together: group that its rows are trained in; "" = none.
-      most: episodes of the group.
+      size: episodes of the group.
+
+    Raises:
+      ValueError: the group has all its episodes, or another size.
     """
     with self._lock:
       if together:
-        (count,) = self._one(
-            "SELECT count(*) FROM episodes WHERE together=?", together
+        group = self._all(
+            "SELECT spec FROM episodes WHERE together=? ORDER BY rowid",
+            together,
         )
-        if count >= most:
-          return False
+        first = json.loads(group[0][0])["num_episodes"] if group else size
+        name = together.rpartition("/")[2]
+        if size != first:
+          raise ValueError(
+              f"num_episodes={size}: allowed {first}, that of group {name}'s"
+              " first episode"
+          )
+        if len(group) >= size:
+          raise ValueError(
+              f"group {name} has its {size} episodes: allowed another name"
+          )
       self._run(
           "INSERT INTO episodes VALUES (?, ?, ?, ?, NULL)",
           *(id, session, together, json.dumps(spec)),
       )
-    return True
 
-  def outcomes_of(self, together: str) -> list[Any]:
-    """Returns the outcomes of a group's finished episodes."""
+  def outcomes_of(self, together: str) -> tuple[list[Any], int]:
+    """Returns the outcomes of a group's finished episodes, and its size."""
     with self._lock:
       rows = self._all(
-          "SELECT outcome FROM episodes WHERE together=? AND outcome IS NOT"
-          " NULL ORDER BY rowid",
+          "SELECT outcome, spec FROM episodes WHERE together=? ORDER BY rowid",
           together,
       )
-    return [json.loads(outcome) for (outcome,) in rows]
+    outcomes = [json.loads(outcome) for outcome, _ in rows if outcome]
+    return outcomes, json.loads(rows[0][1])["num_episodes"]
 
   def episode(self, id: str) -> tuple[dict[str, Any], Any] | None:
     """Returns spec and outcome of an episode, None for what is not there."""

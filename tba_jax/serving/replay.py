@@ -31,7 +31,9 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
+from tba_jax.learning import batches
 from tba_jax.learning import schedules
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.serving import messages
 
@@ -103,7 +105,7 @@ def parse(body: Mapping[str, Any]) -> Settings:
   return settings
 
 
-def _with_replay(
+def with_replay(
     config: ml_collections.ConfigDict, changes: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
   """Returns a config with settings of a replay's own."""
@@ -138,10 +140,15 @@ class Replay:
   """
 
   def __init__(
-      self, config: ml_collections.ConfigDict, body: Mapping[str, Any]
+      self,
+      config: ml_collections.ConfigDict,
+      body: Mapping[str, Any],
+      tokenizer: tokenizer_lib.Tokenizer,
   ):
     self.settings = parse(body)
-    config = _with_replay(config, self.settings.replay)
+    config = with_replay(config, self.settings.replay)
+    counts = config.loss.include_stop_token
+    self._tokenizer = None if counts else tokenizer
     self._num_tokens = config.sampling.max_completion_tokens
     self._buffer = buffer_lib.ReplayBuffer(
         config,
@@ -191,8 +198,8 @@ class Replay:
     """Returns the groups that must enter before a step can be taken."""
     return missing_groups(self.settings, self.counts["groups"], step)
 
-  def draw(self, step: int) -> tuple[messages.Pass, dict[str, float]]:
-    """Returns a pass over a batch, and its statistics.
+  def draw(self, step: int) -> tuple[types.Batch, dict[str, float]]:
+    """Returns a batch without reference log-probs, and its statistics.
 
     Raises:
       ValueError: nothing is stored.
@@ -201,28 +208,24 @@ class Replay:
     draw = self._buffer.sample(
         s.prompts_per_batch, s.completions_per_prompt, step
     )
-    data = []
-    for b, prompt in enumerate(draw.prompt_tokens):
-      prompt = prompt[draw.prompt_mask[b] > 0]
-      before = np.zeros(len(prompt) - 1, np.float32)
-      for k, n in enumerate(draw.completion_lengths[b]):
-        tokens = np.concatenate([prompt, draw.completion_tokens[b, k, :n]])
-        mask = draw.sampled_mask[b, k, :n].astype(np.float32)
-        logprobs = draw.behavior_logprobs[b, k, :n]
-        inputs = {
-            "weights": np.concatenate([before, mask]),
-            "logprobs": np.concatenate([before, logprobs]),
-            "reward": draw.rewards[b, k][None],
-            "group": np.array([b], np.float32),
-        }
-        data.append(messages.Datum(tokens[:-1], tokens[1:], inputs))
+    batch = types.Batch(
+        prompt_tokens=draw.prompt_tokens,
+        prompt_mask=draw.prompt_mask,
+        completion_tokens=draw.completion_tokens,
+        completion_mask=batches.completion_mask(
+            draw.completion_tokens, draw.sampled_mask, self._tokenizer
+        ),
+        behavior_logprobs=draw.behavior_logprobs,
+        ref_logprobs=np.zeros_like(draw.behavior_logprobs),
+        rewards=draw.rewards,
+        staleness_steps=draw.staleness_steps.astype(np.float32),
+    )
     self.counts["trained"] += self._buffer.mark_trained(draw.rows).completions
     stats = draw.stats()
     names = ("fresh_share", "recent_share", "staleness_steps", "stop_rate")
     metrics = {name: stats[name] for name in names}
     metrics["reward_mean"] = float(draw.rewards.mean())
-    asked = messages.Pass(s.loss, s.loss_config, False, data)
-    return asked, metrics
+    return batch, metrics
 
   def state(self) -> dict[str, Any]:
     """Returns the counts, and how many completions are stored."""

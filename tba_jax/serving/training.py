@@ -5,14 +5,15 @@
 Sequences are padded to powers of two in length and number, so that a server
 compiles a few programs and none of them twice. Losses of tokens are sums, and
 are the same however a batch is cut; objectives of groups are means over the
-groups of one pass.
+groups of one pass. All log-probs are at `sampling.temperature`.
 
 Axes: N sequences of a pass, B sequences at a time, L tokens, and of groups B
 prompts, K completions, P and T their tokens.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -44,8 +45,9 @@ _SHORTEST = 32  # Tokens of the shortest padded length.
 # Compiled objectives, by name and settings, that are kept.
 _GROUP_PROGRAMS = 32
 # Inputs of a sequence of a group, beside its targets.
-_OF_GROUPS = ("weights", "logprobs", "ref_logprobs", "reward", "group")
 _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
+_OF_GROUPS = (*_NEEDED_OF_GROUPS, "ref_logprobs", "staleness")
+_SCALARS_OF_GROUPS = ("reward", "group", "staleness")
 # Settings of `config.loss` that a pass may change. No others: some have no
 # effect here, and `name` may be a file that is imported.
 PASS_SETTINGS = (
@@ -192,16 +194,17 @@ class Programs:
     self.check_data(asked.data)
     outputs: list[dict[str, np.ndarray] | None] = [None] * len(rows)
     waiting = []
-    for places, B, L in self._cut([len(d.tokens) for d in asked.data]):
-      arrays = _pad([rows[n] for n in places], B, L)
-      arrays = jax.device_put(
-          arrays, slots_lib.rows_sharding(self._sharding, B)
-      )
-      run = self._token_forward if grads is None else self._token_pass
-      grads, total, logprobs, losses = run(
-          params, grads, self._base, arrays, config
-      )
-      waiting.append((places, total, logprobs, losses))
+    run = self._token_forward if grads is None else self._token_pass
+    with _donating():
+      for places, B, L in self._cut([len(d.tokens) for d in asked.data]):
+        arrays = _pad([rows[n] for n in places], B, L)
+        arrays = jax.device_put(
+            arrays, slots_lib.rows_sharding(self._sharding, B)
+        )
+        grads, total, logprobs, losses = run(
+            params, grads, self._base, arrays, config
+        )
+        waiting.append((places, total, logprobs, losses))
     loss = 0.0
     for places, total, logprobs_BxL, losses_BxL in waiting:
       loss += float(total)
@@ -242,9 +245,7 @@ class Programs:
 
   @functools.cached_property
   def _score(self) -> Any:
-    return jax.jit(
-        lambda params, arrays: _target_logprobs(self._model, params, arrays)
-    )
+    return jax.jit(self._target_logprobs)
 
   def check_data(self, data: Sequence[messages.Datum]) -> None:
     """Raises ValueError for a sequence that the model cannot take."""
@@ -307,9 +308,7 @@ class Programs:
       config: Mapping[str, jax.Array],
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the sum of a token loss, log-probs [B, L] and losses [B, L]."""
-    logprobs_BxL = _target_logprobs(
-        self._model, self._attach(base, params), arrays
-    )
+    logprobs_BxL = self._target_logprobs(self._attach(base, params), arrays)
     losses_BxL = jax.lax.switch(
         config["loss"],
         [loss.fn for loss in token_losses.LOSSES.values()],
@@ -319,6 +318,29 @@ class Programs:
     )
     losses_BxL = losses_BxL * arrays["mask"]
     return losses_BxL.sum(), logprobs_BxL, losses_BxL
+
+  def _target_logprobs(
+      self, params: PyTree, arrays: Mapping[str, jax.Array]
+  ) -> jax.Array:
+    """Returns [B, L] float32, the log-prob of each target, nats.
+
+    A sequence is a prompt of one token and a completion of the others.
+    """
+    tokens_BxL, targets_BxL = arrays["tokens"], arrays["targets"]
+    rest_Bx1xL = jnp.pad(tokens_BxL[:, 1:], ((0, 0), (0, 1)))[:, None]
+    temperature = self.config.sampling.temperature
+    logprobs_Bx1xL = logprobs_lib.map_logits(
+        self._model,
+        params,
+        tokens_BxL[:, :1],
+        jnp.ones_like(tokens_BxL[:, :1], jnp.float32),
+        rest_Bx1xL,
+        lambda logits, tokens: logprobs_lib.token_logprobs(
+            logits, tokens, temperature=temperature
+        ),
+        targets_BxKxT=targets_BxL[:, None],
+    )
+    return logprobs_Bx1xL[:, 0]
 
   def _attach(self, base: PyTree, params: PyTree) -> PyTree:
     return self.adapters.attach(base, params) if self.adapters else params
@@ -338,19 +360,59 @@ class Programs:
       ValueError: the objective is not allowed here, or the sequences do not
         make groups.
     """
-    objective_name, changes = asked.loss, dict(asked.config)
-    config = objective_config(self.config, objective_name, changes)
     self.check_data(asked.data)
     batch, places = self._groups(asked.data)
+    is_given = all("ref_logprobs" in d.inputs for d in asked.data)
+    grads, loss, logprobs_BxKxT = self.batch_pass(
+        params, grads, asked.loss, asked.config, batch, has_reference=is_given
+    )
+    outputs: list[dict[str, np.ndarray] | None] = [None] * len(places)
+    T = logprobs_BxKxT.shape[-1]
+    for n, logprobs_T in zip(places, logprobs_BxKxT.reshape(-1, T)):
+      datum = asked.data[n]
+      start = _prompt_length(n, datum) - 1
+      values = np.zeros(len(datum.tokens), np.float32)
+      values[start:] = logprobs_T[: len(values) - start]
+      outputs[n] = {"logprobs": values}
+    return grads, messages.PassResult(
+        outputs, {"loss:mean": loss, "groups:sum": float(len(batch.rewards))}
+    )
+
+  def batch_pass(
+      self,
+      params: PyTree,
+      grads: PyTree | None,
+      name: str,
+      changes: Mapping[str, float | str],
+      batch: types.Batch,
+      *,
+      has_reference: bool,
+  ) -> tuple[PyTree | None, float, np.ndarray]:
+    """Returns the gradient with that of a batch, the loss, log-probs [B, K, T].
+
+    Args:
+      params: trained params.
+      grads: gradient so far, which is donated; None runs forward alone.
+      name: name of the objective.
+      changes: settings of it.
+      batch: groups.
+      has_reference: whether the batch has the reference's log-probs.
+
+    Raises:
+      ValueError: the objective is not allowed here, or needs larger groups.
+    """
+    config = objective_config(self.config, name, changes)
     num_groups, K = batch.rewards.shape
     least = build.min_completions(config.loss)
     if K < least:
       raise ValueError(
-          f"loss_fn={objective_name!r} needs groups of {least} or more, not {K}"
+          f"loss_fn={name!r} needs groups of {least} or more, not {K}"
       )
+    mean_tokens = groups_lib.mean_tokens(batch.completion_mask)
+    prepared = {"mean_tokens": np.full(num_groups, mean_tokens, np.float32)}
+    batch = dataclasses.replace(batch, prepared=prepared)
     beta = np.float32(config.loss.beta)
-    is_given = all("ref_logprobs" in d.inputs for d in asked.data)
-    has_reference = is_given or not build.reads_reference(config.loss)
+    has_reference |= not build.reads_reference(config.loss)
     size = config.train.micro_batch_prompts or num_groups
     cuts = [
         *range(0, num_groups - num_groups % size, size),
@@ -358,32 +420,21 @@ class Programs:
     ]
     ends = [*cuts[1:], num_groups]
     static = tuple(sorted((k, v) for k, v in changes.items() if k != "beta"))
+    run = self._group_program(
+        config, (name, static), has_reference, grads is not None
+    )
     waiting = []
-    for start, end in zip(cuts, ends):
-      micro = jax.tree.map(operator.itemgetter(slice(start, end)), batch)
-      run = self._group_program(
-          config, (objective_name, static), has_reference, grads is not None
-      )
-      micro = jax.device_put(
-          micro, slots_lib.rows_sharding(self._sharding, end - start)
-      )
-      share = np.float32((end - start) / num_groups)
-      grads, *aux = run(params, grads, self._base, micro, beta, share)
-      waiting.append(aux)
+    with _donating():
+      for start, end in zip(cuts, ends):
+        micro = jax.tree.map(operator.itemgetter(slice(start, end)), batch)
+        micro = jax.device_put(
+            micro, slots_lib.rows_sharding(self._sharding, end - start)
+        )
+        share = np.float32((end - start) / num_groups)
+        grads, *aux = run(params, grads, self._base, micro, beta, share)
+        waiting.append(aux)
     loss = float(sum(np.asarray(total) for total, _ in waiting))
-    logprobs_NxT = np.concatenate([np.asarray(x) for _, x in waiting]).reshape(
-        len(places), -1
-    )
-    outputs: list[dict[str, np.ndarray] | None] = [None] * len(places)
-    for n, logprobs_T in zip(places, logprobs_NxT):
-      datum = asked.data[n]
-      start = _prompt_length(n, datum) - 1
-      values = np.zeros(len(datum.tokens), np.float32)
-      values[start:] = logprobs_T[: len(values) - start]
-      outputs[n] = {"logprobs": values}
-    return grads, messages.PassResult(
-        outputs, {"loss:mean": loss, "groups:sum": float(num_groups)}
-    )
+    return grads, loss, np.concatenate([np.asarray(x) for _, x in waiting])
 
   def _groups(
       self, data: Sequence[messages.Datum]
@@ -412,7 +463,9 @@ class Programs:
         name: np.zeros(tokens.shape, np.float32)
         for name in ("weights", "logprobs", "ref_logprobs")
     }
-    rewards = np.zeros(shape, np.float32)
+    rewards, staleness = np.zeros(shape, np.float32), np.zeros(
+        shape, np.float32
+    )
     for b, (group, some) in enumerate(members.items()):
       first = data[some[0]]
       length = _prompt_length(some[0], first)
@@ -446,10 +499,8 @@ class Programs:
             values = datum.inputs[name][length - 1 :]
             array[b, k, : len(values)] = values
         rewards[b, k] = datum.inputs["reward"][0]
+        staleness[b, k] = datum.inputs.get("staleness", (0,))[0]
     mask = (floats["weights"] > 0).astype(np.float32)
-    mean_length = np.full(
-        len(members), groups_lib.mean_tokens(mask), np.float32
-    )
     batch = types.Batch(
         prompt_tokens=prompts,
         prompt_mask=prompt_mask,
@@ -458,8 +509,7 @@ class Programs:
         behavior_logprobs=floats["logprobs"] * mask,
         ref_logprobs=floats["ref_logprobs"] * mask,
         rewards=rewards,
-        staleness_steps=np.zeros_like(rewards),
-        prepared={"mean_tokens": mean_length},
+        staleness_steps=staleness,
     )
     return batch, places
 
@@ -533,7 +583,6 @@ class TrainingRun:
     Raises:
       ValueError: the pass is wrong; the gradient is what it was.
     """
-    grads = None
     run = self.programs.group_pass
     if asked.loss in token_losses.LOSSES:
       run = self.programs.token_pass
@@ -544,6 +593,21 @@ class TrainingRun:
       grads = self.programs.zeros(self.params)
     self._grads, result = run(self.params, grads, asked)
     return result
+
+  def run_batch(
+      self, name: str, changes: Mapping[str, float | str], batch: types.Batch
+  ) -> float:
+    """Adds the gradient of an objective of groups; returns the loss.
+
+    The reference is the base model. Raises as `run_pass`.
+    """
+    grads = self._grads
+    if grads is None:
+      grads = self.programs.zeros(self.params)
+    self._grads, loss, _ = self.programs.batch_pass(
+        self.params, grads, name, changes, batch, has_reference=False
+    )
+    return loss
 
   def step(self, settings: AdamSettings) -> dict[str, float]:
     """Takes a step with the gradient, and drops it; returns metrics.
@@ -580,6 +644,18 @@ class TrainingRun:
     if opt_state is None:
       opt_state = self.programs.init_optimizer(params)
     self.opt_state = opt_state
+
+
+@contextlib.contextmanager
+def _donating() -> Iterator[None]:
+  """Makes a ValueError one that says that the gradient is lost.
+
+  Whoever sees a ValueError may go on with the gradient.
+  """
+  try:
+    yield
+  except ValueError as error:
+    raise RuntimeError(str(error)) from error
 
 
 def check_config(config: ml_collections.ConfigDict) -> None:
@@ -717,29 +793,6 @@ def _update(
   )
 
 
-def _target_logprobs(
-    model: transformer.Model, params: PyTree, arrays: Mapping[str, jax.Array]
-) -> jax.Array:
-  """Returns [B, L] float32, the log-prob of each target, nats.
-
-  A sequence is a prompt of one token and a completion of the others.
-  """
-  tokens_BxL, targets_BxL = arrays["tokens"], arrays["targets"]
-  rest_Bx1xL = jnp.pad(tokens_BxL[:, 1:], ((0, 0), (0, 1)))[:, None]
-  logprobs_Bx1xL = logprobs_lib.map_logits(
-      model,
-      params,
-      tokens_BxL[:, :1],
-      jnp.ones_like(tokens_BxL[:, :1], jnp.float32),
-      rest_Bx1xL,
-      lambda logits, tokens: logprobs_lib.token_logprobs(
-          logits, tokens, temperature=1.0
-      ),
-      targets_BxKxT=targets_BxL[:, None],
-  )
-  return logprobs_Bx1xL[:, 0]
-
-
 def _pad(
     rows: Sequence[tuple[messages.Datum, Mapping[str, np.ndarray]]],
     B: int,
@@ -815,15 +868,18 @@ def _check_group_inputs(n: int, datum: messages.Datum) -> None:
     raise ValueError(
         f"data[{n}]: loss_fn_inputs has {', '.join(sorted(names))}; an"
         f" objective of groups reads {', '.join(_NEEDED_OF_GROUPS)} and, if"
-        " given, ref_logprobs"
+        " given, ref_logprobs and staleness"
     )
   for name, values in datum.inputs.items():
-    wanted = 1 if name in ("reward", "group") else len(datum.tokens)
+    wanted = 1 if name in _SCALARS_OF_GROUPS else len(datum.tokens)
     if values.size != wanted or not np.isfinite(values).all():
       raise ValueError(
           f"data[{n}]: {name} has {values.size} entries: allowed {wanted}, all"
           " finite"
       )
+  staleness = datum.inputs.get("staleness", (0,))[0]
+  if staleness < 0:
+    raise ValueError(f"data[{n}]: staleness={staleness}: allowed steps from 0")
   group = datum.inputs["group"][0]
   # A larger float32 may stand for its neighbors, too.
   is_exact = group == int(group) and abs(group) < 2**24

@@ -43,7 +43,7 @@ class _Player:
 
   def __init__(self, template=_TEMPLATE):
     self.tokenizer = _tokenizer(template)
-    self.episode = episodes.Episode(self.tokenizer)
+    self.episode = episodes.Episode(self.tokenizer, 16)
     self.records = []
 
   def play(self, call, tokens, *, version=0):
@@ -197,7 +197,7 @@ class EpisodeTest(absltest.TestCase):
     player = _Player(_FORGETS)
     said = player.play(_call(_user("3")), [*player.ids("2t1"), _EOS])
     player.play(_call(_user("3"), said, _user("2")), player.ids("1"))
-    again = episodes.Episode(player.tokenizer)
+    again = episodes.Episode(player.tokenizer, 16)
     for record in player.records:
       again.add(*record)
     self.assertEqual(again.rows, player.episode.rows)

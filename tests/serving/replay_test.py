@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import replay as replay_lib
 from tests.support import serving_case
@@ -39,31 +40,49 @@ def _group(prompt, *, size=2, version=0):
   return replay_lib.pack_group([prompt, 3], rows)
 
 
-def _replay(**changes):
-  return replay_lib.Replay(serving_case.make_config(), {**_BODY, **changes})
+def _replay(config=None, **changes):
+  config = config or serving_case.make_config()
+  tokenizer = tokenizer_lib.word_level(["a"], r"\w+")
+  return replay_lib.Replay(config, {**_BODY, **changes}, tokenizer)
 
 
 class ReplayTest(absltest.TestCase):
 
-  def test_draws_passes_over_what_has_entered(self):
+  def test_draws_batches_of_what_has_entered(self):
     replay = _replay(prompts_per_batch=1)
     row = _row(
         [5, 6, 7],
         1.5,
         mask=[1, 0, 1],
         logprobs=[-0.25, 0.0, -0.75],
+        version=2,
     )
     replay.insert(replay_lib.pack_group([1, 2], [row, _row([8], 0.0)]), 0)
-    asked, metrics = replay.draw(0)
-    found = {d.tokens.tobytes(): d for d in asked.data}
-    datum = found[np.array([1, 2, 5, 6], np.int32).tobytes()]
-    self.assertEqual(datum.targets.tolist(), [2, 5, 6, 7])
-    self.assertEqual(datum.inputs["weights"].tolist(), [0, 1, 0, 1])
-    self.assertEqual(datum.inputs["logprobs"].tolist(), [0, -0.25, 0, -0.75])
-    self.assertEqual(datum.inputs["reward"].tolist(), [1.5])
+    batch, metrics = replay.draw(3)
+    (k,) = np.flatnonzero(batch.rewards[0] == 1.5)
+    self.assertEqual(batch.prompt_tokens[0, -2:].tolist(), [1, 2])
+    self.assertEqual(batch.prompt_mask.sum(), 2)
+    self.assertEqual(batch.completion_tokens[0, k, :3].tolist(), [5, 6, 7])
+    self.assertEqual(batch.completion_mask[0, k, :4].tolist(), [1, 0, 1, 0])
+    self.assertEqual(
+        batch.behavior_logprobs[0, k, :3].tolist(), [-0.25, 0, -0.75]
+    )
+    with self.subTest("each has the age of its version"):
+      self.assertEqual(batch.staleness_steps[0, [k, 1 - k]].tolist(), [1, 3])
     self.assertEqual(metrics["reward_mean"], 0.75)
     self.assertEqual(metrics["fresh_share"], 1.0)
-    self.assertEqual([d.inputs["group"].item() for d in asked.data], [0, 0])
+
+  def test_leaves_out_stop_tokens_if_the_config_does(self):
+    config = serving_case.make_config()
+    config.loss.include_stop_token = False
+    stop = tokenizer_lib.word_level(["a"], r"\w+").eos_id
+    replay = _replay(config, prompts_per_batch=1)
+    rows = [_row([5, stop], 1.0), _row([stop], 0.0)]
+    replay.insert(replay_lib.pack_group([3], rows), 0)
+    batch, _ = replay.draw(0)
+    order = np.argsort(-batch.rewards[0])
+    masks = batch.completion_mask[0, order, :2]
+    self.assertEqual(masks.tolist(), [[1, 0], [0, 0]])
 
   def test_accounts_for_what_entered(self):
     replay = _replay(
@@ -102,8 +121,7 @@ class ReplayTest(absltest.TestCase):
     for replay in (a, b):
       replay.insert(_group(7), 3)
     (one, _), (two, _) = a.draw(3), b.draw(3)
-    for x, y in zip(one.data, two.data, strict=True):
-      jax.tree.map(np.testing.assert_array_equal, vars(x), vars(y))
+    jax.tree.map(np.testing.assert_array_equal, vars(one), vars(two))
     self.assertEqual(a.state(), b.state())
 
   def test_rows_of_episodes_are_grouped_by_their_prompt(self):
