@@ -665,7 +665,7 @@ class App:
       self._spec_of_checkpoint(path)
     else:
       self._check_base(messages.field(body, "base_model", str))
-    episode = str(uuid.uuid4())
+    episode = _idempotency_key(request) or str(uuid.uuid4())
     spec = {"sampler": sampler, "path": path, **self._group_of(body, sampler)}
     await concurrency.run_in_threadpool(
         functools.partial(

@@ -99,6 +99,8 @@ _DISK_S = 1.0
 _BURST_S = 0.01
 _LONGEST_BURST_S = 0.1
 _MOST_SAMPLES = 4096
+# Texts that end a completion; all are looked for in each that is decoded.
+_MOST_STOPS = 64
 # As OpenAI has it.
 MOST_CHOICES = 128
 # Category of the failure of a request that was never begun.
@@ -1557,6 +1559,8 @@ def _parse_sample(
   last_n = 0
   if field(body, "prompt_logprobs", bool, False):
     last_n = field(body, "prompt_logprobs_last_n", int, len(tokens))
+    if last_n < 0:
+      raise ValueError(f"prompt_logprobs_last_n={last_n}: allowed 0 or more")
   seed = field(params, "seed", int, None)
   most = field(params, "max_tokens", int, None)
   if most is not None and most < 1:
@@ -1581,14 +1585,18 @@ def _sampling_settings(
 ) -> _Settings:
   # Logits divided by less overflow a float32.
   is_temperature = temperature == 0 or 1e-3 <= temperature <= 100
-  if not is_temperature or not 1e-6 <= top_p <= 1 or top_k < -1:
+  is_top_k = -1 <= top_k < 2**31
+  if not is_temperature or not 1e-6 <= top_p <= 1 or not is_top_k:
     raise ValueError(
         f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}: allowed"
-        " a temperature of 0, or .001 to 100, top_p of 1e-6 to 1, top_k -1 or"
-        " more"
+        " a temperature of 0, or .001 to 100, top_p of 1e-6 to 1, top_k of -1"
+        " to 2**31 - 1"
     )
-  if not all(isinstance(text, str) and text for text in strings):
-    raise ValueError("stop: allowed texts that are not empty")
+  is_text = lambda text: isinstance(text, str) and text
+  if len(strings) > _MOST_STOPS or not all(map(is_text, strings)):
+    raise ValueError(
+        f"stop: allowed up to {_MOST_STOPS} texts that are not empty"
+    )
   return _Settings(
       temperature,
       max(top_k, 0),

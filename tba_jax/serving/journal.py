@@ -359,7 +359,7 @@ class Journal:
       together: str = "",
       size: int = 0,
   ) -> None:
-    """Adds an episode.
+    """Adds an episode, unless it has come before.
 
     Args:
       id: id of the episode.
@@ -369,9 +369,15 @@ class Journal:
       size: episodes of the group.
 
     Raises:
+      ConflictError: another episode has this id.
       ValueError: the group has all its episodes, or another size.
     """
     with self._lock:
+      before = self._one("SELECT spec FROM episodes WHERE id=?", id)
+      if before is not None:
+        if json.loads(before[0]) != spec:
+          raise ConflictError(f"{id}: another episode came with this key")
+        return
       if together:
         group = self._all(
             "SELECT spec FROM episodes WHERE together=? ORDER BY rowid",

@@ -43,6 +43,7 @@ SETTINGS = (
     "skip_equal_rewards", "selection", "reward_temperature",
     "reward_temperature_final", "reward_temperature_decay_steps", "dedupe",
 )  # fmt: skip
+_MOST_COMPLETIONS = 2**16  # Of a step, which are in memory at once.
 _FIELDS = (
     "session_id", "replay_seq_id", "base_model", "model_path", "lora_config",
     "loss_fn", "loss_fn_config", "adam_params", "prompts_per_batch",
@@ -102,6 +103,12 @@ def parse(body: Mapping[str, Any]) -> Settings:
     value = getattr(settings, name)
     if not least <= value < 2**31:
       raise ValueError(f"{name}={value}: allowed whole numbers from {least}")
+  if B * settings.completions_per_prompt > _MOST_COMPLETIONS:
+    raise ValueError(
+        f"prompts_per_batch={B}, completions_per_prompt="
+        f"{settings.completions_per_prompt}: allowed up to {_MOST_COMPLETIONS}"
+        " completions of a step"
+    )
   return settings
 
 

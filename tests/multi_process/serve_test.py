@@ -3,14 +3,11 @@
 """The `serve` program with the official client, killed between its calls."""
 
 import importlib.util
-import json
 import os
 import pathlib
 import signal
 import stat
 import unittest
-import urllib.error
-import urllib.request
 
 from absl.testing import absltest
 import numpy as np
@@ -18,68 +15,11 @@ import numpy as np
 from tba_jax.programs import serve
 from tba_jax.system import processes
 from tests.support import harness
-from tests.support import waiting
-
-_CONFIG = "configs/serve.py:smoke"
 
 
 def _needs(*names):
   lacking = [n for n in names if importlib.util.find_spec(n) is None]
   return unittest.skipIf(lacking, f"needs {', '.join(lacking)}")
-
-
-class _Server:
-  """A server that is killed and started again on the same port."""
-
-  def __init__(self, workdir: pathlib.Path):
-    self._workdir = workdir
-    self._port = processes.free_port()
-    self._starts = 0
-    self.url = f"http://127.0.0.1:{self._port}"
-    self.start()
-
-  def start(self) -> None:
-    self._starts += 1
-    self.process = harness.Process(
-        harness.command(
-            "serve",
-            self._workdir,
-            config=_CONFIG,
-            overrides={"serve.port": self._port},
-        ),
-        self._workdir / f"server-{self._starts}.log",
-        env=harness.environment(),
-    )
-    log = self.process.log
-    waiting.wait_until(
-        lambda: "\nkey " in log.read_text(),
-        lambda: log.read_text(),
-        180.0,
-        is_lost=lambda: self.process.process.poll() is not None,
-    )
-    said, key = log.read_text().splitlines()[-2:]
-    assert said == f"serving on {self.url}", said
-    self.key = key.removeprefix("key ")
-
-  def kill(self) -> None:
-    self.process.process.send_signal(signal.SIGKILL)
-    self.process.process.wait(30)
-    self.start()
-
-  def post(self, path, body, **headers):
-    """Returns status and JSON of a request."""
-    if not isinstance(body, bytes):
-      body = json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"{self.url}/api/v1/{path}",
-        body,
-        {"X-API-Key": self.key, "Content-Type": "application/json", **headers},
-    )
-    try:
-      with urllib.request.urlopen(request, timeout=60) as answer:
-        return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-      return error.code, json.load(error)
 
 
 def _datum(tinker, ids, **inputs):
@@ -116,7 +56,7 @@ class ServeTest(absltest.TestCase):
     self.workdir = pathlib.Path(self.create_tempdir().full_path)
 
   def _start(self):
-    server = _Server(self.workdir)
+    server = harness.Served(self.workdir)
     self.addCleanup(lambda: server.process.process.kill())
     return server
 

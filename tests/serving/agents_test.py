@@ -95,6 +95,17 @@ class AgentsTest(absltest.TestCase):
       status, said = self.server.ask(end[0], {"reward": 1.0})
       self.assertEqual(status, 422)
 
+  def test_a_key_names_an_episode(self):
+    """So that a client whose answer was lost may ask again."""
+    key, body = {"Idempotency-Key": "a"}, {"base_model": "scratch"}
+    ask = lambda body: self.server.ask("api/v1/create_episode", body, **key)
+    self.assertEqual(ask(body), ask(body))
+    status, said = ask({"base_model": "", "model_path": ""} | body | {"x": 0})
+    self.assertEqual(status, 200, said)
+    status, said = ask({**body, "model_path": self._version()})
+    self.assertEqual(status, 422)
+    self.assertIn("another episode came with this key", said["error"])
+
   def test_a_call_that_failed_here_is_done_again_when_it_comes_again(self):
     id, path = self._episode()
     call, again = f"{path}/chat/completions", {"x-stainless-retry-count": "1"}

@@ -32,10 +32,9 @@ _DATA = [
 class _Server:
   """An engine with its thread; `kill` leaves all as a kill would."""
 
-  def __init__(self, workdir, **changes):
-    self.engine = engine_lib.Engine(
-        serving_case.make_config(**changes), workdir, lambda ids: None
-    )
+  def __init__(self, workdir, config=None, **changes):
+    config = config or serving_case.make_config(**changes)
+    self.engine = engine_lib.Engine(config, workdir, lambda ids: None)
     self.thread = threading.Thread(target=self.engine.run, daemon=True)
     self.thread.start()
 
@@ -521,6 +520,113 @@ class EngineTest(absltest.TestCase):
     self.assertNotEqual(
         found["sequences"][0]["tokens"], found["sequences"][1]["tokens"]
     )
+
+  @pytest.mark.slow
+  def test_on_policy_ratios_are_1_at_any_temperature(self):
+    """However a completion is drawn: of token losses, and of groups."""
+    for of_server, loss in ((1.0, "importance_sampling"), (0.7, "ppo")):
+      self.workdir = self.create_tempdir().full_path
+      config = serving_case.make_config()
+      config.sampling.temperature = of_server
+      server = _Server(self.workdir, config)
+      self.addCleanup(server.close)
+      server.create()
+      server.train(1)  # Adapters of zeros would be the base model.
+      version = json.loads(server.ask("save_weights_for_sampler", 3, b"{}"))
+      sampler, seq = version["sampling_session_id"], 4
+      for n, drawn in enumerate(
+          (
+              {"temperature": 0.7},
+              {"temperature": 1.0},
+              {"temperature": 0.0},
+              {"temperature": 0.7, "top_k": 3, "top_p": 0.9},
+          )
+      ):
+        found = server.sample(sampler, n, seed=n, **drawn)
+        sequences = [([1, 2, 3, *s["tokens"]], s) for s in found["sequences"]]
+        inputs = lambda s: {
+            "logprobs": [0.0, 0.0, *s["logprobs"]],
+            "advantages": [0.0, 0.0] + [1.0] * len(s["tokens"]),
+        }
+        data = [serving_case.datum(ids, **inputs(s)) for ids, s in sequences]
+        groups = [
+            serving_case.datum(
+                ids,
+                logprobs=[0.0, 0.0, *s["logprobs"]],
+                weights=[0.0, 0.0] + [1.0] * len(s["tokens"]),
+                reward=[k],
+                group=[0],
+            )
+            for k, (ids, s) in enumerate(sequences)
+        ]
+        for name, some in ((loss, data), ("cispo", data), ("tb", groups)):
+          body = serving_case.pass_body(some, name, forward=True)
+          result = messages.pass_result_to_json(
+              server.ask("forward", seq, body)
+          )
+          seq += 1
+          for out, (_, s) in zip(result["loss_fn_outputs"], sequences):
+            values = np.array(out["logprobs"]["data"][2:])
+            with self.subTest(of_server=of_server, loss=name, **drawn):
+              ratio = np.exp(values - s["logprobs"])
+              np.testing.assert_allclose(ratio, 1, atol=1e-4)
+              if name == loss:
+                losses = out["elementwise_loss"]["data"][2:]
+                np.testing.assert_allclose(losses, -1, atol=1e-4)
+
+  @pytest.mark.slow
+  def test_completions_have_the_age_that_a_pass_gives_them(self):
+    """`ema` divides by it; one that is not given counts as 1."""
+    server = self._start()
+    server.create()
+    losses = []
+    for seq, staleness in enumerate(([], [1], [4]), start=1):
+      inputs = {"staleness": staleness} if staleness else {}
+      data = [
+          serving_case.datum(
+              [1, 2, 3 + k, 4],
+              weights=[0.0, 1.0, 1.0],
+              logprobs=[0.0, -1.0, -1.0 - k],
+              reward=[0],
+              group=[0],
+              **inputs,
+          )
+          for k in range(2)
+      ]
+      body = serving_case.pass_body(
+          data, "tb", {"beta": 0.3, "anchor": "ema"}, forward=True
+      )
+      found = messages.pass_result_to_json(server.ask("forward", seq, body))
+      losses.append(found["metrics"]["loss:mean"])
+    self.assertEqual(losses[0], losses[1])
+    self.assertLess(losses[2], losses[1])
+
+  @pytest.mark.slow
+  def test_goes_on_from_the_older_checkpoint_if_the_newest_is_damaged(self):
+    """The requests between the two still have their bodies."""
+    save = engine_lib.checkpoint.Checkpointer.save
+    complete = lambda *args, wait: save(*args, wait=True)
+    with mock.patch.object(
+        engine_lib.checkpoint.Checkpointer, "save", complete
+    ):
+      server = self._start(checkpoint_every_steps=1)
+      server.create()
+      for seq in (1, 3):
+        server.train(seq)
+      wanted = server.logprobs(5)
+      server.close()
+    folder = server.engine._model_folder(_MODEL) / "state"
+    newest = max((f for f in folder.iterdir() if f.name.isdecimal()),
+                 key=lambda f: int(f.name))  # fmt: skip
+    for file in newest.rglob("*"):
+      if file.is_file():
+        file.write_bytes(b"")
+    again = self._start(checkpoint_every_steps=1)
+    self.assertEqual(again.logprobs(6), wanted)
+    self.assertTrue((folder / f"damaged-{newest.name}").exists())
+    dropped = [r.seq for r, _ in again.engine.journal.since(_MODEL, -1)
+               if r.body is None]  # fmt: skip
+    self.assertEqual(dropped, [0, 1, 2])
 
   def test_makes_room_for_models_and_reads_them_again(self):
     server = self._start(max_models=1)

@@ -3,6 +3,7 @@
 """Episodes: the ids that were sampled stay, whatever is said around them."""
 
 import json
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -192,6 +193,25 @@ class EpisodeTest(absltest.TestCase):
     self.assertEqual(row["sampled_mask"], [1, 1, 0, 1, 0, 1])
     player.play(_call(prompt="2"), two)
     self.assertEqual(player.episode.counts["branched"], 1)
+
+  def test_refuses_a_call_that_is_too_long_before_it_is_encoded(self):
+    player = _Player()
+    long = "1" * (episodes._SHORT_TEXT + 1)
+    with mock.patch.object(
+        player.tokenizer, "encode", side_effect=AssertionError
+    ), mock.patch.object(
+        player.tokenizer, "decode", side_effect=AssertionError
+    ):
+      for call in (
+          _call(_user(long)),
+          _call(prompt=long),
+          _call(prompt=[3] * 17),
+      ):
+        with self.assertRaisesRegex(ValueError, "^context_length_exceeded"):
+          player.episode.begin(call)
+    said = player.play(_call(_user("3")), [*player.ids("1"), _EOS])
+    with self.assertRaisesRegex(ValueError, "^context_length_exceeded"):
+      player.episode.begin(_call(_user("3"), said, _user(long)))
 
   def test_is_the_same_when_it_is_read_again(self):
     player = _Player(_FORGETS)

@@ -123,24 +123,78 @@ class TrainingRunsTest(absltest.TestCase):
       self.assertNotRegex(said["error"], r"prompt \d")
 
   def test_a_body_may_be_too_large_or_too_slow(self):
-    large = {"tags": ["a" * 200]}
-    with mock.patch.object(app_lib, "_MOST_BYTES", 100):
-      status, said = self.server.ask("api/v1/create_session", large)
-      self.assertEqual((status, said["error"][-9:]), (413, "100 bytes"))
-      _, limits = self.server.ask("api/v1/client/config", {})
-      self.assertEqual(limits["fwdbwd_max_chunk_bytes_count"], 50)
-    self.assertEqual(self.server.ask("api/v1/create_session", large)[0], 200)
-    address = self.server.url.removeprefix("http://")
+    most = app_lib._MOST_OF_JSON + app_lib._BYTES_OF_TOKEN * 24
+    passes, proto = app_lib._MOST_OF_JSON_PASS, "application/x-protobuf"
+    for path, kind, most, allowed in (
+        ("create_session", "", most, "."),
+        ("asample", "", most, "."),
+        ("forward_backward", "application/json", passes, proto),
+        ("forward_backward", proto, app_lib._MOST_BYTES, "."),
+    ):
+      with self.subTest(path=path, kind=kind):
+        # Refused before it has come, and so before it is read as JSON.
+        status, said = self._begin(path, most + 1, **{"Content-Type": kind})
+        self.assertEqual(status, 413)
+        self.assertRegex(said, f"more than {most} bytes.*{allowed}")
+    chunks = (b'{"tags": ["' if n == 0 else b"a" * 2**16 for n in range(40))
+    connection = self._connection()
+    connection.request(
+        "POST", "/api/v1/create_session", chunks, self._headers()
+    )
+    self.assertEqual(connection.getresponse().status, 413)
+    tags = {"tags": ["a" * 2**20]}
+    self.assertEqual(self.server.ask("api/v1/create_session", tags)[0], 200)
     with mock.patch.object(app_lib, "_BODY_S", 0.2):
-      connection = http.client.HTTPConnection(address, timeout=60)
-      self.addCleanup(connection.close)
-      connection.putrequest("POST", "/api/v1/create_session")
-      connection.putheader("X-API-Key", serving_case.KEY)
-      connection.putheader("Content-Length", "9")
-      connection.endheaders(b"{")
+      status, said = self._begin("create_session", 9)
+      self.assertEqual(status, 408)
+      self.assertIn("took more than 0.2 s", said)
+
+  def _headers(self, **more):
+    return {"X-API-Key": serving_case.KEY, **more}
+
+  def _connection(self):
+    address = self.server.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=60)
+    self.addCleanup(connection.close)
+    return connection
+
+  def _begin(self, path, size, **headers):
+    """Sends the first byte of a body; returns status and answer."""
+    connection = self._connection()
+    connection.putrequest("POST", f"/api/v1/{path}")
+    for name, value in self._headers(**headers).items():
+      connection.putheader(name, value)
+    connection.putheader("Content-Length", str(size))
+    connection.endheaders(b"{")
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+  def test_refuses_what_is_nested_too_deeply_or_no_text(self):
+    for body, message in (
+        (b'{"tags": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "recursion"),
+        (b'{"tags": "\\ud800"}', "half of a surrogate pair"),
+        (b"\xff", "not JSON"),
+    ):
+      connection = self._connection()
+      connection.request(
+          "POST", "/api/v1/create_session", body, self._headers()
+      )
       answer = connection.getresponse()
-      self.assertEqual(answer.status, 408)
-      self.assertIn("took more than 0.2 s", answer.read().decode())
+      self.assertEqual(answer.status, 422)
+      self.assertIn(message, answer.read().decode())
+    deep = RecursionError("maximum recursion depth exceeded")
+    with mock.patch.object(app_lib.messages, "check_fields", side_effect=deep):
+      status, said = self.server.ask("api/v1/create_episode", {})
+    self.assertEqual((status, said["error"]), (
+        422, "the body is nested too deeply",
+    ))  # fmt: skip
+
+  def test_says_that_the_journal_cannot_be_written(self):
+    with mock.patch.object(
+        self.server.engine.journal, "add_session", side_effect=OSError("full")
+    ):
+      status, said = self.server.ask("api/v1/create_session", {})
+    self.assertEqual((status, said["error"]), (503, "full: ask again later"))
 
 
 if __name__ == "__main__":

@@ -16,17 +16,21 @@ import subprocess
 import sys
 import time
 from typing import Any
+import urllib.error
+import urllib.request
 
 import numpy as np
 import orbax.checkpoint as ocp
 
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 from tests.support import waiting
 
 # Seconds between two looks at a run's files, which take CPU time from the run.
 _EVERY_S = 0.05
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = "configs/countdown.py:smoke"
+SERVE_CONFIG = "configs/serve.py:smoke"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -420,3 +424,84 @@ def check_ledger(ledger: dict[str, Any]) -> None:
     )
     if ledger["generated"][unit] != accounted or ledger["queued"][unit]:
       raise AssertionError(f"{unit} do not close: {ledger}")
+
+
+class Served:
+  """A server of the `serve` program, killed and started again on its port.
+
+  url: its address.
+  key: its key.
+  process: its newest process.
+  """
+
+  def __init__(self, workdir: pathlib.Path, **overrides: Any):
+    self._workdir, self._overrides = workdir, overrides
+    self._port = processes.free_port()
+    self._starts = 0
+    self.url = f"http://127.0.0.1:{self._port}"
+    self.start()
+
+  def start(self) -> None:
+    self._spawn()
+    log = self.process.log
+    waiting.wait_until(
+        lambda: "\nkey " in log.read_text(),
+        lambda: log.read_text(),
+        180.0,
+        is_lost=lambda: self.process.process.poll() is not None,
+    )
+    lines = log.read_text().splitlines()
+    if f"serving on {self.url}" not in lines:
+      raise AssertionError(lines)
+    (self.key,) = (
+        line.removeprefix("key ") for line in lines if line.startswith("key ")
+    )
+
+  def _spawn(self) -> None:
+    self._starts += 1
+    self.process = Process(
+        command(
+            "serve",
+            self._workdir,
+            config=SERVE_CONFIG,
+            overrides={"serve.port": self._port, **self._overrides},
+        ),
+        self._workdir / f"server-{self._starts}.log",
+        env=environment(),
+    )
+
+  def end(self) -> None:
+    self.process.process.kill()
+    self.process.process.wait(30)
+
+  def kill(self, again_s: float | None = None) -> None:
+    """Kills and starts it; given seconds, also once in its start."""
+    self.end()
+    if again_s is not None:
+      self._spawn()
+      time.sleep(again_s)
+      self.end()
+    self.start()
+
+  def stop(self, number: int = signal.SIGTERM) -> None:
+    """Ends it by a signal; raises unless in order and in few lines."""
+    self.process.process.send_signal(number)
+    status = self.process.process.wait(60)
+    said = self.process.log.read_text().partition("\nkey ")[2].splitlines()[1:]
+    if status or len(said) > 3 or "Traceback" in "".join(said):
+      raise AssertionError(f"status {status}: {said}")
+
+  def post(self, path, body, **headers):
+    """Returns status and JSON of a request."""
+    if not isinstance(body, bytes):
+      body = json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"{self.url}/api/v1/{path}",
+        body,
+        {"X-API-Key": self.key, "Content-Type": "application/json", **headers},
+    )
+    try:
+      with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+      return error.code, json.load(error)
