@@ -881,7 +881,7 @@ class Engine:
     if request.kind in (CALL, ANSWER):
       sample = self._parse_call(request, stop_ids)
     else:
-      path = self.journal.sampler(request.owner)
+      path = self._path_of(request.owner)
       sample = _parse_sample(request, path, stop_ids)
     if sample.path:
       self._place(sample.path)
@@ -950,7 +950,7 @@ class Engine:
           prompt_logprobs,
       )
       if sample.call is not None:
-        out.append(self._answer(sample, result))
+        out.append(self._answer(sample, result, version["step"]))
         continue
       packed = messages.pack_sample_result(result)
       if sample.into_replay:
@@ -958,7 +958,7 @@ class Engine:
             {
                 **messages.sample_result_to_json(packed),
                 "prompt_ids": sample.request.prompt_tokens.tolist(),
-                "version": self._step(path),
+                "version": version["step"],
             }
         )
       out.append(packed)
@@ -969,19 +969,27 @@ class Engine:
     return self._programs_of({"rank": 0, "targets": "all"})
 
   def _version(self, path: str) -> dict[str, Any]:
-    """Returns the params of a version, by form, on the devices."""
+    """Returns the params of a version on the devices, by form, and its step."""
     # Taken out and put at the end: another thread may drop a path.
     version = self._versions.pop(path, None)
     if version is None:
       while len(self._versions) >= _VERSIONS:
         self._versions.popitem(last=False)
-      params = self._base
+      params, step = self._base, 0
       if path:
         spec, state = self._read(path)
         params = self._programs_of(spec).merged(state["params"])
-      version = {"params": params}
+        step = spec.get("step", 0)
+      version = {"params": params, "step": step}
     self._versions[path] = version
     return version
+
+  def _path_of(self, sampler: str) -> str:
+    """Returns the path of a sampling session; ValueError if there is none."""
+    path = self.journal.sampler(sampler)
+    if path is None:
+      raise ValueError(f"sampling session {sampler}: there is none")
+    return path
 
   def _step(self, path: str) -> int:
     """Returns the optimizer steps of a version; 0 for the base model."""
@@ -1079,7 +1087,7 @@ class Engine:
         raise ValueError(f"episode {request.owner} has finished")
       path = spec["path"]
       if spec["sampler"]:
-        path = self.journal.sampler(spec["sampler"])
+        path = self._path_of(spec["sampler"])
       call = chat.parse(body, self.model_name)
       turn = self._episode(request.owner).begin(call)
     else:
@@ -1116,7 +1124,9 @@ class Engine:
         _Call(call, turn, request.accepted_s, is_kept),
     )
 
-  def _answer(self, sample: "_Sample", result: messages.SampleResult) -> bytes:
+  def _answer(
+      self, sample: "_Sample", result: messages.SampleResult, step: int
+  ) -> bytes:
     """Adds an answered call to its episode; returns what is journaled."""
     tokenizer, asked = self._policy.tokenizer, sample.call
     name = self.model_name if asked.is_kept else sample.path or self.model_name
@@ -1132,7 +1142,7 @@ class Engine:
           ids,
           result.logprobs[n].tolist(),
           stopped=result.stopped[n],
-          version=self._step(sample.path),
+          version=step,
       )
       ends = record["stopped"] and ids and ids[-1] in tokenizer.stop_ids
       text = tokenizer.decode(ids[:-1] if ends else ids)
