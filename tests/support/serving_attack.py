@@ -38,6 +38,8 @@ OVERRIDES = {
 _LOST = (ConnectionError, TimeoutError, http.client.HTTPException)
 _RETRY = (408, 503)
 _DEADLINE_S = 1800.0
+# Probability of one more wrong request after a valid operation.
+_WRONG = 0.8
 _DEEP = b'{"prompt":' + b"[" * 100_000
 _HUGE = 64 * 2**20
 
@@ -167,7 +169,7 @@ class Client:
       (operation,) = self._valid.choices(functions, weights)
       operation()
       done += 1
-      while self._count is not None and self._other.random() < 0.6:
+      while self._count is not None and self._other.random() < _WRONG:
         self._wrong_request()
     return done
 
@@ -671,8 +673,8 @@ def main(argv: Sequence[str]) -> None:
           pathlib.Path(folder),
           int(requests),
           int(seed),
-          num_clients=4,
-          pause=(60, 260),
+          num_clients=6,
+          pause=(150, 450),
       )
   )
 
