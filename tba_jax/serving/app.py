@@ -646,7 +646,9 @@ class App:
       )
       if count < least:
         raise ValueError(f"num_samples={count}: allowed {least} or more")
-    asked = await self._submit(kind, sampler, seq, raw)
+    # Without a number of its client's it takes none that one may give.
+    name = "" if seq is not None else str(uuid.uuid4())
+    asked = await self._submit(kind, sampler, seq, raw, name)
     return {
         "request_id": asked.id,
         "sample_sequence_ids": [f"{asked.id}:{i}" for i in range(count)],

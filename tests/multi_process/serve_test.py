@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `serve` program with the official client, killed between its calls."""
 
+import http.client
 import importlib.util
+import json
 import os
 import pathlib
 import signal
@@ -13,7 +15,6 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax.programs import serve
-from tba_jax.system import processes
 from tests.support import harness
 
 
@@ -59,6 +60,18 @@ class ServeTest(absltest.TestCase):
     server = harness.Served(self.workdir)
     self.addCleanup(lambda: server.process.process.kill())
     return server
+
+  def _begin(self, server, path, body, size=None):
+    """Sends a request, or the beginning of its body; returns its connection."""
+    if not isinstance(body, bytes):
+      body = json.dumps(body).encode()
+    near = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    self.addCleanup(near.close)
+    near.putrequest("POST", f"/api/v1/{path}")
+    near.putheader("X-API-Key", server.key)
+    near.putheader("Content-Length", str(size or len(body)))
+    near.endheaders(body)
+    return near
 
   def test_says_what_is_wrong_with_a_request(self):
     server = self._start()
@@ -114,11 +127,22 @@ class ServeTest(absltest.TestCase):
 
   def test_ends_in_order_at_a_signal(self):
     server = self._start()
+    _, session = server.post("create_session", {})
+    model = {**session, "model_seq_id": 0, "base_model": "scratch"}
+    model.pop("type")
+    _, made = server.post("create_model", {**model, "lora_config": {"rank": 1}})
+    # Its predecessor does not come.
+    step = {"model_id": made["model_id"], "seq_id": 2, "adam_params": {}}
+    _, step = server.post("optim_step", step)
+    asked = {"request_id": step["request_id"]}
     for number in (signal.SIGTERM, signal.SIGINT):
       with self.subTest(number):
-        server.process.process.send_signal(number)
-        self.assertEqual(server.process.process.wait(30), processes.EXIT_OK)
-        self.assertNotIn("Traceback", server.process.log.read_text())
+        waits = self._begin(server, "retrieve_future", asked)
+        slow = self._begin(server, "create_session", b"{", size=9)
+        self.assertEqual(server.post("create_session", {})[0], 200)
+        server.stop(number)  # Within few lines.
+        for connection, status in ((waits, 408), (slow, 503)):
+          self.assertEqual(connection.getresponse().status, status)
       if number == signal.SIGTERM:
         server.start()
 

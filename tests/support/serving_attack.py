@@ -39,7 +39,7 @@ _LOST = (ConnectionError, TimeoutError, http.client.HTTPException)
 _RETRY = (408, 503)
 _DEADLINE_S = 1800.0
 # Probability of one more wrong request after a valid operation.
-_WRONG = 0.8
+_WRONG = 0.85
 _DEEP = b'{"prompt":' + b"[" * 100_000
 _HUGE = 64 * 2**20
 
@@ -50,6 +50,7 @@ class Count:
   def __init__(self, most: int):
     self._lock = threading.Lock()
     self.most, self.sent, self.wrong, self.again = most, 0, 0, 0
+    self.has_failed = False
 
   def add(self, *, wrong: bool = False, again: bool = False) -> None:
     with self._lock:
@@ -119,7 +120,7 @@ class Client:
           return found
       except _LOST:
         time.sleep(0.2)
-      if time.monotonic() > end:
+      if time.monotonic() > end or (self._count and self._count.has_failed):
         raise TimeoutError(path)
 
   def _do(self, path: str, body: Any = None, **headers: str) -> Any:
@@ -626,7 +627,7 @@ def attack(
         while count.sent < goal and not all(play.done() for play in plays):
           time.sleep(0.05)
         if any(play.done() and play.exception() for play in plays):
-          count.most = 0
+          count.has_failed = True
           break
         time.sleep(draw.uniform(0, 0.5))
         if draw.random() < 0.2:
@@ -635,7 +636,12 @@ def attack(
         else:
           server.kill(again_s=draw.choice((None, None, 0.5, 2.0, 6.0)))
         kills += 1
-      operations = [play.result() for play in plays]
+    errors = [play.exception() for play in plays if play.exception()]
+    if errors:
+      raise next(
+          (e for e in errors if not isinstance(e, TimeoutError)), errors[0]
+      )
+    operations = [play.result() for play in plays]
     server.stop()
     _check_journal(workdir / "attacked" / "serve" / "journal.sqlite")
     attacked_s = time.monotonic() - begin
@@ -674,7 +680,7 @@ def main(argv: Sequence[str]) -> None:
           int(requests),
           int(seed),
           num_clients=6,
-          pause=(150, 450),
+          pause=(400, 900),
       )
   )
 

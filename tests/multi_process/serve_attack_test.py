@@ -1,0 +1,32 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong requests, requests that come twice, and kills change no result."""
+
+import importlib.util
+import pathlib
+import unittest
+
+from absl.testing import absltest
+
+_HAS_SERVER = all(map(importlib.util.find_spec, ("starlette", "uvicorn")))
+
+
+@unittest.skipUnless(_HAS_SERVER, "needs starlette and uvicorn")
+class ServeAttackTest(absltest.TestCase):
+
+  def test_results_are_those_of_a_server_in_peace(self):
+    """A slice of `python -m tests.support.serving_attack 10000 SEED FOLDER`."""
+    from tests.support import serving_attack
+
+    said = serving_attack.attack(
+        pathlib.Path(self.create_tempdir().full_path),
+        requests=120,
+        seed=3,
+        num_clients=2,
+        pause=(20, 50),
+    )
+    self.assertRegex(said, "[1-9] kills")
+
+
+if __name__ == "__main__":
+  absltest.main()
