@@ -77,9 +77,12 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     waiters = app_lib.Waiters()
     print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
-  # A journal that cannot be opened is an OSError.
-  except (ValueError, OSError) as error:
+  except ValueError as error:
     return processes.refuse(error)
+  except OSError as error:  # As of a journal that is damaged.
+    return processes.refuse(
+        f"{error}; restore the file, or give another --workdir than {workdir}"
+    )
   errors: list[Exception] = []
 
   def run_engine() -> None:

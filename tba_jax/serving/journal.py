@@ -515,14 +515,15 @@ class Journal:
       return self._one(statement, *values)
 
   def _one(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
-    return self._run(statement, *values).fetchone()
+    rows = self._run(statement, *values)
+    return rows[0] if rows else None
 
   def _all(self, statement: str, *values: Any) -> Sequence[tuple[Any, ...]]:
-    return self._run(statement, *values).fetchall()
+    return self._run(statement, *values)
 
-  def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
+  def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     try:
-      return self._db.execute(statement, values)
+      return self._db.execute(statement, values).fetchall()
     except sqlite3.Error as error:
       raise OSError(f"{self._path}: {error}") from error
 

@@ -455,7 +455,7 @@ class Client:
     if kind == 4:
       return self._raw_request()
     path = draw.choice(
-        ("create_session", "create_model", "forward_backward", "optim_step",
+        ("create_model", "forward_backward", "optim_step",
          "asample", "create_episode", "create_replay", "retrieve_future",
          "retrieve_futures", "load_weights", "weights_info", "get_info")
     )  # fmt: skip
