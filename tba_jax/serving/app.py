@@ -46,9 +46,9 @@ _POLL_S = 20.0
 _ANSWER_S = 600.0
 # Most bytes of a body from who has the key. A pass of protocol buffers, which
 # are read in no time, may have ten million tokens. JSON holds the interpreter
-# while it is parsed: a pass in JSON takes .3 s. Other JSON may have what the
+# while it is parsed: a pass in JSON takes .2 s. Other JSON may have what the
 # model can read, of tokens and of what is written around them, and 1 MiB.
-_MOST_BYTES, _MOST_OF_JSON_PASS = 256 * 2**20, 16 * 2**20
+_MOST_BYTES, _MOST_OF_JSON_PASS = 256 * 2**20, 8 * 2**20
 _MOST_OF_JSON, _BYTES_OF_TOKEN = 2**20, 64
 # Seconds for a body to come, 256 MiB over a line of 4 Mbit a second.
 _BODY_S = 600.0
