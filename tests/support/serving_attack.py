@@ -32,6 +32,7 @@ from tests.support import serving_case
 
 OVERRIDES = {
     "serve.max_models": 8,
+    "serve.checkpoint_every_steps": 4,
     "serve.gap_deadline_s": 600,
     "loss.beta": 0.1,
 }
@@ -39,7 +40,7 @@ _LOST = (ConnectionError, TimeoutError, http.client.HTTPException)
 _RETRY = (408, 503)
 _DEADLINE_S = 1800.0
 # Probability of one more wrong request after a valid operation.
-_WRONG = 0.85
+_WRONG = 0.9
 _DEEP = b'{"prompt":' + b"[" * 100_000
 _HUGE = 64 * 2**20
 
@@ -157,9 +158,9 @@ class Client:
     self.session = said["session_id"]
     self._new_model()
     kinds: Sequence[tuple[int, Callable[[], None]]] = (
-        (6, self._train), (2, self._forward), (2, self._save), (2, self._load),
-        (2, self._publish), (5, self._sample), (2, self._answer),
-        (3, self._episode), (2, self._burst), (2, self._replay_step),
+        (5, self._train), (3, self._forward), (1, self._save), (1, self._load),
+        (1, self._publish), (8, self._sample), (4, self._answer),
+        (4, self._episode), (2, self._burst), (1, self._replay_step),
         (1, self._replay_group), (1, self._new_model), (1, self._list),
     )  # fmt: skip
     done = 0
@@ -339,7 +340,7 @@ class Client:
 
   def _episode(self) -> None:
     episode, prompt = self._new_episode(), "1+2"
-    for _ in range(self._valid.randint(1, 3)):
+    for _ in range(self._valid.randint(1, 2)):
       said = self._play(episode, prompt)["choices"][0]
       prompt += said["text"] + "+3"
     self._note("finish", self._finish(episode, self._valid.random()))
@@ -680,7 +681,7 @@ def main(argv: Sequence[str]) -> None:
           int(requests),
           int(seed),
           num_clients=6,
-          pause=(400, 900),
+          pause=(300, 900),
       )
   )
 
