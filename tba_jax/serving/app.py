@@ -913,7 +913,8 @@ class App:
       )
     if outcome.failure is not None:
       return outcome.failure
-    return self._result(request, outcome)
+    # Large results take a while.
+    return await concurrency.run_in_threadpool(self._result, request, outcome)
 
   def _result(
       self, request: requests.Request, outcome: journal_lib.Outcome

@@ -82,11 +82,13 @@ _UNNAMED_PREFIX = "unnamed-"
 _KEEP = 2
 # Episodes in memory; others are read again.
 _EPISODES = 256
-# Compiled samplers, by sampling settings, and params of versions on the
-# devices, that are kept.
-_SAMPLERS, _VERSIONS = 8, 2
+# Compiled samplers, by sampling settings, compiled programs, by adapters, and
+# params of versions on the devices, that are kept.
+_SAMPLERS, _PROGRAMS, _VERSIONS = 8, 8, 2
 # Versions without a name of each model that are kept on disk.
 _UNNAMED = 8
+# Bytes of the requests that wait: four passes of the largest kind.
+_MOST_QUEUED = 2**30
 # Deaths of the process with a request under way, after which it is not done.
 _MOST_DEATHS = 3
 _DEADLY = (
@@ -107,6 +109,10 @@ MOST_CHOICES = 128
 _UNDONE = "unknown"
 # Sections of the config on which the requests that are done again depend.
 _SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
+
+
+class BusyError(OSError):
+  """A request that cannot be taken now."""
 
 
 class Engine:
@@ -153,7 +159,9 @@ class Engine:
     self._base = jax.device_put(
         model_source.initial_params(config, policy, mesh), shardings
     )
-    self._programs: dict[tuple[int, str], training.Programs] = {}
+    self._programs: collections.OrderedDict[
+        tuple[int, str], training.Programs
+    ] = collections.OrderedDict()
     self._runs: collections.OrderedDict[str, training.TrainingRun] = (
         collections.OrderedDict()
     )
@@ -218,15 +226,18 @@ class Engine:
     Raises:
       ConflictError: another request has this number.
       ValueError: the number is out of range.
+      BusyError: the requests that wait are too large for one more.
     """
     if seq is not None and not 0 <= seq < 2**62:
       raise ValueError(f"seq_id={seq}: allowed 0 to 2**62 - 1")
     with self._changed:
       if seq is None:
         seq = self.journal.last_seq(owner) + 1
-      request, is_new = self.journal.accept(
-          f"{owner}:{name or seq}", owner, seq, kind, body
-      )
+      id = f"{owner}:{name or seq}"
+      if self._queued_bytes + len(body) > _MOST_QUEUED:
+        if self.journal.outcome(id) is None:
+          raise BusyError(f"{self._queued_bytes} bytes of requests wait")
+      request, is_new = self.journal.accept(id, owner, seq, kind, body)
       if is_new:
         self._queue(request)
         self._changed.notify_all()
@@ -270,6 +281,15 @@ class Engine:
     self.journal.close()
 
   # The queue.
+
+  @property
+  def _queued_bytes(self) -> int:
+    """Bytes of the bodies that wait, which are in memory."""
+    queues = [
+        self._samples,
+        *(some.values() for some in self._waiting.values()),
+    ]
+    return sum(len(request.body) for some in queues for request in some)
 
   def _queue(self, request: journal_lib.Request) -> None:
     if request.kind in _DECODED:
@@ -464,7 +484,11 @@ class Engine:
 
   def _programs_of(self, spec: Mapping[str, Any]) -> training.Programs:
     key = (spec["rank"], spec["targets"])
-    if key not in self._programs:
+    if key in self._programs:
+      self._programs.move_to_end(key)
+    else:
+      while len(self._programs) >= _PROGRAMS:
+        self._programs.popitem(last=False)
       self._programs[key] = training.Programs(
           self._config,
           self._policy.model,

@@ -10,7 +10,7 @@ a sampling session, and its number there (`seq_id`): one that comes again is the
 same request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -216,11 +216,20 @@ class Journal:
     """Returns the requests without outcome, in the order of their arrival."""
     return self._requests("done IS NULL ORDER BY number")
 
-  def since(self, owner: str, seq: int) -> list[tuple[Request, bool]]:
-    """Returns an owner's requests after a number, and whether each is done."""
-    pending = {r.id for r in self._requests("owner=? AND done IS NULL", owner)}
-    requests = self._requests("owner=? AND seq>? ORDER BY seq", owner, seq)
-    return [(request, request.id not in pending) for request in requests]
+  def since(self, owner: str, seq: int) -> Iterator[tuple[Request, bool]]:
+    """Yields an owner's requests after a number, and whether each is done.
+
+    Bodies may be large: one of them is read at a time.
+    """
+    with self._lock:
+      rows = self._all(
+          "SELECT id, done IS NOT NULL FROM requests WHERE owner=? AND seq>?"
+          " ORDER BY seq",
+          *(owner, seq),
+      )
+    for id, is_done in rows:
+      for request in self._requests("id=?", id):
+        yield request, bool(is_done)
 
   def answered(self, owner: str, kind: str) -> list[tuple[Request, bytes]]:
     """Returns an owner's requests of a kind that have body and result.

@@ -90,7 +90,7 @@ class AgentsTest(absltest.TestCase):
       self.assertEqual(status, 410)
       self.assertIn("has finished", said["error"]["message"])
       self.assertEqual(
-          self.server.engine.journal.since(id, -1)[0][0].body, None
+          next(self.server.engine.journal.since(id, -1))[0].body, None
       )
       status, said = self.server.ask(end[0], {"reward": 1.0})
       self.assertEqual(status, 422)

@@ -265,6 +265,17 @@ class FailuresTest(absltest.TestCase):
       self.assertEqual(self._wait(id), [None])
     self.assertEqual(tries, [[id]] * 3)
 
+  def test_takes_no_more_than_fits_in_memory(self):
+    """A request waits for its predecessor, and is in memory meanwhile."""
+    self.journal.add_model("m", "", {})
+    late = (engine_lib.OPTIM_STEP, "m", 2, b"x" * 60)
+    with mock.patch.object(engine_lib, "_MOST_QUEUED", 100):
+      (id,) = self._submit(late)
+      with self.assertRaisesRegex(engine_lib.BusyError, "60 bytes of requests"):
+        self._submit((engine_lib.OPTIM_STEP, "m", 3, b"x" * 60))
+      self.assertEqual(self._submit(late), [id])
+    self._works()
+
   def test_a_save_that_fails_leaves_what_was_there(self):
     self.journal.add_session("s")
     self.journal.add_model("s:m", "s", self.engine.spec_of("s:m", {"rank": 2}))
