@@ -269,6 +269,8 @@ class App:
         return _error(_WRONG, "the body is nested too deeply")
       except OSError as error:
         return _error(_NOT_NOW, f"{error}: ask again later")
+      except requests.ClientDisconnect:
+        return _error(400, "the body ended early")  # To nobody.
       except asyncio.CancelledError:
         return _error(_NOT_NOW, "the server stops: ask again later")
       if isinstance(answer, responses.Response):

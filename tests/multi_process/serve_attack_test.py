@@ -7,6 +7,7 @@ import pathlib
 import unittest
 
 from absl.testing import absltest
+import pytest
 
 _HAS_SERVER = all(map(importlib.util.find_spec, ("starlette", "uvicorn")))
 
@@ -14,16 +15,17 @@ _HAS_SERVER = all(map(importlib.util.find_spec, ("starlette", "uvicorn")))
 @unittest.skipUnless(_HAS_SERVER, "needs starlette and uvicorn")
 class ServeAttackTest(absltest.TestCase):
 
+  @pytest.mark.timeout(900)
   def test_results_are_those_of_a_server_in_peace(self):
     """A slice of `python -m tests.support.serving_attack 10000 SEED FOLDER`."""
     from tests.support import serving_attack
 
     said = serving_attack.attack(
         pathlib.Path(self.create_tempdir().full_path),
-        requests=120,
+        requests=100,
         seed=3,
         num_clients=2,
-        pause=(20, 50),
+        pause=(20, 40),
     )
     self.assertRegex(said, "[1-9] kills")
 

@@ -140,6 +140,8 @@ class ServeTest(absltest.TestCase):
         waits = self._begin(server, "retrieve_future", asked)
         slow = self._begin(server, "create_session", b"{", size=9)
         self.assertEqual(server.post("create_session", {})[0], 200)
+        gone = self._begin(server, "create_session", b"{", size=9)
+        gone.close()  # Is no news.
         server.stop(number)  # Within few lines.
         for connection, status in ((waits, 408), (slow, 503)):
           self.assertEqual(connection.getresponse().status, status)

@@ -680,8 +680,8 @@ def main(argv: Sequence[str]) -> None:
           pathlib.Path(folder),
           int(requests),
           int(seed),
-          num_clients=6,
-          pause=(300, 900),
+          num_clients=4,
+          pause=(30, max(60, int(requests) // 12)),
       )
   )
 
