@@ -816,7 +816,7 @@ class Engine:
     run, spec = self._run_of(model), self.journal.model(model)
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove(folder)  # Of the same request, killed before its outcome.
+    _remove(folder)  # A kill before its outcome has the request come again.
     policy = self._policy
     tensors = self._peft_tensors(run.params) if spec["rank"] else None
     if tensors is not None:
@@ -1048,7 +1048,7 @@ class Engine:
             text_fn=tokenizer.decode,
             pad_id=tokenizer.pad_id,
             seed=config.seed,
-            # That of the passes: on the policy all ratios are 1.
+            # Passes have the same: on the policy all ratios are 1.
             plain_temperature=c.temperature,
         ),
     )
