@@ -43,7 +43,7 @@ SETTINGS = (
     "skip_equal_rewards", "selection", "reward_temperature",
     "reward_temperature_final", "reward_temperature_decay_steps", "dedupe",
 )  # fmt: skip
-_MOST_COMPLETIONS = 2**16  # Of a step, which are in memory at once.
+_MOST_COMPLETIONS = 2**16  # A step has them in memory at once.
 _FIELDS = (
     "session_id", "replay_seq_id", "base_model", "model_path", "lora_config",
     "loss_fn", "loss_fn_config", "adam_params", "prompts_per_batch",
