@@ -247,6 +247,8 @@ class Engine:
     """Asks the thread to end after the request that it is doing."""
     with self._changed:
       self._stopping = True
+      # What is under way may take longer than the process waits for it.
+      self._under_way.unlink(missing_ok=True)
       self._changed.notify_all()
 
   def run(self) -> None:
@@ -269,6 +271,8 @@ class Engine:
         if self._stopping:
           break
       for some in self._apart(batch):
+        if self._stopping:
+          break
         ids = [request.id for request in some]
         if not self._may_begin(ids):
           self._give_up(some)

@@ -248,6 +248,12 @@ class FailuresTest(absltest.TestCase):
     self.assertIn("s:1: the server was killed 3 times", said[1])
     self.assertIn("s:1 (sample) is left out", logs.output[0])
 
+  def test_an_end_in_order_is_no_death_of_what_is_under_way(self):
+    self._works()
+    self.assertTrue(self.engine._under_way.exists())
+    self._close()
+    self.assertFalse(self.engine._under_way.exists())
+
   def test_outcomes_wait_for_room_on_the_disk(self):
     self.journal.add_sampler("s", "", "")
     finish, tries = self.journal.finish, []
