@@ -16,27 +16,19 @@ crash, print or be killed at any time.
 
 from collections.abc import Callable
 import json
-import math
 import sys
 from typing import Any
 
 from tba_jax.rewards import tools
 from tba_jax.system import frames
 from tba_jax.system import user_code
+from tba_jax.tasks import base
 from tba_jax.tasks import environment_packages
 
 # Fields of a message.
 _FIELDS = ("role", "name", "content")
 # Characters of what an environment says at a time.
 _MAX_CHARACTERS = 2**16
-
-
-class _Failure(Exception):
-  """An environment's answer that cannot be used; `cause` is one word."""
-
-  def __init__(self, cause: str, message: str):
-    super().__init__(message)
-    self.cause = cause
 
 
 def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
@@ -48,7 +40,7 @@ def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
 def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
   try:
     return getattr(episode, what)(*arguments)
-  except _Failure as failure:
+  except base.RewardError as failure:
     return {"failure": failure.cause, "message": str(failure)}
   except (Exception, SystemExit) as error:  # User code.
     message = user_code.describe(error, episode.make)
@@ -66,7 +58,12 @@ class _Episode:
     """Ends the episode before, and begins one in a new environment."""
     old, self._environment = self._environment, None
     if hasattr(old, "close"):
-      old.close()
+      try:
+        old.close()
+      # The episode before is over, and judged; this one is not to blame.
+      except Exception as error:
+        why = user_code.describe(error, self.make)
+        print(f"an environment's close() failed: {why}", file=sys.stderr)
     self._environment = tools.wrap(self.make())
     said = self._environment.reset(seed=seed)
     if isinstance(said, tuple) and len(said) == 2:  # And info.
@@ -78,20 +75,20 @@ class _Episode:
     """Passes a turn on."""
     out = self._environment.step(text)
     if not isinstance(out, tuple) or len(out) not in (4, 5):
-      raise _Failure(
+      raise base.RewardError(
           "error",
           f"step returned {repr(out)[:80]}: allowed (observation, reward,"
           " done, info), or with terminated and truncated",
       )
     said, reward, *ends, info = out
     success = info.get("success") if isinstance(info, dict) else None
-    done = any(map(bool, ends))
+    done = any(_flag("done", end) for end in ends)
     return {
         # What is said last is not read, and often is [], {} or None.
         "said": "" if done else _checked("step", said),
-        "reward": _number(reward),
+        "reward": base.number(reward, "step, as its reward,"),
         "done": done,
-        "success": None if success is None else bool(success),
+        "success": None if success is None else _flag("success", success),
     }
 
   def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
@@ -101,7 +98,7 @@ class _Episode:
     while not done and len(turns) < 2 * max_turns:
       turn = self._environment.demonstrate()
       if not isinstance(turn, str):
-        raise _Failure(
+        raise base.RewardError(
             "error", f"demonstrate returned {repr(turn)[:80]}: allowed a text"
         )
       answer = self.step(turn)
@@ -110,15 +107,13 @@ class _Episode:
     return {"turns": turns, "tools": first["tools"]}
 
 
-def _number(value: Any) -> float:
-  try:
-    # float() would take the text "1" too.
-    number = math.nan if isinstance(value, str) else float(value)
-  except (TypeError, ValueError, OverflowError):
-    number = math.nan
-  if not math.isfinite(number):
-    raise _Failure("nan", f"the reward of step is {repr(value)[:80]}")
-  return number
+def _flag(name: str, value: Any) -> bool:
+  """Returns a flag; the text "False" is none."""
+  if getattr(value, "shape", ()) == () and value in (True, False):
+    return bool(value)
+  raise base.RewardError(
+      "error", f"step returned {repr(value)[:80]} as {name}: must be a bool"
+  )
 
 
 def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
@@ -134,14 +129,14 @@ def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
         {k: m[k] for k in _FIELDS if isinstance(m.get(k), str)} for m in said
     ]
   elif not isinstance(said, str):
-    raise _Failure(
+    raise base.RewardError(
         "error",
         f"{method} returned {repr(said)[:80]}: allowed a text, or a list of"
         " messages with role and content",
     )
   size = len(said) if isinstance(said, str) else len(json.dumps(said))
   if size > _MAX_CHARACTERS:
-    raise _Failure(
+    raise base.RewardError(
         "size",
         f"{method} returned {size} characters: allowed up to"
         f" {_MAX_CHARACTERS}",

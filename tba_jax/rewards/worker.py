@@ -42,9 +42,9 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
     judge = task.judge if what == "judge" else task.judge_cut_off
     judged = judge(*arguments)
     return {
-        "reward": float(judged.reward),
+        "reward": base.number(judged.reward, "the reward"),
         "key": judged.key,
-        "parts": {name: float(v) for name, v in judged.parts.items()},
+        "parts": {n: base.number(v, n) for n, v in judged.parts.items()},
     }
   except base.RewardError as error:
     return {"failure": error.cause, "message": str(error)}

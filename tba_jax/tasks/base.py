@@ -20,6 +20,8 @@ task gives it.
 import abc
 from collections.abc import Mapping, Sequence
 import dataclasses
+import decimal
+import numbers
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +34,8 @@ TRAIN = "train"
 HELD_OUT = "held_out"
 VALIDATION = "validation"  # selects checkpoints; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
+# Rewards are stored as float32.
+MAX_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant")
 
 
@@ -47,16 +51,43 @@ class RewardError(Exception):
 class Judgement:
   """Reward of a completion.
 
-  reward: task units.
+  reward: task units; NaN if the completion could not be judged, see
+    `rewards/judges.py`.
   key: identity of a correct solution, None for a wrong completion.
   parts: unweighted terms of the reward, by name.
-  failure: cause of a missing reward, else ""; `reward` is then the fallback.
+  failure: cause of a missing reward, else "".
   """
 
   reward: float
   key: str | None
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
   failure: str = ""
+
+
+def number(value: Any, what: str) -> float:
+  """Returns a reward, or a part of it, as a float: the rule for all judges.
+
+  Texts and bools are no numbers: a success flag in the place of a reward, or a
+  "1" that nobody parsed, is a bug of the reward's code.
+
+  Args:
+    value: a number, a NumPy scalar, or an array or tensor of one number.
+    what: source of the value, for the message.
+
+  Raises:
+    RewardError: the value is no number, or not finite in float32.
+  """
+  try:
+    item = value.item() if hasattr(value, "item") else value
+    is_number = isinstance(item, (numbers.Real, decimal.Decimal))
+    if is_number and not isinstance(item, bool):
+      if abs(out := float(item)) <= MAX_REWARD:
+        return out
+  except (TypeError, ValueError, RuntimeError, OverflowError):
+    pass
+  raise RewardError(
+      "nan", f"{what} returned {repr(value)[:80]}: must be a finite number"
+  )
 
 
 def judgement_of(reward: float, is_right: bool, completion: str) -> Judgement:

@@ -297,16 +297,8 @@ class Part:
     except Exception as error:  # User code may raise anything.
       why = user_code.describe(error, self.function)
       raise base.RewardError("error", why) from error
-    try:
-      # float() would take the text "1" too.
-      value = math.nan if isinstance(returned, str) else float(returned)
-    except (TypeError, ValueError, OverflowError):
-      value = math.nan
-    if not math.isfinite(value):
-      place = user_code.place_of_function(self.function) or self.name
-      message = f"{place}: {self.name} returned {repr(returned)[:80]}"
-      raise base.RewardError("nan", message)
-    return value
+    place = user_code.place_of_function(self.function) or self.name
+    return base.number(returned, f"{place}: {self.name}")
 
 
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:

@@ -53,8 +53,17 @@ class Tools:
     return 'add: {"left": 2, "right": 3}'
 
 
+REWARDS = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "none": None,
+    "text": "1",
+    "true": True,
+}
+
+
 class Trouble:
-  """Does what its first turn says."""
+  """Does what its first turn says; cannot be closed."""
 
   made = 0
 
@@ -79,8 +88,13 @@ class Trouble:
     elif what == "tuple":
       return "a", 1.0
     observation = "x" * int(value) if what == "say" else "ok"
-    reward = float(value) if what == "reward" else 0.5
-    return observation, reward, what == "done", {}
+    reward = REWARDS[value] if what == "reward" else 0.5
+    done = "no" if what == "text" else what == "done"
+    info = {"success": "False"} if what == "flag" else {}
+    return observation, reward, done, info
+
+  def close(self):
+    raise OSError("closed before")
 
 
 class FailsToBegin(TwoTurns):
