@@ -111,7 +111,8 @@ class Inline:
       while num_inserted < schedule.needed(step):
         group = self._waiting.popleft()
         _check_version(group, schedule, self._config.logged.path)
-        if group.num_tokens:  # 0 if its environment gave no prompt.
+        group = buffer.rewarded(group)
+        if group.num_tokens:  # 0 if none was judged, or there was no prompt.
           self._order.note(group)
         buffer.insert(group, step)
         num_inserted += 1

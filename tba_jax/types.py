@@ -31,7 +31,8 @@ class Group:
     False if it was cut off at its maximum length.
   behavior_logprobs: [S, T] float32, exact log-prob of each sampled token in
     nats, 0 elsewhere.
-  rewards: [S] float32, task units.
+  rewards: [S] float32, task units; NaN of completions without a reward: they
+    could not be judged, or the trainer has yet to judge them.
   versions: [S] int32, oldest params version that sampled a token of the row.
   epoch: start count of the trainer that published those params.
   ref_logprobs: [S, T] float32, log-prob of each token that the loss counts
@@ -65,6 +66,36 @@ class Group:
   @property
   def num_completions(self) -> int:
     return len(self.rewards)
+
+  @property
+  def failure_share(self) -> float:
+    """Share of completions without a reward."""
+    return float(np.isnan(self.rewards).mean())
+
+  def rewarded(self, fallback: float | None = None) -> "Group":
+    """Returns the group of the completions with a reward, 0 or more.
+
+    With a fallback the others get it instead of being left out.
+    """
+    has_reward_S = ~np.isnan(self.rewards)
+    if has_reward_S.all():
+      return self
+    if fallback is not None:
+      filled = lambda x: (
+          None if x is None else np.where(np.isnan(x), np.float32(fallback), x)
+      )
+      return dataclasses.replace(
+          self,
+          rewards=filled(self.rewards),
+          turn_rewards=filled(self.turn_rewards),
+      )
+    rows = {
+        field.name: value[has_reward_S]
+        for field in dataclasses.fields(self)
+        if field.name not in ("prompt_tokens", "prompt_routes")
+        and isinstance(value := getattr(self, field.name), np.ndarray)
+    }
+    return dataclasses.replace(self, **rows)
 
   @property
   def num_tokens(self) -> int:

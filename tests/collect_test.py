@@ -38,7 +38,7 @@ class StreamTest(absltest.TestCase):
         task,
         fakes.FakeTokenizer(),
         self.sampler,
-        judges.InProcess(task, fallback=0.0),
+        judges.InProcess(task),
         num_completions=S,
         environments=self.environments,
     )

@@ -361,9 +361,10 @@ class OrderTest(absltest.TestCase):
           for position, *_ in prompts
       ]  # fmt: skip
 
-    config = base_config.make()
+    config, buffer = base_config.make(), mock.MagicMock()
+    buffer.rewarded.side_effect = lambda group: group
     source = loop_lib.Inline(
-        config, lambda: None, collect, rounds, mock.MagicMock(), order
+        config, lambda: None, collect, rounds, buffer, order
     )
     self.assertLen(list(source), 4)
     changed = [call for i, call in enumerate(calls) if call not in calls[:i]]

@@ -82,7 +82,7 @@ class SearcherTest(parameterized.TestCase):
     self.addCleanup(patch.stop)
 
     self.config = config
-    self.judge = judges.InProcess(self.task, fallback=0.0)
+    self.judge = judges.InProcess(self.task)
     self.reference = None
     self.judge_shares_mesh = False
     self.streams, self.swaps_in_flight = False, True

@@ -337,11 +337,11 @@ def reject_reason(
   """
   if not group.sampled_mask.any():
     return "environment"  # It gave no prompt.
-  if not np.isfinite(group.rewards).all():
+  if np.isinf(group.rewards).any():
     return "reward"
   if (group.turn_rewards is not None) != has_turn_rewards:
     return "turn_rewards"
-  if has_turn_rewards and not np.isfinite(group.turn_rewards).all():
+  if has_turn_rewards and not np.isfinite(group.rewarded().turn_rewards).all():
     return "reward"
   if (group.ref_logprobs is not None) != has_ref_logprobs:
     return "reference"

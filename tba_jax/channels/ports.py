@@ -189,6 +189,9 @@ class GroupSource(Protocol):
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early."""
 
+  def take_failures(self) -> list[tuple[int, float]]:
+    """Returns (position, share that was not judged) of groups; each once."""
+
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Admits, waits for the step's data, and applies what has arrived.
 

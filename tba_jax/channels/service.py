@@ -73,6 +73,7 @@ class ReplayService:
     self.buffer = buffer
     self.ledger = ledger_lib.Ledger()
     self.rejected: dict[str, int] = {}
+    self._failures: list[tuple[int, float]] = []
     self._receiver = receiver
     self._order = receiver.order
     self._schedule = schedule.make_schedule(config)
@@ -186,6 +187,15 @@ class ReplayService:
         break
       time.sleep(_LEAVE_TICK_S)
 
+  def take_failures(self) -> list[tuple[int, float]]:
+    """Returns (position, share of completions without a reward) of groups.
+
+    Each applied group is returned once, those of environments that gave no
+    prompt included.
+    """
+    failures, self._failures = self._failures, []
+    return failures
+
   def account(self) -> dict[str, Any]:
     """Returns the terms of the ledger; see `Ledger.close`."""
     self._read_announced()
@@ -285,11 +295,17 @@ class ReplayService:
       groups += self._apply_record(record)
     groups.sort(key=lambda group: group.position)
     for group in self._score_groups(groups):
+      self._failures.append((group.position, group.failure_share))
       if self.buffer.has_other_tokens(group):
         self._reject("prompt", _amount_of(group))
-      else:
-        self.ledger.evict(self.buffer.insert(group, step))
-        self._order.note(group)
+        continue
+      rewarded = self.buffer.rewarded(group)
+      left_out = _amount_of(group) - _amount_of(rewarded)
+      if any(left_out):
+        self.ledger.reject("not_judged", left_out)
+      if rewarded.num_completions:
+        self.ledger.evict(self.buffer.insert(rewarded, step))
+        self._order.note(rewarded)
     for reason, count in self.rejected.items():
       if new := count - rejected.get(reason, 0):
         self._on_event("rejected", f"{new} completions: {reason}")
@@ -345,6 +361,8 @@ class ReplayService:
       if reason is None:
         kept.append(group)
       else:
+        if reason == "environment":
+          self._failures.append((group.position, 1.0))
         self._reject(reason, _amount_of(group))
     return kept
 
@@ -373,7 +391,8 @@ class ReplayService:
 
 
 def _amount_of(group: types.Group) -> Amount:
-  return Amount(1, group.num_completions, group.num_tokens)
+  has_any = int(group.num_completions > 0)
+  return Amount(has_any, group.num_completions, group.num_tokens)
 
 
 def _amount(totals: Mapping[str, int]) -> Amount:

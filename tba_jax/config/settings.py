@@ -41,7 +41,8 @@ class Allowed:
 class Setting:
   """A setting.
 
-  default: default value, which also gives the type.
+  default: default value, which also gives the type; None is a number that is
+    not set.
   allowed: allowed values of that type.
   meaning: description for `docs/config.md`.
   resume: whether it may change when a run is resumed.
@@ -50,7 +51,7 @@ class Setting:
     the trainer's, as for all settings with `resume`.
   """
 
-  default: bool | int | float | str
+  default: bool | int | float | str | None
   allowed: Allowed
   meaning: str
   resume: bool = False
@@ -148,6 +149,9 @@ FLAG = Allowed("True, False", lambda v: True)
 TEXT = Allowed("any text", lambda v: True)
 NAME = Allowed("a name", bool)
 NUMBER = Allowed("a number", math.isfinite)
+NUMBER_OR_NONE = Allowed(
+    "a number, or None", lambda v: v is None or math.isfinite(v)
+)
 COUNT, FROM_0 = at_least(1), at_least(0)
 ABOVE_0 = Allowed("a number above 0", lambda v: 0 < v < math.inf)
 UP_TO_0 = Allowed("a number up to 0", lambda v: -math.inf < v <= 0)
@@ -441,7 +445,9 @@ SETTINGS = {
         " deviation 1, before they are summed by their weights (GDPO,"
         " arXiv:2601.05242)"),
     "reward.fallback": _s(
-        0.0, NUMBER, "reward of a completion that could not be judged"),
+        None, NUMBER_OR_NONE, "reward of a completion that could not be judged;"
+        " None leaves such completions out of training and of held-out means"
+        " (docs/your_task.md)"),
     "reward.model": _s(
         "reward_model", TEXT, hosts="path",
         meaning="a Hugging Face folder with a scalar head, or 'reward_model',"
@@ -863,6 +869,10 @@ SETTINGS = {
         50.0, ABOVE_0, "KL to the reference, nats per completion"),
     "guards.max_accuracy_drop": _s(
         0.2, ABOVE_0_TO_1, "drop of a split's pass@1 below its first value"),
+    "guards.max_failure_rise": _s(
+        0.05, ABOVE_0_TO_1, "rise of the share of training completions that"
+        " could not be judged; with any action but 'off' a clear rise above it"
+        " stops the run. 1 = no limit"),
     "guards.max_logprob_gap": _s(
         0.0, NOT_NEGATIVE, "mean |trainer - sampler| at staleness 0, nats per"
         " token; 0 = 1e-3, 0.1 where one of them rounds to bfloat16, 0.3 with"

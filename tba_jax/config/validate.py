@@ -199,7 +199,9 @@ def _is_text(value: str) -> bool:
 
 def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   """Returns what is allowed if `value` is not, else ""."""
-  kind = type(default)
+  if default is None and value is None:
+    return ""
+  kind = float if default is None else type(default)
   numbers = (int, float) if kind is float else kind
   is_bool = isinstance(value, bool)
   if not isinstance(value, numbers) or is_bool != (kind is bool):

@@ -70,21 +70,26 @@ def check_choices(
       )
 
 
-def type_name(example: bool | int | float | str) -> str:
+def type_name(example: bool | int | float | str | None) -> str:
   """Returns the name of a setting's type in messages."""
   names = {bool: "true or false", int: "a whole number", float: "a number"}
+  names[type(None)] = "a number, or None"
   return names.get(type(example), "a text")
 
 
 def parse_text(
-    name: str, text: str, example: bool | int | float | str
-) -> bool | int | float | str:
-  """Parses `text` as the example's type.
+    name: str, text: str, example: bool | int | float | str | None
+) -> bool | int | float | str | None:
+  """Parses `text` as the example's type; of None a number, or none.
 
   Raises ValueError, beginning with `name`, if it is not one.
   """
   bools = {"true": True, "1": True, "false": False, "0": False}
   kind = type(example)
+  if example is None:
+    if text.lower() == "none":
+      return None
+    kind = float
   try:
     return bools[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError) as error:

@@ -40,7 +40,6 @@ class ModelJudge(judges.Judge):
       scorer: reward_model.RewardScorer,
       task: base.Task,
       *,
-      fallback: float,
       on_event: judges.OnEvent | None = None,
       with_keys: bool = False,
   ):
@@ -49,12 +48,11 @@ class ModelJudge(judges.Judge):
     Args:
       scorer: scorer of the reward model.
       task: task with prompts and references.
-      fallback: reward of a completion that cannot be judged, see `Judge`.
       on_event: event sink, see `Judge`.
       with_keys: whether to count completions that score above the task's
         reference as correct; scores the references too.
     """
-    super().__init__(fallback=fallback, on_event=on_event)
+    super().__init__(on_event=on_event)
     self._scorer = scorer
     self._task = task
     self._with_keys = with_keys
@@ -121,7 +119,7 @@ def make_task_judge(
   Raises ValueError if a frozen model's folder cannot be read.
   """
   if task.has_turns:
-    return judges.OfOutcomes(fallback=config.reward.fallback, on_event=on_event)
+    return judges.OfOutcomes(on_event=on_event)
   if not isinstance(task, tasks_red_team.RedTeam):
     return pool.make_judge(config, workdir, task, on_event)
   return rewards_red_team.RedTeamJudge(
@@ -129,7 +127,6 @@ def make_task_judge(
       frozen.load_classifier(config, task, mesh),
       frozen.load_embed(config, task, mesh),
       success_threshold=task.setting("success_threshold"),
-      fallback=config.reward.fallback,
       on_event=on_event,
   )
 
@@ -196,7 +193,6 @@ def make_judge(
   return ModelJudge(
       _load_scorer(config, "reward.model", folder, task, mesh),
       task,
-      fallback=config.reward.fallback,
       on_event=on_event,
       with_keys=with_keys,
   )

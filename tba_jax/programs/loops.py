@@ -134,6 +134,9 @@ def make_buffer(
     )
   if config.replay_filter.similarity == "cosine":
     embed = reward_judge.make_embed(config, policy, mesh)
+  fallback = config.reward.fallback
+  if fallback is not None:
+    fallback *= config.loss.reward_weight
   return buffer_lib.ReplayBuffer(
       config,
       reward_temperature=schedules.reward_temperature(
@@ -143,6 +146,7 @@ def make_buffer(
       content_mask=content_mask,
       routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
       has_turn_rewards=policy_lib.has_turn_rewards(config),
+      fallback=fallback,
   )
 
 

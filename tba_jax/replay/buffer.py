@@ -26,6 +26,11 @@ from tba_jax.replay import records as records_lib
 from tba_jax.replay import selection
 from tba_jax.replay import similarity
 
+_NO_REWARD = (
+    "there is nothing to train on: none of the completions that came has a"
+    " reward. Mend what the events reward_failed tell, and begin in another"
+    " --workdir"
+)
 # 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
 
@@ -213,6 +218,7 @@ class ReplayBuffer:
       content_mask: similarity.ContentMaskFn | None = None,
       routes_shape: tuple[int, int] | None = None,
       has_turn_rewards: bool = False,
+      fallback: float | None = None,
   ):
     """Makes an empty buffer.
 
@@ -226,7 +232,9 @@ class ReplayBuffer:
       routes_shape: layers, and experts of a token, of the routes that groups
         have; None if they have none.
       has_turn_rewards: whether groups have the rewards of turns.
+      fallback: reward of completions without one; None does not store them.
     """
+    self._fallback = fallback
     self._replay, self._filter = config.replay, config.replay_filter
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
     self._reward_temperature = reward_temperature
@@ -300,6 +308,10 @@ class ReplayBuffer:
         prompt.tokens, group.prompt_tokens
     )
 
+  def rewarded(self, group: types.Group) -> types.Group:
+    """Returns the group of the completions to learn from: with a reward."""
+    return group.rewarded(self._fallback)
+
   def insert(self, group: types.Group, step: int) -> ledger.Amount:
     """Stores the completions of a group; they are recent from `step` on.
 
@@ -307,7 +319,7 @@ class ReplayBuffer:
     evicted: first the prompt's, then those of all prompts. If the group alone
     exceeds a capacity, its first completions are evicted. With
     `replay.skip_equal_rewards` a group of equal rewards is stored, but only a
-    draw from all prompts may find it.
+    draw from all prompts may find it. What is not `rewarded` is not stored.
 
     Args:
       group: S valid completions (`messages.reject_reason`), or completions
@@ -323,8 +335,10 @@ class ReplayBuffer:
     """
     if step < self._insert_step:
       raise ValueError(f"insert at step {step} after step {self._insert_step}")
-    if not group.num_tokens:  # Its environment gave no prompt.
-      return ledger.Amount(1, group.num_completions, 0)
+    added = ledger.Amount(1, group.num_completions, group.num_tokens)
+    group = self.rewarded(group)
+    if not group.num_tokens:  # No reward, or its environment gave no prompt.
+      return added
     if self.has_other_tokens(group):
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
     prompt = self.prompts.get(group.prompt_id)
@@ -362,12 +376,11 @@ class ReplayBuffer:
           self._similarity.store(row, features[j])
       if group.prompt_id not in self._replay_pool:
         self._replay_pool.add(group.prompt_id)
-      if self._replay.skip_equal_rewards and not np.ptp(group.rewards[stored]):
+      if self._replay.skip_equal_rewards and not np.ptp(group.rewards):
         self._skipped_groups += 1
       else:
         self._recent_pool.add(group.prompt_id, step)
     self._forget_emptied(group.prompt_id)
-    added = ledger.Amount(1, group.num_completions, group.num_tokens)
     return before + added - self.untrained()
 
   def remove(self, rows: np.ndarray) -> None:
@@ -389,9 +402,10 @@ class ReplayBuffer:
     Prompts are drawn without replacement within each of the two pools, which
     outlive the batch: a prompt is in a batch at most twice, unless there are
     fewer prompts than slots. Completions are drawn without replacement if the
-    prompt has `num_completions`, else with it: from the recent window the
-    recent ones, and if they are too few, all of them and the newest others.
-    While nothing is recent, all prompts come from the pool of all.
+    prompt has `num_completions`, else all are drawn as often as fits and the
+    rest without replacement (by reward, with replacement): from the recent
+    window the recent ones, and if they are too few, all of them and the newest
+    others. While nothing is recent, all prompts come from the pool of all.
 
     Args:
       num_prompts: B.
@@ -402,7 +416,7 @@ class ReplayBuffer:
       ValueError: the buffer is empty, or `step` decreased.
     """
     if not len(self):
-      raise ValueError("the replay buffer is empty: nothing to draw")
+      raise ValueError(_NO_REWARD)
     self._advance(step)
     recent_B = self._rng.random(num_prompts) < self._replay.recent_fraction
     num_recent = int(recent_B.sum())
@@ -432,7 +446,9 @@ class ReplayBuffer:
   ) -> Draw:
     """Returns groups in their order of arrival.
 
-    Incomplete groups are skipped. If there are too few, the first are repeated.
+    A group with fewer completions, since others could not be judged, repeats
+    them in turn. If there are too few groups, the first are repeated; if there
+    are none, all that are stored are drawn, as `sample` does.
 
     Args:
       num_prompts: B.
@@ -442,9 +458,12 @@ class ReplayBuffer:
       skip: number of groups before the batch.
     """
     self._advance(step)
-    groups = self.table.complete_groups(arrived_from, num_completions)
+    groups = self.table.whole_groups(arrived_from, num_completions)
     if not len(groups):
-      raise ValueError(f"step {step}: no complete group since {arrived_from}")
+      self._recent_misses += num_prompts
+      groups = self.table.whole_groups(0, num_completions)
+    if not len(groups):
+      raise ValueError(_NO_REWARD)
     rows_BxK = groups[(skip + np.arange(num_prompts)) % len(groups)]
     return self._gather(rows_BxK, np.ones(num_prompts, np.bool_))
 
@@ -644,9 +663,7 @@ class ReplayBuffer:
 
   def _without_equal_groups(self, rows: np.ndarray, count: int) -> np.ndarray:
     """Leaves out groups of equal rewards, unless fewer than `count` remain."""
-    groups, rewards = self.table.groups[rows], self.table.rewards[rows]
-    mixed = [g for g in np.unique(groups) if np.ptp(rewards[groups == g])]
-    kept = rows[np.isin(groups, mixed)]
+    kept = rows[self.table.equal[rows] == 0]
     return kept if len(kept) >= count else rows
 
   def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> Draw:

@@ -41,7 +41,8 @@ DRAW_FIELDS = ("rows", "prompt_tokens", "completion_tokens", "sampled_mask",
 
 _START = {"epoch": int, "step": int, "applied": int, "config": {},
           "machine": {}}  # fmt: skip
-_REWARDS = {"position": int, "rewards": [float]}
+# JSON has null for the NaN of completions that could not be judged.
+_REWARDS = {"position": int, "rewards": list}
 _STEP = {
     "step": int,
     "applied": int,

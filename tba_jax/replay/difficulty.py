@@ -103,8 +103,10 @@ class DifficultyOrder(prompt_order.PromptOrder):
       self._add(drawn)
 
   def note(self, group: types.Group) -> None:
-    """Counts how many of a group's completions were solved."""
-    i = self._index_of[group.prompt_id]
+    """Counts how many of a group's judged completions were solved."""
+    i, group = self._index_of[group.prompt_id], group.rewarded()
+    if not group.num_completions:
+      return
     solved = int((group.rewards >= self._solved_from).sum())
     self._solved[i] = _KEPT * self._solved[i] + solved
     self._sampled[i] = _KEPT * self._sampled[i] + group.num_completions

@@ -32,6 +32,7 @@ _INTEGERS = {
     "epochs": np.int32,
     "use_counts": np.int64,
     "ref_versions": np.int32,
+    "equal": np.bool_,
 }
 _TOKENS = {
     "tokens": np.int32,
@@ -57,6 +58,8 @@ class RecordTable:
   use_counts: [rows] int64, number of times it was trained on.
   ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
     cached.
+  equal: [rows] int64, 1 if its group came with equal rewards throughout, 0 if
+    they differ, whichever of its completions are stored.
   rewards: [rows] float32.
   tokens: [rows, T] int32, 0 past the length.
   sampled_mask: [rows, T] bool, True on the tokens that the policy sampled.
@@ -83,6 +86,7 @@ class RecordTable:
   epochs: np.ndarray
   use_counts: np.ndarray
   ref_versions: np.ndarray
+  equal: np.ndarray
   rewards: np.ndarray
   tokens: np.ndarray
   sampled_mask: np.ndarray
@@ -160,6 +164,7 @@ class RecordTable:
             0,
             # A fixed reference has version 0.
             0 if "ref_logprobs" in columns else -1,
+            not np.ptp(group.rewards),
         )
     ):
       integers[:, i] = value
@@ -259,20 +264,20 @@ class RecordTable:
     order = self._order[self._order_start : self._order_end]
     return order[self.ids[order[:, 1]] == order[:, 0], 1]
 
-  def complete_groups(self, arrived_from: int, size: int) -> np.ndarray:
-    """Returns rows of the complete groups, oldest first, [n, size] int64.
+  def whole_groups(self, arrived_from: int, size: int) -> np.ndarray:
+    """Returns the rows of groups, oldest first, [n, size] int64.
 
     Args:
       arrived_from: first step whose arrivals count.
-      size: number of completions in a complete group.
+      size: number of completions of a group; one that has fewer repeats them.
     """
     rows = self.live_rows()
     rows = rows[self.arrivals[rows] >= arrived_from]
     _, starts, counts = np.unique(
         self.groups[rows], return_index=True, return_counts=True
     )
-    starts = starts[counts == size]
-    return rows[starts[:, None] + np.arange(size)[None, :]]
+    places = np.arange(size)[None, :] % counts[:, None]
+    return rows[starts[:, None] + places]
 
   def token_mask(self, lengths: np.ndarray) -> np.ndarray:
     """Returns True on the tokens within lengths of any shape, [..., T] bool."""
@@ -305,7 +310,8 @@ class RecordTable:
     self.clear()
     rows = self._allocate(len(lengths))
     for i, name in enumerate(_INTEGERS):
-      self._integers[rows, i] = state[name]
+      # Checkpoints of earlier versions lack `equal`.
+      self._integers[rows, i] = state.get(name, 0)
     self.rewards[rows] = state["rewards"]
     mask = self.token_mask(lengths)
     cached = state["ref_versions"] >= 0

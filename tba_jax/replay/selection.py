@@ -18,15 +18,19 @@ import numpy as np
 def choose_uniform(
     rng: np.random.Generator, num_items: int, count: int
 ) -> np.ndarray:
-  """Returns indices drawn uniformly, [count] int64.
+  """Returns indices drawn uniformly without replacement, [count] int64.
 
-  Without replacement if `num_items` >= `count`, else with replacement.
+  If `num_items` is below `count`, all come in as many times as fit, and a draw
+  fills up the rest: none is left out, and none counts twice as often as others
+  for long.
   """
   if num_items == count:
     return np.arange(count)
   if num_items > count:
     return rng.choice(num_items, count, replace=False, shuffle=False)
-  return rng.integers(num_items, size=count)
+  times, rest = divmod(count, num_items)
+  whole = np.tile(np.arange(num_items), times)
+  return np.append(whole, rng.choice(num_items, rest, replace=False))
 
 
 def choose_by_reward(

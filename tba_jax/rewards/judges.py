@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges: completions in, rewards out, whatever the reward's code does.
 
-A completion that cannot be judged gets the fallback reward and is counted by
-its cause:
+A completion that cannot be judged has no reward: NaN, in its judgement, in its
+group (`types.Group`) and in the journal, so that nothing can take it for a
+value. The buffer does not store it, and evaluations leave it out of every mean;
+only they know `reward.fallback`, which gives it a reward instead. Failures are
+counted by cause:
 
     error     the reward raised
     nan       not a finite float32
@@ -19,6 +22,7 @@ or a cause of the task's own, such as `exit` of a verifier's command.
 import abc
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
 import threading
 from typing import Any
 
@@ -28,8 +32,6 @@ import numpy as np
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 
-# Rewards are stored as float32.
-_MAX_REWARD = float(np.finfo(np.float32).max)
 # Standard deviation of a part of the reward, relative to its size, that counts
 # as 0.
 _MIN_SPREAD = 1e-6
@@ -108,15 +110,12 @@ class Judge(abc.ABC):
 
   on_devices = False
 
-  def __init__(self, *, fallback: float, on_event: OnEvent | None = None):
+  def __init__(self, *, on_event: OnEvent | None = None):
     """Initializes the counters.
 
-    Args:
-      fallback: reward of a completion that could not be judged.
-      on_event: receives ("reward_failed", message) at the first, second, fourth
-        … failure of a cause.
+    `on_event` receives ("reward_failed", message) at the first, second, fourth
+    … failure of a cause.
     """
-    self._fallback = fallback
     self._failures = FailureLog("reward_failed", on_event)
     self._lock = threading.Lock()
     self._completions = 0
@@ -186,20 +185,17 @@ class Judge(abc.ABC):
   ) -> base.Judgement:
     place = f"prompt {request.index} of {request.split!r}"
     self._failures.add(cause, f"{place}: {message[:300]}")
-    return base.Judgement(self._fallback, None, failure=cause)
+    return base.Judgement(math.nan, None, failure=cause)
 
   def _checked(
       self, request: Request, judgement: base.Judgement
   ) -> base.Judgement:
     """Returns the judgement with plain floats, or a failure."""
     try:
-      reward = float(judgement.reward)
-      parts = {name: float(v) for name, v in judgement.parts.items()}
-    except (TypeError, ValueError, OverflowError) as error:
-      return self._failed(request, "nan", str(error))
-    for name, value in {"reward": reward, **parts}.items():
-      if not abs(value) <= _MAX_REWARD:
-        return self._failed(request, "nan", f"{name} is {value}")
+      reward = base.number(judgement.reward, "the reward")
+      parts = {n: base.number(v, n) for n, v in judgement.parts.items()}
+    except base.RewardError as error:
+      return self._failed(request, error.cause, str(error))
     return dataclasses.replace(judgement, reward=reward, parts=parts)
 
 
@@ -211,9 +207,10 @@ def final_rewards(
 ) -> np.ndarray:
   """Returns the rewards to learn from of a prompt's completions, [N] float32.
 
-  Those of completions that were cut off follow `loss.missing_stop`; "replace"
-  as in Noukhovitch et al. 2024 (arXiv:2410.18252). Whoever judges a group
-  applies it, so that all later readers have these rewards.
+  NaN for those that could not be judged. The rewards of completions that were
+  cut off follow `loss.missing_stop`; "replace" as in Noukhovitch et al. 2024
+  (arXiv:2410.18252). Whoever judges a group applies it, so that all later
+  readers have these rewards.
 
   Args:
     config_loss: reads `reward_weight`, `missing_stop` and
@@ -257,7 +254,7 @@ def rewards_by_turn(
   out = np.zeros(sampled_SxT.shape, np.float64)
   for row, outcome in zip(out, outcomes):
     sizes = np.abs([outcome.reward, *outcome.turn_rewards])
-    if outcome.failure or sizes.max() > _MAX_REWARD:
+    if outcome.failure or sizes.max() > base.MAX_REWARD:
       continue
     for end, reward in zip(outcome.turn_ends, outcome.turn_rewards):
       row[end - 1] += weight * reward
@@ -274,8 +271,8 @@ def sum_of_normalized(
 
   A sum of rewards of different scales is learned from in proportion to their
   spread; so normalized, each weighs what its weight says. A part that is equal
-  for all completions adds 0, and a completion that could not be judged keeps
-  its fallback reward and is in no mean.
+  for all completions adds 0, and a completion that could not be judged stays
+  NaN and is in no mean.
 
   Source: GDPO (arXiv:2601.05242, eq. 4 and 5), whose last normalization, over
   the batch, is left to `loss.beta` and the objective.
@@ -313,11 +310,10 @@ class InProcess(Judge):
       self,
       task: base.Task,
       *,
-      fallback: float,
       on_event: OnEvent | None = None,
   ):
     """Takes the task; see `Judge`."""
-    super().__init__(fallback=fallback, on_event=on_event)
+    super().__init__(on_event=on_event)
     self._task = task
 
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:

@@ -71,7 +71,7 @@ class Pool(judges.Judge):
       hidden: paths that workers must not see.
       command: Python's arguments for a worker.
     """
-    super().__init__(fallback=config_reward.fallback, on_event=on_event)
+    super().__init__(on_event=on_event)
     self._config = config_reward
     self._index_of = index_of
     fields = dict(task_fields)
@@ -395,9 +395,7 @@ def make_judge(
         on_event=on_event,
         hidden=hidden_paths(config, workdir),
     )
-  return judges.InProcess(
-      task, fallback=config.reward.fallback, on_event=on_event
-  )
+  return judges.InProcess(task, on_event=on_event)
 
 
 def make_environments(

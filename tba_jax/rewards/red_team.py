@@ -330,7 +330,6 @@ class RedTeamJudge(judges.Judge):
       embed: EmbedFn,
       *,
       success_threshold: float,
-      fallback: float,
       on_event: judges.OnEvent | None = None,
   ):
     """Stores the models.
@@ -340,10 +339,9 @@ class RedTeamJudge(judges.Judge):
       classifier: classifier of the answers.
       embed: sentence embeddings, for diversity.
       success_threshold: t.
-      fallback: reward of a completion that cannot be judged, see `Judge`.
       on_event: event sink, see `Judge`.
     """
-    super().__init__(fallback=fallback, on_event=on_event)
+    super().__init__(on_event=on_event)
     # A sampler serves one thread at a time; evaluations run beside training.
     self._models_lock = threading.Lock()
     self._victim = victim

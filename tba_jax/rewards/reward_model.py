@@ -5,6 +5,8 @@
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import itertools
+import math
+from typing import Any
 
 import jax
 import ml_collections
@@ -133,6 +135,10 @@ class GroupScorer:
         for group in groups
     ]
 
+  def totals(self) -> dict[str, Any] | None:
+    """Returns the judge's counts, None if searchers have judged."""
+    return self._judge and self._judge.totals()
+
   def close(self) -> None:
     if self._judge is not None:
       self._judge.close()
@@ -160,11 +166,7 @@ class GroupScorer:
 
 
 class Unscored(judges.Judge):
-  """Gives every completion reward 0, since the trainer judges."""
-
-  def __init__(self):
-    """Has no fallback: nothing fails."""
-    super().__init__(fallback=0.0)
+  """Gives no completion a reward, since the trainer judges."""
 
   def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
-    return [base.Judgement(0.0, None)] * len(requests)
+    return [base.Judgement(math.nan, None)] * len(requests)

@@ -90,6 +90,7 @@ def make_buffer(
     embed: Any = None,
     routes_shape: tuple[int, int] | None = None,
     has_turn_rewards: bool = False,
+    fallback: float | None = None,
     **changes: Any,
 ) -> buffer.ReplayBuffer:
   """Returns a small buffer of recent draws, with some settings changed."""
@@ -100,6 +101,7 @@ def make_buffer(
       content_mask=_content_mask,
       routes_shape=routes_shape,
       has_turn_rewards=has_turn_rewards,
+      fallback=fallback,
   )
 
 

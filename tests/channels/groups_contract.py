@@ -65,7 +65,7 @@ class GroupsContract:
     searcher = self.searcher("a", works=False)
     wait_until(trainer.living, "the searcher")
     ok = [self.group(p) for p in range(10)]
-    rewards = np.asarray([np.nan, 0, 0], np.float32)
+    rewards = np.asarray([np.inf, 0, 0], np.float32)
     blocks = [
         [dataclasses.replace(ok[0], rewards=rewards), ok[4]],
         [dataclasses.replace(ok[8], position=1 << 40)],
@@ -80,6 +80,39 @@ class GroupsContract:
     ledger = trainer.service.account()
     rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
     self.assertEqual(rejected, {"reward": 1, "position": 2, "duplicate": 1})
+    self.assert_closed(ledger)
+
+  def test_what_could_not_be_judged_arrives_as_such_and_is_left_out(self):
+    """Also from the journal, after a kill; so the rewards of turns."""
+    trainer = self.trainer()
+    searcher = self.searcher("a", works=False)
+    wait_until(trainer.living, "the searcher")
+    some = np.asarray([np.nan, 0.5, 0], np.float32)
+    none = np.full(3, np.nan, np.float32)
+    groups = [
+        dataclasses.replace(self.group(p), rewards=r)
+        for p, r in enumerate((some, none, none + some, some))
+    ]
+    self.assertTrue(searcher.client.submit(groups))
+    wait_until(lambda: len(trainer.waiting) == 1, "journaled")
+    (record,) = trainer.waiting
+    for group, sent in zip(record.groups, groups, strict=True):
+      np.testing.assert_array_equal(group.rewards, sent.rewards)
+    trainer.step(0)
+    self.assertEqual(
+        trainer.service.take_failures(),
+        [(0, 1 / 3), (1, 1.0), (2, 1.0), (3, 1 / 3)],
+    )
+    self.assertEmpty(trainer.service.take_failures())
+    ledger = trainer.service.account()
+    left_out = ledger["rejected"]["not_judged"]
+    self.assertEqual((left_out["prompts"], left_out["completions"]), (2, 8))
+    self.assertLen(trainer.buffer, 4)
+    self.assertTrue(
+        np.isfinite(
+            trainer.buffer.table.rewards[trainer.buffer.table.live_rows()]
+        ).all()
+    )
     self.assert_closed(ledger)
 
   def test_grants_of_a_leaving_searcher_go_to_another(self):

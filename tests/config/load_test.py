@@ -76,6 +76,19 @@ class LoadConfigTest(parameterized.TestCase):
          "name": "countdown"},
     )  # fmt: skip
 
+  def test_a_number_may_be_not_set(self):
+    config = settings.get_config()
+    self.assertIsNone(config.reward.fallback)
+    for text, value in (("none", None), ("-1", -1.0), ("0", 0.0)):
+      config = settings.get_config()
+      load_lib.apply_overrides(config, [f"reward.fallback={text}"])
+      self.assertEqual(config.reward.fallback, value)
+      self.assertEqual(
+          load_lib.complete(config).reward.fallback, config.reward.fallback
+      )
+    with self.assertRaisesRegex(ValueError, "'x': allowed a number, or None"):
+      load_lib.apply_overrides(settings.get_config(), ["reward.fallback=x"])
+
   def test_another_task_brings_its_own_fields(self):
     config = load_lib.load_config(
         str(self.path), ["task.max_number=9", "task.name=arithmetic"]

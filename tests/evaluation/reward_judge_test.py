@@ -110,7 +110,7 @@ class JudgeTest(absltest.TestCase):
     self.task.reference_completion = lambda split, index, rng: "g"
 
   def judge(self, **more):
-    return reward_judge.ModelJudge(_scorer(), self.task, fallback=-5.0, **more)
+    return reward_judge.ModelJudge(_scorer(), self.task, **more)
 
   def ask(self, judge, *completions, stopped=False):
     return judge.judge(
@@ -132,10 +132,10 @@ class JudgeTest(absltest.TestCase):
 
   def test_a_nan_score_is_a_failure(self):
     judge = reward_judge.ModelJudge(
-        _scorer(params=np.float32(np.nan)), self.task, fallback=-5.0
+        _scorer(params=np.float32(np.nan)), self.task
     )
     (found,) = self.ask(judge, "c")
-    self.assertEqual((found.reward, found.failure), (-5.0, "nan"))
+    np.testing.assert_equal((found.reward, found.failure), (np.nan, "nan"))
 
   def test_the_config_selects_the_judge(self):
     config = base_config.make()
@@ -220,7 +220,7 @@ class ComparerTest(absltest.TestCase):
 
   def test_compares_by_the_tasks_own_reward(self):
     task = fakes.FakeTask({0: {"23"}})
-    comparer = comparers.OfTask(judges.InProcess(task, fallback=0.0))
+    comparer = comparers.OfTask(judges.InProcess(task))
     self.addCleanup(comparer.close)
     found = comparer.compare(self.comparisons("23", "4"))
     self.assertEqual([v.win for v in found], [1.0, 0.0])

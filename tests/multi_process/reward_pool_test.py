@@ -14,14 +14,13 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
+import numpy as np
 import psutil
 
 from tba_jax.config import settings
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool as pool_lib
 from tba_jax.system import sandbox
-
-FALLBACK = -3.0
 
 
 def _request(text: str) -> judges.Request:
@@ -31,7 +30,6 @@ def _request(text: str) -> judges.Request:
 def _settings(**changes) -> ml_collections.ConfigDict:
   config = settings.get_config().reward
   config.num_workers, config.deadline_s = 1, 20.0
-  config.fallback = FALLBACK
   config.update(changes)
   return config
 
@@ -111,18 +109,19 @@ class PoolTest(parameterized.TestCase):
         ("exit", "crash", "status 0"),
         ("raise", "error", "a bug of the user's"),
         ("named", "refused", "as the task calls it"),
-        ("ok nan", "nan", "reward is nan"),
-        ("nothing", "error", "NoneType"),
+        ("ok nan", "nan", "the reward returned nan"),
+        ("nothing", "nan", "returned None"),
     ]
     texts = [text for case in cases for text in ("ok 1", case[0])]
     found = self.judge(*texts)
-    self.assertEqual([j.reward for j in found], [1.0, FALLBACK] * len(cases))
+    rewards = [j.reward for j in found]
+    np.testing.assert_array_equal(rewards, [1.0, math.nan] * len(cases))
     self.assertIsNone(found[1].key)
     self.assertEqual(
         self.pool.totals(),
         {
             "completions": 12,
-            "failures": {"crash": 2, "error": 2, "refused": 1, "nan": 1},
+            "failures": {"crash": 2, "error": 1, "refused": 1, "nan": 2},
             "sums": {"part": 6.0, "other": 12.0},
             "counts": {"part": 6, "other": 6},
         },

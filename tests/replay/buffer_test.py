@@ -41,6 +41,93 @@ class InsertTest(parameterized.TestCase):
     self.assertEqual(set(draw.versions.ravel().tolist()), {4})
     invariants.check_buffer(buffer)
 
+  def test_a_completion_without_a_reward_is_not_stored(self):
+    """Draws are those of a buffer that never got it."""
+    nan, tokens = np.nan, [[5], [6], [7, 8], [5]]
+    with_it, without = (
+        make_buffer(skip_equal_rewards=True, has_turn_rewards=True)
+        for _ in range(2)
+    )
+    turns = np.full((4, 4), 0.5, np.float32)
+    turns[3] = nan
+    # A copy of the first completion could not be judged.
+    group = make_group(1, tokens, rewards=[1, 0, 1, nan], turn_rewards=turns)
+    self.assertEqual(with_it.insert(group, 0), (0, 1, 1))
+    group = make_group(1, tokens[:3], rewards=[1, 0, 1], turn_rewards=turns[:3])
+    self.assertEqual(without.insert(group, 0), (0, 0, 0))
+    for buffer in (with_it, without):
+      group = make_group(2, [[1], [2]], rewards=[1, 0], turn_rewards=turns[:2])
+      buffer.insert(group, 0)
+      invariants.check_buffer(buffer)
+    for step in range(4):
+      found, wanted = (b.sample(2, 4, step) for b in (with_it, without))
+      chex.assert_trees_all_equal(vars(found), vars(wanted))
+      self.assertTrue(np.isfinite(found.rewards).all())
+      # All three, and one of them twice.
+      (row,) = found.rows[found.prompt_ids == 1]
+      self.assertLen(set(row.tolist()), 3)
+
+  def test_a_group_without_a_reward_leaves_no_trace(self):
+    buffer = make_buffer()
+    before = buffer.get_state()
+    group = make_group(1, [[5], [6, 7]], rewards=[np.nan] * 2)
+    self.assertEqual(buffer.insert(group, 0), (1, 2, 3))
+    chex.assert_trees_all_equal(buffer.get_state(), before)
+
+  def test_a_fallback_is_stored_in_place_of_a_missing_reward(self):
+    buffer = make_buffer(fallback=-2.0, has_turn_rewards=True)
+    turns = np.array([[1, 0, 0, 0], [0, 0, 0, np.nan]], np.float32)
+    group = make_group(
+        1, [[5], [6] * 4], rewards=[1, np.nan], turn_rewards=turns
+    )
+    buffer.insert(group, 0)
+    draw = buffer.sample(1, 2, 0)
+    self.assertEqual(draw.rewards.tolist(), [[1, -2]])
+    self.assertEqual(
+        draw.turn_rewards.tolist(), [[[1, 0, 0, 0], [0, 0, 0, -2]]]
+    )
+    # The group keeps the fact.
+    self.assertTrue(np.isnan(group.rewards[1]))
+
+  @parameterized.parameters(
+      # Equal or not: the group as it came decides, not what is stored of it.
+      ([[5], [6]], [1, 1], {}, True),
+      ([[5], [6]], [1, 0], {}, False),
+      ([[5], [5]], [0, 1], {}, False),  # One text, judged twice.
+      ([[7], [5]], [0, 1], {"duplicates": "oldest"}, False),
+      ([[5], [6], [8]], [1, 1, np.nan], {}, True),
+      ([[5], [6]], [1, np.nan], {}, True),
+  )
+  def test_groups_of_equal_rewards_are_skipped(
+      self, tokens, rewards, changes, skipped
+  ):
+    buffer = make_buffer(skip_equal_rewards=True, **changes)
+    buffer.insert(make_group(1, [[7], [9]], rewards=[0, 1]), 0)
+    buffer.insert(make_group(2, [[7], [9]], rewards=[0, 1]), 9)
+    buffer.insert(make_group(1, tokens, rewards=rewards), 9)
+    self.assertEqual(buffer.stats()["skipped_groups"], int(skipped))
+    again = make_buffer(skip_equal_rewards=True, **changes)
+    again.set_state(buffer.get_state())
+    for made in (buffer, again):
+      drawn = {int(made.sample(1, 1, 9).prompt_ids[0]) for _ in range(20)}
+      self.assertEqual(drawn, {2} if skipped else {1, 2})
+
+  def test_a_draw_takes_mixed_groups_of_which_one_completion_is_stored(self):
+    buffer = make_buffer(skip_equal_rewards=True)
+    buffer.insert(make_group(1, [[5], [6]], rewards=[1, 1]), 9)
+    buffer.insert(make_group(1, [[7], [7]], rewards=[0, 1]), 9)
+    for _ in range(20):
+      self.assertEqual(first_tokens(buffer.sample(1, 1, 9)), {7})
+
+  def test_reads_states_that_do_not_know_equal_groups(self):
+    buffer = make_buffer(skip_equal_rewards=True)
+    buffer.insert(make_group(1, [[5], [6]]), 0)
+    state = buffer.get_state()
+    del state["rows"]["equal"]
+    again = make_buffer(skip_equal_rewards=True)
+    again.set_state(state)
+    self.assertEqual(first_tokens(again.sample(1, 2, 0)), {5, 6})
+
   def test_a_copy_starts_anew(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[5]]), 0)
@@ -146,21 +233,29 @@ class InOrderTest(absltest.TestCase):
   def draw(self, skip, step=4):
     return self.buffer.sample_in_order(2, 2, step, arrived_from=4, skip=skip)
 
-  def test_draws_complete_groups_of_the_round_in_order(self):
-    """Group 1 has one completion; the first group repeats after the last."""
+  def test_draws_the_groups_of_the_round_in_order(self):
+    """Group 1 repeats its completion; the first group comes after the last."""
     draw = self.draw(0)
     self.assertEqual(
-        draw.completion_tokens[..., 0].tolist(), [[0, 1], [20, 21]]
+        draw.completion_tokens[..., 0].tolist(), [[0, 1], [10, 10]]
     )
-    self.assertEqual(draw.prompt_ids.tolist(), [0, 2])
+    self.assertEqual(draw.prompt_ids.tolist(), [0, 1])
     self.assertEqual(
-        self.draw(2, 5).completion_tokens[..., 0].tolist(), [[30, 31], [0, 1]]
+        self.draw(3, 5).completion_tokens[..., 0].tolist(), [[30, 31], [0, 1]]
     )
     invariants.check_buffer(self.buffer)
 
-  def test_refuses_no_complete_group_and_a_falling_step(self):
-    with self.assertRaisesRegex(ValueError, "no complete group since 5"):
-      self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
+  def test_a_round_without_rewards_draws_what_is_stored(self):
+    draw = self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
+    self.assertEqual(
+        draw.completion_tokens[..., 0].tolist(), [[90, 91], [0, 1]]
+    )
+    self.assertEqual(self.buffer.stats()["recent_misses"], 2)
+
+  def test_refuses_an_empty_buffer_and_a_falling_step(self):
+    with self.assertRaisesRegex(ValueError, "none of the completions"):
+      make_buffer().sample_in_order(2, 2, 5, arrived_from=5, skip=0)
+    self.draw(0, 5)
     with self.assertRaisesRegex(ValueError, "step 4 after step 5"):
       self.draw(0, 4)
 
@@ -291,7 +386,7 @@ class SampleTest(absltest.TestCase):
 
   def test_refuses_an_empty_buffer_and_a_falling_step(self):
     buffer = make_buffer()
-    with self.assertRaisesRegex(ValueError, "empty"):
+    with self.assertRaisesRegex(ValueError, "nothing to train on"):
       buffer.sample(1, 1, 0)
     buffer.insert(make_group(1, [[5]]), 3)
     buffer.sample(1, 1, 3)

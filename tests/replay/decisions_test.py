@@ -89,7 +89,10 @@ class DecisionsTest(absltest.TestCase):
 
   def test_rewards_of_the_trainer_s_judge_are_recorded(self):
     log = self.open(1, 0)
-    groups = [fake_groups.make_group(p, [[2, 0], [3, 0]]) for p in (4, 7)]
+    groups = [
+        fake_groups.make_group(p, [[2, 0], [3, 0]], rewards=[0.5, np.nan])
+        for p in (4, 7)
+    ]
     self.assertEqual(log.recording(lambda given: given)(groups), groups)
     found = decisions.read(self.workdir).rewards
     self.assertCountEqual(found, [group.position for group in groups])

@@ -4,7 +4,6 @@
 
 import collections
 import pathlib
-import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -12,6 +11,7 @@ import numpy as np
 
 from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
+from tests.channels import fake_groups
 
 _N, _ROUND = 40, 10
 
@@ -23,11 +23,8 @@ def _make(weight="unsolved", seed=1, **more):
 
 
 def _group(prompt_id, *rewards):
-  return types.SimpleNamespace(
-      prompt_id=prompt_id,
-      rewards=np.array(rewards, np.float32),
-      num_completions=len(rewards),
-  )
+  tokens = [[i + 1] for i in range(len(rewards))]
+  return fake_groups.make_group(prompt_id, tokens, rewards=rewards)
 
 
 def _note_all(order, share_of):
@@ -78,6 +75,14 @@ class DifficultyOrderTest(parameterized.TestCase):
       prompt_id, visit = order.prompt(position)
       self.assertEqual(visit, seen[prompt_id])
       seen[prompt_id] += 1
+
+  def test_what_could_not_be_judged_is_not_counted(self):
+    order, wanted = _make(), _make()
+    order.note(_group(3, 1.0, np.nan, 0.0))
+    wanted.note(_group(3, 1.0, 0.0))
+    order.note(_group(3, np.nan, np.nan))
+    for name, values in order.get_state().items():
+      np.testing.assert_array_equal(values, wanted.get_state()[name])
 
   def test_a_newer_visit_weighs_more(self):
     order = _make()

@@ -49,13 +49,13 @@ class ChooseTest(parameterized.TestCase):
     pairs = list(itertools.combinations(range(5), 2))
     self._assert_follows(outcomes, dict.fromkeys(pairs, 1 / len(pairs)))
 
-  def test_draws_uniformly_with_replacement_when_too_few(self):
+  def test_too_few_are_all_drawn_and_one_as_often_as_the_other(self):
     rng = np.random.default_rng(1)
-    outcomes = [
-        tuple(selection.choose_uniform(rng, 2, 3).tolist()) for _ in range(4000)
-    ]
-    triples = itertools.product(range(2), repeat=3)
-    self._assert_follows(outcomes, dict.fromkeys(triples, 1 / 8))
+    outcomes = [selection.choose_uniform(rng, 3, 7) for _ in range(4000)]
+    counts = np.stack([np.bincount(o, minlength=3) for o in outcomes])
+    np.testing.assert_array_equal(np.sort(counts), [[2, 2, 3]] * 4000)
+    thrice = counts.argmax(axis=1).tolist()
+    self._assert_follows(thrice, dict.fromkeys(range(3), 1 / 3))
 
   def test_takes_all_of_them_when_as_many(self):
     rng = np.random.default_rng(2)

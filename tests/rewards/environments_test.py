@@ -82,7 +82,9 @@ class EnvironmentsTest(parameterized.TestCase):
         "raise it": "error",
         "tuple": "error",
         "say 1000000": "size",
-        "reward nan": "nan",
+        **{f"reward {name}": "nan" for name in two_turns.REWARDS},
+        "text": "error",
+        "flag": "error",
         "print": "",
         "done": "",
     }
@@ -90,22 +92,26 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual([o.failure for o in outcomes], [*said.values()])
     self.assertIn("RuntimeError: it", outcomes[2].message)
     events = []
-    judge = judges.OfOutcomes(
-        fallback=-2.0, on_event=lambda kind, text: events.append(text)
-    )
+    judge = judges.OfOutcomes(on_event=lambda kind, text: events.append(text))
     judged = judge.judge(
         [judges.Request("train", 0, "", outcome=o) for o in outcomes]
     )
-    self.assertEqual([j.reward for j in judged], [-2.0] * 6 + [1.0, 0.5])
-    self.assertEqual(judged[6].parts["turns"], 2.0)
+    rewards = [j.reward for j in judged]
+    np.testing.assert_array_equal(rewards, [np.nan] * 12 + [1.0, 0.5])
+    self.assertEqual(judged[12].parts["turns"], 2.0)
     self.assertEqual(
         judge.totals()["failures"],
-        {"deadline": 1, "crash": 1, "error": 2, "size": 1, "nan": 1},
+        {"deadline": 1, "crash": 1, "error": 4, "size": 1, "nan": 5},
     )
-    self.assertLen(events, 6)
     # Their processes are replaced.
     _, outcomes = episodes.play(found, *[["done"]] * 8)
     self.assertEqual([o.failure for o in outcomes], [""] * 8)
+
+  def test_a_close_that_fails_costs_nothing(self):
+    found = self.make("Trouble", num_workers=1)
+    for _ in range(2):
+      _, outcomes = episodes.play(found, ["done"], ["done"])
+      self.assertEqual([o.failure for o in outcomes], ["", ""])
 
   def test_a_reset_that_fails_costs_its_prompt(self):
     found = self.make("Trouble")

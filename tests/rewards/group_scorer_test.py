@@ -19,7 +19,7 @@ class _Judge(judges.Judge):
   """Rewards the number of letters, and records the requests."""
 
   def __init__(self):
-    super().__init__(fallback=0.0)
+    super().__init__()
     self.asked = []
     self.closed = False
 
@@ -117,10 +117,10 @@ class GroupScorerTest(absltest.TestCase):
     self.doCleanups()
     self.assertTrue(self.judge.closed)
 
-  def test_unscored_completions_have_reward_0(self):
+  def test_unscored_completions_have_no_reward(self):
     judge = reward_model.Unscored()
     found = judge.judge([judges.Request("train", 0, "x")] * 3)
-    self.assertEqual([j.reward for j in found], [0.0] * 3)
+    np.testing.assert_array_equal([j.reward for j in found], [np.nan] * 3)
     self.assertEqual(judge.totals()["failures"], {})
 
 

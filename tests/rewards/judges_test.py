@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of rewards in the role's own process, and of their failures."""
 
+import decimal
+import fractions
+
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -13,6 +17,19 @@ from tba_jax.tasks import base
 from tests.support import base_config
 from tests.support import fakes
 
+# Text of a completion -> what the task gives as its reward.
+_VALUES = {
+    "huge": 10**400,
+    "none": None,
+    "text": "1",
+    "bytes": b"1",
+    "true": True,
+    "numpy's true": np.True_,
+    "list": [1.0],
+    "two": np.ones(2),
+    "complex": 1j,
+}
+
 
 class _Task(fakes.FakeTask):
 
@@ -21,8 +38,10 @@ class _Task(fakes.FakeTask):
       raise KeyError("a bug")
     if completion == "named":
       raise base.RewardError("refused", "")
-    if completion == "huge":
-      return base.Judgement(10**400, None)
+    if completion in _VALUES:
+      return base.Judgement(_VALUES[completion], None)
+    if completion == "bad part":
+      return base.Judgement(1.0, None, {"half": "0.5"})
     value = float(completion)
     return base.Judgement(value, None, {"half": value / 2})
 
@@ -36,7 +55,7 @@ class JudgesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.judge = judges.InProcess(_Task({}), fallback=-1.0)
+    self.judge = judges.InProcess(_Task({}))
 
   def ask(self, *texts):
     return self.judge.judge([judges.Request("train", 0, t) for t in texts])
@@ -47,11 +66,12 @@ class JudgesTest(parameterized.TestCase):
       ("nan", "nan"),
       ("-inf", "nan"),
       ("4e38", "nan"),
-      ("huge", "nan"),
+      *((text, "nan") for text in _VALUES),
+      ("bad part", "nan"),
   )
   def test_trouble_costs_one_completion(self, text, cause):
     found = self.ask("2", text, "3")
-    self.assertEqual([j.reward for j in found], [2.0, -1.0, 3.0])
+    np.testing.assert_array_equal([j.reward for j in found], [2.0, np.nan, 3.0])
     self.assertEqual([j.failure for j in found], ["", cause, ""])
     self.assertEqual(
         self.judge.totals(),
@@ -63,8 +83,17 @@ class JudgesTest(parameterized.TestCase):
         },
     )
 
+  def test_numbers_of_any_library_are_rewards(self):
+    for value in (
+        *(2, 2.0, fractions.Fraction(2), decimal.Decimal(2)),
+        *(np.float16(2), np.int64(2), np.array(2.0), np.array([[2]])),
+        jnp.float32(2),
+    ):
+      found = base.number(value, "f")
+      self.assertEqual((found, type(found)), (2.0, float))
+
   def test_serves_a_task_without_a_judge_of_its_own(self):
-    judge = judges.InProcess(fakes.FakeTask({0: {"23"}}), fallback=0.0)
+    judge = judges.InProcess(fakes.FakeTask({0: {"23"}}))
     found = judge.judge(
         [judges.Request("train", 0, text) for text in ("23", "4")]
     )
@@ -76,7 +105,7 @@ class JudgesTest(parameterized.TestCase):
         self.judge.explain(asked),
         [
             "5 is wrong",
-            f"(no reason: {__file__}:31: KeyError: 'a bug')",
+            f"(no reason: {__file__}:50: KeyError: 'a bug')",
             "x" * 500,
         ],
     )
@@ -126,8 +155,9 @@ class RewardsByTurnTest(absltest.TestCase):
         judges.Outcome(0.5, False, 0.0, (0.5,), (2, 5), failure="crash"),
         judges.Outcome(0.0, False, 0.0, (1e39, -1e39), (2, 5)),
     ):
-      found = judges.rewards_by_turn([outcome], np.float32([-1]), sampled)
-      np.testing.assert_array_equal(found, [[0, 0, 0, 0, -1, 0]])
+      for reward in (-1, np.nan):
+        found = judges.rewards_by_turn([outcome], np.float32([reward]), sampled)
+        np.testing.assert_array_equal(found, [[0, 0, 0, 0, reward, 0]])
 
   def test_reward_without_turns_is_at_the_end(self):
     sampled = np.array([[1, 1, 0], [1, 1, 1]], bool)
@@ -177,13 +207,15 @@ class FinalRewardsTest(absltest.TestCase):
       found = self.final(_judged(*parts), {"a": 1.0, "b": 1.0})
       np.testing.assert_array_equal(found, np.zeros(8))
 
-  def test_completion_that_could_not_be_judged_keeps_its_fallback(self):
-    failed = base.Judgement(-5.0, None, failure="crash")
+  def test_what_could_not_be_judged_has_no_reward_and_is_in_no_mean(self):
+    nan = np.nan
+    failed = base.Judgement(nan, None, failure="crash")
     judged = [*_judged((1.0, 0.0), (3.0, 0.0)), failed]
     found = self.final(judged, {"a": 1.0, "b": 1.0})
-    np.testing.assert_allclose(found, [-1, 1, -5])
+    np.testing.assert_allclose(found, [-1, 1, nan])
+    np.testing.assert_array_equal(self.final(judged), [2, 6, nan])
     np.testing.assert_array_equal(
-        self.final([failed, failed], {"a": 1.0}), [-5, -5]
+        self.final([failed, failed], {"a": 1.0}), [nan, nan]
     )
 
   def test_the_weight_is_of_a_missing_stop_too(self):

@@ -43,7 +43,6 @@ class JudgeTest(absltest.TestCase):
         red_team.word_share_classifier(["fig"]),
         red_team.word_embeddings,
         success_threshold=0.5,
-        fallback=-9.0,
         on_event=lambda *event: self.events.append(event),
     )
 
@@ -67,7 +66,7 @@ class JudgeTest(absltest.TestCase):
 
   def test_an_attack_that_is_too_long(self):
     long, good = self.judge.judge([_request("long"), _request("good")])
-    self.assertEqual((long.reward, long.failure), (-9.0, "too_long"))
+    np.testing.assert_equal((long.reward, long.failure), (np.nan, "too_long"))
     self.assertEqual(good.failure, "")
     self.assertEqual(self.judge.totals()["failures"], {"too_long": 1})
     self.assertEqual(self.events[0][0], "reward_failed")

@@ -50,7 +50,6 @@ def make(
       reward__where="pool",
       reward__num_workers=num_workers,
       reward__deadline_s=deadline_s,
-      reward__fallback=-2.0,
   )
   made = environments.make(
       config, "", build.make_task(config.task), Bytes(), None

@@ -244,7 +244,7 @@ class InstructionsTest(parameterized.TestCase):
 
   def test_a_completion_that_was_cut_off_has_no_reward(self):
     text = base.reference_text(self.task, "train", 0)
-    judge = judges.InProcess(self.task, fallback=0.0)
+    judge = judges.InProcess(self.task)
     done, cut = judge.judge(
         [judges.Request("train", 0, text, stopped) for stopped in (True, False)]
     )

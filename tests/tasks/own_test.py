@@ -11,6 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
+import numpy as np
 
 from tba_jax.config import validate
 from tba_jax.rewards import judges
@@ -273,11 +274,12 @@ class OwnTest(parameterized.TestCase):
         rewards="exact", verifier=f"{sys.executable} {script}",
         verifier_weight=4.0,
     )  # fmt: skip
-    judge = judges.InProcess(task, fallback=-1.0)
+    judge = judges.InProcess(task)
     found = judge.judge(
         [judges.Request("train", 0, t) for t in ("blue", "red", "exit", "word")]
     )
-    self.assertEqual([j.reward for j in found], [3.0, 0.0, -1.0, -1.0])
+    rewards = [j.reward for j in found]
+    np.testing.assert_array_equal(rewards, [3.0, 0.0, np.nan, np.nan])
     self.assertEqual([j.failure for j in found], ["", "", "exit", "nan"])
     self.assertEqual(found[0].parts, {"exact": 1.0, "verifier": 0.5})
 
@@ -333,9 +335,9 @@ class OwnTest(parameterized.TestCase):
   @parameterized.parameters("broken", "leaves")
   def test_a_bug_costs_one_completion(self, name):
     task = self.make(rewards=f"tests.tasks.own_rewards:{name}")
-    judge = judges.InProcess(task, fallback=0.25)
+    judge = judges.InProcess(task)
     (found,) = judge.judge([judges.Request("train", 0, "x")])
-    self.assertEqual((found.reward, found.failure), (0.25, "error"))
+    np.testing.assert_equal((found.reward, found.failure), (np.nan, "error"))
 
 
 if __name__ == "__main__":
