@@ -60,6 +60,8 @@ class BestModel:
   ) -> bool:
     """Saves the params of `step` if the result is the best; returns if so."""
     metric = metrics.deciding_metric(result)
+    if metric is None:
+      return False  # No completion could be judged.
     # A win rate does not compare with a reward; pass@1 is one.
     names = {self._metric, metric}
     is_comparable = len(names) == 1 or "win_rate" not in names

@@ -3,7 +3,8 @@
 """pass@k, distinct solutions, mean reward, KL and win-rate on a task's split.
 
 A prompt gets the same random numbers in every call, so that two versions of the
-params differ by more than the draw.
+params differ by more than the draw. A completion without a reward, since it
+could not be judged, is in no result but `failure_share`.
 """
 
 import collections
@@ -63,6 +64,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def mean_interval(
     values_B: np.ndarray,
     *,
+    counts_B: np.ndarray | None = None,
     num_resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
     seed: int = 0,
@@ -71,11 +73,14 @@ def mean_interval(
 
       [q_{(1-c)/2}, q_{(1+c)/2}] of the means of resamples with replacement
 
+  or, with counts, of the ratios Σ values / Σ counts.
+
   Source: Efron 1979 (Annals of Statistics 7:1), percentile method. It resamples
   prompts, since the completions of a prompt are not independent.
 
   Args:
     values_B: [B] one value per prompt, B at least 1.
+    counts_B: [B] what each value is a sum over, above 0; None for single ones.
     num_resamples: number of resamples, 1 or more.
     confidence: c, above 0 and below 1.
     seed: random seed; the same values and seed give the same interval.
@@ -87,7 +92,11 @@ def mean_interval(
   left = num_resamples
   while left:
     some = min(left, max(_RESAMPLED_VALUES // size, 1))
-    means.append(values_B[rng.integers(size, size=(some, size))].mean(axis=1))
+    drawn = rng.integers(size, size=(some, size))
+    resampled = values_B[drawn].mean(axis=1)
+    if counts_B is not None:
+      resampled /= counts_B[drawn].mean(axis=1)
+    means.append(resampled)
     left -= some
   tail = (1 - confidence) / 2
   low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
@@ -98,99 +107,140 @@ def summarize(
     prompts: Sequence[Mapping[str, Any]],
     num_completions: int,
 ) -> dict[str, Any]:
-  """Returns means over prompts, standard errors and bootstrap intervals.
+  """Returns means, standard errors over prompts and bootstrap intervals.
 
   Args:
     prompts: records of prompts, 1 or more. Required: `num_correct`,
-      `num_distinct`, `num_texts`, `failures` by cause; per completion
-      `rewards`, `lengths`, `stopped`. Optional: `greedy_correct`; per
-      completion `parts` of its reward by name, `kl`, `ref_nats` (minus the
-      reference's log-prob) and `ref_tokens` (that it is a sum over),
-      `diluted_perplexity`, `turns`, and `verdicts`, `greedy_verdicts`
-      (`comparers.Verdict`).
+      `num_distinct`, `num_texts`, `failures` by cause; lists over completions:
+      `rewards` of those that have one, `lengths` and `stopped` of those that
+      exist. Optional: `greedy_correct`, None if it could not be judged; lists
+      of `parts` of the reward by name, `kl`, `ref_nats` (minus the reference's
+      log-prob) and `ref_tokens` (that it is a sum over), `diluted_perplexity`,
+      `turns`, and `verdicts`, `greedy_verdicts` (`comparers.Verdict`).
     num_completions: n, completions per prompt.
   """
   n = num_completions
-  correct_B = [prompt["num_correct"] for prompt in prompts]
-  distinct_B = np.array([prompt["num_distinct"] for prompt in prompts])
-  solved_B = np.array(correct_B) > 0
-  pass_B = lambda k: np.array([pass_at_k(n, c, k) for c in correct_B])
-  mean = lambda name: float(np.mean([prompt[name] for prompt in prompts]))
-  values = {"pass_at_1": pass_B(1), "pass_at_k": pass_B(n)}
-  values["mean_reward"] = np.array([np.mean(p["rewards"]) for p in prompts])
+  judged = [prompt for prompt in prompts if len(prompt["rewards"])]
+  distinct_B = np.array([prompt["num_distinct"] for prompt in judged])
+  solved_B = np.array([prompt["num_correct"] > 0 for prompt in judged], bool)
+  lists = lambda name: [prompt[name] for prompt in prompts]
+
+  def passes(k: int) -> list[list[float]]:
+    return [
+        [pass_at_k(m := len(p["rewards"]), p["num_correct"], min(k, m))]
+        for p in judged
+    ]
+
+  # Lists of values by prompt. A mean is that of all values, whichever prompt
+  # they are of.
+  values = {"pass_at_1": passes(1), "pass_at_k": passes(n)}
+  values["mean_reward"] = lists("rewards")
+  values["failure_share"] = [
+      [1.0] * (bad := sum(p["failures"].values())) + [0.0] * (n - bad)
+      for p in prompts
+  ]
   if "greedy_correct" in prompts[0]:
-    values["greedy_pass_at_1"] = np.array(
-        [float(p["greedy_correct"]) for p in prompts]
-    )
+    values["greedy_pass_at_1"] = [
+        [] if x is None else [float(x)] for x in lists("greedy_correct")
+    ]
   for name in ("kl", "diluted_perplexity", "turns"):
     if name in prompts[0]:
-      values[name] = np.array([np.mean(p[name]) for p in prompts])
-  values |= _part_means(prompts)
-  values |= _verdict_means(prompts)
+      values[name] = lists(name)
+  values |= _parts(prompts)
+  values |= _verdicts(prompts)
   out: dict[str, Any] = {}
-  for name, values_B in values.items():
-    out[name] = float(values_B.mean())
-    out[f"{name}_stderr"] = _stderr(values_B)
-    out[f"{name}_interval"] = mean_interval(values_B)
+  for name, lists_B in values.items():
+    out |= _mean_and_error(name, lists_B)
+  mean = lambda lists_B: _mean_and_error("", lists_B)[""]
   if "ref_nats" in prompts[0]:
     tokens = sum(float(np.sum(p["ref_tokens"])) for p in prompts)
-    nats = sum(float(np.sum(p["ref_nats"])) for p in prompts) / max(tokens, 1)
-    out["ref_perplexity"] = math.exp(min(nats, _MAX_TOKEN_NATS))
+    nats = sum(float(np.sum(p["ref_nats"])) for p in prompts)
+    out["ref_perplexity"] = (
+        math.exp(min(nats / tokens, _MAX_TOKEN_NATS)) if tokens else None
+    )
   powers_of_two = {2**i for i in range(n.bit_length())}
   return {
       **out,
       **_no_verdict(prompts),
-      "pass_at": {
-          str(k): float(pass_B(k).mean()) for k in sorted(powers_of_two | {n})
-      },
+      "pass_at": {str(k): mean(passes(k)) for k in sorted(powers_of_two | {n})},
       "k": n,
       "confidence": CONFIDENCE,
-      "distinct_correct": float(distinct_B.mean()),
+      "distinct_correct": mean(distinct_B[:, None]),
       "distinct_correct_per_solved": (
           float(distinct_B[solved_B].mean()) if solved_B.any() else 0.0
       ),
-      "distinct_share": mean("num_texts") / n,
-      "mean_length": mean("lengths"),
-      "stop_rate": mean("stopped"),
+      "distinct_share": mean(
+          [[p["num_texts"] / n] for p in prompts if len(p["lengths"])]
+      ),
+      "mean_length": mean(lists("lengths")),
+      "stop_rate": mean(lists("stopped")),
       "num_prompts": len(prompts),
+      "binary_rewards": all(
+          {*p["rewards"]} <= {0.0, 1.0}
+          and sum(p["rewards"]) == p["num_correct"]
+          for p in judged
+      ),
       "reward_failures": dict(
           sum((p["failures"] for p in prompts), collections.Counter())
       ),
   }
 
 
-def _part_means(
-    prompts: Sequence[Mapping[str, Any]],
-) -> dict[str, np.ndarray]:
-  """Returns means of each part of the reward over the prompts that have it."""
-  values = collections.defaultdict(list)
-  for prompt in prompts:
-    parts = prompt.get("parts", ())
-    for name in sorted({name for some in parts for name in some}):
-      values[name].append(np.mean([p[name] for p in parts if name in p]))
-  return {f"reward/{name}": np.array(values[name]) for name in sorted(values)}
+def _mean_and_error(
+    name: str, lists_B: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+  """Returns mean of all values, standard error and interval over prompts.
+
+      R = Σ_b s_b / Σ_b n_b,   SE = √(B/(B-1) Σ_b (s_b - R n_b)²) / Σ_b n_b
+
+  with s_b the sum of a prompt's n_b values. Source: Cochran 1977, Sampling
+  Techniques, §2.11, ratio estimator. The mean is None without any value.
+  """
+  lists_B = [values for values in lists_B if len(values)]
+  if not lists_B:
+    return {name: None}
+  counts_B = np.array([len(values) for values in lists_B], np.float64)
+  values_B = np.array([np.mean(values) for values in lists_B], np.float64)
+  B, share_B = len(values_B), None
+  if np.ptp(counts_B):
+    share_B = counts_B / counts_B.mean()
+    values_B = values_B * share_B
+  ratio = float(values_B.mean())
+  error_B = values_B - ratio * (1.0 if share_B is None else share_B)
+  variance = np.square(error_B).sum() / max(B - 1, 1)
+  return {
+      name: ratio,
+      f"{name}_stderr": math.sqrt(variance / B) if B > 1 else 0.0,
+      f"{name}_interval": mean_interval(values_B, counts_B=share_B),
+  }
 
 
-def _verdict_means(
-    prompts: Sequence[Mapping[str, Any]],
-) -> dict[str, np.ndarray]:
-  """Returns mean verdicts per prompt that has any, by metric."""
+def _parts(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the values of each part of the reward, by prompt."""
+  parts_B = [prompt.get("parts", ()) for prompt in prompts]
+  names = {name for parts in parts_B for some in parts for name in some}
+  return {
+      f"reward/{name}": [
+          [some[name] for some in parts if name in some] for parts in parts_B
+      ]
+      for name in sorted(names)
+  }
+
+
+def _verdicts(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the values of each metric of the comparer, by prompt."""
   out = {}
-  means = lambda verdicts, value: np.array(
-      [np.mean([value(v) for v in some]) for some in verdicts]
-  )
   for name, field in (("", "verdicts"), ("greedy_", "greedy_verdicts")):
     judged = [[v for v in p.get(field, ()) if v.win is not None]
              for p in prompts]  # fmt: skip
-    judged = [some for some in judged if some]
-    if not judged:
+    if not any(judged):
       continue
-    out[f"{name}win_rate"] = means(judged, lambda v: v.win)
+    out[f"{name}win_rate"] = [[v.win for v in some] for some in judged]
     if all(v.score is not None for some in judged for v in some):
-      out[f"{name}gold_reward"] = means(judged, lambda v: v.score)
-      out[f"{name}gold_margin"] = means(
-          judged, lambda v: v.score - v.reference_score
-      )
+      out[f"{name}gold_reward"] = [[v.score for v in some] for some in judged]
+      out[f"{name}gold_margin"] = [
+          [v.score - v.reference_score for v in some] for some in judged
+      ]
   return out
 
 
@@ -201,13 +251,6 @@ def _no_verdict(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       v.failure for p in prompts for n in names for v in p[n] if v.win is None
   )
   return {"no_verdict": dict(causes)} if names else {}
-
-
-def _stderr(values_B: np.ndarray) -> float:
-  """Returns the standard error of the mean; 0 for a single value."""
-  if len(values_B) < 2:
-    return 0.0
-  return float(values_B.std(ddof=1) / math.sqrt(len(values_B)))
 
 
 class Interrupted(Exception):
@@ -244,6 +287,7 @@ class Evaluator:
       environments: environments of a task that has some; closed with this.
     """
     self._config = config.evaluate
+    self._fallback = config.reward.fallback
     self._task = policy.task
     self._tokenizer = policy.tokenizer
     self._sampler = policy_lib.make_evaluation_sampler(config, policy)
@@ -298,22 +342,26 @@ class Evaluator:
     Returns:
       pass_at_1: share of correct completions, mean over prompts.
       pass_at_k: share of prompts with a correct one among `k` completions.
-      pass_at: unbiased pass@ 1, 2, 4 … up to k.
+      pass_at: unbiased pass@ 1, 2, 4 … up to k. All three are of the judged
+        completions, and of the prompts that have any: of one with m < k of them
+        pass@k is its pass@m.
       greedy_pass_at_1: share of prompts whose greedy completion is correct,
         with `evaluate.greedy`.
-      mean_reward: mean over completions, task units.
+      mean_reward: mean over judged completions, task units.
+      failure_share: share of completions that could not be judged.
       reward/NAME: mean of a part of the reward over completions that have it.
       kl: Σ log π - log π_ref of a completion, nats, at the sampling
         temperature, with a reference.
       ref_perplexity: exp of the reference's mean nats per token, likewise.
       diluted_perplexity: see `_add_perplexity`; of the greedy completions if
         any, with a plain reference.
-      turns: turns of a completion that an environment answered, with
+      turns: turns of a judged completion that an environment answered, with
         environments.
       [greedy_]win_rate, gold_reward, gold_margin, no_verdict (by cause): from
         the comparer; docs/preferences.md.
       …_stderr, …_interval: standard error over prompts and bootstrap interval
-        of these, but for `pass_at` and `ref_perplexity`.
+        of these, but for `pass_at` and `ref_perplexity`. A mean of no value,
+        since nothing could be judged, is None and has neither.
       k: completions per prompt.
       confidence: confidence of the intervals.
       distinct_correct: distinct correct solutions among a prompt's k
@@ -324,6 +372,8 @@ class Evaluator:
       stop_rate: share of completions that end with a stop token.
       num_prompts, version, split: number of prompts, version and split
         evaluated.
+      binary_rewards: whether each reward is 1 if the completion is correct, and
+        else 0.
       cosine_distance and the like: metrics of judges with `set_metrics`.
       reward_failures: completions without a reward from the task, by cause.
       samples: completions of the first prompts, as in `samples.jsonl`.
@@ -397,7 +447,11 @@ class Evaluator:
       plain = collector.sample(prompts, params, version)
       asked_Bx1 = collector.judge_requests(plain)
       for record, (judgement,) in zip(records, collector.judge(asked_Bx1)):
-        record["greedy_correct"] = judgement.key is not None
+        record["greedy_correct"] = (
+            None
+            if self._reward(judgement) is None
+            else judgement.key is not None
+        )
       self._add_verdicts(records, "greedy_verdicts", given, asked_Bx1)
     if self._reference is not None:
       self._add_kl(records, sampled)
@@ -445,7 +499,7 @@ class Evaluator:
               "prompt": prompt,
               "prompt_id": asked.index,
               "completion": asked.completion,
-              "reward": judgement.reward,
+              "reward": self._reward(judgement),
               "reason": failure and f"could not be judged: {failure}",
               "version": int(completions.versions[sample]),
               "tokens": self._tokenizer.tokens(tokens),
@@ -453,21 +507,26 @@ class Evaluator:
           }
       )
     right = [j.key for j in judged_S if j.key is not None]
+    exist_S = completions.lengths > 0  # Not without an environment's prompt.
     return {
         "right": [j.key is not None for j in judged_S],
         "num_correct": len(right),
         "num_distinct": len(set(right)),
-        "num_texts": len({asked.completion for asked in asked_S}),
+        "num_texts": len({a.completion for a, e in zip(asked_S, exist_S) if e}),
         "failures": collections.Counter(
             j.failure for j in judged_S if j.failure
         ),
-        "rewards": [j.reward for j in judged_S],
+        "rewards": [r for j in judged_S if (r := self._reward(j)) is not None],
         "parts": [j.parts for j in judged_S if not j.failure],
-        "lengths": completions.lengths,
-        "stopped": completions.stopped,
+        "lengths": completions.lengths[exist_S],
+        "stopped": completions.stopped[exist_S],
         "samples": samples,
         **_turns(asked_S),
     }
+
+  def _reward(self, judgement: base.Judgement) -> float | None:
+    """Returns the reward, or the fallback of what could not be judged."""
+    return self._fallback if judgement.failure else judgement.reward
 
   def _add_reasons(self, samples: list[dict[str, Any]]) -> None:
     """Adds the reason why a sample is wrong to each that was judged."""
@@ -515,7 +574,7 @@ class Evaluator:
         records, kl_BxK, ref_BxKxT, mask_BxKxT
     ):
       record |= {
-          "kl": kl_K,
+          "kl": kl_K[mask_KxT.any(-1)],
           "ref_nats": -ref_KxT.sum(-1),
           "ref_tokens": mask_KxT.sum(-1),
       }
@@ -538,7 +597,8 @@ class Evaluator:
     ):
       prompt_length = len(request.prompt_tokens)
       tokens_K = np.maximum(prompt_length + mask_KxT.sum(-1) - 1, 1)
-      record["diluted_perplexity"] = np.exp(-ref_KxT.sum(-1) / tokens_K)
+      perplexity_K = np.exp(-ref_KxT.sum(-1) / tokens_K)
+      record["diluted_perplexity"] = perplexity_K[mask_KxT.any(-1)]
 
 
 def _turns(asked_S: Sequence[judges.Request]) -> Record:
@@ -546,7 +606,7 @@ def _turns(asked_S: Sequence[judges.Request]) -> Record:
   outcomes = [asked.outcome for asked in asked_S if asked.outcome is not None]
   if not outcomes:
     return {}
-  return {"turns": [outcome.num_turns for outcome in outcomes]}
+  return {"turns": [o.num_turns for o in outcomes if not o.failure]}
 
 
 def _logprobs(

@@ -391,8 +391,12 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
   is_share = all_have("pass_at_1")
   if not all_have("mean_reward"):
     return "pass_at_1" if is_share else None
+  # Results of earlier versions do not tell.
   equal = is_share and all(
-      math.isclose(e["mean_reward"], e["pass_at_1"], abs_tol=1e-6)
+      e.get(
+          "binary_rewards",
+          math.isclose(e["mean_reward"], e["pass_at_1"], abs_tol=1e-6),
+      )
       for e in evaluations
   )
   return "pass_at_1" if equal else "mean_reward"

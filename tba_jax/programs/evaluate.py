@@ -62,7 +62,8 @@ _ROWS = (
     ("cosine distance of successful attacks", "cosine_distance_right"),
     ("tokens of a completion", "mean_length"),
     ("share with a stop token", "stop_rate"),
-    # Counts by cause, shown only where there are any.
+    # Shown only where there are any; counts are by cause.
+    ("share not judged", "failure_share"),
     ("completions not judged", "reward_failures"),
     ("comparisons without a verdict", "no_verdict"),
 )
@@ -151,7 +152,8 @@ def make_table(results: dict[str, dict[str, Any]]) -> rich.table.Table:
     table.add_column(name, justify="right", overflow="fold")
   more = metrics.more_rows(*results.values())
   for label, key in (*_ROWS, *((label, key) for key, label in more.items())):
-    if any(result.get(key) not in (None, {}) for result in results.values()):
+    none = (None, {}, 0.0) if key == "failure_share" else (None, {})
+    if any(result.get(key) not in none for result in results.values()):
       table.add_row(label, *(_cell(r, key) for r in results.values()))
   return table
 
@@ -168,7 +170,7 @@ def make_samples(results: dict[str, dict[str, Any]]) -> rich.table.Table:
           for key in ("prompt", "completion")
       )
       reason = text.printable(sample["reason"], _SAMPLE_WIDTH)
-      cells = (name, *texts, f"{sample['reward']:.3g}", reason)
+      cells = (name, *texts, text.number(sample["reward"]), reason)
       table.add_row(*(rich.text.Text(cell) for cell in cells))
   return table
 

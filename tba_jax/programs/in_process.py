@@ -58,7 +58,8 @@ class Result:
   def __repr__(self) -> str:
     before, after = (self.summary.get(n) or {} for n in ("before", "after"))
     accuracy = [
-        f"{r.get('pass_at_1', float('nan')):.3f}" for r in (before, after)
+        "–" if (value := r.get("pass_at_1")) is None else f"{value:.3f}"
+        for r in (before, after)
     ]
     return f"Result(steps={len(self.steps)}, pass@1 {' → '.join(accuracy)})"
 

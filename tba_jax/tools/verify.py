@@ -53,7 +53,8 @@ _REPORT = "the report lacks it; training is not affected"
 _COPY = "restore it from a copy"
 _DELETE = "the run cannot continue; delete it: the same command writes it again"
 
-_EVALUATION = {"step": int, "pass_at_1": float}
+# pass@1 is null if no completion could be judged.
+_EVALUATION = {"step": int, "pass_at_1?": float}
 
 # JSON file -> schema (`jsonl.schema_error`), and what to do if it is violated.
 _FILES = {

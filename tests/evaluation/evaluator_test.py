@@ -3,7 +3,9 @@
 """Metrics of evaluations against counts by hand; control flow."""
 
 import collections
+import functools
 import itertools
+import json
 from unittest import mock
 
 from absl.testing import absltest
@@ -88,7 +90,7 @@ def _make(sampler, task=None, greedy=None, **changes):
       make_greedy_sampler=lambda *unused: greedy,
   ):
     return evaluator_lib.Evaluator(
-        config, policy, judges.InProcess(task, fallback=0.0), **arguments
+        config, policy, judges.InProcess(task), **arguments
     )
 
 
@@ -131,16 +133,16 @@ class _SplitTask(fakes.FakeTask):
 
 class EvaluatorTest(parameterized.TestCase):
 
-  def test_parts_of_the_reward_are_means_over_prompts_that_have_them(self):
+  def test_parts_of_the_reward_are_means_over_completions_that_have_them(self):
     evaluator = _make(_ScriptedSampler(_SCRIPT, 4), _SplitTask(_RIGHT))
     result = evaluator.run({}, 3, version=9)
     self.assertAlmostEqual(result["reward/five"], 1 / 4)
     self.assertEqual(result["reward/five_stderr"], 0.0)  # of one prompt
     # One completion of prompt 1 could not be judged.
-    shares = [2 / 4, 1 / 3, 2 / 4]
-    self.assertAlmostEqual(result["reward/short"], np.mean(shares))
+    self.assertAlmostEqual(result["reward/short"], (2 + 1 + 2) / 11)
+    errors = np.array([2, 1, 2]) - 5 / 11 * np.array([4, 3, 4])
     self.assertAlmostEqual(
-        result["reward/short_stderr"], np.std(shares, ddof=1) / np.sqrt(3)
+        result["reward/short_stderr"], np.sqrt(3 / 2 * (errors**2).sum()) / 11
     )
     self.assertNotIn("other/mean_reward", result)
 
@@ -150,7 +152,9 @@ class EvaluatorTest(parameterized.TestCase):
     result = evaluator.run_all({}, 3, version=9)
     self.assertEqual((result["mean_reward"], result["num_prompts"]), (0.0, 3))
     self.assertEqual(result["other/num_prompts"], 2)
-    self.assertAlmostEqual(result["other/mean_reward"], (1 + 3 / 4) / 2)
+    # One of its eight completions could not be judged.
+    self.assertEqual(result["other/mean_reward"], 1.0)
+    self.assertEqual(result["other/failure_share"], 1 / 8)
     self.assertEqual(result["other/reward/five"], 0.0)
     self.assertLen(result["other/mean_reward_interval"], 2)
     self.assertEqual(evaluator.split, "held_out")
@@ -168,6 +172,33 @@ class EvaluatorTest(parameterized.TestCase):
         [r.num_completions for batch in greedy.requests for r in batch],
         [1, 1, 1],
     )
+
+  @parameterized.parameters((None, None, 0.5), (-1.0, -1.0, 1 / 3))
+  def test_a_fallback_counts_as_wrong(self, fallback, reward, greedy):
+    class Failing(fakes.FakeTask):
+
+      def judge(self, split, index, completion):
+        if index == 2 and completion == "7":
+          raise base.RewardError("refused", "")
+        return super().judge(split, index, completion)
+
+    sampler = _ScriptedSampler({0: [[5, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)
+    with mock.patch.object(base_config, "make", functools.partial(
+        base_config.make, reward__fallback=fallback)):  # fmt: skip
+      evaluator = _make(
+          _ScriptedSampler({**_SCRIPT, 0: [[5, 1]] * 4}, 4),
+          Failing({0: {"5"}, 2: {"8"}}),
+          greedy=sampler,
+      )
+    result = evaluator.run({}, 3, version=9)
+    self.assertAlmostEqual(result["greedy_pass_at_1"], greedy)
+    # Prompt 0: all of 4; prompt 1: none; prompt 2: one of 3, or of 4.
+    self.assertAlmostEqual(
+        result["pass_at_1"],
+        (1 + 0 + (1 / 3 if fallback is None else 1 / 4)) / 3,
+    )
+    (sample,) = [s for s in result["samples"] if "judged" in s["reason"]]
+    self.assertEqual(sample["reward"], reward)
 
   def test_measures_kl_and_perplexity_against_the_reference(self):
     reference = _FakeReference()
@@ -217,9 +248,9 @@ class EvaluatorTest(parameterized.TestCase):
         plain_reference=reference,
     )
     result = evaluator.run({}, 3, version=9)
-    self.assertEqual(result["kl"], 0.0)
-    self.assertEqual(result["ref_perplexity"], 1.0)
-    self.assertEqual(result["diluted_perplexity"], 1.0)
+    for name in ("kl", "ref_perplexity", "diluted_perplexity", "mean_length",
+                 "stop_rate", "distinct_share"):  # fmt: skip
+      self.assertIsNone(result[name])
 
   def test_the_papers_perplexity_counts_the_prompt(self):
     evaluator = _make(
@@ -240,7 +271,7 @@ class EvaluatorTest(parameterized.TestCase):
     task = fakes.FakeTask(_RIGHT)
     # Prompt 1 has no right completion, and any reward would beat "0".
     task.reference_completion = lambda split, index, rng: ["5", "0", "7"][index]
-    comparer = comparers.OfTask(judges.InProcess(task, fallback=0.0))
+    comparer = comparers.OfTask(judges.InProcess(task))
     greedy = _ScriptedSampler({0: [[3, 2, 1]], 1: [[2, 1]], 2: [[7, 1]]}, 4)
     evaluator = _make(
         _ScriptedSampler(_SCRIPT, 4),
@@ -414,6 +445,44 @@ class EvalSummaryTest(absltest.TestCase):
     self.assertEqual(found["pass_at"], {"1": 0.5, "2": 0.75, "4": 1.0})
     self.assertEqual(list(_summarize(_prompt(0))["pass_at"]), ["1", "2", "4"])
 
+  def test_what_could_not_be_judged_is_in_no_mean(self):
+    failed = lambda n: {"failures": collections.Counter({"error": n})}
+    prompts = [
+        _prompt(1),
+        _prompt(1, rewards=[1.0, 0.0], **failed(2)),
+        _prompt(0, rewards=[0.25], **failed(3)),
+        _prompt(0, rewards=[], **failed(4)),
+    ]
+    found = _summarize(*prompts)
+    # Three prompts are left, with 4, 2 and 1 completions.
+    self.assertAlmostEqual(found["pass_at_1"], (1 / 4 + 1 / 2 + 0) / 3)
+    self.assertAlmostEqual(found["pass_at_k"], (1 + 1 + 0) / 3)
+    self.assertAlmostEqual(found["pass_at"]["2"], (1 / 2 + 1 + 0) / 3)
+    self.assertAlmostEqual(found["mean_reward"], (1 + 1 + 0.25) / 7)
+    self.assertAlmostEqual(found["distinct_correct"], 2 / 3)
+    self.assertEqual(found["failure_share"], 9 / 16)
+    self.assertEqual(found["reward_failures"], {"error": 9})
+    errors = np.array([1, 1, 0.25]) - 2.25 / 7 * np.array([4, 2, 1])
+    self.assertAlmostEqual(
+        found["mean_reward_stderr"], np.sqrt(3 / 2 * (errors**2).sum()) / 7
+    )
+    low, high = found["mean_reward_interval"]
+    self.assertBetween(found["mean_reward"], low, high)
+    # The others' results do not depend on it.
+    without = _summarize(*prompts[:3])
+    for name in ("pass_at_1", "pass_at", "mean_reward", "distinct_correct"):
+      self.assertEqual(found[name], without[name])
+
+  def test_there_is_no_mean_of_nothing(self):
+    failures = collections.Counter({"error": 4})
+    found = _summarize(_prompt(0, rewards=[], failures=failures))
+    for name in ("pass_at_1", "pass_at_k", "mean_reward", "distinct_correct"):
+      self.assertIsNone(found[name])
+      self.assertNotIn(f"{name}_stderr", found)
+    self.assertEqual(found["failure_share"], 1.0)
+    self.assertEqual(found["mean_length"], 2.5)
+    json.dumps(found)
+
   def test_intervals_hold_their_means(self):
     found = _summarize(*(_prompt(i % 5) for i in range(30)))
     for name in ("pass_at_1", "pass_at_k", "mean_reward"):
@@ -448,9 +517,9 @@ class EvalSummaryTest(absltest.TestCase):
         _prompt(1, verdicts=[none, none]),
     )
     # The third prompt has no verdict.
-    self.assertEqual(found["win_rate"], 0.75)
-    self.assertEqual(found["gold_reward"], (1.5 + 2.0) / 2)
-    self.assertEqual(found["gold_margin"], (0.5 + 0.5) / 2)
+    self.assertAlmostEqual(found["win_rate"], 2 / 3)
+    self.assertAlmostEqual(found["gold_reward"], (3.0 + 0.0 + 2.0) / 3)
+    self.assertAlmostEqual(found["gold_margin"], (2.0 - 1.0 + 0.5) / 3)
     self.assertEqual(found["no_verdict"], {"deadline": 3})
     self.assertIn("win_rate_interval", found)
     self.assertNotIn("greedy_win_rate", found)
