@@ -251,28 +251,27 @@ class Behind:
 
 
 class Guard:
-  """Acts on what `guards` finds in metrics and evaluations."""
+  """Acts on what `guards` finds in metrics, data and evaluations."""
 
   def __init__(
-      self,
-      config: ml_collections.ConfigDict,
-      guards: guards_lib.Guards,
-      work: device_work.DeviceWork,
-      recorder: recorder_lib.Recorder,
-      stop: Stop,
+      self, config: ml_collections.ConfigDict, parts: "Parts", stop: Stop
   ):
-    self._action = config.guards.action
     self._num_steps = config.train.num_steps
-    self._guards = guards
-    self._work = work
-    self._recorder = recorder
+    self._guards = parts.guards
+    self._source = parts.source
+    self._work = parts.learner.work
+    self._recorder = parts.recorder
     self._stop = stop
 
   def __call__(
       self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, float]
   ) -> None:
     del draw
-    for alarm in self._guards.check_step(step, metrics):
+    failures = self._source.take_failures()
+    for alarm in (
+        *self._guards.check_step(step, metrics),
+        *self._guards.check_failures(step, failures),
+    ):
       self._act(alarm, step + 1)
 
   def evaluated(self, done: int, result: tuple[int, Any] | None) -> None:
@@ -285,12 +284,12 @@ class Guard:
         self._act(alarm, done)
 
   def _act(self, alarm: guards_lib.Alarm, done: int) -> None:
-    self._recorder.event("guard", f"{alarm.message} ({self._action})")
-    if self._action == "stop":
+    self._recorder.event("guard", f"{alarm.message} ({alarm.action})")
+    if alarm.action == "stop":
       if done < self._num_steps:
         self._stop.reason = self._stop.reason or f"guard {alarm.name}"
     # A gap between trainer and sampler is a bug: no learning rate fixes it.
-    elif self._action == "lower_learning_rate" and alarm.name != "logprob_gap":
+    elif alarm.action == "lower_learning_rate" and alarm.name != "logprob_gap":
       self._work.scale_learning_rate(_LOWER_BY)
 
 
@@ -500,13 +499,13 @@ class Run:
     stop = Stop(should_stop, stopped_by or "")
 
     publish = Publish(config, learner.work, parts.sink)
-    guard = Guard(config, parts.guards, learner.work, recorder, stop)
+    guard = Guard(config, parts, stop)
     evaluate = Evaluate(config, parts.evaluations, learner.work, guard, stop)
     save = Save(config, parts, stop, self._saved)
 
     def record(step: int, draw: buffer_lib.Draw, metrics: Any) -> None:
       with recorder.span("record", step=step):
-        recorder.step(step, metrics, draw, source)
+        recorder.step(step, metrics, draw, source, parts.guards.failures)
 
     def may_run_ahead(step: int) -> bool:
       # Evaluations and saves must see params and buffer between two steps.

@@ -151,7 +151,11 @@ def summarize(
   out: dict[str, Any] = {}
   for name, lists_B in values.items():
     out |= _mean_and_error(name, lists_B)
-  mean = lambda lists_B: _mean_and_error("", lists_B)[""]
+
+  def mean(lists_B: Sequence[Sequence[float]]) -> float | None:
+    flat = [float(value) for values in lists_B for value in values]
+    return sum(flat) / len(flat) if flat else None
+
   if "ref_nats" in prompts[0]:
     tokens = sum(float(np.sum(p["ref_tokens"])) for p in prompts)
     nats = sum(float(np.sum(p["ref_nats"])) for p in prompts)

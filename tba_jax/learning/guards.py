@@ -1,13 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Collapse guards: limits on entropy, KL, accuracy and the log-prob gap.
+"""Guards: limits on entropy, KL, accuracy, the log-prob gap, and failures.
 
 The loss falls while a policy collapses, so it is no guard. The gap between the
 trainer's and the sampler's log-probs on data of staleness 0 is the first sign
-of a wrong model, mask or temperature.
+of a wrong model, mask or temperature. A rising share of completions that could
+not be judged stops a run whatever the action is: neither a warning nor a lower
+rate mends a policy that learns to break its judge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.models import config as config_lib
+from tba_jax.monitor import failures as failures_lib
 
 # Nats per token, for `guards.max_logprob_gap = 0`. Random models of 2 to 4
 # layers, with logits of standard deviation 1 to 9, had a mean gap between
@@ -54,10 +57,16 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-  """A guard that fired, with a sentence that gives the numbers."""
+  """A guard that fired.
+
+  name: name of the guard.
+  message: sentence that gives the numbers.
+  action: value of `config.guards.action` that holds for it.
+  """
 
   name: str
   message: str
+  action: str
 
 
 class Guards:
@@ -65,6 +74,8 @@ class Guards:
 
   A guard fires when its limit is crossed, and again only after the value has
   been back within the limit.
+
+  failures: share of training completions that could not be judged.
   """
 
   def __init__(
@@ -73,6 +84,7 @@ class Guards:
       state: Mapping[str, Any] | None = None,
       *,
       backend: str,
+      num_sampled_by_chance: float = math.inf,
   ):
     """Initializes the guards.
 
@@ -80,8 +92,12 @@ class Guards:
       config: reads `guards` and what `max_logprob_gap` reads.
       state: result of `get_state`, to continue from.
       backend: JAX backend of the trainer.
+      num_sampled_by_chance: position in the prompt order from which on prompts
+        are chosen by how they were answered.
     """
     self._config = config.guards
+    self._num_sampled_by_chance = num_sampled_by_chance
+    self.failures = failures_lib.FailureShare()
     self._max_logprob_gap = max_logprob_gap(config, backend)
     self._firing: set[str] = set()
     # First accuracy by split, since one may be harder than another, and the
@@ -116,14 +132,40 @@ class Guards:
       )
     return self._alarms(step, crossed)
 
+  def check_failures(
+      self, step: int, shares: Sequence[tuple[int, float]]
+  ) -> list[Alarm]:
+    """Returns the guard of failures if the share of a step's groups is rising.
+
+    Args:
+      step: step that ended.
+      shares: (position, share of its completions that could not be judged) of
+        the groups that came since the last call.
+    """
+    failures, limit = self.failures, self._config.max_failure_rise
+    for position, share in shares:
+      failures.add([share], compare=position < self._num_sampled_by_chance)
+    rises = failures.is_rising and failures.newest > failures.first + limit
+    message = (
+        f"{failures.newest:.1%} of the newest training completions could not be"
+        f" judged, {failures.first:.1%} of the first: a rise above"
+        f" config.guards.max_failure_rise={limit}. The judge fails, or the"
+        " policy learns to break it: mend what the events reward_failed tell,"
+        " then go on with a larger config.train.num_steps"
+        if rises
+        else ""
+    )
+    return self._alarms(step, {"failures": (rises, message)}, "stop")
+
   def check_accuracy(
-      self, step: int, accuracy: float, split: str
+      self, step: int, accuracy: float | None, split: str
   ) -> list[Alarm]:
     """Returns the accuracy guard if pass@1 of a split makes it fire, or [].
 
-    An evaluation that was checked before changes nothing.
+    An evaluation that was checked before, or in which no completion could be
+    judged, changes nothing.
     """
-    if step <= self._evaluated.get(split, -1):
+    if accuracy is None or step <= self._evaluated.get(split, -1):
       return []
     self._evaluated[split] = step
     first = self._first_accuracy.setdefault(split, accuracy)
@@ -146,22 +188,29 @@ class Guards:
         "firing": sorted(self._firing),
         "first_accuracy_by_split": self._first_accuracy,
         "evaluated_by_split": self._evaluated,
+        "failures": self.failures.get_state(),
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     self._firing = set(state["firing"])
     self._first_accuracy = dict(state.get("first_accuracy_by_split", {}))
     self._evaluated = dict(state.get("evaluated_by_split", {}))
+    self.failures = failures_lib.FailureShare(state.get("failures"))
 
   def _alarms(
-      self, step: int, crossed: Mapping[str, tuple[bool, str]]
+      self,
+      step: int,
+      crossed: Mapping[str, tuple[bool, str]],
+      action: str = "",
   ) -> list[Alarm]:
+    """Returns the guards that fire, with another action than the config's."""
     if self._config.action == "off":
       return []
     alarms = []
     for name, (fires, message) in crossed.items():
       if fires and name not in self._firing:
-        alarms.append(Alarm(name, f"step {step}: {message}"))
+        message = f"step {step}: {message}"
+        alarms.append(Alarm(name, message, action or self._config.action))
       if fires:
         self._firing.add(name)
       else:

@@ -170,8 +170,13 @@ def _figures(state: run_state.RunState) -> rich.columns.Columns:
   if text.is_number(generation) and generation > 0:
     rows.append(("store", "generation", str(generation)))
   failures = tables.sum_text(status.get("reward_failures"))
-  if failures != "0":
-    rows.append(("not judged", failures, ""))
+  shares = _mapping(status.get("failure_share"))
+  if failures != "0" or shares.get("newest"):
+    more = ""
+    if text.is_number(newest := shares.get("newest")):
+      first = _number(shares.get("first"), "percent")
+      more = f"now {_number(newest, 'percent')}, {first} at first"
+    rows.append(("not judged", failures, more))
   cells = []
   for name, value, more in rows:
     cell = rich.text.Text(f"{name:<15} ", "dim")

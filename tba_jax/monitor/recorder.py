@@ -13,6 +13,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax.channels import ports
+from tba_jax.monitor import failures as failures_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
@@ -202,6 +203,7 @@ class Recorder:
       queue: ports.Receiver,
       tokenizer: Any,
       judge: judges.Judge,
+      scored: Callable[[], dict[str, Any] | None] = lambda: None,
   ):
     """Opens the files for appending and starts the threads.
 
@@ -212,6 +214,8 @@ class Recorder:
       queue: has the searchers' leases; publishes the status to other hosts.
       tokenizer: tokenizer that decodes sampled completions.
       judge: judge that explains wrong completions.
+      scored: returns counts of a judge in the trainer (`Judge.totals`), or
+        None.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -225,6 +229,7 @@ class Recorder:
     self._samples = jsonl.LineWriter(self._workdir / "samples.jsonl")
     self._tokenizer = tokenizer
     self._judge = judge
+    self._scored, self._epoch = scored, epoch
     self._clock = metrics_lib.BusyClock()
     self._spans = metrics_lib.SpanWriter(
         self._workdir / "spans" / "trainer-0.jsonl",
@@ -298,6 +303,7 @@ class Recorder:
       metrics: dict[str, float],
       draw: buffer_lib.Draw,
       service: ports.GroupSource,
+      failures: failures_lib.FailureShare,
   ) -> None:
     """Records one step.
 
@@ -306,6 +312,7 @@ class Recorder:
       metrics: metrics of the train step, without prefix.
       draw: the batch's trajectories.
       service: service with the buffer's statistics and the ledger.
+      failures: share of training completions that could not be judged.
     """
     self._progressed()
     seconds, totals = self._account(), self._totals
@@ -328,6 +335,8 @@ class Recorder:
           generated=service.generated(),
       )
       rewards = self._searchers.take_rewards()
+      if (share := failures.take()) is not None:
+        rewards["failure_share"] = share
       more = {f"reward/{name}": value for name, value in rewards.items()}
       if totals["mixed_completions"]:
         more["sampler/mixed_version_share"] = self._mixed_version_share()
@@ -352,6 +361,7 @@ class Recorder:
         searchers_busy_share=self._share("generate_s"),
         overlap_of_ideal=self._overlap(),
         reward_failures=self._searchers.failures,
+        failure_share={"first": failures.first, "newest": failures.newest},
     )
     every = self._config.log.samples_every_steps
     if every and step % every == 0:
@@ -401,7 +411,8 @@ class Recorder:
     self._status.pop("evaluate", None)
     self._status["pass_at_1"] = result["pass_at_1"]
     metric = metrics_lib.deciding_metric(result)
-    self._status["held_out"] = {"metric": metric, "value": result[metric]}
+    # None if no completion could be judged.
+    self._status["held_out"] = {"metric": metric, "value": result.get(metric)}
     self._show(force=True)
 
   def train_ended(self) -> None:
@@ -417,7 +428,7 @@ class Recorder:
     Raises OSError if one of them cannot be written.
     """
     self.flush()
-    self._searchers.update(self._queue.heard())
+    self._searchers.update(self._counters())
     jsonl.atomic_write_json(self._workdir / "eval.json", self._results)
     jsonl.atomic_write_json(self._workdir / "ledger.json", ledger)
     totals = self._totals
@@ -480,7 +491,7 @@ class Recorder:
   def _account(self) -> dict[str, float]:
     """Adds the time since the last call to the totals; seconds by kind."""
     seconds, busy_s, elapsed_s = self._clock.take()
-    added = self._searchers.update(self._queue.heard())
+    added = self._searchers.update(self._counters())
     if self._loop_started:
       totals = self._totals
       totals["wall_s"] += elapsed_s
@@ -490,6 +501,15 @@ class Recorder:
       totals["loop_completions"] += int(added["completions"])
       totals["mixed_completions"] += int(added["mixed_completions"])
     return seconds
+
+  def _counters(self) -> dict[str, Any]:
+    """Returns the leases; a judge in the trainer counts as one more."""
+    leases = dict(self._queue.heard())
+    if (totals := self._scored()) is not None:
+      none = {"completions": 0}
+      lease = {"totals": none, "stats": {"rewards": totals}}
+      leases[f"trainer-{self._epoch}"] = lease
+    return leases
 
   def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
     """Writes the first completions of a step's batch, with a reason each."""

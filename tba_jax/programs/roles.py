@@ -300,6 +300,7 @@ def make_trainer(
       queue=receiver,
       tokenizer=policy.tokenizer,
       judge=evaluator.judge,
+      scored=scorer.totals,
   )
   # Only the main thread may set a signal handler.
   if threading.current_thread() is threading.main_thread():
@@ -330,7 +331,14 @@ def make_trainer(
       checkpointer=checkpointer,
       evaluations=evaluations,
       guards=guards_lib.Guards(
-          config, saved.get("guards"), backend=jax.default_backend()
+          config,
+          saved.get("guards"),
+          backend=jax.default_backend(),
+          num_sampled_by_chance=(
+              math.inf
+              if config.search.order == "shuffled"
+              else receiver.order.num_prompts
+          ),
       ),
       recorder=recorder,
       decisions=log,

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards: when each fires, when it fires again, and what a run restores."""
 
+import json
+
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 
 from tba_jax.config import settings
 from tba_jax.learning import guards as guards_lib
+from tba_jax.monitor import failures
 
 GOOD = {
     "entropy": 1.0,
@@ -134,8 +138,45 @@ class GuardsTest(parameterized.TestCase):
             "firing": ["accuracy", "kl"],
             "first_accuracy_by_split": {"held_out": 0.5},
             "evaluated_by_split": {"held_out": 4},
+            "failures": failures.FailureShare().get_state(),
         },
     )
+
+  @parameterized.parameters("warn", "lower_learning_rate", "stop")
+  def test_rising_failures_stop_a_run_whatever_the_action(self, action):
+    guards, rng = make_guards(action), np.random.default_rng(0)
+    state, alarms = guards.get_state(), []
+    for step in range(60):
+      rate = 0.1 + 0.3 * step / 60
+      shares = rng.binomial(8, rate, 32) / 8
+      # Each step begins where a checkpoint ended.
+      guards = make_guards(action, state=json.loads(json.dumps(state)))
+      positions = range(32 * step, 32 * (step + 1))
+      alarms += guards.check_failures(step, [*zip(positions, shares)])
+      state = guards.get_state()
+    (alarm,) = alarms
+    self.assertEqual((alarm.name, alarm.action), ("failures", "stop"))
+    self.assertRegex(alarm.message, "judged.*max_failure_rise=0.05.*num_steps")
+
+  def test_failures_do_not_fire(self):
+    """A rise within the limit, of chosen prompts, or with no guards at all."""
+    rng = np.random.default_rng(0)
+    for first, last, action, num_sampled_by_chance, limit in (
+        (0.1, 0.4, "warn", 64, 0.05),
+        (0.1, 0.4, "off", 1e9, 0.05),
+        (0.0, 0.04, "stop", 1e9, 0.05),
+        (0.1, 0.4, "stop", 1e9, 1.0),
+    ):
+      config = settings.get_config()
+      config.guards.update(action=action, max_failure_rise=limit)
+      guards = guards_lib.Guards(
+          config, backend="cpu", num_sampled_by_chance=num_sampled_by_chance
+      )
+      shares = [*rng.binomial(8, first, 64), *rng.binomial(8, last, 5000)]
+      found = guards.check_failures(
+          9, [(i, n / 8) for i, n in enumerate(shares)]
+      )
+      self.assertEmpty(found)
 
 
 if __name__ == "__main__":

@@ -210,6 +210,9 @@ class ViewTest(parameterized.TestCase):
     state = self._state(reward_failures={"deadline": 3, "nan": 1})
     shown = _view(state)
     self.assertIn("4 (3 deadline, 1 nan)", shown)
+    shares = {"first": 0.125, "newest": 0.455}
+    shown = _view(self._state(failure_share=shares))
+    self.assertIn("now 45.5 %, 12.5 % at first", shown)
     shown = _view(self._state(staleness_steps=None))
     self.assertNotIn("not judged", shown)
     self.assertRegex(shown, r"staleness +– +│")  # No unit without a number.

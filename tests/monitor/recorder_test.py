@@ -15,6 +15,7 @@ import numpy as np
 from tba_jax.channels import queue_server
 from tba_jax.channels import service
 from tba_jax.config import settings as settings_lib
+from tba_jax.monitor import failures as failures_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import ledger
@@ -58,12 +59,13 @@ class RecorderTest(absltest.TestCase):
     self.service.generated.return_value = ledger.Amount(5, 40, 600)
     self.enter_context(mock.patch.object(recorder_lib, "_NUM_SAMPLES", 3))
     self.now = 100.0
+    self.failures = failures_lib.FailureShare()
     for name in ("monotonic", "perf_counter"):
       patch = mock.patch.object(time, name, side_effect=lambda: self.now)
       patch.start()
       self.addCleanup(patch.stop)
 
-  def make(self, **changes):
+  def make(self, scored=lambda: None, **changes):
     config = settings_lib.get_config()
     config.train.num_steps = 10
     config.search.num_searchers = 2
@@ -79,7 +81,8 @@ class RecorderTest(absltest.TestCase):
         epoch=3,
         queue=queue,
         tokenizer=fakes.FakeTokenizer(),
-        judge=judges.InProcess(_Task({}), fallback=0.0),
+        judge=judges.InProcess(_Task({})),
+        scored=scored,
     )
     self.addCleanup(self.close, recorder)
     self.made.append(recorder)
@@ -102,7 +105,9 @@ class RecorderTest(absltest.TestCase):
       with recorder.span(kind):
         self.now += seconds
     draw = self.service.buffer.sample(2, 2, step)
-    recorder.step(step, {**METRICS, **metrics}, draw, self.service)
+    recorder.step(
+        step, {**METRICS, **metrics}, draw, self.service, self.failures
+    )
     return draw
 
   def close(self, recorder):
@@ -191,6 +196,14 @@ class RecorderTest(absltest.TestCase):
     self.assertEqual(status["reward_failures"], {"deadline": 2})
     (record,) = self.lines("metrics.jsonl")
     self.assertEqual(record["reward/failed_deadline"], 2)
+    self.assertNotIn("reward/failure_share", record)  # No group came.
+    self.failures.add([0.5, 0.25])
+    self.step(recorder, 1, busy_s=2.0)
+    self.assertEqual(
+        self.lines("metrics.jsonl")[1]["reward/failure_share"], 0.375
+    )
+    status = self.read("status.json")
+    self.assertEqual(status["failure_share"], {"first": 0.375, "newest": 0.375})
     # The last lease of a searcher that ended counts too.
     totals = {"completions": 18, "failures": {"deadline": 5}}
     totals |= {"sums": {}, "counts": {}}
@@ -199,6 +212,20 @@ class RecorderTest(absltest.TestCase):
     recorder.phase("finish")
     self.assertEqual(self.read("status.json")["searchers"], {})
     self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 5})
+
+  def test_counts_what_a_judge_in_the_trainer_could_not_judge(self):
+    totals = {
+        "completions": 9,
+        "failures": {"nan": 2},
+        "sums": {},
+        "counts": {},
+    }
+    recorder = self.make(scored=lambda: totals)
+    self.lease("a", busy_s=1.0, completions=9)
+    self.step(recorder, 0)
+    totals["failures"]["nan"] = 3
+    self.assertEqual(self.finish(recorder)["reward_failures"], {"nan": 3})
+    self.assertEqual(self.lines("metrics.jsonl")[0]["reward/failed_nan"], 2)
 
   def test_counts_completions_of_mixed_versions(self):
     recorder = self.make()

@@ -348,6 +348,10 @@ _NOT_LEARNED = {
         " are of the same kind, with words that the tokenizer knows. More"
         " prompts, fewer steps or a larger loss.beta help."
     ),
+    "unjudged": (
+        "The policy may be learning to break its judge: see the events"
+        " reward_failed, and make the reward's code judge such completions."
+    ),
     "worse": "A larger loss.beta or a lower optimizer.learning_rate is safer.",
     "nothing": (
         "To learn, it may need more steps, a higher optimizer.learning_rate, a"

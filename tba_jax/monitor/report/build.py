@@ -81,7 +81,11 @@ def _distinct(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         },
     )
     entry["count"] += 1
-  order = lambda e: (-(e["reward"] or 0.0), -e["count"])
+  worst = float("-inf")  # What could not be judged comes last.
+  order = lambda e: (
+      -(worst if e["reward"] is None else e["reward"]),
+      -e["count"],
+  )
   return sorted(seen.values(), key=order)[:MAX_DISTINCT]
 
 

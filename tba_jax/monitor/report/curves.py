@@ -56,6 +56,16 @@ CHARTS = (
         {"reward": "eval/mean_reward", "judge's": "eval/gold_reward"},
     ),
     Chart(
+        "Not judged",
+        f"completions without a reward; {_ERRORS}",
+        {
+            "training": "reward/failure_share",
+            "held-out": "eval/failure_share",
+        },
+        zero=True,
+        percent=True,
+    ),
+    Chart(
         "Turns",
         f"answered by the environment, of a completion; {_ERRORS}",
         {"training": "reward/turns", "held-out": "eval/turns"},

@@ -24,6 +24,7 @@ EVALUATIONS = {
     "win_rate": ("win-rate", "percent"),
     "greedy_win_rate": ("win-rate, greedy", "percent"),
     "mean_reward": ("mean reward", "number"),
+    "failure_share": ("not judged", "percent"),
     "gold_reward": ("judge's score", "number"),
     "distinct_correct": ("distinct correct solutions per prompt", "number"),
     "distinct_correct_per_solved": (
@@ -90,6 +91,8 @@ def compare(
   shown = EVALUATIONS | {key: (name, "number") for key, name in more.items()}
   for key, (name, style) in shown.items():
     if key not in before and key not in after:
+      continue
+    if key == "failure_share" and not (before.get(key) or after.get(key)):
       continue
     values = before.get(key), after.get(key)
     cells = []
@@ -210,9 +213,7 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     rows.append(("environments' tokens", count(given), note))
   failures = sum_text(summary.get("reward_failures"))
   if failures != "0":
-    rows.append(
-        ("not judged", failures, "completions with the fallback reward")
-    )
+    rows.append(("not judged", failures, "training completions, by cause"))
   damage = sum_text(summary.get("damage"))
   if damage != "0":
     rows.append(("damage", damage, "found in files of the run; see its events"))

@@ -27,7 +27,7 @@ class Verdict:
   """Outcome of a run.
 
   kind: "learned", "overfitted", "worse", "saturated", "unclear", "nothing",
-    "unknown".
+    "unjudged", "unknown".
   sentence: the outcome and the numbers it rests on.
   """
 
@@ -39,20 +39,16 @@ class Verdict:
     return self.kind in ("learned", "saturated", "unclear", "unknown")
 
 
-def training_reward(
-    records: Sequence[Mapping[str, Any]],
+def trend(
+    records: Sequence[Mapping[str, Any]], name: str = "train/reward_mean"
 ) -> tuple[float, float, float] | None:
-  """Returns mean batch rewards of the first and last fifth, and the error.
+  """Returns means of a metric in the first and last fifth, and the error.
 
   The error is the standard error of their difference, from means of blocks of
   steps, since steps that share data are not independent. None for fewer than
   ten steps.
   """
-  values = [
-      r["train/reward_mean"]
-      for r in records
-      if text.is_number(r.get("train/reward_mean"))
-  ]
+  values = [r[name] for r in records if text.is_number(r.get(name))]
   n = len(values) // 5
   if n < 2:
     return None
@@ -72,7 +68,55 @@ def of_run(run: load.Run) -> Verdict:
   # policy does.
   by_reward = run.setting("replay", "recent_fraction") not in (None, 1, 1.0)
   records = () if by_reward else run.records
-  return verdict(*tables.evaluations(run), records)
+  evaluations = tables.evaluations(run)
+  return with_failures(
+      verdict(*evaluations, records), *evaluations, run.records
+  )
+
+
+def with_failures(
+    outcome: Verdict,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+) -> Verdict:
+  """Returns a verdict that takes note of what could not be judged.
+
+  Such completions are in no mean: where their share has clearly risen, held-out
+  or in training, better means do not show that the policy is better.
+
+  Args:
+    outcome: verdict on the judged completions.
+    before, after: held-out evaluations.
+    records: metrics of the steps, with `reward/failure_share`.
+  """
+  shares = []
+  if all(text.is_number(e.get("failure_share")) for e in (before, after)):
+    change = _change(before, after, "failure_share")
+    shares.append(("held-out", change.before, change.after, change.error))
+  if training := trend(records, "reward/failure_share"):
+    first, last, error = training
+    shares.append(("training", first, last, CLEAR * error))
+  percent = lambda value: text.number(value, "percent")
+  words = " and ".join(
+      f"{percent(old)} to {percent(new)} of {what} completions"
+      for what, old, new, _ in shares
+      if old or new
+  )
+  if not words:
+    return outcome
+  if not any(new - old > error for _, old, new, error in shares):
+    return dataclasses.replace(
+        outcome, sentence=f"{outcome.sentence} Not judged: {words}."
+    )
+  kind = outcome.kind
+  if kind not in ("worse", "overfitted"):
+    kind = "unjudged"
+  told = outcome.sentence.removeprefix("Learned: ").removesuffix(".")
+  return Verdict(
+      kind,
+      f"More and more could not be judged: {words}. Of the others: {told}.",
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +201,10 @@ def verdict(
   """
   key = metrics.deciding_metric(before, after)
   if key is None:
-    return Verdict(
-        "unknown", "Not known yet: no evaluation before and after training."
-    )
+    why = "no evaluation before and after training"
+    if 1.0 in (before.get("failure_share"), after.get("failure_share")):
+      why = "no held-out completion could be judged"
+    return Verdict("unknown", f"Not known yet: {why}.")
   change = _change(before, after, key)
   shares = change.style == "percent"
   if change.by > change.error:
@@ -167,7 +212,7 @@ def verdict(
     more = ": there is hardly anything left to learn" if full else ""
     more += _side_effects(before, after, key)
     return Verdict("learned", f"Learned: {change.words}{more}.")
-  reward = training_reward(records)
+  reward = trend(records)
   first, last, error = reward or (0.0, 0.0, 0.0)
   rose = last - first > CLEAR * error
   trained = (

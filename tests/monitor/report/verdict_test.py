@@ -185,13 +185,58 @@ class VerdictTest(parameterized.TestCase):
   def test_sentence_says_whether_it_learned(self, sides, records, sentence):
     self.assertEqual(verdict.verdict(*sides, records).sentence, sentence)
 
+  @parameterized.parameters(
+      # Held-out and training shares of failures, and the verdict's kind.
+      ((0.125, 0.455), (0.1, 0.1), "unjudged"),
+      ((0.125, 0.130), (0.1, 0.4), "unjudged"),
+      (None, (0.1, 0.4), "unjudged"),
+      ((0.125, 0.130), (0.1, 0.1), "learned"),
+      ((0.455, 0.125), (0.4, 0.1), "learned"),
+      ((0.0, 0.0), (0.0, 0.0), "learned"),
+      ((0.5, 0.5), None, "learned"),
+  )
+  def test_never_says_learned_while_failures_rise(self, held, training, kind):
+    metrics = {"pass_at_1": (0.3, 0.9), "mean_reward": (-0.6, -0.1)}
+    if held:
+      metrics["failure_share"] = held
+    sides, records = _sides(**metrics), _training(-0.6, -0.1)
+    if training:
+      shares = _training(*training)
+      for record, share in zip(records, shares, strict=True):
+        record["reward/failure_share"] = share["train/reward_mean"]
+    outcome = verdict.verdict(*sides, records)
+    self.assertEqual(outcome.kind, "learned")
+    found = verdict.with_failures(outcome, *sides, records)
+    self.assertEqual(found.kind, kind)
+    self.assertEqual(found.learned, kind == "learned")
+    self.assertEqual("Learned" in found.sentence, kind == "learned")
+    if held and any(held):
+      self.assertIn(f"{held[0]:.1%}".replace("%", " %"), found.sentence)
+      self.assertIn(f"{held[1]:.1%}".replace("%", " %"), found.sentence)
+
+  @parameterized.parameters(
+      ((0.9, 0.3), "worse"),
+      ((0.99, 0.99), "unjudged"),
+      ((0.3, 0.3), "unjudged"),
+  )
+  def test_other_verdicts_tell_of_rising_failures(self, rates, kind):
+    sides = _sides(pass_at_1=rates, failure_share=(0.1, 0.5))
+    found = verdict.with_failures(verdict.verdict(*sides), *sides, ())
+    self.assertEqual(found.kind, kind)
+    self.assertFalse(found.learned)
+    self.assertIn("10.0 % to 50.0 % of held-out", found.sentence)
+
+  def test_a_run_of_which_nothing_could_be_judged(self):
+    sides = {"failure_share": 1.0}, {"failure_share": 1.0}
+    self.assertIn("no held-out", verdict.verdict(*sides).sentence)
+
   def test_noise_of_steps_that_share_data_is_no_rise(self):
     """Rewards wander, so neighbours are alike: the fifths differ by chance."""
     wandering = [
         {"train/reward_mean": 0.4 + (0.05 if i // 40 % 2 else 0.0)}
         for i in range(640)
     ]
-    first, last, error = verdict.training_reward(wandering)
+    first, last, error = verdict.trend(wandering)
     self.assertLess(abs(last - first), verdict.CLEAR * error)
 
   def test_batches_drawn_by_reward_tell_nothing(self):

@@ -97,7 +97,7 @@ function sampleBrowser(bar, node, samples, total) {
   let shown = PAGE_SIZE;
 
   const keeps = { "": () => true, ">0": (s) => s.reward > 0, "<=0": (s) => s.reward !== null && s.reward <= 0 };
-  const orders = { new: (a, b) => b.step - a.step, old: (a, b) => a.step - b.step, reward: (a, b) => b.reward - a.reward };
+  const orders = { new: (a, b) => b.step - a.step, old: (a, b) => a.step - b.step, reward: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || 0 };
   function draw() {
     const text = query.value.toLowerCase();
     const keep = keeps[choice.value] || ((s) => s.reward === Number(choice.value.slice(1)));
@@ -128,7 +128,10 @@ function sideBySide(bar, node, rows) {
   const body = el("tbody");
   const head = ["prompt", "first checkpoint", "last checkpoint"].map((h) => el("th", {}, h));
   node.replaceChildren(el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), body));
-  const mean = (side) => side.length ? side.reduce((sum, s) => sum + (s.reward || 0), 0) / side.length : null;
+  const mean = (side) => {
+    const rewards = side.map((s) => s.reward).filter((r) => r !== null);
+    return rewards.length ? rewards.reduce((sum, r) => sum + r, 0) / rewards.length : null;
+  };
   const keeps = { all: () => true, better: (r) => mean(r.after) > mean(r.before), worse: (r) => mean(r.after) < mean(r.before) };
   const one = (sample) => el("div", { class: `one ${sample.reward > 0 ? "right" : ""}` },
     el("span", { class: "reward" }, fmt(sample.reward)), completionNode(sample, true));
