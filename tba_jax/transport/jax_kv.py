@@ -12,7 +12,9 @@ is safe: it connects and then shuts down, which ends heartbeat and error polls.
 Set, get, list and delete still work; blocking gets and barriers do not.
 """
 
+import math
 import os
+from typing import Any
 
 # jaxlib reads it when it is loaded and logs every connect otherwise; `import
 # jax` sets the same.
@@ -26,10 +28,12 @@ KvError = _jax.JaxRuntimeError
 Client = _jax.DistributedRuntimeClient
 Service = _jax.DistributedRuntimeService
 
-# Seconds that are in effect infinite: a detached client has no heartbeat, and a
-# connect that times out aborts the process.
+# Seconds that are in effect infinite: a detached client has no heartbeat.
 _NEVER_S = 10**8
-_CONNECT_S = 10**5
+
+
+class ConnectError(RuntimeError):
+  """No service answered a connect."""
 
 
 def make_service(address: str, tls: locator.Tls | None = None) -> Service:
@@ -51,26 +55,43 @@ def make_service(address: str, tls: locator.Tls | None = None) -> Service:
   )
 
 
-def connect(address: str, tls: locator.Tls | None = None) -> Client:
+def connect(
+    address: str, tls: locator.Tls | None = None, *, deadline_s: float = 60.0
+) -> Client:
   """Returns a detached client of the service at `address`.
 
-  Blocks until the service answers, for up to a day: probe the socket first, and
-  call it on a thread that may be abandoned.
+  Nothing can interrupt the wait for a service that does not answer: probe the
+  socket first, and call it on a thread that may be abandoned.
+
+  Raises:
+    ConnectError: no service answered; within 25 s after the deadline.
   """
   bypass_proxy(address)
   client = _jax.get_distributed_runtime_client(
       address,
       0,
-      init_timeout=_CONNECT_S,
+      # Whole seconds, to which the library adds 5, and a pause of up to 16.
+      init_timeout=max(1, math.ceil(deadline_s)),
       heartbeat_timeout=_NEVER_S,
+      # Without a callback the library aborts the process at the deadline.
+      missed_heartbeat_callback=_ignore,
       shutdown_on_destruction=False,
       # Compression makes writes of 100 KB ten times slower.
       use_compression=False,
       **(tls.jax_options() if tls else {}),
   )
-  client.connect()
+  try:
+    client.connect()
+  # The library cannot convert the argument of the callback, in this thread;
+  # a version that can raises its own error.
+  except RuntimeError as error:
+    raise ConnectError(f"no answer within {deadline_s:.1f} s") from error
   client.shutdown()
   return client
+
+
+def _ignore(status: Any) -> None:
+  del status
 
 
 def distributed_client() -> Client:

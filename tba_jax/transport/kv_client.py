@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transport over JAX's key-value store.
 
-An operation on a hung service may never return, so operations run in threads of
-a session, which is abandoned at the deadline. A new session may use the same
-generation again if that was only slow or unreachable, but never one that was
-replaced.
+An operation on a hung service returns only when that service ends, so
+operations run in threads of a session, which is abandoned at the deadline. A
+new session may use the same generation again if that was only slow or
+unreachable, but never one that was replaced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ import time
 import types
 from typing import Any
 
+from tba_jax.system import processes
 from tba_jax.transport import base
 from tba_jax.transport import certificates
 from tba_jax.transport import jax_kv
@@ -45,8 +46,10 @@ class Session:
       tls: locator_lib.Tls | None,
       root: str,
       operations: Operations,
+      connect_s: float,
   ):
     self.locator = locator
+    self._connect_s = connect_s
     self._operations = operations
     self._tls = tls
     self._root = root
@@ -59,10 +62,11 @@ class Session:
     """Queues operations, each a name and arguments, without waiting."""
     # The first worker connects; others are not needed before it has answered.
     while self._num_workers < min(len(requests), _WORKERS):
-      # Daemon: a thread hanging in the library must not block the exit.
+      # A thread that hangs in the library must not block the exit, and one that
+      # returns from it during the exit would abort the process.
       threading.Thread(
           target=self._work,
-          name=f"kv-generation-{self.locator.generation}",
+          name=f"{processes.LEFT_BEHIND}_kv_{self.locator.generation}",
           daemon=True,
       ).start()
       self._num_workers += 1
@@ -81,7 +85,13 @@ class Session:
   def _work(self) -> None:
     """Connects if needed, then runs operations until a None."""
     if self._client is None:
-      self._client = jax_kv.connect(self.locator.address, self._tls)
+      try:
+        self._client = jax_kv.connect(
+            self.locator.address, self._tls, deadline_s=self._connect_s
+        )
+      except Exception as error:  # Raised again in the caller's thread.
+        self._answers.put((0, None, error))
+        return
     client = self._client
     while (item := self._requests.get()) is not None:
       index, (operation, key, *args) = item
@@ -307,7 +317,7 @@ class KvTransport(base.Transport):
     """Raises the error of a request, if any."""
     if error is None:
       return
-    if not isinstance(error, jax_kv.KvError):
+    if not isinstance(error, jax_kv.KvError | jax_kv.ConnectError):
       raise error
     if jax_kv.error_code(error) in _LOST_CODES:
       # Lost or unreachable: the next attach finds out which.
@@ -331,7 +341,7 @@ class KvTransport(base.Transport):
       return f"still announced, but lost: {locator}"
     if locator.generation < self._generation:
       return f"older than generation {self._generation}: {locator}"
-    # Probe first: a failed connect would abort this process.
+    # Probe first: a connect takes seconds to fail.
     if not locator_lib.accepts(locator.address, _PROBE_S):
       return f"nothing listens there: {locator}"
     # Only now: the file may be left over from a dead host.
@@ -342,7 +352,8 @@ class KvTransport(base.Transport):
     tls = None if locator.address.startswith("unix:") else self._tls
     if locator.tls != (tls is not None):
       raise base.TransportError(_one_sided(locator))
-    session = Session(locator, tls, self._root, self._operations)
+    left_s = max(0.0, deadline - time.monotonic())
+    session = Session(locator, tls, self._root, self._operations, left_s)
     try:
       request = ("get", locator_lib.IDENTITY_KEY)
       (identity,) = self._ask(session, [request], deadline)

@@ -6,6 +6,8 @@ import os
 import pathlib
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,7 +15,9 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
+from tba_jax.system import processes
 from tba_jax.transport import base
 from tba_jax.transport import jax_kv
 from tba_jax.transport import kv_client
@@ -23,6 +27,40 @@ from tests.transport import contract
 from tests.transport import running_host
 
 _ROOT = locator.root("run", b"s" * 32)
+
+
+# Its service is stopped, and ends while the interpreter does.
+_LEAVES = """
+import os, signal, sys, time
+from tba_jax.system import processes
+from tba_jax.transport import base, kv_client
+
+path, pid = sys.argv[1], int(sys.argv[2])
+client = kv_client.KvTransport(path, deadline_s=20.0)
+os.kill(pid, signal.SIGSTOP)
+client._deadline_s = 0.3
+try:
+  client.get("a")
+except base.DeadlineExceededError:
+  pass
+
+class Late:
+  def __del__(self):
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+
+sys.modules["late"] = Late()
+processes.leave(3)
+"""
+
+
+def _workers():
+  """Returns the threads that are or may be in a call of the library."""
+  return {
+      thread
+      for thread in threading.enumerate()
+      if thread.name.startswith(processes.LEFT_BEHIND)
+  }
 
 
 class HostCase(absltest.TestCase):
@@ -259,6 +297,30 @@ class KvClientTest(HostCase):
     self.assertEqual(client.get("b"), b"b")
     self.assertEqual(client.get("a"), b"a")
 
+  def test_thread_of_a_hung_service_ends_with_it(self):
+    others = _workers()
+    with running_host.RunningHost() as running:
+      client = running.client()
+      waiting.stop(running.host.child_pid)
+      client._deadline_s = 0.3
+      with self.assertRaisesRegex(base.DeadlineExceededError, "get 'a'"):
+        client.get("a")
+      self.assertLen(_workers() - others, 1)
+    waiting.wait_until(lambda: not _workers() - others, "its end")
+
+  def test_process_leaves_while_its_service_hangs(self):
+    with running_host.RunningHost() as running:
+      host = running.host
+      argv = [sys.executable, "-c", _LEAVES, host.locator_path, host.child_pid]
+      child = subprocess.run(
+          [str(arg) for arg in argv],
+          env=processes.package_environment(),
+          capture_output=True,
+          timeout=60,
+          check=False,
+      )
+    self.assertEqual((child.returncode, child.stderr), (3, b""))
+
   def test_newer_generation_ends_the_wait(self):
     client = self.running.client()
     path = self.running.host.locator_path
@@ -294,6 +356,19 @@ class NoStoreTest(parameterized.TestCase):
       kv_client.KvTransport(self.path, deadline_s=0.3, poll_s=0.02)
     self.assertGreaterEqual(time.monotonic() - start, 0.3)
 
+  def listen(self, kind):
+    """Returns a socket that accepts and says nothing, and announces it."""
+    if kind == "unix":
+      silent = socket.socket(socket.AF_UNIX)
+      silent.bind(f"{self.folder}/kv3.sock")
+      self.announce(f"unix:{self.folder}/kv3.sock")
+    else:
+      silent = socket.socket()
+      silent.bind(("127.0.0.1", 0))
+      self.announce(f"127.0.0.1:{silent.getsockname()[1]}")
+    silent.listen()
+    return silent
+
   def test_names_a_missing_locator(self):
     self.assert_no_store(f"within 0.3 s .*{self.path}.*announces none")
 
@@ -304,17 +379,26 @@ class NoStoreTest(parameterized.TestCase):
 
   @parameterized.parameters("unix", "tcp")
   def test_gives_up_on_a_service_that_never_answers(self, kind):
-    if kind == "unix":
-      silent = socket.socket(socket.AF_UNIX)
-      silent.bind(f"{self.folder}/kv3.sock")
-      self.announce(f"unix:{self.folder}/kv3.sock")
-    else:
-      silent = socket.socket()
-      silent.bind(("127.0.0.1", 0))
-      self.announce(f"127.0.0.1:{silent.getsockname()[1]}")
-    with silent:
-      silent.listen()
+    with self.listen(kind):
       self.assert_no_store("no answer to get 'meta/store' within .*12345")
+
+  @parameterized.product(kind=("unix", "tcp"), goes=(False, True))
+  @pytest.mark.slow
+  def test_no_thread_stays_with_a_service_that_never_answers(self, kind, goes):
+    others = _workers()
+    silent = self.listen(kind)
+    self.addCleanup(silent.close)
+    self.assert_no_store("no answer to get 'meta/store'")
+    self.assertNotEmpty(_workers() - others)
+    if goes:
+      silent.close()
+    waiting.wait_until(lambda: not _workers() - others, "its end")
+
+  def test_names_the_reason_of_a_failed_connect(self):
+    error = jax_kv.ConnectError("no such file: cert")
+    with self.listen("unix"):
+      with mock.patch.object(jax_kv, "connect", side_effect=error):
+        self.assert_no_store("get 'meta/store': no such file: cert .*12345")
 
   def test_waits_for_a_host_that_starts_later(self):
     running = running_host.RunningHost(spool=self.folder / "spool")
