@@ -12,7 +12,11 @@
     meta/trainer     trainer    lock: the directory whose trainer uses the store
 
 Every message contains its run and key, so that a copy under another key is
-refused. Arrays of a block are stacked over its groups.
+refused; a delivery has none, and is followed by its block. What a later message
+replaces, or an older one must not undo, has a count of its own (`lease.beat`,
+`work.epoch` and `work.count`), or the generation of the store it was written
+to, so that an old one that someone writes again is refused as well. Arrays of a
+block are stacked over its groups.
 
 Any key may be overwritten or deleted by a process that is not of the run. Who
 owns a message writes it again: a searcher whose block is not delivered, or whom
@@ -97,8 +101,9 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "again": int,
         "blocks": [{"number": int, "version": int, "prompts": [[int]]}],
     },
-    "stop": {"epoch": int, "done": bool},
-    "lock": {"owner": str, "place": str},
+    "join": {"generation": int},
+    "stop": {"generation": int, "epoch": int, "done": bool},
+    "lock": {"generation": int, "owner": str, "place": str},
 }
 _GROUPS_SCHEMA = {name: [int] for name in (*_SCALARS, "prompt_lengths")}
 
@@ -145,7 +150,11 @@ def encode(
 
 
 def decode(
-    run: RunIdentity, key: str, data: bytes, kind: str
+    run: RunIdentity,
+    key: str,
+    data: bytes,
+    kind: str,
+    generation: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Returns header and arrays of the message under a key.
 
@@ -153,10 +162,11 @@ def decode(
     run: run that the message must belong to.
     key: key that the message was read from.
     data: bytes of the message.
-    kind: "block", "lease", "work", "stop" or "lock".
+    kind: "block", "lease", "work", "join", "stop" or "lock".
+    generation: generation of the store, for the last three.
 
   Raises:
-    WireError: the message is of another run, key or kind.
+    WireError: the message is of another run, key, kind or generation.
   """
   header, arrays = wire.decode(data, run.secret)
   for name, wanted in (("run", run.run_id), ("key", key)):
@@ -164,6 +174,8 @@ def decode(
       raise wire.WireError("header", f"{name} is {header.get(name)!r}")
   if error := jsonl.schema_error(header, _SCHEMAS[kind]):
     raise wire.WireError("header", error)
+  if generation is not None and header["generation"] != generation:
+    raise wire.WireError("header", f"generation is {header['generation']}")
   return header, arrays
 
 

@@ -38,9 +38,11 @@ _RESEND_S = 2.0
 _LONGEST_RESEND_S = 8.0
 # Least time between two leases because the trainer's message was lost.
 _ASK_EVERY_S = 0.5
-# Earlier processes of a slot whose leases are kept on disk, and whose numbers
-# in the store.
+# Processes of a slot whose leases are kept on disk, and whose numbers in the
+# store.
 _MAX_EARLIER = 100
+# Keys that one look at these numbers deletes, at most.
+_MAX_DELETED = 1000
 # Poll interval: while the searcher waits, while it works, and at most.
 _WAITING_TICK_S = 0.004
 _TICK_S = 0.02
@@ -211,7 +213,9 @@ class QueueClient:
       sid: str,
       index: int,
       on_event: Callable[[str, str], None],
-      check_trainer: Callable[[base.Transport], Any] = lambda transport: None,
+      check_trainer: Callable[
+          [base.Transport, int], bool
+      ] = lambda transport, epoch: True,
   ):
     """Starts the thread.
 
@@ -222,8 +226,8 @@ class QueueClient:
       sid: id of this searcher, never used before.
       index: slot on this host; a newer process replaces an older one.
       on_event: called with (kind, message).
-      check_trainer: called before a trainer's first grant; raises if this
-        searcher must not work for it.
+      check_trainer: called with a trainer's epoch until it returns True, before
+        which no grant is taken; raises if this searcher must not work for it.
     """
     self.stop_requested = False
     self.run_done = False
@@ -245,6 +249,7 @@ class QueueClient:
         "slot": f"{socket.gethostname()}/{index}",
         "index": index,
     }
+    self._join_directory = f"join/{self._lease['slot']}"
     self._beat = 0
     self._file: leases_lib.LeaseFile | None = None
     self._earlier = self._open_file()
@@ -503,7 +508,8 @@ class QueueClient:
     """Reads the trainer's messages."""
     work = self._get(transport, messages.work_key(self._sid), "work")
     if work is not None and work["epoch"] > self.epoch:
-      self._check_trainer(transport)
+      if not self._check_trainer(transport, work["epoch"]):
+        work = None
     with self._lock:
       changed = work is not None and self._granted.update(work)
       if changed:
@@ -533,7 +539,7 @@ class QueueClient:
     One of an older epoch is ignored. A searcher without a trainer yet leaves
     only if the run is done: it may have been started for the next trainer.
     """
-    stop = self._get(transport, messages.STOP_KEY, "stop")
+    stop = self._get(transport, messages.STOP_KEY, "stop", transport.generation)
     if stop is None or stop["epoch"] < self.epoch:
       return
     if stop["done"] or self.epoch >= 0:
@@ -541,14 +547,18 @@ class QueueClient:
       self.stop_requested = True
 
   def _get(
-      self, transport: base.Transport, key: str, kind: str
+      self,
+      transport: base.Transport,
+      key: str,
+      kind: str,
+      generation: int | None = None,
   ) -> dict[str, Any] | None:
     """Returns the trainer's message under a key, None without a valid one."""
     data = transport.get(key)
     if data is None:
       return None
     try:
-      return messages.decode(self._run, key, data, kind)[0]
+      return messages.decode(self._run, key, data, kind, generation)[0]
     except wire.WireError as error:
       self._refusals.add(key, error)
       return None
@@ -558,36 +568,45 @@ class QueueClient:
 
     The number is from the store, since a host's clock may be set back.
     """
-    directory = f"join/{self._lease['slot']}"
-    key_of = lambda number: f"{directory}/{number:0{_JOIN_DIGITS}d}"
-    joined = self._joined(transport)
-    number = max(joined, default=-1) + 1
-    while not transport.put(key_of(number), b"1", overwrite=False):
+    fields = {"generation": transport.generation}
+    number = self._newest_joined(transport) + 1
+    while True:
+      key = f"{self._join_directory}/{number:0{_JOIN_DIGITS}d}"
+      data = messages.encode(self._run, key, fields)
+      if transport.put(key, data, overwrite=False):
+        return [transport.generation, number]
       number += 1
-    # Far below: a process that joins meanwhile has read an older number.
-    old = [n for n in joined if n < number - _MAX_EARLIER]
-    transport.delete_all(map(key_of, old))
-    return [transport.generation, number]
 
   def _check_slot(self, transport: base.Transport) -> None:
     """Raises ReplacedError if a newer process has taken this one's slot."""
-    slot = self._lease["slot"]
-    newest = [transport.generation, max(self._joined(transport), default=-1)]
+    newest = [transport.generation, self._newest_joined(transport)]
     if newest > self._lease["joined"] and newest[1] >= 0:
       raise ReplacedError(
-          f"a newer searcher has taken the place of this one, {slot}: give"
-          " each searcher of hosts of the same name a number of its own"
+          "a newer searcher has taken the place of this one,"
+          f" {self._lease['slot']}: give each searcher of hosts of the same"
+          " name a number of its own"
       )
 
-  def _joined(self, transport: base.Transport) -> list[int]:
-    """Returns the numbers under which processes of this slot have joined."""
-    directory = f"join/{self._lease['slot']}"
-    names = [key.rpartition("/")[2] for key in transport.list(directory)]
-    return [
-        int(name)
-        for name in names
-        if len(name) == _JOIN_DIGITS and name.isascii() and name.isdecimal()
-    ]
+  def _newest_joined(self, transport: base.Transport) -> int:
+    """Returns the number of the newest process of this slot, -1 without one.
+
+    Deletes what no process of the run has written there, and old numbers.
+    """
+    newest, useless = -1, []
+    keys = sorted(transport.list(self._join_directory).items(), reverse=True)
+    for i, (key, data) in enumerate(keys):
+      try:
+        messages.decode(self._run, key, data, "join", transport.generation)
+      except wire.WireError as error:
+        self._refusals.add(key, error)
+        useless.append(key)
+        continue
+      newest = int(key.rpartition("/")[2])
+      # A process that joins meanwhile may have read an older number.
+      useless += [key for key, _ in keys[i + 1 + _MAX_EARLIER :]]
+      break
+    transport.delete_all(useless[:_MAX_DELETED])
+    return newest
 
   def _make_lease(self) -> bytes:
     """Returns a new lease, after writing its file."""

@@ -86,15 +86,17 @@ def lock_store(
   Raises:
     StoreLockedError: another trainer's directory has the lock.
   """
-  key = messages.LOCK_KEY
-  data = messages.encode(run, key, {"owner": owner, "place": place})
+  key, generation = messages.LOCK_KEY, transport.generation
+  fields = {"generation": generation, "owner": owner, "place": place}
+  data = messages.encode(run, key, fields)
   if transport.put(key, data, overwrite=False):
     return
   held = transport.get(key)
   try:
-    other, _ = messages.decode(run, key, held or b"", "lock")
+    other, _ = messages.decode(run, key, held or b"", "lock", generation)
   except wire.WireError:
-    transport.put(key, data)  # No process of this run wrote the key.
+    # No process of this run wrote the key in this store.
+    transport.put(key, data)
     return
   if other["owner"] != owner:
     raise StoreLockedError(
@@ -640,4 +642,5 @@ class QueueServer:
         (messages.STOP_KEY, self._stop_message),
     ):
       if fields is not None:
+        fields = {"generation": transport.generation, **fields}
         transport.put(key, self._encode(key, fields))

@@ -31,7 +31,13 @@ from tba_jax.transport import base
 from tba_jax.transport import wire
 
 KEY = "meta/settings"
-_SCHEMA = {"place": str, "settings": dict, "digests": dict}
+_SCHEMA = {
+    "generation": int,
+    "epoch": int,
+    "place": str,
+    "settings": dict,
+    "digests": dict,
+}
 _PAUSE_S = 0.1
 # Number of training prompts that are compared, evenly spaced.
 _NUM_PROMPTS = 64
@@ -102,15 +108,25 @@ def _file_digest(path: str) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def encode(mine: Mapping[str, Any], run: run_directory.Run) -> bytes:
-  """Returns the trainer's message under `KEY`, from `describe`."""
-  return wire.encode_message(
-      {"run": run.run_id, "key": KEY, **mine}, run.secret
+def put(
+    transport: base.Transport,
+    mine: Mapping[str, Any],
+    run: run_directory.Run,
+    epoch: int,
+) -> None:
+  """Writes the trainer's message, unless the store has it already.
+
+  Args:
+    transport: transport of the calling thread.
+    mine: the trainer's `describe`.
+    run: the run.
+    epoch: the trainer's start count.
+  """
+  # An older message, of other settings perhaps, is not of this trainer.
+  about = {"generation": transport.generation, "epoch": epoch}
+  message = wire.encode_message(
+      {"run": run.run_id, "key": KEY, **about, **mine}, run.secret
   )
-
-
-def put(transport: base.Transport, message: bytes) -> None:
-  """Writes the trainer's message, unless the store has it already."""
   if transport.get(KEY) != message:
     transport.put(KEY, message)
 
@@ -129,8 +145,12 @@ class Agreement:
     self._events = events
     self._refusal = ""
 
-  def holds(self, transport: base.Transport) -> bool:
+  def holds(self, transport: base.Transport, epoch: int | None = None) -> bool:
     """Returns whether the trainer has written its settings, and they agree.
+
+    Args:
+      transport: transport of the calling thread.
+      epoch: the trainer's start count; None for any.
 
     Raises:
       DiffersError: they differ; has a line for each difference.
@@ -142,6 +162,12 @@ class Agreement:
       theirs = wire.decode_placed(
           data, self._run.secret, self._run.run_id, KEY, _SCHEMA
       )
+      for name, wanted in (
+          ("generation", transport.generation),
+          ("epoch", theirs["epoch"] if epoch is None else epoch),
+      ):
+        if theirs[name] != wanted:
+          raise wire.WireError("header", f"{name} is {theirs[name]}")
     except wire.WireError as error:
       # The trainer writes its message again within seconds.
       if str(error) != self._refusal:

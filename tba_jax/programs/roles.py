@@ -676,11 +676,11 @@ class StoreChannel:
   ) -> queue_server.QueueServer:
     """Returns the trainer's end of the queue; see `QueueServer`."""
     config, run = self._config, self._run
-    settings = agreement.encode(agreement.describe(config, run, policy), run)
+    settings = agreement.describe(config, run, policy)
 
     def open_store(transport: transport_base.Transport) -> None:
       lock_store(transport, run)
-      agreement.put(transport, settings)
+      agreement.put(transport, settings, run, epoch)
 
     return queue_server.QueueServer(
         config,

@@ -13,6 +13,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax.channels import journal
+from tba_jax.channels import messages
 from tba_jax.channels import queue_client
 from tba_jax.channels import queue_server
 from tba_jax.transport import base
@@ -166,8 +167,10 @@ class SearcherDeathTest(queue_case.QueueTestCase):
   def test_a_slot_keeps_the_newest_numbers_in_the_store(self):
     slot = f"{socket.gethostname()}/0"
     store = self.client()
+    run = messages.RunIdentity(queue_case.RUN, queue_case.SECRET)
     for number in range(103):
-      store.put(f"join/{slot}/{number:08d}", b"1")
+      key = f"join/{slot}/{number:08d}"
+      store.put(key, messages.encode(run, key, {"generation": 1}))
     trainer = self.trainer()
     self.searcher("newest")
     trainer.step(0)
@@ -552,7 +555,10 @@ class RestartTest(queue_case.QueueTestCase):
 class OtherSettingsTest(queue_case.QueueTestCase):
 
   def test_takes_no_work_of_a_trainer_with_other_settings(self):
-    agree = mock.Mock(side_effect=[True, True, ValueError("they differ")])
+    # The second's settings are not there at first.
+    agree = mock.Mock(
+        side_effect=[True, False, False, True, ValueError("they differ")]
+    )
     client = self.searcher("a", works=False, check_trainer=agree).client
 
     def grant(epoch, block):
@@ -568,7 +574,8 @@ class OtherSettingsTest(queue_case.QueueTestCase):
       for block in (1, 2):
         grant(epoch, block)
         self.assertEqual(client.next_block(20.0).epoch, epoch)
-    self.assertEqual(agree.call_count, 2)  # Once for each trainer.
+    epochs = [call.args[1] for call in agree.call_args_list]
+    self.assertEqual(epochs, [1, 2, 2, 2])
     grant(3, 1)
     with self.assertRaisesRegex(base.TransportError, "ended: they differ"):
       client.next_block(20.0)

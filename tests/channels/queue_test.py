@@ -197,7 +197,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
   """Messages of replaced trainers, of other runs, and at the end of a run."""
 
   def _put(self, place, /, secret=queue_case.SECRET, **message):
-    message = {"run": queue_case.RUN, "key": place, **message}
+    message = {"generation": 1, "run": queue_case.RUN, "key": place, **message}
     self.client().put(place, wire.encode_message(message, secret))
 
   def _work(self, epoch, count, *blocks, acked=0, **message):

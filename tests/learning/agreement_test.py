@@ -108,15 +108,16 @@ class AgreementTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.transport = in_process.InProcessTransport(in_process.InProcessStore())
+    self.store = in_process.InProcessStore()
+    self.transport = in_process.InProcessTransport(self.store)
     self.events = mock.create_autospec(metrics.EventLog, instance=True)
 
   def describe(self, digests=None, **overrides):
     described = agreement.describe(base_config.make(**overrides), _RUN)
     return {**described, "digests": digests or {}}
 
-  def put(self, described, run=_RUN):
-    agreement.put(self.transport, agreement.encode(described, run))
+  def put(self, described, run=_RUN, epoch=0):
+    agreement.put(self.transport, described, run, epoch)
 
   def make(self, **digests):
     return agreement.Agreement(self.describe(digests), _RUN, self.events)
@@ -134,6 +135,20 @@ class AgreementTest(absltest.TestCase):
     ):
       agreed.holds(self.transport)
 
+  def test_settings_of_an_earlier_start_or_store_are_ignored(self):
+    agreed = self.make()
+    self.put(self.describe(loss__beta=0.1), epoch=3)
+    old = self.transport.get(agreement.KEY)
+    # Nor is a missing or forged message taken for one that agrees.
+    self.assertFalse(agreed.holds(self.transport, 4))
+    self.put(self.describe(), epoch=4)
+    self.assertTrue(agreed.holds(self.transport, 4))
+    self.store.lose()
+    self.transport.reconnect()
+    self.transport.put(agreement.KEY, old)
+    self.assertFalse(agreed.holds(self.transport))
+    self.assertFalse(agreed.holds(self.transport, 3))
+
   def test_a_stop_ends_the_wait(self):
     stops = [False, False, True]
     with mock.patch.object(agreement.time, "sleep", autospec=True):
@@ -144,6 +159,7 @@ class AgreementTest(absltest.TestCase):
     transport = mock.create_autospec(base.Transport, instance=True)
     self.put(self.describe())
     data = self.transport.get(agreement.KEY)
+    transport.generation = self.transport.generation
     transport.get.side_effect = [base.TransportError("gone"), data]
     with mock.patch.object(agreement.time, "sleep", autospec=True):
       self.make().wait(lambda: transport, lambda: False)
