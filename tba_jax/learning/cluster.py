@@ -10,6 +10,7 @@ restarted together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -73,11 +74,13 @@ class SaveBarrier:
       process: int,
       num_processes: int,
       *,
+      secret: bytes,
       deadline_s: float,
   ):
     self._client = client
     self._process = process
     self._num_processes = num_processes
+    self._secret = secret
     self._count = 0
     self.failure: SaveError | None = None
     self.deadline_s = deadline_s
@@ -126,9 +129,8 @@ class SaveBarrier:
   def _tell(self, text: str) -> int:
     """Leaves a text for the other processes; returns the barrier's number."""
     count, self._count = self._count, self._count + 1
-    self._client.key_value_set_bytes(
-        f"{_barrier_key(count)}/{self._process}", text.encode()
-    )
+    key = f"{_barrier_key(count)}/{self._process}"
+    _put_signed(self._client, self._secret, key, text)
     return count
 
   def _hear(
@@ -140,10 +142,9 @@ class SaveBarrier:
     """
     until = time.monotonic() + timeout_s
     while True:
-      entries = self._client.key_value_dir_get_bytes(_barrier_key(count))
-      came = {
-          int(name.rpartition("/")[2]): text.decode() for name, text in entries
-      }
+      texts = _signed_texts(self._client, self._secret, _barrier_key(count))
+      names = [str(process) for process in range(self._num_processes)]
+      came = {int(name): texts[name] for name in names if name in texts}
       missing = sorted(set(range(self._num_processes)) - set(came))
       if not missing or (not until_all and any(came.values())):
         break
@@ -165,6 +166,27 @@ class SaveBarrier:
 
 def _barrier_key(count: int) -> str:
   return f"{_BARRIER_PREFIX}/{count:012d}"
+
+
+def _put_signed(
+    client: jax_kv.Client, secret: bytes, key: str, text: str
+) -> None:
+  """Writes a text, over whatever somebody else has written there."""
+  data = wire.encode_message({"key": key, "text": text}, secret)
+  client.key_value_set_bytes(key, data, allow_overwrite=True)
+
+
+def _signed_texts(
+    client: jax_kv.Client, secret: bytes, directory: str
+) -> dict[str, str]:
+  """Returns the texts of `_put_signed` in a directory, by name."""
+  texts = {}
+  for key, data in client.key_value_dir_get_bytes(directory):
+    with contextlib.suppress(wire.WireError):
+      message = wire.decode_message(data, secret, {"key": str, "text": str})
+      if message["key"] == key:
+        texts[key.removeprefix(f"{directory}/")] = message["text"]
+  return texts
 
 
 class Ended(Exception):
@@ -217,7 +239,12 @@ class Cluster:
     self._ended = False
     self._received: queue.Queue[Command | Exception] = queue.Queue(maxsize=4)
     if not self.leads:
-      threading.Thread(target=self._listen, name="listen", daemon=True).start()
+      # It waits in the library, from which it must not return during the exit.
+      threading.Thread(
+          target=self._listen,
+          name=f"{processes.LEFT_BEHIND}_listen",
+          daemon=True,
+      ).start()
 
   @property
   def leads(self) -> bool:
@@ -315,7 +342,11 @@ class Cluster:
     if self.client is None:
       return None
     return SaveBarrier(
-        self.client, self.process, self.num_processes, deadline_s=deadline_s
+        self.client,
+        self.process,
+        self.num_processes,
+        secret=self._secret,
+        deadline_s=deadline_s,
     )
 
   def receive(self, should_stop: Callable[[], bool]) -> Command:
@@ -331,7 +362,8 @@ class Cluster:
     while True:
       if should_stop() and not self._stop_requested:
         self._stop_requested = True
-        self.client.key_value_set_bytes(f"{_PREFIX}/stop/{self.process}", b"1")
+        key = f"{_PREFIX}/stop/{self.process}"
+        _put_signed(self.client, self._secret, key, "stop")
       try:
         received = self._received.get(timeout=_TICK_S)
       except queue.Empty:
@@ -357,7 +389,7 @@ class Cluster:
       now = self._clock()
       if self.num_processes > 1 and now - self._polled_at > _STOP_POLL_S:
         self._polled_at = now
-        requests = self.client.key_value_dir_get_bytes(f"{_PREFIX}/stop")
+        requests = _signed_texts(self.client, self._secret, f"{_PREFIX}/stop")
         self._stop_requested = self._stop_requested or bool(requests)
         if now - self._sent_at > _ALIVE_S:
           self.broadcast("alive")

@@ -29,8 +29,10 @@ class FakeClient:
     self.values = {}
     self.changed = threading.Condition()
 
-  def key_value_set_bytes(self, key, value):
+  def key_value_set_bytes(self, key, value, allow_overwrite=False):
     with self.changed:
+      if key and key in self.values and not allow_overwrite:
+        raise jax_kv.KvError(f"ALREADY_EXISTS: {key}")
       self.values[key] = value
       self.changed.notify_all()
 
@@ -106,6 +108,22 @@ class ClusterTest(parameterized.TestCase):
     self.now += 60  # It polls once a second.
     self.assertTrue(should_stop())
     self.assertTrue(should_stop())
+
+  def test_forged_stop_requests_are_ignored(self):
+    leader, follower = self.make(0), self.make(2)
+    should_stop = leader.stopper(_NEVER)
+    leader.broadcast("train")
+    follower.receive(lambda: True)
+    ((key, genuine),) = self.client.key_value_dir_get_bytes("tba_trainer/stop")
+    copy = key[:-1] + "1"
+    for values, wanted in (
+        ({key: b"1"}, False),
+        ({copy: genuine}, False),
+        ({copy: b"", key: genuine}, True),
+    ):
+      self.client.values = dict(values)
+      self.now += 60
+      self.assertEqual(should_stop(), wanted)
 
   def test_followers_begin_when_process_0_does(self):
     leader, follower, late = self.make(0), self.make(1), self.make(2)
@@ -255,7 +273,7 @@ class SaveBarrierTest(absltest.TestCase):
 
     def run(process, body):
       barrier = cluster.SaveBarrier(
-          self.client, process, len(bodies), deadline_s=9
+          self.client, process, len(bodies), secret=_SECRET, deadline_s=9
       )
       try:
         body(barrier)
@@ -296,6 +314,13 @@ class SaveBarrierTest(absltest.TestCase):
       self.assertEqual(self.met.count(key), 3, i)
     # Passed barriers are deleted; each process has one left.
     self.assertLen(self.client.values, 3)
+
+  def test_forged_texts_are_ignored(self):
+    for name in ("0", "1", "7", "-1", "x", "1/x"):
+      self.client.key_value_set_bytes(f"tba_save/000000000000/{name}", b"bad")
+    self.run_all(*[lambda barrier: self.meet(barrier, "a")] * 2)
+    self.assertEqual(self.raised, {})
+    self.assertEqual(self.met, ["a", "a"])
 
   def test_an_error_is_raised_in_all_processes(self):
 

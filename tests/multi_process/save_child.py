@@ -57,7 +57,11 @@ def main(process: int, address: str, directory: str, what: str) -> None:
       address, 2, process, coordinator_bind_address=address
   )
   barrier = cluster.SaveBarrier(
-      jax_kv.distributed_client(), process, 2, deadline_s=DEADLINE_S
+      jax_kv.distributed_client(),
+      process,
+      2,
+      secret=b"s" * 32,
+      deadline_s=DEADLINE_S,
   )
   mesh = sharding.make_mesh({**tiny_model.make_config().mesh, "data": 2})
   if what == "nowhere":
