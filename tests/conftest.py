@@ -37,6 +37,8 @@ from absl import flags  # noqa: E402
 import jax  # noqa: E402  the environment above must come first.
 import pytest  # noqa: E402
 
+from tests.support import deaths  # noqa: E402
+
 # A silent broadcast of [B, 1] against [B] is the classic wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -49,6 +51,10 @@ def _programs_of_one_file():
   """Frees the programs that a file compiled; a worker would keep them all."""
   yield
   jax.clear_caches()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  config.pluginmanager.register(deaths)
 
 
 def pytest_collection_finish() -> None:

@@ -79,12 +79,14 @@ trap 'rm -rf "$results"' EXIT
 mkdir "$results/logs"
 touch "$results/failed"
 
-# run_group SECONDS NAME PATH…: one pytest process, ended at its time limit.
+# run_group SECONDS NAME PATH…: one pytest process, ended at its time limit. If it
+# dies, a file has the test that it was in (tests/support/deaths.py).
 run_group() {
-  local limit="$1" name="$2" status=0 why
+  local limit="$1" name="$2" status=0 why at
   shift 2
   echo "=== $name"
-  timeout --kill-after=30 "$limit" "$VENV_PYTHON" -m pytest \
+  at="$results/at_${name//\//_}"
+  TBA_JAX_TEST_AT="$at" timeout --kill-after=30 "$limit" "$VENV_PYTHON" -m pytest \
     ${args[@]+"${args[@]}"} "$@" 2>&1 \
     | tee "$results/logs/${name//\//_}" || status=$?
   # 5 is "no test ran": right where the arguments deselect a whole group.
@@ -93,6 +95,11 @@ run_group() {
   if ((status == 124 || status == 137)); then
     why="ended at its limit of $limit s"
     echo "$name was $why" >&2
+  fi
+  if [[ -s "$at" ]]; then
+    # A test may even have ended it with status 0.
+    status=1 why+=", in $(<"$at")"
+    echo "$name died: $why" >&2
   fi
   if ((status)); then echo "$name ($why)" >>"$results/failed"; fi
 }
@@ -200,7 +207,8 @@ else
     marks=" -m 'not slow'"
   fi
   # In the environment, where arguments as --pdb or -n 0 come after it.
-  addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile$marks"
+  addopts="-n $((workers < 4 ? workers : 4)) --dist loadfile"
+  addopts+=" --max-worker-restart=0$marks"
   PYTEST_ADDOPTS="$addopts ${PYTEST_ADDOPTS:-}" \
     run_group 2400 "$group" tests --ignore=tests/multi_device \
     --ignore=tests/multi_process --ignore=tests/browser --ignore=tests/colabs \
