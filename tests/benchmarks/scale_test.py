@@ -5,8 +5,14 @@
 tests/multi_process/benchmarks_test.py runs it.
 """
 
+import collections
+import contextlib
 import dataclasses
+import json
+import os
+import pathlib
 import random
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -59,6 +65,54 @@ class ScaleTest(parameterized.TestCase):
   def test_refuses_wrong_operands(self, *operands):
     with self.assertRaises(ValueError):
       scale.run(tiny_model.make_config(), operands)
+
+
+class _FakeQueue:
+  """Searchers of which a block comes at given times."""
+
+  service_pid = os.getpid()
+
+  def __init__(self, folder, *came):
+    self.folder = folder
+    self.now, self._came = 0.0, list(came)
+
+  def say(self, line):
+    command, *words = line.split()
+    if command == "stop":
+      times = [[at - 0.2, at - 0.1] for *_, at in self.log]
+      said = {"times": {"a": times}, "busy_share": 0.5, "asks_per_s": 2.0}
+      pathlib.Path(words[0]).write_text(json.dumps(said))
+
+  @contextlib.contextmanager
+  def draining(self):
+    yield self
+
+  def receive_for(self, seconds):
+    self.now += seconds
+    while self._came and self._came[0] <= self.now:
+      self.log.append(("a", len(self.log), self._came.pop(0)))
+
+  def poll_stats(self):
+    return collections.Counter(busy_s=self.now, blocks=len(self.log))
+
+
+class MeasureTest(absltest.TestCase):
+
+  def measure(self, *came):
+    queue = _FakeQueue(pathlib.Path(self.create_tempdir().full_path), *came)
+    with mock.patch.object(scale.time, "monotonic", lambda: queue.now):
+      return scale._measure(queue, "r0n1", 1, 0.1, 1.0)
+
+  def test_measures_until_a_block_has_come(self):
+    self.assertAlmostEqual(self.measure(0.01, 1.5)["groups_per_s"], 1.0)
+    # It begins after 1.05 s.
+    self.assertAlmostEqual(
+        self.measure(0.01, 4.04)["groups_per_s"], 1 / 3.0, places=2
+    )
+
+  def test_searchers_that_bring_nothing_more_are_an_error(self):
+    with self.assertRaisesRegex(RuntimeError, "1 searchers hand over nothing"):
+      self.measure(0.01)
 
 
 class PipelineTest(parameterized.TestCase):
