@@ -202,6 +202,13 @@ class RatiosTest(absltest.TestCase):
     )
     chex.assert_tree_all_finite((tokens, whole, jnp.square(tokens)))
     np.testing.assert_allclose(tokens, [[[np.exp(20), 0.0, 1.0]]], rtol=1e-5)
+    # 0.5 nats a token are harmless, and those of 400 tokens are not.
+    _, whole = corrections.ratios(
+        jnp.zeros((1, 1, 400)),
+        jnp.full((1, 1, 400), -0.5),
+        jnp.ones((1, 1, 400)),
+    )
+    np.testing.assert_allclose(whole, [[np.exp(20)]], rtol=1e-5)
 
   def test_ratios_have_no_gradient(self):
     x, behavior = jnp.full((1, 1, 2), -1.0), jnp.full((1, 1, 2), -1.5)

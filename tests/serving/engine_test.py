@@ -375,6 +375,22 @@ class EngineTest(absltest.TestCase):
     run_pass.assert_not_called()
     self.assertIn("without a gradient", step)
 
+  def test_a_step_that_dropped_its_gradient_drops_it_again(self):
+    server = self._start(checkpoint_every_steps=100)
+    server.create()
+    huge = [serving_case.datum([1, 2, 3], weights=[3e38, 3e38])]
+    server.ask("forward_backward", 1, serving_case.pass_body(huge))
+    self.assertIn(
+        "gradient is dropped",
+        server.ask("optim_step", 2, serving_case.adam_body()),
+    )
+    server.close()
+    again = self._start(checkpoint_every_steps=100)
+    self.assertIn(
+        "without a gradient",
+        again.ask("optim_step", 3, serving_case.adam_body()),
+    )
+
   def test_says_what_it_cannot_do_again(self):
     """A model whose requests end otherwise than before is not served."""
     server = self._start(checkpoint_every_steps=100)
