@@ -176,7 +176,9 @@ def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
     except BaseException as error:  # Raised below.
       done.set_exception(error)
 
-  threading.Thread(target=run, name="storage", daemon=True).start()
+  # The library must not return from it during the exit.
+  name = f"{processes.LEFT_BEHIND}_storage"
+  threading.Thread(target=run, name=name, daemon=True).start()
   try:
     return done.result(deadline_s)
   except TimeoutError as error:
