@@ -216,6 +216,7 @@ class QueueClient:
       check_trainer: Callable[
           [base.Transport, int], bool
       ] = lambda transport, epoch: True,
+      first_epoch: int = -1,
   ):
     """Starts the thread.
 
@@ -228,6 +229,8 @@ class QueueClient:
       on_event: called with (kind, message).
       check_trainer: called with a trainer's epoch until it returns True, before
         which no grant is taken; raises if this searcher must not work for it.
+      first_epoch: epoch of the first trainer that it may work for; a message to
+        stop from an earlier one is not for it.
     """
     self.stop_requested = False
     self.run_done = False
@@ -237,6 +240,7 @@ class QueueClient:
     self._credits = config.search.credits
     self._on_event = on_event
     self._check_trainer = check_trainer
+    self._first_epoch = first_epoch
     self._refusals = messages.Refusals(on_event)
     self._lock = threading.Condition()
     self._unacked = UnackedBlocks(_RESEND_S)
@@ -540,7 +544,7 @@ class QueueClient:
     only if the run is done: it may have been started for the next trainer.
     """
     stop = self._get(transport, messages.STOP_KEY, "stop", transport.generation)
-    if stop is None or stop["epoch"] < self.epoch:
+    if stop is None or stop["epoch"] < max(self.epoch, self._first_epoch):
       return
     if stop["done"] or self.epoch >= 0:
       self.run_done = stop["done"]

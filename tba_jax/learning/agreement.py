@@ -132,7 +132,10 @@ def put(
 
 
 class Agreement:
-  """Compares a searcher with its trainer; `mine` is from `describe`."""
+  """Compares a searcher with its trainer; `mine` is from `describe`.
+
+  epoch: start count of the newest trainer that it agreed with, -1 before.
+  """
 
   def __init__(
       self,
@@ -144,6 +147,7 @@ class Agreement:
     self._run = run
     self._events = events
     self._refusal = ""
+    self.epoch = -1
 
   def holds(self, transport: base.Transport, epoch: int | None = None) -> bool:
     """Returns whether the trainer has written its settings, and they agree.
@@ -192,6 +196,7 @@ class Agreement:
     ]
     if lines:
       raise DiffersError("\n".join(lines))
+    self.epoch = theirs["epoch"]
     return True
 
   def wait(

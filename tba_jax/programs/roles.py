@@ -743,6 +743,7 @@ class StoreChannel:
         index=index,
         on_event=on_event,
         check_trainer=self._agreement.holds,
+        first_epoch=self._agreement.epoch,
     )
 
 

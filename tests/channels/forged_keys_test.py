@@ -41,7 +41,7 @@ def _values(key, old):
   forged |= {"count": 1 << 80, "done": True, "beat": 1 << 80, "final": True}
   yield from (b"", b"1", b"50000000", b"{}", os.urandom(99), bytes(1 << 20))
   yield wire.encode_message(forged, b"x" * 32)
-  # Of the run, but not of this kind; then copies of other keys.
+  # A message of the run, but not of this kind; then copies of other keys.
   yield wire.encode_message(
       {"run": queue_case.RUN, "key": key}, queue_case.SECRET
   )
@@ -77,7 +77,7 @@ class ForgedKeysTest(queue_case.QueueTestCase, parameterized.TestCase):
     ]
     old = {}
     for step in range(_NUM_STEPS):
-      # Of each key the oldest message, first of a store that was lost.
+      # The oldest message of each key, first from a store that was lost.
       old = {**self.store.data, **old}
       if step == 1:
         self.store.lose()
@@ -117,7 +117,7 @@ class JoinTest(queue_case.QueueTestCase):
     # Deleted, but for one that comes before all others.
     left = self.client().list(_SLOT)
     self.assertEqual(set(left) - {f"{_SLOT}/-0000001"}, {key})
-    # Of a searcher that joined before the store was lost.
+    # A searcher joined so before the store was lost.
     late = f"{_SLOT}/00000007"
     fields = {"generation": 1}
     run = messages.RunIdentity(queue_case.RUN, queue_case.SECRET)
@@ -146,6 +146,16 @@ class StopTest(queue_case.QueueTestCase):
       self.client().put(messages.STOP_KEY, told)
       late = self.searcher("a", works=False).client
     self.assertFalse(late.stop_requested)
+
+  def test_stop_of_an_earlier_trainer_is_no_stop(self):
+    trainer = self.trainer(epoch=1)
+    trainer.service.stop_searchers(20.0, done=True)
+    trainer.close()
+    with self.reads(messages.STOP_KEY, 2):
+      late = self.searcher("a", works=False, first_epoch=2).client
+    self.assertFalse(late.stop_requested)
+    same = self.searcher("b", works=False, first_epoch=1).client
+    waiting.wait_until(lambda: same.stop_requested, "the stop message")
 
 
 class LockTest(queue_case.QueueTestCase):

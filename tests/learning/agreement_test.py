@@ -143,6 +143,7 @@ class AgreementTest(absltest.TestCase):
     self.assertFalse(agreed.holds(self.transport, 4))
     self.put(self.describe(), epoch=4)
     self.assertTrue(agreed.holds(self.transport, 4))
+    self.assertEqual(agreed.epoch, 4)
     self.store.lose()
     self.transport.reconnect()
     self.transport.put(agreement.KEY, old)
