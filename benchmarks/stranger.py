@@ -11,6 +11,7 @@ once a second, and ends with the store.
 """
 
 import random
+import socket
 import sys
 import time
 
@@ -21,7 +22,8 @@ from tba_jax.transport import locator
 _DIRECTORIES = ("live", "q", "new", "work", "p", "join", "meta", "ask", "ctl")
 _KEYS = ("p_cur", "ctl/stop", "meta/trainer", "meta/settings", "meta/store",
          "status/run", "new/0/s000/000000000000", "q/0/s000/000000000000",
-         "live/s000", "work/s000")  # fmt: skip
+         "live/s000", "work/s000",
+         f"join/{socket.gethostname()}/0/50000000")  # fmt: skip
 _LIST_EVERY_S = 0.25
 _SIZES = (1, 100, 10_000)
 # Shares of operations on keys that were found, and of writes; the other

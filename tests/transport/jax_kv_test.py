@@ -8,6 +8,7 @@ import sys
 from unittest import mock
 
 from absl.testing import absltest
+import pytest
 
 from tba_jax.system import processes
 from tba_jax.transport import jax_kv
@@ -43,14 +44,26 @@ del service
 assert code_of(a.key_value_try_get_bytes, "d") == "UNAVAILABLE"
 """
 
+# Aborted by a library in which a callback does not prevent it.
+_NOBODY = """
+from tba_jax.transport import jax_kv
+
+try:
+  jax_kv.connect("unix:nobody", deadline_s=0.1)
+except jax_kv.ConnectError as error:
+  assert "within 0.1 s" in str(error), error
+else:
+  raise AssertionError("connected")
+"""
+
 
 class JaxKvTest(absltest.TestCase):
 
-  def test_offers_the_functions_that_the_client_uses(self):
+  def run_child(self, code):
     env = processes.package_environment()
     env.pop("TF_CPP_MIN_LOG_LEVEL", None)
     child = subprocess.run(
-        [sys.executable, "-c", _INTERFACE],
+        [sys.executable, "-c", code],
         cwd=self.create_tempdir().full_path,
         env=env,
         capture_output=True,
@@ -59,6 +72,14 @@ class JaxKvTest(absltest.TestCase):
         check=False,
     )
     self.assertEqual(child.returncode, 0, child.stderr)
+    return child
+
+  @pytest.mark.slow
+  def test_failed_connect_is_an_error(self):
+    self.run_child(_NOBODY)
+
+  def test_offers_the_functions_that_the_client_uses(self):
+    child = self.run_child(_INTERFACE)
     # Connects are not logged.
     self.assertNotIn("Distributed task", child.stderr)
 
