@@ -206,16 +206,25 @@ class Agreement:
   ) -> None:
     """Waits until `holds` is true, or until a stop.
 
+    Settings that differ are deleted and read again: they may be an old message,
+    and a trainer that lives writes its own within seconds.
+
     Raises:
-      DiffersError: `holds` raised it.
+      DiffersError: `holds` raised it twice.
       TransportError: a lost store did not come back in time.
     """
     transport = connect()
+    differed = False
     try:
       while not should_stop():
         try:
           if self.holds(transport):
             return
+        except DiffersError:
+          if differed:
+            raise
+          differed = True
+          transport.delete(KEY)
         except base.TransportError as error:
           self._events.write("store_lost", f"{KEY}: {error}")
           transport.reconnect()

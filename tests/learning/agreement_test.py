@@ -150,6 +150,19 @@ class AgreementTest(absltest.TestCase):
     self.assertFalse(agreed.holds(self.transport))
     self.assertFalse(agreed.holds(self.transport, 3))
 
+  def test_settings_that_differ_are_read_again(self):
+    connect = lambda: in_process.InProcessTransport(self.store)
+    wait = lambda: self.make().wait(connect, lambda: False)
+    # An old message, which the trainer replaces; then its own settings differ.
+    self.put(self.describe(loss__beta=0.1))
+    put = lambda beta: lambda _: self.put(self.describe(loss__beta=beta))
+    with mock.patch.object(agreement.time, "sleep", side_effect=put(0.05)):
+      wait()
+    self.put(self.describe(loss__beta=0.1))
+    with mock.patch.object(agreement.time, "sleep", side_effect=put(0.1)):
+      with self.assertRaises(agreement.DiffersError):
+        wait()
+
   def test_a_stop_ends_the_wait(self):
     stops = [False, False, True]
     with mock.patch.object(agreement.time, "sleep", autospec=True):
