@@ -755,7 +755,8 @@ class Puller:
   def _keep(self, tag: Tag, leaves: dict[str, np.ndarray]) -> None:
     """Keeps a version, and those that may still be asked for."""
     epoch, newest = self._latest[0]
-    oldest = epoch, min(self._asked_version, newest - self._lag_steps)
+    asked = newest if self._asked_version < 0 else self._asked_version
+    oldest = epoch, min(asked, newest - self._lag_steps)
     self._kept = {
         kept: self._kept.get(kept, leaves)
         for kept in sorted({*self._kept, tag})

@@ -80,12 +80,16 @@ def connect(
       use_compression=False,
       **(tls.jax_options() if tls else {}),
   )
+  reason = None
   try:
     client.connect()
   # The library cannot convert the argument of the callback, in this thread;
   # a version that can raises its own error.
   except RuntimeError as error:
-    raise ConnectError(f"no answer within {deadline_s:.1f} s") from error
+    reason = str(error)
+  if reason is not None:
+    del client  # The traceback would keep it, and its connection.
+    raise ConnectError(f"no answer within {deadline_s:.1f} s ({reason})")
   client.shutdown()
   return client
 

@@ -430,6 +430,9 @@ class PublicationTest(absltest.TestCase):
     for version in range(6):
       publisher.submit(version, _params(version))
       publisher.wait(version, WAIT_S)
+      # The puller keeps up, before anything is asked for.
+      tag = 1, version
+      self.wait_until(lambda: (puller.latest() or [None])[0] == tag)  # noqa: B023
     self.assertEqual(puller.wait_for(5, WAIT_S)[0], (1, 5))
     # Readers: one that pulled along, and one that came late.
     for reader in (puller, self.make_puller(lag_steps=2)):
