@@ -16,7 +16,7 @@ import dataclasses
 import json
 from typing import Any
 
-from tba_jax.rewards import tools as tools_lib
+from tba_jax.rewards import tool_calls
 from tba_jax.serving import messages as messages_lib
 
 _COMMON = (
@@ -224,22 +224,26 @@ def _arguments(text: Any) -> Any:
 def answer(call: Call, text: str, request_id: str) -> dict[str, Any]:
   """Returns the assistant's message for a sampled text, in one form.
 
-  Calls of tools, as `rewards/tools.py` has them, become `tool_calls` if all of
-  them can be read; else they stay in the text.
+  Calls of tools, as `rewards/tool_calls.py` has them, become `tool_calls` if
+  all of them can be read; else they stay in the text.
   """
   if call.tools:
-    calls, is_chat = tools_lib.find_calls(text, ())
-    if is_chat and all(name for name, _ in calls):
+    parameters = tool_calls.parameters_of(call.tools)
+    calls, is_chat = tool_calls.find(text, parameters)
+    if is_chat and not any(made.error for made in calls):
       return {
           "role": "assistant",
-          "content": text.partition("<tool_call>")[0].strip(),
+          "content": text[: calls[0].start].strip(),
           "tool_calls": [
               {
                   "id": f"call_{request_id.rpartition(':')[2]}_{n}",
                   "type": "function",
-                  "function": {"name": name, "arguments": json.dumps(given)},
+                  "function": {
+                      "name": made.name,
+                      "arguments": json.dumps(made.arguments),
+                  },
               }
-              for n, (name, given) in enumerate(calls)
+              for n, made in enumerate(calls)
           ],
       }
   return {"role": "assistant", "content": text}

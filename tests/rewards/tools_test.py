@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools: schemas from type hints, calls in turns, results and rewards."""
 
-import json
 import re
 from typing import Literal
 
@@ -11,6 +10,7 @@ from absl.testing import parameterized
 
 from examples import calculator
 from examples import products
+from tba_jax.rewards import tool_calls
 from tba_jax.rewards import tools
 
 
@@ -52,10 +52,6 @@ class Echo:
 def call(name, arguments="{}"):
   body = f'{{"name": "{name}", "arguments": {arguments}}}'
   return f"<tool_call>\n{body}\n</tool_call>"
-
-
-# More than Python reads.
-_DEEP = '{"x": ' + "[" * 5000
 
 
 class Typed:
@@ -134,22 +130,17 @@ class ToolsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "tool tool: x: type <class 'set'>"):
       tools.schema(tool)
 
-  @parameterized.parameters(
-      (call("f", '{"x": 1}') + call("g"), [("f", {"x": 1}), ("g", {})], True),
-      ("<tool_call>{oops</tool_call>", [("", {})], True),
-      ("<tool_call>[1]</tool_call>", [("", {})], True),
-      ("I try\nf: 3*4", [("f", "3*4")], False),
-      ('f: {"x": "3: 4"}', [("f", {"x": "3: 4"})], False),
-      ("f: {3", [("f", "{3")], False),
-      (f"f: {_DEEP}", [("f", _DEEP)], False),
-      (f"<tool_call>{_DEEP}</tool_call>", [("", {})], True),
-      (call("f", json.dumps(_DEEP)), [("", {})], True),
-      ("f: 1\nso 2", [], False),
-      ("h: 1", [], False),
-      ("", [], False),
-  )
-  def test_calls_are_found_in_both_forms(self, text, calls, is_chat):
-    self.assertEqual(tools.find_calls(text, ["f", "g"]), (calls, is_chat))
+    def positional(x: int, /):
+      del x
+
+    def any_names(**x: int):
+      del x
+
+    for tool in (positional, any_names):
+      with self.assertRaisesRegex(
+          ValueError, f"tool {tool.__name__}: .*no nam"
+      ):
+        tools.schema(tool)
 
   def test_results_and_errors_answer_a_chat_in_the_role_of_tools(self):
     echo = tools.wrap(Echo())
@@ -178,6 +169,8 @@ class ToolsTest(parameterized.TestCase):
   def test_a_tool_without_arguments_is_called_by_a_line(self):
     echo = tools.wrap(Echo())
     self.assertEqual(echo.step("fail:")[0], "error: game over\n")
+    said = echo.step("fail: not yet")[0]
+    self.assertEqual(said, "error: fail has no arguments: give none\n")
 
   @parameterized.parameters(
       ("whole: 7", "7"),
@@ -223,6 +216,33 @@ class ToolsTest(parameterized.TestCase):
     self.assertEqual(said["content"], "error: x: allowed an integer")
     (said,) = env.step(call("whole", '{"x": 7}'))[0]
     self.assertEqual(said["content"], "7")
+
+  @parameterized.parameters(
+      '["tmp"]',
+      "3",
+      '"tmp"',
+      '"[1]"',
+      "null",
+      '{}, "folder": "tmp"',
+      '{"folder": "a", "folder": "b"}',
+      '{"place": "tmp"}',
+      '{"folder": 3}',
+  )
+  def test_calls_with_wrong_arguments_do_not_run(self, arguments):
+    ran = []
+
+    class Wipe(Echo):
+
+      def wipe(self, folder: str = "all") -> str:
+        ran.append(folder)
+        return folder
+
+    env = tools.wrap(Wipe())
+    (said,), _, done, _ = env.step(call("wipe", arguments))
+    self.assertStartsWith(said["content"], "error: ")
+    self.assertEqual((ran, done), ([], False))
+    (said,) = env.step(call("wipe"))[0]
+    self.assertEqual((said["content"], ran), ("all", ["all"]))
 
   def test_a_result_that_is_no_json_is_an_error_of_the_call(self):
     self.assertStartsWith(tools.wrap(Echo()).step("look:")[0], "error: keys")
@@ -307,12 +327,12 @@ class CalculatorTest(absltest.TestCase):
       self.assertEqual((reward, done), (1.0, True))
     # The turns that are shown are right themselves.
     for question, call, said, answer in zip(*(iter(shown),) * 4, strict=True):
-      ((name, arguments),), _ = tools.find_calls(call["content"], ["calculate"])
-      self.assertEqual(name, "calculate")
+      (call,), _ = tool_calls.find(call["content"], {})
+      self.assertEqual(call.name, "calculate")
       self.assertIn(
-          arguments["expression"].replace("*", " * "), question["content"]
+          call.arguments["expression"].replace("*", " * "), question["content"]
       )
-      self.assertEqual(made.calculate(**arguments), said["content"])
+      self.assertEqual(made.calculate(**call.arguments), said["content"])
       self.assertEqual(answer["content"], f"The answer is {said['content']}.")
     said, _, done, _ = game.step("calculate: 2**3")
     self.assertEqual(said, "error: allowed two numbers, such as 3*4\n")
