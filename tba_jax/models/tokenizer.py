@@ -45,6 +45,8 @@ _OF_WORDS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "unk_token": UNK_TOKEN,
 }
+# A turn of the assistant where its end is looked for.
+_MARK = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 Messages = Sequence[Mapping[str, str]]
@@ -77,7 +79,8 @@ class Tokenizer:
     Lengths and masks tell what is padding, never this id.
   eos_id: id of the stop token.
   bos_id: id of the BOS token, or None.
-  turn_ends: the stop token, and the one that ends a turn in the chat template.
+  turn_ends: the stop token, the one that ends a turn in the chat template, and
+    those of the model.
   stop_ids: ids that end a completion: `turn_ends` and those added.
   stop_strings: texts that end a completion; initially none.
   """
@@ -125,7 +128,7 @@ class Tokenizer:
     self._chat = chat
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
-    self._turn_end = self._find_turn_end()
+    self._turn_end, self._closers, self._after_turn = self._find_turn_ends()
     self.turn_ends = self.stop_ids | {self._turn_end}
     self.stop_ids |= self.turn_ends
 
@@ -147,6 +150,14 @@ class Tokenizer:
       )
     self.stop_ids |= ids
 
+  def add_turn_ends(self, ids: Iterable[int]) -> None:
+    """Adds tokens with which the model ends a turn.
+
+    It may sample tokens that have no text here.
+    """
+    self.turn_ends |= frozenset(ids)
+    self.stop_ids |= self.turn_ends
+
   def add_stop_strings(self, strings: Iterable[str]) -> None:
     """Adds texts that end a completion."""
     self.stop_strings = tuple(dict.fromkeys((*self.stop_strings, *strings)))
@@ -162,7 +173,7 @@ class Tokenizer:
     Raises:
       ValueError: there is no template for messages, or it refuses them.
     """
-    messages = self._messages(prompt)
+    messages = self.messages(prompt)
     if messages is not None:
       return self.encode(self.chat_text(messages, tools=tools))
     ids = self.encode(prompt)
@@ -185,7 +196,7 @@ class Tokenizer:
     Raises:
       ValueError: the template is missing, or refuses the messages.
     """
-    messages = self._messages(prompt)
+    messages = self.messages(prompt)
     if messages is None:
       ids = [*self.encode(answer), self.eos_id]
       return Answered(self.encode_prompt(prompt), ids, [True] * len(ids))
@@ -222,7 +233,7 @@ class Tokenizer:
     for at in range(start, len(ids)):
       if ids[at] in self.turn_ends:
         return ids[: at + 1], start
-    return [*ids, self.eos_id], start
+    return [*ids, self._turn_end], start
 
   def stop_id(self, prompt: str | Messages) -> int:
     """Returns the id that ends an answer to a prompt.
@@ -230,14 +241,14 @@ class Tokenizer:
     It is the one that ends a turn in the chat template where the prompt is a
     chat, else the stop token.
     """
-    return self.eos_id if self._messages(prompt) is None else self._turn_end
+    return self.eos_id if self.messages(prompt) is None else self._turn_end
 
   def prompt_text(self, prompt: str | Messages) -> str:
     """Returns a prompt's text with the chat template's special tokens."""
-    messages = self._messages(prompt)
+    messages = self.messages(prompt)
     return prompt if messages is None else self.chat_text(messages)
 
-  def _messages(self, prompt: str | Messages) -> Messages | None:
+  def messages(self, prompt: str | Messages) -> Messages | None:
     """Returns the messages of a prompt, None if it is plain text."""
     if not isinstance(prompt, str):
       return prompt
@@ -310,41 +321,136 @@ class Tokenizer:
         " it, or prompts as text"
     )
 
-  def _find_turn_end(self) -> int:
-    """Returns the special token that ends the assistant's turn, or `eos_id`."""
-    if not self.chat_template:
-      return self.eos_id
-    answer = "answer"
-    chat = [
-        {"role": "user", "content": "question"},
-        {"role": "assistant", "content": answer},
-    ]
-    try:
-      text = self.chat_text(chat, asks=False)
-    except ValueError:  # A template of another kind of chat.
-      return self.eos_id
-    ids = self.encode(text.rpartition(answer)[2])[:1]
-    special = self._fast.added_tokens_decoder
-    ends = (i for i in ids if i in special and special[i].special)
-    return next(ends, self.eos_id)
+  def _find_turn_ends(self) -> tuple[int, frozenset[int], str]:
+    """Finds how the chat template ends the assistant's turns.
 
-  def encode_answer(self, said: str | Messages) -> list[int]:
-    """Returns the ids that follow a turn of the policy and its stop token.
+    Returns:
+      The token that ends the last turn of a chat; all that may close a turn,
+      since templates may write another once more turns follow; and the text
+      behind the last turn.
+    """
+    none = self.eos_id, frozenset((self.eos_id,)), ""
+    user, assistant = f"user {_MARK}", f"assistant {_MARK}"
+    chat = [
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": assistant},
+    ]
+
+    def write(chat: Messages, asks: bool = False) -> str:
+      try:
+        return self.chat_text(chat, asks=asks)
+      except ValueError:  # No template, or one of another kind of chat.
+        return ""
+
+    text, longer = write(chat), write([*chat, *chat[:1]])
+    if user not in text or assistant not in text:
+      return none
+    if assistant not in longer:
+      longer = text
+    before, _, last = text.rpartition(assistant)
+    head, _, between = before.rpartition(user)
+    inner = longer.rpartition(assistant)[2]
+    _, user_end = self._find_special(self.encode(between))
+    _, end = self._find_special(self.encode(last))
+    _, inner_end = self._find_special(self.encode(inner))
+    # Texts may have several tokens at their end, and then begin the next turn
+    # where the template always asks for an answer.
+    ids = [i for i in self.encode(last) if self._is_special(i)]
+    known = [i for i in ids if i in (self.eos_id, user_end)]
+    if ids and text != write(chat, asks=True):
+      end = ids[-1]
+    end = next(iter(known), end)
+    if inner_end in self.encode(head):
+      inner_end = None  # It begins the next turn.
+    ends = [i for i in (end, inner_end) if i is not None]
+    closers = frozenset((*ends, self.eos_id))
+    return (ends or [self.eos_id])[0], closers, last
+
+  def _is_special(self, i: int) -> bool:
+    added = self._fast.added_tokens_decoder
+    return i == self.eos_id or (i in added and added[i].special)
+
+  def _find_special(self, ids: Sequence[int]) -> tuple[int, int | None]:
+    """Returns the place of the first special token, and that token, or None.
+
+    Without one, an added token that only white space precedes counts.
+    """
+    for place, i in enumerate(ids):
+      if self._is_special(i):
+        return place, i
+    for place, i in enumerate(ids):
+      if self.decode([i]).strip():
+        return place, i if i in self._fast.added_tokens_decoder else None
+    return 0, None
+
+  def split_stop(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
+    """Returns a turn without the stop token that ended it, and that token.
+
+    It is None if a stop string ended the turn, or its length.
+    """
+    ids = [int(i) for i in ids]
+    if ids and ids[-1] in self.stop_ids:
+      return ids[:-1], ids[-1]
+    return ids, None
+
+  def encode_answer(
+      self,
+      said: str | Messages,
+      turn: Sequence[int],
+      chat: Messages = (),
+      tools: Sequence[Mapping[str, Any]] = (),
+  ) -> list[int]:
+    """Returns the ids that follow a turn of the policy.
 
     Of messages they are what the chat template writes behind the assistant's
-    turn, ready for its next one. Raises as `encode_prompt`.
+    turn, ready for its next one: after a stop string with what ends the turn,
+    after a stop token without it, unless the template has no such token.
+
+    Args:
+      said: what answers the turn.
+      turn: ids of the turn, with what ended it.
+      chat: messages before the turn; none for those of any chat.
+      tools: JSON schemas of the tools that the assistant may call.
+
+    Raises:
+      ValueError: there is no template for messages, or it refuses them.
     """
-    messages = self._messages(said)
+    messages = self.messages(said)
     if messages is None:
       return self.encode(said)
-    mark = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
     chat = [
-        {"role": "user", "content": "question"},
-        {"role": "assistant", "content": mark},
+        *(chat or [{"role": "user", "content": "question"}]),
+        {"role": "assistant", "content": _MARK},
         *messages,
     ]
-    ids = self.encode(self.chat_text(chat).rpartition(mark)[2])
-    return ids[1:] if ids and ids[0] in self.stop_ids else ids
+    _, mark, after = self.chat_text(chat, tools=tools).rpartition(_MARK)
+    if not mark:
+      raise ValueError(
+          f"{self._file()}: the chat template leaves out the assistant's turns:"
+          " allowed one that writes them before what answers them"
+      )
+    ids, stop = self.encode(after), self.split_stop(turn)[1]
+    if stop is None:
+      return ids
+    common = os.path.commonprefix([after, self._after_turn])
+    for place, i in enumerate(ids):
+      if not common.startswith(self.decode(ids[: place + 1])):
+        break
+      if i == stop:
+        return ids[place + 1 :]
+    place, end = self._find_special(ids)
+    is_closed = stop == end or (
+        end in self._closers and self._is_written(stop, tools)
+    )
+    return ids[place + 1 :] if is_closed else ids
+
+  def _is_written(self, stop: int, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether the chat template ends turns with a token, too."""
+    template = self._fast.get_chat_template(tools=list(tools) or None)
+    return stop in self.turn_ends and (
+        (stop == self.eos_id and "eos_token" in template)
+        or self.decode([stop]) in template
+    )
 
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of `ids`, special tokens included.
@@ -386,8 +492,8 @@ class Tokenizer:
     ids = [int(i) for i in ids[:length]]
     if sampled is not None and not all(sampled[:length]):
       return self.decode(ids)
-    if stopped and ids and ids[-1] in self.stop_ids:
-      ids = ids[:-1]
+    if stopped:
+      ids, _ = self.split_stop(ids)
     text = self.decode(ids)
     starts = [text.find(string) for string in self.stop_strings]
     return text[: min((at for at in starts if at >= 0), default=len(text))]

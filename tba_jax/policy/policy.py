@@ -76,7 +76,7 @@ def add_model_stops(
 
   A model may have tokens, and sample them, that its tokenizer has no text of.
   """
-  tokenizer.stop_ids |= {i for i in shape.stop_ids if i < shape.vocab_size}
+  tokenizer.add_turn_ends(i for i in shape.stop_ids if i < shape.vocab_size)
 
 
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:

@@ -39,7 +39,7 @@ from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.rewards import environments as environments_lib
-from tba_jax.rewards import tools
+from tba_jax.rewards import tool_calls
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
@@ -394,6 +394,7 @@ def _play(
             source.tokenizer,
             completions.tokens[s, : completions.lengths[s]],
             sampled_T,
+            outcome.turn_ends,
             prompt.tools,
         )
         failed = bool(outcome.failure)
@@ -412,7 +413,8 @@ def turns_of(
     tokenizer: tokenizer_lib.Tokenizer,
     tokens: np.ndarray,
     sampled: np.ndarray,
-    tool_names: Sequence[str],
+    turn_ends: Sequence[int],
+    schemas: Sequence[Mapping[str, Any]],
 ) -> list[Record]:
   """Returns who said what in a completion.
 
@@ -420,33 +422,40 @@ def turns_of(
     tokenizer: tokenizer of the completion.
     tokens: [n] int, its tokens.
     sampled: [n] bool or longer, True on those of the policy.
-    tool_names: names of the environment's tools.
+    turn_ends: tokens up to the end of each of the policy's turns.
+    schemas: JSON schemas of the environment's tools.
 
   Returns:
     Turns with `role`, "policy", "environment" or "tool", and `text`; and
     `calls`, a policy's calls of tools, where it has any.
   """
   spans: list[tuple[bool, list[int]]] = []
-  ended = True
-  for token, of_policy in zip(tokens.tolist(), sampled.tolist()):
-    if ended or spans[-1][0] != of_policy:
+  for place, (token, of_policy) in enumerate(
+      zip(tokens.tolist(), sampled.tolist())
+  ):
+    if not spans or place in turn_ends or spans[-1][0] != of_policy:
       spans.append((of_policy, []))
     spans[-1][1].append(token)
-    ended = of_policy and token in tokenizer.stop_ids
+  parameters = tool_calls.parameters_of(schemas)
   out: list[Record] = []
   for of_policy, ids in spans:
-    stopped = of_policy and ids[-1] in tokenizer.stop_ids
-    turn = {
-        "role": "policy" if of_policy else "environment",
-        "text": tokenizer.decode_completion(ids, len(ids), stopped),
-    }
-    calls = tools.find_calls(turn["text"], tool_names)[0] if of_policy else []
-    if calls and tool_names:
-      turn["calls"] = [{"name": n, "arguments": given} for n, given in calls]
-    elif not of_policy and out and "calls" in out[-1]:
-      turn["role"] = "tool"
-    out.append(turn)
+    if not of_policy:
+      called = out and "calls" in out[-1]
+      role = "tool" if called else "environment"
+      out.append({"role": role, "text": tokenizer.decode(ids)})
+      continue
+    text = tokenizer.decode_completion(ids, len(ids), stopped=True)
+    calls = tool_calls.find(text, parameters)[0] if parameters else []
+    out.append({"role": "policy", "text": text})
+    if calls:
+      out[-1]["calls"] = [_call_record(call) for call in calls]
   return out
+
+
+def _call_record(call: tool_calls.Call) -> Record:
+  if call.error:
+    return {"error": call.error}
+  return {"name": call.name, "arguments": call.arguments}
 
 
 def _completion_records(

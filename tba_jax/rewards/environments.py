@@ -7,7 +7,7 @@ last. A completion whose environment hangs, dies or raises ends there, with the
 fallback reward, and is counted by the cause (`rewards/judges.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 import pathlib
@@ -42,14 +42,14 @@ class Prompt:
   said: text or messages; None after a failure.
   tokens: [P] int32, the ids; none after a failure.
   failure: cause and message, None without one.
-  tools: names of its tools.
+  tools: JSON schemas of its tools.
   """
 
   seed: int
   said: Said | None
   tokens: np.ndarray
   failure: Failure | None = None
-  tools: Sequence[str] = ()
+  tools: Sequence[Mapping[str, Any]] = ()
 
   @property
   def outcome(self) -> judges.Outcome:
@@ -156,12 +156,13 @@ class Environments:
       )
     (first, *said), tools = answer["turns"], answer["tools"]
     ids, mask, stop_id = [], [], self._tokenizer.stop_id(first)
+    dialogue = Dialogue(self._tokenizer, first, tools)
     for turn, reply in zip(said[::2], said[1::2]):
       tokens = [*self._tokenizer.encode(turn), stop_id]
       if len(ids) + len(tokens) > max_tokens:
         break
       ids, mask = ids + tokens, mask + [True] * len(tokens)
-      reply = self._tokenizer.encode_answer(reply)
+      reply = dialogue.encode_answer(turn, tokens, reply)
       ids, mask = [*ids, *reply], mask + [False] * len(reply)
     if not any(mask):
       raise ValueError(
@@ -205,7 +206,7 @@ class Environments:
         answer.get("said"),
         np.asarray(tokens, np.int32),
         failure,
-        [tool["function"]["name"] for tool in answer.get("tools", ())],
+        answer.get("tools", ()),
     )
 
 
@@ -215,18 +216,56 @@ def _failure(answer: dict[str, Any]) -> Failure | None:
   return None
 
 
+class Dialogue:
+  """What has been said in a completion, for what the chat template writes."""
+
+  def __init__(
+      self,
+      tokenizer: tokenizer_lib.Tokenizer,
+      first: Said,
+      tools: Sequence[Mapping[str, Any]],
+  ):
+    """Begins with what the environment says first, and schemas of its tools."""
+    self._tokenizer, self._tools = tokenizer, tools
+    self._chat = list(tokenizer.messages(first) or ())
+
+  def encode_answer(
+      self, text: str, turn: Sequence[int], said: Said
+  ) -> list[int]:
+    """Returns the ids of an answer to a turn, and takes note of both.
+
+    Args:
+      text: text of the turn.
+      turn: its ids, with what ended it.
+      said: answer.
+
+    Raises:
+      ValueError: there is no template for messages, or it refuses them.
+    """
+    ids = self._tokenizer.encode_answer(said, turn, self._chat, self._tools)
+    if isinstance(said, str):
+      said = [{"role": "user", "content": said}]
+    if self._chat:
+      self._chat += [{"role": "assistant", "content": text}, *said]
+    return ids
+
+
 class _Episode:
   """The environment of one completion.
 
   A thread plays it: it waits for turns and puts answers.
 
+  dialogue: what has been said.
+  turn: text and ids of the last turn.
   turns: texts of turns; None once the completion is over.
   length: tokens of the completion that its environment has seen.
   ends: tokens of the completion up to the end of each turn.
   rewards: reward of each turn that was answered.
   """
 
-  def __init__(self):
+  def __init__(self, dialogue: Dialogue | None = None):
+    self.dialogue = dialogue
+    self.turn: tuple[str, Sequence[int]] = "", ()
     self.turns: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     self.length = 0
     self.ends: list[int] = []
@@ -282,7 +321,9 @@ class Episodes:
     self._active_s = time.monotonic()
     episode = self._episodes.get(owner)
     if episode is None:
-      episode = self._episodes[owner] = _Episode()
+      prompt = self._prompts[owner[0]]
+      dialogue = Dialogue(self._tokenizer, prompt.said, prompt.tools)
+      episode = self._episodes[owner] = _Episode(dialogue)
       self._workers.threads.submit(self._play, owner, episode)
     if episode.failure is not None:  # It waited too long for this turn.
       self._answered.put((owner, None))
@@ -290,9 +331,9 @@ class Episodes:
     turn = tokens[episode.length :]
     episode.length = len(tokens)
     episode.ends.append(episode.length)
-    episode.turns.put(
-        self._tokenizer.decode_completion(turn, len(turn), stopped=True)
-    )
+    text = self._tokenizer.decode_completion(turn, len(turn), stopped=True)
+    episode.turn = text, turn
+    episode.turns.put(text)
 
   def cut(self, owner: requests.Owner) -> None:
     if owner in self._episodes:
@@ -382,7 +423,7 @@ class Episodes:
       return None
     episode = self._episodes[owner]
     try:
-      tokens = self._tokenizer.encode_answer(said)
+      tokens = episode.dialogue.encode_answer(*episode.turn, said)
     except ValueError as error:
       episode.failure = "error", str(error)
       episode.turns.put(None)

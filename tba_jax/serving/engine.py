@@ -1172,8 +1172,7 @@ class Engine:
           stopped=result.stopped[n],
           version=step,
       )
-      ends = record["stopped"] and ids and ids[-1] in tokenizer.stop_ids
-      text = tokenizer.decode(ids[:-1] if ends else ids)
+      text = tokenizer.decode(tokenizer.split_stop(ids)[0])
       for stop in asked.call.stop:
         text = text.partition(stop)[0]
       id = f"{sample.id}-{n}" if n else sample.id

@@ -251,8 +251,7 @@ class Episode:
     row.stopped = record["stopped"]
     row.text = record["text"] + self._tokenizer.decode(ids)
     if is_chat:
-      ended = ids and ids[-1] in self._tokenizer.stop_ids
-      said = self._tokenizer.decode(ids[:-1] if ended else ids)
+      said = self._tokenizer.decode(self._tokenizer.split_stop(ids)[0])
       row.messages = [*messages, dict(answer)]
       row.rendered = [
           *record["rendered"],

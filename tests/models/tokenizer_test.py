@@ -148,6 +148,15 @@ _DATED = (
     "[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+_INST = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[I] ' +"
+    " m['content'] | trim + ' [/I]' }}{% else %}{{ ' ' + m['content'] | trim }}"
+    "{{ ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+_LAST = (
+    "{% if loop.last and m['role'] == 'assistant' %}<eos>{% else %}<end>"
+    "{% endif %}"
+)
 _CHAT = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": " a\n"},
@@ -249,14 +258,90 @@ class ChatTest(parameterized.TestCase):
   ):
     self.write(template)
     tokenizer, first, then = self.load(), _CHAT[:2], _CHAT[2:]
-    ids = tokenizer.encode_prompt(first) + tokenizer.encode("b" + end)
-    ids += tokenizer.encode_answer(then[1:])
+    turn = tokenizer.encode("b" + end)
+    answer = tokenizer.encode_answer(then[1:], turn, first)
+    ids = tokenizer.encode_prompt(first) + turn + answer
     self.assertEqual(ids, tokenizer.encode_prompt(first + then))
     wraps = self.load(chat=True)
-    self.assertEqual(
-        wraps.encode_answer("c"), tokenizer.encode_answer(then[1:])
+    self.assertEqual(wraps.encode_answer("c", turn), answer)
+    self.assertEqual(tokenizer.encode_answer("c", turn), tokenizer.encode("c"))
+
+  @parameterized.parameters(
+      (_CHATML, "<end>"),
+      (_INST, "<eos>"),  # As Llama 2's.
+      (_CHATML.replace("<end>", "\n<eos>"), "<eos>"),  # As DeepSeek-Coder's.
+      (_CHATML.replace("<end>", "\n<end>"), "<end>"),
+      (_CHATML.replace("<end>", "<x><end>"), "<end>"),
+      (_CHATML.replace("<end>", f"' }}}}{_LAST}{{{{ '"), "<eos>"),
+  )
+  def test_the_end_of_a_turn_stands_once_however_it_ended(self, template, end):
+    self.write(template)
+    tokenizer = self.load()
+    self.assertContainsSubset(tokenizer.encode(end), tokenizer.stop_ids)
+    before, said = _CHAT[1:2], [{"role": "user", "content": "c"}]
+    text = tokenizer.chat_text(
+        [*before, {"role": "assistant", "content": "Z"}, *said]
     )
-    self.assertEqual(tokenizer.encode_answer("c"), tokenizer.encode("c"))
+    after = text.rpartition("Z")[2]
+    closed = after.partition("<end>" if "<end>" in after else end)[2]
+
+    def follows(turn):
+      return tokenizer.decode(
+          tokenizer.encode_answer(said, tokenizer.encode(turn), before)
+      )
+
+    self.assertEqual(follows("Z"), after)  # A stop string ended it.
+    self.assertEqual(follows(f"Z{end}"), closed)
+    if "eos" not in template:  # The template never ends a turn so.
+      self.assertEqual(follows("Z<eos>"), after)
+    found = tokenizer.encode_answered(before, "d")
+    completion = tokenizer.decode(found.completion)
+    self.assertEndsWith(completion, end)
+    self.assertLen(completion.split(end), 2)
+    self.assertEqual(tokenizer.stop_id(before), *tokenizer.encode(end))
+
+  def test_what_begins_the_next_turn_ends_none(self):
+    # As GLM's: turns have no end, but the next begins with a special token.
+    self.write(
+        "{% for m in messages %}{{ '<end>' if m['role'] == 'user' else '<bos>'"
+        " }}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<bos>"
+        "{% endif %}"
+    )
+    tokenizer = self.load()
+    self.assertEqual(tokenizer.stop_ids, {2})
+    tokenizer.add_turn_ends(tokenizer.encode("<end>"))
+    said = [{"role": "user", "content": "c"}]
+    for turn, answer in (("b", "<end>c<bos>"), ("b<end>", "c<bos>"),
+                         ("b<eos>", "<end>c<bos>")):  # fmt: skip
+      ids = tokenizer.encode_answer(said, tokenizer.encode(turn))
+      self.assertEqual(tokenizer.decode(ids), answer)
+
+  def test_a_stop_token_of_the_config_ends_no_turn_of_the_template(self):
+    self.write(_CHATML + "{# a #}")
+    tokenizer = self.load()
+    (stop,) = tokenizer.encode("a")
+    tokenizer.add_stop_ids([stop])
+    said = [{"role": "user", "content": "c"}]
+    ids = tokenizer.encode_answer(said, [stop], _CHAT[1:2])
+    self.assertStartsWith(tokenizer.decode(ids), "<end>\n<bos>user\nc<end>")
+
+  def test_what_follows_a_turn_may_depend_on_the_chat_and_its_tools(self):
+    self.write(
+        _CHATML.replace("<end>\n", "<end>{{ messages | length }}")
+        + "{% if tools %}{{ tools[0].function.name }}{% endif %}"
+    )
+    tokenizer = self.load()
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    said = [{"role": "user", "content": "c"}]
+    turn = tokenizer.encode("b<end>")
+    whole = tokenizer.chat_text(
+        [*_CHAT, {"role": "assistant", "content": "b"}, *said], tools=tools
+    )
+    ids = tokenizer.encode_answer(said, turn, _CHAT, tools)
+    self.assertEqual(tokenizer.decode(ids), whole.rpartition("b<end>")[2])
+    self.write("{{ messages[-1]['content'] }}")
+    with self.assertRaisesRegex(ValueError, "leaves out the assistant's turns"):
+      self.load().encode_answer(said, turn)
 
   @parameterized.parameters(
       _CHATML,

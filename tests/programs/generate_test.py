@@ -441,7 +441,7 @@ class PlayTest(ProgramCase):
     spans = [
         (encode("add: 12") + stop, True),
         (encode("3\n"), False),
-        (encode("3") + stop, True),
+        (encode("3"), True),
         (encode("a") + stop, True),
         (encode("b:"), False),
     ]
@@ -449,7 +449,10 @@ class PlayTest(ProgramCase):
         self.tokenizer,
         np.concatenate([ids for ids, _ in spans]),
         np.concatenate([[by] * len(ids) for ids, by in spans]),
-        ["add"],
+        # The environment says nothing after the third turn, which a stop
+        # string ended.
+        np.cumsum([len(ids) for ids, _ in spans])[[0, 2, 3]],
+        [{"function": {"name": "add"}}],
     )
     call = {"name": "add", "arguments": "12"}
     self.assertEqual(

@@ -27,7 +27,11 @@ class Bytes:
   def encode(self, text):
     return list(text.encode())
 
-  encode_answer = encode
+  def encode_answer(self, said, turn, chat=(), tools=()):
+    return self.encode(said)
+
+  def messages(self, prompt):
+    return None if isinstance(prompt, str) else prompt
 
   def encode_prompt(self, prompt, tools=()):
     self.tools = tools
