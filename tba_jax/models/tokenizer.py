@@ -468,6 +468,19 @@ class Tokenizer:
     """Returns the token string of each id."""
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
+  def ids_of(self, tokens: Sequence[str | None]) -> list[int] | None:
+    """Returns the ids of token strings; None if one is no token here."""
+    ids = [self._id_of.get(token) for token in tokens]
+    return None if None in ids else ids
+
+  @functools.cached_property
+  def _id_of(self) -> Mapping[str, int]:
+    return self._fast.get_vocab()
+
+  def without_special(self, ids: Sequence[int]) -> list[int]:
+    """Returns the ids that are no special tokens."""
+    return [int(i) for i in ids if not self._is_special(int(i))]
+
   def decode_completion(
       self,
       ids: Sequence[int],

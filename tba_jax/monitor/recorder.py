@@ -179,6 +179,7 @@ def samples_of(
             ),
             "reward": float(draw.rewards[b, k]),
             "version": int(draw.versions[b, k]),
+            "finish_reason": "stop" if draw.stopped[b, k] else "length",
             "tokens": tokenizer.tokens(tokens),
             "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
         }

@@ -508,11 +508,7 @@ def make_searcher(
 
   logged = loops.make_logged(config, policy)
   if logged is not None:
-    events.write(
-        "logged",
-        f"{config.logged.path} has completions of {len(logged.prompt_ids)}"
-        f" training prompts; {logged.num_left_out} completions are left out",
-    )
+    events.write("logged", f"{config.logged.path}: {logged.summary()}")
 
   def warm_up(params: types.PyTree) -> None:
     if logged is None or logged.share < 1:

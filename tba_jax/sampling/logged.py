@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completions of a log, where a sampler's would be."""
 
+import collections
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import ml_collections
@@ -24,8 +26,9 @@ class LoggedSampler:
   share: share of the prompts that get them, if the log has any; 1 if nothing
     is sampled.
   prompt_ids: training prompts with completions in the log, in their order.
-  num_left_out: completions that are too long, or whose log-probs are needed
-    and belong to other tokens.
+  left_out: completions that are left out, by reason.
+  num_lost: completions that are used without the log-probs that the log has,
+    which are not of their tokens.
   """
 
   def __init__(
@@ -54,29 +57,25 @@ class LoggedSampler:
     self._seed = config.seed
     self._T = config.sampling.max_completion_tokens
     self._pad_id = tokenizer.pad_id
-    self.num_left_out = 0
+    self._tokenizer = tokenizer
+    self._needs_logprobs = needs_logprobs
+    self.left_out: collections.Counter[str] = collections.Counter()
+    self.num_lost = 0
     completions = logged.read(
         c.path, c.reward_field, needs_logprobs=needs_logprobs
     )
+    by_prompt_id = logged.by_prompt_id(completions, task, tokenizer)
     self._completions = {}
-    for prompt_id, some in logged.by_prompt_id(
-        completions, task, tokenizer
-    ).items():
+    for prompt_id, some in by_prompt_id.items():
       stop_id = tokenizer.stop_id(task.prompt(base.TRAIN, prompt_id))
-      made = [
-          self._encode(one, tokenizer, stop_id, needs_logprobs) for one in some
-      ]
+      made = [self._encode(one, stop_id) for one in some]
       if usable := [one for one in made if one is not None]:
         self._completions[prompt_id] = usable
-      self.num_left_out += len(made) - len(usable)
     self.prompt_ids = sorted(self._completions)
-    if not self.prompt_ids and self.num_left_out:
-      needed = ", or come without log-probs of their own tokens"
+    if not self.prompt_ids and self.left_out:
       raise ValueError(
-          f"config.logged.path = {c.path!r}: all {self.num_left_out}"
-          " completions of the task's training prompts are longer than"
-          f" config.sampling.max_completion_tokens = {self._T}, have tokens"
-          f" outside the vocabulary{needed * needs_logprobs}"
+          f"config.logged.path = {c.path!r}: no completion of the task's"
+          f" training prompts can be used: {self._reasons()}"
       )
     if not self.prompt_ids:
       raise ValueError(
@@ -85,6 +84,24 @@ class LoggedSampler:
           f" prompts, the first is {next(iter(completions))[:80]!r}, where the"
           f" task's is {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
       )
+    known = {id(some) for some in by_prompt_id.values()}
+    others = [some for some in completions.values() if id(some) not in known]
+    if others:
+      self.left_out["are of other prompts"] = sum(map(len, others))
+
+  def summary(self) -> str:
+    """Returns what of the log is used, in words."""
+    used = sum(map(len, self._completions.values()))
+    text = f"{used} completions of {len(self.prompt_ids)} training prompts"
+    if self.num_lost:
+      text += (
+          f", {self.num_lost} without their log-probs, which are not known to"
+          " be of their tokens"
+      )
+    return f"{text}; left out: {self._reasons() or 'none'}"
+
+  def _reasons(self) -> str:
+    return "; ".join(f"{n} {why}" for why, n in self.left_out.most_common())
 
   def has(self, position: int, prompt_id: int) -> bool:
     """Returns whether a position gets completions of the log.
@@ -149,28 +166,57 @@ class LoggedSampler:
     return np.array([one.reward for _, one in some], np.float32)
 
   def _encode(
-      self,
-      one: logged.Completion,
-      tokenizer: Any,
-      stop_id: int,
-      needs_logprobs: bool,
+      self, one: logged.Completion, stop_id: int
   ) -> tuple[tuple[int, ...], logged.Completion] | None:
     """Returns ids and completion with what is known; None to leave it out."""
-    ids, logprobs, stopped = one.token_ids, one.logprobs, one.stopped
-    if ids is None:
-      ids = tuple(tokenizer.encode(one.text))
-      count = len(ids) if logprobs is None else len(logprobs)
+    tokenizer, stopped, logprobs = self._tokenizer, one.stopped, one.logprobs
+    ids = one.token_ids
+    if ids is None and one.tokens is not None:
+      ids = tokenizer.ids_of(one.tokens)
+      if ids is not None and not tokenizer.decode(ids).startswith(one.text):
+        ids = None  # Of another tokenizer.
+    if ids is None and one.text is not None:
+      stop = tokenizer.decode([stop_id])
       if stopped is None:
-        stopped = logprobs is None or count == len(ids) + 1
-      if stopped:
-        ids = (*ids, stop_id)
-      if logprobs is not None and count != len(ids):
+        stopped = one.tokens is None or one.tokens[-1] == stop
+      ids = (*tokenizer.encode(one.text), *[stop_id] * stopped)
+      if list(one.tokens or ()) != [tokenizer.decode([i]) for i in ids]:
         logprobs = None
     elif stopped is None:
-      stopped = ids[-1] in tokenizer.stop_ids
-    fits = 1 <= len(ids) <= self._T and max(ids) < tokenizer.vocab_size
-    if not fits or (needs_logprobs and logprobs is None):
+      said = tokenizer.decode(ids)
+      stopped = tokenizer.split_stop(ids)[1] is not None or any(
+          string in said for string in tokenizer.stop_strings
+      )
+    why = None
+    if one.has_turns:
+      why = "have tokens of an environment"
+    elif one.token_ids is not None and not self._says(ids, one.text):
+      why = "have token_ids that are not their text"
+    elif not 1 <= len(ids) <= self._T:
+      why = f"have more than {self._T} tokens"
+    elif max(ids) >= tokenizer.vocab_size:
+      why = "have tokens outside the vocabulary"
+    elif self._needs_logprobs and logprobs is None:
+      why = "lack log-probs of their own tokens"
+    if why is not None:
+      self.left_out[why] += 1
       return None
-    return ids, logged.Completion(
-        one.text, ids, one.reward, logprobs, one.version, stopped
+    has_logprobs = one.logprobs is not None or one.lacks_logprobs
+    self.num_lost += has_logprobs and logprobs is None
+    return tuple(ids), dataclasses.replace(
+        one, logprobs=logprobs, stopped=stopped
     )
+
+  def _says(self, ids: Sequence[int], text: str | None) -> bool:
+    """Returns whether tokens have a text, or begin with it.
+
+    White space, special tokens and what follows a stop string may be left out
+    of a text.
+    """
+    if text is None:
+      return True
+    text = "".join(text.split())
+    says = lambda ids: "".join(self._tokenizer.decode(ids).split())
+    return says(ids).startswith(text) or says(
+        self._tokenizer.without_special(ids)
+    ).startswith(text)

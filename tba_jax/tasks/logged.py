@@ -20,6 +20,9 @@ from tba_jax.tasks import base
 # Rewards and log-probs are stored as float32.
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 
+# What servers say of completions that were not cut off.
+_STOPS = ("stop", "tool_calls")
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
@@ -31,7 +34,11 @@ class Completion:
   logprobs: natural logs, one per token, of the policy that sampled it; None if
     unknown.
   version: step of the params that sampled it, -1 if unknown.
-  stopped: whether a stop token ended it; None if unknown.
+  stopped: whether a stop token or stop string ended it; None if unknown.
+  tokens: strings of the tokens, as a run's `samples.jsonl` has them; None if
+    unknown.
+  has_turns: whether some of the tokens are an environment's.
+  lacks_logprobs: whether the log has log-probs that are no finite numbers.
   """
 
   text: str | None
@@ -40,6 +47,9 @@ class Completion:
   logprobs: tuple[float, ...] | None
   version: int
   stopped: bool | None
+  tokens: tuple[str | None, ...] | None = None
+  has_turns: bool = False
+  lacks_logprobs: bool = False
 
 
 def read(
@@ -71,14 +81,25 @@ def read(
         record = json.loads(line)
         _check_text(record, line)
         prompt, some = _parse(record, reward_field)
-        if needs_logprobs and any(c.logprobs is None for c in some):
-          raise ValueError("logprobs are missing")
+        if needs_logprobs:
+          _check_logprobs(some)
       except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} line {number}: {error}") from error
       out.setdefault(prompt, []).extend(some)
   if not out:
     raise ValueError(f"{path}: allowed a file with one completion or more")
   return out
+
+
+def _check_logprobs(some: Sequence[Completion]) -> None:
+  """Raises ValueError for completions that cannot have log-probs."""
+  for c in some:
+    if c.logprobs is None and not c.has_turns:
+      raise ValueError("logprobs are missing")
+    if c.token_ids is None and c.tokens is None:
+      raise ValueError(
+          "token_ids are missing, the tokens that logprobs belong to"
+      )
 
 
 def _check_text(record: Any, line: str) -> None:
@@ -195,6 +216,7 @@ def _completion(
 ) -> Completion:
   text = record.get("text", record.get("completion"))
   ids, logprobs = record.get("token_ids"), record.get("logprobs")
+  tokens = record.get("tokens")
   version, reason = record.get("version"), record.get("finish_reason")
   if text is not None and not isinstance(text, str):
     raise ValueError(f"completion: allowed a text, not {_short(text)}")
@@ -202,30 +224,52 @@ def _completion(
     raise ValueError("allowed a completion (text) or token_ids")
   if ids is not None and not (ids and _are_ids(ids)):
     raise ValueError("token_ids: allowed a list of one or more ids")
+  if tokens is not None and not (tokens and _are_strings(tokens)):
+    raise ValueError(
+        "tokens: allowed a list of one or more strings of tokens, not"
+        f" {_short(tokens)}; token_ids has ids"
+    )
+  if ids is not None and tokens is not None and len(ids) != len(tokens):
+    raise ValueError("tokens: allowed one for each of token_ids")
   is_number = _are_numbers([reward]) and _are_finite([reward])
   if reward_field and not is_number:
     raise ValueError(f"{reward_field}: allowed a number, not {_short(reward)}")
-  if logprobs is not None:
-    # A run's log has null for the tokens of an environment.
+  has_turns = known = False
+  if isinstance(logprobs, list):
     known = _are_numbers(logprobs) and _are_finite(logprobs)
-    if known and ids is not None and len(ids) != len(logprobs):
-      raise ValueError("logprobs: allowed one for each of token_ids")
-    logprobs = tuple(logprobs) if known else None
+    # A run's log has null for the tokens of an environment.
+    has_turns = None in logprobs and any(x is not None for x in logprobs)
+    for name, some in (("token_ids", ids), ("tokens", tokens)):
+      if some is not None and len(some) != len(logprobs):
+        raise ValueError(f"logprobs: allowed one for each of {name}")
   if version is not None and not _are_ids([version]):
     raise ValueError("version: allowed a whole number from 0 on")
+  if reason not in (None, "length", *_STOPS):
+    allowed = ", ".join(map(json.dumps, ("length", *_STOPS)))
+    raise ValueError(f"finish_reason: allowed {allowed}, not {_short(reason)}")
   return Completion(
       text=text,
       token_ids=None if ids is None else tuple(ids),
       reward=float(reward) if reward_field else None,
-      logprobs=logprobs,
+      logprobs=tuple(logprobs) if known else None,
       version=-1 if version is None else version,
       stopped=None if reason is None else reason != "length",
+      tokens=None if tokens is None else tuple(tokens),
+      has_turns=has_turns,
+      lacks_logprobs=logprobs is not None and not known,
   )
 
 
 def _are_ids(values: Any) -> bool:
   return isinstance(values, list) and all(
       type(v) is int and v >= 0 for v in values
+  )
+
+
+def _are_strings(values: Any) -> bool:
+  """Returns whether these are strings of tokens, null where one has none."""
+  return isinstance(values, list) and all(
+      isinstance(v, str | None) for v in values
   )
 
 

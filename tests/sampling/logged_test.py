@@ -11,6 +11,7 @@ import numpy as np
 
 from tba_jax.config import settings
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.monitor import recorder
 from tba_jax.sampling import logged
 
 TOKENIZER = tokenizer_lib.word_level(list("abcdef"), r"\w")
@@ -70,22 +71,103 @@ class LoggedSamplerTest(absltest.TestCase):
   def test_log_probs_and_versions_are_kept(self):
     one = {"prompt": "d", "reward": 0.0, "version": 3}
     log = self.make(
-        one | {"completion": "ab", "logprobs": [-1.0, -2.0]},
-        one | {"completion": "c", "logprobs": [-1.0, -0.5]},
+        one | {"token_ids": [A, B], "logprobs": [-1.0, -2.0]},
         one | {"token_ids": [A, EOS], "logprobs": [-3.0, -4.0]},
         needs_logprobs=True,
     )
-    got, _ = log.draw(0, visit=0, num_completions=3, version=2)
-    # One log-prob more than tokens is the stop token's.
-    np.testing.assert_array_equal(got.stopped, [False, True, True])
-    np.testing.assert_array_equal(got.lengths, [2, 2, 2])
-    np.testing.assert_array_equal(
-        got.logprobs[:, :2], [[-1, -2], [-1, -0.5], [-3, -4]]
-    )
+    got, _ = log.draw(0, visit=0, num_completions=2, version=2)
+    np.testing.assert_array_equal(got.stopped, [False, True])
+    np.testing.assert_array_equal(got.lengths, [2, 2])
+    np.testing.assert_array_equal(got.logprobs[:, :2], [[-1, -2], [-3, -4]])
     # Params that are yet to come did not sample them.
-    np.testing.assert_array_equal(got.versions, [-1, -1, -1])
-    got, _ = log.draw(0, visit=0, num_completions=3, version=9)
-    np.testing.assert_array_equal(got.versions, [3, 3, 3])
+    np.testing.assert_array_equal(got.versions, [-1, -1])
+    got, _ = log.draw(0, visit=0, num_completions=2, version=9)
+    np.testing.assert_array_equal(got.versions, [3, 3])
+
+  def test_samples_of_a_run_are_read_as_they_were_sampled(self):
+    words = ["d", "e", "f", "a", "b", "ab", "END"]
+    tokenizer = tokenizer_lib.word_level(words, ".+?")
+    d, e, f, a, b, ab, end = range(3, 10)
+    tokenizer.add_stop_strings(["END"])
+    eos = tokenizer.eos_id
+    completions = [[a, b, eos], [ab, eos], [a, b, end], [a, b], [eos], [a, eos]]
+    tokens = np.zeros((6, 4), np.int32)
+    for k, ids in enumerate(completions):
+      tokens[k, : len(ids)] = ids
+    tokens = tokens.reshape(3, 2, 4)
+    lengths = np.reshape([len(ids) for ids in completions], (3, 2))
+    draw = types.SimpleNamespace(
+        rewards=np.arange(6.0).reshape(3, 2),
+        completion_tokens=tokens,
+        completion_lengths=lengths,
+        sampled_mask=np.arange(4) < lengths[..., None],
+        behavior_logprobs=-1.0 - np.arange(24.0).reshape(3, 2, 4),
+        # There was no room for what an environment would have said.
+        stopped=np.array([[True, True], [True, False], [True, False]]),
+        prompt_tokens=np.array([[d], [e], [f]]),
+        prompt_mask=np.ones((3, 1)),
+        prompt_ids=np.arange(3),
+        versions=np.full((3, 2), 2),
+    )
+    records = recorder.samples_of(0, draw, 6, tokenizer)
+    for has_reason in (True, False):  # Earlier versions wrote none.
+      if not has_reason:
+        for record in records:
+          del record["finish_reason"]
+      log = self.make(*records, needs_logprobs=True, tokenizer=tokenizer)
+      self.assertEqual(
+          log.summary(), "6 completions of 3 training prompts; left out: none"
+      )
+      stopped = draw.stopped if has_reason else [[1, 1], [1, 0], [1, 1]]
+      for i in range(3):
+        got, rewards = log.draw(i, visit=0, num_completions=2, version=2)
+        np.testing.assert_array_equal(got.tokens, tokens[i])
+        np.testing.assert_array_equal(got.lengths, lengths[i])
+        expected = np.where(draw.sampled_mask, draw.behavior_logprobs, 0)[i]
+        np.testing.assert_array_equal(got.logprobs, expected)
+        np.testing.assert_array_equal(got.stopped, stopped[i])
+        np.testing.assert_array_equal(rewards, draw.rewards[i])
+
+  def test_log_probs_without_ids_are_kept_where_all_tokens_agree(self):
+    tokenizer = tokenizer_lib.word_level(["d", "a", "b", "ab", "x"], ".+?")
+    one = {"prompt": "d", "reward": 0.0, "completion": "ab"}
+    for more, is_kept in (
+        ({"tokens": ["ab", "<eos>"], "logprobs": [-1.0, -2.0]}, True),
+        ({"tokens": ["a", "b", "<eos>"], "logprobs": [-1.0, -2.0, -3.0]}, True),
+        ({"tokens": ["a", "c"], "logprobs": [-1.0, -2.0]}, False),
+        ({"tokens": ["a", "x"], "logprobs": [-1.0, -2.0]}, False),
+        ({"logprobs": [-1.0, -2.0]}, False),
+        ({"logprobs": {"content": []}}, False),
+        ({"logprobs": [-1.0, float("nan")], "tokens": ["a", "b"]}, False),
+    ):
+      log = self.make(one | more, tokenizer=tokenizer)
+      got, _ = log.draw(0, visit=0, num_completions=1, version=2)
+      self.assertEqual(bool(got.logprobs.any()), is_kept, more)
+      self.assertEqual(log.num_lost, not is_kept)
+      self.assertEqual("without their log-probs" in log.summary(), not is_kept)
+      self.assertEqual(
+          tokenizer.decode_completion(got.tokens[0], got.lengths[0], True), "ab"
+      )
+
+  def test_tokens_of_another_text_or_an_environment_are_left_out(self):
+    one = {"prompt": "d", "reward": 0.0}
+    log = self.make(
+        one | {"completion": " a b ", "token_ids": [A, B, EOS]},
+        one | {"completion": "ba", "token_ids": [A, B, EOS]},
+        one | {
+            "completion": "ab", "tokens": ["a", "b"], "logprobs": [-1.0, None]
+        },
+        one | {"prompt": "x", "token_ids": [A]},
+    )  # fmt: skip
+    self.assertEqual(
+        log.left_out,
+        {
+            "have token_ids that are not their text": 1,
+            "have tokens of an environment": 1,
+            "are of other prompts": 1,
+        },
+    )
+    self.assertStartsWith(log.summary(), "1 completions of 1 training prompts;")
 
   def test_log_probs_of_greedy_samples_are_known(self):
     one = {"prompt": "d", "reward": 0.0, "token_ids": [A, EOS]}
@@ -114,13 +196,16 @@ class LoggedSamplerTest(absltest.TestCase):
         one | {"completion": "abc"},
         one | {"token_ids": [999]},
     )
-    self.assertEqual(log.num_left_out, 2)
+    self.assertEqual(
+        log.left_out,
+        {"have more than 4 tokens": 1, "have tokens outside the vocabulary": 1},
+    )
     log = self.make(
-        one | {"completion": "ab", "logprobs": [-1.0]},
-        one | {"completion": "ab", "logprobs": [-1.0, -1.0]},
+        one | {"completion": "ab", "tokens": ["b", "a"], "logprobs": [-1, -2]},
+        one | {"completion": "ab", "tokens": ["a", "b"], "logprobs": [-1, -2]},
         needs_logprobs=True,
     )
-    self.assertEqual(log.num_left_out, 1)
+    self.assertEqual(log.left_out, {"lack log-probs of their own tokens": 1})
 
   def test_the_share_is_that_of_positions(self):
     one = {"prompt": "d", "completion": "a", "reward": 0.0}
@@ -134,9 +219,15 @@ class LoggedSamplerTest(absltest.TestCase):
   def test_refuses_a_log_of_other_prompts(self):
     with self.assertRaisesRegex(ValueError, "config.logged.path.*'x'.*'d'"):
       self.make({"prompt": "x", "completion": "a", "reward": 0.0})
-    with self.assertRaisesRegex(ValueError, "all 1 .* or come without log-pro"):
+    with self.assertRaisesRegex(ValueError, "be used: 1 lack log-probs of the"):
       self.make(
-          {"prompt": "d", "completion": "ab", "logprobs": [-1.0], "reward": 0},
+          {
+              "prompt": "d",
+              "completion": "ab",
+              "tokens": ["b", "a"],
+              "logprobs": [-1.0, -2.0],
+              "reward": 0,
+          },
           needs_logprobs=True,
       )
 

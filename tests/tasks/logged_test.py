@@ -72,7 +72,7 @@ class ReadTest(parameterized.TestCase):
               "tokens": ["a", "</s>"],
               "logprobs": [-1.0, None],
           },
-          [("a", None, 0.0, None, 7, None)],
+          [("a", None, 0.0, None, 7, None, ("a", "</s>"), True, True)],
       ),
   )  # fmt: skip
   def test_formats(self, record, expected):
@@ -167,6 +167,20 @@ class ReadTest(parameterized.TestCase):
       ),
       ('{"prompt": "p", "token_ids": [-1], "reward": 1}', "token_ids: allowed"),
       (
+          '{"prompt": "p", "completion": "a", "reward": 1, "tokens": [1]}',
+          "tokens: allowed .*, not .1.; token_ids has ids",
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "tokens": ["a"],'
+          ' "logprobs": [-1, -2]}',
+          "logprobs: allowed one for each of tokens",
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "finish_reason":'
+          ' "abort"}',
+          'finish_reason: allowed "length", "stop", "tool_calls", not "abort"',
+      ),
+      (
           '{"prompt": "p", "completion": "a", "reward": 1, "version": -2}',
           "version: allowed",
       ),
@@ -182,6 +196,10 @@ class ReadTest(parameterized.TestCase):
       path = self.write({**line, **more})
       with self.assertRaisesRegex(ValueError, "line 1: logprobs are missing"):
         logged.read(path, needs_logprobs=True)
+
+    path = self.write({**line, "logprobs": [-1.0]})
+    with self.assertRaisesRegex(ValueError, "line 1: token_ids are missing"):
+      logged.read(path, needs_logprobs=True)
 
   def test_a_byte_order_mark_is_none_of_the_text(self):
     path = self.write(
