@@ -50,13 +50,14 @@ class Countdown:
 
   def get_reward(self, text: str) -> float:
     """Returns 1 for a right answer, else 0."""
-    numbers = [int(n) for n in "".join(
-        c if c.isdecimal() else " " for c in text
-    ).split()]  # fmt: skip
-    uses_them = sorted(numbers) == sorted(self._numbers)
-    is_right = uses_them and value_of(text) == self._target
-    # A comment would use numbers without their counting.
-    return float(is_right and "#" not in text)
+    parsed = _parse(text)
+    if parsed is None:
+      return 0.0
+    numbers = [n.value for n in ast.walk(parsed) if isinstance(n, ast.Constant)]
+    is_right = sorted(numbers) == sorted(self._numbers) and (
+        _value(parsed) == self._target
+    )
+    return float(is_right)
 
   def demonstrate(self) -> str:
     """Returns a turn of a player who has expressions calculated at random.
@@ -83,10 +84,18 @@ class Countdown:
 
 def value_of(expression: str) -> int | None:
   """Returns the value of an expression of +, - and *; None of another text."""
+  parsed = _parse(expression)
+  return None if parsed is None else _value(parsed)
+
+
+def _parse(text: str) -> ast.expr | None:
+  """Returns an expression of numbers, +, - and *; None of another text."""
   try:
-    return _value(ast.parse(expression.strip(), mode="eval").body)
+    parsed = ast.parse(text.strip(), mode="eval").body
+    _value(parsed)
   except (SyntaxError, ValueError, RecursionError, MemoryError):
     return None
+  return parsed
 
 
 def _value(node: ast.expr) -> int:

@@ -618,12 +618,36 @@ def _completion_tokens(
   if name == "completion":
     text = _check_text(name, record[name])
     _check_size(config, source, name, text)
-    ids = source.tokenizer.encode(text)
+    ids = _sampled_tokens(source, record, text)
+    if ids is None:
+      ids = source.tokenizer.encode(text)
   else:
     ids = list(_check_ids(name, record[name], source))
-  if config.generate.append_stop_token:
+  has_stop = source.tokenizer.split_stop(ids)[1] is not None
+  if config.generate.append_stop_token and not has_stop:
     ids.append(_stop_id(config, source, record))
   _check_length(config, "completion", ids)
+  return ids
+
+
+def _sampled_tokens(
+    source: model_source.Source, record: Record, text: str
+) -> list[int] | None:
+  """Returns the ids of a completion of a run's `samples.jsonl`, else None.
+
+  Raises ValueError for strings of tokens that are not the model's.
+  """
+  tokens, tokenizer = record.get("tokens"), source.tokenizer
+  if not isinstance(tokens, list):
+    return None
+  ids = None
+  if all(isinstance(token, str) for token in tokens):
+    ids = tokenizer.ids_of(tokens)
+  if ids is None or not tokenizer.decode(ids).startswith(text):
+    raise ValueError(
+        "tokens: allowed the strings of the model's tokens of completion, as a"
+        " run's samples.jsonl has them; without tokens the text is encoded"
+    )
   return ids
 
 

@@ -491,6 +491,31 @@ class ScoreTest(ProgramCase):
       np.testing.assert_allclose(record["logprobs"], expected, atol=1e-4)
       self.assertAlmostEqual(record["logprob"], sum(record["logprobs"]), 4)
 
+  def test_samples_of_a_run_are_scored_as_they_were_sampled(self):
+    encode = self.tokenizer.encode
+    ids = [*encode("1"), *encode("2"), self.tokenizer.eos_id]
+    one = {"prompt": "3+", "completion": "12"}
+    tokens = self.tokenizer.tokens(ids)
+    wrong = tokens[::-1], [*tokens, "no"], [1]
+    self.write(
+        one | {"tokens": tokens, "logprobs": [0.0] * 3},
+        *(one | {"tokens": some} for some in wrong),
+    )
+    self.assertEqual(self.run_program(), 1)
+    (first,) = self.records()
+    self.assertEqual(first["token_ids"], ids)
+    self.assertLess(max(first["logprobs"]), 0)
+    self.assertEqual(self.stderr.getvalue().count("tokens: allowed"), 3)
+
+  def test_a_stop_token_is_appended_once(self):
+    ids = [*self.tokenizer.encode("12"), self.tokenizer.eos_id]
+    self.write(
+        {"prompt": "3+", "completion": "12"},
+        {"prompt": "3+", "completion_token_ids": ids},
+    )
+    self.assertEqual(self.run_program(generate__append_stop_token=True), 0)
+    self.assertEqual([r["token_ids"] for r in self.records()], [ids, ids])
+
   def test_gives_what_the_sampler_said(self):
     self.write(*({"prompt": f"{n}+"} for n in range(3)))
     sampled = self.config()

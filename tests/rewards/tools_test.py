@@ -313,6 +313,9 @@ class CalculatorTest(absltest.TestCase):
     right |= {"12#3*3*2": 0, "2*6#33": 0}
     for text, reward in right.items():
       self.assertEqual(game.get_reward(text), reward, text)
+    game._numbers, game._target = [1, 2, 3], 15
+    # One number of two digits is not two numbers.
+    self.assertEqual(game.get_reward("1_2+3"), 0)
 
   def test_products_are_right_after_a_call(self):
     made = products.Products()
