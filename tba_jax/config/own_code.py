@@ -73,6 +73,8 @@ def reads_baselines(c: Mapping[str, Any]) -> bool:
 def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
   """Returns a line for each problem of the user's own code and logs.
 
+  Prints what of logs is used.
+
   Args:
     config: whole config, of JSON types.
     tried: parts to try, of `parts`.
@@ -104,13 +106,16 @@ def _problems(text: str) -> tuple[str, ...]:
   except subprocess.TimeoutExpired:
     return (f"{_what(text)}: did not end within {deadline_s:g} s",)
   try:
-    return tuple(json.loads(done.stdout))
+    found, notes = json.loads(done.stdout)
   except ValueError:  # User code ended or crashed the process.
     said = " ".join(done.stderr.split())[-_MAX_ERROR:]
     return (
         f"{_what(text)}: ended its process with status {done.returncode}:"
         f" {said}",
     )
+  for note in notes:
+    print(note, flush=True)
+  return tuple(found)
 
 
 def _what(text: str) -> str:

@@ -910,6 +910,13 @@ def _router_replay(c: Mapping[str, Any]) -> _Problems:
         f"allowed False: it needs a model with 1 to 256 experts in a layer, and"
         f" that of config.init = {name!r} has {num}"
     )
+  in_flight = c["sampling.in_flight"]
+  if in_flight != "off":
+    yield "train.router_replay", (
+        f"allowed False with config.sampling.in_flight = {in_flight!r}: the"
+        " completions of a group read their prompt with params of several"
+        " versions, which choose other experts, and the record has one choice"
+    )
 
 
 def _weights(c: Mapping[str, Any]) -> _Problems:

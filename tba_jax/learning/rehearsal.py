@@ -28,13 +28,13 @@ _NUM_PROMPTS = 4
 
 
 def main() -> int:
-  """Prints the problems as a list in JSON; returns the exit status."""
+  """Prints problems and notes, lists in JSON; returns the exit status."""
   processes.die_with_parent()
   given, tried = json.load(sys.stdin)
   # Output of user code is not the answer.
   answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)
-  config, problems = ml_collections.ConfigDict(given), []
+  config, problems, notes = ml_collections.ConfigDict(given), [], []
   checks = {
       own_code.LOSS: trace_loss,
       own_code.REWARD: try_reward,
@@ -43,11 +43,11 @@ def main() -> int:
   }
   for part in tried:
     try:
-      checks[part](config)
+      notes += checks[part](config) or ()
     except ValueError as error:
       problems.append(str(error))
   with answer:
-    json.dump(problems, answer)
+    json.dump([problems, notes], answer)
   processes.leave(0)
 
 
@@ -198,10 +198,13 @@ def try_prompts(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def try_log(config: ml_collections.ConfigDict) -> None:
+def try_log(config: ml_collections.ConfigDict) -> list[str]:
   """Looks up the task's prompts in logged completions and baselines.
 
   The tokenizer is that of the run, or the one that fine-tuning begins with.
+
+  Returns:
+    What of the completions is used, and what is left out.
 
   Raises:
     ValueError: a log has no usable completion of the task's training prompts,
@@ -214,14 +217,15 @@ def try_log(config: ml_collections.ConfigDict) -> None:
     from tba_jax.tasks import logged as tasks_logged  # pylint: disable=g-import-not-at-top
 
   policy = policy_lib.make_policy(config, "", scratch=config.init == "sft")
-  task, tokenizer = policy.task, policy.tokenizer
+  task, tokenizer, notes = policy.task, policy.tokenizer, []
   if config.logged.path:
-    logged.LoggedSampler(
+    found = logged.LoggedSampler(
         config,
         task,
         tokenizer,
         needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
     )
+    notes.append(f"log: {config.logged.path}: {found.summary()}")
   if losses.baseline(config.loss) == "file":
     tasks_logged.values(
         config.loss.baseline_file,
@@ -230,6 +234,7 @@ def try_log(config: ml_collections.ConfigDict) -> None:
         reward_field=config.logged.reward_field,
         temperature=config.loss.baseline_temperature,
     )
+  return notes
 
 
 def _field(task: ml_collections.ConfigDict) -> str:

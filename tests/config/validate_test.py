@@ -390,6 +390,16 @@ class RelationsTest(parameterized.TestCase):
       (
           dict(
               train__router_replay=True,
+              model__family="qwen3_moe",
+              model__num_experts=4,
+              model__experts_per_token=2,
+              sampling__in_flight="keep_cache",
+          ),
+          "train.router_replay",
+      ),
+      (
+          dict(
+              train__router_replay=True,
               search__sampler="vllm",
               search__vllm_urls="http://a:1",
           ),

@@ -22,10 +22,12 @@ function turnsOf(sample) {
   return turns;
 }
 
-// Names of the tools that a text calls in the form of chat templates. Tokens may
-// have other characters for spaces.
+// Names of the tools that a text, but for its thoughts, calls in the forms of chat
+// templates. Tokens may have other characters for spaces.
 function calledTools(text) {
-  return [...text.matchAll(/<tool_call>[^]*?"name"[^"]*"(\w+)"/g)].map((found) => found[1]);
+  const said = text.replace(/^[^]*<\/think>/, "").replace(/<think>[^]*/, "");
+  const calls = said.matchAll(/<tool_call>(?:[^"<]*<function=|[^]*?"name"[^"]*")(\w+)/g);
+  return [...calls].map((found) => found[1]);
 }
 
 // Each turn is a line of its own, named by who said it.
