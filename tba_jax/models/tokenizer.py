@@ -407,7 +407,7 @@ class Tokenizer:
     after a stop token without it, unless the template has no such token.
 
     Args:
-      said: what answers the turn.
+      said: answer to the turn.
       turn: ids of the turn, with what ended it.
       chat: messages before the turn; none for those of any chat.
       tools: JSON schemas of the tools that the assistant may call.

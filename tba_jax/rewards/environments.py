@@ -255,7 +255,7 @@ class _Episode:
 
   A thread plays it: it waits for turns and puts answers.
 
-  dialogue: what has been said.
+  dialogue: messages so far.
   turn: text and ids of the last turn.
   turns: texts of turns; None once the completion is over.
   length: tokens of the completion that its environment has seen.

@@ -174,7 +174,7 @@ class LoggedSampler:
     if ids is None and one.tokens is not None:
       ids = tokenizer.ids_of(one.tokens)
       if ids is not None and not tokenizer.decode(ids).startswith(one.text):
-        ids = None  # Of another tokenizer.
+        ids = None  # The strings are another tokenizer's.
     if ids is None and one.text is not None:
       stop = tokenizer.decode([stop_id])
       if stopped is None:
@@ -193,7 +193,7 @@ class LoggedSampler:
     elif one.token_ids is not None and not self._says(ids, one.text):
       why = "have token_ids that are not their text"
     elif not 1 <= len(ids) <= self._T:
-      why = f"have more than {self._T} tokens"
+      why = f"have more than {self._T} tokens (sampling.max_completion_tokens)"
     elif max(ids) >= tokenizer.vocab_size:
       why = "have tokens outside the vocabulary"
     elif self._needs_logprobs and logprobs is None:

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 import numpy as np
 import pytest
 
+from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
@@ -20,6 +21,37 @@ from tests.support import two_turns
 
 _FILE = pathlib.Path(two_turns.__file__)
 _EOS = episodes.EOS
+
+
+class DialogueTest(absltest.TestCase):
+
+  def test_context_is_the_whole_chat_however_turns_end(self):
+    words = "[user] [assistant] [tool] #f a b c 0 2 4 6".split()
+    tokenizer = tokenizer_lib.word_level(words, r"\[\w+\]|#f|<eos>|\w")
+    # What is written depends on the turns before, and on the tools.
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>"
+        "{% if loop.index > 1 and tools %}#{{ tools[0].function.name }}"
+        "{% endif %}{{ loop.index0 if loop.last }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = [{"role": "user", "content": "a"}]
+    dialogue = environments.Dialogue(tokenizer, chat, tools)
+    stop = "<eos>"
+    for ended in (stop, "", stop):
+      said = [{"role": "tool", "content": "b"}]
+      turn = tokenizer.encode(f"c{ended}")
+      ids = dialogue.encode_answer("c", turn, said)
+      chat += [{"role": "assistant", "content": "c"}, *said]
+      whole = tokenizer.chat_text(chat, tools=tools)
+      end = tokenizer.decode(turn + ids)
+      self.assertEqual(whole[-len(end) :], end)
+      self.assertStartsWith(end, "c<eos>#f[tool]b<eos>#f")
+    # Texts are followed by texts as they are.
+    dialogue = environments.Dialogue(tokenizer, "a", ())
+    ids = dialogue.encode_answer("c", tokenizer.encode("c"), "b")
+    self.assertEqual(ids, tokenizer.encode("b"))
 
 
 class EnvironmentsTest(parameterized.TestCase):

@@ -198,7 +198,10 @@ class LoggedSamplerTest(absltest.TestCase):
     )
     self.assertEqual(
         log.left_out,
-        {"have more than 4 tokens": 1, "have tokens outside the vocabulary": 1},
+        {
+            "have more than 4 tokens (sampling.max_completion_tokens)": 1,
+            "have tokens outside the vocabulary": 1,
+        },
     )
     log = self.make(
         one | {"completion": "ab", "tokens": ["b", "a"], "logprobs": [-1, -2]},
