@@ -396,7 +396,7 @@ class Tokenizer:
   def encode_answer(
       self,
       said: str | Messages,
-      turn: Sequence[int],
+      turn: Sequence[int] | None = None,
       chat: Messages = (),
       tools: Sequence[Mapping[str, Any]] = (),
   ) -> list[int]:
@@ -408,7 +408,8 @@ class Tokenizer:
 
     Args:
       said: answer to the turn.
-      turn: ids of the turn, with what ended it.
+      turn: ids of the turn, with what ended it; None for one that ends as the
+        template's do.
       chat: messages before the turn; none for those of any chat.
       tools: JSON schemas of the tools that the assistant may call.
 
@@ -429,7 +430,9 @@ class Tokenizer:
           f"{self._file()}: the chat template leaves out the assistant's turns:"
           " allowed one that writes them before what answers them"
       )
-    ids, stop = self.encode(after), self.split_stop(turn)[1]
+    ids, stop = self.encode(after), self._turn_end
+    if turn is not None:
+      _, stop = self.split_stop(turn)
     if stop is None:
       return ids
     common = os.path.commonprefix([after, self._after_turn])

@@ -60,7 +60,7 @@ class Call:
 
   name: name of the tool; "" after an error.
   arguments: values by name; of a line, the text of the only one.
-  error: what is wrong with its form; "" if nothing is.
+  error: problem of its form, "" without one.
   start: characters of the turn before the call.
   """
 

@@ -292,6 +292,8 @@ class ChatTest(parameterized.TestCase):
 
     self.assertEqual(follows("Z"), after)  # A stop string ended it.
     self.assertEqual(follows(f"Z{end}"), closed)
+    after_any = tokenizer.encode_answer(said, chat=before)
+    self.assertEqual(tokenizer.decode(after_any), closed)
     if "eos" not in template:  # The template never ends a turn so.
       self.assertEqual(follows("Z<eos>"), after)
     found = tokenizer.encode_answered(before, "d")
