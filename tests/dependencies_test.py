@@ -39,6 +39,7 @@ _ELSEWHERE = {
     "tests/peers/gymnasium_text.py": {"gymnasium"},
     "tests/peers/opponents.py": {"textarena"},
     "tests/peers/textarena_test.py": {"textarena"},
+    "tests/peers/tokenizers_test.py": {"sentencepiece", "tiktoken"},
     "tests/peers/verifiers_test.py": {"verifiers-sums"},
 }
 # Modules that unpickle, and functions that do unless told not to.

@@ -35,8 +35,8 @@ cd "$root"
 source launch/setup_venv.sh
 
 # By name, the cheap ones first.
-PEERS=(gymnasium textarena gem openai2 openai3 peft tinker verifiers cookbook \
-  vllm)
+PEERS=(gymnasium textarena gem openai2 openai3 peft tokenizers tinker verifiers \
+  cookbook vllm)
 
 all=0
 peers=0
@@ -133,10 +133,11 @@ words_of() { sed -n "s/^# $1: //p" "$2" | tr ' ' '\n'; }
 # setup_peer NAME: makes .venv/peers/NAME, a venv over .venv with the packages of
 # tests/peers/NAME.txt, whose pins may differ; sets PEER_PYTHON. With a line
 # "# apart" there it has these packages alone. A line "# alone: …" names some that
-# are installed without what they ask for, "# without: …" some that are taken away.
+# are installed without what they ask for, "# without: …" some that are taken away,
+# "# npm: …" packages of npm.
 setup_peer() {
   local venv="$root/.venv/peers/$1" packages="tests/peers/$1.txt"
-  local want below alone unwanted
+  local want below alone unwanted node
   local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
   PEER_PYTHON="$venv/bin/python"
   want="$("$VENV_PYTHON" -VV; grep -v '^# tests: ' "$packages")"
@@ -158,6 +159,10 @@ setup_peer() {
   mapfile -t unwanted < <(words_of without "$packages")
   if ((${#unwanted[@]})); then
     "$PEER_PYTHON" -m pip uninstall -qq -y "${unwanted[@]}" || return 1
+  fi
+  mapfile -t node < <(words_of npm "$packages")
+  if ((${#node[@]})); then
+    npm install --silent --ignore-scripts --prefix "$venv" "${node[@]}" || return 1
   fi
   printf '%s\n' "$want" >"$venv/.tba_jax_stamp"
 }

@@ -22,6 +22,7 @@ import numpy as np
 
 from tba_jax.models import families
 from tba_jax.models import gguf_tensors
+from tba_jax.models import gguf_tokenizer
 from tba_jax.models import hf_files
 from tba_jax.system import processes
 
@@ -33,7 +34,7 @@ ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
 }
 # Counted up where folders made before are to be made again.
-_VERSION = 1
+_VERSION = 2
 
 # Key after the architecture's name -> setting of config.json.
 _SETTINGS = {
@@ -62,12 +63,6 @@ _ONLY = {
     "expert_weights_norm": True,
     "expert_weights_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
-}
-_TOKENS = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
 }
 
 # Names of tensors, without ".weight" or ".bias".
@@ -191,8 +186,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
   if len(stops) > 1:
     generation = {"eos_token_id": stops}
     hf_files.write_json(folder / "generation_config.json", generation)
-  family = ARCHITECTURES[architecture]
-  hf_files.save_tokenizer(_tokenizer(family, fields), folder)
+  hf_files.save_tokenizer(_tokenizer(fields), folder)
   (folder / gguf_tensors.WEIGHTS).symlink_to(path)
 
 
@@ -302,29 +296,14 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
   return scaling
 
 
-def _tokenizer(family: str, fields: Mapping[str, Any]) -> Any:
-  """Returns the fast tokenizer of a file, as `transformers` makes it."""
-  transformers = hf_files.import_transformers()
-  from transformers.integrations import gguf as conversion  # pylint: disable=g-import-not-at-top
-
-  given = {
-      group: {
-          name: fields[f"tokenizer.{key}"]
-          for key, name in names.items()
-          if f"tokenizer.{key}" in fields
-      }
-      for group, names in conversion.GGUF_TOKENIZER_MAPPING.items()
-  }
-  parts, settings = given["tokenizer"], given["tokenizer_config"]
-  if "tokens" not in parts:
-    raise ValueError("has no tokenizer (tokenizer.ggml.tokens)")
-  if parts.get("tokenizer_type") == "llama":
-    # llama.cpp's default where a file does not say.
-    settings.setdefault("add_bos_token", True)
-  for name, key in _TOKENS.items():
-    number = fields.get(f"tokenizer.ggml.{key}")
-    settings[name] = None if number is None else parts["tokens"][number]
-  backend, more = conversion.convert_gguf_tokenizer(family, parts)
-  return transformers.PreTrainedTokenizerFast(
-      tokenizer_object=backend, **settings, **more
+def _tokenizer(fields: Mapping[str, Any]) -> Any:
+  """Returns the fast tokenizer of a file."""
+  inner, roles = gguf_tokenizer.make(fields)
+  # Ends turns in chats; transformers has no name for it.
+  roles.pop("eot_token", None)
+  return hf_files.import_transformers().PreTrainedTokenizerFast(
+      tokenizer_object=inner,
+      chat_template=fields.get("tokenizer.chat_template"),
+      clean_up_tokenization_spaces=False,
+      **roles,
   )

@@ -100,6 +100,37 @@ class PromptTest(parameterized.TestCase):
     # Written out, it is not put a second time; a stop token is never added.
     self.assertEqual(tokenizer.encode_prompt("<bos>ab"), [1, *plain])
 
+  @parameterized.product(
+      own_ends=(True, False), bos=(True, False, None), eos=(True, False, None)
+  )
+  def test_loaded_tokenizer_adds_bos_and_eos_as_its_config_says(
+      self, own_ends, bos, eos
+  ):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    fast = _byte_level(bos_token="<bos>", eos_token="<eos>")
+    if own_ends:
+      fast._tokenizer.post_processor = processors.TemplateProcessing(
+          single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+      )
+    fast.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings["tokenizer_class"] = "LlamaTokenizerFast"
+    for name, value in (("bos", bos), ("eos", eos)):
+      if value is not None:
+        settings[f"add_{name}_token"] = value
+    path.write_text(json.dumps(settings))
+    tokenizer = tokenizer_lib.load(folder)
+    plain = tokenizer.encode("ab")
+    starts = [1] * (own_ends if bos is None else bos)
+    ends = [2] * (own_ends if eos is None else eos)
+    # An encoder has both; a prompt is to be continued.
+    texts = tokenizer_lib.load_texts(folder)
+    self.assertEqual(texts.encode("ab", 9), [*starts, *plain, *ends])
+    self.assertEqual(tokenizer.encode_prompt("ab"), [*starts, *plain])
+    always = tokenizer_lib.load(folder, bos="always")
+    self.assertEqual(always.encode_prompt("ab"), [1, *plain])
+
   def test_no_bos_token_is_no_bos(self):
     tokenizer = tokenizer_lib.Tokenizer(
         _byte_level(eos_token="<eos>"), bos="always"

@@ -1,0 +1,330 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer of a GGUF file, as the model's own tokenizer.json has it.
+
+A GGUF file has tokens, their types and merges or scores, but only a name of the
+rule by which text is cut into words (`tokenizer.ggml.pre`). `RULES` has the
+rules, those of llama.cpp (`src/llama-vocab.cpp`) for models of the supported
+architectures; other names are refused. llama.cpp normalizes no text: where a
+model's own tokenizer does, its rule says so.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from tokenizers import processors
+
+# Role of a token -> key of its id, and the id where files of SentencePiece lack
+# the key.
+_ROLES = {
+    "bos_token": ("bos_token_id", 1),
+    "eos_token": ("eos_token_id", 2),
+    "eot_token": ("eot_token_id", None),
+    "unk_token": ("unknown_token_id", 0),
+    "pad_token": ("padding_token_id", None),
+}
+# Values of tokenizer.ggml.token_type.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """How a byte-level tokenizer prepares a text for its merges.
+
+  splits: regular expressions; each cuts what the one before has left, into its
+    matches and the text between them.
+  nfc: whether the text is normalized to NFC first.
+  ignore_merges: whether a word of the vocabulary is one token even where the
+    merges do not lead to it.
+  adds_bos: whether a text starts with BOS where the file does not say.
+  """
+
+  splits: tuple[str, ...]
+  nfc: bool = False
+  ignore_merges: bool = False
+  adds_bos: bool = False
+
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = (
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+)
+_GPT2_SPLIT = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+    r"|\s+"
+)
+_LLAMA3 = Rule((_WORDS % r"\p{N}{1,3}",), ignore_merges=True, adds_bos=True)
+_QWEN2 = Rule((_WORDS % r"\p{N}",), nfc=True)
+_GPT2 = Rule((_GPT2_SPLIT,))
+_DIGITS = Rule((r"\p{N}", _GPT2_SPLIT))
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Letters with two cases, as DeepSeek LLM has them.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ"
+    "-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-"
+    "\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ\u2102\u2107\u210a-\u2113\u2115\u2119-"
+    "\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-"
+    "\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f"
+    "\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-"
+    "\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-"
+    "\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-"
+    "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+
+# Value of tokenizer.ggml.pre -> rule. docs/models.md says which were held
+# against the models' own tokenizers.
+RULES = {
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0"), _LLAMA3
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "f2llmv2"), _QWEN2),
+    **dict.fromkeys(("gpt-2", "mellum", "a.x-4.0", "trillion"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), _DIGITS),
+    "tekken": Rule(
+        (
+            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges=True,
+        adds_bos=True,
+    ),
+    "deepseek-coder": Rule(
+        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+    ),
+    "deepseek-llm": Rule(
+        (
+            r"[\r\n]",
+            rf"\s?[{_CASED}]+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            _CJK,
+            r"\p{N}",
+        )
+    ),
+    "deepseek-v3": Rule(
+        (
+            r"\p{N}{1,3}",
+            "[\u4e00-\u9fa5\u3040-\u30ff]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+            r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+}
+
+
+def make(
+    fields: Mapping[str, Any],
+) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+  """Returns the tokenizer of a file, and its special tokens by their role.
+
+  Args:
+    fields: keys and values of the file.
+
+  Raises:
+    ValueError: a key is missing, or has a value that is not supported.
+  """
+  start = "tokenizer.ggml."
+  keys = {
+      name.removeprefix(start): value
+      for name, value in fields.items()
+      if name.startswith(start)
+  }
+  kind, tokens = keys.get("model"), keys.get("tokens")
+  if not tokens:
+    raise ValueError(f"has no tokenizer ({start}tokens)")
+  if kind not in ("gpt2", "llama"):
+    raise ValueError(
+        f"{start}model={kind!r} is not supported; supported: gpt2, llama"
+    )
+  types = keys.get("token_type") or [_NORMAL] * len(tokens)
+  vocabulary = {token: i for i, token in enumerate(tokens)}
+  if not len(vocabulary) == len(tokens) == len(types):
+    raise ValueError(
+        f"{start}tokens: has {len(tokens)} tokens, {len(vocabulary)} of them"
+        f" different, and {len(types)} types; must have as many of each;"
+        " convert the model again"
+    )
+  roles = _roles(keys, tokens, types)
+  if kind == "gpt2":
+    rule = _rule(keys)
+    inner = _byte_level(vocabulary, _merges(keys), rule)
+    adds_bos = rule.adds_bos and "bos_token" in roles
+  else:
+    merges = _merges(keys) if "merges" in keys else _from_scores(keys, types)
+    inner = _sentencepiece(
+        vocabulary,
+        merges,
+        roles.get("unk_token"),
+        keys.get("add_space_prefix", True),
+    )
+    adds_bos = True
+  named = set(roles.values())
+  inner.add_tokens(
+      [
+          tokenizers.AddedToken(
+              token,
+              normalized=False,
+              special=kind != _USER_DEFINED or token in named,
+          )
+          for token, kind in zip(tokens, types)
+          if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in named
+      ]
+  )
+  adds = {
+      "bos_token": keys.get("add_bos_token", adds_bos),
+      "eos_token": keys.get("add_eos_token", False),
+  }
+  for role, is_added in adds.items():
+    if is_added and role not in roles:
+      raise ValueError(
+          f"{start}add_{role}=True: needs {start}{role}_id, which is missing"
+      )
+  bos, eos = ([roles[r]] if adds[r] else [] for r in adds)
+  inner.post_processor = processors.TemplateProcessing(
+      single=[*bos, "$A", *eos],
+      pair=[*bos, "$A", *eos, *(f"{t}:1" for t in bos), "$B:1",
+            *(f"{t}:1" for t in eos)],
+      special_tokens=[(t, vocabulary[t]) for t in {*bos, *eos}],
+  )  # fmt: skip
+  return inner, roles
+
+
+def _roles(
+    keys: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+) -> dict[str, str]:
+  """Returns the special tokens that have a role."""
+  roles = {}
+  for role, (key, default) in _ROLES.items():
+    number = keys.get(key, default if keys["model"] == "llama" else None)
+    if number is None:
+      continue
+    if not 0 <= number < len(tokens):
+      raise ValueError(
+          f"tokenizer.ggml.{key}={number}: must be below {len(tokens)}, the"
+          " number of tokens"
+      )
+    # Files name ordinary text, "!", as what stands for padding or the unknown.
+    if types[number] != _NORMAL or role not in ("pad_token", "unk_token"):
+      roles[role] = tokens[number]
+  return roles
+
+
+def _rule(keys: Mapping[str, Any]) -> Rule:
+  """Returns the rule that a file names."""
+  name = keys.get("pre")
+  if name not in RULES:
+    raise ValueError(
+        f"tokenizer.ggml.pre={name!r}: how it cuts text is not known here;"
+        f" supported: {', '.join(sorted(RULES))}; load the model's Hugging Face"
+        " folder, or convert that with a newer llama.cpp if the key is missing"
+    )
+  return RULES[name]
+
+
+def _merges(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
+  """Returns the merges of a file."""
+  if "merges" not in keys:
+    raise ValueError("has no tokenizer.ggml.merges")
+  # A blank may be a merge's first character.
+  ends = [(merge, merge.index(" ", 1)) for merge in keys["merges"]]
+  return [(merge[:at], merge[at + 1 :]) for merge, at in ends]
+
+
+def _from_scores(
+    keys: Mapping[str, Any], types: Sequence[int]
+) -> list[tuple[str, str]]:
+  """Returns the merges that the scores of a SentencePiece vocabulary stand for.
+
+  All pairs that make a token, in the order of its score; those of one token in
+  the order in which transformers has them, of their ids and then lengths.
+  """
+  scores = keys.get("scores", ())
+  ids = {
+      token: i
+      for i, (token, kind) in enumerate(zip(keys["tokens"], types))
+      if kind == _NORMAL
+  }
+  long = [token for token in ids if len(token) > 1]
+  if len(scores) != len(types) or len({scores[ids[t]] for t in long}) < 2:
+    raise ValueError(
+        "tokenizer.ggml.scores: are missing or all the same, so that the order"
+        " of merges is lost; convert the model again beside its tokenizer.model"
+    )
+  merges = []
+  for token in long:
+    pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+    pairs = [p for p in pairs if p[0] in ids and p[1] in ids]
+    pairs.sort(key=lambda p: (ids[p[0]], ids[p[1]]))
+    merges += [(scores[ids[token]], len(a), len(b), a, b) for a, b in pairs]
+  merges.sort(key=lambda m: m[:3], reverse=True)
+  return [merge[3:] for merge in merges]
+
+
+def _byte_level(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], rule: Rule
+) -> tokenizers.Tokenizer:
+  """Returns a tokenizer of bytes, each written as a printable character."""
+  inner = tokenizers.Tokenizer(
+      models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges)
+  )
+  if rule.nfc:
+    inner.normalizer = normalizers.NFC()
+  inner.pre_tokenizer = pre_tokenizers.Sequence(
+      [
+          *(
+              pre_tokenizers.Split(tokenizers.Regex(split), "isolated")
+              for split in rule.splits
+          ),
+          pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+      ]
+  )
+  inner.decoder = decoders.ByteLevel()
+  return inner
+
+
+def _sentencepiece(
+    vocabulary: dict[str, int],
+    merges: list[tuple[str, str]],
+    unknown: str | None,
+    prefix: bool,
+) -> tokenizers.Tokenizer:
+  """Returns a tokenizer of SentencePiece's, as Llama 2's tokenizer.json is.
+
+  With a prefix, text at the beginning and behind a special token begins with a
+  blank that nobody wrote.
+  """
+  inner = tokenizers.Tokenizer(
+      models.BPE(
+          vocabulary,
+          merges,
+          unk_token=unknown,
+          fuse_unk=True,
+          byte_fallback=True,
+      )
+  )
+  blanks = normalizers.Replace(" ", _SPACE)
+  start = [normalizers.Prepend(_SPACE)] if prefix else []
+  inner.normalizer = normalizers.Sequence([*start, blanks])
+  inner.decoder = decoders.Sequence(
+      [
+          decoders.Replace(_SPACE, " "),
+          decoders.ByteFallback(),
+          decoders.Fuse(),
+          *([decoders.Strip(" ", 1, 0)] if prefix else []),
+      ]
+  )
+  return inner
