@@ -715,7 +715,27 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
         f"{folder}: {type(fast).__name__} is not a fast tokenizer; allowed"
         f" folders with a {FILES[0]}"
     )
+  _follow_config(fast, path / FILES[1])
   return fast
+
+
+def _follow_config(fast: Any, path: pathlib.Path) -> None:
+  """Makes a tokenizer add BOS and EOS as tokenizer_config.json says.
+
+  transformers 5 reads tokenizer.json alone, which lacks the rule where Llama's
+  tokenizer class used to add it, as in DeepSeek's folders.
+  """
+  settings = hf_files.read_json(path) if path.is_file() else {}
+  ids = fast.encode("a", add_special_tokens=True)
+  adds = {
+      "add_bos_token": ids[:1] == [fast.bos_token_id],
+      "add_eos_token": ids[-1:] == [fast.eos_token_id],
+  }
+  wanted = {name: settings.get(name) for name in adds}
+  wanted = adds | {k: v for k, v in wanted.items() if isinstance(v, bool)}
+  if wanted != adds:
+    for name, value in wanted.items():
+      setattr(fast, name, value)
 
 
 def content_lengths(
