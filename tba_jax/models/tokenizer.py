@@ -49,6 +49,10 @@ _OF_WORDS = {
 _MARK = "\N{SECTION SIGN}turn\N{SECTION SIGN}"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
+# Blanks as tokens spell them, and texts that no word begins with.
+_BLANKS = ("\N{LOWER ONE EIGHTH BLOCK}", "\u0120")
+_INSIDE = ("\0", "\n", "|")
+
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -128,13 +132,46 @@ class Tokenizer:
     self._chat = chat
     if chat and not self.chat_template:
       raise ValueError(f"config.tokenizer.chat=True: {self._no_template()}")
+    self._inside, self._added = self._find_inside(), {}
+    self._inside_ids = self._ids(self._inside)
+    if self._inside:
+      added = fast.added_tokens_decoder.items()
+      self._added = {int(i): token.content for i, token in added}
     self._turn_end, self._closers, self._after_turn = self._find_turn_ends()
     self.turn_ends = self.stop_ids | {self._turn_end}
     self.stop_ids |= self.turn_ends
 
-  def encode(self, text: str) -> list[int]:
-    """Returns the ids of `text` without any special token added."""
+  def encode(self, text: str, after: Sequence[int] = ()) -> list[int]:
+    """Returns the ids of `text` without any special token added.
+
+    Args:
+      text: the text.
+      after: ids that the text follows; () for a text of its own. SentencePiece
+        puts a blank before a text, and behind a special token, but not within.
+    """
+    if len(after) and self._inside:
+      before = self._added.get(int(after[-1]), self._inside)
+      start, ids = self._ids(before), self._ids(before + text)
+      if ids[: len(start)] == start:
+        return ids[len(start) :]
+    return self._ids(text)
+
+  def _ids(self, text: str) -> list[int]:
     return self._fast.encode(text, add_special_tokens=False)
+
+  def _find_inside(self) -> str:
+    """Returns a text behind which another has no blank put before it.
+
+    "" if the tokenizer puts none before a text of its own.
+    """
+    spelled = lambda ids: "".join(self.tokens(ids))
+    alone = spelled(self._ids("a"))
+    for text in _INSIDE if alone[:1] in _BLANKS else ():
+      start, ids = self._ids(text), self._ids(f"{text}a")
+      is_cut = ids[: len(start)] == start
+      if is_cut and spelled(ids[len(start) :]) == alone[1:]:
+        return text
+    return ""
 
   def add_stop_ids(self, ids: Iterable[int]) -> None:
     """Adds tokens that end a completion.
@@ -198,8 +235,9 @@ class Tokenizer:
     """
     messages = self.messages(prompt)
     if messages is None:
-      ids = [*self.encode(answer), self.eos_id]
-      return Answered(self.encode_prompt(prompt), ids, [True] * len(ids))
+      before = self.encode_prompt(prompt)
+      ids = [*self.encode(answer, before), self.eos_id]
+      return Answered(before, ids, [True] * len(ids))
     chat = [*messages, {"role": "assistant", "content": answer}]
     places = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
     heads = [self._through(chat[: i + 1]) for i in places]
@@ -350,12 +388,12 @@ class Tokenizer:
     before, _, last = text.rpartition(assistant)
     head, _, between = before.rpartition(user)
     inner = longer.rpartition(assistant)[2]
-    _, user_end = self._find_special(self.encode(between))
-    _, end = self._find_special(self.encode(last))
-    _, inner_end = self._find_special(self.encode(inner))
+    _, user_end = self._find_special(self._encode_end(between))
+    _, end = self._find_special(self._encode_end(last))
+    _, inner_end = self._find_special(self._encode_end(inner))
     # Texts may have several tokens at their end, and then begin the next turn
     # where the template always asks for an answer.
-    ids = [i for i in self.encode(last) if self._is_special(i)]
+    ids = [i for i in self._encode_end(last) if self._is_special(i)]
     known = [i for i in ids if i in (self.eos_id, user_end)]
     if ids and text != write(chat, asks=True):
       end = ids[-1]
@@ -365,6 +403,10 @@ class Tokenizer:
     ends = [i for i in (end, inner_end) if i is not None]
     closers = frozenset((*ends, self.eos_id))
     return (ends or [self.eos_id])[0], closers, last
+
+  def _encode_end(self, text: str) -> list[int]:
+    """Returns the ids of what the chat template writes behind a turn."""
+    return self.encode(text, self.encode(_MARK))
 
   def _is_special(self, i: int) -> bool:
     added = self._fast.added_tokens_decoder
@@ -418,7 +460,7 @@ class Tokenizer:
     """
     messages = self.messages(said)
     if messages is None:
-      return self.encode(said)
+      return self.encode(said, () if turn is None else turn)
     chat = [
         *(chat or [{"role": "user", "content": "question"}]),
         {"role": "assistant", "content": _MARK},
@@ -430,14 +472,14 @@ class Tokenizer:
           f"{self._file()}: the chat template leaves out the assistant's turns:"
           " allowed one that writes them before what answers them"
       )
-    ids, stop = self.encode(after), self._turn_end
+    ids, stop = self._encode_end(after), self._turn_end
     if turn is not None:
       _, stop = self.split_stop(turn)
     if stop is None:
       return ids
     common = os.path.commonprefix([after, self._after_turn])
     for place, i in enumerate(ids):
-      if not common.startswith(self.decode(ids[: place + 1])):
+      if not common.startswith(self.decode(ids[: place + 1], within=True)):
         break
       if i == stop:
         return ids[place + 1 :]
@@ -455,17 +497,24 @@ class Tokenizer:
         or self.decode([stop]) in template
     )
 
-  def decode(self, ids: Sequence[int]) -> str:
+  def decode(self, ids: Sequence[int], *, within: bool = False) -> str:
     """Returns the text of `ids`, special tokens included.
 
     Word-level tokenizers write no spaces, so "1", "2" and "12" decode alike:
     compare ids or `tokens` where that matters.
+
+    Args:
+      ids: the ids.
+      within: whether text stands before them: SentencePiece drops a blank at
+        the beginning of a text.
     """
-    return self._fast.decode(
-        [int(i) for i in ids],
+    before = self._inside_ids if within else []
+    text = self._fast.decode(
+        [*before, *map(int, ids)],
         skip_special_tokens=False,
         clean_up_tokenization_spaces=False,
     )
+    return text[len(self._inside) :] if within else text
 
   def tokens(self, ids: Sequence[int]) -> list[str]:
     """Returns the token string of each id."""
@@ -507,10 +556,10 @@ class Tokenizer:
     """
     ids = [int(i) for i in ids[:length]]
     if sampled is not None and not all(sampled[:length]):
-      return self.decode(ids)
+      return self.decode(ids, within=True)
     if stopped:
       ids, _ = self.split_stop(ids)
-    text = self.decode(ids)
+    text = self.decode(ids, within=True)
     starts = [text.find(string) for string in self.stop_strings]
     return text[: min((at for at in starts if at >= 0), default=len(text))]
 
@@ -793,13 +842,14 @@ def content_mask(
 
 def _before_stop_string(tokenizer: Tokenizer, ids: list[int]) -> int:
   """Returns how many tokens have text before the first stop string."""
-  text = tokenizer.decode(ids)
+  decode = functools.partial(tokenizer.decode, within=True)
+  text = decode(ids)
   starts = [text.find(string) for string in tokenizer.stop_strings]
   start = min((at for at in starts if at >= 0), default=-1)
   if start < 0:
     return len(ids)
   count = len(ids)
-  while count and tokenizer.decode(ids[: count - 1])[:start] == text[:start]:
+  while count and decode(ids[: count - 1])[:start] == text[:start]:
     count -= 1
   return count
 

@@ -3,6 +3,7 @@
 """Builds task, tokenizer, model, samplers and value model from a config."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -299,7 +300,7 @@ def build_sampler(
       min_p=config.sampling.min_p,
       stop_ids=tokenizer.stop_ids,
       stop_strings=tokenizer.stop_strings,
-      text_fn=tokenizer.decode,
+      text_fn=functools.partial(tokenizer.decode, within=True),
       max_prompt_tokens=config.sampling.max_prompt_tokens,
       max_completion_tokens=config.sampling.max_completion_tokens,
       num_rows=num_rows,

@@ -442,7 +442,7 @@ def turns_of(
     if not of_policy:
       called = out and "calls" in out[-1]
       role = "tool" if called else "environment"
-      out.append({"role": role, "text": tokenizer.decode(ids)})
+      out.append({"role": role, "text": tokenizer.decode(ids, within=True)})
       continue
     text = tokenizer.decode_completion(ids, len(ids), stopped=True)
     calls = tool_calls.find(text, parameters)[0] if parameters else []
@@ -559,7 +559,7 @@ def _parse_pair(
 ) -> _Pair:
   """Returns the pair of a line; the output has its texts."""
   ids = _prompt_tokens(config, source, record)
-  completion = _completion_tokens(config, source, record)
+  completion = _completion_tokens(config, source, record, ids)
   texts = {"prompt": record.get("prompt", source.tokenizer.decode(ids))}
   if "completion" in record:
     texts["completion"] = record["completion"]
@@ -612,6 +612,7 @@ def _completion_tokens(
     config: ml_collections.ConfigDict,
     source: model_source.Source,
     record: Record,
+    prompt: Sequence[int],
 ) -> list[int]:
   """Returns the ids of a record's completion; ValueError if it is wrong."""
   name = _only_field(record, _COMPLETION_FIELDS)
@@ -620,7 +621,7 @@ def _completion_tokens(
     _check_size(config, source, name, text)
     ids = _sampled_tokens(source, record, text)
     if ids is None:
-      ids = source.tokenizer.encode(text)
+      ids = source.tokenizer.encode(text, prompt)
   else:
     ids = list(_check_ids(name, record[name], source))
   has_stop = source.tokenizer.split_stop(ids)[1] is not None
@@ -643,7 +644,9 @@ def _sampled_tokens(
   ids = None
   if all(isinstance(token, str) for token in tokens):
     ids = tokenizer.ids_of(tokens)
-  if ids is None or not tokenizer.decode(ids).startswith(text):
+  if ids is None or not tokenizer.decode(ids, within=True).startswith(
+      text
+  ):
     raise ValueError(
         "tokens: allowed the strings of the model's tokens of completion, as a"
         " run's samples.jsonl has them; without tokens the text is encoded"

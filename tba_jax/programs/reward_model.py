@@ -448,8 +448,9 @@ def _labelled(
 
 def encode_pair(pair: Pair, tokenizer: tokenizer_lib.Tokenizer) -> batches.Row:
   """Returns the ids of the prompt, and of both completions with stop token."""
-  return tokenizer.encode_prompt(pair.prompt), [
-      [*tokenizer.encode(text), tokenizer.stop_id(pair.prompt)]
+  prompt = tokenizer.encode_prompt(pair.prompt)
+  return prompt, [
+      [*tokenizer.encode(text, prompt), tokenizer.stop_id(pair.prompt)]
       for text in (pair.chosen, pair.rejected)
   ]
 

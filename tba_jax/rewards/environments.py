@@ -155,10 +155,11 @@ class Environments:
           f" ({failure[0]}): {failure[1]}"
       )
     (first, *said), tools = answer["turns"], answer["tools"]
+    prompt = self._tokenizer.encode_prompt(first, tools)
     ids, mask, stop_id = [], [], self._tokenizer.stop_id(first)
     dialogue = Dialogue(self._tokenizer, first, tools)
     for turn, reply in zip(said[::2], said[1::2]):
-      tokens = [*self._tokenizer.encode(turn), stop_id]
+      tokens = [*self._tokenizer.encode(turn, ids or prompt), stop_id]
       if len(ids) + len(tokens) > max_tokens:
         break
       ids, mask = ids + tokens, mask + [True] * len(tokens)
@@ -172,7 +173,7 @@ class Environments:
       )
     # What is said last is no context of anything.
     num = len(mask) - mask[::-1].index(True)
-    return self._tokenizer.encode_prompt(first, tools), ids[:num], mask[:num]
+    return prompt, ids[:num], mask[:num]
 
   def close(self) -> None:
     """Kills the processes, and lets the threads of all completions go."""

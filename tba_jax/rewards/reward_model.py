@@ -98,7 +98,7 @@ class RewardScorer:
     """Returns the ids of a text; ValueError if no template takes its prompt."""
     max_prompt, max_completion = self._max_tokens
     prompt = self._tokenizer.encode_prompt(text.prompt)[-max_prompt:]
-    completion = self._tokenizer.encode(text.completion)
+    completion = self._tokenizer.encode(text.completion, prompt)
     if text.stopped:
       completion.append(self._tokenizer.stop_id(text.prompt))
     # Two empty texts have no last token.

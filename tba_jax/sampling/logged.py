@@ -67,8 +67,10 @@ class LoggedSampler:
     by_prompt_id = logged.by_prompt_id(completions, task, tokenizer)
     self._completions = {}
     for prompt_id, some in by_prompt_id.items():
-      stop_id = tokenizer.stop_id(task.prompt(base.TRAIN, prompt_id))
-      made = [self._encode(one, stop_id) for one in some]
+      prompt = task.prompt(base.TRAIN, prompt_id)
+      before = tokenizer.encode_prompt(prompt)
+      stop_id = tokenizer.stop_id(prompt)
+      made = [self._encode(one, before, stop_id) for one in some]
       if usable := [one for one in made if one is not None]:
         self._completions[prompt_id] = usable
     self.prompt_ids = sorted(self._completions)
@@ -166,24 +168,26 @@ class LoggedSampler:
     return np.array([one.reward for _, one in some], np.float32)
 
   def _encode(
-      self, one: logged.Completion, stop_id: int
+      self, one: logged.Completion, before: Sequence[int], stop_id: int
   ) -> tuple[tuple[int, ...], logged.Completion] | None:
     """Returns ids and completion with what is known; None to leave it out."""
     tokenizer, stopped, logprobs = self._tokenizer, one.stopped, one.logprobs
     ids = one.token_ids
     if ids is None and one.tokens is not None:
       ids = tokenizer.ids_of(one.tokens)
-      if ids is not None and not tokenizer.decode(ids).startswith(one.text):
+      if ids is not None and not tokenizer.decode(ids, within=True).startswith(
+          one.text
+      ):
         ids = None  # The strings are another tokenizer's.
     if ids is None and one.text is not None:
       stop = tokenizer.decode([stop_id])
       if stopped is None:
         stopped = one.tokens is None or one.tokens[-1] == stop
-      ids = (*tokenizer.encode(one.text), *[stop_id] * stopped)
+      ids = (*tokenizer.encode(one.text, before), *[stop_id] * stopped)
       if list(one.tokens or ()) != [tokenizer.decode([i]) for i in ids]:
         logprobs = None
     elif stopped is None:
-      said = tokenizer.decode(ids)
+      said = tokenizer.decode(ids, within=True)
       stopped = tokenizer.split_stop(ids)[1] is not None or any(
           string in said for string in tokenizer.stop_strings
       )

@@ -1172,7 +1172,7 @@ class Engine:
           stopped=result.stopped[n],
           version=step,
       )
-      text = tokenizer.decode(tokenizer.split_stop(ids)[0])
+      text = tokenizer.decode(tokenizer.split_stop(ids)[0], within=True)
       for stop in asked.call.stop:
         text = text.partition(stop)[0]
       id = f"{sample.id}-{n}" if n else sample.id

@@ -20,6 +20,7 @@ past.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 from tba_jax.models import tokenizer as tokenizer_lib
@@ -147,7 +148,8 @@ class Episode:
         if call.prompt.startswith(row.text):
           return self._go_on(index, call.prompt, ())
       elif list(call.prompt[: len(row.tokens)]) == row.tokens:
-        text = row.text + self._tokenizer.decode(call.prompt[len(row.tokens) :])
+        more = call.prompt[len(row.tokens) :]
+        text = row.text + self._tokenizer.decode(more, within=True)
         return Turn(
             index, len(row.tokens), call.prompt, text, (), row.start, ""
         )
@@ -164,7 +166,8 @@ class Episode:
       self, index: int, text: str, rendered: Sequence[Mapping[str, Any]]
   ) -> Turn:
     row = self.rows[index]
-    ids = self._encode(text[len(row.text) :])
+    after = functools.partial(self._tokenizer.encode, after=row.tokens)
+    ids = self._encode(text[len(row.text) :], after)
     tokens = [*row.tokens, *ids]
     return Turn(index, len(row.tokens), tokens, text, rendered, row.start, "")
 
@@ -249,9 +252,10 @@ class Episode:
     row.logprobs += [0.0] * len(context) + list(record["logprobs"])
     row.versions += [-1] * len(context) + [record["version"]] * len(ids)
     row.stopped = record["stopped"]
-    row.text = record["text"] + self._tokenizer.decode(ids)
+    row.text = record["text"] + self._tokenizer.decode(ids, within=True)
     if is_chat:
-      said = self._tokenizer.decode(self._tokenizer.split_stop(ids)[0])
+      content = self._tokenizer.split_stop(ids)[0]
+      said = self._tokenizer.decode(content, within=True)
       row.messages = [*messages, dict(answer)]
       row.rendered = [
           *record["rendered"],

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of tokenizer.py."""
 
+import itertools
 import json
 import pathlib
 import shutil
@@ -15,11 +16,14 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
+from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 import transformers
 
+from tba_jax.models import gguf_tokenizer
 from tba_jax.models import tokenizer as tokenizer_lib
+from tests.models import gguf_vocabulary
 
 _PATTERN = r"\d+|."
 _PAD, _EOS, _UNK = 0, 1, 2
@@ -167,6 +171,90 @@ class PromptTest(parameterized.TestCase):
     tokenizer.chat_template = None
     with self.assertRaisesRegex(ValueError, "no chat_template"):
       tokenizer.encode_chat(chat)
+
+
+def _sentencepiece(
+    prefix: bool = True, metaspace: str = "", **options
+) -> tokenizer_lib.Tokenizer:
+  """Returns a tokenizer of Llama 2's kind, or with Metaspace of Mistral's."""
+  inner, roles = gguf_tokenizer.make(
+      gguf_vocabulary.small_sentencepiece(prefix)
+  )
+  roles.pop("unk_token")
+  if metaspace:
+    inner.normalizer = normalizers.Sequence([])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme=metaspace, split=False
+    )
+  fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
+  return tokenizer_lib.Tokenizer(fast, **options)
+
+
+_TEXTS = (
+    "hello", " hello", "a", " a", "  a", "a ", "42", ": 42", "\n", "\n a",
+    "日", "é a", "<|x|>", "<|x|>a", "<|x|> a", "a</s>", ":", " ", "\0",
+)  # fmt: skip
+
+
+class PartsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      dict(), dict(prefix=False), dict(metaspace="first"),
+      dict(metaspace="always"), dict(prefix=False, metaspace="never"),
+  )  # fmt: skip
+  def test_ids_of_parts_are_those_of_the_whole(self, **kind):
+    tokenizer = _sentencepiece(**kind)
+    num_same = 0
+    for a, b in itertools.product(_TEXTS, _TEXTS):
+      before, whole = tokenizer.encode(a), tokenizer.encode(a + b)
+      ids = tokenizer.encode(b, before)
+      if whole[: len(before)] == before:
+        num_same += 1
+        self.assertEqual(ids, whole[len(before) :], (a, b))
+      # Where a token begins before the part and ends in it, too.
+      self.assertEqual(tokenizer.decode([*before, *ids]),
+                       tokenizer.decode(whole))  # fmt: skip
+      # A blank is put behind a special token, and decoded as any other.
+      if not {1, 2, 3} & {*before[-1:], *ids}:
+        self.assertEqual(tokenizer.decode(ids, within=True), b)
+    self.assertGreater(num_same, 200)
+
+  def test_byte_level_and_word_level_tokenizers_have_parts_as_they_are(self):
+    fast = _byte_level(bos_token="<bos>", eos_token="<eos>")
+    for tokenizer in (tokenizer_lib.Tokenizer(fast), _word_level()):
+      for text in ("1+2", " 1", "<eos>1", ""):
+        ids = tokenizer.encode(text)
+        self.assertEqual(tokenizer.encode(text, [1]), ids)
+        self.assertEqual(tokenizer.encode(text, [5, 6]), ids)
+        self.assertEqual(tokenizer.decode(ids, within=True), text)
+
+  def test_answers_and_observations_have_no_blank_that_nobody_wrote(self):
+    tokenizer = _sentencepiece()
+    for prompt, answer in (("a:", " 42"), ("a:\n", "42"), ("a: ", "hello")):
+      found = tokenizer.encode_answered(prompt, answer)
+      self.assertEqual(found.prompt, tokenizer.encode_prompt(prompt))
+      ids = [*found.prompt, *found.completion]
+      self.assertEqual(tokenizer.decode(ids), f"<s> {prompt}{answer}</s>")
+    answer = tokenizer.encode("a42")
+    # Behind a turn that a stop string ended, and behind a stop token.
+    self.assertEqual(
+        tokenizer.tokens(tokenizer.encode_answer("hello", answer)), ["hello"]
+    )
+    self.assertEqual(
+        tokenizer.encode_answer("hello", [*answer, tokenizer.eos_id]),
+        tokenizer.encode("</s>hello")[1:],
+    )
+
+  def test_completion_keeps_its_first_blank(self):
+    tokenizer = _sentencepiece()
+    ids = [*tokenizer.encode(" 42", tokenizer.encode("a:")), tokenizer.eos_id]
+    self.assertEqual(tokenizer.decode_completion(ids, len(ids), True), " 42")
+    tokenizer.add_stop_strings([" 42"])
+    self.assertEqual(tokenizer.decode_completion(ids, len(ids), True), "")
+    counts = tokenizer_lib.content_lengths(
+        tokenizer, np.array([ids]), np.array([len(ids)])
+    )
+    self.assertEqual(counts.tolist(), [0])
 
 
 _CHATML = (

@@ -107,6 +107,21 @@ class TokenizersTest(parameterized.TestCase):
       )
       self.assertEqual(ours.encode_prompt(chat), ids)
 
+  def test_ids_of_parts_are_those_of_the_whole(self):
+    tokenizer = tokenizer_lib.load(_folder("llama2"))
+    texts = hard_texts.make(_NUM_TEXTS)
+    num_same = 0
+    for a, b in zip(texts, texts[::-1]):
+      before, whole = tokenizer.encode(a), tokenizer.encode(a + b)
+      ids = tokenizer.encode(b, before)
+      if whole[: len(before)] == before:
+        num_same += 1
+        self.assertEqual(ids, whole[len(before) :], (a, b))
+      self.assertEqual(tokenizer.decode([*before, *ids]), a + b)
+      if a:
+        self.assertEqual(tokenizer.decode(ids, within=True), b)
+    self.assertGreater(num_same, 0.8 * _NUM_TEXTS)
+
   @parameterized.parameters(
       "tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"
   )

@@ -319,9 +319,9 @@ class GenerateTest(ProgramCase):
     )
     lengths, encode = [], tokenizer_lib.Tokenizer.encode
 
-    def counted(tokenizer, text):
+    def counted(tokenizer, text, after=()):
       lengths.append(len(text))
-      return encode(tokenizer, text)
+      return encode(tokenizer, text, after)
 
     with mock.patch.object(tokenizer_lib.Tokenizer, "encode", counted):
       self.assertEqual(self.run_program(), programs_generate.EXIT_BAD_LINES)

@@ -24,7 +24,7 @@ class Bytes:
 
   eos_id = EOS
 
-  def encode(self, text):
+  def encode(self, text, after=()):
     return list(text.encode())
 
   def encode_answer(self, said, turn, chat=(), tools=()):

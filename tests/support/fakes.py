@@ -130,10 +130,10 @@ class FakeTokenizer:
   def prompt_text(self, text: str) -> str:
     return text
 
-  def encode(self, text: str) -> list[int]:
+  def encode(self, text: str, after=()) -> list[int]:
     return [int(c) for c in text]
 
-  def decode(self, ids) -> str:
+  def decode(self, ids, *, within=False) -> str:
     return "".join(str(int(i)) for i in ids)
 
   def tokens(self, ids) -> list[str]:
