@@ -75,24 +75,6 @@ def convert(file: str, settings: Mapping[str, Any], pre: str) -> dict[str, Any]:
   return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
-def small_sentencepiece(prefix: bool = True) -> dict[str, Any]:
-  """Returns keys of a file with a small vocabulary of SentencePiece's."""
-  bytes_ = [f"<0x{i:02X}>" for i in range(256)]
-  words = ("he", "ll", "hell", "hello", f"{_SPACE}a", f"{_SPACE}hello", "42")
-  letters = [*"abcdefghijklmnopqrstuvwxyz0123456789:.?=", _SPACE]
-  tokens = ["<unk>", "<s>", "</s>", "<|x|>", *bytes_, *words, *letters]
-  types = [_UNKNOWN, *[_CONTROL] * 3, *[_BYTE] * 256]
-  types += [_NORMAL] * (len(tokens) - len(types))
-  keys = {
-      "model": "llama",
-      "tokens": tokens,
-      "token_type": types,
-      "scores": [-float(i) for i in range(len(tokens))],
-      "add_space_prefix": prefix,
-  }
-  return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-
-
 def _looks_special(token: str) -> bool:
   """Returns whether llama.cpp takes an added token for a special one."""
   ends = token[:2], token[-2:]

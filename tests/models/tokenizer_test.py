@@ -16,14 +16,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
-from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 import transformers
 
-from tba_jax.models import gguf_tokenizer
 from tba_jax.models import tokenizer as tokenizer_lib
-from tests.models import gguf_vocabulary
+from tests.support import sentencepiece_case
 
 _PATTERN = r"\d+|."
 _PAD, _EOS, _UNK = 0, 1, 2
@@ -173,23 +171,6 @@ class PromptTest(parameterized.TestCase):
       tokenizer.encode_chat(chat)
 
 
-def _sentencepiece(
-    prefix: bool = True, metaspace: str = "", **options
-) -> tokenizer_lib.Tokenizer:
-  """Returns a tokenizer of Llama 2's kind, or with Metaspace of Mistral's."""
-  inner, roles = gguf_tokenizer.make(
-      gguf_vocabulary.small_sentencepiece(prefix)
-  )
-  roles.pop("unk_token")
-  if metaspace:
-    inner.normalizer = normalizers.Sequence([])
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme=metaspace, split=False
-    )
-  fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
-  return tokenizer_lib.Tokenizer(fast, **options)
-
-
 _TEXTS = (
     "hello", " hello", "a", " a", "  a", "a ", "42", ": 42", "\n", "\n a",
     "日", "é a", "<|x|>", "<|x|>a", "<|x|> a", "a</s>", ":", " ", "\0",
@@ -203,7 +184,7 @@ class PartsTest(parameterized.TestCase):
       dict(metaspace="always"), dict(prefix=False, metaspace="never"),
   )  # fmt: skip
   def test_ids_of_parts_are_those_of_the_whole(self, **kind):
-    tokenizer = _sentencepiece(**kind)
+    tokenizer = sentencepiece_case.make(**kind)
     num_same = 0
     for a, b in itertools.product(_TEXTS, _TEXTS):
       before, whole = tokenizer.encode(a), tokenizer.encode(a + b)
@@ -229,7 +210,7 @@ class PartsTest(parameterized.TestCase):
         self.assertEqual(tokenizer.decode(ids, within=True), text)
 
   def test_answers_and_observations_have_no_blank_that_nobody_wrote(self):
-    tokenizer = _sentencepiece()
+    tokenizer = sentencepiece_case.make()
     for prompt, answer in (("a:", " 42"), ("a:\n", "42"), ("a: ", "hello")):
       found = tokenizer.encode_answered(prompt, answer)
       self.assertEqual(found.prompt, tokenizer.encode_prompt(prompt))
@@ -246,7 +227,7 @@ class PartsTest(parameterized.TestCase):
     )
 
   def test_completion_keeps_its_first_blank(self):
-    tokenizer = _sentencepiece()
+    tokenizer = sentencepiece_case.make()
     ids = [*tokenizer.encode(" 42", tokenizer.encode("a:")), tokenizer.eos_id]
     self.assertEqual(tokenizer.decode_completion(ids, len(ids), True), " 42")
     tokenizer.add_stop_strings([" 42"])

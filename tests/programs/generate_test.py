@@ -24,6 +24,7 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.programs import generate as programs_generate
 from tba_jax.system import processes
+from tests.support import sentencepiece_case
 from tests.support import tiny_model
 from tests.support import two_turns
 
@@ -515,6 +516,15 @@ class ScoreTest(ProgramCase):
     )
     self.assertEqual(self.run_program(generate__append_stop_token=True), 0)
     self.assertEqual([r["token_ids"] for r in self.records()], [ids, ids])
+  def test_text_has_the_tokens_that_it_has_behind_its_prompt(self):
+    words = sentencepiece_case.make()
+    model = tiny_model.make_model(vocab_size=words.vocab_size)
+    folder = str(self.directory / "words")
+    hf.save(folder, model.config, tiny_model.init_params(model), words)
+    self.write({"prompt": "a:", "completion": "42"})
+    self.assertEqual(self.run_program(generate__model=folder), 0)
+    (record,) = self.records()
+    self.assertEqual(words.tokens(record["token_ids"]), ["42"])
 
   def test_gives_what_the_sampler_said(self):
     self.write(*({"prompt": f"{n}+"} for n in range(3)))

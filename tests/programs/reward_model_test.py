@@ -23,6 +23,7 @@ from tba_jax.system import jsonl
 from tba_jax.tasks import build
 from tba_jax.tasks import preference
 from tba_jax.tasks import rows as rows_lib
+from tests.support import sentencepiece_case
 
 Pair = programs_reward_model.Pair
 TOKENIZER = tokenizer.word_level(list("abcdef:"), ".")
@@ -353,6 +354,26 @@ class ExamplesTest(absltest.TestCase):
     expected = sorted((p.prompt, p.chosen, p.rejected) for p in _pairs(5))
     self.assertEqual(sorted(seen[:5]), expected)
     self.assertEqual(sorted(seen[5:]), expected)
+
+  def test_completions_have_the_tokens_that_they_have_behind_the_prompt(self):
+    words = sentencepiece_case.make()
+    pair = Pair("", "a:", "42", " hello")
+    prompt, completions = programs_reward_model.encode_pair(pair, words)
+    self.assertEqual(prompt, words.encode_prompt("a:"))
+    self.assertEqual(
+        [words.tokens(ids) for ids in completions],
+        [["42", "</s>"], ["\u2581hello", "</s>"]],
+    )
+    scorer = rewards_reward_model.RewardScorer(
+        mock.Mock(),
+        {},
+        words,
+        max_prompt_tokens=9,
+        max_completion_tokens=9,
+        batch_size=1,
+    )
+    text = rewards_reward_model.Text("a:", "42", stopped=True)
+    self.assertEqual(scorer.encode(text), [*prompt, *completions[0]])
 
 
 def _summarize(margins, num_bins=2):

@@ -17,6 +17,7 @@ from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
 from tests.support import episodes
+from tests.support import sentencepiece_case
 from tests.support import two_turns
 
 _FILE = pathlib.Path(two_turns.__file__)
@@ -194,6 +195,19 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(ids.tolist(), [*b"b:"])
     found.close()
     found._workers.threads.shutdown(wait=True)  # None waits for a turn.
+
+  def test_answers_have_the_tokens_that_they_have_behind_a_turn(self):
+    found = self.make("TwoTurns")
+    found._tokenizer = words = sentencepiece_case.make()
+    turn = words.encode("ab", words.encode("a:"))
+    for end, expected in (([], "b:"), ([words.eos_id], "\u2581b:")):
+      run = found.episodes(found.prompts(base.TRAIN, [0]), 1)
+      run.end((0, 0), np.array([*turn, *end]))
+      ((_, ids),) = run.answers(math.inf)
+      self.assertEqual("".join(words.tokens(ids)), expected)
+      run.close()
+    _, ids, _ = found.demonstration(base.TRAIN, 1, 20)
+    self.assertEqual("".join(words.tokens(ids)), "c</s>\u2581c:ab</s>")
 
   def test_demonstrations_have_masks(self):
     found = self.make("TwoTurns")

@@ -13,6 +13,7 @@ from tba_jax.config import settings
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import recorder
 from tba_jax.sampling import logged
+from tests.support import sentencepiece_case
 
 TOKENIZER = tokenizer_lib.word_level(list("abcdef"), r"\w")
 A, B, C = (TOKENIZER.encode(x)[0] for x in "abc")
@@ -67,6 +68,14 @@ class LoggedSamplerTest(absltest.TestCase):
     for prompt_id, stop in ((0, EOS), (1, C)):
       got, _ = log.draw(prompt_id, visit=0, num_completions=1, version=5)
       np.testing.assert_array_equal(got.tokens[0, :3], [A, B, stop])
+
+  def test_text_has_the_tokens_that_it_has_behind_its_prompt(self):
+    tokenizer = sentencepiece_case.make()
+    log = self.make(
+        {"prompt": "d", "completion": "42", "reward": 2.0}, tokenizer=tokenizer
+    )
+    got, _ = log.draw(0, visit=0, num_completions=1, version=5)
+    self.assertEqual(tokenizer.tokens(got.tokens[0, :2]), ["42", "</s>"])
 
   def test_log_probs_and_versions_are_kept(self):
     one = {"prompt": "d", "reward": 0.0, "version": 3}
