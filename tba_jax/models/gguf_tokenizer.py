@@ -230,7 +230,7 @@ def _rule(keys: Mapping[str, Any]) -> Rule:
     raise ValueError(
         f"tokenizer.ggml.pre={name!r}: how it cuts text is not known here;"
         f" supported: {', '.join(sorted(RULES))}; load the model's Hugging Face"
-        " folder, or convert that with a newer llama.cpp if the key is missing"
+        " folder instead"
     )
   return RULES[name]
 
@@ -240,8 +240,21 @@ def _merges(keys: Mapping[str, Any]) -> list[tuple[str, str]]:
   if "merges" not in keys:
     raise ValueError("has no tokenizer.ggml.merges")
   # A blank may be a merge's first character.
-  ends = [(merge, merge.index(" ", 1)) for merge in keys["merges"]]
+  ends = [(merge, merge.find(" ", 1)) for merge in keys["merges"]]
   return [(merge[:at], merge[at + 1 :]) for merge, at in ends]
+
+
+def _bpe(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
+) -> models.BPE:
+  """Returns a model of merges."""
+  try:
+    return models.BPE(vocabulary, merges, **options)
+  except Exception as error:  # tokenizers raises Exception itself.
+    raise ValueError(
+        f"tokenizer.ggml.merges: must be of tokens: {error}; fetch or convert"
+        " the model again"
+    ) from error
 
 
 def _from_scores(
@@ -279,7 +292,7 @@ def _byte_level(
 ) -> tokenizers.Tokenizer:
   """Returns a tokenizer of bytes, each written as a printable character."""
   inner = tokenizers.Tokenizer(
-      models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges)
+      _bpe(vocabulary, merges, ignore_merges=rule.ignore_merges)
   )
   if rule.nfc:
     inner.normalizer = normalizers.NFC()
@@ -308,7 +321,7 @@ def _sentencepiece(
   blank that nobody wrote.
   """
   inner = tokenizers.Tokenizer(
-      models.BPE(
+      _bpe(
           vocabulary,
           merges,
           unk_token=unknown,

@@ -644,9 +644,7 @@ def _sampled_tokens(
   ids = None
   if all(isinstance(token, str) for token in tokens):
     ids = tokenizer.ids_of(tokens)
-  if ids is None or not tokenizer.decode(ids, within=True).startswith(
-      text
-  ):
+  if ids is None or not tokenizer.decode(ids, within=True).startswith(text):
     raise ValueError(
         "tokens: allowed the strings of the model's tokens of completion, as a"
         " run's samples.jsonl has them; without tokens the text is encoded"

@@ -194,6 +194,8 @@ class GgufTokenizerTest(parameterized.TestCase):
       ({"pre": None}, "pre=None"),
       ({"model": "t5"}, "model='t5' is not supported; supported: gpt2, llama"),
       ({"merges": None}, "has no tokenizer.ggml.merges"),
+      ({"merges": ["a ꙮ"]}, "merges: must be of tokens: .*ꙮ"),
+      ({"merges": ["ab"]}, "merges: must be of tokens"),
       ({"eos_token_id": 10**6}, "eos_token_id=1000000: must be below 900"),
       ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id, which is"),
       ({"tokens": ["a", "a"], "token_type": [1, 1]}, "2 tokens, 1 of them"),

@@ -516,6 +516,7 @@ class ScoreTest(ProgramCase):
     )
     self.assertEqual(self.run_program(generate__append_stop_token=True), 0)
     self.assertEqual([r["token_ids"] for r in self.records()], [ids, ids])
+
   def test_text_has_the_tokens_that_it_has_behind_its_prompt(self):
     words = sentencepiece_case.make()
     model = tiny_model.make_model(vocab_size=words.vocab_size)
