@@ -29,6 +29,14 @@ _ROLES = {
     "unk_token": ("unknown_token_id", 0),
     "pad_token": ("padding_token_id", None),
 }
+# Key of a list -> kind of its values; keys of flags.
+_LISTS = {
+    "tokens": str,
+    "token_type": int,
+    "merges": str,
+    "scores": (int, float),
+}
+_FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -143,6 +151,7 @@ def make(
       for name, value in fields.items()
       if name.startswith(start)
   }
+  _check_kinds(keys)
   kind, tokens = keys.get("model"), keys.get("tokens")
   if not tokens:
     raise ValueError(f"has no tokenizer ({start}tokens)")
@@ -201,6 +210,22 @@ def make(
       special_tokens=[(t, vocabulary[t]) for t in {*bos, *eos}],
   )  # fmt: skip
   return inner, roles
+
+
+def _check_kinds(keys: Mapping[str, Any]) -> None:
+  """Raises ValueError if the value of a key is of a wrong kind."""
+  kinds = dict.fromkeys((key for key, _ in _ROLES.values()), int)
+  kinds |= _LISTS | dict.fromkeys(_FLAGS, bool) | {"model": str, "pre": str}
+  for key, value in keys.items():
+    values = value if key in _LISTS else [value]
+    if key in kinds and not (
+        isinstance(values, list)
+        and all(isinstance(v, kinds[key]) for v in values)
+    ):
+      raise ValueError(
+          f"tokenizer.ggml.{key}: has a value of a wrong kind,"
+          f" {str(value):.60}; fetch or convert the model again"
+      )
 
 
 def _roles(
