@@ -8,8 +8,11 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from typing import IO
+
+from tba_jax.system import processes
 
 _EXIT_S = 2.0
 
@@ -23,10 +26,7 @@ class LateReply(Exception):
 
 
 class Child:
-  """A process in its own group, to be killed with all that it started.
-
-  uid: user id to which the child changed, None if it is this process's.
-  """
+  """A process in its own group, to be killed with all that it started."""
 
   def __init__(
       self,
@@ -35,7 +35,7 @@ class Child:
       stderr: IO[bytes] | None = None,
   ):
     """Starts the command; OSError if it cannot be started."""
-    self.uid: int | None = None
+    self._kill_lock = threading.Lock()
     self._process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -84,32 +84,25 @@ class Child:
     return bool(flags & select.POLLIN)
 
   def has_ended(self) -> bool:
-    return self._process.poll() is not None
-
-  def status(self) -> int | None:
-    """Returns the exit status; None if the child does not exit soon."""
-    try:
-      return self._process.wait(_EXIT_S)
-    except subprocess.TimeoutExpired:
-      return None
+    if self._process.returncode is not None or not hasattr(os, "waitid"):
+      return self._process.poll() is not None
+    # Not waited for until `kill`: its number, which is also that of its group,
+    # might be another process's afterwards.
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, self.pid, flags) is not None
 
   def kill(self) -> None:
-    """Kills the child with all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.killpg(self._process.pid, signal.SIGKILL)
-    if self.uid is not None:
-      # Processes that left the group too: all of their user.
-      with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            ["kill", "-9", "-1"],
-            user=self.uid,
-            group=self.uid,
-            extra_groups=[],
-            stderr=subprocess.DEVNULL,
-            check=False,
-            timeout=_EXIT_S,
-        )
-    self.status()
+    """Kills the child with its descendants, and its group."""
+    with self._kill_lock:
+      if self._process.returncode is not None:
+        return
+      if not self.has_ended():
+        self._process.send_signal(signal.SIGSTOP)
+        processes.kill_descendants(self.pid)
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(self.pid, signal.SIGKILL)
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        self._process.wait(_EXIT_S)
     for pipe in (self._process.stdin, self._process.stdout):
       pipe.close()
 

@@ -2,25 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process of an environment: `python -m tba_jax.rewards.environment_worker`.
 
-Imports the environment that its first message names, sandboxes itself, then
-plays one episode after the other:
+Imports the environment that its first message names, then plays one episode
+after the other, each in a process of its own (`system/keeper.py`):
 
     ["reset", seed]            {"said", "tools"}
     ["step", text]             {"said", "reward", "done", "success"}
     ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
 or `failure` and `message`. What an environment says is a text or a list of
-messages; `tools` are the schemas of its tools, if it has any. It may hang,
-crash, print or be killed at any time.
+messages; `tools` are the schemas of its tools, if it has any. An episode may
+hang, crash and print.
 """
 
-from collections.abc import Callable
 import json
 import sys
 from typing import Any
 
 from tba_jax.rewards import tools
-from tba_jax.system import frames
+from tba_jax.system import keeper
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import environment_packages
@@ -31,10 +30,25 @@ _FIELDS = ("role", "name", "content")
 _MAX_CHARACTERS = 2**16
 
 
-def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
-  make = environment_packages.load(hello["source"], hello["opponent"])
-  episode = _Episode(make)
-  return lambda request: _answer(episode, *request)
+def main() -> int:
+  """Plays episodes until the pool closes the pipe."""
+  episode = _Episode()
+
+  def answer(request: list[Any]) -> tuple[dict[str, Any], bool]:
+    answered = _answer(episode, *request)
+    is_over = request[0] == "demonstrate" or answered.get("done", False)
+    return answered, is_over or "failure" in answered
+
+  def begin(hello: dict[str, Any]) -> keeper.AnswerFn:
+    episode.load(hello["source"], hello["opponent"])
+    return answer
+
+  return keeper.serve(
+      begin,
+      shows_prints=False,
+      goes_on=lambda request: request[0] == "step",
+      close=episode.close,
+  )
 
 
 def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
@@ -50,20 +64,25 @@ def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
 class _Episode:
   """An environment from `reset` to its end; Gymnasium's tuples are allowed."""
 
-  def __init__(self, make: Any):
-    self.make = make
+  def __init__(self):
+    self.make: Any = None
     self._environment: Any = None
 
+  def load(self, source: str, opponent: str) -> None:
+    self.make = environment_packages.load(source, opponent)
+    environment_packages.preload(source)
+
+  def close(self) -> None:
+    try:
+      if hasattr(self._environment, "close"):
+        self._environment.close()
+    # The episode is over, and judged.
+    except Exception as error:
+      why = user_code.describe(error, self.make)
+      print(f"an environment's close() failed: {why}", file=sys.stderr)
+
   def reset(self, seed: int) -> dict[str, Any]:
-    """Ends the episode before, and begins one in a new environment."""
-    old, self._environment = self._environment, None
-    if hasattr(old, "close"):
-      try:
-        old.close()
-      # The episode before is over, and judged; this one is not to blame.
-      except Exception as error:
-        why = user_code.describe(error, self.make)
-        print(f"an environment's close() failed: {why}", file=sys.stderr)
+    """Begins the episode."""
     self._environment = tools.wrap(self.make())
     said = self._environment.reset(seed=seed)
     if isinstance(said, tuple) and len(said) == 2:  # And info.
@@ -145,4 +164,4 @@ def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-  sys.exit(frames.serve(_begin, shows_prints=False))
+  sys.exit(main())

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool of sandboxed worker processes that judge completions.
 
-Each worker serves one request at a time. After a missed deadline it is killed
-with all that it started, and the next request gets a new worker.
+Each worker serves one request at a time, in a process of the completion
+(`system/keeper.py`). A worker that does not answer, or not to this request, is
+killed with all that it started, and the next request gets a new one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
-import json
+import functools
+import hmac
 import os
 import pathlib
 import queue
@@ -29,19 +31,24 @@ from tba_jax.models import hf_hub
 from tba_jax.rewards import child
 from tba_jax.rewards import judges
 from tba_jax.system import frames
+from tba_jax.system import keeper
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
 
-_MAX_BYTES = 64 << 20
 _START_DEADLINE_S = 60.0
+# Seconds for a worker to end what has missed its deadline.
+_GRACE_S = 15.0
 # Seconds within which a process that was killed is gone.
 _KILL_S = 30.0
 _WORKER = ("-m", "tba_jax.rewards.worker")
 _ENVIRONMENT = ("-m", "tba_jax.rewards.environment_worker")
-STDERR = "stderr"  # in a worker's directory
 _SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
+_THREADS = (
+    "; it had {} threads before it forked, which the fork has not: start them"
+    " when they are first used"
+)
 _SEES = (
     "a worker sees the files of its task and those of config.reward.readable"
 )
@@ -76,9 +83,10 @@ class Pool(judges.Judge):
     self._index_of = index_of
     fields = dict(task_fields)
     self._workers = Workers(
-        {"task": fields, "links": _cached_data(fields)},
+        {"task": fields},
         config_reward,
         make_box(fields, config_reward, hidden),
+        links=_cached_data(fields),
         on_event=on_event,
         command=command,
     )
@@ -141,6 +149,7 @@ class Workers:
       config_reward: ml_collections.ConfigDict,
       box: sandbox.Box,
       *,
+      links: Mapping[str, str],
       on_event: judges.OnEvent | None,
       command: Sequence[str],
   ):
@@ -150,16 +159,23 @@ class Workers:
       hello: fields of a worker's first message.
       config_reward: `config.reward`.
       box: confinement of the workers.
+      links: links in a completion's directory, {path in it: folder}.
       on_event: event sink, see `Judge`.
       command: Python's arguments for a worker.
     """
-    self._hello = hello
+    self._hello = {
+        **hello,
+        "links": dict(links),
+        "memory_mb": config_reward.memory_mb,
+        "deadline_s": config_reward.deadline_s,
+    }
     self._config = config_reward
     self._box = box
     self._command = command
     if on_event is not None and box.missing:
       on_event("sandbox_limited", box.warning())
-    self.longest_s = _START_DEADLINE_S + config_reward.deadline_s + _KILL_S
+    self._deadline_s = config_reward.deadline_s + _GRACE_S
+    self.longest_s = _START_DEADLINE_S + self._deadline_s + _KILL_S
     count = config_reward.num_workers
     # A worker dies with the thread that started it, so threads last as long.
     self.threads = futures.ThreadPoolExecutor(count, "reward")
@@ -173,31 +189,35 @@ class Workers:
   def hold(self) -> Iterator[AskFn]:
     """Yields a function that asks one worker, for one of `threads`.
 
-    After a failure the function asks a new worker.
+    After a failure the function may ask a new worker.
     """
     worker = self._idle.get_nowait()  # Every thread has a worker.
-    deadline_s = self._config.deadline_s
 
     def ask(message: Any) -> dict[str, Any]:
       nonlocal worker
-      if worker is None:
+      flag, answer = keeper.RETRY, {}
+      while flag == keeper.RETRY:
+        if worker is None:
+          try:
+            worker = self._start()
+          except (child.LateReply, child.BrokenPipe, OSError) as error:
+            return {"failure": "start", "message": repr(error)}
         try:
-          worker = self._start()
-        except (child.LateReply, child.BrokenPipe, OSError) as error:
-          return {"failure": "start", "message": repr(error)}
-      try:
-        return worker.exchange(message, deadline_s)
-      except child.LateReply:
-        self._end(worker)
-        worker = None
-        message = f"no answer in {deadline_s:g} s"
-        return {"failure": "deadline", "message": message}
-      except child.BrokenPipe as error:
-        status, said = worker.status(), worker.last_words()
-        self._end(worker)
-        worker = None
-        message = f"{error}, status {status} {said}"
-        return {"failure": "crash", "message": message}
+          flag, answer = worker.exchange(message, self._deadline_s)
+        except child.LateReply:
+          flag = keeper.LAST
+          answer = _failure("deadline", f"no answer in {self._deadline_s:g} s")
+        except child.BrokenPipe as error:
+          flag, answer = keeper.LAST, _failure("crash", str(error))
+        cause = answer.get("failure")
+        if cause == "crash":
+          answer["message"] += f" {worker.last_words()}"
+        if cause == "deadline" and worker.num_threads > 1:
+          answer["message"] += _THREADS.format(worker.num_threads)
+        if flag != keeper.MORE:
+          self._end(worker)
+          worker = None
+      return answer
 
     try:
       yield ask
@@ -210,16 +230,12 @@ class Workers:
     with self._workers_lock:
       self._workers.add(worker)
     try:
-      hello = {
-          **self._hello,
-          "memory_mb": self._config.memory_mb,
-          "sandbox": self._box.arguments(worker.home, worker.pid),
-      }
-      answer = worker.exchange(hello, _START_DEADLINE_S)
+      hello = {**self._hello, "sandbox": self._box.arguments(worker.home)}
+      _, answer = worker.exchange(hello, _START_DEADLINE_S)
       if "error" in answer:
         sees = "" if self._box.reason else f"; {_SEES}"
         raise child.BrokenPipe(answer["error"] + sees)
-      worker.uid = answer["uid"]
+      worker.num_threads = answer["threads"]
     except BaseException:
       self._end(worker)
       raise
@@ -239,43 +255,45 @@ class Workers:
       worker.kill()
 
 
+def _failure(cause: str, message: str) -> dict[str, Any]:
+  return {"failure": cause, "message": message}
+
+
 class Worker(child.Child):
   """A worker process with a directory of its own.
 
   home: temporary directory.
+  num_threads: threads that it has before it forks.
   """
 
   def __init__(
       self, command: Sequence[str], passed: Sequence[str], box: sandbox.Box
   ):
-    self._folder = tempfile.TemporaryDirectory(
-        prefix="reward-", ignore_cleanup_errors=True
+    self._folder = sandbox.Home()
+    self.home = self._folder.path
+    self.num_threads = 1
+    # A file, where sizes are limited.
+    self._stderr = tempfile.TemporaryFile(buffering=0)
+    super().__init__(
+        box.command([sys.executable, *command], self.home),
+        {"HF_HUB_OFFLINE": "1", **sandbox.environment(self.home, passed)},
+        self._stderr,
     )
-    self.home = self._folder.name
-    # A file in its directory, where file sizes are limited.
-    with open(os.path.join(self.home, STDERR), "wb") as stderr:
-      super().__init__(
-          box.command([sys.executable, *command], self.home),
-          {"HF_HUB_OFFLINE": "1", **sandbox.environment(self.home, passed)},
-          stderr,
-      )
 
-  def exchange(self, message: Any, timeout_s: float) -> dict[str, Any]:
-    """Sends a message and returns the answer; raises as `Child.write`."""
+  def exchange(
+      self, message: Any, timeout_s: float
+  ) -> tuple[bytes, dict[str, Any]]:
+    """Sends a message; returns the flag and the answer, raises as `write`."""
     deadline = time.monotonic() + timeout_s
-    self.write(frames.pack(message), deadline)
-    (length,) = frames.HEADER.unpack(
-        self._read_exactly(frames.HEADER.size, deadline)
-    )
-    if length > _MAX_BYTES:
-      raise child.BrokenPipe(f"a message of {length} bytes")
+    nonce = frames.nonce()
+    self.write(frames.pack(message) + nonce, deadline)
+    read = functools.partial(self._read_exactly, deadline=deadline)
     try:
-      answer = json.loads(self._read_exactly(length, deadline))
-    except ValueError as error:
+      if not hmac.compare_digest(read(len(nonce)), nonce):
+        raise frames.FrameError("an answer that is not to this request")
+      return read(1), frames.parse(frames.unpack(read))
+    except frames.FrameError as error:
       raise child.BrokenPipe(str(error)) from error
-    if not isinstance(answer, dict):
-      raise child.BrokenPipe("an answer that is not an object")
-    return answer
 
   def _read_exactly(self, size: int, deadline: float) -> bytes:
     data = b""
@@ -285,16 +303,15 @@ class Worker(child.Child):
 
   def last_words(self) -> str:
     """Returns the end of its standard error."""
-    try:
-      with pathlib.Path(self.home, STDERR).open("rb") as f:
-        f.seek(max(0, f.seek(0, os.SEEK_END) - 200))
-        return f.read().decode("utf-8", "replace").strip()
-    except OSError:
-      return ""
+    descriptor = self._stderr.fileno()
+    end = os.fstat(descriptor).st_size
+    data = os.pread(descriptor, 200, max(0, end - 200))
+    return data.decode("utf-8", "replace").strip()
 
   def kill(self) -> None:
     super().kill()
-    self._folder.cleanup()
+    self._folder.close()
+    self._stderr.close()
 
 
 def _cached_data(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -413,6 +430,7 @@ def make_environments(
       {name: task[name] for name in ("source", "opponent")},
       config.reward,
       make_box(config.task.to_dict(), config.reward, hidden),
+      links={},
       on_event=on_event,
       command=_ENVIRONMENT,
   )

@@ -2,18 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of the pool: `python -m tba_jax.rewards.worker`.
 
-Builds the task of its first message, sandboxes itself, then answers each
-request with a judgement or a reason. It may hang, crash or be killed at any
-time. A reward that imports JAX gets the CPU.
+Builds the task of its first message, then answers each request with a judgement
+or a reason, in a process of its own (`system/keeper.py`), which may hang or
+crash. A reward that imports JAX gets the CPU.
 """
 
-from collections.abc import Callable
-import functools
-import pathlib
 import sys
 from typing import Any
 
-from tba_jax.system import frames
+from tba_jax.system import keeper
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -21,17 +18,13 @@ from tba_jax.tasks import build
 
 def main() -> int:
   """Serves requests until the pool closes the pipe."""
-  return frames.serve(_begin, shows_prints=True)
+  return keeper.serve(_begin, shows_prints=True)
 
 
-def _begin(hello: dict[str, Any]) -> Callable[[list[Any]], dict[str, Any]]:
-  for path, folder in hello["links"].items():
-    link = pathlib.Path.home() / path
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(folder)
+def _begin(hello: dict[str, Any]) -> keeper.AnswerFn:
   task = build.make_task(hello["task"])
   task.prepare_judging()
-  return functools.partial(_answer, task)
+  return lambda request: (_answer(task, request), True)
 
 
 def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:

@@ -2,19 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over pipes: four bytes of length, then JSON.
 
-`serve` answers a pool from within a process that runs user code in a sandbox.
+An answer repeats the nonce that came behind its request, before its message, so
+that no other writer's bytes are taken for it.
 """
 
 from collections.abc import Callable
 import json
-import os
+import secrets
 import struct
-from typing import Any, BinaryIO
-
-from tba_jax.system import processes
-from tba_jax.system import sandbox
+from typing import Any
 
 HEADER = struct.Struct(">I")
+NONCE_BYTES = 16
+MAX_BYTES = 64 << 20
+
+# Reads that many bytes.
+ReadFn = Callable[[int], bytes]
+
+
+class FrameError(Exception):
+  """Bytes that are no message, or not the answer to the request."""
+
+
+def nonce() -> bytes:
+  return secrets.token_bytes(NONCE_BYTES)
 
 
 def pack(message: Any) -> bytes:
@@ -22,52 +33,24 @@ def pack(message: Any) -> bytes:
   return HEADER.pack(len(data)) + data
 
 
-def write(stream: BinaryIO, message: Any) -> None:
-  """Writes a message; blocks while the other side does not read."""
-  stream.write(pack(message))
-  stream.flush()
+def unpack(read: ReadFn) -> bytes:
+  """Returns the next message, as its JSON; raises what `read` does.
 
-
-def read(stream: BinaryIO) -> Any:
-  """Waits for a message; returns None once the other side has closed."""
-  header = stream.read(HEADER.size)
-  if len(header) < HEADER.size:
-    return None
-  return json.loads(stream.read(*HEADER.unpack(header)))
-
-
-def serve(
-    begin: Callable[[dict[str, Any]], Callable[[Any], Any]],
-    *,
-    shows_prints: bool,
-) -> int:
-  """Answers requests from within a sandbox, until the pipe is closed.
-
-  Args:
-    begin: function called with the first message, before the sandbox closes;
-      returns the function that answers a request.
-    shows_prints: whether what user code prints goes to stderr, or nowhere.
-
-  Returns:
-    Exit status.
+  Raises:
+    FrameError: it is too long.
   """
-  processes.die_with_parent()
-  requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-  # Keep user code off the pipes.
-  with open(os.devnull, "r+b") as nothing:
-    os.dup2(nothing.fileno(), 0)
-    os.dup2(2 if shows_prints else nothing.fileno(), 1)
-  hello = read(requests)
-  if hello is None:
-    return 0
-  sandbox.limit_memory(hello["memory_mb"])
+  (length,) = HEADER.unpack(read(HEADER.size))
+  if length > MAX_BYTES:
+    raise FrameError(f"a message of {length} bytes")
+  return read(length)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+  """Returns an answer; FrameError if it is no JSON object."""
   try:
-    answer = begin(hello)
-    entered = sandbox.enter(**hello["sandbox"])
-  except Exception as error:  # Reported by the pool.
-    write(replies, {"error": repr(error)})
-    return 1
-  write(replies, entered)
-  while (request := read(requests)) is not None:
-    write(replies, answer(request))
-  return 0
+    answer = json.loads(data)
+  except (ValueError, RecursionError) as error:
+    raise FrameError(str(error)) from error
+  if not isinstance(answer, dict):
+    raise FrameError("an answer that is not an object")
+  return answer

@@ -43,6 +43,9 @@ SUPERVISED = "TBA_JAX_SUPERVISED"
 # Environment variable with the folder of compiled programs.
 CACHE_VARIABLE = "TBA_JAX_CACHE_DIR"
 
+# Environment variable with the umask that the user has set, in octal digits.
+_UMASK = "TBA_JAX_UMASK"
+
 # JAX's event of a program that was compiled, or read from the cache.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _LONG_COMPILATION_S = 0.5
@@ -51,6 +54,8 @@ _LONG_COMPILATION_S = 0.5
 LEFT_BEHIND = "left_behind"
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
 # A unix socket path has at most 108 bytes; gRPC's prefix takes some.
 _MAX_SOCKET_DIR = 80
 _OPEN_FILES = 1 << 16
@@ -248,17 +253,78 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     raise
 
 
+def _set(option: int, value: int) -> None:
+  """Sets an option of this process (Linux)."""
+  if sys.platform.startswith("linux"):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+      raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
 def die_with_parent(parent: int = 0) -> None:
   """Has the kernel kill this process when its parent ends (Linux).
 
   If the parent's pid is given and it has already ended, kills this process now.
   """
-  if sys.platform.startswith("linux"):
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-      raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+  _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if parent and os.getppid() != parent:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+  """Takes `die_with_parent` back."""
+  _set(_PR_SET_PDEATHSIG, 0)
+
+
+def hide_memory() -> None:
+  """Keeps the user's other processes from memory and files of this one.
+
+  They cannot trace it, nor open what is in its folder of /proc, such as its
+  pipes. Forks are hidden too, until they execute a program.
+  """
+  _set(_PR_SET_DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+  """Makes this process the parent of descendants whose own parent has ended."""
+  _set(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(pid: int) -> list[int]:
+  """Returns the pids of a process's running descendants (Linux)."""
+  children: dict[int, list[int]] = {}
+  for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+      # The name, in parentheses, may have any character.
+      fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
+    except OSError:
+      continue  # The process has ended.
+    state, parent = fields.split()[:2]
+    if state not in "ZX":
+      children.setdefault(int(parent), []).append(int(folder.name))
+  out, left = [], [pid]
+  while left:
+    found = children.get(left.pop(), [])
+    out += found
+    left += found
+  return out
+
+
+def kill_descendants(pid: int) -> None:
+  """Kills a process's descendants, also those that still start others."""
+  stopped: set[int] = set()
+  # One that is killed frees a place for another, one that is stopped does not.
+  while found := {*descendants(pid)} - stopped:
+    for one in found:
+      _send(one, signal.SIGSTOP)
+    stopped |= found
+  for one in stopped:
+    _send(one, signal.SIGKILL)
+
+
+def _send(pid: int, number: int) -> None:
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.kill(pid, number)
 
 
 def die_with_supervisor() -> None:
@@ -316,6 +382,26 @@ def start_role() -> threading.Event:
   absl_logging.info("cores %s", available_cores())
   prepare_compiling()
   return stop_on_signals()
+
+
+def keep_private() -> None:
+  """Makes files of this process and its children for this user alone."""
+  users = os.umask(0o077)
+  os.environ.setdefault(_UMASK, f"{users:o}")
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+  """Makes files as the user's umask has it, which others may need."""
+  users = os.environ.get(_UMASK)
+  if users is None:  # Nothing has changed it.
+    yield
+    return
+  ours = os.umask(int(users, 8))
+  try:
+    yield
+  finally:
+    os.umask(ours)
 
 
 def spool_directory(setting: str, workdir: str) -> pathlib.Path:

@@ -3,7 +3,8 @@
 """Confines processes that run user code, or code written by models.
 
 The parent makes a `Box`, which is bubblewrap where that works, and passes its
-`command` and `environment`; the process itself calls `enter`.
+`command` and `environment`; the process itself calls `enter`, and each of its
+forks that runs such code `Cell.close`.
 
     python -m tba_jax.system.sandbox COMMAND WORD…
 
@@ -11,15 +12,20 @@ runs a command that ends with its parent, for parents with threads, which cannot
 run code between fork and exec.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
 import ctypes
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import pathlib
 import pwd
 import resource
+import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -43,9 +49,10 @@ _PRIVATE = "TBA_JAX_"  # Prefix of variables that are never passed on.
 MAX_FILE_BYTES = 256 << 20
 _MAX_OPEN_FILES = 256
 _MAX_PROCESSES = 128  # Threads count too.
-# User ids that systemd assigns dynamically to services.
-_FIRST_UID = 61184
-_NUM_UIDS = 4336
+# User ids that systemd gives to nobody, as (first, number); containers may have
+# the second alone.
+_UIDS = ((1_879_048_192, 268_435_456), (60706, 478))
+_HOME = "reward-"  # Prefix of their directories.
 
 # Limit of its directory, of shared memory and of /tmp, each a tmpfs.
 MAX_DISK_BYTES = 512 << 20
@@ -74,10 +81,12 @@ _TRIAL_S = 60.0
 _TRIAL = """
 import json, sys
 from tba_jax.system import sandbox
-print(json.dumps(sandbox.enter(**json.loads(sys.argv[1]))))
+print(json.dumps(sandbox.enter(**json.loads(sys.argv[1])).close()))
 """
 
 _SHARED = "/dev/shm"
+# Memory, messages and semaphores that outlive processes, one a row.
+_SHARED_MEMORY = ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem")
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
@@ -149,17 +158,17 @@ class Box:
     """Returns the command that runs `words`, whose directory is `home`."""
     if not self.bubblewrap:
       return list(words)
-    own = [*self.tmpfs, "--tmpfs", home, "--remount-ro", "/"]
+    own = [*self.tmpfs, "--tmpfs", home, "--remount-ro", "/", "--as-pid-1"]
     return [*self.bubblewrap, *own, "--chdir", os.getcwd(), "--", *words]
 
-  def arguments(self, home: str, pid: int) -> dict[str, Any]:
-    """Returns the arguments of `enter`; `pid` is of the started command."""
+  def arguments(self, home: str) -> dict[str, Any]:
+    """Returns the arguments of `enter`."""
     return {
         "home": home,
         "network": self.network,
         "readable": list(self.readable),
         "boxed": bool(self.bubblewrap),
-        "free_uid": _FIRST_UID + pid % _NUM_UIDS,
+        "uids": [first + secrets.randbelow(count) for first, count in _UIDS],
         "num_threads": _num_threads(os.getuid()),
     }
 
@@ -326,8 +335,9 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 def _try(box: Box) -> tuple[list[str] | None, str]:
   """Confines a process; returns what is missing, or None and why it failed."""
-  with tempfile.TemporaryDirectory(prefix="reward-") as home:
-    arguments = json.dumps(box.arguments(home, os.getpid()))
+  with contextlib.closing(Home()) as folder:
+    home = folder.path
+    arguments = json.dumps(box.arguments(home))
     words = [sys.executable, "-c", _TRIAL, arguments]
     try:
       done = subprocess.run(
@@ -339,7 +349,7 @@ def _try(box: Box) -> tuple[list[str] | None, str]:
           timeout=_TRIAL_S,
           check=True,
       )
-      missing = json.loads(done.stdout)["missing"]
+      missing = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
       lines = (
           error.stderr.strip() or f"status {error.returncode}"
@@ -352,60 +362,255 @@ def _try(box: Box) -> tuple[list[str] | None, str]:
   return missing, ""
 
 
+class Home:
+  """A temporary directory, removed by `close`.
+
+  If this process is killed, a later one removes it.
+
+  path: its path.
+  """
+
+  def __init__(self):
+    _remove_abandoned()
+    self._fd = -1
+    while True:
+      self.path = tempfile.mkdtemp(prefix=_HOME)
+      try:
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+      except FileNotFoundError:  # Taken for an abandoned one.
+        continue
+      if processes.try_lock(self._fd) and os.path.exists(self.path):
+        return
+      os.close(self._fd)
+
+  def close(self) -> None:
+    fd, self._fd = self._fd, -1
+    if fd >= 0:
+      _remove_folder(self.path)
+      os.close(fd)
+
+
+@functools.cache
+def _remove_abandoned() -> None:
+  """Removes directories whose process has ended: nobody locks them."""
+  for path in pathlib.Path(tempfile.gettempdir()).glob(f"{_HOME}*"):
+    try:
+      status = path.lstat()
+      ours = status.st_uid == os.getuid() or _is_ours(status.st_uid)
+      if not stat.S_ISDIR(status.st_mode) or not ours:
+        continue
+      fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+      continue  # Another user's, or just removed.
+    try:
+      if processes.try_lock(fd):
+        _remove_folder(str(path))
+    finally:
+      os.close(fd)
+
+
+def _is_ours(uid: int) -> bool:
+  return any(first <= uid < first + count for first, count in _UIDS)
+
+
 def enter(
     home: str,
     *,
     network: bool,
     readable: Sequence[str] = (),
     boxed: bool,
-    free_uid: int,
+    uids: Sequence[int],
     num_threads: int,
-) -> dict[str, Any]:
-  """Confines this process and its children permanently.
+) -> "Cell":
+  """Confines this process permanently, as far as its forks have in common.
 
-  Limits processes, open files and file sizes; as root takes a user id of its
-  own, without access to files and memory of others. Where no box does that,
-  leaves the network and, as root, makes all file systems read-only but an empty
-  `home` of limited size. Changes to `home`. Call it before starting threads.
+  Where no box does that, leaves the network and, as root, makes all file
+  systems read-only but an empty `home` of limited size. Call it before starting
+  threads.
 
   Args:
     home: the process's own directory.
     network: whether to keep the network.
     readable: paths that must stay readable.
     boxed: whether bubblewrap runs it.
-    free_uid: user id to take as root.
+    uids: user ids for forks of root; the first that the system permits.
     num_threads: threads of the user's other processes.
 
   Returns:
-    `uid`: the user id taken, or None; `missing`: what the system did not
-    permit, keys of `FREEDOMS`.
+    What confines its forks.
   """
   missing = []
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   if not network and not boxed and not _leave_network():
     missing.append("network")
-  is_root, is_limited = os.geteuid() == 0, boxed
-  uid, reads_all = None, False
-  if is_root:
-    is_limited = boxed or _limit_disk(home, readable)
-    uid, reads_all = _take_uid(home, readable, free_uid)
-  # Root could undo the rest.
-  is_held = uid is not None or (boxed and not is_root)
-  if not is_held or not is_limited:
-    missing.append("disk")
-  if not is_held:
-    missing.append("user")
-  if not is_held or reads_all:
-    missing.append("files")
-  if not _limit_processes(uid, num_threads):
-    missing.append("processes")
-  resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES,) * 2)
-  _lower_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
-  if sys.platform.startswith("linux"):
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-  processes.die_with_parent()  # Changing the user id has cleared it.
-  os.chdir(home)
-  return {"uid": uid, "missing": [name for name in FREEDOMS if name in missing]}
+  folders = [home, "/tmp", _SHARED] if boxed else [home]
+  is_limited = boxed
+  if not boxed and os.geteuid() == 0:
+    own = _limit_disk(home, readable)
+    is_limited, folders = bool(own), own or folders
+  _empty(home, lambda entry: True)
+  return Cell(
+      home,
+      readable,
+      boxed,
+      uids,
+      num_threads,
+      folders,
+      _modes(folders),
+      is_limited,
+      missing,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """Confinement of one completion's process, a fork of one that has entered.
+
+  folders: folders that its forks alone use, which `clean` empties.
+  modes: modes of what was in them, by path.
+  is_limited: whether they can write to nothing else.
+  missing: keys of `FREEDOMS` that `enter` could not take.
+  Otherwise as `enter` has them.
+  """
+
+  home: str
+  readable: Sequence[str]
+  boxed: bool
+  uids: Sequence[int]
+  num_threads: int
+  folders: Sequence[str]
+  modes: Mapping[str, int]
+  is_limited: bool
+  missing: Sequence[str]
+
+  def close(self) -> list[str]:
+    """Confines this process and its children permanently.
+
+    Limits processes, open files and file sizes; as root takes a user id of its
+    own, without access to files and memory of others. Changes to its home.
+
+    Returns:
+      What the system did not permit, keys of `FREEDOMS`.
+    """
+    missing = [*self.missing]
+    uid, reads_all = None, False
+    is_root = os.geteuid() == 0
+    if is_root:
+      uid, reads_all = self._take_uid()
+    # Root could undo the rest.
+    is_held = uid is not None or (self.boxed and not is_root)
+    if not is_held or not self.is_limited:
+      missing.append("disk")
+    if not is_held:
+      missing.append("user")
+    if not is_held or reads_all:
+      missing.append("files")
+    if not _limit_processes(uid, self.num_threads):
+      missing.append("processes")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES,) * 2)
+    _lower_limit(resource.RLIMIT_NOFILE, _MAX_OPEN_FILES)
+    if sys.platform.startswith("linux"):
+      ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # Changing the user id has cleared these.
+    processes.die_with_parent()
+    processes.hide_memory()
+    os.chdir(self.home)
+    return [name for name in FREEDOMS if name in missing]
+
+  def _take_uid(self) -> tuple[int | None, bool]:
+    for uid in self.uids:
+      taken, reads_all = _take_uid(self.home, self.readable, uid)
+      if taken is not None:
+        return taken, reads_all
+    return None, True
+
+  def clean(self) -> bool:
+    """Removes what ended forks have left; False if something stays."""
+    for folder in self.folders:
+      _empty(folder, lambda entry: entry.path not in self.modes)
+    if not self.is_limited and os.geteuid() == 0:
+      for folder in ("/tmp", "/var/tmp", _SHARED):
+        _empty(folder, lambda entry: _owner(entry) in self.uids)
+    if self.boxed and any(map(_has_rows, _SHARED_MEMORY)):
+      return False
+    return _modes(self.folders) == self.modes
+
+
+def _modes(folders: Sequence[str]) -> dict[str, int]:
+  """Returns the modes of some folders and of all in them, by path.
+
+  What is mounted in them is left out.
+  """
+  out, left = {}, list(folders)
+  while left:
+    path = left.pop()
+    status = os.lstat(path)
+    out[path] = status.st_mode
+    if stat.S_ISDIR(status.st_mode):
+      with contextlib.suppress(OSError):
+        inside = [os.path.join(path, name) for name in os.listdir(path)]
+        left += [one for one in inside if not os.path.ismount(one)]
+  return out
+
+
+def _empty(folder: str, is_left: Callable[[os.DirEntry[str]], bool]) -> None:
+  """Removes what was left in a folder, as far as it can."""
+  with contextlib.suppress(OSError):
+    for entry in list(os.scandir(folder)):
+      is_folder = entry.is_dir(follow_symlinks=False)
+      if not is_left(entry):
+        if is_folder and not os.path.ismount(entry.path):
+          _empty(entry.path, is_left)
+      elif is_folder:
+        _remove_folder(entry.path)
+      else:
+        os.unlink(entry.path)
+
+
+def _remove_folder(path: str) -> None:
+  """Removes a folder that nobody writes to, if it can, however deep it is."""
+  with contextlib.suppress(OSError):
+    os.chmod(path, 0o700)
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+      names = (f"{secrets.token_hex(8)}.{i}" for i in itertools.count())
+      while folders := _remove_files(top):
+        for name in folders:
+          inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=top)
+          try:
+            for below in _remove_files(inner):
+              new = next(names)
+              os.rename(below, new, src_dir_fd=inner, dst_dir_fd=top)
+          finally:
+            os.close(inner)
+          os.rmdir(name, dir_fd=top)
+    finally:
+      os.close(top)
+    os.rmdir(path)
+
+
+def _remove_files(folder: int) -> list[str]:
+  """Removes the files of an open folder; returns its folders, opened up."""
+  folders = []
+  for name in os.listdir(folder):
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+      os.chmod(name, 0o700, dir_fd=folder)
+      folders.append(name)
+    else:
+      os.unlink(name, dir_fd=folder)
+  return folders
+
+
+def _owner(entry: os.DirEntry[str]) -> int:
+  return entry.stat(follow_symlinks=False).st_uid
+
+
+def _has_rows(path: str) -> bool:
+  try:
+    return len(pathlib.Path(path).read_text().splitlines()) > 1
+  except OSError:  # The kernel has none.
+    return False
 
 
 def _lower_limit(which: int, limit: int) -> None:
@@ -434,18 +639,21 @@ def _leave_network() -> bool:
   return True
 
 
-def _limit_disk(home: str, readable: Sequence[str]) -> bool:
-  """Makes file systems read-only for this process; False if not permitted.
+def _limit_disk(home: str, readable: Sequence[str]) -> list[str]:
+  """Makes file systems read-only for this process.
 
   `home` and shared memory become file systems of limited size, in memory.
+
+  Returns:
+    Their paths; none if this is not permitted.
   """
   if not sys.platform.startswith("linux"):
-    return False
+    return []
   libc = ctypes.CDLL(None)
   if libc.unshare(_CLONE_NEWNS) != 0:
-    return False
+    return []
   if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
-    return False
+    return []
   options = f"size={MAX_DISK_BYTES},nr_inodes=65536,mode=1777".encode()
   own = [home]
   if os.path.isdir(_SHARED) and not any(
@@ -456,7 +664,7 @@ def _limit_disk(home: str, readable: Sequence[str]) -> bool:
     os.makedirs(path, exist_ok=True)
     flags = _MS_NOSUID | _MS_NODEV
     if libc.mount(b"none", path, b"tmpfs", flags, options) != 0:
-      return False
+      return []
 
   def set_read_only(path: str, *, recursive: bool, read_only: bool) -> bool:
     flag = _MOUNT_ATTR_RDONLY  # Flag to set, or to clear.
@@ -466,9 +674,11 @@ def _limit_disk(home: str, readable: Sequence[str]) -> bool:
         recursive * _AT_RECURSIVE, attributes, ctypes.sizeof(attributes),
     ) == 0  # fmt: skip
 
-  return set_read_only("/", recursive=True, read_only=True) and all(
+  if not set_read_only("/", recursive=True, read_only=True) or not all(
       set_read_only(path, recursive=False, read_only=False) for path in own
-  )
+  ):
+    return []
+  return own
 
 
 def _take_uid(
@@ -534,6 +744,7 @@ def _num_threads(uid: int) -> int:
 
 if __name__ == "__main__":
   processes.die_with_parent()
+  processes.adopt_orphans()
   try:
     os.execvp(sys.argv[1], sys.argv[1:])
   except OSError as error:

@@ -7,8 +7,8 @@
     gem:rg:chain_sum,python_tool
 
 The packages are TextArena (Guertler et al. 2025, arXiv:2504.11442) and GEM (Liu
-et al. 2025, arXiv:2510.01051). They are imported where an environment is made,
-in a process of its own: TextArena seeds Python's global `random`.
+et al. 2025, arXiv:2510.01051). They are imported where environments are made,
+in processes of their own: TextArena seeds Python's global `random`.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,6 +60,13 @@ def load(source: str, opponent: str) -> Callable[[], Any]:
   if opponent:
     make_opponent = user_code.load_function("config.task.opponent", opponent)
   return functools.partial(TextArena, name, make_opponent)
+
+
+def preload(source: str) -> None:
+  """Imports the source's package, if it has one, for all later episodes."""
+  module = source.partition(":")[0]
+  if module in PACKAGES:
+    importlib.import_module(module)
 
 
 def version(source: str) -> str:

@@ -26,11 +26,15 @@ from tba_jax.tasks import build
 
 
 def main(
-    texts: list[str], workdir: str, readable: str, task: dict[str, Any]
+    texts: list[str],
+    workdir: str,
+    readable: str,
+    task: dict[str, Any],
+    deadline_s: float = 60.0,
 ) -> None:
   """Judges the texts by a task, or by that of `reward_trouble` if it is {}."""
   config = settings.get_config()
-  config.reward.num_workers, config.reward.deadline_s = 1, 60.0
+  config.reward.num_workers, config.reward.deadline_s = 1, deadline_s
   config.reward.readable = readable
   name = f"confined-{os.getpid()}"
   events = []
@@ -68,7 +72,7 @@ def main(
         **more,
     )
     answers = pool.judge(
-        [judges.Request("train", 0, text.format(**values)) for text in texts]
+        [judges.Request("train", 0, _filled(text, values)) for text in texts]
     )
     print(
         json.dumps(
@@ -79,6 +83,12 @@ def main(
         )
     )
     pool.close()
+
+
+def _filled(text: str, values: dict[str, Any]) -> str:
+  for name, value in values.items():
+    text = text.replace(f"{{{name}}}", str(value))
+  return text
 
 
 if __name__ == "__main__":

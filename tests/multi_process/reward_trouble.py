@@ -6,11 +6,13 @@
 """
 
 import contextlib
+import io
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from tba_jax.rewards import worker
@@ -31,10 +33,15 @@ class TroubleTask(arithmetic.Arithmetic):
     if folder == "none":
       raise ValueError("the task cannot be made")
     self._folder = pathlib.Path(folder).absolute()
+    if folder == "threads":
+      wait = threading.Event().wait
+      threading.Thread(target=wait, daemon=True).start()
 
   def prepare_judging(self) -> None:
     self._prepared_in = os.getcwd()
     self._started = time.monotonic()
+    # In no text of the package: programs must not find it in the memory.
+    self._answer = str(7 * 1_000_003**2)
 
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
     word, _, rest = completion.partition(" ")
@@ -52,6 +59,12 @@ class TroubleTask(arithmetic.Arithmetic):
       raise ZeroDivisionError("a bug of the user's")
     elif word == "named":
       raise base.RewardError("refused", "as the task calls it")
+    elif word == "program":
+      return _run(rest, self._answer)
+    elif word == "exec":
+      with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(rest, {"judging": sys.modules[__name__], "task": self})
+      return base.Judgement(0.0, said.getvalue())
     elif word == "print":
       print("noise on the standard output", flush=True)
       os.write(1, b"\x00\x00\x00\x02{}")
@@ -110,6 +123,20 @@ class TroubleTask(arithmetic.Arithmetic):
     if completion == "raise":
       raise ZeroDivisionError("a bug of the user's")
     return f"{index}: {completion} is wrong"
+
+
+def _run(program: str, answer: str) -> base.Judgement:
+  """Runs a program; the reward is 1 if it prints the answer."""
+  done = subprocess.run(
+      [sys.executable, "-c", program],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      check=False,
+  )
+  said = done.stdout.strip()
+  return base.Judgement(float(said == answer), said[-1000:])
 
 
 def _search_secret(pid: str, secret: str) -> str:

@@ -19,11 +19,11 @@ _CONFINED = """
 import json, os, sys
 from tba_jax.system import sandbox
 home, file, *readable = sys.argv[1:]
-entered = sandbox.enter(
-    home, network=True, readable=readable, boxed=False, free_uid=61184,
+cell = sandbox.enter(
+    home, network=True, readable=readable, boxed=False, uids=[60706],
     num_threads=0,
 )
-print(json.dumps([entered["missing"], os.path.exists(file)]))
+print(json.dumps([cell.close(), os.path.exists(file)]))
 """
 
 
@@ -48,6 +48,29 @@ class SandboxTest(absltest.TestCase):
       if "disk" in missing:
         self.skipTest("this system does not permit mount namespaces")
       self.assertEqual(seen, bool(readable))
+
+  def test_directories_of_killed_processes_are_removed(self):
+    folder = self.create_tempdir().full_path
+    make = "from tba_jax.system import sandbox; import os; "
+    environment = {**os.environ, "TMPDIR": folder}
+
+    def run(then: str) -> list[str]:
+      words = [sys.executable, "-c", f"{make} home = sandbox.Home(); {then}"]
+      done = subprocess.run(
+          words, env=environment, capture_output=True, text=True, timeout=60
+      )
+      return done.stdout.split()
+
+    (left,) = run("print(home.path, flush=True); os.kill(os.getpid(), 9)")
+    self.assertTrue(os.path.isdir(left))
+    # Not those of a process that runs, nor another's folder.
+    with mock.patch.object(tempfile, "tempdir", folder):
+      sandbox._remove_abandoned.cache_clear()
+      kept = sandbox.Home()
+    self.addCleanup(kept.close)
+    self.assertFalse(os.path.exists(left))
+    run("home.close()")
+    self.assertEqual(os.listdir(folder), [os.path.basename(kept.path)])
 
   def test_packages_of_a_venv_below_are_seen_however_many(self):
     root = pathlib.Path(self.create_tempdir().full_path)
