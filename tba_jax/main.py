@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 from absl import app
 from absl import flags
@@ -72,6 +73,8 @@ _WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 _WITHOUT_TASK = ("status",)
 # Programs that read run directories in any state, damaged ones too.
 _WITHOUT_CONFIG = ("report", "verify", "replay")
+# Programs that write where the user says, and no more of a run.
+_SHARING = ("generate", "score", "plan", "compile")
 # Programs on a finished run, which may have other settings than the run.
 _AFTER_A_RUN = ("evaluate", "export")
 
@@ -267,11 +270,13 @@ def run() -> None:
       sys.exit(_help(key or "".join(sys.argv[i : i + 1])))
   argv, overrides = load.split_argv(sys.argv)
   logging.set_verbosity(logging.WARNING)
-  app.run(
-      lambda rest: processes.leave(main(rest, overrides)),
-      argv=argv,
-      flags_parser=_parse_flags,
-  )
+
+  def start(rest: Sequence[str]) -> NoReturn:
+    if _PROGRAM.value not in _SHARING:
+      processes.keep_private()
+    processes.leave(main(rest, overrides))
+
+  app.run(start, argv=argv, flags_parser=_parse_flags)
 
 
 def _help(key: str) -> int:

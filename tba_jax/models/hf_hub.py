@@ -18,6 +18,7 @@ from tba_jax.models import adapter_folder
 from tba_jax.models import gguf_folder
 from tba_jax.models import hf_files
 from tba_jax.models import wheels
+from tba_jax.system import processes
 
 # A folder that exists comes first. The hub has no organizations of these names.
 _LOCAL = r"(?!(?:data|models|runs)/)"
@@ -178,7 +179,8 @@ def _snapshot(
   except errors.LocalEntryNotFoundError:
     pass
   try:
-    return snapshot(local_files_only=False), fetch
+    with processes.shared():
+      return snapshot(local_files_only=False), fetch
   except errors.GatedRepoError as error:
     raise ValueError(
         f"{name}: accept the licence at https://huggingface.co/{repo}, then"

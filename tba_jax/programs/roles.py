@@ -589,6 +589,7 @@ def make_search_sampler(
       policy.model.config,
       url=urls[index % len(urls)],
       folder=own_folder,
+      is_shared=bool(config.search.vllm_folder),
       deadline_s=config.search.starvation_s,
       on_event=events.write,
       on_progress=spans.progress,

@@ -21,6 +21,7 @@ CPUs end it if a prompt is read in two parts.)
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -47,6 +48,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.system import jsonl
+from tba_jax.system import processes
 
 # Environment variable with the key that the server asks for, as vLLM's own.
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -115,6 +117,7 @@ class VllmSampler:
       *,
       url: str,
       folder: pathlib.Path,
+      is_shared: bool = False,
       deadline_s: float,
       on_event: Callable[[str, str], None],
       on_progress: Callable[[], None] = lambda: None,
@@ -128,6 +131,7 @@ class VllmSampler:
       url: address of the server, "http://HOST:PORT".
       folder: folder for versions of the params, which the server reads at the
         same path.
+      is_shared: whether the server may be another user's.
       deadline_s: longest wait for a server that does not answer.
       on_event: function called with (kind, message).
       on_progress: called while the server is at work.
@@ -136,6 +140,7 @@ class VllmSampler:
     self._model_config = model_config
     self._server = _Server(url)
     self._folder = folder
+    self._written = processes.shared if is_shared else contextlib.nullcontext
     self._deadline_s = deadline_s
     self._on_event, self._on_progress = on_event, on_progress
     self._numbers = itertools.count()
@@ -167,7 +172,8 @@ class VllmSampler:
       return params
     name = f"{self._prefix}-{next(self._numbers)}"
     version = Version(name, (self._folder / name).absolute())
-    hf.save(version.folder, *_untied(self._model_config, params))
+    with self._written():
+      hf.save(version.folder, *_untied(self._model_config, params))
     self._load(version)
     return version
 

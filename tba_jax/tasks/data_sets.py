@@ -22,6 +22,7 @@ import types
 from typing import Any
 
 from tba_jax.models import hf_hub
+from tba_jax.system import processes
 
 ALL = "*"  # names all subsets
 # Files of JSON and Parquet, or rows.
@@ -314,10 +315,12 @@ def _of_hub(
   datasets = _package()
   try:
     for name in _subsets(repo, revision, subset, preferred):
-      builder = _builder(repo, name, repo, revision=revision)
+      with processes.shared():
+        builder = _builder(repo, name, repo, revision=revision)
       if revision and builder.name == "cache":
         raise ConnectionError  # This cache does not tell revisions apart.
-      builder.download_and_prepare()
+      with processes.shared():
+        builder.download_and_prepare()
       label = name or repo.partition("/")[2]
       _check_split(split, list(builder.info.splits), label)
       rows = builder.as_dataset(split=split)

@@ -7,11 +7,13 @@
         --config.export.dtype=bfloat16 240 models/countdown
 
 Operands are the step of a checkpoint (default: the newest) and the folder to
-write (default: WORKDIR/export), which `transformers` loads. With
-`export.adapter` it has the factors of `lora.rank` alone, for `peft`.
+write (default: WORKDIR/export), which `transformers` loads. A folder elsewhere
+is as readable as the user's umask makes it. With `export.adapter` it has the
+factors of `lora.rank` alone, for `peft`.
 """
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -55,8 +57,10 @@ def run(
     OSError: there is no such checkpoint, or the folder cannot be written.
   """
   step, folder = _parse(workdir, operands)
+  inside = folder.absolute().is_relative_to(pathlib.Path(workdir).absolute())
+  written = contextlib.nullcontext() if inside else processes.shared()
   if config.export.adapter:
-    return _write_adapter(config, workdir, step, folder)
+    return _write_adapter(config, workdir, step, folder, written)
   source = model_source.of_checkpoint(
       config, workdir, step, model_source.one_device()
   )
@@ -72,7 +76,8 @@ def run(
       f" {shape.width}, in {shape.param_dtype}",
       file=sys.stderr,
   )
-  hf.save(folder, shape, source.params, source.tokenizer)
+  with written:
+    hf.save(folder, shape, source.params, source.tokenizer)
   return folder
 
 
@@ -81,6 +86,7 @@ def _write_adapter(
     workdir: str,
     step: int | None,
     folder: pathlib.Path,
+    written: contextlib.AbstractContextManager[None],
 ) -> pathlib.Path:
   """Writes adapters for `peft`; returns the folder; raises as `run`."""
   policy, adapters, name = model_source.adapters_of_checkpoint(
@@ -118,7 +124,8 @@ def _write_adapter(
     )
     policy.tokenizer.save(new)
 
-  hf.replace_folder(folder, fill)
+  with written:
+    hf.replace_folder(folder, fill)
   return folder
 
 
