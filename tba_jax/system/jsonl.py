@@ -3,6 +3,8 @@
 """JSON Lines files and atomically replaced JSON files.
 
 A writer may be killed at any byte, so readers skip and count torn lines.
+Objects end with a checksum of what precedes it, which `verify` compares.
+Readers leave it out and do not compare it: files may be edited.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +15,7 @@ import math
 import os
 import threading
 from typing import Any, BinaryIO, IO, TextIO
+import zlib
 
 from etils import epath
 import numpy as np
@@ -21,6 +24,10 @@ from tba_jax.system import processes
 
 # Key that lists a record's non-finite values, which JSON cannot represent.
 NON_FINITE = "non_finite"
+
+_CHECKSUM = "checksum"
+_DIGITS = 8
+_END = (f', "{_CHECKSUM}": "'.encode(), b'"}')
 
 
 def to_json(value: Any, non_finite: list[str], name: str = "") -> Any:
@@ -66,6 +73,39 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(out, allow_nan=False) + "\n"
 
 
+def sealed(text: str) -> str:
+  """Returns the JSON of an object with a checksum at its end."""
+  body = text.rstrip().removesuffix("}").rstrip()
+  if body == "{":
+    return text
+  digits = f"{zlib.crc32(body.encode()):0{_DIGITS}x}"
+  return digits.join((body + _END[0].decode(), _END[1].decode())) + "\n"
+
+
+def is_sound(data: bytes) -> bool | None:
+  """Returns whether a JSON object has its checksum; None if it ends without.
+
+  An end in which one byte has changed is taken for one with a checksum.
+  """
+  data = data.rstrip(b"\n")
+  size = len(_END[0]) + _DIGITS + len(_END[1])
+  body, end = data[:-size], data[-size:]
+  digits = end[len(_END[0]) :][:_DIGITS]
+  expected = digits.join(_END)
+  wrong = sum(a != b for a, b in zip(end, expected))
+  if not body or wrong > 1:
+    return None
+  return not wrong and digits == f"{zlib.crc32(body):0{_DIGITS}x}".encode()
+
+
+def loads(data: str | bytes) -> Any:
+  """Returns a JSON value without its checksum; raises as `json.loads`."""
+  value = json.loads(data)
+  if isinstance(value, dict):
+    value.pop(_CHECKSUM, None)
+  return value
+
+
 def _plain(value: Any) -> Any:
   """Returns a value as JSON types; raises ValueError if it is not finite."""
   non_finite: list[str] = []
@@ -98,7 +138,7 @@ class LineWriter:
     self._file = open_append(path)
 
   def write(self, record: Mapping[str, Any]) -> None:
-    line = json_line(record)
+    line = sealed(json_line(record))
     with self._lock:
       self._file.write(line)
       self._file.flush()
@@ -122,7 +162,7 @@ class Records(list):
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
   """Returns the JSON object of a line, None if it is not one."""
   try:
-    record = json.loads(line)
+    record = loads(line)
   except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
     return None
   return record if isinstance(record, dict) else None
@@ -163,7 +203,8 @@ def read_jsonl(path: epath.PathLike) -> Records:
 def atomic_write_json(path: epath.PathLike, value: Any) -> None:
   """Replaces a file by `value` as JSON; non-finite numbers become null."""
   text = json.dumps(to_json(value, []), allow_nan=False, indent=1)
-  replace_file(path, text + "\n")
+  is_object = isinstance(value, Mapping)
+  replace_file(path, sealed(text) if is_object else text + "\n")
 
 
 def replace_file(path: epath.PathLike, text: str) -> None:
@@ -227,7 +268,7 @@ def sync_directory(path: epath.PathLike) -> None:
 def read_json(path: epath.PathLike) -> Any:
   """Returns the value of a JSON file, None if it is missing or unreadable."""
   try:
-    return json.loads(epath.Path(path).read_bytes())
+    return loads(epath.Path(path).read_bytes())
   except (OSError, ValueError, RecursionError):
     return None
 
@@ -240,7 +281,7 @@ def read_object(path: epath.PathLike, schema: Any) -> dict[str, Any] | None:
   """
   path = epath.Path(path)
   try:
-    value = json.loads(path.read_bytes())
+    value = loads(path.read_bytes())
   except FileNotFoundError:
     return None
   except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ and the digests of records and arrays, are this file's own, so that an error in
 theirs is found. It writes nothing and needs neither devices nor the run's
 secret: without that, keyed hashes are not checked, so it finds damage, not
 forgery by somebody who can compute the other digests. A run may be audited
-while it is live.
+while it is live. Logs, spans, tables and pages have no digests.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +46,8 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import wire
 
+# Files of JSON with checksums, by folder.
+_SEALED = ("", "best", "reward_model", "replay", "sft")
 _UNITS = ledger_lib.Amount._fields
 # Progress is shown on stderr after so many seconds, and every so many then.
 _QUIET_S, _SHOW_EVERY_S = 5.0, 2.0
@@ -283,6 +285,7 @@ def _audit_once(
   # Acknowledgements before the journal, which has what they acknowledge.
   checks = {
       "files": _check_files,
+      "checksums": _check_checksums,
       "events, samples": _check_events,
       "acknowledged": _check_acks,
       "checkpoints": _check_checkpoints,
@@ -321,7 +324,7 @@ def _check_files(run_: RunFiles, part: Part) -> None:
   """Reads the JSON files of a run."""
   for name, (schema, advice) in _FILES.items():
     try:
-      value = json.loads((run_.folder / name).read_bytes())
+      value = jsonl.loads((run_.folder / name).read_bytes())
       wrong = jsonl.schema_error(value, schema)
     except FileNotFoundError:
       continue
@@ -345,6 +348,24 @@ def _check_files(run_: RunFiles, part: Part) -> None:
     if not (run_.folder / name).exists() and not run_.live:
       part.add(name, "is missing", _FILES[name][1])
   part.found = ", ".join(name.removesuffix(".json") for name in run_.json)
+
+
+def _check_checksums(run_: RunFiles, part: Part) -> None:
+  """Compares the checksums of JSON files, and of the lines of others."""
+  count = 0
+  for folder in _SEALED:
+    for path in sorted((run_.folder / folder).glob("*.json*")):
+      name = str(path.relative_to(run_.folder))
+      with path.open("rb") as file:
+        parts = file if path.suffix == ".jsonl" else [file.read()]
+        for number, data in enumerate(parts, 1):
+          verdict = jsonl.is_sound(data)
+          count += verdict is not None
+          if verdict is False:
+            in_line = f", line {number}" if path.suffix == ".jsonl" else ""
+            advice = _FILES.get(name, (None, _COPY))[1]
+            part.add(f"{name}{in_line}", "differs from its checksum", advice)
+  part.found = f"{count} of files and lines"
 
 
 def _check_results(run_: RunFiles, part: Part) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import random
 import shutil
 import tempfile
 from unittest import mock
@@ -19,6 +20,7 @@ from tba_jax.channels import journal
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
+from tba_jax.system import jsonl
 from tba_jax.tools import verify
 from tests.models import hf_case
 from tests.support import harness
@@ -265,9 +267,9 @@ class VerifyTest(parameterized.TestCase):
 
   def test_finds_a_ledger_that_does_not_close(self):
     path = self.folder / "ledger.json"
-    ledger = json.loads(path.read_bytes())
+    ledger = jsonl.read_json(path)
     ledger["evicted_untrained"]["tokens"] += 5
-    path.write_text(json.dumps(ledger))
+    jsonl.atomic_write_json(path, ledger)
     self.assert_wrong(
         ("ledger.json", "0 prompts, 0 completions, -5 tokens are unaccounted")
     )
@@ -288,6 +290,28 @@ class VerifyTest(parameterized.TestCase):
     self.edit_metrics(lambda lines, steps: lines.insert(-1, lines[steps[3]]))
     problems, _ = self.audit()
     self.assertRegex(problems[0][1], "step 3 comes after step")
+
+  @parameterized.parameters(
+      "config.json",
+      "eval.json",
+      "result.json",
+      "metrics.jsonl",
+      "events.jsonl",
+      "samples.jsonl",
+      "replay/decisions.jsonl",
+  )
+  def test_finds_a_bit(self, name):
+    path = self.folder / name
+    data = path.read_bytes()
+    chosen = random.Random(name)
+    for _ in range(10):
+      offset, bit = chosen.randrange(len(data)), chosen.randrange(8)
+      changed = bytearray(data)
+      changed[offset] ^= 1 << bit
+      path.write_bytes(changed)
+      with self.subTest(offset=offset, bit=bit):
+        places = [place for place, _ in self.audit()[0]]
+        self.assertIn(name, "".join(places))
 
   def test_finds_a_line_that_is_not_json(self):
     def edit(lines, steps):

@@ -46,6 +46,32 @@ class JsonlTest(parameterized.TestCase):
     self.assertEqual(jsonl.read_json(self.path), 1)
     self.assertEqual(os.listdir(self.path.parent), ["a.json"])
 
+  def test_no_bit_changes_in_silence(self):
+    writer = jsonl.LineWriter(self.path.with_suffix(".jsonl"))
+    writer.write({"step": 3, "loss": 0.5})
+    writer.close()
+    jsonl.atomic_write_json(self.path, {"step": 3, "section": {"rate": 1e-4}})
+    for path in (self.path, self.path.with_suffix(".jsonl")):
+      data = path.read_bytes()
+      self.assertTrue(jsonl.is_sound(data))
+      for i in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[i // 8] ^= 1 << i % 8
+        if jsonl.is_sound(bytes(changed)) is not False:
+          with self.assertRaises(ValueError, msg=bytes(changed)):
+            json.loads(changed)
+
+  def test_a_checksum_is_not_read(self):
+    jsonl.atomic_write_json(self.path, _RIGHT)
+    self.assertEqual(jsonl.read_object(self.path, _SCHEMA), _RIGHT)
+    self.assertEqual(jsonl.read_json(self.path), _RIGHT)
+    line = jsonl.sealed(jsonl.json_line(_RIGHT))
+    self.assertEqual(jsonl.parse_line(line), _RIGHT)
+
+  @parameterized.parameters("{}", '{"a": 1}', '{"a": 1, "checksum": "0000', "")
+  def test_an_object_without_checksum_is_not_judged(self, text):
+    self.assertIsNone(jsonl.is_sound(text.encode()))
+
   def test_reads_a_valid_object(self):
     self.assertIsNone(jsonl.read_object(self.path, _SCHEMA))
     for value in (_RIGHT, {"step": 0, "rows": []}, {**_RIGHT, "share": None}):
