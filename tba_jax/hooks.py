@@ -31,6 +31,7 @@ from tba_jax.learning import train_step
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import decisions as decisions_lib
+from tba_jax.system import processes
 
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0
@@ -246,6 +247,7 @@ class Behind:
       self._recorder.event("step_skipped", message)
     self._learner.finish()
     self.done = step + 1
+    processes.note_begun("trainer")
     for hook in self._hooks:
       hook(step, draw, metrics)
 

@@ -73,6 +73,8 @@ _WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 _WITHOUT_TASK = ("status",)
 # Programs that read run directories in any state, damaged ones too.
 _WITHOUT_CONFIG = ("report", "verify", "replay")
+# Programs that work in a run's directory for long.
+_IN_A_RUN = ("train", "trainer", "searcher", "store", "one_process", "serve")
 # Programs that write where the user says, and no more of a run.
 _SHARING = ("generate", "score", "plan", "compile")
 # Programs on a finished run, which may have other settings than the run.
@@ -187,6 +189,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   except run_directory.NoRunError as error:
     return processes.refuse(error)
   except (OSError, base.TransportError) as error:
+    if name in _IN_A_RUN and not os.path.exists(f"{workdir}/config.json"):
+      print(f"error: --workdir={workdir}: was deleted meanwhile ({error})",
+            file=sys.stderr)  # fmt: skip
+      return processes.EXIT_FATAL
     # A disk or a store; the next start may find it better.
     logging.exception("--program=%s cannot continue", name)
     print(f"error: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from tba_jax import collect
 from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.monitor import metrics
+from tba_jax.system import processes
 
 # The timeline has two lanes: the devices and the judge's thread.
 JUDGE_LANE = "judge"
@@ -119,6 +120,7 @@ class Searcher:
     self._load(*taken)
     with self._spans.span("compile"):
       self._parts.warm_up(self._params)
+    processes.note_begun("searcher")
     self._started = time.monotonic()
     self._busy_before_s = self._spans.clock.busy_s
     while not self._stop():

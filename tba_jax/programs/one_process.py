@@ -44,7 +44,7 @@ def run(
 
   Returns the trainer's exit status; raises as `train`.
   """
-  stop = processes.start_role()
+  stop = processes.start_role("trainer")
   try:
     return train(config, workdir, operands, stop.is_set)
   except LateSearchers as error:

@@ -78,7 +78,8 @@ def run_trainer(
 
   `operands` place the process in its cluster (`cluster.join`); none if alone.
   """
-  return train(config, workdir, operands, processes.start_role().is_set)
+  should_stop = processes.start_role("trainer").is_set
+  return train(config, workdir, operands, should_stop)
 
 
 def train(
@@ -396,7 +397,7 @@ def run_searcher(
     0 at the end of the run; 75 if interrupted, or if the trainer was: start it
     again.
   """
-  should_stop = processes.start_role().is_set
+  should_stop = processes.start_role("searcher").is_set
   try:
     index = processes.index_of(operands)
   except ValueError as error:

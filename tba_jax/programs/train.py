@@ -534,9 +534,13 @@ class Supervisor:
         self._make_models()
         if self._signal is None:
           self._train()
+    except OSError:
+      if not self._is_deleted():
+        raise
+      error, status = self._deleted(), 1
     except RunFailed as failure:
       error, status = failure, failure.status
-      if any(
+      if not self._is_deleted() and any(
           child.role == "trainer" and child.process.returncode is None
           for child in self._children.all
       ):
@@ -581,6 +585,7 @@ class Supervisor:
     with self._leave_out_unwritable():
       self._children.write_table(None)
     while not child.finished and self._signal is None:
+      self._check_directory()
       if self._check(child):
         with self._leave_out_unwritable():
           self._children.write_table(None)
@@ -621,6 +626,7 @@ class Supervisor:
     with self._leave_out_unwritable():
       self._children.write_table(None)
     while not trainer.finished and self._signal is None:
+      self._check_directory()
       changed = [c for c in self._children.all if self._check(c)]
       # Without a store, there may be the file of an earlier one.
       locator = {}
@@ -635,6 +641,19 @@ class Supervisor:
       self._look_if_due()
       self._panel.update(restarts=self._totals()["restarts"])
       time.sleep(self._limits.tick_s)
+
+  def _is_deleted(self) -> bool:
+    return not (self._workdir / "config.json").exists()
+
+  def _deleted(self) -> RunFailed:
+    return RunFailed(
+        f"--workdir={self._workdir}: the directory was deleted while the run"
+        " was there; nothing of it can be saved"
+    )
+
+  def _check_directory(self) -> None:
+    if self._is_deleted():
+      raise self._deleted()
 
   def _look_if_due(self) -> None:
     """Once a second looks for progress, rotates logs and writes totals."""
@@ -806,10 +825,13 @@ class Supervisor:
     self._children.end(
         roles,
         2 * self._config.search.starvation_s,
-        lambda: self._num_signals > before,
+        lambda: self._num_signals > before or self._is_deleted(),
     )
 
   def _conclude(self, status: int, error: RunFailed | None) -> int:
+    if error is not None and self._is_deleted():
+      print(f"error: {error}", file=sys.stderr)
+      return status
     totals = self._totals()
     result = None
     try:

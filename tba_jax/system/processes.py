@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import pathlib
+import re
 import resource
 import signal
 import socket
@@ -58,8 +59,15 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 # A unix socket path has at most 108 bytes; gRPC's prefix takes some.
 _MAX_SOCKET_DIR = 80
+# What gRPC takes for something else in the path of a socket.
+_NOT_IN_SOCKETS = re.compile(r"[,#?]|%[0-9A-Fa-f]{2}")
 _OPEN_FILES = 1 << 16
 
+
+# Seconds after a signal for a role that has not begun.
+_WARM_UP_S = 2.0
+# Whether a role of this process has begun.
+_begun: dict[str, threading.Event] = {}
 
 # Sockets of `free_port`, which keep its ports.
 _kept: list[socket.socket] = []
@@ -374,14 +382,40 @@ def importing() -> Iterator[None]:
     gc.enable()
 
 
-def start_role() -> threading.Event:
-  """Sets up a role's process; returns the event of `stop_on_signals`."""
+def start_role(role: str) -> threading.Event:
+  """Sets up a role's process; returns the event of `stop_on_signals`.
+
+  After a signal the process ends within seconds, unless `role` has called
+  `note_begun`: a compilation, say, ends no sooner, and nothing is to be saved.
+  """
   absl_logging.use_absl_handler()
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_worth_logging)
   absl_logging.info("cores %s", available_cores())
   prepare_compiling()
-  return stop_on_signals()
+  stop = stop_on_signals()
+  # The interpreter writes the numbers of signals, but runs their handlers only
+  # once the main thread comes back to it.
+  source, sink = os.pipe()
+  os.set_blocking(sink, False)
+  signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+  threading.Thread(
+      target=_end_warm_up, args=(role, source), name="warm-up", daemon=True
+  ).start()
+  return stop
+
+
+def note_begun(role: str) -> None:
+  """Notes that a role has something to save; see `start_role`."""
+  _begun.setdefault(role, threading.Event()).set()
+
+
+def _end_warm_up(role: str, source: int) -> None:
+  while not {signal.SIGTERM, signal.SIGINT} & {*os.read(source, 64)}:
+    pass
+  if not _begun.setdefault(role, threading.Event()).wait(_WARM_UP_S):
+    absl_logging.warning("a signal in warm-up: nothing is to be saved")
+    _leave_now(EXIT_INTERRUPTED)
 
 
 def keep_private() -> None:
@@ -407,18 +441,29 @@ def shared() -> Iterator[None]:
 def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   """Returns the local directory for socket, locator, lock and secret, 0700.
 
-  The first of: the setting; WORKDIR/spool if that is local and short enough for
-  a unix socket; a directory of this user under the temporary directory.
+  The first of: the setting; WORKDIR/spool if that is local and can be the path
+  of a unix socket; a directory of this user under the temporary directory.
 
   Raises:
-    ValueError: the directory is not private, see `make_private`.
+    ValueError: the directory is not private, see `make_private`, or cannot be
+      the path of a socket.
   """
   path = pathlib.Path(setting or f"{workdir}/spool").expanduser().absolute()
   remote = "://" in workdir
-  if not setting and (remote or len(os.fsencode(path)) > _MAX_SOCKET_DIR):
-    return temporary_directory(workdir if remote else path.parent)
+  if not setting and (remote or not _can_be_of_socket(path)):
+    path = temporary_directory(workdir if remote else path.parent)
+  if match := _NOT_IN_SOCKETS.search(str(path)):
+    raise ValueError(
+        f"config.store.spool_dir: the path of a socket cannot have {match[0]!r}"
+        f" ({path}); allowed another directory, or another TMPDIR"
+    )
   make_private(path, "store.spool_dir")
   return path
+
+
+def _can_be_of_socket(path: pathlib.Path) -> bool:
+  is_short = len(os.fsencode(path)) <= _MAX_SOCKET_DIR
+  return is_short and not _NOT_IN_SOCKETS.search(str(path))
 
 
 def temporary_directory(name: str | os.PathLike[str]) -> pathlib.Path:
@@ -565,11 +610,15 @@ def leave(status: int) -> NoReturn:
   The interpreter would wait for them, or abort if they are daemons in XLA.
   """
   if any(t.name.startswith(LEFT_BEHIND) for t in threading.enumerate()):
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # pylint: disable=protected-access
+    _leave_now(status)
   sys.exit(status)
+
+
+def _leave_now(status: int) -> NoReturn:
+  logging.shutdown()
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)  # pylint: disable=protected-access
 
 
 def restart_as_role() -> None:

@@ -74,6 +74,26 @@ class RunFaultsTest(absltest.TestCase):
     self.workdir = pathlib.Path(folder.name) / "run"
 
   @pytest.mark.timeout(600)
+  def test_ends_in_a_line_where_its_directory_is_deleted(self):
+    log = self.workdir.with_name("out.txt")
+    command = harness.command(
+        "train", self.workdir, config=harness.CONFIG, overrides=_OVERRIDES
+    )
+    process = harness.Process(command, log)
+    self.addCleanup(process.close)
+    waiting.wait_until(
+        (self.workdir / "metrics.jsonl").exists,
+        log.read_text,
+        180.0,
+        is_lost=lambda: not process.is_running,
+    )
+    self.workdir.rename(self.workdir.with_name("elsewhere"))
+    self.assertEqual(process.wait(120), 1)
+    self.assertNotIn("Traceback", log.read_text())
+    last = log.read_text().splitlines()[-1]
+    self.assertRegex(last, f"^error: --workdir={self.workdir}: .* was deleted")
+    self.assertFalse((self.workdir / "report.html").exists())
+
   def test_survives_random_kills_and_stops_of_each_role(self):
     run = self.start()
     run.wait_for_step(3)

@@ -28,7 +28,7 @@ class OneProcessTest(parameterized.TestCase):
     self.left = []  # indices of searchers that were told to leave
     self.channels = []  # channel of each role
     for module, name, made in (
-        (processes, "start_role", lambda: self.stop),
+        (processes, "start_role", lambda role: self.stop),
         (run_directory, "open_run", mock.Mock()),
         (roles, "train", self.train),
         (roles, "search", self.search),

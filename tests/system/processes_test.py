@@ -14,6 +14,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from tba_jax.system import processes
 from tests.support import waiting
@@ -45,6 +46,20 @@ for least, function in ((60.0, lambda x: x + 1), (0.0, lambda x: x * 2)):
   before = resident()
   jax.jit(function)(1.0)
   print((before - resident()) / 150e6)
+"""
+
+
+# Works without running handlers of signals, before or after it has begun.
+_WARM_UP = """
+import hashlib, signal, sys
+from tba_jax.system import processes
+
+stop = processes.start_role("trainer")
+processes.note_begun(sys.argv[1])
+print("up", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
+assert stop.is_set()
+sys.exit(processes.EXIT_OK)
 """
 
 
@@ -300,6 +315,18 @@ class DirectoryTest(absltest.TestCase):
     self.assertEqual(processes.spool_directory(str(path), "/x"), path)
     self.assert_private(path)
 
+  def test_spool_of_a_workdir_that_no_socket_takes(self):
+    for name in ("x,y=z", "a#b", "a?b", "a%41b"):
+      with self.subTest(name):
+        path = processes.spool_directory("", str(self.folder / name))
+        self.assertEqual(path.parent, self.shared)
+        self.assert_private(path)
+        with self.assertRaisesRegex(ValueError, "spool_dir: .*socket"):
+          processes.spool_directory(str(self.folder / name), "/x")
+        self.assertFalse((self.folder / name).exists())
+    path = self.folder / "a b='c' ä%"
+    self.assertEqual(processes.spool_directory("", str(path)), path / "spool")
+
   def test_spool_of_a_long_or_remote_workdir_is_in_the_temporary_directory(
       self,
   ):
@@ -341,6 +368,26 @@ class DirectoryTest(absltest.TestCase):
     with mock.patch.object(os, "getuid", return_value=os.getuid() + 1):
       with self.assertRaisesRegex(ValueError, "of this user"):
         processes.make_private(path, "key")
+
+
+class WarmUpTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("searcher", 2**31 - 1, processes.EXIT_INTERRUPTED),
+      ("trainer", 2 * 10**7, processes.EXIT_OK),
+  )
+  @pytest.mark.slow
+  def test_a_signal_ends_a_role_that_has_not_begun(self, begun, work, status):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WARM_UP, begun, str(work)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    self.addCleanup(process.communicate)
+    self.addCleanup(process.kill)
+    self.assertEqual(process.stdout.readline(), b"up\n")
+    process.send_signal(signal.SIGTERM)
+    self.assertEqual(process.wait(120), status)
 
 
 if __name__ == "__main__":
