@@ -406,23 +406,26 @@ def _run(words: Sequence[str], text: str) -> float:
   # The command may leave files that cannot be removed.
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
     try:
-      done = subprocess.run(
+      with subprocess.Popen(
           words,
-          input=text,
-          capture_output=True,
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
           text=True,
-          check=False,
           cwd=folder,
           env=sandbox.environment(folder, [*os.environ]),
           preexec_fn=processes.die_with_parent,
-      )
+      ) as process:
+        # What it starts cannot open its output by /proc.
+        os.fchmod(process.stdout.fileno(), 0)
+        said, errors = process.communicate(text)
     except OSError as error:
       raise base.RewardError("exit", f"{words[0]}: {error}") from error
-  if done.returncode:
+  if process.returncode:
     raise base.RewardError(
-        "exit", f"{words[0]} ended with {done.returncode}: {done.stderr[-200:]}"
+        "exit", f"{words[0]} ended with {process.returncode}: {errors[-200:]}"
     )
-  lines = [line for line in done.stdout.split("\n") if line.strip()]
+  lines = [line for line in said.split("\n") if line.strip()]
   last = lines[-1] if lines else ""
   try:
     return float(last)

@@ -5,8 +5,10 @@
 Runs a seeded choice of the attacks, and all with TBA_JAX_ALL_ATTACKS=1.
 """
 
+import json
 import os
 import random
+import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -28,6 +30,38 @@ _HONEST = {
     "prints": "print 4",
     "errs": "raise",
 }
+
+
+# Runs the completion as a program, which must print the answer.
+_VERIFIER = """
+import json, subprocess, sys
+from tba_jax.system import processes
+if {hides}:
+  processes.hide_memory()
+question = json.load(sys.stdin)
+done = subprocess.run(
+    [sys.executable, "-c", question["completion"]], capture_output=True,
+    text=True,
+)
+print(float(done.stdout.strip() == question["row"]["answer"]))
+"""
+# Writes to the verifier's output, after the verifier.
+_LATE_OUTPUT = """
+import os, time
+verifier = os.getppid()
+if os.fork() == 0:
+  os.setsid()
+  out = os.open(f"/proc/{verifier}/fd/1", os.O_WRONLY)
+  for fd in range(3):
+    os.close(fd)
+  time.sleep(2)
+  os.write(out, b"1.0\\n")
+"""
+_MEMORY = """
+import os
+open(f"/proc/{os.getppid()}/mem", "rb")
+print(42)
+"""
 
 
 class AttacksTest(confinement_test.Confined):
@@ -72,6 +106,30 @@ class AttacksTest(confinement_test.Confined):
         )
     self.assertEqual((outside / "kept").read_text(), "kept")
     self.assertEqual([p.name for p in outside.iterdir()], ["kept"])
+
+  @parameterized.product(
+      user=("ordinary", "root"), bubblewrap=("system", ""), hides=(True, False)
+  )
+  def test_a_verifiers_output_and_memory(self, user, bubblewrap, hides):
+    self.install(bubblewrap)
+    verifier = _VERIFIER.format(hides=hides)
+    (self.project / "check.py").write_text(verifier)
+    for split in ("train", "test"):
+      row = json.dumps({"prompt": split, "answer": "42"})
+      (self.home / f"{split}.jsonl").write_text(row)
+    self.task = {
+        "name": "own",
+        "train": str(self.home / "train.jsonl"),
+        "test": str(self.home / "test.jsonl"),
+        "rewards": "",
+        "verifier": f"{sys.executable} check.py",
+    }
+    texts = _LATE_OUTPUT, "print(42)", "print(41)", _MEMORY
+    answers, _ = self.judge(user, *texts)
+    outcomes = [(reward, failure) for reward, _, failure in answers]
+    # One that does not hide can be read.
+    expected = [0.0, 1.0, 0.0, float(not hides)]
+    self.assertEqual(outcomes, [(reward, "") for reward in expected])
 
 
 if __name__ == "__main__":
