@@ -37,7 +37,7 @@ def unpack(read: ReadFn) -> bytes:
   """Returns the next message, as its JSON; raises what `read` does.
 
   Raises:
-    FrameError: it is too long.
+    FrameError: the message is too long.
   """
   (length,) = HEADER.unpack(read(HEADER.size))
   if length > MAX_BYTES:
@@ -46,7 +46,7 @@ def unpack(read: ReadFn) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-  """Returns an answer; FrameError if it is no JSON object."""
+  """Returns an answer; FrameError without a JSON object."""
   try:
     answer = json.loads(data)
   except (ValueError, RecursionError) as error:

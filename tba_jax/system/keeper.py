@@ -204,7 +204,7 @@ class _Keeper:
     self._cell = cell
     self._hello = hello
     self._limits = _limits()
-    self._pid = 0  # Of the completion's process.
+    self._pid = 0  # The completion's process.
     self._pipes: _Pipes | None = None  # None if there is no such process.
 
   def run(self, goes_on: Callable[[Any], bool]) -> None:

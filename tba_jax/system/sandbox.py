@@ -52,7 +52,7 @@ _MAX_PROCESSES = 128  # Threads count too.
 # User ids that systemd gives to nobody, as (first, number); containers may have
 # the second alone.
 _UIDS = ((1_879_048_192, 268_435_456), (60706, 478))
-_HOME = "reward-"  # Prefix of their directories.
+_HOME = "tba_jax-reward-"  # Prefix of their directories, and of no others.
 
 # Limit of its directory, of shared memory and of /tmp, each a tmpfs.
 MAX_DISK_BYTES = 512 << 20
