@@ -127,7 +127,7 @@ class RecorderTest(absltest.TestCase):
 
   def read(self, name):
     self.flush()
-    return json.loads((self.workdir / name).read_text())
+    return jsonl.read_json(self.workdir / name)
 
   def test_intervals_of_metrics_and_samples(self):
     recorder = self.make(every_steps=4)

@@ -133,7 +133,7 @@ class Run(Process):
   def read(self, name: str) -> Any:
     """Returns a JSON file of the run directory, None if it is missing."""
     try:
-      return json.loads((self.workdir / name).read_text())
+      return jsonl.loads((self.workdir / name).read_text())
     except FileNotFoundError:
       return None
 

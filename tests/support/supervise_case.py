@@ -17,6 +17,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.monitor.report import verdict
 from tba_jax.programs import train
+from tba_jax.system import jsonl
 from tba_jax.system import pulse
 from tests.support import tiny_model
 
@@ -137,7 +138,7 @@ class SuperviseCase(parameterized.TestCase):
     path.write_text(json.dumps(value))
 
   def read(self, name):
-    return json.loads((self.workdir / name).read_text())
+    return jsonl.loads((self.workdir / name).read_text())
 
   def events(self):
     lines = (self.workdir / "events.jsonl").read_text().splitlines()
