@@ -153,9 +153,11 @@ def _set_tba(
   c.search.prompts_per_round = 3
   c.search.samples_per_prompt = arg.samples * 6 // 5
   prompts = 140 // arg.samples
-  # Searchers run free, and the trainer takes what is there.
+  # Searchers run free up to a barrier every `publish.every_steps`, and compute
+  # the reference's log-probs.
   c.search.prompts_per_step = 0
-  c.search.wait_for_fresh = False
+  c.search.wait_for_fresh = True
+  c.reference.role = "searcher"
 
   c.loss.name = "tb"
   c.loss.scale = "paper"
@@ -293,8 +295,8 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
   c.search.prompts_per_round = 24
   c.search.samples_per_prompt = 10
   c.search.prompts_per_step = 24
-  c.search.wait_for_fresh = True
   c.search.lead_steps = 1
+  c.reference.role = "trainer"
 
   # Scale for large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"

@@ -136,12 +136,12 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.explore.max_temperature = 2.0
   c.explore.min_tokens = 5
 
-  # Searchers run free, and the trainer takes what is there.
+  # Searchers run free up to a barrier every `publish.every_steps`.
   c.search.num_searchers = 2
   c.search.samples_per_prompt = 16
   c.search.prompts_per_round = 8
   c.search.prompts_per_step = 0
-  c.search.wait_for_fresh = False
+  c.search.wait_for_fresh = True
 
   c.loss.name = "tb_learned_z"
   c.loss.scale = "paper"
@@ -251,7 +251,6 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.explore.min_tokens = 5
   c.search.num_searchers = 1
   c.search.prompts_per_step = 8
-  c.search.wait_for_fresh = True
   c.search.lead_steps = 1
 
   # Scale for large steps of a small model: see configs/countdown.py.

@@ -136,9 +136,11 @@ def _set_tba(
   c.search.num_searchers = 3
   c.search.prompts_per_round = 2 if arg.model == "pythia-410m" else 1
   c.search.samples_per_prompt = 20
-  # Searchers run free, and the trainer takes what is there.
+  # Searchers run free up to a barrier every `publish.every_steps`, and compute
+  # the reference's log-probs.
   c.search.prompts_per_step = 0
-  c.search.wait_for_fresh = False
+  c.search.wait_for_fresh = True
+  c.reference.role = "searcher"
 
   c.loss.name = "tb"
   c.loss.scale = "paper"
@@ -208,8 +210,8 @@ def _make_quick(
   make_quick(c)
   if arg.method == "tba":
     c.search.samples_per_prompt = c.train.completions_per_prompt = 8
-    c.search.wait_for_fresh = True
     c.search.lead_steps = 2
+    c.reference.role = "trainer"
     # Scale for large steps of a small model: see configs/countdown.py.
     c.loss.scale = "unit"
     c.loss.ratio_clip = 0.2

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedule: which version samples which prompt, and when a step may begin.
 
-    free        the newest version; nothing bounds its age
+    free        the newest version; nothing bounds its age, or a barrier does
     bounded     the newest version; admission bounds its age
     lockstep    version max(step - n, 0): an exact lag of n steps
     rounds      the params at the start of a round, or of the round before it
@@ -30,7 +30,11 @@ class Schedule:
   prompts when `step` begins; with `wait_for_fresh` it begins once
   W + F (step + 1) of them have arrived. No data is dropped for its age. With
   F = 0 searchers run free: nothing bounds what they sample, and a step takes
-  what has arrived.
+  what has arrived. With `wait_for_fresh` there is then a barrier every k steps:
+  a step divisible by k begins once all that was granted before has arrived, and
+  what is granted from then on is sampled with its version or a newer one. Data
+  is then at most k steps old when it arrives, as in Bartoldson et al. 2025
+  (arXiv:2503.18929) §4.1.
 
   In lockstep the F prompts of a step are sampled with the version n steps
   before it, and arrive in the buffer at that step: the lag is exact.
@@ -49,6 +53,7 @@ class Schedule:
   round_prompts: P; 0 for no rounds, else F, W and n are not used.
   round_steps: R.
   lag_rounds: 0 or 1.
+  barrier_steps: k; 0 for no barriers.
   first_version: oldest version there is, the step that a resumed trainer starts
     from; in lockstep it samples what older ones should have.
   """
@@ -63,6 +68,7 @@ class Schedule:
   round_prompts: int = 0
   round_steps: int = 1
   lag_rounds: int = 0
+  barrier_steps: int = 0
   first_version: int = 0
 
   @property
@@ -79,9 +85,13 @@ class Schedule:
     """Returns the number of prompts that must arrive before `step` begins."""
     if self.round_prompts:
       return self.round_prompts * (step // self.round_steps + 1)
-    if not self.wait_for_fresh:
+    if not (self.wait_for_fresh and self.prompts_per_step):
       return max(1, self.warm_prompts)
     return self.warm_prompts + self.prompts_per_step * (step + 1)
+
+  def has_barrier(self, step: int) -> bool:
+    """Returns whether `step` waits for all that was granted before it."""
+    return step > 0 and self.barrier_steps > 0 and not step % self.barrier_steps
 
   def admitted(self, step: int) -> int:
     """Returns the number of prompts admitted before `step` begins."""
@@ -155,6 +165,7 @@ def make_schedule(
 ) -> Schedule:
   """Returns the schedule that a config describes."""
   search, rounds = config.search, config.rounds
+  is_free = not search.prompts_per_step and not rounds.mini_batches
   return Schedule(
       prompts_per_step=search.prompts_per_step,
       warm_prompts=math.ceil(
@@ -168,5 +179,8 @@ def make_schedule(
       round_prompts=rounds.mini_batches * config.train.prompts_per_batch,
       round_steps=max(rounds.mini_batches, 1) * rounds.passes,
       lag_rounds=rounds.lag_rounds,
+      barrier_steps=(
+          config.publish.every_steps if is_free and search.wait_for_fresh else 0
+      ),
       first_version=first_version,
   )

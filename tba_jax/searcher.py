@@ -48,6 +48,7 @@ class Parts:
     waits for it, since two threads that launch collectives could order them
     differently on each device.
   lag_steps: versions by which a required one may be behind the newest.
+  takes_newer: whether a version newer than a required one will do.
   """
 
   sink: ports.GroupSink
@@ -63,6 +64,7 @@ class Parts:
   streams: bool = False
   judge_shares_mesh: bool = False
   lag_steps: int = 0
+  takes_newer: bool = False
 
 
 class WrongParamsError(RuntimeError):
@@ -127,7 +129,7 @@ class Searcher:
       block = self._wait_for_block()
       if block is None or not self._use_version(block):
         continue
-      if self._parts.streams and block.require_version < 0:
+      if self._parts.streams and not self._is_exact(block):
         self._stream(block)
       else:
         self._hand_over(self._sample(block))
@@ -153,11 +155,8 @@ class Searcher:
   def _use_version(self, block: ports.Assignment) -> bool:
     """Takes the block's params; returns False if the block is obsolete."""
     wanted = block.require_version
-    if wanted < 0:
-      taken = self._source.wait_for(-1, 0.0)
-      if taken is not None:
-        self._load(*taken)
-      return True
+    if not self._is_exact(block):
+      return self._use_newest(block)
     with self._spans.span("wait_version"):
       while (taken := self._source.wait_for(wanted, 0.2)) is None:
         self._check_handed_over()
@@ -168,6 +167,30 @@ class Searcher:
           # Others delivered its prompts while the store was out of reach.
           return False
     return self._load(*taken, is_needed=True)
+
+  def _is_exact(self, block: ports.Assignment) -> bool:
+    """Returns whether one version alone may sample a block."""
+    return block.require_version >= 0 and not self._parts.takes_newer
+
+  def _use_newest(self, block: ports.Assignment) -> bool:
+    """Takes the newest params, once they are new enough for the block.
+
+    Returns False if the block is obsolete.
+    """
+    oldest = block.epoch, block.require_version
+    taken = self._source.wait_for(-1, 0.0)
+    if block.require_version >= 0 and (taken is None or taken[0] < oldest):
+      with self._spans.span("wait_version"):
+        while taken is None or taken[0] < oldest:
+          self._check_handed_over()
+          if self._stop() or self._sink.epoch > block.epoch:
+            return False
+          # A version that came too late to be kept does not end the wait.
+          self._source.wait_for(block.require_version, 0.2)
+          taken = self._source.wait_for(-1, 0.0)
+    if taken is not None:
+      self._load(*taken)
+    return True
 
   def _load(
       self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
@@ -224,7 +247,7 @@ class Searcher:
 
   def _sample(self, block: ports.Assignment) -> collect.Sampled:
     """Decodes the completions of a block's prompts."""
-    swaps = self._parts.swaps_in_flight and block.require_version < 0
+    swaps = self._parts.swaps_in_flight and not self._is_exact(block)
     self._sink.begun_s.append(time.monotonic())
     with self._spans.span("decode", version=self._tag[1]):
       sampled = self._collector.sample(
@@ -280,7 +303,8 @@ class Searcher:
     block = None if self._stop() else self._sink.next_block(0.0)
     if block is None:
       return None
-    if block.epoch > self._tag[0] or block.require_version >= 0:
+    is_new_enough = self._tag >= (block.epoch, block.require_version)
+    if not is_new_enough or self._is_exact(block):
       # Its params come first.
       self._kept = block
       return None

@@ -70,7 +70,7 @@ class SearcherTest(parameterized.TestCase):
         search__samples_per_prompt=S, sampling__in_flight="keep_cache"
     )
     self.task = fakes.FakeTask({0: {"23"}, 3: {"45"}})
-    self.lag_steps = 0
+    self.lag_steps, self.takes_newer = 0, False
     self.searcher = None
     self.open_spans = []
     self.external_stop = lambda: False
@@ -114,6 +114,7 @@ class SearcherTest(parameterized.TestCase):
         streams=self.streams,
         judge_shares_mesh=self.judge_shares_mesh,
         lag_steps=self.lag_steps,
+        takes_newer=self.takes_newer,
     )
     made = searcher.Searcher(parts, lambda: self.external_stop())
     self.addCleanup(made.close)
@@ -426,6 +427,34 @@ class SearcherTest(parameterized.TestCase):
     self.run_it(self.block(require=3))
     self.assertEqual(self.used, [(3, {3})])
     self.assertLen(waits, 3)
+
+  def test_with_barriers_a_version_or_a_newer_one_is_awaited(self):
+    self.takes_newer = True
+    waits = []
+
+    def wait_for(version, timeout_s):
+      if version == 3:
+        waits.append(timeout_s)
+        if len(waits) == 3:
+          self.published.append((1, 4))
+      return self.wait_for(version, timeout_s)
+
+    self.puller.wait_for.side_effect = wait_for
+    self.published = [(1, 2)]
+    self.chunks = [[(1, 6)]]
+    self.run_it(self.block(require=3))
+    self.assertEqual(self.used, [(4, {4})])
+    self.assertLen(waits, 3)
+    self.assertEqual(self.in_flight, [(6, {6})])
+    # A stream takes such blocks as long as its params are new enough.
+    self.published, self.chunks, self.swaps_in_flight = [(2, 3)], [], False
+    self.searcher, self.queue.stop_requested = None, False
+    newer = lambda: self.published.append((2, 5)) or self.block(5, epoch=2)
+    begun = self.stream_blocks(
+        self.block(3, epoch=2), self.block(2, epoch=2), newer
+    )
+    self.assertEqual(begun, [2, 1])
+    self.assertEqual([v for v, _ in self.used], [4, 3, 3, 5])
 
   def test_a_version_that_has_passed_is_not_awaited(self):
     self.puller.wait_for.side_effect = lambda version, timeout_s: (

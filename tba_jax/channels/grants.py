@@ -9,7 +9,8 @@ from typing import Any
 from tba_jax import schedule as schedule_lib
 from tba_jax.replay import prompt_order
 
-# Undelivered blocks that a searcher may hold.
+# Undelivered blocks that a searcher may hold; with barriers one, so that they
+# wait for no block that is still to begin.
 BLOCKS_AHEAD = 2
 
 
@@ -39,6 +40,9 @@ class Grants:
     self._prompts_per_round = prompts_per_round
     self._schedule = schedule
     self._limit = 0
+    self._blocks_ahead = 1 if schedule.barrier_steps else BLOCKS_AHEAD
+    self._is_paused = False
+    self._least_version = -1
     self._blocks: dict[str, list[tuple[int, int, list[int]]]] = {}
     self._num_blocks = 0
     self._changed: set[str] = set()
@@ -49,6 +53,15 @@ class Grants:
       return False
     self._limit = limit
     return True
+
+  def drain(self) -> bool:
+    """Grants no more until `resume`; returns whether no block is out."""
+    self._is_paused = True
+    return not any(self._blocks.values())
+
+  def resume(self, least_version: int) -> None:
+    """Grants again, to be sampled with this version or a newer one."""
+    self._is_paused, self._least_version = False, least_version
 
   @property
   def cursor(self) -> int:
@@ -99,10 +112,10 @@ class Grants:
     # Searchers by blocks held, then by name. The list is not built when nothing
     # is available: there may be thousands of them.
     held = []
-    if self._ungranted.available(self._limit):
+    if not self._is_paused and self._ungranted.available(self._limit):
       held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
       heapq.heapify(held)
-    while held and held[0][0] < BLOCKS_AHEAD:
+    while held and held[0][0] < self._blocks_ahead:
       count, sid = held[0]
       block = self._next_block()
       if block is None:
@@ -137,4 +150,5 @@ class Grants:
     own = [p for p in positions if step_of(p) == step]
     self._ungranted.release(p for p in positions if step_of(p) != step)
     self._num_blocks += 1
-    return self._num_blocks, version_of(own[0]), own
+    version = max(version_of(own[0]), self._least_version)
+    return self._num_blocks, version, own

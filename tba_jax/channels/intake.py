@@ -298,13 +298,14 @@ class Intake:
           groups = messages.unpack_groups(header, arrays)
         except ValueError as error:
           self._on_event("refused_block", f"{sid}: {error}")
+    # First, since what no searcher holds any more must be in the inbox.
+    self.inbox.put(inbox_lib.Record(position, header, groups))
     with self._lock:
       if groups:
         self.grants.note_journaled(sid, {g.position for g in groups})
       else:
         # The searcher is gone, or the block's prompts are unknown.
         self.grants.forget(sid)
-    self.inbox.put(inbox_lib.Record(position, header, groups))
 
 
 @dataclasses.dataclass

@@ -178,6 +178,17 @@ class MemoryQueue:
       if self._intake.grants.admit(limit):
         self._changed.notify_all()
 
+  def drain(self) -> bool:
+    """Grants no more; returns whether all that was granted is in the inbox."""
+    with self._changed:
+      return self._intake.grants.drain()
+
+  def resume(self, least_version: int) -> None:
+    """Grants again, to be sampled with this version or a newer one."""
+    with self._changed:
+      self._intake.grants.resume(least_version)
+      self._changed.notify_all()
+
   def announced(self, *, from_disk: bool = False) -> dict[str, dict[str, int]]:
     """Returns the totals of each searcher, by sid; nothing is on disk alone."""
     del from_disk

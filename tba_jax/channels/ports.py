@@ -34,7 +34,8 @@ class Assignment:
 
   epoch: epoch of the trainer that granted them.
   number: number of the grant.
-  require_version: version to sample with, -1 for the newest.
+  require_version: version to sample with, or with barriers the oldest allowed;
+    -1 for the newest.
   prompts: (position, prompt_id, visit) of each prompt.
   """
 
@@ -264,6 +265,16 @@ class Receiver(Protocol):
 
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`, to be granted to searchers."""
+
+  def drain(self) -> bool:
+    """Grants no more until `resume`.
+
+    Returns whether all that was granted is in the inbox; what lost searchers
+    had is not waited for.
+    """
+
+  def resume(self, least_version: int) -> None:
+    """Grants again, to be sampled with this version or a newer one."""
 
   def check(self) -> None:
     """Raises TransportError if a thread has ended with an error."""

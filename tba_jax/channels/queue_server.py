@@ -407,6 +407,17 @@ class QueueServer:
       if self._grants.admit(limit):
         self._wake.set()
 
+  def drain(self) -> bool:
+    """Grants no more; returns whether all that was granted is in the inbox."""
+    with self._lock:
+      return self._grants.drain()
+
+  def resume(self, least_version: int) -> None:
+    """Grants again, to be sampled with this version or a newer one."""
+    with self._lock:
+      self._grants.resume(least_version)
+      self._wake.set()
+
   def drop_journal_before(self, position: int) -> None:
     """Deletes segments of the journal that end before a position."""
     self.journal.truncate_before(position)

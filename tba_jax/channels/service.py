@@ -96,6 +96,8 @@ class ReplayService:
     # Applied ones, and those of unapplied records.
     self._journaled = prompt_order.Positions()
     self._watermarks: dict[str, int] = {}
+    # Number of positions that had come at the last barrier.
+    self._num_at_barrier = 0
     if saved:
       buffer.set_state(saved["buffer"])
       self.ledger.set_state(saved["ledger"])
@@ -103,6 +105,7 @@ class ReplayService:
       restore = prompt_order.Positions.from_state
       self._applied = restore(saved["order"], self._order)
       self._journaled = restore(saved["order"], self._order)
+      self._num_at_barrier = len(self._journaled)
       self._watermarks = dict(saved["watermarks"])
       self._order.set_state(saved.get("difficulty", {}))
 
@@ -135,7 +138,7 @@ class ReplayService:
     if plan.lockstep or (plan.round_prompts and step % plan.round_steps == 0):
       return False
     needed = plan.needed(step)
-    return self._num_journaled(needed) >= needed
+    return self._num_journaled(needed) >= needed and self._passes(step)
 
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Admits, waits for the step's data, and applies what has arrived.
@@ -156,6 +159,9 @@ class ReplayService:
     finally:
       self._receiver.urgent = False
     self.apply(step)
+    if self._schedule.has_barrier(step):
+      self._num_at_barrier = len(self._journaled)
+      self._receiver.resume(step)
     return True
 
   def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
@@ -245,7 +251,7 @@ class ReplayService:
     while True:
       self._receiver.check()
       arrived = self._num_journaled(needed)
-      if arrived >= needed:
+      if arrived >= needed and self._passes(step):
         return True
       if should_stop():
         return False
@@ -253,8 +259,11 @@ class ReplayService:
       if arrived != before:
         before, deadline = arrived, now + self._schedule.starvation_s
       if now > deadline:
+        lack = f"has {arrived} of {needed} prompts"
+        if arrived >= needed:
+          lack = "waits for the prompts that searchers have in work"
         raise base.DeadlineExceededError(
-            f"step {step} has {arrived} of {needed} prompts and none came for"
+            f"step {step} {lack} and none came for"
             f" {self._schedule.starvation_s:.0f} s; {self._receiver.describe()}"
         )
       self._receiver.inbox.wait(0.1)
@@ -265,6 +274,20 @@ class ReplayService:
     if self._schedule.is_pinned:
       return self._journaled.count(needed)
     return len(self._journaled)
+
+  def _passes(self, step: int) -> bool:
+    """Returns whether no barrier holds a step up; before one, drains.
+
+    Each barrier brings something new.
+    """
+    if not self._schedule.has_barrier(step):
+      return True
+    if len(self._journaled) <= self._num_at_barrier:
+      return False
+    if not self._receiver.drain():
+      return False
+    self._take_records()
+    return True
 
   def _take_records(self) -> None:
     """Takes what came from the inbox."""

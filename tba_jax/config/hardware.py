@@ -108,19 +108,22 @@ def bytes_a_param(
   value_model: params, gradients, two moments; params of steps ago.
   searcher: two versions, half of it where they are bfloat16; with adapters
     also the base, and a copy with them merged.
+
+  The reference is float32, and with `reference.role="searcher"` the searcher's.
   """
   loss, rounds = c.loss, c.rounds
   round_steps = max(rounds.mini_batches, 1) * rounds.passes
   holds = (loss.proximal_every_steps or round_steps) > 1
   copy = 4 if _is_float32(c, hardware) else 2
-  trainer = 20 + copy
+  reference = 4 * (c.reference.role == "searcher")
+  trainer = 20 + copy - reference
   if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
     trainer += 4 * holds
   trainer += 4 * (rounds.mini_batches > 0 and rounds.lag_rounds > 0)
   return {
       "trainer": 8 if c.lora.rank else trainer,
       "value_model": (16 + 4 * holds) * losses.find(loss.name).has_values,
-      "searcher": 8 + 2 * copy if c.lora.rank else 8,
+      "searcher": 8 + 2 * copy if c.lora.rank else 8 + reference,
   }
 
 

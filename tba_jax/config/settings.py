@@ -581,8 +581,9 @@ SETTINGS = {
         1, FROM_0, "steps that sampling may run ahead of training; with"
         " lockstep, steps by which all samples lag; 0 only with lockstep"),
     "search.wait_for_fresh": _s(
-        True, FLAG, "True: step t waits for its own fresh prompts; False: the"
-        " trainer draws from the buffer as it is"),
+        True, FLAG, "True: step t waits for its own fresh prompts, or where"
+        " searchers run free, every publish.every_steps for all that they have"
+        " in work; False: the trainer draws from the buffer as it is"),
     "search.lockstep": _s(
         False, FLAG, "exact staleness: sample the data of a step with the"
         " version lead_steps before it; 0 is on-policy"),

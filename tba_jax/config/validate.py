@@ -717,7 +717,6 @@ def _capacity(c: Mapping[str, Any]) -> _Problems:
     )
   if not c["search.prompts_per_step"]:
     for key, value in (
-        ("search.wait_for_fresh", False),
         ("search.lockstep", False),
         ("rounds.mini_batches", 0),
     ):

@@ -519,6 +519,7 @@ def make_searcher(
 
   uses_vllm = config.search.sampler == "vllm"
   backend = jax.default_backend()
+  schedule = schedule_lib.make_schedule(config)
   parts = searcher_lib.Parts(
       sink=sink,
       source=source,
@@ -552,7 +553,8 @@ def make_searcher(
       judge_shares_mesh=(
           judge.on_devices and math.prod(config.search.mesh.values()) > 1
       ),
-      lag_steps=schedule_lib.make_schedule(config).lag_steps,
+      lag_steps=schedule.lag_steps,
+      takes_newer=schedule.barrier_steps > 0,
   )
   searcher = searcher_lib.Searcher(parts, should_stop)
   closing.callback(searcher.close)

@@ -167,8 +167,15 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
     return f"{config.search.lead_steps} steps (lockstep)"
   lead, period = config.search.lead_steps, config.publish.every_steps
   if not config.search.prompts_per_step:
-    return "no bound: searchers run free"
-  words = f"{lead + period} steps: lead {lead} + publish period {period}"
+    if not config.search.wait_for_fresh:
+      return "no bound: searchers run free"
+    window = config.replay.recent_window_steps
+    words = (
+        f"{period + window - 1} steps: publish period {period}, which ends"
+        f" with a barrier + {window - 1} of replay.recent_window_steps"
+    )
+  else:
+    words = f"{lead + period} steps: lead {lead} + publish period {period}"
   if config.replay.recent_fraction < 1:
     words += "; replayed data is older"
   return words

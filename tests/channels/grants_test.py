@@ -76,6 +76,18 @@ class RoundsTest(parameterized.TestCase):
       sampled[F] = delivered - before  # Prompts of the last step.
     self.assertEqual(sampled, {0: 3 * 4 * count, 4: 4})
 
+  def test_free_searchers_meet_barriers_where_steps_wait(self):
+    config = queue_case.make_config(prompts_per_step=0, every_steps=3)
+    flow = schedule.make_schedule(config)
+    barriers = [step for step in range(10) if flow.has_barrier(step)]
+    self.assertEqual(barriers, [3, 6, 9])
+    self.assertEqual([flow.needed(s) for s in (0, 9)], [1, 1])
+    self.assertFalse(flow.is_pinned)
+    for changes in (dict(wait_for_fresh=False), dict(prompts_per_step=4)):
+      config.search.update(changes)
+      flow = schedule.make_schedule(config)
+      self.assertFalse(any(map(flow.has_barrier, range(10))))
+
   def test_lockstep_samples_with_the_step_s_own(self):
     flow = make(lockstep=True, lead_steps=0)
     self.assertTrue(flow.is_pinned)

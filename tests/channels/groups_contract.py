@@ -4,13 +4,16 @@
 
 import dataclasses
 import threading
+import time
 
 import numpy as np
 
 from tba_jax.transport import base
+from tests.channels import queue_case
 from tests.replay import invariants
 from tests.support import waiting
 
+SAMPLES = queue_case.SAMPLES
 wait_until = waiting.wait_until
 
 
@@ -59,6 +62,68 @@ class GroupsContract:
         self.assertEqual(block.require_version, position // 4)
     self.assertNotEmpty(fast.blocks)
     self.assertNotEmpty(slow.blocks)
+
+  def test_barriers_bound_the_age_of_what_free_searchers_send(self):
+    """It is at most 2k - 1 steps old while it is recent."""
+    k, oldest = 3, 0
+    trainer = self.trainer(prompts_per_step=0, every_steps=k)
+    self.searcher("fast")
+    slow = self.searcher("slow", 1, delay_s=0.15)
+    for step in range(6 * k):
+      time.sleep(0.02)  # A block of the slow one takes seven steps.
+      trainer.service.is_ready(step)
+      trainer.service.begin_step(step, lambda: False)
+      draw = trainer.buffer.sample(4, SAMPLES, step)
+      oldest = max(oldest, draw.staleness_steps[draw.recent].max(initial=0))
+    self.assertBetween(oldest, k, 2 * k - 1)
+    self.assertNotEmpty(slow.blocks)
+
+  def test_a_barrier_waits_for_all_that_was_granted_and_grants_no_more(self):
+    trainer = self.trainer(prompts_per_step=0, every_steps=2)
+    is_ready = trainer.service.is_ready
+    slow = self.searcher("slow", works=False)
+    trainer.service.open(0)
+    block = slow.client.next_block(20.0)
+    other = self.searcher("other", 1, works=False)
+    first = other.client.next_block(20.0)
+    other.submit(*(p for p, _, _ in first.prompts))
+    wait_until(lambda: trainer.num_journaled == 2, "one block")
+    for step in range(2):
+      trainer.step(step)
+    self.assertFalse(is_ready(2))
+    if held := other.client.next_block(0.2):  # Granted before.
+      other.submit(*(p for p, _, _ in held.prompts))
+    self.assertIsNone(other.client.next_block(0.2))
+    self.assertFalse(is_ready(2))
+    slow.submit(*(p for p, _, _ in block.prompts))
+    wait_until(lambda: is_ready(2), "the last block")
+    self.assertIsNone(slow.client.next_block(0.2))
+    trainer.step(2)
+    self.assertLen(trainer.inserted, 6 if held else 4)
+    self.assertEqual(slow.client.next_block(20.0).require_version, 2)
+
+  def test_a_barrier_waits_for_no_searcher_that_is_gone(self):
+    trainer = self.trainer(prompts_per_step=0, every_steps=1)
+    idle = self.searcher("idle", works=False)
+    trainer.service.open(0)
+    self.assertIsNotNone(idle.client.next_block(20.0))
+    self.searcher("b", 1)
+    trainer.step(0)
+    self.assertFalse(trainer.service.is_ready(1))
+    idle.client.close(0.0)
+    trainer.step(1)
+
+  def test_starvation_at_a_barrier_names_the_searchers(self):
+    trainer = self.trainer(prompts_per_step=0, starvation_s=0.5)
+    mute = self.searcher("mute", works=False)
+    trainer.service.open(0)
+    self.assertIsNotNone(mute.client.next_block(20.0))
+    self.searcher("b", 1)
+    trainer.step(0)
+    with self.assertRaisesRegex(
+        base.DeadlineExceededError, "step 1 waits for .*mute .silent for"
+    ):
+      trainer.step(1)
 
   def test_content_is_rejected_by_reason(self):
     trainer = self.trainer()

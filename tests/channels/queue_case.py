@@ -71,13 +71,18 @@ def make_config(**changes):
       ),
       train=dict(num_steps=1000, prompts_per_batch=2),
       rounds=dict(mini_batches=0, passes=1, lag_rounds=0),
+      publish=dict(every_steps=1),
   )
   for section in more.values():
     for key in set(section) & set(changes):
       section[key] = changes.pop(key)
   if changes:
     raise KeyError(f"no such settings: {sorted(changes)}")
-  config.replay.update(max_segment_mb=0.005, warm_start_completions=0)
+  config.replay.update(
+      max_segment_mb=0.005,
+      warm_start_completions=0,
+      recent_window_steps=more["publish"]["every_steps"],
+  )
   config.update(more)
   return config
 
@@ -225,8 +230,11 @@ class SearcherSide:
         if block is not None:
           self.blocks.append(block)
           time.sleep(self._delay_s)
+          # The oldest version that it may sample with.
+          version = max(block.require_version, 0)
           self.client.submit(
-              [make_group(*p) for p in block.prompts], self._stop.is_set
+              [make_group(*p, version) for p in block.prompts],
+              self._stop.is_set,
           )
       self.client.close(0.0 if self._stop.is_set() else 10.0)
     except Exception as error:  # Looked at by `close`.

@@ -76,7 +76,8 @@ _GSM8K = {
     "search.num_searchers": 3,
     "search.prompts_per_round": 3,
     "search.prompts_per_step": 0,  # Searchers run free.
-    "search.wait_for_fresh": False,
+    "search.wait_for_fresh": True,  # Up to a barrier every k steps.
+    "reference.role": "searcher",
     "train.num_steps": 700,
     "train.per_round_steps": 0,  # Differs: docs of the config.
     "optimizer.learning_rate": 1e-5,
@@ -281,6 +282,7 @@ _RED_TEAM = {
     "tempering.tau_final": 1.0,
     "tempering.gamma": 1.0,
     "search.prompts_per_step": 0,  # Searchers run free.
+    "search.wait_for_fresh": True,
     "train.num_steps": 5000,
     "lora.rank": 32,
     "lora.alpha": 16.0,
@@ -378,6 +380,8 @@ _TBA = {
     "search.samples_per_prompt": 20,
     "search.num_searchers": 3,
     "search.prompts_per_step": 0,  # Searchers run free.
+    "search.wait_for_fresh": True,
+    "reference.role": "searcher",
     "explore.fraction": 0.0,
     "publish.every_steps": 10,
     "replay.recent_fraction": 0.5,

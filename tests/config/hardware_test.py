@@ -50,6 +50,8 @@ _DATA = {
     "red_team": ["task.instructions=made_up"],
     "tldr": ["task.data=made_up", "task.made_up_prompts=20"],
 }  # fmt: skip
+# Beginnings of the names of what has the shape of the params in a searcher.
+_PARAMS = ("params", "base", "reference")
 # Config -> the hardware that it fits, all others refuse it.
 _ALL = "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
 _ONE = f"1xh100 {_ALL}"
@@ -156,7 +158,7 @@ class HardwareTest(parameterized.TestCase):
     self.assertBetween(size / count / expected, 0.95, 1.05)
 
     own = held.searcher(config, _one_device(here))
-    names = [n for n in own.held if n.startswith(("params", "base"))]
+    names = [n for n in own.held if n.startswith(_PARAMS)]
     size = sum(own.held[name] for name in names)
     # Without adapters versions in bfloat16 count as float32.
     wide = config.lora.rank or own.model.config.compute_dtype == "float32"

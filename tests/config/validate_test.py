@@ -367,7 +367,14 @@ class RelationsTest(parameterized.TestCase):
           ),
           "search.wait_for_fresh",
       ),
-      (dict(search__prompts_per_step=0), "search.wait_for_fresh"),
+      (
+          dict(
+              search__prompts_per_step=0,
+              search__lockstep=True,
+              search__lead_steps=0,
+          ),
+          "search.lockstep",
+      ),
       (
           dict(
               search__lockstep=True,
