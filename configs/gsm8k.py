@@ -27,11 +27,12 @@ Arguments, after a colon and separated by commas:
 launch script): 7 prompts of 20 completions a step, 24 sampled, 700 steps; the
 last number, read as their code does, counts as the answer. The other methods
 have the settings of the code that Asynchronous RLHF's authors published for
-GSM8K; the answer is the number after `####` (`task.answer_rule`). Differences:
-params are float32 with bfloat16 compute, since bfloat16 params lose most
-updates at these learning rates to rounding; the learning rate and β change
-every step, in the authors' code once a round (`train.per_round_steps`); all
-searchers share one random order of the prompts, where each of TBA's goes
+GSM8K; the answer is the number after `####` (`task.answer_rule`). TBA's code
+can also explore by temperature and top-p, which its launch script leaves off.
+Differences: params are float32 with bfloat16 compute, since bfloat16 params
+lose most updates at these learning rates to rounding; the learning rate and β
+change every step, in the authors' code once a round (`train.per_round_steps`);
+all searchers share one random order of the prompts, where each of TBA's goes
 through its own part in the data's order; the ratios of `rloo` and `ppo` are to
 the policy that sampled, where that code recomputes log-probs at the start of a
 round; training begins with 500 completions, the code's target, which the

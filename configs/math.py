@@ -35,7 +35,8 @@ says nothing, of the authors' config files: 32 prompts of 16 completions a step,
 
 Params are float32 with bfloat16 compute. The authors' scripts request eight
 H100, four of them for sampling; time and result are not published. The full run
-has not been made with this code.
+has not been made with this code. Their repository's settings for Countdown and
+for Llama-3.1-8B, without published results, are not here.
 """
 
 import ml_collections

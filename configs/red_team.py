@@ -24,12 +24,15 @@ The second Llama run of the paper's Table 6 has `replay.capacity` and
 `replay.capacity_per_prompt` of 130,000 and `replay.recent_fraction` of 0.6.
 
 Differences from the papers: log Z is one scalar with its own learning rate
-(theirs: a linear layer on the prompt); a completion shorter than
-`explore.min_tokens` is never drawn (theirs: it is, with log π_ref set to -500);
-each completion has its own temperature (theirs: each batch of 16); the warm
-start has base samples only (theirs: the instructions too); an attack that the
-buffer refuses is not trained on (theirs: fresh ones are); compute is bfloat16
-on accelerators (GPT-2's: float32); Llama's fine-tuning of the attacker is as
+(theirs: a linear layer on the prompt); an attack of fewer than five tokens, its
+stop token among them, is never drawn (theirs: it is, with log π_ref set to
+-500); where a stop token has to follow the 20th token, the policy's log-prob of
+it counts (theirs: in replayed attacks alone; log π_ref of it always does); q, k
+and v of GPT-2's `c_attn` have factors of their own (theirs: A is shared); each
+completion has its own temperature (theirs: each batch of 16); the warm start
+has base samples only (theirs: the instructions too); an attack that the buffer
+refuses is not trained on (theirs: fresh ones are); compute is bfloat16 on
+accelerators (GPT-2's: float32); Llama's fine-tuning of the attacker is as
 GPT-2's with batches of 64 (theirs is not published); the attacker's prompt is
 our own.
 
@@ -129,12 +132,14 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
 
   c.sampling.temperature = 1.0
   c.sampling.max_prompt_tokens = 64
-  c.sampling.max_completion_tokens = 20
+  # 20 tokens and a stop token.
+  c.sampling.max_completion_tokens = 21
   c.sampling.num_rows = 128
   c.explore.fraction = 0.5
   c.explore.min_temperature = 0.5
   c.explore.max_temperature = 2.0
-  c.explore.min_tokens = 5
+  c.explore.min_tokens = 4
+  c.explore.max_tokens = 20
 
   # Searchers run free up to a barrier every `publish.every_steps`.
   c.search.num_searchers = 2
@@ -142,6 +147,7 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.search.prompts_per_round = 8
   c.search.prompts_per_step = 0
   c.search.wait_for_fresh = True
+  c.reference.role = "searcher"
 
   c.loss.name = "tb_learned_z"
   c.loss.scale = "paper"
@@ -152,6 +158,7 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
 
   c.lora.rank = 32
   c.lora.alpha = 16.0
+  c.lora.targets = "q,k,v"  # peft's for GPT-2
   c.optimizer.learning_rate = 1e-4
   # Linear to 0 over steps times accumulation, one in eight of which is made.
   c.optimizer.learning_rate_final = 0.877e-4
@@ -184,6 +191,7 @@ def _set_papers_replay(c: ml_collections.ConfigDict) -> None:
   c.replay_filter.duplicates = "oldest"
   c.replay_filter.similarity = "edit"
   c.replay_filter.similarity_limit = 0.25
+  c.replay_filter.similarity_by = "log_reward"
   c.replay_filter.evict = "oldest"
   c.replay_filter.freeze_step = 4000
 
@@ -212,6 +220,7 @@ def _set_llama(c: ml_collections.ConfigDict) -> None:
   c.task.classifier_folder = "meta-llama/Llama-Guard-3-8B"
   c.task.classifier_max_tokens = 384
   c.task.classifier_rows = 40
+  c.lora.targets = "q,v"  # peft's for Llama
   c.explore.min_temperature = 0.7
   c.tempering.tau_decay_steps = 1000
   c.tempering.gamma_final = 1.2
@@ -249,6 +258,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_prompt_tokens = 2
   c.sampling.max_completion_tokens = 9
   c.explore.min_tokens = 5
+  c.explore.max_tokens = 0
   c.search.num_searchers = 1
   c.search.prompts_per_step = 8
   c.search.lead_steps = 1
@@ -259,6 +269,8 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.loss.log_z_learning_rate = 0.1
   c.tempering.tau_decay_steps = 40
   c.lora.rank = 0
+  c.lora.targets = "all"
+  c.reference.role = "trainer"
   # One of three seeds collapses to a few attacks at twice that.
   c.optimizer.learning_rate = 1e-3
   c.optimizer.learning_rate_final = 2e-4
@@ -273,6 +285,7 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.replay.warm_start_completions = 128
   # Only attacks that differ in one word are similar among so few words.
   c.replay_filter.similarity_limit = 0.1
+  c.replay_filter.similarity_by = "reward"
   c.replay_filter.freeze_step = 120
 
   c.evaluate.every_steps = 40

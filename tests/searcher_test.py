@@ -428,7 +428,7 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(self.used, [(3, {3})])
     self.assertLen(waits, 3)
 
-  def test_with_barriers_a_version_or_a_newer_one_is_awaited(self):
+  def test_a_version_or_a_newer_one_is_awaited_with_barriers(self):
     self.takes_newer = True
     waits = []
 

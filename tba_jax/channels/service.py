@@ -259,12 +259,18 @@ class ReplayService:
       if arrived != before:
         before, deadline = arrived, now + self._schedule.starvation_s
       if now > deadline:
-        lack = f"has {arrived} of {needed} prompts"
+        limit_s, searchers = (
+            self._schedule.starvation_s,
+            self._receiver.describe(),
+        )
         if arrived >= needed:
-          lack = "waits for the prompts that searchers have in work"
+          raise base.DeadlineExceededError(
+              f"step {step} waits for what searchers have in work and nothing"
+              f" came for {limit_s:.0f} s; {searchers}"
+          )
         raise base.DeadlineExceededError(
-            f"step {step} {lack} and none came for"
-            f" {self._schedule.starvation_s:.0f} s; {self._receiver.describe()}"
+            f"step {step} has {arrived} of {needed} prompts and none came for"
+            f" {limit_s:.0f} s; {searchers}"
         )
       self._receiver.inbox.wait(0.1)
 

@@ -291,7 +291,7 @@ SECTIONS = {
     "log": Section("Metrics, samples and profiles.", resume=True),
     "logged": Section("Completions that others sampled (docs/logged_data.md)."),
     "explore": Section(
-        "Sampling for exploration, of which evaluations use min_tokens alone."
+        "Sampling for exploration, of which evaluations use the lengths alone."
         " The defaults change nothing (Lee et al. 2025, arXiv:2405.18540)."
     ),
     "tempering": Section(
@@ -1028,6 +1028,9 @@ SETTINGS = {
     "explore.max_temperature": _s(1.0, ABOVE_0, ""),
     "explore.min_tokens": _s(
         0, FROM_0, "tokens before which no stop token is sampled"),
+    "explore.max_tokens": _s(
+        0, FROM_0, "tokens after which a stop token is sampled, so that none is"
+        " cut off; 0 = no such limit"),
 
     "tempering.tau": _s(1.0, ABOVE_0, ""),
     "tempering.tau_final": _s(1.0, ABOVE_0, ""),
@@ -1046,6 +1049,9 @@ SETTINGS = {
         " lengths; 'cosine': of sentence embeddings (task.encoder) above"
         " similarity_limit"),
     "replay_filter.similarity_limit": _s(0.25, UNIT, ""),
+    "replay_filter.similarity_by": _s(
+        "reward", one_of("reward", "log_reward"), "value of a completion"
+        " there: 'log_reward' = log π_ref + reward / loss.beta"),
     "replay_filter.evict": _s(
         "oldest", one_of("oldest", "lowest_reward"),
         "completion to evict when a capacity is reached"),

@@ -276,6 +276,7 @@ def _lines(
 _PAIRS = (
     ("explore.min_temperature", "up to", "explore.max_temperature", ""),
     ("explore.min_tokens", "less than", "sampling.max_completion_tokens", ""),
+    ("explore.max_tokens", "less than", "sampling.max_completion_tokens", ""),
     ("optimizer.warmup_steps", "less than", "train.num_steps", ""),
     ("replay.capacity_per_prompt", "at least", "train.completions_per_prompt",
      ": drawing a group from fewer would repeat completions"),
@@ -348,6 +349,9 @@ _REQUIRED = (
      {"replay.selection": ("uniform",)}),
     ("replay.dedupe", operator.not_,
      {"replay_filter.duplicates": ("newest",)}),
+    # The buffer has the reference's log-probs of what arrives.
+    ("replay_filter.similarity_by", lambda v: v == "log_reward",
+     {"reference.role": ("searcher",), "loss.beta": "above 0"}),
     ("rounds.mini_batches", bool,
      {"search.lockstep": (False,), "search.wait_for_fresh": (True,),
       "replay.recent_fraction": (1.0,), "replay.dedupe": (False,),
@@ -378,6 +382,7 @@ _REQUIRED = (
       "sampling.stop_strings": ("",), "sampling.num_waiting": (0,),
       "sampling.in_flight": ("off", "keep_cache"), "search.weights": ("",),
       "explore.fraction": (0,), "explore.min_tokens": (0,),
+      "explore.max_tokens": (0,),
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
     # Neither tells the experts that tokens used.
     ("train.router_replay", bool,
@@ -405,6 +410,8 @@ _READ_WITH = (
     ("loss.missing_stop_reward", "loss.missing_stop", ("replace", "add")),
     ("lora.targets", "lora.rank", "above 0"),
     ("evaluate.judge_command", "evaluate.judge", ("command",)),
+    ("replay_filter.similarity_by", "replay_filter.similarity",
+     ("edit", "cosine")),
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
     ("search.solved_from", "search.order", ("unsolved", "uncertain")),
@@ -470,6 +477,14 @@ def _group_size(c: Mapping[str, Any]) -> _Problems:
     yield "train.completions_per_prompt", (
         f"allowed {least} or more with config.loss.name = {name!r}, which"
         " compares the completions of a prompt"
+    )
+
+
+def _lengths(c: Mapping[str, Any]) -> _Problems:
+  least, most = c["explore.min_tokens"], c["explore.max_tokens"]
+  if 0 < most < least:
+    yield "explore.max_tokens", (
+        f"allowed config.explore.min_tokens = {least} or more, or 0"
     )
 
 
@@ -1244,6 +1259,7 @@ _CHECKS = (
     *(functools.partial(_read_with, row) for row in _READ_WITH),
     _batch,
     _group_size,
+    _lengths,
     _order,
     _trust_region,
     _family,

@@ -44,7 +44,9 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     return config.guards.max_logprob_gap
   if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
     return math.inf
-  if explore.fraction or explore.min_tokens or config.logged.path:
+  if any((explore.fraction, explore.min_tokens, explore.max_tokens)):
+    return math.inf
+  if config.logged.path:
     return math.inf
   dtypes = [config_lib.compute_dtype(config.model, backend)]
   dtypes += [config.publish.dtype, config.search.weights]

@@ -291,7 +291,7 @@ def build_sampler(
 ) -> decode.Sampler:
   """Returns a sampler of a model with the settings of `config.sampling`.
 
-  Without `explore`, completions keep the least length of `config.explore`.
+  Without `explore`, completions keep the lengths of `config.explore`.
   """
   settings = decode.Settings(
       temperature=config.sampling.temperature,
@@ -313,7 +313,11 @@ def build_sampler(
       recompute_cache=config.sampling.in_flight == "recompute_cache",
       pad_id=tokenizer.pad_id,
       seed=seed,
-      explore=explore or requests.Explore(min_tokens=config.explore.min_tokens),
+      explore=explore
+      or requests.Explore(
+          min_tokens=config.explore.min_tokens,
+          max_tokens=config.explore.max_tokens,
+      ),
       weights=weights,
   )
   return decode.Sampler(model, settings)

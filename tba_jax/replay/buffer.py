@@ -223,7 +223,8 @@ class ReplayBuffer:
     """Makes an empty buffer.
 
     Args:
-      config: reads `replay`, `replay_filter`, `sampling` (P and T) and `seed`.
+      config: reads `replay`, `replay_filter`, `sampling` (P and T), `seed`
+        and `loss.beta`.
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
@@ -250,7 +251,7 @@ class ReplayBuffer:
     self._similarity = None
     if self._filter.similarity != "none":
       self._similarity = similarity.SimilarityFilter(
-          self._filter, self.table, embed, content_mask
+          self._filter, self.table, embed, content_mask, config.loss.beta
       )
     self.prompts: dict[int, records_lib.PromptRecords] = {}
     # Newest row of each text, with `replay.dedupe`, and the reverse.

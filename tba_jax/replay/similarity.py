@@ -29,10 +29,11 @@ _RESTORE_ROWS = 1024
 
 
 class SimilarityFilter:
-  """Admits a completion if its reward is above that of all similar ones.
+  """Admits a completion if its value is above that of all similar ones.
 
-  It then replaces them. The *feature* of a completion is its sampled tokens
-  without stop tokens and stop strings, or their embedding.
+  The value is the reward, or log R = log π_ref + reward / β. It then replaces
+  them. The *feature* of a completion is its sampled tokens without stop tokens
+  and stop strings, or their embedding.
   """
 
   def __init__(
@@ -41,12 +42,22 @@ class SimilarityFilter:
       table: records_lib.RecordTable,
       embed: EmbedFn | None,
       content_mask: ContentMaskFn,
+      beta: float,
   ):
-    """`config` is `replay_filter`; `embed` is for its similarity "cosine"."""
+    """Makes a filter of an empty buffer.
+
+    Args:
+      config: `replay_filter`.
+      table: the buffer's completions.
+      embed: encoder, for its similarity "cosine".
+      content_mask: sampled tokens without what ended them.
+      beta: weight of the KL, for its similarity_by "log_reward".
+    """
     self._table = table
     self._content_mask = content_mask
     self._limit = config.similarity_limit
     self._embed = embed if config.similarity == "cosine" else None
+    self._beta = beta if config.similarity_by == "log_reward" else None
     self._features: dict[int, np.ndarray] = {}  # by row
 
   def admit(
@@ -72,6 +83,9 @@ class SimilarityFilter:
             ),
         )
     )
+    values_S = self._values(
+        group.rewards, group.ref_logprobs, group.sampled_mask
+    )
     admitted: list[int] = []
     replaced: list[int] = []
     for j in candidates:
@@ -80,13 +94,30 @@ class SimilarityFilter:
       similar = self._similar(features[j], others)
       old = rows[similar[: len(rows)]]
       new = [i for i, is_it in zip(admitted, similar[len(rows) :]) if is_it]
-      rewards = [*self._table.rewards[old], *group.rewards[new]]
-      if rewards and max(rewards) >= group.rewards[j]:
+      of_old = self._values(
+          self._table.rewards[old],
+          self._table.ref_logprobs[old],
+          self._table.sampled_mask[old],
+      )
+      values = [*of_old, *values_S[new]]
+      if values and max(values) >= values_S[j]:
         continue
       replaced += old.tolist()
       rows = rows[~similar[: len(rows)]]
       admitted = [i for i in admitted if i not in new] + [j]
     return admitted, replaced, features
+
+  def _values(
+      self,
+      rewards_N: np.ndarray,
+      ref_logprobs_NxT: np.ndarray | None,
+      sampled_NxT: np.ndarray,
+  ) -> np.ndarray:
+    """Returns what is compared of completions, [N] float."""
+    if self._beta is None:
+      return rewards_N
+    ref_logprobs_N = ref_logprobs_NxT.sum(axis=-1, where=sampled_NxT)
+    return rewards_N / self._beta + ref_logprobs_N
 
   def store(self, row: int, feature: np.ndarray) -> None:
     """Stores the feature of a row that was just filled."""

@@ -322,6 +322,11 @@ def explored_logits(
   if explore.min_tokens:
     early_R = position_R < explore.min_tokens
     logits_RxV = _forbid(logits_RxV, settings.stop_ids, early_R, axis)
+  if explore.max_tokens:
+    late_R = position_R >= explore.max_tokens
+    logits_RxV = _forbid(
+        logits_RxV, settings.stop_ids, late_R, axis, others=True
+    )
   return logits_RxV
 
 
@@ -342,12 +347,14 @@ def _forbid(
     tokens: Collection[int],
     rows_R: jax.Array,
     axis: str | None,
+    others: bool = False,
 ) -> jax.Array:
-  """Returns logits under which `tokens` are never drawn in `rows_R`."""
+  """Returns logits that exclude `tokens`, or all others, in `rows_R`."""
   vocab_RxV = _vocab(logits_RxV, axis)
   hit_RxV = jnp.zeros(vocab_RxV.shape, bool)
   for token in tokens:
     hit_RxV = hit_RxV | (vocab_RxV == token)
+  hit_RxV = hit_RxV ^ others
   # Differences of -inf would be NaN.
   lowest = jnp.finfo(jnp.float32).min / 4
   logits_RxV = logits_RxV.astype(jnp.float32)

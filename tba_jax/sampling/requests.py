@@ -33,12 +33,14 @@ class Explore:
   fraction: share of completions with a temperature of their own; 0 is off.
   min_temperature, max_temperature: uniform range of these temperatures.
   min_tokens: tokens before a stop token may be drawn.
+  max_tokens: tokens after which no other is drawn; 0 is off.
   """
 
   fraction: float = 0.0
   min_temperature: float = 1.0
   max_temperature: float = 1.0
   min_tokens: int = 0
+  max_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

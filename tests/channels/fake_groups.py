@@ -65,7 +65,9 @@ def distinct(first: int, count: int) -> list[list[int]]:
 def buffer_config(**changes: Any) -> ml_collections.ConfigDict:
   """Returns the config of a small buffer; `changes` are keys of any section."""
   config = settings.get_config()
-  sections = config.replay, config.replay_filter, config.sampling, config
+  sections = (
+      config.replay, config.replay_filter, config.sampling, config.loss, config
+  )  # fmt: skip
   small = dict(
       capacity_per_prompt=10,
       capacity=40,

@@ -286,6 +286,7 @@ _RED_TEAM = {
     "train.num_steps": 5000,
     "lora.rank": 32,
     "lora.alpha": 16.0,
+    "reference.role": "searcher",
     "optimizer.learning_rate": 1e-4,
     "optimizer.schedule": "linear",
     "optimizer.warmup_steps": 100,
@@ -296,8 +297,10 @@ _RED_TEAM = {
     "sampling.temperature": 1.0,
     "explore.fraction": 0.5,
     "explore.max_temperature": 2.0,
-    "explore.min_tokens": 5,
-    "sampling.max_completion_tokens": 20,
+    # 5 to 20 tokens, and a stop token after the 20th.
+    "explore.min_tokens": 4,
+    "explore.max_tokens": 20,
+    "sampling.max_completion_tokens": 21,
     "publish.every_steps": 10,
     "replay.recent_fraction": 0.5,
     "replay.selection": "reward",
@@ -305,12 +308,14 @@ _RED_TEAM = {
     "replay.warm_start_completions": 10 * 128,
     "replay_filter.evict": "oldest",
     "replay_filter.duplicates": "oldest",
+    "replay_filter.similarity_by": "log_reward",
     "task.victim_samples": 5,
     "task.success_threshold": 0.5,
     "sft.num_steps": 100,
     "sft.learning_rate": 3e-5,
 }
 _GPT2 = {
+    "lora.targets": "q,k,v",  # `c_attn`
     "tempering.tau_decay_steps": 500,
     "tempering.gamma_final": 1.0,
     "explore.min_temperature": 0.5,
@@ -326,6 +331,7 @@ _GPT2 = {
     "sft.batch_size": 1024,
 }
 _LLAMA = {
+    "lora.targets": "q,v",
     "tempering.tau_decay_steps": 1000,
     "tempering.gamma_final": 1.2,
     "tempering.gamma_decay_steps": 2000,

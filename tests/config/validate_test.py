@@ -555,6 +555,22 @@ class RelationsTest(parameterized.TestCase):
       ),
       (dict(tempering__gamma_final=0.0), "tempering.gamma_final"),
       (dict(explore__min_tokens=24), "explore.min_tokens"),
+      (dict(explore__max_tokens=24), "explore.max_tokens"),
+      (
+          dict(explore__min_tokens=5, explore__max_tokens=4),
+          "explore.max_tokens",
+      ),
+      (
+          dict(replay_filter__similarity_by="log_reward"),
+          "replay_filter.similarity_by",
+      ),
+      (
+          dict(
+              replay_filter__similarity="edit",
+              replay_filter__similarity_by="log_reward",
+          ),
+          "reference.role",
+      ),
       (dict(explore__min_temperature=2.0), "explore.min_temperature"),
       (
           dict(explore__fraction=0.5, loss__ratio_clip=0.2),

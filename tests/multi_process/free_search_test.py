@@ -45,7 +45,7 @@ class FreeSearchTest(absltest.TestCase):
     parts, _ = verify.audit(run.workdir)
     self.assertEmpty([one for part in parts for one in part.problems])
 
-  def test_with_barriers_recent_data_is_at_most_2k_minus_1_steps_old(self):
+  def test_recent_data_is_at_most_2k_minus_1_steps_old_with_barriers(self):
     k = _OVERRIDES["publish.every_steps"]
     folder = tempfile.TemporaryDirectory(prefix="tba_barriers_")
     self.addCleanup(folder.cleanup)

@@ -473,6 +473,22 @@ class SimilarityTest(parameterized.TestCase):
     buffer.insert(make_group(0, [[2, 2, 3, 4], [3, 2, 3, 4]]), 1)
     self.assertLen(buffer, 3)
 
+  def test_the_reference_counts_where_log_rewards_are_compared(self):
+    """log R is -8 + 1 / 0.1 of the first, -10 + 1.1 / 0.1 of the second."""
+    likely = np.full((1, 4), -2.0, np.float32)
+    for by, stays in (("reward", 2), ("log_reward", 1)):
+      buffer = _buffer(
+          similarity="edit", similarity_limit=0.3, similarity_by=by, beta=0.1
+      )
+      for token, reward, ref_logprobs in (
+          (1, 1.0, likely),
+          (2, 1.1, likely - 0.5),
+      ):
+        group = make_group(0, [[token, 3, 4, 5]], rewards=[reward], width=4)
+        group = dataclasses.replace(group, ref_logprobs=ref_logprobs)
+        buffer.insert(group, 0)
+      self.assertEqual(list(_stored(buffer)), [stays])
+
   def test_stop_tokens_are_not_compared(self):
     buffer = _buffer(similarity="edit", similarity_limit=0.2)
     # Without the stop token 0 the two are equal; with it they are not similar.

@@ -69,6 +69,16 @@ class ExploreTest(absltest.TestCase):
     np.testing.assert_allclose(probs[:2, [0, 2, 4]], 1 / 3, rtol=1e-6)
     np.testing.assert_allclose(probs[2], 0.2, rtol=1e-6)
 
+  def test_a_stop_token_alone_after_the_most_tokens(self):
+    found = logits_lib.explored_logits(
+        _settings(max_tokens=2), jnp.zeros((3, 5)), _keys(3), jnp.arange(1, 4)
+    )
+    probs = np.asarray(jax.nn.softmax(found))
+    np.testing.assert_allclose(probs[0], 0.2, rtol=1e-6)
+    np.testing.assert_allclose(probs[1:, [EOS, 3]], 0.5, rtol=1e-6)
+    np.testing.assert_allclose(probs[1:, [0, 2, 4]], 0)
+    self.assertFalse(_settings(max_tokens=2).samples_plainly)
+
   def test_nothing_asked_for_changes_nothing(self):
     settings = _settings()
     logits = jnp.arange(10.0).reshape(2, 5)
@@ -98,6 +108,26 @@ class ExploreTest(absltest.TestCase):
     self.assertTrue(found.stopped.any())
     stops = np.isin(found.tokens[:, :4][:, :3], (EOS, 2, 3, 4))
     self.assertFalse(stops.any())
+
+  @pytest.mark.slow
+  def test_none_is_cut_off_where_the_last_token_must_stop(self):
+    model = tiny_model.make_model()
+    params = model.init(jax.random.PRNGKey(0))
+    sampler = sampler_case.make(
+        model,
+        max_completion_tokens=6,
+        num_rows=64,
+        chunk_steps=6,
+        stop_ids=(EOS,),
+        explore=requests.Explore(max_tokens=5),
+    )
+    request = decode.Request(np.array([5, 6]), 0, 0, num_completions=64)
+    (found,) = sampler.sample(params, [request], version=0)
+    self.assertTrue(found.stopped.all())
+    self.assertIn(6, found.lengths)
+    # The log-prob is the policy's, under which the stop token was unlikely.
+    last = found.plain_logprobs[found.lengths == 6, 5]
+    self.assertLess(last.max(), -1.0)
     # Drawn from something else than the model, and told so.
     gap = np.abs(found.logprobs - found.plain_logprobs)
     self.assertGreater(gap.max(), 0.01)
