@@ -8,15 +8,16 @@ import setuptools
 
 HERE = pathlib.Path(__file__).parent
 
-# Ranges that hold for Python 3.11 with jax 0.10, 3.12 with 0.11 and 3.13 with
-# 0.12; constraints.txt has the exact versions that the tests run with.
+# Ranges tried at both ends: the oldest on Python 3.11; the newest of November
+# 2026 on 3.11 (jax 0.10), 3.12 and 3.13 (jax 0.12). constraints.txt has the
+# exact versions that the tests run with.
 REQUIREMENTS = [
     "absl-py>=2.3",
     "chex>=0.1.91",
     # The certificates of a run's mutual TLS.
     "cryptography>=45",
-    "etils[epath]>=1.12",
-    "flax>=0.12.5,<0.13",
+    "etils[epath]>=1.14",
+    "flax>=0.12.6,<0.13",
     "fsspec>=2025.5",
     "gguf>=0.17",
     "huggingface-hub>=1.31,<3",
@@ -30,7 +31,8 @@ REQUIREMENTS = [
     "numpy>=2.1",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
-    "protobuf>=5",
+    # tensorflow-datasets needs that of its generated code.
+    "protobuf>=6.31.1",
     "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
@@ -38,7 +40,8 @@ REQUIREMENTS = [
     "tensorflow-datasets>=4.9.9",
     "tensorstore>=0.1.80",
     "tokenizers>=0.22",
-    "transformers>=5,<6",
+    # Earlier ones load no GGUF file.
+    "transformers>=5.18,<6",
 ]
 
 EXTRAS = {
@@ -92,7 +95,7 @@ EXTRAS = {
     # `--program=serve`.
     "serve": ["starlette>=0.46", "uvicorn>=0.34"],
     # A working directory on gs://.
-    "gcs": ["etils[epath-gcs]>=1.12"],
+    "gcs": ["etils[epath-gcs]>=1.14"],
 }
 
 setuptools.setup(

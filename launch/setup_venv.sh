@@ -8,7 +8,11 @@
 #
 # ROOT/.venv/.tba_jax_stamp tells what a finished install put there: a hash of
 # what decides it, then one line for each part. It is removed before an install
-# starts, so an interrupted one is repaired by the next run.
+# starts, and ROOT/.venv/.tba_jax_installing is there until it ends, so that the
+# next run installs all packages of an interrupted one anew.
+#
+# Packages come by uv, which takes some ten seconds where pip takes a minute or
+# more; by pip where there is no uv or where uv fails.
 
 die() {
   echo "error: $*" >&2
@@ -55,9 +59,92 @@ make_venv() {
   fi
 }
 
+# Prints a uv that runs: the one on the PATH, or one got from pip's index and
+# kept apart from the packages of VENV.
+find_uv() {
+  local venv="$1" own="$1/uv/bin/uv"
+  if uv --version >/dev/null 2>&1; then
+    echo uv
+  elif "$own" --version >/dev/null 2>&1; then
+    echo "$own"
+  else
+    rm -rf "$venv/uv"
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
+      --no-deps --only-binary=:all: --retries 1 --timeout 15 \
+      --target "$venv/uv" uv >/dev/null 2>&1 \
+      && "$own" --version >/dev/null 2>&1 && echo "$own"
+  fi
+}
+
+# Prints pip's settings, of files and the environment, as options of uv, one a
+# line; fails where uv has no such option. Of several indices pip takes the best
+# version, uv by default that of the first which has any.
+uv_options() {
+  "$1/bin/python" - <<'END'
+import ast
+import os
+import subprocess
+import sys
+
+OPTIONS = {
+    "index-url": "--default-index", "extra-index-url": "--index",
+    "find-links": "--find-links", "constraint": "--constraint",
+    "trusted-host": "--allow-insecure-host",
+}
+FLAGS = {"no-index": "--no-index", "pre": "--prerelease=allow"}
+# How pip works and what it prints.
+IGNORED = {
+    "break-system-packages", "cache-dir", "config-file", "default-timeout",
+    "disable-pip-version-check", "no-cache-dir", "no-color", "no-input",
+    "no-warn-script-location", "progress-bar", "quiet", "require-virtualenv",
+    "retries", "root-user-action", "timeout", "verbose",
+}
+listed = subprocess.run(
+    [sys.executable, "-m", "pip", "config", "list"],
+    capture_output=True, text=True, check=True,
+).stdout
+settings = {}
+for section in ("global", "install", ":env:"):
+  for line in listed.splitlines():
+    name, _, value = line.partition("=")
+    if name.startswith(f"{section}.") and ast.literal_eval(value):
+      settings[name.removeprefix(f"{section}.")] = ast.literal_eval(value)
+print("--index-strategy=unsafe-best-match")
+for name, value in settings.items():
+  if name in OPTIONS:
+    for part in value.split():
+      print(f"{OPTIONS[name]}={part}")
+  elif name in FLAGS:
+    if value.lower() in ("1", "true", "t", "yes", "y", "on"):
+      print(FLAGS[name])
+  elif name == "cert" and os.environ.get("SSL_CERT_FILE"):
+    pass  # uv reads that one.
+  elif name not in IGNORED:
+    sys.exit(f"pip's setting {name} has no option of uv")
+END
+}
+
+# install_packages VENV ARG…: `pip install ARG…`, by uv where that works.
+install_packages() {
+  local venv="$1" uv found options=()
+  shift
+  if uv="$(find_uv "$venv")" && found="$(uv_options "$venv")"; then
+    mapfile -t options <<<"$found"
+    if "$uv" pip install --quiet --python "$venv/bin/python" \
+      "${options[@]}" "$@" >&2
+    then
+      return
+    fi
+    echo "uv could not install this; trying pip" >&2
+  fi
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
+    "${@/#--reinstall/--force-reinstall}" >&2
+}
+
 setup_venv() {
   local root="$1" venv="$1/.venv" stamp="$1/.venv/.tba_jax_stamp"
-  local want extra target="$1" missing=() old_lines
+  local started="$1/.venv/.tba_jax_installing"
+  local want extra target="$1" missing=() again=() old_lines
   shift
   # Two runs on a fresh checkout must not install over each other. The lock is
   # on a file that is there anyway, and goes with the file descriptor.
@@ -81,13 +168,16 @@ print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
   done
   if ((${#missing[@]})); then
     (($#)) && target="${root}[$(IFS=,; echo "$*")]"
-    echo "Installing tba_jax (${missing[*]}) into $venv; once, some minutes" >&2
+    echo "Installing tba_jax (${missing[*]}) into $venv; once, up to minutes" >&2
     rm -f "$stamp"
-    "$VENV_PYTHON" -m pip install -qq --disable-pip-version-check \
-      --constraint "$root/constraints.txt" --editable "$target" >&2 \
+    [[ ! -e "$started" ]] || again=(--reinstall)
+    touch "$started"
+    install_packages "$venv" ${again[@]+"${again[@]}"} \
+      --constraint "$root/constraints.txt" --editable "$target" \
       || { exec 9<&-; return 1; }
     printf '%s\n' "$old_lines" "${missing[@]}" >"$stamp.new"
     mv "$stamp.new" "$stamp"
+    rm -f "$started"
   fi
   exec 9<&-
 }

@@ -5,6 +5,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 import json
+import operator
 import pathlib
 import re
 import sys
@@ -212,6 +213,32 @@ class DependenciesTest(absltest.TestCase):
       self.assertRegex(terms, r"\w", name)
       self.assertNotRegex(terms, r"\bA?GPL", name)
 
+  def test_constraints_lie_in_the_ranges(self):
+    lines = (_ROOT / "constraints.txt").read_text().splitlines()
+    pins = [re.match(r"([\w.-]+)==([\d.]+)", line) for line in lines]
+    requirements = [*_assigned("REQUIREMENTS")]
+    for extra in _assigned("EXTRAS").values():
+      requirements += extra
+    for requirement in requirements:
+      (name,) = _names([requirement])
+      for pin in filter(None, pins):
+        if _names([pin[1]]) == {name}:
+          self.assertTrue(_is_in(pin[2], requirement), (pin[0], requirement))
+    self.assertTrue(_is_in("1.10", "x[y]>=1.9,<2,!=1.11"))
+    for version in ("1.8", "2", "1.11"):
+      self.assertFalse(_is_in(version, "x[y]>=1.9,<2,!=1.11"))
+
+  def test_readers_install_with_the_constraints(self):
+    pages = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
+    lines = [
+        line
+        for page in pages
+        for line in re.findall(r"pip install [^`\n]*-e ", page.read_text())
+    ]
+    self.assertGreater(len(lines), 2)
+    for line in lines:
+      self.assertIn(" -c constraints.txt ", line)
+
   def test_constraints_have_exact_stable_versions(self):
     lines = (_ROOT / "constraints.txt").read_text().splitlines()
     lines = [line for line in lines if not line.startswith("#")]
@@ -223,6 +250,15 @@ class DependenciesTest(absltest.TestCase):
     others = {"trackio"}
     wanted = self.core.union(*self.extras.values()) - others
     self.assertEqual(wanted - _names(lines), set())
+
+
+def _is_in(version: str, requirement: str) -> bool:
+  """Returns whether a version is in a range, as "a>=1,<2,!=1.5"."""
+  compare = {">=": operator.ge, "<": operator.lt, "!=": operator.ne,
+             "==": operator.eq}  # fmt: skip
+  key = lambda text: [int(n) for n in text.split(".")]
+  bounds = re.findall(r"(>=|<|!=|==)([\d.]+)", requirement)
+  return all(compare[sign](key(version), key(end)) for sign, end in bounds)
 
 
 def _is_code(node: ast.stmt) -> bool:
