@@ -31,8 +31,8 @@ REQUIREMENTS = [
     "numpy>=2.1",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
-    # tensorflow-datasets needs that of its generated code.
-    "protobuf>=6.31.1",
+    # What tensorflow-datasets and wandb have generated code of.
+    "protobuf>=6.33",
     "pyarrow>=15",
     "rich>=13.9",
     "safetensors>=0.6",
