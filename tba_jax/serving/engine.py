@@ -12,6 +12,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -1049,7 +1050,7 @@ class Engine:
             prompt_buckets=c.prompt_buckets,
             stop_ids=settings.stop_ids,
             stop_strings=settings.stop_strings,
-            text_fn=tokenizer.decode,
+            text_fn=functools.partial(tokenizer.decode, within=True),
             pad_id=tokenizer.pad_id,
             seed=config.seed,
             # Passes have the same: on the policy all ratios are 1.

@@ -67,11 +67,11 @@ class Judgement:
 def number(value: Any, what: str) -> float:
   """Returns a reward, or a part of it, as a float: the rule for all judges.
 
-  Texts and bools are no numbers: a success flag in the place of a reward, or a
-  "1" that nobody parsed, is a bug of the reward's code.
+  A bool is 0 or 1. A text is no number: a "1" that nobody parsed is a bug of
+  the reward's code.
 
   Args:
-    value: a number, a NumPy scalar, or an array or tensor of one number.
+    value: a number, a bool, a NumPy scalar, or an array or tensor of one.
     what: source of the value, for the message.
 
   Raises:
@@ -79,8 +79,7 @@ def number(value: Any, what: str) -> float:
   """
   try:
     item = value.item() if hasattr(value, "item") else value
-    is_number = isinstance(item, (numbers.Real, decimal.Decimal))
-    if is_number and not isinstance(item, bool):
+    if isinstance(item, (numbers.Real, decimal.Decimal)):
       if abs(out := float(item)) <= MAX_REWARD:
         return out
   except (TypeError, ValueError, RuntimeError, OverflowError):
