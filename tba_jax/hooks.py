@@ -535,7 +535,8 @@ class Run:
       draws = Draws(config, source, recorder, publish, stop, first)
       loop.run(draws, learner, [publish, behind])
       behind.flush()
-    if stop.asked():
+    is_whole = behind.done >= config.train.num_steps or stop.reason
+    if stop.asked() or not is_whole:
       return self._interrupt(behind.done, save)
     return self._finish(behind.done, stop, evaluate, save)
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import sys
+import types
 from typing import NoReturn
 
 from absl import app
@@ -178,7 +179,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   except (ValueError, OSError) as error:
     return processes.refuse(error)
   with processes.importing():
-    module = importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
+    module = _program(name)
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
     with _held(name, workdir):
@@ -208,6 +209,10 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     # A process that has just been killed may still hold the device.
     is_held = any(text in str(error) for text in _HELD)
     return 1 if is_held else processes.EXIT_CONFIG
+
+
+def _program(name: str) -> types.ModuleType:
+  return importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
 
 
 def _check_text(name: str, value: str) -> None:

@@ -90,7 +90,7 @@ class JudgeRequestsTest(absltest.TestCase):
         task,
         _Thinking(),
         mock.Mock(),
-        judges.InProcess(task, fallback=0.0),
+        judges.InProcess(task),
         num_completions=S,
     )
     completions = types.SimpleNamespace(

@@ -33,6 +33,7 @@ class MainTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.enter_context(mock.patch.dict(os.environ))
+    self.addCleanup(os.umask, os.umask(0o022))
     self.workdir = self.create_tempdir().full_path
     self.stderr = io.StringIO()
 
@@ -45,7 +46,7 @@ class MainTest(parameterized.TestCase):
       return main_lib.main(["main", *argv], overrides)
 
   def refused(self, pattern, **arguments):
-    with mock.patch.object(main_lib.importlib, "import_module") as load:
+    with mock.patch.object(main_lib, "_program") as load:
       self.assertEqual(self.main(**arguments), 2)
     load.assert_not_called()
     self.assertRegex(self.stderr.getvalue(), f"^error: .*{pattern}")
@@ -73,11 +74,9 @@ class MainTest(parameterized.TestCase):
   def test_a_role_runs_with_the_saved_config(self):
     saved = self.make_run()
     module = mock.Mock(spec=["run_trainer", "run"])
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ) as load:
+    with mock.patch.object(main_lib, "_program", return_value=module) as load:
       self.main(program="trainer", config=None, workdir=self.workdir)
-    load.assert_called_once_with("tba_jax.programs.roles")
+    load.assert_called_once_with("trainer")
     # A module of two programs has a function for each.
     module.run.assert_not_called()
     config = module.run_trainer.call_args.args[0]
@@ -89,9 +88,7 @@ class MainTest(parameterized.TestCase):
     module = mock.Mock(spec=["run", "run_trainer", "run_searcher"])
     with (
         mock.patch.object(accelerators, "prepare") as prepare,
-        mock.patch.object(
-            main_lib.importlib, "import_module", return_value=module
-        ),
+        mock.patch.object(main_lib, "_program", return_value=module),
     ):
       self.main("0", program=program, config=None, workdir=self.workdir)
     self.assertEqual(prepare.call_count, program != "train")
@@ -102,18 +99,14 @@ class MainTest(parameterized.TestCase):
   def test_error_that_a_later_start_may_not_meet_ends_with_1(self, error):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = error
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       status = self.main(program="plan", config=_CONFIG, workdir=self.workdir)
     self.assertEqual(status, 1)
     self.assertRegex(self.stderr.getvalue(), f"(?m)^error: {error}$")
 
   def test_calibrate_is_of_the_plan(self):
     module = mock.Mock(spec=["run"])
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       self.main("l4", program="plan", config=_CONFIG, calibrate="a/run")
     self.assertEqual(module.run.call_args.args[2], ["l4", "--calibrate=a/run"])
     self.refused(
@@ -128,9 +121,7 @@ class MainTest(parameterized.TestCase):
     self.make_run()
     pathlib.Path(self.workdir, "epoch.json").write_text("[]")
     module = mock.Mock(spec=["run"])
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       for workdir, *operands in ((None, "a", "b"), (self.workdir,)):
         self.main(*operands, program="report", config=None, workdir=workdir)
         module.run.assert_called_with(None, workdir, operands)
@@ -142,9 +133,7 @@ class MainTest(parameterized.TestCase):
     run_directory.create(self.workdir, config)
     module = mock.Mock(spec=["run"])
     module.run.return_value = 0
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       status = self.main(program="status", config=None, workdir=self.workdir)
     self.assertEqual(status, 0, self.stderr.getvalue())
 
@@ -207,7 +196,7 @@ class MainTest(parameterized.TestCase):
 
   @parameterized.parameters("sft", "reward_model", "store", "searcher")
   def test_operands_of_programs_that_take_a_number(self, program):
-    with mock.patch.object(main_lib.importlib, "import_module"):
+    with mock.patch.object(main_lib, "_program"):
       status = self.main(
           "a", program=program, config=_CONFIG, workdir=self.workdir
       )
@@ -220,9 +209,7 @@ class MainTest(parameterized.TestCase):
     module.run.return_value = 0
     held = run_directory.lock(self.workdir)
     arguments = dict(program=program, config=_CONFIG, workdir=self.workdir)
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       self.assertEqual(self.main(**arguments), 2)
       pattern = f"process {os.getpid()} already runs there"
       self.assertRegex(self.stderr.getvalue(), pattern)
@@ -241,9 +228,7 @@ class MainTest(parameterized.TestCase):
   def test_a_device_that_cannot_be_used(self, message, expected):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = RuntimeError(message)
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       status = self.main(program="plan", config=_CONFIG, workdir=self.workdir)
     self.assertEqual(status, expected)
     line = message.partition("\n")[0]
@@ -317,9 +302,7 @@ class MainTest(parameterized.TestCase):
   def test_evaluate_may_change_the_saved_settings(self):
     self.make_run()
     module = mock.Mock(spec=["run"])
-    with mock.patch.object(
-        main_lib.importlib, "import_module", return_value=module
-    ):
+    with mock.patch.object(main_lib, "_program", return_value=module):
       self.main(
           program="evaluate",
           config=None,

@@ -19,7 +19,7 @@ class SlicesTest(absltest.TestCase):
     role = compile_lib.trainer(config, jax.devices()[:1])
     self.assertEqual(
         list(role.programs),
-        ["train_step", "reference", "publish", "classifier", "encoder"],
+        ["train_step", "publish", "classifier", "encoder"],
     )
     self.assertContainsSubset(["victim", "encoder of replay_filter"], role.held)
 

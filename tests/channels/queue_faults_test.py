@@ -36,7 +36,7 @@ class RejectionTest(queue_case.QueueTestCase):
     T = tokens.shape[1]
     wide = lambda x: np.append(x, np.ones_like(x[:, :1]), axis=1)
     changes = [
-        ("reward", {"rewards": np.asarray([0, np.nan, 1], "f4")}),
+        ("reward", {"rewards": np.asarray([0, np.inf, 1], "f4")}),
         ("logprob", {"behavior_logprobs": np.full_like(logprobs, -np.inf)}),
         ("length", {"completion_lengths": np.asarray([1, 0, 2], "i4")}),
         ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),

@@ -101,7 +101,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
         evaluate__every_steps=2,
         evaluate__deadline_s=0.05,
     )
-    self.assertTrue(trainer.run(lambda: False))
+    self.assertTrue(trainer(lambda: False))
     events = [c.args for c in self.recorder.event.call_args_list]
     late = "step 2: not done within config.evaluate.deadline_s=0.05"
     self.assertIn(("evaluation_failed", late), events)

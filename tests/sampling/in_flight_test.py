@@ -3,6 +3,7 @@
 """Newer params between chunks: versions and log-probs of every token."""
 
 import functools
+import gc
 import weakref
 
 from absl.testing import absltest
@@ -172,6 +173,7 @@ class InFlightTest(parameterized.TestCase):
       alive.append(sum(ref() is not None for ref in versions))
       return len(versions), put()
 
+    gc.collect()  # What earlier tests left.
     before = len(jax.live_arrays())
     prompt = decode.Request(np.array([5, 9]), 0, 0, 8)
     sampler.sample(put(), [prompt], version=0, newer=newer)
