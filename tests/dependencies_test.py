@@ -17,6 +17,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _SETUP = (_ROOT / "setup.py").read_text()
 # Modules whose packages have another name.
 _PACKAGES = {
+    "_pytest": "pytest",
     "absl": "absl-py",
     "google": "protobuf",
     "orbax": "orbax-checkpoint",

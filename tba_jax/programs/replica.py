@@ -39,6 +39,7 @@ class Replica:
     return self._status == processes.EXIT_OK
 
   def step(self, batch: types.Batch) -> dict[str, jax.Array]:
+    processes.note_begun("trainer")
     return self._work.train(batch)
 
   def _batches(

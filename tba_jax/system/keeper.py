@@ -258,6 +258,8 @@ class _Keeper:
         self._close()
     except SystemExit as error:
       status = error.code if isinstance(error.code, int) else bool(error.code)
+      if isinstance(error.code, str):
+        print(error.code, file=sys.stderr)  # As the interpreter does.
     except BaseException:  # User code, on text that a model wrote.
       traceback.print_exc()
     finally:

@@ -130,11 +130,11 @@ class EnvironmentsTest(parameterized.TestCase):
         [judges.Request("train", 0, "", outcome=o) for o in outcomes]
     )
     rewards = [j.reward for j in judged]
-    np.testing.assert_array_equal(rewards, [np.nan] * 12 + [1.0, 0.5])
-    self.assertEqual(judged[12].parts["turns"], 2.0)
+    np.testing.assert_array_equal(rewards, [np.nan] * 11 + [1.0, 0.5])
+    self.assertEqual(judged[11].parts["turns"], 2.0)
     self.assertEqual(
         judge.totals()["failures"],
-        {"deadline": 1, "crash": 1, "error": 4, "size": 1, "nan": 5},
+        {"deadline": 1, "crash": 1, "error": 4, "size": 1, "nan": 4},
     )
     # Their processes are replaced.
     _, outcomes = episodes.play(found, *[["done"]] * 8)

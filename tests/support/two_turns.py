@@ -58,7 +58,6 @@ REWARDS = {
     "inf": float("inf"),
     "none": None,
     "text": "1",
-    "true": True,
 }
 
 
