@@ -283,7 +283,8 @@ class CompileTest(parameterized.TestCase):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     folder = make_folder(self)
     overrides = (f"init={folder}", f"tokenizer.source={folder}",
-                 "reward_model.relabel=", *_TINY)  # fmt: skip
+                 "reward_model.relabel=", "reference.role=trainer",
+                 *_TINY)  # fmt: skip
     done = run(
         *("--config=configs/tldr.py:hardware=v5e-16", f"--workdir={workdir}"),
         *(f"--config.{override}" for override in overrides),

@@ -100,9 +100,9 @@ class AttacksTest(confinement_test.Confined):
         if not failure and not is_open:
           self.assertNotIn("REACHED", key)
         self.assertNotIn("Error", key or "")
-        outcomes = [(r, f) for r, _, f in honest]
+        outcomes = [(str(r), f) for r, _, f in honest]
         self.assertEqual(
-            outcomes, [(1.0, ""), (0.0, ""), (4.0, ""), (0.0, "error")]
+            outcomes, [("1.0", ""), ("0.0", ""), ("4.0", ""), ("nan", "error")]
         )
     self.assertEqual((outside / "kept").read_text(), "kept")
     self.assertEqual([p.name for p in outside.iterdir()], ["kept"])
