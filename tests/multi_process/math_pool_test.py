@@ -5,6 +5,7 @@
 import pathlib
 
 from absl.testing import absltest
+import numpy as np
 
 from tba_jax.config import variants
 from tba_jax.rewards import judges
@@ -30,7 +31,8 @@ class MathPoolTest(absltest.TestCase):
     self.addCleanup(judge.close)
     texts = (r"\boxed{0.5}", _ENDLESS, r"\boxed{\frac{2}{4}}", r"\boxed{x}", "")
     found = judge.judge([judges.Request("train", 1, text) for text in texts])
-    self.assertEqual([one.reward for one in found], [1.0, 0.0, 1.0, 0.0, 0.0])
+    rewards = [one.reward for one in found]
+    np.testing.assert_array_equal(rewards, [1.0, np.nan, 1.0, 0.0, 0.0])
     self.assertEqual(
         [one.failure for one in found], ["", "deadline", "", "", ""]
     )

@@ -106,8 +106,7 @@ _ADDED = (
         '"one host"),',
     }),
     ("tasks/sums.py", _TASK, "tasks/build.py", {
-        "from tba_jax.tasks import tldr": "from tba_jax.tasks import sums",
-        '    "tldr": tldr.Tldr,': '    "sums": sums.Sums,',
+        '    "tldr": ': '    "sums": "tba_jax.tasks.sums:Sums",',
     }),
 )  # fmt: skip
 _OVERRIDES = (
