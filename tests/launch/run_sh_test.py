@@ -65,7 +65,7 @@ class RunShTest(parameterized.TestCase):
     (root / "tests/conftest.py").write_text(_CONFTEST)
     (root / "tests/bad_test.py").write_text(_TEST.replace("{how}", how))
     (root / "tests/good_test.py").write_text(_TEST.partition("@")[0])
-    # That of the run which this test is part of may start more processes.
+    # The options of an outer run may start more processes.
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
     done = subprocess.run(
         ["bash", "tests/run.sh", *args],
