@@ -2,24 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong requests, requests that come twice, and kills change no result."""
 
-import importlib.util
 import pathlib
-import unittest
 
 from absl.testing import absltest
 import pytest
 
-_HAS_SERVER = all(map(importlib.util.find_spec, ("starlette", "uvicorn")))
+from tests.support import serving_attack
 
 
-@unittest.skipUnless(_HAS_SERVER, "needs starlette and uvicorn")
 class ServeAttackTest(absltest.TestCase):
 
   @pytest.mark.timeout(900)
   def test_results_are_those_of_a_server_in_peace(self):
     """A slice of `python -m tests.support.serving_attack 10000 SEED FOLDER`."""
-    from tests.support import serving_attack
-
     said = serving_attack.attack(
         pathlib.Path(self.create_tempdir().full_path),
         requests=100,
