@@ -57,6 +57,7 @@ BENCHMARKS = (
     "staleness",
     "store",
     "strangers",
+    "structure",
     "throughput",
     "time_to_reward",
     "train_step",

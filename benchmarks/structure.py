@@ -1,0 +1,132 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the code: imports, sizes, names, and files that share a fact.
+
+    python -m benchmarks structure
+
+Counts files and lines that git tracks; nothing is imported or run.
+"""
+
+import ast
+import collections
+from collections.abc import Mapping, Sequence
+import functools
+import pathlib
+import re
+import subprocess
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_FACTS = ("turn_rewards", "routes", "sampled_mask", "ref_logprobs")
+_SWITCHES = {
+    "reference": r"reference\.role",
+    "lockstep": r"lockstep",
+    "vllm": r"(?i)vllm",
+    "num_waiting": r"num_waiting",
+}
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the figures of the checkout."""
+  del config, operands
+  tracked = subprocess.check_output(["git", "ls-files"], cwd=_ROOT, text=True)
+  paths = [_ROOT / line for line in tracked.splitlines()]
+  package = {
+      ".".join(p.relative_to(_ROOT).with_suffix("").parts): p
+      for p in paths
+      if p.suffix == ".py" and p.relative_to(_ROOT).parts[0] == "tba_jax"
+  }
+  texts = {name: path.read_text() for name, path in package.items()}
+  trees = {name: ast.parse(text) for name, text in texts.items()}
+  imports = {name: _imports(tree, package) for name, tree in trees.items()}
+  lines = {name: len(text.splitlines()) for name, text in texts.items()}
+  classes = [
+      node
+      for tree in trees.values()
+      for node in ast.walk(tree)
+      if isinstance(node, ast.ClassDef)
+  ]
+  names = collections.Counter(
+      n.name for n in classes if not n.name.startswith("_")
+  )
+  files = collections.Counter(
+      path.name for path in package.values() if path.name != "__init__.py"
+  )
+  sizes = np.array([n for n in lines.values() if n > 3])
+  largest_class = max(classes, key=lambda n: n.end_lineno - n.lineno)
+  return {
+      "files": len(package),
+      "lines": sum(lines.values()),
+      "lines_of_tests": _lines(paths, "tests"),
+      "words_of_docs": sum(
+          len(path.read_text().split())
+          for path in paths
+          if path.suffix == ".md" and path.relative_to(_ROOT).parts[0] == "docs"
+      ),
+      "json_files": sum(path.suffix == ".json" for path in paths),
+      "loop_reaches": len(_reach("tba_jax.loop", imports)),
+      "settings_reach": len(_reach("tba_jax.config.settings", imports)),
+      "longest_chain": _longest_chain(imports),
+      "largest_file": max(lines.items(), key=lambda pair: pair[1]),
+      "p90_of_files": int(np.quantile(sizes, 0.9)),
+      "largest_class": (
+          largest_class.name,
+          largest_class.end_lineno - largest_class.lineno + 1,
+      ),
+      "file_names_twice": sum(count > 1 for count in files.values()),
+      "class_names_twice": sum(count > 1 for count in names.values()),
+      "files_with": {
+          name: sum(bool(re.search(pattern, text)) for text in texts.values())
+          for name, pattern in (
+              *((fact, rf"\b{fact}\b") for fact in _FACTS),
+              *_SWITCHES.items(),
+          )
+      },
+  }
+
+
+def _lines(paths: Sequence[pathlib.Path], folder: str) -> int:
+  return sum(
+      len(path.read_text().splitlines())
+      for path in paths
+      if path.suffix == ".py" and path.relative_to(_ROOT).parts[0] == folder
+  )
+
+
+def _imports(
+    tree: ast.Module, package: Mapping[str, pathlib.Path]
+) -> frozenset[str]:
+  """Returns the package's modules that a module imports, anywhere in it."""
+  found = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.ImportFrom) and node.module:
+      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    elif isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+  return frozenset(found & package.keys())
+
+
+def _reach(name: str, imports: Mapping[str, frozenset[str]]) -> set[str]:
+  """Returns a module and all that it imports, directly or not."""
+  found, left = set(), [name]
+  while left:
+    module = left.pop()
+    if module not in found:
+      found.add(module)
+      left += imports[module]
+  return found
+
+
+def _longest_chain(imports: Mapping[str, frozenset[str]]) -> int:
+  """Returns the number of modules in the longest chain of imports."""
+
+  @functools.cache
+  def length(name: str) -> int:
+    return 1 + max(map(length, imports[name]), default=0)
+
+  return max(map(length, imports))
