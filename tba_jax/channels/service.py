@@ -49,9 +49,6 @@ class ReplayService:
       vocab_size: int,
       num_experts: int = 0,
       on_event: Callable[[str, str], None],
-      score_groups: Callable[
-          [list[types.Group]], list[types.Group]
-      ] = lambda groups: groups,
       saved: Mapping[str, Any] | None = None,
   ):
     """Makes the service; restores a saved state.
@@ -64,7 +61,6 @@ class ReplayService:
       vocab_size: upper bound of token ids.
       num_experts: upper bound of the experts of routes; 0 without any.
       on_event: called with (kind, message).
-      score_groups: rewards groups, if searchers do not.
       saved: `get_state` of a checkpoint.
 
     Raises:
@@ -87,7 +83,6 @@ class ReplayService:
         "num_experts": num_experts,
     }
     self._on_event = on_event
-    self._score_groups = score_groups
     self._begun = False
     # Records taken from the inbox and not applied yet.
     self._unapplied: collections.deque[inbox_lib.Record] = collections.deque()
@@ -323,7 +318,7 @@ class ReplayService:
       self.applied = record.position
       groups += self._apply_record(record)
     groups.sort(key=lambda group: group.position)
-    for group in self._score_groups(groups):
+    for group in groups:
       self._failures.append((group.position, group.failure_share))
       if self.buffer.has_other_tokens(group):
         self._reject("prompt", _amount_of(group))

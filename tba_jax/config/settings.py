@@ -454,10 +454,6 @@ SETTINGS = {
         " the one that `--program=reward_model` trained in WORKDIR"),
     "reward.batch_size": _s(
         32, COUNT, "completions that the reward model scores at a time"),
-    "reward.role": _s(
-        "searcher", one_of("searcher", "trainer"),
-        "role that computes training rewards: the 'searcher' after sampling, or"
-        " the 'trainer' when completions arrive"),
 
     "reward_model.train": _s(
         "task", TEXT, "pairs to learn from: a source of rows"

@@ -338,8 +338,7 @@ _REQUIRED = (
       "loss.behavior_logprobs": ("sampler",), "loss.proximal_every_steps": (0,),
       "replay.skip_equal_rewards": (False,), "search.order": ("shuffled",)}),
     ("reward.normalize_parts", bool,
-     {"reward.role": ("searcher",), "reward.where": ("process", "pool"),
-      "search.order": ("shuffled",)}),
+     {"reward.where": ("process", "pool"), "search.order": ("shuffled",)}),
     # What counts as solved is what the policy itself has solved.
     ("logged.path", bool, {"search.order": ("shuffled",)}),
     # Draws of recent prompts alone leave such groups out.
@@ -635,8 +634,8 @@ def _logs(c: Mapping[str, Any]) -> _Problems:
 _LOG_LINES = "JSON lines with prompt, completion and reward"
 _LOG_LINES_WITHOUT_REWARDS = "JSON lines with prompt and completion"
 _WITH_LOGGED_REWARDS = {
-    "reward.role": "searcher", "loss.reward_weight": 1.0,
-    "reward.normalize_parts": False, "loss.missing_stop": "keep",
+    "loss.reward_weight": 1.0, "reward.normalize_parts": False,
+    "loss.missing_stop": "keep",
 }  # fmt: skip
 # Values of a file of baselines come from its rewards as they are.
 _WITH_BASELINE_FILE = {
@@ -1405,7 +1404,6 @@ def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
     )
     yield _line("init", "sft", allowed)
   for key, allowed in (
-      ("reward.role", ("searcher",)),
       ("search.sampler", ("own",)),
       ("evaluate.judge", ("",)),
       ("logged.path", ("",)),

@@ -198,35 +198,6 @@ def make_judge(
   )
 
 
-def for_searcher(
-    config: ml_collections.ConfigDict,
-    workdir: str | pathlib.Path,
-    policy: policy_lib.Policy,
-    on_event: judges.OnEvent | None = None,
-    *,
-    mesh: jax.sharding.Mesh | None = None,
-) -> judges.Judge:
-  """Returns a searcher's judge; see `make_judge`."""
-  if config.reward.role == "trainer":
-    return reward_model.Unscored()
-  return make_judge(config, workdir, policy.task, on_event, mesh=mesh)
-
-
-def for_trainer(
-    config: ml_collections.ConfigDict,
-    workdir: str | pathlib.Path,
-    policy: policy_lib.Policy,
-    on_event: judges.OnEvent | None = None,
-    *,
-    mesh: jax.sharding.Mesh | None = None,
-) -> reward_model.GroupScorer:
-  """Returns the scorer of groups in the trainer; see `make_judge`."""
-  judge = None
-  if config.reward.role == "trainer":
-    judge = make_judge(config, workdir, policy.task, on_event, mesh=mesh)
-  return reward_model.GroupScorer(judge, policy.tokenizer, config.loss)
-
-
 def make_comparer(
     config: ml_collections.ConfigDict,
     workdir: str | pathlib.Path,

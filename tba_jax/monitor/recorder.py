@@ -204,7 +204,6 @@ class Recorder:
       queue: ports.Receiver,
       tokenizer: Any,
       judge: judges.Judge,
-      scored: Callable[[], dict[str, Any] | None] = lambda: None,
   ):
     """Opens the files for appending and starts the threads.
 
@@ -215,8 +214,6 @@ class Recorder:
       queue: has the searchers' leases; publishes the status to other hosts.
       tokenizer: tokenizer that decodes sampled completions.
       judge: judge that explains wrong completions.
-      scored: returns counts of a judge in the trainer (`Judge.totals`), or
-        None.
     """
     self._config = config
     self._num_steps = config.train.num_steps
@@ -230,7 +227,6 @@ class Recorder:
     self._samples = jsonl.LineWriter(self._workdir / "samples.jsonl")
     self._tokenizer = tokenizer
     self._judge = judge
-    self._scored, self._epoch = scored, epoch
     self._clock = metrics_lib.BusyClock()
     self._spans = metrics_lib.SpanWriter(
         self._workdir / "spans" / "trainer-0.jsonl",
@@ -429,7 +425,7 @@ class Recorder:
     Raises OSError if one of them cannot be written.
     """
     self.flush()
-    self._searchers.update(self._counters())
+    self._searchers.update(self._queue.heard())
     jsonl.atomic_write_json(self._workdir / "eval.json", self._results)
     jsonl.atomic_write_json(self._workdir / "ledger.json", ledger)
     totals = self._totals
@@ -492,7 +488,7 @@ class Recorder:
   def _account(self) -> dict[str, float]:
     """Adds the time since the last call to the totals; seconds by kind."""
     seconds, busy_s, elapsed_s = self._clock.take()
-    added = self._searchers.update(self._counters())
+    added = self._searchers.update(self._queue.heard())
     if self._loop_started:
       totals = self._totals
       totals["wall_s"] += elapsed_s
@@ -502,15 +498,6 @@ class Recorder:
       totals["loop_completions"] += int(added["completions"])
       totals["mixed_completions"] += int(added["mixed_completions"])
     return seconds
-
-  def _counters(self) -> dict[str, Any]:
-    """Returns the leases; a judge in the trainer counts as one more."""
-    leases = dict(self._queue.heard())
-    if (totals := self._scored()) is not None:
-      none = {"completions": 0}
-      lease = {"totals": none, "stats": {"rewards": totals}}
-      leases[f"trainer-{self._epoch}"] = lease
-    return leases
 
   def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
     """Writes the first completions of a step's batch, with a reason each."""

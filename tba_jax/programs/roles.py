@@ -262,15 +262,8 @@ def make_trainer(
   )
   closing.callback(receiver.close)
   mesh = sharding.own_mesh(sharding.make_mesh(config.mesh))
-  scorer = reward_judge.for_trainer(
-      config, run.workdir, policy, events.write, mesh=mesh
-  )
-  closing.callback(scorer.close)
   log = decisions.DecisionLog(run.workdir, events.write)
   closing.callback(log.close)
-  score = scorer.score
-  if config.reward.role == "trainer":
-    score = log.recording(score)
   source = service_lib.ReplayService(
       config,
       receiver=receiver,
@@ -278,7 +271,6 @@ def make_trainer(
       vocab_size=policy.model.config.vocab_size,
       num_experts=policy.model.config.num_experts,
       on_event=events.write,
-      score_groups=score,
       saved=saved.get("data"),
   )
   log.start(
@@ -301,7 +293,6 @@ def make_trainer(
       queue=receiver,
       tokenizer=policy.tokenizer,
       judge=evaluator.judge,
-      scored=scorer.totals,
   )
   # Only the main thread may set a signal handler.
   if threading.current_thread() is threading.main_thread():
@@ -478,8 +469,8 @@ def make_searcher(
   reference = group_reference.make_group_reference(
       config, policy, load_start, mesh
   )
-  judge = reward_judge.for_searcher(
-      config, run.workdir, policy, events.write, mesh=mesh
+  judge = reward_judge.make_judge(
+      config, run.workdir, policy.task, events.write, mesh=mesh
   )
   closing.callback(judge.close)
   own_environments = environments.make(
@@ -529,8 +520,7 @@ def make_searcher(
           sampler,
           judge,
           num_completions=config.search.samples_per_prompt,
-          # The trainer judges, and applies the rule.
-          loss=None if config.reward.role == "trainer" else config.loss,
+          loss=config.loss,
           part_weights=loops.part_weights(config, policy),
           reference=reference,
           logged=logged,

@@ -30,14 +30,12 @@ class Frozen:
     which is trained later.
   kind: "scalar" has one reward a text, "policy" next-token logits, "encoder"
     is bidirectional and float32.
-  copies: number of copies that the role holds.
   """
 
   name: str
   key: str
   folder: str | pathlib.Path | None
   kind: str
-  copies: int = 1
 
   def shape(self, policy: config_lib.ModelConfig) -> config_lib.ModelConfig:
     """Returns its shape; not of an encoder."""
@@ -50,12 +48,9 @@ def frozen_models(
     config: ml_collections.ConfigDict, workdir: str | None, role: str
 ) -> list[Frozen]:
   """Returns the frozen models of the role "trainer" or "searcher"."""
-  judges = _judge_models(config, workdir)
+  out = _judge_models(config, workdir)  # The trainer's evaluator has its own.
   if role == "searcher":
-    return judges if config.reward.role == "searcher" else []
-  # The evaluator has judges of its own.
-  copies = 1 + (config.reward.role == "trainer")
-  out = [dataclasses.replace(judge, copies=copies) for judge in judges]
+    return out
   gold = config.evaluate.judge
   if gold == "task":
     out += [

@@ -12,7 +12,6 @@ of each step's metrics show where another computation differs.
 Lines of `replay/decisions.jsonl`, JSON, in the order of events:
 
     {"epoch", "step", "applied", "config", "machine"}  start of a trainer
-    {"position", "rewards"}    rewards of a group that the trainer judged
     {"names"}                  names of the metrics from here on
     {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
 
@@ -29,7 +28,6 @@ import zlib
 
 import numpy as np
 
-from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.system import jsonl
 
@@ -41,8 +39,6 @@ DRAW_FIELDS = ("rows", "prompt_tokens", "completion_tokens", "sampled_mask",
 
 _START = {"epoch": int, "step": int, "applied": int, "config": {},
           "machine": {}}  # fmt: skip
-# JSON has null for the NaN of completions that could not be judged.
-_REWARDS = {"position": int, "rewards": list}
 _STEP = {
     "step": int,
     "applied": int,
@@ -107,12 +103,10 @@ class Recording:
 
   starts: starts of the trainer.
   steps: recorded steps by number.
-  rewards: [S] float32 by position of the prompt order, judged in the trainer.
   """
 
   starts: Sequence[Start]
   steps: Mapping[int, Step]
-  rewards: Mapping[int, np.ndarray]
 
 
 def sums_of(draw: buffer_lib.Draw) -> dict[str, int]:
@@ -146,20 +140,6 @@ class DecisionLog:
   def start(self, start: Start) -> None:
     """Records a start of the trainer."""
     self._write(vars(start))
-
-  def recording(
-      self, score: Callable[[list[types.Group]], list[types.Group]]
-  ) -> Callable[[list[types.Group]], list[types.Group]]:
-    """Returns a judge of groups that records the rewards it gives."""
-
-    def score_and_record(groups: list[types.Group]) -> list[types.Group]:
-      scored = score(groups)
-      for group in scored:
-        rewards = group.rewards.tolist()
-        self._write({"position": group.position, "rewards": rewards})
-      return scored
-
-    return score_and_record
 
   def step(
       self,
@@ -217,14 +197,11 @@ def read(workdir: str | os.PathLike[str]) -> Recording:
   path = pathlib.Path(workdir) / FILE_NAME
   starts: list[Start] = []
   steps: dict[int, Step] = {}
-  rewards: dict[int, np.ndarray] = {}
   names: list[str] = []
   for record in jsonl.iter_jsonl(path):
     if not jsonl.schema_error(record, _START):
       starts.append(Start(**{name: record[name] for name in _START}))
       steps = {n: step for n, step in steps.items() if n < record["step"]}
-    elif not jsonl.schema_error(record, _REWARDS):
-      rewards[record["position"]] = np.array(record["rewards"], np.float32)
     elif not jsonl.schema_error(record, {"names": [str]}):
       names = record["names"]
     elif starts and not jsonl.schema_error(record, _STEP):
@@ -242,4 +219,4 @@ def read(workdir: str | os.PathLike[str]) -> Recording:
         f"{path}: there is no record of the run's decisions; only runs of this"
         " version have one"
     )
-  return Recording(starts, steps, rewards)
+  return Recording(starts, steps)

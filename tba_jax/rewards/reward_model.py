@@ -1,20 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards by a frozen reward model, and rewards of groups in the trainer."""
+"""Rewards by a frozen reward model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-import itertools
-import math
-from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.rewards import judges
 from tba_jax.tasks import base
 
 # A text is padded to the full length, its half or its quarter, the shortest
@@ -103,70 +98,3 @@ class RewardScorer:
       completion.append(self._tokenizer.stop_id(text.prompt))
     # Two empty texts have no last token.
     return prompt + completion[:max_completion] or [self._tokenizer.eos_id]
-
-
-class GroupScorer:
-  """Rewards groups in the trainer as they leave the queue.
-
-  With `reward.role="trainer"`, searchers and the journal keep completions
-  unscored; after a restart the same frozen judge scores them again.
-  """
-
-  def __init__(
-      self,
-      judge: judges.Judge | None,
-      tokenizer: tokenizer_lib.Tokenizer,
-      config_loss: ml_collections.ConfigDict,
-  ):
-    """Stores the judge; None if searchers have judged the completions."""
-    self._judge = judge
-    self._tokenizer = tokenizer
-    self._config_loss = config_loss
-
-  def score(self, groups: Sequence[types.Group]) -> list[types.Group]:
-    """Returns the groups with the rewards to learn from."""
-    if self._judge is None:
-      return list(groups)
-    judged = iter(
-        self._judge.judge([r for group in groups for r in self._ask(group)])
-    )
-    return [
-        dataclasses.replace(group, rewards=self._rewards(group, judged))
-        for group in groups
-    ]
-
-  def totals(self) -> dict[str, Any] | None:
-    """Returns the judge's counts, None if searchers have judged."""
-    return self._judge and self._judge.totals()
-
-  def close(self) -> None:
-    if self._judge is not None:
-      self._judge.close()
-
-  def _ask(self, group: types.Group) -> list[judges.Request]:
-    return [
-        judges.Request(
-            base.TRAIN,
-            group.prompt_id,
-            self._tokenizer.decode_completion(
-                tokens, int(length), bool(stopped)
-            ),
-            bool(stopped),
-        )
-        for tokens, length, stopped in zip(
-            group.completion_tokens, group.completion_lengths, group.stopped
-        )
-    ]
-
-  def _rewards(
-      self, group: types.Group, judged: Iterator[base.Judgement]
-  ) -> np.ndarray:
-    judged = itertools.islice(judged, group.num_completions)
-    return judges.final_rewards(self._config_loss, [*judged], group.stopped)
-
-
-class Unscored(judges.Judge):
-  """Gives no completion a reward, since the trainer judges."""
-
-  def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
-    return [base.Judgement(math.nan, None)] * len(requests)

@@ -50,7 +50,7 @@ Parts = dict[str, int]
 class Frozen:
   """A frozen model of a role.
 
-  source: name, key, kind and number of copies.
+  source: name, key and kind.
   fn: (params, tokens, mask) -> scores.
   params: shapes with dtypes and shardings.
   shape: texts that are scored at a time, and their tokens.
@@ -581,6 +581,6 @@ def _frozen_bytes(frozen: list[Frozen]) -> Parts:
   out: Parts = {}
   for model in frozen:
     name = model.source.name
-    size = model.source.copies * num_bytes(model.params)
+    size = num_bytes(model.params)
     out[name] = out.get(name, 0) + size
   return out

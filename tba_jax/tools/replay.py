@@ -16,7 +16,6 @@ that step (`step_file`); `--program=replay FILE` computes it again, anywhere.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
 import os
 import pathlib
 import sys
@@ -307,7 +306,6 @@ class _Replay:
         vocab_size=self._policy.model.config.vocab_size,
         num_experts=self._policy.model.config.num_experts,
         on_event=lambda kind, message: None,
-        score_groups=self._score,
         saved=data,
     )
     self._learner = learner_lib.Learner(
@@ -397,19 +395,6 @@ class _Replay:
   def _apply(self, step: int, position: int) -> None:
     self._receiver.feed(position)
     self._service.apply(step, all_records=True)
-
-  def _score(self, groups: list[Any]) -> list[Any]:
-    """Gives groups the rewards that the trainer's judge gave them."""
-    if self._config.reward.role != "trainer":
-      return groups
-    rewards = self._recording.rewards
-    for group in groups:
-      if group.position not in rewards:
-        raise Different(f"no rewards of position {group.position} are recorded")
-    return [
-        dataclasses.replace(group, rewards=rewards[group.position])
-        for group in groups
-    ]
 
   def _compare(
       self, step: int, draw: buffer_lib.Draw, metrics: dict[str, Any]

@@ -98,7 +98,6 @@ class TrainerSide:
       state=None,
       epoch=0,
       open_store=None,
-      score_groups=lambda groups: groups,
       **changes,
   ):
     config = make_config(**changes)
@@ -126,7 +125,6 @@ class TrainerSide:
         buffer=self.buffer,
         vocab_size=VOCAB,
         on_event=self.events,
-        score_groups=score_groups,
         saved=state,
     )
 

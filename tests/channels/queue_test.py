@@ -497,26 +497,28 @@ class UnlockedTest(queue_case.QueueTestCase):
     trainer.service.get_state()
     self.assertEqual(free, [True])
 
-  def test_scoring(self):
-    scoring, scored = threading.Event(), threading.Event()
+  def test_inserting(self):
+    inserting, inserted = threading.Event(), threading.Event()
+    trainer = self.trainer()
+    insert = trainer.buffer.insert
 
-    def score(groups):
-      scoring.set()
-      scored.wait(20.0)
-      return groups
+    def wait(*args):
+      inserting.set()
+      inserted.wait(20.0)
+      return insert(*args)
 
-    trainer = self.trainer(score_groups=score)
+    trainer.buffer.insert = wait
     searcher = self.searcher("a", works=False)
     searcher.submit(0, 1, 2, 3)
     step = threading.Thread(target=trainer.step, args=(0,))
     step.start()
-    self.assertTrue(scoring.wait(20.0))
+    self.assertTrue(inserting.wait(20.0))
     try:
       searcher.submit(4)
       wait_until(lambda: searcher.client.unacked == 0, "acked", wait_s=5.0)
       wait_until(lambda: trainer.living(), "a lease", wait_s=5.0)
     finally:
-      scored.set()
+      inserted.set()
       step.join(20.0)
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
 

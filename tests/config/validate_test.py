@@ -732,7 +732,6 @@ class RelationsTest(parameterized.TestCase):
     for key, value in (
         ("loss__reward_weight", 0.5),
         ("reward__normalize_parts", True),
-        ("reward__role", "trainer"),
         ("loss__missing_stop", "replace"),
     ):
       told = f"config.{key.replace('__', '.')} = {value!r}: allowed"

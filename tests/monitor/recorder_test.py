@@ -65,7 +65,7 @@ class RecorderTest(absltest.TestCase):
       patch.start()
       self.addCleanup(patch.stop)
 
-  def make(self, scored=lambda: None, **changes):
+  def make(self, **changes):
     config = settings_lib.get_config()
     config.train.num_steps = 10
     config.search.num_searchers = 2
@@ -82,7 +82,6 @@ class RecorderTest(absltest.TestCase):
         queue=queue,
         tokenizer=fakes.FakeTokenizer(),
         judge=judges.InProcess(_Task({})),
-        scored=scored,
     )
     self.addCleanup(self.close, recorder)
     self.made.append(recorder)
@@ -212,20 +211,6 @@ class RecorderTest(absltest.TestCase):
     recorder.phase("finish")
     self.assertEqual(self.read("status.json")["searchers"], {})
     self.assertEqual(self.finish(recorder)["reward_failures"], {"deadline": 5})
-
-  def test_counts_what_a_judge_in_the_trainer_could_not_judge(self):
-    totals = {
-        "completions": 9,
-        "failures": {"nan": 2},
-        "sums": {},
-        "counts": {},
-    }
-    recorder = self.make(scored=lambda: totals)
-    self.lease("a", busy_s=1.0, completions=9)
-    self.step(recorder, 0)
-    totals["failures"]["nan"] = 3
-    self.assertEqual(self.finish(recorder)["reward_failures"], {"nan": 3})
-    self.assertEqual(self.lines("metrics.jsonl")[0]["reward/failed_nan"], 2)
 
   def test_counts_completions_of_mixed_versions(self):
     recorder = self.make()

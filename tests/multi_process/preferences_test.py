@@ -51,13 +51,10 @@ class PreferencesTest(absltest.TestCase):
       shown = (run.workdir / "evaluate.txt").read_text()
       self.assertIn("the papers' perplexity", shown)
 
-  def test_scores_in_the_trainer(self):
+  def test_demonstrations_alone(self):
     with tempfile.TemporaryDirectory() as folder:
-      run = self.run_smoke(
-          folder, "configs/no_robots.py:smoke", {"reward.role": "trainer"}
-      )
+      run = self.run_smoke(folder, "configs/no_robots.py:smoke", {})
       rewards = [record["train/reward_mean"] for record in run.steps()]
-      # Searchers send zeros; no score of a model is one.
       self.assertTrue(all(reward != 0 for reward in rewards), rewards)
       self.assertEqual(run.read("result.json")["reward_failures"], {})
       pairs = (run.workdir / "reward_model/pairs/train.jsonl").read_text()

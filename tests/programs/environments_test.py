@@ -231,7 +231,6 @@ class EnvironmentsTest(parameterized.TestCase):
     for changes, message in (
         ({"logged__path": log}, "logged.path = .*: allowed '' with env"),
         ({"reward__where": "process"}, "reward.where = 'process': .*'pool'"),
-        ({"reward__role": "trainer"}, "reward.role = 'trainer': .*'searcher'"),
         ({"name": "Gymnasium"}, "init = 'sft': .* no method demonstrate"),
         ({"name": "Nothing"}, "defines no 'Nothing'"),
         ({"name": "Fails", "init": "scratch"}, r"step fails \(crash\)"),

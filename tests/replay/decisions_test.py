@@ -87,18 +87,6 @@ class DecisionsTest(absltest.TestCase):
     self.assertNotIn("tau", steps[0].metrics)
     self.assertEqual(steps[1].metrics["tau"], 3)
 
-  def test_rewards_of_the_trainer_s_judge_are_recorded(self):
-    log = self.open(1, 0)
-    groups = [
-        fake_groups.make_group(p, [[2, 0], [3, 0]], rewards=[0.5, np.nan])
-        for p in (4, 7)
-    ]
-    self.assertEqual(log.recording(lambda given: given)(groups), groups)
-    found = decisions.read(self.workdir).rewards
-    self.assertCountEqual(found, [group.position for group in groups])
-    for group in groups:
-      np.testing.assert_array_equal(found[group.position], group.rewards)
-
   def test_a_torn_line_is_left_out(self):
     self.write(self.open(1, 0), 0, 1)
     path = f"{self.workdir}/{decisions.FILE_NAME}"

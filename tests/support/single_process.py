@@ -21,7 +21,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.evaluation import reward_judge
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
@@ -61,7 +60,6 @@ def train(
   )
   sampler = policy_lib.make_sampler(config, policy)
   order = loops.make_prompt_order(config, policy)
-  scorer = reward_judge.for_trainer(config, workdir, policy)
   per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):
     # The step donates the params.
@@ -72,7 +70,7 @@ def train(
         for position in range(step * per_step, (step + 1) * per_step)
     ]
     groups = _sample(config, policy, sampler, kept[version], prompts, version)
-    for group in scorer.score(groups):
+    for group in groups:
       buffer.insert(group, step)
     draw = buffer.sample(
         config.train.prompts_per_batch,
