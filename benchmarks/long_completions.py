@@ -98,7 +98,6 @@ def set_row(
           for name, size in (part.split("=") for part in mesh.split(","))
       }
   )
-  c.sharding.width = "fsdp,sequence"
   c.train.remat = remat
   c.train.completions_per_prompt = _NUM_COMPLETIONS
   c.search.samples_per_prompt = _NUM_COMPLETIONS

@@ -130,7 +130,6 @@ def _step(
   batch = sharding.shard_batch(
       peer_model.make_batch(shape, model.config.vocab_size),
       mesh,
-      config.sharding,
   )
 
   def run_step() -> float:
@@ -154,7 +153,7 @@ def _memory(config: ml_collections.ConfigDict, work: Work) -> dict[str, Any]:
       remat=config.train.remat,
   )
   mesh = sharding.make_mesh(config.mesh)
-  over_batch = sharding.batch_sharding(mesh, config.sharding)
+  over_batch = sharding.batch_sharding(mesh)
   batch = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over_batch),
       peer_model.make_batch(work.memory_shape, work.memory_vocab),

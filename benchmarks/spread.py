@@ -118,7 +118,7 @@ def _measure(
     )
   ones = dict.fromkeys(sharding.MESH_AXES, 1)
   mesh = sharding.make_mesh({**ones, "data": num_processes})
-  spread = sharding.make_spread(mesh, {"batch": "data"})
+  spread = sharding.make_spread(mesh)
   whole = _make_batch(completions, tokens)
   batch = whole if process == 0 else jax.eval_shape(lambda: whole)
   times = []

@@ -170,7 +170,7 @@ class _Step:
     self._state = train_step.init_state(config, model, params, mesh)
     self._step = train_step.make_train_step(config, model, mesh)
     batch = peer_model.make_batch(_SHAPE, _VOCAB)
-    self._batch = sharding.shard_batch(batch, mesh, config.sharding)
+    self._batch = sharding.shard_batch(batch, mesh)
 
   def time(self, num_steps: int) -> list[float]:
     """Returns the seconds of each of so many steps."""

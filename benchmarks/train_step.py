@@ -267,7 +267,7 @@ class Update:
     mesh = sharding.make_mesh(config.mesh)
     self._state = train_step.init_state(config, model, params, mesh)
     self._step = train_step.make_train_step(config, model, mesh)
-    self._batch = sharding.shard_batch(batch, mesh, config.sharding)
+    self._batch = sharding.shard_batch(batch, mesh)
     self.time(1)
 
   def time(self, num_steps: int) -> float:

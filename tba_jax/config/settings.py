@@ -167,7 +167,6 @@ INTEGERS = Allowed(
     "whole numbers separated by commas", _matches(r"|\d+(,\d+)*")
 )
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
-AXES = some_of(*MESH_AXES)
 DEVICES = Allowed(
     "'', 'cpu', or accelerators as 0  0,2  0-3",
     lambda v: v in ("", "cpu") or _are_numbers(v),
@@ -221,11 +220,6 @@ SECTIONS = {
         "Low-rank adapters, trained instead of all params (docs/models.md)."
     ),
     "mesh": Section("Devices of the trainer along each axis.", resume=True),
-    "sharding": Section(
-        "Mesh axes that shard each logical axis of params and activations; ''"
-        " replicates it.",
-        resume=True,
-    ),
     "sft": Section(
         "Supervised fine-tuning on the task's solutions, for `init=sft`.",
         hosts="own",
@@ -377,21 +371,6 @@ SETTINGS = {
     "mesh.sequence": _s(
         1, COUNT, "devices that split sequences, for long completions"),
     "mesh.tensor": _s(1, COUNT, "devices that split heads and hidden units"),
-
-    "sharding.batch": _s("data,fsdp", AXES, ""),
-    "sharding.length": _s(
-        "sequence", AXES, "tokens of a sequence, padded to divide evenly"),
-    "sharding.layers": _s("", AXES, ""),
-    "sharding.vocab": _s("tensor", AXES, ""),
-    "sharding.width": _s("fsdp", AXES, ""),
-    "sharding.mlp": _s("tensor", AXES, ""),
-    "sharding.experts": _s("tensor", AXES, "experts of a layer"),
-    "sharding.heads": _s("tensor", AXES, ""),
-    "sharding.kv_heads": _s("tensor", AXES, ""),
-    "sharding.head_dim": _s("", AXES, ""),
-    "sharding.labels": _s("", AXES, "outputs of a scalar head"),
-    "sharding.positions": _s("", AXES, "learned position embeddings"),
-    "sharding.lora_rank": _s("", AXES, "rank of adapters"),
 
     "sft.init": _s(
         "scratch", TEXT,
@@ -595,11 +574,11 @@ SETTINGS = {
     "search.mesh.data": _s(
         1, COUNT, "devices of a searcher that split its slots", resume=True),
     "search.mesh.fsdp": _s(
-        1, COUNT, "devices that split slots, and params by config.sharding",
+        1, COUNT, "devices that split slots and the width of params",
         resume=True),
     "search.mesh.tensor": _s(
-        1, COUNT, "devices that split params by config.sharding, and heads"
-        " of the KV cache", resume=True),
+        1, COUNT, "devices that split heads, hidden units and the KV cache",
+        resume=True),
     "search.cpu_devices": _s(
         0, FROM_0, "virtual CPU devices of a searcher; 0 = the machine's",
         resume=True),

@@ -53,7 +53,7 @@ _WITHOUT_TASK = ("store", "status", "report", "export", "compile", "serve")
 # Sections that a program reads; relations between other sections are not
 # checked.
 _MODEL = (
-    "", "task", "tokenizer", "model", "lora", "mesh", "sharding", "sampling",
+    "", "task", "tokenizer", "model", "lora", "mesh", "sampling",
 )  # fmt: skip
 _SECTIONS_OF = {
     "sft": (*_MODEL, "sft", "evaluate", "reward"),
@@ -458,14 +458,13 @@ def _requires(row: tuple[Any, ...], c: Mapping[str, Any]) -> _Problems:
 
 
 def _batch(c: Mapping[str, Any]) -> _Problems:
-  axes = [axis for axis in c["sharding.batch"].split(",") if axis]
-  shards = math.prod(c[f"mesh.{axis}"] for axis in axes)
+  shards = c["mesh.data"] * c["mesh.fsdp"]
   # Micro-batches grow until they divide.
   for key in ("sft.batch_size", "reward_model.batch_size"):
     if c[key] % shards:
       yield key, (
           f"allowed a multiple of {shards}, the shards of the batch"
-          " (config.mesh, config.sharding.batch)"
+          " (config.mesh.data and fsdp)"
       )
 
 
@@ -851,34 +850,26 @@ def _sharded_sizes(c: Mapping[str, Any]) -> _Problems:
   """Each sharded axis of the params must divide evenly, on both meshes."""
   name, shape = _start(c)
   sizes = {
-      "layers": "num_layers",
-      "width": "width",
-      "mlp": "mlp_width",
-      "experts": "num_experts",
-      "heads": "num_heads",
-      "kv_heads": "num_kv_heads",
-      "head_dim": "head_dim",
+      "width": "fsdp",
+      "mlp_width": "tensor",
+      "num_experts": "tensor",
+      "num_heads": "tensor",
+      "num_kv_heads": "tensor",
   }
-  if shape is not None:
-    sizes["vocab"] = "vocab_size"
-  for mesh, (axis, field) in itertools.product(
+  for mesh, (field, axis) in itertools.product(
       ("mesh", "search.mesh"), sizes.items()
   ):
-    rule = c[f"sharding.{axis}"]
-    # A searcher's mesh has no sequence axis.
-    shards = math.prod(c.get(f"{mesh}.{a}", 1) for a in rule.split(",") if a)
+    shards = c[f"{mesh}.{axis}"]
     size = c[f"model.{field}"] if shape is None else getattr(shape, field)
     if not size % shards:
       continue
     if shape is None:
       yield f"model.{field}", (
-          f"allowed a multiple of {shards}, the size on config.{mesh} of"
-          f" config.sharding.{axis} = {rule!r}"
+          f"allowed a multiple of config.{mesh}.{axis} = {shards}"
       )
     else:
-      yield f"sharding.{axis}", (
-          f"allowed mesh axes whose size divides {size}, the {field} of"
-          f" {name}; config.{mesh} makes it {shards}"
+      yield f"{mesh}.{axis}", (
+          f"allowed a size that divides {size}, the {field} of {name}"
       )
 
 

@@ -94,15 +94,13 @@ class DeviceWork:
     self._cluster = cluster
     mesh = sharding.make_mesh(config.mesh)
     if cluster.num_processes > 1:
-      self._put = sharding.make_spread(mesh, config.sharding)
+      self._put = sharding.make_spread(mesh)
       self._gather = sharding.make_gather(mesh)
       self._narrow = functools.partial(
           publication.snapshot, dtypes=publication.computed_dtypes(config)
       )
     else:
-      self._put = functools.partial(
-          sharding.shard_batch, mesh=mesh, rules=config.sharding
-      )
+      self._put = functools.partial(sharding.shard_batch, mesh=mesh)
       self._gather = self._narrow = lambda tree: tree
     self._replicate = jax.jit(
         lambda x: x, out_shardings=sharding.replicated(mesh)
@@ -391,12 +389,11 @@ def make_work(
     ValueError: a checkpoint, model, mesh or kernel does not fit the config.
   """
   mesh = sharding.make_mesh(config.mesh)
-  axes = sharding.token_axes(config.sharding)
   # Refuses a kernel that the mesh lacks before params are loaded.
-  kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
-  shardings = sharding.param_shardings(
-      mesh, config.sharding, policy.model.logical_axes
+  kernels.choose(
+      policy.model.config, sequence.Split(mesh, *sharding.TOKEN_AXES)
   )
+  shardings = sharding.param_shardings(mesh, policy.model)
   params = jax.device_put(
       policy_lib.initial_params(policy, config.seed, shardings), shardings
   )
@@ -564,7 +561,6 @@ def make_reference(
       copy=not is_shared,
       micro_prompts=micro_prompts(config),
       mesh=mesh,
-      rules=config.sharding,
   )
 
 
@@ -580,9 +576,7 @@ def init_state(
   )
   value_params = None
   if policy.value_folder is not None:
-    value_params = frozen.load_params(
-        policy.value_folder, value_model, mesh, config.sharding
-    )
+    value_params = frozen.load_params(policy.value_folder, value_model, mesh)
   if policy.adapters is not None:
     if value_model is not None and value_params is None:
       value_params = value_model.from_policy(params)

@@ -43,8 +43,7 @@ class GroupReference:
     """Initializes the reference.
 
     Args:
-      config: reads `sampling`, `search`, `sharding` and
-        `loss.include_stop_token`.
+      config: reads `sampling`, `search` and `loss.include_stop_token`.
       policy: policy that the run starts from.
       params: params of the policy, on the searcher's devices.
       mesh: mesh of the searcher; None is the first device.
@@ -53,8 +52,9 @@ class GroupReference:
       ValueError: the mesh lacks the kernel that `model.attention` names.
     """
     sampling, mesh = config.sampling, mesh or sharding.first_device_mesh()
-    axes = sharding.token_axes(config.sharding)
-    kernels.choose(policy.model.config, sequence.Split(mesh, *axes))
+    kernels.choose(
+        policy.model.config, sequence.Split(mesh, *sharding.TOKEN_AXES)
+    )
     counts = config.loss.include_stop_token
     self._tokenizer = None if counts else policy.tokenizer
     self._reference = reference.Reference(
@@ -63,7 +63,6 @@ class GroupReference:
         temperature=sampling.temperature,
         copy=False,
         mesh=mesh,
-        rules=config.sharding,
     )
     self._num_prompts = prompts_at_a_time(config)
     self._shape = (

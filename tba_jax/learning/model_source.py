@@ -84,9 +84,7 @@ def restore(
   policy, state, base = _restore_state(
       config, workdir, step, mesh, needs_task=needs_task
   )
-  shardings = sharding.param_shardings(
-      mesh, config.sharding, policy.model.logical_axes
-  )
+  shardings = sharding.param_shardings(mesh, policy.model)
   merger = lora.make_merger(
       policy.adapters,
       policy.folder,
@@ -225,9 +223,7 @@ def initial_params(
   """
   if mesh.size == 1:
     return policy_lib.initial_params(policy, config.seed)
-  shardings = sharding.param_shardings(
-      mesh, config.sharding, policy.model.logical_axes
-  )
+  shardings = sharding.param_shardings(mesh, policy.model)
   params = policy_lib.initial_params(policy, config.seed, shardings)
   return jax.device_put(params, shardings)
 
@@ -240,7 +236,6 @@ def load(
     dtype: str | None,
     chat: bool = False,
     mesh: jax.sharding.Mesh | None = None,
-    rules: Mapping[str, str] | None = None,
 ) -> Source:
   """Returns the model of a folder, a run or a checkpoint.
 
@@ -252,7 +247,6 @@ def load(
       own.
     chat: `config.tokenizer.chat` of a folder; a run has its own.
     mesh: mesh to put the params on; None is the default device.
-    rules: `config.sharding` for a mesh; a run has its own.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
@@ -290,9 +284,7 @@ def load(
   policy_lib.add_model_stops(shape, tokenizer)
   model, shardings = transformer.make_model(shape), None
   if mesh is not None:
-    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
-    shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
-    sharding.check_divisible(shapes, shardings)
+    shardings = sharding.param_shardings(mesh, model)
   _, params = hf.load(folder, dtype=dtype, shardings=shardings)
   identity = lora.base_name(folder, 0)
   return Source(str(folder.absolute()), identity, model, params, tokenizer)
@@ -310,7 +302,6 @@ def of_config(config: ml_collections.ConfigDict) -> Source:
       chat=config.tokenizer.chat,
       dtype=config.generate.dtype or None,
       mesh=sharding.make_mesh(config.mesh),
-      rules=config.sharding,
   )
   policy_lib.add_stops(config, source.tokenizer)
   return source

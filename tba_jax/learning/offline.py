@@ -186,7 +186,7 @@ def train(
   settings = config[job.name]
   num_steps = settings.num_steps
   mesh = sharding.make_mesh(config.mesh)
-  num_shards = sharding.num_batch_shards(mesh, config.sharding)
+  num_shards = sharding.num_batch_shards(mesh)
   micro = micro_batch_size(settings, num_shards)
   if settings.micro_batch_size not in (0, micro):
     print(
@@ -203,7 +203,6 @@ def train(
       ),
       abstract,
       mesh,
-      config.sharding,
   )
   writer = metrics_lib.MetricsWriter(job.folder / "metrics.jsonl")
   checkpointer = checkpoint.Checkpointer(
@@ -315,7 +314,6 @@ def _make_run_chunk(
     step_fn: train_step.TrainStep,
     abstract_state: train_step.TrainState,
     mesh: jax.sharding.Mesh,
-    rules: ml_collections.ConfigDict,
 ) -> Callable[..., tuple[train_step.TrainState, dict[str, jax.Array]]]:
   """Returns a jitted (state, chunk, n) -> (state, metrics [CHUNK_STEPS])."""
 
@@ -333,7 +331,7 @@ def _make_run_chunk(
     # its chunk.
     return jax.lax.fori_loop(0, num_active, body, (state, metrics))
 
-  spec = sharding.batch_sharding(mesh, rules).spec
+  spec = sharding.batch_sharding(mesh).spec
   chunk_sharding = jax.sharding.NamedSharding(
       mesh, jax.sharding.PartitionSpec(None, *spec)
   )

@@ -77,13 +77,11 @@ def sizes(
   and whole groups 2/3 of its C.
 
   Args:
-    config: reads `train`, `mesh` and `sharding.batch`.
+    config: reads `train` and `mesh`.
     shape: B, K, P, T.
   """
   (B, K, P, T), train = shape, config.train
-  shards = math.prod(
-      config.mesh[a] for a in sharding.token_axes(config.sharding)[0]
-  )
+  shards = math.prod(config.mesh[a] for a in sharding.BATCH_AXES)
   num_micro = num_micro_batches(train, B, K)
   if not num_micro:
     # Only the number of parts differs.
@@ -158,7 +156,7 @@ def abstract_batch(
 
   def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
     x = jax.ShapeDtypeStruct(shape, dtype)
-    place = sharding.place_of(x, mesh, config.sharding)
+    place = sharding.place_of(x, mesh)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
   rows = None
@@ -203,7 +201,7 @@ def pack(
   """Returns the rows of a batch; None if each is a prompt with its group.
 
   Args:
-    config: reads `train`, `mesh` and `sharding.batch`.
+    config: reads `train` and `mesh`.
     prompt_tokens_BxP: only its shape matters.
     completion_tokens_BxKxT: int32.
     completion_mask_BxKxT: 1 on tokens that the loss counts.

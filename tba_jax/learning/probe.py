@@ -118,7 +118,7 @@ def make_answer_fn(
         logits_BxLxV[:, :-1], tokens_BxL[:, 1:], temperature=1.0
     )
 
-  split = sharding.split_rows(forward, mesh, config.sharding)
+  split = sharding.split_rows(forward, mesh)
 
   def answer(params: types.PyTree, base: types.PyTree) -> dict[str, jax.Array]:
     tokens_BxL = jnp.asarray(tokens)

@@ -3,13 +3,12 @@
 """Train state and the jitted optimizer step.
 
 `train_step(state, batch) -> (state, metrics)` donates the state. Params and the
-optimizer's moments are sharded by the config's rules, a batch over its prompts
+optimizer's moments are sharded by `sharding.RULES`, a batch over its prompts
 and the rows of its forward pass.
 """
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -169,7 +168,7 @@ def make_train_step(
         value_model,
         held,
         state.loss_params,
-        cut_micro_batches(batch, c.train, mesh, c.sharding),
+        cut_micro_batches(batch, c.train, mesh),
         beta,
     )
     loss, totals, (grads, loss_grads) = accumulate(
@@ -226,13 +225,12 @@ def make_train_step(
         metrics,
     )
 
-  axes = sharding.token_axes(c.sharding)
   jitted = jax.jit(
-      sequence.split_tokens(step_fn, mesh, *axes),
+      sequence.split_tokens(step_fn, mesh, *sharding.TOKEN_AXES),
       donate_argnums=0,
       in_shardings=(
           shardings,
-          sharding.batch_shardings(c.train.prompts_per_batch, mesh, c.sharding),
+          sharding.batch_shardings(c.train.prompts_per_batch, mesh),
           None,
           None,
       ),
@@ -335,15 +333,12 @@ def _state_shardings(
   Raises:
     ValueError: names the leaves that do not divide over the mesh.
   """
-  of = functools.partial(sharding.param_shardings, mesh, config.sharding)
-  params = of(model.logical_axes)
-  sharding.check_divisible(shapes.params, params)
+  params = sharding.param_shardings(mesh, model)
   replicated = sharding.replicated(mesh)
   all_replicated = jax.tree.map(lambda _: replicated, shapes)
   loss_params = all_replicated.loss_params
   if value_model is not None:
-    loss_params = {"value": of(value_model.logical_axes)}
-    sharding.check_divisible(shapes.loss_params, loss_params)
+    loss_params = {"value": sharding.param_shardings(mesh, value_model)}
 
   def moments(
       opt: optimizer_lib.Optimizer, opt_state: PyTree, like: PyTree
@@ -448,7 +443,6 @@ def cut_micro_batches(
     batch: types.Batch,
     train: ml_collections.ConfigDict,
     mesh: jax.sharding.Mesh,
-    rules: ml_collections.ConfigDict,
 ) -> types.Batch:
   """Returns the batch with leaves [micro-batches, prompts of each, ...].
 
@@ -457,7 +451,7 @@ def cut_micro_batches(
       divide it or is no multiple of the batch's shards.
   """
   (num_prompts, K), num_each = batch.rewards.shape, train.micro_batch_prompts
-  num_shards = sharding.num_batch_shards(mesh, rules)
+  num_shards = sharding.num_batch_shards(mesh)
   num_micro = packing.num_micro_batches(train, num_prompts, K)
   if batch.rows is None and not num_micro:
     raise ValueError(
@@ -468,7 +462,7 @@ def cut_micro_batches(
   if batch.rows is None and num_each % num_shards:
     raise ValueError(
         f"train.micro_batch_prompts={num_each}: must be a multiple of the"
-        f" {num_shards} shards of config.sharding.batch"
+        f" {num_shards} shards of the batch (config.mesh)"
     )
   num_micro = max(num_micro, 1)
 
@@ -476,7 +470,7 @@ def cut_micro_batches(
     # Strided, not contiguous: each data shard already holds its part of every
     # micro-batch, and nothing moves.
     x = x.reshape(-1, num_micro, *x.shape[1:]).swapaxes(0, 1)
-    over = sharding.batch_sharding(mesh, rules).spec
+    over = sharding.batch_sharding(mesh).spec
     spec = () if x.shape[1] % num_shards else (None, *over)
     return jax.lax.with_sharding_constraint(
         x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))

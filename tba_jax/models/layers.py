@@ -8,7 +8,7 @@ of one key-value head (H = G * M), Dh head width, E rotated entries of it.
 Leading axes written `...` are free.
 
 Each `nnx.Param` has the metadata `logical_axes`, the names of its axes, which
-`config.sharding` maps to the axes of the mesh.
+`policy.sharding.RULES` maps to the axes of the mesh.
 """
 
 from collections.abc import Callable, Mapping, Sequence

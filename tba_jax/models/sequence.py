@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding of activations on the trainer's mesh; sequence parallelism.
 
-Prompts are split over the mesh axes of `config.sharding.batch`. Without a
+Prompts are split over the mesh axes `data` and `fsdp`. Without a
 constraint the compiler would shard activations as weights are, along the width,
 and sum every product over all devices.
 
-Tokens are split over those of `config.sharding.length`. Only attention mixes
+Tokens are split over the axis `sequence`. Only attention mixes
 tokens (`kernels.py`): its kernels get all tokens of a share of the heads. Plain
 attention leaves queries on their devices, and gathers keys and values there
 layer by layer, the all-gather context parallelism of Llama 3 (arXiv:2407.21783,
@@ -249,7 +249,7 @@ def split_tokens(
 ) -> Callable[..., Any]:
   """Returns `fn`, traced with tokens split over the mesh axes `length`.
 
-  The axes are those of `policy.sharding.token_axes`.
+  The axes are `policy.sharding.TOKEN_AXES`.
   """
   split = Split(mesh, batch, length, heads, experts)
 

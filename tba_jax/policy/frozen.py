@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the frozen models that judge completions, onto the mesh of their role.
 
-They are sharded by the policy's rules (`config.sharding`), and a process reads
+They are sharded by the policy's rules (`sharding.RULES`), and a process reads
 leaf by leaf what its own devices hold. `mesh` None is one device.
 """
 
@@ -38,10 +38,9 @@ def load_params(
     folder: str | os.PathLike[str],
     model: transformer.Model | heads.ScalarModel,
     mesh: jax.sharding.Mesh | None,
-    rules: ml_collections.ConfigDict,
 ) -> types.PyTree:
   """Returns the params of a Hugging Face folder, in the model's dtype."""
-  shardings = sharding.frozen_shardings(mesh, rules, model)
+  shardings = sharding.frozen_shardings(mesh, model)
   dtype = model.config.param_dtype
   return hf.load(folder, dtype=dtype, shardings=shardings)[1]
 
@@ -73,7 +72,7 @@ def load_reference(
   except ValueError as error:
     raise ValueError(f"config.reference.init={folder!r}: {error}") from error
   model = transformer.make_model(shape)
-  return model, load_params(folder, model, mesh, config.sharding)
+  return model, load_params(folder, model, mesh)
 
 
 def _check_tokens(
@@ -131,8 +130,8 @@ def load_scorer(
     raise ValueError(f"config.{key}={str(folder)!r}: {error}") from error
   model = heads.ScalarModel(shape)
   return reward_model.RewardScorer(
-      sharding.split_rows(model.rewards, mesh, config.sharding),
-      load_params(path, model, mesh, config.sharding),
+      sharding.split_rows(model.rewards, mesh),
+      load_params(path, model, mesh),
       tokenizer_lib.load(
           path, bos=config.tokenizer.bos, chat=config.tokenizer.chat
       ),
@@ -157,7 +156,7 @@ def _load_policy(
   shape = hf_config.read(folder, attention=_attention(config))
   policy_lib.add_model_stops(shape, tokenizer)
   model = transformer.make_model(shape)
-  return model, load_params(folder, model, mesh, config.sharding), tokenizer
+  return model, load_params(folder, model, mesh), tokenizer
 
 
 def load_victim(
@@ -197,9 +196,9 @@ def load_embed(
   folder = task.setting("encoder")
   if folder == task_lib.WORDS:
     return red_team.word_embeddings
-  encoder, params = _load_encoder(folder, mesh, config.sharding)
+  encoder, params = _load_encoder(folder, mesh)
   return red_team.encoder_embeddings(
-      sharding.split_rows(encoder.mean_pooled, mesh, config.sharding),
+      sharding.split_rows(encoder.mean_pooled, mesh),
       params,
       tokenizer_lib.load_texts(folder),
       _batch_shape(task, "encoder_max_tokens", encoder),
@@ -223,13 +222,13 @@ def load_classifier(
   if kind == "first_token":
     model, params, tokenizer = _load_policy(config, folder, mesh)
     return red_team.first_token_classifier(
-        sharding.split_rows(model.last_logits, mesh, config.sharding),
+        sharding.split_rows(model.last_logits, mesh),
         params,
         tokenizer,
         token=task.setting("classifier_token"),
         shape=_batch_shape(task, "classifier_max_tokens"),
     )
-  encoder, params = _load_encoder(folder, mesh, config.sharding)
+  encoder, params = _load_encoder(folder, mesh)
   shape = _batch_shape(task, "classifier_max_tokens", encoder)
   label = task.setting("classifier_label")
   if label >= encoder.config.num_labels:
@@ -238,7 +237,7 @@ def load_classifier(
         f" {encoder.config.num_labels} labels, counted from 0"
     )
   return red_team.sequence_classifier(
-      sharding.split_rows(encoder.label_scores, mesh, config.sharding),
+      sharding.split_rows(encoder.label_scores, mesh),
       params,
       tokenizer_lib.load_texts(folder),
       label=label,
@@ -249,9 +248,8 @@ def load_classifier(
 def _load_encoder(
     folder: str,
     mesh: jax.sharding.Mesh | None,
-    rules: ml_collections.ConfigDict,
 ) -> tuple[encoder_lib.Encoder, types.PyTree]:
-  of_encoder = functools.partial(sharding.frozen_shardings, mesh, rules)
+  of_encoder = functools.partial(sharding.frozen_shardings, mesh)
   return encoder_lib.load_encoder(folder, of_encoder)
 
 

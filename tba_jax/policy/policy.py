@@ -20,7 +20,6 @@ from tba_jax.models import hf_config
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.policy import lora
-from tba_jax.policy import sharding
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
@@ -199,13 +198,10 @@ def initial_params(
       shards of its devices; None = the default device.
 
   Raises:
-    ValueError: the folder cannot be read, or does not divide over the mesh.
+    ValueError: the folder cannot be read.
   """
   if policy.folder is None:
     return jax.jit(policy.model.init)(jax.random.PRNGKey(seed))
-  if shardings is not None:
-    shapes = jax.eval_shape(policy.model.init, jax.random.PRNGKey(0))
-    sharding.check_divisible(shapes, shardings)
   _, params = hf.load(
       policy.folder,
       dtype=policy.model.config.param_dtype,

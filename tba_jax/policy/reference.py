@@ -6,7 +6,7 @@ A moving reference is part of the train state, so that checkpoints contain it.
 Its version is the step at which it last moved.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import math
 from typing import Any
 
@@ -145,7 +145,6 @@ class Reference:
       copy: bool = True,
       micro_prompts: int = 0,
       mesh: jax.sharding.Mesh | None = None,
-      rules: Mapping[str, str] | None = None,
   ):
     """Initializes the reference.
 
@@ -160,8 +159,7 @@ class Reference:
       copy: whether to copy the params; needed if the policy starts from the
         same arrays, which the train step donates.
       micro_prompts: argument of `make_logprobs_fn`.
-      mesh: mesh over which tokens are split by `rules`; None is one device.
-      rules: `config.sharding`.
+      mesh: mesh over which tokens are split; None is one device.
     """
     self.model, self.name = model, name
     self._every_steps = every_steps
@@ -173,7 +171,7 @@ class Reference:
         model, temperature=temperature, micro_prompts=micro_prompts
     )
     if mesh is not None:
-      run = sequence.split_tokens(run, mesh, *sharding.token_axes(rules))
+      run = sequence.split_tokens(run, mesh, *sharding.TOKEN_AXES)
     self._run = jax.jit(run)
 
   @property

@@ -1,10 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes, and shardings from rules over logical axes.
+"""Meshes, and the shardings of params and batches on them.
 
-Rules (`config.sharding`) map the name of a logical axis to a mesh axis, to
-several joined by commas ("data,fsdp"), or to "" for replicated. A mesh axis
-shards at most one axis of an array, the first that maps to it.
+`RULES` map each logical axis of params to mesh axes. A mesh axis shards at most
+one axis of an array, the first that maps to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,27 @@ from tba_jax.models import sequence
 PyTree = types.PyTree
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+# Mesh axes over which B, L, heads and experts are split in activations. Devices
+# along `tensor` have the same tokens.
+BATCH_AXES = ("data", "fsdp")
+TOKEN_AXES = (BATCH_AXES, ("sequence",), ("tensor",), ("tensor",))
+# Mesh axes over which each logical axis of params is split.
+RULES = {
+    "layers": (),
+    "vocab": ("tensor",),
+    "width": ("fsdp", "sequence"),
+    "mlp": ("tensor",),
+    "experts": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "labels": (),
+    "positions": (),
+    "lora_rank": (),
+}
+# Logical axes that are whole along a mesh axis that does not divide them; any
+# other is refused.
+_MAY_BE_WHOLE = frozenset({("vocab", "tensor"), ("width", "sequence")})
 
 
 def make_mesh(
@@ -117,114 +137,86 @@ def arrange(
   )
 
 
-def _mesh_axes(rules: Mapping[str, str], logical_axis: str) -> tuple[str, ...]:
-  """Returns the mesh axes that a logical axis is sharded over."""
-  if logical_axis not in rules:
-    raise ValueError(
-        f"config.sharding has no rule for {logical_axis!r}; it has"
-        f" {sorted(rules)}"
-    )
-  return tuple(a.strip() for a in rules[logical_axis].split(",") if a.strip())
-
-
-def _parts(
-    rules: Mapping[str, str], logical_axes: Sequence[str]
-) -> list[tuple[str, ...]]:
-  """Returns the mesh axes of each logical axis, no mesh axis twice."""
-  taken, parts = set(), []
-  for name in logical_axes:
-    axes = tuple(a for a in _mesh_axes(rules, name) if a not in taken)
-    taken.update(axes)
-    parts.append(axes)
-  return parts
-
-
-def _spec(
-    rules: Mapping[str, str], logical_axes: Sequence[str]
-) -> PartitionSpec:
-  """Returns the partition spec of an array with these logical axes."""
-  return PartitionSpec(*(axes or None for axes in _parts(rules, logical_axes)))
-
-
 def _is_axes(node: Any) -> bool:
   return isinstance(node, tuple) and all(isinstance(a, str) for a in node)
 
 
+def _place(
+    mesh: Mesh | jax.sharding.AbstractMesh,
+    leaf: jax.ShapeDtypeStruct,
+    logical_axes: Sequence[str],
+) -> tuple[NamedSharding, list[str]]:
+  """Returns the sharding of a leaf of params, and what does not divide."""
+  taken, parts, problems = set(), [], []
+  for i, (size, name) in enumerate(zip(leaf.shape, logical_axes, strict=True)):
+    split_by = ()
+    for axis in RULES[name]:
+      if axis in taken:
+        continue
+      taken.add(axis)
+      shards = math.prod(mesh.shape[a] for a in (*split_by, axis))
+      if size % shards:
+        if (name, axis) not in _MAY_BE_WHOLE:
+          problems.append(
+              f"axis {i} of {leaf.shape} does not divide by mesh axis {axis} of"
+              f" size {mesh.shape[axis]}"
+          )
+        break
+      split_by = (*split_by, axis)
+    parts.append(split_by or None)
+  return NamedSharding(mesh, PartitionSpec(*parts)), problems
+
+
+def _places(
+    mesh: Mesh | jax.sharding.AbstractMesh, model: Any
+) -> tuple[PyTree, list[str]]:
+  """Returns the shardings of a model's params, and what does not divide."""
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  problems = []
+
+  def place(path, axes, leaf):
+    found, wrong = _place(mesh, leaf, axes)
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    problems.extend(f"{name}: {problem}" for problem in wrong)
+    return found
+
+  shardings = jax.tree_util.tree_map_with_path(
+      place, model.logical_axes, shapes, is_leaf=_is_axes
+  )
+  return shardings, problems
+
+
 def param_shardings(
-    mesh: Mesh, rules: Mapping[str, str], logical_axes: PyTree
+    mesh: Mesh | jax.sharding.AbstractMesh, model: Any, *, key: str = "mesh"
 ) -> PyTree:
   """Returns a NamedSharding for each leaf of params.
 
   Args:
     mesh: result of `make_mesh`.
-    rules: `config.sharding`.
-    logical_axes: tuple of axis names per leaf, see `Model.logical_axes`.
-
-  Raises:
-    ValueError: a logical axis has no rule.
-  """
-  return jax.tree.map(
-      lambda axes: NamedSharding(mesh, _spec(rules, axes)),
-      logical_axes,
-      is_leaf=_is_axes,
-  )
-
-
-def _splits(sharding: NamedSharding, ndim: int) -> list[tuple[str, ...]]:
-  """Returns the mesh axes that split each axis of an array."""
-  parts = list(sharding.spec) + [None] * (ndim - len(sharding.spec))
-  return [(p,) if isinstance(p, str) else tuple(p or ()) for p in parts]
-
-
-def check_divisible(
-    params: PyTree, shardings: PyTree, *, key: str = "mesh"
-) -> None:
-  """Checks that each leaf divides evenly over its mesh axes.
-
-  Args:
-    params: arrays or shapes.
-    shardings: result of `param_shardings`.
+    model: a model or adapters, with `init` and `logical_axes`.
     key: config key of the mesh, for the message.
 
   Raises:
     ValueError: names every leaf, axis and mesh axis that do not divide.
   """
-  problems = []
-
-  def check(path, leaf, sharding):
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    for i, axes in enumerate(_splits(sharding, len(leaf.shape))):
-      size = math.prod(sharding.mesh.shape[a] for a in axes)
-      if leaf.shape[i] % size:
-        problems.append(
-            f"{name}: axis {i} of {tuple(leaf.shape)} does not divide by mesh"
-            f" axis {','.join(axes)} of size {size}"
-        )
-
-  jax.tree_util.tree_map_with_path(check, params, shardings)
+  shardings, problems = _places(mesh, model)
   if problems:
     raise ValueError(
-        f"params do not fit config.{key} and config.sharding: "
-        + "; ".join(problems)
-        + ". Give the mesh axis a size that divides, or set the axis's rule in"
-        " config.sharding to ''"
+        f"params do not fit config.{key}: {'; '.join(problems)}. Give the mesh"
+        " axis a size that divides"
     )
+  return shardings
 
 
 def abstract_params(
-    model: Any,
-    mesh: Mesh | jax.sharding.AbstractMesh,
-    rules: Mapping[str, str],
-    key: str = "mesh",
+    model: Any, mesh: Mesh | jax.sharding.AbstractMesh, key: str = "mesh"
 ) -> PyTree:
   """Returns shapes, dtypes and shardings of a model's or adapters' params.
 
-  `key` is the config key of the mesh, for the message of `check_divisible`.
+  `key` and what it raises are those of `param_shardings`.
   """
   shapes = jax.eval_shape(model.init, jax.random.key(0))
-  shardings = param_shardings(mesh, rules, model.logical_axes)
-  check_divisible(shapes, shardings, key=key)
-  return with_shardings(shapes, shardings)
+  return with_shardings(shapes, param_shardings(mesh, model, key=key))
 
 
 def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
@@ -236,9 +228,7 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
   )
 
 
-def frozen_shardings(
-    mesh: Mesh | None, rules: Mapping[str, str], model: Any
-) -> PyTree:
+def frozen_shardings(mesh: Mesh | None, model: Any) -> PyTree:
   """Returns the shardings of a frozen model's params; None on one device.
 
   The mesh was chosen for the policy: an axis of another model that does not
@@ -246,20 +236,7 @@ def frozen_shardings(
   """
   if mesh is None or mesh.size == 1:
     return None
-
-  def fit(leaf: jax.ShapeDtypeStruct, given: NamedSharding) -> NamedSharding:
-    parts = _splits(given, leaf.ndim)
-    divides = lambda n, axes: n % math.prod(mesh.shape[a] for a in axes) == 0
-    spec = [
-        axes if axes and divides(n, axes) else None
-        for n, axes in zip(leaf.shape, parts)
-    ]
-    return NamedSharding(mesh, PartitionSpec(*spec))
-
-  shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
-  return jax.tree.map(
-      fit, shapes, param_shardings(mesh, rules, model.logical_axes)
-  )
+  return _places(mesh, model)[0]
 
 
 def first_device_mesh() -> Mesh:
@@ -269,24 +246,23 @@ def first_device_mesh() -> Mesh:
 
 
 def split_rows(
-    fn: Callable[..., jax.Array], mesh: Mesh | None, rules: Mapping[str, str]
+    fn: Callable[..., jax.Array], mesh: Mesh | None
 ) -> Callable[..., jax.Array]:
   """Returns `fn`, traced with its rows split over all axes of a batch.
 
   Args:
     fn: (params, arrays [B, L]) -> [B, ...]; any B.
     mesh: mesh of the params; None is the first device.
-    rules: `config.sharding`.
   """
   mesh = mesh or first_device_mesh()
   # Rows are many and independent: they take the axis of the tokens, too.
-  batch, length, *others = token_axes(rules)
+  batch, length, *others = TOKEN_AXES
   axes = batch + length
   run = sequence.split_tokens(fn, mesh, axes, (), *others)
   if mesh.size == 1:
     return run
   count = math.prod(mesh.shape[a] for a in axes)
-  over_rows = NamedSharding(mesh, PartitionSpec(axes or None))
+  over_rows = NamedSharding(mesh, PartitionSpec(axes))
 
   def split(params: PyTree, *arrays: jax.Array) -> jax.Array:
     B = len(arrays[0])
@@ -303,65 +279,48 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_sharding(mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
+def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of arrays [B, ...], split along B alone.
 
   A prompt's K completions stay on one shard: means over a group are local.
   """
-  return NamedSharding(mesh, _spec(rules, ("batch",)))
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def token_axes(
-    rules: Mapping[str, str],
-) -> tuple[tuple[str, ...], ...]:
-  """Returns the mesh axes of B, L, heads and experts in activations.
-
-  An axis of experts that splits tokens, too, holds them, and computes nothing.
-  """
-  experts = _parts(rules, ("batch", "length", "experts"))[2]
-  return *_parts(rules, ("batch", "length", "heads")), experts
-
-
-def num_batch_shards(mesh: Mesh, rules: Mapping[str, str]) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
   """Returns the number of parts that `batch_sharding` splits B into."""
-  return math.prod(mesh.shape[axis] for axis in _mesh_axes(rules, "batch"))
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def batch_shardings(
-    num_prompts: int, mesh: Mesh, rules: Mapping[str, str]
-) -> PyTree:
+def batch_shardings(num_prompts: int, mesh: Mesh) -> PyTree:
   """Returns the shardings of a `types.Batch`, as a prefix of its tree.
 
   A batch whose prompts do not divide is replicated; its rows always divide.
   """
-  over = batch_sharding(mesh, rules)
-  if num_prompts % num_batch_shards(mesh, rules) == 0:
+  over = batch_sharding(mesh)
+  if num_prompts % num_batch_shards(mesh) == 0:
     return over
   whole = replicated(mesh)
   fields = {field.name: whole for field in dataclasses.fields(types.Batch)}
   return types.Batch(**fields | {"rows": types.Rows(over, whole, over)})
 
 
-def shard_batch(batch: PyTree, mesh: Mesh, rules: Mapping[str, str]) -> PyTree:
+def shard_batch(batch: PyTree, mesh: Mesh) -> PyTree:
   """Puts host arrays [B, ...] onto a mesh of this process, split along B.
 
   An array whose B does not divide is replicated.
   """
-  return jax.device_put(
-      batch, jax.tree.map(lambda x: place_of(x, mesh, rules), batch)
-  )
+  return jax.device_put(batch, jax.tree.map(lambda x: place_of(x, mesh), batch))
 
 
-def place_of(leaf: Any, mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
+def place_of(leaf: Any, mesh: Mesh) -> NamedSharding:
   """Returns the sharding of an array [B, ...], whole if B does not divide."""
-  if leaf.shape[0] % num_batch_shards(mesh, rules):
+  if leaf.shape[0] % num_batch_shards(mesh):
     return replicated(mesh)
-  return batch_sharding(mesh, rules)
+  return batch_sharding(mesh)
 
 
-def make_spread(
-    mesh: Mesh, rules: Mapping[str, str]
-) -> Callable[[PyTree], PyTree]:
+def make_spread(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   """Returns a function that scatters process 0's batch over all processes.
 
   It is a collective: a sum over devices, one of which has the batch and the
@@ -369,7 +328,6 @@ def make_spread(
 
   Args:
     mesh: result of `make_mesh`, over all processes.
-    rules: `config.sharding`.
 
   Returns:
     spread(batch) -> as `shard_batch`. In processes other than 0 the leaves of
@@ -383,7 +341,7 @@ def make_spread(
   @jax.jit
   def add(batch: PyTree) -> PyTree:
     batch = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), batch)
-    places = jax.tree.map(lambda x: place_of(x, mesh, rules), batch)
+    places = jax.tree.map(lambda x: place_of(x, mesh), batch)
     return jax.lax.with_sharding_constraint(batch, places)
 
   def put(leaf: Any) -> jax.Array:
@@ -431,7 +389,7 @@ def searcher_mesh(
   """Returns a searcher's mesh, None for one device.
 
   Must run before JAX initializes its devices. Decode rows are split over `data`
-  and `fsdp`, params by `config.sharding`.
+  and `fsdp`, params by `RULES`.
 
   Args:
     search: `config.search`.
@@ -463,16 +421,11 @@ def searcher_mesh(
   return make_mesh({"sequence": 1, **sizes}, devices[:needed])
 
 
-def make_place(
-    mesh: jax.sharding.Mesh | None,
-    rules: ml_collections.ConfigDict,
-    policy: Any,
-) -> Place:
+def make_place(mesh: jax.sharding.Mesh | None, policy: Any) -> Place:
   """Returns the shardings of params on a searcher's mesh.
 
   Args:
     mesh: result of `searcher_mesh`.
-    rules: `config.sharding`.
     policy: a `policy.Policy`.
 
   Raises:
@@ -482,9 +435,7 @@ def make_place(
     return ONE_DEVICE
   return Place(
       *(
-          jax.tree.map(
-              lambda x: x.sharding, abstract_params(part, mesh, rules, _KEY)
-          )
+          param_shardings(mesh, part, key=_KEY)
           for part in (policy.model, policy.trained)
       )
   )

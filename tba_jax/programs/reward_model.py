@@ -211,7 +211,7 @@ def initial_model(
 
   def init_params() -> types.PyTree:
     start = model if has_head else transformer.make_model(shape)
-    params = frozen.load_params(folder, start, mesh, config.sharding)
+    params = frozen.load_params(folder, start, mesh)
     if has_head:
       return params
     return model.from_policy(params, jax.random.PRNGKey(config.seed))

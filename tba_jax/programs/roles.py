@@ -238,7 +238,7 @@ def make_trainer(
   if math.prod(config.mesh.values()) > 1:
     mesh = sharding.make_mesh(config.mesh)
     shards = sections.sharding_rows(
-        sharding.abstract_params(policy.model, mesh, config.sharding)
+        sharding.abstract_params(policy.model, mesh)
     )
     lines = "\n".join(f"  {name}: {value}" for name, value in shards)
     logging.info("mesh %s:\n%s", dict(config.mesh), lines)
@@ -460,7 +460,7 @@ def make_searcher(
   closing.callback(events.close)
   mesh = sharding.searcher_mesh(config.search, events.write)
   policy = policy_lib.make_policy(config, run.workdir)
-  place = sharding.make_place(mesh, config.sharding, policy)
+  place = sharding.make_place(mesh, policy)
   load_start = make_load_start(config, policy, place)
   merger = lora.make_merger(
       policy.adapters, policy.folder, config.seed, load_start

@@ -154,9 +154,7 @@ class Engine:
     self._check_facts()
     self.tokenizer_id = self._place_tokenizer()
     mesh = sharding.make_mesh(config.mesh)
-    shardings = sharding.param_shardings(
-        mesh, config.sharding, policy.model.logical_axes
-    )
+    shardings = sharding.param_shardings(mesh, policy.model)
     self._base = jax.device_put(
         model_source.initial_params(config, policy, mesh), shardings
     )

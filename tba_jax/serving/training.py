@@ -110,7 +110,7 @@ class Programs:
     trained = self.adapters or model
     self._shapes = jax.eval_shape(trained.init, jax.random.PRNGKey(0))
     self._shardings = sharding.param_shardings(
-        sharding.make_mesh(config.mesh), config.sharding, trained.logical_axes
+        sharding.make_mesh(config.mesh), trained
     )
     self._init = jax.jit(trained.init, out_shardings=self._shardings)
     self._merge = jax.jit(self.adapters.merge) if self.adapters else None

@@ -57,8 +57,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Changes that help a program that needs too much memory.
 _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts or micro_batch_completions,"
-    " train.remat='full', a larger mesh.fsdp, mesh.tensor, or mesh.sequence"
-    " with sharding.width='fsdp,sequence'"
+    " train.remat='full', a larger mesh.fsdp, mesh.tensor or mesh.sequence"
 )
 _SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
 _REMEDIES = {
@@ -386,7 +385,7 @@ def _frozen_programs(
     )
     programs[source.name] = Program(
         functools.partial(
-            jax.jit(sharding.split_rows(model.fn, mesh, config.sharding)).lower,
+            jax.jit(sharding.split_rows(model.fn, mesh)).lower,
             model.params,
             tokens,
             tokens,
@@ -411,9 +410,10 @@ def _reference(
       temperature=config.sampling.temperature,
       micro_prompts=micro_prompts,
   )
-  axes = sharding.token_axes(config.sharding)
   lower = functools.partial(
-      jax.jit(sequence.split_tokens(logprobs_fn, own.mesh, *axes)).lower,
+      jax.jit(
+          sequence.split_tokens(logprobs_fn, own.mesh, *sharding.TOKEN_AXES)
+      ).lower,
       params,
       batch.prompt_tokens,
       batch.prompt_mask,
@@ -431,9 +431,7 @@ def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
   mesh = jax.sharding.Mesh(
       by_process.devices.reshape(own.mesh.devices.shape), own.mesh.axis_names
   )
-  params = sharding.abstract_params(
-      own.adapters or own.model, mesh, config.sharding
-  )
+  params = sharding.abstract_params(own.adapters or own.model, mesh)
   copy = functools.partial(
       publication.snapshot,
       dtypes=publication.published_dtypes(config, held.platform_of(mesh)),

@@ -140,7 +140,7 @@ def trainer(
   """
   model = _policy(config, mesh)
   adapters = lora.make(config.lora, model)
-  params = sharding.abstract_params(model, mesh, config.sharding)
+  params = sharding.abstract_params(model, mesh)
   folder = policy_lib.find_value_folder(config, workdir or ".")
   if config.loss.value_init == "reward_model" and folder:
     folder = folder if folder.is_dir() else None  # Trained later, as large.
@@ -205,7 +205,7 @@ def searcher(
   Arguments and errors are those of `trainer`.
   """
   model = _policy(config, mesh)
-  params = sharding.abstract_params(model, mesh, config.sharding, "search.mesh")
+  params = sharding.abstract_params(model, mesh, "search.mesh")
   policy = _as_policy(model)
   settings = policy_lib.make_searcher_sampler(config, policy).settings
   source = params if config.lora.rank else published(config, params)
@@ -417,9 +417,7 @@ def _activations(
         value_model,
         fixed,
         state.loss_params,
-        train_step.cut_micro_batches(
-            batch, config.train, mesh, config.sharding
-        ),
+        train_step.cut_micro_batches(batch, config.train, mesh),
         beta,
     )
     return jax.tree.map(lambda x: x[0], micro_batches)
@@ -473,7 +471,7 @@ def _evaluation(
     own = meshes.cut_rows(mesh.shape, num_devices)
     mesh = sharding.abstract_mesh(own, platform)
     params = _in_dtypes(
-        sharding.abstract_params(model, mesh, config.sharding),
+        sharding.abstract_params(model, mesh),
         publication.computed_dtypes(config, platform),
     )
     out["params, gathered for an evaluation"] = num_bytes(params)
@@ -530,7 +528,7 @@ def _frozen_params(
     config: ml_collections.ConfigDict, mesh: Mesh, model: Any
 ) -> types.PyTree:
   shapes = jax.eval_shape(model.init, jax.random.key(0))
-  shardings = sharding.frozen_shardings(mesh, config.sharding, model)
+  shardings = sharding.frozen_shardings(mesh, model)
   if shardings is None:
     return placed(shapes, place_of(mesh))
   return sharding.with_shardings(shapes, shardings)

@@ -137,7 +137,7 @@ def batch_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
   """Returns sizes of batches, and the staleness bound."""
   train, search = config.train, config.search
   mesh = sharding.abstract_mesh(config.mesh, _CPU)
-  shards = sharding.num_batch_shards(mesh, config.sharding)
+  shards = sharding.num_batch_shards(mesh)
   tokens = lambda n: (
       f"{n:,} completions, at most"
       f" {n * config.sampling.max_completion_tokens:,} tokens"
@@ -563,7 +563,7 @@ def plan(
   c = sizes.model_of(config)
   mesh = sharding.abstract_mesh(config.mesh, _CPU)
   model = transformer.make_model(c)
-  params = sharding.abstract_params(model, mesh, config.sharding)
+  params = sharding.abstract_params(model, mesh)
   num_params = sum(x.size for x in jax.tree.leaves(params))
   devices = [
       ("trainer", count({a: config.mesh[a] for a in settings_lib.MESH_AXES})),

@@ -51,7 +51,7 @@ from tba_jax.transport import wire
 _EXPORT = "--export_step="
 _SHOW_EVERY_S = 2.0
 # Settings that may change on a resume, and change bits.
-_NUMERIC = ("mesh.", "sharding.", "trainer.num_processes", "train.num_steps")
+_NUMERIC = ("mesh.", "trainer.num_processes", "train.num_steps")
 
 
 class Different(Exception):

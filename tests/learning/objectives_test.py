@@ -45,7 +45,7 @@ def accumulate_all(params, batch, *, size):
   out, config = {}, table_policy.make_config()
   config.train.micro_batch_prompts = size
   micro_batches = train_step.cut_micro_batches(
-      batch, config.train, sharding.make_mesh(config.mesh), config.sharding
+      batch, config.train, sharding.make_mesh(config.mesh)
   )
   for name in build.OBJECTIVES:
     config = table_policy.make_config(name=name, ratio_clip=0.2)

@@ -192,9 +192,7 @@ class TrainStepTest(absltest.TestCase):
     for step in range(3):
       # Batches from the host, and as placed by a trainer.
       batch = tiny_model.make_batch(seed=step)
-      state, _ = step_fn(
-          state, sharding.shard_batch(batch, mesh, config.sharding)
-      )
+      state, _ = step_fn(state, sharding.shard_batch(batch, mesh))
       state = dataclasses.replace(
           state, learning_rate_scale=state.learning_rate_scale * 0.5
       )
@@ -205,7 +203,7 @@ class TrainStepTest(absltest.TestCase):
     # Already with the state's shardings, so that nothing must be moved.
     params = jax.device_put(
         tiny_model.init_params(model),
-        sharding.param_shardings(mesh, config.sharding, model.logical_axes),
+        sharding.param_shardings(mesh, model),
     )
     state = train_step.init_state(config, model, params, mesh)
     make_step()(state, tiny_model.make_batch())

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from tba_jax.config import settings as settings_lib
 from tba_jax.models import hf
 from tba_jax.models import hf_names
 from tba_jax.models import tokenizer as tokenizer_lib
@@ -144,11 +143,7 @@ class RoundTripTest(parameterized.TestCase):
     mesh = sharding.make_mesh(
         {"data": 1, "fsdp": 1, "sequence": 1, "tensor": 1}, jax.devices()[:1]
     )
-    shardings = sharding.param_shardings(
-        mesh,
-        settings_lib.get_config().sharding,
-        transformer.make_model(config).logical_axes,
-    )
+    shardings = sharding.param_shardings(mesh, transformer.make_model(config))
     _, params = hf.load(self.folder, shardings=shardings)
     jax.tree.map(
         lambda x, s: self.assertEqual(x.sharding, s), params, shardings

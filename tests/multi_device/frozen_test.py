@@ -152,13 +152,13 @@ class FrozenTest(parameterized.TestCase):
     mesh = _mesh(fsdp=4, tensor=2)
     placed = jax.device_put(
         params,
-        sharding.frozen_shardings(mesh, self.config.sharding, encoder),
+        sharding.frozen_shardings(mesh, encoder),
     )
     size = sum(x.nbytes for x in jax.tree.leaves(params))
     self.assertLess(max(self.held(placed)), size / 4)
     tokens = np.arange(2, 17, dtype=np.int32).reshape(3, 5) % 11
     mask = np.ones_like(tokens)
-    run = sharding.split_rows(encoder.label_scores, mesh, self.config.sharding)
+    run = sharding.split_rows(encoder.label_scores, mesh)
     np.testing.assert_allclose(
         jax.jit(run)(placed, tokens, mask),
         jax.jit(encoder.label_scores)(params, tokens, mask),
@@ -171,11 +171,11 @@ class FrozenTest(parameterized.TestCase):
     )
     encoder = encoder_lib.Encoder(config)
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
-    mesh, rules = _mesh(fsdp=8), self.config.sharding
+    mesh = _mesh(fsdp=8)
     run = jax.jit(
-        sharding.split_rows(encoder.mean_pooled, mesh, rules),
+        sharding.split_rows(encoder.mean_pooled, mesh),
         in_shardings=(
-            sharding.frozen_shardings(mesh, rules, encoder),
+            sharding.frozen_shardings(mesh, encoder),
             *[sharding.replicated(mesh)] * 2,
         ),
     )

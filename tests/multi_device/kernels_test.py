@@ -43,7 +43,7 @@ class SplashTest(parameterized.TestCase):
     config = settings.get_config()
     config.mesh.update(mesh_sizes)
     mesh = sharding.make_mesh(config.mesh)
-    axes = sharding.token_axes(config.sharding)
+    axes = sharding.TOKEN_AXES
     parts = sequence.Split(mesh, *axes)
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = ((2, 12, G, M, 8), (2, 20, G, 8), (2, 20, G, 8))

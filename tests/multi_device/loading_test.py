@@ -18,7 +18,6 @@ import chex
 import jax
 import numpy as np
 
-from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import model_source
@@ -65,9 +64,7 @@ class LoadingTest(parameterized.TestCase):
     mesh = sharding.make_mesh(
         dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
     )
-    shardings = sharding.param_shardings(
-        mesh, settings.get_config().sharding, self.model.logical_axes
-    )
+    shardings = sharding.param_shardings(mesh, self.model)
     read, whole = [], hf_files.Files.read
 
     def count(files, name, index):
@@ -169,9 +166,7 @@ class LoadingTest(parameterized.TestCase):
     mesh = sharding.make_mesh(
         dict(data=data, fsdp=fsdp, sequence=1, tensor=8 // data // fsdp)
     )
-    shardings = sharding.param_shardings(
-        mesh, settings.get_config().sharding, self.model.logical_axes
-    )
+    shardings = sharding.param_shardings(mesh, self.model)
     make = lambda: decode.Sampler(
         self.model,
         decode.Settings(
@@ -210,7 +205,6 @@ class LoadingTest(parameterized.TestCase):
           bos="auto",
           dtype=None,
           mesh=mesh,
-          rules=settings.get_config().sharding,
       )
 
 

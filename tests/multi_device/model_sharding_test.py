@@ -84,14 +84,12 @@ class ModelShardingTest(parameterized.TestCase):
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     expected = jax.jit(grad_fn)(params, batch)
 
-    rules = settings_lib.get_config().sharding
     mesh = sharding.make_mesh(MESH)
-    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
-    sharding.check_divisible(params, shardings)
+    shardings = sharding.param_shardings(mesh, model)
     for leaf in jax.tree.leaves(shardings):
       self.assertFalse(leaf.is_fully_replicated, leaf)
     params = jax.device_put(params, shardings)
-    batch = sharding.shard_batch(batch, mesh, rules)
+    batch = sharding.shard_batch(batch, mesh)
     (loss, logits), grads = jax.jit(grad_fn, out_shardings=(None, shardings))(
         params, batch
     )
@@ -101,9 +99,7 @@ class ModelShardingTest(parameterized.TestCase):
   def test_params_are_split_over_the_mesh(self):
     model = _model()
     mesh = sharding.make_mesh(MESH)
-    shardings = sharding.param_shardings(
-        mesh, settings_lib.get_config().sharding, model.logical_axes
-    )
+    shardings = sharding.param_shardings(mesh, model)
     params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(0))
     q = params["blocks"]["attention"]["q"]["kernel"]
     self.assertEqual(q.shape, (3, 4, 16, 64))
@@ -117,9 +113,7 @@ class ModelShardingTest(parameterized.TestCase):
 
   def test_a_batch_keeps_the_completions_of_a_prompt_together(self):
     mesh = sharding.make_mesh(MESH)
-    batch = sharding.shard_batch(
-        _batch(), mesh, settings_lib.get_config().sharding
-    )
+    batch = sharding.shard_batch(_batch(), mesh)
     shapes = {s.data.shape for s in batch["completion"].addressable_shards}
     self.assertEqual(shapes, {(2, K, T)})
 
@@ -128,9 +122,9 @@ class ModelShardingTest(parameterized.TestCase):
       dict(data=2, fsdp=1, sequence=2, tensor=2),
   )
   def test_a_batch_of_one_device_is_spread_over_all(self, **sizes):
-    mesh, rules = sharding.make_mesh(sizes), settings_lib.get_config().sharding
-    spread, batch = sharding.make_spread(mesh, rules), _batch()
-    found, expected = spread(batch), sharding.shard_batch(batch, mesh, rules)
+    mesh = sharding.make_mesh(sizes)
+    spread, batch = sharding.make_spread(mesh), _batch()
+    found, expected = spread(batch), sharding.shard_batch(batch, mesh)
     for name, array in found.items():
       self.assertTrue(
           array.sharding.is_equivalent_to(expected[name].sharding, array.ndim)

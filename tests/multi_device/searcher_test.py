@@ -73,8 +73,7 @@ def make_place(policy, events=None, **sizes):
   search.mesh.update(sizes)
   on_event = lambda *event: None if events is None else events.append(event)
   mesh = sharding.searcher_mesh(search, on_event)
-  rules = settings_lib.get_config().sharding
-  return sharding.make_place(mesh, rules, policy)
+  return sharding.make_place(mesh, policy)
 
 
 def make_mesh(**sizes):
@@ -284,8 +283,7 @@ class SplitVocabularyTest(parameterized.TestCase):
   def test_no_device_has_all_logits_or_the_cache_of_others(self):
     model = tiny_model.make_model(num_kv_heads=2, vocab_size=4096)
     mesh = make_mesh(data=2, tensor=2)
-    rules = settings_lib.get_config().sharding
-    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    shardings = sharding.param_shardings(mesh, model)
     params = jax.device_put(model.init(jax.random.PRNGKey(0)), shardings)
     programs = slots_lib.Programs(
         model, SETTINGS, slots_lib.params_sharding(params)
@@ -427,7 +425,7 @@ class CarriersTest(parameterized.TestCase):
     for sizes in (dict(), dict(data=2, tensor=2)):
       config.search.mesh.update(sizes)
       mesh = sharding.make_mesh({"sequence": 1, **config.search.mesh})
-      place = sharding.make_place(mesh, config.sharding, policy)
+      place = sharding.make_place(mesh, policy)
       ours = group_reference.make_group_reference(
           config, policy, roles.make_load_start(config, policy, place), mesh
       )

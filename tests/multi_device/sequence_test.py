@@ -76,7 +76,7 @@ def run_steps(mesh_name, num_steps=2, **changes):
   metrics = []
   for step in range(num_steps):
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
-    batch = sharding.shard_batch(batch, mesh, config.sharding)
+    batch = sharding.shard_batch(batch, mesh)
     state, found = step_fn(state, batch)
     metrics.append(jax.device_get(found))
   return jax.device_get(state.params), metrics
@@ -93,7 +93,7 @@ class TrainStepTest(parameterized.TestCase):
       (
           "fsdp",
           "fsdp",
-          dict(train__remat="full", sharding__width="fsdp,sequence"),
+          dict(train__remat="full"),
       ),
       ("values", "mixed", dict(loss__name="ppo", loss__ratio_clip=0.2)),
   )
@@ -122,9 +122,8 @@ class TrainStepTest(parameterized.TestCase):
         make(
             jax.device_put(params, sharding.replicated(mesh)),
             mesh=mesh,
-            rules=config.sharding,
         ),
-        sharding.shard_batch(batch, mesh, config.sharding),
+        sharding.shard_batch(batch, mesh),
     )
     self.assertEqual(on_mesh.shape, batch.completion_tokens.shape)
     np.testing.assert_allclose(on_mesh, run(make(params), batch), atol=1e-5)
@@ -135,11 +134,9 @@ def _gradients(fn, params, batch, config=None):
   if config is None:
     return jax.jit(jax.value_and_grad(fn))(params, batch)
   mesh = sharding.make_mesh(config.mesh)
-  batch = sharding.shard_batch(batch, mesh, config.sharding)
+  batch = sharding.shard_batch(batch, mesh)
   params = jax.device_put(params, sharding.replicated(mesh))
-  fn = sequence.split_tokens(
-      jax.value_and_grad(fn), mesh, *sharding.token_axes(config.sharding)
-  )
+  fn = sequence.split_tokens(jax.value_and_grad(fn), mesh, *sharding.TOKEN_AXES)
   return jax.jit(fn)(params, batch)
 
 

@@ -62,7 +62,7 @@ def run_steps(mesh_name, num_steps=2, **settings):
   step_fn = make_step(mesh_name, **settings)
   for step in range(num_steps):
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
-    batch = sharding.shard_batch(batch, mesh, config.sharding)
+    batch = sharding.shard_batch(batch, mesh)
     state, metrics = step_fn(state, batch)
   return state, metrics
 
@@ -103,7 +103,7 @@ class MultiDeviceTest(parameterized.TestCase):
       params = tiny_model.init_params(model)
       state = train_step.init_state(config, model, params, devices)
       batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
-      batch = sharding.shard_batch(batch, devices, config.sharding)
+      batch = sharding.shard_batch(batch, devices)
       step_fn = train_step.make_train_step(config, model, devices)
       _, metrics = step_fn(state, batch)
       found.append([float(metrics[n]) for n in ("loss", "grad_norm")])
@@ -117,7 +117,7 @@ class MultiDeviceTest(parameterized.TestCase):
       adapters = lora.make(dict(rank=2, alpha=4.0, targets="all"), model)
       base = jax.device_put(
           tiny_model.init_params(model),
-          sharding.param_shardings(mesh, config.sharding, model.logical_axes),
+          sharding.param_shardings(mesh, model),
       )
       start = jax.jit(adapters.init)(jax.random.PRNGKey(0))
       state = train_step.init_state(config, adapters, start, mesh)
@@ -128,7 +128,7 @@ class MultiDeviceTest(parameterized.TestCase):
       )
       for step in range(2):
         batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS, seed=step)
-        batch = sharding.shard_batch(batch, mesh, config.sharding)
+        batch = sharding.shard_batch(batch, mesh)
         state, metrics = step_fn(state, batch)
       whole = jax.jit(adapters.merge)(base, state.params)
       found[name] = jax.device_get((metrics, state.params, whole))
@@ -149,13 +149,11 @@ class MultiDeviceTest(parameterized.TestCase):
             teacher=teacher,
             teacher_params=jax.device_put(
                 tiny_model.init_params(teacher, seed=1),
-                sharding.param_shardings(
-                    mesh, config.sharding, teacher.logical_axes
-                ),
+                sharding.param_shardings(mesh, teacher),
             ),
         )
         batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
-        batch = sharding.shard_batch(batch, mesh, config.sharding)
+        batch = sharding.shard_batch(batch, mesh)
         state, metrics = step_fn(state, batch)
         found[name] = jax.device_get((metrics, state.params))
     self.assertGreater(found["one"][0]["grad_norm"], 1e-2)
@@ -199,9 +197,7 @@ class MultiDeviceTest(parameterized.TestCase):
           batch.completion_mask,
       )
       self.assertEqual(rows is None, name == "one")
-      placed = sharding.shard_batch(
-          dataclasses.replace(batch, rows=rows), mesh, config.sharding
-      )
+      placed = sharding.shard_batch(dataclasses.replace(batch, rows=rows), mesh)
       step_fn = train_step.make_train_step(config, model, mesh)
       state, metrics = step_fn(state, placed)
       results.append(jax.device_get((state.params, metrics)))
@@ -232,7 +228,6 @@ class MultiDeviceTest(parameterized.TestCase):
       placed = sharding.shard_batch(
           dataclasses.replace(batch, rows=None if own is None else rows[own]),
           mesh,
-          config.sharding,
       )
       step_fn = train_step.make_train_step(config, model, mesh)
       state, metrics = step_fn(state, placed)
@@ -275,9 +270,7 @@ class MultiDeviceTest(parameterized.TestCase):
         batch.completion_tokens,
         batch.completion_mask,
     )
-    on_mesh = run(
-        state.params, sharding.shard_batch(batch, mesh, config.sharding)
-    )
+    on_mesh = run(state.params, sharding.shard_batch(batch, mesh))
     np.testing.assert_allclose(
         on_mesh, run(tiny_model.init_params(model), batch), atol=1e-5
     )

@@ -26,7 +26,6 @@ def main(process: str, port: str) -> None:
   import jax
   import numpy as np
 
-  from tba_jax.config import settings
   from tba_jax.policy import sharding
   from tests.support import tiny_model
 
@@ -38,8 +37,7 @@ def main(process: str, port: str) -> None:
   for (data, fsdp, tensor), own, order in _MESHES:
     sizes = dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
     mesh = sharding.make_mesh(sizes, [jax.devices()[i] for i in order])
-    rules = settings.get_config().sharding
-    shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+    shardings = sharding.param_shardings(mesh, model)
     params = jax.tree.map(
         lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__),
         host,

@@ -86,7 +86,7 @@ class LayoutsTest(absltest.TestCase):
     run = self.start("moved", **layout(1, 8))
     run.wait_for_step(2)
     self.interrupt(run)
-    other_mesh = {"mesh.data": 2, "mesh.tensor": 2, "sharding.vocab": ""}
+    other_mesh = {"mesh.data": 2, "mesh.tensor": 2}
     run = self.start("moved", **(layout(2, 4) | other_mesh))
     run.wait_for_step(5)
     self.interrupt(run)

@@ -30,7 +30,6 @@ def main(
   import jax
   import numpy as np
 
-  from tba_jax.config import settings
   from tba_jax.models import hf
   from tba_jax.models import hf_config
   from tba_jax.models import transformer
@@ -43,8 +42,7 @@ def main(
   # The first axis of the devices is that of the processes.
   mesh = sharding.make_mesh({"data": 1, "fsdp": 2, "sequence": 1, "tensor": 4})
   model = transformer.make_model(hf_config.read(folder, dtype=dtype))
-  rules = settings.get_config().sharding
-  shardings = sharding.param_shardings(mesh, rules, model.logical_axes)
+  shardings = sharding.param_shardings(mesh, model)
   jax.block_until_ready(jax.device_put(np.zeros(8), jax.local_devices()[0]))
 
   before = _status("VmRSS")

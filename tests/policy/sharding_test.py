@@ -5,6 +5,7 @@
 Rules and errors need only the shape of a mesh, so these use an abstract one.
 """
 
+from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -18,11 +19,9 @@ from tba_jax.config import settings
 from tba_jax.models import sequence
 from tba_jax.policy import sharding
 
-_RULES = settings.get_config().sharding
 
-
-def _mesh(data=2, fsdp=2, tensor=2) -> AbstractMesh:
-  sizes = {"data": data, "fsdp": fsdp, "sequence": 1, "tensor": tensor}
+def _mesh(data=2, fsdp=2, sequence=1, tensor=2) -> AbstractMesh:
+  sizes = dict(data=data, fsdp=fsdp, sequence=sequence, tensor=tensor)
   return sharding.abstract_mesh(sizes, "cpu")
 
 
@@ -108,41 +107,34 @@ class ArrangeTest(parameterized.TestCase):
     self.assertEqual(list(placed.flat), chips)
 
 
+def _model(axes: Any, shapes: Any) -> mock.Mock:
+  return mock.Mock(logical_axes=axes, init=lambda key: shapes)
+
+
 class ParamShardingsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (("vocab", "width"), PartitionSpec("tensor", "fsdp")),
-      (("layers", "mlp", "width"), PartitionSpec(None, "tensor", "fsdp")),
+      (("vocab", "width"), PartitionSpec("tensor", ("fsdp", "sequence"))),
+      (
+          ("layers", "mlp", "width"),
+          PartitionSpec(None, "tensor", ("fsdp", "sequence")),
+      ),
       (
           ("layers", "heads", "head_dim", "width"),
-          PartitionSpec(None, "tensor", None, "fsdp"),
+          PartitionSpec(None, "tensor", None, ("fsdp", "sequence")),
       ),
-      (("batch", "width"), PartitionSpec(("data", "fsdp"), None)),
+      # The first axis gets the mesh axis.
+      (("heads", "mlp"), PartitionSpec("tensor", None)),
   )
   def test_follows_the_rules(self, axes, spec):
-    shardings = sharding.param_shardings(_mesh(), _RULES, {"a": {"b": axes}})
+    model = _model({"a": {"b": axes}}, {"a": {"b": _shape(*(8,) * len(axes))}})
+    shardings = sharding.param_shardings(_mesh(sequence=2), model)
     self.assertEqual(shardings["a"]["b"].spec, spec)
 
-  def test_names_the_axes_of_tokens(self):
-    self.assertEqual(
-        sharding.token_axes(_RULES),
-        (("data", "fsdp"), ("sequence",), ("tensor",), ("tensor",)),
-    )
-    rules = {**_RULES, "batch": "sequence", "length": "sequence"}
-    rules["experts"] = "sequence,tensor"
-    self.assertEqual(
-        sharding.token_axes(rules), (("sequence",), (), *(("tensor",),) * 2)
-    )
-    with self.assertRaisesRegex(ValueError, "no rule for 'length'"):
-      sharding.token_axes({"batch": ""})
-
-  def test_the_first_axis_gets_the_mesh_axis(self):
-    shardings = sharding.param_shardings(_mesh(), _RULES, ("heads", "mlp"))
-    self.assertEqual(shardings.spec, PartitionSpec("tensor", None))
-
-  def test_refuses_an_axis_without_a_rule(self):
-    with self.assertRaisesRegex(ValueError, "no rule for 'chapters'"):
-      sharding.param_shardings(_mesh(), _RULES, {"a": ("chapters",)})
+  def test_the_vocabulary_and_parts_of_a_sequence_need_not_divide(self):
+    model = _model(("vocab", "width"), _shape(17, 6))
+    shardings = sharding.param_shardings(_mesh(sequence=2), model)
+    self.assertEqual(shardings.spec, PartitionSpec(None, "fsdp"))
 
   def test_lists_all_indivisible_axes(self):
     axes = {
@@ -150,54 +142,55 @@ class ParamShardingsTest(parameterized.TestCase):
         "norm": {"scale": ("width",)},
         "up": {"kernel": ("mlp", "width")},
     }
-    shardings = sharding.param_shardings(_mesh(), _RULES, axes)
     params = {
         "good": _shape(8, 8),
         "norm": {"scale": _shape(7)},
         "up": {"kernel": _shape(5, 8)},
     }
+    model = _model(axes, params)
     with self.assertRaises(ValueError) as caught:
-      sharding.check_divisible(params, shardings)
+      sharding.param_shardings(_mesh(), model, key="search.mesh")
     message = str(caught.exception)
+    self.assertIn("params do not fit config.search.mesh", message)
     self.assertIn("norm/scale: axis 0 of (7,)", message)
     self.assertIn("mesh axis fsdp of size 2", message)
     self.assertIn("up/kernel: axis 0 of (5, 8)", message)
     self.assertIn("mesh axis tensor of size 2", message)
     self.assertNotIn("good", message)
-
-  def test_a_size_must_divide_by_the_product_of_its_mesh_axes(self):
-    shardings = sharding.param_shardings(_mesh(), _RULES, {"x": ("batch",)})
-    sharding.check_divisible({"x": _shape(4)}, shardings)
-    with self.assertRaisesRegex(ValueError, "data,fsdp of size 4"):
-      sharding.check_divisible({"x": _shape(6)}, shardings)
+    # A frozen model was not chosen with the mesh.
+    places = sharding.frozen_shardings(_mesh(), model)
+    self.assertEqual(places["norm"]["scale"].spec, PartitionSpec(None))
+    self.assertEqual(
+        places["up"]["kernel"].spec, PartitionSpec(None, ("fsdp", "sequence"))
+    )
 
 
 class BatchTest(parameterized.TestCase):
 
   def test_only_prompts_are_split(self):
-    spec = sharding.batch_sharding(_mesh(), _RULES).spec
+    spec = sharding.batch_sharding(_mesh()).spec
     self.assertEqual(spec, PartitionSpec(("data", "fsdp")))
 
   def test_shard_batch_returns_the_same_numbers(self):
     mesh = sharding.make_mesh(settings.get_config().mesh)
     batch = {"x": np.arange(12).reshape(3, 4)}
-    sharded = sharding.shard_batch(batch, mesh, _RULES)
+    sharded = sharding.shard_batch(batch, mesh)
     np.testing.assert_array_equal(sharded["x"], batch["x"])
     self.assertTrue(sharding.replicated(mesh).is_fully_replicated)
-    spread = sharding.make_spread(mesh, _RULES)(batch)
+    spread = sharding.make_spread(mesh)(batch)
     np.testing.assert_array_equal(spread["x"], batch["x"])
     self.assertEqual(spread["x"].dtype, sharded["x"].dtype)
 
   def test_prompts_that_do_not_divide_are_replicated_and_their_rows_split(self):
     split, whole = PartitionSpec(("data", "fsdp")), PartitionSpec()
-    places = sharding.batch_shardings(6, _mesh(), _RULES)
+    places = sharding.batch_shardings(6, _mesh())
     self.assertEqual(places.rewards.spec, whole)
     self.assertEqual((places.rows.indices.spec, places.rows.slots.spec),
                      (split, whole))  # fmt: skip
-    self.assertEqual(sharding.batch_shardings(8, _mesh(), _RULES).spec, split)
+    self.assertEqual(sharding.batch_shardings(8, _mesh()).spec, split)
     for size, spec in ((6, whole), (8, split)):
       leaf = np.zeros((size, 2))
-      self.assertEqual(sharding.place_of(leaf, _mesh(), _RULES).spec, spec)
+      self.assertEqual(sharding.place_of(leaf, _mesh()).spec, spec)
 
 
 class SplitRowsTest(absltest.TestCase):
@@ -209,7 +202,7 @@ class SplitRowsTest(absltest.TestCase):
       found.append(sequence.current_split().mesh)
       return tokens_BxL + params
 
-    run = sharding.split_rows(score, None, _RULES)
+    run = sharding.split_rows(score, None)
     np.testing.assert_array_equal(run(1, np.zeros((3, 2))), np.ones((3, 2)))
     self.assertEqual(found[0].devices.tolist(), [[[[jax.devices()[0]]]]])
 

@@ -171,7 +171,6 @@ class HeldTest(parameterized.TestCase):
     shared = self.searcher("gpu").held[name]
     self.assertBetween(shared - (32 * 16 + 256 * 24) * token // 2, 0, others)
     self.config.search.mesh.update(data=2, tensor=2)
-    self.config.sharding.vocab = ""
     parts = self.searcher().held
     self.assertBetween(parts[name] - 64 * 40 * token, 0, others)
     self.assertBetween(parts["params"] / self.params, 0.5, 0.6)
@@ -180,7 +179,6 @@ class HeldTest(parameterized.TestCase):
     self.config.search.weights = "int8"
     for mesh, least in ((dict(), 1 / 4), (dict(data=2, tensor=2), 1 / 8)):
       self.config.search.mesh.update(mesh)
-      self.config.sharding.vocab = ""
       parts = self.searcher().held
       # Scales, norms, embeddings and tables of positions beside them.
       share = parts["params"] / self.params
@@ -196,7 +194,7 @@ class HeldTest(parameterized.TestCase):
     self.config.reward.model, size = self.make_folder("bfloat16")
     self.assertEqual(self.added(before), (size, size))
     # None of the policy's vocabulary of 17 is split.
-    self.config.mesh.tensor, self.config.sharding.vocab = 2, ""
+    self.config.mesh.tensor = 2
     split = self.trainer().held["reward_model"]
     self.assertBetween(split / size, 0.5, 0.55)
 

@@ -144,12 +144,12 @@ class PlanTest(parameterized.TestCase):
 
   def test_tells_how_a_mesh_splits_params(self):
     self.assertNotIn("replicated on every device", _rows(self.config))
-    self.config.mesh.tensor = 2
-    with self.assertRaisesRegex(ValueError, "head/kernel: .* does not divide"):
+    self.config.mesh.tensor = 3
+    with self.assertRaisesRegex(ValueError, "up/kernel: .* does not divide"):
       _rows(self.config)
     with contextlib.redirect_stderr(io.StringIO()):
       self.assertEqual(plan.run(self.config, None), 2)
-    self.config.sharding.vocab = ""
+    self.config.mesh.tensor = 2
     rows = _rows(self.config, None, ["l4"])
     self.assertEqual(
         rows["trainer"], "2: data 1 x fsdp 1 x sequence 1 x tensor 2"
