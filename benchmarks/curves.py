@@ -23,10 +23,11 @@ from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.policy import policy as policy_lib
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.programs import sft
 from tba_jax.system import processes
 from tba_jax.tasks import base
+from tba_jax.tools import sweep
 
 # Metrics of an evaluation, a list of each in a run's result.
 EVALUATED = ("pass_at_1", "pass_at_k", "distinct_correct_per_solved",
@@ -99,8 +100,8 @@ def run(
     FloatingPointError: a step's loss or gradient is not finite.
   """
   started = time.monotonic()
-  config = loops.set_exact_lag(config, staleness_steps)
-  maker = loops.LoopMaker(config)
+  config = sweep.set_exact_lag(config, staleness_steps)
+  maker = inline.LoopMaker(config)
   loop = maker.make(config)
   found = {name: [] for name in ("steps", "completions", "solutions",
                                  *EVALUATED)}  # fmt: skip

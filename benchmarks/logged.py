@@ -23,8 +23,9 @@ from benchmarks import curves
 from benchmarks import results
 from tba_jax import types
 from tba_jax.config import load
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.tasks import base
+from tba_jax.tools import sweep
 
 _FOLDER = pathlib.Path("runs") / "logged"
 _PREFERENCE = pathlib.Path(__file__).parent.parent / "configs" / "staleness.py"
@@ -122,9 +123,9 @@ def make_config(
 
 def write_log(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
   """Writes all completions of a live run, in the order they were sampled."""
-  config = loops.set_exact_lag(config, 1)
+  config = sweep.set_exact_lag(config, 1)
   config.seed = _LOG_SEED
-  maker = loops.LoopMaker(config)
+  maker = inline.LoopMaker(config)
   groups: list[types.Group] = []
   try:
     maker.make(config).watching(groups.extend).train()

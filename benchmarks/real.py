@@ -60,7 +60,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import metrics
 from tba_jax.policy import sharding
 from tba_jax.programs import evaluate
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.programs import sizes
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
@@ -506,7 +506,7 @@ def _train_in_loop(
 ) -> dict[str, Any]:
   """Trains at an exact lag; evaluates half-way and at the end."""
   folder.mkdir(parents=True, exist_ok=True)
-  maker = loops.LoopMaker(config)
+  maker = inline.LoopMaker(config)
   ends, kept = [], []
   try:
     loop = maker.make(config)

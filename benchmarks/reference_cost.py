@@ -19,8 +19,9 @@ import ml_collections
 
 from tba_jax import collect
 from tba_jax.learning import group_reference
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.tools import sweep
 
 _TURNS = 20
 
@@ -35,12 +36,12 @@ def run(
     operands: none, or the number of turns.
   """
   turns = int(operands[0]) if operands else _TURNS
-  config = loops.set_exact_lag(config, 0)
+  config = sweep.set_exact_lag(config, 0)
   with config.unlocked():
     config.init = "scratch"
     config.replay.recent_window_steps = 1
     config.replay.skip_equal_rewards = False
-  maker = loops.LoopMaker(config)
+  maker = inline.LoopMaker(config)
   try:
     return {
         "round": _in_turn(*_rounds(config, maker), turns),
@@ -51,7 +52,7 @@ def run(
 
 
 def _rounds(
-    config: ml_collections.ConfigDict, maker: loops.LoopMaker
+    config: ml_collections.ConfigDict, maker: inline.LoopMaker
 ) -> tuple[Callable[[], None], Callable[[], None]]:
   """Returns a searcher's round without the reference, and with it."""
   loop = maker.make(config, "tb")
@@ -80,7 +81,7 @@ def _rounds(
 
 
 def _steps(
-    config: ml_collections.ConfigDict, maker: loops.LoopMaker
+    config: ml_collections.ConfigDict, maker: inline.LoopMaker
 ) -> tuple[Callable[[], None], Callable[[], None]]:
   """Returns a step of OAPL, and one of TB with the pass of its reference."""
   own = config.copy_and_resolve_references()

@@ -13,9 +13,10 @@ import time
 import ml_collections
 
 from tba_jax.monitor import metrics
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.programs import train
 from tba_jax.system import jsonl
+from tba_jax.tools import sweep
 
 # Steps that are not timed: the first ones compile, or fill the pipeline.
 SKIPPED_STEPS = 3
@@ -103,10 +104,10 @@ def time_roles(
 
 def time_loop(config: ml_collections.ConfigDict, num_steps: int) -> float:
   """As `time_roles`, of the same work in one process at staleness 0."""
-  config = loops.set_exact_lag(
+  config = sweep.set_exact_lag(
       make_config(config, SKIPPED_STEPS + num_steps), 0
   )
-  maker = loops.LoopMaker(config)
+  maker = inline.LoopMaker(config)
   ends = []
   try:
     maker.make(config).train(lambda *_: ends.append(time.perf_counter()))

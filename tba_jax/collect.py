@@ -17,6 +17,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.losses import build as losses
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
@@ -24,6 +25,7 @@ from tba_jax.sampling import decode
 from tba_jax.sampling import logged as logged_lib
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
+from tba_jax.tasks import build as tasks
 
 # Tokens at a prompt's end that may spell "<think>" and a line break.
 _END_TOKENS = 8
@@ -511,3 +513,44 @@ def _no_completions(S: int, T: int, version: int) -> types.Completions:
       versions=np.full(S, version, np.int32),
       token_versions=np.full((S, T), -1, np.int32),
   )
+
+
+def make_collector(
+    config: ml_collections.ConfigDict,
+    policy: Any,
+    sampler: decode.Sampler,
+    judge: judges.Judge,
+    **parts: Any,
+) -> Collector:
+  """Returns the collector of training prompts.
+
+  Args:
+    config: config of the run.
+    policy: a `policy.Policy`.
+    sampler: sampler of the policy.
+    judge: judge of completions.
+    **parts: `reference`, `logged` and `environments` of the collector.
+  """
+  return Collector(
+      policy.task,
+      policy.tokenizer,
+      sampler,
+      judge,
+      num_completions=config.search.samples_per_prompt,
+      loss=config.loss,
+      part_weights=(
+          policy.task.part_weights if config.reward.normalize_parts else None
+      ),
+      seed=config.seed,
+      by_turn=has_turn_rewards(config),
+      **parts,
+  )
+
+
+def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether groups have the rewards of turns: the loss reads them.
+
+  All losses but those with targets for each token read a completion's sum.
+  """
+  has_turns = tasks.facts(config.task.name).has_turns
+  return has_turns and losses.find(config.loss.name).has_targets

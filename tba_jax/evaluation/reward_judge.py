@@ -7,7 +7,7 @@ models of the task, or a reward model. A comparer tells which of two is better.
 Frozen models lie on the mesh of the role that judges; None is one device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
@@ -151,16 +151,6 @@ def _load_scorer(
         f"config.{key}={str(folder)!r}: it cannot read the prompts: {error}"
     ) from error
   return scorer
-
-
-def make_embed(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    mesh: jax.sharding.Mesh | None = None,
-) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
-  """Returns a function from tokens of completions to [n, D] embeddings."""
-  embed = frozen.load_embed(config, policy.task, mesh)
-  return lambda tokens: embed([policy.tokenizer.decode(t) for t in tokens])
 
 
 def make_judge(

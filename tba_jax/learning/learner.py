@@ -5,19 +5,25 @@
 from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import device_work
 from tba_jax.learning import packing
+from tba_jax.learning import schedules
 from tba_jax.losses import build
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import frozen
+from tba_jax.policy import policy as policy_lib
 from tba_jax.replay import buffer as buffer_lib
+from tba_jax.tasks import logged
 
 
 class Learner:
@@ -130,3 +136,65 @@ class Learner:
     # The reference may have moved since, so each keeps its own version.
     for rows_bxK, values_bxKxT, version in unsaved:
       self._buffer.set_ref_logprobs(rows_bxK, np.asarray(values_bxKxT), version)
+
+
+def make_buffer(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> buffer_lib.ReplayBuffer:
+  """Returns an empty buffer.
+
+  `policy` is for `replay_filter.similarity` and `train.router_replay`; `mesh`
+  is that of a frozen encoder.
+  """
+  embed, content_mask = None, None
+  if config.replay_filter.similarity != "none":
+    content_mask = functools.partial(
+        tokenizer_lib.content_mask, policy.tokenizer
+    )
+  if config.replay_filter.similarity == "cosine":
+    of_texts = frozen.load_embed(config, policy.task, mesh)
+    embed = lambda tokens: of_texts(
+        [policy.tokenizer.decode(t) for t in tokens]
+    )
+  fallback = config.reward.fallback
+  if fallback is not None:
+    fallback *= config.loss.reward_weight
+  return buffer_lib.ReplayBuffer(
+      config,
+      reward_temperature=schedules.reward_temperature(
+          config.replay, per_round_steps=config.train.per_round_steps
+      ),
+      embed=embed,
+      content_mask=content_mask,
+      routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
+      has_turn_rewards=collect.has_turn_rewards(config),
+      fallback=fallback,
+  )
+
+
+def make_learner(
+    config: ml_collections.ConfigDict,
+    policy: policy_lib.Policy,
+    buffer: buffer_lib.ReplayBuffer,
+    work: device_work.DeviceWork,
+    **kwargs: Any,
+) -> Learner:
+  """Returns the learner of a run; `kwargs` go to `Learner`.
+
+  Raises:
+    ValueError: `loss.baseline_file` is wrong, or lacks a prompt.
+  """
+  baselines = None
+  if build.baseline(config.loss) == "file":
+    baselines = logged.values(
+        config.loss.baseline_file,
+        policy.task,
+        policy.tokenizer,
+        reward_field=config.logged.reward_field,
+        temperature=config.loss.baseline_temperature,
+    )
+  return Learner(
+      config, policy.tokenizer, buffer, work, baselines=baselines, **kwargs
+  )

@@ -20,9 +20,9 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.losses import build as losses
-from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 
 # Each size of narrow rows is this share of the next: a program takes as long to
@@ -185,7 +185,7 @@ def abstract_batch(
       routes=routes,
       turn_rewards=(
           array("float32", B, K, T)
-          if policy_lib.has_turn_rewards(config)
+          if collect.has_turn_rewards(config)
           else None
       ),
   )

@@ -328,15 +328,6 @@ def routes_shape(
   return model.config.num_layers, model.config.experts_per_token
 
 
-def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether groups have the rewards of turns: the loss reads them.
-
-  All losses but those with targets for each token read a completion's sum.
-  """
-  has_turns = tasks_build.facts(config.task.name).has_turns
-  return has_turns and losses_build.find(config.loss.name).has_targets
-
-
 def find_value_folder(
     config: ml_collections.ConfigDict, workdir: str | pathlib.Path
 ) -> pathlib.Path | None:

@@ -50,13 +50,14 @@ from tba_jax.monitor import run_directory
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
-from tba_jax.programs import loops
 from tba_jax.programs import replica
 from tba_jax.programs import sections
 from tba_jax.replay import decisions
+from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
 from tba_jax.sampling import decode
+from tba_jax.sampling import logged
 from tba_jax.sampling import vllm
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
@@ -253,7 +254,9 @@ def make_trainer(
   epoch = run_directory.next_epoch(run)
   logging.info("trainer epoch %d on %s", epoch, jax.devices())
   receiver = channel.make_receiver(
-      order=loops.make_prompt_order(config, policy, run.workdir / "replay"),
+      order=difficulty.make_order(
+          config, policy.task, policy.tokenizer, run.workdir / "replay"
+      ),
       epoch=epoch,
       policy=policy,
       on_event=events.write,
@@ -267,7 +270,7 @@ def make_trainer(
   source = service_lib.ReplayService(
       config,
       receiver=receiver,
-      buffer=loops.make_buffer(config, policy, mesh),
+      buffer=learner_lib.make_buffer(config, policy, mesh),
       vocab_size=policy.model.config.vocab_size,
       num_experts=policy.model.config.num_experts,
       on_event=events.write,
@@ -310,13 +313,8 @@ def make_trainer(
   rows.write_report(policy.task, run.workdir, events.write)
   receiver.start()
   parts = hooks.Parts(
-      learner=learner_lib.Learner(
-          config,
-          policy.tokenizer,
-          source.buffer,
-          work,
-          baselines=loops.make_baselines(config, policy),
-          span=recorder.span,
+      learner=learner_lib.make_learner(
+          config, policy, source.buffer, work, span=recorder.span
       ),
       source=source,
       sink=sink,
@@ -498,12 +496,12 @@ def make_searcher(
   sink = channel.make_group_sink(index=index, on_event=events.write)
   closing.callback(_leave, sink)
 
-  logged = loops.make_logged(config, policy)
-  if logged is not None:
-    events.write("logged", f"{config.logged.path}: {logged.summary()}")
+  log = logged.make(config, policy.task, policy.tokenizer)
+  if log is not None:
+    events.write("logged", f"{config.logged.path}: {log.summary()}")
 
   def warm_up(params: types.PyTree) -> None:
-    if logged is None or logged.share < 1:
+    if log is None or log.share < 1:
       sampler.warm_up(params)
     if reference is not None:
       reference.warm_up()
@@ -514,18 +512,14 @@ def make_searcher(
   parts = searcher_lib.Parts(
       sink=sink,
       source=source,
-      collector=collect.Collector(
-          policy.task,
-          policy.tokenizer,
+      collector=collect.make_collector(
+          config,
+          policy,
           sampler,
           judge,
-          num_completions=config.search.samples_per_prompt,
-          loss=config.loss,
-          part_weights=loops.part_weights(config, policy),
           reference=reference,
-          logged=logged,
+          logged=log,
           environments=own_environments,
-          by_turn=policy_lib.has_turn_rewards(config),
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
       problem=probe.Check(

@@ -21,11 +21,14 @@ from collections.abc import Mapping, Sequence
 import pathlib
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.replay import prompt_order
+from tba_jax.sampling import logged
 from tba_jax.system import jsonl
+from tba_jax.tasks import base
 
 WEIGHTS = {
     "unsolved": lambda s: 1 - s,
@@ -164,3 +167,40 @@ class DifficultyOrder(prompt_order.PromptOrder):
           f" {len(drawn)} of {saved['num_prompts']}. Give another --workdir"
       )
     return drawn
+
+
+def make_order(
+    config: ml_collections.ConfigDict,
+    task: base.Task,
+    tokenizer: Any,
+    folder: pathlib.Path | None = None,
+) -> prompt_order.PromptOrder:
+  """Returns the order of the task's training prompts.
+
+  If nothing is sampled, it has those with logged completions alone.
+
+  Args:
+    config: reads `seed`, `search`, and what `logged.make` reads.
+    task: task of the run.
+    tokenizer: tokenizer of the policy.
+    folder: folder of the run's replay; None if nothing is to outlive the
+      process.
+
+  Raises:
+    ValueError: a file in the folder is damaged, or of another order.
+  """
+  size, prompt_ids = task.num_prompts(base.TRAIN), None
+  log = logged.make(config, task, tokenizer)
+  if log is not None and log.share == 1:
+    prompt_ids = log.prompt_ids
+    size = len(prompt_ids)
+  common = {"seed": config.seed, "prompt_ids": prompt_ids}
+  if config.search.order == "shuffled":
+    return prompt_order.PromptOrder(size, **common)
+  return DifficultyOrder(
+      size,
+      weight=config.search.order,
+      solved_from=config.search.solved_from,
+      folder=folder,
+      **common,
+  )

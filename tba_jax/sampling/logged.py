@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.losses import build as losses
 from tba_jax.tasks import base
 from tba_jax.tasks import logged
 
@@ -224,3 +225,21 @@ class LoggedSampler:
     return says(ids).startswith(text) or says(
         self._tokenizer.without_special(ids)
     ).startswith(text)
+
+
+def make(
+    config: ml_collections.ConfigDict, task: base.Task, tokenizer: Any
+) -> LoggedSampler | None:
+  """Returns the completions of `config.logged`, or None.
+
+  Raises:
+    ValueError: the file is wrong, or has none of the task's prompts.
+  """
+  if not config.logged.path:
+    return None
+  return LoggedSampler(
+      config,
+      task,
+      tokenizer,
+      needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
+  )

@@ -21,6 +21,7 @@ import math
 import jax
 import ml_collections
 
+from tba_jax import collect
 from tba_jax import searcher as searcher_lib
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import transformer
@@ -28,7 +29,6 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import timeline
-from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
@@ -203,7 +203,7 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
   c, search, sampling = config.checkpoint, config.search, config.sampling
   width = sampling.max_completion_tokens
   num_floats = 1 + (config.reference.role == "searcher")
-  num_floats += policy_lib.has_turn_rewards(config)
+  num_floats += collect.has_turn_rewards(config)
   routes = 0
   if config.train.router_replay:
     shape = sizes.model_of(config)

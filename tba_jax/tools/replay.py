@@ -40,9 +40,9 @@ from tba_jax.learning import host_state
 from tba_jax.learning import learner as learner_lib
 from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
-from tba_jax.programs import loops
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import decisions
+from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
 from tba_jax.system import processes
 from tba_jax.tools import step_file
@@ -295,25 +295,22 @@ class _Replay:
     closing.callback(self._work.close)
     data = saved.get("data")
     applied = data["applied"] if data else 0
-    order = loops.make_prompt_order(
-        config, self._policy, run.workdir / "replay"
+    policy = self._policy
+    order = difficulty.make_order(
+        config, policy.task, policy.tokenizer, run.workdir / "replay"
     )
     self._receiver = _Receiver(run.workdir, order, applied)
     self._service = service_lib.ReplayService(
         config,
         receiver=self._receiver,
-        buffer=loops.make_buffer(config, self._policy),
+        buffer=learner_lib.make_buffer(config, policy),
         vocab_size=self._policy.model.config.vocab_size,
         num_experts=self._policy.model.config.num_experts,
         on_event=lambda kind, message: None,
         saved=data,
     )
-    self._learner = learner_lib.Learner(
-        config,
-        self._policy.tokenizer,
-        self._service.buffer,
-        self._work,
-        baselines=loops.make_baselines(config, self._policy),
+    self._learner = learner_lib.make_learner(
+        config, policy, self._service.buffer, self._work
     )
 
   def run(

@@ -35,7 +35,7 @@ from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.losses import build as losses
 from tba_jax.monitor import run_directory
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.programs import sft
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -57,6 +57,17 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Step metrics whose means over the last quarter of a run are saved.
 _KEPT = ("reward_mean", "entropy", "ratio_clip_share", "grad_norm",
          "effective_sample_share", "equal_reward_groups")  # fmt: skip
+
+
+def set_exact_lag(
+    config: ml_collections.ConfigDict, lag_steps: int
+) -> ml_collections.ConfigDict:
+  """Returns a copy in lockstep, `lag_steps` behind, on one process's parts."""
+  config = config.copy_and_resolve_references()
+  config.search.update(lockstep=True, lead_steps=lag_steps, wait_for_fresh=True)
+  if config.reference.role == "searcher":
+    config.reference.role = "trainer"
+  return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +95,7 @@ class Lag:
       self, config: ml_collections.ConfigDict
   ) -> ml_collections.ConfigDict:
     """Returns a copy with this lag, which trains on its fresh prompts alone."""
-    config = loops.set_exact_lag(config, self.staleness_steps)
+    config = set_exact_lag(config, self.staleness_steps)
     train, replay = config.train, config.replay
     # Completions that arrive at once; all may be of one prompt.
     arriving = train.prompts_per_batch * train.completions_per_prompt
@@ -151,7 +162,7 @@ class Bench:
       ValueError: WORKDIR/sft/model is missing or disagrees with the config.
     """
     self._evaluate = config.evaluate
-    self.loops = loops.LoopMaker(config, workdir)
+    self.loops = inline.LoopMaker(config, workdir)
 
   def run(
       self,
@@ -182,7 +193,7 @@ class Bench:
 
   def train(
       self,
-      loop: loops.Loop,
+      loop: inline.Loop,
       name: str,
       *,
       should_stop: Callable[[], bool] = lambda: False,
@@ -224,7 +235,7 @@ class Bench:
         "wall_s": time.perf_counter() - started,
     }
 
-  def _measure(self, loop: loops.Loop, step: int) -> dict[str, float]:
+  def _measure(self, loop: inline.Loop, step: int) -> dict[str, float]:
     """Returns means over completions of held-out prompts.
 
     Returns:

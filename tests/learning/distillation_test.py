@@ -21,8 +21,9 @@ from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tba_jax.tools import step_file
+from tba_jax.tools import sweep
 
 staleness = variants.import_config("configs/staleness.py")
 _FILE = str(pathlib.Path(staleness.__file__))
@@ -58,7 +59,7 @@ class DistillationTest(absltest.TestCase):
         *overrides,
     )
     validate.validate(config, program="train")
-    return loops.set_exact_lag(config, 2)
+    return sweep.set_exact_lag(config, 2)
 
   def find_kls(self, *overrides):
     """Returns the KL to the teacher before and after training.
@@ -66,7 +67,7 @@ class DistillationTest(absltest.TestCase):
     Also how often the reference's log-probs were computed in between.
     """
     config = self.make_taught(*overrides)
-    maker = loops.LoopMaker(config)
+    maker = inline.LoopMaker(config)
     self.addCleanup(maker.close)
     loop = maker.make(config)
     kl = lambda: maker.evaluator.run(loop.learner.params, 4, version=0)["kl"]
@@ -95,7 +96,7 @@ class DistillationTest(absltest.TestCase):
   @pytest.mark.slow
   def test_a_step_s_file_has_the_teacher(self):
     config = self.make_taught("loss.name=gkd")
-    maker = loops.LoopMaker(config)
+    maker = inline.LoopMaker(config)
     self.addCleanup(maker.close)
     loop = maker.make(config)
     draws = []

@@ -19,7 +19,7 @@ from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.programs import in_process
-from tba_jax.programs import loops
+from tba_jax.programs import inline
 from tests.support import two_turns
 
 _FILE = pathlib.Path(two_turns.__file__)
@@ -76,7 +76,7 @@ class EnvironmentsTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_the_loop_trains_on_exact_records(self):
-    maker = loops.LoopMaker(make_config(init="scratch"))
+    maker = inline.LoopMaker(make_config(init="scratch"))
     self.addCleanup(maker.close)
     loop = maker.make(make_config(init="scratch"))
     params, groups = [jax.device_get(loop.learner.params)], []
@@ -127,7 +127,7 @@ class EnvironmentsTest(parameterized.TestCase):
         train__num_steps=2, loss__reward_weight=2.0,
     )  # fmt: skip
     validate.validate(config)
-    maker = loops.LoopMaker(config)
+    maker = inline.LoopMaker(config)
     self.addCleanup(maker.close)
     groups, draws, num_answered = [], [], 0
     maker.make(config).watching(groups.append).train(

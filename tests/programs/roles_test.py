@@ -9,11 +9,12 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.config import load
+from tba_jax.learning import learner as learner_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
-from tba_jax.programs import loops
 from tba_jax.programs import roles
+from tba_jax.replay import difficulty
 from tba_jax.system import processes
 from tests.support import base_config
 
@@ -73,7 +74,7 @@ class PartsTest(absltest.TestCase):
     for seed in (0, 0, 1):
       config = self.make_config("init=scratch", f"seed={seed}")
       policy = policy_lib.make_policy(config, "/nowhere")
-      order = loops.make_prompt_order(config, policy)
+      order = difficulty.make_order(config, policy.task, policy.tokenizer)
       num = policy.task.num_prompts("train")
       orders.append([order.prompt(i)[0] for i in range(num)])
       self.assertCountEqual(orders[-1], range(num))
@@ -86,7 +87,7 @@ class PartsTest(absltest.TestCase):
         "replay.reward_temperature_final=0.75",
         "replay.reward_temperature_decay_steps=4",
     )
-    temperature = loops.make_buffer(config)._reward_temperature
+    temperature = learner_lib.make_buffer(config)._reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
   def test_adapters_and_reference_share_the_params_of_the_start(self):

@@ -27,7 +27,8 @@ from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import publication
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
-from tba_jax.programs import loops
+from tba_jax.programs import inline
+from tba_jax.replay import difficulty
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.system import processes
@@ -50,16 +51,10 @@ def train(
       checkpointer=None,
       cluster=cluster.Cluster(),
   )
-  buffer = loops.make_buffer(config, policy)
-  learner = learner_lib.Learner(
-      config,
-      policy.tokenizer,
-      buffer,
-      work,
-      baselines=loops.make_baselines(config, policy),
-  )
+  buffer = learner_lib.make_buffer(config, policy)
+  learner = learner_lib.make_learner(config, policy, buffer, work)
   sampler = policy_lib.make_sampler(config, policy)
-  order = loops.make_prompt_order(config, policy)
+  order = difficulty.make_order(config, policy.task, policy.tokenizer)
   per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):
     # The step donates the params.
@@ -132,7 +127,7 @@ def train_by_loop(
     config: ml_collections.ConfigDict, workdir: str
 ) -> dict[str, np.ndarray]:
   """Returns what `train` returns, by the package's own loop."""
-  maker = loops.LoopMaker(config, workdir)
+  maker = inline.LoopMaker(config, workdir)
   loop = maker.make(config)
   loop.train()
   maker.close()

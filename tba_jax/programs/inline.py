@@ -1,17 +1,14 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Wires the loop of one process."""
+"""Wires `loop.run` with a source in its own thread, as for sweeps."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import functools
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 
 from tba_jax import collect
 from tba_jax import loop
@@ -21,10 +18,7 @@ from tba_jax.evaluation import reward_judge
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
-from tba_jax.learning import schedules
 from tba_jax.learning import train_step
-from tba_jax.losses import build as losses
-from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
@@ -33,132 +27,6 @@ from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
 from tba_jax.sampling import logged
-from tba_jax.tasks import base as tasks_base
-from tba_jax.tasks import logged as tasks_logged
-
-
-def make_prompt_order(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    folder: pathlib.Path | None = None,
-) -> prompt_order.PromptOrder:
-  """Returns the order of the task's training prompts.
-
-  If nothing is sampled, it has those with logged completions alone.
-
-  Args:
-    config: reads `seed`, `search` and `logged`.
-    policy: policy with the task.
-    folder: folder of the run's replay; None if nothing is to outlive the
-      process.
-
-  Raises:
-    ValueError: a file in the folder is damaged, or of another order.
-  """
-  size, prompt_ids = policy.task.num_prompts(tasks_base.TRAIN), None
-  log = make_logged(config, policy)
-  if log is not None and log.share == 1:
-    prompt_ids = log.prompt_ids
-    size = len(prompt_ids)
-  common = {"seed": config.seed, "prompt_ids": prompt_ids}
-  if config.search.order == "shuffled":
-    return prompt_order.PromptOrder(size, **common)
-  return difficulty.DifficultyOrder(
-      size,
-      weight=config.search.order,
-      solved_from=config.search.solved_from,
-      folder=folder,
-      **common,
-  )
-
-
-def make_logged(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> logged.LoggedSampler | None:
-  """Returns the completions of `config.logged`, or None.
-
-  Raises:
-    ValueError: the file is wrong, or has none of the task's prompts.
-  """
-  if not config.logged.path:
-    return None
-  return logged.LoggedSampler(
-      config,
-      policy.task,
-      policy.tokenizer,
-      needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
-  )
-
-
-def part_weights(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> Mapping[str, float] | None:
-  """Returns the weights of the parts of the reward, if they are normalized."""
-  if not config.reward.normalize_parts:
-    return None
-  return policy.task.part_weights
-
-
-def make_baselines(
-    config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> np.ndarray | None:
-  """Returns [prompts] float32 of `loss.baseline_file`, None if none is read.
-
-  Raises:
-    ValueError: the file is wrong, or lacks a prompt.
-  """
-  if losses.baseline(config.loss) != "file":
-    return None
-  return tasks_logged.values(
-      config.loss.baseline_file,
-      policy.task,
-      policy.tokenizer,
-      reward_field=config.logged.reward_field,
-      temperature=config.loss.baseline_temperature,
-  )
-
-
-def make_buffer(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy | None = None,
-    mesh: jax.sharding.Mesh | None = None,
-) -> buffer_lib.ReplayBuffer:
-  """Returns an empty buffer.
-
-  `policy` is for `replay_filter.similarity` and `train.router_replay`.
-  """
-  embed, content_mask = None, None
-  if config.replay_filter.similarity != "none":
-    content_mask = functools.partial(
-        tokenizer_lib.content_mask, policy.tokenizer
-    )
-  if config.replay_filter.similarity == "cosine":
-    embed = reward_judge.make_embed(config, policy, mesh)
-  fallback = config.reward.fallback
-  if fallback is not None:
-    fallback *= config.loss.reward_weight
-  return buffer_lib.ReplayBuffer(
-      config,
-      reward_temperature=schedules.reward_temperature(
-          config.replay, per_round_steps=config.train.per_round_steps
-      ),
-      embed=embed,
-      content_mask=content_mask,
-      routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
-      has_turn_rewards=policy_lib.has_turn_rewards(config),
-      fallback=fallback,
-  )
-
-
-def set_exact_lag(
-    config: ml_collections.ConfigDict, lag_steps: int
-) -> ml_collections.ConfigDict:
-  """Returns a copy in lockstep, `lag_steps` behind, on one process's parts."""
-  config = config.copy_and_resolve_references()
-  config.search.update(lockstep=True, lead_steps=lag_steps, wait_for_fresh=True)
-  if config.reference.role == "searcher":
-    config.reference.role = "trainer"
-  return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,32 +170,21 @@ class LoopMaker:
         checkpointer=None,
         cluster=cluster.Cluster(),
     )
-    buffer = make_buffer(config, policy, self._mesh)
+    buffer = learner_lib.make_buffer(config, policy, self._mesh)
     return Loop(
         config=config,
-        learner=learner_lib.Learner(
+        learner=learner_lib.make_learner(config, policy, buffer, work),
+        collector=collect.make_collector(
             config,
-            policy.tokenizer,
-            buffer,
-            work,
-            baselines=make_baselines(config, policy),
-        ),
-        collector=collect.Collector(
-            policy.task,
-            policy.tokenizer,
+            policy,
             self.sampler,
             self.judge,
-            num_completions=config.search.samples_per_prompt,
-            loss=config.loss,
-            part_weights=part_weights(config, policy),
-            seed=config.seed,
-            logged=make_logged(config, policy),
+            logged=logged.make(config, policy.task, policy.tokenizer),
             environments=self._environments,
-            by_turn=policy_lib.has_turn_rewards(config),
         ),
         schedule=schedule_lib.make_schedule(config),
         buffer=buffer,
-        order=make_prompt_order(config, policy),
+        order=difficulty.make_order(config, policy.task, policy.tokenizer),
     )
 
   def _reference_of(
