@@ -1289,21 +1289,15 @@ class Engine:
   ) -> bytes:
     """Does a request of a replay; returns its result."""
     run = self._run_of(model)
-    replay, step = self._replays[model], run.num_steps
+    replay = self._replays[model]
     if kind == INSERT:
-      return _json(replay.insert(body, step))
+      return _json(replay.insert(body, run.num_steps))
     if kind in (START, STOP):
       is_start = kind == START
       self.journal.set_running(model, is_start, "" if is_start else "stopped")
       return _json({"type": kind})
-    batch, stats = replay.draw(step)
-    settings = replay.settings
-    loss = run.run_batch(settings.loss, settings.loss_config, batch)
-    groups = float(len(batch.rewards))
-    metrics = {"loss:mean": loss, "groups:sum": groups, **stats}
     adam = _adam_settings(self.journal.model(model)["replay"])
-    metrics |= run.step(adam)
-    return _json({"step": step + 1, "metrics": metrics, **replay.state()})
+    return _json(replay.train(run, adam))
 
   def _go_on(self, model: str) -> None:
     """Queues the next request of a replay that trains, if it can."""

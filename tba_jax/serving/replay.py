@@ -20,7 +20,7 @@ groups, draws and steps, to the same bits. The sampling session of a replay is
 of its newest version.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax import loop
 from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
@@ -36,6 +37,7 @@ from tba_jax.learning import schedules
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.serving import messages
+from tba_jax.serving import training
 
 # Settings of `config.replay` that a replay may have of its own.
 SETTINGS = (
@@ -234,6 +236,34 @@ class Replay:
     metrics["reward_mean"] = float(draw.rewards.mean())
     return batch, metrics
 
+  def train(
+      self, run: training.TrainingRun, adam: training.AdamSettings
+  ) -> dict[str, Any]:
+    """Takes the next step of a model; returns its result.
+
+    The source ends after one step, since each is a request of the journal: what
+    is not saved when the server is killed is done again, request by request.
+
+    Raises:
+      ValueError: nothing is stored, or the gradient is not finite.
+    """
+    results = []
+
+    def note(step: int, draw: Any, metrics: Mapping[str, float]) -> None:
+      del draw
+      results.append({"step": step + 1, "metrics": metrics, **self.state()})
+
+    first = run.num_steps
+    learner = _Learner(run, self.settings, adam)
+    loop.run(self._draws(first, first + 1), learner, [note])
+    return results[-1]
+
+  def _draws(
+      self, first: int, last: int
+  ) -> Iterator[tuple[int, tuple[types.Batch, dict[str, float]]]]:
+    for step in range(first, last):
+      yield step, self.draw(step)
+
   def state(self) -> dict[str, Any]:
     """Returns the counts, and how many completions are stored."""
     return {
@@ -249,6 +279,26 @@ class Replay:
   def set_state(self, state: Mapping[str, Any]) -> None:
     self._buffer.set_state(state["buffer"])
     self.counts = dict(state["counts"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Learner:
+  """Trains a model on the batches of a replay, with an optimizer's settings."""
+
+  run: training.TrainingRun
+  settings: Settings
+  adam: training.AdamSettings
+
+  def step(
+      self, draw: tuple[types.Batch, dict[str, float]]
+  ) -> dict[str, float]:
+    batch, stats = draw
+    loss = self.run.run_batch(
+        self.settings.loss, self.settings.loss_config, batch
+    )
+    groups = float(len(batch.rewards))
+    metrics = {"loss:mean": loss, "groups:sum": groups, **stats}
+    return metrics | self.run.step(self.adam)
 
 
 def missing_groups(settings: Settings, groups: int, step: int) -> int:

@@ -79,7 +79,7 @@ class FrozenTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(data=2, fsdp=4), 4),
       (dict(fsdp=4, tensor=2), 8),
-      (dict(fsdp=2, sequence=2, tensor=2), 4),
+      (dict(fsdp=2, sequence=2, tensor=2), 8),
   )
   def test_a_reward_model_scores_as_on_one_device(self, sizes, parts):
     texts = [

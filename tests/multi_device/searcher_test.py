@@ -98,7 +98,7 @@ class MeshTest(parameterized.TestCase):
 
   def test_an_indivisible_axis_is_named(self):
     with self.assertRaisesRegex(
-        ValueError, "do not fit config.search.mesh .*/k/kernel: axis 1 of"
+        ValueError, "do not fit config.search.mesh: .*/k/kernel: axis 1 of"
     ):
       make_place(make_policy(), tensor=4)
 
