@@ -17,6 +17,7 @@ import ml_collections
 
 from tba_jax.config import load
 from tba_jax.config import reference
+from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
@@ -315,7 +316,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    sys.exit(processes.refuse(error))
+    sys.exit(processes.refuse(ValueError(renamed.explain(str(error)))))
 
 
 if __name__ == "__main__":

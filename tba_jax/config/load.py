@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.system import user_code
@@ -109,7 +110,8 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
     where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
     raise ConfigError(
-        f"--config={path_and_arg}: {what}{error} ({where})"
+        f"--config={path_and_arg}: {what}{renamed.explain(str(error))}"
+        f" ({where})"
     ) from error
 
 
@@ -272,6 +274,8 @@ def _parse(key: str, text: str, default: Any) -> Any:
 def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   """Returns the error message for an unknown key."""
   message = f"config.{key} = {value!r}: there is no such key"
+  if (new := renamed.new_key(key)) is not None:
+    return f"{message}; it is now config.{new}"
   inside = [name for name in known if name.startswith(f"{key}.")]
   if inside:
     return f"{message}, it is a section; its keys: {', '.join(inside)}"

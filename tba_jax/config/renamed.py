@@ -1,0 +1,31 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Names that settings and programs had, for the error about an old one."""
+
+import re
+
+# Old key -> new key; a section stands for all of its keys.
+KEYS: dict[str, str] = {}
+# Old program -> new program.
+PROGRAMS: dict[str, str] = {}
+
+
+def new_key(key: str) -> str | None:
+  """Returns the present key of an old one, or None."""
+  if key in KEYS:
+    return KEYS[key]
+  section, dot, name = key.rpartition(".")
+  parent = new_key(section) if dot else None
+  return parent and f"{parent}.{name}"
+
+
+def explain(error: str) -> str:
+  """Returns an error with the new names of old ones that it quotes."""
+  notes = []
+  for old, new in KEYS.items():
+    if re.search(rf"['\"]{re.escape(old.rpartition('.')[2])}['\"]", error):
+      notes.append(f"config.{old} is now config.{new}")
+  for old, new in PROGRAMS.items():
+    if f"--program={old}:" in error:
+      notes.append(f"--program={old} is now --program={new}")
+  return "; ".join([error, *notes])

@@ -1,0 +1,89 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An old key or program is refused with its new name."""
+
+from unittest import mock
+
+from absl import flags
+from absl.testing import absltest
+
+from tba_jax import main
+from tba_jax.config import load
+from tba_jax.config import renamed
+from tba_jax.config import settings
+from tba_jax.config import validate
+from tba_jax.system import processes
+from tests.support import base_config
+
+
+class RenamedTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    keys = {"old_section": "replay", "replay.size": "replay.capacity"}
+    for table, names in (
+        (renamed.KEYS, keys),
+        (renamed.PROGRAMS, {"watch": "status"}),
+    ):
+      self.enter_context(mock.patch.dict(table, names, clear=True))
+
+  def test_on_the_command_line(self):
+    for old, new in (
+        ("replay.size", "config.replay.capacity"),
+        ("old_section.capacity", "config.replay.capacity"),
+        ("old_section", "config.replay"),
+    ):
+      with self.assertRaisesRegex(load.ConfigError, f"is now {new}$"):
+        load.apply_overrides(base_config.make(), [f"{old}=1"])
+
+  def test_in_a_config_file(self):
+    path = self.create_tempfile("mine.py").full_path
+    for line, new in (
+        ("config.replay.size = 3", "config.replay.capacity"),
+        ("config.replay.update(size=3)", "config.replay.capacity"),
+        ("config.old_section.capacity = 3", "config.replay"),
+    ):
+      with open(path, "w") as file:
+        file.write(
+            "from tba_jax.config import settings\n\n\ndef get_config():\n"
+            f"  config = settings.get_config()\n  {line}\n  return config\n"
+        )
+      with self.assertRaisesRegex(load.ConfigError, rf"is now {new}\b"):
+        validate.validate(load.load_config(path))
+
+  def test_a_program(self):
+    with (
+        mock.patch.object(processes, "refuse", return_value=2) as refuse,
+        self.assertRaises(SystemExit),
+        mock.patch.object(flags, "FLAGS", _Refuses()),
+    ):
+      main._parse_flags(["main", "--program=watch"])
+    (error,) = refuse.call_args.args
+    self.assertEndsWith(str(error), "--program=watch is now --program=status")
+
+
+class _Refuses:
+  """Flags that refuse a program, in the words of absl."""
+
+  def __call__(self, argv):
+    raise flags.IllegalFlagValueError(
+        f"flag {argv[1]}: value should be one of <train|status>"
+    )
+
+
+class TablesTest(absltest.TestCase):
+
+  def test_new_names_are_there_and_old_ones_are_not(self):
+    config = settings.get_config()
+    keys = set(load.flatten(config)) | set(config)
+    for old, new in renamed.KEYS.items():
+      if not new.startswith("task."):
+        self.assertIn(new, keys)
+        self.assertNotIn(old, keys)
+    for old, new in renamed.PROGRAMS.items():
+      self.assertIn(new, main.PROGRAMS)
+      self.assertNotIn(old, main.PROGRAMS)
+
+
+if __name__ == "__main__":
+  absltest.main()
