@@ -13,9 +13,11 @@ import pathlib
 import time
 from typing import Any
 
-from tba_jax.monitor import collapse as collapse_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
+from tba_jax.monitor.report import diagnosis
+from tba_jax.monitor.report import evidence
+from tba_jax.monitor.report import load
 from tba_jax.system import jsonl
 
 _MAX_HISTORY = 2000
@@ -61,7 +63,7 @@ class RunState:
   restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
   event: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   error: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  collapse: collapse_lib.Collapse | None = None
+  collapse: diagnosis.Collapse | None = None
   note: str = ""
 
   @property
@@ -151,7 +153,7 @@ class Follower:
     return state
 
   def _look_for_collapse(self, new: list[dict[str, Any]]) -> None:
-    self._records += map(collapse_lib.kept, new)
+    self._records += map(evidence.kept, new)
     every = len(self._records) // _MAX_RECORDS + 1
     if every > 1:
       # Fewer tell as much.
@@ -163,7 +165,8 @@ class Follower:
     now = time.monotonic()
     if now - self._look_at >= _COLLAPSE_EVERY_S:
       self._look_at = now
-      self.state.collapse = collapse_lib.find(self._records)
+      run = load.Run(lines=self._records)
+      self.state.collapse = diagnosis.collapse(run)
 
   def _made_steps(self) -> dict[str, int]:
     saved = jsonl.read_json(self._workdir / "config.json")

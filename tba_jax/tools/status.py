@@ -12,11 +12,12 @@ import ml_collections
 import rich.console
 import rich.text
 
-from tba_jax.monitor import incidents
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import run_state
 from tba_jax.monitor import text
+from tba_jax.monitor.report import diagnosis
+from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -115,9 +116,9 @@ def run(
   state.note = note + _sign_of_life(state, last)
   console = rich.console.Console()
   console.print(panel.render_view(state))
-  happened = incidents.sentences(
-      jsonl.read_jsonl(pathlib.Path(workdir) / "events.jsonl"),
-      jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl"),
+  read = lambda name: jsonl.read_jsonl(pathlib.Path(workdir) / name)
+  happened = diagnosis.incidents(
+      load.Run(lines=read("metrics.jsonl"), events=read("events.jsonl"))
   )
   if happened:
     console.print(rich.text.Text("what happened", "bold"))

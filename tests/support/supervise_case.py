@@ -15,14 +15,14 @@ import rich.console
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
-from tba_jax.monitor.report import verdict
+from tba_jax.monitor.report import diagnosis
 from tba_jax.programs import train
 from tba_jax.system import jsonl
 from tba_jax.system import pulse
 from tests.support import tiny_model
 
 SIGNALS = train.END_SIGNALS
-VERDICT = verdict.Verdict("learned", "Learned: much.")
+VERDICT = diagnosis.Finding("learned", "Learned: much.")
 # No pauses, no grace for a group, every check at each look.
 LIMITS = train.Limits(tick_s=0.0, check_every_s=0.0, together_s=0.0)
 RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}

@@ -182,7 +182,7 @@ JUDGED = {
 }
 
 
-def _failing(held_out, trained, rates=(0.3, 0.9)):
+def failing(held_out, trained, rates=(0.3, 0.9)):
   """Returns a run with shares of completions that could not be judged."""
   metrics = {"pass_at_1": rates, "mean_reward": (-0.6, -0.1)}
   if held_out:
@@ -195,13 +195,13 @@ def _failing(held_out, trained, rates=(0.3, 0.9)):
 
 
 FAILING = {
-    "failures rose, held-out": _failing((0.125, 0.455), (0.1, 0.1)),
-    "failures rose, training": _failing((0.125, 0.130), (0.1, 0.4)),
-    "failures rose, training alone": _failing(None, (0.1, 0.4)),
-    "failures stayed": _failing((0.125, 0.130), (0.1, 0.1)),
-    "failures fell": _failing((0.455, 0.125), (0.4, 0.1)),
-    "no failures": _failing((0.0, 0.0), (0.0, 0.0)),
-    "failures held-out alone": _failing((0.5, 0.5), None),
+    "failures rose, held-out": failing((0.125, 0.455), (0.1, 0.1)),
+    "failures rose, training": failing((0.125, 0.130), (0.1, 0.4)),
+    "failures rose, training alone": failing(None, (0.1, 0.4)),
+    "failures stayed": failing((0.125, 0.130), (0.1, 0.1)),
+    "failures fell": failing((0.455, 0.125), (0.4, 0.1)),
+    "no failures": failing((0.0, 0.0), (0.0, 0.0)),
+    "failures held-out alone": failing((0.5, 0.5), None),
     "worse, failures rose": (
         sides(pass_at_1=(0.9, 0.3), failure_share=(0.1, 0.5)),
         [],

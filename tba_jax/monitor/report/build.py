@@ -16,14 +16,12 @@ from etils import epath
 import jinja2
 import markupsafe
 
-from tba_jax.monitor import incidents
 from tba_jax.monitor import text
-from tba_jax.monitor.report import advice
 from tba_jax.monitor.report import curves
+from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
-from tba_jax.monitor.report import verdict
 from tba_jax.system import jsonl
 
 # Limits on the evaluations' completions that are shown.
@@ -121,9 +119,7 @@ def embedded_json(value: Any) -> markupsafe.Markup:
   return markupsafe.Markup(out)
 
 
-def _page_data(
-    run: load.Run, rows: Sequence[Mapping[str, Any]], start: float
-) -> dict[str, Any]:
+def _page_data(run: load.Run, start: float) -> dict[str, Any]:
   """Returns the data for the page's scripts."""
   records = curves.with_evaluations(run.records, run.eval)
   return {
@@ -143,7 +139,7 @@ def _page_data(
           run.records, "replay/use_count_histogram"
       ),
       "timeline": timeline.timeline(run),
-      "time": rows,
+      "time": timeline.where_time_went(run),
       "events": tables.events(run, start),
       "samples": run.samples,
       "held_out": held_out_side_by_side(*tables.evaluations(run)),
@@ -172,12 +168,9 @@ def render_template(
 
 
 def _render(
-    run: load.Run,
-    rows: Sequence[Mapping[str, Any]],
-    conclusion: verdict.Verdict,
-    sentences: Sequence[str],
+    run: load.Run, verdict: diagnosis.Finding, advice: Sequence[str]
 ) -> str:
-  """Returns the page of a run, with its time by lane, verdict and advice."""
+  """Returns the page of a run."""
   before, after = tables.evaluations(run)
   start = timeline.origin(run)
   began = datetime.datetime.fromtimestamp(start, datetime.UTC)
@@ -185,19 +178,16 @@ def _render(
   return render_template(
       "report.html.j2",
       _SCRIPTS,
-      _page_data(run, rows, start),
+      _page_data(run, start),
       name=text.printable(run.workdir.name or run.workdir, 120),
       task="" if task is None else text.printable(task, 60),
       began=began.strftime("%Y-%m-%d %H:%M UTC") if start else "",
       state=tables.state(run),
-      verdict=conclusion,
+      verdict=verdict,
       before_after=tables.compare(before, after),
       facts=tables.facts(tables.outcome(run)),
-      advice=sentences,
-      # As written: evaluations, and steps redone, have times of their own.
-      incidents=incidents.sentences(
-          run.events, jsonl.read_jsonl(run.workdir / "metrics.jsonl")
-      ),
+      advice=advice,
+      incidents=diagnosis.incidents(run),
       ledger=tables.ledger(run),
       diversity=diversity(before, after),
       num_events=run.num_events,
@@ -223,15 +213,14 @@ def write_report(
 
 def conclude(
     workdir: epath.PathLike, out: epath.PathLike | None = None
-) -> tuple[epath.Path, verdict.Verdict, list[str]]:
+) -> tuple[epath.Path, diagnosis.Finding, list[str]]:
   """Writes the report; returns its path, the verdict and the advice."""
   run = load.read_run(workdir)
-  rows = timeline.where_time_went(run)
-  conclusion, sentences = verdict.of_run(run), advice.advice(run, rows)
+  verdict, advice = diagnosis.verdict(run), diagnosis.advice(run)
   path = epath.Path(out) if out else run.workdir / "report.html"
-  write_page(path, _render(run, rows, conclusion, sentences))
+  write_page(path, _render(run, verdict, advice))
   timeline.write_trace(run, path.parent / "trace.json", timeline.origin(run))
-  return path, conclusion, sentences
+  return path, verdict, advice
 
 
 def write_page(path: epath.Path, page: str) -> None:

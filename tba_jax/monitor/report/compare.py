@@ -10,13 +10,12 @@ from etils import epath
 from tba_jax.config import differences
 from tba_jax.config import load as load_config
 from tba_jax.monitor import text
-from tba_jax.monitor.report import advice
 from tba_jax.monitor.report import build
 from tba_jax.monitor.report import curves
+from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import load
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
-from tba_jax.monitor.report import verdict
 
 SCRIPTS = ("page.js", "charts.js", "compare.js")
 # The page has 8 colours; more curves in a figure are unreadable.
@@ -106,7 +105,7 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
   for run in runs:
     column = {
         "state": tables.state(run)["words"],
-        "verdict": verdict.of_run(run).sentence,
+        "verdict": diagnosis.verdict(run).sentence,
     }
     for row in tables.compare(*tables.evaluations(run)):
       column[f"{row['name']}, before"] = row["before"]
@@ -178,7 +177,6 @@ def page_data(
 def render(runs: Sequence[load.Run]) -> str:
   """Returns the page of several runs."""
   labels = names([run.workdir for run in runs])
-  said = [advice.advice(run, timeline.where_time_went(run)) for run in runs]
   return build.render_template(
       "compare.html.j2",
       SCRIPTS,
@@ -188,7 +186,7 @@ def render(runs: Sequence[load.Run]) -> str:
       figures=figures(runs),
       settings=settings(runs),
       num_settings=max(len(list(tables.flat_config(r.config))) for r in runs),
-      advice=list(zip(labels, said, strict=True)),
+      advice=list(zip(labels, map(diagnosis.advice, runs), strict=True)),
   )
 
 

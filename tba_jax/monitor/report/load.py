@@ -25,6 +25,7 @@ MAX_REASON_CHARS = 500
 MAX_TOKENS = 256
 MAX_TOKEN_CHARS = 64
 MAX_EVENTS = 2000
+_empty = functools.partial(dataclasses.field, default_factory=dict)
 _SCHEMAS = {
     "eval.json": {"before?": {}, "after?": {}, "history?": [{"step": int}]},
     "summary.json": {"before?": {}, "after?": {}},
@@ -57,7 +58,7 @@ class Run:
 
   workdir: the directory.
   config, eval, ledger, status, summary: JSON files of these names.
-  records: metrics records, one per step, the history that survived restarts.
+  lines: metrics records as written.
   sft_records: metrics records of supervised fine-tuning.
   lanes: spans by (role, index, lane).
   span_kinds: names of the kinds of spans.
@@ -67,22 +68,27 @@ class Run:
   damaged: the JSON files that cannot be read, and why; they are left out.
   """
 
-  workdir: epath.Path
-  config: dict[str, Any]
-  eval: dict[str, Any]
-  ledger: dict[str, Any]
-  status: dict[str, Any]
-  summary: dict[str, Any]
-  records: list[dict[str, Any]]
-  sft_records: list[dict[str, Any]]
-  lanes: dict[tuple[str, int, str], Lane]
-  span_kinds: list[str]
-  events: list[dict[str, Any]]
-  num_events: int
-  samples: list[dict[str, Any]]
-  num_samples: int
-  skipped: dict[str, int]
-  damaged: list[str]
+  workdir: epath.Path | None = None
+  config: dict[str, Any] = _empty()
+  eval: dict[str, Any] = _empty()
+  ledger: dict[str, Any] = _empty()
+  status: dict[str, Any] = _empty()
+  summary: dict[str, Any] = _empty()
+  lines: Sequence[Mapping[str, Any]] = ()
+  sft_records: Sequence[Mapping[str, Any]] = ()
+  lanes: dict[tuple[str, int, str], Lane] = _empty()
+  span_kinds: Sequence[str] = ()
+  events: Sequence[Mapping[str, Any]] = ()
+  num_events: int = 0
+  samples: Sequence[Mapping[str, Any]] = ()
+  num_samples: int = 0
+  skipped: dict[str, int] = _empty()
+  damaged: Sequence[str] = ()
+
+  @functools.cached_property
+  def records(self) -> list[dict[str, Any]]:
+    """One record per step, the history that survived restarts."""
+    return metrics.last_per_step(self.lines)
 
   def setting(self, *keys: str) -> Any:
     """Returns a setting of the run's config, None if missing."""
@@ -203,7 +209,7 @@ def read_run(workdir: epath.PathLike) -> Run:
       ledger=reader.object("ledger.json"),
       status=reader.object("status.json"),
       summary=reader.object("summary.json"),
-      records=metrics.last_per_step(reader.lines("metrics.jsonl")),
+      lines=list(reader.lines("metrics.jsonl")),
       sft_records=metrics.last_per_step(reader.lines("sft/metrics.jsonl")),
       lanes=lanes,
       span_kinds=span_kinds,

@@ -57,7 +57,7 @@ def state(run: load.Run, now: float | None = None) -> dict[str, str]:
   return {"name": "stopped", "words": words}
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
   return value if isinstance(value, Mapping) else {}
 
 
@@ -128,7 +128,7 @@ def outcome(run: load.Run) -> dict[str, Any]:
   )
   for name in ("overlap_of_ideal", "reward_failures", "searchers_busy_share"):
     figures[name] = run.status.get(name)
-  figures["trainer_busy_share"] = _mapping(run.status.get("trainer")).get(
+  figures["trainer_busy_share"] = mapping(run.status.get("trainer")).get(
       "busy_share"
   )
   figures["ledger_closed"] = run.ledger.get("closed")
@@ -142,7 +142,7 @@ def outcome(run: load.Run) -> dict[str, Any]:
 def sum_text(counts: Any) -> str:
   """Returns a sum and its parts by name, such as "4 (3 exit, 1 nan)"."""
   amounts = {
-      name: n for name, n in _mapping(counts).items() if text.is_number(n) and n
+      name: n for name, n in mapping(counts).items() if text.is_number(n) and n
   }
   parts = ", ".join(
       f"{n:,.0f} {text.printable(name, 20, one_line=True)}"
@@ -154,8 +154,8 @@ def sum_text(counts: Any) -> str:
 
 def lost_completions(ledger: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a ledger's lost completions by cause."""
-  causes = _mapping(ledger.get("lost"))
-  return {k: _mapping(v).get("completions") for k, v in causes.items()}
+  causes = mapping(ledger.get("lost"))
+  return {k: mapping(v).get("completions") for k, v in causes.items()}
 
 
 def _ledger_text(summary: Mapping[str, Any]) -> str:
@@ -164,7 +164,7 @@ def _ledger_text(summary: Mapping[str, Any]) -> str:
   if closed is None:
     return "–"
   words = ["closed" if closed else "OPEN"]
-  counts = _mapping(summary.get("lost")).items()
+  counts = mapping(summary.get("lost")).items()
   lost = {_CAUSES.get(cause, cause): n for cause, n in counts}
   if (text_ := sum_text(lost)) != "0":
     number, _, causes = text_.partition(" ")
@@ -238,8 +238,8 @@ def ledger(run: load.Run) -> dict[str, Any]:
     `rows` of the right-hand side as name and counts; counts of `generated`,
     `accounted` and `difference`; `units`; `final`.
   """
-  source = _mapping(run.ledger or run.status.get("ledger"))
-  generated = _mapping(source.get("generated"))
+  source = mapping(run.ledger or run.status.get("ledger"))
+  generated = mapping(source.get("generated"))
   units = [unit for unit in UNITS if text.is_number(generated.get(unit))]
   if not units:
     return {}
@@ -252,10 +252,10 @@ def ledger(run: load.Run) -> dict[str, Any]:
       if term in source
   }
   for term in ("rejected", "lost"):
-    for reason, counts in _mapping(source.get(term)).items():
+    for reason, counts in mapping(source.get(term)).items():
       terms[f"{term}: {reason}"] = counts
   amount = lambda counts, unit: (
-      n if text.is_number(n := _mapping(counts).get(unit)) else 0
+      n if text.is_number(n := mapping(counts).get(unit)) else 0
   )
   shown = lambda counts: [text.number(n, "count") for n in counts]
   rows = [

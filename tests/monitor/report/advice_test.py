@@ -4,53 +4,25 @@
 
 from absl.testing import absltest
 
-from tba_jax.monitor.report import advice
+from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import load
-
-
-def _row(role, index, seconds, elapsed=10.0, lane=""):
-  return {
-      "role": role,
-      "index": index,
-      "lane": lane,
-      "elapsed_s": elapsed,
-      "seconds": seconds,
-  }
-
-
-_KINDS = "step evaluate publish decode wait_work reference reward".split()
+from tests.support import synthetic_runs
 
 
 def _run(
     *records,
     busy=(None, None),
     config=None,
-    kinds=(),
-    lanes=None,
-    events=(),
-    ledger=None,
     evaluations=None,
+    **parts,
 ):
   return load.Run(
-      workdir=None,
       config={"config": config or {}},
       eval=evaluations or {},
-      ledger=ledger or {},
-      status={
-          "trainer": {"busy_share": busy[0]},
-          "searchers_busy_share": busy[1],
-      },
-      summary={},
-      records=[{"step": i, **r} for i, r in enumerate(records)],
-      sft_records=[],
-      lanes=lanes or {},
-      span_kinds=list(kinds),
-      events=list(events),
-      num_events=0,
-      samples=[],
-      num_samples=0,
-      skipped={},
-      damaged=[],
+      status=synthetic_runs.roles(*busy),
+      lines=[{"step": i, **r} for i, r in enumerate(records)],
+      span_kinds=synthetic_runs.KINDS,
+      **parts,
   )
 
 
@@ -58,7 +30,7 @@ class AdviceTest(absltest.TestCase):
 
   def bottleneck(self, trainer, searchers, **run):
     """Returns the first advice for roles that are busy for these shares."""
-    return advice.advice(_run(busy=(trainer, searchers), **run), [])[0]
+    return diagnosis.advice(_run(busy=(trainer, searchers), **run))[0]
 
   def test_sampling_is_the_bottleneck(self):
     line = self.bottleneck(0.4, 1.0)
@@ -107,30 +79,8 @@ class AdviceTest(absltest.TestCase):
 
   def test_both_are_busy(self):
     """On two cores of 86 ms a step, whatever the main loops wait for."""
-    lanes = {}
-    for role, lane, works in (
-        ("trainer", "", (("step", 63),)),
-        ("trainer", "evaluate", (("evaluate", 13),)),
-        ("trainer", "publish", (("publish", 7),)),
-        ("searcher", "", (("decode", 45), ("wait_work", 30))),
-        ("searcher", "judge", (("reference", 24), ("reward", 12))),
-    ):
-      spans = load.Lane(role, 0, lane)
-      for step in range(11):
-        start = 0.086 * step
-        for kind, ms in works:
-          spans.kinds.append(_KINDS.index(kind))
-          spans.t0.append(start)
-          start += ms / 1000
-          spans.t1.append(start)
-      lanes[role, 0, lane] = spans
-    run = _run(
-        *([{"time/step_s": 0.06}] * 11),
-        busy=(0.97, 0.94),
-        lanes=lanes,
-        kinds=_KINDS,
-    )
-    (line,) = advice.advice(run, [])
+    run = load.Run(**synthetic_runs.RUNS["both busy, with work"])
+    (line,) = diagnosis.advice(run)
     self.assertEqual(
         line,
         "The trainer waited 3% of its time, the searchers 6% of theirs: both"
@@ -142,19 +92,19 @@ class AdviceTest(absltest.TestCase):
     )
 
   def test_nothing_is_said_of_unknown_shares(self):
-    self.assertEqual(advice.advice(_run(busy=(0.5, None)), []), [])
+    self.assertEmpty(diagnosis.advice(_run(busy=(0.5, None))))
 
   def test_equal_groups_and_age(self):
     equal, age = "train/equal_reward_groups", "replay/staleness_steps"
     run = _run({equal: 0.5, age: 1.0}, {equal: 0.9, age: 2.0}, {equal: None})
-    lines = advice.advice(run, [])
+    lines = diagnosis.advice(run)
     self.assertIn("1.5 steps old", lines[0])
     self.assertStartsWith(lines[1], "70% of the groups")
     self.assertIn("search.samples_per_prompt", lines[1])
-    (few,) = advice.advice(_run({equal: 0.2}), [])
+    (few,) = diagnosis.advice(_run({equal: 0.2}))
     # A value model judges a completion alone.
     alone = _run({equal: 1.0}, config={"loss": {"name": "ppo"}})
-    self.assertEqual(advice.advice(alone, []), [])
+    self.assertEmpty(diagnosis.advice(alone))
     self.assertNotIn("search.samples_per_prompt", few)
 
   def test_rewards_that_are_not_learned_from(self):
@@ -163,43 +113,38 @@ class AdviceTest(absltest.TestCase):
     for weight, count in ((1.0, 2), (0.0, 0)):
       config = {"loss": {"reward_weight": weight}}
       run = _run(metrics, metrics, config=config)
-      self.assertLen(advice.advice(run, []), count)
+      self.assertLen(diagnosis.advice(run), count)
 
   def test_groups_that_were_left_out(self):
     equal, skipped = "train/equal_reward_groups", "replay/skipped_groups"
-    (kept,) = advice.advice(_run({equal: 0.2, skipped: 0}), [])
+    (kept,) = diagnosis.advice(_run({equal: 0.2, skipped: 0}))
     self.assertStartsWith(kept, "20% of the groups")
     run = _run({equal: 0.0, skipped: 3}, {equal: 0.0, skipped: 1200})
-    (line,) = advice.advice(run, [])
+    (line,) = diagnosis.advice(run)
     self.assertStartsWith(line, "1,200 groups of equal rewards were left out")
 
   def test_lead_is_too_small(self):
-    rows = [
-        _row("trainer", 0, {"step": 4.0, "wait_fresh": 6.0}),
-        _row("searcher", 0, {"decode": 6.0, "wait_work": 4.0}),
-    ]
-    lane = load.Lane("searcher", 0, "", kinds=[1, 0, 1, 0])
+    lanes = synthetic_runs.lanes(
+        ("trainer", "", {"step": 2.0, "wait_work": 3.0}),
+        ("searcher", "", {"decode": 3.0, "wait_work": 2.0}),
+        num_rounds=2,
+        round_s=5.0,
+    )
     run = _run(
         *(8 * [{}]),
         busy=(0.4, 0.6),
         config={"search": {"lead_steps": 1}},
-        kinds=["decode", "wait_work"],
-        lanes={("searcher", 0, ""): lane},
+        lanes=lanes,
     )
     # A round takes 3 s, a step 0.5 s.
-    line = advice.advice(run, rows)[1]
+    line = diagnosis.advice(run)[1]
     self.assertIn("search.lead_steps=6", line)
     run.config["config"]["search"]["lead_steps"] = 6
-    self.assertLen(advice.advice(run, rows), 1)
+    self.assertLen(diagnosis.advice(run), 1)
 
   def test_names_the_store_where_it_limits(self):
-    rows = [
-        _row("trainer", 0, {"step": 9.5}),
-        _row("trainer", 0, {"publish": 9.5}, lane="publish"),
-        _row("searcher", 0, {"decode": 8.0, "wait_credit": 2.0}),
-    ]
-    run = _run(events=[{"kind": "store_lost"}, {"kind": "guard"}])
-    text = "\n".join(advice.advice(run, rows))
+    run = load.Run(**synthetic_runs.RUNS["store limits"])
+    text = "\n".join(diagnosis.advice(run))
     self.assertIn("waited 20% of their time for room in the queue", text)
     self.assertIn("being published 95% of the time", text)
     self.assertIn("The store was lost once", text)
@@ -208,41 +153,41 @@ class AdviceTest(absltest.TestCase):
     young, old = "replay/reward_young", "replay/reward_old"
 
     def said(*pairs):
-      (line,) = advice.advice(_run(*({young: a, old: b} for a, b in pairs)), [])
+      (line,) = diagnosis.advice(_run(*({young: a, old: b} for a, b in pairs)))
       return line
 
     self.assertIn("staleness costs reward", said((0.5, 0.3), (0.6, 0.41)))
     self.assertIn("0.55, older ones 0.355", said((0.5, 0.3), (0.6, 0.41)))
     self.assertIn("did not hurt", said((0.3, 0.5), (0.4, 0.61)))
     self.assertIn("no clear difference", said((0.5, 0.3), (0.3, 0.45)))
-    self.assertEqual(advice.advice(_run({young: 0.5, old: 0.3}), []), [])
+    self.assertEmpty(diagnosis.advice(_run({young: 0.5, old: 0.3})))
 
   def test_tells_the_effective_sample_size(self):
     names = "replay/staleness_steps", "train/effective_sample_share"
     clip = "train/ratio_clip_share"
-    low = advice.advice(_run({names[0]: 2.0, names[1]: 0.5, clip: 0.25}), [])
+    low = diagnosis.advice(_run({names[0]: 2.0, names[1]: 0.5, clip: 0.25}))
     self.assertIn("50% of their completions", low[1])
     self.assertIn("25.0% of the ratios corrected: staleness hurt", low[1])
-    high = advice.advice(_run({names[0]: 2.0, names[1]: 0.99}), [])
+    high = diagnosis.advice(_run({names[0]: 2.0, names[1]: 0.99}))
     self.assertIn("staleness hardly mattered", high[1])
     # Nothing is said of data that is not stale, or whose ratios nothing reads.
-    self.assertLen(advice.advice(_run({names[0]: 0.0, names[1]: 1.0}), []), 1)
+    self.assertLen(diagnosis.advice(_run({names[0]: 0.0, names[1]: 1.0})), 1)
     taught = _run(
         {names[0]: 2.0, names[1]: 0.5}, config={"loss": {"name": "gkd"}}
     )
-    self.assertLen(advice.advice(taught, []), 1)
+    self.assertLen(diagnosis.advice(taught), 1)
 
   def test_a_log_alone_may_need_a_lower_baseline(self):
     def said(name="tb", share=1.0, shift=0.0):
       loss = {"name": name, "baseline_shift": shift}
       logged = {"path": "a.jsonl", "share": share}
       run = _run(config={"loss": loss, "logged": logged})
-      return advice.advice(run, [])
+      return diagnosis.advice(run)
 
     (line,) = said()
     self.assertIn("loss.baseline_shift=-0.1", line)
     for others in ({"name": "oapl"}, {"share": 0.5}, {"shift": -0.05}):
-      self.assertEqual(said(**others), [])
+      self.assertEmpty(said(**others))
 
   def test_counts_copies_and_unused_completions(self):
     count = lambda n: {"completions": n}
@@ -252,25 +197,25 @@ class AdviceTest(absltest.TestCase):
         "in_buffer_untrained": count(150),
     }
     run = _run({"replay/unique_share": 0.7}, ledger=ledger)
-    copies, unused = advice.advice(run, [])
+    copies, unused = diagnosis.advice(run)
     self.assertStartsWith(copies, "30% of a batch")
     self.assertIn("Of 1,000 completions, 250 (25%)", unused)
     logged = {"logged": {"path": "a.jsonl", "share": 0.5}}
-    (line,) = advice.advice(
-        _run({"replay/unique_share": 0.7}, config=logged), []
+    (line,) = diagnosis.advice(
+        _run({"replay/unique_share": 0.7}, config=logged)
     )
     self.assertIn("log more of each prompt", line)
     few = _run({"replay/unique_share": 0.95})
-    self.assertEqual(advice.advice(few, []), [])
+    self.assertEmpty(diagnosis.advice(few))
 
   def test_no_throughput_advice_if_nothing_was_learned(self):
     same = {"pass_at_1": 0.0, "pass_at_1_stderr": 0.0}
     run = _run(busy=(0.4, 1.0), evaluations=dict(before=same, after=same))
-    (line,) = advice.advice(run, [])
+    (line,) = diagnosis.advice(run)
     self.assertNotIn("bottleneck", line)
 
   def test_says_nothing_of_an_empty_run(self):
-    self.assertEqual(advice.advice(_run(), []), [])
+    self.assertEmpty(diagnosis.advice(_run()))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ class BuildTest(absltest.TestCase):
   def test_concludes_with_verdict_and_advice(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
     path, verdict, sentences = build.conclude(self.workdir)
-    self.assertEqual(verdict.kind, "learned")
+    self.assertEqual(verdict.name, "learned")
     self.assertRegex(sentences[0], r"The trainer waited \d+% of its time")
     body = path.read_text().partition("<body>")[2]
     self.assertIn(verdict.sentence, body.partition("<nav")[0])

@@ -20,7 +20,9 @@ import optax
 from tba_jax import types
 from tba_jax.losses import metrics as metrics_lib
 from tba_jax.losses import objective
-from tba_jax.monitor import collapse
+from tba_jax.monitor.report import diagnosis
+from tba_jax.monitor.report import evidence
+from tba_jax.monitor.report import load
 from tests.monitor.report import findings_test
 from tests.support import table_policy
 
@@ -29,6 +31,10 @@ EOS, RIGHT, WRONG = 1, 2, 5
 # Steps after which something goes wrong.
 LATE = 50
 PROMPTS = jnp.asarray([[0, 0, b + 1] for b in range(B)], jnp.int32)
+
+
+def find(lines):
+  return diagnosis.collapse(load.Run(lines=lines))
 
 
 def share(tokens, mask, token=RIGHT):
@@ -215,7 +221,7 @@ class CollapseTest(parameterized.TestCase):
   @parameterized.parameters(*COLLAPSED)
   def test_names_the_cause(self, cause):
     records = train(**COLLAPSED[cause])
-    found = collapse.find(records)
+    found = find(records)
     self.assertEqual(found.cause, cause, found.sentence)
     self.assertIsNone(found.until)
     self.assertStartsWith(
@@ -226,7 +232,7 @@ class CollapseTest(parameterized.TestCase):
     frozen = findings_test.FINDINGS[f"trained, {cause}"]["collapse"]
     self.assertEqual(words(found.line), words(frozen))
     # Before it went wrong, the same run is healthy.
-    self.assertIsNone(collapse.find(records[: found.step]))
+    self.assertIsNone(find(records[: found.step]))
 
   @parameterized.parameters(*HEALTHY)
   def test_is_silent_about_healthy_runs(self, name):
@@ -237,7 +243,7 @@ class CollapseTest(parameterized.TestCase):
     )
     self.assertGreater(last, first + 0.2)
     for end in range(20, len(records) + 1, 20):
-      self.assertIsNone(collapse.find(records[:end]))
+      self.assertIsNone(find(records[:end]))
 
 
 def steps(count, **values):
@@ -268,20 +274,20 @@ class FindTest(absltest.TestCase):
         steps(50, **{"train/entropy": None, "replay/stop_rate": math.nan}),
         steps(50, **{"replay/staleness_histogram": {"0": None}}),
     ):
-      self.assertIsNone(collapse.find(records))
+      self.assertIsNone(find(records))
 
   def test_says_until_when(self):
     dip = lambda low: lambda i: low if 40 <= i < 70 else 1.0 + i / 1000
     records = steps(
         100, **{"train/reward_mean": dip(0.1), "train/entropy": dip(0.01)}
     )
-    found = collapse.find(records)
+    found = find(records)
     self.assertEqual(
         found.line,
         "entropy since step 40 until step 70: it went from 1.00 to 0.01 nats a"
         " token, the reward fell from 1.03 to 0.10",
     )
-    self.assertIsNone(collapse.find(records[:50]), "one block is no collapse")
+    self.assertIsNone(find(records[:50]), "one block is no collapse")
 
   def test_lists_what_followed_in_order(self):
     low = lambda start: lambda i: 0.01 if i >= start else 1.0
@@ -293,7 +299,7 @@ class FindTest(absltest.TestCase):
             "train/ratio_clip_share": lambda i: 0.6 if i >= 40 else 0.0,
         },
     )
-    found = collapse.find(records)
+    found = find(records)
     self.assertEqual((found.cause, found.step), ("clipped share", 40))
     self.assertEqual(found.followers, (("entropy", 60),))
     self.assertIn("; after it entropy (step 60). To do: ", found.sentence)
@@ -306,7 +312,7 @@ class FindTest(absltest.TestCase):
             "train/entropy": lambda i: 3.0 if i >= 30 else 0.5,
         },
     )
-    self.assertEqual(collapse.find(records).cause, "entropy")
+    self.assertEqual(find(records).cause, "entropy")
 
   def test_a_held_out_rise_outweighs_harder_batches(self):
     rises = lambda i: i / 100
@@ -317,40 +323,38 @@ class FindTest(absltest.TestCase):
             "train/entropy": lambda i: 0.01 if i >= 30 else 1.0,
         },
     )
-    self.assertIsNotNone(collapse.find(records))
+    self.assertIsNotNone(find(records))
     for record in records[::10]:
       record["eval/mean_reward"] = rises(record["step"])
       record["eval/mean_reward_stderr"] = 0.01
-    self.assertIsNone(collapse.find(records))
+    self.assertIsNone(find(records))
 
   def test_batches_without_equal_rewards_tell_nothing(self):
     low = lambda i: 0.01 if i >= 30 else 1.0
     values = {"train/entropy": low, "replay/skipped_groups": lambda i: 4 * i}
     records = steps(100, **values)
-    self.assertIsNone(collapse.find(records))
+    self.assertIsNone(find(records))
     for record in records[::10]:
       record["eval/mean_reward"] = 0.5 if record["step"] < 40 else 0.1
       record["eval/mean_reward_stderr"] = 0.02
-    self.assertEqual(collapse.find(records).cause, "entropy")
+    self.assertEqual(find(records).cause, "entropy")
 
   def test_reads_what_is_kept(self):
     records = train(**COLLAPSED["KL"])
     more = [
         r | {"time/step_s": 1.0, "eval/kind/pass_at_1": 0.5} for r in records
     ]
-    kept = [collapse.kept(r) for r in more]
+    kept = [evidence.kept(r) for r in more]
     self.assertNotIn("time/step_s", kept[0])
     self.assertNotIn("eval/kind/pass_at_1", kept[0])
-    self.assertEqual(collapse.find(kept), collapse.find(records))
+    self.assertEqual(find(kept), find(records))
 
   def test_a_restart_counts_its_own_steps(self):
     before = steps(100, **{"train/entropy": lambda i: 1.0 if i < 50 else 0.01})
-    self.assertIsNotNone(collapse.find(before))
+    self.assertIsNotNone(find(before))
     redone = steps(100, **{"train/entropy": 1.0})[50:]
     before = [r | {"epoch": 1} for r in before]
-    self.assertIsNone(
-        collapse.find(before + [r | {"epoch": 2} for r in redone])
-    )
+    self.assertIsNone(find(before + [r | {"epoch": 2} for r in redone]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,12 @@
 
 from absl.testing import absltest
 
-from tba_jax.monitor import incidents
+from tba_jax.monitor.report import diagnosis
+from tba_jax.monitor.report import load
+
+
+def incidents(events, lines=()):
+  return diagnosis.incidents(load.Run(events=events, lines=lines))
 
 
 def event(time, kind, message="", role="", index=0):
@@ -32,14 +37,14 @@ class SentencesTest(absltest.TestCase):
         event(2.0, "searcher_gone", "s000 (finished)", "trainer"),
         event(3.0, "limit", "step 3", "trainer"),
     ]
-    self.assertEmpty(incidents.sentences(events, steps(1, 2, 3, 4)))
+    self.assertEmpty(incidents(events, steps(1, 2, 3, 4)))
 
   def test_is_silent_about_stops_and_evaluations(self):
     records = steps(*range(20), 100, *range(101, 110), 200)
     events = [event(60.0, "interrupted", "by SIGINT", "trainer")]
     evaluation = {"step": 29, "time": 150.0, "eval/pass_at_1": 0.5}
-    self.assertEmpty(incidents.sentences(events, [*records, evaluation]))
-    self.assertLen(incidents.sentences([], records), 2)
+    self.assertEmpty(incidents(events, [*records, evaluation]))
+    self.assertLen(incidents([], records), 2)
 
   def test_counts_deaths_by_process_and_cause(self):
     events = [
@@ -49,7 +54,7 @@ class SentencesTest(absltest.TestCase):
         event(4, "died", "searcher-0: SIGKILL", "searcher", 0),
         event(5, "died", "searcher-1: status 1", "searcher", 1),
     ]
-    found = incidents.sentences(events)
+    found = incidents(events)
     self.assertLen(found, 3)
     self.assertRegex(found[0], r"^searcher-1 died twice \(SIGKILL, last at .*")
     self.assertRegex(found[1], "^searcher-0 died once")
@@ -61,13 +66,13 @@ class SentencesTest(absltest.TestCase):
         event(2, "died", "store-0: SIGKILL", "store"),
         event(3, "died", "store-0: SIGKILL", "store"),
     ]
-    hung, died = incidents.sentences(events)
+    hung, died = incidents(events)
     self.assertRegex(hung, r"^store-0 hung once \(no sign of life for 15 s, ")
     self.assertRegex(died, r"^store-0 died once \(SIGKILL, ")
 
   def test_says_what_to_do(self):
     events = [event(1, "journal_full", "no data is accepted", "trainer")] * 3
-    (found,) = incidents.sentences(events)
+    (found,) = incidents(events)
     self.assertRegex(found, "^trainer-0: the journal had no room.*, 3 times")
     self.assertEndsWith(found, "To do: free the disk.")
 
@@ -76,7 +81,7 @@ class SentencesTest(absltest.TestCase):
         event(4.5, "died", "trainer-0: SIGKILL", "trainer"),
         event(60.0, "died", "searcher-0: SIGKILL", "searcher"),
     ]
-    found = incidents.sentences(events, steps(1, 2, 3, 4, 38, 39, 50, 51))
+    found = incidents(events, steps(1, 2, 3, 4, 38, 39, 50, 51))
     self.assertEqual(
         found[-2:],
         [
@@ -90,7 +95,7 @@ class SentencesTest(absltest.TestCase):
   def test_a_new_start_is_no_set_clock(self):
     records = [r | {"epoch": 1 + (r["step"] > 2)} for r in steps(1, 2, 3, 99)]
     self.assertEqual(
-        incidents.sentences([], records),
+        incidents([], records),
         [
             "Training paused for 1:36 min between steps 2 and 3: the trainer"
             " was started again."
@@ -104,7 +109,7 @@ class SentencesTest(absltest.TestCase):
         for i, record in enumerate(steps(*range(60)))
         for reward, entropy in [(0.5, 1.0) if i < 30 else (0.1, 0.02)]
     ]
-    found = incidents.sentences(events, records)
+    found = incidents(events, records)
     self.assertLen(found, 2)
     self.assertEqual(
         found[0],
@@ -116,7 +121,7 @@ class SentencesTest(absltest.TestCase):
   def test_takes_damaged_records(self):
     events = [{"kind": 3}, {"kind": "guard"}, {"kind": "died", "time": "x"}]
     records = [{"train/loss": 1}, {"step": "a", "time": None, "train/loss": 1}]
-    self.assertLen(incidents.sentences(events, records), 2)
+    self.assertLen(incidents(events, records), 2)
 
 
 if __name__ == "__main__":
