@@ -41,8 +41,8 @@ def outcomes(run: load.Run) -> Rows:
       training.by - held_out.by > math.hypot(training.margin, held_out.margin)
   )
   remarks = (
-      ": there is hardly anything left to learn" * held_out.after.is_full,
-      f"; that of greedy completions fell from {greedy.before} to"
+      ": little is left to learn" * held_out.after.is_full,
+      f"; with greedy decoding it fell from {greedy.before} to"
       f" {greedy.after}: samples became less random, not better" * greedy.fell,
       f"; pass@1 did not rise: {right.before} before, {right.after} after"
       * (
@@ -64,9 +64,9 @@ def outcomes(run: load.Run) -> Rows:
       "overfitted": (
           training.rose and (held_out.fell or is_behind),
           f"Overfitted: {trained}, but {words}.",
-          "It learned its training prompts alone: check that held-out prompts"
-          " are of the same kind, with words that the tokenizer knows. More"
-          " prompts, fewer steps or a larger loss.beta help.",
+          "It fits its training prompts alone: check that held-out prompts are"
+          " of the same kind, and covered by the tokenizer. More prompts, fewer"
+          " steps or a larger loss.beta help.",
       ),
       "worse": (
           held_out.fell,
@@ -80,7 +80,7 @@ def outcomes(run: load.Run) -> Rows:
       ),
       "nothing": (
           True,
-          f"Learned nothing that can be measured: {words}"
+          f"No measurable improvement: {words}"
           + ", and the training reward did not rise" * training.is_known
           + ".",
           "To learn, it may need more steps, a higher optimizer.learning_rate,"
@@ -105,9 +105,9 @@ def unjudged(run: load.Run) -> Rows:
   return {
       "unjudged": (
           any(share.rose for share in shares.values()),
-          f"More and more could not be judged: {words}. Of the others:",
-          "The policy may be learning to break its judge: see the events"
-          " reward_failed, and make the reward's code judge such completions.",
+          f"A growing share could not be judged: {words}. Among the rest:",
+          "The policy may be learning to break its judge: see the reward_failed"
+          " events, and make the reward handle such completions.",
       ),
       "some unjudged": (bool(words), f"Not judged: {words}."),
   }
@@ -173,8 +173,8 @@ def bottlenecks(run: load.Run) -> Rows:
           trainer > searcher,
           f"{waits} sampling is the bottleneck.",
           _join(
-              f"At this speed, {balance} searchers instead of {count}, on cores"
-              " of their own, would balance the roles (search.num_searchers)."
+              f"At this speed, {balance} searchers instead of {count}, on their"
+              " own cores, would balance the roles (search.num_searchers)."
               * (balance > count),
               f"Or {fewer:.0f} fresh prompts a step instead of {fresh:.0f},"
               " each used more often (search.prompts_per_step)."
@@ -186,6 +186,10 @@ def bottlenecks(run: load.Run) -> Rows:
           ),
       ),
   }
+
+
+def times(count: int) -> str:
+  return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _join(*sentences: str) -> str:
@@ -200,14 +204,14 @@ def _work(work_s: Mapping[str, Mapping[str, float]], *roles: str) -> str:
     least = _MUCH / 2 * sum(s for _, s in work)
     shown = [f"{kind} {text.duration(s)}" for kind, s in work if s >= least]
     parts += [f"{role} {', '.join(shown)}"] if work else []
-  return f"Work of a step: {'; '.join(parts)}." if parts else ""
+  return f"Work per step: {'; '.join(parts)}." if parts else ""
 
 
 def _savings(work_s: Mapping[str, float]) -> str:
   """Returns what the trainer could do less of."""
   total = sum(work_s.values())
   could = [
-      f"{words} for up to {work_s[kind] / total:.0%} of its time"
+      f"{words} to save up to {work_s[kind] / total:.0%} of its time"
       for kind, words in _SAVINGS.items()
       if work_s.get(kind, 0.0) > _MUCH * total
   ]
@@ -241,8 +245,7 @@ def waits(run: load.Run) -> Rows:
       ),
       "store lost": (
           lost > 0,
-          f"The store was lost {'once' if lost == 1 else f'{lost} times'}; the"
-          " run continued.",
+          f"The store was lost {times(lost)}; the run continued.",
       ),
   }
 
@@ -332,7 +335,8 @@ def data(run: load.Run) -> Rows:
       ),
       "old data is better": (
           counts_rewards and ages.fell,
-          f"{young_and_old} replay prefers good ones, staleness did not hurt.",
+          f"{young_and_old} replay prefers good completions; staleness did not"
+          " hurt.",
       ),
       "old data is alike": (
           counts_rewards and abs(ages.by) <= ages.margin,
@@ -358,7 +362,7 @@ def data(run: load.Run) -> Rows:
       ),
       "copies": (
           copies > 0.1,
-          f"{copies:.0%} of a batch was copies: prompts had fewer distinct"
+          f"{copies:.0%} of a batch were duplicates: prompts had fewer distinct"
           " completions than a group draws",
           "(log more of each prompt, lower logged.share, or lower"
           " train.completions_per_prompt)."
@@ -402,7 +406,7 @@ def causes(m: evidence.Moment) -> Rows:
       # efficient RL framework secretly brings you off-policy RL training".
       "log-prob gap": (
           gap[1] > 0.1 and m.fell,
-          what("trainer and sampler differ; it", gap, nats),
+          what("the gap between trainer and sampler", gap, nats),
           "compare both in float32; see masks, temperature and dtypes",
       ),
       # What importance weights leave of a batch: 5 % or two completions, and a

@@ -19,7 +19,7 @@ _PAUSE_TIMES, _PAUSE_S, _MAX_PAUSES = 10, 5.0, 5
 _MAX_MESSAGE = 160
 # Kind of event | what it says | what the user may do.
 _EVENTS = """
-carrier_full | published params had no room | free some
+carrier_full | no room for published params | free some space
 checkpoint_damaged | a damaged checkpoint was set aside
 checkpoint_failed | a checkpoint could not be written \
  | free the disk: until the next one more would be trained again
@@ -31,29 +31,29 @@ gap | blocks of a searcher were lost
 guard | a guard fired | see docs/troubleshooting.md
 journal_damaged | the journal was damaged \
  | the ledger counts what it had; check the disk
-journal_full | the journal had no room: no data came in | free the disk
+journal_full | the journal was full: no data was accepted | free the disk
 journal_lost | acknowledged completions were missing in the journal \
  | the ledger counts them as lost; check the disk
 journal_missing | the log of acknowledgements was missing
 journal_refused | the journal had records of another secret \
  | restore spool/secret from a copy
-journal_torn | the end of the journal was cut off by a crash
+journal_torn | a crash cut off the end of the journal
 journal_unclean | a failed write to the journal was cut off
 not_written | a file could not be written: it lacks entries from then on \
  | free the disk
 refused_block | a block was refused | update that searcher
-refused_message | messages of another run or version, or forged, were refused \
- | see who reaches the store's port
-refused_version | params that were published were refused
+refused_message | messages were refused: forged, or of another run or version \
+ | check who can reach the store's port
+refused_version | published params were refused
 rejected | completions were rejected | ledger.json has the reasons
 sampler_lost | a vLLM server did not answer | see its log
 searcher_gone | a searcher was written off
 searcher_lost | completions were lost with their searcher
-step_skipped | a step was not finite and was skipped \
+step_skipped | a non-finite step was skipped \
  | lower optimizer.learning_rate if there are more
 store_lost | the store was lost and found again
-wrong_params | published params did not give the trainer's log-probs here and \
-were refused | see "which params sampled" in docs/faults.md
+wrong_params | published params did not reproduce the trainer's log-probs \
+and were refused | see "which params sampled" in docs/faults.md
 """
 _EVENTS = {
     kind: (what, *to_do)
@@ -96,7 +96,7 @@ def _error(
   message = text.printable(
       events[-1].get("message") or "", _MAX_MESSAGE, one_line=True
   )
-  times = {1: "once", 2: "twice"}.get(len(events), f"{len(events)} times")
+  times = findings.times(len(events))
   when, last = events[-1].get("time"), ""
   if text.is_number(when):
     last = time.strftime(", last at %H:%M:%S", time.localtime(when))
@@ -165,4 +165,4 @@ def _causes(
     return why
   if before.get("epoch") != after.get("epoch"):
     return "the trainer was started again"
-  return "no event tells why; the clock may have been set"
+  return "no event explains it; the clock may have been set"

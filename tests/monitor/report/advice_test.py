@@ -86,8 +86,8 @@ class AdviceTest(absltest.TestCase):
         "The trainer waited 3% of its time, the searchers 6% of theirs: both"
         " are busy. More searchers on the same cores would not make it faster;"
         " more or faster cores would. The trainer could evaluate less"
-        " (evaluate.every_steps, evaluate.num_prompts) for up to 16% of its"
-        " time. Work of a step: trainer step 63 ms, evaluate 13 ms, publish"
+        " (evaluate.every_steps, evaluate.num_prompts) to save up to 16% of its"
+        " time. Work per step: trainer step 63 ms, evaluate 13 ms, publish"
         " 7 ms; searcher decode 45 ms, reference 24 ms, reward 12 ms.",
     )
 

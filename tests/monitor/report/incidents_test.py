@@ -73,7 +73,7 @@ class SentencesTest(absltest.TestCase):
   def test_says_what_to_do(self):
     events = [event(1, "journal_full", "no data is accepted", "trainer")] * 3
     (found,) = incidents(events)
-    self.assertRegex(found, "^trainer-0: the journal had no room.*, 3 times")
+    self.assertRegex(found, "^trainer-0: the journal was full.*, 3 times")
     self.assertEndsWith(found, "To do: free the disk.")
 
   def test_names_causes_of_pauses(self):
@@ -85,8 +85,8 @@ class SentencesTest(absltest.TestCase):
     self.assertEqual(
         found[-2:],
         [
-            "Training paused for 11.0 s between steps 5 and 6: no event tells"
-            " why; the clock may have been set.",
+            "Training paused for 11.0 s between steps 5 and 6: no event"
+            " explains it; the clock may have been set.",
             "Training paused for 34.0 s between steps 3 and 4: trainer-0:"
             " SIGKILL.",
         ],
