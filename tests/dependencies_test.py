@@ -43,6 +43,7 @@ _ELSEWHERE = {
     "tests/peers/textarena_test.py": {"textarena"},
     "tests/peers/tokenizers_test.py": {"sentencepiece", "tiktoken"},
     "tests/peers/verifiers_test.py": {"verifiers-sums"},
+    "tests/support/mutants.py": {"coverage"},
 }
 # Modules that unpickle, and functions that do unless told not to.
 _PICKLES = {

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes single expressions of the package, and counts what the tests catch.
 
+    .venv/bin/python -m pip install pytest-cov
     bash tests/run.sh --cov=tba_jax --cov-context=test --cov-report=
     python -m tests.support.mutants COVERAGE SEED COUNT RESULTS
 
