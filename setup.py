@@ -79,7 +79,7 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
     "data": ["datasets>=4.4,<6"],
-    # `sweep`, `benchmarks`, `docs/make_pictures.py` and the notebooks.
+    # `sweep`, benchmarks, studies, `docs/make_pictures.py` and the notebooks.
     "plots": ["matplotlib>=3.9"],
     # Event files for TensorBoard (`log.writers`).
     "tensorboard": ["tensorboardX>=2.6"],

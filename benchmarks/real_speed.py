@@ -17,8 +17,8 @@ prefill and attention; of a gradient three for each matrix, on each prompt once
 for all of its completions, as ours computes it. Tokens are those of
 completions.
 
-The folder benchmarks/real_runs keeps the result, speed.json, and its tables,
-speed.md and speed_goals.md.
+Beside this file are the result, real_speed.json, and its tables, real_speed.md
+and real_speed_goals.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ GOALS = (
     ("gradient", "torch", 1.6),
 )
 _REPEATS = 3
-_RESULTS = pathlib.Path("benchmarks") / "real_runs"
+_RESULTS = pathlib.Path(__file__).parent
 _PEER_DEADLINE_S = 1800.0
 # Weights of a limit's products that are read in turn: bytes, and at most.
 _COLD_BYTES, _MOST_WEIGHTS = 64 << 20, 64
@@ -93,7 +93,7 @@ def run(
     operands: Sequence[str],
     work: Work = Work(),
 ) -> dict[str, Any]:
-  """Times all sides in turn; writes speed.json and its tables.
+  """Times all sides in turn; writes real_speed.json and its tables.
 
   Args:
     config: reads `init` and `loss`, `train.remat` and `sampling.temperature`.
@@ -136,9 +136,9 @@ def run(
       "machine": results.machine(),
   }
   _RESULTS.mkdir(parents=True, exist_ok=True)
-  jsonl.atomic_write_json(_RESULTS / "speed.json", result)
-  results.print_table(make_table(found), _RESULTS / "speed.md")
-  results.print_table(make_goals(found), _RESULTS / "speed_goals.md")
+  jsonl.atomic_write_json(_RESULTS / "real_speed.json", result)
+  results.print_table(make_table(found), _RESULTS / "real_speed.md")
+  results.print_table(make_goals(found), _RESULTS / "real_speed_goals.md")
   return {**result, "folder": str(_RESULTS)}
 
 

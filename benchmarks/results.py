@@ -1,9 +1,12 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of benchmarks of several runs: a file for each, and a table."""
+"""Results of several runs: the rows of one file, and what is made of them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+import fcntl
+import gzip
 import json
+import os
 import pathlib
 import platform
 import re
@@ -15,16 +18,22 @@ import numpy as np
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
+_TABLE = "runs.jsonl.gz"
+
 
 def parse(
     operands: Sequence[str], names: Collection[str]
 ) -> tuple[list[int], list[str]]:
   """Returns the seeds and names of `[SEED,… [NAME …]]`; 0 and all by default.
 
+  `table` in place of seeds stands for none: what is kept is drawn anew.
+
   Raises:
     ValueError: an operand is wrong.
   """
   seeds, *chosen = operands or ["0"]
+  if seeds == "table" and not chosen:
+    return [], list(names)
   if not all(seed.isdecimal() for seed in seeds.split(",")):
     raise ValueError(f"operand {seeds!r}: allowed seeds separated by commas")
   if unknown := sorted(set(chosen) - set(names)):
@@ -48,6 +57,44 @@ def last_items(result: Mapping[str, Any]) -> dict[str, Any]:
   return {k: v[-1] for k, v in result.items() if isinstance(v, list)}
 
 
+def read_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the results that a folder keeps, in the order of their keys."""
+  path = folder / _TABLE
+  if not path.exists():
+    return []
+  lines = gzip.decompress(path.read_bytes()).splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def keep(
+    folder: pathlib.Path,
+    result: Mapping[str, Any],
+    key: Sequence[str] = ("name", "seed"),
+) -> None:
+  """Puts a result into a folder's file, in place of one with the same key.
+
+  Processes may do so at the same time. The file's bytes depend on its rows
+  alone.
+
+  Args:
+    folder: folder of the file, which is made if it is missing.
+    result: result of one run; a non-finite number becomes null.
+    key: fields that tell runs apart, those that a result has.
+  """
+  key_of = lambda row: tuple(row.get(field, "") for field in key)
+  folder.mkdir(parents=True, exist_ok=True)
+  lock = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    kept = {key_of(row): row for row in read_rows(folder)}
+    kept[key_of(result)] = result
+    lines = (jsonl.json_line(kept[k]) for k in sorted(kept))
+    with jsonl.replacing(folder / _TABLE) as file:
+      file.write(gzip.compress("".join(lines).encode(), mtime=0))
+  finally:
+    os.close(lock)
+
+
 def measure(
     seeds: Sequence[int],
     names: Sequence[str],
@@ -60,28 +107,29 @@ def measure(
   Args:
     seeds: seeds to run; a whole seed comes before the next.
     names: names of the runs of a seed.
-    folder: folder that keeps a result per name and seed, with both.
+    folder: folder that keeps a row per name and seed, with both.
     run: (name, seed) -> result, lists with an item per evaluation.
     summarize_run: result -> what is printed of it.
   """
-  folder.mkdir(parents=True, exist_ok=True)
   for seed in seeds:
     for name in names:
-      path = folder / f"{name}-seed{seed}.json"
-      if path.exists():
+      # Other processes may have made some.
+      if is_kept(name, seed, folder):
         continue
       result = {"name": name, "seed": seed, **run(name, seed)}
-      jsonl.atomic_write_json(path, result)
-      print(f"{path.stem}: {summarize_run(result)}", file=sys.stderr)
+      keep(folder, result)
+      print(f"{name}-seed{seed}: {summarize_run(result)}", file=sys.stderr)
+
+
+def is_kept(name: str, seed: int, folder: pathlib.Path) -> bool:
+  """Returns whether the folder has a result of this name and seed."""
+  return any((r["name"], r["seed"]) == (name, seed) for r in read_rows(folder))
 
 
 def read(names: Collection[str], folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the results in the folder, in the order of the names."""
-  return [
-      json.loads(path.read_text())
-      for name in names
-      for path in sorted(folder.glob(f"{name}-seed*.json"))
-  ]
+  found = read_rows(folder)
+  return [row for name in names for row in found if row["name"] == name]
 
 
 def summarize(

@@ -23,7 +23,10 @@ _PACKAGES = {
     "orbax": "orbax-checkpoint",
     "yaml": "pyyaml",
 }
-_OWN = {"benchmarks", "colabs", "configs", "examples", "tba_jax", "tests"}
+_OWN = {
+    "benchmarks", "colabs", "configs", "examples", "studies", "tba_jax",
+    "tests",
+}  # fmt: skip
 # Imported in environments of their own.
 _ELSEWHERE = {
     "benchmarks/gpu_attention.py": {"tokamax"},
@@ -69,6 +72,7 @@ _EXTRA_OF_PLACE = {
     "examples": (),
     "launch": (),
     "benchmarks": ("plots",),
+    "studies": ("plots",),
     "colabs": ("plots", "test"),
     "docs": ("plots", "test"),
     "tests": ("ifbench", "parity", "reasoning_gym", "test"),

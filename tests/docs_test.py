@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import __main__ as benchmarks
+from studies import __main__ as studies
 from tba_jax import main
 from tba_jax import types
 from tba_jax.config import load
@@ -25,6 +27,7 @@ from tba_jax.losses import build as losses_build
 from tba_jax.losses import objective
 from tba_jax.rewards import tools
 from tba_jax.tasks import build as tasks_build
+from tests.chaos import __main__ as chaos
 from tests.support import base_config
 from tests.support import hub_cache
 
@@ -32,7 +35,8 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _COLABS = _ROOT / "colabs"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE_PATH = re.compile(
-    r"`((?:tba_jax|tests|configs|launch|docs|colabs|benchmarks)/[\w/.]+)`"
+    r"`((?:tba_jax|tests|configs|launch|docs|colabs|benchmarks|studies)"
+    r"/[\w/.]+)`"
 )
 
 # A field of a docstring, "name: meaning", whose shape and dtype may come first.
@@ -76,12 +80,18 @@ def _fields_without_noun(path: pathlib.Path) -> list[str]:
 
 
 def _sources() -> list[pathlib.Path]:
-  folders = "tba_jax", "benchmarks", "colabs", "configs", "examples", "tests"
+  folders = (
+      "tba_jax", "benchmarks", "colabs", "configs", "examples", "studies",
+      "tests",
+  )  # fmt: skip
   return [p for name in folders for p in sorted((_ROOT / name).rglob("*.py"))]
 
 
 def _pages() -> list[pathlib.Path]:
-  names = "*.md", "docs/*.md", "benchmarks/*.md", "colabs/*.ipynb"
+  names = (
+      "*.md", "docs/*.md", "benchmarks/*.md", "studies/*.md",
+      "tests/chaos/*.md", "colabs/*.ipynb",
+  )  # fmt: skip
   return [path for name in names for path in sorted(_ROOT.glob(name))]
 
 
@@ -177,6 +187,27 @@ class DocsTest(absltest.TestCase):
       self.assertEqual(named - keys, set(), page.name)
       programs = set(re.findall(r"--program=(\w+)", text)) - {"P"}
       self.assertEqual(programs - set(main.PROGRAMS), set(), page.name)
+
+  def test_measurements_that_are_named_exist(self):
+    modules = {
+        "benchmarks": benchmarks.MODULES,
+        "studies": studies.MODULES,
+        "tests.chaos": chaos.MODULES,
+    }
+    packages = "|".join(modules)
+    command = rf"python -m ({packages})((?: --config\S*)*) ([a-z_]+)"
+    found = []
+    pages = [page for page in _pages() if page.name != "CHANGELOG.md"]
+    for page in [*pages, *_sources()]:
+      # A command may go on in the next line.
+      text = re.sub(r"[\s\\]+", " ", page.read_text("utf-8"))
+      for package, _, name in re.findall(command, text):
+        self.assertIn(name, modules[package], page)
+        found.append(name)
+      for name in re.findall(rf"python -m ((?:{packages})\.\w+)", text):
+        path = _ROOT / name.replace(".", "/")
+        self.assertTrue(path.with_suffix(".py").exists(), f"{page}: {name}")
+    self.assertGreater(len(found), 50)
 
   def test_the_index_has_every_program_and_the_readme_some(self):
     programs = {}

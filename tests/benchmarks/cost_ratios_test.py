@@ -45,11 +45,6 @@ class CostRatiosTest(parameterized.TestCase):
     )
     self.assertEqual(search.prompts_per_step, n * search.prompts_per_round)
 
-  @parameterized.parameters("", "4", "0x1", "x2", "1x0", "infx1", "1x1.5")
-  def test_names_a_wrong_case(self, operand):
-    with self.assertRaisesRegex(ValueError, "RATIOxSEARCHERS"):
-      cost_ratios.run(countdown.get_config(), [operand])
-
 
 if __name__ == "__main__":
   absltest.main()

@@ -1,15 +1,79 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What results say of the machine that they were measured on."""
+"""The file that keeps results, and what they say of their machine."""
 
+import concurrent.futures
+import gzip
+import math
 import os
 import pathlib
 import platform
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from benchmarks import results
+
+
+def _keep(folder, name):
+  for seed in range(5):
+    results.keep(folder, {"name": name, "seed": seed, "values": [seed / 7]})
+
+
+class KeepTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path) / "study"
+
+  def test_bytes_depend_on_the_rows_alone(self):
+    files = []
+    for i, names in enumerate(("ab", "ba")):
+      for name in names:
+        _keep(self.folder / str(i), name)
+      (path,) = (self.folder / str(i)).iterdir()
+      files.append(path.read_bytes())
+    self.assertEqual(*files)
+    first = gzip.decompress(files[0]).splitlines()[0]
+    self.assertEqual(first, b'{"name": "a", "seed": 0, "values": [0.0]}')
+
+  def test_a_row_replaces_that_of_its_key_alone(self):
+    _keep(self.folder, "a")
+    before = results.read_rows(self.folder)
+    row = {"name": "a", "seed": 2, "values": [math.inf]}
+    results.keep(self.folder, row)
+    before[2] = row | {"values": [None], "non_finite": ["values[0]"]}
+    self.assertEqual(results.read_rows(self.folder), before)
+
+  def test_writers_lose_no_row_of_each_other(self):
+    names = "abcd"
+    # Each call opens the lock anew, as a process of its own would.
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      list(pool.map(_keep, [self.folder] * 4, names))
+    found = [(r["name"], r["seed"]) for r in results.read_rows(self.folder)]
+    self.assertEqual(found, [(n, s) for n in names for s in range(5)])
+
+  def test_a_run_with_a_result_is_not_made_again(self):
+    made = []
+
+    def train(name, seed):
+      made.append((name, seed))
+      return {"pass_at_1": [0.1, 0.2]}
+
+    results.measure([3], ["b-1"], self.folder, train)
+    results.measure([3, 4], ["a-1", "b-1"], self.folder, train)
+    self.assertEqual(made, [("b-1", 3), ("a-1", 3), ("a-1", 4), ("b-1", 4)])
+    found = results.read(["b-1", "a-1"], self.folder)
+    self.assertEqual(
+        [(r["name"], r["seed"]) for r in found],
+        [("b-1", 3), ("b-1", 4), ("a-1", 3), ("a-1", 4)],
+    )
+
+  @parameterized.parameters("x", "0,y", "0 verl", "table verl")
+  def test_names_a_wrong_operand(self, operands):
+    with self.assertRaisesRegex(ValueError, "allowed"):
+      results.parse(operands.split(), ["ours"])
 
 
 class MachineTest(absltest.TestCase):

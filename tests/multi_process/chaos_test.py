@@ -12,8 +12,8 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from benchmarks import auditor
 from tba_jax.channels import journal
+from tests.chaos import auditor
 from tests.support import harness
 
 _CONFIG = "configs/arithmetic.py:smoke"

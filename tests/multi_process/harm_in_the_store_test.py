@@ -35,7 +35,7 @@ class HarmInTheStoreTest(absltest.TestCase):
         str(run.workdir), run_directory.load_config(str(run.workdir))
     )
     path = pathlib.Path(self.folder) / f"stranger-{len(self.strangers)}"
-    argv = ("-m", "benchmarks.stranger", info.locator, rate)
+    argv = ("-m", "tests.chaos.stranger", info.locator, rate)
     argv += (info.root,) if root else ()
     with path.open("wb") as out:
       process = subprocess.Popen(

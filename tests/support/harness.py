@@ -350,12 +350,13 @@ def run_benchmark(
     config: str = CONFIG,
     overrides: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
+    package: str = "benchmarks",
     timeout_s: float = 280.0,
 ) -> dict[str, Any]:
-  """Runs `python -m benchmarks` in a folder; returns its line of results."""
+  """Runs `python -m PACKAGE NAME` in a folder; returns its line of results."""
   done = subprocess.run(
       [
-          *(sys.executable, "-m", "benchmarks", f"--config={ROOT / config}"),
+          *(sys.executable, "-m", package, f"--config={ROOT / config}"),
           *(f"--config.{k}={v}" for k, v in (overrides or {}).items()),
           name,
           *operands,

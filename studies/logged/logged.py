@@ -1,0 +1,160 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Learning from completions that another run logged, from its own, from both.
+
+    python -m studies logged [SEED,…]
+
+On countdown (the config) and on the preferences of `configs/staleness.py`, one
+run's completions and rewards become a log, without log-probs. From the policy
+that this run started from, TB then learns from the log alone, from live
+completions alone (one step old), and from both by halves, in as many steps of
+as many completions; `cloned` learns from the log whatever its rewards are. The
+folder runs/logged keeps the logs.
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from benchmarks import results
+from studies import curves
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.programs import inline
+from tba_jax.tasks import base
+from tba_jax.tools import sweep
+
+_RESULTS = pathlib.Path(__file__).parent
+_RUNS = pathlib.Path("runs") / "logged"
+_PREFERENCE = pathlib.Path(__file__).parents[2] / "configs" / "staleness.py"
+_NUM_STEPS = 160
+_LOG_SEED = 100
+# A clip reads log-probs, which the log lacks.
+_TB = ("loss.name=tb", "loss.ratio_clip=0")
+_LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
+# The log alone: the policy never sees what its own steps lead to.
+_LARGE_BETA = ("loss.beta=0.5", "loss.beta_final=0.5")
+# A remedy: what the log has is not pushed down on the whole.
+_LOW_BASELINE = "loss.baseline_shift=-0.1"
+# A shift so low that rewards hardly count: cross-entropy on the log.
+_CLONING = "loss.baseline_shift=-100"
+_SHARE = "logged.share=0.5"
+# Quantities of the last evaluation: key, title, digits.
+_ENDS = {
+    "mean_reward": ("reward", 3),
+    "kl": ("KL, nats", 1),
+    "pass_at_1": ("pass@1", 3),
+    "pass_at_k": ("pass@8", 3),
+    "distinct_correct": ("distinct right of 8", 2),
+}
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Trains; writes table.md into the folder.
+
+  Args:
+    config: config of countdown.
+    operands: seeds separated by commas, by default 0.
+
+  Returns:
+    `folder`, and of each task `runs`: name, seed and last evaluation, and
+    `log_reward`, the mean reward of its log.
+  """
+  rows = [["task", "data", "seeds", *(title for title, _ in _ENDS.values())]]
+  out: dict[str, Any] = {"folder": str(_RESULTS)}
+  for task, own in (
+      ("countdown", config),
+      ("preference", load.load_config(str(_PREFERENCE), [])),
+  ):
+    runs = _RUNS / task
+    own = make_config(own, task)
+    path = runs / "log.jsonl"
+    if not path.exists() and operands != ["table"]:
+      write_log(curves.fine_tune(own, runs), path)
+    log = f"logged.path={path.absolute()}"
+    settings = {
+        f"{task}-live": _TB,
+        f"{task}-logged": (*_TB, log),
+        f"{task}-logged_beta": (*_TB, log, *_LARGE_BETA),
+        f"{task}-logged_low": (*_TB, log, _LOW_BASELINE),
+        f"{task}-cloned": (*_TB, log, _CLONING),
+        f"{task}-both": (*_TB, log, _SHARE),
+        f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
+    }
+    found = curves.run_all(own, settings, operands, _RESULTS, runs)
+    rows += results.make_rows(settings, found, _ENDS)
+    out[task] = {
+        "log_reward": log_reward(path) if path.exists() else None,
+        "runs": results.summarize(found, _ENDS, _RESULTS)["runs"],
+    }
+  results.print_table(rows, _RESULTS / "table.md")
+  return out
+
+
+def make_config(
+    config: ml_collections.ConfigDict, task: str
+) -> ml_collections.ConfigDict:
+  """Returns the config of all runs of a task."""
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    train = config.train
+    train.num_steps = _NUM_STEPS
+    train.micro_batch_prompts = train.prompts_per_batch
+    config.optimizer.learning_rate = _LEARNING_RATES[task]
+    config.optimizer.learning_rate_final = 0.0
+    config.loss.update(name="tb", ratio_clip=0.0)
+    config.replay.update(
+        dedupe=False, recent_window_steps=1, skip_equal_rewards=False
+    )
+    config.search.update(
+        prompts_per_step=train.prompts_per_batch,
+        samples_per_prompt=train.completions_per_prompt,
+    )
+    config.evaluate.update(
+        every_steps=40, num_completions=8, greedy=False, batch_prompts=32
+    )
+    config.evaluate.final_prompts = min(config.evaluate.final_prompts, 256)
+  return config
+
+
+def write_log(config: ml_collections.ConfigDict, path: pathlib.Path) -> None:
+  """Writes all completions of a live run, in the order they were sampled."""
+  config = sweep.set_exact_lag(config, 1)
+  config.seed = _LOG_SEED
+  maker = inline.LoopMaker(config)
+  groups: list[types.Group] = []
+  try:
+    maker.make(config).watching(groups.extend).train()
+  finally:
+    maker.close()
+  policy = maker.policy
+  lines = [
+      {
+          "prompt": policy.task.prompt(base.TRAIN, group.prompt_id),
+          "completion": policy.tokenizer.decode_completion(
+              group.completion_tokens[s],
+              int(group.completion_lengths[s]),
+              bool(group.stopped[s]),
+          ),
+          "finish_reason": "stop" if group.stopped[s] else "length",
+          "reward": float(group.rewards[s]),
+      }
+      for group in groups
+      for s in range(group.num_completions)
+  ]
+  partial = path.with_suffix(".partial")
+  partial.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+  partial.replace(path)
+
+
+def log_reward(path: pathlib.Path) -> float:
+  """Returns the mean reward of a log."""
+  lines: list[Mapping[str, Any]] = [
+      json.loads(line) for line in path.read_text().splitlines()
+  ]
+  return sum(line["reward"] for line in lines) / len(lines)

@@ -1,0 +1,139 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""TB in the asynchronous program, whose trainer runs ahead of its searcher.
+
+    python -m studies run_ahead [SEED,… [every_N[_bounded] …]]
+
+The runs of `staleness` have an exact lag in one process. Here `train` starts
+store, trainer and searcher as processes, which sample and train at the same
+time; the trainer publishes its params every N steps only, so that what is
+sampled is about N / 2 steps old on average, and up to N and what is on its way.
+Task, rates, steps and batches are those of `staleness` on `preference`;
+`…_bounded` is the other one of its two best forms there, `bounded_token`.
+
+table.md has the reward, the measured staleness, and the KL of the last
+quarter's batches.
+"""
+
+from collections.abc import Sequence
+import pathlib
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from benchmarks import results
+from benchmarks import trial_run
+from studies import curves
+from studies.staleness import staleness
+from tba_jax.config import validate
+from tba_jax.monitor import metrics
+from tba_jax.system import jsonl
+from tba_jax.tools import sweep
+
+_EVERY = (1, 16, 64)
+_OBJECTIVES = {"": "tb", "_bounded": "tb_bounded_token"}
+# Objective and steps of each run.
+_RUNS = {
+    f"every_{steps}{form}": (objective, steps)
+    for form, objective in _OBJECTIVES.items()
+    for steps in _EVERY
+}
+NAMES = tuple(_RUNS)
+_KEPT = ("staleness_steps", "most_stale_steps", "kl", "distinct_correct",
+         "reward")  # fmt: skip
+_RESULTS = pathlib.Path(__file__).parent
+_START = pathlib.Path("runs") / "staleness" / "preference"
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Makes the runs that are missing; writes table.md.
+
+  Args:
+    config: not read; that of `staleness` is.
+    operands: seeds, then names; 0 and all by default.
+
+  Returns:
+    `runs`: number of results; `folder`.
+
+  Raises:
+    ValueError: an operand is wrong, or the learning rate is not chosen yet.
+    RuntimeError: a run failed.
+  """
+  del config
+  seeds, names = results.parse(operands, NAMES)
+  rates = staleness.chosen_rates(staleness.read(), "preference")
+  if not set(_OBJECTIVES.values()) <= set(rates):
+    raise ValueError("run `staleness select preference` first")
+
+  def train(name: str, seed: int) -> dict[str, Any]:
+    objective, every = _RUNS[name]
+    common = curves.fine_tune(staleness.make_config("preference"), _START)
+    own = make_config(common, objective, every, rates[objective], seed)
+    with trial_run.run(own) as workdir:
+      steps = metrics.last_per_step(
+          jsonl.read_jsonl(pathlib.Path(workdir) / "metrics.jsonl")
+      )
+      last = jsonl.read_json(pathlib.Path(workdir) / "eval.json")["after"]
+    of_steps = lambda key: [s[key] for s in steps if key in s]
+    ages = of_steps("replay/staleness_steps")
+    kl = of_steps("train/kl")
+    return {
+        "reward": [last["mean_reward"]],
+        "kl": [float(np.mean(kl[-len(kl) // 4 :]))],
+        "distinct_correct": [last["distinct_correct"]],
+        "staleness_steps": [float(np.mean(ages))],
+        "most_stale_steps": [float(np.max(ages))],
+    }
+
+  results.measure(seeds, names, _RESULTS, train)
+  found = results.read(NAMES, _RESULTS)
+  results.print_table(make_table(found), _RESULTS / "table.md")
+  return {"runs": len(found), "folder": str(_RESULTS)}
+
+
+def make_config(
+    config: ml_collections.ConfigDict,
+    objective: str,
+    every_steps: int,
+    rate: float,
+    seed: int,
+) -> ml_collections.ConfigDict:
+  """Returns the config of a run, which is checked."""
+  own = sweep.Lag().apply(staleness.own_config(config, objective, rate))
+  with own.unlocked():
+    own.seed = seed
+    own.search.update(lockstep=False, lead_steps=1)
+    own.publish.every_steps = every_steps
+    own.evaluate.every_steps = 0
+    # What is old is what is studied.
+    own.guards.action = "off"
+    own.checkpoint.every_steps = own.train.num_steps
+  validate.validate(own, program="train")
+  return own
+
+
+def make_table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+  """Returns a row per setting: means, rewards with their 95 % interval."""
+  rows = [["objective", "params published every",
+           "staleness, steps (largest of a batch)", "reward", "KL, nats",
+           "distinct right", "seeds"]]  # fmt: skip
+  for name, (objective, steps) in _RUNS.items():
+    mine = results.of_name(found, name)
+    if not mine:
+      continue
+    ends = {key: [r[key][-1] for r in mine] for key in _KEPT}
+    age, most, kl, distinct, _ = (float(np.mean(ends[key])) for key in _KEPT)
+    reward, half = sweep.mean_and_half_width(ends["reward"])
+    rows.append(
+        [
+            objective,
+            f"{steps} steps" if steps > 1 else "step",
+            f"{age:.1f} ({most:.0f})",
+            f"{reward:.3f} ± {half:.3f}",
+            *(f"{kl:.1f}", f"{distinct:.1f}", str(len(mine))),
+        ]
+    )
+  return rows

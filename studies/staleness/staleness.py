@@ -1,0 +1,563 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quality against staleness: the runs, table and plot of docs/staleness.md.
+
+    python -m studies staleness select [TASK …] [OBJECTIVE …]
+    python -m studies staleness study [TASK …] [OBJECTIVE …]
+    python -m studies staleness at_lag [OBJECTIVE …]
+    python -m studies staleness long
+    python -m studies staleness table
+
+Each run is one task, objective, lag, learning rate and seed in one process at
+an exact lag. The start of a task is fine-tuned once, into the folder
+runs/staleness.
+
+The rule, fixed before any run: an objective's learning rate on a task is the
+one of `RATES` with the highest mean, over the seeds `SELECTION_SEEDS`, of
+reward - .02 KL on held-out prompts after the last step at lag 4; a run that
+diverged counts as the lowest, and of equal ones the lower rate is taken.
+`select` makes these runs, `study` those at the rates that the rule has chosen,
+with other seeds; `at_lag` both for countdown with the rule applied at the lag
+itself, to lower rates; `long` runs of four times as many steps, with lags of up
+to 256, at the rates of `preference`; `table` draws from the runs that are
+there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+import ml_collections
+
+from benchmarks import results
+from studies import curves
+from tba_jax.config import load
+from tba_jax.config import validate
+from tba_jax.system import processes
+from tba_jax.tools import sweep
+
+
+def _beta(value: float) -> tuple[str, str]:
+  return f"loss.beta={value}", f"loss.beta_final={value}"
+
+
+OBJECTIVES = {
+    "tb": ("loss.name=tb",),
+    # The learning rate falls as 1/lag beyond 4; or with the effective sample.
+    "tb_lag_rate": ("loss.name=tb", "optimizer.full_lag_steps=4"),
+    "tb_sample_rate": ("loss.name=tb", "optimizer.sample_share_power=1"),
+    "tb_clip": ("loss.name=tb", "loss.ratio_clip=0.2"),
+    "tb_vespo": ("loss.name=tb", "loss.correction=vespo"),
+    "tb_m2_mask": ("loss.name=tb", "loss.correction=m2_mask"),
+    # Added after the first selection, from trials at lag 64.
+    "tb_topr": ("loss.name=tb", "loss.correction=topr"),
+    "tb_truncate": (
+        "loss.name=tb",
+        "loss.correction=truncate_sequence",
+        "loss.ratio_cap=2",
+    ),
+    "tb_bounded_token": ("loss.name=tb", "loss.correction=bounded_token"),
+    "tb_bounded": ("loss.name=tb", "loss.correction=bounded_sequence"),
+    # Forms of later trials: the advantage of all data is .1 higher.
+    "tb_low_baseline": ("loss.name=tb", "loss.baseline_shift=-0.1"),
+    "tb_bounded_low": (
+        "loss.name=tb",
+        "loss.correction=bounded_sequence",
+        "loss.baseline_shift=-0.1",
+    ),
+    "oapl": ("loss.name=oapl",),
+    "ema_tb": ("loss.name=ema_tb",),
+    # Added after the first selection: their β bounds a move from params of
+    # just before, not from the start, so it may be another than TB's.
+    "oapl_beta_0.1": ("loss.name=oapl", *_beta(0.1)),
+    "oapl_beta_1": ("loss.name=oapl", *_beta(1.0)),
+    "ema_tb_beta_1": ("loss.name=ema_tb", *_beta(1.0)),
+}
+RATES = {
+    "preference": (1e-3, 3e-3, 1e-2),
+    "countdown": (1.3e-4, 4e-4, 1.2e-3),
+}
+SELECTION_SEEDS, SELECTION_LAG = (100, 101), 4
+SEEDS = (0, 1, 2, 3, 4)
+# The longest is a fifth of a run.
+LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
+# Rates and lags of `at_lag`.
+_LAG_TASK, _LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
+# Runs of four times as many steps, at the rates of `preference`.
+LONG, LONG_LAGS, _LONG_SEEDS = "preference_long", (0, 64, 256), (0, 1, 2)
+LONG_OBJECTIVES = ("tb", "tb_bounded_token")
+_KL_WEIGHT = 0.02
+_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+_RESULTS = pathlib.Path(__file__).parent
+_STARTS = pathlib.Path("runs") / "staleness"
+_DIGITS = 4
+_COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
+           "#e69f00", "#999999", "#f0e442", "#8c6d31", "#5254a3", "#74c476",
+           "#8c2d04", "#dd1c77", "#08306b", "#bcbd22", "#17becf")  # fmt: skip
+# What is asked of an objective at the lags 16 and 64.
+_TOLERANCE, _KEPT_GAIN, _FEWEST_SEEDS = 0.03, 0.8, 3
+_TOLD_LAGS = (0, 16, 64)
+# Metrics of the last evaluation, and means over the last quarter of the steps.
+_TOLD = {
+    "kl": ("KL, nats", 1), "pass_at_k": ("pass@k", 2),
+    "distinct_correct": ("distinct right", 1),
+}  # fmt: skip
+_TOLD_TRAIN = {
+    "entropy": ("entropy, nats", 2),
+    "effective_sample_share": ("effective sample", 2),
+    "ratio_clip_share": ("clipped", 3),
+}  # fmt: skip
+
+Run = tuple[str, str, int, float, int]
+_KEY = ("task", "objective", "lag", "rate", "seed")
+
+matplotlib.use("agg")
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Makes the runs that are missing; writes three tables and staleness.png.
+
+  Args:
+    config: not read; tasks have their own.
+    operands: `select`, `study`, `at_lag`, `long` or `table`, then what it takes
+      of tasks and objectives (default all).
+
+  Returns:
+    `runs`: number of results; `rates`: what the rule has chosen, by task.
+
+  Raises:
+    ValueError: an operand is wrong.
+  """
+  del config
+  what, *names = operands or ["table"]
+  takes = {
+      "select": (*RATES, *OBJECTIVES), "study": (*RATES, *OBJECTIVES),
+      "at_lag": (*OBJECTIVES,), "long": (), "table": (),
+  }  # fmt: skip
+  if what not in takes:
+    raise ValueError(f"operand {what!r}: allowed {', '.join(takes)}")
+  if wrong := {*names} - {*takes[what]}:
+    raise ValueError(
+        f"staleness {what} {' '.join(sorted(wrong))!r}: allowed"
+        f" {', '.join(takes[what]) or 'nothing'}"
+    )
+  tasks = [name for name in RATES if name in names] or [*RATES]
+  objectives = [n for n in OBJECTIVES if n in names] or [*OBJECTIVES]
+  if what == "long":
+    _measure(LONG, long_runs(read()))
+  if what == "at_lag":
+    for lag in _OWN_LAGS:
+      _measure(_LAG_TASK, selection(_LAG_TASK, objectives, lag))
+      _measure(_LAG_TASK, study_at(lag, read(), objectives))
+  for task in tasks:
+    if what == "select":
+      _measure(task, selection(task, objectives))
+    elif what == "study":
+      _measure(task, study(task, read(), objectives))
+  found = read()
+  results.print_table(make_table(found), _RESULTS / "table.md")
+  results.print_table(make_long_table(found), _RESULTS / "long.md")
+  results.print_table(make_goals(found), _RESULTS / "goals.md")
+  results.print_table(make_lag_table(found), _RESULTS / "at_lag.md")
+  results.print_table(make_details(found), _RESULTS / "details.md")
+  _plot(found, _RESULTS / "staleness.png")
+  rates = {task: chosen_rates(found, task) for task in RATES}
+  return {"runs": len(found), "rates": rates}
+
+
+def selection(
+    task: str, objectives: Iterable[str], lag: int = SELECTION_LAG
+) -> Iterator[Run]:
+  """Yields the runs by which the learning rates are chosen."""
+  for objective in objectives:
+    for rate in _rates(task, lag):
+      for seed in SELECTION_SEEDS:
+        yield task, objective, lag, rate, seed
+
+
+def _rates(task: str, lag: int) -> tuple[float, ...]:
+  """Returns the rates that the rule chooses from."""
+  return RATES[task] if lag == SELECTION_LAG else _LAG_RATES
+
+
+def study(
+    task: str,
+    found: Mapping[Run, Mapping[str, Any]],
+    objectives: Iterable[str],
+) -> Iterator[Run]:
+  """Yields the runs at the chosen rates, a whole seed before the next."""
+  rates = chosen_rates(found, task)
+  for seed in SEEDS:
+    for objective in objectives:
+      for lag in LAGS if objective in rates else ():
+        yield task, objective, lag, rates[objective], seed
+
+
+def study_at(
+    lag: int,
+    found: Mapping[Run, Mapping[str, Any]],
+    objectives: Iterable[str],
+) -> Iterator[Run]:
+  """Yields the runs of one lag at the rates that are best there."""
+  rates = chosen_rates(found, _LAG_TASK, lag)
+  for seed in SEEDS:
+    for objective in objectives:
+      if objective in rates:
+        yield _LAG_TASK, objective, lag, rates[objective], seed
+
+
+def long_runs(found: Mapping[Run, Mapping[str, Any]]) -> Iterator[Run]:
+  """Yields the long runs, a whole seed before the next."""
+  rates = chosen_rates(found, "preference")
+  for seed in _LONG_SEEDS:
+    for objective in LONG_OBJECTIVES:
+      for lag in LONG_LAGS:
+        yield LONG, objective, lag, rates[objective], seed
+
+
+def score(result: Mapping[str, Any]) -> float:
+  """Returns reward - .02 KL at the end; minus infinity of a diverged run."""
+  if result["diverged_step"] is not None:
+    return -math.inf
+  last = result["curve"][-1]
+  return last["reward"] - _KL_WEIGHT * last["kl"]
+
+
+def chosen_rates(
+    found: Mapping[Run, Mapping[str, Any]], task: str, lag: int = SELECTION_LAG
+) -> dict[str, float]:
+  """Returns the rate of each objective whose selection is complete."""
+  out = {}
+  for objective in OBJECTIVES:
+    scores = {
+        rate: [
+            score(found[key])
+            for seed in SELECTION_SEEDS
+            if (key := (task, objective, lag, rate, seed)) in found
+        ]
+        for rate in _rates(task, lag)
+    }
+    if all(len(s) == len(SELECTION_SEEDS) for s in scores.values()):
+      # The first of equal ones is the lowest rate.
+      out[objective] = max(scores, key=lambda rate: sum(scores[rate]))
+  return out
+
+
+def make_config(task: str) -> ml_collections.ConfigDict:
+  """Returns the config of a task's runs, before an objective's settings."""
+  name = "staleness" if task in ("preference", LONG) else task
+  c = load.load_config(str(_CONFIGS / f"{name}.py"), [])
+  with c.unlocked():
+    c.train.num_steps = _NUM_STEPS * (4 if task == LONG else 1)
+    c.evaluate.every_steps = c.train.num_steps // 4
+    c.evaluate.greedy = False
+    c.reference.role = "trainer"
+    c.loss.update(name="tb", ratio_clip=0.0)
+    c.optimizer.learning_rate_final = 0.0
+    if task == "countdown":
+      c.train.prompts_per_batch = c.train.micro_batch_prompts = 16
+      c.evaluate.update(final_prompts=128, num_completions=8, batch_prompts=64)
+  return c
+
+
+def own_config(
+    config: ml_collections.ConfigDict, objective: str, rate: float
+) -> ml_collections.ConfigDict:
+  """Returns a copy with the settings of an objective, which are checked."""
+  own = config.copy_and_resolve_references()
+  overrides = [*OBJECTIVES[objective], f"optimizer.learning_rate={rate}"]
+  load.apply_overrides(own, overrides)
+  validate.validate(own, program="sweep")
+  return own
+
+
+def read() -> dict[Run, dict[str, Any]]:
+  """Returns all results that are kept."""
+  return {
+      tuple(result[k] for k in _KEY): result
+      for result in results.read_rows(_RESULTS)
+  }
+
+
+def _measure(task: str, runs: Iterator[Run]) -> None:
+  """Makes the runs that are not kept yet."""
+  found = read()
+  missing = [key for key in runs if key not in found]
+  if not missing:
+    return
+  processes.prepare_compiling()
+  config = curves.fine_tune(make_config(task), _STARTS / task)
+  bench = sweep.Bench(config, "")
+  try:
+    for number, key in enumerate(missing, start=1):
+      _, objective, lag, rate, seed = key
+      if key in read():  # By another process, meanwhile.
+        continue
+      made = bench.run(
+          sweep.Run(
+              f"{objective}_{rate:g}",
+              sweep.Lag(staleness_steps=lag),
+              seed,
+              own_config(config, objective, rate),
+          )
+      )
+      del made["versions"]
+      result = _rounded(dict(zip(_KEY, key, strict=True)) | made)
+      results.keep(_RESULTS, result, _KEY)
+      print(
+          f"{number}/{len(missing)} {objective}-s{lag}-lr{rate:g}-seed{seed}:"
+          f" score {score(result):.3f}, {made['wall_s']:.0f} s",
+          file=sys.stderr,
+          flush=True,
+      )
+  finally:
+    bench.close()
+
+
+def _rounded(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {k: v if k == "rate" else _rounded(v) for k, v in value.items()}
+  if isinstance(value, list):
+    return [_rounded(item) for item in value]
+  return round(value, _DIGITS) if isinstance(value, float) else value
+
+
+def _of_study(
+    found: Mapping[Run, Mapping[str, Any]], *prefix: Any
+) -> list[Mapping[str, Any]]:
+  """Returns the finite runs of the study, in the order of their seeds.
+
+  Args:
+    found: all results.
+    *prefix: task, objective, lag and rate, and a seed if it is to be one.
+  """
+  keys = [prefix] if len(prefix) == 5 else [(*prefix, s) for s in SEEDS]
+  return [
+      found[key]
+      for key in keys
+      if key in found and found[key]["diverged_step"] is None
+  ]
+
+
+def _at_end(
+    found: Mapping[Run, Mapping[str, Any]], quantity: str, *prefix: Any
+) -> list[float]:
+  """Returns a quantity of the last evaluation of the finite study runs."""
+  return [r["curve"][-1][quantity] for r in _of_study(found, *prefix)]
+
+
+def make_goals(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per task and objective: what it keeps at lags 16 and 64.
+
+  The reward lost at 16, the share of the gain at lag 0 that is kept at 64, and
+  by how many distinct right completions a prompt has fewer there than with `tb`
+  at lag 0. The goal is at most .03 lost, at least .8 kept, and none fewer; what
+  is within half the 95 % interval of a difference counts as none.
+  """
+  rows = [["task", "objective", "lost at 16", "gain kept at 64",
+           "fewer distinct right at 64 than tb at 0", "goal",
+           "seeds"]]  # fmt: skip
+  for task in RATES:
+    chosen = chosen_rates(found, task)
+    for objective, rate in chosen.items():
+      keys = [(task, objective, lag, rate) for lag in _TOLD_LAGS]
+      keys.append((task, "tb", 0, chosen.get("tb")))
+      # The same seeds in all.
+      seeds = [s for s in SEEDS if all(_of_study(found, *k, s) for k in keys)]
+      if len(seeds) < _FEWEST_SEEDS:
+        continue
+      *runs, base = [[found[(*k, s)] for s in seeds] for k in keys]
+      rewards = [[r["curve"][-1]["reward"] for r in mine] for mine in runs]
+      pairs = zip(rewards[0], rewards[1], strict=True)
+      lost, half = sweep.mean_and_half_width([a - b for a, b in pairs])
+      start = _mean(r["curve"][0]["reward"] for r in runs[0])
+      gains = [_mean(mine) - start for mine in rewards]
+      kept = gains[2] / gains[0]
+      fewer, half_fewer = sweep.mean_and_half_width(
+          [
+              b["curve"][-1]["distinct_correct"]
+              - a["curve"][-1]["distinct_correct"]
+              for a, b in zip(runs[2], base, strict=True)
+          ]
+      )
+      met = (
+          lost <= max(_TOLERANCE, half)
+          and kept >= _KEPT_GAIN
+          and fewer <= half_fewer
+      )
+      rows.append(
+          [
+              *(task, f"`{objective}`", f"{lost:.3f} ± {half:.3f}"),
+              *(f"{kept:.2f}", f"{fewer:.1f} ± {half_fewer:.1f}"),
+              *("met" if met else "missed", str(len(seeds))),
+          ]
+      )
+  return rows
+
+
+def make_long_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per objective: reward and KL of the long runs by lag."""
+  rows = [["objective", *(f"s = {s}: reward, KL" for s in LONG_LAGS), "seeds"]]
+  for objective in LONG_OBJECTIVES:
+    rate = chosen_rates(found, "preference").get(objective)
+    cells, seeds = [], []
+    for lag in LONG_LAGS:
+      ends = [
+          found[key]["curve"][-1]
+          for seed in _LONG_SEEDS
+          if (key := (LONG, objective, lag, rate, seed)) in found
+          and found[key]["diverged_step"] is None
+      ]
+      mean, half = sweep.mean_and_half_width([end["reward"] for end in ends])
+      kl = _mean(end["kl"] for end in ends) if ends else 0.0
+      cells.append(f"{mean:.3f} ± {half:.3f}, {kl:.1f}" if ends else "–")
+      seeds.append(len(ends))
+    if max(seeds):
+      rows.append([f"`{objective}`", *cells, str(min(seeds))])
+  return rows
+
+
+def make_lag_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per objective: what it reaches at the rate of each lag."""
+  title = "rate, reward, KL, distinct right at s ="
+  rows = [["objective", *(f"{title} {lag}" for lag in _OWN_LAGS), "seeds"]]
+  rates = {lag: chosen_rates(found, _LAG_TASK, lag) for lag in _OWN_LAGS}
+  for objective in OBJECTIVES:
+    cells, seeds = [], []
+    for lag in _OWN_LAGS:
+      key = (_LAG_TASK, objective, lag, rates[lag].get(objective))
+      rewards = _at_end(found, "reward", *key)
+      seeds.append(len(rewards))
+      if not rewards:
+        cells.append("–")
+        continue
+      mean, half = sweep.mean_and_half_width(rewards)
+      kl, distinct = (
+          _mean(_at_end(found, what, *key))
+          for what in ("kl", "distinct_correct")
+      )
+      cells.append(
+          f"{key[-1]:g}, {mean:.3f} ± {half:.3f}, {kl:.1f}, {distinct:.2f}"
+      )
+    if max(seeds):
+      rows.append([f"`{objective}`", *cells, str(min(seeds))])
+  return rows
+
+
+def make_details(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per task and objective: means at lags 0, 16 and 64."""
+  titles = [title for title, _ in (*_TOLD.values(), *_TOLD_TRAIN.values())]
+  lags = ", ".join(map(str, _TOLD_LAGS))
+  rows = [["task", "objective", *(f"{t} at {lags}" for t in titles)]]
+  for task in RATES:
+    for objective, rate in chosen_rates(found, task).items():
+      runs = [
+          _of_study(found, task, objective, lag, rate) for lag in _TOLD_LAGS
+      ]
+      if not all(runs):
+        continue
+      told = [
+          [f"{_mean(r['curve'][-1][key] for r in mine):.{n}f}" for mine in runs]
+          for key, (_, n) in _TOLD.items()
+      ] + [
+          [f"{_mean(r['train'][key] for r in mine):.{n}f}" for mine in runs]
+          for key, (_, n) in _TOLD_TRAIN.items()
+      ]
+      rows.append([task, f"`{objective}`", *(", ".join(t) for t in told)])
+  return rows
+
+
+def _mean(values: Iterable[float]) -> float:
+  return statistics.fmean(values)
+
+
+def make_table(found: Mapping[Run, Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row per task and objective: the scores by rate, then the study.
+
+  The score of each rate at lag 4 (the chosen one bold), then the reward of the
+  study at each lag, with its 95 % interval, and the seeds of the least.
+  """
+  rows = [["task", "objective", "score by rate", *(f"s = {s}" for s in LAGS),
+           "seeds"]]  # fmt: skip
+  for task, rates in RATES.items():
+    chosen = chosen_rates(found, task)
+    for objective in OBJECTIVES:
+      scores = []
+      for rate in rates:
+        of_rate = [
+            score(found[key])
+            for seed in SELECTION_SEEDS
+            if (key := (task, objective, SELECTION_LAG, rate, seed)) in found
+        ]
+        text = f"{sum(of_rate) / len(of_rate):.3f}" if of_rate else "–"
+        scores.append(f"**{text}**" if chosen.get(objective) == rate else text)
+      if set(scores) == {"–"}:
+        continue
+      cells, seeds = [], []
+      for lag in LAGS:
+        rate = chosen.get(objective)
+        values = _at_end(found, "reward", task, objective, lag, rate)
+        mean, half = sweep.mean_and_half_width(values)
+        seeds.append(len(values))
+        cell = f"{mean:.3f}" if values else "–"
+        cells.append(cell + (f" ± {half:.3f}" if len(values) > 1 else ""))
+      rows.append(
+          [task, f"`{objective}`", ", ".join(scores), *cells, str(min(seeds))]
+      )
+  return rows
+
+
+def _plot(found: Mapping[Run, Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws, of each task, the reward by lag, and by lag times learning rate.
+
+  On the left the study's runs at the chosen rates, on the right all runs of a
+  lag of 1 or more.
+  """
+  figure, axes = pyplot.subplots(
+      len(RATES), 2, figsize=(11.5, 3.6 * len(RATES)), layout="constrained"
+  )
+  for (task, _), (left, right) in zip(RATES.items(), axes, strict=True):
+    chosen = chosen_rates(found, task)
+    for objective, color in zip(OBJECTIVES, _COLORS, strict=True):
+      points = []
+      for place, lag in enumerate(LAGS):
+        rate = chosen.get(objective)
+        values = _at_end(found, "reward", task, objective, lag, rate)
+        if values:
+          mean, half = sweep.mean_and_half_width(values)
+          points.append((place, mean, 0.0 if math.isnan(half) else half))
+      if points:
+        xs, ys, halves = zip(*points, strict=True)
+        left.errorbar(xs, ys, halves, color=color, marker=".", capsize=2)
+      mine = [
+          (key[2] * key[3], result["curve"][-1]["reward"])
+          for key, result in found.items()
+          if key[:2] == (task, objective)
+          and key[2]
+          and result["diverged_step"] is None
+      ]
+      if mine:
+        right.scatter(
+            *zip(*mine, strict=True), color=color, s=12, label=objective
+        )
+    left.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
+    left.set_xlabel("lag S, steps, at each objective's own rate")
+    right.set_xscale("log")
+    right.set_xlabel("S · η, lag times peak learning rate, all runs")
+    for axis in (left, right):
+      axis.set_ylabel(f"{task}: held-out reward")
+      axis.grid(alpha=0.3)
+  # Beside the plots: of so many entries it would hide points.
+  handles, names = axes[0, 1].get_legend_handles_labels()
+  figure.legend(
+      handles, names, loc="outside right center", frameon=False, fontsize=8
+  )
+  figure.savefig(path, dpi=120)
+  pyplot.close(figure)

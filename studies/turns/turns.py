@@ -1,0 +1,288 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Staleness by turn: a game of several turns at exact lags, and in flight.
+
+    python -m studies turns [SEED,… [NAME …]]
+
+Trajectory balance learns to guess a number by higher or lower
+(`configs/guess.py`, steps of 8 prompts by 8 completions) in one process.
+At a lag of s steps the params of step max(t - s, 0) sample all turns of an
+episode that step t trains on. In flight they sample the first turn alone: each
+further turn has params that are s / 4 steps newer, from the fifth turn on those
+of step t. They go on with the KV cache of the older ones, or recompute it.
+Environments of all episodes answer before any goes on, so that the version of
+a turn is exact.
+
+`table.md` has means over seeds with 95 % intervals.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from benchmarks import results
+from studies import curves
+from tba_jax import schedule as schedule_lib
+from tba_jax import types
+from tba_jax.config import load
+from tba_jax.models import transformer
+from tba_jax.sampling import decode
+from tba_jax.sampling import requests
+from tba_jax.system import processes
+from tba_jax.tools import sweep
+
+# The longest lag is a tenth of a run.
+_LAGS, _NUM_STEPS = (0, 4, 16), 160
+# Turns after which params in flight are the newest.
+_TURNS_TO_NEWEST = 4
+_CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "guess.py"
+_RESULTS = pathlib.Path(__file__).parent
+_START = pathlib.Path("runs") / "turns"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run of the study.
+
+  lag: s, steps.
+  in_flight: whether later turns have newer params.
+  recomputes_cache: whether these recompute the KV cache.
+  ratio_clip: `loss.ratio_clip`; 0 is off.
+  correction: `loss.correction`.
+  """
+
+  lag: int
+  in_flight: bool = False
+  recomputes_cache: bool = False
+  ratio_clip: float = 0.2
+  correction: str = ""
+
+
+RUNS = {
+    **{f"lag_{s}": Run(s) for s in _LAGS},
+    "in_flight_16": Run(16, in_flight=True),
+    "in_flight_16_recompute": Run(16, in_flight=True, recomputes_cache=True),
+    **{f"no_clip_lag_{s}": Run(s, ratio_clip=0.0) for s in _LAGS},
+    **{
+        f"bounded_token_lag_{s}": Run(
+            s, ratio_clip=0.0, correction="bounded_token"
+        )
+        for s in _LAGS
+    },
+}
+_COLUMNS = (("pass_at_1", "found", 3), ("turns", "turns", 2),
+            ("reward", "reward", 3), ("kl", "KL, nats", 2))  # fmt: skip
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Makes the runs that are missing; writes table.md.
+
+  Args:
+    config: not read; the game has its own.
+    operands: seeds (default 0) and names of `RUNS` (default all).
+
+  Returns:
+    `folder`, and the number of `runs` in it.
+
+  Raises:
+    ValueError: an operand is wrong.
+  """
+  del config
+  seeds, names = results.parse(operands, RUNS)
+  processes.prepare_compiling()
+  benches: list[sweep.Bench] = []
+
+  def make(name: str, seed: int) -> dict[str, Any]:
+    if not benches:
+      benches.append(sweep.Bench(curves.fine_tune(make_config(), _START), ""))
+    return _measure(benches[0], name, seed)
+
+  try:
+    results.measure(seeds, names, _RESULTS, make, lambda r: r["curve"][-1])
+  finally:
+    for bench in benches:
+      bench.close()
+  found = results.read(RUNS, _RESULTS)
+  results.print_table(make_table(found), _RESULTS / "table.md")
+  return {"folder": str(_RESULTS), "runs": len(found)}
+
+
+def make_config() -> ml_collections.ConfigDict:
+  """Returns the config of all runs, before their own settings."""
+  c = load.load_config(f"{_CONFIG}:quick", [])
+  with c.unlocked():
+    c.reference.role = "trainer"
+    c.search.prompts_per_step = c.search.prompts_per_round = 8
+    c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
+    c.sampling.num_rows = 64
+    # In step, all of them have an environment at a time.
+    c.reward.num_workers = 64
+    c.train.num_steps = _NUM_STEPS
+    c.evaluate.every_steps = _NUM_STEPS // 2
+    c.evaluate.final_prompts = 256
+    c.evaluate.num_completions = 4
+  return c
+
+
+def make_table(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row before training and one per run with results."""
+  rows = [["run", *(title for _, title, _ in _COLUMNS), "seeds"]]
+  if found:
+    first = found[0]["curve"][0]
+    before = [f"{first[key]:.{digits}f}" for key, _, digits in _COLUMNS]
+    rows.append(["before training", *before, ""])
+  for name in RUNS:
+    mine = results.of_name(found, name)
+    ends = [r["curve"][-1] for r in mine if r["diverged_step"] is None]
+    if not mine:
+      continue
+    cells = []
+    for key, _, digits in _COLUMNS:
+      values = [end[key] for end in ends]
+      cell = sweep.Cell(
+          *sweep.mean_and_half_width(values),
+          len(values),
+          len(mine) - len(values),
+      )
+      cells.append(cell.text(digits))
+    rows.append([name, *cells, str(len(mine))])
+  return rows
+
+
+def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
+  """Makes a run; returns the result of `sweep.Bench.run`."""
+  own = RUNS[name]
+  config = sweep.Lag(own.lag).apply(make_config())
+  config.seed = seed
+  config.loss.update(ratio_clip=own.ratio_clip, correction=own.correction)
+  maker, sampler = bench.loops, bench.loops.sampler
+  if own.in_flight:
+    maker.sampler = InFlight(
+        maker.policy.model, sampler.settings, own.lag, own.recomputes_cache
+    )
+  try:
+    # Loops of one name share the train step.
+    loop = maker.make(config, f"clip_{own.ratio_clip}{own.correction}")
+  finally:
+    maker.sampler = sampler
+  if own.in_flight:
+    late = LateSchedule(**dataclasses.asdict(loop.schedule))
+    loop = dataclasses.replace(loop, schedule=late)
+  found = bench.train(loop, f"{name}-seed{seed}")
+  del found["versions"]
+  return found
+
+
+class LateSchedule(schedule_lib.Schedule):
+  """An exact lag of which the prompts of a step are sampled as it begins."""
+
+  def num_sampled(self, step: int) -> int:
+    return self.needed(step)
+
+
+class InFlight:
+  """A sampler whose episodes take newer params between their turns.
+
+  It keeps the params of the last s steps.
+  """
+
+  def __init__(
+      self,
+      model: transformer.Model,
+      settings: decode.Settings,
+      lag: int,
+      recomputes_cache: bool,
+  ):
+    """Initializes the sampler.
+
+    Args:
+      model: model of the policy.
+      settings: settings of a sampler of all completions of a step at once.
+      lag: s, steps.
+      recomputes_cache: whether newer params recompute the KV cache.
+    """
+    self._lag = lag
+    self._sampler = decode.Sampler(
+        model, dataclasses.replace(settings, recompute_cache=recomputes_cache)
+    )
+    self._kept: collections.deque[tuple[int, types.PyTree]] = collections.deque(
+        maxlen=lag + 1
+    )
+
+  @property
+  def settings(self) -> decode.Settings:
+    return self._sampler.settings
+
+  def sample(
+      self,
+      params: types.PyTree,
+      prompts: Sequence[decode.Request],
+      *,
+      version: int,
+      newer: None,
+      turns: requests.Turns,
+  ) -> list[types.Completions]:
+    """Returns completions whose last turns have these params."""
+    del newer
+    # A step donates its params.
+    kept = self._sampler.put(jax.tree.map(jnp.copy, params))
+    self._kept.append((version, kept))
+    turns = InStep(turns)
+    taken = 0
+
+    def next_params() -> tuple[int, types.PyTree] | None:
+      nonlocal taken
+      place = self.place(turns.count)
+      if place == taken:
+        return None
+      taken = place
+      return self._kept[place]
+
+    first, oldest = self._kept[0]
+    return self._sampler.sample(
+        oldest, prompts, version=first, newer=next_params, turns=turns
+    )
+
+  def place(self, turn: int) -> int:
+    """Returns which of the kept params sample a turn, both from 0."""
+    steps = -(-self._lag * turn // _TURNS_TO_NEWEST)
+    return min(steps, len(self._kept) - 1)
+
+
+class InStep:
+  """Environments of which all answer before any completion goes on.
+
+  count: turns that have been answered.
+  """
+
+  def __init__(self, turns: requests.Turns):
+    self._turns = turns
+    self._asked: set[requests.Owner] = set()
+    self.count = 0
+
+  def end(self, owner: requests.Owner, tokens: np.ndarray) -> None:
+    self._asked.add(owner)
+    self._turns.end(owner, tokens)
+
+  def cut(self, owner: requests.Owner) -> None:
+    self._turns.cut(owner)
+
+  def answers(
+      self, wait_s: float
+  ) -> list[tuple[requests.Owner, np.ndarray | None]]:
+    # The sampler waits once it has nothing to decode.
+    out = []
+    while wait_s > 0 and self._asked:
+      out += (some := self._turns.answers(wait_s))
+      self._asked.difference_update(owner for owner, _ in some)
+    self.count += wait_s > 0
+    return out
