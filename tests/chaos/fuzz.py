@@ -8,7 +8,7 @@ Mutations are seeded, by bytes and by structure. Of the formats with a digest,
 nothing is accepted that was not written; half of the mutated wire messages are
 signed with the run's own key, as those of another version of the package would
 be. A reader raises its documented error and no other, and allocates no more
-than a multiple of what it reads. The first fault ends the benchmark; its input
+than a multiple of what it reads. The first fault ends the program; its input
 is kept. A sound format of 10,000 inputs and more leaves a row in
 `runs.jsonl.gz`, of which `faults` makes a table.
 

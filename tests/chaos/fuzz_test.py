@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated inputs of each format, in the benchmark's short form."""
+"""Mutated inputs of each format, in short form."""
 
 import pathlib
 import tempfile

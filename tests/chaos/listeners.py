@@ -159,7 +159,7 @@ _PARTS = {
 
 
 def _tell(text: str) -> None:
-  # Standard output is for the benchmark's one line.
+  # Standard output is for the one line of results.
   print(text, file=sys.stderr, flush=True)
 
 

@@ -166,7 +166,7 @@ def _parse(operands: Sequence[str]) -> tuple[float, pathlib.Path, float]:
 
 
 def _tell(text: str) -> None:
-  # Standard output is for the benchmark's one line.
+  # Standard output is for the one line of results.
   print(text, file=sys.stderr, flush=True)
 
 

@@ -104,7 +104,7 @@ def _train(
   )
   harm.start()
   try:
-    # Standard output is for the benchmark's one line.
+    # Standard output is for the one line of results.
     with contextlib.redirect_stdout(sys.stderr):
       status = train.run(config, str(workdir), [])
   finally:

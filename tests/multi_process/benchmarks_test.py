@@ -86,17 +86,6 @@ class BenchmarksTest(absltest.TestCase):
     self.assertTrue((results / "time_to_reward.png").exists())
     self.assertIn("ours", (results / "table.md").read_text())
 
-  def test_floods_the_store_of_a_run(self):
-    out = self.run_benchmark("strangers", "12", "200")
-    self.assertEqual(
-        list(out), ["benchmark", "alone", "beside", "flooded", "machine"]
-    )
-    for name in ("alone", "beside", "flooded"):
-      self.assertGreater(out[name]["completions_per_s"], 0)
-      self.assertEqual(out[name]["lost"], {})
-    self.assertEmpty(out["alone"]["operations_per_s"])
-    self.assertLen(out["flooded"]["operations_per_s"], 2)
-
   def test_scales_with_searchers_and_cleans_up(self):
     out = self.run_benchmark(
         *("scale", "1", "1", "0.1", "1,2"), env={"TMPDIR": str(self.folder)}

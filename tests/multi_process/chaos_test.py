@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of faults in its short form; its auditor on altered runs."""
+"""Faults and floods in their short form; the auditor on altered runs."""
 
 import io
 import json
@@ -132,6 +132,7 @@ class ChaosTest(absltest.TestCase):
     out = harness.run_benchmark(
         pathlib.Path(self.create_tempdir().full_path),
         *("chaos", "3", "4", "many"),
+        package="tests.chaos",
         config=_CONFIG,
         overrides={"init": "scratch"},
     )
@@ -140,6 +141,21 @@ class ChaosTest(absltest.TestCase):
     self.assertBetween(run["done"]["kill"], 2, 4)
     self.assertEqual(run["audit"]["steps"], out["steps"])
     self.assertLen(out["pass_at_1_undisturbed"], 1)
+
+  def test_floods_the_store_of_a_run(self):
+    out = harness.run_benchmark(
+        pathlib.Path(self.create_tempdir().full_path),
+        *("strangers", "12", "200"),
+        package="tests.chaos",
+    )
+    self.assertEqual(
+        list(out), ["ran", "alone", "beside", "flooded", "machine"]
+    )
+    for name in ("alone", "beside", "flooded"):
+      self.assertGreater(out[name]["completions_per_s"], 0)
+      self.assertEqual(out[name]["lost"], {})
+    self.assertEmpty(out["alone"]["operations_per_s"])
+    self.assertLen(out["flooded"]["operations_per_s"], 2)
 
 
 if __name__ == "__main__":

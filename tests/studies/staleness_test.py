@@ -106,7 +106,7 @@ class StalenessTest(parameterized.TestCase):
         own = staleness.own_config(config, objective, rates[0])
         self.assertEqual(own.optimizer.learning_rate, rates[0])
 
-  def test_makes_the_runs_that_have_no_file(self):
+  def test_makes_the_runs_that_have_no_row(self):
     made = []
 
     def run(own):
