@@ -18,9 +18,9 @@ from typing import Any
 import ml_collections
 
 from tba_jax import collect
+from tba_jax import types
 from tba_jax.learning import group_reference
 from tba_jax.programs import inline
-from tba_jax.replay import buffer as buffer_lib
 from tba_jax.tools import sweep
 
 _TURNS = 20
@@ -90,7 +90,7 @@ def _steps(
   out = []
   for name, c in (("oapl", own), ("tb", config)):
     loop = maker.make(c, name)
-    draws: list[buffer_lib.Draw] = []
+    draws: list[types.Draw] = []
     loop.train(
         lambda step, draw, metrics, draws=draws: draws.append(draw),
         should_stop=lambda draws=draws: bool(draws),

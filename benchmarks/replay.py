@@ -112,7 +112,7 @@ def _measure(
     for group in arrived:
       buffer.insert(group, step)
     middle = time.process_time()
-    buffer.mark_trained(buffer.sample(_BATCH_PROMPTS, _SAMPLES, step).rows)
+    buffer.mark_trained(buffer.sample(_BATCH_PROMPTS, _SAMPLES, step).ids)
     insert_s.append(middle - start)
     draw_s.append(time.process_time() - middle)
   scale = 1e6 / (_BATCH_PROMPTS * _SAMPLES)

@@ -18,6 +18,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import build as losses
+from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
@@ -554,3 +555,37 @@ def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
   """
   has_turns = tasks.facts(config.task.name).has_turns
   return has_turns and losses.find(config.loss.name).has_targets
+
+
+# Conditions of columns, see `types.Column.when`.
+CONDITIONS = {
+    "reference": lambda config: config.reference.role == "searcher",
+    "routes": lambda config: config.train.router_replay,
+    "turn_rewards": has_turn_rewards,
+}
+# Sizes of the axes of optional columns, as fields of the model's config.
+_SIZES = {"N": "num_layers", "A": "experts_per_token"}
+
+
+def optional_columns(
+    config: ml_collections.ConfigDict,
+    model_config: config_lib.ModelConfig | None = None,
+) -> dict[str, tuple[int, ...]]:
+  """Returns those of the optional columns that the groups of a run have.
+
+  Args:
+    config: config of the run.
+    model_config: shape of the policy; None if no column has an axis of it.
+
+  Returns:
+    Sizes of each column's axes N and A, () for most, by name.
+  """
+  return {
+      name: tuple(
+          getattr(model_config, _SIZES[axis])
+          for axis in column.axes
+          if axis in _SIZES
+      )
+      for name, column in types.COLUMNS.items()
+      if column.when and CONDITIONS[column.when](config)
+  }

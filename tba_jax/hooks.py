@@ -21,6 +21,7 @@ import jax
 import ml_collections
 
 from tba_jax import loop
+from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.learning import checkpoint
@@ -29,7 +30,6 @@ from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
 from tba_jax.monitor import recorder as recorder_lib
-from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import decisions as decisions_lib
 from tba_jax.system import processes
 
@@ -81,7 +81,7 @@ class Draws:
     self._stop = stop
     self._first = first
 
-  def __iter__(self) -> Iterator[tuple[int, buffer_lib.Draw]]:
+  def __iter__(self) -> Iterator[tuple[int, types.Draw]]:
     train, source = self._train, self._source
     for step in range(self._first, train.num_steps):
       if self._stop:
@@ -135,7 +135,7 @@ class Publish:
       self._work.publish(self._sink.submit, step)
 
   def __call__(
-      self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, jax.Array]
+      self, step: int, draw: types.Draw, metrics: Mapping[str, jax.Array]
   ) -> None:
     """Publishes the step in progress, provided it turns out finite."""
     del draw
@@ -157,7 +157,7 @@ class _Running(NamedTuple):
   """A step that the devices work on, and the decisions of asynchrony."""
 
   step: int
-  draw: buffer_lib.Draw
+  draw: types.Draw
   metrics: Mapping[str, jax.Array]
   decision: decisions_lib.Decision
 
@@ -204,7 +204,7 @@ class Behind:
     self._running: _Running | None = None
 
   def __call__(
-      self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, jax.Array]
+      self, step: int, draw: types.Draw, metrics: Mapping[str, jax.Array]
   ) -> None:
     before = self._running
     decision = decisions_lib.Decision(
@@ -266,7 +266,7 @@ class Guard:
     self._stop = stop
 
   def __call__(
-      self, step: int, draw: buffer_lib.Draw, metrics: Mapping[str, float]
+      self, step: int, draw: types.Draw, metrics: Mapping[str, float]
   ) -> None:
     del draw
     failures = self._source.take_failures()
@@ -505,7 +505,7 @@ class Run:
     evaluate = Evaluate(config, parts.evaluations, learner.work, guard, stop)
     save = Save(config, parts, stop, self._saved)
 
-    def record(step: int, draw: buffer_lib.Draw, metrics: Any) -> None:
+    def record(step: int, draw: types.Draw, metrics: Any) -> None:
       with recorder.span("record", step=step):
         recorder.step(step, metrics, draw, source, parts.guards.failures)
 

@@ -94,7 +94,7 @@ class Inline:
     self._waiting: collections.deque[types.Group] = collections.deque()
     self._num_sampled = 0
 
-  def __iter__(self) -> Iterator[tuple[int, buffer_lib.Draw]]:
+  def __iter__(self) -> Iterator[tuple[int, types.Draw]]:
     """Yields each step with its batch.
 
     Raises:
@@ -121,7 +121,7 @@ class Inline:
       draw = schedule.draw(
           buffer, train.prompts_per_batch, train.completions_per_prompt, step
       )
-      buffer.mark_trained(draw.rows)
+      buffer.mark_trained(draw.ids)
       yield step, draw
 
   def _sample(self, limit: int, version: int) -> None:

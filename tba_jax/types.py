@@ -1,11 +1,19 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Records that pass between the parts of a run.
+"""Records that pass between the parts of a run, and the table of columns.
+
+A *column* is a fact about a prompt, its completions or their tokens. It is
+defined once, in the record that says how far it goes: `StepColumns` reach the
+optimizer step, `BufferColumns` the replay buffer, and those of `Group` the
+trainer. Messages, the journal, the buffer, draws, batches, checksums and step
+files are derived from these definitions.
 
 Axes: B prompts, K completions of a prompt in a batch, S completions of a
-prompt as sampled, P prompt tokens, T completion tokens.
+prompt as sampled, P prompt tokens, T completion tokens, N layers, A experts of
+a token.
 """
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -16,52 +24,138 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-  """One prompt and its S completions, sampled by one searcher: host arrays.
+class Column:
+  """Definition of a column.
 
-  prompt_id: index of the prompt in the task's training split.
-  visit: times that the prompt order granted this prompt before, from 0.
-  position: index in the prompt order; identifies (prompt_id, visit).
-  prompt_tokens: [P] int32, unpadded prompt.
-  completion_tokens: [S, T] int32, pad after the stop token.
-  completion_lengths: [S] int32, tokens of each completion with its stop token
-    and those of an environment.
-  sampled_mask: [S, T] bool, True on the tokens that the policy sampled.
-  stopped: [S] bool, True if a stop token or stop string ended the completion,
-    False if it was cut off at its maximum length.
-  behavior_logprobs: [S, T] float32, exact log-prob of each sampled token in
-    nats, 0 elsewhere.
-  rewards: [S] float32, task units; NaN of completions without a reward: they
-    could not be judged, or the trainer has yet to judge them.
-  versions: [S] int32, oldest params version that sampled a token of the row.
-  epoch: start count of the trainer that published those params.
-  ref_logprobs: [S, T] float32, log-prob of each token that the loss counts
-    under the fixed reference, nats, 0 elsewhere; None if the trainer computes
-    them.
-  routes: [S, T, N, A] uint8, experts that each completion token used in each of
-    N layers, 0 at the last, which was not fed to the model, and after it; None
-    if they are not recorded.
-  prompt_routes: [P, N, A] uint8, experts of the prompt's tokens, likewise.
-  turn_rewards: [S, T] float32, reward of each turn at its last token, 0
-    elsewhere; each row sums to its reward. None if the loss does not read them.
+  axes: axes in a group, "" for one integer; a batch has B and K for S.
+  meaning: description of the value.
+  mask: tokens with a value, "completion" or "sampled"; others are 0 in the
+    buffer and after it. "" without an axis T.
+  when: the condition, in `collect.CONDITIONS`, under which groups have it, and
+    the reason why a group that breaks it is rejected; "" if all groups have it.
+  unit: "nats", "reward" (task units) or "".
   """
 
-  prompt_id: int
-  visit: int
-  position: int
-  prompt_tokens: np.ndarray
-  completion_tokens: np.ndarray
-  completion_lengths: np.ndarray
-  sampled_mask: np.ndarray
-  stopped: np.ndarray
-  behavior_logprobs: np.ndarray
-  rewards: np.ndarray
-  versions: np.ndarray
-  epoch: int
-  ref_logprobs: np.ndarray | None = None
-  routes: np.ndarray | None = None
-  prompt_routes: np.ndarray | None = None
-  turn_rewards: np.ndarray | None = None
+  dtype: np.dtype
+  axes: str
+  meaning: str
+  mask: str = ""
+  when: str = ""
+  unit: str = ""
+
+  @property
+  def batch_axes(self) -> str:
+    return "B" + self.axes.replace("S", "K")
+
+
+def column(dtype_and_axes: str, meaning: str, **others: str) -> Any:
+  """Returns a column's field, as "float32[ST]"; None by default with `when`."""
+  dtype, _, axes = dtype_and_axes.removesuffix("]").partition("[")
+  definition = Column(np.dtype(dtype), axes, meaning, **others)
+  return dataclasses.field(
+      default=None if definition.when else dataclasses.MISSING,
+      metadata={"column": definition},
+  )
+
+
+def columns_of(record: type[Any]) -> dict[str, Column]:
+  """Returns the columns of a record by name."""
+  return {
+      field.name: field.metadata["column"]
+      for field in dataclasses.fields(record)
+      if "column" in field.metadata
+  }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepColumns:
+  """Columns that an optimizer step reads."""
+
+  prompt_tokens: Any = column(
+      "int32[P]", "unpadded in a group, left-padded with 0 in a batch"
+  )
+  completion_tokens: Any = column(
+      "int32[ST]", "pad after the last token", mask="completion"
+  )
+  behavior_logprobs: Any = column(
+      "float32[ST]",
+      "exact log-prob of each sampled token",
+      mask="sampled",
+      unit="nats",
+  )
+  ref_logprobs: Any = column(
+      "float32[ST]",
+      "log-prob of each token that the loss counts under the reference",
+      mask="sampled",
+      unit="nats",
+  )
+  rewards: Any = column(
+      "float32[S]",
+      "NaN of completions that could not be judged",
+      unit="reward",
+  )
+  routes: Any = column(
+      "uint8[STNA]",
+      "experts of each completion token in each layer, 0 at the last token,"
+      " which was not fed to the model, and after it",
+      mask="completion",
+      when="routes",
+  )
+  prompt_routes: Any = column(
+      "uint8[PNA]", "experts of the prompt's tokens", when="routes"
+  )
+  turn_rewards: Any = column(
+      "float32[ST]",
+      "reward of each turn at its last token; a row sums to its reward",
+      mask="completion",
+      when="turn_rewards",
+      unit="reward",
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BufferColumns(StepColumns):
+  """Columns of completions in the replay buffer."""
+
+  completion_lengths: Any = column(
+      "int32[S]", "tokens with the stop token and those of an environment"
+  )
+  sampled_mask: Any = column(
+      "bool[ST]", "True on tokens that the policy sampled", mask="completion"
+  )
+  stopped: Any = column(
+      "bool[S]",
+      "whether a stop token or stop string ended the completion; if not, it was"
+      " cut off at its maximum length",
+  )
+  versions: Any = column(
+      "int32[S]", "oldest params version that sampled a token of the row"
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group(BufferColumns):
+  """One prompt and its S completions, sampled by one searcher: host arrays."""
+
+  prompt_id: int = column(
+      "int64", "index of the prompt in the task's training split"
+  )
+  visit: int = column(
+      "int64", "times that the prompt order granted this prompt before"
+  )
+  position: int = column(
+      "int64", "index in the prompt order; identifies (prompt_id, visit)"
+  )
+  epoch: int = column(
+      "int64", "start count of the trainer that published the params"
+  )
+  ref_logprobs: Any = column(
+      "float32[ST]",
+      "as in a batch; None if the trainer computes them",
+      mask="sampled",
+      when="reference",
+      unit="nats",
+  )
 
   @property
   def num_completions(self) -> int:
@@ -80,27 +174,25 @@ class Group:
     has_reward_S = ~np.isnan(self.rewards)
     if has_reward_S.all():
       return self
-    if fallback is not None:
-      filled = lambda x: (
-          None if x is None else np.where(np.isnan(x), np.float32(fallback), x)
-      )
-      return dataclasses.replace(
-          self,
-          rewards=filled(self.rewards),
-          turn_rewards=filled(self.turn_rewards),
-      )
-    rows = {
-        field.name: value[has_reward_S]
-        for field in dataclasses.fields(self)
-        if field.name not in ("prompt_tokens", "prompt_routes")
-        and isinstance(value := getattr(self, field.name), np.ndarray)
-    }
-    return dataclasses.replace(self, **rows)
+    changed = {}
+    for name, definition in COLUMNS.items():
+      value = getattr(self, name)
+      if definition.axes[:1] != "S" or value is None:
+        continue
+      if fallback is None:
+        changed[name] = value[has_reward_S]
+      elif definition.unit == "reward":
+        changed[name] = np.where(np.isnan(value), np.float32(fallback), value)
+    return dataclasses.replace(self, **changed)
 
   @property
   def num_tokens(self) -> int:
     """Sampled tokens, stop tokens included."""
     return int(self.sampled_mask.sum())
+
+
+# Columns of a group, by name.
+COLUMNS: Mapping[str, Column] = columns_of(Group)
 
 
 @jax.tree_util.register_dataclass
@@ -129,8 +221,6 @@ class Rows:
 class Routes:
   """Experts that each token used when completions were sampled.
 
-  Axes beside those above: N layers, A experts of a token.
-
   prompts: [B, P, N, A] uint8, experts of left-padded prompts, 0 at padding.
   completions: [B, K, T, N, A] uint8, 0 at a completion's last token, which was
     not fed to the model, and at padding.
@@ -141,40 +231,130 @@ class Routes:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Batch:
-  """Data of one optimizer step.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch(StepColumns):
+  """Data of one optimizer step: columns [B, P, ...] and [B, K, ...].
 
-  prompt_tokens: [B, P] int32, left-padded.
-  prompt_mask: [B, P] float32, 1 on prompt tokens.
-  completion_tokens: [B, K, T] int32, pad after the last token.
-  completion_mask: [B, K, T] float32, 1 on the tokens that the loss counts:
-    those sampled, stop tokens included unless the config excludes them.
-  behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
-  ref_logprobs: [B, K, T] float32, nats, 0 where the mask is 0.
-  rewards: [B, K] float32.
-  staleness_steps: [B, K] float32, step minus the sampling version.
   prepared: [B, ...] float32 by name, batch targets computed before the batch is
     split into micro-batches; {} until then.
   rows: packed rows of the forward pass; None if a row is a prompt with its K
     completions.
-  routes: experts that the policy uses again; None has its routers choose.
-  turn_rewards: [B, K, T] float32, reward of each turn at its last token; None
-    if the loss does not read them.
   """
 
-  prompt_tokens: Any
-  prompt_mask: Any
-  completion_tokens: Any
-  completion_mask: Any
-  behavior_logprobs: Any
-  ref_logprobs: Any
-  rewards: Any
-  staleness_steps: Any
+  prompt_mask: Any = column("float32[P]", "1 on prompt tokens")
+  completion_mask: Any = column(
+      "float32[ST]",
+      "1 on the tokens that the loss counts: those sampled, stop tokens"
+      " included unless the config excludes them",
+      mask="sampled",
+  )
+  staleness_steps: Any = column("float32[S]", "step minus the sampling version")
   prepared: Any = dataclasses.field(default_factory=dict)
   rows: Rows | None = None
-  routes: Routes | None = None
-  turn_rewards: Any = None
+
+  @property
+  def experts(self) -> Routes | None:
+    """Experts that the policy uses again; None has its routers choose."""
+    if self.routes is None:
+      return None
+    return Routes(self.prompt_routes, self.routes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draw(Batch, BufferColumns):
+  """A batch on the host as the buffer drew it, with its origin.
+
+  completion_mask: None; `batches.of_draw` makes it from `sampled_mask`.
+  ref_logprobs: [B, K, T] float32, 0 if not cached.
+  ids: [B, K] int64, ids of the completions; never reused.
+  recent: [B] bool, drawn from the recent window.
+  fresh: [B, K] bool, the completion's first use in training.
+  prompt_ids: [B] int64.
+  ref_versions: [B, K] int32, reference policy of `ref_logprobs`, -1 if not
+    cached.
+  epochs: [B, K] int32, start count of the trainer that published the params.
+  staleness_steps: [B, K] int32, updates between those params and the trainer's;
+    0 is on-policy. See `buffer.staleness`.
+  step: the step that will train on the batch.
+  """
+
+  completion_mask: None = None
+  ids: np.ndarray
+  recent: np.ndarray
+  fresh: np.ndarray
+  prompt_ids: np.ndarray
+  ref_versions: np.ndarray
+  epochs: np.ndarray
+  step: int
+
+  def stats(self) -> dict[str, Any]:
+    """Returns statistics of the batch.
+
+    fresh_share: completions used for the first time. recent_share: prompts from
+    the recent window. unique_share: distinct rows. unique_completions: mean
+    number of distinct texts in a group. completion_tokens: mean number of
+    sampled tokens. stop_rate: completions that end with a stop token.
+    """
+    texts = [
+        {
+            tokens[:length].tobytes()
+            for tokens, length in zip(*group, strict=True)
+        }
+        for group in zip(
+            self.completion_tokens, self.completion_lengths, strict=True
+        )
+    ]
+    return {
+        "fresh_share": float(self.fresh.mean()),
+        "recent_share": float(self.recent.mean()),
+        "unique_share": len(np.unique(self.ids)) / self.ids.size,
+        "staleness_steps": float(self.staleness_steps.mean()),
+        "unique_completions": sum(map(len, texts)) / len(texts),
+        "completion_tokens": float(self.sampled_mask.sum(axis=-1).mean()),
+        "stop_rate": float(self.stopped.mean()),
+    }
+
+
+def abstract_batch(
+    sizes: Mapping[str, int],
+    columns: Mapping[str, tuple[int, ...]] | None = None,
+) -> Batch:
+  """Returns the shapes and dtypes of a batch without packed rows.
+
+  Args:
+    sizes: sizes of B, K, P and T.
+    columns: optional columns, see `collect.optional_columns`.
+  """
+  columns = columns or {}
+  arrays = {}
+  for name, definition in columns_of(Batch).items():
+    if not definition.when or name in columns:
+      shape = [sizes[a] for a in definition.batch_axes if a in sizes]
+      shape += columns.get(name, ())
+      arrays[name] = jax.ShapeDtypeStruct(shape, definition.dtype)
+  return Batch(**arrays)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by name, as "rows.slots"."""
+  return {
+      jax.tree_util.keystr(path, simple=True, separator="."): leaf
+      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def batch_of(leaves: Mapping[str, Any]) -> Batch:
+  """Returns the batch that `named_leaves` was called with."""
+  fields: dict[str, Any] = {}
+  for name, leaf in leaves.items():
+    field, _, inner = name.partition(".")
+    if inner:
+      fields.setdefault(field, {})[inner] = leaf
+    else:
+      fields[field] = leaf
+  if "rows" in fields:
+    fields["rows"] = Rows(**fields["rows"])
+  return Batch(**fields)
 
 
 @dataclasses.dataclass(frozen=True)

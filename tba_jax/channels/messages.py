@@ -26,7 +26,6 @@ is not kept any more is told by a searcher's lease alone (`lease.first`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import math
 import pathlib
 import time
@@ -47,23 +46,8 @@ UNITS = ("prompts", "completions", "tokens")
 # Shortest time between two events of refused messages with one reason.
 _REFUSAL_EVENT_S = 60.0
 
-_STACKED = {
-    "completion_tokens": (np.int32, 3),
-    "completion_lengths": (np.int32, 2),
-    "sampled_mask": (np.bool_, 3),
-    "stopped": (np.bool_, 2),
-    "behavior_logprobs": (np.float32, 3),
-    "rewards": (np.float32, 2),
-    "versions": (np.int32, 2),
-}
-# Only in blocks of searchers that hold the reference.
-_REFERENCE = {"ref_logprobs": (np.float32, 3)}
-# Only in blocks for a loss that reads them.
-_TURNS = {"turn_rewards": (np.float32, 3)}
-# Only in blocks of searchers that record the experts of tokens. Their last two
-# axes, layers and experts of a token, are the trainer's to check.
-_ROUTES, _PROMPT_ROUTES = "routes", "prompt_routes"
-_SCALARS = ("prompt_id", "visit", "position", "epoch")
+# Reasons why groups with numbers that are not finite are rejected, by the unit.
+_NONFINITE = {"nats": "logprob", "reward": "reward"}
 
 _TOTALS = {unit: int for unit in UNITS}
 # Fields of the header by kind of message, see `jsonl.schema_error`.
@@ -105,7 +89,6 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "stop": {"generation": int, "epoch": int, "done": bool},
     "lock": {"generation": int, "owner": str, "place": str},
 }
-_GROUPS_SCHEMA = {name: [int] for name in (*_SCALARS, "prompt_lengths")}
 
 
 class RunIdentity(NamedTuple):
@@ -211,59 +194,50 @@ class Refusals:
     self._on_event(self._kind, f"{key[:200]}: {str(error)[:500]}{more}")
 
 
-def _arrays_of(
-    has_ref_logprobs: bool, has_routes: bool, has_turns: bool
-) -> dict[str, tuple[type, int]]:
-  """Returns dtype and number of axes of a block's stacked arrays."""
-  out = dict(_STACKED)
-  if has_ref_logprobs:
-    out |= _REFERENCE
-  if has_routes:
-    out[_ROUTES] = np.uint8, 5
-  return out | _TURNS if has_turns else out
-
-
 def pack_groups(
     groups: Sequence[types.Group],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Returns the header fields and arrays of a block; all groups share S and T.
 
-  Raises ValueError for no group, or groups of unequal shapes.
+  Prompts are concatenated. A group without a prompt may lack columns that the
+  others have: they are 0.
+
+  Raises ValueError for no group, or groups of unequal columns or shapes.
   """
+  if not groups:
+    raise ValueError("no group")
+  header = {"prompt_lengths": [len(g.prompt_tokens) for g in groups]}
   arrays = {}
-  has_ref_logprobs = any(g.ref_logprobs is not None for g in groups)
-  has_routes = any(g.routes is not None for g in groups)
-  if has_routes:
-    groups = _with_routes(groups)
-    arrays[_PROMPT_ROUTES] = np.concatenate([g.prompt_routes for g in groups])
-  has_turns = any(g.turn_rewards is not None for g in groups)
-  stacked = _arrays_of(has_ref_logprobs, has_routes, has_turns)
-  for name, (dtype, _) in stacked.items():
-    arrays[name] = np.stack([getattr(g, name) for g in groups]).astype(
-        dtype, copy=False
-    )
-  arrays["prompt_tokens"] = np.concatenate(
-      [g.prompt_tokens for g in groups]
-  ).astype(np.int32, copy=False)
-  header = {name: [int(getattr(g, name)) for g in groups] for name in _SCALARS}
-  header["prompt_lengths"] = [len(g.prompt_tokens) for g in groups]
+  for name, column in types.COLUMNS.items():
+    values = [getattr(group, name) for group in groups]
+    if not column.axes:
+      header[name] = list(map(int, values))
+      continue
+    if column.when:
+      present = [x for x in values if x is not None]
+      if not present:
+        continue
+      values = [
+          _zeros(name, column, group, present[0]) if x is None else x
+          for group, x in zip(groups, values)
+      ]
+    array = np.concatenate(values).astype(column.dtype, copy=False)
+    if column.axes[0] == "S":
+      if len({x.shape for x in values}) > 1:
+        raise ValueError(f"{name}: shapes {sorted(x.shape for x in values)}")
+      array = array.reshape(len(groups), *values[0].shape)
+    arrays[name] = array
   return header, arrays
 
 
-def _with_routes(groups: Sequence[types.Group]) -> list[types.Group]:
-  """Returns groups of which those without a prompt have routes of zeros."""
-  *_, N, A = next(g.routes.shape for g in groups if g.routes is not None)
-  zeros = lambda tokens: np.zeros((*tokens.shape, N, A), np.uint8)
-  return [
-      g
-      if g.routes is not None
-      else dataclasses.replace(
-          g,
-          routes=zeros(g.completion_tokens),
-          prompt_routes=zeros(g.prompt_tokens),
-      )
-      for g in groups
-  ]
+def _zeros(
+    name: str, column: types.Column, group: types.Group, like: np.ndarray
+) -> np.ndarray:
+  """Returns a missing column of a group without a prompt, shaped as `like`."""
+  if group.num_tokens:
+    raise ValueError(f"position {group.position}: no column {name!r}")
+  first = len(group.prompt_tokens) if column.axes[0] == "P" else len(like)
+  return np.zeros((first, *like.shape[1:]), column.dtype)
 
 
 def unpack_groups(
@@ -272,54 +246,49 @@ def unpack_groups(
   """Returns the groups of a block made by `pack_groups`.
 
   Raises:
-    ValueError: a field is missing or of another type, or shapes disagree.
+    ValueError: a column is missing, unknown or of another type, or shapes
+      disagree.
   """
-  if error := jsonl.schema_error(header, _GROUPS_SCHEMA):
+  columns = types.COLUMNS
+  numbers = [name for name, column in columns.items() if not column.axes]
+  schema = {name: [int] for name in (*numbers, "prompt_lengths")}
+  if error := jsonl.schema_error(header, schema):
     raise ValueError(error)
-  columns = {name: header[name] for name in _SCALARS}
   lengths = header["prompt_lengths"]
   num_groups = len(lengths)
-  if not num_groups or any(len(c) != num_groups for c in columns.values()):
-    raise ValueError("header lists of unequal length, or no group")
-  has_routes = _ROUTES in arrays
-  stacked = _arrays_of(
-      "ref_logprobs" in arrays, has_routes, "turn_rewards" in arrays
-  )
-  needed = {"prompt_tokens", *stacked, *[_PROMPT_ROUTES] * has_routes}
-  if missing := needed - set(arrays):
-    raise ValueError(f"no array {min(missing)!r}")
-  shape = num_groups, *arrays["completion_tokens"].shape[1:]
-  if has_routes:
-    shape += arrays[_ROUTES].shape[3:]
-  for name, (dtype, ndim) in stacked.items():
-    array = arrays[name]
-    if array.dtype != dtype or array.shape != shape[:ndim]:
+  for name in numbers:
+    if len(header[name]) != num_groups:
+      raise ValueError(f"{name}: {len(header[name])} of {num_groups} groups")
+  if min(lengths, default=-1) < 0:
+    raise ValueError(f"prompt_lengths: {lengths}"[:200])
+  for name in arrays:
+    if name not in columns or name in numbers:
+      raise ValueError(f"unknown column {name!r}")
+  # Columns of one condition come together.
+  met = {columns[name].when for name in arrays} | {""}
+  tokens = np.shape(arrays.get("completion_tokens", ()))
+  sizes = dict(zip("GST", tokens)) | {"G": num_groups, "P": sum(lengths)}
+  for name, column in columns.items():
+    if not column.axes or column.when not in met:
+      continue
+    if (array := arrays.get(name)) is None:
+      raise ValueError(f"no column {name!r}")
+    axes = column.axes if column.axes[0] == "P" else "G" + column.axes
+    if any(axis not in sizes for axis in axes):  # N and A of the first.
+      sizes = dict(zip(axes, array.shape)) | sizes
+    shape = tuple(map(sizes.get, axes))
+    if array.dtype != column.dtype or array.shape != shape:
       raise ValueError(
-          f"{name}: {array.dtype}{array.shape}, not {dtype.__name__}"
-          f"{shape[:ndim]}"
+          f"{name}: {array.dtype}{array.shape}, not {column.dtype}{shape}"
       )
-  prompts = arrays["prompt_tokens"]
-  if min(lengths) < 0 or prompts.shape != (sum(lengths),):
-    raise ValueError("prompt_lengths do not add up to prompt_tokens")
-  if has_routes:
-    array = arrays[_PROMPT_ROUTES]
-    if array.dtype != np.uint8 or array.shape != (sum(lengths), *shape[3:]):
-      raise ValueError(
-          f"{_PROMPT_ROUTES}: {array.dtype}{array.shape}, not"
-          f" uint8{(sum(lengths), *shape[3:])}"
-      )
-  ends = np.cumsum(lengths)
+  ends = np.cumsum(lengths).tolist()
+  parts = {name: header[name] for name in numbers}
+  for name, array in arrays.items():
+    parts[name] = array
+    if columns[name].axes[0] == "P":
+      parts[name] = [array[end - n : end] for n, end in zip(lengths, ends)]
   return [
-      types.Group(
-          prompt_tokens=prompts[ends[i] - lengths[i] : ends[i]],
-          **{name: column[i] for name, column in columns.items()},
-          **{name: arrays[name][i] for name in stacked},
-          prompt_routes=(
-              arrays[_PROMPT_ROUTES][ends[i] - lengths[i] : ends[i]]
-              if has_routes
-              else None
-          ),
-      )
+      types.Group(**{name: part[i] for name, part in parts.items()})
       for i in range(num_groups)
   ]
 
@@ -330,10 +299,8 @@ def reject_reason(
     vocab_size: int,
     max_prompt_tokens: int,
     max_completion_tokens: int,
-    has_ref_logprobs: bool,
-    routes_shape: tuple[int, int] | None = None,
+    columns: Mapping[str, tuple[int, ...]],
     num_experts: int = 0,
-    has_turn_rewards: bool = False,
 ) -> str | None:
   """Returns why a group is rejected, a reason of the ledger, or None.
 
@@ -341,26 +308,27 @@ def reject_reason(
     group: group that `unpack_groups` returned, or its like.
     vocab_size: upper bound of token ids.
     max_prompt_tokens, max_completion_tokens: P and T.
-    has_ref_logprobs: whether searchers compute reference log-probs.
-    routes_shape: layers, and experts of a token, of the routes that searchers
-      record; None if they record none.
+    columns: optional columns of the run, see `collect.optional_columns`.
     num_experts: upper bound of the numbers of experts.
-    has_turn_rewards: whether groups have the rewards of turns.
   """
   if not group.sampled_mask.any():
     return "environment"  # It gave no prompt.
-  if np.isinf(group.rewards).any():
-    return "reward"
-  if (group.turn_rewards is not None) != has_turn_rewards:
-    return "turn_rewards"
-  if has_turn_rewards and not np.isfinite(group.rewarded().turn_rewards).all():
-    return "reward"
-  if (group.ref_logprobs is not None) != has_ref_logprobs:
-    return "reference"
-  if not np.isfinite(group.behavior_logprobs).all():
-    return "logprob"
-  if has_ref_logprobs and not np.isfinite(group.ref_logprobs).all():
-    return "logprob"
+  for name, column in types.COLUMNS.items():
+    values = getattr(group, name)
+    if column.when:
+      is_there = values is not None
+      if is_there != (name in columns):
+        return column.when
+      if not is_there:
+        continue
+      last = len(columns[name])
+      if last and values.shape[-last:] != columns[name]:
+        return column.when
+    if column.dtype.kind == "f" and not np.isfinite(values).all():
+      if column.unit == "reward":  # Only of completions with a reward.
+        values = values[~np.isnan(group.rewards)]
+      if not np.isfinite(values).all():
+        return _NONFINITE.get(column.unit, name)
   longest = min(group.completion_tokens.shape[1], max_completion_tokens)
   lengths = group.completion_lengths
   if (lengths < 1).any() or (lengths > longest).any():
@@ -371,11 +339,8 @@ def reject_reason(
   past = np.arange(sampled.shape[1]) >= lengths[:, None]
   if (sampled & past).any() or not sampled.any(axis=1).all():
     return "mask"
-  layers_shape = None if group.routes is None else group.routes.shape[2:]
-  if layers_shape != routes_shape:
-    return "routes"
-  if routes_shape is not None:
-    if max(x.max() for x in (group.routes, group.prompt_routes)) >= num_experts:
+  for experts in (group.routes, group.prompt_routes):
+    if experts is not None and experts.max(initial=0) >= num_experts:
       return "routes"
   for tokens in (group.completion_tokens, group.prompt_tokens):
     if (tokens < 0).any() or (tokens >= vocab_size).any():

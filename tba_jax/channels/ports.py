@@ -205,10 +205,10 @@ class GroupSource(Protocol):
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int
-  ) -> buffer_lib.Draw:
+  ) -> types.Draw:
     """Returns a batch for a step that has begun."""
 
-  def mark_trained(self, draw: buffer_lib.Draw) -> None:
+  def mark_trained(self, draw: types.Draw) -> None:
     """Counts the drawn completions as used."""
 
   def stop_searchers(self, deadline_s: float, *, done: bool = False) -> None:

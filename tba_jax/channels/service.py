@@ -54,8 +54,7 @@ class ReplayService:
     """Makes the service; restores a saved state.
 
     Args:
-      config: reads `sampling` (P and T), `reference.role`, and what
-        `make_schedule` reads.
+      config: reads `sampling` (P and T), and what `make_schedule` reads.
       receiver: receiver made with the same `saved`.
       buffer: empty.
       vocab_size: upper bound of token ids.
@@ -77,9 +76,7 @@ class ReplayService:
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
         "max_completion_tokens": config.sampling.max_completion_tokens,
-        "has_ref_logprobs": config.reference.role == "searcher",
-        "routes_shape": buffer.routes_shape,
-        "has_turn_rewards": buffer.has_turn_rewards,
+        "columns": buffer.columns,
         "num_experts": num_experts,
     }
     self._on_event = on_event
@@ -214,13 +211,13 @@ class ReplayService:
 
   def draw(
       self, num_prompts: int, num_completions: int, step: int
-  ) -> buffer_lib.Draw:
+  ) -> types.Draw:
     """Returns a batch: drawn from replay, or the round's next mini-batch."""
     return self._schedule.draw(self.buffer, num_prompts, num_completions, step)
 
-  def mark_trained(self, draw: buffer_lib.Draw) -> None:
+  def mark_trained(self, draw: types.Draw) -> None:
     """Counts the drawn completions as used."""
-    self.ledger.train_first(self.buffer.mark_trained(draw.rows))
+    self.ledger.train_first(self.buffer.mark_trained(draw.ids))
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state of replay for a checkpoint."""

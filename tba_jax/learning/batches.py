@@ -31,6 +31,28 @@ def completion_mask(
   return sampled_mask.astype(np.float32)
 
 
+def of_draw(
+    draw: types.Draw,
+    tokenizer: tokenizer_lib.Tokenizer | None = None,
+    order_B: np.ndarray | slice = slice(None),
+) -> types.Batch:
+  """Returns the batch of a draw on the host, with prompts in another order.
+
+  `tokenizer` is that of `completion_mask`.
+  """
+  mask_BxKxT = completion_mask(
+      draw.completion_tokens, draw.sampled_mask, tokenizer
+  )
+  arrays = vars(draw) | {"completion_mask": mask_BxKxT}
+  return types.Batch(
+      **{
+          name: np.ascontiguousarray(arrays[name][order_B], column.dtype)
+          for name, column in types.columns_of(types.Batch).items()
+          if arrays[name] is not None
+      }
+  )
+
+
 class Row(NamedTuple):
   """A prompt and its K completions.
 
@@ -62,31 +84,22 @@ def pad_sequences(
     max_completion_tokens: T.
 
   Returns:
-    The batch; fields that a supervised loss does not read are 0.
+    The batch; columns that a supervised loss does not read are 0.
   """
-  size = math.prod(shape)
-  prompts = np.zeros((size, max_prompt_tokens), np.int32)
-  prompt_mask = np.zeros(prompts.shape, np.float32)
-  completions = np.zeros(
-      (size, num_completions, max_completion_tokens), np.int32
+  sizes = {
+      "B": math.prod(shape),
+      "K": num_completions,
+      "P": max_prompt_tokens,
+      "T": max_completion_tokens,
+  }
+  flat = jax.tree.map(
+      lambda x: np.zeros(x.shape, x.dtype), types.abstract_batch(sizes)
   )
-  completion_mask = np.zeros(completions.shape, np.float32)
   for b, row in enumerate(rows):
     prompt, texts, masks = Row(*row)
-    prompts[b, max_prompt_tokens - len(prompt) :] = prompt
-    prompt_mask[b, max_prompt_tokens - len(prompt) :] = 1
+    flat.prompt_tokens[b, max_prompt_tokens - len(prompt) :] = prompt
+    flat.prompt_mask[b, max_prompt_tokens - len(prompt) :] = 1
     for k, ids in enumerate(texts):
-      completions[b, k, : len(ids)] = ids
-      completion_mask[b, k, : len(ids)] = masks[k] if masks else 1
-  unread = np.zeros_like(completion_mask)
-  flat = types.Batch(
-      prompt_tokens=prompts,
-      prompt_mask=prompt_mask,
-      completion_tokens=completions,
-      completion_mask=completion_mask,
-      behavior_logprobs=unread,
-      ref_logprobs=unread,
-      rewards=unread[..., 0],
-      staleness_steps=unread[..., 0],
-  )
+      flat.completion_tokens[b, k, : len(ids)] = ids
+      flat.completion_mask[b, k, : len(ids)] = masks[k] if masks else 1
   return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), flat)

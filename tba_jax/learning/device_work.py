@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.learning import agreement
 from tba_jax.learning import checkpoint
@@ -152,10 +153,10 @@ class DeviceWork:
     self._cluster.broadcast(
         "place",
         {
-            "shapes": _shapes(batch),
-            "rows": batch.rows and _shapes(batch.rows),
-            "routes": batch.routes and _shapes(batch.routes),
-            "prepared": _shapes(batch.prepared),
+            "arrays": {
+                name: [list(x.shape), x.dtype.name]
+                for name, x in types.named_leaves(batch).items()
+            },
             "num_missing": num_missing,
         },
     )
@@ -254,15 +255,10 @@ def follow(
   """
   fields = command.fields
   if command.name == "place":
-    rows = fields["rows"] and types.Rows(**_arrays(fields["rows"]))
-    routes = fields["routes"] and types.Routes(**_arrays(fields["routes"]))
-    shapes = types.Batch(
-        **_arrays(fields["shapes"]),
-        rows=rows,
-        routes=routes,
-        prepared=_arrays(fields["prepared"]),
-    )
-    batch, _ = work.place(shapes, fields["num_missing"])
+    arrays = {
+        name: jax.ShapeDtypeStruct(*x) for name, x in fields["arrays"].items()
+    }
+    batch, _ = work.place(types.batch_of(arrays), fields["num_missing"])
   elif command.name == "publish":
     submit = lambda *_: None
     work.publish(work.peers.submit if work.peers else submit, **fields)
@@ -277,26 +273,6 @@ def follow(
   else:
     raise ValueError(f"unknown command {command.name!r} of process 0")
   return batch
-
-
-def _shapes(record: Any) -> dict[str, Any]:
-  """Returns shape and dtype of each array; None where there is none.
-
-  Args:
-    record: a `types.Batch`, of which `rows`, `routes` and `prepared` are left
-      out, a `types.Rows` or `types.Routes`, or arrays by name.
-  """
-  arrays = record if isinstance(record, dict) else vars(record)
-  return {
-      name: x if x is None else [list(x.shape), x.dtype.name]
-      for name, x in arrays.items()
-      if name not in ("prepared", "rows", "routes")
-  }
-
-
-def _arrays(shapes: dict[str, Any]) -> dict[str, Any]:
-  """Returns the inverse of `_shapes`."""
-  return {n: x and jax.ShapeDtypeStruct(*x) for n, x in shapes.items()}
 
 
 def _reference_inputs(batch: types.Batch) -> tuple[Any, ...]:
@@ -517,7 +493,7 @@ def make_ahead(
         mesh,
         num_prompts,
         size,
-        policy_lib.routes_shape(config, policy.model),
+        collect.optional_columns(config, policy.model.config),
     )
     is_whole = reference_prompts(config) == num_prompts
     if is_whole and has_reference_pass(config):

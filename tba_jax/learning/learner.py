@@ -69,7 +69,7 @@ class Learner:
     """The model's params, adapters merged; the next step donates them."""
     return self.work.gather_model()
 
-  def step(self, draw: buffer_lib.Draw) -> dict[str, jax.Array]:
+  def step(self, draw: types.Draw) -> dict[str, jax.Array]:
     """Dispatches a step on a draw; returns its metrics, on the devices."""
     with self._span("draw", step=draw.step):
       batch = self.make(draw)
@@ -80,35 +80,19 @@ class Learner:
     """Returns metrics on the host, once the devices have computed them."""
     return {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}
 
-  def make(self, draw: buffer_lib.Draw) -> types.Batch:
+  def make(self, draw: types.Draw) -> types.Batch:
     """Returns the batch of a draw, with all reference log-probs.
 
     Call it between the step before the draw's and the draw's own.
     """
     version = self.work.reference.version(draw.step)
-    mask_BxKxT = batches.completion_mask(
-        draw.completion_tokens, draw.sampled_mask, self._tokenizer
-    )
     cached_B = (draw.ref_versions == version).all(axis=1)
     c = self._config
     if c.reference.role == "none" or build.find(c.loss.name).has_teacher:
       cached_B[:] = True
     # Prompts without cached log-probs come first, as `place` expects.
     order_B = np.argsort(cached_B, kind="stable")
-    take = lambda x: np.ascontiguousarray(x[order_B])
-    batch = types.Batch(
-        prompt_tokens=take(draw.prompt_tokens),
-        prompt_mask=take(draw.prompt_mask).astype(np.float32),
-        completion_tokens=take(draw.completion_tokens),
-        completion_mask=take(mask_BxKxT),
-        behavior_logprobs=take(draw.behavior_logprobs),
-        ref_logprobs=take(draw.ref_logprobs),
-        rewards=take(draw.rewards),
-        staleness_steps=take(draw.staleness_steps.astype(np.float32)),
-        prepared=self._prepared(take(draw.prompt_ids)),
-        routes=jax.tree.map(take, draw.routes),
-        turn_rewards=jax.tree.map(take, draw.turn_rewards),
-    )
+    batch = batches.of_draw(draw, self._tokenizer, order_B)
     rows = packing.pack(
         self._config,
         batch.prompt_tokens,
@@ -116,10 +100,11 @@ class Learner:
         batch.completion_mask,
         batch.routes,
     )
-    batch = dataclasses.replace(batch, rows=rows)
+    prepared = self._prepared(draw.prompt_ids[order_B])
+    batch = dataclasses.replace(batch, rows=rows, prepared=prepared)
     batch, computed = self.work.place(batch, int((~cached_B).sum()))
     for part, values_bxKxT in computed:
-      self._unsaved.append((draw.rows[order_B[part]], values_bxKxT, version))
+      self._unsaved.append((draw.ids[order_B[part]], values_bxKxT, version))
     return batch
 
   def _prepared(self, prompt_ids_B: np.ndarray) -> dict[str, np.ndarray]:
@@ -168,8 +153,7 @@ def make_buffer(
       ),
       embed=embed,
       content_mask=content_mask,
-      routes_shape=(policy and policy_lib.routes_shape(config, policy.model)),
-      has_turn_rewards=collect.has_turn_rewards(config),
+      columns=collect.optional_columns(config, policy and policy.model.config),
       fallback=fallback,
   )
 

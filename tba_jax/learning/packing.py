@@ -13,14 +13,14 @@ Axes: B prompts, K completions, P prompt tokens, T completion tokens, R rows, M
 completions of a row, N parts of the rows, C tokens of a row's completions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
 import math
 
 import jax
 import ml_collections
 import numpy as np
 
-from tba_jax import collect
 from tba_jax import types
 from tba_jax.losses import build as losses
 from tba_jax.policy import sharding
@@ -146,48 +146,28 @@ def abstract_batch(
     mesh: jax.sharding.Mesh,
     B: int,
     size: Size,
-    routes_shape: tuple[int, int] | None = None,
+    columns: Mapping[str, tuple[int, ...]] | None = None,
 ) -> types.Batch:
   """Returns shapes, dtypes and shardings of a batch of B prompts.
 
-  `routes_shape` are layers, and experts of a token, of recorded routes.
+  `columns` are the optional ones, see `collect.optional_columns`.
   """
   _, K, P, T = batch_shape(config)
-
-  def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
-    x = jax.ShapeDtypeStruct(shape, dtype)
-    place = sharding.place_of(x, mesh)
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-  rows = None
+  rows, integers = None, lambda *shape: jax.ShapeDtypeStruct(shape, "int32")
   if size is not None:
     *indices, C = size
-    tokens = array("int32", *indices[:2], C) if C else None
-    rows = types.Rows(array("int32", *indices), array("int32", B, K), tokens)
-  routes = None
-  if routes_shape is not None:
-    prompts = array("uint8", B, P, *routes_shape)
-    routes = types.Routes(prompts, array("uint8", B, K, T, *routes_shape))
+    tokens = integers(*indices[:2], C) if C else None
+    rows = types.Rows(integers(*indices), integers(B, K), tokens)
   prepared = {}
   if losses.baseline(config.loss) == "file":
-    prepared["baselines_Bx1"] = array("float32", B, 1)
-  return types.Batch(
-      prompt_tokens=array("int32", B, P),
-      prompt_mask=array("float32", B, P),
-      completion_tokens=array("int32", B, K, T),
-      completion_mask=array("float32", B, K, T),
-      behavior_logprobs=array("float32", B, K, T),
-      ref_logprobs=array("float32", B, K, T),
-      rewards=array("float32", B, K),
-      staleness_steps=array("float32", B, K),
-      prepared=prepared,
-      rows=rows,
-      routes=routes,
-      turn_rewards=(
-          array("float32", B, K, T)
-          if collect.has_turn_rewards(config)
-          else None
+    prepared["baselines_Bx1"] = jax.ShapeDtypeStruct((B, 1), "float32")
+  batch = types.abstract_batch({"B": B, "K": K, "P": P, "T": T}, columns)
+  return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+          *(x.shape, x.dtype),
+          sharding=sharding.place_of(x, mesh),
       ),
+      dataclasses.replace(batch, rows=rows, prepared=prepared),
   )
 
 
@@ -196,7 +176,7 @@ def pack(
     prompt_tokens_BxP: np.ndarray,
     completion_tokens_BxKxT: np.ndarray,
     completion_mask_BxKxT: np.ndarray,
-    routes: types.Routes | None = None,
+    routes_BxKxTxNxA: np.ndarray | None = None,
 ) -> types.Rows | None:
   """Returns the rows of a batch; None if each is a prompt with its group.
 
@@ -205,12 +185,12 @@ def pack(
     prompt_tokens_BxP: only its shape matters.
     completion_tokens_BxKxT: int32.
     completion_mask_BxKxT: 1 on tokens that the loss counts.
-    routes: experts of tokens: completions with others are no copies.
+    routes_BxKxTxNxA: experts of tokens: completions with others are no copies.
   """
   P, (B, K, T) = prompt_tokens_BxP.shape[1], completion_tokens_BxKxT.shape
   same = [completion_tokens_BxKxT]
-  if routes is not None:
-    same.append(routes.completions)
+  if routes_BxKxTxNxA is not None:
+    same.append(routes_BxKxTxNxA)
   first_BxK = _first_copies(*same)
   first_BxK += K * np.arange(B)[:, None]
   distinct = [np.unique(first_K).tolist() for first_K in first_BxK]

@@ -69,21 +69,11 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
   B = min(c.micro_batch_prompts, c.prompts_per_batch)
   K, T = c.completions_per_prompt, sampling.max_completion_tokens
   shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.float32)
-  tokens = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)
-  prepared = {}
-  if losses.baseline(config.loss) == "file":
-    prepared["baselines_Bx1"] = shape(B, 1)
-  batch = types.Batch(
-      prompt_tokens=tokens(B, sampling.max_prompt_tokens),
-      prompt_mask=shape(B, sampling.max_prompt_tokens),
-      completion_tokens=tokens(B, K, T),
-      completion_mask=shape(B, K, T),
-      behavior_logprobs=shape(B, K, T),
-      ref_logprobs=shape(B, K, T),
-      rewards=shape(B, K),
-      staleness_steps=shape(B, K),
-      prepared=prepared,
+  batch = types.abstract_batch(
+      {"B": B, "K": K, "P": sampling.max_prompt_tokens, "T": T}
   )
+  if losses.baseline(config.loss) == "file":
+    batch.prepared["baselines_Bx1"] = shape(B, 1)
   pure_loss = objective.make_pure_loss(config)
   jax.eval_shape(
       jax.grad(lambda x, *others: pure_loss(x, {}, *others), has_aux=True),

@@ -530,7 +530,7 @@ def prepare(
             micro.completion_tokens,
             temperature=config.sampling.temperature,
             rows=micro.rows,
-            routes=micro.routes,
+            routes=micro.experts,
         ),
         micro_batches,
     )

@@ -384,7 +384,7 @@ def _map_logits(
       batch.completion_tokens,
       fn,
       rows=batch.rows,
-      routes=batch.routes,
+      routes=batch.experts,
       with_routes=has_experts,
   )
   if not has_experts:

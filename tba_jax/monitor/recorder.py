@@ -12,12 +12,12 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.monitor import failures as failures_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
-from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.rewards import judges
 from tba_jax.system import jsonl
@@ -118,7 +118,7 @@ def _by_age(
 
 def step_record(
     metrics: Mapping[str, float],
-    draw: buffer_lib.Draw,
+    draw: types.Draw,
     *,
     seconds: Mapping[str, float],
     buffer: Mapping[str, Any],
@@ -156,7 +156,7 @@ def step_record(
 
 
 def samples_of(
-    step: int, draw: buffer_lib.Draw, num_samples: int, tokenizer: Any
+    step: int, draw: types.Draw, num_samples: int, tokenizer: Any
 ) -> list[dict[str, Any]]:
   """Returns records for `samples.jsonl`: at most two completions per prompt."""
   num_prompts, num_completions = draw.rewards.shape
@@ -298,7 +298,7 @@ class Recorder:
       self,
       step: int,
       metrics: dict[str, float],
-      draw: buffer_lib.Draw,
+      draw: types.Draw,
       service: ports.GroupSource,
       failures: failures_lib.FailureShare,
   ) -> None:
@@ -499,7 +499,7 @@ class Recorder:
       totals["mixed_completions"] += int(added["mixed_completions"])
     return seconds
 
-  def _write_samples(self, step: int, draw: buffer_lib.Draw) -> None:
+  def _write_samples(self, step: int, draw: types.Draw) -> None:
     """Writes the first completions of a step's batch, with a reason each."""
     samples = samples_of(step, draw, _NUM_SAMPLES, self._tokenizer)
     reasons = self._judge.explain(

@@ -319,15 +319,6 @@ def build_sampler(
   return decode.Sampler(model, settings)
 
 
-def routes_shape(
-    config: ml_collections.ConfigDict, model: transformer.Model
-) -> tuple[int, int] | None:
-  """Returns N and A of the routes that are recorded; None if none are."""
-  if not config.train.router_replay:
-    return None
-  return model.config.num_layers, model.config.experts_per_token
-
-
 def find_value_folder(
     config: ml_collections.ConfigDict, workdir: str | pathlib.Path
 ) -> pathlib.Path | None:

@@ -60,7 +60,7 @@ class Loop:
     learner = self.learner
 
     def read(
-        step: int, draw: buffer_lib.Draw, metrics: Mapping[str, jax.Array]
+        step: int, draw: types.Draw, metrics: Mapping[str, jax.Array]
     ) -> None:
       values = learner.read(metrics)
       learner.finish()

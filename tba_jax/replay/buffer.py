@@ -13,7 +13,6 @@ completions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import hashlib
 from typing import Any
 
@@ -33,86 +32,6 @@ _NO_REWARD = (
 )
 # 128 bits: among 10^9 completions, a collision has probability 1e-21.
 _DIGEST_BYTES = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Draw:
-  """B groups of K completions, copied out of the buffer.
-
-  rows: [B, K] int64, ids of the completions; never reused.
-  recent: [B] bool, drawn from the recent window.
-  fresh: [B, K] bool, the completion's first use in training.
-  prompt_ids: [B] int64.
-  prompt_tokens: [B, P] int32, left-padded with 0.
-  prompt_mask: [B, P] float32, 1 on prompt tokens.
-  completion_tokens: [B, K, T] int32, 0 past the length.
-  completion_lengths: [B, K] int32, lengths with the stop token and an
-    environment's tokens.
-  sampled_mask: [B, K, T] bool, True on the tokens that the policy sampled.
-  stopped: [B, K] bool.
-  behavior_logprobs: [B, K, T] float32, nats, 0 where not sampled.
-  ref_logprobs: [B, K, T] float32, nats, 0 where not sampled and if not cached.
-  ref_versions: [B, K] int32, reference policy of `ref_logprobs`, -1 if not
-    cached.
-  rewards: [B, K] float32.
-  versions: [B, K] int32, step of the params that sampled.
-  epochs: [B, K] int32, start count of the trainer that published them.
-  staleness_steps: [B, K] int32, updates between those params and the trainer's;
-    0 is on-policy. See `staleness`.
-  step: the step that will train on the batch.
-  routes: experts that the tokens used, those of a prompt at its newest visit;
-    None if they are not recorded.
-  turn_rewards: [B, K, T] float32, reward of each turn at its last token; None
-    if they are not recorded.
-  """
-
-  rows: np.ndarray
-  recent: np.ndarray
-  fresh: np.ndarray
-  prompt_ids: np.ndarray
-  prompt_tokens: np.ndarray
-  prompt_mask: np.ndarray
-  completion_tokens: np.ndarray
-  completion_lengths: np.ndarray
-  sampled_mask: np.ndarray
-  stopped: np.ndarray
-  behavior_logprobs: np.ndarray
-  ref_logprobs: np.ndarray
-  ref_versions: np.ndarray
-  rewards: np.ndarray
-  versions: np.ndarray
-  epochs: np.ndarray
-  staleness_steps: np.ndarray
-  step: int
-  routes: types.Routes | None = None
-  turn_rewards: np.ndarray | None = None
-
-  def stats(self) -> dict[str, Any]:
-    """Returns statistics of the batch.
-
-    fresh_share: completions used for the first time. recent_share: prompts from
-    the recent window. unique_share: distinct rows. unique_completions: mean
-    number of distinct texts in a group. completion_tokens: mean number of
-    sampled tokens. stop_rate: completions that end with a stop token.
-    """
-    texts = [
-        {
-            tokens[:length].tobytes()
-            for tokens, length in zip(*group, strict=True)
-        }
-        for group in zip(
-            self.completion_tokens, self.completion_lengths, strict=True
-        )
-    ]
-    return {
-        "fresh_share": float(self.fresh.mean()),
-        "recent_share": float(self.recent.mean()),
-        "unique_share": len(np.unique(self.rows)) / self.rows.size,
-        "staleness_steps": float(self.staleness_steps.mean()),
-        "unique_completions": sum(map(len, texts)) / len(texts),
-        "completion_tokens": float(self.sampled_mask.sum(axis=-1).mean()),
-        "stop_rate": float(self.stopped.mean()),
-    }
 
 
 def staleness(
@@ -216,8 +135,7 @@ class ReplayBuffer:
       reward_temperature: Callable[[int], float],
       embed: similarity.EmbedFn | None = None,
       content_mask: similarity.ContentMaskFn | None = None,
-      routes_shape: tuple[int, int] | None = None,
-      has_turn_rewards: bool = False,
+      columns: Mapping[str, tuple[int, ...]] | None = None,
       fallback: float | None = None,
   ):
     """Makes an empty buffer.
@@ -230,9 +148,7 @@ class ReplayBuffer:
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
       content_mask: sampled tokens without what ended them, for any
         `replay_filter.similarity`.
-      routes_shape: layers, and experts of a token, of the routes that groups
-        have; None if they have none.
-      has_turn_rewards: whether groups have the rewards of turns.
+      columns: optional columns of groups, see `collect.optional_columns`.
       fallback: reward of completions without one; None does not store them.
     """
     self._fallback = fallback
@@ -245,9 +161,9 @@ class ReplayBuffer:
     self.table = records_lib.RecordTable(
         config.sampling.max_completion_tokens,
         self.capacity,
-        routes_shape,
-        has_turn_rewards,
+        columns or {},
     )
+    self._prompt_columns = records_lib.stored_columns(self.columns, "P")
     self._similarity = None
     if self._filter.similarity != "none":
       self._similarity = similarity.SimilarityFilter(
@@ -277,14 +193,9 @@ class ReplayBuffer:
     return len(self.prompts)
 
   @property
-  def routes_shape(self) -> tuple[int, int] | None:
-    """Layers, and experts of a token, of the stored routes; None without."""
-    return self.table.routes_shape
-
-  @property
-  def has_turn_rewards(self) -> bool:
-    """Whether groups have the rewards of turns."""
-    return self.table.has_turn_rewards
+  def columns(self) -> Mapping[str, tuple[int, ...]]:
+    """Optional columns that groups have, see `collect.optional_columns`."""
+    return self.table.columns
 
   @property
   def epoch(self) -> int:
@@ -306,7 +217,7 @@ class ReplayBuffer:
     """
     prompt = self.prompts.get(group.prompt_id)
     return prompt is not None and not np.array_equal(
-        prompt.tokens, group.prompt_tokens
+        prompt.columns["prompt_tokens"], group.prompt_tokens
     )
 
   def rewarded(self, group: types.Group) -> types.Group:
@@ -331,8 +242,8 @@ class ReplayBuffer:
       What left the buffer, or never entered it, without a use.
 
     Raises:
-      ValueError: `step` decreased, or the prompt had other tokens before; the
-        buffer is unchanged.
+      ValueError: `step` decreased, the prompt had other tokens before, or a
+        column is missing; the buffer is unchanged.
     """
     if step < self._insert_step:
       raise ValueError(f"insert at step {step} after step {self._insert_step}")
@@ -342,14 +253,16 @@ class ReplayBuffer:
       return added
     if self.has_other_tokens(group):
       raise ValueError(f"prompt {group.prompt_id} comes with other tokens")
+    for name in self.columns:
+      if getattr(group, name) is None:
+        raise ValueError(f"prompt {group.prompt_id} comes without {name!r}")
     prompt = self.prompts.get(group.prompt_id)
     if prompt is None:
-      prompt = records_lib.PromptRecords(
-          np.array(group.prompt_tokens, np.int32)
-      )
+      prompt = records_lib.PromptRecords({})
       self.prompts[group.prompt_id] = prompt
-    if self.routes_shape is not None:
-      prompt.routes = np.array(group.prompt_routes)
+    for name, column in self._prompt_columns.items():
+      if column.when or name not in prompt.columns:
+        prompt.columns[name] = np.array(getattr(group, name), column.dtype)
     self._insert_step = step
     if self._filter.freeze_step and step >= self._filter.freeze_step:
       self.capacity = min(self.capacity, max(len(self), 1))
@@ -397,7 +310,9 @@ class ReplayBuffer:
         del self._row_of[digest]
     self.table.free(rows)
 
-  def sample(self, num_prompts: int, num_completions: int, step: int) -> Draw:
+  def sample(
+      self, num_prompts: int, num_completions: int, step: int
+  ) -> types.Draw:
     """Returns a batch; each prompt is drawn from the recent window or from all.
 
     Prompts are drawn without replacement within each of the two pools, which
@@ -444,7 +359,7 @@ class ReplayBuffer:
       *,
       arrived_from: int,
       skip: int,
-  ) -> Draw:
+  ) -> types.Draw:
     """Returns groups in their order of arrival.
 
     A group with fewer completions, since others could not be judged, repeats
@@ -472,7 +387,7 @@ class ReplayBuffer:
     """Counts uses of completions; returns the amount of first uses.
 
     Args:
-      ids: `Draw.rows` of any shape; repeats count. Evicted ids are ignored, as
+      ids: `Draw.ids` of any shape; repeats count. Evicted ids are ignored, as
         they were accounted for at their eviction.
     """
     rows, alive = self.table.find(ids.ravel())
@@ -484,7 +399,7 @@ class ReplayBuffer:
     """Caches reference log-probs; returns how many ids are still stored.
 
     Args:
-      ids: [...] int64, ids from `Draw.rows`.
+      ids: [...] int64, ids from `Draw.ids`.
       values: [..., T] float32, nats.
       ref_version: version of the reference policy, 0 or more.
     """
@@ -517,17 +432,17 @@ class ReplayBuffer:
 
   def get_state(self) -> dict[str, Any]:
     """Returns the stored completions, the pools and the generator."""
-    tokens = [prompt.tokens for prompt in self.prompts.values()]
-    routes = {}
-    if self.routes_shape is not None:
-      empty = np.zeros((0, *self.routes_shape), np.uint8)
-      of_prompts = [prompt.routes for prompt in self.prompts.values()]
-      routes["prompt_routes"] = np.concatenate([empty, *of_prompts])
+    prompts = [prompt.columns for prompt in self.prompts.values()]
+    lengths = [len(columns["prompt_tokens"]) for columns in prompts]
+    of_prompts = {}
+    for name, column in self._prompt_columns.items():
+      empty = np.zeros((0, *self.columns.get(name, ())), column.dtype)
+      of_prompts[name] = np.concatenate([empty, *[p[name] for p in prompts]])
     return {
         "rows": self.table.get_state(),
         "prompt_ids": np.array(list(self.prompts), np.int64),
-        "prompt_lengths": np.array([len(t) for t in tokens], np.int64),
-        "prompt_tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
+        "prompt_lengths": np.array(lengths, np.int64),
+        **of_prompts,
         "replay_pool": self._replay_pool.get_state(),
         "recent_pool": self._recent_pool.get_state(),
         "rng": self._rng.bit_generator.state,
@@ -537,7 +452,6 @@ class ReplayBuffer:
         "sample_step": self._sample_step,
         "recent_misses": self._recent_misses,
         "skipped_groups": self._skipped_groups,
-        **routes,
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -556,17 +470,12 @@ class ReplayBuffer:
       )
     self.table.set_state(state["rows"])
     ends = np.cumsum(state["prompt_lengths"])[:-1]
+    names = list(self._prompt_columns)
+    of_prompts = zip(*[np.split(state[name], ends) for name in names])
     self.prompts = {
-        key: records_lib.PromptRecords(tokens)
-        for key, tokens in zip(
-            state["prompt_ids"].tolist(),
-            np.split(state["prompt_tokens"], ends),
-        )
+        key: records_lib.PromptRecords(dict(zip(names, values)))
+        for key, values in zip(state["prompt_ids"].tolist(), of_prompts)
     }
-    if self.routes_shape is not None:
-      of_prompts = np.split(state["prompt_routes"], ends)
-      for prompt, routes in zip(self.prompts.values(), of_prompts):
-        prompt.routes = routes
     rows = self.table.live_rows()
     owners = self.table.prompt_ids[rows]
     order = np.argsort(owners, kind="stable")
@@ -594,7 +503,8 @@ class ReplayBuffer:
 
   def digest_of(self, row: int) -> bytes:
     """Returns the digest of a stored completion and its prompt id."""
-    tokens = self.table.tokens[row, : self.table.lengths[row]]
+    length = self.table.completion_lengths[row]
+    tokens = self.table.completion_tokens[row, :length]
     return _digest(int(self.table.prompt_ids[row]), tokens.tobytes())
 
   def _deduplicate(
@@ -667,59 +577,36 @@ class ReplayBuffer:
     kept = rows[self.table.equal[rows] == 0]
     return kept if len(kept) >= count else rows
 
-  def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> Draw:
+  def _gather(self, rows_BxK: np.ndarray, recent_B: np.ndarray) -> types.Draw:
     """Copies rows out of the table."""
-    table, num_columns = self.table, self._max_prompt_tokens
-    integers = table.integers(rows_BxK)
-    prompt_ids_B = integers["prompt_ids"][:, 0]
+    own = self.table.integers(rows_BxK, ("groups", "arrivals", "equal"))
+    prompt_ids_B = own.pop("prompt_ids")[:, 0]
     # The first copy alone of a row that was drawn twice is its first use.
     first_BxK = np.zeros(rows_BxK.shape, np.bool_)
     first_BxK.flat[np.unique(rows_BxK, return_index=True)[1]] = True
-    prompt_tokens_BxP = np.zeros((len(rows_BxK), num_columns), np.int32)
-    prompt_mask_BxP = np.zeros((len(rows_BxK), num_columns), np.float32)
-    for b, key in enumerate(prompt_ids_B.tolist()):
-      tokens = self.prompts[key].tokens
-      prompt_tokens_BxP[b, num_columns - len(tokens) :] = tokens
-      prompt_mask_BxP[b, num_columns - len(tokens) :] = 1
-    routes = None
-    if self.routes_shape is not None:
-      shape = (*prompt_tokens_BxP.shape, *self.routes_shape)
-      prompt_routes = np.zeros(shape, np.uint8)
-      for b, key in enumerate(prompt_ids_B.tolist()):
-        own = self.prompts[key].routes
-        prompt_routes[b, num_columns - len(own) :] = own
-      routes = types.Routes(prompt_routes, table.routes[rows_BxK])
-    ref_versions_BxK = integers["ref_versions"]
-    ref_logprobs_BxKxT = table.ref_logprobs[rows_BxK]
-    ref_logprobs_BxKxT[ref_versions_BxK < 0] = 0
-    return Draw(
-        rows=integers["ids"],
+    prompts = [self.prompts[key].columns for key in prompt_ids_B.tolist()]
+    B, P = len(prompts), self._max_prompt_tokens
+    starts_B = np.array([P - len(p["prompt_tokens"]) for p in prompts])
+    inside_BxP = np.arange(P) >= starts_B[:, None]
+    padded = {"prompt_mask": inside_BxP.astype(np.float32)}
+    for name, column in self._prompt_columns.items():
+      shape = B, P, *self.columns.get(name, ())
+      padded[name] = np.zeros(shape, column.dtype)
+      values = [columns[name] for columns in prompts]
+      padded[name][inside_BxP] = np.concatenate(values)
+    drawn = self.table.take(rows_BxK)
+    drawn["ref_logprobs"][own["ref_versions"] < 0] = 0
+    return types.Draw(
         recent=recent_B,
-        fresh=(integers["use_counts"] == 0) & first_BxK,
+        fresh=(own.pop("use_counts") == 0) & first_BxK,
         prompt_ids=prompt_ids_B,
-        prompt_tokens=prompt_tokens_BxP,
-        prompt_mask=prompt_mask_BxP,
-        completion_tokens=table.tokens[rows_BxK],
-        completion_lengths=integers["lengths"],
-        sampled_mask=table.sampled_mask[rows_BxK],
-        stopped=integers["stopped"],
-        behavior_logprobs=table.behavior_logprobs[rows_BxK],
-        ref_logprobs=ref_logprobs_BxKxT,
-        ref_versions=ref_versions_BxK,
-        rewards=table.rewards[rows_BxK],
-        versions=integers["versions"],
-        epochs=integers["epochs"],
         staleness_steps=staleness(
-            self._starts,
-            integers["epochs"],
-            integers["versions"],
-            self._sample_step,
+            self._starts, own["epochs"], own["versions"], self._sample_step
         ),
         step=self._sample_step,
-        routes=routes,
-        turn_rewards=(
-            table.turn_rewards[rows_BxK] if table.has_turn_rewards else None
-        ),
+        **own,
+        **padded,
+        **drawn,
     )
 
 

@@ -12,7 +12,8 @@ of each step's metrics show where another computation differs.
 Lines of `replay/decisions.jsonl`, JSON, in the order of events:
 
     {"epoch", "step", "applied", "config", "machine"}  start of a trainer
-    {"names"}                  names of the metrics from here on
+    {"draw_names", "names"}    names of the checksums, and of the metrics, from
+                               here on
     {"step", "applied", "ahead", "scale", "draw", "metrics"}  a step
 
 A newer start replaces the steps from its own on: they were trained again.
@@ -28,17 +29,14 @@ import zlib
 
 import numpy as np
 
-from tba_jax.replay import buffer as buffer_lib
+from tba_jax import types
 from tba_jax.system import jsonl
 
 FILE_NAME = "replay/decisions.jsonl"
-# Fields of a draw with a checksum each.
-DRAW_FIELDS = ("rows", "prompt_tokens", "completion_tokens", "sampled_mask",
-               "behavior_logprobs", "ref_versions", "ref_logprobs", "rewards",
-               "staleness_steps", "turn_rewards")  # fmt: skip
 
 _START = {"epoch": int, "step": int, "applied": int, "config": {},
           "machine": {}}  # fmt: skip
+_NAMES = {"draw_names": [str], "names": [str]}
 _STEP = {
     "step": int,
     "applied": int,
@@ -86,7 +84,7 @@ class Step:
   """A recorded step.
 
   decision: decisions about it.
-  draw: checksum of each field of its draw, by name.
+  draw: checksums of its draw, see `sums_of`.
   metrics: metrics of the train step, [] float32 by name.
   start: start of the trainer that took it.
   """
@@ -109,12 +107,13 @@ class Recording:
   steps: Mapping[int, Step]
 
 
-def sums_of(draw: buffer_lib.Draw) -> dict[str, int]:
-  """Returns the CRC-32 of each field of a draw, by name; 0 of a missing one."""
-  values = {name: getattr(draw, name) for name in DRAW_FIELDS}
+def sums_of(draw: types.Draw) -> dict[str, int]:
+  """Returns the CRC-32 of a draw's ids and of each of its columns, by name."""
+  columns = types.columns_of(types.BufferColumns)
   return {
-      name: 0 if value is None else zlib.crc32(np.ascontiguousarray(value))
-      for name, value in values.items()
+      name: zlib.crc32(np.ascontiguousarray(value))
+      for name in ("ids", "ref_versions", "staleness_steps", *columns)
+      if (value := getattr(draw, name)) is not None
   }
 
 
@@ -133,7 +132,7 @@ class DecisionLog:
     """Opens the file of a run directory for appending."""
     self._path = pathlib.Path(workdir) / FILE_NAME
     self._on_event = on_event
-    self._names: list[str] = []
+    self._names: tuple[list[str], list[str]] = [], []
     self._has_failed = False
     self._lines = jsonl.LineWriter(self._path)
 
@@ -145,19 +144,20 @@ class DecisionLog:
       self,
       step: int,
       decision: Decision,
-      draw: buffer_lib.Draw,
+      draw: types.Draw,
       metrics: Mapping[str, float],
   ) -> None:
     """Records a step, also one that is not finite."""
-    if list(metrics) != self._names:
-      self._names = list(metrics)
-      self._write({"names": self._names})
+    sums = sums_of(draw)
+    if (list(sums), list(metrics)) != self._names:
+      self._names = list(sums), list(metrics)
+      self._write({"draw_names": list(sums), "names": list(metrics)})
     bits = np.array(list(metrics.values()), "<f4").tobytes()
     self._write(
         {
             "step": step,
             **vars(decision),
-            "draw": list(sums_of(draw).values()),
+            "draw": list(sums.values()),
             "metrics": base64.b64encode(bits).decode(),
         }
     )
@@ -197,20 +197,21 @@ def read(workdir: str | os.PathLike[str]) -> Recording:
   path = pathlib.Path(workdir) / FILE_NAME
   starts: list[Start] = []
   steps: dict[int, Step] = {}
+  draw_names: list[str] = []
   names: list[str] = []
   for record in jsonl.iter_jsonl(path):
     if not jsonl.schema_error(record, _START):
       starts.append(Start(**{name: record[name] for name in _START}))
       steps = {n: step for n, step in steps.items() if n < record["step"]}
-    elif not jsonl.schema_error(record, {"names": [str]}):
-      names = record["names"]
+    elif not jsonl.schema_error(record, _NAMES):
+      draw_names, names = record["draw_names"], record["names"]
     elif starts and not jsonl.schema_error(record, _STEP):
       bits = np.frombuffer(base64.b64decode(record["metrics"]), "<f4")
       steps[record["step"]] = Step(
           decision=Decision(
               record["applied"], record["ahead"], float(record["scale"])
           ),
-          draw=dict(zip(DRAW_FIELDS, record["draw"])),
+          draw=dict(zip(draw_names, record["draw"])),
           metrics=dict(zip(names, bits)),
           start=starts[-1],
       )

@@ -7,7 +7,7 @@ whether the completion has been evicted.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,56 +19,54 @@ _MIN_ROWS = 1024
 # Bins of the histogram of uses; the last one is open.
 _BINS = 9
 
-# Integer columns and their types in draws and checkpoints. The table keeps them
-# in one array, so that a row's integers are adjacent in memory.
+# Integers of a row besides its columns, and their types in draws and
+# checkpoints.
 _INTEGERS = {
-    "ids": np.int64,
-    "prompt_ids": np.int64,
-    "groups": np.int64,
-    "arrivals": np.int64,
-    "lengths": np.int32,
-    "stopped": np.bool_,
-    "versions": np.int32,
-    "epochs": np.int32,
-    "use_counts": np.int64,
-    "ref_versions": np.int32,
-    "equal": np.bool_,
+    "ids": "int64",
+    "prompt_ids": "int64",
+    "groups": "int64",
+    "arrivals": "int64",
+    "epochs": "int32",
+    "use_counts": "int64",
+    "ref_versions": "int32",
+    "equal": "bool",
 }
-_TOKENS = {
-    "tokens": np.int32,
-    "sampled_mask": np.bool_,
-    "behavior_logprobs": np.float32,
-    "ref_logprobs": np.float32,
-}
-_ROUTES = "routes"
-_TURN_REWARDS = "turn_rewards"
+
+
+def stored_columns(
+    columns: Mapping[str, tuple[int, ...]], axis: str
+) -> dict[str, types.Column]:
+  """Returns the columns that a buffer stores whose first axis is `axis`.
+
+  Args:
+    columns: optional columns of the run, see `collect.optional_columns`.
+    axis: "S" or "P".
+  """
+  return {
+      name: column
+      for name, column in types.columns_of(types.BufferColumns).items()
+      if column.axes[0] == axis and (not column.when or name in columns)
+  }
 
 
 class RecordTable:
   """Columns over rows, which grow geometrically; freed rows are reused.
 
+  The columns of completions (`types.BufferColumns`) are attributes [rows],
+  int64 or float32, and [rows, T, ...] of their type, 0 outside their mask. The
+  reference log-probs are undefined where `ref_versions` is -1.
+
+  columns: optional columns that are stored, see `collect.optional_columns`.
   ids: [rows] int64, arrival count of the completion, -1 in a free row.
   prompt_ids, groups: [rows] int64, the completion's prompt, and the group it
     arrived in.
   arrivals: [rows] int64, the step at which it arrived.
-  lengths: [rows] int64, tokens with the stop token and an environment's.
-  stopped: [rows] int64, 0 or 1.
-  versions: [rows] int64, step of the params that sampled it.
   epochs: [rows] int64, start count of the trainer that published them.
   use_counts: [rows] int64, number of times it was trained on.
   ref_versions: [rows] int64, reference policy of `ref_logprobs`, -1 if not
     cached.
   equal: [rows] int64, 1 if its group came with equal rewards throughout, 0 if
     they differ, whichever of its completions are stored.
-  rewards: [rows] float32.
-  tokens: [rows, T] int32, 0 past the length.
-  sampled_mask: [rows, T] bool, True on the tokens that the policy sampled.
-  behavior_logprobs, ref_logprobs: [rows, T] float32, nats, 0 where not sampled;
-    the latter are undefined where `ref_versions` is -1.
-  routes: [rows, T, N, A] uint8, experts that each token used in each of N
-    layers; only if the table is made for them.
-  turn_rewards: [rows, T] float32, reward of each turn at its last token; only
-    if the table is made for them.
 
   untrained: amount never used. A group counts as a prompt until one of its
     completions is used or all are gone.
@@ -80,49 +78,44 @@ class RecordTable:
   prompt_ids: np.ndarray
   groups: np.ndarray
   arrivals: np.ndarray
-  lengths: np.ndarray
-  stopped: np.ndarray
-  versions: np.ndarray
+  completion_lengths: np.ndarray
   epochs: np.ndarray
   use_counts: np.ndarray
   ref_versions: np.ndarray
   equal: np.ndarray
   rewards: np.ndarray
-  tokens: np.ndarray
+  completion_tokens: np.ndarray
   sampled_mask: np.ndarray
-  behavior_logprobs: np.ndarray
   ref_logprobs: np.ndarray
-  routes: np.ndarray
-  turn_rewards: np.ndarray
 
   def __init__(
       self,
       num_tokens: int,
       max_rows: int,
-      routes_shape: tuple[int, int] | None = None,
-      has_turn_rewards: bool = False,
+      columns: Mapping[str, tuple[int, ...]],
   ):
     """Makes an empty table.
 
     Args:
       num_tokens: T.
       max_rows: number of rows that it grows to, about.
-      routes_shape: N, A of routes; None stores none.
-      has_turn_rewards: whether to store the rewards of turns.
+      columns: optional columns to store, see `collect.optional_columns`.
     """
     self._num_tokens = num_tokens
     self._max_rows = max_rows
-    self.routes_shape = routes_shape
-    # Name -> dtype and axes after [rows, T].
-    self._columns_of: dict[str, tuple[Any, tuple[int, ...]]] = {
-        name: (dtype, ()) for name, dtype in _TOKENS.items()
-    }
-    if routes_shape is not None:
-      self._columns_of[_ROUTES] = np.uint8, routes_shape
-    self.has_turn_rewards = has_turn_rewards
-    if has_turn_rewards:
-      self._columns_of[_TURN_REWARDS] = np.float32, ()
-    self._columns = np.arange(num_tokens)
+    self.columns = dict(columns)
+    self._places = np.arange(num_tokens)
+    # Columns [rows], and [rows, T, ...].
+    self._of_rows, self._of_tokens = {}, {}
+    # One array has all integers, so that a row's are adjacent in memory.
+    self._integer_types = dict(_INTEGERS)
+    for name, column in stored_columns(columns, "S").items():
+      if column.mask:
+        self._of_tokens[name] = column
+      elif column.dtype.kind == "f":
+        self._of_rows[name] = column
+      else:
+        self._integer_types[name] = column.dtype
     self.clear()
 
   def __len__(self) -> int:
@@ -136,45 +129,37 @@ class RecordTable:
     index = np.array(indices) if count < len(group.rewards) else slice(None)
     rows = self._allocate(count)
     lengths = group.completion_lengths[index]
-    integers = np.empty((count, len(_INTEGERS)), np.int64)
     width = min(group.completion_tokens.shape[1], self._num_tokens)
-    inside = self._columns[:width] < lengths[:, None]
+    inside = self._places[:width] < lengths[:, None]
     sampled = group.sampled_mask[index, :width]
-    columns = {
-        "tokens": (group.completion_tokens, inside),
-        "sampled_mask": (group.sampled_mask, inside),
-        "behavior_logprobs": (group.behavior_logprobs, sampled),
-    }
-    if group.ref_logprobs is not None:
-      columns["ref_logprobs"] = (group.ref_logprobs, sampled)
-    if self.routes_shape is not None:
-      columns[_ROUTES] = (group.routes, inside[..., None, None])
-    if self.has_turn_rewards:
-      columns[_TURN_REWARDS] = (group.turn_rewards, inside)
-    for i, value in enumerate(
-        (
-            np.arange(self.next_id, self.next_id + count),
-            group.prompt_id,
-            self._next_group,
-            step,
-            lengths,
-            group.stopped[index],
-            group.versions[index],
-            group.epoch,
-            0,
-            # A fixed reference has version 0.
-            0 if "ref_logprobs" in columns else -1,
-            not np.ptp(group.rewards),
-        )
-    ):
-      integers[:, i] = value
+    # In the order of `_INTEGERS`.
+    own = (
+        np.arange(self.next_id, self.next_id + count),
+        group.prompt_id,
+        self._next_group,
+        step,
+        group.epoch,
+        0,
+        # A fixed reference has version 0.
+        -1 if group.ref_logprobs is None else 0,
+        not np.ptp(group.rewards),
+    )
+    integers = np.empty((count, len(self._integer_types)), np.int64)
+    for i, name in enumerate(self._integer_types):
+      integers[:, i] = own[i] if i < len(own) else getattr(group, name)[index]
     self._integers[rows] = integers
-    self.rewards[rows] = group.rewards[index]
-    for name, (values, mask) in columns.items():
-      column = getattr(self, name)
-      column[rows, :width] = np.where(mask, values[index, :width], 0)
+    for name in self._of_rows:
+      getattr(self, name)[rows] = getattr(group, name)[index]
+    for name, column in self._of_tokens.items():
+      values, stored = getattr(group, name), getattr(self, name)
+      if values is None:  # Reference log-probs, which the trainer computes.
+        continue
+      mask = sampled if column.mask == "sampled" else inside
+      if values.ndim > 2:
+        mask = mask.reshape(*mask.shape, *[1] * (values.ndim - 2))
+      stored[rows, :width] = np.where(mask, values[index, :width], 0)
       if width < self._num_tokens:
-        column[rows, width:] = 0
+        stored[rows, width:] = 0
     self._append_order(rows)
     self._unused_groups[self._next_group] = count
     self.untrained += ledger.amount_of(1, sampled.sum(axis=1).tolist())
@@ -223,12 +208,22 @@ class RecordTable:
     self.untrained -= trained
     return trained
 
-  def integers(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the integer columns at rows of any shape, by name."""
+  def integers(
+      self, rows: np.ndarray, without: Collection[str] = ()
+  ) -> dict[str, np.ndarray]:
+    """Returns the integers at rows of any shape, by name."""
     values = self._integers[rows]
     return {
         name: values[..., i].astype(dtype)
-        for i, (name, dtype) in enumerate(_INTEGERS.items())
+        for i, (name, dtype) in enumerate(self._integer_types.items())
+        if name not in without
+    }
+
+  def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the other columns at rows of any shape, by name."""
+    return {
+        name: getattr(self, name)[rows]
+        for name in (*self._of_rows, *self._of_tokens)
     }
 
   def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -281,18 +276,19 @@ class RecordTable:
 
   def token_mask(self, lengths: np.ndarray) -> np.ndarray:
     """Returns True on the tokens within lengths of any shape, [..., T] bool."""
-    return self._columns < lengths[..., None]
+    return self._places < lengths[..., None]
 
   def get_state(self) -> dict[str, Any]:
     """Returns copies of the live rows, by arrival, tokens without padding."""
     rows = self.live_rows()
     cached = rows[self.ref_versions[rows] >= 0]
     state: dict[str, Any] = self.integers(rows)
-    state["rewards"] = self.rewards[rows]
-    for name in self._columns_of:
+    for name in self._of_rows:
+      state[name] = getattr(self, name)[rows]
+    for name in self._of_tokens:
       some = cached if name == "ref_logprobs" else rows
       state[name] = getattr(self, name)[some][
-          self.token_mask(self.lengths[some])
+          self.token_mask(self.completion_lengths[some])
       ]
     state["next_id"] = self.next_id
     state["next_group"] = self._next_group
@@ -301,7 +297,7 @@ class RecordTable:
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; raises ValueError if a completion is longer than T."""
-    lengths = state["lengths"]
+    lengths = state["completion_lengths"]
     if lengths.max(initial=0) > self._num_tokens:
       raise ValueError(
           f"saved completions of up to {lengths.max()} tokens; allowed:"
@@ -309,17 +305,18 @@ class RecordTable:
       )
     self.clear()
     rows = self._allocate(len(lengths))
-    for i, name in enumerate(_INTEGERS):
-      # Checkpoints of earlier versions lack `equal`.
-      self._integers[rows, i] = state.get(name, 0)
-    self.rewards[rows] = state["rewards"]
+    for i, name in enumerate(self._integer_types):
+      self._integers[rows, i] = state[name]
+    for name in self._of_rows:
+      getattr(self, name)[rows] = state[name]
     mask = self.token_mask(lengths)
     cached = state["ref_versions"] >= 0
-    for name, (dtype, others) in self._columns_of.items():
+    for name in self._of_tokens:
       some = cached if name == "ref_logprobs" else slice(None)
-      values = np.zeros((*mask[some].shape, *others), dtype)
+      stored = getattr(self, name)
+      values = np.zeros((*mask[some].shape, *stored.shape[2:]), stored.dtype)
       values[mask[some]] = state[name]
-      getattr(self, name)[rows[some]] = values
+      stored[rows[some]] = values
     self._append_order(rows)
     self.next_id = int(state["next_id"])
     self._next_group = int(state["next_group"])
@@ -350,10 +347,12 @@ class RecordTable:
     # are removed when they come first or the array is full.
     self._order = np.empty((_MIN_ROWS, 2), np.int64)
     self._order_start = self._order_end = 0
-    self._integers = np.empty((0, len(_INTEGERS)), np.int64)
-    self.rewards = np.empty(0, np.float32)
-    for name, (dtype, others) in self._columns_of.items():
-      setattr(self, name, np.empty((0, self._num_tokens, *others), dtype))
+    self._integers = np.empty((0, len(self._integer_types)), np.int64)
+    for name, column in self._of_rows.items():
+      setattr(self, name, np.empty(0, column.dtype))
+    for name, column in self._of_tokens.items():
+      shape = 0, self._num_tokens, *self.columns.get(name, ())
+      setattr(self, name, np.empty(shape, column.dtype))
     self._grow(0)
 
   def _num_sampled(self, rows: np.ndarray) -> list[int]:
@@ -376,12 +375,12 @@ class RecordTable:
   def _grow(self, needed: int) -> None:
     size = len(self._integers)
     new = max(min(max(2 * size, _MIN_ROWS), self._max_rows), needed)
-    for name in ("_integers", "rewards", *self._columns_of):
+    for name in ("_integers", *self._of_rows, *self._of_tokens):
       old = getattr(self, name)
       column = np.empty((new, *old.shape[1:]), old.dtype)
       column[:size] = old
       setattr(self, name, column)
-    for i, name in enumerate(_INTEGERS):
+    for i, name in enumerate(self._integer_types):
       setattr(self, name, self._integers[:, i])
 
   def _append_order(self, rows: np.ndarray) -> None:
@@ -402,14 +401,11 @@ class RecordTable:
 class PromptRecords:
   """A prompt and its rows, oldest first.
 
-  tokens: [P] int32, the prompt, without padding.
-  routes: [P, N, A] uint8, experts that its tokens used at its newest visit;
-    None if they are not recorded.
+  columns: columns [P, ...] of its newest visit by name, without padding.
   """
 
-  def __init__(self, tokens: np.ndarray, routes: np.ndarray | None = None):
-    self.tokens = tokens
-    self.routes = routes
+  def __init__(self, columns: Mapping[str, np.ndarray]):
+    self.columns = dict(columns)
     self._rows = np.empty(8, np.int64)
     self._start = self._end = 0
 

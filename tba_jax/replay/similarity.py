@@ -130,7 +130,7 @@ class SimilarityFilter:
     for start in range(0, len(rows), _RESTORE_ROWS):
       some = rows[start : start + _RESTORE_ROWS]
       features = self._make_features(
-          self._table.tokens[some], self._table.sampled_mask[some]
+          self._table.completion_tokens[some], self._table.sampled_mask[some]
       )
       self._features |= zip(some.tolist(), features)
 

@@ -217,19 +217,8 @@ class Replay:
     draw = self._buffer.sample(
         s.prompts_per_batch, s.completions_per_prompt, step
     )
-    batch = types.Batch(
-        prompt_tokens=draw.prompt_tokens,
-        prompt_mask=draw.prompt_mask,
-        completion_tokens=draw.completion_tokens,
-        completion_mask=batches.completion_mask(
-            draw.completion_tokens, draw.sampled_mask, self._tokenizer
-        ),
-        behavior_logprobs=draw.behavior_logprobs,
-        ref_logprobs=np.zeros_like(draw.behavior_logprobs),
-        rewards=draw.rewards,
-        staleness_steps=draw.staleness_steps.astype(np.float32),
-    )
-    self.counts["trained"] += self._buffer.mark_trained(draw.rows).completions
+    batch = batches.of_draw(draw, self._tokenizer)
+    self.counts["trained"] += self._buffer.mark_trained(draw.ids).completions
     stats = draw.stats()
     names = ("fresh_share", "recent_share", "staleness_steps", "stop_rate")
     metrics = {name: stats[name] for name in names}

@@ -18,6 +18,7 @@ from jax.extend import core as jax_core
 import jax.numpy as jnp
 import ml_collections
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.config import meshes
 from tba_jax.learning import packing
@@ -170,8 +171,9 @@ def trainer(
   held["copy that is published"] = num_bytes(published(config, state.params))
   held |= _frozen_bytes(frozen)
   size = packing.sizes(config, packing.batch_shape(config))[0]
+  columns = collect.optional_columns(config, model.config)
   batch = packing.abstract_batch(
-      config, mesh, config.train.prompts_per_batch, size
+      config, mesh, config.train.prompts_per_batch, size, columns
   )
   # Sums over micro-batches are float32.
   trained = state.params, state.loss_params

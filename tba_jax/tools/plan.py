@@ -23,6 +23,7 @@ import ml_collections
 
 from tba_jax import collect
 from tba_jax import searcher as searcher_lib
+from tba_jax import types
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import transformer
 from tba_jax.monitor import metrics
@@ -201,20 +202,18 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
   are not compressed, and have the longest length.
   """
   c, search, sampling = config.checkpoint, config.search, config.sampling
-  width = sampling.max_completion_tokens
-  num_floats = 1 + (config.reference.role == "searcher")
-  num_floats += collect.has_turn_rewards(config)
-  routes = 0
-  if config.train.router_replay:
-    shape = sizes.model_of(config)
-    routes = shape.num_layers * shape.experts_per_token
-  # Token, log-probs and rewards, mask, experts; reward, version, length, end.
-  per_completion = width * (4 + 4 * num_floats + 1 + routes) + 13
-  per_prompt = (
-      search.samples_per_prompt * per_completion
-      + (4 + routes) * sampling.max_prompt_tokens
-      + _HEADER_BYTES / search.prompts_per_round
-  )
+  axes = {
+      "S": search.samples_per_prompt,
+      "P": sampling.max_prompt_tokens,
+      "T": sampling.max_completion_tokens,
+  }
+  columns = collect.optional_columns(config, sizes.model_of(config))
+  per_prompt = _HEADER_BYTES / search.prompts_per_round
+  for name, column in types.COLUMNS.items():
+    if column.axes and (not column.when or name in columns):
+      lengths = [axes[axis] for axis in column.axes if axis in axes]
+      size = math.prod((*lengths, *columns.get(name, ())))
+      per_prompt += size * column.dtype.itemsize
   per_step = _num_prompts(config) * per_prompt
   kept_steps = config.train.num_steps
   why = "all of the run"

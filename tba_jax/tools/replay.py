@@ -27,6 +27,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import loop
+from tba_jax import types
 from tba_jax.channels import inbox as inbox_lib
 from tba_jax.channels import journal
 from tba_jax.channels import messages
@@ -40,7 +41,6 @@ from tba_jax.learning import host_state
 from tba_jax.learning import learner as learner_lib
 from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
-from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import decisions
 from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
@@ -332,10 +332,10 @@ class _Replay:
       Different: a step differs.
     """
     recorded = self._recording.steps
-    running: list[tuple[int, buffer_lib.Draw, Mapping[str, Any]]] = []
+    running: list[tuple[int, types.Draw, Mapping[str, Any]]] = []
 
     def compare(
-        step: int, draw: buffer_lib.Draw, metrics: Mapping[str, Any]
+        step: int, draw: types.Draw, metrics: Mapping[str, Any]
     ) -> None:
       # As far behind as the trainer was.
       running.append((step, draw, metrics))
@@ -352,7 +352,7 @@ class _Replay:
     self._export, self._path = export, path
     loop.run(self._draws(last), self, [compare])
 
-  def step(self, draw: buffer_lib.Draw) -> dict[str, jax.Array]:
+  def step(self, draw: types.Draw) -> dict[str, jax.Array]:
     """Dispatches a recorded step, after writing it to a file if asked to."""
     batch = self._learner.make(draw)
     if draw.step == self._export:
@@ -367,12 +367,12 @@ class _Replay:
       )
     return self._work.train(batch)
 
-  def _draws(self, last: int) -> Iterator[tuple[int, buffer_lib.Draw]]:
+  def _draws(self, last: int) -> Iterator[tuple[int, types.Draw]]:
     """Applies the data of each step and draws, as the trainer did."""
     for step in range(self._step, last):
       yield step, self._draw(step)
 
-  def _draw(self, step: int) -> buffer_lib.Draw:
+  def _draw(self, step: int) -> types.Draw:
     recorded, service = self._recording.steps[step], self._service
     start, train = recorded.start, self._config.train
     if service.buffer.epoch != start.epoch:
@@ -394,15 +394,15 @@ class _Replay:
     self._service.apply(step, all_records=True)
 
   def _compare(
-      self, step: int, draw: buffer_lib.Draw, metrics: dict[str, Any]
+      self, step: int, draw: types.Draw, metrics: dict[str, Any]
   ) -> None:
     """Raises Different if draw or metrics have other bits."""
     recorded = self._recording.steps[step]
     sums = decisions.sums_of(draw)
     fields = [
         name
-        for name, checksum in sums.items()
-        if checksum != recorded.draw[name]
+        for name in sums | recorded.draw
+        if sums.get(name) != recorded.draw.get(name)
     ]
     if fields:
       raise Different(

@@ -32,10 +32,9 @@ from tba_jax.models import heads
 from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
-from tba_jax.replay import buffer as buffer_lib
 from tba_jax.system import processes
 
-_FORMAT = 1
+_FORMAT = 2
 # Relative difference up to which a metric counts as equal on another machine,
 # by the dtype that is computed in; a hundredth of it near 0.
 _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -46,7 +45,7 @@ def write(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
     work: device_work.DeviceWork,
-    draw: buffer_lib.Draw,
+    draw: types.Draw,
     batch: types.Batch,
     metrics: Mapping[str, float],
 ) -> None:
@@ -89,10 +88,9 @@ def write(
           "model": dataclasses.asdict(policy.model.config),
           "value_model": value_model and dataclasses.asdict(value_model.config),
           "draw": {
-              name: np.asarray(value)
+              name: value
               for name, value in vars(draw).items()
-              # The batch has the last two.
-              if name not in ("step", "routes", "turn_rewards")
+              if isinstance(value, np.ndarray)
           },
           "prompts": prompts,
           "completions": completions,
@@ -188,32 +186,7 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
       teacher=teacher,
       teacher_params=teacher_params,
   )
-  leaves = saved["batch"]
-  rows = None
-  if ".rows.indices" in leaves:
-    rows = types.Rows(
-        leaves[".rows.indices"],
-        leaves[".rows.slots"],
-        leaves.get(".rows.tokens"),
-    )
-  routes = None
-  if ".routes.prompts" in leaves:
-    routes = types.Routes(
-        leaves[".routes.prompts"], leaves[".routes.completions"]
-    )
-  fields = {
-      field.name: leaves[f".{field.name}"]
-      for field in dataclasses.fields(types.Batch)
-      if f".{field.name}" in leaves
-  }
-  prefix = ".prepared['"
-  prepared = {
-      name.removeprefix(prefix).removesuffix("']"): leaf
-      for name, leaf in leaves.items()
-      if name.startswith(prefix)
-  }
-  batch = types.Batch(**fields, rows=rows, routes=routes, prepared=prepared)
-  _, metrics = step_fn(state, batch)
+  _, metrics = step_fn(state, types.batch_of(saved["batch"]))
   return jax.device_get(metrics)
 
 
@@ -236,26 +209,25 @@ def _model_config(fields: Mapping[str, Any]) -> config_lib.ModelConfig:
 
 
 def _leaves(tree: types.PyTree) -> dict[str, np.ndarray]:
-  """Returns the leaves by path, bfloat16 as float32, which has its values."""
+  """Returns the leaves by name, bfloat16 as float32, which has its values."""
 
   def on_host(leaf: Any) -> np.ndarray:
     leaf = np.asarray(jax.device_get(leaf))
     return leaf.astype(np.float32) if leaf.dtype == jnp.bfloat16 else leaf
 
-  return {
-      jax.tree_util.keystr(path): on_host(leaf)
-      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
+  return {n: on_host(leaf) for n, leaf in types.named_leaves(tree).items()}
 
 
 def _tree(leaves: Mapping[str, np.ndarray], like: types.PyTree) -> types.PyTree:
-  """Returns the tree of leaves by path; raises ValueError if one is missing."""
+  """Returns the tree of leaves by name; raises ValueError if one is missing."""
 
-  def take(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    name = jax.tree_util.keystr(path)
+  def take(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
     leaf = leaves.get(name)
     if leaf is None or leaf.shape != shape.shape:
       raise ValueError(f"the file has no leaf {name} of shape {shape.shape}")
     return jax.device_put(leaf.astype(shape.dtype), shape.sharding)
 
-  return jax.tree_util.tree_map_with_path(take, like)
+  shapes = types.named_leaves(like)
+  return jax.tree.unflatten(
+      jax.tree.structure(like), [take(*item) for item in shapes.items()]
+  )

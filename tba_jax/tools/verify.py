@@ -767,7 +767,7 @@ def _check_host(
       problems.append(f"{key} of the buffer go to {worst}, over {limit}")
   unused = rows["use_counts"] == 0
   # The mask has no padding.
-  sampled = rows["sampled_mask"][np.repeat(unused, rows["lengths"])]
+  sampled = rows["sampled_mask"][np.repeat(unused, rows["completion_lengths"])]
   parts = [
       (len(rows["unused_groups"]), int(unused.sum()), int(sampled.sum())),
       *(ledger["trained"], ledger["evicted"]),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups and small buffers for tests of replay."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -90,8 +90,7 @@ def make_buffer(
     *,
     reward_temperature: Callable[[int], float] = lambda step: 1.0,
     embed: Any = None,
-    routes_shape: tuple[int, int] | None = None,
-    has_turn_rewards: bool = False,
+    columns: Mapping[str, tuple[int, ...]] | None = None,
     fallback: float | None = None,
     **changes: Any,
 ) -> buffer.ReplayBuffer:
@@ -101,12 +100,11 @@ def make_buffer(
       reward_temperature=reward_temperature,
       embed=embed,
       content_mask=_content_mask,
-      routes_shape=routes_shape,
-      has_turn_rewards=has_turn_rewards,
+      columns=columns,
       fallback=fallback,
   )
 
 
-def first_tokens(draw: buffer.Draw) -> set[int]:
+def first_tokens(draw: types.Draw) -> set[int]:
   """Returns the first token of each drawn completion."""
   return set(draw.completion_tokens[..., 0].ravel().tolist())

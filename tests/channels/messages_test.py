@@ -14,6 +14,7 @@ from tba_jax.channels import messages
 from tba_jax.transport import wire
 
 SECRET = b"k" * 32
+_ROUTES = {"routes": (2, 2), "prompt_routes": (2, 2)}
 
 
 def make_group(position=0, *, num_completions=3, num_tokens=5, prompt=4):
@@ -83,6 +84,8 @@ class PackingTest(parameterized.TestCase):
       ("groups", "arrays", "versions", np.zeros((3, 3), np.int32)),
       ("axes", "arrays", "stopped", np.zeros((2, 3, 5), np.bool_)),
       ("no_mask", "arrays", "sampled_mask", None),
+      ("unknown", "arrays", "surprise", np.zeros((2, 3, 5), np.float32)),
+      ("number_as_array", "arrays", "visit", np.zeros(2, np.int64)),
       ("mask_axes", "arrays", "sampled_mask", np.ones((2, 3), np.bool_)),
       ("mask_dtype", "arrays", "sampled_mask", np.ones((2, 3, 5), np.int32)),
       ("tokens", "arrays", "behavior_logprobs", np.zeros((2, 3, 4), "f4")),
@@ -101,7 +104,7 @@ class PackingTest(parameterized.TestCase):
       del target[name]
     else:
       target[name] = value
-    with self.assertRaises(ValueError):
+    with self.assertRaisesRegex(ValueError, name):
       messages.unpack_groups(header, arrays)
 
   def test_malformed_reference_logprobs_are_refused(self):
@@ -113,11 +116,12 @@ class PackingTest(parameterized.TestCase):
 
   def test_reference_logprobs_are_of_the_role_that_computes_them(self):
     without, group = make_group(), with_ref_logprobs(make_group())
-    self.assertIsNone(self.reason(group, has_ref_logprobs=True))
+    of_searcher = {"ref_logprobs": ()}
+    self.assertIsNone(self.reason(group, columns=of_searcher))
     self.assertEqual(self.reason(group), "reference")
-    self.assertEqual(self.reason(without, has_ref_logprobs=True), "reference")
+    self.assertEqual(self.reason(without, columns=of_searcher), "reference")
     group.ref_logprobs[1, 2] = -np.inf
-    self.assertEqual(self.reason(group, has_ref_logprobs=True), "logprob")
+    self.assertEqual(self.reason(group, columns=of_searcher), "logprob")
 
   @parameterized.parameters("routes", "prompt_routes")
   def test_malformed_routes_are_refused(self, name):
@@ -132,16 +136,11 @@ class PackingTest(parameterized.TestCase):
       changed = {**arrays, name: wrong}
       if wrong is None:
         del changed[name]
-      # Without routes those of the prompt are not looked at.
-      if wrong is None and name == "routes":
-        (group,) = messages.unpack_groups(header, changed)
-        self.assertIsNone(group.prompt_routes)
-        continue
       with self.assertRaisesRegex(ValueError, "routes"):
         messages.unpack_groups(header, changed)
 
   def test_routes_are_those_of_the_trainers_model(self):
-    reason = functools.partial(self.reason, routes_shape=(2, 2), num_experts=6)
+    reason = functools.partial(self.reason, columns=_ROUTES, num_experts=6)
     without, group = make_group(), with_routes(make_group())
     self.assertIsNone(reason(group))
     self.assertEqual(reason(without), "routes")
@@ -153,7 +152,7 @@ class PackingTest(parameterized.TestCase):
       self.assertEqual(reason(wrong), "routes")
 
   def test_rewards_of_turns_are_there_if_the_loss_reads_them(self):
-    reason = functools.partial(self.reason, has_turn_rewards=True)
+    reason = functools.partial(self.reason, columns={"turn_rewards": ()})
     without, group = make_group(), with_turn_rewards(make_group())
     self.assertIsNone(reason(group))
     self.assertIsNone(self.reason(without))
@@ -168,9 +167,7 @@ class PackingTest(parameterized.TestCase):
     empty.completion_lengths[:] = 0
     empty.sampled_mask[:] = False
     unpacked = messages.unpack_groups(*messages.pack_groups([empty, group]))
-    reasons = [
-        self.reason(g, routes_shape=(2, 2), num_experts=6) for g in unpacked
-    ]
+    reasons = [self.reason(g, columns=_ROUTES, num_experts=6) for g in unpacked]
     self.assertEqual(reasons, ["environment", None])
 
   def test_a_prompt_that_no_environment_has_said_is_rejected(self):
@@ -183,14 +180,14 @@ class PackingTest(parameterized.TestCase):
     self.assertEmpty(unpacked.prompt_tokens)
     self.assertEqual(self.reason(unpacked), "environment")
 
-  def reason(self, group, *, has_ref_logprobs=False, **routes):
+  def reason(self, group, *, columns=None, num_experts=0):
     return messages.reject_reason(
         group,
         vocab_size=9,
         max_prompt_tokens=4,
         max_completion_tokens=5,
-        has_ref_logprobs=has_ref_logprobs,
-        **routes,
+        columns=columns or {},
+        num_experts=num_experts,
     )
 
 

@@ -315,9 +315,9 @@ def _check_buffer(
 ) -> tuple[list[int], list[int]]:
   """Compares buffer and journal; returns the trained and untrained amounts."""
   rows = data["buffer"]["rows"]
-  ends = np.cumsum(rows["lengths"])
-  starts = ends - rows["lengths"]
-  tokens = rows["tokens"].astype(np.int32)
+  ends = np.cumsum(rows["completion_lengths"])
+  starts = ends - rows["completion_lengths"]
+  tokens = rows["completion_tokens"].astype(np.int32)
   stored = collections.Counter(
       (
           int(rows["prompt_ids"][i]),

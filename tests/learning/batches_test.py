@@ -8,11 +8,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner
-from tba_jax.replay import buffer
 from tests.channels import fake_groups
 from tests.support import base_config
 from tests.support import fakes
@@ -141,7 +141,7 @@ class LearnerTest(parameterized.TestCase):
     self.assertEqual(missing.sum(), 2)
     # The missing ones come last; `place` wants them first.
     last = np.argsort(missing, kind="stable")
-    draw = buffer.Draw(
+    draw = types.Draw(
         **{
             name: value[last] if isinstance(value, np.ndarray) else value
             for name, value in vars(draw).items()
@@ -160,7 +160,7 @@ class LearnerTest(parameterized.TestCase):
     maker = self.make_maker(part_prompts=_B)
     draw = self.draw()
     self.buffer.set_ref_logprobs(
-        draw.rows, np.full((_B, _K, _T), 99, np.float32), 1
+        draw.ids, np.full((_B, _K, _T), 99, np.float32), 1
     )
     batch = maker.make(self.draw())
     self.assert_right(batch)
@@ -191,7 +191,7 @@ class LearnerTest(parameterized.TestCase):
     maker.finish()
     draw = self.draw()
     self.buffer.set_ref_logprobs(
-        draw.rows[0, :1], np.full((1, _T), 99, np.float32), 7
+        draw.ids[0, :1], np.full((1, _T), 99, np.float32), 7
     )
     self.reference.shapes.clear()
     batch = maker.make(self.draw())

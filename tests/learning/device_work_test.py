@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A follower repeats the device work of process 0."""
 
-import dataclasses
 import json
 from unittest import mock
 
@@ -60,8 +59,7 @@ def make_state():
 def make_batch(reward):
   fields = {
       name: np.zeros((2, 1), np.float32)
-      for name in types.Batch.__dataclass_fields__
-      if name not in ("prepared", "rows", "routes")
+      for name in types.columns_of(types.Batch)
   }
   return types.Batch(
       **{**fields, "rewards": np.full((2, 1), reward, np.float32)}
@@ -184,9 +182,8 @@ class DeviceWorkTest(parameterized.TestCase):
       leader = self.make(cluster, config=config)
     batch = types.Batch(
         **{
-            field.name: np.ones((8, 2, 3), np.float32)
-            for field in dataclasses.fields(types.Batch)
-            if field.name not in ("prepared", "rows", "routes")
+            name: np.ones((8, 2, 3), np.float32)
+            for name in types.columns_of(types.Batch)
         },
         rows=types.Rows(
             indices=np.zeros((8, 1, 1), np.int32),

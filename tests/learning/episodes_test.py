@@ -31,7 +31,7 @@ _LIMITS = dict(
     vocab_size=table_policy.V,
     max_prompt_tokens=3,
     max_completion_tokens=_T,
-    has_ref_logprobs=True,
+    columns={"ref_logprobs": ()},
 )
 # Completions' tokens that the policy sampled, in two turns; the second token
 # is an environment's.
@@ -173,12 +173,12 @@ class EpisodesTest(parameterized.TestCase):
     self.assertEqual(buffer.untrained(), (_B, _B * _K, tokens))
     draw = buffer.sample(_B, _K, 1)
     self.assertEqual(draw.stats()["completion_tokens"], tokens / (_B * _K))
-    ids = draw.rows[0]
+    ids = draw.ids[0]
     trained = buffer.mark_trained(ids)
     self.assertEqual(trained, (1, _K, tokens // _B))
     self.assertEqual(buffer.untrained(), (1, _K, tokens // _B))
     left = buffer.untrained()
-    rows, _ = buffer.table.find(draw.rows[1])
+    rows, _ = buffer.table.find(draw.ids[1])
     buffer.remove(rows)
     self.assertEqual(left - buffer.untrained(), (1, _K, tokens // _B))
 
@@ -189,7 +189,7 @@ class EpisodesTest(parameterized.TestCase):
     ]
     buffer = self.store_without_reference(groups)
     draw = buffer.sample(_B, _K, 1)
-    buffer.set_ref_logprobs(draw.rows, np.full((_B, _K, _T), -2.0), 0)
+    buffer.set_ref_logprobs(draw.ids, np.full((_B, _K, _T), -2.0), 0)
     draw = buffer.sample(_B, _K, 1)
     np.testing.assert_array_equal(
         draw.ref_logprobs, np.where(draw.sampled_mask, -2.0, 0.0)

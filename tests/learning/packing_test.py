@@ -6,7 +6,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax import types
 from tba_jax.learning import packing
 from tests.support import base_config
 
@@ -39,8 +38,7 @@ class PackTest(parameterized.TestCase):
     mask, prompts = np.ones(tokens.shape), np.zeros((B, P))
     experts = np.zeros((*tokens.shape, 2, 1), np.uint8)
     experts[:, -1, 0] = 1
-    routes = types.Routes(None, experts)
-    rows = packing.pack(config, prompts, tokens, mask, routes)
+    rows = packing.pack(config, prompts, tokens, mask, experts)
     found = experts.reshape(-1, T, 2, 1)[
         np.moveaxis(rows.indices, 1, 0).ravel()[rows.slots]
     ]

@@ -53,7 +53,7 @@ class NaiveEquivalenceTest(parameterized.TestCase):
       elif choice < 0.75 and naive.items:
         draw = buffer.sample(3, 2, step)
         self._check_draw(draw, naive, step - settings["recent_window_steps"])
-        drawn.append(draw.rows)
+        drawn.append(draw.ids)
       elif choice < 0.9 and drawn:
         # Some of these have been evicted by now.
         rows = drawn.pop(int(rng.integers(len(drawn))))
@@ -100,7 +100,7 @@ class NaiveEquivalenceTest(parameterized.TestCase):
     self.assertEqual(rows["ids"].tolist(), [i.item_id for i in naive.items])
     self.assertEqual(rows["use_counts"].tolist(), [i.uses for i in naive.items])
     tokens = [t for i in naive.items for t in i.tokens]
-    self.assertEqual(rows["tokens"].tolist(), tokens)
+    self.assertEqual(rows["completion_tokens"].tolist(), tokens)
     sampled = [t for i in naive.items for t in i.sampled]
     self.assertEqual(rows["sampled_mask"].tolist(), sampled)
 
@@ -118,7 +118,7 @@ class NaiveEquivalenceTest(parameterized.TestCase):
       most = -(-sum(keys.values()) // len(prompts)) if prompts else 0
       self.assertLessEqual(max(keys.values(), default=0), most)
     for b, key in enumerate(draw.prompt_ids.tolist()):
-      ids = draw.rows[b].tolist()
+      ids = draw.ids[b].tolist()
       items = (
           naive.recent(key, oldest, len(ids))
           if draw.recent[b]
@@ -178,7 +178,7 @@ class DistributionTest(parameterized.TestCase):
           reward_temperature=lambda step: 0.5,
       )
       buffer.insert(make_group(0, distinct(0, 3), rewards=rewards), 0)
-      rows = [buffer.sample(1, 1, 0).rows for _ in range(3000)]
+      rows = [buffer.sample(1, 1, 0).ids for _ in range(3000)]
       self._assert_odds(np.bincount(np.ravel(rows)), odds, 18.4)
 
   def test_seed_decides_all(self):
@@ -186,7 +186,7 @@ class DistributionTest(parameterized.TestCase):
       buffer = make_buffer(recent_fraction=0.5, seed=seed)
       for key in range(5):
         buffer.insert(make_group(key, distinct(0, 6)), 0)
-      return [buffer.sample(3, 2, 0).rows.tolist() for _ in range(5)]
+      return [buffer.sample(3, 2, 0).ids.tolist() for _ in range(5)]
 
     self.assertEqual(draws(1), draws(1))
     self.assertNotEqual(draws(1), draws(2))

@@ -45,7 +45,7 @@ class InsertTest(parameterized.TestCase):
     """Draws are those of a buffer that never got it."""
     nan, tokens = np.nan, [[5], [6], [7, 8], [5]]
     with_it, without = (
-        make_buffer(skip_equal_rewards=True, has_turn_rewards=True)
+        make_buffer(skip_equal_rewards=True, columns={"turn_rewards": ()})
         for _ in range(2)
     )
     turns = np.full((4, 4), 0.5, np.float32)
@@ -64,7 +64,7 @@ class InsertTest(parameterized.TestCase):
       chex.assert_trees_all_equal(vars(found), vars(wanted))
       self.assertTrue(np.isfinite(found.rewards).all())
       # All three, and one of them twice.
-      (row,) = found.rows[found.prompt_ids == 1]
+      (row,) = found.ids[found.prompt_ids == 1]
       self.assertLen(set(row.tolist()), 3)
 
   def test_a_group_without_a_reward_leaves_no_trace(self):
@@ -75,7 +75,7 @@ class InsertTest(parameterized.TestCase):
     chex.assert_trees_all_equal(buffer.get_state(), before)
 
   def test_a_fallback_is_stored_in_place_of_a_missing_reward(self):
-    buffer = make_buffer(fallback=-2.0, has_turn_rewards=True)
+    buffer = make_buffer(fallback=-2.0, columns={"turn_rewards": ()})
     turns = np.array([[1, 0, 0, 0], [0, 0, 0, np.nan]], np.float32)
     group = make_group(
         1, [[5], [6] * 4], rewards=[1, np.nan], turn_rewards=turns
@@ -119,19 +119,10 @@ class InsertTest(parameterized.TestCase):
     for _ in range(20):
       self.assertEqual(first_tokens(buffer.sample(1, 1, 9)), {7})
 
-  def test_reads_states_that_do_not_know_equal_groups(self):
-    buffer = make_buffer(skip_equal_rewards=True)
-    buffer.insert(make_group(1, [[5], [6]]), 0)
-    state = buffer.get_state()
-    del state["rows"]["equal"]
-    again = make_buffer(skip_equal_rewards=True)
-    again.set_state(state)
-    self.assertEqual(first_tokens(again.sample(1, 2, 0)), {5, 6})
-
   def test_a_copy_starts_anew(self):
     buffer = make_buffer()
     buffer.insert(make_group(1, [[5]]), 0)
-    old = buffer.sample(1, 1, 0).rows
+    old = buffer.sample(1, 1, 0).ids
     self.assertEqual(buffer.mark_trained(old), (1, 1, 1))
     buffer.set_ref_logprobs(old, np.full((1, 1, 4), -1.0, np.float32), 0)
     result = buffer.insert(make_group(1, [[5]]), 1)
@@ -140,7 +131,7 @@ class InsertTest(parameterized.TestCase):
     draw = buffer.sample(1, 1, 1)
     self.assertTrue(draw.fresh.all())
     self.assertEqual(draw.ref_versions.item(), -1)
-    self.assertNotEqual(draw.rows.item(), old.item())
+    self.assertNotEqual(draw.ids.item(), old.item())
 
   def test_width_and_padding_do_not_matter(self):
     buffer = make_buffer()
@@ -373,7 +364,7 @@ class SampleTest(absltest.TestCase):
         ("ref_versions", np.int32),
         ("rewards", np.float32),
         ("versions", np.int32),
-        ("rows", np.int64),
+        ("ids", np.int64),
     ):
       self.assertEqual(getattr(draw, name).dtype, dtype, name)
 
@@ -412,7 +403,12 @@ def _stored(buffer):
   invariants.check_buffer(buffer)
   table = buffer.table
   rows = table.live_rows()
-  return dict(zip(table.tokens[rows, 0].tolist(), table.rewards[rows].tolist()))
+  return dict(
+      zip(
+          table.completion_tokens[rows, 0].tolist(),
+          table.rewards[rows].tolist(),
+      )
+  )
 
 
 class DuplicatesTest(absltest.TestCase):
@@ -607,7 +603,7 @@ class EvictionTest(absltest.TestCase):
       self.assertEqual(_stored(buffer), {f: r for r, f in plain.values()})
       self.assertEqual(buffer.untrained(), before + (1, 4, 4) - result)
       draw = buffer.sample(2, 3, step)
-      buffer.mark_trained(draw.rows)
+      buffer.mark_trained(draw.ids)
 
 
 class UseTest(absltest.TestCase):
@@ -616,11 +612,9 @@ class UseTest(absltest.TestCase):
     buffer = make_buffer(recent_window_steps=9)
     buffer.insert(make_group(1, [[1], [2, 2]]), 0)
     draw = buffer.sample(1, 6, 0)
-    self.assertEqual(int(draw.fresh.sum()), len(np.unique(draw.rows)))
-    self.assertEqual(
-        draw.stats()["unique_share"], len(np.unique(draw.rows)) / 6
-    )
-    everything = buffer.sample(1, 2, 0).rows
+    self.assertEqual(int(draw.fresh.sum()), len(np.unique(draw.ids)))
+    self.assertEqual(draw.stats()["unique_share"], len(np.unique(draw.ids)) / 6)
+    everything = buffer.sample(1, 2, 0).ids
     self.assertEqual(buffer.mark_trained(everything), (1, 2, 3))
     self.assertEqual(buffer.mark_trained(everything), (0, 0, 0))
     buffer.mark_trained(np.repeat(everything.ravel()[:1], 3))
@@ -644,7 +638,7 @@ class UseTest(absltest.TestCase):
     buffer.insert(make_group(1, [[1, 2], [3]]), 0)
     draw = buffer.sample(1, 2, 0)
     values = -draw.completion_tokens.astype(np.float32) - 0.5
-    self.assertEqual(buffer.set_ref_logprobs(draw.rows, values, 6), 2)
+    self.assertEqual(buffer.set_ref_logprobs(draw.ids, values, 6), 2)
     again = buffer.sample(1, 2, 0)
     np.testing.assert_array_equal(again.ref_versions, [[6, 6]])
     past = np.arange(4) >= again.completion_lengths[..., None]
@@ -671,6 +665,8 @@ class UseTest(absltest.TestCase):
 
 class RoutesTest(absltest.TestCase):
 
+  COLUMNS = {"routes": (2, 3), "prompt_routes": (2, 3)}
+
   def group(self, visit, completions):
     """A group whose routes are numbers of its visit and of its tokens."""
     group = make_group(1, completions)
@@ -684,22 +680,22 @@ class RoutesTest(absltest.TestCase):
     )
 
   def test_a_draw_has_routes_and_those_of_the_newest_prompt(self):
-    buffer = make_buffer(routes_shape=(2, 3))
+    buffer = make_buffer(columns=self.COLUMNS)
     buffer.insert(self.group(5, [[1, 2], [3]]), 0)
     buffer.insert(self.group(6, [[4, 4, 0]]), 0)
-    again = make_buffer(routes_shape=(2, 3))
+    again = make_buffer(columns=self.COLUMNS)
     again.set_state(buffer.get_state())
     for filled in (buffer, again):
       draw = filled.sample(1, 3, 0)
       tokens = draw.completion_tokens[..., None, None]
       np.testing.assert_array_equal(
-          draw.routes.completions,
+          draw.routes,
           np.broadcast_to(tokens, (1, 3, 4, 2, 3)).astype(np.uint8),
           strict=True,
       )
       expected = np.where(draw.prompt_mask > 0, 6, 0)[..., None, None]
       np.testing.assert_array_equal(
-          draw.routes.prompts,
+          draw.prompt_routes,
           np.broadcast_to(expected, (*expected.shape[:2], 2, 3)).astype("u1"),
           strict=True,
       )
@@ -713,11 +709,11 @@ class RoutesTest(absltest.TestCase):
 class TurnRewardsTest(absltest.TestCase):
 
   def test_a_draw_has_those_of_its_completions(self):
-    buffer = make_buffer(has_turn_rewards=True)
+    buffer = make_buffer(columns={"turn_rewards": ()})
     group = make_group(1, [[1, 2], [3], [4, 4, 0]])
     values = group.completion_tokens / np.float32(8)
     buffer.insert(dataclasses.replace(group, turn_rewards=values), 0)
-    again = make_buffer(has_turn_rewards=True)
+    again = make_buffer(columns={"turn_rewards": ()})
     again.set_state(buffer.get_state())
     for filled in (buffer, again):
       draw = filled.sample(1, 3, 0)
@@ -734,10 +730,10 @@ class StateTest(parameterized.TestCase):
       key = step * 3 % 5
       buffer.insert(make_group(key, distinct(step * 2, 3)), step)
       draw = buffer.sample(3, 2, step)
-      buffer.mark_trained(draw.rows)
+      buffer.mark_trained(draw.ids)
       if step % 2:
         values = np.full((3, 2, 4), -step, np.float32)
-        buffer.set_ref_logprobs(draw.rows, values, step)
+        buffer.set_ref_logprobs(draw.ids, values, step)
     return buffer
 
   def test_a_state_stays_while_the_buffer_changes(self):
@@ -747,7 +743,7 @@ class StateTest(parameterized.TestCase):
     before = copy.deepcopy(state)
     for step in range(8, 20):
       buffer.insert(make_group(step % 6, distinct(step, 4)), step)
-      buffer.mark_trained(buffer.sample(4, 3, step).rows)
+      buffer.mark_trained(buffer.sample(4, 3, step).ids)
     chex.assert_trees_all_equal(state, before)
 
   @parameterized.parameters("uniform", "reward")
@@ -768,7 +764,7 @@ class StateTest(parameterized.TestCase):
       a, b = buffer.sample(4, 3, step), other.sample(4, 3, step)
       for name, value in vars(a).items():
         np.testing.assert_array_equal(value, getattr(b, name), err_msg=name)
-      self.assertEqual(buffer.mark_trained(a.rows), other.mark_trained(b.rows))
+      self.assertEqual(buffer.mark_trained(a.ids), other.mark_trained(b.ids))
       self.assertEqual(buffer.stats(), other.stats())
       invariants.check_buffer(other)
 
@@ -777,7 +773,7 @@ class StateTest(parameterized.TestCase):
     for step in range(3):
       buffer.insert(make_group(1, distinct(10 * step, 5)), step)
     rows = buffer.get_state()["rows"]
-    self.assertLen(rows["tokens"], 15)
+    self.assertLen(rows["completion_tokens"], 15)
     self.assertLen(rows["ids"], 15)
     self.assertEmpty(rows["ref_logprobs"])
 

@@ -43,15 +43,12 @@ def check_table(table: records_lib.RecordTable) -> None:
   np.testing.assert_array_equal(np.sort(everywhere), np.arange(table._num_used))
   assert np.all(np.diff(table.ids[rows]) > 0)
   assert np.all(np.diff(table.arrivals[rows]) >= 0)
-  inside = table.token_mask(table.lengths[rows])
-  assert not table.tokens[rows][~inside].any()
+  inside = table.token_mask(table.completion_lengths[rows])
+  assert not table.completion_tokens[rows][~inside].any()
   assert not table.sampled_mask[rows][~inside].any()
   # A recount from the rows gives the same counts.
   fresh = records_lib.RecordTable(
-      table._num_tokens,
-      table._max_rows,
-      table.routes_shape,
-      table.has_turn_rewards,
+      table._num_tokens, table._max_rows, table.columns
   )
   fresh.set_state(table.get_state())
   for name in ("untrained", "histogram", "num_uses", "_unused_groups"):

@@ -140,7 +140,7 @@ class RandomRunTest(parameterized.TestCase):
         else:
           ledger.evict(buffer.insert(group, step))
       elif choice < 0.85 and len(buffer):
-        unmarked.append(buffer.sample(2, 3, step).rows)
+        unmarked.append(buffer.sample(2, 3, step).ids)
         step += 1
       elif choice < 0.95 and unmarked:
         # Late on purpose: part of it has been evicted.

@@ -72,7 +72,7 @@ def train(
         config.train.completions_per_prompt,
         step,
     )
-    buffer.mark_trained(draw.rows)
+    buffer.mark_trained(draw.ids)
     work.train(learner.make(draw))
     learner.finish()
   return publication.flatten(work.state.params)

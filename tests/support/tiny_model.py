@@ -26,6 +26,7 @@ class BigramModel:
   """
 
   logical_axes = {"embedding": ("vocab", "width"), "head": ("width", "vocab")}
+  config = None
   stream_and_routes = None
 
   def init(self, rng: jax.Array) -> types.PyTree:

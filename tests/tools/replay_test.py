@@ -114,10 +114,11 @@ class ReplayTest(absltest.TestCase):
         self.assertIn(f"checkpoints/{step}", out)
 
   def test_a_changed_draw_is_told_with_its_step_and_fields(self):
+    names = list(decisions.read(self.whole).steps[6].draw)
 
     def edit(line):
       if line.get("step") == 6 and "draw" in line:
-        line["draw"][decisions.DRAW_FIELDS.index("rewards")] ^= 1
+        line["draw"][names.index("rewards")] ^= 1
 
     status, out, _ = self.replay("0", workdir=self.change(edit))
     self.assertEqual(status, 1)
@@ -211,8 +212,8 @@ class ReplayTest(absltest.TestCase):
     batch = saved["batch"]
     steps = np.arange(shape[1], dtype=np.float32)
     for name, changed in (
-        (".routes.completions", 3 - batch[".routes.completions"]),
-        (".rewards", batch[".rewards"] + steps),
+        ("routes", 3 - batch["routes"]),
+        ("rewards", batch["rewards"] + steps),
     ):
       saved["batch"] = {**batch, name: changed}
       with path.open("wb") as file:
@@ -222,7 +223,7 @@ class ReplayTest(absltest.TestCase):
         self.assertEqual(replay.run(None, None, [str(path)]), 1)
       self.assertRegex(out.getvalue(), r"step 10 on .*: differs in .*loss")
     # Nor is it one whose params were changed.
-    name = next(n for n in saved["state"] if n.startswith(".params"))
+    name = next(n for n in saved["state"] if n.startswith("params."))
     saved["state"][name] = saved["state"][name] + 1
     with path.open("wb") as file:
       host_state.write(file, host_state.pack(saved))

@@ -79,7 +79,7 @@ class LagTest(parameterized.TestCase):
       )
       buffer.insert(group, 0)
     draw = flow.draw(buffer, B, K, 0)
-    self.assertLen(np.unique(draw.rows), B * K)
+    self.assertLen(np.unique(draw.ids), B * K)
 
 
 class ExpandTest(parameterized.TestCase):
