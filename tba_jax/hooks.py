@@ -21,6 +21,7 @@ import jax
 import ml_collections
 
 from tba_jax import loop
+from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.evaluation import evaluations as evaluations_lib
@@ -28,7 +29,6 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import device_work
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
-from tba_jax.learning import train_step
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import decisions as decisions_lib
 from tba_jax.system import processes
@@ -89,9 +89,7 @@ class Draws:
       with self._recorder.span("wait_fresh", step=step):
         if not source.begin_step(step, self._stop.asked):
           return
-      if self._publish.is_late:
-        self._publish.round_begins(step)
-        source.open_next(step)
+      self._publish.begun(step)
       with self._recorder.span("draw", step=step):
         draw = source.draw(
             train.prompts_per_batch, train.completions_per_prompt, step
@@ -103,8 +101,7 @@ class Draws:
 class Publish:
   """Publishes the params after a step, every `publish.every_steps`.
 
-  is_late: params are published when their round's data has arrived, for rounds
-    with a lag.
+  If the schedule is late, once the next step has begun.
   """
 
   def __init__(
@@ -113,15 +110,15 @@ class Publish:
       work: device_work.DeviceWork,
       sink: ports.ParamsSink,
   ):
-    self.is_late = train_step.keeps_params(config)
+    self._is_late = schedule.make_schedule(config).is_late
     self._config = config
     self._work = work
     self._sink = sink
 
   def first(self, step: int) -> None:
-    """Publishes the params that the current round is to be sampled with."""
+    """Publishes the params that searchers are to begin with."""
     version, field = step, "params"
-    if self.is_late:
+    if self._is_late:
       every = self._config.publish.every_steps
       version = max(version - 1, 0) // every * every
       field = "sampling_params"
@@ -129,9 +126,9 @@ class Publish:
     deadline_s = max(_PUBLISH_S, 2 * self._config.store.deadline_s)
     self._sink.wait(version, deadline_s)
 
-  def round_begins(self, step: int) -> None:
-    """Publishes the params before a step that begins a round with a lag."""
-    if step % self._config.publish.every_steps == 0:
+  def begun(self, step: int) -> None:
+    """Publishes the params before a step whose data has arrived, if late."""
+    if self._is_late and step % self._config.publish.every_steps == 0:
       self._work.publish(self._sink.submit, step)
 
   def __call__(
@@ -141,7 +138,7 @@ class Publish:
     del draw
     done = step + 1
     every, last = self._config.publish.every_steps, self._config.train.num_steps
-    if self.is_late or (done % every and done != last):
+    if self._is_late or (done % every and done != last):
       return
     # The publisher's thread reads `nonfinite`: the loop does not wait for the
     # devices. A skipped step leaves the params unchanged and is published all

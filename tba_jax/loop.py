@@ -60,7 +60,7 @@ class Inline:
       `logged.path`.
     params: returns the params after the steps so far.
     collector: samples and rewards the completions of prompts.
-    schedule: schedule of lockstep or of rounds.
+    schedule: schedule that pins versions.
     buffer: replay buffer, empty.
     order: prompt order of the run.
     should_stop: checked before each step.
@@ -116,10 +116,10 @@ class Inline:
           self._order.note(group)
         buffer.insert(group, step)
         num_inserted += 1
-      # The prompts of the next round may depend on what was solved in this one.
-      self._sample(schedule.num_sampled(step), step)
-      draw = schedule.draw(
-          buffer, train.prompts_per_batch, train.completions_per_prompt, step
+      # The prompts to come may depend on what was solved by now.
+      self._sample(schedule.admitted_after(step), step)
+      draw = buffer.draw(
+          train.prompts_per_batch, train.completions_per_prompt, step
       )
       buffer.mark_trained(draw.ids)
       yield step, draw

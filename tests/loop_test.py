@@ -345,11 +345,9 @@ class OrderTest(absltest.TestCase):
         ("note", group.position)
     )
     order.prompt.return_value = (0, 0)
-    rounds = schedule_lib.Schedule(
-        prompts_per_step=0, warm_prompts=0, lead_steps=0, num_steps=4,
-        lockstep=False, wait_for_fresh=False, starvation_s=1.0,
-        round_prompts=2, round_steps=2, lag_rounds=1,
-    )  # fmt: skip
+    rounds = schedule_lib.Rounds(
+        num_prompts=2, round_steps=2, lag_rounds=1, num_steps=4
+    )
 
     def collect(prompts, params, version):
       del params

@@ -182,10 +182,10 @@ def _measure(bench: sweep.Bench, name: str, seed: int) -> dict[str, Any]:
   return found
 
 
-class LateSchedule(schedule_lib.Schedule):
+class LateSchedule(schedule_lib.Steps):
   """An exact lag of which the prompts of a step are sampled as it begins."""
 
-  def num_sampled(self, step: int) -> int:
+  def admitted_after(self, step: int) -> int:
     return self.needed(step)
 
 

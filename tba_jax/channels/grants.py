@@ -40,7 +40,7 @@ class Grants:
     self._prompts_per_round = prompts_per_round
     self._schedule = schedule
     self._limit = 0
-    self._blocks_ahead = 1 if schedule.barrier_steps else BLOCKS_AHEAD
+    self._blocks_ahead = 1 if schedule.takes_newer else BLOCKS_AHEAD
     self._is_paused = False
     self._least_version = -1
     self._blocks: dict[str, list[tuple[int, int, list[int]]]] = {}

@@ -184,9 +184,6 @@ class GroupSource(Protocol):
   def open(self, step: int) -> None:
     """Admits what `step` needs, without waiting."""
 
-  def open_next(self, step: int) -> None:
-    """Admits the round after the step's own, for rounds with a lag."""
-
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early."""
 

@@ -72,6 +72,7 @@ class ReplayService:
     self._receiver = receiver
     self._order = receiver.order
     self._schedule = schedule.make_schedule(config)
+    self._starvation_s = config.search.starvation_s
     self._limits = {
         "vocab_size": vocab_size,
         "max_prompt_tokens": config.sampling.max_prompt_tokens,
@@ -108,14 +109,6 @@ class ReplayService:
       self.buffer.begin_epoch(self._receiver.epoch, step)
     self._admit(self._schedule.admitted(step))
 
-  def open_next(self, step: int) -> None:
-    """Admits the round after the step's own, for rounds with a lag.
-
-    Call it once the step has begun, that is when its round has arrived: then no
-    searcher waiting for a version has a prompt that the trainer waits for.
-    """
-    self._admit(self._schedule.admitted_next(step))
-
   def _admit(self, limit: int) -> None:
     self._order.extend(limit)
     self._receiver.admit(limit)
@@ -123,13 +116,11 @@ class ReplayService:
   def is_ready(self, step: int) -> bool:
     """Returns whether `begin_step` would not wait and may be called early.
 
-    Never in lockstep or at the start of a round, where a batch is drawn only
-    after the previous step is complete.
+    Never if a batch is drawn only after the previous step is complete.
     """
-    plan = self._schedule
-    if plan.lockstep or (plan.round_prompts and step % plan.round_steps == 0):
+    if not self._schedule.may_run_ahead(step):
       return False
-    needed = plan.needed(step)
+    needed = self._schedule.needed(step)
     return self._num_journaled(needed) >= needed and self._passes(step)
 
   def begin_step(self, step: int, should_stop: Callable[[], bool]) -> bool:
@@ -154,6 +145,9 @@ class ReplayService:
     if self._schedule.has_barrier(step):
       self._num_at_barrier = len(self._journaled)
       self._receiver.resume(step)
+    # Not before: no searcher that waits for a later version has a prompt that
+    # the trainer waits for.
+    self._admit(self._schedule.admitted_after(step))
     return True
 
   def finish(self, step: int, deadline_s: float) -> dict[str, Any]:
@@ -212,8 +206,8 @@ class ReplayService:
   def draw(
       self, num_prompts: int, num_completions: int, step: int
   ) -> types.Draw:
-    """Returns a batch: drawn from replay, or the round's next mini-batch."""
-    return self._schedule.draw(self.buffer, num_prompts, num_completions, step)
+    """Returns the batch of a step that has begun."""
+    return self.buffer.draw(num_prompts, num_completions, step)
 
   def mark_trained(self, draw: types.Draw) -> None:
     """Counts the drawn completions as used."""
@@ -238,7 +232,7 @@ class ReplayService:
   def _await(self, step: int, should_stop: Callable[[], bool]) -> bool:
     """Waits for the step's data."""
     needed = self._schedule.needed(step)
-    deadline = time.monotonic() + self._schedule.starvation_s
+    deadline = time.monotonic() + self._starvation_s
     before = -1
     while True:
       self._receiver.check()
@@ -249,12 +243,9 @@ class ReplayService:
         return False
       now = time.monotonic()
       if arrived != before:
-        before, deadline = arrived, now + self._schedule.starvation_s
+        before, deadline = arrived, now + self._starvation_s
       if now > deadline:
-        limit_s, searchers = (
-            self._schedule.starvation_s,
-            self._receiver.describe(),
-        )
+        limit_s, searchers = self._starvation_s, self._receiver.describe()
         if arrived >= needed:
           raise base.DeadlineExceededError(
               f"step {step} waits for what searchers have in work and nothing"
@@ -267,7 +258,7 @@ class ReplayService:
       self._receiver.inbox.wait(0.1)
 
   def _num_journaled(self, needed: int) -> int:
-    """Returns how many positions came; in lockstep, of those needed."""
+    """Returns how many positions came; if pinned, of those needed."""
     self._take_records()
     if self._schedule.is_pinned:
       return self._journaled.count(needed)

@@ -94,6 +94,18 @@ class BestModel:
 _BATCH_S = 60.0
 
 
+def is_beside(config: ml_collections.ConfigDict, num_devices: int) -> bool:
+  """Returns whether evaluations run while the next steps do.
+
+  Steps wait in lockstep, so that guards act at the same step in every run; and
+  on several devices, since two threads that launch collectives could order them
+  differently on each device.
+  """
+  return (
+      config.evaluate.beside and not config.search.lockstep and num_devices == 1
+  )
+
+
 class Evaluations:
   """Evaluates before, during and after training, and records the results."""
 
@@ -119,14 +131,7 @@ class Evaluations:
     self._validator = evaluator.while_training()
     self._recorder = recorder
     self._best = best
-    # Steps wait in lockstep, so that guards act at the same step in every run;
-    # and on several devices, since two threads that launch collectives could
-    # order them differently on each device.
-    self.beside = (
-        config.evaluate.beside
-        and not config.search.lockstep
-        and math.prod(config.mesh.values()) == 1
-    )
+    self.beside = is_beside(config, math.prod(config.mesh.values()))
     # A copy, since the train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
     self._thread: worker.Worker | None = None

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from tba_jax import schedule as schedule_lib
 from tba_jax import types
 from tba_jax.learning import optimizer as optimizer_lib
 from tba_jax.learning import packing
@@ -300,6 +301,8 @@ def _state_maker(
       config, has_values=value_model is not None
   )
 
+  is_late = schedule_lib.make_schedule(config).is_late
+
   def make(params: PyTree, value_params: PyTree) -> TrainState:
     copy = lambda tree: jax.tree.map(jnp.copy, tree)
     loss_params = objective.make_loss_params(
@@ -314,7 +317,8 @@ def _state_maker(
         loss_opt_state=loss_opt.tx.init(loss_params),
         proximal_params=copy({n: held[n] for n in proximal_names(config)}),
         ref_params={} if config.reference.mode == "fixed" else copy(params),
-        sampling_params=copy(params) if keeps_params(config) else {},
+        # A restart may need the params of a round ago.
+        sampling_params=copy(params) if is_late else {},
         learning_rate_scale=jnp.ones((), jnp.float32),
     )
 
@@ -367,26 +371,10 @@ def _state_shardings(
   )
 
 
-def round_steps(config: ml_collections.ConfigDict) -> int:
-  """Returns the optimizer steps of a round, N T; 1 without rounds.
-
-  Source: Asynchronous RLHF, Noukhovitch et al. 2024 (arXiv:2410.18252).
-  """
-  return max(config.rounds.mini_batches, 1) * config.rounds.passes
-
-
-def keeps_params(config: ml_collections.ConfigDict) -> bool:
-  """Returns whether a restart may need the params of a round ago.
-
-  With a lag, round r (from 1) trains on completions sampled by the params at
-  the start of round r - 1.
-  """
-  return config.rounds.mini_batches > 0 and config.rounds.lag_rounds > 0
-
-
 def held_steps(config: ml_collections.ConfigDict) -> int:
   """Returns the number of steps that the proximal policy stays fixed."""
-  return config.loss.proximal_every_steps or round_steps(config)
+  schedule = schedule_lib.make_schedule(config)
+  return config.loss.proximal_every_steps or schedule.round_steps
 
 
 def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
@@ -417,7 +405,9 @@ def hold_params(
   return dataclasses.replace(
       state,
       sampling_params=refreshed(
-          state.sampling_params, state.params, round_steps(config)
+          state.sampling_params,
+          state.params,
+          schedule_lib.make_schedule(config).round_steps,
       ),
       proximal_params=refreshed(
           state.proximal_params, current, held_steps(config)

@@ -538,7 +538,7 @@ def make_searcher(
           judge.on_devices and math.prod(config.search.mesh.values()) > 1
       ),
       lag_steps=schedule.lag_steps,
-      takes_newer=schedule.barrier_steps > 0,
+      takes_newer=schedule.takes_newer,
   )
   searcher = searcher_lib.Searcher(parts, should_stop)
   closing.callback(searcher.close)

@@ -141,8 +141,8 @@ class ReplayBuffer:
     """Makes an empty buffer.
 
     Args:
-      config: reads `replay`, `replay_filter`, `sampling` (P and T), `seed`
-        and `loss.beta`.
+      config: reads `replay`, `replay_filter`, `rounds`, `sampling` (P and T),
+        `seed` and `loss.beta`.
       reward_temperature: step -> temperature above 0, for
         `replay.selection="reward"`.
       embed: encoder of sentences, for `replay_filter.similarity="cosine"`.
@@ -153,6 +153,7 @@ class ReplayBuffer:
     """
     self._fallback = fallback
     self._replay, self._filter = config.replay, config.replay_filter
+    self._rounds = config.rounds
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
     self._reward_temperature = reward_temperature
     self._evict = EVICTION_RULES[self._filter.evict]
@@ -309,6 +310,25 @@ class ReplayBuffer:
       if self._row_of.get(digest) == row:
         del self._row_of[digest]
     self.table.free(rows)
+
+  def draw(
+      self, num_prompts: int, num_completions: int, step: int
+  ) -> types.Draw:
+    """Returns the batch of a step: drawn from replay, or a round's next one.
+
+    Takes and raises what `sample` does.
+    """
+    num_batches = self._rounds.mini_batches
+    if not num_batches:
+      return self.sample(num_prompts, num_completions, step)
+    done = step % (num_batches * self._rounds.passes)
+    return self.sample_in_order(
+        num_prompts,
+        num_completions,
+        step,
+        arrived_from=step - done,
+        skip=done % num_batches * num_prompts,
+    )
 
   def sample(
       self, num_prompts: int, num_completions: int, step: int

@@ -21,6 +21,7 @@ import ml_collections
 from tba_jax import collect
 from tba_jax import types
 from tba_jax.config import meshes
+from tba_jax.evaluation import evaluations
 from tba_jax.learning import packing
 from tba_jax.learning import publication
 from tba_jax.learning import train_step
@@ -184,9 +185,8 @@ def trainer(
       ),
   }
   evaluation = _evaluation(config, model, params, mesh, bool(adapters))
-  # As `evaluation/evaluations.py` decides it.
-  alone = mesh.size == 1 and not config.search.lockstep
-  if config.evaluate.beside and config.evaluate.every_steps and alone:
+  beside = evaluations.is_beside(config, mesh.size)
+  if beside and config.evaluate.every_steps:
     copy = {"params, copied for an evaluation": num_bytes(params)}
     peak = held | step | evaluation | copy
   else:

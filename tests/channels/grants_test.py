@@ -19,9 +19,14 @@ def make(**changes):
       num_steps=12,
       lockstep=False,
       wait_for_fresh=True,
-      starvation_s=1.0,
   )
-  return schedule.Schedule(**{**settings, **changes})
+  return schedule.Steps(**{**settings, **changes})
+
+
+def make_rounds(lag_rounds):
+  return schedule.Rounds(
+      num_prompts=6, round_steps=4, lag_rounds=lag_rounds, num_steps=12
+  )
 
 
 class RoundsTest(parameterized.TestCase):
@@ -32,19 +37,21 @@ class RoundsTest(parameterized.TestCase):
       (0, [0, 4, 8]),
   )
   def test_three_rounds_have_their_versions(self, lag, versions):
-    flow = make(round_prompts=6, round_steps=4, lag_rounds=lag)
+    flow = make_rounds(lag)
     self.assertEqual(
         [flow.version_of(p) for p in range(18)],
         [v for v in versions for _ in range(6)],
     )
 
   def test_the_next_round_is_admitted_only_once_a_round_has_begun(self):
-    flow = make(round_prompts=6, round_steps=4, lag_rounds=1)
+    flow = make_rounds(1)
     self.assertEqual([flow.needed(s) for s in (0, 3, 4, 8)], [6, 6, 12, 18])
     self.assertEqual([flow.admitted(s) for s in (0, 3, 4, 8)], [6, 6, 12, 18])
     # And none after the last.
-    self.assertEqual([flow.admitted_next(s) for s in (0, 3, 4, 8)],
+    self.assertEqual([flow.admitted_after(s) for s in (0, 3, 4, 8)],
                      [12, 12, 18, 18])  # fmt: skip
+    self.assertEqual([flow.may_run_ahead(s) for s in (3, 4, 5)],
+                     [True, False, True])  # fmt: skip
 
   def test_newest_version_samples_without_rounds(self):
     flow = make()
@@ -93,7 +100,7 @@ class RoundsTest(parameterized.TestCase):
     self.assertTrue(flow.is_pinned)
     self.assertEqual([flow.version_of(p) for p in (0, 3, 4, 9)], [0, 0, 1, 2])
     self.assertEqual((flow.needed(2), flow.admitted(2)), (12, 12))
-    self.assertEqual(flow.num_sampled(12), 48)
+    self.assertEqual(flow.admitted_after(12), 48)
 
   def test_lockstep_with_a_lead_samples_exactly_so_many_steps_before(self):
     flow = make(lockstep=True, lead_steps=3, warm_prompts=2)
@@ -103,7 +110,7 @@ class RoundsTest(parameterized.TestCase):
     for step in range(12):
       admitted = flow.admitted(step)
       self.assertEqual(flow.version_of(admitted - 1), min(step, 8))
-    self.assertEqual(flow.num_sampled(12), 2 + 48)
+    self.assertEqual(flow.admitted_after(12), 2 + 48)
 
   def test_lockstep_goes_on_with_the_version_that_was_restored(self):
     flow = make(lockstep=True, lead_steps=3, first_version=5)
@@ -251,7 +258,7 @@ class MakeFlowTest(absltest.TestCase):
     config.rounds.mini_batches = 3
     config.rounds.passes = 2
     flow = schedule.make_schedule(config)
-    self.assertEqual((flow.round_prompts, flow.round_steps), (6, 6))
+    self.assertEqual((flow.num_prompts, flow.round_steps), (6, 6))
 
 
 if __name__ == "__main__":

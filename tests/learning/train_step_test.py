@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 
+from tba_jax import schedule
 from tba_jax import types
 from tba_jax.learning import checkpoint
 from tba_jax.learning import packing
@@ -427,7 +428,7 @@ def state_at(step, config):
       loss_opt_state=(),
       proximal_params={},
       ref_params={},
-      sampling_params=params if train_step.keeps_params(config) else {},
+      sampling_params=params if schedule.make_schedule(config).is_late else {},
       learning_rate_scale=jnp.float32(1),
   )
   held = {name: getattr(state, name) for name in names}

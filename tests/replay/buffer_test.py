@@ -236,6 +236,17 @@ class InOrderTest(absltest.TestCase):
     )
     invariants.check_buffer(self.buffer)
 
+  def test_each_pass_of_a_round_draws_its_batches_again(self):
+    config = fake_groups.buffer_config(dedupe=False)
+    config.rounds.update(mini_batches=2, passes=2)
+    rounds = buffer_lib.ReplayBuffer(
+        config, reward_temperature=lambda step: 1.0
+    )
+    for i in range(4):
+      rounds.insert(make_group(i, distinct(10 * i, 2)), 4)
+    draws = [rounds.draw(2, 2, step).prompt_ids for step in (4, 5, 6, 7)]
+    self.assertEqual([d.tolist() for d in draws], 2 * [[0, 1], [2, 3]])
+
   def test_a_round_without_rewards_draws_what_is_stored(self):
     draw = self.buffer.sample_in_order(2, 2, 5, arrived_from=5, skip=0)
     self.assertEqual(

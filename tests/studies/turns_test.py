@@ -58,7 +58,7 @@ class TurnStalenessTest(parameterized.TestCase):
   def test_prompts_of_a_step_are_sampled_as_it_begins(self):
     config = sweep.Lag(16).apply(turns.make_config())
     late = turns.LateSchedule(**vars(schedule.make_schedule(config)))
-    self.assertEqual([late.num_sampled(t) for t in (0, 1, 20)], [8, 16, 168])
+    self.assertEqual([late.admitted_after(t) for t in (0, 1, 20)], [8, 16, 168])
     self.assertEqual([late.version_of(8 * t) for t in (0, 17, 20)], [0, 1, 4])
 
   def test_params_are_the_newest_from_the_fifth_turn_on(self):

@@ -78,7 +78,7 @@ class LagTest(parameterized.TestCase):
           prompt_id, texts, prompt_tokens=np.ones(1, np.int32)
       )
       buffer.insert(group, 0)
-    draw = flow.draw(buffer, B, K, 0)
+    draw = buffer.draw(B, K, 0)
     self.assertLen(np.unique(draw.ids), B * K)
 
 
