@@ -22,8 +22,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
-from tba_jax.sampling import decode
-from tba_jax.sampling import logged as logged_lib
+from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks
@@ -42,17 +41,12 @@ class Sampled:
   prompts: P prompts.
   requests: P requests to the sampler.
   completions: completions by prompt.
-  logged_rewards: [S] float32, logged rewards of a prompt by its index among the
-    P; the completions of prompts without are judged.
   outcomes: results of their environments, S by prompt; None without any.
   """
 
   prompts: Sequence[Prompt]
-  requests: Sequence[decode.Request]
+  requests: Sequence[requests_lib.Request]
   completions: Sequence[types.Completions]
-  logged_rewards: Mapping[int, np.ndarray] = dataclasses.field(
-      default_factory=dict
-  )
   outcomes: Sequence[Sequence[judges.Outcome]] | None = None
 
 
@@ -64,18 +58,14 @@ class _Begun:
   requests: P requests to the sampler.
   said: first words of their environments, P; empty without environments.
   completions: place among the P -> completions, of prompts that are not
-    sampled: logged ones, and others whose environment failed.
-  logged_rewards: place -> [S] float32, of those whose rewards are the log's.
-  outcomes: place -> results, of the others.
+    sampled since their environment failed.
+  outcomes: place -> results, of these.
   """
 
   prompts: Sequence[Prompt]
-  requests: Sequence[decode.Request]
+  requests: Sequence[requests_lib.Request]
   said: Sequence[environments_lib.Prompt]
   completions: dict[int, types.Completions] = dataclasses.field(
-      default_factory=dict
-  )
-  logged_rewards: dict[int, np.ndarray] = dataclasses.field(
       default_factory=dict
   )
   outcomes: dict[int, Sequence[judges.Outcome]] = dataclasses.field(
@@ -88,7 +78,7 @@ class _Begun:
     return [i for i in range(len(self.prompts)) if i not in self.completions]
 
   @property
-  def live_requests(self) -> list[decode.Request]:
+  def live_requests(self) -> list[requests_lib.Request]:
     return [self.requests[i] for i in self.live]
 
   @property
@@ -107,7 +97,7 @@ class Collector:
       self,
       task: base.Task,
       tokenizer: tokenizer_lib.Tokenizer,
-      sampler: decode.Sampler,
+      sampler: requests_lib.Sampler,
       judge: judges.Judge,
       *,
       num_completions: int,
@@ -116,7 +106,6 @@ class Collector:
       part_weights: Mapping[str, float] | None = None,
       reference: Any = None,
       seed: int | None = None,
-      logged: logged_lib.LoggedSampler | None = None,
       environments: environments_lib.Environments | None = None,
       by_turn: bool = False,
   ):
@@ -136,8 +125,6 @@ class Collector:
       reference: `GroupReference`; None leaves reference log-probs to the
         trainer.
       seed: seed of the random numbers; None takes the sampler's.
-      logged: completions that take the place of some samples, and their rewards
-        if the log's are read.
       environments: environments that say the prompts and answer completions;
         None for a task without any.
       by_turn: whether groups get the rewards of turns.
@@ -152,7 +139,6 @@ class Collector:
     self._part_weights = part_weights
     self._reference = reference
     self._seed = seed
-    self._logged = logged
     self._environments = environments
     self._by_turn = by_turn
     self._prompt_tokens: dict[int, np.ndarray] = {}
@@ -163,11 +149,16 @@ class Collector:
     return self._reference is not None
 
   @property
-  def environment_wait_s(self) -> float | None:
-    """Seconds of waiting for environments so far; None without any."""
+  def streams(self) -> bool:
+    """Whether `stream` begins a block before the one before it is over."""
+    return self._sampler.streams
+
+  def stats(self, wall_s: float) -> dict[str, float]:
+    """Returns statistics of so many seconds of sampling."""
     if self._environments is None:
-      return None
-    return self._environments.waited_s
+      return {}
+    share = min(1.0, self._environments.waited_s / wall_s)
+    return {"environment_wait_share": share}
 
   def __call__(
       self,
@@ -226,7 +217,7 @@ class Collector:
       version: int,
       newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
   ) -> Iterator[Sampled]:
-    """Samples block after block, as `decode.Sampler.stream` does.
+    """Samples block after block, as `requests.Sampler.stream` does.
 
     Args:
       more: returns the prompts of the next block, or None if there are none
@@ -258,7 +249,7 @@ class Collector:
     if self._environments is not None:
       episodes = self._environments.episodes([], self._num_completions)
 
-    def next_batch() -> list[decode.Request] | None:
+    def next_batch() -> list[requests_lib.Request] | None:
       nonlocal coming
       if coming is None and (prompts := more()) is not None:
         coming = beginning.submit(self._begin, prompts, newest)
@@ -297,28 +288,23 @@ class Collector:
       said = self._environments.prompts(self._split, prompt_ids)
       tokens = [prompt.tokens for prompt in said]
     requests = [
-        decode.Request(
+        requests_lib.Request(
             prompt_tokens=prompt_tokens,
             prompt_id=prompt_id,
             visit=visit,
             num_completions=self._num_completions,
+            position=position,
             seed=self._seed,
         )
-        for (_, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
+        for (position, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
     begun = _Begun(prompts, requests, said)
     S = self._num_completions
-    for i, (position, prompt_id, visit) in enumerate(prompts):
-      if self._logged is not None and self._logged.has(position, prompt_id):
-        begun.completions[i], rewards_S = self._logged.draw(
-            prompt_id, visit, S, version
-        )
-        if rewards_S is not None:
-          begun.logged_rewards[i] = rewards_S
-      elif said and said[i].failure is not None:
+    for i, prompt in enumerate(said):
+      if prompt.failure is not None:
         most = self._sampler.settings.max_completion_tokens
         begun.completions[i] = _no_completions(S, most, version)
-        begun.outcomes[i] = [said[i].outcome] * S
+        begun.outcomes[i] = [prompt.outcome] * S
     return begun
 
   def _episodes(self, begun: "_Begun") -> environments_lib.Episodes | None:
@@ -344,7 +330,6 @@ class Collector:
         begun.prompts,
         begun.requests,
         [completions[i] for i in range(len(begun.prompts))],
-        begun.logged_rewards,
         outcomes,
     )
 
@@ -366,7 +351,7 @@ class Collector:
     )
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
-    """Returns the judge's requests, S by prompt; none for logged rewards.
+    """Returns the judge's requests, S by prompt; none for known rewards.
 
     Thoughts that the prompt opens, and the completion does not close, show
     their `<think>` to the judge.
@@ -389,15 +374,13 @@ class Collector:
             for text, stopped, outcome in zip(
                 self._tokenizer.decode_completions(c), c.stopped, outcomes_S
             )
-            if i not in sampled.logged_rewards
+            if c.rewards is None
         ]
-        for i, (request, c, outcomes_S) in enumerate(
-            zip(
-                sampled.requests,
-                sampled.completions,
-                sampled.outcomes or none,
-                strict=True,
-            )
+        for request, c, outcomes_S in zip(
+            sampled.requests,
+            sampled.completions,
+            sampled.outcomes or none,
+            strict=True,
         )
     ]
 
@@ -425,12 +408,8 @@ class Collector:
       epoch: start count of the trainer that published the params.
     """
     rewards_P = [
-        sampled.logged_rewards[i]
-        if i in sampled.logged_rewards
-        else self._rewards(judged_S, c)
-        for i, (judged_S, c) in enumerate(
-            zip(judged_PxS, sampled.completions, strict=True)
-        )
+        self._rewards(judged_S, c) if c.rewards is None else c.rewards
+        for judged_S, c in zip(judged_PxS, sampled.completions, strict=True)
     ]
     return [
         types.Group(
@@ -519,7 +498,7 @@ def _no_completions(S: int, T: int, version: int) -> types.Completions:
 def make_collector(
     config: ml_collections.ConfigDict,
     policy: Any,
-    sampler: decode.Sampler,
+    sampler: requests_lib.Sampler,
     judge: judges.Judge,
     **parts: Any,
 ) -> Collector:
@@ -530,7 +509,7 @@ def make_collector(
     policy: a `policy.Policy`.
     sampler: sampler of the policy.
     judge: judge of completions.
-    **parts: `reference`, `logged` and `environments` of the collector.
+    **parts: `reference` and `environments` of the collector.
   """
   return Collector(
       policy.task,

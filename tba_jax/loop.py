@@ -18,6 +18,7 @@ from tba_jax import schedule as schedule_lib
 from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import prompt_order
+from tba_jax.sampling import samplers
 
 # Called with a step, its batch and its metrics.
 Hook = Callable[[int, Any, Mapping[str, Any]], None]
@@ -56,8 +57,8 @@ class Inline:
   """Samples, judges and draws in the thread that trains, at an exact lag.
 
   Args:
-    config: reads `train.prompts_per_batch`, `train.completions_per_prompt` and
-      `logged.path`.
+    config: reads `train.prompts_per_batch`, `train.completions_per_prompt`,
+      `search.sampler` and `logged.path`.
     params: returns the params after the steps so far.
     collector: samples and rewards the completions of prompts.
     schedule: schedule that pins versions.
@@ -110,7 +111,7 @@ class Inline:
       self._sample(schedule.admitted(step), step)
       while num_inserted < schedule.needed(step):
         group = self._waiting.popleft()
-        _check_version(group, schedule, self._config.logged.path)
+        self._check_version(group)
         group = buffer.rewarded(group)
         if group.num_tokens:  # 0 if none was judged, or there was no prompt.
           self._order.note(group)
@@ -135,15 +136,14 @@ class Inline:
       self._waiting.extend(self._collector(prompts, self._params(), version))
       self._num_sampled = limit
 
-
-def _check_version(
-    group: types.Group, schedule: schedule_lib.Schedule, log: str
-) -> None:
-  wanted = schedule.version_of(group.position)
-  # Logged groups keep their own versions, which are never newer.
-  is_logged = log and group.versions.max() <= wanted
-  if set(group.versions.tolist()) != {wanted} and not is_logged:
-    raise RuntimeError(
-        f"position {group.position} was sampled with versions"
-        f" {sorted(set(group.versions.tolist()))}, not {wanted}"
-    )
+  def _check_version(self, group: types.Group) -> None:
+    wanted = self._schedule.version_of(group.position)
+    config = self._config
+    is_exact = samplers.is_exact(config.search.sampler, config.logged.path)
+    # Others keep versions of their own, which are never newer.
+    is_kept = not is_exact and group.versions.max() <= wanted
+    if set(group.versions.tolist()) != {wanted} and not is_kept:
+      raise RuntimeError(
+          f"position {group.position} was sampled with versions"
+          f" {sorted(set(group.versions.tolist()))}, not {wanted}"
+      )

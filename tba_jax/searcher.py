@@ -3,9 +3,8 @@
 """Searcher: samples what it is granted with the newest params, and delivers.
 
 The devices decode one block of prompts while a thread rewards the block before
-it and submits it, in the order of the blocks. Where completions may wait for
-environments, the next block begins before that one is over. `programs/roles.py`
-makes the parts.
+it and submits it, in the order of the blocks. If the sampler streams, the next
+block begins before that one is over. `programs/roles.py` makes the parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +42,6 @@ class Parts:
   judge_totals: () -> counts of the judge, for the statistics.
   spans: writer of the timeline, which knows the busy time.
   swaps_in_flight: whether newer params may go on with a block.
-  streams: whether a block may begin before the one before it is over.
   judge_shares_mesh: whether the judge uses the mesh that decodes; then decoding
     waits for it, since two threads that launch collectives could order them
     differently on each device.
@@ -61,7 +59,6 @@ class Parts:
   judge_totals: Callable[[], dict[str, Any]]
   spans: metrics.SpanWriter
   swaps_in_flight: bool = False
-  streams: bool = False
   judge_shares_mesh: bool = False
   lag_steps: int = 0
   takes_newer: bool = False
@@ -129,7 +126,7 @@ class Searcher:
       block = self._wait_for_block()
       if block is None or not self._use_version(block):
         continue
-      if self._parts.streams and not self._is_exact(block):
+      if self._collector.streams and not self._is_exact(block):
         self._stream(block)
       else:
         self._hand_over(self._sample(block))
@@ -376,13 +373,9 @@ class Searcher:
     busy_s = self._spans.clock.busy_s - self._busy_before_s
     wall_s = max(time.monotonic() - self._started, 1e-9)
     totals = self._sink.totals
-    waited_s = self._collector.environment_wait_s
-    of_environments = {}
-    if waited_s is not None:
-      of_environments["environment_wait_share"] = min(1.0, waited_s / wall_s)
     self._sink.set_stats(
         {
-            **of_environments,
+            **self._collector.stats(wall_s),
             "samples_per_s": totals["completions"] / wall_s,
             "tokens_per_s": totals["tokens"] / wall_s,
             "version": self._tag[1],

@@ -375,6 +375,7 @@ class Completions:
   token_versions: [S, T] int32, params version that sampled the token, -1 where
     not sampled.
   routes, prompt_routes: experts that tokens used, see `Group`.
+  rewards: [S] float32, rewards that are known, as a log's; None to judge them.
   """
 
   tokens: np.ndarray
@@ -387,3 +388,4 @@ class Completions:
   token_versions: np.ndarray
   routes: np.ndarray | None = None
   prompt_routes: np.ndarray | None = None
+  rewards: np.ndarray | None = None

@@ -97,6 +97,7 @@ class JudgeRequestsTest(absltest.TestCase):
         tokens=np.array([[2, 3, 1, 0], [2, 4, 1, 0]]),
         lengths=np.array([3, 3]),
         stopped=np.array([True, True]),
+        rewards=None,
     )
     texts = {}
     for prompt in ([5, 9], [9, 5]):

@@ -85,7 +85,7 @@ class SearcherTest(parameterized.TestCase):
     self.judge = judges.InProcess(self.task)
     self.reference = None
     self.judge_shares_mesh = False
-    self.streams, self.swaps_in_flight = False, True
+    self.sampler.streams, self.swaps_in_flight = False, True
     self.clock = spans.clock = metrics.BusyClock()
     self.spans = spans
     self.warmed_up = []
@@ -111,7 +111,6 @@ class SearcherTest(parameterized.TestCase):
         judge_totals=self.judge.totals,
         spans=self.spans,
         swaps_in_flight=self.swaps_in_flight,
-        streams=self.streams,
         judge_shares_mesh=self.judge_shares_mesh,
         lag_steps=self.lag_steps,
         takes_newer=self.takes_newer,
@@ -215,7 +214,7 @@ class SearcherTest(parameterized.TestCase):
 
   def stream_blocks(self, *blocks, **run):
     """Runs a searcher that streams; returns the blocks begun by stream."""
-    self.streams, self.begun = True, []
+    self.sampler.streams, self.begun = True, []
     self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
     self.run_it(*blocks, **run)
     return self.begun

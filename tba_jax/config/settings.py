@@ -18,6 +18,7 @@ import ml_collections
 
 from tba_jax.losses import build as losses
 from tba_jax.models import families
+from tba_jax.sampling import samplers
 from tba_jax.system import processes
 from tba_jax.system import user_code
 from tba_jax.transport import carriers
@@ -524,8 +525,8 @@ SETTINGS = {
 
     "search.num_searchers": _s(1, COUNT, "", resume=True),
     "search.sampler": _s(
-        "own", one_of("own", "vllm"), "program that decodes: this package, or"
-        " vLLM servers (docs/vllm.md)", hosts="searcher"),
+        "own", one_of(*samplers.SAMPLERS), "program that decodes: this package,"
+        " or vLLM servers (docs/vllm.md)", hosts="searcher"),
     "search.weights": _s(
         "", one_of("", "int8"), "dtype of the matrices that a searcher decodes"
         " with: '' = model.compute_dtype; 'int8' = rounded, with a scale for"

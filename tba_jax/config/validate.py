@@ -34,6 +34,7 @@ from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import wheels
+from tba_jax.sampling import samplers
 from tba_jax.system import processes
 from tba_jax.system import user_code
 from tba_jax.tasks import base
@@ -375,17 +376,6 @@ _REQUIRED = (
       "store.address": ("",), "store.locator": ("",),
       **{f"mesh.{axis}": (1,) for axis in settings.MESH_AXES},
       **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
-    # The server draws from the tempered model, up to a stop token.
-    ("search.sampler", lambda v: v == "vllm",
-     {"sampling.top_k": (0,), "sampling.top_p": (1,), "sampling.min_p": (0,),
-      "sampling.stop_strings": ("",), "sampling.num_waiting": (0,),
-      "sampling.in_flight": ("off", "keep_cache"), "search.weights": ("",),
-      "explore.fraction": (0,), "explore.min_tokens": (0,),
-      "explore.max_tokens": (0,),
-      **{f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")}}),
-    # Neither tells the experts that tokens used.
-    ("train.router_replay", bool,
-     {"search.sampler": ("own",), "logged.path": ("",)}),
     ("export.adapter", bool, {"lora.rank": "above 0"}),
     # Nothing else bounds the time of a command.
     ("task.verifier", bool, {"reward.where": ("pool",)}),
@@ -414,8 +404,8 @@ _READ_WITH = (
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
     ("search.solved_from", "search.order", ("unsolved", "uncertain")),
-    ("search.vllm_urls", "search.sampler", ("vllm",)),
-    ("search.vllm_folder", "search.sampler", ("vllm",)),
+    *((key, "search.sampler", names)
+      for key, names in samplers.readers().items()),
     ("rounds.lag_rounds", "rounds.mini_batches", "above 0"),
     ("rounds.passes", "rounds.mini_batches", "above 0"),
 )  # fmt: skip
@@ -936,12 +926,21 @@ def _weights(c: Mapping[str, Any]) -> _Problems:
     )
 
 
-def _vllm(c: Mapping[str, Any]) -> _Problems:
-  if c["search.sampler"] != "vllm":
+def _sampler(c: Mapping[str, Any]) -> _Problems:
+  """Nothing is asked of a sampler that it cannot do."""
+  name = c["search.sampler"]
+  for key, facts in samplers.in_use(name, c["logged.path"]).items():
+    for capability, needs in samplers.ASKED_BY.items():
+      if not getattr(facts, capability):
+        yield from _requires((key, bool, needs), c)
+  if c["train.router_replay"]:
+    able = samplers.without("has_routes", name, c["logged.path"])
+    yield from _requires(("train.router_replay", bool, dict(able)), c)
+  if not (key := samplers.SAMPLERS[name].addresses):
     return
-  urls = [url for url in c["search.vllm_urls"].split(",") if url]
+  urls = [url for url in c[key].split(",") if url]
   if len(urls) != c["search.num_searchers"] or len(set(urls)) < len(urls):
-    yield "search.vllm_urls", (
+    yield key, (
         f"allowed {c['search.num_searchers']} different addresses, one for each"
         " searcher (config.search.num_searchers)"
     )
@@ -1268,7 +1267,7 @@ _CHECKS = (
     _searcher_mesh,
     _router_replay,
     _weights,
-    _vllm,
+    _sampler,
     _judges,
     _packages,
     _publish,
@@ -1395,9 +1394,10 @@ def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> Iterator[str]:
     )
     yield _line("init", "sft", allowed)
   for key, allowed in (
-      ("search.sampler", ("own",)),
       ("evaluate.judge", ("",)),
-      ("logged.path", ("",)),
+      *samplers.without(
+          "has_turns", c.get("search.sampler", "own"), c.get("logged.path", "")
+      ),
   ):
     if c.get(key, allowed[0]) not in allowed:
       why = f"allowed {' or '.join(map(repr, allowed))} with environments"

@@ -18,6 +18,7 @@ import ml_collections
 
 from tba_jax.models import config as config_lib
 from tba_jax.monitor import failures as failures_lib
+from tba_jax.sampling import samplers
 
 # Nats per token, for `guards.max_logprob_gap = 0`. Random models of 2 to 4
 # layers, with logits of standard deviation 1 to 9, had a mean gap between
@@ -46,7 +47,7 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     return math.inf
   if any((explore.fraction, explore.min_tokens, explore.max_tokens)):
     return math.inf
-  if config.logged.path:
+  if not samplers.is_exact(config.search.sampler, config.logged.path):
     return math.inf
   dtypes = [config_lib.compute_dtype(config.model, backend)]
   dtypes += [config.publish.dtype, config.search.weights]

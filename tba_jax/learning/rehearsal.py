@@ -209,7 +209,7 @@ def try_log(config: ml_collections.ConfigDict) -> list[str]:
   policy = policy_lib.make_policy(config, "", scratch=config.init == "sft")
   task, tokenizer, notes = policy.task, policy.tokenizer, []
   if config.logged.path:
-    found = logged.LoggedSampler(
+    found = logged.Log(
         config,
         task,
         tokenizer,

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from typing import Any
 
 import jax
 import ml_collections
@@ -22,6 +23,7 @@ from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
+from tba_jax.sampling import samplers
 from tba_jax.sampling import sharing
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
@@ -211,34 +213,44 @@ def initial_params(
 
 
 def make_searcher_sampler(
+    config: ml_collections.ConfigDict,
+    policy: Policy,
+    home: samplers.Home | None = None,
+) -> requests.Sampler:
+  """Returns the sampler of a searcher's rounds; see `samplers.make`."""
+  settings = searcher_settings(config, policy)
+  return samplers.make(config, policy.model, settings, home)
+
+
+def searcher_settings(
     config: ml_collections.ConfigDict, policy: Policy
-) -> decode.Sampler:
-  """Returns the sampler of a searcher's rounds."""
+) -> requests.Settings:
+  """Returns the settings of a searcher's sampler."""
   most = sharing.most_rows(
       config.sampling.num_rows,
       config.search.prompts_per_round,
       config.search.samples_per_prompt,
   )
-  return make_sampler(config, policy, most_rows_per_prompt=most)
-
-
-def make_sampler(
-    config: ml_collections.ConfigDict,
-    policy: Policy,
-    most_rows_per_prompt: int = 1,
-) -> decode.Sampler:
-  """Returns a sampler as searchers have it, for any number of completions."""
-  return build_sampler(
+  return _sampler_settings(
       config,
-      policy.model,
       policy.tokenizer,
       num_rows=config.sampling.num_rows,
       num_waiting=config.sampling.num_waiting,
-      most_rows_per_prompt=most_rows_per_prompt,
+      most_rows_per_prompt=most,
       seed=config.seed,
       explore=requests.Explore(**config.explore),
       has_routes=config.train.router_replay,
       weights=config.search.weights,
+  )
+
+
+def make_sampler(
+    config: ml_collections.ConfigDict, policy: Policy
+) -> decode.Sampler:
+  """Returns a sampler as searchers have it, for any number of completions."""
+  settings = searcher_settings(config, policy)
+  return decode.Sampler(
+      policy.model, dataclasses.replace(settings, most_rows_per_prompt=1)
   )
 
 
@@ -276,6 +288,18 @@ def build_sampler(
     config: ml_collections.ConfigDict,
     model: transformer.Model,
     tokenizer: tokenizer_lib.Tokenizer,
+    **kwargs: Any,
+) -> decode.Sampler:
+  """Returns a sampler of a model with the settings of `config.sampling`.
+
+  Without `explore`, completions keep the lengths of `config.explore`.
+  """
+  return decode.Sampler(model, _sampler_settings(config, tokenizer, **kwargs))
+
+
+def _sampler_settings(
+    config: ml_collections.ConfigDict,
+    tokenizer: tokenizer_lib.Tokenizer,
     *,
     num_rows: int,
     seed: int,
@@ -284,12 +308,8 @@ def build_sampler(
     explore: requests.Explore | None = None,
     has_routes: bool = False,
     weights: str = "",
-) -> decode.Sampler:
-  """Returns a sampler of a model with the settings of `config.sampling`.
-
-  Without `explore`, completions keep the lengths of `config.explore`.
-  """
-  settings = decode.Settings(
+) -> requests.Settings:
+  return requests.Settings(
       temperature=config.sampling.temperature,
       top_k=config.sampling.top_k,
       top_p=config.sampling.top_p,
@@ -316,7 +336,6 @@ def build_sampler(
       ),
       weights=weights,
   )
-  return decode.Sampler(model, settings)
 
 
 def find_value_folder(

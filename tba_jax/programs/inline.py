@@ -146,6 +146,10 @@ class LoopMaker:
         replay alone.
     """
     policy, reference = self.policy, self._reference_of(config)
+    sampler = self.sampler
+    log = logged.make(config, policy.task, policy.tokenizer)
+    if log is not None:
+      sampler = logged.LoggedSampler(log, sampler)
     held = train_step.held_steps(config)
     key = name, held if train_step.proximal_names(config) else 1
     if key not in self._steps:
@@ -177,9 +181,8 @@ class LoopMaker:
         collector=collect.make_collector(
             config,
             policy,
-            self.sampler,
+            sampler,
             self.judge,
-            logged=logged.make(config, policy.task, policy.tokenizer),
             environments=self._environments,
         ),
         schedule=schedule_lib.make_schedule(config),

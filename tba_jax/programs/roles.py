@@ -7,9 +7,7 @@ import contextlib
 import functools
 import math
 import os
-import pathlib
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -56,9 +54,8 @@ from tba_jax.replay import decisions
 from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
 from tba_jax.rewards import environments
-from tba_jax.sampling import decode
 from tba_jax.sampling import logged
-from tba_jax.sampling import vllm
+from tba_jax.sampling import samplers
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -483,7 +480,12 @@ def make_searcher(
       clock=metrics.BusyClock(),
   )
   closing.callback(spans.close)
-  sampler = make_search_sampler(config, policy, run, index, events, spans)
+  home = samplers.Home(run.workdir, index, events.write, spans.progress)
+  sampler = policy_lib.make_searcher_sampler(config, policy, home)
+  log = logged.make(config, policy.task, policy.tokenizer)
+  if log is not None:
+    events.write("logged", f"{config.logged.path}: {log.summary()}")
+    sampler = logged.LoggedSampler(log, sampler)
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
@@ -496,18 +498,11 @@ def make_searcher(
   sink = channel.make_group_sink(index=index, on_event=events.write)
   closing.callback(_leave, sink)
 
-  log = logged.make(config, policy.task, policy.tokenizer)
-  if log is not None:
-    events.write("logged", f"{config.logged.path}: {log.summary()}")
-
   def warm_up(params: types.PyTree) -> None:
-    if log is None or log.share < 1:
-      sampler.warm_up(params)
+    sampler.warm_up(params)
     if reference is not None:
       reference.warm_up()
 
-  uses_vllm = config.search.sampler == "vllm"
-  backend = jax.default_backend()
   schedule = schedule_lib.make_schedule(config)
   parts = searcher_lib.Parts(
       sink=sink,
@@ -518,22 +513,19 @@ def make_searcher(
           sampler,
           judge,
           reference=reference,
-          logged=log,
           environments=own_environments,
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
       problem=probe.Check(
           sampler.token_logprobs,
           # Another program rounds in its own way.
-          probe.max_gap(config, "vllm" if uses_vllm else backend),
+          probe.max_gap(config, sampler.platform),
       ).problem,
       on_event=events.write,
       warm_up=warm_up,
       judge_totals=judge.totals,
       spans=spans,
       swaps_in_flight=config.sampling.in_flight != "off",
-      # Rows of completions in one turn are idle for a short time only.
-      streams=config.sampling.num_waiting > 0 and not uses_vllm,
       judge_shares_mesh=(
           judge.on_devices and math.prod(config.search.mesh.values()) > 1
       ),
@@ -543,44 +535,6 @@ def make_searcher(
   searcher = searcher_lib.Searcher(parts, should_stop)
   closing.callback(searcher.close)
   return searcher
-
-
-def make_search_sampler(
-    config: ml_collections.ConfigDict,
-    policy: policy_lib.Policy,
-    run: run_directory.Run,
-    index: int,
-    events: metrics.EventLog,
-    spans: metrics.SpanWriter,
-) -> decode.Sampler | vllm.VllmSampler:
-  """Returns the sampler of `config.search.sampler`.
-
-  Raises:
-    ValueError: there is no local folder for params.
-  """
-  own = policy_lib.make_searcher_sampler(config, policy)
-  if config.search.sampler == "own":
-    return own
-  folder = config.search.vllm_folder or str(run.workdir / "vllm")
-  if "://" in folder:
-    raise ValueError(
-        f"config.search.vllm_folder = {folder!r}: allowed a folder of this"
-        " machine, which the vLLM server reads"
-    )
-  own_folder = pathlib.Path(folder) / f"searcher-{index}"
-  # Params that a searcher left that was killed.
-  shutil.rmtree(own_folder, ignore_errors=True)
-  urls = config.search.vllm_urls.split(",")
-  return vllm.VllmSampler(
-      own.settings,
-      policy.model.config,
-      url=urls[index % len(urls)],
-      folder=own_folder,
-      is_shared=bool(config.search.vllm_folder),
-      deadline_s=config.search.starvation_s,
-      on_event=events.write,
-      on_progress=spans.progress,
-  )
 
 
 def _leave(sink: ports.GroupSink) -> None:

@@ -30,7 +30,7 @@ chunks or the order of the requests.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -38,11 +38,13 @@ import math
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.models import transformer
 from tba_jax.sampling import requests
+from tba_jax.sampling import samplers
 from tba_jax.sampling import slots as slots_lib
 
 # Rows per free row at which a chunk ends while completions wait: a refill then
@@ -56,11 +58,7 @@ _LOOK_EVERY_S = 0.05
 
 Request = requests.Request
 Settings = requests.Settings
-
-# Returns newer (version, params), or None if there are none.
-NewerFn = Callable[[], tuple[int, types.PyTree] | None]
-# Returns the next batch of requests, or None if there is none now.
-MoreFn = Callable[[], Sequence[Request] | None]
+NewerFn, MoreFn = requests.NewerFn, requests.MoreFn
 
 
 class Sampler:
@@ -106,6 +104,15 @@ class Sampler:
   @property
   def settings(self) -> Settings:
     return self._settings
+
+  @property
+  def platform(self) -> str:
+    return jax.default_backend()
+
+  @property
+  def streams(self) -> bool:
+    # Rows of completions in one turn are idle for a short time only.
+    return self._settings.num_waiting > 0
 
   def put(
       self, params: types.PyTree, shardings: types.PyTree = None
@@ -192,24 +199,16 @@ class Sampler:
       newer: NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> list[types.Completions]:
-    """Returns the completions of each prompt, in the order of `prompts`.
+    """Returns the completions of each prompt; see `requests.Sampler`.
 
     Blocks until all are sampled. Compiles unless `warm_up` was called.
 
     Args:
       params: params of the model, as they are or from `put`.
-      prompts: any number of requests with any number of completions.
-      version: version of `params`, recorded with every token.
-      newer: function polled between chunks; sampling continues with the params
-        that it returns, from `put` and with the shardings of `params`. A
-        token's log-prob is under the params that drew it, given the KV cache of
-        that moment.
-      turns: environments that answer; needs `Settings.has_turns`. None ends
-        each completion with its first turn.
-
-    Raises:
-      ValueError: a request is empty, too long or out of range; the message
-        names its prompt id.
+      prompts, version: arguments of `requests.Sampler`.
+      newer: function polled between chunks; its params have the shardings of
+        `params`.
+      turns: environments that answer; needs `Settings.has_turns`.
     """
     loop = self._loop(self.put(params), version, newer, turns)
     # Drop our reference, so that old params can be freed.
@@ -227,22 +226,9 @@ class Sampler:
       newer: NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> Iterator[list[types.Completions]]:
-    """Samples batch after batch; each begins before the previous one is over.
+    """Samples batch after batch; see `requests.Sampler`.
 
     So no row is idle while the last completions of a batch are decoded.
-
-    Args:
-      params, version, newer: arguments of `sample`.
-      more: function that is polled once no completion queues for a row.
-      turns: environments, whose completions belong to requests that are
-        numbered through all batches.
-
-    Yields:
-      The completions of each batch, in the order of the batches. Ends when all
-      are over and `more` returns None.
-
-    Raises:
-      ValueError: a request is wrong; the message names its prompt id.
     """
     loop = self._loop(self.put(params), version, newer, turns, more)
     del params
@@ -251,14 +237,9 @@ class Sampler:
   def token_logprobs(
       self, params: types.PyTree, tokens_BxL: np.ndarray
   ) -> jax.Array:
-    """Returns [B, L - 1] float32, log π of each token after the first, nats.
+    """Returns [B, L - 1] float32, log-probs; see `requests.Sampler`.
 
-    Temperature is 1. Compiles once per shape, and does not wait for the
-    devices.
-
-    Args:
-      params: params of the model, as they are or from `put`.
-      tokens_BxL: [B, L] int32 in [0, V), L up to P + T.
+    Compiles once per shape, and does not wait for the devices.
     """
     params = self.put(params)
     return self.programs(params).token_logprobs(params, tokens_BxL)
@@ -290,6 +271,17 @@ class Sampler:
           self._model, self._settings, sharding
       )
     return self._programs[sharding]
+
+
+def make(
+    config: ml_collections.ConfigDict,
+    model: transformer.Model,
+    settings: Settings,
+    home: samplers.Home | None,
+) -> Sampler:
+  """Returns a sampler; see `samplers.make`."""
+  del config, home
+  return Sampler(model, settings)
 
 
 @dataclasses.dataclass

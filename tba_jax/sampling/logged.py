@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Completions of a log, where a sampler's would be."""
+"""Sampler that takes completions from a log."""
 
 import collections
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import build as losses
+from tba_jax.sampling import requests
 from tba_jax.tasks import base
 from tba_jax.tasks import logged
 
@@ -22,6 +23,55 @@ _ALMOST_ZERO = -1e-30
 
 
 class LoggedSampler:
+  """Takes completions of a log for some requests, and samples the others.
+
+  platform, streams: fields of `requests.Sampler`.
+  """
+
+  streams = False
+
+  def __init__(self, log: "Log", sampler: requests.Sampler):
+    """Takes the log and the sampler of the other requests."""
+    self._log = log
+    self._sampler = sampler
+    self.settings, self.platform = sampler.settings, sampler.platform
+    self.put, self.token_logprobs = sampler.put, sampler.token_logprobs
+
+  def warm_up(self, params: Any) -> None:
+    if self._log.share < 1:
+      self._sampler.warm_up(params)
+
+  def sample(
+      self,
+      params: Any,
+      prompts: Sequence[requests.Request],
+      *,
+      version: int,
+      newer: requests.NewerFn | None = None,
+      turns: requests.Turns | None = None,
+  ) -> list[types.Completions]:
+    """Returns the completions of each prompt; see `requests.Sampler`."""
+    is_logged = [self._log.has(r.position, r.prompt_id) for r in prompts]
+    others = [r for r, logged in zip(prompts, is_logged) if not logged]
+    sampled = iter(())
+    if others:
+      # No frame holds the params: they are freed once there are newer ones.
+      holder = [params]
+      del params
+      sampled = iter(
+          self._sampler.sample(
+              holder.pop(), others, version=version, newer=newer, turns=turns
+          )
+      )
+    return [
+        self._log.draw(r.prompt_id, r.visit, r.num_completions, version)
+        if logged
+        else next(sampled)
+        for r, logged in zip(prompts, is_logged)
+    ]
+
+
+class Log:
   """Gives prompts the completions that a log has of them.
 
   share: share of the prompts that get them, if the log has any; 1 if nothing
@@ -118,8 +168,8 @@ class LoggedSampler:
 
   def draw(
       self, prompt_id: int, visit: int, num_completions: int, version: int
-  ) -> tuple[types.Completions, np.ndarray | None]:
-    """Returns S completions of a prompt, and their rewards, None if not read.
+  ) -> types.Completions:
+    """Returns S completions of a prompt, with their rewards if they are read.
 
     Visits take turns through the log; fewer than S are repeated. A version that
     is not known, or is yet to come, is -1: one step older than the first
@@ -158,7 +208,8 @@ class LoggedSampler:
         stopped=np.array([bool(one.stopped) for _, one in some]),
         versions=versions,
         token_versions=np.where(mask, versions[:, None], -1),
-    ), self._rewards(some)
+        rewards=self._rewards(some),
+    )
 
   def _rewards(
       self, some: Sequence[tuple[tuple[int, ...], logged.Completion]]
@@ -229,7 +280,7 @@ class LoggedSampler:
 
 def make(
     config: ml_collections.ConfigDict, task: base.Task, tokenizer: Any
-) -> LoggedSampler | None:
+) -> Log | None:
   """Returns the completions of `config.logged`, or None.
 
   Raises:
@@ -237,7 +288,7 @@ def make(
   """
   if not config.logged.path:
     return None
-  return LoggedSampler(
+  return Log(
       config,
       task,
       tokenizer,

@@ -1,11 +1,18 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings, requests and bookkeeping of the sampler, on the host."""
+"""A sampler: its interface, settings and requests; bookkeeping on the host."""
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -138,6 +145,7 @@ class Request:
     own random numbers.
   num_completions: S, at least 1.
   first_sample: sample index of the first completion; the others follow.
+  position: place in the prompt order.
   seed: random seed below 2^32; None takes the sampler's.
   max_tokens: most tokens of each completion; None takes the sampler's T.
   """
@@ -147,6 +155,7 @@ class Request:
   visit: int
   num_completions: int
   first_sample: int = 0
+  position: int = 0
   seed: int | None = None
   max_tokens: int | None = None
 
@@ -212,6 +221,99 @@ class Turns(Protocol):
 
     Returns:
       Completion, and [m] int, the ids that follow; None ends it.
+    """
+
+
+# Returns newer (version, params), or None if there are none.
+NewerFn = Callable[[], tuple[int, types.PyTree] | None]
+# Returns the next batch of requests, or None if there is none now.
+MoreFn = Callable[[], Sequence[Request] | None]
+
+
+class Sampler(Protocol):
+  """Samples completions with a policy whose params come with each call.
+
+  Not thread-safe. What a config may ask of one is in `samplers.py`.
+
+  settings: settings that it samples with.
+  platform: JAX's backend, or the name of the program that computes log-probs.
+  streams: whether `stream` begins a batch before the one before it is over.
+  """
+
+  settings: Settings
+  platform: str
+  streams: bool
+
+  def put(self, params: types.PyTree, shardings: types.PyTree = None) -> Any:
+    """Returns params in the form that sampling takes.
+
+    Args:
+      params: params of the model; those that `put` returned stay as they are.
+      shardings: shardings of the model's params; None leaves them on their
+        devices, and puts host arrays on the first.
+    """
+
+  def warm_up(self, params: Any) -> None:
+    """Compiles what `sample` needs, or shows that it cannot sample."""
+
+  def sample(
+      self,
+      params: Any,
+      prompts: Sequence[Request],
+      *,
+      version: int,
+      newer: NewerFn | None = None,
+      turns: Turns | None = None,
+  ) -> list[types.Completions]:
+    """Returns the completions of each prompt, in the order of `prompts`.
+
+    Args:
+      params: params from `put`.
+      prompts: any number of requests with any number of completions.
+      version: version of `params`, recorded with every token.
+      newer: function that is polled; sampling continues with the params that it
+        returns, which are from `put`. A token's log-prob is under the params
+        that drew it, given the KV cache of that moment.
+      turns: environments that answer. None ends each completion with its first
+        turn.
+
+    Raises:
+      ValueError: a request is empty, too long or out of range; the message
+        names its prompt id.
+    """
+
+  def stream(
+      self,
+      params: Any,
+      more: MoreFn,
+      *,
+      version: int,
+      newer: NewerFn | None = None,
+      turns: Turns | None = None,
+  ) -> Iterator[list[types.Completions]]:
+    """Samples batch after batch; each begins before the previous one is over.
+
+    For samplers that stream.
+
+    Args:
+      params, version, newer: arguments of `sample`.
+      more: function that is polled once no completion queues for a row.
+      turns: environments, whose completions belong to requests that are
+        numbered through all batches.
+
+    Yields:
+      The completions of each batch, in the order of the batches. Ends when all
+      are over and `more` returns None.
+    """
+
+  def token_logprobs(self, params: Any, tokens_BxL: np.ndarray) -> Any:
+    """Returns [B, L - 1] float32, log π of each token after the first, nats.
+
+    Temperature is 1.
+
+    Args:
+      params: params from `put`.
+      tokens_BxL: [B, L] int32 in [0, V), L up to P + T.
     """
 
 

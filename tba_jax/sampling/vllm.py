@@ -5,7 +5,7 @@
     put(params) → folder of safetensors → pause, reload_weights, resume
     sample(…)   → POST /inference/v1/generate, one request a prompt, all at once
 
-It has the interface of `decode.Sampler`. What it returns are the ids and
+It is a `requests.Sampler`. What it returns are the ids and
 log-probs of the server, which sampled them: importance weights are made of
 these. The server says which weights sampled which token; what others than the
 given ones sampled, since it was started again for instance, is sampled once
@@ -39,14 +39,16 @@ import uuid
 import weakref
 
 from absl import logging
+import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.sampling import decode
+from tba_jax.models import transformer
 from tba_jax.sampling import requests
+from tba_jax.sampling import samplers
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
@@ -108,11 +110,17 @@ class Version:
 
 
 class VllmSampler:
-  """Samples completions with a vLLM server, which no other client changes."""
+  """Samples completions with a vLLM server, which no other client changes.
+
+  platform, streams: fields of `requests.Sampler`.
+  """
+
+  platform = "vllm"
+  streams = False
 
   def __init__(
       self,
-      settings: decode.Settings,
+      settings: requests.Settings,
       model_config: config_lib.ModelConfig,
       *,
       url: str,
@@ -153,7 +161,7 @@ class VllmSampler:
     self._is_sampling = False
 
   @property
-  def settings(self) -> decode.Settings:
+  def settings(self) -> requests.Settings:
     return self._settings
 
   def put(self, params: types.PyTree, shardings: Any = None) -> Version:
@@ -190,10 +198,10 @@ class VllmSampler:
       prompts: Sequence[requests.Request],
       *,
       version: int,
-      newer: decode.NewerFn | None = None,
+      newer: requests.NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> list[types.Completions]:
-    """Returns the completions of each prompt; see `decode.Sampler.sample`.
+    """Returns the completions of each prompt; see `requests.Sampler`.
 
     With newer params the server goes on with the KV cache that it has.
 
@@ -240,7 +248,7 @@ class VllmSampler:
   ) -> np.ndarray:
     """Returns [B, L - 1] float32, log π of each token after the first, nats.
 
-    Arguments and errors are those of `decode.Sampler.token_logprobs` and `put`.
+    Arguments and errors are those of `requests.Sampler` and `put`.
     """
     self._load(self.put(params))
     rows = []
@@ -469,6 +477,40 @@ class VllmSampler:
     self._is_checked = True
 
 
+def make(
+    config: ml_collections.ConfigDict,
+    model: transformer.Model,
+    settings: requests.Settings,
+    home: samplers.Home,
+) -> VllmSampler:
+  """Returns a searcher's sampler; see `samplers.make`.
+
+  Raises:
+    ValueError: there is no local folder for params.
+  """
+  search = config.search
+  folder = search.vllm_folder or str(home.workdir / "vllm")
+  if "://" in folder:
+    raise ValueError(
+        f"config.search.vllm_folder = {folder!r}: allowed a folder of this"
+        " machine, which the vLLM server reads"
+    )
+  own_folder = pathlib.Path(folder) / f"searcher-{home.index}"
+  # Params that a searcher left that was killed.
+  shutil.rmtree(own_folder, ignore_errors=True)
+  urls = search.vllm_urls.split(",")
+  return VllmSampler(
+      settings,
+      model.config,
+      url=urls[home.index % len(urls)],
+      folder=own_folder,
+      is_shared=bool(search.vllm_folder),
+      deadline_s=search.starvation_s,
+      on_event=home.on_event,
+      on_progress=home.on_progress,
+  )
+
+
 class _Attempt:
   """Completions of several prompts, asked for until all are there.
 
@@ -493,7 +535,7 @@ class _Attempt:
     self._prompts = prompts
     self._versions = {params.name: version}
 
-  def run(self, newer: decode.NewerFn | None) -> None:
+  def run(self, newer: requests.NewerFn | None) -> None:
     """Asks for all that is missing, once.
 
     Raises:

@@ -39,6 +39,7 @@ from tba_jax.policy import sharding
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
 from tba_jax.sampling import requests
+from tba_jax.sampling import samplers
 from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import accelerators
 from tba_jax.system import processes
@@ -209,7 +210,7 @@ def searcher(
   model = _policy(config, mesh)
   params = sharding.abstract_params(model, mesh, "search.mesh")
   policy = _as_policy(model)
-  settings = policy_lib.make_searcher_sampler(config, policy).settings
+  settings = policy_lib.searcher_settings(config, policy)
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
   held = {
@@ -217,8 +218,7 @@ def searcher(
       "params of a version that comes in": num_bytes(decode_params),
       "rows and KV cache": num_bytes(programs.abstract_state),
   }
-  if config.search.sampler == "vllm":
-    # The server has its own memory.
+  if not samplers.SAMPLERS[config.search.sampler].is_here:
     held = {"params of a version that comes in": num_bytes(decode_params)}
   if settings.num_waiting:
     aside = num_bytes(programs.abstract_aside)

@@ -15,6 +15,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import roles
 from tba_jax.replay import difficulty
+from tba_jax.sampling import samplers
 from tba_jax.system import processes
 from tests.support import base_config
 
@@ -111,16 +112,9 @@ class PartsTest(absltest.TestCase):
     policy = policy_lib.make_policy(config, "/nowhere")
     workdir = pathlib.Path(self.create_tempdir().full_path)
     (left := workdir / "vllm/searcher-1/version").mkdir(parents=True)
+    homes = [samplers.Home(workdir, index, mock.Mock()) for index in (0, 1)]
     made = [
-        roles.make_search_sampler(
-            config,
-            policy,
-            mock.Mock(workdir=workdir),
-            index,
-            mock.create_autospec(metrics.EventLog, instance=True),
-            mock.create_autospec(metrics.SpanWriter, instance=True),
-        )
-        for index in (0, 1)
+        policy_lib.make_searcher_sampler(config, policy, home) for home in homes
     ]
     self.assertEqual(
         [s._server.url for s in made], ["http://a:1", "http://b:2"]
@@ -129,9 +123,7 @@ class PartsTest(absltest.TestCase):
     self.assertFalse(left.exists())
     config.search.vllm_folder = "gs://bucket/folder"
     with self.assertRaisesRegex(ValueError, "allowed a folder of this machine"):
-      roles.make_search_sampler(
-          config, policy, mock.Mock(), 0, mock.Mock(), mock.Mock()
-      )
+      policy_lib.make_searcher_sampler(config, policy, homes[0])
 
 
 class SearcherRefusedTest(absltest.TestCase):

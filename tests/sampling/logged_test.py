@@ -12,7 +12,9 @@ import numpy as np
 from tba_jax.config import settings
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import recorder
+from tba_jax.sampling import decode
 from tba_jax.sampling import logged
+from tba_jax.sampling import requests
 from tests.support import sentencepiece_case
 
 TOKENIZER = tokenizer_lib.word_level(list("abcdef"), r"\w")
@@ -40,14 +42,12 @@ class LoggedSamplerTest(absltest.TestCase):
     config.logged.path = self.create_tempfile(
         content="\n".join(map(json.dumps, records))
     ).full_path
-    return logged.LoggedSampler(
-        config, TASK, tokenizer, needs_logprobs=needs_logprobs
-    )
+    return logged.Log(config, TASK, tokenizer, needs_logprobs=needs_logprobs)
 
   def test_a_text_gets_its_stop_token(self):
     log = self.make({"prompt": "e", "completion": "ab", "reward": 2.0})
     self.assertEqual(log.prompt_ids, [1])
-    got, rewards = log.draw(1, visit=0, num_completions=2, version=5)
+    got = log.draw(1, visit=0, num_completions=2, version=5)
     pad = TOKENIZER.pad_id
     np.testing.assert_array_equal(got.tokens, [[A, B, EOS, pad]] * 2)
     np.testing.assert_array_equal(got.lengths, [3, 3])
@@ -55,7 +55,7 @@ class LoggedSamplerTest(absltest.TestCase):
     np.testing.assert_array_equal(got.logprobs, np.zeros((2, 4)))
     np.testing.assert_array_equal(got.stopped, [True, True])
     np.testing.assert_array_equal(got.versions, [-1, -1])
-    np.testing.assert_array_equal(rewards, [2.0, 2.0])
+    np.testing.assert_array_equal(got.rewards, [2.0, 2.0])
 
   def test_a_chat_gets_what_ends_its_turns(self):
     tokenizer = mock.Mock(wraps=TOKENIZER, vocab_size=TOKENIZER.vocab_size)
@@ -66,7 +66,7 @@ class LoggedSamplerTest(absltest.TestCase):
         tokenizer=tokenizer,
     )
     for prompt_id, stop in ((0, EOS), (1, C)):
-      got, _ = log.draw(prompt_id, visit=0, num_completions=1, version=5)
+      got = log.draw(prompt_id, visit=0, num_completions=1, version=5)
       np.testing.assert_array_equal(got.tokens[0, :3], [A, B, stop])
 
   def test_text_has_the_tokens_that_it_has_behind_its_prompt(self):
@@ -74,7 +74,7 @@ class LoggedSamplerTest(absltest.TestCase):
     log = self.make(
         {"prompt": "d", "completion": "42", "reward": 2.0}, tokenizer=tokenizer
     )
-    got, _ = log.draw(0, visit=0, num_completions=1, version=5)
+    got = log.draw(0, visit=0, num_completions=1, version=5)
     self.assertEqual(tokenizer.tokens(got.tokens[0, :2]), ["42", "</s>"])
 
   def test_log_probs_and_versions_are_kept(self):
@@ -84,13 +84,13 @@ class LoggedSamplerTest(absltest.TestCase):
         one | {"token_ids": [A, EOS], "logprobs": [-3.0, -4.0]},
         needs_logprobs=True,
     )
-    got, _ = log.draw(0, visit=0, num_completions=2, version=2)
+    got = log.draw(0, visit=0, num_completions=2, version=2)
     np.testing.assert_array_equal(got.stopped, [False, True])
     np.testing.assert_array_equal(got.lengths, [2, 2])
     np.testing.assert_array_equal(got.logprobs[:, :2], [[-1, -2], [-3, -4]])
     # Params that are yet to come did not sample them.
     np.testing.assert_array_equal(got.versions, [-1, -1])
-    got, _ = log.draw(0, visit=0, num_completions=2, version=9)
+    got = log.draw(0, visit=0, num_completions=2, version=9)
     np.testing.assert_array_equal(got.versions, [3, 3])
 
   def test_samples_of_a_run_are_read_as_they_were_sampled(self):
@@ -129,13 +129,13 @@ class LoggedSamplerTest(absltest.TestCase):
       )
       stopped = draw.stopped if has_reason else [[1, 1], [1, 0], [1, 1]]
       for i in range(3):
-        got, rewards = log.draw(i, visit=0, num_completions=2, version=2)
+        got = log.draw(i, visit=0, num_completions=2, version=2)
         np.testing.assert_array_equal(got.tokens, tokens[i])
         np.testing.assert_array_equal(got.lengths, lengths[i])
         expected = np.where(draw.sampled_mask, draw.behavior_logprobs, 0)[i]
         np.testing.assert_array_equal(got.logprobs, expected)
         np.testing.assert_array_equal(got.stopped, stopped[i])
-        np.testing.assert_array_equal(rewards, draw.rewards[i])
+        np.testing.assert_array_equal(got.rewards, draw.rewards[i])
 
   def test_log_probs_without_ids_are_kept_where_all_tokens_agree(self):
     tokenizer = tokenizer_lib.word_level(["d", "a", "b", "ab", "x"], ".+?")
@@ -150,7 +150,7 @@ class LoggedSamplerTest(absltest.TestCase):
         ({"logprobs": [-1.0, float("nan")], "tokens": ["a", "b"]}, False),
     ):
       log = self.make(one | more, tokenizer=tokenizer)
-      got, _ = log.draw(0, visit=0, num_completions=1, version=2)
+      got = log.draw(0, visit=0, num_completions=1, version=2)
       self.assertEqual(bool(got.logprobs.any()), is_kept, more)
       self.assertEqual(log.num_lost, not is_kept)
       self.assertEqual("without their log-probs" in log.summary(), not is_kept)
@@ -181,21 +181,21 @@ class LoggedSamplerTest(absltest.TestCase):
   def test_log_probs_of_greedy_samples_are_known(self):
     one = {"prompt": "d", "reward": 0.0, "token_ids": [A, EOS]}
     log = self.make(one | {"logprobs": [0.0, 0.0]}, needs_logprobs=True)
-    got, _ = log.draw(0, visit=0, num_completions=1, version=2)
+    got = log.draw(0, visit=0, num_completions=1, version=2)
     self.assertTrue((got.logprobs[0, :2] < 0).all())
     np.testing.assert_array_equal(np.exp(got.logprobs[0, :2]), [1.0, 1.0])
 
   def test_no_rewards_without_their_field(self):
     log = self.make({"prompt": "d", "completion": "a"}, reward_field="")
-    got, rewards = log.draw(0, visit=0, num_completions=2, version=0)
+    got = log.draw(0, visit=0, num_completions=2, version=0)
     np.testing.assert_array_equal(got.lengths, [2, 2])
-    self.assertIsNone(rewards)
+    self.assertIsNone(got.rewards)
 
   def test_visits_take_turns(self):
     log = self.make(
         {"prompt": "d", "completions": ["a", "b", "c"], "rewards": [0, 1, 2]}
     )
-    drawn = [log.draw(0, visit, 2, 0)[1].tolist() for visit in range(3)]
+    drawn = [log.draw(0, visit, 2, 0).rewards.tolist() for visit in range(3)]
     self.assertEqual(drawn, [[0, 1], [2, 0], [1, 2]])
 
   def test_leaves_out_what_cannot_be_used(self):
@@ -227,6 +227,36 @@ class LoggedSamplerTest(absltest.TestCase):
     self.assertEqual(hits, [log.has(position, 0) for position in range(400)])
     self.assertFalse(any(log.has(position, 1) for position in range(400)))
     self.assertTrue(all(self.make(one).has(p, 0) for p in range(100)))
+
+  def test_the_other_prompts_are_sampled(self):
+    log = self.make(
+        {"prompt": "e", "completion": "ab", "reward": 2.0}, share=0.5
+    )
+    positions = [
+        next(p for p in range(100) if log.has(p, 1) == has) for has in (0, 1)
+    ]
+    other = mock.create_autospec(decode.Sampler, instance=True)
+    other.sample.side_effect = lambda params, prompts, **_: [
+        (params, prompt.prompt_id, prompt.position) for prompt in prompts
+    ]
+    sampler = logged.LoggedSampler(log, other)
+    ask = lambda i, position: requests.Request([1], i, 0, 2, position=position)
+    hit = positions[1]
+    prompts = [ask(1, positions[0]), ask(1, hit), ask(2, hit)]
+    first, drawn, last = sampler.sample("θ", prompts, version=3)
+    self.assertEqual(first, ("θ", 1, positions[0]))
+    self.assertEqual(last, ("θ", 2, hit))
+    np.testing.assert_array_equal(drawn.rewards, [2.0, 2.0])
+    sampler.sample("θ", [ask(1, hit)], version=3)
+    other.sample.assert_called_once()
+    sampler.warm_up("θ")
+    other.warm_up.assert_called_once_with("θ")
+
+  def test_a_sampler_without_prompts_is_not_warmed_up(self):
+    other = mock.create_autospec(decode.Sampler, instance=True)
+    log = self.make({"prompt": "e", "completion": "ab", "reward": 2.0})
+    logged.LoggedSampler(log, other).warm_up("θ")
+    other.warm_up.assert_not_called()
 
   def test_refuses_a_log_of_other_prompts(self):
     with self.assertRaisesRegex(ValueError, "config.logged.path.*'x'.*'d'"):

@@ -1,0 +1,51 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the table of samplers."""
+
+import importlib
+import inspect
+
+from absl.testing import absltest
+
+from tba_jax.config import settings
+from tba_jax.sampling import decode
+from tba_jax.sampling import logged
+from tba_jax.sampling import requests
+from tba_jax.sampling import samplers
+from tba_jax.sampling import vllm
+
+
+class SamplersTest(absltest.TestCase):
+
+  def test_each_can_be_made(self):
+    for name, facts in samplers.SAMPLERS.items():
+      make = importlib.import_module(facts.module).make
+      self.assertLen(inspect.signature(make).parameters, 4, name)
+
+  def test_each_has_the_interface(self):
+    names = {n for n in vars(requests.Sampler) if not n.startswith("_")}
+    for sampler in (decode.Sampler, logged.LoggedSampler, vllm.VllmSampler):
+      takes = inspect.signature(sampler.sample).parameters
+      wanted = inspect.signature(requests.Sampler.sample).parameters
+      self.assertEqual([*takes], [*wanted], sampler)
+      if sampler.streams:
+        self.assertContainsSubset(names, vars(sampler))
+
+  def test_settings_ask_for_nothing_by_default(self):
+    for capability, needs in samplers.ASKED_BY.items():
+      self.assertIn(capability, samplers.Facts.__dataclass_fields__)
+      for key, allowed in needs.items():
+        self.assertIn(settings.SETTINGS[key].default, allowed, key)
+
+  def test_a_log_joins_the_sampler_of_the_others(self):
+    self.assertTrue(samplers.is_exact("vllm", ""))
+    self.assertFalse(samplers.is_exact("own", "log.jsonl"))
+    self.assertEqual(
+        dict(samplers.without("has_turns", "vllm", "log.jsonl")),
+        {"search.sampler": ("own",), "logged.path": ("",)},
+    )
+    self.assertEmpty(dict(samplers.without("has_filters", "own", "log.jsonl")))
+
+
+if __name__ == "__main__":
+  absltest.main()
