@@ -217,7 +217,7 @@ class Collector:
       version: int,
       newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
   ) -> Iterator[Sampled]:
-    """Samples block after block, as `requests.Sampler.stream` does.
+    """Samples block after block, as `decode.Sampler.stream` does.
 
     Args:
       more: returns the prompts of the next block, or None if there are none

@@ -138,8 +138,8 @@ class Inline:
 
   def _check_version(self, group: types.Group) -> None:
     wanted = self._schedule.version_of(group.position)
-    config = self._config
-    is_exact = samplers.is_exact(config.search.sampler, config.logged.path)
+    search, log = self._config.search, self._config.logged.path
+    is_exact = not [*samplers.without("is_exact", search.sampler, log)]
     # Others keep versions of their own, which are never newer.
     is_kept = not is_exact and group.versions.max() <= wanted
     if set(group.versions.tolist()) != {wanted} and not is_kept:

@@ -109,13 +109,13 @@ def bytes_a_param(
   searcher: two versions, half of it where they are bfloat16; with adapters
     also the base, and a copy with them merged.
 
-  The reference is float32, and with `reference.role="searcher"` the searcher's.
+  The reference is float32, and the trainer's or the searcher's.
   """
   loss, rounds = c.loss, c.rounds
   round_steps = max(rounds.mini_batches, 1) * rounds.passes
   holds = (loss.proximal_every_steps or round_steps) > 1
   copy = 4 if _is_float32(c, hardware) else 2
-  reference = 4 * (c.reference.role == "searcher")
+  reference = 4 * losses.holds_reference(c, "searcher")
   trainer = 20 + copy - reference
   if loss.behavior_logprobs == "recomputed" or loss.correction == "decoupled":
     trainer += 4 * holds

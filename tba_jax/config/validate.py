@@ -404,8 +404,8 @@ _READ_WITH = (
     ("reference.ema_decay", "reference.mode", ("ema",)),
     ("reference.every_steps", "reference.mode", ("reset", "ema")),
     ("search.solved_from", "search.order", ("unsolved", "uncertain")),
-    *((key, "search.sampler", names)
-      for key, names in samplers.readers().items()),
+    *((key, "search.sampler", (name,))
+      for name, facts in samplers.SAMPLERS.items() for key in facts.settings),
     ("rounds.lag_rounds", "rounds.mini_batches", "above 0"),
     ("rounds.passes", "rounds.mini_batches", "above 0"),
 )  # fmt: skip
@@ -929,14 +929,12 @@ def _weights(c: Mapping[str, Any]) -> _Problems:
 def _sampler(c: Mapping[str, Any]) -> _Problems:
   """Nothing is asked of a sampler that it cannot do."""
   name = c["search.sampler"]
-  for key, facts in samplers.in_use(name, c["logged.path"]).items():
-    for capability, needs in samplers.ASKED_BY.items():
-      if not getattr(facts, capability):
-        yield from _requires((key, bool, needs), c)
+  facts = samplers.SAMPLERS[name]
+  yield from _requires(("search.sampler", bool, facts.allows), c)
   if c["train.router_replay"]:
     able = samplers.without("has_routes", name, c["logged.path"])
     yield from _requires(("train.router_replay", bool, dict(able)), c)
-  if not (key := samplers.SAMPLERS[name].addresses):
+  if not (key := facts.addresses):
     return
   urls = [url for url in c[key].split(",") if url]
   if len(urls) != c["search.num_searchers"] or len(set(urls)) < len(urls):

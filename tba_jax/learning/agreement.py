@@ -78,7 +78,7 @@ def _digests(
       "config.init": {k: v for k, v in shape.items() if k not in _DTYPES},
       "config.tokenizer": [tokens, sorted(map(int, tokenizer.stop_ids))],
   }
-  if config.reference.role == "searcher":
+  if losses.holds_reference(config, "searcher"):
     folder = config.reference.init or policy.folder
     parts["config.reference"] = lora.base_name(folder, config.seed)
   digests = {key: _digest(value) for key, value in parts.items()}

@@ -301,7 +301,7 @@ def _update(
 def has_reference_pass(config: ml_collections.ConfigDict) -> bool:
   """Returns whether the trainer computes reference log-probs before a step."""
   in_step = build.find(config.loss.name).has_teacher
-  return config.reference.role == "trainer" and not in_step
+  return build.holds_reference(config, "trainer") and not in_step
 
 
 def reference_prompts(config: ml_collections.ConfigDict) -> int:
@@ -522,7 +522,7 @@ def make_reference(
   """
   moves = config.reference.mode != "fixed"
   model, is_shared = policy.model, policy.adapters is not None
-  if config.reference.role != "trainer":
+  if not build.holds_reference(config, "trainer"):
     params = None
   elif config.reference.init:
     model, params = frozen.load_reference(config, policy.tokenizer, mesh)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A searcher's reference policy, with `reference.role="searcher"`.
+"""A searcher's reference policy.
 
 The trainer then has neither its params nor its forward pass, and each searcher
 has both: reference log-probs are computed where there may be many devices.
@@ -169,8 +169,8 @@ def make_group_reference(
     policy: policy_lib.Policy,
     make_params: Callable[[], types.PyTree],
     mesh: jax.sharding.Mesh | None,
-) -> GroupReference | None:
-  """Returns a searcher's reference; None if it has none.
+) -> GroupReference:
+  """Returns a searcher's reference.
 
   Args:
     config: config of the run.
@@ -178,8 +178,6 @@ def make_group_reference(
     make_params: function that loads its params onto the searcher's devices.
     mesh: mesh of the searcher; None is the first device.
   """
-  if config.reference.role != "searcher":
-    return None
   if not config.reference.init:
     return GroupReference(config, policy, make_params(), mesh)
   model, params = frozen.load_reference(config, policy.tokenizer, mesh)

@@ -47,7 +47,8 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     return math.inf
   if any((explore.fraction, explore.min_tokens, explore.max_tokens)):
     return math.inf
-  if not samplers.is_exact(config.search.sampler, config.logged.path):
+  log = config.logged.path
+  if [*samplers.without("is_exact", config.search.sampler, log)]:
     return math.inf
   dtypes = [config_lib.compute_dtype(config.model, backend)]
   dtypes += [config.publish.dtype, config.search.weights]

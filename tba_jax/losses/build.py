@@ -268,6 +268,16 @@ def reads_reference(c: Mapping[str, Any]) -> bool:
   return bool(is_own or row.needs_beta or row.has_teacher or has_kl)
 
 
+def holds_reference(config: Mapping[str, Any], role: str) -> bool:
+  """Returns whether a role holds the reference and computes its log-probs.
+
+  Args:
+    config: config of the run.
+    role: "trainer" or "searcher"; "none" asks whether there is no reference.
+  """
+  return config["reference"]["role"] == role
+
+
 def reads_behavior(c: Mapping[str, Any]) -> bool:
   """Returns whether the loss depends on the log-probs of who sampled.
 

@@ -173,7 +173,7 @@ def make_pure_loss(
   """
   c, row = config.loss, build.find(config.loss.name)
   correction = build.correction(c)
-  has_reference = config.reference.role != "none"
+  has_reference = not build.holds_reference(config, "none")
 
   def pure_loss(
       logprobs_BxKxT: jax.Array,

@@ -19,6 +19,7 @@ from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
+from tba_jax.losses import build as losses
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
@@ -122,7 +123,7 @@ class LoopMaker:
     # By the prompts of a micro-batch, in which each computes.
     self._references: dict[int, reference_lib.Reference] = {}
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
-    has_reference = config.reference.role != "none"
+    has_reference = not losses.holds_reference(config, "none")
     self._environments = environments.make(
         config, workdir, self.policy.task, self.policy.tokenizer
     )

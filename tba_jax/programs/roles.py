@@ -42,6 +42,7 @@ from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import probe
 from tba_jax.learning import publication
+from tba_jax.losses import build as losses
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -461,9 +462,11 @@ def make_searcher(
       policy.adapters, policy.folder, config.seed, load_start
   )
   params_fn = make_params_fn(policy, merger, place)
-  reference = group_reference.make_group_reference(
-      config, policy, load_start, mesh
-  )
+  reference = None
+  if losses.holds_reference(config, "searcher"):
+    reference = group_reference.make_group_reference(
+        config, policy, load_start, mesh
+    )
   judge = reward_judge.make_judge(
       config, run.workdir, policy.task, events.write, mesh=mesh
   )

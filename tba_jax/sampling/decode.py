@@ -30,7 +30,7 @@ chunks or the order of the requests.
 """
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -58,7 +58,10 @@ _LOOK_EVERY_S = 0.05
 
 Request = requests.Request
 Settings = requests.Settings
-NewerFn, MoreFn = requests.NewerFn, requests.MoreFn
+NewerFn = requests.NewerFn
+
+# Returns the next batch of requests, or None if there is none now.
+MoreFn = Callable[[], Sequence[Request] | None]
 
 
 class Sampler:
@@ -226,9 +229,22 @@ class Sampler:
       newer: NewerFn | None = None,
       turns: requests.Turns | None = None,
   ) -> Iterator[list[types.Completions]]:
-    """Samples batch after batch; see `requests.Sampler`.
+    """Samples batch after batch; each begins before the previous one is over.
 
     So no row is idle while the last completions of a batch are decoded.
+
+    Args:
+      params, version, newer: arguments of `sample`.
+      more: function that is polled once no completion queues for a row.
+      turns: environments, whose completions belong to requests that are
+        numbered through all batches.
+
+    Yields:
+      The completions of each batch, in the order of the batches. Ends when all
+      are over and `more` returns None.
+
+    Raises:
+      ValueError: a request is wrong; the message names its prompt id.
     """
     loop = self._loop(self.put(params), version, newer, turns, more)
     del params

@@ -3,14 +3,7 @@
 """A sampler: its interface, settings and requests; bookkeeping on the host."""
 
 import collections
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
@@ -226,8 +219,6 @@ class Turns(Protocol):
 
 # Returns newer (version, params), or None if there are none.
 NewerFn = Callable[[], tuple[int, types.PyTree] | None]
-# Returns the next batch of requests, or None if there is none now.
-MoreFn = Callable[[], Sequence[Request] | None]
 
 
 class Sampler(Protocol):
@@ -237,7 +228,8 @@ class Sampler(Protocol):
 
   settings: settings that it samples with.
   platform: JAX's backend, or the name of the program that computes log-probs.
-  streams: whether `stream` begins a batch before the one before it is over.
+  streams: whether it has `stream`, as `decode.Sampler`: batch after batch, each
+    begun before the one before it is over.
   """
 
   settings: Settings
@@ -245,10 +237,10 @@ class Sampler(Protocol):
   streams: bool
 
   def put(self, params: types.PyTree, shardings: types.PyTree = None) -> Any:
-    """Returns params in the form that sampling takes.
+    """Returns params in the form that sampling takes; these stay as they are.
 
     Args:
-      params: params of the model; those that `put` returned stay as they are.
+      params: params of the model, or what `put` returned.
       shardings: shardings of the model's params; None leaves them on their
         devices, and puts host arrays on the first.
     """
@@ -280,30 +272,6 @@ class Sampler(Protocol):
     Raises:
       ValueError: a request is empty, too long or out of range; the message
         names its prompt id.
-    """
-
-  def stream(
-      self,
-      params: Any,
-      more: MoreFn,
-      *,
-      version: int,
-      newer: NewerFn | None = None,
-      turns: Turns | None = None,
-  ) -> Iterator[list[types.Completions]]:
-    """Samples batch after batch; each begins before the previous one is over.
-
-    For samplers that stream.
-
-    Args:
-      params, version, newer: arguments of `sample`.
-      more: function that is polled once no completion queues for a row.
-      turns: environments, whose completions belong to requests that are
-        numbered through all batches.
-
-    Yields:
-      The completions of each batch, in the order of the batches. Ends when all
-      are over and `more` returns None.
     """
 
   def token_logprobs(self, params: Any, tokens_BxL: np.ndarray) -> Any:

@@ -21,102 +21,55 @@ class Facts:
     log, which wraps another sampler.
   settings: settings that it alone reads.
   addresses: setting with an address for each searcher; "" without any.
+  allows: values of settings of which it takes these alone.
   is_here: whether the searcher's devices decode, and hold what that takes.
   is_exact: whether the given params sample all tokens, with the log-probs that
     are returned.
-  has_turns: environments may answer completions.
-  has_routes: it records the experts that tokens use.
-  has_waiting: a completion may leave its row while its environment works.
-  has_filters: top-k, top-p and min-p.
-  has_stop_strings: texts may end completions.
-  explores: temperatures and lengths of exploration.
-  recomputes_cache: newer params may recompute the KV cache.
-  quantizes: weights in other dtypes than the model's.
-  shards: params on a mesh of several devices.
+  has_turns: whether environments may answer completions.
+  has_routes: whether the experts that tokens use are recorded.
   """
 
   module: str
   settings: tuple[str, ...] = ()
   addresses: str = ""
+  allows: Mapping[str, tuple[Any, ...]] = dataclasses.field(
+      default_factory=dict
+  )
   is_here: bool = True
   is_exact: bool = True
   has_turns: bool = True
   has_routes: bool = True
-  has_waiting: bool = True
-  has_filters: bool = True
-  has_stop_strings: bool = True
-  explores: bool = True
-  recomputes_cache: bool = True
-  quantizes: bool = True
-  shards: bool = True
 
 
 SAMPLERS: Mapping[str, Facts] = {
     "own": Facts("tba_jax.sampling.decode"),
-    # The server draws from the tempered model, up to a stop token.
     "vllm": Facts(
         "tba_jax.sampling.vllm",
         settings=("search.vllm_urls", "search.vllm_folder"),
         addresses="search.vllm_urls",
+        # The server draws from the tempered model, up to a stop token.
+        allows={
+            "sampling.top_k": (0,),
+            "sampling.top_p": (1,),
+            "sampling.min_p": (0,),
+            "sampling.stop_strings": ("",),
+            "sampling.num_waiting": (0,),
+            "sampling.in_flight": ("off", "keep_cache"),
+            "search.weights": ("",),
+            "explore.fraction": (0,),
+            "explore.min_tokens": (0,),
+            "explore.max_tokens": (0,),
+            "search.mesh.data": (1,),
+            "search.mesh.fsdp": (1,),
+            "search.mesh.tensor": (1,),
+        },
         is_here=False,
         has_turns=False,
         has_routes=False,
-        has_waiting=False,
-        has_filters=False,
-        has_stop_strings=False,
-        explores=False,
-        recomputes_cache=False,
-        quantizes=False,
-        shards=False,
     ),
 }
 # A log takes the place of samples; all else is up to the sampler of the others.
 LOG = Facts("", is_exact=False, has_turns=False, has_routes=False)
-
-# Capability -> settings that ask for it, and their values that do not.
-ASKED_BY: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "has_waiting": {"sampling.num_waiting": (0,)},
-    "has_filters": {
-        "sampling.top_k": (0,),
-        "sampling.top_p": (1,),
-        "sampling.min_p": (0,),
-    },
-    "has_stop_strings": {"sampling.stop_strings": ("",)},
-    "explores": {
-        f"explore.{key}": (0,)
-        for key in ("fraction", "min_tokens", "max_tokens")
-    },
-    "recomputes_cache": {"sampling.in_flight": ("off", "keep_cache")},
-    "quantizes": {"search.weights": ("",)},
-    "shards": {
-        f"search.mesh.{axis}": (1,) for axis in ("data", "fsdp", "tensor")
-    },
-}
-
-
-def readers() -> dict[str, tuple[str, ...]]:
-  """Returns, by setting, the samplers that alone read it."""
-  found: dict[str, tuple[str, ...]] = {}
-  for name, facts in SAMPLERS.items():
-    for key in facts.settings:
-      found[key] = (*found.get(key, ()), name)
-  return found
-
-
-def in_use(sampler: str, log: str) -> dict[str, Facts]:
-  """Returns the samplers of a config by the setting that names them.
-
-  Args:
-    sampler: `search.sampler`.
-    log: `logged.path`.
-  """
-  used = {"search.sampler": SAMPLERS[sampler]}
-  return used | {"logged.path": LOG} if log else used
-
-
-def is_exact(sampler: str, log: str) -> bool:
-  """Returns whether all samplers in use are exact; see `Facts` and `in_use`."""
-  return all(facts.is_exact for facts in in_use(sampler, log).values())
 
 
 def without(
@@ -126,12 +79,15 @@ def without(
 
   Args:
     capability: field of `Facts`.
-    sampler, log: arguments of `in_use`.
+    sampler: `search.sampler`.
+    log: `logged.path`.
   """
-  for key, facts in in_use(sampler, log).items():
-    if not getattr(facts, capability):
-      able = [n for n, other in SAMPLERS.items() if getattr(other, capability)]
-      yield key, tuple(able) if key == "search.sampler" else ("",)
+  if not getattr(SAMPLERS[sampler], capability):
+    yield "search.sampler", tuple(
+        name for name, facts in SAMPLERS.items() if getattr(facts, capability)
+    )
+  if log and not getattr(LOG, capability):
+    yield "logged.path", ("",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +116,7 @@ def make(config: Any, model: Any, settings: Any, home: Home | None) -> Any:
     home: searcher that it is of; None for a sampler that decodes here.
 
   Raises:
-    ValueError: it cannot have such params or settings.
+    ValueError: a setting does not fit, or the model.
   """
   module = SAMPLERS[config.search.sampler].module
   return importlib.import_module(module).make(config, model, settings, home)

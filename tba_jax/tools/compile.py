@@ -40,6 +40,7 @@ from tba_jax.learning import group_reference
 from tba_jax.learning import packing
 from tba_jax.learning import publication
 from tba_jax.learning import train_step
+from tba_jax.losses import build
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.policy import reference
@@ -357,7 +358,7 @@ def searcher(
       name: Program(lower, held.num_bytes(trees), _REMEDIES[name])
       for name, (lower, trees) in arguments.items()
   }
-  if config.reference.role == "searcher":
+  if build.holds_reference(config, "searcher"):
     groups = config.copy_and_resolve_references()
     groups.train.completions_per_prompt = config.search.samples_per_prompt
     batch = packing.abstract_batch(

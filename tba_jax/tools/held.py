@@ -167,7 +167,7 @@ def trainer(
     held["base of the adapters"] = num_bytes(params)
   # The adapters' base is the reference, unless another model is.
   shares = adapters and not config.reference.init
-  is_here = config.reference.role == "trainer"
+  is_here = build.holds_reference(config, "trainer")
   if config.reference.mode == "fixed" and is_here and not shares:
     held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   held["copy that is published"] = num_bytes(published(config, state.params))
@@ -227,7 +227,7 @@ def searcher(
     held["base of the adapters"] = num_bytes(params)
     held["base with a version's adapters merged"] = num_bytes(params)
   shares = config.lora.rank and not config.reference.init
-  if config.reference.role == "searcher" and not shares:
+  if build.holds_reference(config, "searcher") and not shares:
     held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
   frozen = _frozen(config, mesh, workdir, "searcher")
   held |= _frozen_bytes(frozen)

@@ -68,9 +68,6 @@ class GroupReferenceTest(parameterized.TestCase):
         config, policy, lambda: self.params, None
     )
 
-  def test_the_trainer_s_reference_leaves_none(self):
-    self.assertIsNone(self.make(make_config()))
-
   # Two prompts at a time: a part that is full, one that is not, several.
   # Passes are this short only here.
   @parameterized.product(

@@ -23,28 +23,24 @@ class SamplersTest(absltest.TestCase):
       self.assertLen(inspect.signature(make).parameters, 4, name)
 
   def test_each_has_the_interface(self):
-    names = {n for n in vars(requests.Sampler) if not n.startswith("_")}
     for sampler in (decode.Sampler, logged.LoggedSampler, vllm.VllmSampler):
       takes = inspect.signature(sampler.sample).parameters
       wanted = inspect.signature(requests.Sampler.sample).parameters
       self.assertEqual([*takes], [*wanted], sampler)
-      if sampler.streams:
-        self.assertContainsSubset(names, vars(sampler))
 
-  def test_settings_ask_for_nothing_by_default(self):
-    for capability, needs in samplers.ASKED_BY.items():
-      self.assertIn(capability, samplers.Facts.__dataclass_fields__)
-      for key, allowed in needs.items():
+  def test_each_takes_the_defaults(self):
+    for facts in samplers.SAMPLERS.values():
+      for key, allowed in facts.allows.items():
         self.assertIn(settings.SETTINGS[key].default, allowed, key)
 
   def test_a_log_joins_the_sampler_of_the_others(self):
-    self.assertTrue(samplers.is_exact("vllm", ""))
-    self.assertFalse(samplers.is_exact("own", "log.jsonl"))
     self.assertEqual(
         dict(samplers.without("has_turns", "vllm", "log.jsonl")),
         {"search.sampler": ("own",), "logged.path": ("",)},
     )
-    self.assertEmpty(dict(samplers.without("has_filters", "own", "log.jsonl")))
+    self.assertEmpty(dict(samplers.without("is_exact", "vllm", "")))
+    log = dict(samplers.without("is_exact", "own", "log.jsonl"))
+    self.assertEqual(log, {"logged.path": ("",)})
 
 
 if __name__ == "__main__":
