@@ -57,25 +57,16 @@ class _Begun:
   prompts: P prompts.
   requests: P requests to the sampler.
   said: first words of their environments, P; empty without environments.
-  completions: place among the P -> completions, of prompts that are not
-    sampled since their environment failed.
-  outcomes: place -> results, of these.
+  version: version of the params then.
+  live: places of the prompts that are sampled, whose environment has not
+    failed.
   """
 
   prompts: Sequence[Prompt]
   requests: Sequence[requests_lib.Request]
   said: Sequence[environments_lib.Prompt]
-  completions: dict[int, types.Completions] = dataclasses.field(
-      default_factory=dict
-  )
-  outcomes: dict[int, Sequence[judges.Outcome]] = dataclasses.field(
-      default_factory=dict
-  )
-
-  @property
-  def live(self) -> list[int]:
-    """Places of the prompts that are sampled."""
-    return [i for i in range(len(self.prompts)) if i not in self.completions]
+  version: int
+  live: Sequence[int]
 
   @property
   def live_requests(self) -> list[requests_lib.Request]:
@@ -298,14 +289,9 @@ class Collector:
         )
         for (position, prompt_id, visit), prompt_tokens in zip(prompts, tokens)
     ]
-    begun = _Begun(prompts, requests, said)
-    S = self._num_completions
-    for i, prompt in enumerate(said):
-      if prompt.failure is not None:
-        most = self._sampler.settings.max_completion_tokens
-        begun.completions[i] = _no_completions(S, most, version)
-        begun.outcomes[i] = [prompt.outcome] * S
-    return begun
+    failed = {i for i, one in enumerate(said) if one.failure is not None}
+    live = [i for i in range(len(prompts)) if i not in failed]
+    return _Begun(prompts, requests, said, version, live)
 
   def _episodes(self, begun: "_Begun") -> environments_lib.Episodes | None:
     if self._environments is None:
@@ -319,19 +305,15 @@ class Collector:
       episodes: environments_lib.Episodes | None,
   ) -> Sampled:
     """Returns prompts with the completions of those that are sampled."""
-    live, completions = begun.live, begun.completions | {}
-    completions.update(zip(live, sampled, strict=True))
-    outcomes = None
-    if episodes is not None:
-      of_live = zip(live, episodes.outcomes(len(live)), strict=True)
-      by_place = begun.outcomes | dict(of_live)
-      outcomes = [by_place[i] for i in range(len(begun.prompts))]
-    return Sampled(
-        begun.prompts,
-        begun.requests,
-        [completions[i] for i in range(len(begun.prompts))],
-        outcomes,
-    )
+    if episodes is None:
+      return Sampled(begun.prompts, begun.requests, sampled)
+    S, T = self._num_completions, self._sampler.settings.max_completion_tokens
+    completions = [_no_completions(S, T, begun.version)] * len(begun.said)
+    outcomes = [said.failure and [said.outcome] * S for said in begun.said]
+    ended = episodes.outcomes(len(begun.live))
+    for i, c, outcomes_S in zip(begun.live, sampled, ended, strict=True):
+      completions[i], outcomes[i] = c, outcomes_S
+    return Sampled(begun.prompts, begun.requests, completions, outcomes)
 
   def start_reference(
       self, sampled: Sampled

@@ -18,19 +18,19 @@ class Schedule(Protocol):
   """Admission of prompts ahead of training, and the version of each.
 
   num_steps: steps of the run; no prompt beyond them is admitted.
+  round_steps: number of steps that train on the same prompts' data.
+  lag_steps: number of versions before the newest that searchers may need.
   is_pinned: whether each position must be sampled with one certain version.
   is_late: whether a version is published only once its step has begun.
   takes_newer: whether a version newer than a required one will do.
-  lag_steps: number of versions before the newest that searchers may need.
-  round_steps: number of steps that train on the same prompts' data.
   """
 
   num_steps: int
+  round_steps: int
+  lag_steps: int
   is_pinned: bool
   is_late: bool
   takes_newer: bool
-  lag_steps: int
-  round_steps: int
 
   def admitted(self, step: int) -> int:
     """Returns the number of prompts admitted before `step` begins."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collector's stream of blocks, with mocks of sampler and environments."""
 
+import dataclasses
 import types
 from unittest import mock
 
@@ -66,6 +67,23 @@ class StreamTest(absltest.TestCase):
     self.assertEqual(versions, [[5] * S, [50] * S, [99] * S])
     self.assertEqual([s.prompts[0][1] for s in found], [7, 8, 9])
     self.assertEqual(found[2].outcomes[0][0].failure, "error")
+
+  def test_a_failed_environment_s_prompt_keeps_its_place(self):
+    said = self.environments.prompts.side_effect
+    self.environments.prompts.side_effect = lambda split, indices: [
+        prompt if i == 8 else dataclasses.replace(prompt, failure=None)
+        for i, prompt in zip(indices, said(split, indices))
+    ]
+    self.sampler.sample.side_effect = lambda params, requests, **_: [
+        request.prompt_id for request in requests
+    ]
+    self.episodes.outcomes.return_value = ["first", "last"]
+    prompts = [(0, 7, 0), (1, 8, 0), (2, 9, 0)]
+    found = self.collector.sample(prompts, "params", 5)
+    self.assertEqual(found.completions[::2], [7, 9])
+    self.assertEqual(found.completions[1].versions.tolist(), [5] * S)
+    self.assertEqual(found.outcomes[::2], ["first", "last"])
+    self.assertEqual([o.failure for o in found.outcomes[1]], ["error"] * S)
 
   def test_a_stream_that_is_closed_lets_its_environments_go(self):
     stream = self.collector.stream(lambda: [(0, 7, 0)], "params", 5)
