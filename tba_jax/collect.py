@@ -520,7 +520,7 @@ def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
 
 # Conditions of columns, see `types.Column.when`.
 CONDITIONS = {
-    "reference": lambda config: config.reference.role == "searcher",
+    "reference": lambda config: losses.holds_reference(config, "searcher"),
     "routes": lambda config: config.train.router_replay,
     "turn_rewards": has_turn_rewards,
 }
