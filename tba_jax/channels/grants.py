@@ -2,16 +2,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grants of blocks of the prompt order to searchers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 import heapq
 from typing import Any
 
+import ml_collections
+
 from tba_jax import schedule as schedule_lib
+from tba_jax.channels import inbox as inbox_lib
 from tba_jax.replay import prompt_order
 
 # Undelivered blocks that a searcher may hold; with barriers one, so that they
 # wait for no block that is still to begin.
 BLOCKS_AHEAD = 2
+
+
+def make_grants(
+    config: ml_collections.ConfigDict,
+    order: prompt_order.PromptOrder,
+    *,
+    first_version: int,
+    saved: Mapping[str, Any],
+) -> "Grants":
+  """Returns grants of the positions that a checkpoint does not have.
+
+  Args:
+    config: reads `search`, `rounds` and `train`.
+    order: order of the prompts.
+    first_version: oldest version that can be sampled with.
+    saved: `ReplayService.get_state` of a checkpoint, or {}.
+  """
+  journaled = None
+  if saved:
+    journaled = prompt_order.Positions.from_state(saved["order"], order)
+  return Grants(
+      order,
+      prompts_per_round=config.search.prompts_per_round,
+      schedule=schedule_lib.make_schedule(config, first_version=first_version),
+      journaled=journaled,
+  )
 
 
 class Grants:
@@ -67,6 +96,15 @@ class Grants:
   def cursor(self) -> int:
     """The first position that was never granted."""
     return self._ungranted.cursor
+
+  def note(self, record: inbox_lib.Record) -> None:
+    """Notes a record, once it is in the inbox."""
+    sid = record.header["sid"]
+    if record.groups:
+      self.note_journaled(sid, {g.position for g in record.groups})
+    else:
+      # The searcher is gone, or the block's prompts are unknown.
+      self.forget(sid)
 
   def note_journaled(self, sid: str, positions: Collection[int]) -> None:
     """Removes a searcher's blocks with these positions."""

@@ -7,15 +7,18 @@
     trainer    GroupSource    admits prompts, draws batches, keeps the ledger
                ParamsSink     publishes versions
 
-A channel implements them: the store's (`replay/`, `learning/publication.py`)
-between processes, the memory's (`channels/memory.py`) between threads. The
-replay service is the trainer's `GroupSource` over either; of a channel it needs
-a `Receiver`.
+A channel implements them: the store's (`queue_server.py`, `queue_client.py`,
+`learning/publication.py`) between processes, memory (`memory.py`) between
+threads. The replay service is the trainer's `GroupSource` over either; of a
+channel it needs a `Receiver`.
 """
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import os
+import secrets
+import time
 from typing import Any, Protocol
 
 from tba_jax import types
@@ -26,6 +29,12 @@ from tba_jax.replay import prompt_order
 
 # (epoch, version): versions of a restarted trainer are newer than all before.
 Tag = tuple[int, int]
+
+
+def make_sid(index: int) -> str:
+  """Returns a unique searcher id that is readable in a log."""
+  unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
+  return f"s{index:03d}-{unique}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,16 +244,18 @@ class GroupSource(Protocol):
 class Receiver(Protocol):
   """The trainer's end of a channel of groups, as the replay service sees it.
 
-  Its threads check a block, write it to the journal, put it into the inbox and
-  acknowledge it, in this order. Every method is for any thread.
+  Its threads check a block, write it to the journal of a run directory, put it
+  into the inbox and acknowledge it, in this order. Every method is for any
+  thread.
 
-  inbox: journaled records, beginning with those that a restart found in the
-    journal after the checkpoint.
+  inbox: records that have arrived, beginning with those that a restart found in
+    the journal after the checkpoint.
   order: order of the prompts.
   epoch: start count of the trainer.
-  journal_start: position of the journal's oldest record.
+  journal_start: position of the journal's oldest record, 0 without a journal.
   urgent: whether the trainer waits for data; set by its thread.
   generation: generation of the store, 0 without one; for the status.
+  obstacle: why no data is journaled, for messages; None if it is.
   """
 
   inbox: inbox_lib.Inbox
@@ -253,6 +264,7 @@ class Receiver(Protocol):
   journal_start: int
   urgent: bool
   generation: int
+  obstacle: str | None
 
   def start(self) -> None:
     """Begins to serve searchers."""
@@ -291,9 +303,6 @@ class Receiver(Protocol):
 
   def has_searchers(self) -> bool:
     """Returns whether a searcher lives, or its end is not in the journal."""
-
-  def describe(self) -> str:
-    """Returns the searchers, and what holds data up, for a message."""
 
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns each searcher's last lease with its `age_s` and `alive`."""

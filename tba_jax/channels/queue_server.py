@@ -24,6 +24,8 @@ from absl import logging
 import ml_collections
 import numpy as np
 
+from tba_jax.channels import grants as grants_lib
+from tba_jax.channels import inbox as inbox_lib
 from tba_jax.channels import intake as intake_lib
 from tba_jax.channels import journal as journal_lib
 from tba_jax.channels import leases as leases_lib
@@ -329,18 +331,19 @@ class QueueServer:
     self._status: dict[str, Any] | None = None
     self._stop_message: dict[str, Any] | None = None
     self._open_at = 0.0
+    self.inbox = inbox_lib.Inbox()
+    self._grants = grants_lib.make_grants(
+        config, order, first_version=first_version, saved=saved or {}
+    )
     self._intake = intake_lib.Intake(
         config,
         run,
-        order=order,
+        deliver=self._deliver,
         on_event=on_event,
         lock=self._lock,
-        first_version=first_version,
         saved=saved or {},
     )
-    self.inbox = self._intake.inbox
     self.journal = self._intake.journal
-    self._grants = self._intake.grants
     self._ingest = Ingest(
         run,
         watermarks=self._intake.watermarks,
@@ -438,10 +441,6 @@ class QueueServer:
     with self._lock:
       return bool(self.leases.alive() or self.leaving)
 
-  def describe(self) -> str:
-    """Returns the searchers, and what holds data up, for a message."""
-    return self._intake.describe(self.heard())
-
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns `LeaseTable.all`; for any thread."""
     with self._lock:
@@ -454,6 +453,12 @@ class QueueServer:
   def stop_searchers(self, *, done: bool) -> None:
     """Asks all searchers to deliver and leave; `done` at the end of the run."""
     self._stop_message = {"done": done}
+
+  def _deliver(self, record: inbox_lib.Record) -> None:
+    # First, since what no searcher holds any more must be in the inbox.
+    self.inbox.put(record)
+    with self._lock:
+      self._grants.note(record)
 
   def _read_files(self) -> dict[str, dict[str, Any]]:
     """Reads what searchers on this disk have announced. Under the lock."""

@@ -245,7 +245,7 @@ class ReplayService:
       if arrived != before:
         before, deadline = arrived, now + self._starvation_s
       if now > deadline:
-        limit_s, searchers = self._starvation_s, self._receiver.describe()
+        limit_s, searchers = self._starvation_s, self._describe()
         if arrived >= needed:
           raise base.DeadlineExceededError(
               f"step {step} waits for what searchers have in work and nothing"
@@ -256,6 +256,18 @@ class ReplayService:
             f" {limit_s:.0f} s; {searchers}"
         )
       self._receiver.inbox.wait(0.1)
+
+  def _describe(self) -> str:
+    """Returns the living searchers, and what holds data up, for a message."""
+    searchers = [
+        f"{sid} (silent for {lease['age_s']:.0f} s, {lease['unacked']} blocks"
+        " unacknowledged)"
+        for sid, lease in self._receiver.heard().items()
+        if lease["alive"]
+    ]
+    obstacle = self._receiver.obstacle
+    obstacle = f"{obstacle}; " if obstacle else ""
+    return f"{obstacle}searchers: {', '.join(searchers) or 'none alive'}"
 
   def _num_journaled(self, needed: int) -> int:
     """Returns how many positions came; if pinned, of those needed."""

@@ -185,6 +185,15 @@ def snapshot(params: types.PyTree, *, dtypes: Dtypes) -> types.PyTree:
   return jax.tree_util.tree_map_with_path(copy, params)
 
 
+def make_copy(
+    config: ml_collections.ConfigDict,
+) -> Callable[[types.PyTree], dict[str, Any]]:
+  """Returns a jitted function from params to their `snapshot`, by path."""
+  dtypes = published_dtypes(config)
+  copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
+  return lambda params: by_path(copy(params))
+
+
 def pack_version(
     carriers: Sequence[carrier_lib.Carrier],
     leaves: Mapping[str, Any],

@@ -18,6 +18,8 @@ import threading
 from absl import logging
 import ml_collections
 
+from tba_jax.channels import memory
+from tba_jax.learning import publication
 from tba_jax.monitor import run_directory
 from tba_jax.programs import roles
 from tba_jax.system import processes
@@ -70,7 +72,11 @@ def train(
       is its cause.
   """
   leave = threading.Event()
-  channel = roles.MemoryChannel(config, run_directory.open_run(workdir, config))
+  channel = memory.MemoryChannel(
+      config,
+      run_directory.open_run(workdir, config),
+      publication.make_copy(config),
+  )
   count = config.search.num_searchers
   pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")
   searchers = [

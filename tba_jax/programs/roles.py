@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import math
-import os
-import secrets
 import signal
 import socket
 import sys
 import threading
-import time
 from typing import Any
 
 from absl import logging
@@ -545,12 +542,6 @@ def _leave(sink: ports.GroupSink) -> None:
   logging.info("searcher leaves; all delivered: %s", flushed)
 
 
-def make_sid(index: int) -> str:
-  """Returns a unique searcher id that is readable in a log."""
-  unique = f"{int(time.time()):x}-{os.getpid():x}-{secrets.token_hex(4)}"
-  return f"s{index:03d}-{unique}"
-
-
 def make_load_start(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
@@ -680,7 +671,7 @@ class StoreChannel:
         self._config,
         self._run,
         make_transport=self._connect,
-        sid=make_sid(index),
+        sid=ports.make_sid(index),
         index=index,
         on_event=on_event,
         check_trainer=self._agreement.holds,
@@ -688,61 +679,5 @@ class StoreChannel:
     )
 
 
-class MemoryChannel:
-  """Memory between the threads of one process, for all of them."""
-
-  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
-    self._config = config
-    self._run = run
-    self._meeting = memory.MemoryChannel()
-
-  def lock(self) -> None:
-    """Does nothing: the run directory is locked."""
-
-  def make_receiver(
-      self, *, policy: policy_lib.Policy, **kwargs: Any
-  ) -> memory.MemoryQueue:
-    del policy  # All threads have one config.
-    return memory.MemoryQueue(self._meeting, self._config, self._run, **kwargs)
-
-  def make_params_sink(
-      self,
-      *,
-      epoch: int,
-      work: device_work.DeviceWork,
-      recorder: recorder_lib.Recorder,
-  ) -> memory.MemoryParams:
-    del work, recorder
-    dtypes = publication.published_dtypes(self._config)
-    copy = jax.jit(functools.partial(publication.snapshot, dtypes=dtypes))
-    return memory.MemoryParams(
-        self._meeting,
-        lambda params: publication.by_path(copy(params)),
-        epoch=epoch,
-        # The newest is the searchers' own copy of the params.
-        keep=1 + schedule_lib.make_schedule(self._config).lag_steps,
-    )
-
-  def wait_for_trainer(
-      self,
-      policy: policy_lib.Policy,
-      events: metrics.EventLog,
-      should_stop: Callable[[], bool],
-  ) -> None:
-    """Does nothing: all threads have one config."""
-
-  def make_params_source(
-      self, *, like: types.PyTree, events: metrics.EventLog, base_name: str
-  ) -> memory.MemorySource:
-    del like, events, base_name
-    return memory.MemorySource(self._meeting)
-
-  def make_group_sink(
-      self, *, index: int, on_event: Callable[[str, str], None]
-  ) -> memory.MemorySink:
-    del on_event
-    return memory.MemorySink(self._meeting, make_sid(index), index)
-
-
 # Makes the ports of a role, each at most once.
-Channel = StoreChannel | MemoryChannel
+Channel = StoreChannel | memory.MemoryChannel

@@ -23,17 +23,22 @@ wait_until = waiting.wait_until
 
 class MemoryTrainerSide(queue_case.TrainerSide):
 
-  def make_receiver(self, store, *args, **kwargs):
-    return memory.MemoryQueue(store, *args, **kwargs)
+  def make_receiver(self, store, config, run, **kwargs):
+    run = None if run.workdir is None else run
+    channel = store.setdefault("channel", make_channel(config, run))
+    return channel.make_receiver(**kwargs)
 
 
 class MemorySearcherSide(queue_case.SearcherSide):
 
   def make_client(self, store, config, run, *, sid, index):
-    sink = memory.MemorySink(store, sid, index)
-    if sink.stop_requested:  # A look at it joins.
-      raise AssertionError("asked to leave at once")
-    return sink
+    return memory.MemorySink(store["channel"], sid, index)
+
+
+def make_channel(config, run):
+  return memory.MemoryChannel(
+      config, run, lambda tree: {name: x + 0 for name, x in tree.items()}
+  )
 
 
 class MemoryCase(queue_case.QueueTestCase):
@@ -42,7 +47,7 @@ class MemoryCase(queue_case.QueueTestCase):
   searcher_side = MemorySearcherSide
 
   def trainer(self, **changes):
-    self.store = memory.MemoryChannel()
+    self.store = {}
     return super().trainer(**changes)
 
   def kill(self, trainer):
@@ -53,16 +58,21 @@ class MemoryCase(queue_case.QueueTestCase):
 class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
 
   def test_a_searcher_may_come_before_the_trainer(self):
-    channel = memory.MemoryChannel()
+    channel = make_channel(queue_case.make_config(), None)
     sink = memory.MemorySink(channel, "a", 0)
     self.assertIsNone(sink.next_block(0.01))
     self.assertEqual((sink.epoch, sink.stop_requested), (-1, False))
     self.assertEqual(sink.totals, dict.fromkeys(messages.UNITS, 0))
-    trainer = self.trainer(epoch=3)
-    trainer.service.open(0)
-    channel.groups.set_result(trainer.server)
+    gone = memory.MemorySink(channel, "gone", 1)
+    gone.close(0.0)
+    with mock.patch.object(memory.MemoryChannel, "start"):
+      side = MemoryTrainerSide({"channel": channel}, None, epoch=3)
+    side.service.open(0)
+    self.assertIsNone(sink.next_block(0.01))
+    channel.start()
     self.assertEqual(sink.next_block(20.0).epoch, 3)
     self.assertEqual(sink.epoch, 3)
+    self.assertEqual(side.events.of("searcher_gone"), ["gone (finished)"])
 
   def test_submit_returns_once_the_block_is_journaled_and_marked(self):
     trainer = self.trainer()
@@ -165,7 +175,7 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
     full = journal.JournalFullError(28, "No space left on device")
     with mock.patch.object(journal.Journal, "append", side_effect=full):
       self.assertFalse(searcher.client.submit([self.group(0)], lambda: True))
-      self.assertIn("no room", trainer.server.describe())
+      self.assertIn("no room", trainer.server.obstacle)
       # A block that was given up does not count as generated.
       self.assertEqual(searcher.client.totals["prompts"], 0)
       thread = threading.Thread(target=searcher.submit, args=(0, 1, 2, 3))
@@ -223,12 +233,9 @@ class WithoutDirectoryTest(MemoryCase):
 class MemoryParamsTest(absltest.TestCase):
 
   def make(self, keep=2):
-    self.channel = memory.MemoryChannel()
-    params = memory.MemoryParams(
-        self.channel, lambda tree: {"w": tree["w"] + 0}, epoch=4, keep=keep
-    )
-    self.addCleanup(params.close)
-    return params, memory.MemorySource(self.channel)
+    params = memory.MemoryParams(lambda tree: {"w": tree["w"] + 0}, keep=keep)
+    params.epoch = 4
+    return params, params
 
   def submit(self, params, version, **kwargs):
     params.submit(version, {"w": jnp.full(2, float(version))}, **kwargs)
@@ -245,7 +252,6 @@ class MemoryParamsTest(absltest.TestCase):
     params.wait(1, 20.0)
     self.assertEqual(source.latest()[0], (4, 1))
     self.assertEqual(source.latest()[0], (4, 1))
-    self.assertEqual(source.stats.taken, 2)
 
   def test_a_kept_version_is_read_exactly(self):
     params, source = self.make(keep=3)
@@ -287,6 +293,7 @@ class MemoryParamsTest(absltest.TestCase):
     params, source = self.make()
 
     class Broken:
+      is_ready = mock.Mock(return_value=False)
 
       def __array__(self, *args, **kwargs):
         raise FloatingPointError("no device")
@@ -294,13 +301,14 @@ class MemoryParamsTest(absltest.TestCase):
     self.submit(params, 0, nonfinite=Broken())
     with self.assertRaisesRegex(base.TransportError, "no device"):
       params.wait(0, 20.0)
+    Broken.is_ready.return_value = True
     with self.assertRaisesRegex(base.TransportError, "no device"):
       source.latest()
     with self.assertRaisesRegex(base.TransportError, "no device"):
       params.submit(1, {"w": jnp.ones(1)})
 
   def test_a_reader_waits_for_the_trainer(self):
-    source = memory.MemorySource(memory.MemoryChannel())
+    source, _ = self.make()
     self.assertIsNone(source.latest())
     self.assertIsNone(source.wait_for(0, 0.01))
 

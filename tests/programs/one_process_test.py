@@ -9,6 +9,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tba_jax.channels import memory
 from tba_jax.config import settings
 from tba_jax.monitor import run_directory
 from tba_jax.programs import one_process
@@ -64,7 +65,7 @@ class OneProcessTest(parameterized.TestCase):
     self.assertEqual(self.run_it(), processes.EXIT_INTERRUPTED)
     self.assertLen(self.channels, 3)
     self.assertLen(set(map(id, self.channels)), 1)
-    self.assertIsInstance(self.channels[0], roles.MemoryChannel)
+    self.assertIsInstance(self.channels[0], memory.MemoryChannel)
 
   def test_an_error_of_the_trainer_ends_all(self):
     def train(*args):
