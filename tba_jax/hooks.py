@@ -173,7 +173,7 @@ class Behind:
       learner: learner_lib.Learner,
       source: ports.GroupSource,
       recorder: recorder_lib.Recorder,
-      decisions: decisions_lib.DecisionLog,
+      decisions: decisions_lib.DecisionLog | None,
       hooks: Sequence[loop.Hook],
       may_run_ahead: Callable[[int], bool],
       *,
@@ -185,7 +185,7 @@ class Behind:
       learner: learner, which reads the metrics.
       source: source of the batches.
       recorder: recorder of spans and events.
-      decisions: log of the decisions of asynchrony.
+      decisions: log of the decisions of asynchrony; None for none.
       hooks: called with metrics on the host, in this order.
       may_run_ahead: whether a step may begin before the one before it is read.
       skips_nonfinite: whether a non-finite step is an event, not an error.
@@ -230,8 +230,9 @@ class Behind:
     step, draw = running.step, running.draw
     with self._recorder.span("step", step=step):
       metrics = self._learner.read(running.metrics)
-    with self._recorder.span("record", step=step):
-      self._decisions.step(step, running.decision, draw, metrics)
+    if self._decisions is not None:
+      with self._recorder.span("record", step=step):
+        self._decisions.step(step, running.decision, draw, metrics)
     if metrics["nonfinite"]:
       message = (
           f"step {step}: loss {metrics['loss']}, gradient norm"
@@ -368,6 +369,8 @@ class Evaluate:
 class Save:
   """Saves checkpoints, and drops journal segments that none needs any more.
 
+  Does nothing without a checkpointer.
+
   One process skips a periodic save that fails (a full disk) with an event: the
   journal still covers it. Several processes end, and restart from the previous
   checkpoint.
@@ -385,7 +388,8 @@ class Save:
     self._parts = parts
     self._work = parts.learner.work
     self._stop = stop
-    self._saved_step = parts.checkpointer.latest_step()
+    self._checkpointer = parts.checkpointer
+    self._saved_step = self._checkpointer and self._checkpointer.latest_step()
     # (step, journal position) of the checkpoints on disk.
     self._applied_history = [tuple(p) for p in saved.get("applied_history", ())]
     self._saved_at = time.monotonic()
@@ -393,6 +397,8 @@ class Save:
 
   def is_due(self, done: int) -> bool:
     """Returns, and remembers, whether to save after `done` steps."""
+    if self._checkpointer is None:
+      return False
     c = self._config.checkpoint
     late = c.every_s and time.monotonic() - self._saved_at >= c.every_s
     self._due = bool(late or (c.every_steps and done % c.every_steps == 0))
@@ -400,7 +406,9 @@ class Save:
 
   def __call__(self, step: int, draw: Any, metrics: Any) -> None:
     del draw, metrics
-    self._parts.checkpointer.check()
+    if self._checkpointer is None:
+      return
+    self._checkpointer.check()
     # An interrupted run, and a complete one, wait for theirs.
     done = step + 1
     if self._due and done < self._config.train.num_steps:
@@ -409,7 +417,7 @@ class Save:
 
   def run(self, step: int, *, wait: bool) -> None:
     """Saves the state after `step` steps; raises OSError if `wait`."""
-    if self._saved_step == step:
+    if self._checkpointer is None or self._saved_step == step:
       return
     parts = self._parts
     self._saved_at = time.monotonic()
@@ -434,7 +442,7 @@ class Save:
         return
     self._saved_step = step
     # Keep the journal from the oldest restorable checkpoint on.
-    complete = set(parts.checkpointer.newest_steps())
+    complete = set(self._checkpointer.newest_steps())
     covered = [position for at, position in history if at in complete]
     self._applied_history = [
         (at, position)
@@ -452,21 +460,21 @@ class Parts:
   learner: learner, whose state is that of the newest checkpoint, or of step 0.
   source: source of the data.
   sink: takes the params that are published.
-  checkpointer: writer of checkpoints.
+  checkpointer: writer of checkpoints; None for a run that leaves no files.
   evaluations: runs evaluations, in the loop or beside it.
   guards: guards against a run that goes wrong.
   recorder: writer of metrics, events and results.
-  decisions: log of the decisions of asynchrony.
+  decisions: log of the decisions of asynchrony; None for such a run.
   """
 
   learner: learner_lib.Learner
   source: ports.GroupSource
   sink: ports.ParamsSink
-  checkpointer: checkpoint.Checkpointer
+  checkpointer: checkpoint.Checkpointer | None
   evaluations: evaluations_lib.Evaluations
   guards: guards_lib.Guards
   recorder: recorder_lib.Recorder
-  decisions: decisions_lib.DecisionLog
+  decisions: decisions_lib.DecisionLog | None
 
 
 class Run:

@@ -346,7 +346,7 @@ def make_work(
     run: run_directory.Run,
     policy: policy_lib.Policy,
     cluster: cluster_lib.Cluster,
-    checkpointer: checkpoint.Checkpointer,
+    checkpointer: checkpoint.Checkpointer | None,
     step: int | None = None,
 ) -> tuple[DeviceWork, dict[str, Any]]:
   """Returns the state owner, and the restored host state, {} if there is none.
@@ -356,7 +356,7 @@ def make_work(
     run: directory and identity of the run.
     policy: policy to train.
     cluster: processes of the trainer.
-    checkpointer: checkpointer of the run.
+    checkpointer: checkpointer of the run; None if nothing is saved.
     step: step of the checkpoint to restore, 0 for the start; None for the
       newest, or the start if there is none.
 
@@ -378,7 +378,7 @@ def make_work(
   # The code of environments, which say their prompts, may be mended.
   is_fixed = not policy.task.has_turns
   task = agreement.task_digest(policy.task) if is_fixed else ""
-  if step == 0 or checkpointer.latest_step() is None:
+  if step == 0 or not checkpointer or checkpointer.latest_step() is None:
     state, saved = init_state(config, policy, params, mesh), {}
   else:
     state, saved = checkpointer.restore(

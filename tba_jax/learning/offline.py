@@ -28,6 +28,7 @@ from tba_jax.learning import train_step
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.policy import sharding
 from tba_jax.system import bucket
+from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.system import pulse
 
@@ -204,7 +205,9 @@ def train(
       abstract,
       mesh,
   )
-  writer = metrics_lib.MetricsWriter(job.folder / "metrics.jsonl")
+  writer = metrics_lib.MetricsWriter(
+      jsonl.LineWriter(job.folder / "metrics.jsonl")
+  )
   checkpointer = checkpoint.Checkpointer(
       bucket.place(job.folder / "checkpoints"), keep=config.checkpoint.keep
   )

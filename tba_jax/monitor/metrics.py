@@ -11,10 +11,9 @@ import logging
 import math
 import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
-from etils import epath
-
+from tba_jax.monitor import files
 from tba_jax.monitor import text
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -60,10 +59,10 @@ def is_error(kind: Any, message: Any) -> bool:
 class MetricsWriter:
   """Writes `metrics.jsonl`: one object per step, with wall-clock time."""
 
-  def __init__(self, path: epath.PathLike, *, epoch: int = 0):
-    """Opens the file for appending; `epoch` counts the trainer's starts."""
+  def __init__(self, lines: files.Lines, *, epoch: int = 0):
+    """Takes the open file; `epoch` counts the trainer's starts."""
     self._epoch = epoch
-    self._lines = jsonl.LineWriter(path)
+    self._lines = lines
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
     head = {"step": int(step), "time": time.time(), "epoch": self._epoch}
@@ -90,14 +89,14 @@ class EventLog:
 
   def __init__(
       self,
-      path: epath.PathLike,
+      lines: files.Lines,
       *,
       role: str = "",
       index: int = 0,
       clock: Callable[[], float] = time.monotonic,
   ):
-    """Opens the file; `role` and `index` name the writing process."""
-    self._lines = jsonl.LineWriter(path)
+    """Takes the open file; `role` and `index` name the writing process."""
+    self._lines = lines
     self._head = {"role": role, "index": index}
     self._clock = clock
     self._lock = threading.Lock()
@@ -188,16 +187,16 @@ class SpanWriter:
 
   def __init__(
       self,
-      path: epath.PathLike,
+      file: TextIO,
       role: str,
       index: int = 0,
       *,
       clock: "BusyClock | None" = None,
   ):
-    """Opens the file and starts the flushing thread.
+    """Starts the flushing thread.
 
     Args:
-      path: the file.
+      file: file open for appending; the writer closes it.
       role: role of the process.
       index: index of the process.
       clock: clock that also receives the spans.
@@ -209,8 +208,9 @@ class SpanWriter:
     self._activity = pulse.Activity(f"{role}-{index}")
     # A step of the wall clock (NTP) must not make a span negative.
     self._wall_offset = time.time() - time.perf_counter()
-    self._file = jsonl.open_append(path)
-    self._pending: collections.deque[str] = collections.deque()
+    self._file = file
+    self._pending: collections.deque[tuple[Any, ...]] = collections.deque()
+    self._is_closed = False
     self._lock = threading.Lock()
     self._failed = False
     self._flusher = worker.Worker("spans", self._flush_loop)
@@ -235,11 +235,16 @@ class SpanWriter:
       self, kind: str, t0: float, t1: float, *, lane: str = "", **fields: Any
   ) -> None:
     """Writes a span from t0 to t1, Unix seconds, which no clock counts."""
+    self._pending.append((kind, t0, t1, lane, fields))
+
+  def _line(
+      self, kind: str, t0: float, t1: float, lane: str, fields: dict[str, Any]
+  ) -> str:
     rest = f', "lane": {json.dumps(lane)}' if lane else ""
     if fields:
       rest += ", " + jsonl.json_line(fields)[1:-2]
     times = f'"t0": {t0:.6f}, "t1": {t1:.6f}'
-    self._pending.append(f"{self._head}{json.dumps(kind)}, {times}{rest}}}\n")
+    return f"{self._head}{json.dumps(kind)}, {times}{rest}}}\n"
 
   def progress(self) -> None:
     """Tells the supervisor of progress within a span of the main lane."""
@@ -249,7 +254,10 @@ class SpanWriter:
     """Writes pending spans to the file."""
     with self._lock:
       # Popped one by one, so that a span added meanwhile is not lost.
-      lines = [self._pending.popleft() for _ in range(len(self._pending))]
+      lines = [
+          self._line(*self._pending.popleft())
+          for _ in range(len(self._pending))
+      ]
       try:
         self._file.write("".join(lines))
         self._file.flush()
@@ -266,8 +274,9 @@ class SpanWriter:
   def close(self) -> None:
     """Writes the rest and stops the thread."""
     self._activity.close()
-    if self._file.closed:
+    if self._is_closed:
       return
+    self._is_closed = True
     self._flusher.close()
     self.flush()
     with contextlib.suppress(OSError):

@@ -20,6 +20,7 @@ import rich.progress_bar
 import rich.table
 import rich.text
 
+from tba_jax.monitor import files
 from tba_jax.monitor import run_state
 from tba_jax.monitor import text
 from tba_jax.monitor.report import tables
@@ -310,6 +311,7 @@ class Panel:
       workdir: str | pathlib.Path,
       console: rich.console.Console,
       *,
+      memory: files.Memory | None = None,
       line_every_s: float = _LINE_EVERY_S,
   ):
     """Makes a panel, or lines where the console is no terminal.
@@ -317,10 +319,11 @@ class Panel:
     Args:
       workdir: run directory.
       console: console to draw on.
+      memory: records of a run that has no files.
       line_every_s: least seconds between two lines of a phase.
     """
     self._line_every_s = line_every_s
-    self._follower = run_state.Follower(workdir)
+    self._follower = run_state.Follower(workdir, memory)
     self._console = console
     self._live: rich.live.Live | None = None
     # The caller's phase, shown until the trainer writes a newer state.

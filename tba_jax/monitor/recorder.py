@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the trainer's files of the run directory: metrics, status, results."""
+"""Writes the trainer's records of a run: metrics, status, results."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -20,7 +20,6 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.rewards import judges
-from tba_jax.system import jsonl
 from tba_jax.system import worker
 from tba_jax.tasks import base
 
@@ -188,7 +187,7 @@ def samples_of(
 
 
 class Recorder:
-  """Writes the trainer's files of the run directory.
+  """Writes the trainer's files of the run directory, or keeps them in memory.
 
   A thread writes in order, so that the next step need not wait. A file that
   cannot be written (full disk) is reported once and skipped; other errors of
@@ -209,7 +208,7 @@ class Recorder:
 
     Args:
       config: config of the run.
-      run: run whose directory is written.
+      run: run whose files are written.
       epoch: start count of the trainer.
       queue: has the searchers' leases; publishes the status to other hosts.
       tokenizer: tokenizer that decodes sampled completions.
@@ -217,23 +216,21 @@ class Recorder:
     """
     self._config = config
     self._num_steps = config.train.num_steps
-    self._workdir = run.workdir
+    self._files = run.files
     self._queue = queue
-    self._events = metrics_lib.EventLog(self._workdir / "events.jsonl")
-    self._writers = writers.Writers(
-        config, self._workdir, epoch, self.event, run.run_id
-    )
-    self._profiler = writers.Profiler(config, self._workdir, self.event)
-    self._samples = jsonl.LineWriter(self._workdir / "samples.jsonl")
+    self._events = metrics_lib.EventLog(self._files.lines("events.jsonl"))
+    self._writers = writers.Writers(config, run, epoch, self.event)
+    self._profiler = writers.Profiler(config, run.workdir, self.event)
+    self._samples = self._files.lines("samples.jsonl")
     self._tokenizer = tokenizer
     self._judge = judge
     self._clock = metrics_lib.BusyClock()
     self._spans = metrics_lib.SpanWriter(
-        self._workdir / "spans" / "trainer-0.jsonl",
+        self._files.text("spans/trainer-0.jsonl"),
         "trainer",
         clock=self._clock,
     )
-    self._results = jsonl.read_json(self._workdir / "eval.json") or {}
+    self._results = self._files.read("eval.json") or {}
     self._status: dict[str, Any] = {
         "phase": "warm-up",
         "num_steps": self._num_steps,
@@ -247,16 +244,16 @@ class Recorder:
     self._loop_started = False
     self._last_error = ""
     self._failed_files: set[str] = set()
-    self._tell_damage(epoch)
+    self._tell_damage(run, epoch)
     self._background = worker.JobQueue("recorder")
     self._refresher = worker.Worker("status", self._refresh)
 
-  def _tell_damage(self, epoch: int) -> None:
+  def _tell_damage(self, run: run_directory.Run, epoch: int) -> None:
     """Tells of lines that cannot be read, but for one cut by each crash."""
     for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
-      skipped = jsonl.read_jsonl(self._workdir / name).skipped
+      skipped = self._files.records(name).skipped
       if skipped >= max(1, epoch):
-        message = f"{self._workdir / name}: {skipped} lines are damaged"
+        message = f"{run.workdir / name}: {skipped} lines are damaged"
         self.event("damaged", message)
 
   @contextlib.contextmanager
@@ -366,8 +363,10 @@ class Recorder:
     self._show()
     if time.monotonic() - self._ledger_at >= _STATUS_EVERY_S:
       self._ledger_at = time.monotonic()
-      path, account = self._workdir / "ledger.json", service.account()
-      self._submit("state", lambda: jsonl.atomic_write_json(path, account))
+      write = functools.partial(
+          self._files.write, "ledger.json", service.account()
+      )
+      self._submit("state", write)
 
   def has_result(self, name: str, step: int | None = None) -> bool:
     """Returns whether `eval.json` has this evaluation (at this step)."""
@@ -394,9 +393,8 @@ class Recorder:
     self._results["history"] = sorted(
         [*history, result], key=lambda r: r["step"]
     )
-    path = self._workdir / "eval.json"
-    with self._leave_out_unwritable(path.name):
-      jsonl.atomic_write_json(path, self._results)
+    with self._leave_out_unwritable("eval.json"):
+      self._files.write("eval.json", self._results)
     numbers = {
         f"eval/{key}": value
         for key, value in result.items()
@@ -426,8 +424,8 @@ class Recorder:
     """
     self.flush()
     self._searchers.update(self._queue.heard())
-    jsonl.atomic_write_json(self._workdir / "eval.json", self._results)
-    jsonl.atomic_write_json(self._workdir / "ledger.json", ledger)
+    self._files.write("eval.json", self._results)
+    self._files.write("ledger.json", ledger)
     totals = self._totals
     result = {
         "steps": step,
@@ -449,9 +447,7 @@ class Recorder:
         "ledger_closed": ledger["closed"],
         "lost": {k: part["completions"] for k, part in ledger["lost"].items()},
         "unknown": ledger["unknown"],
-        "damage": metrics_lib.damage(
-            jsonl.iter_jsonl(self._workdir / "events.jsonl")
-        ),
+        "damage": metrics_lib.damage(self._files.records("events.jsonl")),
         "reward_failures": self._searchers.failures,
         "mixed_version_share": self._mixed_version_share(),
     }
@@ -459,7 +455,7 @@ class Recorder:
       evaluation = dict(self._results[name])
       evaluation.pop("samples", None)
       result[name] = evaluation
-    jsonl.atomic_write_json(self._workdir / "result.json", result)
+    self._files.write("result.json", result)
     self.phase("done")
 
   def flush(self) -> None:
@@ -561,9 +557,9 @@ class Recorder:
         "store": {"generation": self._queue.generation},
         "last_error": self._last_error,
     }
-    path = self._workdir / "status.json"
     self._queue.set_status(status)
-    self._submit("state", lambda: jsonl.atomic_write_json(path, status))
+    write = functools.partial(self._files.write, "status.json", status)
+    self._submit("state", write)
 
   def _submit(self, kind: str, job: Callable[[], None]) -> None:
     """Runs a job in the thread, as a span in the lane `write`."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.monitor import files
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import certificates
@@ -70,6 +71,8 @@ class Run:
   secret: authenticates every message.
   announced: "host:port" at which the store announces itself; "" = in `spool`.
   tls: files of mutual TLS where the run has a port; None = without.
+  memory: records of a run that leaves no files; its directory has the models
+    that were made before. None = the directory has them.
   """
 
   workdir: pathlib.Path
@@ -78,6 +81,12 @@ class Run:
   secret: bytes
   announced: str = ""
   tls: locator_lib.Tls | None = None
+  memory: files.Memory | None = None
+
+  @property
+  def files(self) -> files.Directory | files.Memory:
+    """Where the run's records go."""
+    return self.memory or files.Directory(self.workdir)
 
   @property
   def locator(self) -> pathlib.Path:
@@ -126,6 +135,20 @@ def create(
     raise
   check_written(run)
   return run, saved["config"] if saved else None
+
+
+def in_memory(workdir: str, config: ml_collections.ConfigDict) -> Run:
+  """Returns a run that leaves no files; stages may use `workdir`."""
+  run = Run(
+      workdir=pathlib.Path(workdir).absolute(),
+      run_id=secrets.token_hex(8),
+      spool=pathlib.Path(workdir),
+      secret=_NO_SECRET,
+      memory=files.Memory(),
+  )
+  record = _record(config, run_id=run.run_id, created=time.time())
+  run.files.write("config.json", record)
+  return run
 
 
 def check_written(run: Run) -> None:
@@ -368,8 +391,8 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
   for name in _FOLDERS:
     if (path / name).exists() and not (path / name).is_dir():
       raise ValueError(f"{path / name}: damaged: is no directory")
-  files = {n: jsonl.read_object(path / n, s) for n, s in _SCHEMAS.items()}
-  saved = files["config.json"]
+  read = {n: jsonl.read_object(path / n, s) for n, s in _SCHEMAS.items()}
+  saved = read["config.json"]
   if saved is not None:
     check_format(path / "config.json", saved)
   return saved
@@ -404,17 +427,22 @@ def _write(
     run_id: str,
     created: float,
 ) -> None:
-  jsonl.atomic_write_json(
-      path / "config.json",
-      {
-          "format": FORMAT,
-          "run_id": run_id,
-          "created": created,
-          "config": config.to_dict(),
-          "versions": _versions(),
-          "git_revision": _git_revision(),
-      },
-  )
+  record = _record(config, run_id=run_id, created=created)
+  jsonl.atomic_write_json(path / "config.json", record)
+
+
+def _record(
+    config: ml_collections.ConfigDict, *, run_id: str, created: float
+) -> dict[str, Any]:
+  """Returns the content of `config.json`."""
+  return {
+      "format": FORMAT,
+      "run_id": run_id,
+      "created": created,
+      "config": config.to_dict(),
+      "versions": _versions(),
+      "git_revision": _git_revision(),
+  }
 
 
 def _versions() -> dict[str, str]:

@@ -13,12 +13,12 @@ import pathlib
 import time
 from typing import Any
 
+from tba_jax.monitor import files
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import evidence
 from tba_jax.monitor.report import load
-from tba_jax.system import jsonl
 
 _MAX_HISTORY = 2000
 # Records in which a collapse is looked for, and seconds between two looks.
@@ -76,49 +76,29 @@ class RunState:
     return max(filter(text.is_number, times), default=None)
 
 
-class Tail:
-  """Reads what was appended to a JSON lines file since the last call."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    self._offset = 0
-
-  def read(self) -> list[dict[str, Any]]:
-    """Returns the new complete objects; a partial last line has to wait."""
-    try:
-      with self._path.open("rb") as f:
-        f.seek(0, 2)
-        if f.tell() < self._offset:  # The file was replaced.
-          self._offset = 0
-        f.seek(self._offset)
-        data = f.read()
-    except OSError:  # The file is missing, or being replaced.
-      return []
-    whole = data[: data.rfind(b"\n") + 1]
-    self._offset += len(whole)
-    records = (jsonl.parse_line(line) for line in whole.splitlines())
-    return [record for record in records if record is not None]
-
-
 class Follower:
   """Keeps a `RunState` up to date with a run directory."""
 
-  def __init__(self, workdir: str | pathlib.Path):
-    self._workdir = pathlib.Path(workdir)
-    self.state = RunState(self._workdir.name or str(self._workdir))
-    self._metrics = Tail(self._workdir / "metrics.jsonl")
+  def __init__(
+      self, workdir: str | pathlib.Path, memory: files.Memory | None = None
+  ):
+    """Reads a run directory, or a run that keeps its records in memory."""
+    workdir = pathlib.Path(workdir)
+    self._files = memory or files.Directory(workdir)
+    self.state = RunState(workdir.name or str(workdir))
+    self._metrics = self._files.tail("metrics.jsonl")
     self._records: list[dict[str, Any]] = []
     self._look_at = -_COLLAPSE_EVERY_S
-    self._events = Tail(self._workdir / "events.jsonl")
+    self._events = self._files.tail("events.jsonl")
     self._made = {
-        phase: Tail(self._workdir / phase / "metrics.jsonl")
+        phase: files.Tail(workdir / phase / "metrics.jsonl")
         for phase in MODEL_PHASES
     }
 
   def read(self, *, with_status: bool = True) -> RunState:
     """Reads what is new, with `status.json` by default; returns the state."""
     state = self.state
-    new = self._metrics.read()
+    new = self._metrics()
     if new:
       self._look_for_collapse(new)
     for record in new:
@@ -140,14 +120,14 @@ class Follower:
     for phase, tail in self._made.items():
       for record in tail.read():
         state.made[phase] = {**state.made[phase], **record}
-    for event in self._events.read():
+    for event in self._events():
       state.event = event
       if metrics.is_error(event.get("kind"), event.get("message")):
         state.error = event
     if not state.made_steps:
       state.made_steps = self._made_steps()
     if with_status:
-      status = jsonl.read_json(self._workdir / "status.json")
+      status = self._files.read("status.json")
       if isinstance(status, dict):
         state.status = status
     return state
@@ -169,7 +149,7 @@ class Follower:
       self.state.collapse = diagnosis.collapse(run)
 
   def _made_steps(self) -> dict[str, int]:
-    saved = jsonl.read_json(self._workdir / "config.json")
+    saved = self._files.read("config.json")
     out = {}
     for phase in MODEL_PHASES:
       value = saved

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 import ml_collections
 
 from tba_jax.monitor import metrics as metrics_lib
+from tba_jax.monitor import run_directory
 from tba_jax.system import jsonl
 
 _MAX_WAITING = 10_000  # Records queued for a service; more are dropped.
@@ -261,22 +262,22 @@ class Writers:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      workdir: pathlib.Path,
+      run: run_directory.Run,
       epoch: int,
       on_event: Callable[[str, str], None],
-      run_id: str,
   ):
     """Opens all writers; `epoch` counts the trainer's starts."""
+    workdir = run.workdir
     makers: dict[str, Callable[[], Writer]] = {
         "csv": lambda: CsvWriter(workdir / "metrics.csv"),
         "tensorboard": lambda: TensorBoardWriter(workdir / "tensorboard"),
         "trackio": lambda: TrackioWriter(
-            config, f"{workdir.name}-{run_id}", on_event
+            config, f"{workdir.name}-{run.run_id}", on_event
         ),
         "wandb": lambda: WandbWriter(config, workdir, on_event),
     }
-    path = workdir / "metrics.jsonl"
-    self._record = metrics_lib.MetricsWriter(path, epoch=epoch)
+    lines = run.files.lines("metrics.jsonl")
+    self._record = metrics_lib.MetricsWriter(lines, epoch=epoch)
     names = [name for name in config.log.writers.split(",") if name]
     self._others = {name: makers[name]() for name in names}
     self._on_event = on_event

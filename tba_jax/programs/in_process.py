@@ -2,16 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run in the caller's own process, for notebooks: `tba_jax.train(config)`.
 
-The searchers are threads and reach the trainer through memory. Nothing is left
-on disk: the run directory is a temporary one, in memory where there is some.
+The searchers are threads and reach the trainer through memory, which keeps the
+records as well: training writes no file. A temporary folder has the models that
+stages make before it, and the report.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import html
-import os
-import pathlib
 import signal
 import tempfile
 import threading
@@ -35,7 +34,6 @@ from tba_jax.system import accelerators
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-_MEMORY = pathlib.Path("/dev/shm")
 _REFRESH_S = 0.5
 _STAGES = {"sft": sft.run, "reward_model": reward_model.run}
 
@@ -84,21 +82,21 @@ def train(config: ml_collections.ConfigDict) -> Result:
   accelerators.prepare()
   processes.prepare_compiling()
   started = time.monotonic()
-  in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
   with (
-      tempfile.TemporaryDirectory(prefix="tba_jax_", dir=in_memory) as workdir,
+      tempfile.TemporaryDirectory(prefix="tba_jax_") as workdir,
       _kept_signals(),
   ):
     config = train_lib.with_compute_dtype(config, workdir)
-    run_directory.create(workdir, config)
-    with _shown(workdir) as view:
+    run = run_directory.in_memory(workdir, config)
+    with _shown(run) as view:
       for name in train_lib.stages_of(config):
         view.phase(name)
         _STAGES[name](config, workdir, stop=threading.Event())
-      status = one_process.train(config, workdir, (), lambda: False)
+      status = one_process.train(config, run, (), threading.Event())
     if status:
       raise RuntimeError(f"the run ended with status {status}")
-    folder = pathlib.Path(workdir)
+    folder = run.workdir
+    run.memory.save(folder)
     summary = {
         **jsonl.read_json(folder / "result.json"),
         "wall_s": time.monotonic() - started,
@@ -134,10 +132,10 @@ def _kept_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _shown(workdir: str) -> Iterator[panel.Panel]:
+def _shown(run: run_directory.Run) -> Iterator[panel.Panel]:
   """Prints the run's progress as lines, from a thread."""
   done = threading.Event()
-  with panel.Panel(workdir, _console()) as view:
+  with panel.Panel(run.workdir, _console(), memory=run.memory) as view:
 
     def refresh() -> None:
       while not done.wait(_REFRESH_S):

@@ -3,13 +3,13 @@
 """The `one_process` program: trainer and searchers on a single device.
 
 The trainer has the main thread, each searcher a thread of its own. They talk
-through memory: there is no store. The run directory is that of separate
-processes, which may go on where the threads were. The device executes in the
-order of dispatch, so decode chunks run between train steps; host code runs
-meanwhile.
+through memory: there is no store. The run directory, if there is one, is that
+of separate processes, which may go on where the threads were. The device
+executes in the order of dispatch, so decode chunks run between train steps;
+host code runs meanwhile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 import os
 import sys
@@ -47,8 +47,9 @@ def run(
   Returns the trainer's exit status; raises as `train`.
   """
   stop = processes.start_role("trainer")
+  run_info = run_directory.open_run(workdir, config)
   try:
-    return train(config, workdir, operands, stop.is_set)
+    return train(config, run_info, operands, stop)
   except LateSearchers as error:
     # The interpreter's own exit would wait for their threads.
     logging.warning("%s", error, exc_info=error.__cause__)
@@ -58,14 +59,20 @@ def run(
 
 def train(
     config: ml_collections.ConfigDict,
-    workdir: str,
+    run_info: run_directory.Run,
     operands: Sequence[str],
-    should_stop: Callable[[], bool],
+    stop: threading.Event,
 ) -> int:
   """Trains in this thread, with searchers in others; returns the exit status.
 
   The error of a searcher interrupts the trainer, which saves; it is then
   raised here.
+
+  Args:
+    config: config of the run.
+    run_info: the run; without files, if it keeps its records in memory.
+    operands: place of the process in its cluster.
+    stop: interrupts the trainer; set after an error of a searcher.
 
   Raises:
     LateSearchers: a searcher did not end; the error that ended the run, if any,
@@ -74,38 +81,33 @@ def train(
   leave = threading.Event()
   channel = memory.MemoryChannel(
       config,
-      run_directory.open_run(workdir, config),
+      None if run_info.memory else run_info,
       publication.make_copy(config),
   )
   count = config.search.num_searchers
   pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")
-  searchers = [
-      pool.submit(roles.search, config, workdir, index, leave.is_set, channel)
-      for index in range(count)
-  ]
 
-  def errors() -> list[BaseException]:
-    raised = [s.exception() for s in searchers if s.done()]
-    return [error for error in raised if error is not None]
+  def search(index: int) -> None:
+    try:
+      roles.search(config, run_info, index, leave.is_set, channel)
+    except BaseException:
+      stop.set()
+      raise
 
+  searchers = [pool.submit(search, index) for index in range(count)]
   status, error = processes.EXIT_OK, None
   try:
-    status = roles.train(
-        config,
-        workdir,
-        operands,
-        lambda: should_stop() or bool(errors()),
-        channel,
-    )
+    status = roles.train(config, run_info, operands, stop.is_set, channel)
   except Exception as raised:  # pylint: disable=broad-exception-caught
     error = raised
   finally:
     leave.set()
-    late = futures.wait(searchers, _LEAVE_S).not_done
-  for raised in errors():
+    ended, late = futures.wait(searchers, _LEAVE_S)
+  errors = [e for s in searchers if s in ended and (e := s.exception())]
+  for raised in errors:
     logging.error("a searcher has failed", exc_info=raised)
-  if errors() and status == processes.EXIT_INTERRUPTED:
-    error = errors()[0]
+  if errors and status == processes.EXIT_INTERRUPTED:
+    error = errors[0]
   if late:
     if error is not None:
       refused = isinstance(error, run_directory.NoRunError)

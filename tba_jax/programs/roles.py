@@ -75,12 +75,13 @@ def run_trainer(
   `operands` place the process in its cluster (`cluster.join`); none if alone.
   """
   should_stop = processes.start_role("trainer").is_set
-  return train(config, workdir, operands, should_stop)
+  run = run_directory.open_run(workdir, config)
+  return train(config, run, operands, should_stop)
 
 
 def train(
     config: ml_collections.ConfigDict,
-    workdir: str,
+    run: run_directory.Run,
     operands: Sequence[str],
     should_stop: Callable[[], bool],
     channel: "Channel | None" = None,
@@ -89,7 +90,7 @@ def train(
 
   Args:
     config: config of the run.
-    workdir: run directory.
+    run: directory and identity of the run.
     operands: place of the process in its cluster.
     should_stop: checked in every wait.
     channel: channel to the searchers; None for the store.
@@ -97,7 +98,6 @@ def train(
   Returns:
     Exit status; if `should_stop` ended it, 75 after saving.
   """
-  run = run_directory.open_run(workdir, config)
   channel = channel or StoreChannel(config, run)
   try:
     joined = cluster_lib.join(config.trainer, operands, run.secret, run.tls)
@@ -156,6 +156,8 @@ def _take_run(
   Raises:
     NoRunError: another trainer has them, or a file or setting does not fit.
   """
+  if run.memory is not None:
+    return  # Nobody else has it.
   try:
     lock = run_directory.lock(str(run.workdir), "trainer")
     closing.callback(bucket.hold(lock, run.workdir).close)
@@ -226,11 +228,13 @@ def make_trainer(
   Raises:
     ValueError: a setting or a file does not fit.
   """
-  events = metrics.EventLog(run.workdir / "events.jsonl", role="trainer")
+  events = metrics.EventLog(run.files.lines("events.jsonl"), role="trainer")
   closing.callback(events.close)
   policy = policy_lib.make_policy(config, run.workdir)
-  checkpointer = _make_checkpointer(config, run, cluster, events)
-  closing.callback(checkpointer.close)
+  checkpointer = None
+  if run.memory is None:
+    checkpointer = _make_checkpointer(config, run, cluster, events)
+    closing.callback(checkpointer.close)
   if math.prod(config.mesh.values()) > 1:
     mesh = sharding.make_mesh(config.mesh)
     shards = sections.sharding_rows(
@@ -246,11 +250,12 @@ def make_trainer(
     events.write("restored", f"checkpoint of step {work.state.step}")
   else:
     _check_is_new(config, run)
-  epoch = run_directory.next_epoch(run)
+  epoch = 1 if run.memory else run_directory.next_epoch(run)
   logging.info("trainer epoch %d on %s", epoch, jax.devices())
+  order_folder = None if run.memory else run.workdir / "replay"
   receiver = channel.make_receiver(
       order=difficulty.make_order(
-          config, policy.task, policy.tokenizer, run.workdir / "replay"
+          config, policy.task, policy.tokenizer, order_folder
       ),
       epoch=epoch,
       policy=policy,
@@ -260,8 +265,6 @@ def make_trainer(
   )
   closing.callback(receiver.close)
   mesh = sharding.own_mesh(sharding.make_mesh(config.mesh))
-  log = decisions.DecisionLog(run.workdir, events.write)
-  closing.callback(log.close)
   source = service_lib.ReplayService(
       config,
       receiver=receiver,
@@ -271,15 +274,19 @@ def make_trainer(
       on_event=events.write,
       saved=saved.get("data"),
   )
-  log.start(
-      decisions.Start(
-          epoch=epoch,
-          step=int(work.state.step),
-          applied=source.applied,
-          config=config.to_dict(),
-          machine=device_work.machine(),
-      )
-  )
+  log = None
+  if run.memory is None:
+    log = decisions.DecisionLog(run.workdir, events.write)
+    closing.callback(log.close)
+    log.start(
+        decisions.Start(
+            epoch=epoch,
+            step=int(work.state.step),
+            applied=source.applied,
+            config=config.to_dict(),
+            machine=device_work.machine(),
+        )
+    )
   evaluator = reward_judge.make_evaluator(
       config, run.workdir, policy, events.write, mesh=mesh
   )
@@ -301,11 +308,11 @@ def make_trainer(
   sink = channel.make_params_sink(epoch=epoch, work=work, recorder=recorder)
   closing.callback(sink.close)
   best = None
-  if config.checkpoint.keep_best:
+  if config.checkpoint.keep_best and run.memory is None:
     best = evaluations_lib.BestModel(run.workdir, policy)
   evaluations = evaluations_lib.Evaluations(config, evaluator, recorder, best)
   closing.callback(evaluations.close)
-  rows.write_report(policy.task, run.workdir, events.write)
+  rows.write_report(policy.task, run.files.write, events.write)
   receiver.start()
   parts = hooks.Parts(
       learner=learner_lib.make_learner(
@@ -338,7 +345,7 @@ def make_replica(
     closing: contextlib.ExitStack,
 ) -> replica.Replica:
   """Returns the part that the trainer's other processes run."""
-  events = metrics.EventLog(run.workdir / "events.jsonl", role="trainer")
+  events = metrics.EventLog(run.files.lines("events.jsonl"), role="trainer")
   closing.callback(events.close)
   checkpointer = _make_checkpointer(config, run, cluster, events)
   closing.callback(checkpointer.close)
@@ -386,13 +393,14 @@ def run_searcher(
     index = processes.index_of(operands)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
-  done = search(config, workdir, index, should_stop)
+  run = run_directory.open_run(workdir, config)
+  done = search(config, run, index, should_stop)
   return processes.EXIT_OK if done else processes.EXIT_INTERRUPTED
 
 
 def search(
     config: ml_collections.ConfigDict,
-    workdir: str,
+    run: run_directory.Run,
     index: int,
     should_stop: Callable[[], bool],
     channel: "Channel | None" = None,
@@ -401,7 +409,7 @@ def search(
 
   Args:
     config: config of the run.
-    workdir: run directory.
+    run: directory and identity of the run.
     index: index of this searcher in its launcher.
     should_stop: checked in every wait.
     channel: channel to the trainer; None for the store.
@@ -410,7 +418,6 @@ def search(
     NoRunError: a setting or file does not fit, or differs from the trainer's,
       or a newer searcher has this one's place.
   """
-  run = run_directory.open_run(workdir, config)
   with contextlib.ExitStack() as closing:
     try:
       channel = channel or StoreChannel(config, run)
@@ -448,7 +455,7 @@ def make_searcher(
     ValueError: a setting or file does not fit, or differs from the trainer's.
   """
   events = metrics.EventLog(
-      run.workdir / "events.jsonl", role="searcher", index=index
+      run.files.lines("events.jsonl"), role="searcher", index=index
   )
   closing.callback(events.close)
   mesh = sharding.searcher_mesh(config.search, events.write)
@@ -474,7 +481,7 @@ def make_searcher(
   if own_environments is not None:
     closing.callback(own_environments.close)
   spans = metrics.SpanWriter(
-      run.workdir / f"spans/searcher-{index}.jsonl",
+      run.files.text(f"spans/searcher-{index}.jsonl"),
       "searcher",
       index,
       clock=metrics.BusyClock(),

@@ -30,6 +30,7 @@ from tba_jax.learning import offline
 from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.monitor import files
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
 from tba_jax.rewards import environments as environments_lib
@@ -91,7 +92,7 @@ def run(
     # Only the tokenizer knows what is too long.
     rows.write_report(
         policy.task,
-        folder.parent,
+        files.Directory(folder.parent).write,
         lambda kind, line: print(f"data: {line}", flush=True),
     )
     environments = environments_lib.make(

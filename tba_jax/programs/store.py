@@ -39,7 +39,7 @@ def run(
   except (ValueError, OSError) as error:
     return processes.refuse(error)
   run_directory.warn_unguarded(run_info, config)
-  events = metrics.EventLog(run_info.workdir / "events.jsonl")
+  events = metrics.EventLog(run_info.files.lines("events.jsonl"))
   logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 
   def on_event(kind: str, message: str) -> None:

@@ -496,7 +496,9 @@ class Supervisor:
         "restarts": {},
     }
     self._summary = jsonl.read_object(self._workdir / "summary.json", _SUMMARY)
-    self._events = metrics.EventLog(self._workdir / "events.jsonl")
+    self._events = metrics.EventLog(
+        jsonl.LineWriter(self._workdir / "events.jsonl")
+    )
     self._limits = limits
     self._children = children or Children(self._workdir, limits)
     self._panel = panel.Panel(self._workdir, console)

@@ -32,7 +32,6 @@ from typing import Any
 import uuid
 import zlib
 
-from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import data_sets
 
@@ -304,12 +303,18 @@ class DataReport:
 
 def write_report(
     task: base.Task,
-    folder: pathlib.Path,
+    write: Callable[[str, Any], None],
     on_event: Callable[[str, str], None],
 ) -> None:
-  """Writes FOLDER/data.json and one "data" event per line of the report."""
+  """Writes data.json and one "data" event per line of the report.
+
+  Args:
+    task: task, which may have a report.
+    write: takes the name and the value of a JSON file.
+    on_event: takes kind and message of an event.
+  """
   if task.report is not None:
-    jsonl.atomic_write_json(folder / REPORT_FILE, task.report.to_json())
+    write(REPORT_FILE, task.report.to_json())
     for line in task.report.lines():
       on_event("data", line)
 

@@ -23,6 +23,7 @@ from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
+from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer
@@ -126,7 +127,8 @@ class RangesTest(parameterized.TestCase):
         mock.patch.object(writers, "WandbWriter") as wandb,
     ):
       workdir = pathlib.Path(self.create_tempdir().full_path)
-      writers.Writers(config, workdir, 0, lambda *_: None, "").close()
+      run = run_directory.Run(workdir, "", workdir, b"")
+      writers.Writers(config, run, 0, lambda *_: None).close()
     for made in (csv, tensorboard, trackio, wandb):
       made.assert_called_once()
 

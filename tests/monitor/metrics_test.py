@@ -23,7 +23,7 @@ class EventLogTest(absltest.TestCase):
 
   def test_writes_an_event(self):
     path = self.create_tempdir().full_path + "/events.jsonl"
-    log = metrics.EventLog(path)
+    log = metrics.EventLog(jsonl.LineWriter(path))
     log.write("restart", "exit -9", role="searcher", index=1, pid=7)
     log.close()
     (event,) = jsonl.read_jsonl(path)
@@ -32,7 +32,7 @@ class EventLogTest(absltest.TestCase):
     self.assertEqual(event, {**expected, "message": "exit -9"})
 
   def test_event_on_a_full_disk_is_logged(self):
-    log = metrics.EventLog("/dev/full")
+    log = metrics.EventLog(jsonl.LineWriter("/dev/full"))
     with self.assertLogs(level="ERROR") as told:
       log.write("guard", "entropy is low")
     self.assertIn("entropy is low", told.output[0])
@@ -40,7 +40,9 @@ class EventLogTest(absltest.TestCase):
 
   def test_a_flood_of_events_is_counted(self):
     path, now = self.create_tempdir().full_path + "/events.jsonl", [0.0]
-    log = metrics.EventLog(path, role="trainer", clock=lambda: now[0])
+    log = metrics.EventLog(
+        jsonl.LineWriter(path), role="trainer", clock=lambda: now[0]
+    )
     for _ in range(1000):
       now[0] += 0.05
       log.write("refused", "forged")
@@ -106,7 +108,9 @@ class SpanTest(absltest.TestCase):
     self.path = pathlib.Path(self.create_tempdir().full_path, "trainer-0.jsonl")
 
   def make(self, **kwargs):
-    writer = metrics.SpanWriter(self.path, "trainer", **kwargs)
+    writer = metrics.SpanWriter(
+        jsonl.open_append(self.path), "trainer", **kwargs
+    )
     self.addCleanup(writer.close)
     return writer
 

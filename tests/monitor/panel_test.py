@@ -14,6 +14,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import rich.console
 
+from tba_jax.monitor import files
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_state
@@ -38,7 +39,7 @@ class TailTest(absltest.TestCase):
     folder = tempfile.TemporaryDirectory()
     self.addCleanup(folder.cleanup)
     self.path = pathlib.Path(folder.name) / "m.jsonl"
-    self.tail = run_state.Tail(self.path)
+    self.tail = files.Tail(self.path)
 
   def _append(self, data):
     with self.path.open("ab") as f:
@@ -108,7 +109,9 @@ class FollowerTest(absltest.TestCase):
     self.assertAlmostEqual(found.step, 6000, delta=100)
 
   def test_shows_the_newest_error_and_event(self):
-    events = metrics.EventLog(os.path.join(self.workdir, "events.jsonl"))
+    events = metrics.EventLog(
+        jsonl.LineWriter(os.path.join(self.workdir, "events.jsonl"))
+    )
     events.write("died", "searcher-0: SIGKILL")
     events.write("restart", "searcher-0 (after SIGKILL)")
     events.write("searcher_gone", "s000 (finished)")
@@ -319,7 +322,7 @@ class PanelTest(absltest.TestCase):
 
   def test_plain_lines_tell_a_new_error_once(self):
     path = os.path.join(self.workdir, "events.jsonl")
-    log = metrics.EventLog(path)
+    log = metrics.EventLog(jsonl.LineWriter(path))
     log.write("checkpoint_failed", "of an earlier start")
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")

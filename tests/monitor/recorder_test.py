@@ -18,6 +18,7 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.monitor import failures as failures_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.monitor import run_directory
 from tba_jax.replay import ledger
 from tba_jax.rewards import judges
 from tba_jax.system import jsonl
@@ -77,7 +78,7 @@ class RecorderTest(absltest.TestCase):
     queue.generation = 5
     recorder = recorder_lib.Recorder(
         config,
-        mock.Mock(workdir=self.workdir),
+        run_directory.Run(self.workdir, "0a1b", self.workdir, b""),
         epoch=3,
         queue=queue,
         tokenizer=fakes.FakeTokenizer(),

@@ -17,6 +17,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.config import settings
+from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -30,14 +31,14 @@ class TrackioWriterTest(absltest.TestCase):
     config = settings.get_config()
     config.log.writers = "trackio"
     config.log.trackio_project = "p"
+    workdir = pathlib.Path(self.create_tempdir("run").full_path)
     for step in (0, 1):
       with mock.patch.object(importlib, "import_module", return_value=package):
         made = writers.Writers(
             config,
-            pathlib.Path(self.create_tempdir("run").full_path),
+            run_directory.Run(workdir, "0a1b", workdir, b""),
             step,
             lambda *event: events.append(event),
-            "0a1b",
         )
         made.write(step, {"train/loss": 0.5, "histogram": {"0": 1}})
         made.close()

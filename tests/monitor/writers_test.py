@@ -12,6 +12,7 @@ import jax
 
 from tba_jax.config import settings
 from tba_jax.config import validate
+from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.system import jsonl
 
@@ -28,10 +29,9 @@ class WritersTest(absltest.TestCase):
     self.events = []
     return writers.Writers(
         config,
-        self.workdir,
+        run_directory.Run(self.workdir, "0a1b", self.workdir, b""),
         2,
         lambda *event: self.events.append(event),
-        "0a1b",
     )
 
   def make_profiler(self, **changes):

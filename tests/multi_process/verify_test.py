@@ -191,7 +191,9 @@ class VerifyTest(parameterized.TestCase):
     problems, parts = self.audit()
     self.assertEmpty(problems)
     self.assertLen([n for part in parts.values() for n in part.notes], 5)
-    events = metrics.EventLog(self.folder / "events.jsonl", role="trainer")
+    events = metrics.EventLog(
+        jsonl.LineWriter(self.folder / "events.jsonl"), role="trainer"
+    )
     journal.Journal(
         self.folder / "replay", max_segment_bytes=3000, on_event=events.write
     ).close()

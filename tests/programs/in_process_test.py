@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run from Python in three lines, which leaves nothing but its result."""
 
+import contextlib
 import os
 import pathlib
 import signal
+import sys
+import tempfile
 import threading
 from unittest import mock
 
@@ -23,7 +26,7 @@ class InProcessTest(absltest.TestCase):
     super().setUp()
     # Another directory than that of tests beside this one.
     self.folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(in_process, "_MEMORY", self.folder))
+    self.enter_context(mock.patch.object(tempfile, "tempdir", self.folder))
 
   def files(self):
     return {*self.folder.iterdir(), *pathlib.Path.cwd().iterdir()}
@@ -36,7 +39,9 @@ class InProcessTest(absltest.TestCase):
     before, threads = self.files(), threading.active_count()
     handler = signal.getsignal(signal.SIGUSR1)
     with mock.patch.object(os, "fork", side_effect=AssertionError("a process")):
-      result = tba_jax.train(self.make_config())
+      with self.watch_training() as written:
+        result = tba_jax.train(self.make_config())
+    self.assertEmpty(written)
     self.assertEqual(self.files(), before)
     self.assertEqual(signal.getsignal(signal.SIGUSR1), handler)
     self.assertLessEqual(threading.active_count(), threads)
@@ -46,6 +51,29 @@ class InProcessTest(absltest.TestCase):
     self.assertIn('"train/reward_mean"', result.report)
     self.assertIn("srcdoc=", result._repr_html_())
     self.assertRegex(repr(result), r"pass@1 0\.\d+ → 0\.\d+")
+
+  @contextlib.contextmanager
+  def watch_training(self):
+    """Yields the files that are written while the trainer runs."""
+    written, train, is_training = [], roles.train, threading.Event()
+
+    def watched(*args):
+      is_training.set()
+      try:
+        return train(*args)
+      finally:
+        is_training.clear()
+
+    def audit(event, args):
+      if is_training.is_set() and event in ("open", "os.mkdir", "os.rename"):
+        is_read = event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR)
+        # Compiled programs are kept for later processes.
+        if not is_read and "/.cache/" not in str(args[0]):
+          written.append((event, *args))
+
+    sys.addaudithook(audit)  # It stays, and does nothing after training.
+    with mock.patch.object(roles, "train", watched):
+      yield written
 
   def test_raises_the_error_of_the_run_and_leaves_no_file(self):
     before = self.files()

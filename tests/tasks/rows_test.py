@@ -470,7 +470,11 @@ class ReportTest(absltest.TestCase):
         _letters(train="a b", held_out="c"),
         build.make_task(ml_collections.ConfigDict({"name": "arithmetic"})),
     ):
-      rows.write_report(task, folder, lambda *event: events.append(event))
+      rows.write_report(
+          task,
+          lambda name, value: jsonl.atomic_write_json(folder / name, value),
+          lambda *event: events.append(event),
+      )
     lines = ["train: 2 prompts of 2 rows", "held_out: 1 prompts of 1 rows"]
     self.assertEqual(events, [("data", line) for line in lines])
     saved = jsonl.read_json(folder / rows.REPORT_FILE)

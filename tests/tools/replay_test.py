@@ -8,6 +8,7 @@ import json
 import pathlib
 import shutil
 import tempfile
+import threading
 from unittest import mock
 
 from absl.testing import absltest
@@ -45,7 +46,7 @@ _OVERRIDES = (
 
 def _train(config, workdir):
   """Trains; fails once, as a trainer does, in step 9."""
-  run_directory.create(str(workdir), config)
+  run, _ = run_directory.create(str(workdir), config)
   record = recorder.Recorder.step
 
   def fail(self, step, *args):
@@ -55,8 +56,8 @@ def _train(config, workdir):
 
   with mock.patch.object(recorder.Recorder, "step", fail):
     with contextlib.suppress(RuntimeError):
-      one_process.train(config, str(workdir), (), lambda: False)
-  return one_process.train(config, str(workdir), (), lambda: False)
+      one_process.train(config, run, (), threading.Event())
+  return one_process.train(config, run, (), threading.Event())
 
 
 @pytest.mark.slow

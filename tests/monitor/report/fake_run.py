@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tba_jax.monitor import metrics
+from tba_jax.system import jsonl
 
 START = 1_790_000_000.0
 STEP_S = 0.8
@@ -319,6 +320,6 @@ def summary(before: dict, after: dict, num_steps: int = 320) -> dict[str, Any]:
 def write_metrics_line(workdir: str, step: int, **values: float) -> None:
   """Appends one record to the run's metrics."""
   path = os.path.join(workdir, "metrics.jsonl")
-  writer = metrics.MetricsWriter(path)
+  writer = metrics.MetricsWriter(jsonl.LineWriter(path))
   writer.write(step, values)
   writer.close()
