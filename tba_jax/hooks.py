@@ -24,6 +24,7 @@ from tba_jax import loop
 from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import ports
+from tba_jax.channels import service as service_lib
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.learning import checkpoint
 from tba_jax.learning import device_work
@@ -67,7 +68,7 @@ class Draws:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      source: ports.GroupSource,
+      source: service_lib.ReplayService,
       recorder: recorder_lib.Recorder,
       publish: "Publish",
       stop: Stop,
@@ -171,7 +172,7 @@ class Behind:
   def __init__(
       self,
       learner: learner_lib.Learner,
-      source: ports.GroupSource,
+      source: service_lib.ReplayService,
       recorder: recorder_lib.Recorder,
       decisions: decisions_lib.DecisionLog | None,
       hooks: Sequence[loop.Hook],
@@ -468,7 +469,7 @@ class Parts:
   """
 
   learner: learner_lib.Learner
-  source: ports.GroupSource
+  source: service_lib.ReplayService
   sink: ports.ParamsSink
   checkpointer: checkpoint.Checkpointer | None
   evaluations: evaluations_lib.Evaluations

@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grants of blocks of the prompt order to searchers."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 import heapq
 from typing import Any
-
-import ml_collections
 
 from tba_jax import schedule as schedule_lib
 from tba_jax.channels import inbox as inbox_lib
@@ -15,32 +13,6 @@ from tba_jax.replay import prompt_order
 # Undelivered blocks that a searcher may hold; with barriers one, so that they
 # wait for no block that is still to begin.
 BLOCKS_AHEAD = 2
-
-
-def make_grants(
-    config: ml_collections.ConfigDict,
-    order: prompt_order.PromptOrder,
-    *,
-    first_version: int,
-    saved: Mapping[str, Any],
-) -> "Grants":
-  """Returns grants of the positions that a checkpoint does not have.
-
-  Args:
-    config: reads `search`, `rounds` and `train`.
-    order: order of the prompts.
-    first_version: oldest version that can be sampled with.
-    saved: `ReplayService.get_state` of a checkpoint, or {}.
-  """
-  journaled = None
-  if saved:
-    journaled = prompt_order.Positions.from_state(saved["order"], order)
-  return Grants(
-      order,
-      prompts_per_round=config.search.prompts_per_round,
-      schedule=schedule_lib.make_schedule(config, first_version=first_version),
-      journaled=journaled,
-  )
 
 
 class Grants:

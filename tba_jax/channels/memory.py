@@ -18,17 +18,16 @@ import numpy as np
 
 from tba_jax import schedule
 from tba_jax import types
-from tba_jax.channels import grants
 from tba_jax.channels import inbox
 from tba_jax.channels import memory_journal
 from tba_jax.channels import messages
 from tba_jax.channels import ports
-from tba_jax.replay import prompt_order
+from tba_jax.channels import receiver
 from tba_jax.transport import base
 
 
-class MemoryChannel:
-  """Where the threads of a run meet, in any order; a `ports.Receiver`.
+class MemoryChannel(receiver.Receiver):
+  """Where the threads of a run meet, in any order, and its receiver.
 
   There are no leases: a searcher that has closed its end is gone.
 
@@ -53,11 +52,9 @@ class MemoryChannel:
       run: run whose directory has the journal; None for none.
       copy: function from params to a copy of the published leaves, by path.
     """
-    self.inbox = inbox.Inbox()
-    self.epoch = -1
-    self.generation = 0
-    self.urgent = self.stop_requested = self.run_done = False
-    self.changed = threading.Condition(threading.RLock())
+    super().__init__()
+    self.stop_requested = self.run_done = False
+    self.changed = threading.Condition(self._lock)
     self.credits = config.search.credits
     self.searchers: dict[str, MemorySink] = {}
     self.leaving: dict[str, tuple[dict[str, int], str]] = {}
@@ -66,8 +63,7 @@ class MemoryChannel:
     self.params = MemoryParams(copy, keep=keep)
     self._config = config
     self._run = run
-    self._grants: grants.Grants | None = None
-    self._journal: memory_journal.JournalHook | None = None
+    self._intake: memory_journal.JournalHook | None = None
     self._writing_off = threading.Lock()
     self._is_open = self._is_closed = False
 
@@ -77,31 +73,26 @@ class MemoryChannel:
   def make_receiver(
       self,
       *,
-      order: prompt_order.PromptOrder,
-      epoch: int,
       on_event: Callable[[str, str], None],
-      first_version: int = 0,
       saved: Mapping[str, Any] | None = None,
       policy: Any = None,
+      **kwargs: Any,
   ) -> "MemoryChannel":
     """Returns the trainer's end; opens the journal, and replays its tail."""
     del policy  # All threads have one config.
     with self._writing_off:
-      self.order, self.epoch = order, epoch
       self._on_event = on_event
-      self._grants = grants.make_grants(
-          self._config, order, first_version=first_version, saved=saved or {}
-      )
+      self._begin(self._config, saved=saved or {}, **kwargs)
       if self._run is not None:
-        self._journal = memory_journal.JournalHook(
+        self._intake = memory_journal.JournalHook(
             self._config,
             self._run,
             deliver=self._deliver,
             on_event=on_event,
-            lock=self.changed,
+            lock=self._lock,
             saved=saved or {},
         )
-        for sid, totals in self._journal.left.items():
+        for sid, totals in self._intake.left.items():
           self.leaving[sid] = totals, "replaced"
     self.write_off()
     return self
@@ -119,14 +110,6 @@ class MemoryChannel:
   def make_group_sink(self, *, index: int, **unused: Any) -> "MemorySink":
     return MemorySink(self, ports.make_sid(index), index)
 
-  @property
-  def journal_start(self) -> int:
-    return self._journal.journal.start if self._journal else 0
-
-  @property
-  def obstacle(self) -> str | None:
-    return self._journal and self._journal.obstacle
-
   def start(self) -> None:
     with self.changed:
       self._is_open = True
@@ -136,34 +119,17 @@ class MemoryChannel:
     with self.changed:
       self._is_closed = self.stop_requested = True
       self.changed.notify_all()
-    if self._journal:
-      self._journal.close()
+    if self._intake:
+      self._intake.close()
 
   def check(self) -> None:
-    if self._journal:
-      self._journal.check()
-
-  def admit(self, limit: int) -> None:
-    with self.changed:
-      if self._grants.admit(limit):
-        self.changed.notify_all()
-
-  def drain(self) -> bool:
-    with self.changed:
-      return self._grants.drain()
-
-  def resume(self, least_version: int) -> None:
-    with self.changed:
-      self._grants.resume(least_version)
-      self.changed.notify_all()
+    if self._intake:
+      self._intake.check()
 
   def announced(self, *, from_disk: bool = False) -> dict[str, dict[str, int]]:
     del from_disk
     with self.changed:
       return {sid: s.totals for sid, s in self.searchers.items()}
-
-  def acknowledged(self) -> dict[str, list[int]]:
-    return self._journal.acknowledged() if self._journal else {}
 
   def stop_searchers(self, *, done: bool) -> None:
     with self.changed:
@@ -179,13 +145,6 @@ class MemoryChannel:
   def heard(self) -> dict[str, dict[str, Any]]:
     with self.changed:
       return {sid: s.heard() for sid, s in sorted(self.searchers.items())}
-
-  def set_status(self, status: dict[str, Any]) -> None:
-    """Does nothing: there is no other host."""
-
-  def drop_journal_before(self, position: int) -> None:
-    if self._journal:
-      self._journal.journal.truncate_before(position)
 
   def assign(self) -> None:
     """Grants what is admitted. Under the lock."""
@@ -207,8 +166,8 @@ class MemoryChannel:
       groups: groups of a block.
       should_stop: ends the wait for room in the journal.
     """
-    if self._journal:
-      return self._journal.record(header, groups, should_stop)
+    if self._intake:
+      return self._intake.record(header, groups, should_stop)
     if not self._is_closed:
       self._deliver(inbox.Record(0, header, groups))
     return not self._is_closed
@@ -225,12 +184,13 @@ class MemoryChannel:
         self._on_event("searcher_gone", f"{sid} ({cause})")
         del self.leaving[sid]
 
+  def _wake(self) -> None:
+    self.changed.notify_all()
+
   def _deliver(self, record: inbox.Record) -> None:
-    # First, since what no searcher holds any more must be in the inbox.
-    self.inbox.put(record)
+    super()._deliver(record)
     with self.changed:
-      self._grants.note(record)
-      self.changed.notify_all()
+      self._wake()  # Another searcher may have its prompts.
 
 
 class MemorySink:

@@ -24,12 +24,11 @@ from absl import logging
 import ml_collections
 import numpy as np
 
-from tba_jax.channels import grants as grants_lib
-from tba_jax.channels import inbox as inbox_lib
 from tba_jax.channels import intake as intake_lib
 from tba_jax.channels import journal as journal_lib
 from tba_jax.channels import leases as leases_lib
 from tba_jax.channels import messages
+from tba_jax.channels import receiver
 from tba_jax.replay import prompt_order
 from tba_jax.system import polling
 from tba_jax.system import worker
@@ -258,19 +257,15 @@ def _keys_of(sid: str, sequence: int) -> list[str]:
   ]
 
 
-class QueueServer:
-  """Serves the queue in a thread; the `ports.Receiver` of the store.
+class QueueServer(receiver.Receiver):
+  """Serves the queue in a thread; the receiver of the store.
 
-  inbox: journaled records, for the trainer's thread.
-  order: order of the prompts.
-  epoch: the trainer's start count.
   journal: journal of the run.
   leases: leases of the searchers.
   leaving: sid -> cause of searchers that are gone and not yet written off.
   poll_stats: totals: time of all polls `busy_s`; number of those without
     blocks `empty` and with blocks `served`, and the latter's `served_s` and
     `blocks`.
-  generation: generation of the store.
   """
 
   def __init__(
@@ -299,11 +294,14 @@ class QueueServer:
       first_version: oldest version that can be sampled with.
       saved: `ReplayService.get_state` of a checkpoint.
     """
-    self.order = order
-    self.epoch = epoch
-    # Held for the leases, grants and marks, by this object's methods alone.
-    self._lock = threading.RLock()
-    self.generation = 0
+    super().__init__()
+    self._begin(
+        config,
+        order=order,
+        epoch=epoch,
+        first_version=first_version,
+        saved=saved or {},
+    )
     self.leaving: dict[str, str] = {}
     self.poll_stats = collections.Counter()
     self._run = run
@@ -320,7 +318,7 @@ class QueueServer:
         share=_TICK_SHARE,
         cap_s=_LONGEST_TICK_S,
     )
-    self._wake = threading.Event()
+    self._woken = threading.Event()
     self._worker: worker.Worker | None = None
     # Downloaded blocks for which the journal has no room.
     self._held: list[IncomingBlock] = []
@@ -331,10 +329,6 @@ class QueueServer:
     self._status: dict[str, Any] | None = None
     self._stop_message: dict[str, Any] | None = None
     self._open_at = 0.0
-    self.inbox = inbox_lib.Inbox()
-    self._grants = grants_lib.make_grants(
-        config, order, first_version=first_version, saved=saved or {}
-    )
     self._intake = intake_lib.Intake(
         config,
         run,
@@ -361,20 +355,6 @@ class QueueServer:
     }
 
   @property
-  def journal_start(self) -> int:
-    """Position of the journal's oldest record."""
-    return self.journal.start
-
-  def acknowledged(self) -> dict[str, list[int]]:
-    """Returns sid -> [next sequence, *totals] of acknowledged blocks."""
-    return self._intake.acknowledged()
-
-  @property
-  def obstacle(self) -> str | None:
-    """Why no data is journaled, for messages; None if it is."""
-    return self._intake.obstacle
-
-  @property
   def urgent(self) -> bool:
     """Whether the trainer waits for data; set by its thread."""
     return self._interval.waiting
@@ -385,7 +365,7 @@ class QueueServer:
       if not urgent:
         self._interval.stop_waiting()
       elif self._interval.start_waiting():
-        self._wake.set()
+        self._wake()
 
   def start(self) -> None:
     self._worker = worker.Worker("queue_server", self._serve, close_s=10.0)
@@ -394,7 +374,7 @@ class QueueServer:
     """Ends the thread and closes the journal."""
     try:
       if self._worker is not None:
-        self._wake.set()
+        self._wake()
         base.close_thread(self._worker, "queue server")
     finally:
       self._intake.close()
@@ -403,27 +383,6 @@ class QueueServer:
     """Raises TransportError if the thread has ended with an error."""
     if self._worker is not None:
       base.check_thread(self._worker, "the queue server")
-
-  def admit(self, limit: int) -> None:
-    """Admits positions below `limit`."""
-    with self._lock:
-      if self._grants.admit(limit):
-        self._wake.set()
-
-  def drain(self) -> bool:
-    """Grants no more; returns whether all that was granted is in the inbox."""
-    with self._lock:
-      return self._grants.drain()
-
-  def resume(self, least_version: int) -> None:
-    """Grants again, to be sampled with this version or a newer one."""
-    with self._lock:
-      self._grants.resume(least_version)
-      self._wake.set()
-
-  def drop_journal_before(self, position: int) -> None:
-    """Deletes segments of the journal that end before a position."""
-    self.journal.truncate_before(position)
 
   def announced(self, *, from_disk: bool = False) -> dict[str, dict[str, int]]:
     """Returns the totals that each searcher has announced, by sid.
@@ -454,11 +413,8 @@ class QueueServer:
     """Asks all searchers to deliver and leave; `done` at the end of the run."""
     self._stop_message = {"done": done}
 
-  def _deliver(self, record: inbox_lib.Record) -> None:
-    # First, since what no searcher holds any more must be in the inbox.
-    self.inbox.put(record)
-    with self._lock:
-      self._grants.note(record)
+  def _wake(self) -> None:
+    self._woken.set()
 
   def _read_files(self) -> dict[str, dict[str, Any]]:
     """Reads what searchers on this disk have announced. Under the lock."""
@@ -502,8 +458,8 @@ class QueueServer:
       if self.obstacle is not None:
         stop.wait(_FULL_RETRY_S)
       elif not num_blocks:
-        self._wake.wait(self._interval.due_in_s())
-      self._wake.clear()
+        self._woken.wait(self._interval.due_in_s())
+      self._woken.clear()
     try:
       # A searcher whose lease has run out may still be there, and would wait.
       self._write_status(transport)

@@ -19,7 +19,7 @@ from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import inbox as inbox_lib
 from tba_jax.channels import messages
-from tba_jax.channels import ports
+from tba_jax.channels import receiver as receiver_lib
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.replay import prompt_order
@@ -32,10 +32,14 @@ _LEAVE_TICK_S = 0.02
 
 
 class ReplayService:
-  """Owns buffer and ledger; used by the trainer's thread alone.
+  """A trainer's data over any channel's receiver; for its thread alone.
 
-  The `ports.GroupSource` of a trainer, over any channel's receiver.
+  Prompts are admitted by step, records applied in the order of the journal,
+  and only in `begin_step` and `finish`: the state is always that after a prefix
+  of the journal. Each journaled block is applied once.
 
+  buffer: replay buffer, read by batches and metrics.
+  ledger: accounts for all that was generated.
   rejected: number of completions by reason, since this process started.
   applied: position in the journal, the end of the newest applied record.
   """
@@ -44,7 +48,7 @@ class ReplayService:
       self,
       config: ml_collections.ConfigDict,
       *,
-      receiver: ports.Receiver,
+      receiver: receiver_lib.Receiver,
       buffer: buffer_lib.ReplayBuffer,
       vocab_size: int,
       num_experts: int = 0,
@@ -214,7 +218,7 @@ class ReplayService:
     self.ledger.train_first(self.buffer.mark_trained(draw.ids))
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the state of replay for a checkpoint."""
+    """Returns the state for a checkpoint; its "applied" is the prefix's end."""
     return {
         "applied": self.applied,
         "watermarks": dict(self._watermarks),

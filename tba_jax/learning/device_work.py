@@ -407,7 +407,11 @@ def make_work(
       cluster=cluster,
       task=task,
       peers=publication.make_peers(config, run, cluster, state.params),
-      answer=make_answer_fn(config, policy, mesh),
+      answer=(
+          make_answer_fn(config, policy, mesh)
+          if has_probe(config, run)
+          else None
+      ),
       ahead=ahead,
   )
   return work, saved
@@ -452,6 +456,17 @@ def make_merger(
   return lora.make_merger(
       policy.adapters, policy.folder, config.seed, lambda: params
   )
+
+
+def has_probe(
+    config: ml_collections.ConfigDict, run: run_directory.Run
+) -> bool:
+  """Returns whether searchers prove the params that they sample with.
+
+  In memory they take the trainer's arrays, as evaluations do, unless another
+  program samples.
+  """
+  return run.memory is None or config.search.sampler != "own"
 
 
 def make_answer_fn(

@@ -13,7 +13,8 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.channels import ports
+from tba_jax.channels import receiver as receiver_lib
+from tba_jax.channels import service as service_lib
 from tba_jax.monitor import failures as failures_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
@@ -200,7 +201,7 @@ class Recorder:
       run: run_directory.Run,
       *,
       epoch: int,
-      queue: ports.Receiver,
+      queue: receiver_lib.Receiver,
       tokenizer: Any,
       judge: judges.Judge,
   ):
@@ -296,7 +297,7 @@ class Recorder:
       step: int,
       metrics: dict[str, float],
       draw: types.Draw,
-      service: ports.GroupSource,
+      service: service_lib.ReplayService,
       failures: failures_lib.FailureShare,
   ) -> None:
     """Records one step.

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import html
-import signal
 import tempfile
 import threading
 import time
@@ -82,10 +81,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
   accelerators.prepare()
   processes.prepare_compiling()
   started = time.monotonic()
-  with (
-      tempfile.TemporaryDirectory(prefix="tba_jax_") as workdir,
-      _kept_signals(),
-  ):
+  with tempfile.TemporaryDirectory(prefix="tba_jax_") as workdir:
     config = train_lib.with_compute_dtype(config, workdir)
     run = run_directory.in_memory(workdir, config)
     with _shown(run) as view:
@@ -118,17 +114,6 @@ def train(config: ml_collections.ConfigDict) -> Result:
 def _console() -> rich.console.Console:
   """Returns a console of plain lines, as a notebook shows them."""
   return rich.console.Console(force_jupyter=False, force_terminal=False)
-
-
-@contextlib.contextmanager
-def _kept_signals() -> Iterator[None]:
-  """Gives the caller its handlers back."""
-  handler = signal.getsignal(signal.SIGUSR1)
-  try:
-    yield
-  finally:
-    if threading.current_thread() is threading.main_thread():
-      signal.signal(signal.SIGUSR1, handler)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import math
 import signal
 import socket
 import sys
-import threading
 from typing import Any
 
 from absl import logging
@@ -299,8 +298,8 @@ def make_trainer(
       tokenizer=policy.tokenizer,
       judge=evaluator.judge,
   )
-  # Only the main thread may set a signal handler.
-  if threading.current_thread() is threading.main_thread():
+  # A program has the main thread for itself.
+  if run.memory is None:
     signal.signal(signal.SIGUSR1, lambda *_: recorder.capture_profile())
   closing.callback(recorder.close)
   if saved:
@@ -510,6 +509,10 @@ def make_searcher(
     if reference is not None:
       reference.warm_up()
 
+  problem = lambda leaves, params: ""
+  if device_work.has_probe(config, run):
+    limit = probe.max_gap(config, sampler.platform)
+    problem = probe.Check(sampler.token_logprobs, limit).problem
   schedule = schedule_lib.make_schedule(config)
   parts = searcher_lib.Parts(
       sink=sink,
@@ -523,11 +526,7 @@ def make_searcher(
           environments=own_environments,
       ),
       put=lambda leaves: sampler.put(params_fn(leaves), place.model),
-      problem=probe.Check(
-          sampler.token_logprobs,
-          # Another program rounds in its own way.
-          probe.max_gap(config, sampler.platform),
-      ).problem,
+      problem=problem,
       on_event=events.write,
       warm_up=warm_up,
       judge_totals=judge.totals,

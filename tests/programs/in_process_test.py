@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run from Python in three lines, which leaves nothing but its result."""
 
+import collections
 import contextlib
 import os
 import pathlib
@@ -15,9 +16,13 @@ from absl.testing import absltest
 import pytest
 
 import tba_jax
+from tba_jax.learning import learner
 from tba_jax.programs import in_process
 from tba_jax.programs import roles
 from tba_jax.system import accelerators
+
+# Files of the package that a step runs, in all threads.
+_MAX_FILES = 20
 
 
 class InProcessTest(absltest.TestCase):
@@ -51,6 +56,46 @@ class InProcessTest(absltest.TestCase):
     self.assertIn('"train/reward_mean"', result.report)
     self.assertIn("srcdoc=", result._repr_html_())
     self.assertRegex(repr(result), r"pass@1 0\.\d+ → 0\.\d+")
+
+  @pytest.mark.slow
+  def test_a_step_runs_few_files_and_none_of_the_store(self):
+    root = f"{pathlib.Path(tba_jax.__file__).parent}{os.sep}"
+    steps, step = [set()], learner.Learner.step
+
+    def begin(self, draw):
+      steps.append(set())
+      return step(self, draw)
+
+    def note(frame, event, arg):
+      del arg
+      if event == "call":
+        name = frame.f_code.co_filename
+        if name.startswith(root):
+          steps[-1].add(name.removeprefix(root))
+
+    config = self.make_config("init=scratch", "train.num_steps=16")
+    try:
+      threading.setprofile(note)
+      sys.setprofile(note)
+      with mock.patch.object(learner.Learner, "step", begin):
+        tba_jax.train(config)
+    finally:
+      sys.setprofile(None)
+      threading.setprofile(None)
+    # Between the first step, which compiles, and the last. What runs once a
+    # second is not part of a step.
+    steady = steps[6:14]
+    counts = collections.Counter(name for step in steady for name in step)
+    files = sorted(n for n, count in counts.items() if 2 * count > len(steady))
+    self.assertIn("channels/memory.py", files)
+    self.assertLessEqual(len(files), _MAX_FILES, files)
+    of_the_store = (
+        "transport/ channels/intake channels/journal channels/leases"
+        " channels/memory_journal channels/queue_ replay/decisions"
+        " learning/checkpoint learning/host_state system/jsonl"
+    ).split()
+    for name in files:
+      self.assertFalse(name.startswith(tuple(of_the_store)), name)
 
   @contextlib.contextmanager
   def watch_training(self):
