@@ -39,7 +39,6 @@ class JournalHook(intake.Intake):
   ):
     """Takes what `Intake` does; delivers what is not in the checkpoint."""
     super().__init__(config, run, on_event=on_event, **kwargs)
-    self._run_id = run.run_id
     self._writing = threading.Lock()
     self._is_closed = threading.Event()
     self._error: OSError | None = None
@@ -71,7 +70,7 @@ class JournalHook(intake.Intake):
     if groups is not None:
       fields, arrays = messages.pack_groups(groups)
       key = messages.block_key(header["sid"], header["sequence"])
-      header = {**fields, "run": self._run_id, "key": key, **header}
+      header = {**fields, "run": self._run.run_id, "key": key, **header}
     entry = intake.Entry(header, arrays, groups=groups)
     write = lambda: self.write([entry])
     if not self._when_there_is_room(write, should_stop):

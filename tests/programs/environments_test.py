@@ -60,11 +60,6 @@ def make_config(name="TwoTurns", **changes) -> ml_collections.ConfigDict:
 
 class EnvironmentsTest(parameterized.TestCase):
 
-  def setUp(self):
-    super().setUp()
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(in_process, "_MEMORY", folder))
-
   def train(self, config):
     """Runs a config to its end; returns a result without failures."""
     validate.validate(config)
