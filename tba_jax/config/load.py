@@ -109,9 +109,11 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
   except (Exception, SystemExit) as error:
     where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    why = str(error)
+    if isinstance(error, (AttributeError, KeyError)):  # Of a ConfigDict.
+      why = renamed.explain(why)
     raise ConfigError(
-        f"--config={path_and_arg}: {what}{renamed.explain(str(error))}"
-        f" ({where})"
+        f"--config={path_and_arg}: {what}{why} ({where})"
     ) from error
 
 

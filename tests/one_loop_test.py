@@ -1,0 +1,161 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`loop.run` is the only loop that trains: without it no program does."""
+
+import ast
+import json
+import pathlib
+import tempfile
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+import pytest
+
+import tba_jax
+from tba_jax import loop
+from tba_jax.config import load
+from tba_jax.monitor import run_directory
+from tba_jax.programs import inline
+from tba_jax.programs import one_process
+from tba_jax.programs import replica
+from tba_jax.programs import roles
+from tba_jax.serving import engine
+from tba_jax.serving import replay as serving_replay
+from tba_jax.system import processes
+from tba_jax.tools import replay
+from tba_jax.tools import sweep
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_OVERRIDES = (
+    "init=scratch",
+    "train.num_steps=2",
+    "evaluate.every_steps=0",
+    "evaluate.final_prompts=4",
+    "evaluate.num_completions=1",
+    "checkpoint.keep_journal=True",
+    "search.num_searchers=1",
+)
+
+
+class _Reached(Exception):
+  """Raised in place of training."""
+
+
+def _make_config(*overrides):
+  return load.load_config(
+      "configs/arithmetic.py:smoke", [*_OVERRIDES, *overrides]
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class OneLoopTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.workdir = self.enterContext(tempfile.TemporaryDirectory())
+    for module, name in (
+        (processes, "pin"),
+        (processes, "prepare_compiling"),
+    ):
+      self.enterContext(mock.patch.object(module, name))
+    # Searchers may be compiling when the trainer ends.
+    self.enterContext(mock.patch.object(one_process, "_LEAVE_S", 100.0))
+    self.enterContext(
+        mock.patch.object(
+            processes, "start_role", lambda role: threading.Event()
+        )
+    )
+
+  def assert_reached(self, program, *args):
+    with mock.patch.object(loop, "run", side_effect=_Reached):
+      with self.assertRaises(_Reached):
+        program(*args)
+
+  def test_a_run_and_its_replay(self):
+    config = _make_config()
+    run_directory.create(self.workdir, config)
+    self.assert_reached(one_process.run, config, self.workdir, ())
+    self.assertEqual(one_process.run(config, self.workdir, ()), 0)
+    self.assert_reached(replay.run, None, self.workdir, ["0"])
+
+  def test_a_run_without_a_directory(self):
+    self.assert_reached(tba_jax.train, _make_config())
+
+  def test_the_trainer_alone(self):
+    config = _make_config()
+    run_directory.create(self.workdir, config)
+    # It is the trainer of a run in one process, over another channel.
+    with mock.patch.object(roles, "train", side_effect=_Reached):
+      with self.assertRaises(_Reached):
+        roles.run_trainer(config, self.workdir, ())
+      with self.assertRaises(_Reached):
+        one_process.run(config, self.workdir, ())
+
+  def test_other_processes_of_a_trainer(self):
+    follower = replica.Replica(mock.Mock(), mock.MagicMock())
+    self.assert_reached(follower, lambda: False)
+
+  def test_a_sweep_and_benchmarks(self):
+    config = _make_config("sweep.objectives=tb: loss.name=tb")
+    first, *_ = sweep.expand_runs(config)
+    bench = sweep.Bench(config, "")
+    self.addCleanup(bench.close)
+    self.assert_reached(bench.run, first)
+    made = bench.loops.make(first.lag.apply(first.config), "tb")
+    self.assertIsInstance(made, inline.Loop)
+    self.assert_reached(made.train)
+
+
+class ServerTest(absltest.TestCase):
+
+  def test_a_replay_of_the_server(self):
+    body = {
+        "prompts_per_batch": 1,
+        "completions_per_prompt": 2,
+        "num_steps": 1,
+        "adam_params": {"learning_rate": 0.01},
+    }
+    server = mock.Mock()
+    server.journal.model.return_value = {"replay": body}
+    server._run_of.return_value.num_steps = 0
+    config = _make_config()
+    server._replays = {"m": serving_replay.Replay(config, body, mock.Mock())}
+    with mock.patch.object(loop, "run", side_effect=_Reached):
+      with self.assertRaises(_Reached):
+        engine.Engine._execute_replay(server, "m", engine.TRAIN, {})
+
+
+class StepsTest(absltest.TestCase):
+
+  def test_nothing_else_takes_steps(self):
+    """The loop takes steps of learners, and learners those of a state."""
+    files = [*(_ROOT / "tba_jax").rglob("*.py")]
+    found = {"step": set(), "train": set()}
+    for path in files:
+      for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+          case ast.Call(func=ast.Attribute(value=owner, attr=name)):
+            words = ast.unparse(owner).lower()
+            if (name, words.rpartition(".")[2].strip("_")) in (
+                ("step", "learner"),
+                ("train", "work"),
+            ):
+              found[name].add(path.relative_to(_ROOT / "tba_jax").as_posix())
+    self.assertEqual(found["step"], {"loop.py"})
+    self.assertEqual(
+        found["train"],
+        {"learning/learner.py", "programs/replica.py", "tools/replay.py"},
+    )
+    colabs = [
+        line
+        for path in (_ROOT / "colabs").glob("*.ipynb")
+        for cell in json.loads(path.read_text())["cells"]
+        for line in cell["source"]
+    ]
+    self.assertFalse([line for line in colabs if "learner.step(" in line])
+
+
+if __name__ == "__main__":
+  absltest.main()
