@@ -20,6 +20,7 @@ from tba_jax.programs import inline
 from tba_jax.programs import one_process
 from tba_jax.programs import replica
 from tba_jax.programs import roles
+from tba_jax.programs import sft
 from tba_jax.serving import engine
 from tba_jax.serving import replay as serving_replay
 from tba_jax.system import processes
@@ -96,6 +97,11 @@ class OneLoopTest(absltest.TestCase):
   def test_other_processes_of_a_trainer(self):
     follower = replica.Replica(mock.Mock(), mock.MagicMock())
     self.assert_reached(follower, lambda: False)
+
+  def test_stages_before_a_run(self):
+    config = _make_config("init=sft")
+    run = lambda: sft.run(config, self.workdir, stop=threading.Event())
+    self.assert_reached(run)
 
   def test_a_sweep_and_benchmarks(self):
     config = _make_config("sweep.objectives=tb: loss.name=tb")

@@ -110,7 +110,7 @@ def _errors_of(path_and_arg: str) -> Iterator[None]:
     where = user_code.place_of(error) or path_and_arg
     what = "" if type(error) is ValueError else f"{type(error).__name__}: "
     why = str(error)
-    if isinstance(error, (AttributeError, KeyError)):  # Of a ConfigDict.
+    if isinstance(error, (AttributeError, KeyError)):
       why = renamed.explain(why)
     raise ConfigError(
         f"--config={path_and_arg}: {what}{why} ({where})"

@@ -6,14 +6,14 @@ A batch is a pure function of seed and step: an interrupted run ends with the
 same bits as an uninterrupted one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import pathlib
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from tba_jax import loop
 from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import checkpoint
@@ -168,8 +169,8 @@ def train(
   """Trains to the last step, or saves once `stop` is set; resumes.
 
   Args:
-    config: reads the job's section, `optimizer`, `train`, `mesh`, `sharding`
-      and `checkpoint.keep`.
+    config: reads the job's section, `optimizer`, `train`, `mesh` and
+      `checkpoint.keep`.
     job: job of this program.
     stop: event; once set, the current chunk of steps is finished and saved.
     on_progress: function called with (step, num_steps, metrics) at each log
@@ -225,48 +226,111 @@ def train(
   # Loop.
   activity = pulse.Activity(f"{job.name}-0")
   means, evaluation = metrics_lib.Means(), {}
-  end = _chunk_end(settings, job.log_every_steps, step)
-  chunk = job.examples.chunk(step, end)
+  learner = _Learner(run_chunk, state)
+  chunks = _Chunks(job, settings, step, stop, activity)
+
+  def finish(
+      first: int, chunk: _Chunk, chunk_metrics: Mapping[str, jax.Array]
+  ) -> None:
+    nonlocal step, saved_step, evaluation
+    step = chunk.end
+    step_means, num_finite = _host_means(
+        config, job, chunk_metrics, first, step
+    )
+    means.add(step_means, weight=num_finite)
+    step_s = (time.perf_counter() - chunks.started) / (step - first)
+    means.add({"time/step_s": step_s}, weight=step - first)
+    evaluated = {}
+    activity.mark("evaluate")
+    if _is_due(settings.evaluate_every_steps, step, num_steps):
+      evaluated = job.evaluate(learner.state.params, step)
+      evaluation = evaluated or evaluation
+    if evaluated or _is_due(job.log_every_steps, step, num_steps):
+      record = means.take() | {f"eval/{k}": v for k, v in evaluated.items()}
+      writer.write(step, record)
+      if on_progress is not None:
+        on_progress(step, num_steps, record)
+    if step % settings.checkpoint_every_steps == 0 and step < num_steps:
+      activity.mark("checkpoint")
+      checkpointer.save(step, learner.state, {})
+      saved_step = step
+
   try:
-    while step < num_steps and not stop.is_set():
-      activity.mark("train")
-      chunk_started = time.perf_counter()
-      state, chunk_metrics = run_chunk(state, chunk, end - step)
-      # The host makes the next examples while the device works on these.
-      next_end = _chunk_end(settings, job.log_every_steps, end)
-      chunk = job.examples.chunk(end, next_end)
-      step_means, num_finite = _host_means(
-          config, job, chunk_metrics, step, end
-      )
-      means.add(step_means, weight=num_finite)
-      step_s = (time.perf_counter() - chunk_started) / (end - step)
-      means.add({"time/step_s": step_s}, weight=end - step)
-      step, end = end, next_end
-      evaluated = {}
-      activity.mark("evaluate")
-      if _is_due(settings.evaluate_every_steps, step, num_steps):
-        evaluated = job.evaluate(state.params, step)
-        evaluation = evaluated or evaluation
-      if evaluated or _is_due(job.log_every_steps, step, num_steps):
-        record = means.take() | {f"eval/{k}": v for k, v in evaluated.items()}
-        writer.write(step, record)
-        if on_progress is not None:
-          on_progress(step, num_steps, record)
-      if step % settings.checkpoint_every_steps == 0 and step < num_steps:
-        activity.mark("checkpoint")
-        checkpointer.save(step, state, {})
-        saved_step = step
+    loop.run(chunks, learner, [chunks.make_next, finish])
     if saved_step < step < num_steps:
-      checkpointer.save(step, state, {}, wait=True)
+      checkpointer.save(step, learner.state, {}, wait=True)
   finally:
     activity.close()
     checkpointer.close()
     writer.close()
-  return state.params, {
+  return learner.state.params, {
       "interrupted": step < num_steps,
       "step": step,
       "evaluation": evaluation,
   }
+
+
+class _Chunk(NamedTuple):
+  """Examples of steps that are dispatched at once, and the step they end at."""
+
+  first: int
+  end: int
+  examples: types.Batch
+
+
+class _Chunks:
+  """Chunks of steps, up to the last one or until `stop` is set.
+
+  started: time at which the newest was begun.
+  """
+
+  def __init__(
+      self,
+      job: Job,
+      settings: ml_collections.ConfigDict,
+      first: int,
+      stop: threading.Event,
+      activity: pulse.Activity,
+  ):
+    """Takes the parts; `first` is the first step."""
+    self._job = job
+    self._settings = settings
+    self._stop = stop
+    self._activity = activity
+    self._next = self._make(first)
+
+  def __iter__(self) -> Iterator[tuple[int, _Chunk]]:
+    while self._next.first < self._settings.num_steps:
+      if self._stop.is_set():
+        return
+      self._activity.mark("train")
+      self.started = time.perf_counter()
+      yield self._next.first, self._next
+
+  def make_next(self, first: int, chunk: _Chunk, metrics: Any) -> None:
+    """Makes the next examples while the device works on these."""
+    del first, metrics
+    self._next = self._make(chunk.end)
+
+  def _make(self, first: int) -> _Chunk:
+    end = _chunk_end(self._settings, self._job.log_every_steps, first)
+    return _Chunk(first, end, self._job.examples.chunk(first, end))
+
+
+class _Learner:
+  """Trains on chunks; `state` is that after the steps dispatched."""
+
+  def __init__(
+      self, run_chunk: Callable[..., Any], state: train_step.TrainState
+  ):
+    self.state = state
+    self._run_chunk = run_chunk
+
+  def step(self, chunk: _Chunk) -> Mapping[str, jax.Array]:
+    self.state, metrics = self._run_chunk(
+        self.state, chunk.examples, chunk.end - chunk.first
+    )
+    return metrics
 
 
 def micro_batch_size(
