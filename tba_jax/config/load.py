@@ -209,12 +209,6 @@ def paths_in(text: str) -> list[str]:
   return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
-def listed_paths(text: str) -> list[str]:
-  """Returns the absolute paths of a list separated by commas."""
-  paths = filter(None, (path.strip() for path in text.split(",")))
-  return [os.path.abspath(os.path.expanduser(path)) for path in paths]
-
-
 def are_same_files(key: str, a: Any, b: Any) -> bool:
   """Tells whether two values differ in the folders of their files alone."""
   names = lambda text: re.sub(r"[^\s,:*\[\]'\"]*/", "", str(text))

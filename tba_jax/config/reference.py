@@ -15,7 +15,7 @@ from tba_jax.tasks import build
 
 _HEAD = """# Every setting
 
-Generated from `tba_jax/config/settings.py` by
+Generated from the `settings.py` of each folder by
 `python -m tba_jax.config.reference > docs/config.md`.
 
 Change a setting in a config file, or on the command line with
@@ -23,9 +23,9 @@ Change a setting in a config file, or on the command line with
 builds on another one beside it imports that with
 `variants.import_config("countdown.py", beside=__file__)`, as
 `configs/countdown_sparse.py` does. "On" in the last column: the setting may
-change when a run is resumed. Relations between settings are checked in
-`tba_jax/config/validate.py`; a wrong config ends the program with status 2 and
-a line for each wrong setting, before a device is touched.
+change when a run is resumed. Relations between settings are checked beside
+them (`CHECKS`); a wrong config ends the program with status 2 and a line for
+each wrong setting, before a device is touched.
 `--program=plan --config=FILE` says what a config needs.
 """
 _TABLE = ["| key | default | allowed | meaning | |", "|---|---|---|---|---|"]

@@ -40,6 +40,18 @@ LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
 _OF_VALUES = ("value_init", "value_learning_rate")
 # Corrections that need `loss.ratio_clip` above 0.
 CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
+# Corrections that read a setting of `config.loss`, by its name.
+READ_BY_CORRECTIONS = {
+    "ratio_clip": CLIPS,
+    "clip_high": CLIPS,
+    "moment_cap": ("m2_mask",),
+    "ratio_cap": (
+        "truncate_token",
+        "truncate_sequence",
+        "mask_token",
+        "decoupled",
+    ),
+}
 _OF_TARGETS = ("gae_gamma", "gae_lambda", "whiten_advantages")
 
 

@@ -1,26 +1,38 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of model families, by `config.model.family`. No JAX."""
+"""The model families, by `config.model.family`. No JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import importlib
 
 from tba_jax.models import family
-from tba_jax.models import gemma3_text
-from tba_jax.models import gpt2
-from tba_jax.models import gpt_neox
-from tba_jax.models import llama
-from tba_jax.models import mistral
-from tba_jax.models import qwen2
-from tba_jax.models import qwen3
-from tba_jax.models import qwen3_moe
 
-FAMILIES: Mapping[str, family.Family] = {
-    "gemma3_text": gemma3_text.FAMILY,
-    "gpt2": gpt2.FAMILY,
-    "gpt_neox": gpt_neox.FAMILY,
-    "llama": llama.FAMILY,
-    "mistral": mistral.FAMILY,
-    "qwen2": qwen2.FAMILY,
-    "qwen3": qwen3.FAMILY,
-    "qwen3_moe": qwen3_moe.FAMILY,
-}
+# Each is `FAMILY` of the file of its name.
+_NAMES = (
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
+
+
+class _Families(Mapping[str, family.Family]):
+  """Families by name; a file is imported when its family is used."""
+
+  def __getitem__(self, name: str) -> family.Family:
+    if name not in _NAMES:
+      raise KeyError(name)
+    return importlib.import_module(f"tba_jax.models.{name}").FAMILY
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(_NAMES)
+
+  def __len__(self) -> int:
+    return len(_NAMES)
+
+
+FAMILIES: Mapping[str, family.Family] = _Families()

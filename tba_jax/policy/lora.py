@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
-from tba_jax.config import settings as settings_lib
 from tba_jax.models import adapter_folder
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf_files
@@ -35,6 +34,7 @@ from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
 from tba_jax.models import layers
 from tba_jax.models import quantized
+from tba_jax.policy import settings as settings_lib
 
 PyTree = types.PyTree
 _Path = tuple[str, ...]

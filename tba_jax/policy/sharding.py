@@ -23,10 +23,11 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import meshes
 from tba_jax.models import sequence
+from tba_jax.policy import settings
 
 PyTree = types.PyTree
 
-MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+MESH_AXES = settings.MESH_AXES
 # Mesh axes over which B, L, heads and experts are split in activations. Devices
 # along `tensor` have the same tokens.
 BATCH_AXES = ("data", "fsdp")

@@ -21,12 +21,12 @@ import rich.console
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import stages
-from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.programs import sizes
+from tba_jax.rewards import settings as rewards
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
@@ -445,7 +445,7 @@ def stages_of(config: ml_collections.ConfigDict) -> list[str]:
   """Returns the programs that train a model before the run, in order."""
   wanted = {
       "sft": config.init == "sft",
-      "reward_model": validate.trains_reward_model(load.flatten(config)),
+      "reward_model": rewards.trains_reward_model(load.flatten(config)),
   }
   return [role for role, is_wanted in wanted.items() if is_wanted]
 

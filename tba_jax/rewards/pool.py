@@ -26,16 +26,17 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import load
-from tba_jax.config import settings
 from tba_jax.models import hf_hub
 from tba_jax.rewards import child
 from tba_jax.rewards import judges
+from tba_jax.rewards import settings as settings_lib
 from tba_jax.system import frames
 from tba_jax.system import keeper
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import settings as task_settings
 
 _START_DEADLINE_S = 60.0
 # Seconds for a worker to end what has missed its deadline.
@@ -337,7 +338,7 @@ def make_box(
   They see what the task's fields and `readable` name, and what lies beside a
   file with rewards.
   """
-  readable = load.listed_paths(config_reward.readable)
+  readable = settings_lib.listed_paths(config_reward.readable)
   shown = list(_cached_data(task_fields).values())
   for name, value in task_fields.items():
     if not isinstance(value, str):
@@ -345,7 +346,7 @@ def make_box(
     if name == "verifier":
       readable += load.paths_in(value)
       shown += _programs(value)
-    elif settings.names_files(f"task.{name}"):
+    elif name in task_settings.NAMING_FILES:
       shown += load.paths_in(value)
     elif os.path.exists(value):  # Field of a user's task.
       shown.append(os.path.abspath(value))

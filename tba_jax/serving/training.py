@@ -721,7 +721,7 @@ def _loss_config(
   except ValueError as error:
     raise ValueError(f"loss_fn_config: {error}") from error
   c, readers = config.loss, build.readers()
-  by_correction = settings_lib.READ_BY_CORRECTIONS
+  by_correction = build.READ_BY_CORRECTIONS
   for key in changes:
     value, setting = c[key], settings_lib.SETTINGS[f"loss.{key}"]
     if not setting.allowed.test(value):
@@ -736,10 +736,10 @@ def _loss_config(
           f" with {', '.join(readers[key])}"
       )
     own = build.correction(c)
-    if own not in by_correction.get(f"loss.{key}", (own,)):
+    if own not in by_correction.get(key, (own,)):
       raise ValueError(
           f"loss_fn_config.{key}: correction {own!r} does not read it;"
-          f" allowed with {', '.join(by_correction[f'loss.{key}'])}"
+          f" allowed with {', '.join(by_correction[key])}"
       )
     if reader := build.unread(c).get(key):
       raise ValueError(

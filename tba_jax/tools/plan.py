@@ -24,7 +24,6 @@ import ml_collections
 from tba_jax import collect
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
-from tba_jax.config import settings as settings_lib
 from tba_jax.models import transformer
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
@@ -565,7 +564,7 @@ def plan(
   params = sharding.abstract_params(model, mesh)
   num_params = sum(x.size for x in jax.tree.leaves(params))
   devices = [
-      ("trainer", count({a: config.mesh[a] for a in settings_lib.MESH_AXES})),
+      ("trainer", count({a: config.mesh[a] for a in sharding.MESH_AXES})),
       (
           f"each of {config.search.num_searchers} searchers",
           count(config.search.mesh),

@@ -24,11 +24,14 @@ from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
 from tba_jax.monitor import run_directory
+from tba_jax.monitor import settings as monitor_settings
 from tba_jax.monitor import writers
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer
+from tba_jax.system import rules
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import build as build_task
+from tba_jax.tasks import settings as task_settings
 from tba_jax.transport import locator
 from tests.models import hf_case
 from tests.support import base_config
@@ -97,7 +100,7 @@ class RangesTest(parameterized.TestCase):
   def test_every_number_and_bounded_text_has_a_range(self):
     for key, setting in settings.SETTINGS.items():
       if type(setting.default) in (int, float):
-        self.assertNotIn(setting.allowed, (settings.TEXT, settings.FLAG), key)
+        self.assertNotIn(setting.allowed, (rules.TEXT, rules.FLAG), key)
       self.assertTrue(setting.allowed.test(setting.default), key)
       section = key.partition(".")[0]
       self.assertTrue("." not in key or section in settings.SECTIONS, key)
@@ -106,8 +109,7 @@ class RangesTest(parameterized.TestCase):
     fields = set().union(
         *(t.FIELDS for t in map(build_task.find, build_task.TASKS))
     )
-    self.assertContainsSubset(settings._TASK_FILES, fields)
-    self.assertContainsSubset(settings._TASK_PATHS, fields)
+    self.assertContainsSubset(task_settings.NAMING_FILES, fields)
 
   @parameterized.parameters(
       ("loss.name", lambda: build.OBJECTIVES),
@@ -119,7 +121,7 @@ class RangesTest(parameterized.TestCase):
 
   def test_writers_are_those_of_the_code(self):
     config = settings.get_config()
-    config.log.writers = ",".join(settings.WRITERS)
+    config.log.writers = ",".join(monitor_settings.WRITERS)
     with (
         mock.patch.object(writers, "CsvWriter") as csv,
         mock.patch.object(writers, "TensorBoardWriter") as tensorboard,
@@ -134,7 +136,7 @@ class RangesTest(parameterized.TestCase):
 
   def test_mesh_axes_are_those_of_the_code(self):
     mesh = sharding.make_mesh(settings.get_config().mesh)
-    self.assertEqual(mesh.axis_names, settings.MESH_AXES)
+    self.assertEqual(mesh.axis_names, sharding.MESH_AXES)
 
   @parameterized.parameters(
       # Settings of each kind of range.

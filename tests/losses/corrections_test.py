@@ -259,7 +259,7 @@ class ReadTest(parameterized.TestCase):
         for name in build.CORRECTIONS
         if not np.array_equal(factors(name), factors(name, **{key: value}))
     ]
-    self.assertCountEqual(readers, settings.READ_BY_CORRECTIONS[f"loss.{key}"])
+    self.assertCountEqual(readers, build.READ_BY_CORRECTIONS[key])
 
   def test_a_clip_of_the_objective_s_own_needs_its_bound(self):
     c = settings.get_config().loss

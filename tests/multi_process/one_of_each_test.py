@@ -98,8 +98,7 @@ _ADDED = (
         "needs_beta=True),",
     }),
     ("models/both.py", _FAMILY, "models/families.py", {
-        "from tba_jax.models import family": "from tba_jax.models import both",
-        '    "gpt2": gpt2.FAMILY,': '    "both": both.FAMILY,',
+        '    "gpt2",': '    "both",',
     }),
     ("transport/carrier_plain.py", _CARRIER, "transport/carriers.py", {
         '    "store": Entry(': '    "plain": Entry("carrier_plain:Plain", '

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax.config import settings as settings_lib
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import checkpoint
@@ -28,9 +27,11 @@ from tba_jax.learning import train_step
 from tba_jax.losses import objective
 from tba_jax.models import hf
 from tba_jax.monitor import run_directory
+from tba_jax.policy import checks
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference
+from tba_jax.policy import settings as policy_settings
 from tba_jax.policy import sharding
 from tba_jax.programs import roles
 from tba_jax.tools import export
@@ -139,10 +140,10 @@ class AdaptersTest(parameterized.TestCase):
     found = {}
     for part in moved["blocks"].values():
       found |= part
-    lacking = set(settings_lib.LORA_TARGETS) - set(found)
+    lacking = set(policy_settings.LORA_TARGETS) - set(found)
     self.assertEqual(lacking, {"gate"} - set(found))
-    for name in settings_lib.LORA_TARGETS:
-      problems = validate.lora_targets(
+    for name in policy_settings.LORA_TARGETS:
+      problems = checks.lora_targets(
           {
               "lora.rank": 1,
               "lora.targets": name,
@@ -210,7 +211,7 @@ class ConfigTest(parameterized.TestCase):
       folder = pathlib.Path(self.create_tempdir().full_path) / str(i)
       hf.save(folder, model.config, tiny_model.init_params(model))
       c = {"lora.rank": 2, "lora.targets": "gate", "init": str(folder)}
-      self.assertLen([*validate.lora_targets(c)], wrong)
+      self.assertLen([*checks.lora_targets(c)], wrong)
 
 
 class TrainTest(parameterized.TestCase):

@@ -1,0 +1,101 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Relations of batches, schedules and processes of training."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+from tba_jax.models import checks as models
+from tba_jax.policy import settings as policy
+from tba_jax.system import rules
+
+
+def _batch(c: Mapping[str, Any]) -> rules.Problems:
+  shards = c["mesh.data"] * c["mesh.fsdp"]
+  # Micro-batches grow until they divide.
+  for key in ("sft.batch_size", "reward_model.batch_size"):
+    if c[key] % shards:
+      yield key, (
+          f"allowed a multiple of {shards}, the shards of the batch"
+          " (config.mesh.data and fsdp)"
+      )
+
+
+def _schedules(c: Mapping[str, Any]) -> rules.Problems:
+  peak = c["train.num_steps"] - c["optimizer.warmup_steps"]
+  if 0 < peak <= c["optimizer.stable_steps"]:
+    yield "optimizer.stable_steps", (
+        f"allowed less than {peak} = config.train.num_steps -"
+        " config.optimizer.warmup_steps"
+    )
+  rate, final = (c[f"optimizer.learning_rate{end}"] for end in ("", "_final"))
+  if c["optimizer.schedule"] != "constant" and final > rate:
+    yield "optimizer.learning_rate_final", (
+        f"allowed up to {rate} = config.optimizer.learning_rate, which it does"
+        " not follow: set both"
+    )
+
+
+def _trainer_mesh(c: Mapping[str, Any]) -> rules.Problems:
+  """The mesh has the devices of all processes of the trainer."""
+  size = math.prod(c[f"mesh.{axis}"] for axis in policy.MESH_AXES)
+  num, cpu_devices = c["trainer.num_processes"], c["trainer.cpu_devices"]
+  if size % num:
+    yield "trainer.num_processes", (
+        f"allowed a divisor of {size}, the devices of config.mesh"
+    )
+  elif cpu_devices and cpu_devices * num != size:
+    yield "trainer.cpu_devices", (
+        f"allowed 0 or {size // num}: the devices of all processes are the"
+        f" {size} of config.mesh"
+    )
+
+
+def _router_replay(c: Mapping[str, Any]) -> rules.Problems:
+  """Routes are numbers of experts in a byte each."""
+  if not c["train.router_replay"]:
+    return
+  name, shape = models.start(c)
+  num = c["model.num_experts"] if shape is None else shape.num_experts
+  if not 1 <= num <= 256:
+    yield "train.router_replay", (
+        f"allowed False: it needs a model with 1 to 256 experts in a layer, and"
+        f" that of config.init = {name!r} has {num}"
+    )
+  in_flight = c["sampling.in_flight"]
+  if in_flight != "off":
+    yield "train.router_replay", (
+        f"allowed False with config.sampling.in_flight = {in_flight!r}: the"
+        " completions of a group read their prompt with params of several"
+        " versions, which choose other experts, and the record has one choice"
+    )
+
+
+def _starts_with_sft(c: rules.Values) -> rules.Problems:
+  """`sft` fine-tunes the model that `init` names, if it is a model."""
+  start = c["init"]
+  if c.program != "sft" or start in ("scratch", "sft"):
+    return
+  if c["sft.init"] == "scratch":
+    yield "sft.init", (
+        "allowed without a model in config.init; to fine-tune that one:"
+        f" --config.init=sft --config.sft.init={start}"
+    )
+
+
+# fmt: off
+CHECKS = (
+    rules.compare("optimizer.warmup_steps", "less than", "train.num_steps"),
+    *(check for stage in ("sft", "reward_model") for check in (
+        rules.compare(f"{stage}.batch_size", "a multiple of",
+                      f"{stage}.micro_batch_size"),
+        rules.compare(f"{stage}.warmup_steps", "less than",
+                      f"{stage}.num_steps"))),
+    rules.compare("train.micro_batch_completions", "up to",
+                  "train.completions_per_prompt"),
+    rules.compare("train.micro_batch_prompts", "up to",
+                  "train.prompts_per_batch"),
+    _batch, _schedules, _trainer_mesh, _router_replay, _starts_with_sft,
+)
+# fmt: on

@@ -1,0 +1,207 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Relations of the objective's settings."""
+
+from collections.abc import Mapping
+import functools
+import operator
+from typing import Any
+
+from tba_jax.losses import build
+from tba_jax.losses import settings
+from tba_jax.system import rules
+
+# Settings in `loss` that configs set together with the switch that a user may
+# turn.
+_SET_WITH_A_SWITCH = ("scale", "log_z_learning_rate", "value_learning_rate")
+# Settings that are read with some values of another one alone.
+_READ_WITH = (
+    *((f"loss.{name}", "loss.name", readers)
+      for name, readers in build.readers().items()
+      if name not in _SET_WITH_A_SWITCH),
+    *((f"loss.{name}", "loss.correction", names)
+      for name, names in build.READ_BY_CORRECTIONS.items()),
+    ("loss.missing_stop_reward", "loss.missing_stop", ("replace", "add")),
+)  # fmt: skip
+
+
+def of_loss(c: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings of `loss` by their own names."""
+  return {k.removeprefix("loss."): v for k, v in c.items() if "loss." in k}
+
+
+def _unread(row: tuple[Any, ...], c: Mapping[str, Any]) -> rules.Problems:
+  key, other, values = row
+  if ".py:" in c["loss.name"]:
+    return  # A loss of one's own may read all of them.
+  if other == "loss.correction" and not c[other]:
+    if build.find(c["loss.name"]).correction in values:
+      return
+  yield from rules.unread(c, key, settings.SETTINGS[key].default, other, values)
+
+
+def _group_size(c: Mapping[str, Any]) -> rules.Problems:
+  name = c["loss.name"]
+  least = build.min_completions(of_loss(c))
+  if c["train.completions_per_prompt"] < least:
+    yield "train.completions_per_prompt", (
+        f"allowed {least} or more with config.loss.name = {name!r}, which"
+        " compares the completions of a prompt"
+    )
+
+
+def _trust_region(c: Mapping[str, Any]) -> rules.Problems:
+  name, correction = c["loss.name"], c["loss.correction"]
+  why = ""
+  if correction in build.CLIPS:
+    why = f"config.loss.correction = {correction!r}"
+  elif not correction and build.find(name).needs_ratio_clip:
+    why = f"config.loss.name = {name!r}"
+  elif not correction and c["loss.ratio_clip"]:
+    why = "the trust region"
+  if why and not c["loss.ratio_clip"]:
+    yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
+  is_sampled = c["loss.behavior_logprobs"] == "sampler"
+  for key, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
+    value = c[f"sampling.{key}"]
+    if why and c["loss.ratio_clip"] and is_sampled and value != off:
+      yield "loss.ratio_clip", (
+          f"allowed 0 with config.sampling.{key} = {value}, which leaves tokens"
+          " out: ratios to what is left are below 1 at staleness 0 already, and"
+          f" {why} would cut them"
+      )
+
+
+def _family(c: Mapping[str, Any]) -> rules.Problems:
+  """Anchor and baseline are read with all that they need, and nothing more."""
+  loss, name = of_loss(c), c["loss.name"]
+  anchor, baseline = build.anchor(loss), build.baseline(loss)
+  if baseline == "file" and not c["loss.baseline_file"]:
+    yield "loss.baseline_file", (
+        "allowed a file with config.loss.baseline = 'file'"
+        + f", which is config.loss.name = {name!r}'s own"
+        * (not c["loss.baseline"])
+    )
+  for key, reader in build.unread(loss).items():
+    key = f"loss.{key}"
+    default = settings.SETTINGS[key].default
+    if c[key] != default and ".py:" not in name:
+      yield key, (
+          f"allowed {default!r} with config.loss.name = {name!r}, config."
+          f"loss.anchor = {c['loss.anchor']!r} and config.loss.baseline ="
+          f" {c['loss.baseline']!r}, where nothing reads it; it is read with"
+          f" config.loss.{reader}"
+      )
+  if c["reference.role"] == "none" and build.reads_reference(loss):
+    yield "reference.role", (
+        f"allowed 'trainer' or 'searcher' with config.loss.name = {name!r},"
+        " which reads the reference's log-probs; 'none' is for"
+        f" {', '.join(build.without_reference())}, config.loss.anchor ="
+        " 'behavior' or 'ema', and policy gradients at config.loss.beta = 0"
+    )
+  if anchor in ("behavior", "ema"):
+    for key in ("gamma", "gamma_final", "tau", "tau_final"):
+      if c[f"tempering.{key}"] != 1:
+        yield f"tempering.{key}", (
+            f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
+        )
+
+
+def _distills(c: Mapping[str, Any]) -> rules.Problems:
+  """Without rewards, something else is left to learn from."""
+  name = c["loss.name"]
+  if build.find(name).has_teacher and not c["reference.init"]:
+    yield "reference.init", (
+        f"allowed a model's folder with config.loss.name = {name!r}: without"
+        " one the policy is its own teacher"
+    )
+  if c["loss.reward_weight"] or ".py:" in name:
+    return
+  by_order = build.find(name).function.startswith("preference:")
+  if by_order or not build.reads_reference(of_loss(c)):
+    yield "loss.reward_weight", (
+        f"allowed above 0 with config.loss.name = {name!r}, which learns from"
+        " nothing else; 0 is for losses with a KL to the reference, as tb"
+    )
+
+
+def _proximal(c: Mapping[str, Any]) -> rules.Problems:
+  """The proximal policy is fixed for a round, or for some steps."""
+  held = c["loss.proximal_every_steps"]
+  steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
+  if c["rounds.mini_batches"] and held and steps % held:
+    yield "loss.proximal_every_steps", (
+        f"allowed 0 or a divisor of {steps}, the steps of a round"
+    )
+  is_held = (
+      c["loss.correction"] == "decoupled"
+      or c["loss.behavior_logprobs"] == "recomputed"
+      or build.find(c["loss.name"]).has_targets
+  )
+  if held and not is_held:
+    yield "loss.proximal_every_steps", (
+        "allowed 0 where nothing reads it; it is read with config.loss.name ="
+        f" {', '.join(build.names('has_targets'))}, config.loss.correction ="
+        " 'decoupled' or"
+        " config.loss.behavior_logprobs = 'recomputed'"
+    )
+  if c["loss.behavior_logprobs"] != "recomputed":
+    return
+  loss, is_own = of_loss(c), ".py:" in c["loss.name"]
+  if build.anchor(loss) == "ema":
+    yield "loss.behavior_logprobs", (
+        "allowed 'sampler' with the anchor 'ema', whose rate follows the lag of"
+        " the policy that sampled"
+    )
+  optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
+  if not is_own and not build.needs_logprobs(loss, optimizer):
+    yield "loss.behavior_logprobs", (
+        f"allowed 'sampler' with config.loss.name = {c['loss.name']!r} and"
+        f" config.loss.correction = {c['loss.correction']!r}, where"
+        " nothing reads them"
+    )
+  if (held or steps) == 1:
+    yield "loss.behavior_logprobs", (
+        "allowed 'sampler' where the proximal policy is held for one step"
+        " (config.loss.proximal_every_steps, config.rounds): no ratio would be"
+        " left"
+    )
+
+
+def _beta(c: Mapping[str, Any]) -> rules.Problems:
+  decay = c["loss.beta_decay_steps"]
+  if decay and not 1 <= c["loss.beta_stop_steps"] <= decay:
+    yield "loss.beta_stop_steps", (
+        f"allowed 1 up to config.loss.beta_decay_steps = {decay}"
+    )
+
+
+# fmt: off
+CHECKS = (
+    rules.require("loss.name", lambda v: build.find(v).needs_beta,
+                  {"loss.beta": "above 0", "loss.beta_final": "above 0"}),
+    rules.require("loss.name", lambda v: not build.find(v).is_tempered,
+                  {f"tempering.{name}": (1,)
+                   for name in ("tau", "tau_final", "gamma", "gamma_final")}),
+    rules.require("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
+    # Completions at another temperature are outside the trust region.
+    rules.require("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
+    # What counts as solved is as the task gives it.
+    rules.require("loss.reward_weight", lambda v: v != 1,
+                  {"search.order": ("shuffled",)}),
+    rules.require("loss.reward_weight", operator.not_,
+                  {"replay.skip_equal_rewards": (False,),
+                   "replay.selection": ("uniform",)}),
+    # The step computes the teacher's distributions; rewards are not read.
+    rules.require("loss.name", lambda v: build.find(v).has_teacher,
+                  {"reference.role": ("trainer",), "reference.mode": ("fixed",),
+                   "loss.correction": ("", "none"),
+                   "loss.behavior_logprobs": ("sampler",),
+                   "loss.proximal_every_steps": (0,),
+                   "replay.selection": ("uniform",),
+                   "replay.skip_equal_rewards": (False,),
+                   "search.order": ("shuffled",)}),
+    *(functools.partial(_unread, row) for row in _READ_WITH),
+    _group_size, _trust_region, _family, _distills, _proximal, _beta,
+)
+# fmt: on

@@ -1,0 +1,206 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Relations of the model's shape, and the models that settings name."""
+
+from collections.abc import Mapping
+import os
+import pathlib
+from typing import Any
+
+from tba_jax.losses import build
+from tba_jax.models import config as config_lib
+from tba_jax.models import folders
+from tba_jax.models import hf_config
+from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
+from tba_jax.models import settings
+from tba_jax.models import wheels
+from tba_jax.system import processes
+from tba_jax.system import rules
+
+# Settings that name a model: values that are none, and labels of its head.
+_MODELS = {
+    "init": (("scratch", "sft"), folders.POLICY),
+    "sft.init": (("scratch",), folders.POLICY),
+    "tokenizer.source": (("task",), ()),
+    "evaluate.judge": (("", "task", "command"), folders.SCORER),
+    "reward_model.init": (("sft",), (*folders.POLICY, *folders.SCORER)),
+    "reward_model.relabel": (("", "task"), folders.SCORER),
+    "reward.model": (("reward_model",), folders.SCORER),
+    "loss.value_init": (("policy", "reward_model"), folders.SCORER),
+    "reference.init": (("",), folders.POLICY),
+}
+# Those that read prompts and completions of the policy, beside the reference.
+_SCORERS = (
+    "evaluate.judge", "reward_model.relabel", "reward.model", "loss.value_init"
+)  # fmt: skip
+_STARTS = ("init", "sft.init")
+# Programs that need the shape of a model alone.
+_WITHOUT_WEIGHTS = ("plan", "compile")
+
+
+def start(c: Mapping[str, Any]) -> tuple[str, config_lib.ModelConfig | None]:
+  """Returns what the policy starts from, and the shape of a folder.
+
+  Raises KeyError if the folder cannot be read, which `named` reports.
+  """
+  name = c["sft.init"] if c["init"] == "sft" else c["init"]
+  if name == "scratch":
+    return name, None
+  try:
+    return name, hf_config.read(name)
+  except ValueError as error:
+    raise KeyError(name) from error
+
+
+def _shape_or_none(c: Mapping[str, Any]) -> config_lib.ModelConfig | None:
+  """Returns the shape of the first policy's folder, None if it has none."""
+  try:
+    return start(c)[1]
+  except KeyError:
+    return None
+
+
+def stop_ids(c: Mapping[str, Any]) -> list[int]:
+  """Returns the stop tokens that the config adds."""
+  texts = c.get("sampling.stop_token_ids", "").split(",")
+  return [int(text) for text in texts if text]
+
+
+def _unread_models(c: Mapping[str, Any]) -> set[str]:
+  """Returns the settings of models that others turn off."""
+  unread = set()
+  if c.get("reward.where") != "model":
+    unread.add("reward.model")
+  if not build.find(c.get("loss.name")).has_values:
+    unread.add("loss.value_init")
+  return unread
+
+
+def _positions(c: Mapping[str, Any]) -> rules.Problems:
+  length = c["sampling.max_prompt_tokens"] + c["sampling.max_completion_tokens"]
+  name, shape = start(c)
+  if shape is None and length > c["model.max_positions"]:
+    yield "model.max_positions", (
+        f"allowed {length} or more: config.sampling.max_prompt_tokens +"
+        " config.sampling.max_completion_tokens"
+    )
+  elif shape is not None and length > shape.max_positions:
+    yield "sampling.max_completion_tokens", (
+        "allowed, with config.sampling.max_prompt_tokens, up to"
+        f" {shape.max_positions}, the positions of {name}"
+    )
+  for key in ("reference.init", "reward_model.init", *_SCORERS):
+    # Relations are checked without what cannot be read.
+    if c.get(key, "") in ("", *_MODELS[key][0]) or key in _unread_models(c):
+      continue
+    try:
+      positions = hf_config.read(c[key]).max_positions
+    except ValueError:
+      continue  # `named` reports it.
+    if length > positions:
+      yield key, (
+          f"allowed a model of {length} positions or more,"
+          " config.sampling.max_prompt_tokens +"
+          f" config.sampling.max_completion_tokens; it has {positions}"
+      )
+
+
+def _pair_positions(c: Mapping[str, Any]) -> rules.Problems:
+  """The model that the reward model starts from has positions for its pairs."""
+  name = c["reward_model.init"]
+  name = c["sft.init"] if name == "sft" else name
+  if name == "scratch":
+    if c["init"] not in ("sft", "scratch"):
+      return  # The model in WORKDIR/sft is another config's.
+    name, most = "config.model", c["model.max_positions"]
+  else:
+    try:
+      most = hf_config.read(name).max_positions
+    except ValueError:
+      return  # `named` reports it.
+  key = "reward_model.max_completion_tokens"
+  if c["sampling.max_prompt_tokens"] + c[key] > most:
+    yield key, (
+        f"allowed, with config.sampling.max_prompt_tokens, up to {most}, the"
+        f" positions of {name}"
+    )
+
+
+def _shape(c: Mapping[str, Any]) -> rules.Problems:
+  """A new model has settings of its family that fit each other."""
+  if start(c)[1] is not None:
+    return
+  prefix = "model."
+  fields = {
+      key.removeprefix(prefix): value
+      for key, value in c.items()
+      if key.startswith(prefix)
+  }
+  if len(fields) < sum(key.startswith(prefix) for key in settings.SETTINGS):
+    return  # The other ones are wrong.
+  ids = dict(vocab_size=1, pad_id=None, bos_id=None, eos_id=None)
+  try:
+    config_lib.ModelConfig.from_config(fields, **ids)
+  except ValueError as error:
+    for line in str(error).split("; "):
+      key, _, allowed = line.removeprefix("config.").partition(": ")
+      yield key.partition("=")[0], allowed
+
+
+def named(c: rules.Values) -> rules.Problems:
+  """Checks the models that a program reads; downloads those of the hub."""
+  unread = _unread_models(c)
+  for key, (names, labels) in _MODELS.items():
+    is_read = rules.section(key) in c.sections and key not in unread
+    if c.get(key, names[0]) in names or not is_read:
+      continue
+    weights = key != "tokenizer.source" and c.program not in _WITHOUT_WEIGHTS
+    if key in _STARTS and c.program in ("searcher", "export"):
+      # The params come from elsewhere, but for the base of adapters.
+      weights = bool(c.get("lora.rank"))
+    try:
+      folder = hf_hub.find(c[key], weights=weights)
+      if not folder.is_dir():
+        yield key, (
+            f"allowed {', '.join(map(repr, names))}, a folder or a GGUF file of"
+            " this machine that exists, ORG/NAME of the Hugging Face hub, or"
+            f" {' or '.join(wheels.WHEELS)}"
+        )
+      elif processes.SUPERVISED not in os.environ:
+        _check_folder(c, key, folder, labels, weights)
+      elif key in _STARTS:
+        hf_config.read(folder)
+    except (ValueError, OSError) as error:
+      yield key, str(error)
+
+
+def _check_folder(
+    c: rules.Values,
+    key: str,
+    folder: pathlib.Path,
+    labels: tuple[int, ...],
+    weights: bool,
+) -> None:
+  """Raises ValueError if the model or tokenizer in a folder cannot be used.
+
+  `plan` and `compile` need neither tensors nor tokenizer, but look at those
+  that are there.
+  """
+  ids = stop_ids(c)
+  needs_tokenizer = c.program not in _WITHOUT_WEIGHTS or folders.has_tokenizer(
+      folder
+  )
+  if key == "tokenizer.source":
+    if needs_tokenizer:
+      folders.check_tokenizer(folder, _shape_or_none(c), ids)
+    return
+  shape = folders.read(folder, labels)
+  if weights or (os.path.isdir(c[key]) and folders.has_weights(folder)):
+    hf_files.check_model(folder, shape)
+  is_own = key not in _STARTS or c.get("tokenizer.source") == "task"
+  if is_own and needs_tokenizer:
+    folders.check_tokenizer(folder, shape, ids if key in _STARTS else [])
+
+
+CHECKS = (_positions, _pair_positions, _shape)

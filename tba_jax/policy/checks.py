@@ -1,0 +1,82 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Relations of adapters, meshes and the reference."""
+
+from collections.abc import Mapping
+import itertools
+import operator
+from typing import Any
+
+from tba_jax.learning import settings as learning
+from tba_jax.models import checks as models
+from tba_jax.models import families
+from tba_jax.policy import settings
+from tba_jax.system import rules
+
+
+def _sharded_sizes(c: Mapping[str, Any]) -> rules.Problems:
+  """Each sharded axis of the params must divide evenly, on both meshes."""
+  name, shape = models.start(c)
+  sizes = {
+      "width": "fsdp",
+      "mlp_width": "tensor",
+      "num_experts": "tensor",
+      "num_heads": "tensor",
+      "num_kv_heads": "tensor",
+  }
+  for mesh, (field, axis) in itertools.product(
+      ("mesh", "search.mesh"), sizes.items()
+  ):
+    shards = c[f"{mesh}.{axis}"]
+    size = c[f"model.{field}"] if shape is None else getattr(shape, field)
+    if not size % shards:
+      continue
+    if shape is None:
+      yield f"model.{field}", (
+          f"allowed a multiple of config.{mesh}.{axis} = {shards}"
+      )
+    else:
+      yield f"{mesh}.{axis}", (
+          f"allowed a size that divides {size}, the {field} of {name}"
+      )
+
+
+def lora_targets(c: Mapping[str, Any]) -> rules.Problems:
+  """The model must have every matrix in `lora.targets`."""
+  shape = models.start(c)[1]
+  family = c["model.family"] if shape is None else shape.family
+  facts = families.FAMILIES[family]
+  lacked = () if facts.is_gated else ("gate",)
+  known = [n for n in settings.LORA_TARGETS if n not in lacked]
+  lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
+  if c["lora.rank"] and lacking:
+    yield "lora.targets", (
+        f"allowed 'all' or some of {', '.join(known)}: blocks of {family} have"
+        f" no {', '.join(sorted(lacking))}"
+    )
+
+
+def _sweep(c: rules.Values) -> rules.Problems:
+  if c.program == "sweep" and c["lora.rank"]:
+    yield "lora.rank", "allowed 0 in a sweep"
+
+
+# fmt: off
+CHECKS = (
+    # Frozen params alone may be narrow: small updates would round away.
+    rules.require("lora.rank", operator.not_,
+                  {"model.param_dtype": ("float32",)}),
+    # The reference is the adapters' base, which never moves.
+    rules.require("lora.rank", bool, {"reference.mode": ("fixed",)}),
+    rules.require("reference.role", lambda v: v != "trainer",
+                  {"reference.mode": ("fixed",)}),
+    rules.require("reference.init", bool,
+                  {"reference.mode": ("fixed",),
+                   "reference.role": ("trainer", "searcher")}),
+    # Without a reference there is no KL.
+    rules.require("reference.role", lambda v: v == "none",
+                  {"guards.max_kl":
+                   (learning.SETTINGS["guards.max_kl"].default,)}),
+    _sharded_sizes, lora_targets, _sweep,
+)
+# fmt: on

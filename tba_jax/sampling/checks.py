@@ -1,0 +1,163 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Relations of decoding, exploration, logs, and vLLM's servers."""
+
+from collections.abc import Mapping
+import os
+from typing import Any
+
+from tba_jax.losses import build
+from tba_jax.losses import checks as losses
+from tba_jax.models import checks as models
+from tba_jax.sampling import samplers
+from tba_jax.sampling import settings
+from tba_jax.system import processes
+from tba_jax.system import rules
+from tba_jax.tasks import logged
+
+
+def _lengths(c: Mapping[str, Any]) -> rules.Problems:
+  least, most = c["explore.min_tokens"], c["explore.max_tokens"]
+  if 0 < most < least:
+    yield "explore.max_tokens", (
+        f"allowed config.explore.min_tokens = {least} or more, or 0"
+    )
+
+
+_LOG_LINES = "JSON lines with prompt, completion and reward"
+_LOG_LINES_WITHOUT_REWARDS = "JSON lines with prompt and completion"
+# Rewards of a file, and values of a file of baselines, are as they are.
+_WITH_REWARDS_OF_A_FILE = {
+    "loss.reward_weight": 1.0, "reward.normalize_parts": False,
+    "loss.missing_stop": "keep",
+}  # fmt: skip
+
+
+def _logs(c: Mapping[str, Any]) -> rules.Problems:
+  """Files of logged completions can be read, and have what the loss needs."""
+  loss, field = losses.of_loss(c), c["logged.reward_field"]
+  optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
+  needs_logprobs = build.needs_logprobs(loss, optimizer)
+  for key, is_read, needs_logprobs in (
+      ("logged.path", bool(c["logged.path"]), needs_logprobs),
+      ("loss.baseline_file", build.baseline(loss) == "file", False),
+  ):
+    if not c[key] or not is_read or processes.SUPERVISED in os.environ:
+      continue
+    try:
+      logged.read(c[key], field, needs_logprobs=needs_logprobs)
+    except OSError as error:
+      yield key, f"allowed a file that can be read; {error.strerror}"
+    except ValueError as error:
+      why = ""
+      if str(error).endswith("logprobs are missing"):
+        why = (
+            f": config.loss.name = {c['loss.name']!r} with"
+            f" config.loss.correction = {c['loss.correction']!r} reads those of"
+            " the policy that sampled; tb, tb_learned_z, gvpo, subtb and"
+            " a_star_po without a correction do not, but config.optimizer."
+            f"sample_share_power = {c['optimizer.sample_share_power']} above 0"
+            " does"
+        )
+      elif f" {field}" in str(error) and key == "logged.path":
+        why = (
+            "; with config.logged.reward_field = '' they are judged as those"
+            " that are sampled"
+        )
+      lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
+      yield key, f"allowed {lines}; {error}{why}"
+  if not c["logged.path"] and c["logged.share"] != 1:
+    yield "logged.share", "allowed 1.0 without config.logged.path"
+  if build.baseline(loss) == "file" and not field:
+    yield "logged.reward_field", (
+        "allowed the name of a field with config.loss.baseline = 'file'"
+    )
+  for key, allowed in _WITH_REWARDS_OF_A_FILE.items():
+    if c[key] == allowed:
+      continue
+    if build.baseline(loss) == "file":
+      yield key, (
+          f"allowed {allowed!r} with config.loss.baseline = 'file', whose"
+          " values come from the rewards of the file"
+      )
+    if c["logged.path"] and field:
+      yield key, (
+          f"allowed {allowed!r} with config.logged.path, whose rewards are"
+          " those of the file; with config.logged.reward_field = '' they are"
+          " judged as those that are sampled"
+      )
+
+
+def _weights(c: Mapping[str, Any]) -> rules.Problems:
+  """A sampler quantizes no experts."""
+  if not c["search.weights"]:
+    return
+  name, shape = models.start(c)
+  num = c["model.num_experts"] if shape is None else shape.num_experts
+  if num:
+    yield "search.weights", (
+        "allowed '' for a model with experts, which that of config.init ="
+        f" {name!r} has"
+    )
+
+
+def _sampler(c: Mapping[str, Any]) -> rules.Problems:
+  """Nothing is asked of a sampler that it cannot do, or does not read."""
+  name = c["search.sampler"]
+  for other, facts in samplers.SAMPLERS.items():
+    for key in facts.settings:
+      default = settings.SETTINGS[key].default
+      yield from rules.unread(c, key, default, "search.sampler", (other,))
+  facts = samplers.SAMPLERS[name]
+  yield from rules.require("search.sampler", bool, facts.allows)(c)
+  if c["train.router_replay"]:
+    able = samplers.without("has_routes", name, c["logged.path"])
+    yield from rules.require("train.router_replay", bool, dict(able))(c)
+  if not (key := facts.addresses):
+    return
+  urls = [url for url in c[key].split(",") if url]
+  if len(urls) != c["search.num_searchers"] or len(set(urls)) < len(urls):
+    yield key, (
+        f"allowed {c['search.num_searchers']} different addresses, one for each"
+        " searcher (config.search.num_searchers)"
+    )
+
+
+def _searcher_mesh(c: Mapping[str, Any]) -> rules.Problems:
+  """A searcher's mesh has its own devices, and its rows must divide evenly."""
+  rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
+  devices = rows * c["search.mesh.tensor"]
+  if c["sampling.num_rows"] % rows:
+    yield "sampling.num_rows", (
+        f"allowed a multiple of {rows}: a searcher's rows are split over"
+        " config.search.mesh.data * config.search.mesh.fsdp devices"
+    )
+  waiting = c["sampling.num_waiting"]
+  if waiting and (waiting % rows or waiting < 2 * rows):
+    yield "sampling.num_waiting", (
+        f"allowed 0, or a multiple of {rows} from {2 * rows} on: each device"
+        " that splits a searcher's rows has as many, and exchanges one for"
+        " another"
+    )
+  if c["search.cpu_devices"] not in (0, devices):
+    yield "search.cpu_devices", (
+        f"allowed 0 or {devices}, the devices of config.search.mesh"
+    )
+
+
+# fmt: off
+CHECKS = (
+    rules.compare("explore.min_temperature", "up to",
+                  "explore.max_temperature"),
+    rules.compare("explore.min_tokens", "less than",
+                  "sampling.max_completion_tokens"),
+    rules.compare("explore.max_tokens", "less than",
+                  "sampling.max_completion_tokens"),
+    # What counts as solved is what the policy itself has solved.
+    rules.require("logged.path", bool, {"search.order": ("shuffled",)}),
+    # Each completion needs one version.
+    rules.require("sampling.in_flight", lambda v: v != "off",
+                  {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
+    _lengths, _logs, _weights, _sampler, _searcher_mesh,
+)
+# fmt: on

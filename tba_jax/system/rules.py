@@ -1,0 +1,231 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder declares of its settings, in its `settings.py`.
+
+That has `SECTIONS` and `SETTINGS`, by key, and `CHECKS`, which relate settings:
+a check yields the key of each wrong value and what is allowed. Checks that read
+files or models are in the folder's `checks.py`, so that tables import almost
+nothing; neither imports JAX. `tba_jax/config/` merges and runs them. Units are
+in the names (`_s`, `_steps`, `_tokens`, `_mb`) or in the meaning.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import importlib.util
+import math
+import operator
+import re
+from typing import Any
+
+Problems = Iterator[tuple[str, str]]
+Check = Callable[[Any], Problems]
+_IS_ABOVE_0 = "above 0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+  """Allowed values of a setting.
+
+  text: wording for messages and the reference page.
+  test: predicate for values of the right type.
+  names: the allowed names, if they are a fixed set.
+  explain: wording for one refused value, instead of `text`.
+  """
+
+  text: str
+  test: Callable[[Any], Any]
+  names: tuple[str, ...] = ()
+  explain: Callable[[Any], str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A setting.
+
+  default: default value, which also gives the type; None is a number that is
+    not set.
+  allowed: allowed values of that type.
+  meaning: description for `docs/config.md`.
+  resume: whether it may change when a run is resumed.
+  hosts: differences allowed between the hosts of a run: "same", none; "own",
+    any; "path", other paths to the same files; "searcher", a searcher's from
+    the trainer's, as for all settings with `resume`.
+  files: whether it may name files or folders of the machine, or commands.
+  read_with: key of another setting, and its values with which this one is
+    read, or "above 0"; with others only the default is allowed.
+  also: value that some programs allow besides, and these programs.
+  """
+
+  default: bool | int | float | str | None
+  allowed: Allowed
+  meaning: str
+  resume: bool = False
+  hosts: str = "same"
+  files: bool = False
+  read_with: tuple[str, Any] | None = None
+  also: tuple[Any, tuple[str, ...]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """A section of settings.
+
+  meaning: description of the section.
+  resume, hosts: defaults of these fields of `Setting` in this section.
+  """
+
+  meaning: str
+  resume: bool = False
+  hosts: str = "same"
+
+
+class Values(dict[str, Any]):
+  """Values by key, for checks. A check without its value raises KeyError.
+
+  program: program that reads them.
+  sections: sections that it reads, "" for top-level keys.
+  elsewhere: whether files and packages are those of other machines.
+  """
+
+  def __init__(
+      self,
+      values: Mapping[str, Any],
+      program: str,
+      sections: set[str],
+      elsewhere: bool = False,
+  ):
+    super().__init__(values)
+    self.program = program
+    self.sections = sections
+    self.elsewhere = elsewhere
+
+
+def section(key: str) -> str:
+  """Returns the section of a key, "" for a top-level one."""
+  return key.partition(".")[0] if "." in key else ""
+
+
+def at_least(low: int) -> Allowed:
+  return Allowed(f"{low} or more", lambda v: v >= low)
+
+
+def wait(low: float = 0.0) -> Allowed:
+  """Allows seconds to wait; pipes take up to 2**31 milliseconds."""
+  text = f"{low:g} or more" if low else "above 0"
+  return Allowed(
+      f"{text}, up to 10**6 seconds",
+      lambda v: (v >= low if low else v > 0) and v <= 10**6,
+  )
+
+
+def one_of(*names: str) -> Allowed:
+  return Allowed(", ".join(map(repr, names)), lambda v: v in names, names)
+
+
+def some_of(*names: str) -> Allowed:
+  """Allows a comma-separated list of some of the names; "" is none."""
+
+  def is_list(text: str) -> bool:
+    items = text.split(",") if text else []
+    return set(items) <= set(names) and len(set(items)) == len(items)
+
+  text = f"'' or some of {', '.join(names)}, each once, separated by commas"
+  return Allowed(text, is_list)
+
+
+def matching(pattern: str, text: str) -> Allowed:
+  return Allowed(text, lambda v: re.fullmatch(pattern, v))
+
+
+FLAG = Allowed("True, False", lambda v: True)
+TEXT = Allowed("any text", lambda v: True)
+NAME = Allowed("a name", bool)
+NUMBER = Allowed("a number", math.isfinite)
+NUMBER_OR_NONE = Allowed(
+    "a number, or None", lambda v: v is None or math.isfinite(v)
+)
+COUNT, FROM_0 = at_least(1), at_least(0)
+ABOVE_0 = Allowed("a number above 0", lambda v: 0 < v < math.inf)
+UP_TO_0 = Allowed("a number up to 0", lambda v: -math.inf < v <= 0)
+NOT_NEGATIVE = Allowed("a number from 0 on", lambda v: 0 <= v < math.inf)
+UNIT = Allowed("from 0 to 1", lambda v: 0 <= v <= 1)
+ABOVE_0_TO_1 = Allowed("above 0 and up to 1", lambda v: 0 < v <= 1)
+BELOW_1 = Allowed("from 0 to below 1", lambda v: 0 <= v < 1)
+DTYPE = one_of("float32", "bfloat16")
+DTYPE_OR_OWN = one_of("", "float32", "bfloat16")
+WAIT = wait()
+INTEGERS = matching(r"|\d+(,\d+)*", "whole numbers separated by commas")
+
+REPEATS = ": drawing a group from fewer would repeat completions"
+
+_RELATIONS = {
+    "less than": operator.lt,
+    "up to": operator.le,
+    "at least": operator.ge,
+    "more than": operator.gt,
+    # A micro-batch of 0 is the whole batch.
+    "a multiple of": lambda a, b: not b or a % b == 0,
+}
+
+
+def compare(key: str, relation: str, other: str, why: str = "") -> Check:
+  """Relates the values of two settings."""
+
+  def check(c: Mapping[str, Any]) -> Problems:
+    if not _RELATIONS[relation](c[key], c[other]):
+      yield key, f"allowed {relation} config.{other} = {c[other]}{why}"
+
+  return check
+
+
+def require(
+    key: str, test: Callable[[Any], Any], required: Mapping[str, Any]
+) -> Check:
+  """Requires values of other settings if the value of `key` passes a test.
+
+  Args:
+    key: a setting.
+    test: predicate of its value.
+    required: allowed values by key, or "above 0".
+  """
+
+  def check(c: Mapping[str, Any]) -> Problems:
+    if not test(c[key]):
+      return
+    for other, allowed in required.items():
+      if c[other] > 0 if allowed == _IS_ABOVE_0 else c[other] in allowed:
+        continue
+      if allowed != _IS_ABOVE_0:
+        allowed = " or ".join(map(repr, allowed))
+      yield other, f"allowed {allowed} with config.{key} = {c[key]!r}"
+
+  return check
+
+
+def unread(
+    c: Mapping[str, Any], key: str, default: Any, other: str, values: Any
+) -> Problems:
+  """Yields `key` if nothing reads it, and it has not its default.
+
+  Args:
+    c: values by key.
+    key: a setting that some values of another one read.
+    default: default of `key`.
+    other: key of the setting whose values decide.
+    values: values of `other` with which it is read, or "above 0".
+  """
+  value, is_above_0 = c[other], values == _IS_ABOVE_0
+  if c[key] == default or (value > 0 if is_above_0 else value in values):
+    return
+  which = values if is_above_0 else f"= {', '.join(values)}"
+  yield key, (
+      f"allowed {default!r} with config.{other} = {value!r}, where nothing"
+      f" reads it; it is read with config.{other} {which}"
+  )
+
+
+def lacks(package: str, extra: str) -> str:
+  """Returns how to install a package that is missing, else ""."""
+  if importlib.util.find_spec(package) is not None:
+    return ""
+  return f"needs a package that is not installed: pip install tba_jax[{extra}]"

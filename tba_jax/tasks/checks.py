@@ -1,0 +1,169 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What settings need of the task, and the task of settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tba_jax.losses import build as losses
+from tba_jax.models import checks as models
+from tba_jax.sampling import samplers
+from tba_jax.system import rules
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+from tba_jax.tasks import rows_task
+
+
+def _make(c: Mapping[str, Any]) -> base.Task:
+  fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
+  return build.make_task(fields)
+
+
+def fits(c: rules.Values) -> rules.Problems:
+  """Checks text lengths, numbers of prompts, and what the task has."""
+  try:
+    task = _make(c)
+  except ValueError as error:
+    yield "", str(error)
+    return
+  start = c.get("sft.init") if c.get("init") == "sft" else c.get("init")
+  # A model's folder brings a tokenizer, whose tokens are others.
+  if c.get("tokenizer.source") == "task" and start == "scratch":
+    # Rows of data that are too long are left out.
+    has_rows = isinstance(task, rows_task.RowsTask)
+    read = task.report is not None
+    for key, needed, what in (
+        (
+            "sampling.max_prompt_tokens",
+            0 if has_rows else task.max_prompt_tokens,
+            "prompt",
+        ),
+        (
+            "sampling.max_completion_tokens",
+            0 if read else task.max_completion_tokens,
+            "correct completion, with its stop token,",
+        ),
+    ):
+      if c.get(key, needed) < needed:
+        yield key, (
+            f"allowed {needed} or more: the longest {what} has {needed} tokens"
+        )
+  yield from _lacks(c, task)
+  # Reward models learn from pairs.
+  needs_prompts = c.program not in ("evaluate", "reward_model")
+  if needs_prompts and not task.num_prompts(base.TRAIN):
+    yield "task.name", (
+        "allowed with --program=evaluate: it has no prompts to train on"
+    )
+  learns_log_z = losses.find(c.get("loss.name")).learns_log_z
+  if learns_log_z and task.num_prompts("train") > 1:
+    yield "loss.name", (
+        "allowed with one training prompt, since it learns one log Z; this task"
+        f" has {task.num_prompts('train')}. 'tb' estimates it for each prompt,"
+        " 'subtb' learns it for each"
+    )
+  for key, split in (
+      ("evaluate.num_prompts", base.split_while_training(task)),
+      ("evaluate.final_prompts", base.HELD_OUT),
+  ):
+    size = task.num_prompts(split)
+    if c.get(key, 0) > size:
+      yield key, (
+          f"allowed up to {size}, the {split.replace('_', '-')} prompts of the"
+          " task"
+      )
+
+
+def played(c: rules.Values) -> rules.Problems:
+  """Checks the environments that `generate` plays."""
+  if c.program != "generate" or not build.facts(c["task.name"]).has_turns:
+    return
+  try:
+    where = _make(c).rewards_where
+  except ValueError as error:
+    yield "", str(error)
+    return
+  if c["reward.where"] not in where:
+    yield "reward.where", (
+        f"allowed {' or '.join(map(repr, where))} with this task"
+    )
+
+
+def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
+  """Yields problems with what settings need of the task."""
+  if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
+    last = 2 + len(task.tokenizer_words())  # After <pad>, <eos> and <unk>.
+    if any(i > last for i in models.stop_ids(c)):
+      yield "sampling.stop_token_ids", f"allowed 0 to {last}"
+    if c.get("tokenizer.chat"):
+      yield "tokenizer.chat", (
+          "allowed with a tokenizer that has a chat template: its folder as"
+          " source or init"
+      )
+  if task.has_turns:
+    yield from _lacks_turns(c, task)
+  if c.get("reward.normalize_parts") and len(task.part_weights) < 2:
+    yield "reward.normalize_parts", (
+        "allowed with two rewards or more (config.task.rewards of the task"
+        " 'own')"
+    )
+  if c.program not in ("sft", "reward_model") and not task.has_reward:
+    needs = f"the task {c['task.name']!r} has no reward of its own"
+    if c.get("reward.where", "model") != "model":
+      yield "reward.where", f"allowed 'model': {needs}"
+    if c.get("evaluate.judge") == "task":
+      yield "evaluate.judge", (
+          f"allowed '', 'command' or a gold model's folder: {needs}"
+      )
+
+
+def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> rules.Problems:
+  """Yields problems with settings that environments do not support."""
+  if c.get("init") == "sft" and not task.can_demonstrate:
+    yield "init", (
+        "allowed 'scratch' or a model's folder: config.task.source has no"
+        " method demonstrate to fine-tune on"
+    )
+  for key, allowed in (
+      ("evaluate.judge", ("",)),
+      *samplers.without(
+          "has_turns", c.get("search.sampler", "own"), c.get("logged.path", "")
+      ),
+  ):
+    if c.get(key, allowed[0]) not in allowed:
+      yield key, (
+          f"allowed {' or '.join(map(repr, allowed))} with environments"
+      )
+
+
+def _starts_from_scratch(c: Mapping[str, Any]) -> bool:
+  try:
+    return models.start(c)[0] == "scratch"
+  except KeyError:
+    return False
+
+
+def _rewards_where(c: Mapping[str, Any]) -> rules.Problems:
+  where = build.facts(c["task.name"]).rewards_where
+  if where and c["reward.where"] not in where:
+    yield "reward.where", (
+        f"allowed {' or '.join(map(repr, where))} with config.task.name ="
+        f" {c['task.name']!r}"
+    )
+
+
+def _packages(c: rules.Values) -> rules.Problems:
+  for package, extra in build.facts(c["task.name"]).packages.items():
+    if lack := not c.elsewhere and rules.lacks(package, extra):
+      yield "task.name", lack
+
+
+# fmt: off
+CHECKS = (
+    rules.require("task.name", lambda v: not build.facts(v).has_embeddings,
+                  {"replay_filter.similarity": ("none", "edit")}),
+    # Nothing else bounds the time of a command.
+    rules.require("task.verifier", bool, {"reward.where": ("pool",)}),
+    _rewards_where, _packages,
+)
+# fmt: on
