@@ -7,6 +7,7 @@ same bits as an uninterrupted one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -23,6 +24,7 @@ import numpy as np
 
 from tba_jax import loop
 from tba_jax import types
+from tba_jax.config import stages
 from tba_jax.learning import batches
 from tba_jax.learning import checkpoint
 from tba_jax.learning import train_step
@@ -41,7 +43,7 @@ Progress = Callable[[int, int, dict[str, float]], None]
 # Separates these random numbers from others of the same seed.
 _STREAM = 0x5F7
 # AdamW of a stage, as far as its section does not set it.
-_ADAMW = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "epsilon": 1e-8}
+_ADAMW = {"b1": 0.9, "epsilon": 1e-8}
 
 
 def run_program(
@@ -145,7 +147,8 @@ class Job:
   examples: training data.
   evaluate: (params, step) -> metrics; {} if stopped or without evaluation.
   metric_names: step metrics that are written beside `loss`.
-  log_every_steps: steps between lines of metrics.jsonl.
+  save: function called with the last params and the last evaluation's metrics,
+    writes WORKDIR/name/model; returns the evaluation to report.
   """
 
   name: str
@@ -156,7 +159,63 @@ class Job:
   examples: Examples
   evaluate: Callable[[types.PyTree, int], dict[str, float]]
   metric_names: tuple[str, ...]
-  log_every_steps: int
+  save: Callable[[types.PyTree, dict[str, Any]], dict[str, Any]]
+
+
+def run(
+    name: str,
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    prepare: Callable[
+        [pathlib.Path, threading.Event], contextlib.AbstractContextManager
+    ],
+    *,
+    stop: threading.Event,
+    on_progress: Progress | None = None,
+) -> dict[str, Any]:
+  """Trains WORKDIR/name/model unless it exists; resumes training.
+
+  Args:
+    name: "sft" or "reward_model", name of the stage and of its section.
+    config: config of the run.
+    workdir: local directory of the run.
+    prepare: (WORKDIR/name, stop) -> context of the job, or of None once
+      stopped.
+    stop: event; once set, the current chunk of steps is finished and saved.
+    on_progress: function called with (step, num_steps, metrics) at each log
+      line.
+
+  Returns:
+    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
+    `step`; `num_steps`; `wall_s` of this call; `evaluation`: what the job
+    reports of held-out data, {} of a model that existed.
+
+  Raises:
+    ValueError: the folder was made with other settings, or data is missing,
+      wrong or too long.
+    FloatingPointError: a loss or gradient is not finite; names the steps.
+    OSError: a file cannot be written.
+  """
+  started = time.perf_counter()
+  folder, num_steps = pathlib.Path(workdir) / name, config[name].num_steps
+  stages.check(config, folder, section=name)
+  skipped = (folder / "model" / "config.json").exists()
+  done = {"interrupted": False, "step": num_steps, "evaluation": {}}
+  if not skipped:
+    with prepare(folder, stop) as job:
+      if job is None:
+        done |= {"interrupted": True, "step": 0}
+      else:
+        params, done = train(config, job, stop=stop, on_progress=on_progress)
+        if not done["interrupted"]:
+          done["evaluation"] = job.save(params, done["evaluation"])
+  return {
+      "model": str(folder / "model"),
+      "skipped": skipped,
+      "num_steps": num_steps,
+      "wall_s": time.perf_counter() - started,
+      **done,
+  }
 
 
 def train(
@@ -245,7 +304,7 @@ def train(
     if _is_due(settings.evaluate_every_steps, step, num_steps):
       evaluated = job.evaluate(learner.state.params, step)
       evaluation = evaluated or evaluation
-    if evaluated or _is_due(job.log_every_steps, step, num_steps):
+    if evaluated or _is_due(settings.log_every_steps, step, num_steps):
       record = means.take() | {f"eval/{k}": v for k, v in evaluated.items()}
       writer.write(step, record)
       if on_progress is not None:
@@ -411,14 +470,12 @@ def _make_run_chunk(
   )
 
 
-def _chunk_end(
-    settings: ml_collections.ConfigDict, log_every_steps: int, step: int
-) -> int:
+def _chunk_end(settings: ml_collections.ConfigDict, step: int) -> int:
   """Returns the step at which the chunk from `step` on ends."""
   periods = (
       settings.evaluate_every_steps,
       settings.checkpoint_every_steps,
-      log_every_steps,
+      settings.log_every_steps,
   )
   ends = [step - step % period + period for period in periods]
   return min(*ends, step + CHUNK_STEPS, settings.num_steps)

@@ -14,13 +14,13 @@ Files in WORKDIR/reward_model: `settings.json` (all that the model depends on),
 `transformers` loads as `AutoModelForSequenceClassification`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
 import threading
-import time
 from typing import Any
 
 import jax
@@ -31,7 +31,6 @@ import rich.console
 import rich.table
 
 from tba_jax import types
-from tba_jax.config import stages
 from tba_jax.evaluation import evaluator
 from tba_jax.learning import batches
 from tba_jax.learning import offline
@@ -56,7 +55,6 @@ NAME = "reward_model"
 # Pairs scored and written at a time while relabelling.
 _LABEL_PAIRS = 256
 _NUM_BINS = 10
-_LOG_EVERY_STEPS = 25
 _EVALUATION = {
     "accuracy": float,
     "accuracy_interval": [float],
@@ -101,82 +99,67 @@ def run(
     stop: threading.Event,
     on_progress: offline.Progress | None = None,
 ) -> dict[str, Any]:
-  """Trains WORKDIR/reward_model/model unless it exists; resumes training.
+  """Trains WORKDIR/reward_model/model unless it exists, see `offline.run`.
 
-  Args:
-    config: config of the run.
-    workdir: local directory of the run.
-    stop: event; once set, the current chunk of steps is finished and saved.
-    on_progress: function called with (step, num_steps, metrics) at each log
-      line.
-
-  Returns:
-    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
-    `step`; `num_steps`; `evaluation`: the `calibration_summary` of the held-out
-    pairs, with `agreement` by split, the share of labels that relabelling kept;
-    `wall_s`.
-
-  Raises:
-    ValueError: a source is missing or has no pair, or the folder was made with
-      other settings.
-    FloatingPointError: a loss or gradient is not finite; names the steps.
-    OSError: a file cannot be written.
+  `evaluation` is the `calibration_summary` of the held-out pairs, with
+  `agreement` by split, the share of labels that relabelling kept.
   """
-  started = time.perf_counter()
-  settings = config.reward_model
-  folder = pathlib.Path(workdir) / NAME
-  stages.check(config, folder, section=NAME)
-  skipped = (folder / "model" / "config.json").exists()
-  done = {
-      "interrupted": False,
-      "step": settings.num_steps,
-      "evaluation": (
-          jsonl.read_object(folder / "evaluation.json", _EVALUATION) or {}
-      ),
-  }
-  if not skipped:
-    model, tokenizer, init_params = initial_model(config, workdir)
-    pairs = _read_pairs(config, folder, tokenizer, stop)
-    if pairs is None:
-      done |= {"interrupted": True, "step": 0}
-    else:
-      held_out = pairs[base.HELD_OUT][: settings.evaluate_pairs]
-      evaluate = _make_evaluate(config, model, held_out, tokenizer)
-      job = offline.Job(
-          name=NAME,
-          folder=folder,
-          model=model,
-          init_params=init_params,
-          loss_fn=functools.partial(_pair_loss, model),
-          examples=make_examples(config, pairs[base.TRAIN], tokenizer),
-          evaluate=lambda params, step: {
-              name: value
-              for name, value in evaluate(params).items()
-              if isinstance(value, float)
-          },
-          metric_names=("accuracy", "grad_norm", "learning_rate"),
-          log_every_steps=_LOG_EVERY_STEPS,
-      )
-      params, done = offline.train(
-          config, job, stop=stop, on_progress=on_progress
-      )
-      if not done["interrupted"]:
-        agreement = {
-            split: float(np.mean([pair.agrees for pair in pairs[split]]))
-            for split in pairs
-        }
-        done["evaluation"] = {**evaluate(params), "agreement": agreement}
-        jsonl.atomic_write_json(folder / "evaluation.json", done["evaluation"])
-        hf.save(folder / "model", model.config, params, tokenizer)
-  if done["evaluation"] and not done["interrupted"]:
-    rich.console.Console().print(make_table(done["evaluation"]))
-  return {
-      "model": str(folder / "model"),
-      "skipped": skipped,
-      "num_steps": settings.num_steps,
-      "wall_s": time.perf_counter() - started,
-      **done,
-  }
+  result = offline.run(
+      NAME,
+      config,
+      workdir,
+      functools.partial(_prepare, config, workdir),
+      stop=stop,
+      on_progress=on_progress,
+  )
+  if result["skipped"]:
+    path = pathlib.Path(workdir) / NAME / "evaluation.json"
+    result["evaluation"] = jsonl.read_object(path, _EVALUATION) or {}
+  if result["evaluation"] and not result["interrupted"]:
+    rich.console.Console().print(make_table(result["evaluation"]))
+  return result
+
+
+@contextlib.contextmanager
+def _prepare(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    folder: pathlib.Path,
+    stop: threading.Event,
+) -> Iterator[offline.Job | None]:
+  model, tokenizer, init_params = initial_model(config, workdir)
+  pairs = _read_pairs(config, folder, tokenizer, stop)
+  if pairs is None:
+    yield None
+    return
+  held_out = pairs[base.HELD_OUT][: config.reward_model.evaluate_pairs]
+  evaluate = _make_evaluate(config, model, held_out, tokenizer)
+
+  def save(params: types.PyTree, _: dict[str, float]) -> dict[str, Any]:
+    agreement = {
+        split: float(np.mean([pair.agrees for pair in pairs[split]]))
+        for split in pairs
+    }
+    evaluation = {**evaluate(params), "agreement": agreement}
+    jsonl.atomic_write_json(folder / "evaluation.json", evaluation)
+    hf.save(folder / "model", model.config, params, tokenizer)
+    return evaluation
+
+  yield offline.Job(
+      name=NAME,
+      folder=folder,
+      model=model,
+      init_params=init_params,
+      loss_fn=functools.partial(_pair_loss, model),
+      examples=make_examples(config, pairs[base.TRAIN], tokenizer),
+      evaluate=lambda params, step: {
+          name: value
+          for name, value in evaluate(params).items()
+          if isinstance(value, float)
+      },
+      metric_names=("accuracy", "grad_norm", "learning_rate"),
+      save=save,
+  )
 
 
 def initial_model(

@@ -11,17 +11,17 @@ Files in WORKDIR/sft: `settings.json` (all that the model depends on),
 the end `model/`, a Hugging Face folder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
+import pathlib
 import threading
-import time
 from typing import Any
 
 import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.config import stages
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import batches
@@ -58,49 +58,45 @@ def run(
     stop: threading.Event,
     on_progress: offline.Progress | None = None,
 ) -> dict[str, Any]:
-  """Trains WORKDIR/sft/model unless it exists; resumes training.
+  """Trains WORKDIR/sft/model unless it exists, see `offline.run`."""
+  return offline.run(
+      "sft",
+      config,
+      workdir,
+      functools.partial(_prepare, config, workdir),
+      stop=stop,
+      on_progress=on_progress,
+  )
 
-  Args:
-    config: config of the run.
-    workdir: local directory of the run.
-    stop: event; once set, the current chunk of steps is finished and saved.
-    on_progress: function called with (step, num_steps, metrics) at each log
-      line.
 
-  Returns:
-    `model`: folder of the model; `interrupted`; `skipped`: whether it existed;
-    `step`; `num_steps`; `wall_s` of this call; `evaluation`: the last metrics
-    on held-out prompts, or {}.
+@contextlib.contextmanager
+def _prepare(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    folder: pathlib.Path,
+    stop: threading.Event,
+) -> Iterator[offline.Job]:
+  policy = policy_lib.make_policy(config, workdir, scratch=True)
+  # Only the tokenizer knows what is too long.
+  rows.write_report(
+      policy.task,
+      files.Directory(folder).write,
+      lambda kind, line: print(f"data: {line}", flush=True),
+  )
+  environments = environments_lib.make(
+      config, workdir, policy.task, policy.tokenizer
+  )
 
-  Raises:
-    ValueError: WORKDIR/sft was made with other settings, or an example is
-      longer than `sampling` allows.
-    FloatingPointError: a loss or gradient is not finite; names the steps.
-    OSError: a file cannot be written.
-  """
-  started = time.perf_counter()
-  folder = policy_lib.sft_folder(workdir)
-  stages.check(config, folder.parent)
-  skipped = (folder / "config.json").exists()
-  done = {
-      "interrupted": False,
-      "step": config.sft.num_steps,
-      "evaluation": {},
-  }
-  if not skipped:
-    policy = policy_lib.make_policy(config, workdir, scratch=True)
-    # Only the tokenizer knows what is too long.
-    rows.write_report(
-        policy.task,
-        files.Directory(folder.parent).write,
-        lambda kind, line: print(f"data: {line}", flush=True),
-    )
-    environments = environments_lib.make(
-        config, workdir, policy.task, policy.tokenizer
-    )
-    job = offline.Job(
+  def save(
+      params: types.PyTree, evaluation: dict[str, float]
+  ) -> dict[str, float]:
+    hf.save(folder / "model", policy.model.config, params, policy.tokenizer)
+    return evaluation
+
+  try:
+    yield offline.Job(
         name="sft",
-        folder=folder.parent,
+        folder=folder,
         model=policy.model,
         init_params=lambda: model_source.initial_params(
             config, policy, sharding.make_mesh(config.mesh)
@@ -111,24 +107,11 @@ def run(
         ),
         evaluate=_make_evaluate(config, workdir, policy, environments, stop),
         metric_names=("token_accuracy", "grad_norm", "learning_rate"),
-        log_every_steps=config.sft.log_every_steps,
+        save=save,
     )
-    try:
-      params, done = offline.train(
-          config, job, stop=stop, on_progress=on_progress
-      )
-    finally:
-      if environments is not None:
-        environments.close()
-    if not done["interrupted"]:
-      hf.save(folder, policy.model.config, params, policy.tokenizer)
-  return {
-      "model": str(folder),
-      "skipped": skipped,
-      "num_steps": config.sft.num_steps,
-      "wall_s": time.perf_counter() - started,
-      **done,
-  }
+  finally:
+    if environments is not None:
+      environments.close()
 
 
 def make_examples(

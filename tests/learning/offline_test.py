@@ -97,7 +97,7 @@ class NonfiniteTest(absltest.TestCase):
         ),
         evaluate=lambda params, step: {},
         metric_names=("grad_norm",),
-        log_every_steps=1,
+        save=lambda params, evaluation: evaluation,
     )
     with contextlib.redirect_stderr(io.StringIO()) as self.stderr:
       return offline.train(config, job, stop=threading.Event())
@@ -165,6 +165,7 @@ class MicroBatchTest(absltest.TestCase):
         micro_batch_size=micro_batch_size,
         warmup_steps=0,
         grad_clip_norm=0.0,
+        log_every_steps=1,
     )
     model = tiny_model.BIGRAM
     job = offline.Job(
@@ -184,7 +185,7 @@ class MicroBatchTest(absltest.TestCase):
         ),
         evaluate=lambda params, step: {},
         metric_names=("grad_norm",),
-        log_every_steps=1,
+        save=lambda params, evaluation: evaluation,
     )
     offline.train(config, job, stop=threading.Event())
     (record,) = jsonl.read_jsonl(job.folder / "metrics.jsonl")

@@ -132,10 +132,7 @@ class TrainRewardModelTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_continues_bit_for_bit(self):
-    config = make_config(evaluate_every_steps=10)
-    self.enter_context(
-        mock.patch.object(programs_reward_model, "_LOG_EVERY_STEPS", 2)
-    )
+    config = make_config(evaluate_every_steps=10, log_every_steps=2)
     whole, parts = self.workdir(config), self.workdir(config)
     self.run_to(config, whole)
     result = self.run_to(config, parts, stop_step=4)
