@@ -54,7 +54,7 @@ _TRAINER_REFERENCE = ["reference.role=trainer", "search.lead_steps=1"]
 OURS = {
     "ours": [],
     "ours_trainer_reference": _TRAINER_REFERENCE,
-    "ours_larger_beta": ["loss.beta=0.05", "loss.beta_final=0.05"],
+    "ours_larger_beta": ["loss.beta=0.05"],
     "ours_bounded_token": [
         "loss.correction=bounded_token", "loss.ratio_clip=0"
     ],

@@ -53,7 +53,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sft.evaluate_every_steps = 1000
   c.sft.checkpoint_every_steps = 500
 
-  c.loss.beta = c.loss.beta_final = 0.02
+  c.loss.beta = 0.02
   c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 5e-4
   c.optimizer.learning_rate_final = 5e-5

@@ -38,7 +38,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
-  c.loss.beta = c.loss.beta_final = 0.05
+  c.loss.beta = 0.05
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
   c.replay.dedupe = True

@@ -163,10 +163,7 @@ def _set_tba(
   c.loss.name = "tb"
   c.loss.scale = "paper"
   is_figure = arg.steps == 700
-  c.loss.beta = 0.014 if is_figure else 0.012
-  c.loss.beta_final = 0.004
-  c.loss.beta_decay_steps = 500
-  c.loss.beta_stop_steps = 500
+  c.loss.beta = "0.014:0.004:500" if is_figure else "0.012:0.004:500"
 
   c.optimizer.learning_rate = 1e-5
   c.optimizer.schedule = "warmup_stable_decay"
@@ -207,10 +204,10 @@ def _set_async_rlhf(
   }[arg.method]
   if arg.method == "online_dpo":
     c.loss.name = "online_dpo"
-    c.loss.beta = c.loss.beta_final = 0.1
+    c.loss.beta = 0.1
   else:
     c.loss.name = "proximal_rloo" if arg.method == "rloo" else "ppo"
-    c.loss.beta = c.loss.beta_final = 0.05
+    c.loss.beta = 0.05
     c.loss.ratio_clip = 0.2
   if arg.method == "ppo":
     c.optimizer.grad_clip_norm = 1.0
@@ -301,8 +298,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
   # Scale for large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
-  c.loss.beta = c.loss.beta_final = 0.05
-  c.loss.beta_decay_steps = c.loss.beta_stop_steps = 0
+  c.loss.beta = 0.05
   c.loss.ratio_clip = 0.2
   c.loss.include_stop_token = True
   c.optimizer.learning_rate = 3e-4

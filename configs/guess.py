@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sft.evaluate_every_steps = 300
   c.sft.checkpoint_every_steps = 300
 
-  c.loss.beta = c.loss.beta_final = 0.01
+  c.loss.beta = 0.01
   c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 1.5e-3
   c.optimizer.learning_rate_final = 1e-4

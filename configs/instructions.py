@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.max_completion_tokens = 32
   c.sampling.num_rows = 32
 
-  c.loss.beta = c.loss.beta_final = 0.02
+  c.loss.beta = 0.02
   # A constant rate of twice as much collapsed after 120 steps.
   c.optimizer.learning_rate = 2.5e-5
   c.optimizer.learning_rate_final = 1e-5

@@ -102,7 +102,7 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.search.lead_steps = lag
 
   c.loss.name = "tba_prime"
-  c.loss.beta = c.loss.beta_final = 0.005
+  c.loss.beta = 0.005
   c.reference.mode = "reset"
   c.reference.every_steps = 50
 

@@ -132,7 +132,7 @@ def _set_training(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_prompt_tokens = 512
   c.sampling.num_rows = 64
   c.loss.name = "online_dpo"
-  c.loss.beta = c.loss.beta_final = 0.03
+  c.loss.beta = 0.03
   c.loss.missing_stop = "replace"
   c.loss.missing_stop_reward = -10.0
   c.optimizer.learning_rate = 8e-7
@@ -171,6 +171,6 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   # Pairs carry less information than groups: more of them, and more KL.
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 64
   c.search.prompts_per_round = c.search.prompts_per_step = 64
-  c.loss.beta = c.loss.beta_final = 0.1
+  c.loss.beta = 0.1
   c.optimizer.learning_rate = 3e-4
   c.optimizer.learning_rate_final = 3e-5

@@ -151,10 +151,8 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
 
   c.loss.name = "tb_learned_z"
   c.loss.scale = "paper"
-  c.loss.beta = c.loss.beta_final = 0.05
-  c.tempering.tau = 2.0
-  c.tempering.tau_final = 1.0
-  c.tempering.tau_decay_steps = 500
+  c.loss.beta = 0.05
+  c.tempering.tau = "2.0:1.0:500"
 
   c.lora.rank = 32
   c.lora.alpha = 16.0
@@ -186,7 +184,7 @@ def _set_papers_replay(c: ml_collections.ConfigDict) -> None:
   c.replay.recent_fraction = 0.5
   c.replay.recent_window_steps = 10
   c.replay.selection = "reward"
-  c.replay.reward_temperature = c.replay.reward_temperature_final = 1.0
+  c.replay.reward_temperature = 1.0
   c.replay.warm_start_completions = 1280
   c.replay_filter.duplicates = "oldest"
   c.replay_filter.similarity = "edit"
@@ -222,9 +220,8 @@ def _set_llama(c: ml_collections.ConfigDict) -> None:
   c.task.classifier_rows = 40
   c.lora.targets = "q,v"  # peft's for Llama
   c.explore.min_temperature = 0.7
-  c.tempering.tau_decay_steps = 1000
-  c.tempering.gamma_final = 1.2
-  c.tempering.gamma_decay_steps = 2000
+  c.tempering.tau = "2.0:1.0:1000"
+  c.tempering.gamma = "1.0:1.2:2000"
   c.search.num_searchers = 6
   c.replay.capacity = c.replay.capacity_per_prompt = 150_000
   c.replay_filter.similarity = "cosine"
@@ -265,9 +262,9 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
 
   # Scale for large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
-  c.loss.beta = c.loss.beta_final = 0.2
+  c.loss.beta = 0.2
   c.loss.log_z_learning_rate = 0.1
-  c.tempering.tau_decay_steps = 40
+  c.tempering.tau = "2.0:1.0:40"
   c.lora.rank = 0
   c.lora.targets = "all"
   c.reference.role = "trainer"

@@ -81,7 +81,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.max_completion_tokens = 11
   c.sampling.num_rows = 64
 
-  c.loss.beta = c.loss.beta_final = _BETA
+  c.loss.beta = _BETA
   c.optimizer.learning_rate_final = 0.0
   c.train.num_steps = 160
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 16
@@ -110,7 +110,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _recipe(name: str, learning_rate: str, beta: str) -> str:
   """Returns the settings of an objective; "" keeps the common beta."""
-  own_beta = f" loss.beta={beta} loss.beta_final={beta}" if beta else ""
+  own_beta = f" loss.beta={beta}" if beta else ""
   return (
       f"{_OBJECTIVES[name]} optimizer.learning_rate={learning_rate}{own_beta}"
   )

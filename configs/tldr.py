@@ -35,7 +35,7 @@ Arguments, after a colon and separated by commas:
 - `overoptimize`, with `quick`: a reward model trained on few pairs and a weakly
   regularized policy. Its score rises while the gold reward falls;
 - `seed=N`, `steps=N` (of `tba`: 256, or the papers' 425, 625, 725, 825; the
-  slower 2.8B run of 825 has `--config.loss.beta_stop_steps=140`).
+  slower 2.8B run of 825 has `--config.loss.beta=1:0.05:412:140`).
 
 The settings are the papers', except that learning rates change every step (the
 authors' code changes them once a round, and ends at 0), that compute is
@@ -144,10 +144,7 @@ def _set_tba(
 
   c.loss.name = "tb"
   c.loss.scale = "paper"
-  c.loss.beta = 1.0
-  c.loss.beta_final = 0.05
-  c.loss.beta_decay_steps = arg.steps // 2
-  c.loss.beta_stop_steps = arg.steps // 8
+  c.loss.beta = f"1.0:0.05:{arg.steps // 2}:{arg.steps // 8}"
 
   c.train.prompts_per_batch = 8
   c.train.completions_per_prompt = 20
@@ -156,7 +153,7 @@ def _set_tba(
   c.replay.recent_fraction = 0.5
   c.replay.recent_window_steps = 10
   c.replay.selection = "reward"
-  c.replay.reward_temperature = c.replay.reward_temperature_final = 1.0
+  c.replay.reward_temperature = 1.0
   c.replay.capacity_per_prompt = 100
   c.replay.capacity = 1_000_000  # no bound of its own
   c.replay.warm_start_completions = 10_000
@@ -184,12 +181,12 @@ def _set_async_rlhf(
   c.loss.correction = ""
   if arg.method == "online_dpo":
     c.loss.name = "online_dpo"
-    c.loss.beta = c.loss.beta_final = 0.1
+    c.loss.beta = 0.1
   elif arg.method == "best_of_2":
     c.loss.name = "best_of_n"
   else:
     c.loss.name = "proximal_rloo" if arg.method == "rloo" else "ppo"
-    c.loss.beta = c.loss.beta_final = 0.05
+    c.loss.beta = 0.05
     c.loss.ratio_clip = 0.2
   if arg.method == "ppo":
     # The released code's value model starts from the reward model.
@@ -215,8 +212,7 @@ def _make_quick(
     # Scale for large steps of a small model: see configs/countdown.py.
     c.loss.scale = "unit"
     c.loss.ratio_clip = 0.2
-    c.loss.beta_decay_steps = 40
-    c.loss.beta_stop_steps = 10
+    c.loss.beta = "1.0:0.05:40:10"
     c.publish.every_steps = 2
     c.replay.recent_window_steps = 2
     c.replay.warm_start_completions = 0
@@ -229,8 +225,7 @@ def _overoptimize(c: ml_collections.ConfigDict) -> None:
   c.reward_model.num_steps = 30
   c.reward_model.evaluate_every_steps = 15
   c.reward_model.checkpoint_every_steps = 15
-  c.loss.beta = 0.02
-  c.loss.beta_final = 0.002
+  c.loss.beta = "0.02:0.002:40:10" if c.loss.name == "tb" else 0.02
   c.optimizer.learning_rate = 1e-3
   c.train.num_steps = 200
 

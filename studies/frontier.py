@@ -30,7 +30,6 @@ def make_settings(objectives: Objectives) -> dict[str, list[str]]:
       f"{name}-{beta}": [
           f"loss.name={name}",
           f"loss.beta={beta}",
-          f"loss.beta_final={beta}",
           *overrides,
       ]
       for name, (overrides, betas) in objectives.items()

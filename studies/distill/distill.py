@@ -55,7 +55,6 @@ _TEACHER = {"model.num_layers": 5, "model.width": 128, "model.mlp_width": 344}
 SETTINGS = {
     "loss.reward_weight": 0.0,
     "loss.beta": 1.0,
-    "loss.beta_final": 1.0,
     "replay.skip_equal_rewards": False,
 }
 # The step computes the teacher's distributions, and no importance weights. It

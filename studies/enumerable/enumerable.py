@@ -105,7 +105,7 @@ def _settings(overrides: Sequence[str]) -> ml_collections.ConfigDict:
   config.optimizer.learning_rate = 0.02
   config.optimizer.learning_rate_final = 0.0
   config.loss.log_z_learning_rate = 0.02
-  config.loss.beta = config.loss.beta_final = _BETA
+  config.loss.beta = _BETA
   config.train.num_steps = _NUM_STEPS
   config.train.prompts_per_batch = 16
   load.apply_overrides(config, list(overrides))

@@ -36,7 +36,7 @@ _LOG_SEED = 100
 _TB = ("loss.name=tb", "loss.ratio_clip=0")
 _LEARNING_RATES = {"countdown": 2e-4, "preference": 3e-3}
 # The log alone: the policy never sees what its own steps lead to.
-_LARGE_BETA = ("loss.beta=0.5", "loss.beta_final=0.5")
+_LARGE_BETA = ("loss.beta=0.5",)
 # A remedy: what the log has is not pushed down on the whole.
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
 # A shift so low that rewards hardly count: cross-entropy on the log.

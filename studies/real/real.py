@@ -80,7 +80,6 @@ def _objective(name: str, beta: float, *overrides: str) -> list[str]:
   return [
       f"loss.name={name}",
       f"loss.beta={beta}",
-      f"loss.beta_final={beta}",
       *overrides,
       *_EIGHT,
   ]

@@ -32,7 +32,7 @@ _ON_POLICY = [
     "loss.ratio_clip=0.2", "replay.recent_fraction=1",
     "replay.recent_window_steps=1", "replay.selection=uniform",
     "replay.warm_start_completions=0", "replay_filter.similarity=none",
-    "explore.fraction=0", "tempering.tau=1", "tempering.tau_decay_steps=0",
+    "explore.fraction=0", "tempering.tau=1",
 ]  # fmt: skip
 # Objective: overrides, and betas.
 _OBJECTIVES = {

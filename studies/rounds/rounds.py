@@ -36,7 +36,7 @@ _COMPLETIONS, _NUM_STEPS = 64, 320
 _TOLERANCE = 0.03
 _RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "rounds"
-_DPO = ("loss.name=online_dpo", "loss.beta=0.3", "loss.beta_final=0.3")
+_DPO = ("loss.name=online_dpo", "loss.beta=0.3")
 _RLOO = ("loss.name=proximal_rloo", "loss.ratio_clip=0.2")
 # Width and layers.
 _SMALL, _LARGE = (64, 2), (128, 4)

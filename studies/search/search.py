@@ -90,7 +90,6 @@ def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.search.prompts_per_step = _PROMPTS
     # A group of a prompt that was ever solved has its solutions.
     config.replay.reward_temperature = 0.1
-    config.replay.reward_temperature_final = 0.1
     # Nothing found is evicted.
     config.replay.capacity_per_prompt = config.replay.capacity
     config.train.num_steps = _NUM_STEPS

@@ -42,8 +42,8 @@ from tba_jax.system import processes
 from tba_jax.tools import sweep
 
 
-def _beta(value: float) -> tuple[str, str]:
-  return f"loss.beta={value}", f"loss.beta_final={value}"
+def _beta(value: float) -> tuple[str]:
+  return (f"loss.beta={value}",)
 
 
 OBJECTIVES = {

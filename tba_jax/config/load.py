@@ -19,6 +19,7 @@ import ml_collections
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import variants
+from tba_jax.system import ramps
 from tba_jax.system import user_code
 from tba_jax.tasks import build
 
@@ -150,7 +151,8 @@ def apply_overrides(
     section = config
     for part in sections:
       section = section[part]
-    section[name] = value
+    with section.ignore_type():  # Its own type may be a number or a text.
+      section[name] = value
   make_paths_absolute(config)
   config.lock()
   return config
@@ -261,6 +263,10 @@ def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:
 
 
 def _parse(key: str, text: str, default: Any) -> Any:
+  if settings.is_over_steps(key):
+    if ":" in text:
+      return text
+    default = settings.SETTINGS[key].default
   try:
     return variants.parse_text(f"config.{key}", text, default)
   except ValueError as error:
@@ -272,6 +278,9 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   message = f"config.{key} = {value!r}: there is no such key"
   if (new := renamed.new_key(key)) is not None:
     return f"{message}; it is now config.{new}"
+  whole = re.sub(r"_(final|decay_steps|stop_steps)$", "", key)
+  if whole != key and settings.is_over_steps(whole):
+    return f"{message}; it is part of config.{whole} = {ramps.FORM}"
   inside = [name for name in known if name.startswith(f"{key}.")]
   if inside:
     return f"{message}, it is a section; its keys: {', '.join(inside)}"

@@ -59,7 +59,14 @@ def get_config() -> ml_collections.ConfigDict:
     for section in sections:
       node = node.setdefault(section, {})
     node[name] = setting.default
+    if setting.allowed.is_over_steps:  # A number or a text.
+      node[name] = ml_collections.FieldReference(setting.default, object)
   return ml_collections.ConfigDict(tree)
+
+
+def is_over_steps(key: str) -> bool:
+  """Tells whether a setting may be a number or a text of `ramps.py`."""
+  return key in SETTINGS and SETTINGS[key].allowed.is_over_steps
 
 
 def may_change(key: str) -> bool:

@@ -183,10 +183,6 @@ def _check_values(
   return problems, good
 
 
-# Bounds of float32.
-_MIN_FLOAT, _MAX_FLOAT = 1.2e-38, 3.4e38
-
-
 def _is_text(value: str) -> bool:
   """Tells whether files and command lines can hold a text."""
   try:
@@ -199,6 +195,9 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   """Returns what is allowed if `value` is not, else ""."""
   if default is None and value is None:
     return ""
+  setting = settings.SETTINGS.get(key)
+  if isinstance(value, str) and settings.is_over_steps(key):
+    return "" if setting.allowed.test(value) else setting.allowed.text
   kind = float if default is None else type(default)
   numbers = (int, float) if kind is float else kind
   is_bool = isinstance(value, bool)
@@ -209,9 +208,9 @@ def _allowed(key: str, value: Any, default: Any, program: str) -> str:
   # Arrays have 32 bits; a number that they round to 0 or inf is another one.
   if kind is int and key != "seed" and abs(value) >= 2**31:
     return "a whole number below 2**31"
-  if kind is float and value and not _MIN_FLOAT <= abs(value) <= _MAX_FLOAT:
-    return f"a finite number, 0 or from {_MIN_FLOAT} to {_MAX_FLOAT}"
-  setting = settings.SETTINGS.get(key)
+  if kind is float and not rules.is_float32(value):
+    low, high = rules.MIN_FLOAT, rules.MAX_FLOAT
+    return f"a finite number, 0 or from {low} to {high}"
   if setting is None or setting.allowed.test(value):
     return ""
   text = setting.allowed.text

@@ -24,6 +24,7 @@ from tba_jax import types
 from tba_jax.learning import optimizer
 from tba_jax.losses import build
 from tba_jax.losses import objective
+from tba_jax.system import ramps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _loss_function(
         prepared={"baselines_Bx1": baselines_Bx1},
     )
     logprobs_BxKx1 = of_tokens(jax.nn.log_softmax(logits_N))
-    beta, values_BxKx1 = jnp.float32(config.loss.beta), None
+    beta, values_BxKx1 = jnp.float32(ramps.parse(config.loss.beta).start), None
     if "value" in loss_params:
       values_BxKx1 = jnp.broadcast_to(loss_params["value"], (*shape, 1))
     return pure_loss(logprobs_BxKx1, loss_params, batch, beta, values_BxKx1)[0]

@@ -9,11 +9,14 @@ value of the round's first step, the learning rate that of the round's end.
 """
 
 from collections.abc import Callable
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import optax
+
+from tba_jax.system import ramps
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
@@ -105,26 +108,18 @@ def beta(
 ) -> Schedule:
   """Returns step -> β, the KL coefficient of that step's update.
 
-      β = β_final (u-1)/T + β_0 (1 - (u-1)/T)   while u < beta_stop_steps
-      β = β_final                               from then on
+      β = END (u-1)/STEPS + START (1 - (u-1)/STEPS)   while u < STOP
+      β = END                                         from then on
 
-  with u = step + 1 and T = beta_decay_steps. A stop before T is a jump, as in
-  the paper's summarization runs; T = 0 is a constant β. With per_round_steps =
-  R a step has the β of (step // R) R.
+  with u = step + 1, of `loss.beta` = START:END:STEPS:STOP; STOP is STEPS if it
+  is left out. A stop before STEPS is a jump, as in the paper's summarization
+  runs. With per_round_steps = R a step has the β of (step // R) R.
 
   Source: Bartoldson et al. 2025 (arXiv:2503.18929), tables 2 and 3, and the
   code that they released.
   """
-  c, R = config_loss, per_round_steps or 1
-  if not c.beta_decay_steps:
-    return lambda step: jnp.asarray(c.beta, jnp.float32)
-  schedule = optax.join_schedules(
-      [
-          optax.linear_schedule(c.beta, c.beta_final, c.beta_decay_steps),
-          optax.constant_schedule(c.beta_final),
-      ],
-      [c.beta_stop_steps - 1],
-  )
+  ramp, R = ramps.parse(config_loss.beta), per_round_steps or 1
+  schedule = _linear(dataclasses.replace(ramp, stop=ramp.stop or ramp.steps))
   return lambda step: jnp.asarray(schedule(step // R * R), jnp.float32)
 
 
@@ -135,19 +130,15 @@ def tempering(
 
       log R(y) = (log π_ref(y)/γ + r(y)/β) / τ
 
-  Each is linear from its first to its final value over its decay steps (0 =
-  constant). With per_round_steps = R a step has the values of (step // R) R.
+  With per_round_steps = R a step has the values of (step // R) R.
 
   Source: Lee et al. 2025 (arXiv:2405.18540), in the code that they released.
   """
   c, R = config_tempering, per_round_steps or 1
-  if c.tau == c.gamma == 1 and all(
-      c[f"{name}_final"] == 1 or not c[f"{name}_decay_steps"]
-      for name in ("tau", "gamma")
-  ):
+  both = ramps.parse(c.tau), ramps.parse(c.gamma)
+  if all(ramp.start == ramp.end == 1 for ramp in both):
     return None
-  tau = _linear(c.tau, c.tau_final, c.tau_decay_steps)
-  gamma = _linear(c.gamma, c.gamma_final, c.gamma_decay_steps)
+  tau, gamma = map(_linear, both)
 
   def schedule(step: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     first = step // R * R
@@ -161,28 +152,32 @@ def reward_temperature(
 ) -> Callable[[int], float]:
   """Returns step -> temperature of reward-weighted draws; on the host.
 
-  Linear from reward_temperature to reward_temperature_final over
-  reward_temperature_decay_steps (0 = constant). With per_round_steps = R a step
-  has the value of (step // R) R.
+  With per_round_steps = R a step has the value of (step // R) R.
 
   Source: the linear rule of Lee et al. 2025 (arXiv:2405.18540) for the reward's
   temperature, applied here to the weights of replay draws.
   """
-  c, R = config_replay, per_round_steps or 1
-  first, final = c.reward_temperature, c.reward_temperature_final
-  decay_steps = c.reward_temperature_decay_steps
+  ramp = ramps.parse(config_replay.reward_temperature)
+  R = per_round_steps or 1
 
   def schedule(step: int) -> float:
-    if not decay_steps:
-      return float(first)
-    done = min(step // R * R / decay_steps, 1.0)
-    return final * done + first * (1 - done)
+    step = step // R * R
+    if not ramp.steps:
+      return float(ramp.start)
+    done = min(step / ramp.steps, 1.0)
+    if ramp.stop and step >= ramp.stop - 1:
+      done = 1.0
+    return ramp.end * done + ramp.start * (1 - done)
 
   return schedule
 
 
-def _linear(first: float, final: float, decay_steps: int) -> optax.Schedule:
-  """Returns a linear schedule; `first` throughout if `decay_steps` is 0."""
-  if not decay_steps:
-    return optax.constant_schedule(first)
-  return optax.linear_schedule(first, final, decay_steps)
+def _linear(ramp: ramps.Ramp) -> optax.Schedule:
+  """Returns a ramp, with its jump at `stop` updates done."""
+  if not ramp.steps:
+    return optax.constant_schedule(ramp.start)
+  schedule = optax.linear_schedule(ramp.start, ramp.end, ramp.steps)
+  if not ramp.stop:
+    return schedule
+  rest = optax.constant_schedule(ramp.end)
+  return optax.join_schedules([schedule, rest], [ramp.stop - 1])

@@ -19,6 +19,8 @@ import functools
 import importlib
 from typing import Any
 
+from tba_jax.system import ramps
+
 # Importance corrections, of `corrections.py`.
 CORRECTIONS = (
     "none",
@@ -274,8 +276,8 @@ def reads_reference(c: Mapping[str, Any]) -> bool:
   if anchor(c) != "reference":
     return False
   is_own = ".py:" in c["name"]
-  # Without a decay nothing reads beta_final.
-  has_kl = c["beta"] > 0 or (c["beta_decay_steps"] and c["beta_final"] > 0)
+  beta = ramps.parse(c["beta"])
+  has_kl = max(beta.start, beta.end) > 0
   row = find(c["name"])
   return bool(is_own or row.needs_beta or row.has_teacher or has_kl)
 

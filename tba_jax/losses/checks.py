@@ -100,7 +100,7 @@ def _family(c: Mapping[str, Any]) -> rules.Problems:
         " 'behavior' or 'ema', and policy gradients at config.loss.beta = 0"
     )
   if anchor in ("behavior", "ema"):
-    for key in ("gamma", "gamma_final", "tau", "tau_final"):
+    for key in ("gamma", "tau"):
       if c[f"tempering.{key}"] != 1:
         yield f"tempering.{key}", (
             f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
@@ -168,21 +168,12 @@ def _proximal(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _beta(c: Mapping[str, Any]) -> rules.Problems:
-  decay = c["loss.beta_decay_steps"]
-  if decay and not 1 <= c["loss.beta_stop_steps"] <= decay:
-    yield "loss.beta_stop_steps", (
-        f"allowed 1 up to config.loss.beta_decay_steps = {decay}"
-    )
-
-
 # fmt: off
 CHECKS = (
     rules.require("loss.name", lambda v: build.find(v).needs_beta,
-                  {"loss.beta": "above 0", "loss.beta_final": "above 0"}),
+                  {"loss.beta": "above 0"}),
     rules.require("loss.name", lambda v: not build.find(v).is_tempered,
-                  {f"tempering.{name}": (1,)
-                   for name in ("tau", "tau_final", "gamma", "gamma_final")}),
+                  {"tempering.tau": (1,), "tempering.gamma": (1,)}),
     rules.require("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
     # Completions at another temperature are outside the trust region.
     rules.require("loss.ratio_clip", bool, {"explore.fraction": (0,)}),
@@ -202,6 +193,6 @@ CHECKS = (
                    "replay.skip_equal_rewards": (False,),
                    "search.order": ("shuffled",)}),
     *(functools.partial(_unread, row) for row in _READ_WITH),
-    _group_size, _trust_region, _family, _distills, _proximal, _beta,
+    _group_size, _trust_region, _family, _distills, _proximal,
 )
 # fmt: on

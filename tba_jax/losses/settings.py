@@ -25,8 +25,7 @@ SECTIONS = {
     "loss": rules.Section("The objective (docs/objectives.md)."),
     "tempering": rules.Section(
         "Target of `tb` and `tb_learned_z`: (exp(r/beta) ·"
-        " π_ref^(1/gamma))^(1/tau). Both are linear to their final value over"
-        " their decay_steps (0 = constant); 1 is the plain target."),
+        " π_ref^(1/gamma))^(1/tau); 1 is the plain target."),
 }
 
 SETTINGS = {
@@ -42,17 +41,9 @@ SETTINGS = {
         " reference alone is the target, which distills it"
         " (docs/distillation.md)"),
     "loss.beta": _s(
-        0.05, rules.NOT_NEGATIVE,
+        0.05, rules.over_steps(rules.NOT_NEGATIVE),
         "weight of the KL to the reference, reward per nat; above 0 for "
         + ", ".join(build.names("needs_beta"))),
-    "loss.beta_final": _s(
-        0.05, rules.NOT_NEGATIVE, "end of a linear change from beta over"
-        " beta_decay_steps, and the value from beta_stop_steps on"),
-    "loss.beta_decay_steps": _s(
-        0, rules.FROM_0, "steps of that change; 0 = constant beta"),
-    "loss.beta_stop_steps": _s(
-        0, rules.FROM_0, "steps after which beta is beta_final, up to"
-        " beta_decay_steps"),
     "loss.correction": _s(
         "", rules.one_of("", *build.CORRECTIONS), "importance correction; '' is"
         " the objective's own, a trust region of ratio_clip, none at"
@@ -148,11 +139,7 @@ SETTINGS = {
         " whose rewards are all equal: 'skip' it, or prefer the 'first'"
         " completion to the last, as Async RLHF's code"),
 
-    "tempering.tau": _s(1.0, rules.ABOVE_0, ""),
-    "tempering.tau_final": _s(1.0, rules.ABOVE_0, ""),
-    "tempering.tau_decay_steps": _s(0, rules.FROM_0, ""),
-    "tempering.gamma": _s(1.0, rules.ABOVE_0, ""),
-    "tempering.gamma_final": _s(1.0, rules.ABOVE_0, ""),
-    "tempering.gamma_decay_steps": _s(0, rules.FROM_0, ""),
+    "tempering.tau": _s(1.0, rules.over_steps(rules.ABOVE_0), ""),
+    "tempering.gamma": _s(1.0, rules.over_steps(rules.ABOVE_0), ""),
 }
 # fmt: on

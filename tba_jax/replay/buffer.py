@@ -24,6 +24,7 @@ from tba_jax.replay import ledger
 from tba_jax.replay import records as records_lib
 from tba_jax.replay import selection
 from tba_jax.replay import similarity
+from tba_jax.system import ramps
 
 _NO_REWARD = (
     "there is nothing to train on: none of the completions that came has a"
@@ -168,7 +169,11 @@ class ReplayBuffer:
     self._similarity = None
     if self._filter.similarity != "none":
       self._similarity = similarity.SimilarityFilter(
-          self._filter, self.table, embed, content_mask, config.loss.beta
+          self._filter,
+          self.table,
+          embed,
+          content_mask,
+          ramps.parse(config.loss.beta).start,
       )
     self.prompts: dict[int, records_lib.PromptRecords] = {}
     # Newest row of each text, with `replay.dedupe`, and the reverse.

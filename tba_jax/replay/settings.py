@@ -39,10 +39,7 @@ SETTINGS = {
     "replay.selection": _s(
         "uniform", rules.one_of("uniform", "reward"), "draws within a prompt;"
         " 'reward': weights exp(reward / temperature)"),
-    "replay.reward_temperature": _s(1.0, rules.ABOVE_0, ""),
-    "replay.reward_temperature_final": _s(1.0, rules.ABOVE_0, ""),
-    "replay.reward_temperature_decay_steps": _s(
-        0, rules.FROM_0, "0 = constant"),
+    "replay.reward_temperature": _s(1.0, rules.over_steps(rules.ABOVE_0), ""),
     "replay.dedupe": _s(
         True, rules.FLAG, "a completion replaces an equal one of its prompt"),
     "replay.warm_start_completions": _s(

@@ -43,7 +43,7 @@ from tba_jax.serving import training
 SETTINGS = (
     "capacity", "capacity_per_prompt", "recent_fraction", "recent_window_steps",
     "skip_equal_rewards", "selection", "reward_temperature",
-    "reward_temperature_final", "reward_temperature_decay_steps", "dedupe",
+    "dedupe",
 )  # fmt: skip
 _MOST_COMPLETIONS = 2**16  # A step has them in memory at once.
 _FIELDS = (

@@ -667,6 +667,13 @@ def check_config(config: ml_collections.ConfigDict) -> None:
           f"config.{key}={config[section][name]!r}: a server does not apply it;"
           f" allowed {only!r}"
       )
+  _check_beta(f"config.loss.beta={config.loss.beta!r}", config.loss.beta)
+
+
+def _check_beta(named: str, beta: float | str) -> None:
+  """Raises ValueError for a beta that changes over steps."""
+  if isinstance(beta, str):
+    raise ValueError(f"{named}: a server does not apply it; allowed a number")
 
 
 def objective_config(
@@ -694,6 +701,7 @@ def objective_config(
         f" {', '.join([*token_losses.LOSSES, *allowed])}"
     )
   config = _loss_config(config, name, changes)
+  _check_beta(f"loss_fn_config.beta={config.loss.beta!r}", config.loss.beta)
   if row.needs_beta and config.loss.beta == 0:
     raise ValueError(
         f"loss_fn={name!r} needs beta above 0: give it in loss_fn_config, or"

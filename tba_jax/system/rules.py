@@ -17,9 +17,13 @@ import operator
 import re
 from typing import Any
 
+from tba_jax.system import ramps
+
 Problems = Iterator[tuple[str, str]]
 Check = Callable[[Any], Problems]
 _IS_ABOVE_0 = "above 0"
+# Bounds of float32.
+MIN_FLOAT, MAX_FLOAT = 1.2e-38, 3.4e38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +34,14 @@ class Allowed:
   test: predicate for values of the right type.
   names: the allowed names, if they are a fixed set.
   explain: wording for one refused value, instead of `text`.
+  is_over_steps: whether the value may be a text of `ramps.py` too.
   """
 
   text: str
   test: Callable[[Any], Any]
   names: tuple[str, ...] = ()
   explain: Callable[[Any], str] | None = None
+  is_over_steps: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +139,26 @@ def some_of(*names: str) -> Allowed:
   return Allowed(text, is_list)
 
 
+def is_float32(value: float) -> bool:
+  """Tells whether arrays hold a number as another one than 0 or inf."""
+  return not value or MIN_FLOAT <= abs(value) <= MAX_FLOAT
+
+
+def over_steps(allowed: Allowed) -> Allowed:
+  """Allows a number, or its change over steps, as `ramps.py` parses it."""
+
+  def test(value: float | str) -> bool:
+    try:
+      ramp = ramps.parse(value)
+    except ValueError:
+      return False
+    ends = ramp.start, ramp.end
+    return all(is_float32(end) and allowed.test(end) for end in ends)
+
+  text = f"{allowed.text}, or {ramps.FORM} of two such numbers"
+  return Allowed(text, test, is_over_steps=True)
+
+
 def matching(pattern: str, text: str) -> Allowed:
   return Allowed(text, lambda v: re.fullmatch(pattern, v))
 
@@ -168,6 +194,12 @@ _RELATIONS = {
 }
 
 
+def is_above_0(value: float | str) -> bool:
+  """Tells whether a number, or both ends of its change, are above 0."""
+  ramp = ramps.parse(value)
+  return min(ramp.start, ramp.end) > 0
+
+
 def compare(key: str, relation: str, other: str, why: str = "") -> Check:
   """Relates the values of two settings."""
 
@@ -193,7 +225,10 @@ def require(
     if not test(c[key]):
       return
     for other, allowed in required.items():
-      if c[other] > 0 if allowed == _IS_ABOVE_0 else c[other] in allowed:
+      value = c[other]
+      if allowed != _IS_ABOVE_0 and value in allowed:
+        continue
+      if allowed == _IS_ABOVE_0 and is_above_0(value):
         continue
       if allowed != _IS_ABOVE_0:
         allowed = " or ".join(map(repr, allowed))

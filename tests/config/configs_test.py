@@ -65,10 +65,7 @@ _GSM8K = {
     "loss.ratio_clip": 0.0,
     "loss.include_stop_token": False,
     "loss.missing_stop": "keep",
-    "loss.beta": 0.014,
-    "loss.beta_final": 0.004,
-    "loss.beta_decay_steps": 500,
-    "loss.beta_stop_steps": 500,
+    "loss.beta": "0.014:0.004:500",
     "train.prompts_per_batch": 7,
     "train.completions_per_prompt": 20,
     "train.micro_batch_prompts": 1,
@@ -113,7 +110,7 @@ _GSM8K = {
 }
 # The same, Table 2, and Table 5's 40 samples.
 _GSM8K_TABLE_2 = _GSM8K | {
-    "loss.beta": 0.012,
+    "loss.beta": "0.012:0.004:500",
     "train.num_steps": 1000,
     "optimizer.stable_steps": 450,
     "optimizer.decay_steps": 500,
@@ -199,7 +196,6 @@ _MATH = {
     "loss.ratio_clip": 0.0,
     "loss.ratio_cap": 8.0,
     "loss.beta": 0.005,
-    "loss.beta_final": 0.005,
     "train.prompts_per_batch": 32,
     "train.completions_per_prompt": 16,
     "train.num_steps": 400,
@@ -244,7 +240,6 @@ _NO_ROBOTS = {
     "reward_model.max_completion_tokens": 512,  # of 1,024 with the prompt
     "loss.name": "online_dpo",
     "loss.beta": 0.03,
-    "loss.beta_final": 0.03,
     "loss.missing_stop": "replace",
     "loss.missing_stop_reward": -10.0,
     "optimizer.learning_rate": 8e-7,
@@ -275,12 +270,8 @@ _RED_TEAM = {
     "loss.name": "tb_learned_z",
     "loss.scale": "paper",
     "loss.beta": 0.05,
-    "loss.beta_final": 0.05,
     "loss.ratio_clip": 0.0,
     "loss.correction": "",
-    "tempering.tau": 2.0,
-    "tempering.tau_final": 1.0,
-    "tempering.gamma": 1.0,
     "search.prompts_per_step": 0,  # Searchers run free.
     "search.wait_for_fresh": True,
     "train.num_steps": 5000,
@@ -316,8 +307,8 @@ _RED_TEAM = {
 }
 _GPT2 = {
     "lora.targets": "q,k,v",  # `c_attn`
-    "tempering.tau_decay_steps": 500,
-    "tempering.gamma_final": 1.0,
+    "tempering.tau": "2.0:1.0:500",
+    "tempering.gamma": 1.0,
     "explore.min_temperature": 0.5,
     "replay.capacity": 100_000,
     "replay_filter.freeze_step": 4000,
@@ -332,9 +323,8 @@ _GPT2 = {
 }
 _LLAMA = {
     "lora.targets": "q,v",
-    "tempering.tau_decay_steps": 1000,
-    "tempering.gamma_final": 1.2,
-    "tempering.gamma_decay_steps": 2000,
+    "tempering.tau": "2.0:1.0:1000",
+    "tempering.gamma": "1.0:1.2:2000",
     "explore.min_temperature": 0.7,
     "replay.capacity": 150_000,
     "replay_filter.freeze_step": 0,
@@ -376,10 +366,8 @@ _TBA = {
     "loss.scale": "paper",
     "loss.correction": "",
     "loss.ratio_clip": 0.0,
-    "loss.beta": 1.0,
-    "loss.beta_final": 0.05,
-    "loss.beta_decay_steps": 128,  # half of the steps
-    "loss.beta_stop_steps": 32,  # an eighth: the jump to 0.05
+    # Half of the steps, and a jump after an eighth of them.
+    "loss.beta": "1.0:0.05:128:32",
     "sampling.max_completion_tokens": 128,
     "train.prompts_per_batch": 8,
     "train.completions_per_prompt": 20,
@@ -394,7 +382,6 @@ _TBA = {
     "replay.recent_window_steps": 10,
     "replay.selection": "reward",
     "replay.reward_temperature": 1.0,
-    "replay.reward_temperature_final": 1.0,
     "replay.dedupe": True,
     "replay_filter.evict": "oldest",
     "replay.capacity_per_prompt": 100,
@@ -425,7 +412,6 @@ _ASYNC_RLHF = {
     "rloo": {
         "loss.name": "proximal_rloo",
         "loss.beta": 0.05,
-        "loss.beta_final": 0.05,
         "loss.ratio_clip": 0.2,
         "train.prompts_per_batch": 256,  # The code counts samples.
         "train.completions_per_prompt": 2,
@@ -433,7 +419,6 @@ _ASYNC_RLHF = {
     "ppo": {
         "loss.name": "ppo",
         "loss.beta": 0.05,
-        "loss.beta_final": 0.05,
         "loss.ratio_clip": 0.2,
         "loss.value_init": "reward_model",
         "loss.value_clip": 0.2,
@@ -535,10 +520,7 @@ class PaperTest(parameterized.TestCase):
 
   def test_longer_runs_stretch_the_beta(self):
     c = _config("tldr:steps=625,model=pythia-1b")
-    self.assertEqual(
-        (c.train.num_steps, c.loss.beta_decay_steps, c.loss.beta_stop_steps),
-        (625, 312, 78),
-    )
+    self.assertEqual((c.train.num_steps, c.loss.beta), (625, "1.0:0.05:312:78"))
     # A prompt an iteration; the smallest model's searchers take two.
     self.assertEqual(c.search.prompts_per_round, 1)
     self.assertEqual(_config("tldr").search.prompts_per_round, 2)

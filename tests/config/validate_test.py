@@ -251,13 +251,10 @@ class RelationsTest(parameterized.TestCase):
           dict(
               reference__role="none",
               loss__name="grpo",
-              loss__beta=0.0,
-              loss__beta_decay_steps=8,
-              loss__beta_stop_steps=8,
+              loss__beta="0:0.05:8",
           ),
           "reference.role",
       ),
-      # Without a decay nothing reads beta_final.
       (
           dict(
               loss__reward_weight=0.0, loss__name="grpo", loss__beta=0.0
@@ -498,7 +495,7 @@ class RelationsTest(parameterized.TestCase):
        "reward_model.relabel"),
       # Objectives.
       (dict(loss__beta=0.0), "loss.beta"),
-      (dict(loss__name="gvpo", loss__beta_final=0.0), "loss.beta_final"),
+      (dict(loss__name="gvpo", loss__beta="0.05:0:5"), "loss.beta"),
       (dict(loss__name="ipo", loss__beta=0.0), "loss.beta"),
       (dict(loss__clip_high=0.3), "loss.clip_high"),
       (
@@ -506,11 +503,13 @@ class RelationsTest(parameterized.TestCase):
           "optimizer.stable_steps",
       ),
       (dict(optimizer__learning_rate=1e-6), "optimizer.learning_rate_final"),
-      (dict(loss__beta_decay_steps=5), "loss.beta_stop_steps"),
-      (
-          dict(loss__beta_decay_steps=5, loss__beta_stop_steps=6),
-          "loss.beta_stop_steps",
-      ),
+      (dict(loss__beta="0.05:0.05:5:0"), "loss.beta"),
+      (dict(loss__beta="0.05:0.05:5:6"), "loss.beta"),
+      (dict(loss__beta="0.05:0.05"), "loss.beta"),
+      (dict(loss__beta="0.05:nan:5"), "loss.beta"),
+      # Keys that became one value.
+      (dict(loss__beta_final=0.1), "loss.beta_final"),
+      (dict(tempering__tau_decay_steps=5), "tempering.tau_decay_steps"),
       # Model.
       (dict(model__family="gpt2", model__head_dim=8), "model.head_dim"),
       (dict(sampling__stop_token_ids="99"), "sampling.stop_token_ids"),
@@ -554,7 +553,7 @@ class RelationsTest(parameterized.TestCase):
           dict(tempering__tau=2.0, loss__name="tb", loss__anchor="behavior"),
           "tempering.tau",
       ),
-      (dict(tempering__gamma_final=0.0), "tempering.gamma_final"),
+      (dict(tempering__gamma="1:0:5"), "tempering.gamma"),
       (dict(explore__min_tokens=24), "explore.min_tokens"),
       (dict(explore__max_tokens=24), "explore.max_tokens"),
       (
@@ -604,7 +603,7 @@ class RelationsTest(parameterized.TestCase):
       dict(search__lockstep=True, search__lead_steps=3, replay__capacity=1024),
       dict(search__num_searchers=9),
       dict(optimizer__warmup_steps=319),
-      dict(loss__beta_decay_steps=5, loss__beta_stop_steps=5),
+      dict(loss__beta="0.05:0.1:5:5"),
       dict(model__num_heads=8),
       dict(model__max_positions=40),
       dict(mesh__tensor=4),
@@ -618,13 +617,7 @@ class RelationsTest(parameterized.TestCase):
           publish__directory="/shared",
           store__address="127.0.0.1:7000-7009",
       ),
-      dict(loss__name="grpo", loss__beta=0.0, loss__beta_final=0.0),
-      dict(
-          loss__name="grpo",
-          loss__beta=0.0,
-          loss__beta_final=0.0,
-          reference__role="none",
-      ),
+      dict(loss__name="grpo", loss__beta=0.0),
       dict(loss__name="grpo", loss__beta=0.0, reference__role="none"),
       dict(loss__name="oapl", reference__role="none"),
       dict(loss__name="ema_tb", loss__ema_decay=0.5, reference__role="none"),

@@ -55,6 +55,17 @@ _WITHOUT_RANGE = (rules.NUMBER, rules.NUMBER_OR_NONE, rules.FLAG, rules.TEXT)
 def _beyond(setting: rules.Setting) -> Iterator[Any]:
   """Yields values of the setting's type that its range leaves out."""
   text, kind = setting.allowed.text, type(setting.default)
+  if setting.allowed.is_over_steps:
+    yield from (
+        "1:2",
+        "1:2:0",
+        "1:2:3:4",
+        "1:2:x",
+        "1:nan:3",
+        "-1:1:3",
+        "1:-1:3",
+    )
+    text = text.partition(", or START")[0]
   for pattern, values in _BEYOND:
     if match := re.fullmatch(pattern, text):
       yield from values(*match.groups())

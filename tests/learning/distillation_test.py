@@ -53,7 +53,6 @@ class DistillationTest(absltest.TestCase):
         f"reference.init={self.folder}",
         "loss.reward_weight=0",
         "loss.beta=1",
-        "loss.beta_final=1",
         "optimizer.learning_rate=0.02",
         "train.num_steps=40",
         *overrides,

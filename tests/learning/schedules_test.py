@@ -144,9 +144,7 @@ class BetaTest(parameterized.TestCase):
     )
 
   def test_summarization_jumps_at_the_stop(self):
-    schedule = self.make(
-        beta=1.0, beta_final=0.05, beta_decay_steps=128, beta_stop_steps=32
-    )
+    schedule = self.make(beta="1.0:0.05:128:32")
     # Updates 1, 31, 32 are the steps 0, 30, 31.
     values = _values(schedule, [0, 30, 31, 255])
     np.testing.assert_allclose(
@@ -156,9 +154,7 @@ class BetaTest(parameterized.TestCase):
 
   @parameterized.parameters((0.012, 1000), (0.014, 700))
   def test_matches_the_math_values(self, first, num_steps):
-    schedule = self.make(
-        beta=first, beta_final=0.004, beta_decay_steps=500, beta_stop_steps=500
-    )
+    schedule = self.make(beta=f"{first}:0.004:500")
     np.testing.assert_allclose(
         _values(schedule, [0, 250, 498, 499, num_steps - 1]),
         [
@@ -171,14 +167,12 @@ class BetaTest(parameterized.TestCase):
         rtol=1e-5,
     )
 
-  def test_no_decay_is_constant(self):
-    schedule = self.make(beta=0.3, beta_final=0.1, beta_decay_steps=0)
+  def test_a_number_is_constant(self):
+    schedule = self.make(beta=0.3)
     np.testing.assert_allclose(_values(schedule, [0, 10**6]), 0.3)
 
   def test_per_round_holds_the_first_value_of_the_round(self):
-    changes = dict(
-        beta=1.0, beta_final=0.2, beta_decay_steps=8, beta_stop_steps=8
-    )
+    changes = dict(beta="1.0:0.2:8")
     free, held = self.make(**changes), self.make(4, **changes)
     np.testing.assert_allclose(
         _values(held, range(9)),
@@ -189,26 +183,29 @@ class BetaTest(parameterized.TestCase):
 
 class RewardTemperatureTest(parameterized.TestCase):
 
-  def make(self, per_round_steps=0, **changes):
-    changes = {f"reward_temperature{k}": v for k, v in changes.items()}
+  def make(self, value, per_round_steps=0):
     return schedules.reward_temperature(
-        _section("replay", **changes), per_round_steps=per_round_steps
+        _section("replay", reward_temperature=value),
+        per_round_steps=per_round_steps,
     )
 
   def test_matches_the_red_teaming_values(self):
     """2.0 to 1.0 over 500 steps."""
-    changes = {"": 2.0, "_final": 1.0, "_decay_steps": 500}
-    schedule = self.make(**changes)
+    schedule = self.make("2.0:1.0:500")
     self.assertEqual(
         [schedule(s) for s in (0, 250, 499, 500, 5000)],
         [2.0, 1.5, 1.002, 1.0, 1.0],
     )
-    held = self.make(100, **changes)
+    held = self.make("2.0:1.0:500", 100)
     self.assertEqual([held(s) for s in (99, 100, 199)], [2.0, 1.8, 1.8])
 
-  def test_no_decay_is_constant(self):
-    schedule = self.make(**{"": 0.5, "_final": 3.0})
+  def test_a_number_is_constant(self):
+    schedule = self.make(0.5)
     self.assertEqual([schedule(0), schedule(10**6)], [0.5, 0.5])
+
+  def test_jumps_at_the_stop(self):
+    schedule = self.make("2.0:1.0:500:100")
+    self.assertEqual([schedule(98), schedule(99)], [2 - 98 / 500, 1.0])
 
 
 class TemperingTest(absltest.TestCase):
@@ -216,10 +213,8 @@ class TemperingTest(absltest.TestCase):
   def test_matches_the_papers_schedules(self):
     section = _section(
         "tempering",
-        tau=2.0,
-        tau_decay_steps=500,
-        gamma_final=1.2,
-        gamma_decay_steps=2000,
+        tau="2.0:1.0:500",
+        gamma="1.0:1.2:2000",
     )
     schedule = schedules.tempering(section, per_round_steps=0)
     values = np.array([schedule(s) for s in (0, 250, 500, 1000, 2000, 9000)])

@@ -150,10 +150,7 @@ class TrainStepTest(absltest.TestCase):
         optimizer__warmup_steps=2,
         optimizer__learning_rate=0.01,
         optimizer__learning_rate_final=0.0,
-        loss__beta=1.0,
-        loss__beta_final=0.2,
-        loss__beta_decay_steps=4,
-        loss__beta_stop_steps=3,
+        loss__beta="1.0:0.2:4:3",
     )
     np.testing.assert_allclose(
         [m["learning_rate"] for m in history],

@@ -84,9 +84,7 @@ class PartsTest(absltest.TestCase):
 
   def test_the_buffers_temperature_is_of_the_schedule(self):
     config = self.make_config(
-        "replay.reward_temperature=0.25",
-        "replay.reward_temperature_final=0.75",
-        "replay.reward_temperature_decay_steps=4",
+        "replay.reward_temperature=0.25:0.75:4",
     )
     temperature = learner_lib.make_buffer(config)._reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
