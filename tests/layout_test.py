@@ -20,8 +20,6 @@ _ORDER = (
     ("sampling",),
     (_TABLES,),
     ("config",),
-    ("sampling",),
-    ("config",),
     ("rewards",),
     ("schedule", "collect"),
     ("replay",),

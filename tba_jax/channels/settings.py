@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the searchers: what they are granted, and when."""
 
-from collections.abc import Mapping
 import operator
-from typing import Any
 
 from tba_jax.system import rules
 
@@ -12,65 +10,54 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "search": rules.Section(
-        "The searchers, and how far ahead they may sample."),
+    "search": rules.Section("The searchers, and how far ahead they may"
+        " sample."),
 }
 
 SETTINGS = {
     "search.num_searchers": _s(1, rules.COUNT, "", resume=True),
-    "search.prompts_per_round": _s(
-        32, rules.COUNT, "prompts that a searcher samples at a time"),
+    "search.prompts_per_round": _s(32, rules.COUNT, "prompts that a searcher"
+        " samples at a time"),
     "search.samples_per_prompt": _s(8, rules.COUNT, "completions (S)"),
-    "search.prompts_per_step": _s(
-        32, rules.FROM_0, "fresh prompts that the trainer grants (and, with"
-        " wait_for_fresh, waits for) per optimizer step; 0 = searchers run free"
-        " and the trainer takes what is there"),
-    "search.order": _s(
-        "shuffled", rules.one_of("shuffled", "unsolved", "uncertain"),
+    "search.prompts_per_step": _s(32, rules.FROM_0, "fresh prompts that the"
+        " trainer grants (and, with wait_for_fresh, waits for) per optimizer"
+        " step; 0 = searchers run free and the trainer takes what is there"),
+    "search.order": _s("shuffled",
+        rules.one_of("shuffled", "unsolved", "uncertain"),
         "order of the prompts: 'shuffled', each once in every pass; or, after"
         " the first pass, drawn by the share s of their completions that were"
         " solved: 'unsolved' by 1 - s, 'uncertain' by s (1 - s)"),
-    "search.solved_from": _s(
-        1.0, rules.NUMBER, "least reward of a completion that counts as solved",
+    "search.solved_from": _s(1.0, rules.NUMBER, "least reward of a completion"
+        " that counts as solved",
         read_with=("search.order", ("unsolved", "uncertain"))),
-    "search.lead_steps": _s(
-        1, rules.FROM_0, "steps that sampling may run ahead of training; with"
-        " lockstep, steps by which all samples lag; 0 only with lockstep"),
-    "search.wait_for_fresh": _s(
-        True, rules.FLAG, "True: step t waits for its own fresh prompts, or"
-        " where searchers run free, every publish.every_steps for all that they"
-        " have in work; False: the trainer draws from the buffer as it is"),
-    "search.lockstep": _s(
-        False, rules.FLAG, "exact staleness: sample the data of a step with the"
-        " version lead_steps before it; 0 is on-policy"),
-    "search.credits": _s(
-        4, rules.COUNT, "blocks that a searcher may hold unacknowledged",
-        resume=True),
-    "search.lease_s": _s(
-        15.0, rules.WAIT, "silence after which a searcher's prompts are granted"
-        " to others", resume=True),
-    "search.starvation_s": _s(
-        180.0, rules.WAIT, "the trainer ends after this long without fresh"
-        " data",
-        resume=True),
-    "search.mesh.data": _s(
-        1, rules.COUNT, "devices of a searcher that split its slots",
-        resume=True),
-    "search.mesh.fsdp": _s(
-        1, rules.COUNT, "devices that split slots and the width of params",
-        resume=True),
-    "search.mesh.tensor": _s(
-        1, rules.COUNT,
-        "devices that split heads, hidden units and the KV cache",
-        resume=True),
-    "search.cpu_devices": _s(
-        0, rules.FROM_0, "virtual CPU devices of a searcher; 0 = the machine's",
-        resume=True),
+    "search.lead_steps": _s(1, rules.FROM_0, "steps that sampling may run ahead"
+        " of training; with lockstep, steps by which all samples lag; 0 only"
+        " with lockstep"),
+    "search.wait_for_fresh": _s(True, rules.FLAG, "True: step t waits for its"
+        " own fresh prompts, or where searchers run free, every"
+        " publish.every_steps for all that they have in work; False: the"
+        " trainer draws from the buffer as it is"),
+    "search.lockstep": _s(False, rules.FLAG, "exact staleness: sample the data"
+        " of a step with the version lead_steps before it; 0 is on-policy"),
+    "search.credits": _s(4, rules.COUNT, "blocks that a searcher may hold"
+        " unacknowledged", resume=True),
+    "search.lease_s": _s(15.0, rules.WAIT, "silence after which a searcher's"
+        " prompts are granted to others", resume=True),
+    "search.starvation_s": _s(180.0, rules.WAIT, "the trainer ends after this"
+        " long without fresh data", resume=True),
+    "search.mesh.data": _s(1, rules.COUNT, "devices of a searcher that split"
+        " its slots", resume=True),
+    "search.mesh.fsdp": _s(1, rules.COUNT, "devices that split slots and the"
+        " width of params", resume=True),
+    "search.mesh.tensor": _s(1, rules.COUNT, "devices that split heads, hidden"
+        " units and the KV cache", resume=True),
+    "search.cpu_devices": _s(0, rules.FROM_0, "virtual CPU devices of a"
+        " searcher; 0 = the machine's", resume=True),
 }
 # fmt: on
 
 
-def _order(c: Mapping[str, Any]) -> rules.Problems:
+def _order(c: rules.Values) -> rules.Problems:
   """Prompts can be drawn by difficulty at the pace of the steps alone."""
   is_free = not c["search.prompts_per_step"] and not c["rounds.mini_batches"]
   if c["search.order"] != "shuffled" and is_free:

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of evaluations."""
 
-from collections.abc import Mapping
 import shlex
 import shutil
-from typing import Any
 
 from tba_jax.system import rules
 
@@ -13,40 +11,35 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "evaluate": rules.Section(
-        "Evaluation on held-out prompts, while training and by"
-        " `--program=evaluate`.", resume=True),
+    "evaluate": rules.Section("Evaluation on held-out prompts, while training"
+        " and by `--program=evaluate`.", resume=True),
 }
 
 SETTINGS = {
-    "evaluate.every_steps": _s(
-        80, rules.FROM_0, "steps between evaluations; 0 = only before and after"
+    "evaluate.every_steps": _s(80, rules.FROM_0, "steps between evaluations; 0"
+        " = only before and after training"),
+    "evaluate.beside": _s(True, rules.FLAG, "whether a thread evaluates while"
+        " training continues; not in lockstep"),
+    "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation beside"
         " training"),
-    "evaluate.beside": _s(
-        True, rules.FLAG, "whether a thread evaluates while training continues;"
-        " not in lockstep"),
-    "evaluate.deadline_s": _s(
-        600.0, rules.WAIT, "limit of an evaluation beside training"),
     "evaluate.num_prompts": _s(256, rules.COUNT, "prompts while training"),
     "evaluate.num_completions": _s(8, rules.COUNT, "k of pass@k"),
-    "evaluate.final_prompts": _s(
-        1000, rules.COUNT, "prompts before and after training"),
+    "evaluate.final_prompts": _s(1000, rules.COUNT, "prompts before and after"
+        " training"),
     "evaluate.batch_prompts": _s(64, rules.COUNT, "prompts decoded at a time"),
-    "evaluate.greedy": _s(
-        False, rules.FLAG, "whether to evaluate each prompt's greedy completion"
-        " too"),
-    "evaluate.judge": _s(
-        "", rules.TEXT, "judge that compares completions with the task's"
-        " reference, for the win-rate: '' none, 'task' the task's reward,"
-        " 'command' judge_command, or the Hugging Face folder of a gold model",
-        files=True),
-    "evaluate.judge_command": _s(
-        "", rules.TEXT, "reads pairs, writes verdicts (docs/preferences.md)",
-        files=True, read_with=("evaluate.judge", ("command",))),
+    "evaluate.greedy": _s(False, rules.FLAG, "whether to evaluate each prompt's"
+        " greedy completion too"),
+    "evaluate.judge": _s("", rules.TEXT, "judge that compares completions with"
+        " the task's reference, for the win-rate: '' none, 'task' the task's"
+        " reward, 'command' judge_command, or the Hugging Face folder of a gold"
+        " model", files=True),
+    "evaluate.judge_command": _s("", rules.TEXT, "reads pairs, writes verdicts"
+        " (docs/preferences.md)", files=True,
+        read_with=("evaluate.judge", ("command",))),
     "evaluate.judge_deadline_s": _s(60.0, rules.WAIT, "limit for one pair"),
-    "evaluate.variants": _s(
-        "", rules.TEXT, "task settings that `--program=evaluate` tries in turn,"
-        " as 'prompt_format=tba;prompt_format=sft'; '' = the run's"),
+    "evaluate.variants": _s("", rules.TEXT, "task settings that"
+        " `--program=evaluate` tries in turn, as"
+        " 'prompt_format=tba;prompt_format=sft'; '' = the run's"),
 }
 # fmt: on
 
@@ -55,7 +48,7 @@ SETTINGS = {
 _WITH_JUDGE = ("train", "trainer", "one_process", "evaluate")
 
 
-def _judges(c: Mapping[str, Any]) -> rules.Problems:
+def _judges(c: rules.Values) -> rules.Problems:
   if c["evaluate.judge"] == "command" and not c["evaluate.judge_command"]:
     yield "evaluate.judge_command", (
         "allowed a command with config.evaluate.judge = 'command'"
@@ -77,7 +70,7 @@ def _judge_command(c: rules.Values) -> rules.Problems:
     )
 
 
-def _best(c: Mapping[str, Any]) -> rules.Problems:
+def _best(c: rules.Values) -> rules.Problems:
   if c["checkpoint.keep_best"] and not c["evaluate.every_steps"]:
     yield "evaluate.every_steps", (
         "allowed above 0 with config.checkpoint.keep_best = True"

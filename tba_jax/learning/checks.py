@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of batches, schedules and processes of training."""
 
-from collections.abc import Mapping
 import math
-from typing import Any
 
 from tba_jax.models import checks as models
 from tba_jax.policy import settings as policy
 from tba_jax.system import rules
 
 
-def _batch(c: Mapping[str, Any]) -> rules.Problems:
+def _batch(c: rules.Values) -> rules.Problems:
   shards = c["mesh.data"] * c["mesh.fsdp"]
   # Micro-batches grow until they divide.
   for key in ("sft.batch_size", "reward_model.batch_size"):
@@ -22,7 +20,7 @@ def _batch(c: Mapping[str, Any]) -> rules.Problems:
       )
 
 
-def _schedules(c: Mapping[str, Any]) -> rules.Problems:
+def _schedules(c: rules.Values) -> rules.Problems:
   peak = c["train.num_steps"] - c["optimizer.warmup_steps"]
   if 0 < peak <= c["optimizer.stable_steps"]:
     yield "optimizer.stable_steps", (
@@ -37,7 +35,7 @@ def _schedules(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _trainer_mesh(c: Mapping[str, Any]) -> rules.Problems:
+def _trainer_mesh(c: rules.Values) -> rules.Problems:
   """The mesh has the devices of all processes of the trainer."""
   size = math.prod(c[f"mesh.{axis}"] for axis in policy.MESH_AXES)
   num, cpu_devices = c["trainer.num_processes"], c["trainer.cpu_devices"]
@@ -52,7 +50,7 @@ def _trainer_mesh(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _router_replay(c: Mapping[str, Any]) -> rules.Problems:
+def _router_replay(c: rules.Values) -> rules.Problems:
   """Routes are numbers of experts in a byte each."""
   if not c["train.router_replay"]:
     return

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of the objective's settings."""
 
-from collections.abc import Mapping
 import functools
 import operator
 from typing import Any
@@ -25,12 +24,12 @@ _READ_WITH = (
 )  # fmt: skip
 
 
-def of_loss(c: Mapping[str, Any]) -> dict[str, Any]:
+def of_loss(c: rules.Values) -> dict[str, Any]:
   """Returns the settings of `loss` by their own names."""
   return {k.removeprefix("loss."): v for k, v in c.items() if "loss." in k}
 
 
-def _unread(row: tuple[Any, ...], c: Mapping[str, Any]) -> rules.Problems:
+def _unread(row: tuple[Any, ...], c: rules.Values) -> rules.Problems:
   key, other, values = row
   if ".py:" in c["loss.name"]:
     return  # A loss of one's own may read all of them.
@@ -40,7 +39,7 @@ def _unread(row: tuple[Any, ...], c: Mapping[str, Any]) -> rules.Problems:
   yield from rules.unread(c, key, settings.SETTINGS[key].default, other, values)
 
 
-def _group_size(c: Mapping[str, Any]) -> rules.Problems:
+def _group_size(c: rules.Values) -> rules.Problems:
   name = c["loss.name"]
   least = build.min_completions(of_loss(c))
   if c["train.completions_per_prompt"] < least:
@@ -50,7 +49,7 @@ def _group_size(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _trust_region(c: Mapping[str, Any]) -> rules.Problems:
+def _trust_region(c: rules.Values) -> rules.Problems:
   name, correction = c["loss.name"], c["loss.correction"]
   why = ""
   if correction in build.CLIPS:
@@ -72,7 +71,7 @@ def _trust_region(c: Mapping[str, Any]) -> rules.Problems:
       )
 
 
-def _family(c: Mapping[str, Any]) -> rules.Problems:
+def _family(c: rules.Values) -> rules.Problems:
   """Anchor and baseline are read with all that they need, and nothing more."""
   loss, name = of_loss(c), c["loss.name"]
   anchor, baseline = build.anchor(loss), build.baseline(loss)
@@ -107,7 +106,7 @@ def _family(c: Mapping[str, Any]) -> rules.Problems:
         )
 
 
-def _distills(c: Mapping[str, Any]) -> rules.Problems:
+def _distills(c: rules.Values) -> rules.Problems:
   """Without rewards, something else is left to learn from."""
   name = c["loss.name"]
   if build.find(name).has_teacher and not c["reference.init"]:
@@ -125,7 +124,7 @@ def _distills(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _proximal(c: Mapping[str, Any]) -> rules.Problems:
+def _proximal(c: rules.Values) -> rules.Problems:
   """The proximal policy is fixed for a round, or for some steps."""
   held = c["loss.proximal_every_steps"]
   steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]

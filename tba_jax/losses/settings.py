@@ -23,121 +23,104 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "loss": rules.Section("The objective (docs/objectives.md)."),
-    "tempering": rules.Section(
-        "Target of `tb` and `tb_learned_z`: (exp(r/beta) ·"
-        " π_ref^(1/gamma))^(1/tau); 1 is the plain target."),
+    "tempering": rules.Section("Target of `tb` and `tb_learned_z`: (exp(r/beta)"
+        " · π_ref^(1/gamma))^(1/tau); 1 is the plain target."),
 }
 
 SETTINGS = {
-    "loss.name": _s(
-        "tb", _NAME, "docs/objectives.md says which to choose and how to"
-        " write your own", files=True),
-    "loss.scale": _s(
-        "unit", rules.one_of("unit", "paper"), "scale of the squared losses:"
-        " 'unit' has the gradient of a policy gradient, 'paper' that of the"
-        " paper's objective (of tb 2/beta times as large)"),
-    "loss.reward_weight": _s(
-        1.0, rules.NOT_NEGATIVE, "factor on the rewards to learn from; at 0 the"
-        " reference alone is the target, which distills it"
+    "loss.name": _s("tb", _NAME, "docs/objectives.md says which to choose and"
+        " how to write your own", files=True),
+    "loss.scale": _s("unit", rules.one_of("unit", "paper"),
+        "scale of the squared losses: 'unit' has the gradient of a policy"
+        " gradient, 'paper' that of the paper's objective (of tb 2/beta times"
+        " as large)"),
+    "loss.reward_weight": _s(1.0, rules.NOT_NEGATIVE, "factor on the rewards to"
+        " learn from; at 0 the reference alone is the target, which distills it"
         " (docs/distillation.md)"),
     "loss.beta": _s(
         0.05, rules.over_steps(rules.NOT_NEGATIVE),
         "weight of the KL to the reference, reward per nat; above 0 for "
         + ", ".join(build.names("needs_beta"))),
-    "loss.correction": _s(
-        "", rules.one_of("", *build.CORRECTIONS), "importance correction; '' is"
-        " the objective's own, a trust region of ratio_clip, none at"
-        " ratio_clip=0. clip_* and cispo use ratio_clip, truncate_* and"
-        " mask_token ratio_cap, decoupled both (the trust region is around the"
-        " proximal policy), m2_mask moment_cap"),
-    "loss.ratio_clip": _s(
-        0.0, rules.BELOW_1, "trust region: the ratio to the behavior policy is"
-        " clipped to 1 - ratio_clip … 1 + ratio_clip; 0 = off"),
-    "loss.clip_high": _s(
-        0.0, rules.NOT_NEGATIVE, "upper half-width of that clip, for an"
-        " asymmetric one; 0 = the same as ratio_clip"),
-    "loss.ratio_cap": _s(
-        8.0, rules.ABOVE_0, "the largest ratio of truncate_* and mask_token"),
-    "loss.moment_cap": _s(
-        0.04, rules.ABOVE_0, "the largest mean of (log ratio)^2 over a prompt's"
-        " tokens that m2_mask leaves, nats^2"),
-    "loss.anchor": _s(
-        "", rules.one_of("", "reference", "behavior", "ema"),
+    "loss.correction": _s("", rules.one_of("", *build.CORRECTIONS),
+        "importance correction; '' is the objective's own, a trust region of"
+        " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
+        " truncate_* and mask_token ratio_cap, decoupled both (the trust region"
+        " is around the proximal policy), m2_mask moment_cap"),
+    "loss.ratio_clip": _s(0.0, rules.BELOW_1, "trust region: the ratio to the"
+        " behavior policy is clipped to 1 - ratio_clip … 1 + ratio_clip; 0 ="
+        " off"),
+    "loss.clip_high": _s(0.0, rules.NOT_NEGATIVE, "upper half-width of that"
+        " clip, for an asymmetric one; 0 = the same as ratio_clip"),
+    "loss.ratio_cap": _s(8.0, rules.ABOVE_0, "the largest ratio of truncate_*"
+        " and mask_token"),
+    "loss.moment_cap": _s(0.04, rules.ABOVE_0, "the largest mean of (log"
+        " ratio)^2 over a prompt's tokens that m2_mask leaves, nats^2"),
+    "loss.anchor": _s("", rules.one_of("", "reference", "behavior", "ema"),
         "policy that the target is relative to: the 'reference', 'behavior',"
         " which sampled, or 'ema', an average of the policy's past as far as"
         " behavior tells it; '' is the objective's own"),
-    "loss.ema_decay": _s(
-        0.9, rules.Allowed("above 0 and below 1", lambda v: 0 < v < 1),
+    "loss.ema_decay": _s(0.9,
+        rules.Allowed("above 0 and below 1", lambda v: 0 < v < 1),
         "decay of the anchor 'ema' per step"),
-    "loss.baseline": _s(
-        "", rules.one_of("", "group", "mean", "log_mean_exp", "file"),
+    "loss.baseline": _s("",
+        rules.one_of("", "group", "mean", "log_mean_exp", "file"),
         "estimate of a prompt's value: the 'group' mean of reward minus KL, the"
         " 'mean' reward, 'log_mean_exp' of the rewards, or from baseline_file;"
         " '' is the objective's own"),
-    "loss.baseline_shift": _s(
-        0.0, rules.UP_TO_0, "added to the baseline, task units; below 0 it"
-        " raises every advantage (AsymRE, arXiv:2506.20520, has -0.1)"),
-    "loss.baseline_temperature": _s(
-        1.0, rules.ABOVE_0, "temperature of log_mean_exp, task units"),
-    "loss.baseline_file": _s(
-        "", rules.TEXT, "JSON lines with prompt, completions and rewards"
-        " (docs/logged_data.md): the value of a prompt is the log_mean_exp of"
-        " its rewards", hosts="path", files=True),
-    "loss.behavior_logprobs": _s(
-        "sampler", rules.one_of("sampler", "recomputed"),
-        "'sampler': exact, as sampled; 'recomputed': the proximal policy's, as"
-        " Async RLHF's code"),
-    "loss.proximal_every_steps": _s(
-        0, rules.FROM_0, "steps for which the proximal policy, and the values"
-        " of PPO's advantages, are held; 0 = a round, without rounds one step"),
-    "loss.entropy_weight": _s(
-        0.0, rules.NOT_NEGATIVE, "weight of an entropy bonus: the loss is"
-        " reduced by it times the mean entropy per token, nats"),
-    "loss.length_norm": _s(
-        "", rules.one_of("", *build.LENGTH_NORMS), "divisor of a completion's"
-        " log-prob: 1 ('none'), its number of tokens,"
+    "loss.baseline_shift": _s(0.0, rules.UP_TO_0, "added to the baseline, task"
+        " units; below 0 it raises every advantage (AsymRE, arXiv:2506.20520,"
+        " has -0.1)"),
+    "loss.baseline_temperature": _s(1.0, rules.ABOVE_0, "temperature of"
+        " log_mean_exp, task units"),
+    "loss.baseline_file": _s("", rules.TEXT, "JSON lines with prompt,"
+        " completions and rewards (docs/logged_data.md): the value of a prompt"
+        " is the log_mean_exp of its rewards", hosts="path", files=True),
+    "loss.behavior_logprobs": _s("sampler",
+        rules.one_of("sampler", "recomputed"), "'sampler': exact, as sampled;"
+        " 'recomputed': the proximal policy's, as Async RLHF's code"),
+    "loss.proximal_every_steps": _s(0, rules.FROM_0, "steps for which the"
+        " proximal policy, and the values of PPO's advantages, are held; 0 = a"
+        " round, without rounds one step"),
+    "loss.entropy_weight": _s(0.0, rules.NOT_NEGATIVE, "weight of an entropy"
+        " bonus: the loss is reduced by it times the mean entropy per token,"
+        " nats"),
+    "loss.length_norm": _s("", rules.one_of("", *build.LENGTH_NORMS),
+        "divisor of a completion's log-prob: 1 ('none'), its number of tokens,"
         " sampling.max_completion_tokens, or the batch's mean number; '' is the"
         " objective's own"),
-    "loss.include_stop_token": _s(
-        True, rules.FLAG, "the stop token, or the tokens of a stop string, in"
-        " log-probs and masks"),
-    "loss.missing_stop": _s(
-        "keep", rules.one_of("keep", "replace", "add"),
+    "loss.include_stop_token": _s(True, rules.FLAG, "the stop token, or the"
+        " tokens of a stop string, in log-probs and masks"),
+    "loss.missing_stop": _s("keep", rules.one_of("keep", "replace", "add"),
         "a completion without stop token keeps its reward, gets"
         " missing_stop_reward instead, or has that added"),
     "loss.missing_stop_reward": _s(-1.0, rules.NUMBER, ""),
-    "loss.log_z_learning_rate": _s(
-        1e-2, rules.ABOVE_0, "learning rate of log Z in tb_learned_z"),
+    "loss.log_z_learning_rate": _s(1e-2, rules.ABOVE_0, "learning rate of log Z"
+        " in tb_learned_z"),
     "loss.value_init": _s(
         "policy", rules.TEXT,
         "value model of " + ", ".join(build.names("has_values"))
         + ": the 'policy' with a head of zeros, the run's 'reward_model', or a"
         " Hugging Face folder with a scalar head",
         hosts="path", files=True),
-    "loss.value_learning_rate": _s(
-        1e-3, rules.ABOVE_0, "learning rate of the value model, in the policy's"
-        " schedule"),
-    "loss.value_clip": _s(
-        0.2, rules.NOT_NEGATIVE, "clip of ppo's values around the held ones; 0"
-        " = off"),
-    "loss.value_weight": _s(
-        0.1, rules.NOT_NEGATIVE, "weight of ppo's value loss"),
+    "loss.value_learning_rate": _s(1e-3, rules.ABOVE_0, "learning rate of the"
+        " value model, in the policy's schedule"),
+    "loss.value_clip": _s(0.2, rules.NOT_NEGATIVE, "clip of ppo's values around"
+        " the held ones; 0 = off"),
+    "loss.value_weight": _s(0.1, rules.NOT_NEGATIVE, "weight of ppo's value"
+        " loss"),
     "loss.gae_gamma": _s(1.0, rules.UNIT, "discount per token"),
-    "loss.gae_lambda": _s(
-        0.95, rules.UNIT, "lambda of GAE: 0 = one step, 1 = Monte Carlo"),
-    "loss.whiten_advantages": _s(
-        True, rules.FLAG, "whether advantages get mean 0 and variance 1 over a"
-        " batch"),
-    "loss.gkd_beta": _s(
-        1.0, rules.UNIT, "divergence of gkd: 1 = KL(policy || reference), 0 ="
-        " KL(reference || policy); between them the generalized Jensen-Shannon"
-        " divergence, which is small near both"),
-    "loss.subtb_lambda": _s(
-        0.9, rules.ABOVE_0_TO_1, "a subtrajectory of n tokens weighs lambda^n"),
-    "loss.ties": _s(
-        "skip", rules.one_of("skip", "first"), "losses of pairs, of a prompt"
-        " whose rewards are all equal: 'skip' it, or prefer the 'first'"
-        " completion to the last, as Async RLHF's code"),
+    "loss.gae_lambda": _s(0.95, rules.UNIT, "lambda of GAE: 0 = one step, 1 ="
+        " Monte Carlo"),
+    "loss.whiten_advantages": _s(True, rules.FLAG, "whether advantages get mean"
+        " 0 and variance 1 over a batch"),
+    "loss.gkd_beta": _s(1.0, rules.UNIT, "divergence of gkd: 1 = KL(policy ||"
+        " reference), 0 = KL(reference || policy); between them the generalized"
+        " Jensen-Shannon divergence, which is small near both"),
+    "loss.subtb_lambda": _s(0.9, rules.ABOVE_0_TO_1, "a subtrajectory of n"
+        " tokens weighs lambda^n"),
+    "loss.ties": _s("skip", rules.one_of("skip", "first"),
+        "losses of pairs, of a prompt whose rewards are all equal: 'skip' it,"
+        " or prefer the 'first' completion to the last, as Async RLHF's code"),
 
     "tempering.tau": _s(1.0, rules.over_steps(rules.ABOVE_0), ""),
     "tempering.gamma": _s(1.0, rules.over_steps(rules.ABOVE_0), ""),

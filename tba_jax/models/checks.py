@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of the model's shape, and the models that settings name."""
 
-from collections.abc import Mapping
 import os
 import pathlib
-from typing import Any
 
 from tba_jax.losses import build
 from tba_jax.models import config as config_lib
@@ -39,7 +37,7 @@ _STARTS = ("init", "sft.init")
 _WITHOUT_WEIGHTS = ("plan", "compile")
 
 
-def start(c: Mapping[str, Any]) -> tuple[str, config_lib.ModelConfig | None]:
+def start(c: rules.Values) -> tuple[str, config_lib.ModelConfig | None]:
   """Returns what the policy starts from, and the shape of a folder.
 
   Raises KeyError if the folder cannot be read, which `named` reports.
@@ -53,7 +51,7 @@ def start(c: Mapping[str, Any]) -> tuple[str, config_lib.ModelConfig | None]:
     raise KeyError(name) from error
 
 
-def _shape_or_none(c: Mapping[str, Any]) -> config_lib.ModelConfig | None:
+def _shape_or_none(c: rules.Values) -> config_lib.ModelConfig | None:
   """Returns the shape of the first policy's folder, None if it has none."""
   try:
     return start(c)[1]
@@ -61,13 +59,13 @@ def _shape_or_none(c: Mapping[str, Any]) -> config_lib.ModelConfig | None:
     return None
 
 
-def stop_ids(c: Mapping[str, Any]) -> list[int]:
+def stop_ids(c: rules.Values) -> list[int]:
   """Returns the stop tokens that the config adds."""
   texts = c.get("sampling.stop_token_ids", "").split(",")
   return [int(text) for text in texts if text]
 
 
-def _unread_models(c: Mapping[str, Any]) -> set[str]:
+def _unread_models(c: rules.Values) -> set[str]:
   """Returns the settings of models that others turn off."""
   unread = set()
   if c.get("reward.where") != "model":
@@ -77,7 +75,7 @@ def _unread_models(c: Mapping[str, Any]) -> set[str]:
   return unread
 
 
-def _positions(c: Mapping[str, Any]) -> rules.Problems:
+def _positions(c: rules.Values) -> rules.Problems:
   length = c["sampling.max_prompt_tokens"] + c["sampling.max_completion_tokens"]
   name, shape = start(c)
   if shape is None and length > c["model.max_positions"]:
@@ -106,7 +104,7 @@ def _positions(c: Mapping[str, Any]) -> rules.Problems:
       )
 
 
-def _pair_positions(c: Mapping[str, Any]) -> rules.Problems:
+def _pair_positions(c: rules.Values) -> rules.Problems:
   """The model that the reward model starts from has positions for its pairs."""
   name = c["reward_model.init"]
   name = c["sft.init"] if name == "sft" else name
@@ -127,7 +125,7 @@ def _pair_positions(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _shape(c: Mapping[str, Any]) -> rules.Problems:
+def _shape(c: rules.Values) -> rules.Problems:
   """A new model has settings of its family that fit each other."""
   if start(c)[1] is not None:
     return

@@ -10,58 +10,51 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "tokenizer": rules.Section(""),
-    "model": rules.Section(
-        "Shape of the policy. A Hugging Face folder in `init` (or `sft.init`)"
-        " brings its own, except for the two dtypes."),
+    "model": rules.Section("Shape of the policy. A Hugging Face folder in"
+        " `init` (or `sft.init`) brings its own, except for the two dtypes."),
 }
 
 SETTINGS = {
-    "tokenizer.source": _s(
-        "task", rules.TEXT, "'task': that of the initial model's folder, or the"
-        " task's own where that is 'scratch'; or a folder with Hugging Face"
-        " tokenizer files", hosts="own", files=True),
-    "tokenizer.bos": _s(
-        "auto", rules.one_of("auto", "always", "never"),
+    "tokenizer.source": _s("task", rules.TEXT, "'task': that of the initial"
+        " model's folder, or the task's own where that is 'scratch'; or a"
+        " folder with Hugging Face tokenizer files", hosts="own", files=True),
+    "tokenizer.bos": _s("auto", rules.one_of("auto", "always", "never"),
         "whether a prompt starts with BOS: 'auto' if the tokenizer itself adds"
         " it, 'always' if it has one"),
-    "tokenizer.chat": _s(
-        False, rules.FLAG, "whether a prompt given as a text is a user's"
-        " message in the tokenizer's chat template; prompts given as messages"
-        " always are in it"),
+    "tokenizer.chat": _s(False, rules.FLAG, "whether a prompt given as a text"
+        " is a user's message in the tokenizer's chat template; prompts given"
+        " as messages always are in it"),
 
-    "model.family": _s(
-        "llama", rules.one_of(*families.FAMILIES), "family of the model, see"
-        " tba_jax/models/"),
+    "model.family": _s("llama", rules.one_of(*families.FAMILIES),
+        "family of the model, see tba_jax/models/"),
     "model.num_layers": _s(3, rules.COUNT, ""),
     "model.width": _s(64, rules.COUNT, "width of the residual stream"),
     "model.num_heads": _s(4, rules.COUNT, "query heads"),
-    "model.num_kv_heads": _s(
-        4, rules.COUNT, "key-value heads; grouped-query attention below"
-        " num_heads"),
+    "model.num_kv_heads": _s(4, rules.COUNT, "key-value heads; grouped-query"
+        " attention below num_heads"),
     "model.head_dim": _s(
         16, rules.Allowed(
             "an even number from 2 on", lambda v: v > 1 and v % 2 == 0),
         "width of one head"),
     "model.mlp_width": _s(172, rules.COUNT, "hidden units of a block's MLP"),
-    "model.num_experts": _s(
-        0, rules.FROM_0, "MLPs of a layer in a family that has several"),
-    "model.experts_per_token": _s(
-        0, rules.FROM_0, "MLPs that a token uses, if there are several"),
-    "model.tie_embeddings": _s(
-        False, rules.FLAG, "share the embedding table with the head"),
-    "model.max_positions": _s(
-        128, rules.COUNT, "longest sequence, prompt and completion together,"
-        " tokens"),
-    "model.param_dtype": _s(
-        "float32", rules.DTYPE, "dtype of a frozen base (lora.rank); trained"
-        " params are float32, since bfloat16 rounds small updates away"),
-    "model.compute_dtype": _s(
-        "auto", rules.one_of("auto", "float32", "bfloat16"),
-        "dtype of activations; 'auto' is bfloat16 on an accelerator, float32 on"
-        " a CPU, where `train` begins runs of models of width 256 and above in"
-        " bfloat16 if the CPU has AVX512_BF16 or AMX"),
-    "model.attention": _s(
-        "auto", rules.one_of("auto", "plain", "splash", "cudnn"),
+    "model.num_experts": _s(0, rules.FROM_0, "MLPs of a layer in a family that"
+        " has several"),
+    "model.experts_per_token": _s(0, rules.FROM_0, "MLPs that a token uses, if"
+        " there are several"),
+    "model.tie_embeddings": _s(False, rules.FLAG, "share the embedding table"
+        " with the head"),
+    "model.max_positions": _s(128, rules.COUNT, "longest sequence, prompt and"
+        " completion together, tokens"),
+    "model.param_dtype": _s("float32", rules.DTYPE, "dtype of a frozen base"
+        " (lora.rank); trained params are float32, since bfloat16 rounds small"
+        " updates away"),
+    "model.compute_dtype": _s("auto",
+        rules.one_of("auto", "float32", "bfloat16"), "dtype of activations;"
+        " 'auto' is bfloat16 on an accelerator, float32 on a CPU, where `train`"
+        " begins runs of models of width 256 and above in bfloat16 if the CPU"
+        " has AVX512_BF16 or AMX"),
+    "model.attention": _s("auto",
+        rules.one_of("auto", "plain", "splash", "cudnn"),
         "kernel of training and prefill: 'auto' is splash attention on TPU,"
         " cuDNN's on GPU where it can serve the model, and plain elsewhere;"
         " 'auto' alone also has kernels of decode steps with mixed lengths"),

@@ -20,20 +20,18 @@ SECTIONS = {
 }
 
 SETTINGS = {
-    "log.every_steps": _s(
-        1, rules.COUNT, "steps between lines of metrics.jsonl"),
-    "log.samples_every_steps": _s(
-        20, rules.FROM_0, "steps between writes of samples.jsonl; 0 = never"),
-    "log.writers": _s(
-        "", rules.some_of(*WRITERS), "writers in addition to metrics.jsonl"),
+    "log.every_steps": _s(1, rules.COUNT, "steps between lines of"
+        " metrics.jsonl"),
+    "log.samples_every_steps": _s(20, rules.FROM_0, "steps between writes of"
+        " samples.jsonl; 0 = never"),
+    "log.writers": _s("", rules.some_of(*WRITERS), "writers in addition to"
+        " metrics.jsonl"),
     "log.trackio_project": _s("tba_jax", rules.NAME, ""),
     "log.wandb_project": _s("tba_jax", rules.NAME, ""),
-    "log.wandb_mode": _s(
-        "offline", rules.one_of("offline", "online"), "'online' needs an"
-        " account"),
-    "log.profile_first_step": _s(
-        10, rules.COUNT,
-        "first step that jax.profiler captures into `profile/`"),
+    "log.wandb_mode": _s("offline", rules.one_of("offline", "online"),
+        "'online' needs an account"),
+    "log.profile_first_step": _s(10, rules.COUNT, "first step that jax.profiler"
+        " captures into `profile/`"),
     "log.profile_num_steps": _s(0, rules.FROM_0, "steps captured; 0 = none"),
 }
 # fmt: on

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of adapters, meshes and the reference."""
 
-from collections.abc import Mapping
 import itertools
 import operator
-from typing import Any
 
 from tba_jax.learning import settings as learning
 from tba_jax.models import checks as models
@@ -14,7 +12,7 @@ from tba_jax.policy import settings
 from tba_jax.system import rules
 
 
-def _sharded_sizes(c: Mapping[str, Any]) -> rules.Problems:
+def _sharded_sizes(c: rules.Values) -> rules.Problems:
   """Each sharded axis of the params must divide evenly, on both meshes."""
   name, shape = models.start(c)
   sizes = {
@@ -41,7 +39,7 @@ def _sharded_sizes(c: Mapping[str, Any]) -> rules.Problems:
       )
 
 
-def lora_targets(c: Mapping[str, Any]) -> rules.Problems:
+def lora_targets(c: rules.Values) -> rules.Problems:
   """The model must have every matrix in `lora.targets`."""
   shape = models.start(c)[1]
   family = c["model.family"] if shape is None else shape.family

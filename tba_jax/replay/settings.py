@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the replay buffer, and of rounds, which stand for it."""
 
-from collections.abc import Mapping
 import operator
-from typing import Any
 
 from tba_jax.system import rules
 
@@ -13,74 +11,68 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "replay": rules.Section("The replay buffer (docs/replay.md)."),
-    "rounds": rules.Section(
-        "Rounds, as in Asynchronous RLHF, instead of replay: mini_batches (N)"
-        " batches sampled with one version, trained on in order in each of"
-        " `passes` (T) passes, N·T steps, then dropped. `set_rounds` of"
-        " tba_jax/config/variants.py makes the other settings fit."),
-    "replay_filter": rules.Section(
-        "Rules of what the buffer accepts and evicts."),
+    "rounds": rules.Section("Rounds, as in Asynchronous RLHF, instead of"
+        " replay: mini_batches (N) batches sampled with one version, trained on"
+        " in order in each of `passes` (T) passes, N·T steps, then dropped."
+        " `set_rounds` of tba_jax/config/variants.py makes the other settings"
+        " fit."),
+    "replay_filter": rules.Section("Rules of what the buffer accepts and"
+        " evicts."),
 }
 
 SETTINGS = {
-    "replay.capacity_per_prompt": _s(
-        100, rules.COUNT, "completions of one prompt; the oldest are evicted"),
+    "replay.capacity_per_prompt": _s(100, rules.COUNT, "completions of one"
+        " prompt; the oldest are evicted"),
     "replay.capacity": _s(200_000, rules.COUNT, "completions in all"),
-    "replay.recent_fraction": _s(
-        1.0, rules.UNIT, "probability that a prompt slot of a batch is drawn"
-        " from the recent window (the papers' m)"),
-    "replay.recent_window_steps": _s(
-        4, rules.COUNT, "steps whose arrivals count as recent"),
-    "replay.skip_equal_rewards": _s(
-        False, rules.FLAG, "a group of equal rewards does not make its prompt"
-        " recent: batches have groups to learn from (DAPO's dynamic sampling)."
-        " Sample more prompts than a step trains on, search.prompts_per_step"
-        " above train.prompts_per_batch"),
-    "replay.selection": _s(
-        "uniform", rules.one_of("uniform", "reward"), "draws within a prompt;"
-        " 'reward': weights exp(reward / temperature)"),
+    "replay.recent_fraction": _s(1.0, rules.UNIT, "probability that a prompt"
+        " slot of a batch is drawn from the recent window (the papers' m)"),
+    "replay.recent_window_steps": _s(4, rules.COUNT, "steps whose arrivals"
+        " count as recent"),
+    "replay.skip_equal_rewards": _s(False, rules.FLAG, "a group of equal"
+        " rewards does not make its prompt recent: batches have groups to learn"
+        " from (DAPO's dynamic sampling). Sample more prompts than a step"
+        " trains on, search.prompts_per_step above train.prompts_per_batch"),
+    "replay.selection": _s("uniform", rules.one_of("uniform", "reward"),
+        "draws within a prompt; 'reward': weights exp(reward / temperature)"),
     "replay.reward_temperature": _s(1.0, rules.over_steps(rules.ABOVE_0), ""),
-    "replay.dedupe": _s(
-        True, rules.FLAG, "a completion replaces an equal one of its prompt"),
-    "replay.warm_start_completions": _s(
-        0, rules.FROM_0, "completions sampled before step 0"),
-    "replay.max_segment_mb": _s(
-        64.0, rules.ABOVE_0, "size of the journal's segments", resume=True),
+    "replay.dedupe": _s(True, rules.FLAG, "a completion replaces an equal one"
+        " of its prompt"),
+    "replay.warm_start_completions": _s(0, rules.FROM_0,
+        "completions sampled before step 0"),
+    "replay.max_segment_mb": _s(64.0, rules.ABOVE_0, "size of the journal's"
+        " segments", resume=True),
 
     "rounds.mini_batches": _s(0, rules.FROM_0, "N; 0 = no rounds"),
-    "rounds.passes": _s(
-        1, rules.COUNT, "T", read_with=("rounds.mini_batches", "above 0")),
+    "rounds.passes": _s(1, rules.COUNT, "T",
+        read_with=("rounds.mini_batches", "above 0")),
     "rounds.lag_rounds": _s(
         1, rules.Allowed("0 or 1", lambda v: v in (0, 1)),
         "age of a round's data: 1, round r trains on what the policy of round"
         " r-2 sampled (one-step off-policy); 0, sampling and training"
         " alternate", read_with=("rounds.mini_batches", "above 0")),
 
-    "replay_filter.duplicates": _s(
-        "newest", rules.one_of("newest", "oldest"), "completion to keep among"
-        " equal ones of a prompt (replay.dedupe)"),
-    "replay_filter.similarity": _s(
-        "none", rules.one_of("none", "edit", "cosine"),
-        "similarity by which only the completion with the highest reward is"
-        " kept of a prompt's. 'edit': token edit distance below"
-        " similarity_limit times the sum of both lengths; 'cosine': of sentence"
-        " embeddings (task.encoder) above similarity_limit"),
+    "replay_filter.duplicates": _s("newest", rules.one_of("newest", "oldest"),
+        "completion to keep among equal ones of a prompt (replay.dedupe)"),
+    "replay_filter.similarity": _s("none",
+        rules.one_of("none", "edit", "cosine"), "similarity by which only the"
+        " completion with the highest reward is kept of a prompt's. 'edit':"
+        " token edit distance below similarity_limit times the sum of both"
+        " lengths; 'cosine': of sentence embeddings (task.encoder) above"
+        " similarity_limit"),
     "replay_filter.similarity_limit": _s(0.25, rules.UNIT, ""),
-    "replay_filter.similarity_by": _s(
-        "reward", rules.one_of("reward", "log_reward"),
-        "value of a completion there: 'log_reward' = log π_ref + reward /"
-        " loss.beta",
+    "replay_filter.similarity_by": _s("reward",
+        rules.one_of("reward", "log_reward"), "value of a completion there:"
+        " 'log_reward' = log π_ref + reward / loss.beta",
         read_with=("replay_filter.similarity", ("edit", "cosine"))),
-    "replay_filter.evict": _s(
-        "oldest", rules.one_of("oldest", "lowest_reward"),
+    "replay_filter.evict": _s("oldest", rules.one_of("oldest", "lowest_reward"),
         "completion to evict when a capacity is reached"),
-    "replay_filter.freeze_step": _s(
-        0, rules.FROM_0, "step from which the buffer does not grow; 0 = never"),
+    "replay_filter.freeze_step": _s(0, rules.FROM_0, "step from which the"
+        " buffer does not grow; 0 = never"),
 }
 # fmt: on
 
 
-def _prompts_ahead(c: Mapping[str, Any]) -> int:
+def _prompts_ahead(c: rules.Values) -> int:
   """Returns how many prompts may be in flight."""
   if c["rounds.mini_batches"]:
     return c["rounds.mini_batches"] * c["train.prompts_per_batch"]
@@ -89,7 +81,7 @@ def _prompts_ahead(c: Mapping[str, Any]) -> int:
   return (c["search.lead_steps"] + 1) * c["search.prompts_per_step"]
 
 
-def _capacity(c: Mapping[str, Any]) -> rules.Problems:
+def _capacity(c: rules.Values) -> rules.Problems:
   """Completions must not be evicted before they are trained on."""
   ahead = _prompts_ahead(c)
   needed = max(
@@ -116,7 +108,7 @@ def _capacity(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _rounds(c: Mapping[str, Any]) -> rules.Problems:
+def _rounds(c: rules.Values) -> rules.Problems:
   if not c["rounds.mini_batches"]:
     return
   steps = c["rounds.mini_batches"] * c["rounds.passes"]

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of rewards."""
 
-from collections.abc import Mapping
 import os
-from typing import Any
 
 from tba_jax.losses import build
 from tba_jax.system import rules
@@ -24,52 +22,43 @@ _s = rules.Setting
 
 # fmt: off
 SETTINGS = {
-    "reward.where": _s(
-        "process", rules.one_of("process", "pool", "model"),
+    "reward.where": _s("process", rules.one_of("process", "pool", "model"),
         "place of rewards: 'process', by the task inside the role, for rewards"
         " that are fast and never hang; 'pool', in worker processes of each"
         " role, killed at the deadline; 'model', by the reward model"),
-    "reward.num_workers": _s(
-        2, rules.COUNT, "workers of the pool; for environments, processes of a"
-        " role, one for each completion under way (docs/environments.md)",
+    "reward.num_workers": _s(2, rules.COUNT, "workers of the pool; for"
+        " environments, processes of a role, one for each completion under way"
+        " (docs/environments.md)", resume=True, hosts="own"),
+    "reward.deadline_s": _s(10.0, rules.WAIT, "limit for one completion, or one"
+        " turn, in a worker", resume=True),
+    "reward.memory_mb": _s(0, rules.FROM_0, "address space of a worker; 0 = no"
+        " limit", resume=True, hosts="own"),
+    "reward.network": _s(False, rules.FLAG, "whether workers have the network",
         resume=True, hosts="own"),
-    "reward.deadline_s": _s(
-        10.0, rules.WAIT, "limit for one completion, or one turn, in a worker",
-        resume=True),
-    "reward.memory_mb": _s(
-        0, rules.FROM_0, "address space of a worker; 0 = no limit", resume=True,
-        hosts="own"),
-    "reward.network": _s(
-        False, rules.FLAG, "whether workers have the network", resume=True,
-        hosts="own"),
-    "reward.environment": _s(
-        "", rules.TEXT, "environment variables that workers get besides PATH,"
-        " LANG, PYTHONPATH and similar, separated by commas", hosts="own",
-        resume=True),
-    "reward.readable": _s(
-        "", rules.TEXT, "files and folders that workers may read besides those"
-        " of the task, separated by commas (docs/your_task.md#isolation)",
-        hosts="own", resume=True, files=True),
-    "reward.normalize_parts": _s(
-        False, rules.FLAG, "whether each of several rewards (task.rewards) is"
-        " normalized over a prompt's completions, to mean 0 and standard"
-        " deviation 1, before they are summed by their weights (GDPO,"
-        " arXiv:2601.05242)"),
-    "reward.fallback": _s(
-        None, rules.NUMBER_OR_NONE, "reward of a completion that could not be"
-        " judged; None leaves such completions out of training and of held-out"
-        " means (docs/your_task.md)"),
-    "reward.model": _s(
-        "reward_model", rules.TEXT, "a Hugging Face folder with a scalar head,"
-        " or 'reward_model', the one that `--program=reward_model` trained in"
-        " WORKDIR", hosts="path", files=True),
-    "reward.batch_size": _s(
-        32, rules.COUNT, "completions that the reward model scores at a time"),
+    "reward.environment": _s("", rules.TEXT, "environment variables that"
+        " workers get besides PATH, LANG, PYTHONPATH and similar, separated by"
+        " commas", hosts="own", resume=True),
+    "reward.readable": _s("", rules.TEXT, "files and folders that workers may"
+        " read besides those of the task, separated by commas"
+        " (docs/your_task.md#isolation)", hosts="own", resume=True, files=True),
+    "reward.normalize_parts": _s(False, rules.FLAG, "whether each of several"
+        " rewards (task.rewards) is normalized over a prompt's completions, to"
+        " mean 0 and standard deviation 1, before they are summed by their"
+        " weights (GDPO, arXiv:2601.05242)"),
+    "reward.fallback": _s(None, rules.NUMBER_OR_NONE, "reward of a completion"
+        " that could not be judged; None leaves such completions out of"
+        " training and of held-out means (docs/your_task.md)"),
+    "reward.model": _s("reward_model", rules.TEXT, "a Hugging Face folder with"
+        " a scalar head, or 'reward_model', the one that"
+        " `--program=reward_model` trained in WORKDIR", hosts="path",
+        files=True),
+    "reward.batch_size": _s(32, rules.COUNT, "completions that the reward model"
+        " scores at a time"),
 }
 # fmt: on
 
 
-def trains_reward_model(c: Mapping[str, Any]) -> bool:
+def trains_reward_model(c: rules.Values) -> bool:
   """Returns whether a run with these settings trains a reward model first."""
   scores = (c.get("reward.where"), c.get("reward.model"))
   has_values = build.find(c.get("loss.name")).has_values
@@ -78,7 +67,7 @@ def trains_reward_model(c: Mapping[str, Any]) -> bool:
   )
 
 
-def readable(c: Mapping[str, Any]) -> rules.Problems:
+def readable(c: rules.Values) -> rules.Problems:
   for path in listed_paths(c.get("reward.readable", "")):
     if not os.path.exists(path):
       yield "reward.readable", f"allowed paths that exist; {path} does not"

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of decoding, exploration, logs, and vLLM's servers."""
 
-from collections.abc import Mapping
 import os
-from typing import Any
 
 from tba_jax.losses import build
 from tba_jax.losses import checks as losses
@@ -16,7 +14,7 @@ from tba_jax.system import rules
 from tba_jax.tasks import logged
 
 
-def _lengths(c: Mapping[str, Any]) -> rules.Problems:
+def _lengths(c: rules.Values) -> rules.Problems:
   least, most = c["explore.min_tokens"], c["explore.max_tokens"]
   if 0 < most < least:
     yield "explore.max_tokens", (
@@ -33,7 +31,7 @@ _WITH_REWARDS_OF_A_FILE = {
 }  # fmt: skip
 
 
-def _logs(c: Mapping[str, Any]) -> rules.Problems:
+def _logs(c: rules.Values) -> rules.Problems:
   """Files of logged completions can be read, and have what the loss needs."""
   loss, field = losses.of_loss(c), c["logged.reward_field"]
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
@@ -88,7 +86,7 @@ def _logs(c: Mapping[str, Any]) -> rules.Problems:
       )
 
 
-def _weights(c: Mapping[str, Any]) -> rules.Problems:
+def _weights(c: rules.Values) -> rules.Problems:
   """A sampler quantizes no experts."""
   if not c["search.weights"]:
     return
@@ -101,7 +99,7 @@ def _weights(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _sampler(c: Mapping[str, Any]) -> rules.Problems:
+def _sampler(c: rules.Values) -> rules.Problems:
   """Nothing is asked of a sampler that it cannot do, or does not read."""
   name = c["search.sampler"]
   for other, facts in samplers.SAMPLERS.items():
@@ -123,7 +121,7 @@ def _sampler(c: Mapping[str, Any]) -> rules.Problems:
     )
 
 
-def _searcher_mesh(c: Mapping[str, Any]) -> rules.Problems:
+def _searcher_mesh(c: rules.Values) -> rules.Problems:
   """A searcher's mesh has its own devices, and its rows must divide evenly."""
   rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
   devices = rows * c["search.mesh.tensor"]

@@ -34,89 +34,77 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "sampling": rules.Section("Decoding."),
-    "logged": rules.Section(
-        "Completions that others sampled (docs/logged_data.md)."),
-    "explore": rules.Section(
-        "Sampling for exploration, of which evaluations use the lengths alone."
-        " The defaults change nothing (Lee et al. 2025, arXiv:2405.18540)."),
+    "logged": rules.Section("Completions that others sampled"
+        " (docs/logged_data.md)."),
+    "explore": rules.Section("Sampling for exploration, of which evaluations"
+        " use the lengths alone. The defaults change nothing (Lee et al. 2025,"
+        " arXiv:2405.18540)."),
 }
 
 SETTINGS = {
-    "sampling.temperature": _s(
-        1.0, rules.ABOVE_0, "temperature of sampling and of the loss; 0"
-        " (greedy) is allowed in evaluate and generate",
+    "sampling.temperature": _s(1.0, rules.ABOVE_0, "temperature of sampling and"
+        " of the loss; 0 (greedy) is allowed in evaluate and generate",
         also=(0, ("evaluate", "generate"))),
-    "sampling.top_k": _s(
-        0, rules.FROM_0, "number of likeliest tokens; 0 = off"),
-    "sampling.top_p": _s(
-        1.0, rules.ABOVE_0_TO_1,
-        "probability of the likeliest tokens; 1 = off"),
-    "sampling.min_p": _s(
-        0.0, rules.BELOW_1, "minimum probability relative to the likeliest"
-        " token's; 0 = off"),
-    "sampling.stop_token_ids": _s(
-        "", rules.INTEGERS,
-        "stop tokens beside the tokenizer's own, as '5,17'"),
-    "sampling.stop_strings": _s(
-        "", _STOP_TEXTS, "texts that stop, as '[\"\\n\\n\", \"User:\"]'"),
+    "sampling.top_k": _s(0, rules.FROM_0, "number of likeliest tokens; 0 ="
+        " off"),
+    "sampling.top_p": _s(1.0, rules.ABOVE_0_TO_1, "probability of the likeliest"
+        " tokens; 1 = off"),
+    "sampling.min_p": _s(0.0, rules.BELOW_1, "minimum probability relative to"
+        " the likeliest token's; 0 = off"),
+    "sampling.stop_token_ids": _s("", rules.INTEGERS, "stop tokens beside the"
+        " tokenizer's own, as '5,17'"),
+    "sampling.stop_strings": _s("", _STOP_TEXTS,
+        "texts that stop, as '[\"\\n\\n\", \"User:\"]'"),
     "sampling.max_prompt_tokens": _s(16, rules.COUNT, ""),
     "sampling.max_completion_tokens": _s(24, rules.COUNT, ""),
-    "sampling.num_rows": _s(
-        256, rules.COUNT, "slots: completions decoded at the same time; on"
-        " accelerators those of a prompt share its KV cache if all of a round"
-        " fit", hosts="searcher"),
-    "sampling.num_waiting": _s(
-        0, rules.FROM_0, "completions that may give up their slot, with their"
-        " KV cache, while their environment answers, also to those of the next"
-        " round; takes the memory of that many further slots",
-        hosts="searcher"),
-    "sampling.chunk_steps": _s(
-        8, rules.COUNT, "decode steps between refills of finished slots, and"
-        " between polls for newer params (`sampling.in_flight`) and for stop"
-        " strings"),
-    "sampling.prompt_buckets": _s(
-        1, rules.COUNT, "padded prompt lengths: the maximum, its half, …"),
-    "sampling.in_flight": _s(
-        "off", rules.one_of("off", "keep_cache", "recompute_cache"),
+    "sampling.num_rows": _s(256, rules.COUNT, "slots: completions decoded at"
+        " the same time; on accelerators those of a prompt share its KV cache"
+        " if all of a round fit", hosts="searcher"),
+    "sampling.num_waiting": _s(0, rules.FROM_0, "completions that may give up"
+        " their slot, with their KV cache, while their environment answers,"
+        " also to those of the next round; takes the memory of that many"
+        " further slots", hosts="searcher"),
+    "sampling.chunk_steps": _s(8, rules.COUNT, "decode steps between refills of"
+        " finished slots, and between polls for newer params"
+        " (`sampling.in_flight`) and for stop strings"),
+    "sampling.prompt_buckets": _s(1, rules.COUNT, "padded prompt lengths: the"
+        " maximum, its half, …"),
+    "sampling.in_flight": _s("off",
+        rules.one_of("off", "keep_cache", "recompute_cache"),
         "searchers take newer params between rounds ('off'), or also between"
         " chunks, keeping or recomputing the KV cache"),
 
-    "search.sampler": _s("own", rules.one_of(*samplers.SAMPLERS), "program that"
-        " decodes: this package, or vLLM servers (docs/vllm.md)",
+    "search.sampler": _s("own", rules.one_of(*samplers.SAMPLERS),
+        "program that decodes: this package, or vLLM servers (docs/vllm.md)",
         hosts="searcher"),
-    "search.weights": _s(
-        "", rules.one_of("", "int8"), "dtype of the matrices that a searcher"
-        " decodes with: '' = model.compute_dtype; 'int8' = rounded, with a"
-        " scale for each output channel, half the bytes of bfloat16"
-        " (docs/scaling.md)", resume=True),
-    "search.vllm_urls": _s(
-        "", _URLS, "addresses of vLLM servers, one for each searcher, in the"
-        " order of their indices", resume=True, hosts="searcher"),
-    "search.vllm_folder": _s(
-        "", rules.TEXT, "folder for params that the vLLM servers read at the"
-        " same path; '' = the run directory's 'vllm'", resume=True,
+    "search.weights": _s("", rules.one_of("", "int8"), "dtype of the matrices"
+        " that a searcher decodes with: '' = model.compute_dtype; 'int8' ="
+        " rounded, with a scale for each output channel, half the bytes of"
+        " bfloat16 (docs/scaling.md)", resume=True),
+    "search.vllm_urls": _s("", _URLS, "addresses of vLLM servers, one for each"
+        " searcher, in the order of their indices", resume=True,
         hosts="searcher"),
+    "search.vllm_folder": _s("", rules.TEXT, "folder for params that the vLLM"
+        " servers read at the same path; '' = the run directory's 'vllm'",
+        resume=True, hosts="searcher"),
 
-    "logged.path": _s(
-        "", rules.TEXT, "JSON lines with prompts of the task and completions;"
-        " '' = none", hosts="path", files=True),
-    "logged.share": _s(
-        1.0, rules.ABOVE_0_TO_1, "share of the groups that are taken from the"
-        " log, of prompts that it has; the others are sampled, at 1 none"),
-    "logged.reward_field": _s(
-        "reward", rules.TEXT, "field with the reward, there and in"
-        " loss.baseline_file; '' = none is read, and completions are judged as"
-        " sampled ones are"),
+    "logged.path": _s("", rules.TEXT, "JSON lines with prompts of the task and"
+        " completions; '' = none", hosts="path", files=True),
+    "logged.share": _s(1.0, rules.ABOVE_0_TO_1, "share of the groups that are"
+        " taken from the log, of prompts that it has; the others are sampled,"
+        " at 1 none"),
+    "logged.reward_field": _s("reward", rules.TEXT, "field with the reward,"
+        " there and in loss.baseline_file; '' = none is read, and completions"
+        " are judged as sampled ones are"),
 
-    "explore.fraction": _s(
-        0.0, rules.UNIT, "share of completions sampled at their own"
-        " temperature, uniform between min_temperature and max_temperature"),
+    "explore.fraction": _s(0.0, rules.UNIT, "share of completions sampled at"
+        " their own temperature, uniform between min_temperature and"
+        " max_temperature"),
     "explore.min_temperature": _s(1.0, rules.ABOVE_0, ""),
     "explore.max_temperature": _s(1.0, rules.ABOVE_0, ""),
-    "explore.min_tokens": _s(
-        0, rules.FROM_0, "tokens before which no stop token is sampled"),
-    "explore.max_tokens": _s(
-        0, rules.FROM_0, "tokens after which a stop token is sampled, so that"
-        " none is cut off; 0 = no such limit"),
+    "explore.min_tokens": _s(0, rules.FROM_0, "tokens before which no stop"
+        " token is sampled"),
+    "explore.max_tokens": _s(0, rules.FROM_0, "tokens after which a stop token"
+        " is sampled, so that none is cut off; 0 = no such limit"),
 }
 # fmt: on

@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What settings need of the task, and the task of settings."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from tba_jax.losses import build as losses
 from tba_jax.models import checks as models
 from tba_jax.sampling import samplers
@@ -14,7 +11,7 @@ from tba_jax.tasks import build
 from tba_jax.tasks import rows_task
 
 
-def _make(c: Mapping[str, Any]) -> base.Task:
+def _make(c: rules.Values) -> base.Task:
   fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
   return build.make_task(fields)
 
@@ -117,7 +114,7 @@ def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
       )
 
 
-def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> rules.Problems:
+def _lacks_turns(c: rules.Values, task: base.Task) -> rules.Problems:
   """Yields problems with settings that environments do not support."""
   if c.get("init") == "sft" and not task.can_demonstrate:
     yield "init", (
@@ -136,14 +133,14 @@ def _lacks_turns(c: Mapping[str, Any], task: base.Task) -> rules.Problems:
       )
 
 
-def _starts_from_scratch(c: Mapping[str, Any]) -> bool:
+def _starts_from_scratch(c: rules.Values) -> bool:
   try:
     return models.start(c)[0] == "scratch"
   except KeyError:
     return False
 
 
-def _rewards_where(c: Mapping[str, Any]) -> rules.Problems:
+def _rewards_where(c: rules.Values) -> rules.Problems:
   where = build.facts(c["task.name"]).rewards_where
   if where and c["reward.where"] not in where:
     yield "reward.where", (

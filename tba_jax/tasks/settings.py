@@ -21,7 +21,7 @@ SECTIONS = {
 }
 
 SETTINGS = {
-    "task.name": _s(
-        "arithmetic", rules.TEXT, "name of a task in tba_jax/tasks/"),
+    "task.name": _s("arithmetic", rules.TEXT, "name of a task in"
+        " tba_jax/tasks/"),
 }
 # fmt: on

@@ -9,27 +9,23 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "export": rules.Section("`--program=export`.", resume=True),
-    "sweep": rules.Section(
-        "`--program=sweep`: each objective at each lag with each seed.",
-        resume=True),
+    "sweep": rules.Section("`--program=sweep`: each objective at each lag with"
+        " each seed.", resume=True),
 }
 
 SETTINGS = {
-    "export.dtype": _s(
-        "", rules.DTYPE_OR_OWN, "dtype of the tensors; '' = as trained"),
-    "export.adapter": _s(
-        False, rules.FLAG, "whether to write the factors of lora.rank alone, as"
-        " the package peft does, instead of the model with them merged in"),
+    "export.dtype": _s("", rules.DTYPE_OR_OWN, "dtype of the tensors; '' = as"
+        " trained"),
+    "export.adapter": _s(False, rules.FLAG, "whether to write the factors of"
+        " lora.rank alone, as the package peft does, instead of the model with"
+        " them merged in"),
 
-    "sweep.objectives": _s(
-        "", rules.TEXT, "settings of each objective, 'NAME: KEY=VALUE …; NAME:"
-        " …'"),
-    "sweep.staleness_steps": _s(
-        "0,1,2,4,16", rules.INTEGERS, "lags: a batch is sampled this many steps"
-        " before it is trained on"),
-    "sweep.mini_batches": _s(
-        "2,16", rules.INTEGERS, "lags: rounds of this many mini-batches are"
-        " sampled at their start"),
+    "sweep.objectives": _s("", rules.TEXT, "settings of each objective, 'NAME:"
+        " KEY=VALUE …; NAME: …'"),
+    "sweep.staleness_steps": _s("0,1,2,4,16", rules.INTEGERS,
+        "lags: a batch is sampled this many steps before it is trained on"),
+    "sweep.mini_batches": _s("2,16", rules.INTEGERS, "lags: rounds of this many"
+        " mini-batches are sampled at their start"),
     "sweep.seeds": _s("0,1,2", rules.INTEGERS, ""),
     "sweep.workers": _s(1, rules.COUNT, "runs at the same time"),
 }

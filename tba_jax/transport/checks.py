@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of the store, of its hosts, and of the carriers."""
 
-from collections.abc import Mapping
 import importlib.util
 import os
 import socket
-from typing import Any
 
 from tba_jax.system import rules
 from tba_jax.transport import carriers
@@ -15,7 +13,7 @@ from tba_jax.transport import locator
 from tba_jax.transport import wire
 
 
-def _publish(c: Mapping[str, Any]) -> rules.Problems:
+def _publish(c: rules.Values) -> rules.Problems:
   """Params must be written where all hosts can read them."""
   carrier, directory = c["publish.carrier"], c["publish.directory"]
   if os.path.exists(directory) and not os.path.isdir(directory):
@@ -48,7 +46,7 @@ def _publish(c: Mapping[str, Any]) -> rules.Problems:
 _TLS = ("store.tls_cert_file", "store.tls_key_file", "store.tls_ca_file")
 
 
-def _store(c: Mapping[str, Any]) -> rules.Problems:
+def _store(c: rules.Values) -> rules.Problems:
   has_tls = any(c[key] for key in _TLS)
   secret = c["store.secret_file"] or os.environ.get(wire.SECRET_VARIABLE)
   safe = has_tls or secret or c["store.insecure"]

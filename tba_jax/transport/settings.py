@@ -34,55 +34,49 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "publish": rules.Section("Transfer of new params to the searchers."),
-    "store": rules.Section(
-        "The key-value store (docs/hosts.md).", resume=True, hosts="own"),
+    "store": rules.Section("The key-value store (docs/hosts.md).", resume=True,
+        hosts="own"),
 }
 
 SETTINGS = {
     "publish.every_steps": _s(1, rules.COUNT, ""),
     # A searcher may still be reading the version before the newest.
-    "publish.keep_versions": _s(
-        2, rules.at_least(2), "versions that stay readable", resume=True),
+    "publish.keep_versions": _s(2, rules.at_least(2), "versions that stay"
+        " readable", resume=True),
     "publish.carrier": _s(
         "auto", rules.one_of("auto", *carriers.CARRIERS),
         ", ".join(f"{name!r} ({entry.suits})"
                   for name, entry in carriers.CARRIERS.items())
         + ", 'auto' by size and place",
         resume=True),
-    "publish.directory": _s(
-        "", rules.TEXT, "place of files and shards: a shared directory, for"
-        " shards also gs://…; '' = memory of this host (/dev/shm, else the"
-        " run's directory)", resume=True),
-    "publish.dtype": _s(
-        "auto", rules.one_of("auto", "", "float32", "bfloat16"),
+    "publish.directory": _s("", rules.TEXT, "place of files and shards: a"
+        " shared directory, for shards also gs://…; '' = memory of this host"
+        " (/dev/shm, else the run's directory)", resume=True),
+    "publish.dtype": _s("auto", rules.one_of("auto", "", "float32", "bfloat16"),
         "dtype of published floats; 'auto' = matrices in the dtype that the"
         " trainer's device computes in, which costs a sampler that computes in"
         " the same nothing; '' = as trained. A searcher that computes in"
         " another dtype casts on its host, 1.5 B params in some 10 s"),
 
-    "store.address": _s(
-        "", _ADDRESS, "'' = a unix socket in the spool directory; 'HOST:0' a"
-        " free TCP port, 'HOST:7001-7009' one of a range (docs/hosts.md)"),
-    "store.locator": _s(
-        "", HOST_PORT, "address at which the store announces its own to other"
-        " hosts; '' = a file in the spool directory"),
-    "store.secret_file": _s(
-        "", rules.TEXT, "32 bytes, mode 0600; '' = created in the spool"
-        " directory", files=True),
-    "store.tls_cert_file": _s(
-        "", rules.TEXT, "mutual TLS (jax 0.11.2), PEM: this host's certificate;"
-        " '' = files made from the secret, if the run has a port", files=True),
+    "store.address": _s("", _ADDRESS, "'' = a unix socket in the spool"
+        " directory; 'HOST:0' a free TCP port, 'HOST:7001-7009' one of a range"
+        " (docs/hosts.md)"),
+    "store.locator": _s("", HOST_PORT, "address at which the store announces"
+        " its own to other hosts; '' = a file in the spool directory"),
+    "store.secret_file": _s("", rules.TEXT, "32 bytes, mode 0600; '' = created"
+        " in the spool directory", files=True),
+    "store.tls_cert_file": _s("", rules.TEXT, "mutual TLS (jax 0.11.2), PEM:"
+        " this host's certificate; '' = files made from the secret, if the run"
+        " has a port", files=True),
     "store.tls_key_file": _s("", rules.TEXT, "key of this host", files=True),
-    "store.tls_ca_file": _s(
-        "", rules.TEXT, "certificate of the authority", files=True),
-    "store.insecure": _s(
-        False, rules.FLAG, "no TLS made from the secret, and other hosts even"
-        " without a secret (docs/hosts.md)"),
-    "store.spool_dir": _s(
-        "", rules.TEXT, "'' = a 0700 directory of this user and workdir"),
-    "store.deadline_s": _s(
-        60.0, rules.WAIT, "limit of one operation, a restart of the service"
-        " included; a service silent for a third of it, at most 5 s, is"
-        " restarted"),
+    "store.tls_ca_file": _s("", rules.TEXT, "certificate of the authority",
+        files=True),
+    "store.insecure": _s(False, rules.FLAG, "no TLS made from the secret, and"
+        " other hosts even without a secret (docs/hosts.md)"),
+    "store.spool_dir": _s("", rules.TEXT, "'' = a 0700 directory of this user"
+        " and workdir"),
+    "store.deadline_s": _s(60.0, rules.WAIT, "limit of one operation, a restart"
+        " of the service included; a service silent for a third of it, at most"
+        " 5 s, is restarted"),
 }
 # fmt: on
