@@ -48,16 +48,15 @@ SETTINGS = {
 _WITH_JUDGE = ("train", "trainer", "one_process", "evaluate")
 
 
-def _judges(c: rules.Values) -> rules.Problems:
-  if c["evaluate.judge"] == "command" and not c["evaluate.judge_command"]:
+def _judge_command(c: rules.Values) -> rules.Problems:
+  """The judge's command exists where completions are compared."""
+  if c["evaluate.judge"] != "command":
+    return
+  if not c["evaluate.judge_command"]:
     yield "evaluate.judge_command", (
         "allowed a command with config.evaluate.judge = 'command'"
     )
-
-
-def _judge_command(c: rules.Values) -> rules.Problems:
-  """The judge's command exists where completions are compared."""
-  if c["evaluate.judge"] != "command" or c.program not in _WITH_JUDGE:
+  if c.program not in _WITH_JUDGE:
     return
   try:
     words = shlex.split(c["evaluate.judge_command"])
@@ -70,11 +69,9 @@ def _judge_command(c: rules.Values) -> rules.Problems:
     )
 
 
-def _best(c: rules.Values) -> rules.Problems:
-  if c["checkpoint.keep_best"] and not c["evaluate.every_steps"]:
-    yield "evaluate.every_steps", (
-        "allowed above 0 with config.checkpoint.keep_best = True"
-    )
-
-
-CHECKS = (_judges, _judge_command, _best)
+CHECKS = (
+    rules.require(
+        "checkpoint.keep_best", bool, {"evaluate.every_steps": "above 0"}
+    ),
+    _judge_command,
+)

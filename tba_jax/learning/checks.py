@@ -54,12 +54,11 @@ def _router_replay(c: rules.Values) -> rules.Problems:
   """Routes are numbers of experts in a byte each."""
   if not c["train.router_replay"]:
     return
-  name, shape = models.start(c)
-  num = c["model.num_experts"] if shape is None else shape.num_experts
+  num = models.num_experts(c)
   if not 1 <= num <= 256:
     yield "train.router_replay", (
         f"allowed False: it needs a model with 1 to 256 experts in a layer, and"
-        f" that of config.init = {name!r} has {num}"
+        f" that of config.init = {c['init']!r} has {num}"
     )
   in_flight = c["sampling.in_flight"]
   if in_flight != "off":

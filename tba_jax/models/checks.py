@@ -51,6 +51,12 @@ def start(c: rules.Values) -> tuple[str, config_lib.ModelConfig | None]:
     raise KeyError(name) from error
 
 
+def num_experts(c: rules.Values) -> int:
+  """Returns the experts of a layer of the first policy."""
+  shape = start(c)[1]
+  return c["model.num_experts"] if shape is None else shape.num_experts
+
+
 def _shape_or_none(c: rules.Values) -> config_lib.ModelConfig | None:
   """Returns the shape of the first policy's folder, None if it has none."""
   try:

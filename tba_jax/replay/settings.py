@@ -94,14 +94,7 @@ def _capacity(c: rules.Values) -> rules.Problems:
         f"allowed {needed} or more: one batch, the warm start, and what the"
         " searchers may sample ahead must each fit"
     )
-  if not c["search.prompts_per_step"]:
-    for key, value in (
-        ("search.lockstep", False),
-        ("rounds.mini_batches", 0),
-    ):
-      if c[key] != value:
-        yield key, f"allowed {value} with config.search.prompts_per_step = 0"
-  elif c["search.prompts_per_round"] > ahead:
+  if c["search.prompts_per_round"] > ahead and c["search.prompts_per_step"]:
     yield "search.prompts_per_round", (
         f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
         " config.search.prompts_per_step: more are never granted at once"
@@ -128,6 +121,8 @@ def _rounds(c: rules.Values) -> rules.Problems:
 CHECKS = (
     rules.compare("replay.capacity_per_prompt", "at least",
                   "train.completions_per_prompt", rules.REPEATS),
+    rules.require("search.prompts_per_step", operator.not_,
+                  {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),
     # Draws of recent prompts alone leave such groups out.
     rules.require("replay.recent_fraction", operator.not_,
                   {"replay.skip_equal_rewards": (False,)}),

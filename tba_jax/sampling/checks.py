@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relations of decoding, exploration, logs, and vLLM's servers."""
 
+import operator
 import os
 
 from tba_jax.losses import build
@@ -64,8 +65,6 @@ def _logs(c: rules.Values) -> rules.Problems:
         )
       lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
       yield key, f"allowed {lines}; {error}{why}"
-  if not c["logged.path"] and c["logged.share"] != 1:
-    yield "logged.share", "allowed 1.0 without config.logged.path"
   if build.baseline(loss) == "file" and not field:
     yield "logged.reward_field", (
         "allowed the name of a field with config.loss.baseline = 'file'"
@@ -90,12 +89,10 @@ def _weights(c: rules.Values) -> rules.Problems:
   """A sampler quantizes no experts."""
   if not c["search.weights"]:
     return
-  name, shape = models.start(c)
-  num = c["model.num_experts"] if shape is None else shape.num_experts
-  if num:
+  if models.num_experts(c):
     yield "search.weights", (
         "allowed '' for a model with experts, which that of config.init ="
-        f" {name!r} has"
+        f" {c['init']!r} has"
     )
 
 
@@ -153,6 +150,7 @@ CHECKS = (
                   "sampling.max_completion_tokens"),
     # What counts as solved is what the policy itself has solved.
     rules.require("logged.path", bool, {"search.order": ("shuffled",)}),
+    rules.require("logged.path", operator.not_, {"logged.share": (1.0,)}),
     # Each completion needs one version.
     rules.require("sampling.in_flight", lambda v: v != "off",
                   {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),

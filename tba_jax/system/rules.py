@@ -20,7 +20,7 @@ from typing import Any
 from tba_jax.system import ramps
 
 Problems = Iterator[tuple[str, str]]
-Check = Callable[[Any], Problems]
+Check = Callable[..., Problems]
 _IS_ABOVE_0 = "above 0"
 # Bounds of float32.
 MIN_FLOAT, MAX_FLOAT = 1.2e-38, 3.4e38
@@ -203,7 +203,7 @@ def is_above_0(value: float | str) -> bool:
 def compare(key: str, relation: str, other: str, why: str = "") -> Check:
   """Relates the values of two settings."""
 
-  def check(c: Mapping[str, Any]) -> Problems:
+  def check(c: Values) -> Problems:
     if not _RELATIONS[relation](c[key], c[other]):
       yield key, f"allowed {relation} config.{other} = {c[other]}{why}"
 
@@ -221,24 +221,22 @@ def require(
     required: allowed values by key, or "above 0".
   """
 
-  def check(c: Mapping[str, Any]) -> Problems:
+  def check(c: Values) -> Problems:
     if not test(c[key]):
       return
     for other, allowed in required.items():
-      value = c[other]
-      if allowed != _IS_ABOVE_0 and value in allowed:
-        continue
-      if allowed == _IS_ABOVE_0 and is_above_0(value):
-        continue
-      if allowed != _IS_ABOVE_0:
-        allowed = " or ".join(map(repr, allowed))
-      yield other, f"allowed {allowed} with config.{key} = {c[key]!r}"
+      if allowed == _IS_ABOVE_0:
+        fits, text = is_above_0(c[other]), allowed
+      else:
+        fits, text = c[other] in allowed, " or ".join(map(repr, allowed))
+      if not fits:
+        yield other, f"allowed {text} with config.{key} = {c[key]!r}"
 
   return check
 
 
 def unread(
-    c: Mapping[str, Any], key: str, default: Any, other: str, values: Any
+    c: Values, key: str, default: Any, other: str, values: Any
 ) -> Problems:
   """Yields `key` if nothing reads it, and it has not its default.
 
