@@ -372,7 +372,7 @@ class _Chunks:
     self._next = self._make(chunk.end)
 
   def _make(self, first: int) -> _Chunk:
-    end = _chunk_end(self._settings, self._job.log_every_steps, first)
+    end = _chunk_end(self._settings, first)
     return _Chunk(first, end, self._job.examples.chunk(first, end))
 
 
