@@ -133,7 +133,7 @@ def _searcher(
   c.init = folder
   c.model.attention, c.model.compute_dtype = attention, "bfloat16"
   c.search.mesh.tensor = tensor
-  c.sampling.num_rows = _NUM_ROWS
+  c.sampling.num_slots = _NUM_ROWS
   c.sampling.max_prompt_tokens = _NUM_PROMPT
   c.sampling.max_completion_tokens = _NUM_TOKENS
   # Completions wait for rows: their lengths are mixed.

@@ -145,7 +145,7 @@ def _serve_own(
       f"--workdir={folder}",
       f"--config.init={model}",
       f"--config.serve.port={port}",
-      f"--config.sampling.num_rows={_PROMPTS * _COMPLETIONS}",
+      f"--config.sampling.num_slots={_PROMPTS * _COMPLETIONS}",
   ]
   with _process(command, log, port) as url:
     yield url, (folder / "serve" / "key").read_text().strip()

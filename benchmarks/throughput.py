@@ -94,7 +94,7 @@ def make_config(
     config.sampling.max_completion_tokens = _TOKENS
     # Random params stop at random: all completions are of full length.
     config.explore.min_tokens = _TOKENS - 1
-    config.sampling.num_rows = _PROMPTS * _COMPLETIONS
+    config.sampling.num_slots = _PROMPTS * _COMPLETIONS
     config.search.prompts_per_round = config.search.prompts_per_step = _PROMPTS
     config.search.samples_per_prompt = _COMPLETIONS
     config.train.prompts_per_batch = config.train.micro_batch_prompts = _PROMPTS

@@ -39,10 +39,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           train_prompts=8000,
           test_prompts=500,
           max_turns=5,
-          right_from=1.0,
+          correct_threshold=1.0,
       )
   )
-  c.reward.where = "pool"
+  c.reward.backend = "pool"
   c.reward.num_workers = 32
   c.sampling.max_prompt_tokens = 9
   # Four calls with their results, of 11 tokens each, and an answer of 8.
@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
   # A fifth is sampled to replace groups whose rewards are equal.
   c.search.prompts_per_step = c.search.prompts_per_round = 20
-  c.sampling.num_rows = 160
+  c.sampling.num_slots = 160
   c.train.prompts_per_batch = 16
   c.train.micro_batch_prompts = 8
   c.reference.role = "searcher"

@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.replay.skip_equal_rewards = True
   c.replay.recent_window_steps = 2
   c.search.prompts_per_step = c.search.prompts_per_round = 48
-  c.sampling.num_rows = 192
+  c.sampling.num_slots = 192
   c.train.prompts_per_batch = 32
   # Eight prompts' activations fit into a core's cache.
   c.train.micro_batch_prompts = 8

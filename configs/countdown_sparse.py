@@ -68,7 +68,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.train.completions_per_prompt = 4
     c.evaluate.num_completions = 4
   else:
-    c.sampling.num_rows = 256
+    c.sampling.num_slots = 256
     c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
     c.train.num_steps = 300 if arg.quick else 400
   return c

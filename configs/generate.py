@@ -23,7 +23,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # Fits the smallest models; raise both as the model's config.json allows.
   c.sampling.max_prompt_tokens = 64
   c.sampling.max_completion_tokens = 64
-  c.sampling.num_rows = 32
+  c.sampling.num_slots = 32
   c.sampling.prompt_buckets = 3
   if arg.quick:
     c.sampling.max_completion_tokens = 32

@@ -98,7 +98,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       dict(
           name="gsm8k",
           data="openai/gsm8k",
-          made_up_prompts=4000,
+          synthetic_prompts=4000,
           prompt_format="tba",
           answer_rule="tba",
           validation_prompts=0,
@@ -115,7 +115,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   else:
     _set_sft(c, MODELS[arg.model])
   if arg.quick or arg.smoke:
-    c.task.data = "made_up"
+    c.task.data = "synthetic"
     c.task.prompt_format = "plain"
     make_quick(c)
     if arg.method != "tba":
@@ -131,7 +131,7 @@ def _set_common(c: ml_collections.ConfigDict) -> None:
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 512
-  c.sampling.num_rows = 72
+  c.sampling.num_slots = 72
   c.model.param_dtype = "float32"
   # Length of models without a config of their own.
   c.model.max_positions = 1024
@@ -265,7 +265,7 @@ def _set_quick_rounds(
 
 def make_quick(c: ml_collections.ConfigDict) -> None:
   """Shrinks a run over problems: a tiny model and generated problems."""
-  c.task.made_up_prompts = 12_000
+  c.task.synthetic_prompts = 12_000
   c.task.validation_prompts = 128
   c.init = "sft"
   c.sft.init = "scratch"
@@ -287,7 +287,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
   c.sampling.temperature = 1.0
   c.sampling.max_prompt_tokens = 32
   c.sampling.max_completion_tokens = 28
-  c.sampling.num_rows = 192
+  c.sampling.num_slots = 192
 
   c.search.num_searchers = 1
   c.search.prompts_per_round = 24
@@ -327,7 +327,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 def make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run to a smoke test."""
   variants.make_smoke(c)
-  c.task.made_up_prompts = 200
+  c.task.synthetic_prompts = 200
   c.task.validation_prompts = 16
   c.optimizer.warmup_steps = 1
   c.evaluate.num_prompts = 8

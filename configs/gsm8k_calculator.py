@@ -63,10 +63,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           test_prompts=800 if is_small else 1319,
           # The longest solution calculates eleven times.
           max_turns=4 if is_small else 12,
-          right_from=1.0,
+          correct_threshold=1.0,
       )
   )
-  c.reward.where = "pool"
+  c.reward.backend = "pool"
   c.reward.num_workers = 16 if is_small else 32
   c.evaluate.variants = ""
   # A turn ends with a stop token, which is what calls the calculator.
@@ -77,7 +77,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.evaluate.final_prompts = 256
   else:
     c.sft.init = c.tokenizer.source = MODELS[arg.model]
-    c.reward.environment = _FOLDER
+    c.reward.env_vars = _FOLDER
     c.reward.readable = os.environ.get(_FOLDER, "")
   if arg.smoke:
     c.task.train_prompts = 100

@@ -37,10 +37,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           train_prompts=4000,
           test_prompts=500,
           max_turns=8,
-          right_from=0.0,
+          correct_threshold=0.0,
       )
   )
-  c.reward.where = "pool"
+  c.reward.backend = "pool"
   c.reward.num_workers = 32
   c.sampling.max_prompt_tokens = 2
   # A guess, its stop token and a hint, eight times.
@@ -59,7 +59,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # The completions of a prompt share its number, and so its luck.
   c.search.samples_per_prompt = c.train.completions_per_prompt = 8
   c.search.prompts_per_step = c.search.prompts_per_round = 16
-  c.sampling.num_rows = 128
+  c.sampling.num_slots = 128
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 16
   c.reference.role = "searcher"
   c.search.lead_steps = 2

@@ -48,7 +48,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # what is cut off has no reward.
   c.sampling.max_prompt_tokens = 80
   c.sampling.max_completion_tokens = 32
-  c.sampling.num_rows = 32
+  c.sampling.num_slots = 32
 
   c.loss.beta = 0.02
   # A constant rate of twice as much collapsed after 120 steps.

@@ -60,7 +60,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           name="math",
           train="EleutherAI/hendrycks_math/*[train]",
           test="HuggingFaceH4/MATH-500[test]",
-          made_up_prompts=4000,
+          synthetic_prompts=4000,
           prompt_format="qwen",
           overlap="error",
           validation_prompts=0,
@@ -86,11 +86,11 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.sampling.max_prompt_tokens = 1024
   c.sampling.max_completion_tokens = 2048  # 3072 with the prompt
   c.sampling.stop_token_ids = "151645"  # <|im_end|>, which closes a chat's turn
-  c.sampling.num_rows = 128
+  c.sampling.num_slots = 128
   c.sampling.prompt_buckets = 3
 
   # Parsing an answer may take forever, or all memory.
-  c.reward.where = "pool"
+  c.reward.backend = "pool"
   c.reward.num_workers = 4
   c.reward.deadline_s = 10.0
   c.reward.memory_mb = 4096
@@ -138,8 +138,8 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
 
 def _make_quick(c: ml_collections.ConfigDict) -> None:
   """Sets made-up problems, and what is MATH's own beside `configs/gsm8k.py`."""
-  c.task.train = c.task.test = "made_up"
-  c.task.made_up_prompts = 5000
+  c.task.train = c.task.test = "synthetic"
+  c.task.synthetic_prompts = 5000
   c.task.prompt_format = "bare"
   c.sampling.stop_token_ids = ""
   c.sampling.prompt_buckets = 1

@@ -69,8 +69,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           name="chat",
           data="HuggingFaceH4/no_robots",
           template="tulu",
-          made_up_prompts=3000,
-          made_up_pairs=8000,
+          synthetic_prompts=3000,
+          synthetic_pairs=8000,
           validation_prompts=0,
           split_seed=0,
       )
@@ -125,12 +125,12 @@ def _set_models(c: ml_collections.ConfigDict) -> None:
 
 def _set_training(c: ml_collections.ConfigDict) -> None:
   """Sets online DPO, one step off-policy."""
-  c.reward.where = "model"
+  c.reward.backend = "model"
   c.reward.model = "reward_model"
   c.reward.batch_size = 8
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 512
-  c.sampling.num_rows = 64
+  c.sampling.num_slots = 64
   c.loss.name = "online_dpo"
   c.loss.beta = 0.03
   c.loss.missing_stop = "replace"

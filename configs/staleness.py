@@ -79,7 +79,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
   c.sampling.max_prompt_tokens = 3
   c.sampling.max_completion_tokens = 11
-  c.sampling.num_rows = 64
+  c.sampling.num_slots = 64
 
   c.loss.beta = _BETA
   c.optimizer.learning_rate_final = 0.0
@@ -145,7 +145,7 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   c.sft.batch_size = 16
   c.sft.evaluate_every_steps = 20
   c.sampling.max_completion_tokens = 5
-  c.sampling.num_rows = 16
+  c.sampling.num_slots = 16
   c.train.num_steps = 6
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 4
   c.evaluate.every_steps = 3

@@ -107,7 +107,7 @@ def _set_common(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
   """Sets what both papers share."""
-  c.reward.where = "model"
+  c.reward.backend = "model"
   c.reward.model = "reward_model"
   c.loss.missing_stop = "replace"
   c.loss.missing_stop_reward = -1.0
@@ -132,7 +132,7 @@ def _set_tba(
 ) -> None:
   """Sets Trajectory Balance with Asynchrony (Table 3, App. B.2)."""
   c.sampling.max_completion_tokens = 128
-  c.sampling.num_rows = 40 if arg.model == "pythia-410m" else 20
+  c.sampling.num_slots = 40 if arg.model == "pythia-410m" else 20
   c.search.num_searchers = 3
   c.search.prompts_per_round = 2 if arg.model == "pythia-410m" else 1
   c.search.samples_per_prompt = 20
@@ -177,7 +177,7 @@ def _set_async_rlhf(
   )
   c.search.samples_per_prompt = c.train.completions_per_prompt
   c.search.prompts_per_round = c.search.prompts_per_step = 64
-  c.sampling.num_rows = 128
+  c.sampling.num_slots = 128
   c.loss.correction = ""
   if arg.method == "online_dpo":
     c.loss.name = "online_dpo"
@@ -233,7 +233,7 @@ def _overoptimize(c: ml_collections.ConfigDict) -> None:
 def make_quick(c: ml_collections.ConfigDict) -> None:
   """Shrinks the settings that all methods share."""
   c.sampling.max_completion_tokens = 12
-  c.sampling.num_rows = 128
+  c.sampling.num_slots = 128
   c.search.num_searchers = 1
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
@@ -252,7 +252,7 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run to a smoke test."""
-  c.sampling.num_rows = 32
+  c.sampling.num_slots = 32
   c.search.prompts_per_round = c.search.prompts_per_step = 8
   c.train.num_steps = 6
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 8

@@ -69,8 +69,8 @@ def set_data_and_sft(
           name="tldr",
           data=_POSTS,
           held_out="validation",
-          made_up_prompts=3000,
-          made_up_pairs=8000,
+          synthetic_prompts=3000,
+          synthetic_pairs=8000,
           validation_prompts=0,
           split_seed=0,
       )
@@ -108,7 +108,7 @@ def set_data_and_sft(
 
 def make_quick(c: ml_collections.ConfigDict) -> None:
   """Shrinks the stage: a tiny model and generated posts."""
-  c.task.data = "made_up"
+  c.task.data = "synthetic"
   c.tokenizer.source = "task"
   c.sft.init = "scratch"
   c.model.num_layers = 2
@@ -131,8 +131,8 @@ def make_quick(c: ml_collections.ConfigDict) -> None:
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
   """Shrinks the run to a smoke test."""
-  c.task.made_up_prompts = 100
-  c.task.made_up_pairs = 100
+  c.task.synthetic_prompts = 100
+  c.task.synthetic_pairs = 100
   variants.shrink_model(c)
   c.sft.num_steps = 20
   c.sft.warmup_steps = 5

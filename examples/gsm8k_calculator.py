@@ -5,7 +5,7 @@
 The published solutions mark what a calculator computes, `48/2 = <<48/2=24>>24`;
 a demonstration calls the tool there (Cobbe et al. 2021, arXiv:2110.14168).
 `Gsm8k` has the published problems: set GSM8K to the folder of train.jsonl and
-test.jsonl, `reward.environment=GSM8K` and `reward.readable` to the folder.
+test.jsonl, `reward.env_vars=GSM8K` and `reward.readable` to the folder.
 `MadeUp` has problems in their format that a small model can learn.
 docs/environments.md has the interface.
 """

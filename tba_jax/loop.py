@@ -58,7 +58,7 @@ class Inline:
 
   Args:
     config: reads `train.prompts_per_batch`, `train.completions_per_prompt`,
-      `search.sampler` and `logged.path`.
+      `search.sampler` and `offline.path`.
     params: returns the params after the steps so far.
     collector: samples and rewards the completions of prompts.
     schedule: schedule that pins versions.
@@ -138,7 +138,7 @@ class Inline:
 
   def _check_version(self, group: types.Group) -> None:
     wanted = self._schedule.version_of(group.position)
-    search, log = self._config.search, self._config.logged.path
+    search, log = self._config.search, self._config.offline.path
     is_exact = not [*samplers.without("is_exact", search.sampler, log)]
     # Others keep versions of their own, which are never newer.
     is_kept = not is_exact and group.versions.max() <= wanted

@@ -55,7 +55,7 @@ PROGRAMS = {
     "status": ("the live state of a run", "tools.status"),
     "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
                "tools.verify"),
-    "replay": ("recorded steps of a run, trained again to the same bits",
+    "rerun": ("recorded steps of a run, trained again to the same bits",
                "tools.replay"),
     "sweep": ("several runs of one config, with a table and a plot",
               "tools.sweep"),
@@ -67,14 +67,14 @@ _OF_A_RUN = (
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
-_WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score", "replay")
+_WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score", "rerun")
 # Programs whose one operand is the number of their process.
 _OF_AN_INDEX = ("sft", "reward_model", "store", "searcher")
 _WITHOUT_JAX = ("store", "plan", "compile", "report", "status", "verify")
 # Programs that need no task: its data may be missing on this machine.
 _WITHOUT_TASK = ("status",)
 # Programs that read run directories in any state, damaged ones too.
-_WITHOUT_CONFIG = ("report", "verify", "replay")
+_WITHOUT_CONFIG = ("report", "verify", "rerun")
 # Programs that work in a run's directory for long.
 _IN_A_RUN = ("train", "trainer", "searcher", "store", "one_process", "serve")
 # Programs that write where the user says, and no more of a run.
@@ -116,14 +116,14 @@ _MESHES = flags.DEFINE_bool(
     "`plan` compiles each mesh of the topologies, and names the best.",
 )
 _EXPORT_STEP = flags.DEFINE_string(
-    "export_step", None, "Step that `replay` writes to a file."
+    "export_step", None, "Step that `rerun` writes to a file."
 )
 # Flags with the one program that takes them, as operands.
 _OWN_FLAGS = (
     (_CALIBRATE, "plan"),
     (_ELSEWHERE, "plan"),
     (_MESHES, "plan"),
-    (_EXPORT_STEP, "replay"),
+    (_EXPORT_STEP, "rerun"),
 )
 
 

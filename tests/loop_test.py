@@ -237,14 +237,14 @@ class LoopTest(parameterized.TestCase):
     run = self.runs["rloo-s2-seed0"]
     config = run.lag.apply(run.config)
     config.loss.name = "tb"
-    config.logged.path = self.create_tempfile(
+    config.offline.path = self.create_tempfile(
         content="\n".join(lines)
     ).full_path
     return config
 
   def test_the_task_judges_a_log_without_rewards(self):
     config = self.log_config({})
-    config.logged.reward_field = ""
+    config.offline.reward_field = ""
     config.loss.reward_weight = 0.5
     loop = self.bench.loops.make(config, "tb")
     task, groups = self.bench.loops.policy.task, []
@@ -260,7 +260,7 @@ class LoopTest(parameterized.TestCase):
 
   def test_mixes_logged_groups_with_live_ones_of_their_version(self):
     config = self.log_config({"rewards": [7.0, 7.0]})
-    config.logged.share = 0.5
+    config.offline.fraction = 0.5
     loop = self.bench.loops.make(config, "tb")
     draws = []
     loop.train(lambda step, draw, metrics: draws.append(draw))

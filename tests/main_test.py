@@ -150,7 +150,7 @@ class MainTest(parameterized.TestCase):
               f"config.seed=3: --program={name} takes no settings",
               dict(program=name, config=None, overrides=["seed=3"]),
           )
-          for name in ("report", "verify", "replay")
+          for name in ("report", "verify", "rerun")
       ),
       ("config.loss.betta = '1'.*did you mean config.loss.beta",
        dict(overrides=["loss.betta=1"])),

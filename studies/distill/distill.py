@@ -67,7 +67,7 @@ _GKD_OURS = {
     "train.completions_per_prompt": 1,
     "search.prompts_per_step": 128,
     "search.prompts_per_round": 128,
-    "sampling.num_rows": 128,
+    "sampling.num_slots": 128,
     "train.prompts_per_batch": 128,
     "train.micro_batch_prompts": 32,
     "replay.recent_window_steps": 1,

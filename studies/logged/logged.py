@@ -41,7 +41,7 @@ _LARGE_BETA = ("loss.beta=0.5",)
 _LOW_BASELINE = "loss.baseline_shift=-0.1"
 # A shift so low that rewards hardly count: cross-entropy on the log.
 _CLONING = "loss.baseline_shift=-100"
-_SHARE = "logged.share=0.5"
+_SHARE = "offline.fraction=0.5"
 # Quantities of the last evaluation: key, title, digits.
 _ENDS = {
     "mean_reward": ("reward", 3),
@@ -76,7 +76,7 @@ def run(
     path = runs / "log.jsonl"
     if not path.exists() and operands != ["table"]:
       write_log(curves.fine_tune(own, runs), path)
-    log = f"logged.path={path.absolute()}"
+    log = f"offline.path={path.absolute()}"
     settings = {
         f"{task}-live": _TB,
         f"{task}-logged": (*_TB, log),

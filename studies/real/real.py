@@ -108,7 +108,7 @@ OURS = {
     "ours_online_dpo": _objective("online_dpo", 0.1),
     **{f"ours_lag{steps}{form}": [
         f"train.num_steps={_LAG_STEPS}", "train.prompts_per_batch=2",
-        "train.micro_batch_prompts=2", "sampling.num_rows=16", *_EIGHT, *own,
+        "train.micro_batch_prompts=2", "sampling.num_slots=16", *_EIGHT, *own,
     ] for steps in _LAGS for form, own in _LAG_FORMS.items()},
 }  # fmt: skip
 # Settings of `trl_grpo.py`, and of `skyrl_grpo.py`.
@@ -672,7 +672,7 @@ def _digest_of_start(config: ml_collections.ConfigDict) -> str:
   keys = ("seed", "init", "task", "tokenizer", "model", "sampling", "evaluate")
   values = load_config.flatten({k: config.to_dict()[k] for k in keys})
   # It does not depend on the rows of a searcher.
-  del values["sampling.num_rows"]
+  del values["sampling.num_slots"]
   text = json.dumps(values, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -77,7 +77,7 @@ def run(
     own = curves.fine_tune(config, _RUNS)
     with own.unlocked():
       # The trainer waits for each evaluation, so that none is skipped.
-      own.evaluate.beside = False
+      own.evaluate.background = False
       own.evaluate.num_prompts = own.evaluate.final_prompts
     load.apply_overrides(own, [*SETTINGS[name], f"seed={seed}"])
     return _train(own)

@@ -123,7 +123,7 @@ def make_config() -> ml_collections.ConfigDict:
     c.reference.role = "trainer"
     c.search.prompts_per_step = c.search.prompts_per_round = 8
     c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
-    c.sampling.num_rows = 64
+    c.sampling.num_slots = 64
     # In step, all of them have an environment at a time.
     c.reward.num_workers = 64
     c.train.num_steps = _NUM_STEPS

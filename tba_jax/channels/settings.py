@@ -27,7 +27,8 @@ SETTINGS = {
         "order of the prompts: 'shuffled', each once in every pass; or, after"
         " the first pass, drawn by the share s of their completions that were"
         " solved: 'unsolved' by 1 - s, 'uncertain' by s (1 - s)"),
-    "search.solved_from": _s(1.0, rules.NUMBER, "least reward of a completion"
+    "search.solved_threshold": _s(1.0, rules.NUMBER, "least reward of a"
+    " completion"
         " that counts as solved",
         read_with=("search.order", ("unsolved", "uncertain"))),
     "search.lead_steps": _s(1, rules.FROM_0, "steps that sampling may run ahead"

@@ -180,7 +180,7 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   c.search.num_searchers = count
   c.search.mesh.tensor = math.gcd(searcher, most_tensor)
   c.search.mesh.fsdp = searcher // c.search.mesh.tensor
-  c.sampling.num_rows = -(-c.sampling.num_rows // searcher) * searcher
+  c.sampling.num_slots = -(-c.sampling.num_slots // searcher) * searcher
   _set_memory(c, hardware, fsdp, least)
 
 
@@ -209,7 +209,7 @@ def _searcher(
 
 def _frozen_gb(c: ml_collections.ConfigDict, billions: float) -> float:
   """Returns the size of the models that judge completions."""
-  if c.reward.where == "model":
+  if c.reward.backend == "model":
     return 4 * billions  # As large as the policy, float32.
   if c.task.name == "red_team":
     # Victim and guard are bfloat16; the small classifiers hardly count.
@@ -222,7 +222,7 @@ def _batch_sizes(c: ml_collections.ConfigDict) -> Sequence[int]:
   out = []
   if c.init == "sft":
     out.append(c.sft.batch_size)
-  if c.reward.where == "model":
+  if c.reward.backend == "model":
     out.append(c.reward_model.batch_size)
   return out
 

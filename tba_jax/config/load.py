@@ -160,7 +160,7 @@ def apply_overrides(
 
 # Values of settings that may also be a path.
 _NAMES = ("", "scratch", "sft", "task", "command", "reward_model", "policy",
-          "made_up", "words")  # fmt: skip
+          "synthetic", "words")  # fmt: skip
 # FOLDER/SUBSET[SPLIT].
 _SUBSET = re.compile(r"([^\s,:*\[\]'\"]+)/([\w.-]+|\*)(\[[\w.-]+\])?")
 # A path within a list, command, FILE.py:FUNCTION or FOLDER[SPLIT].

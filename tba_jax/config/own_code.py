@@ -47,19 +47,19 @@ def parts(c: Mapping[str, Any], program: str) -> tuple[str, ...]:
     out.append(LOSS)
   is_own_class = c["task.name"] not in build.TASKS
   texts = [c.get(f"task.{name}", "") for name in _USER_FIELDS]
-  has_functions = c["task.name"] == "own" and (
+  has_functions = c["task.name"] == "custom" and (
       any(":" in text for text in texts) or c.get("task.verifier")
   )
   has_turns = build.facts(c["task.name"]).has_turns
   has_functions = has_functions or has_turns
-  judges = c["reward.where"] != "model" or c["evaluate.judge"] == "task"
+  judges = c["reward.backend"] != "model" or c["evaluate.judge"] == "task"
   is_judged = program in _WITH_REWARD and judges
   is_played = program == "generate" and has_turns
   if (is_judged and (is_own_class or has_functions)) or is_played:
     out.append(REWARD)
   if has_turns and program in _WITH_PROMPT:
     out.append(PROMPT)
-  if program in _WITH_LOG and (c["logged.path"] or reads_baselines(c)):
+  if program in _WITH_LOG and (c["offline.path"] or reads_baselines(c)):
     out.append(LOG)
   return tuple(out)
 
@@ -87,7 +87,7 @@ def problems(config: Mapping[str, Any], tried: tuple[str, ...]) -> list[str]:
 def _problems(text: str) -> tuple[str, ...]:
   config, _ = json.loads(text)
   deadline_s = _DEADLINE_S + config["reward"]["deadline_s"]
-  for path in (config["logged"]["path"], config["loss"]["baseline_file"]):
+  for path in (config["offline"]["path"], config["loss"]["baseline_file"]):
     # A loss of one's own may leave a missing file unread.
     if os.path.isfile(path):
       deadline_s += _LOG_S * os.path.getsize(path)
@@ -126,9 +126,9 @@ def _what(text: str) -> str:
       LOSS: f"config.loss.name={config['loss']['name']!r}",
       REWARD: f"config.task.name={task['name']!r}",
   }
-  path = config["logged"]["path"] or config["loss"]["baseline_file"]
+  path = config["offline"]["path"] or config["loss"]["baseline_file"]
   named[LOG] = f"completions in {path!r}"
-  for name, field in (("own", "rewards"), ("environment", "source")):
+  for name, field in (("custom", "rewards"), ("environment", "source")):
     if task["name"] == name:
       named[REWARD] = f"config.task.{field}={task[field]!r}"
   named[PROMPT] = named[REWARD]

@@ -5,9 +5,23 @@
 import re
 
 # Old key -> new key; a section stands for all of its keys.
-KEYS: dict[str, str] = {}
+KEYS: dict[str, str] = {
+    "logged": "offline",
+    "logged.share": "offline.fraction",
+    "sampling.num_rows": "sampling.num_slots",
+    "search.weights": "search.quantization",
+    "search.solved_from": "search.solved_threshold",
+    "task.right_from": "task.correct_threshold",
+    "task.made_up_prompts": "task.synthetic_prompts",
+    "task.made_up_pairs": "task.synthetic_pairs",
+    "evaluate.beside": "evaluate.background",
+    "reward.where": "reward.backend",
+    "reward.environment": "reward.env_vars",
+}
 # Old program -> new program.
-PROGRAMS: dict[str, str] = {}
+PROGRAMS: dict[str, str] = {
+    "replay": "rerun",
+}
 
 
 def new_key(key: str) -> str | None:

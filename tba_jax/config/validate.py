@@ -55,7 +55,7 @@ _SECTIONS_OF = {
     "serve": (*_MODEL, "serve"),
     "sweep": (
         *_MODEL, "optimizer", "sft", "sweep", "reference", "rounds", "loss",
-        "tempering", "explore", "train", "evaluate", "reward", "logged",
+        "tempering", "explore", "train", "evaluate", "reward", "offline",
     ),
     "store": ("store",),
     "status": ("store",),

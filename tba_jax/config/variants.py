@@ -124,7 +124,7 @@ def make_smoke(c: ml_collections.ConfigDict) -> None:
   c.sft.evaluate_every_steps = 40
   c.sft.checkpoint_every_steps = 20
   c.sft.log_every_steps = 10
-  c.sampling.num_rows = 32
+  c.sampling.num_slots = 32
   c.search.prompts_per_round = c.search.prompts_per_step = 8
   c.search.samples_per_prompt = 4
   c.train.num_steps = 6

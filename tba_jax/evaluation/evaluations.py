@@ -102,7 +102,9 @@ def is_beside(config: ml_collections.ConfigDict, num_devices: int) -> bool:
   differently on each device.
   """
   return (
-      config.evaluate.beside and not config.search.lockstep and num_devices == 1
+      config.evaluate.background
+      and not config.search.lockstep
+      and num_devices == 1
   )
 
 

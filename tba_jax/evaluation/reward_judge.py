@@ -175,7 +175,7 @@ def make_judge(
   Raises:
     ValueError: the reward model is missing or cannot be read.
   """
-  if config.reward.where != "model":
+  if config.reward.backend != "model":
     return make_task_judge(config, workdir, task, on_event, mesh=mesh)
   folder = config.reward.model
   if folder == _MADE_HERE:

@@ -18,7 +18,8 @@ SECTIONS = {
 SETTINGS = {
     "evaluate.every_steps": _s(80, rules.FROM_0, "steps between evaluations; 0"
         " = only before and after training"),
-    "evaluate.beside": _s(True, rules.FLAG, "whether a thread evaluates while"
+    "evaluate.background": _s(True, rules.FLAG, "whether a thread evaluates"
+    " while"
         " training continues; not in lockstep"),
     "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation beside"
         " training"),

@@ -42,7 +42,7 @@ _PAUSE_S = 0.1
 # Number of training prompts that are compared, evenly spaced.
 _NUM_PROMPTS = 64
 # Settings that name a file whose content is compared.
-_FILES = ("logged.path", "loss.baseline_file")
+_FILES = ("offline.path", "loss.baseline_file")
 # Fields of a model that depend on the host's device.
 _DTYPES = ("param_dtype", "compute_dtype")
 

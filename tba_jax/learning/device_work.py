@@ -466,7 +466,7 @@ def has_probe(
   In memory they take the trainer's arrays, as evaluations do, unless another
   program samples.
   """
-  return run.memory is None or config.search.sampler != "own"
+  return run.memory is None or config.search.sampler != "jax"
 
 
 def make_answer_fn(

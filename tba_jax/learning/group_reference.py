@@ -158,7 +158,7 @@ def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
   a round have about as many each.
   """
   search = config.search
-  most = max(1, config.sampling.num_rows // search.samples_per_prompt)
+  most = max(1, config.sampling.num_slots // search.samples_per_prompt)
   num_passes = math.ceil(search.prompts_per_round / most)
   shards = search.mesh.data * search.mesh.fsdp
   return math.ceil(search.prompts_per_round / num_passes / shards) * shards

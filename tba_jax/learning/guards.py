@@ -36,7 +36,7 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   log).
 
   Args:
-    config: reads `guards`, `sampling`, `search`, `explore`, `logged`, `model`,
+    config: reads `guards`, `sampling`, `search`, `explore`, `offline`, `model`,
       `publish`, `lora`.
     backend: JAX's, of the trainer.
   """
@@ -47,11 +47,11 @@ def max_logprob_gap(config: ml_collections.ConfigDict, backend: str) -> float:
     return math.inf
   if any((explore.fraction, explore.min_tokens, explore.max_tokens)):
     return math.inf
-  log = config.logged.path
+  log = config.offline.path
   if [*samplers.without("is_exact", config.search.sampler, log)]:
     return math.inf
   dtypes = [config_lib.compute_dtype(config.model, backend)]
-  dtypes += [config.publish.dtype, config.search.weights]
+  dtypes += [config.publish.dtype, config.search.quantization]
   if config.lora.rank:  # Searchers round the merged kernels to it.
     dtypes.append(config.model.param_dtype)
   return next(

@@ -175,7 +175,7 @@ def make_learner(
         config.loss.baseline_file,
         policy.task,
         policy.tokenizer,
-        reward_field=config.logged.reward_field,
+        reward_field=config.offline.reward_field,
         temperature=config.loss.baseline_temperature,
     )
   return Learner(

@@ -84,7 +84,7 @@ def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   # Accelerators round products of float32, too.
   is_exact = backend == "cpu" and "bfloat16" not in dtypes
   limit = _MAX_GAP_NATS[
-      config.search.weights or ("float32" if is_exact else "bfloat16")
+      config.search.quantization or ("float32" if is_exact else "bfloat16")
   ]
   return max(limit, config.guards.max_logprob_gap)
 

@@ -208,20 +208,20 @@ def try_log(config: ml_collections.ConfigDict) -> list[str]:
 
   policy = policy_lib.make_policy(config, "", scratch=config.init == "sft")
   task, tokenizer, notes = policy.task, policy.tokenizer, []
-  if config.logged.path:
+  if config.offline.path:
     found = logged.Log(
         config,
         task,
         tokenizer,
         needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
     )
-    notes.append(f"log: {config.logged.path}: {found.summary()}")
+    notes.append(f"log: {config.offline.path}: {found.summary()}")
   if losses.baseline(config.loss) == "file":
     tasks_logged.values(
         config.loss.baseline_file,
         task,
         tokenizer,
-        reward_field=config.logged.reward_field,
+        reward_field=config.offline.reward_field,
         temperature=config.loss.baseline_temperature,
     )
   return notes
@@ -229,7 +229,7 @@ def try_log(config: ml_collections.ConfigDict) -> list[str]:
 
 def _field(task: ml_collections.ConfigDict) -> str:
   """Returns the field of the task that names the user's code."""
-  if task.name != "own":
+  if task.name != "custom":
     return "name"
   return "rewards" if ":" in task.rewards else "verifier"
 

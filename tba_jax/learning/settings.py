@@ -157,8 +157,10 @@ SETTINGS = {
         " limit"),
     "guards.max_logprob_gap": _s(0.0, rules.NOT_NEGATIVE,
         "mean |trainer - sampler| at staleness 0, nats per token; 0 = 1e-3, 0.1"
-        " where one of them rounds to bfloat16, 0.3 with search.weights=int8,"
-        " no limit with sampling.top_k, top_p or min_p, explore or logged.path."
+        " where one of them rounds to bfloat16, 0.3 with"
+        " search.quantization=int8,"
+        " no limit with sampling.top_k, top_p or min_p, explore or"
+        " offline.path."
         " It also raises the limit from which a searcher refuses published"
         " params"),
 
@@ -174,7 +176,7 @@ SETTINGS = {
         " best in the evaluations while training, as the Hugging Face folder"
         " WORKDIR/best/model"),
     "checkpoint.keep_journal": _s(False, rules.FLAG, "keep all of the journal,"
-        " so that --program=replay can begin at step 0 and at every checkpoint,"
+        " so that --program=rerun can begin at step 0 and at every checkpoint,"
         " not only at the newest `keep`"),
 }
 # fmt: on

@@ -188,7 +188,7 @@ def make_pure_loss(
         "proximal_logprobs", jax.lax.stop_gradient(logprobs_BxKxT)
     )
     behavior_BxKxT = batch.behavior_logprobs
-    if config.logged.path:
+    if config.offline.path:
       # Zeros throughout are log-probs that nobody knows: the ratio is 1.
       is_known = jnp.any(behavior_BxKxT < 0, axis=2, keepdims=True)
       behavior_BxKxT = jnp.where(

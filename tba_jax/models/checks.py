@@ -74,7 +74,7 @@ def stop_ids(c: rules.Values) -> list[int]:
 def _unread_models(c: rules.Values) -> set[str]:
   """Returns the settings of models that others turn off."""
   unread = set()
-  if c.get("reward.where") != "model":
+  if c.get("reward.backend") != "model":
     unread.add("reward.model")
   if not build.find(c.get("loss.name")).has_values:
     unread.add("loss.value_init")

@@ -101,7 +101,7 @@ def _find_tpu_problem(
   listed = 4 * (1 + len(lengths)) * num_rows * pages
   if listed > _LIST_BYTES:
     return (
-        f"fewer rows: of sampling.num_rows, a device has {num_rows}, each of"
+        f"fewer rows: of sampling.num_slots, a device has {num_rows}, each of"
         f" {sum(lengths)} tokens, and may have"
         f" {num_rows * _LIST_BYTES // listed}"
     )

@@ -227,20 +227,20 @@ def searcher_settings(
 ) -> requests.Settings:
   """Returns the settings of a searcher's sampler."""
   most = sharing.most_rows(
-      config.sampling.num_rows,
+      config.sampling.num_slots,
       config.search.prompts_per_round,
       config.search.samples_per_prompt,
   )
   return _sampler_settings(
       config,
       policy.tokenizer,
-      num_rows=config.sampling.num_rows,
+      num_rows=config.sampling.num_slots,
       num_waiting=config.sampling.num_waiting,
       most_rows_per_prompt=most,
       seed=config.seed,
       explore=requests.Explore(**config.explore),
       has_routes=config.train.router_replay,
-      weights=config.search.weights,
+      weights=config.search.quantization,
   )
 
 

@@ -59,7 +59,7 @@ _LOGPROBS = frozenset(("logprobs", "plain_logprobs"))
 _SCORE_FIELDS = (*_PROMPT_FIELDS, *_COMPLETION_FIELDS)
 # Settings that change the speed of sampling, and of the completions only what
 # the rounding of another number of rows does, in bfloat16 more than in float32.
-_SPEED = ("num_rows", "chunk_steps")
+_SPEED = ("num_slots", "chunk_steps")
 # Settings, beside model and input, that the log-probs of `score` depend on.
 _SCORE_SETTINGS = (
     "generate.chat", "generate.append_stop_token", "sampling.temperature",
@@ -310,7 +310,7 @@ def _make_sampler(
 ) -> decode.Sampler:
   """Returns the sampler, with rows for at most `num_lines` prompts."""
   num_completions = config.generate.num_completions
-  num_rows = min(config.sampling.num_rows, num_lines * num_completions)
+  num_rows = min(config.sampling.num_slots, num_lines * num_completions)
   return policy_lib.build_sampler(
       config,
       source.model,

@@ -490,7 +490,7 @@ def make_searcher(
   sampler = policy_lib.make_searcher_sampler(config, policy, home)
   log = logged.make(config, policy.task, policy.tokenizer)
   if log is not None:
-    events.write("logged", f"{config.logged.path}: {log.summary()}")
+    events.write("logged", f"{config.offline.path}: {log.summary()}")
     sampler = logged.LoggedSampler(log, sampler)
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)

@@ -72,7 +72,7 @@ def _judge_models(
     config: ml_collections.ConfigDict, workdir: str | None
 ) -> list[Frozen]:
   """Returns the frozen models that give training rewards."""
-  if config.reward.where != "model":
+  if config.reward.backend != "model":
     return _task_models(config)
   folder = config.reward.model
   if folder == "reward_model":

@@ -50,7 +50,7 @@ class DifficultyOrder(prompt_order.PromptOrder):
       *,
       seed: int,
       weight: str,
-      solved_from: float,
+      solved_threshold: float,
       prompt_ids: Sequence[int] | None = None,
       folder: pathlib.Path | None = None,
   ):
@@ -60,7 +60,7 @@ class DifficultyOrder(prompt_order.PromptOrder):
       num_prompts: N.
       seed: seed of the permutation and of the draws.
       weight: name in `WEIGHTS`.
-      solved_from: least reward of a solved completion.
+      solved_threshold: least reward of a solved completion.
       prompt_ids: N ids of the prompts; None is all from 0 on.
       folder: folder of the rounds' files; None keeps them in memory.
 
@@ -69,7 +69,7 @@ class DifficultyOrder(prompt_order.PromptOrder):
     """
     super().__init__(num_prompts, seed=seed, prompt_ids=prompt_ids)
     self._weight = WEIGHTS[weight]
-    self._solved_from = solved_from
+    self._solved_from = solved_threshold
     self._folder = folder
     self._size = -(-num_prompts // _ROUND_SHARE)
     self._index_of = {self.id_of(i): i for i in range(num_prompts)}
@@ -200,7 +200,7 @@ def make_order(
   return DifficultyOrder(
       size,
       weight=config.search.order,
-      solved_from=config.search.solved_from,
+      solved_threshold=config.search.solved_threshold,
       folder=folder,
       **common,
   )

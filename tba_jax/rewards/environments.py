@@ -404,7 +404,9 @@ class Episodes:
     reward = sum(episode.rewards)
     is_right = episode.success
     if is_right is None:
-      is_right = bool(episode.rewards) and reward >= self._task.right_from
+      is_right = (
+          bool(episode.rewards) and reward >= self._task.correct_threshold
+      )
     cause, message = episode.failure or ("", "")
     return judges.Outcome(
         reward=reward,

@@ -226,7 +226,7 @@ class Workers:
       self._idle.put(worker)
 
   def _start(self) -> "Worker":
-    passed = [n.strip() for n in self._config.environment.split(",")]
+    passed = [n.strip() for n in self._config.env_vars.split(",")]
     worker = Worker(self._command, passed, self._box)
     with self._workers_lock:
       self._workers.add(worker)
@@ -371,7 +371,7 @@ def _programs(command: str) -> list[str]:
 
 def warning(config: ml_collections.ConfigDict) -> str:
   """Returns what reward code can do here beyond its task, or ""."""
-  if config.reward.where != "pool":
+  if config.reward.backend != "pool":
     return ""
   return make_box(config.task.to_dict(), config.reward).warning()
 
@@ -405,7 +405,7 @@ def make_judge(
 
   Workers of a pool do not see `workdir`.
   """
-  if config.reward.where == "pool":
+  if config.reward.backend == "pool":
     return Pool(
         config.task.to_dict(),
         config.reward,

@@ -22,7 +22,7 @@ _s = rules.Setting
 
 # fmt: off
 SETTINGS = {
-    "reward.where": _s("process", rules.one_of("process", "pool", "model"),
+    "reward.backend": _s("process", rules.one_of("process", "pool", "model"),
         "place of rewards: 'process', by the task inside the role, for rewards"
         " that are fast and never hang; 'pool', in worker processes of each"
         " role, killed at the deadline; 'model', by the reward model"),
@@ -35,7 +35,7 @@ SETTINGS = {
         " limit", resume=True, hosts="own"),
     "reward.network": _s(False, rules.FLAG, "whether workers have the network",
         resume=True, hosts="own"),
-    "reward.environment": _s("", rules.TEXT, "environment variables that"
+    "reward.env_vars": _s("", rules.TEXT, "environment variables that"
         " workers get besides PATH, LANG, PYTHONPATH and similar, separated by"
         " commas", hosts="own", resume=True),
     "reward.readable": _s("", rules.TEXT, "files and folders that workers may"
@@ -60,7 +60,7 @@ SETTINGS = {
 
 def trains_reward_model(c: rules.Values) -> bool:
   """Returns whether a run with these settings trains a reward model first."""
-  scores = (c.get("reward.where"), c.get("reward.model"))
+  scores = (c.get("reward.backend"), c.get("reward.model"))
   has_values = build.find(c.get("loss.name")).has_values
   return scores == ("model", "reward_model") or (
       has_values and c.get("loss.value_init") == "reward_model"
@@ -77,7 +77,7 @@ def readable(c: rules.Values) -> rules.Problems:
 # fmt: off
 CHECKS = (
     rules.require("reward.normalize_parts", bool,
-                  {"reward.where": ("process", "pool"),
+                  {"reward.backend": ("process", "pool"),
                    "search.order": ("shuffled",)}),
 )
 # fmt: on

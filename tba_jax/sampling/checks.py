@@ -34,11 +34,11 @@ _WITH_REWARDS_OF_A_FILE = {
 
 def _logs(c: rules.Values) -> rules.Problems:
   """Files of logged completions can be read, and have what the loss needs."""
-  loss, field = losses.of_loss(c), c["logged.reward_field"]
+  loss, field = losses.of_loss(c), c["offline.reward_field"]
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
   needs_logprobs = build.needs_logprobs(loss, optimizer)
   for key, is_read, needs_logprobs in (
-      ("logged.path", bool(c["logged.path"]), needs_logprobs),
+      ("offline.path", bool(c["offline.path"]), needs_logprobs),
       ("loss.baseline_file", build.baseline(loss) == "file", False),
   ):
     if not c[key] or not is_read or processes.SUPERVISED in os.environ:
@@ -58,15 +58,15 @@ def _logs(c: rules.Values) -> rules.Problems:
             f"sample_share_power = {c['optimizer.sample_share_power']} above 0"
             " does"
         )
-      elif f" {field}" in str(error) and key == "logged.path":
+      elif f" {field}" in str(error) and key == "offline.path":
         why = (
-            "; with config.logged.reward_field = '' they are judged as those"
+            "; with config.offline.reward_field = '' they are judged as those"
             " that are sampled"
         )
       lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
       yield key, f"allowed {lines}; {error}{why}"
   if build.baseline(loss) == "file" and not field:
-    yield "logged.reward_field", (
+    yield "offline.reward_field", (
         "allowed the name of a field with config.loss.baseline = 'file'"
     )
   for key, allowed in _WITH_REWARDS_OF_A_FILE.items():
@@ -77,20 +77,20 @@ def _logs(c: rules.Values) -> rules.Problems:
           f"allowed {allowed!r} with config.loss.baseline = 'file', whose"
           " values come from the rewards of the file"
       )
-    if c["logged.path"] and field:
+    if c["offline.path"] and field:
       yield key, (
-          f"allowed {allowed!r} with config.logged.path, whose rewards are"
-          " those of the file; with config.logged.reward_field = '' they are"
+          f"allowed {allowed!r} with config.offline.path, whose rewards are"
+          " those of the file; with config.offline.reward_field = '' they are"
           " judged as those that are sampled"
       )
 
 
 def _weights(c: rules.Values) -> rules.Problems:
   """A sampler quantizes no experts."""
-  if not c["search.weights"]:
+  if not c["search.quantization"]:
     return
   if models.num_experts(c):
-    yield "search.weights", (
+    yield "search.quantization", (
         "allowed '' for a model with experts, which that of config.init ="
         f" {c['init']!r} has"
     )
@@ -106,7 +106,7 @@ def _sampler(c: rules.Values) -> rules.Problems:
   facts = samplers.SAMPLERS[name]
   yield from rules.require("search.sampler", bool, facts.allows)(c)
   if c["train.router_replay"]:
-    able = samplers.without("has_routes", name, c["logged.path"])
+    able = samplers.without("has_routes", name, c["offline.path"])
     yield from rules.require("train.router_replay", bool, dict(able))(c)
   if not (key := facts.addresses):
     return
@@ -122,8 +122,8 @@ def _searcher_mesh(c: rules.Values) -> rules.Problems:
   """A searcher's mesh has its own devices, and its rows must divide evenly."""
   rows = c["search.mesh.data"] * c["search.mesh.fsdp"]
   devices = rows * c["search.mesh.tensor"]
-  if c["sampling.num_rows"] % rows:
-    yield "sampling.num_rows", (
+  if c["sampling.num_slots"] % rows:
+    yield "sampling.num_slots", (
         f"allowed a multiple of {rows}: a searcher's rows are split over"
         " config.search.mesh.data * config.search.mesh.fsdp devices"
     )
@@ -149,8 +149,8 @@ CHECKS = (
     rules.compare("explore.max_tokens", "less than",
                   "sampling.max_completion_tokens"),
     # What counts as solved is what the policy itself has solved.
-    rules.require("logged.path", bool, {"search.order": ("shuffled",)}),
-    rules.require("logged.path", operator.not_, {"logged.share": (1.0,)}),
+    rules.require("offline.path", bool, {"search.order": ("shuffled",)}),
+    rules.require("offline.path", operator.not_, {"offline.fraction": (1.0,)}),
     # Each completion needs one version.
     rules.require("sampling.in_flight", lambda v: v != "off",
                   {"search.lockstep": (False,), "rounds.mini_batches": (0,)}),

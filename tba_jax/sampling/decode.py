@@ -90,7 +90,8 @@ class Sampler:
       )
     if settings.weights and model.config.num_experts:
       raise ValueError(
-          f"search.weights={settings.weights!r}: allowed '' for a model with"
+          f"search.quantization={settings.weights!r}: allowed '' for a model"
+          " with"
           " experts"
       )
     self._model = model

@@ -93,7 +93,7 @@ class Log:
     """Reads the log.
 
     Args:
-      config: reads `logged`, `sampling.max_completion_tokens` and `seed`.
+      config: reads `offline`, `sampling.max_completion_tokens` and `seed`.
       task: task whose training prompts the log has.
       tokenizer: tokenizer of completions.
       needs_logprobs: whether completions without log-probs are left out.
@@ -102,8 +102,8 @@ class Log:
       ValueError: a line of the file is wrong, or no completion can be used.
       OSError: the file cannot be read.
     """
-    c = config.logged
-    self.share = c.share
+    c = config.offline
+    self.share = c.fraction
     self._has_rewards = bool(c.reward_field)
     self._seed = config.seed
     self._T = config.sampling.max_completion_tokens
@@ -127,12 +127,13 @@ class Log:
     self.prompt_ids = sorted(self._completions)
     if not self.prompt_ids and self.left_out:
       raise ValueError(
-          f"config.logged.path = {c.path!r}: no completion of the task's"
+          f"config.offline.path = {c.path!r}: no completion of the task's"
           f" training prompts can be used: {self._reasons()}"
       )
     if not self.prompt_ids:
       raise ValueError(
-          f"config.logged.path = {c.path!r}: allowed a file with completions of"
+          f"config.offline.path = {c.path!r}: allowed a file with completions"
+          " of"
           f" the task's training prompts; it has {len(completions)} other"
           f" prompts, the first is {next(iter(completions))[:80]!r}, where the"
           f" task's is {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
@@ -281,12 +282,12 @@ class Log:
 def make(
     config: ml_collections.ConfigDict, task: base.Task, tokenizer: Any
 ) -> Log | None:
-  """Returns the completions of `config.logged`, or None.
+  """Returns the completions of `config.offline`, or None.
 
   Raises:
     ValueError: the file is wrong, or has none of the task's prompts.
   """
-  if not config.logged.path:
+  if not config.offline.path:
     return None
   return Log(
       config,

@@ -42,7 +42,7 @@ class Facts:
 
 
 SAMPLERS: Mapping[str, Facts] = {
-    "own": Facts("tba_jax.sampling.decode"),
+    "jax": Facts("tba_jax.sampling.decode"),
     "vllm": Facts(
         "tba_jax.sampling.vllm",
         settings=("search.vllm_urls", "search.vllm_folder"),
@@ -55,7 +55,7 @@ SAMPLERS: Mapping[str, Facts] = {
             "sampling.stop_strings": ("",),
             "sampling.num_waiting": (0,),
             "sampling.in_flight": ("off", "keep_cache"),
-            "search.weights": ("",),
+            "search.quantization": ("",),
             "explore.fraction": (0,),
             "explore.min_tokens": (0,),
             "explore.max_tokens": (0,),
@@ -80,14 +80,14 @@ def without(
   Args:
     capability: field of `Facts`.
     sampler: `search.sampler`.
-    log: `logged.path`.
+    log: `offline.path`.
   """
   if not getattr(SAMPLERS[sampler], capability):
     yield "search.sampler", tuple(
         name for name, facts in SAMPLERS.items() if getattr(facts, capability)
     )
   if log and not getattr(LOG, capability):
-    yield "logged.path", ("",)
+    yield "offline.path", ("",)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "sampling": rules.Section("Decoding."),
-    "logged": rules.Section("Completions that others sampled"
+    "offline": rules.Section("Completions that others sampled"
         " (docs/logged_data.md)."),
     "explore": rules.Section("Sampling for exploration, of which evaluations"
         " use the lengths alone. The defaults change nothing (Lee et al. 2025,"
@@ -57,7 +57,7 @@ SETTINGS = {
         "texts that stop, as '[\"\\n\\n\", \"User:\"]'"),
     "sampling.max_prompt_tokens": _s(16, rules.COUNT, ""),
     "sampling.max_completion_tokens": _s(24, rules.COUNT, ""),
-    "sampling.num_rows": _s(256, rules.COUNT, "slots: completions decoded at"
+    "sampling.num_slots": _s(256, rules.COUNT, "slots: completions decoded at"
         " the same time; on accelerators those of a prompt share its KV cache"
         " if all of a round fit", hosts="searcher"),
     "sampling.num_waiting": _s(0, rules.FROM_0, "completions that may give up"
@@ -74,10 +74,11 @@ SETTINGS = {
         "searchers take newer params between rounds ('off'), or also between"
         " chunks, keeping or recomputing the KV cache"),
 
-    "search.sampler": _s("own", rules.one_of(*samplers.SAMPLERS),
+    "search.sampler": _s("jax", rules.one_of(*samplers.SAMPLERS),
         "program that decodes: this package, or vLLM servers (docs/vllm.md)",
         hosts="searcher"),
-    "search.weights": _s("", rules.one_of("", "int8"), "dtype of the matrices"
+    "search.quantization": _s("", rules.one_of("", "int8"), "dtype of the"
+    " matrices"
         " that a searcher decodes with: '' = model.compute_dtype; 'int8' ="
         " rounded, with a scale for each output channel, half the bytes of"
         " bfloat16 (docs/scaling.md)", resume=True),
@@ -88,12 +89,13 @@ SETTINGS = {
         " servers read at the same path; '' = the run directory's 'vllm'",
         resume=True, hosts="searcher"),
 
-    "logged.path": _s("", rules.TEXT, "JSON lines with prompts of the task and"
+    "offline.path": _s("", rules.TEXT, "JSON lines with prompts of the task and"
         " completions; '' = none", hosts="path", files=True),
-    "logged.share": _s(1.0, rules.ABOVE_0_TO_1, "share of the groups that are"
+    "offline.fraction": _s(1.0, rules.ABOVE_0_TO_1, "share of the groups that"
+    " are"
         " taken from the log, of prompts that it has; the others are sampled,"
         " at 1 none"),
-    "logged.reward_field": _s("reward", rules.TEXT, "field with the reward,"
+    "offline.reward_field": _s("reward", rules.TEXT, "field with the reward,"
         " there and in loss.baseline_file; '' = none is read, and completions"
         " are judged as sampled ones are"),
 

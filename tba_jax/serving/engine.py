@@ -1043,7 +1043,7 @@ class Engine:
             top_p=settings.top_p,
             max_prompt_tokens=P,
             max_completion_tokens=T,
-            num_rows=c.num_rows,
+            num_rows=c.num_slots,
             chunk_steps=c.chunk_steps,
             prompt_buckets=c.prompt_buckets,
             stop_ids=settings.stop_ids,

@@ -29,7 +29,7 @@ TASKS: Mapping[str, str] = {
     "ifbench": "tba_jax.tasks.ifbench:IfBench",
     "instructions": "tba_jax.tasks.instructions:Instructions",
     "math": "tba_jax.tasks.math:Math",
-    "own": "tba_jax.tasks.own:Own",
+    "custom": "tba_jax.tasks.own:Own",
     "preference": "tba_jax.tasks.preference:Preference",
     "reasoning_gym": "tba_jax.tasks.reasoning_gym:ReasoningGym",
     "red_team": "tba_jax.tasks.red_team:RedTeam",

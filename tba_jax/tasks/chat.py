@@ -24,14 +24,14 @@ class Chat(made_up.GoldReward):
 
   data: a folder or data set of the Hugging Face hub with the splits train and
     test; rows have `messages`, each with `role` and `content`, the last one the
-    assistant's. "made_up": generated requests to summarize small posts, with a
-    scripted gold reward.
+    assistant's. "synthetic": generated requests to summarize small posts, with
+    a scripted gold reward.
   template: "model", the chat template of the policy's own tokenizer; "tulu",
     for tokenizers without one; or the folder of another tokenizer, whose
     template is used.
-  made_up_prompts: number of generated requests, over both splits.
-  made_up_pairs: generated pairs of answers to train a reward model on; a fifth
-    as many to test it.
+  synthetic_prompts: number of generated requests, over both splits.
+  synthetic_pairs: generated pairs of answers to train a reward model on; a
+    fifth as many to test it.
   validation_prompts: training prompts held out to select checkpoints.
   split_seed: seed of that choice and of generated data.
   """
@@ -40,8 +40,8 @@ class Chat(made_up.GoldReward):
   FIELDS: ClassVar = {
       "data": "",
       "template": MODEL,
-      "made_up_prompts": 3000,
-      "made_up_pairs": 8000,
+      "synthetic_prompts": 3000,
+      "synthetic_pairs": 8000,
       "overlap": "error",
       "validation_prompts": 0,
       "split_seed": 0,

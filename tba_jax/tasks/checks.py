@@ -80,8 +80,8 @@ def played(c: rules.Values) -> rules.Problems:
   except ValueError as error:
     yield "", str(error)
     return
-  if c["reward.where"] not in where:
-    yield "reward.where", (
+  if c["reward.backend"] not in where:
+    yield "reward.backend", (
         f"allowed {' or '.join(map(repr, where))} with this task"
     )
 
@@ -102,12 +102,12 @@ def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
   if c.get("reward.normalize_parts") and len(task.part_weights) < 2:
     yield "reward.normalize_parts", (
         "allowed with two rewards or more (config.task.rewards of the task"
-        " 'own')"
+        " 'custom')"
     )
   if c.program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"
-    if c.get("reward.where", "model") != "model":
-      yield "reward.where", f"allowed 'model': {needs}"
+    if c.get("reward.backend", "model") != "model":
+      yield "reward.backend", f"allowed 'model': {needs}"
     if c.get("evaluate.judge") == "task":
       yield "evaluate.judge", (
           f"allowed '', 'command' or a gold model's folder: {needs}"
@@ -124,7 +124,7 @@ def _lacks_turns(c: rules.Values, task: base.Task) -> rules.Problems:
   for key, allowed in (
       ("evaluate.judge", ("",)),
       *samplers.without(
-          "has_turns", c.get("search.sampler", "own"), c.get("logged.path", "")
+          "has_turns", c.get("search.sampler", "jax"), c.get("offline.path", "")
       ),
   ):
     if c.get(key, allowed[0]) not in allowed:
@@ -142,8 +142,8 @@ def _starts_from_scratch(c: rules.Values) -> bool:
 
 def _rewards_where(c: rules.Values) -> rules.Problems:
   where = build.facts(c["task.name"]).rewards_where
-  if where and c["reward.where"] not in where:
-    yield "reward.where", (
+  if where and c["reward.backend"] not in where:
+    yield "reward.backend", (
         f"allowed {' or '.join(map(repr, where))} with config.task.name ="
         f" {c['task.name']!r}"
     )
@@ -160,7 +160,7 @@ CHECKS = (
     rules.require("task.name", lambda v: not build.facts(v).has_embeddings,
                   {"replay_filter.similarity": ("none", "edit")}),
     # Nothing else bounds the time of a command.
-    rules.require("task.verifier", bool, {"reward.where": ("pool",)}),
+    rules.require("task.verifier", bool, {"reward.backend": ("pool",)}),
     _rewards_where, _packages,
 )
 # fmt: on

@@ -40,8 +40,8 @@ class Environment(base.Task):
   train_prompts, test_prompts: number of seeds of each split. Training prompts
     have even seeds, held-out ones odd ones.
   max_turns: turns after which a completion ends.
-  right_from: least reward of a correct completion, unless the environment's
-    last `info` has "success".
+  correct_threshold: least reward of a correct completion, unless the
+    environment's last `info` has "success".
   """
 
   name: ClassVar[str] = "environment"
@@ -51,7 +51,7 @@ class Environment(base.Task):
       "train_prompts": 1000,
       "test_prompts": 200,
       "max_turns": 8,
-      "right_from": 1.0,
+      "correct_threshold": 1.0,
   }
   # A call of the user's code may hang.
   rewards_where: ClassVar = ("pool",)
@@ -62,12 +62,16 @@ class Environment(base.Task):
     for name in ("train_prompts", "test_prompts"):
       base.check_integer(name, fields[name], 1, 2**30)
     base.check_integer("max_turns", fields["max_turns"], 1, 2**30)
-    if not math.isfinite(fields["right_from"]):
+    if not math.isfinite(fields["correct_threshold"]):
       raise ValueError(
-          f"config.task.right_from={fields['right_from']!r}: allowed a finite"
+          f"config.task.correct_threshold={fields['correct_threshold']!r}:"
+          " allowed a finite"
           " number"
       )
-    self.max_turns, self.right_from = fields["max_turns"], fields["right_from"]
+    self.max_turns, self.correct_threshold = (
+        fields["max_turns"],
+        fields["correct_threshold"],
+    )
     self._source = fields["source"]
     self.make = environment_packages.load(self._source, fields["opponent"])
     self._num_prompts = {

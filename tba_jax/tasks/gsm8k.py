@@ -37,9 +37,9 @@ class Gsm8k(rows_task.RowsTask):
 
   data: "openai/gsm8k" of the Hugging Face hub, read as its subset "main", a
     folder with train.jsonl and test.jsonl as published, one prepared by
-    `python -m tba_jax.tasks.gsm8k_data`, or "made_up": small generated problems
-    in the same format.
-  made_up_prompts: number of generated problems, over all splits.
+    `python -m tba_jax.tasks.gsm8k_data`, or "synthetic": small generated
+    problems in the same format.
+  synthetic_prompts: number of generated problems, over all splits.
   prompt_format: "tba", "sft" or "plain".
   answer_rule: "answer", as a person reads it: after the last `####`, else in a
     box, else after "answer is", else the last number; "last_number", the last
@@ -52,7 +52,7 @@ class Gsm8k(rows_task.RowsTask):
   name: ClassVar[str] = "gsm8k"
   FIELDS: ClassVar = {
       "data": "",
-      "made_up_prompts": 4000,
+      "synthetic_prompts": 4000,
       "prompt_format": "tba",
       "answer_rule": "answer",
       "overlap": "error",
@@ -67,8 +67,8 @@ class Gsm8k(rows_task.RowsTask):
     self._format, self._opening = FORMATS[fields["prompt_format"]]
     self._read_answer = ANSWER_RULES[fields["answer_rule"]]
     data, seed = fields["data"], fields["split_seed"]
-    num_prompts = fields["made_up_prompts"]
-    base.check_integer("made_up_prompts", num_prompts, 100, 20_000)
+    num_prompts = fields["synthetic_prompts"]
+    base.check_integer("synthetic_prompts", num_prompts, 100, 20_000)
     if data == made_up.MADE_UP:
       sources = made_up.gsm8k_splits(num_prompts, seed)
     else:

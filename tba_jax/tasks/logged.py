@@ -138,10 +138,10 @@ def by_prompt_id(
           c.reward is not None for c in completions[text]
       ):
         raise ValueError(
-            f"config.logged: training prompts {other} and {prompt_id} have one"
+            f"config.offline: training prompts {other} and {prompt_id} have one"
             f" text, {text[:80]!r}, and the log has rewards of it, which may be"
             " of either; allowed prompts that differ, or, to sample from a log,"
-            " config.logged.reward_field='', where the task judges"
+            " config.offline.reward_field='', where the task judges"
         )
       out[prompt_id] = completions[text]
   return out

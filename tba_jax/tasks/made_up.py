@@ -19,7 +19,7 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
-MADE_UP = "made_up"  # value of `config.task.data`
+MADE_UP = "synthetic"  # value of `config.task.data`
 _HELD_OUT_SHARE = 0.2
 _MAX_VALUE = 9  # one digit: learned by a tiny model within a minute
 # Half of the solutions are the answer alone. A small model fine-tuned on both
@@ -261,18 +261,22 @@ def tldr_reward(query: base.Prompt, summary: str) -> float:
 class GoldReward(rows_task.RowsTask):
   """A task rewarded by a model, and by `tldr_reward` on made-up posts.
 
-  Subclasses have the fields `data`, `made_up_prompts`, `made_up_pairs`,
+  Subclasses have the fields `data`, `synthetic_prompts`, `synthetic_pairs`,
   `overlap`, `validation_prompts` and `split_seed`.
   """
 
   def __init__(self, fields: Mapping[str, Any], held_out: str = "test"):
     """Reads the data; `held_out` is the split of a folder to evaluate on."""
-    base.check_integer("made_up_prompts", fields["made_up_prompts"], 20, 8000)
-    base.check_integer("made_up_pairs", fields["made_up_pairs"], 5, 1_000_000)
+    base.check_integer(
+        "synthetic_prompts", fields["synthetic_prompts"], 20, 8000
+    )
+    base.check_integer(
+        "synthetic_pairs", fields["synthetic_pairs"], 5, 1_000_000
+    )
     self._fields = fields
     self._is_made_up = fields["data"] == MADE_UP
     super().__init__(
-        self._made_up_rows(fields["made_up_prompts"], fields["split_seed"])
+        self._made_up_rows(fields["synthetic_prompts"], fields["split_seed"])
         if self._is_made_up
         else rows.folder_sources(fields["data"], held_out),
         validation_prompts=fields["validation_prompts"],
@@ -293,7 +297,7 @@ class GoldReward(rows_task.RowsTask):
     if not self._is_made_up:
       return super().pairs(split)
     held_out = split == base.HELD_OUT
-    num_pairs = self._fields["made_up_pairs"]
+    num_pairs = self._fields["synthetic_pairs"]
     return tldr_pairs(
         [e.prompt for e in self._splits[split]],
         num_pairs // 5 if held_out else num_pairs,
@@ -310,7 +314,8 @@ class GoldReward(rows_task.RowsTask):
     if not self._is_made_up:
       raise base.RewardError(
           "no_reward",
-          f"config.reward.where: allowed 'model', the task {self.name!r} has no"
+          f"config.reward.backend: allowed 'model', the task {self.name!r} has"
+          " no"
           " reward of its own",
       )
     example = self.example(split, index)

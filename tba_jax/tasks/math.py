@@ -8,7 +8,7 @@ Bartoldson et al. 2025 (arXiv:2503.18929): reward 1 for a correct answer, else
 0.
 
 An answer is correct if `math_answers.equal` says so. That may call sympy, which
-may never return, so the task needs `reward.where="pool"`.
+may never return, so the task needs `reward.backend="pool"`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,9 @@ class Math(rows_task.RowsTask):
 
   train, test: sources of the splits, as in docs/your_task.md; rows have
     `problem` and `solution`; the answer is the field `answer`, or the contents
-    of the solution's last \boxed. "made_up" for both: small generated problems.
-  made_up_prompts: number of generated problems, over both splits.
+    of the solution's last \boxed. "synthetic" for both: small generated
+    problems.
+  synthetic_prompts: number of generated problems, over both splits.
   prompt_format: "qwen" (a chat), "plain" or "bare", the problem alone.
   validation_prompts: training problems held out to select checkpoints.
   split_seed: seed of that choice and of generated problems.
@@ -53,7 +54,7 @@ class Math(rows_task.RowsTask):
   FIELDS: ClassVar = {
       "train": "",
       "test": "",
-      "made_up_prompts": 4000,
+      "synthetic_prompts": 4000,
       "prompt_format": "qwen",
       "overlap": "error",
       "validation_prompts": 0,
@@ -65,9 +66,11 @@ class Math(rows_task.RowsTask):
     base.check_choice("prompt_format", fields["prompt_format"], FORMATS)
     self._format = FORMATS[fields["prompt_format"]]
     train, test, seed = fields["train"], fields["test"], fields["split_seed"]
-    base.check_integer("made_up_prompts", fields["made_up_prompts"], 100, 5000)
+    base.check_integer(
+        "synthetic_prompts", fields["synthetic_prompts"], 100, 5000
+    )
     if train == test == made_up.MADE_UP:
-      sources = made_up.math_splits(fields["made_up_prompts"], seed)
+      sources = made_up.math_splits(fields["synthetic_prompts"], seed)
     elif made_up.MADE_UP in (train, test):
       raise ValueError(
           f"config.task.train={train!r}, config.task.test={test!r}: allowed"

@@ -62,9 +62,9 @@ class Own(rows_task.RowsTask):
     reads), `number` (the last one), `contains`, FILE.py:FUNCTION or
     MODULE:FUNCTION.
   verifier: command that prints a number, a further part of the reward named
-    "verifier"; "" = none. Needs `reward.where="pool"`.
+    "verifier"; "" = none. Needs `reward.backend="pool"`.
   verifier_weight: weight of that part.
-  right_from: least reward of a correct completion.
+  correct_threshold: least reward of a correct completion.
   reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
     that returns why a completion is wrong, for displayed samples; "" = from the
     built-in rewards.
@@ -73,7 +73,7 @@ class Own(rows_task.RowsTask):
   split_seed: seed of the choice of validation prompts.
   """
 
-  name: ClassVar[str] = "own"
+  name: ClassVar[str] = "custom"
   FIELDS: ClassVar = {
       "train": "",
       "test": "",
@@ -87,7 +87,7 @@ class Own(rows_task.RowsTask):
       "rewards": "exact",
       "verifier": "",
       "verifier_weight": 1.0,
-      "right_from": 1.0,
+      "correct_threshold": 1.0,
       "reason": "",
       "tokenizer": "characters",
       "split_seed": 0,
@@ -97,7 +97,7 @@ class Own(rows_task.RowsTask):
     """Reads the data and imports the rewards; takes all of `FIELDS`."""
     base.check_choice("answer_kind", fields["answer_kind"], ANSWER_KINDS)
     base.check_choice("tokenizer", fields["tokenizer"], ("characters", "words"))
-    for name in ("right_from", "verifier_weight"):
+    for name in ("correct_threshold", "verifier_weight"):
       if not math.isfinite(fields[name]):
         raise ValueError(
             f"config.task.{name}={fields[name]!r}: allowed a finite number"
@@ -204,7 +204,7 @@ class Own(rows_task.RowsTask):
     }
     reward = sum(part.weight * parts[part.name] for part in self._parts)
     judged = base.judgement_of(
-        reward, reward >= self._fields["right_from"], completion
+        reward, reward >= self._fields["correct_threshold"], completion
     )
     return dataclasses.replace(judged, parts=parts)
 

@@ -26,7 +26,7 @@ from tba_jax.models import hf_hub
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
-MADE_UP = "made_up"
+MADE_UP = "synthetic"
 CHAT = "chat"
 WORDS = "words"
 CLASSIFIERS = (WORDS, "sequence", "first_token")
@@ -49,11 +49,11 @@ class RedTeam(base.Task):
 
   prompt: the fixed prompt that the attacker completes.
   instructions: first attacks, for fine-tuning the attacker: a source of rows
-    with `instruction`, as in docs/your_task.md, or "made_up".
+    with `instruction`, as in docs/your_task.md, or "synthetic".
   evaluation_blocks: copies of the prompt in the held-out split; evaluation
     intervals are over them.
-  victim: the model under test: a Hugging Face folder, or "made_up", a tiny one
-    that repeats words of its prompt.
+  victim: the model under test: a Hugging Face folder, or "synthetic", a tiny
+    one that repeats words of its prompt.
   victim_template: the victim's prompt: a text with {attack} in it, or "chat",
     its tokenizer's chat template.
   victim_samples: answers to each attack.

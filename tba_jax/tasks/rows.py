@@ -476,7 +476,7 @@ def folder_sources(
   if pathlib.Path(data).expanduser().is_file():
     raise ValueError(
         f"{key}={data!r}: allowed a folder with both splits, ORG/NAME of the"
-        " Hugging Face hub, or 'made_up'"
+        " Hugging Face hub, or 'synthetic'"
     )
   return {
       base.TRAIN: Source(key, f"{data}[train]", preferred),

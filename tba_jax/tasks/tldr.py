@@ -31,10 +31,10 @@ class Tldr(made_up.GoldReward):
   data: a folder or data set of the Hugging Face hub with the splits train and
     validation; rows have `subreddit`, `title`, `post` and `summary`, or a
     complete `query` and `reference_response`, or `prompt` and `completion`.
-    "made_up": small generated posts with a scripted gold reward.
+    "synthetic": small generated posts with a scripted gold reward.
   held_out: split to evaluate on; "validation" in the papers.
-  made_up_prompts: number of generated posts, over both splits.
-  made_up_pairs: generated pairs of summaries to train a reward model on; a
+  synthetic_prompts: number of generated posts, over both splits.
+  synthetic_pairs: generated pairs of summaries to train a reward model on; a
     fifth as many to test it.
   validation_prompts: training posts held out to select checkpoints.
   split_seed: seed of that choice and of generated data.
@@ -44,8 +44,8 @@ class Tldr(made_up.GoldReward):
   FIELDS: ClassVar = {
       "data": "",
       "held_out": "validation",
-      "made_up_prompts": 3000,
-      "made_up_pairs": 8000,
+      "synthetic_prompts": 3000,
+      "synthetic_pairs": 8000,
       "overlap": "error",
       "validation_prompts": 0,
       "split_seed": 0,

@@ -60,7 +60,7 @@ _TRAINER_REMEDIES = (
     "a smaller train.micro_batch_prompts or micro_batch_completions,"
     " train.remat='full', a larger mesh.fsdp, mesh.tensor or mesh.sequence"
 )
-_SEARCHER_REMEDIES = "a smaller sampling.num_rows, a larger search.mesh.tensor"
+_SEARCHER_REMEDIES = "a smaller sampling.num_slots, a larger search.mesh.tensor"
 _REMEDIES = {
     "train_step": _TRAINER_REMEDIES,
     "prefill": _SEARCHER_REMEDIES,

@@ -106,8 +106,8 @@ def sampling_s(
   """
   sampling, search = config.sampling, config.search
   prompts = search.prompts_per_step or config.train.prompts_per_batch
-  fills = prompts * search.samples_per_prompt / sampling.num_rows
-  prefills = prompts * requests.ROWS_PER_PREFILL / sampling.num_rows
+  fills = prompts * search.samples_per_prompt / sampling.num_slots
+  prefills = prompts * requests.ROWS_PER_PREFILL / sampling.num_slots
   seconds = fills * sampling.max_completion_tokens * least_seconds(
       programs["decode_chunk"], chip
   ) + prefills * least_seconds(programs["prefill"], chip)

@@ -234,7 +234,7 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
           size(per_step * kept_steps + segment),
       ),
       (
-          "record for --program=replay",
+          "record for --program=rerun",
           size(_RECORD_BYTES * config.train.num_steps),
       ),
   ]

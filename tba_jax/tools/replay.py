@@ -1,9 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `replay` program: trains recorded steps again, without searchers.
+"""The `rerun` program: trains recorded steps again, without searchers.
 
-    python -m tba_jax.main --program=replay --workdir=runs/countdown
-    python -m tba_jax.main --program=replay --workdir=runs/countdown 40 57
+    python -m tba_jax.main --program=rerun --workdir=runs/countdown
+    python -m tba_jax.main --program=rerun --workdir=runs/countdown 40 57
 
 Operands are the step of a checkpoint to begin with (default: the oldest whose
 journal is there; 0 is the start) and the step to end before (default: the last
@@ -11,7 +11,7 @@ recorded). Data comes from the journal, and what asynchrony decided about it
 from `replay/decisions.jsonl`. On the same machine each step has the same bits;
 the first that has not is told, with the fields of the draw, the metrics or the
 params that differ. Nothing is written but with `--export_step=N`, the file of
-that step (`step_file`); `--program=replay FILE` computes it again, anywhere.
+that step (`step_file`); `--program=rerun FILE` computes it again, anywhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ def run(
   """
   try:
     if config is not None:
-      raise ValueError("--config: replay takes the settings of the record")
+      raise ValueError("--config: rerun takes the settings of the record")
     if workdir is None:
       return step_file.run(operands)
     return _replay(workdir, *_parse(operands))

@@ -119,7 +119,7 @@ def run(operands: Sequence[str]) -> int:
   """
   if len(operands) != 1:
     raise ValueError(
-        "--program=replay without --workdir: allowed one file of --export_step"
+        "--program=rerun without --workdir: allowed one file of --export_step"
     )
   saved = _read(pathlib.Path(operands[0]))
   metrics = compute(saved)

@@ -289,7 +289,7 @@ def expand_runs(
       ("rounds.mini_batches", config.rounds.mini_batches, 0),
       ("reference.init", config.reference.init, ""),
       # A log has no lag.
-      ("logged.path", config.logged.path, ""),
+      ("offline.path", config.offline.path, ""),
   ):
     if section != value:
       raise load.ConfigError(
@@ -310,9 +310,9 @@ def run_settings(run: Run) -> dict[str, Any]:
   values = load.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
            "optimizer.", "train.", "evaluate.", "init", "seed", "explore.",
-           "tempering.", "reward.where", "reward.model", "reward.fallback",
-           "reward.normalize_parts", "search.order", "search.solved_from",
-           "search.weights")  # fmt: skip
+           "tempering.", "reward.backend", "reward.model", "reward.fallback",
+           "reward.normalize_parts", "search.order", "search.solved_threshold",
+           "search.quantization")  # fmt: skip
   return {k: v for k, v in values.items() if k.startswith(parts)}
 
 

@@ -42,7 +42,11 @@ class OrderTest(parameterized.TestCase):
   def run_order(self, weight, num_positions):
     """Returns the kept positions of a run that samples in order."""
     order = difficulty.DifficultyOrder(
-        N, seed=3, weight=weight, solved_from=1.0, folder=self.folder / "replay"
+        N,
+        seed=3,
+        weight=weight,
+        solved_threshold=1.0,
+        folder=self.folder / "replay",
     )
     kept = {}
     for position in range(num_positions):

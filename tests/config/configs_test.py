@@ -223,7 +223,7 @@ _MATH = {
     "replay.warm_start_completions": 0,
     "evaluate.final_prompts": 500,
     "evaluate.greedy": True,
-    "reward.where": "pool",
+    "reward.backend": "pool",
 }
 # Noukhovitch et al. 2024 (arXiv:2410.18252), appendix tables of the 8B run;
 # optimizer's epsilon and accounting of open-instruct's command.
@@ -260,7 +260,7 @@ _NO_ROBOTS = {
     "rounds.mini_batches": 1,
     "rounds.passes": 1,
     "rounds.lag_rounds": 1,
-    "reward.where": "model",
+    "reward.backend": "model",
 }
 # Bartoldson et al. 2025 (arXiv:2503.18929) §5.1, B.3, on Lee et al. 2025
 # (arXiv:2405.18540) and the code that these released.
@@ -356,7 +356,7 @@ _TLDR = {
     "sampling.top_k": 0,
     "sampling.max_prompt_tokens": 512,
     "reference.mode": "fixed",
-    "reward.where": "model",
+    "reward.backend": "model",
     "train.num_steps": 256,
     "train.per_round_steps": 0,  # Differs: docs of the config.
 }

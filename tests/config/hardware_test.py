@@ -43,12 +43,12 @@ _FROZEN = {
 }
 # Data that need no download, and few of them.
 _DATA = {
-    "gsm8k": ["task.data=made_up", "task.made_up_prompts=100"],
-    "math": ["task.train=made_up", "task.test=made_up",
-             "task.made_up_prompts=100"],
-    "no_robots": ["task.data=made_up", "task.made_up_prompts=20"],
-    "red_team": ["task.instructions=made_up"],
-    "tldr": ["task.data=made_up", "task.made_up_prompts=20"],
+    "gsm8k": ["task.data=synthetic", "task.synthetic_prompts=100"],
+    "math": ["task.train=synthetic", "task.test=synthetic",
+             "task.synthetic_prompts=100"],
+    "no_robots": ["task.data=synthetic", "task.synthetic_prompts=20"],
+    "red_team": ["task.instructions=synthetic"],
+    "tldr": ["task.data=synthetic", "task.synthetic_prompts=20"],
 }  # fmt: skip
 # Beginnings of the names of what has the shape of the params in a searcher.
 _PARAMS = ("params", "base", "reference")

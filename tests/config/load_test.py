@@ -225,14 +225,14 @@ class LoadConfigTest(parameterized.TestCase):
     config = load_lib.load_config(
         str(self.path),
         [
-            "task.name=own",
+            "task.name=custom",
             "task.train=data/train.jsonl",
             "task.test=data[test]",
             "task.rewards=exact, rewards.py:short*2",
             "task.verifier=python rewards.py 'x y'",
             "task.prompt={rewards.py}",
             "reward_model.train=data",
-            "logged.path=data/train.jsonl",
+            "offline.path=data/train.jsonl",
             "loss.baseline_file=data/train.jsonl",
             "store.secret_file=none",
             "init=scratch",
@@ -244,7 +244,7 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertEqual(config.task.verifier, f"python {folder}/rewards.py 'x y'")
     self.assertEqual(config.task.prompt, "{rewards.py}")
     self.assertEqual(config.reward_model.train, str(folder / "data"))
-    self.assertEqual(config.logged.path, config.task.train)
+    self.assertEqual(config.offline.path, config.task.train)
     self.assertEqual(config.loss.baseline_file, config.task.train)
     self.assertEqual(config.store.secret_file, "none")
     self.assertEqual(config.init, "scratch")
@@ -273,7 +273,7 @@ class LoadConfigTest(parameterized.TestCase):
         ("org/hard[train]", "org/hard[train]"),
     ):
       config = load_lib.load_config(
-          str(self.path), ["task.name=own", f"task.train={text}"]
+          str(self.path), ["task.name=custom", f"task.train={text}"]
       )
       self.assertEqual(config.task.train, value)
 

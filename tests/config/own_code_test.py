@@ -132,7 +132,7 @@ class RewardTest(parameterized.TestCase):
     folder = pathlib.Path(self.create_tempdir().full_path)
     self.path = str(folder / "rewards.py")
     pathlib.Path(self.path).write_text(_REWARDS)
-    self.fields = {"name": "own"}
+    self.fields = {"name": "custom"}
     for split in ("train", "test"):
       path = folder / f"{split}.jsonl"
       rows = [{"prompt": f"{split} {i}", "answer": "4"} for i in range(4)]
@@ -141,7 +141,7 @@ class RewardTest(parameterized.TestCase):
 
   def make(self, where="process", deadline_s=30.0, **fields):
     config = base_config.make(
-        reward__where=where, reward__deadline_s=deadline_s
+        reward__backend=where, reward__deadline_s=deadline_s
     )
     config.evaluate.num_prompts = config.evaluate.final_prompts = 1
     config.task = ml_collections.ConfigDict(
@@ -245,25 +245,25 @@ class RewardTest(parameterized.TestCase):
       rehearsal.try_prompts(config)
 
   def test_own_code_that_a_program_uses_is_tried(self):
-    values = {"loss.name": "tb", "loss.baseline": "", "logged.path": "",
-              "reward.where": "process", "evaluate.judge": ""}  # fmt: skip
-    own = {"task.name": "own", "task.rewards": "my.py:f"}
+    values = {"loss.name": "tb", "loss.baseline": "", "offline.path": "",
+              "reward.backend": "process", "evaluate.judge": ""}  # fmt: skip
+    own = {"task.name": "custom", "task.rewards": "my.py:f"}
     plain = {"task.name": "countdown"}
     for task, program, tried in (
         ({"task.name": "countdown"}, "train", ()),
-        ({"task.name": "own", "task.rewards": "exact"}, "train", ()),
+        ({"task.name": "custom", "task.rewards": "exact"}, "train", ()),
         (own, "train", ("reward",)),
         (own, "evaluate", ("reward",)),
         (own, "export", ()),
         ({**own, "loss.name": "l.py:f"}, "train", ("loss", "reward")),
         ({**own, "loss.name": "l.py:f"}, "sft", ("reward",)),
-        ({**own, "reward.where": "model"}, "train", ()),
+        ({**own, "reward.backend": "model"}, "train", ()),
         ({"task.name": "mine:Task"}, "train", ("reward",)),
         ({"task.name": "environment"}, "train", ("reward", "prompt")),
         ({"task.name": "environment"}, "searcher", ("reward",)),
         ({"task.name": "environment"}, "generate", ("reward",)),
-        ({**plain, "logged.path": "l.jsonl"}, "train", ("log",)),
-        ({**plain, "logged.path": "l.jsonl"}, "sft", ()),
+        ({**plain, "offline.path": "l.jsonl"}, "train", ("log",)),
+        ({**plain, "offline.path": "l.jsonl"}, "sft", ()),
         ({**plain, "loss.name": "a_star_po"}, "plan", ("log",)),
         ({**plain, "loss.baseline": "file"}, "train", ("log",)),
         ({**plain, "loss.baseline": "file"}, "sweep", ("log",)),
@@ -287,12 +287,12 @@ class LogTest(absltest.TestCase):
   def test_a_log_has_prompts_of_the_task(self):
     config = base_config.make()
     prompts = self.prompts(config)
-    config.logged.path = self.write(prompts[1])
+    config.offline.path = self.write(prompts[1])
     rehearsal.try_log(config)
-    config.logged.path = self.write("no such prompt")
-    with self.assertRaisesRegex(ValueError, "logged.path.*'no such prompt'"):
+    config.offline.path = self.write("no such prompt")
+    with self.assertRaisesRegex(ValueError, "offline.path.*'no such prompt'"):
       rehearsal.try_log(config)
-    config.logged.path = self.write(prompts[1], completion="1 " * 5000)
+    config.offline.path = self.write(prompts[1], completion="1 " * 5000)
     with self.assertRaisesRegex(ValueError, "used: 1 have more than"):
       rehearsal.try_log(config)
 
@@ -307,7 +307,7 @@ class LogTest(absltest.TestCase):
 
   def test_runs_are_refused_before_they_begin(self):
     config = base_config.make()
-    config.logged.path = self.write("no such prompt")
+    config.offline.path = self.write("no such prompt")
     with self.assertRaisesRegex(validate.ConfigError, "'no such prompt'"):
       validate.validate(config)
 

@@ -236,7 +236,7 @@ class RelationsTest(parameterized.TestCase):
           "replay.selection",
       ),
       (
-          dict(logged__path=__file__, search__order="unsolved"),
+          dict(offline__path=__file__, search__order="unsolved"),
           "search.order",
       ),
       (
@@ -288,7 +288,7 @@ class RelationsTest(parameterized.TestCase):
           dict(loss__baseline="file", loss__baseline_file="/no/such"),
           "loss.baseline_file",
       ),
-      (dict(logged__path="/no/such"), "logged.path"),
+      (dict(offline__path="/no/such"), "offline.path"),
       (dict(reward__normalize_parts=True), "reward.normalize_parts"),
       (
           dict(
@@ -328,7 +328,7 @@ class RelationsTest(parameterized.TestCase):
           dict(loss__reward_weight=0.5, search__order="unsolved"),
           "search.order",
       ),
-      (dict(search__solved_from=0.5), "search.solved_from"),
+      (dict(search__solved_threshold=0.5), "search.solved_threshold"),
       (
           dict(
               search__order="unsolved",
@@ -337,7 +337,7 @@ class RelationsTest(parameterized.TestCase):
           ),
           "search.order",
       ),
-      (dict(logged__share=0.5), "logged.share"),
+      (dict(offline__fraction=0.5), "offline.fraction"),
       (dict(search__samples_per_prompt=7), "search.samples_per_prompt"),
       (dict(replay__capacity_per_prompt=7), "replay.capacity_per_prompt"),
       # Two steps of 32 prompts with 8 samples may be ahead.
@@ -414,22 +414,22 @@ class RelationsTest(parameterized.TestCase):
       # Matrices in int8: neither experts nor those of a server.
       (
           dict(
-              search__weights="int8",
+              search__quantization="int8",
               model__family="qwen3_moe",
               model__num_experts=4,
               model__experts_per_token=2,
           ),
-          "search.weights",
+          "search.quantization",
       ),
       (
           dict(
-              search__weights="int8",
+              search__quantization="int8",
               search__sampler="vllm",
               search__vllm_urls="http://a:1",
           ),
-          "search.weights",
+          "search.quantization",
       ),
-      (dict(search__weights="int4"), "search.weights"),
+      (dict(search__quantization="int4"), "search.quantization"),
       # vLLM servers: one for each searcher, and what they can.
       (dict(search__sampler="vllm"), "search.vllm_urls"),
       (
@@ -474,10 +474,10 @@ class RelationsTest(parameterized.TestCase):
       # Schedules.
       (dict(optimizer__warmup_steps=320), "optimizer.warmup_steps"),
       (dict(sft__warmup_steps=2400), "sft.warmup_steps"),
-      (dict(reward_model__warmup_steps=300, reward__where="model"),
+      (dict(reward_model__warmup_steps=300, reward__backend="model"),
        "reward_model.warmup_steps"),
       (dict(sft__micro_batch_size=3), "sft.batch_size"),
-      (dict(reward_model__micro_batch_size=5, reward__where="model"),
+      (dict(reward_model__micro_batch_size=5, reward__backend="model"),
        "reward_model.batch_size"),
       (dict(evaluate__judge="/nowhere"), "evaluate.judge"),
       (dict(checkpoint__keep_best=True, evaluate__every_steps=0),
@@ -488,10 +488,10 @@ class RelationsTest(parameterized.TestCase):
       (dict(evaluate__judge="command", evaluate__judge_command="echo '"),
        "evaluate.judge_command"),
       (dict(publish__directory="/etc/passwd"), "publish.directory"),
-      (dict(reward__model="/nowhere", reward__where="model"), "reward.model"),
-      (dict(reward_model__init="scratch", reward__where="model"),
+      (dict(reward__model="/nowhere", reward__backend="model"), "reward.model"),
+      (dict(reward_model__init="scratch", reward__backend="model"),
        "reward_model.init"),
-      (dict(reward_model__relabel="/nowhere", reward__where="model"),
+      (dict(reward_model__relabel="/nowhere", reward__backend="model"),
        "reward_model.relabel"),
       # Objectives.
       (dict(loss__beta=0.0), "loss.beta"),
@@ -523,8 +523,9 @@ class RelationsTest(parameterized.TestCase):
       (dict(trainer__num_processes=2), "trainer.num_processes"),
       (dict(mesh__data=4, trainer__num_processes=2, trainer__cpu_devices=4),
        "trainer.cpu_devices"),
-      (dict(search__mesh__data=3), "sampling.num_rows"),
-      (dict(search__mesh__fsdp=4, sampling__num_rows=18), "sampling.num_rows"),
+      (dict(search__mesh__data=3), "sampling.num_slots"),
+      (dict(search__mesh__fsdp=4, sampling__num_slots=18),
+       "sampling.num_slots"),
       (dict(search__mesh__data=4, sampling__num_waiting=6),
        "sampling.num_waiting"),
       (dict(sampling__num_waiting=1), "sampling.num_waiting"),
@@ -692,7 +693,7 @@ class RelationsTest(parameterized.TestCase):
     task = build_task.make_task(base_config.make().task)
     line = {"prompt": task.prompt("train", 0), "completion": "1", "reward": 1}
     path = self.create_tempfile(content=json.dumps(line)).full_path
-    make = lambda **changes: base_config.make(logged__path=path, **changes)
+    make = lambda **changes: base_config.make(offline__path=path, **changes)
     for name in ("tb", "gvpo", "online_dpo"):
       self.assertEqual(_problems(make(loss__name=name)), [])
     for changes in (
@@ -705,7 +706,7 @@ class RelationsTest(parameterized.TestCase):
       (problem,) = _problems(make(**changes))
       self.assertRegex(
           problem,
-          "config.logged.path.*line 1: logprobs are missing:"
+          "config.offline.path.*line 1: logprobs are missing:"
           f" config.loss.name = {changes['loss__name']!r}.*reads those",
       )
 
@@ -717,9 +718,9 @@ class RelationsTest(parameterized.TestCase):
         self.create_tempfile(content=json.dumps(line)).full_path
         for line in (plain, plain | {"reward": 1})
     ]
-    make = lambda i, **own: base_config.make(logged__path=paths[i], **own)
+    make = lambda i, **own: base_config.make(offline__path=paths[i], **own)
     for i in range(2):
-      own = dict(loss__reward_weight=0.5, logged__reward_field="")
+      own = dict(loss__reward_weight=0.5, offline__reward_field="")
       self.assertEqual(_problems(make(i, **own)), [])
     (problem,) = _problems(make(0))
     self.assertRegex(problem, "reward: allowed a number.*reward_field = ''")
@@ -731,7 +732,7 @@ class RelationsTest(parameterized.TestCase):
       told = f"config.{key.replace('__', '.')} = {value!r}: allowed"
       self.assertIn(told, "".join(_problems(make(1, **{key: value}))))
     for key, value in (
-        ("logged__reward_field", ""),
+        ("offline__reward_field", ""),
         ("reward__normalize_parts", True),
         ("loss__missing_stop", "add"),
     ):
@@ -843,7 +844,7 @@ class RelationsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("evaluate.judge", {}),
-      ("reward.model", dict(reward__where="model")),
+      ("reward.model", dict(reward__backend="model")),
       ("loss.value_init", dict(loss__name="ppo", loss__ratio_clip=0.2)),
       # A setting that nothing reads.
       ("", dict(reward__model=...)),
@@ -880,7 +881,7 @@ class RelationsTest(parameterized.TestCase):
         reward_model__max_completion_tokens=size,
         **changes,
     )
-    trains = dict(reward__where="model")
+    trains = dict(reward__backend="model")
     for changes, most, program in (
         (dict(), 128 - 16, "reward_model"),
         (dict(sft__init=folder), 24, "reward_model"),
@@ -987,7 +988,7 @@ class TaskTest(absltest.TestCase):
     self.assertEqual(
         [p for p in _problems(config) if "max_completion_tokens" in p], []
     )
-    config.task.instructions = "made_up"
+    config.task.instructions = "synthetic"
     self.assertStartsWith(
         _problems(config)[0], "config.sampling.max_completion_tokens = 2:"
     )

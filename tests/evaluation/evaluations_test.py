@@ -47,7 +47,9 @@ class EvaluationsTest(trainer_case.TrainerCase):
     )
     self.assertTrue(
         self.run_it(
-            evaluate__beside=True, evaluate__every_steps=2, train__num_steps=8
+            evaluate__background=True,
+            evaluate__every_steps=2,
+            train__num_steps=8,
         )
     )
     self.assertEqual(self.logged("evaluated")[0], ("evaluated", 2, 2))
@@ -69,7 +71,9 @@ class EvaluationsTest(trainer_case.TrainerCase):
     timer = threading.Timer(0.3, self.go.set)
     timer.start()
     self.addCleanup(timer.cancel)
-    self.assertTrue(self.run_it(evaluate__beside=True, evaluate__every_steps=5))
+    self.assertTrue(
+        self.run_it(evaluate__background=True, evaluate__every_steps=5)
+    )
     self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
     self.assertEqual(self.logged("evaluated"), [("evaluated", 5, 5)])
 
@@ -78,7 +82,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.go.set()
     self.evaluator.run.side_effect = self.slow
     self.run_it(
-        evaluate__beside=True, evaluate__every_steps=2, train__num_steps=3
+        evaluate__background=True, evaluate__every_steps=2, train__num_steps=3
     )
     (event,) = [c.args for c in self.recorder.event.call_args_list]
     self.assertEqual(event[0], "guard")
@@ -92,12 +96,12 @@ class EvaluationsTest(trainer_case.TrainerCase):
 
     self.evaluator.run.side_effect = fail
     with self.assertRaisesRegex(ValueError, "a wrong reward"):
-      self.run_it(evaluate__beside=True, evaluate__every_steps=1)
+      self.run_it(evaluate__background=True, evaluate__every_steps=1)
 
   def test_a_late_evaluation_is_dropped_with_an_event(self):
     self.evaluator.run.side_effect = self.slow
     trainer = self.make(
-        evaluate__beside=True,
+        evaluate__background=True,
         evaluate__every_steps=2,
         evaluate__deadline_s=0.05,
     )
@@ -111,7 +115,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.evaluator.run.side_effect = self.slow
     self.stop_at = 4
     self.assertFalse(
-        self.run_it(evaluate__beside=True, evaluate__every_steps=2)
+        self.run_it(evaluate__background=True, evaluate__every_steps=2)
     )
     self.assertEqual(self.recorded(), [("before", 0)])
     self.assertFalse(
@@ -131,7 +135,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
 
     self.source.begin_step.side_effect = wait_for_data
     self.assertFalse(
-        self.run_it(evaluate__beside=True, evaluate__every_steps=4)
+        self.run_it(evaluate__background=True, evaluate__every_steps=4)
     )
     self.assertEqual(self.recorded(), [("before", 0), ("", 4)])
 
@@ -140,12 +144,12 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.recorder.has_evaluation.return_value = False
     self.results.update(before=0)
     self.go.set()
-    self.run_it(step=3, evaluate__every_steps=3, evaluate__beside=beside)
+    self.run_it(step=3, evaluate__every_steps=3, evaluate__background=beside)
     self.assertIn(("evaluate", 3, 16), self.log)
 
   def test_a_batch_that_hangs_is_an_error(self):
     self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)
-    self.make(evaluate__beside=True, evaluate__deadline_s=0.01)
+    self.make(evaluate__background=True, evaluate__deadline_s=0.01)
     self.evaluations.start(7, {"made_by": jnp.asarray(7)})
     with mock.patch.object(evaluations, "_BATCH_S", 0.01):
       with self.assertRaisesRegex(TimeoutError, "evaluation of step 7"):

@@ -142,7 +142,7 @@ class JudgeTest(absltest.TestCase):
     workdir = pathlib.Path(self.create_tempdir().full_path)
     made = reward_judge.make_judge(config, workdir, self.task)
     self.assertIsInstance(made, judges.InProcess)
-    config.reward.where = "model"
+    config.reward.backend = "model"
     with self.assertRaisesRegex(ValueError, "reward_model/model.*no model"):
       reward_judge.make_judge(config, workdir, self.task)
     model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
@@ -152,7 +152,7 @@ class JudgeTest(absltest.TestCase):
     self.assertIsInstance(made, reward_judge.ModelJudge)
 
   def test_a_model_that_cannot_read_the_prompts_is_refused(self):
-    config = base_config.make(reward__where="model")
+    config = base_config.make(reward__backend="model")
     folder = pathlib.Path(self.create_tempdir().full_path)
     model = heads.ScalarModel(heads.config_of(tiny_model.make_model().config))
     hf.save(folder, model.config, tiny_model.init_params(model), TOKENIZER)

@@ -69,7 +69,7 @@ class CheckHostsTest(parameterized.TestCase):
       {"train__num_steps": 640},
       {"search__num_searchers": 9},
       {"mesh__data": 8},
-      {"sampling__num_rows": 512},
+      {"sampling__num_slots": 512},
   )
   def test_a_searcher_may_differ_in_more(self, **overrides):
     self.check(**overrides)
@@ -234,7 +234,7 @@ class AgreementTest(absltest.TestCase):
   def test_digests_depend_on_the_content_of_logs_alone(self):
     def digests(text, name):
       path = self.create_tempfile(name, text).full_path
-      for key in ("logged__path", "loss__baseline_file"):
+      for key in ("offline__path", "loss__baseline_file"):
         baseline = "file" if key == "loss__baseline_file" else ""
         config = base_config.make(
             init="scratch", loss__baseline=baseline, **{key: path}

@@ -28,7 +28,7 @@ def make_config(**changes):
       sampling__temperature=0.7,
       sampling__max_prompt_tokens=P,
       sampling__max_completion_tokens=T,
-      sampling__num_rows=2 * S,
+      sampling__num_slots=2 * S,
       search__samples_per_prompt=S,
       search__prompts_per_round=8,
       **changes,
@@ -114,13 +114,13 @@ class GroupReferenceTest(parameterized.TestCase):
     self.assertEqual(group_reference.prompts_at_a_time(config), 2)
     config.search.mesh.data = 3
     self.assertEqual(group_reference.prompts_at_a_time(config), 3)
-    config.sampling.num_rows = 100
+    config.sampling.num_slots = 100
     self.assertEqual(group_reference.prompts_at_a_time(config), 9)
     # Two passes over a round of 8, each of 4.
     config.search.mesh.data = 1
-    config.sampling.num_rows = 6 * S
+    config.sampling.num_slots = 6 * S
     self.assertEqual(group_reference.prompts_at_a_time(config), 4)
-    config.sampling.num_rows = 1
+    config.sampling.num_slots = 1
     self.assertEqual(group_reference.prompts_at_a_time(config), 1)
 
 

@@ -54,8 +54,8 @@ class GuardsTest(parameterized.TestCase):
       (2e-2, 0, {"model.compute_dtype": "bfloat16"}),
       (0.2, 1, {"model.compute_dtype": "bfloat16"}),
       (2e-2, 0, {"publish.dtype": "bfloat16"}),
-      (2e-2, 0, {"search.weights": "int8"}),
-      (0.9, 1, {"search.weights": "int8"}),
+      (2e-2, 0, {"search.quantization": "int8"}),
+      (0.9, 1, {"search.quantization": "int8"}),
       (2e-2, 1, {"model.param_dtype": "bfloat16"}),
       (2e-2, 0, {"model.param_dtype": "bfloat16", "lora.rank": 2}),
       # Completions that are not drawn from the policy itself.

@@ -41,7 +41,7 @@ class _Pair:
 
   def __init__(self, dtype="float32", rank=0, searcher_model=None, weights=""):
     config = base_config.make(
-        search__weights=weights,
+        search__quantization=weights,
         sampling__max_prompt_tokens=8,
         sampling__max_completion_tokens=8,
         model__compute_dtype=dtype,

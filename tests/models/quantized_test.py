@@ -167,7 +167,9 @@ class QuantizedTest(parameterized.TestCase):
     model = tiny_model.make_model(
         family="qwen3_moe", num_experts=4, experts_per_token=2
     )
-    with self.assertRaisesRegex(ValueError, "search.weights='int8'.*experts"):
+    with self.assertRaisesRegex(
+        ValueError, "search.quantization='int8'.*experts"
+    ):
       sampler_case.make(model, weights="int8")
 
 

@@ -150,7 +150,7 @@ class RaggedTest(parameterized.TestCase):
        dict(head_dim=96)),
       ("gpu", "that divide by 16, they are 64 and 100",
        dict(lengths=(64, 100))),
-      ("tpu", "'pages' needs fewer rows: of sampling.num_rows, a device has"
+      ("tpu", "'pages' needs fewer rows: of sampling.num_slots, a device has"
        " 1024, each of 33280 tokens, and may have",
        dict(num_rows=1024, lengths=(512, 32768))),
       ("tpu", "needs a TPU v4 or later, this one is a TPU v3",

@@ -249,7 +249,7 @@ class RealModelTest(absltest.TestCase):
     config.tokenizer.chat = True
     config.task = ml_collections.ConfigDict(
         dict(
-            name="own",
+            name="custom",
             train=str(self.folder / "train.jsonl"),
             test=str(self.folder / "test.jsonl"),
         )

@@ -34,7 +34,7 @@ _CONFIG = "--config=configs/arithmetic.py:smoke"
 _TINY = (
     "sampling.max_prompt_tokens=32",
     "sampling.max_completion_tokens=32",
-    "sampling.num_rows=16",
+    "sampling.num_slots=16",
 )
 # Llama, in the names of docs/scaling.md: a prompt of 32 tokens and two
 # completions of 128, of which the last token of each is not read.

@@ -41,7 +41,7 @@ def make(num_devices, length, folder):
   config.train.remat = "full"
   config.sampling.max_prompt_tokens = 32
   config.sampling.max_completion_tokens = length
-  config.sampling.num_rows = 16
+  config.sampling.num_slots = 16
   config.train.completions_per_prompt = 2
   config.search.samples_per_prompt = 1
   config.mesh.fsdp = num_devices

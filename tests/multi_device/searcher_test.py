@@ -412,7 +412,7 @@ class CarriersTest(parameterized.TestCase):
     config.sampling.max_completion_tokens = 6
     config.search.samples_per_prompt = 3
     config.search.prompts_per_round = 8
-    config.sampling.num_rows = 15
+    config.sampling.num_slots = 15
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.integers(2, tiny_model.VOCAB, shape).astype("i4")
     groups = (

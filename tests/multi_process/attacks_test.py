@@ -118,7 +118,7 @@ class AttacksTest(confinement_test.Confined):
       row = json.dumps({"prompt": split, "answer": "42"})
       (self.home / f"{split}.jsonl").write_text(row)
     self.task = {
-        "name": "own",
+        "name": "custom",
         "train": str(self.home / "train.jsonl"),
         "test": str(self.home / "test.jsonl"),
         "rewards": "",

@@ -197,7 +197,7 @@ class ConfinementTest(Confined):
     link = cached / "snapshots" / "abc" / "test.jsonl"
     link.symlink_to("../../blobs/1")
     self.task = {
-        "name": "own",
+        "name": "custom",
         "train": "~/rows.jsonl",
         "test": "org/rows[test]",
         "rewards": "~/beside/mine.py:words, in_folder:leak * 10",
@@ -223,7 +223,7 @@ class ConfinementTest(Confined):
     builder.download_and_prepare(str(cache / "org___rows/default/0.0.0/0a1b"))
     source = "org/rows[{}]".format
     self.task = {
-        "name": "own",
+        "name": "custom",
         "train": source("train"),
         "test": source("test"),
     }
@@ -236,7 +236,7 @@ class ConfinementTest(Confined):
     config = ordinary_user.CHECKOUT / "configs" / "arithmetic.py"
     process = self.run_python(
         "ordinary", "tba_jax.main", "--program=plan",
-        f"--config={config}:smoke", "--config.reward.where=pool",
+        f"--config={config}:smoke", "--config.reward.backend=pool",
     )  # fmt: skip
     out, err = process.communicate(timeout=120)
     self.assertEqual(process.returncode, 0, err)

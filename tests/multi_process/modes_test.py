@@ -24,7 +24,7 @@ _OVERRIDES = {
     "evaluate.every_steps": 3,
     "evaluate.num_prompts": 4,
     "evaluate.final_prompts": 4,
-    "reward.where": "pool",
+    "reward.backend": "pool",
     "reward.num_workers": 1,
 }
 

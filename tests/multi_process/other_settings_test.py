@@ -38,7 +38,11 @@ class OtherSettingsTest(absltest.TestCase):
     roles.start("store", self.locator, address="127.0.0.1:0")
     roles.start("trainer", self.locator)
     # What may differ does.
-    free = {"train.num_steps": 9, "sampling.num_rows": 16, "log.every_steps": 2}
+    free = {
+        "train.num_steps": 9,
+        "sampling.num_slots": 16,
+        "log.every_steps": 2,
+    }
     roles.start("searcher", self.locator, index=0, changes=free)
     roles.wait_for(lambda: roles.step() >= 2, "step 2")
     lines = self.refused(1, loss__beta=0.2, sampling__temperature=0.5)

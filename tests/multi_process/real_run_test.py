@@ -42,7 +42,7 @@ _OVERRIDES = {
     "search.samples_per_prompt": 2,
     "search.prompts_per_step": 2,
     "search.prompts_per_round": 2,
-    "sampling.num_rows": 1,
+    "sampling.num_slots": 1,
     "sampling.max_prompt_tokens": 48,
     "sampling.max_completion_tokens": 4,
     "evaluate.every_steps": 0,

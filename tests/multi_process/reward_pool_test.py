@@ -212,7 +212,7 @@ class PoolTest(parameterized.TestCase):
     found, environment = self.judge(
         f"secret {keeper.pid} {secret}",
         "environment",
-        pool=self.make(environment="MINE,TBA_JAX_SECRET"),
+        pool=self.make(env_vars="MINE,TBA_JAX_SECRET"),
     )
     names = environment.key.split()
     self.assertContainsSubset(["HOME", "PATH", "MINE"], names)

@@ -17,7 +17,7 @@ _OVERRIDES = {
     "evaluate.every_steps": 0,
     "checkpoint.every_steps": _STEPS,
     # A CPU's products of so many rows on each device have the bits of one.
-    "sampling.num_rows": 32,
+    "sampling.num_slots": 32,
 }
 
 

@@ -72,7 +72,7 @@ def start(
       "serve.port": port,
       "sampling.max_prompt_tokens": 64,
       "sampling.max_completion_tokens": 16,
-      "sampling.num_rows": 32,
+      "sampling.num_slots": 32,
       **{name.replace("__", "."): value for name, value in overrides.items()},
   }
   process = harness.Process(

@@ -224,7 +224,7 @@ class PolicyTest(absltest.TestCase):
     config = make_config()
     config.task = ml_collections.ConfigDict(
         dict(
-            name="own",
+            name="custom",
             train=f"{self.workdir}[train]",
             test=f"{self.workdir}[test]",
         )
@@ -239,10 +239,10 @@ class PolicyTest(absltest.TestCase):
         "sampling.top_k=5",
         "sampling.top_p=0.9",
         'sampling.stop_strings=["x", "+"]',
-        "sampling.num_rows=24",
+        "sampling.num_slots=24",
         "search.samples_per_prompt=6",
         "search.prompts_per_round=4",
-        "search.weights=int8",
+        "search.quantization=int8",
         "sampling.in_flight=recompute_cache",
         "explore.fraction=0.5",
         "explore.min_tokens=2",

@@ -39,13 +39,13 @@ def make_config(name="TwoTurns", **changes) -> ml_collections.ConfigDict:
           train_prompts=16,
           test_prompts=8,
           max_turns=4,
-          right_from=1.0,
+          correct_threshold=1.0,
       )
   )
-  c.reward.where, c.reward.num_workers = "pool", 4
+  c.reward.backend, c.reward.num_workers = "pool", 4
   c.sampling.max_prompt_tokens = 2
   c.sampling.max_completion_tokens = 12
-  c.sampling.num_rows = 16
+  c.sampling.num_slots = 16
   c.sft.num_steps, c.sft.batch_size = 20, 8
   c.sft.evaluate_every_steps = c.sft.checkpoint_every_steps = 20
   c.train.num_steps = _STEPS
@@ -224,8 +224,11 @@ class EnvironmentsTest(parameterized.TestCase):
         content='{"prompt": "a", "completion": "b", "reward": 1.0}'
     ).full_path
     for changes, message in (
-        ({"logged__path": log}, "logged.path = .*: allowed '' with env"),
-        ({"reward__where": "process"}, "reward.where = 'process': .*'pool'"),
+        ({"offline__path": log}, "offline.path = .*: allowed '' with env"),
+        (
+            {"reward__backend": "process"},
+            "reward.backend = 'process': .*'pool'",
+        ),
         ({"name": "Gymnasium"}, "init = 'sft': .* no method demonstrate"),
         ({"name": "Nothing"}, "defines no 'Nothing'"),
         ({"name": "Fails", "init": "scratch"}, r"step fails \(crash\)"),

@@ -362,7 +362,7 @@ class PlayTest(ProgramCase):
               "source": f"{two_turns.__file__}:{self.environment}",
           }
       )
-    config.reward.where, config.reward.num_workers = "pool", 2
+    config.reward.backend, config.reward.num_workers = "pool", 2
     return config
 
   environment = "TwoTurns"

@@ -881,7 +881,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
 
   def test_makes_the_reward_model_after_the_sft_model(self):
     self.config.init = "sft"
-    self.config.reward.where = "model"
+    self.config.reward.backend = "model"
     supervisor = self.make(sft_0=[0], reward_model_0=[75, 0], trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)
     self.assertEqual(
@@ -890,7 +890,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
     )
 
   def test_makes_no_reward_model_where_the_user_has_one(self):
-    self.config.reward.where = "model"
+    self.config.reward.backend = "model"
     self.config.reward.model = self.create_tempdir().full_path
     supervisor = self.make(trainer_0=[0])
     self.assertEqual(self.run_to_end(supervisor), 0)

@@ -18,7 +18,7 @@ _N, _ROUND = 40, 10
 
 def _make(weight="unsolved", seed=1, **more):
   return difficulty.DifficultyOrder(
-      _N, seed=seed, weight=weight, solved_from=1.0, **more
+      _N, seed=seed, weight=weight, solved_threshold=1.0, **more
   )
 
 

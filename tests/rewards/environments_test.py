@@ -84,7 +84,7 @@ class EnvironmentsTest(parameterized.TestCase):
   @parameterized.parameters(("end", 1), ("late", 1), ("on", 3))
   @pytest.mark.slow
   def test_the_shape_of_gymnasium_and_the_limit_of_turns(self, turn, count):
-    found = self.make("Gymnasium", right_from=2.0)
+    found = self.make("Gymnasium", correct_threshold=2.0)
     self.assertEqual(found.prompts(base.TRAIN, [3])[0].said, "seed 6")
     answers, (outcome,) = episodes.play(found, [turn] * 3)
     self.assertEqual(answers, [["ok"] * (count - 1)])

@@ -120,7 +120,7 @@ class JudgesTest(parameterized.TestCase):
     workdir = self.create_tempdir().full_path
     made = pool.make_judge(config, workdir, task)
     self.assertIsInstance(made, judges.InProcess)
-    config.reward.where = "pool"
+    config.reward.backend = "pool"
     made = pool.make_judge(config, workdir, task)
     self.addCleanup(made.close)
     self.assertIsInstance(made, pool.Pool)

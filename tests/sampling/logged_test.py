@@ -37,9 +37,9 @@ class LoggedSamplerTest(absltest.TestCase):
   ):
     config = settings.get_config()
     config.sampling.max_completion_tokens = 4
-    config.logged.share = share
-    config.logged.reward_field = reward_field
-    config.logged.path = self.create_tempfile(
+    config.offline.fraction = share
+    config.offline.reward_field = reward_field
+    config.offline.path = self.create_tempfile(
         content="\n".join(map(json.dumps, records))
     ).full_path
     return logged.Log(config, TASK, tokenizer, needs_logprobs=needs_logprobs)
@@ -259,7 +259,7 @@ class LoggedSamplerTest(absltest.TestCase):
     other.warm_up.assert_not_called()
 
   def test_refuses_a_log_of_other_prompts(self):
-    with self.assertRaisesRegex(ValueError, "config.logged.path.*'x'.*'d'"):
+    with self.assertRaisesRegex(ValueError, "config.offline.path.*'x'.*'d'"):
       self.make({"prompt": "x", "completion": "a", "reward": 0.0})
     with self.assertRaisesRegex(ValueError, "be used: 1 lack log-probs of the"):
       self.make(

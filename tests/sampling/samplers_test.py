@@ -36,11 +36,11 @@ class SamplersTest(absltest.TestCase):
   def test_a_log_joins_the_sampler_of_the_others(self):
     self.assertEqual(
         dict(samplers.without("has_turns", "vllm", "log.jsonl")),
-        {"search.sampler": ("own",), "logged.path": ("",)},
+        {"search.sampler": ("jax",), "offline.path": ("",)},
     )
     self.assertEmpty(dict(samplers.without("is_exact", "vllm", "")))
-    log = dict(samplers.without("is_exact", "own", "log.jsonl"))
-    self.assertEqual(log, {"logged.path": ("",)})
+    log = dict(samplers.without("is_exact", "jax", "log.jsonl"))
+    self.assertEqual(log, {"offline.path": ("",)})
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def make(
   config = base_config.make(
       task={"name": "environment", "source": source, "max_turns": 3, **task},
       sampling__max_prompt_tokens=max_prompt_tokens,
-      reward__where="pool",
+      reward__backend="pool",
       reward__num_workers=num_workers,
       reward__deadline_s=deadline_s,
   )

@@ -333,19 +333,19 @@ ADVISED = {
     "taught": _mean(**_STALE) | _config(loss={"name": "gkd"}),
     "logged alone": _config(
         loss={"name": "tb", "baseline_shift": 0.0},
-        logged={"path": "a.jsonl", "share": 1.0},
+        offline={"path": "a.jsonl", "fraction": 1.0},
     ),
     "logged alone, oapl": _config(
-        loss={"name": "oapl"}, logged={"path": "a.jsonl", "share": 1.0}
+        loss={"name": "oapl"}, offline={"path": "a.jsonl", "fraction": 1.0}
     ),
     "logged alone, shifted": _config(
         loss={"name": "tb", "baseline_shift": -0.05},
-        logged={"path": "a.jsonl", "share": 1.0},
+        offline={"path": "a.jsonl", "fraction": 1.0},
     ),
     "copies": _COPIES
     | _ledger(generated=1000, evicted_untrained=100, in_buffer_untrained=150),
     "copies of a log": _COPIES
-    | _config(logged={"path": "a.jsonl", "share": 0.5}),
+    | _config(offline={"path": "a.jsonl", "fraction": 0.5}),
     "few copies": _mean(replay__unique_share=0.95),
     "nothing learned": {
         "status": roles(0.4, 1.0),

@@ -168,7 +168,7 @@ class TrainerCase(parameterized.TestCase):
             "evaluate__every_steps": 0,
             "evaluate__num_prompts": 16,
             "evaluate__final_prompts": 64,
-            "evaluate__beside": False,
+            "evaluate__background": False,
             "guards__action": action,
             **changes,
         }

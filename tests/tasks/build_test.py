@@ -24,7 +24,7 @@ class MakeTaskTest(absltest.TestCase):
 
   def test_makes_each_task_with_its_own_fields(self):
     # These tasks need files, and have tests of their own.
-    with_files = {"chat", "environment", "gsm8k", "math", "own", "tldr"}
+    with_files = {"chat", "environment", "gsm8k", "math", "custom", "tldr"}
     with_files |= {"ifbench", "reasoning_gym"}  # And packages.
     for name in set(build.TASKS) - with_files:
       task = build.make_task(ml_collections.ConfigDict({"name": name}))

@@ -63,7 +63,7 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(base.reference_text(self.make(_ROW), "train", 0),
                      "Because.")  # fmt: skip
     self.assertFalse(task.has_reward)
-    with self.assertRaisesRegex(base.RewardError, "reward.where"):
+    with self.assertRaisesRegex(base.RewardError, "reward.backend"):
       task.judge("train", 0, "x")
     with self.assertRaisesRegex(ValueError, "config.reward_model"):
       task.pairs("train")
@@ -151,7 +151,7 @@ class ChatTest(parameterized.TestCase):
           "config.task.data='/nowhere.train.': there is no such",
       ),
       (
-          {"data": "made_up", "template": "/nowhere"},
+          {"data": "synthetic", "template": "/nowhere"},
           "config.task.template='/nowhere': allowed 'model', 'tulu' or a",
       ),
   )
@@ -161,7 +161,7 @@ class ChatTest(parameterized.TestCase):
 
   @parameterized.parameters("tulu", "model")
   def test_made_up(self, template):
-    task = _task(data="made_up", made_up_prompts=50, made_up_pairs=20,
+    task = _task(data="synthetic", synthetic_prompts=50, synthetic_pairs=20,
                  template=template)  # fmt: skip
     prompt = task.prompt("train", 0)
     if template == "tulu":

@@ -150,7 +150,7 @@ class Gsm8kTest(parameterized.TestCase):
       ({"answer_rule": "x"}, "config.task.answer_rule='x'.*hash"),
       ({"validation_prompts": 2}, "config.task.validation_prompts=2.*up to 1"),
       # There are some 36,000 different ones.
-      ({"made_up_prompts": 36_000}, "made_up_prompts=36000.* to 20000"),
+      ({"synthetic_prompts": 36_000}, "synthetic_prompts=36000.* to 20000"),
       ({"data": ""}, "config.task.data='.train.': there is no such"),
       ({"data": "/nowhere"}, "config.task.data='/nowhere.train.'"),
   )
@@ -170,8 +170,8 @@ class Gsm8kTest(parameterized.TestCase):
       _task(data=data)
 
   def test_made_up_problems(self):
-    task = _task(data="made_up", made_up_prompts=200, split_seed=3)
-    again = _task(data="made_up", made_up_prompts=200, split_seed=3)
+    task = _task(data="synthetic", synthetic_prompts=200, split_seed=3)
+    again = _task(data="synthetic", synthetic_prompts=200, split_seed=3)
     terse = 0
     for split, size in (("train", 160), ("held_out", 40)):
       self.assertEqual(task.num_prompts(split), size)

@@ -189,8 +189,8 @@ class MathTest(parameterized.TestCase):
       ({"overlap": "x"}, "config.task.overlap='x'.*leave_out"),
       ({"train": "/nowhere"}, "config.task.train='/nowhere'"),
       ({"test": ""}, "config.task.test=''"),
-      ({"train": "made_up"}, "config.task.train='made_up'.*for both"),
-      ({"made_up_prompts": 7000}, "made_up_prompts=7000.* to 5000"),
+      ({"train": "synthetic"}, "config.task.train='synthetic'.*for both"),
+      ({"synthetic_prompts": 7000}, "synthetic_prompts=7000.* to 5000"),
       ({"validation_prompts": 5}, "validation_prompts=5.*up to 4"),
   )
   def test_refuses_wrong_settings(self, fields, message):
@@ -199,7 +199,7 @@ class MathTest(parameterized.TestCase):
       _task(**fields)
 
   def test_made_up_problems(self):
-    fields = dict(train="made_up", test="made_up", made_up_prompts=400)
+    fields = dict(train="synthetic", test="synthetic", synthetic_prompts=400)
     task, again = _task(**fields), _task(**fields)
     for split, size in (("train", 320), ("held_out", 80)):
       self.assertEqual(task.num_prompts(split), size)

@@ -41,7 +41,7 @@ class OwnTest(parameterized.TestCase):
 
   def fields(self, **changes):
     files = {n: str(self.folder / f"{n}.jsonl") for n in ("train", "test")}
-    return {"name": "own", **files, **changes}
+    return {"name": "custom", **files, **changes}
 
   def make(self, **changes) -> base.Task:
     return build.make_task(ml_collections.ConfigDict(self.fields(**changes)))
@@ -123,7 +123,7 @@ class OwnTest(parameterized.TestCase):
             f"exact * 2, {_HERE}/own_rewards.py:short*0.5,"
             "tests.tasks.own_rewards:says_color * -1"
         ),
-        right_from=1.5,
+        correct_threshold=1.5,
     )
     judged = task.judge("train", 0, "blue")
     self.assertEqual(
@@ -300,9 +300,11 @@ class OwnTest(parameterized.TestCase):
         self.fields(verifier="echo 1", answer_kind="text")
     )
     config.evaluate.num_prompts = config.evaluate.final_prompts = 1
-    with self.assertRaisesRegex(ValueError, "config.reward.where = 'process'"):
+    with self.assertRaisesRegex(
+        ValueError, "config.reward.backend = 'process'"
+    ):
       validate.validate(config)
-    config.reward.where = "pool"
+    config.reward.backend = "pool"
     validate.validate(config)
 
   @parameterized.parameters(

@@ -489,7 +489,7 @@ class ReportTest(absltest.TestCase):
     write("test", "ba", "xy")
     config = settings.get_config()
     config.task = ml_collections.ConfigDict(
-        dict(name="own", train=f"{folder}[train]", test=f"{folder}[test]")
+        dict(name="custom", train=f"{folder}[train]", test=f"{folder}[test]")
     )
     config.sampling.max_prompt_tokens = 4
     out = io.StringIO()

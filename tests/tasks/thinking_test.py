@@ -16,11 +16,11 @@ from tba_jax.tasks import build
 _FIELDS = {
     "arithmetic": {},
     "countdown": {},
-    "gsm8k": {"data": "made_up"},
+    "gsm8k": {"data": "synthetic"},
     "ifbench": {},
     "instructions": {},
-    "math": {"train": "made_up", "test": "made_up"},
-    "own": {"rewards": "exact"},
+    "math": {"train": "synthetic", "test": "synthetic"},
+    "custom": {"rewards": "exact"},
     "reasoning_gym": {},
 }
 # Their rewards are of other parts, or of letters.
@@ -31,7 +31,7 @@ _PACKAGES = {"ifbench": "if_verifiable", "reasoning_gym": "reasoning_gym"}
 class ThinkingTest(parameterized.TestCase):
 
   def make(self, name, **fields):
-    if name == "own":
+    if name == "custom":
       folder = pathlib.Path(self.create_tempdir().full_path)
       for split in ("train", "test"):
         row = {"prompt": f"2+2? ({split})", "answer": "4"}
@@ -76,7 +76,7 @@ class ThinkingTest(parameterized.TestCase):
 
   @parameterized.parameters("exact", "answer", "number", "contains")
   def test_built_in_rewards_of_a_custom_task(self, rule):
-    task = self.make("own", rewards=rule)
+    task = self.make("custom", rewards=rule)
     self.assertEqual(task.reward("train", 0, "<think>5</think>4"), 1)
     self.assertEqual(task.reward("train", 0, "<think>4</think>5"), 0)
     self.assertEqual(task.reward("train", 0, "<think>4"), 0)

@@ -52,7 +52,7 @@ class TldrTest(parameterized.TestCase):
     # A space before it, as the published responses have one.
     self.assertEqual(base.reference_text(task, "train", 0), " cat sleeps")
     self.assertFalse(task.has_reward)
-    with self.assertRaisesRegex(base.RewardError, "reward.where"):
+    with self.assertRaisesRegex(base.RewardError, "reward.backend"):
       task.judge("train", 0, " cat")
     for ask in (
         lambda: task.pairs("train"),
@@ -145,7 +145,7 @@ class MadeUpTest(parameterized.TestCase):
     self.assertAlmostEqual(made_up.tldr_reward(self.QUERY, summary), reward)
 
   def test_right_is_what_beats_the_reference(self):
-    task = _task(data="made_up", made_up_prompts=50)
+    task = _task(data="synthetic", synthetic_prompts=50)
     self.assertTrue(task.has_reward)
     for index in range(10):
       prompt = task.prompt("held_out", index)
@@ -156,8 +156,8 @@ class MadeUpTest(parameterized.TestCase):
       self.assertEqual(judged.reward, task.reward_of(prompt, reference))
 
   def test_pairs_are_of_the_splits_own_posts(self):
-    task = _task(data="made_up", made_up_prompts=50, made_up_pairs=200)
-    again = _task(data="made_up", made_up_prompts=50, made_up_pairs=200)
+    task = _task(data="synthetic", synthetic_prompts=50, synthetic_pairs=200)
+    again = _task(data="synthetic", synthetic_prompts=50, synthetic_pairs=200)
     for split, count in (("train", 200), ("held_out", 40)):
       pairs = task.pairs(split)
       self.assertLen(pairs, count)
@@ -172,7 +172,7 @@ class MadeUpTest(parameterized.TestCase):
     self.assertTrue(any(g > 0 for g in gains) and any(g < 0 for g in gains))
 
   def test_every_text_is_words_of_the_tokenizer(self):
-    task = _task(data="made_up", made_up_prompts=100)
+    task = _task(data="synthetic", synthetic_prompts=100)
     self.assertLess(len(task.tokenizer_words()), 90)
     self.assertLessEqual(task.max_prompt_tokens, 40)
     self.assertLessEqual(task.max_completion_tokens, 12)

@@ -106,7 +106,11 @@ class ExportTest(parameterized.TestCase):
     config = self.config.copy_and_resolve_references()
     with config.unlocked():
       config.init = folder
-      config.task = {"name": "own", "train": "gone.jsonl", "test": "gone.jsonl"}
+      config.task = {
+          "name": "custom",
+          "train": "gone.jsonl",
+          "test": "gone.jsonl",
+      }
     validate.validate(load.apply_overrides(config, ()), program="export")
     self.config, before = config, self.config
     self.assertEqual(self.run_quietly(["3", folder]), 0, self.stderr)

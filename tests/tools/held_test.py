@@ -176,7 +176,7 @@ class HeldTest(parameterized.TestCase):
     self.assertBetween(parts["params"] / self.params, 0.5, 0.6)
 
   def test_a_searcher_holds_matrices_of_int8(self):
-    self.config.search.weights = "int8"
+    self.config.search.quantization = "int8"
     for mesh, least in ((dict(), 1 / 4), (dict(data=2, tensor=2), 1 / 8)):
       self.config.search.mesh.update(mesh)
       parts = self.searcher().held
@@ -188,7 +188,7 @@ class HeldTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_reward_model_is_on_the_mesh_of_its_role(self):
     before = self.totals()
-    self.config.reward.where = "model"
+    self.config.reward.backend = "model"
     # One that is trained later has the policy's shape.
     self.assertEqual(self.added(before), (self.scorer, self.scorer))
     self.config.reward.model, size = self.make_folder("bfloat16")

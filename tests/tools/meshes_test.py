@@ -113,7 +113,7 @@ class MeshesTest(absltest.TestCase):
   def test_the_plan_balances_the_best_meshes(self):
     config = self.config
     config.search.update(prompts_per_step=32, samples_per_prompt=8)
-    config.sampling.update(num_rows=64, max_completion_tokens=100)
+    config.sampling.update(num_slots=64, max_completion_tokens=100)
     operands = ["v5e:2x4", "--meshes"]
     rows = dict(
         row for _, rows in plan.plan(config, None, operands) for row in rows

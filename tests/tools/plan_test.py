@@ -201,7 +201,7 @@ class PlanTest(parameterized.TestCase):
 
   def test_a_kind_says_what_fits(self):
     self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "yes: ")
-    self.config.sampling.num_rows = 2**24
+    self.config.sampling.num_slots = 2**24
     self.assertStartsWith(_rows(self.config, None, ["l4"])["fits"], "NO: ")
     with contextlib.redirect_stdout(io.StringIO()):
       self.assertEqual(plan.run(self.config, None, ["l4"]), 2)

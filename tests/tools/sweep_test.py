@@ -149,7 +149,7 @@ class ExpandTest(parameterized.TestCase):
       ("sweep.mini_batches=1", r"'1'.*whole numbers from 2 on"),
       ("sweep.seeds=", "seeds = ''.*one seed or more"),
       ("reference.mode=ema", "reference.mode = 'ema': allowed 'fixed'"),
-      ("logged.path=log.jsonl", "logged.path = 'log.jsonl': allowed ''"),
+      ("offline.path=log.jsonl", "offline.path = 'log.jsonl': allowed ''"),
   )
   def test_refuses(self, override, message):
     with self.assertRaisesRegex(load_lib.ConfigError, message):
@@ -194,7 +194,7 @@ class ResultTest(absltest.TestCase):
         "tempering.tau=2.0",
         "reward.fallback=0.5",
         "search.order=unsolved",
-        "search.weights=int8",
+        "search.quantization=int8",
     ):
       other = sweep.expand_runs(load(only_tb, override))[0]
       with self.subTest(override), self.assertRaisesRegex(

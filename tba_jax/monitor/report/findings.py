@@ -285,8 +285,8 @@ def _round_steps(run: load.Run, rows: Sequence[Mapping[str, Any]]) -> float:
 
 def data(run: load.Run) -> Rows:
   """Returns what the data was worth."""
-  loss, logged = (run.setting(name) or {} for name in ("loss", "logged"))
-  is_alone = bool(logged.get("path")) and logged.get("share") == 1
+  loss, logged = (run.setting(name) or {} for name in ("loss", "offline"))
+  is_alone = bool(logged.get("path")) and logged.get("fraction") == 1
   is_plain_tb = loss.get("name") == "tb" and not loss.get("baseline_shift")
   # Distributions of a teacher are matched, at prefixes of any policy.
   is_taught = losses.find(loss.get("name")).has_teacher
@@ -364,7 +364,7 @@ def data(run: load.Run) -> Rows:
           copies > 0.1,
           f"{copies:.0%} of a batch were duplicates: prompts had fewer distinct"
           " completions than a group draws",
-          "(log more of each prompt, lower logged.share, or lower"
+          "(log more of each prompt, lower offline.fraction, or lower"
           " train.completions_per_prompt)."
           if logged.get("path")
           else "(raise search.samples_per_prompt, or lower"

@@ -180,8 +180,8 @@ class AdviceTest(absltest.TestCase):
   def test_a_log_alone_may_need_a_lower_baseline(self):
     def said(name="tb", share=1.0, shift=0.0):
       loss = {"name": name, "baseline_shift": shift}
-      logged = {"path": "a.jsonl", "share": share}
-      run = _run(config={"loss": loss, "logged": logged})
+      logged = {"path": "a.jsonl", "fraction": share}
+      run = _run(config={"loss": loss, "offline": logged})
       return diagnosis.advice(run)
 
     (line,) = said()
@@ -200,7 +200,7 @@ class AdviceTest(absltest.TestCase):
     copies, unused = diagnosis.advice(run)
     self.assertStartsWith(copies, "30% of a batch")
     self.assertIn("Of 1,000 completions, 250 (25%)", unused)
-    logged = {"logged": {"path": "a.jsonl", "share": 0.5}}
+    logged = {"offline": {"path": "a.jsonl", "fraction": 0.5}}
     (line,) = diagnosis.advice(
         _run({"replay/unique_share": 0.7}, config=logged)
     )
