@@ -197,8 +197,7 @@ class DocsTest(absltest.TestCase):
     packages = "|".join(modules)
     command = rf"python -m ({packages})((?: --config\S*)*) ([a-z_]+)"
     found = []
-    pages = [page for page in _pages() if page.name != "CHANGELOG.md"]
-    for page in [*pages, *_sources()]:
+    for page in [*_pages(), *_sources()]:
       # A command may go on in the next line.
       text = re.sub(r"[\s\\]+", " ", page.read_text("utf-8"))
       for package, _, name in re.findall(command, text):
