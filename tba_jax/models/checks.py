@@ -172,14 +172,14 @@ def named(c: rules.Values) -> rules.Problems:
             f" {' or '.join(wheels.WHEELS)}"
         )
       elif processes.SUPERVISED not in os.environ:
-        _check_folder(c, key, folder, labels, weights)
+        check_folder(c, key, folder, labels, weights)
       elif key in _STARTS:
         hf_config.read(folder)
     except (ValueError, OSError) as error:
       yield key, str(error)
 
 
-def _check_folder(
+def check_folder(
     c: rules.Values,
     key: str,
     folder: pathlib.Path,

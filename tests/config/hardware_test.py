@@ -15,6 +15,7 @@ import pytest
 from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.models import checks
 from tba_jax.policy import sharding
 from tba_jax.tools import held
 from tba_jax.tools import plan
@@ -84,7 +85,7 @@ class HardwareTest(parameterized.TestCase):
     folder = pathlib.Path(self.create_tempdir().full_path)
     (folder / "tokenizer.json").write_text("{}")
     # These stand in for the hub's models: they have their sizes alone.
-    patch = mock.patch.object(validate, "_check_folder", autospec=True)
+    patch = mock.patch.object(checks, "check_folder", autospec=True)
     patch.start()
     self.addCleanup(patch.stop)
     for name in (*_HUB, *_FROZEN):
