@@ -79,7 +79,7 @@ def main(process: int, address: str, directory: str, what: str) -> None:
       state = make_state(step)
       if process > 0:  # It takes its half from the other.
         state = jax.eval_shape(lambda tree: tree, state)
-      state = sharding.make_spread(mesh, {"batch": "data"})(state)
+      state = sharding.make_spread(mesh)(state)
       saver.save(step, state, checkpoint_child.make_host_state(step))
       while step not in saver.complete_steps():
         saver.check()  # As a trainer does between two steps.
