@@ -32,6 +32,9 @@ _OVERRIDE = re.compile(
 class ConfigError(ValueError):
   """A setting that does not exist, or a value that is not allowed."""
 
+  def __init__(self, message: str):
+    super().__init__(renamed.explain_values(message))
+
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Returns `{"a.b": value}` of a nested mapping, in order."""

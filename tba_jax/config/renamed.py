@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that settings and programs had, for the error about an old one."""
 
+import fnmatch
 import re
 
 # Old key -> new key; a section stands for all of its keys.
@@ -17,6 +18,12 @@ KEYS: dict[str, str] = {
     "evaluate.beside": "evaluate.background",
     "reward.where": "reward.backend",
     "reward.environment": "reward.env_vars",
+}
+# (pattern of keys, old value) -> new value.
+VALUES: dict[tuple[str, str], str] = {
+    ("task.name", "own"): "custom",
+    ("task.*", "made_up"): "synthetic",
+    ("search.sampler", "own"): "jax",
 }
 # Old program -> new program.
 PROGRAMS: dict[str, str] = {
@@ -43,3 +50,15 @@ def explain(error: str) -> str:
     if f"--program={old}:" in error:
       notes.append(f"--program={old} is now --program={new}")
   return "; ".join([error, *notes])
+
+
+def explain_values(error: str) -> str:
+  """Returns an error whose lines about old values name the new ones."""
+  lines = error.split("\n")
+  for i, line in enumerate(lines):
+    if found := re.match(r"config\.([\w.]+) ?= ?['\"](\w+)", line):
+      for (keys, old), new in VALUES.items():
+        note = f"; {old!r} is now {new!r}"
+        if old == found[2] and fnmatch.fnmatch(found[1], keys):
+          lines[i] = line.removesuffix(note) + note
+  return "\n".join(lines)

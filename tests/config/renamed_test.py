@@ -51,6 +51,18 @@ class RenamedTest(absltest.TestCase):
       with self.assertRaisesRegex(load.ConfigError, rf"is now {new}\b"):
         validate.validate(load.load_config(path))
 
+  def test_a_value(self):
+    values = {("search.sampler", "native"): "jax"}
+    with (
+        mock.patch.dict(renamed.VALUES, values, clear=True),
+        self.assertRaisesRegex(load.ConfigError, "'native' is now 'jax'$"),
+    ):
+      validate.validate(base_config.make(search__sampler="native"))
+    self.assertEqual(
+        renamed.explain_values("config.task.name='own': allowed 'custom'"),
+        "config.task.name='own': allowed 'custom'; 'own' is now 'custom'",
+    )
+
   def test_a_program(self):
     with (
         mock.patch.object(processes, "refuse", return_value=2) as refuse,
