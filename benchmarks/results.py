@@ -77,8 +77,8 @@ def keep(
   alone.
 
   Args:
-    folder: folder of the file, which is made if it is missing.
-    result: result of one run; a non-finite number becomes null.
+    folder: made if it is missing.
+    result: row of one run; a non-finite number becomes null.
     key: fields that tell runs apart, those that a result has.
   """
   key_of = lambda row: tuple(row.get(field, "") for field in key)
@@ -107,7 +107,7 @@ def measure(
   Args:
     seeds: seeds to run; a whole seed comes before the next.
     names: names of the runs of a seed.
-    folder: folder that keeps a row per name and seed, with both.
+    folder: has a row for each name and seed.
     run: (name, seed) -> result, lists with an item per evaluation.
     summarize_run: result -> what is printed of it.
   """

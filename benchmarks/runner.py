@@ -4,7 +4,7 @@
 
     python -m PACKAGE [--config=FILE] [--config.key=value …] NAME [OPERAND …]
 
-Where no config is given, it is that of `configs/countdown.py`. Each module has
+The default config is `configs/countdown.py`. Each module has
 `run(config, operands) -> dict`; its docstring says what is measured.
 """
 

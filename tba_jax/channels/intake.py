@@ -28,7 +28,7 @@ class Entry(NamedTuple):
   header: header of the record.
   arrays: arrays of a block.
   data: wire message of both; None to encode it.
-  groups: groups of a block; None to unpack them.
+  groups: a block's, if they are unpacked already.
   """
 
   header: dict[str, Any]
@@ -58,7 +58,7 @@ class Intake:
   Blocks are journaled by one thread at a time. `lock` guards the marks, never a
   write to the disk.
 
-  journal: journal of the run.
+  journal: records, each written before it is acknowledged.
   ack_log: marks of acknowledged blocks.
   watermarks: sid -> number of the next block; those below are journaled.
   written_off: sid -> totals with which a searcher was written off.
@@ -79,7 +79,7 @@ class Intake:
 
     Args:
       config: reads `replay.max_segment_mb`.
-      run: the run, with a directory.
+      run: must have a directory.
       deliver: takes records that are in the journal.
       on_event: function called with (kind, message).
       lock: the receiver's lock.

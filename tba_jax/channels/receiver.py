@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer's end of a channel of groups, as the replay service sees it."""
 
+import abc
 from collections.abc import Mapping
 import threading
 from typing import Any
@@ -15,7 +16,7 @@ from tba_jax.channels import intake
 from tba_jax.replay import prompt_order
 
 
-class Receiver:
+class Receiver(abc.ABC):
   """Grants prompts, and puts what searchers deliver into the inbox.
 
   Its threads check a block, write it to the journal of a run directory, put it
@@ -79,9 +80,9 @@ class Receiver:
     with self._lock:
       self._grants.note(record)
 
+  @abc.abstractmethod
   def _wake(self) -> None:
     """Wakes who waits for grants. Under the lock."""
-    raise NotImplementedError
 
   @property
   def journal_start(self) -> int:
@@ -93,17 +94,17 @@ class Receiver:
     """Why no data is journaled, for messages; None if it is."""
     return self._intake and self._intake.obstacle
 
+  @abc.abstractmethod
   def start(self) -> None:
     """Begins to serve searchers."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def close(self) -> None:
     """Ends serving, and closes the journal."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def check(self) -> None:
     """Raises TransportError if a thread has ended with an error."""
-    raise NotImplementedError
 
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`, to be granted to searchers."""
@@ -126,29 +127,29 @@ class Receiver:
       self._grants.resume(least_version)
       self._wake()
 
+  @abc.abstractmethod
   def announced(self, *, from_disk: bool = False) -> Mapping[str, Any]:
     """Returns the totals that each searcher has announced, by sid.
 
     Args:
       from_disk: whether to read the searchers' own files as well.
     """
-    raise NotImplementedError
 
   def acknowledged(self) -> dict[str, list[int]]:
     """Returns sid -> [next sequence, *totals] of journaled blocks."""
     return self._intake.acknowledged() if self._intake else {}
 
+  @abc.abstractmethod
   def stop_searchers(self, *, done: bool) -> None:
     """Asks all searchers to deliver and leave; `done` at the end of the run."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def has_searchers(self) -> bool:
     """Returns whether a searcher lives, or its end is not recorded."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns each searcher's last lease with its `age_s` and `alive`."""
-    raise NotImplementedError
 
   def set_status(self, status: dict[str, Any]) -> None:
     """Shows the run's status to other hosts, where they read it."""

@@ -56,9 +56,9 @@ SETTINGS = {
     "loss.moment_cap": _s(0.04, rules.ABOVE_0, "the largest mean of (log"
         " ratio)^2 over a prompt's tokens that m2_mask leaves, nats^2"),
     "loss.anchor": _s("", rules.one_of("", "reference", "behavior", "ema"),
-        "policy that the target is relative to: the 'reference', 'behavior',"
-        " which sampled, or 'ema', an average of the policy's past as far as"
-        " behavior tells it; '' is the objective's own"),
+        "policy that the target is relative to: 'reference', 'behavior' (the"
+        " sampling policy), or 'ema', its moving average estimated from behavior"
+        " log-probs; '' is the objective's default"),
     "loss.ema_decay": _s(0.9,
         rules.Allowed("above 0 and below 1", lambda v: 0 < v < 1),
         "decay of the anchor 'ema' per step"),

@@ -15,9 +15,9 @@ SECTIONS = {
 }
 
 SETTINGS = {
-    "tokenizer.source": _s("task", rules.TEXT, "'task': that of the initial"
-        " model's folder, or the task's own where that is 'scratch'; or a"
-        " folder with Hugging Face tokenizer files", hosts="own", files=True),
+    "tokenizer.source": _s("task", rules.TEXT, "'task': the initial"
+        " model's tokenizer, or the task's with init='scratch'; or a folder"
+        " with Hugging Face tokenizer files", hosts="own", files=True),
     "tokenizer.bos": _s("auto", rules.one_of("auto", "always", "never"),
         "whether a prompt starts with BOS: 'auto' if the tokenizer itself adds"
         " it, 'always' if it has one"),

@@ -57,9 +57,9 @@ SETTINGS = {
         "texts that stop, as '[\"\\n\\n\", \"User:\"]'"),
     "sampling.max_prompt_tokens": _s(16, rules.COUNT, ""),
     "sampling.max_completion_tokens": _s(24, rules.COUNT, ""),
-    "sampling.num_slots": _s(256, rules.COUNT, "slots: completions decoded at"
-        " the same time; on accelerators those of a prompt share its KV cache"
-        " if all of a round fit", hosts="searcher"),
+    "sampling.num_slots": _s(256, rules.COUNT, "completions decoded at once;"
+        " on accelerators a prompt's completions share its KV cache if the"
+        " whole round fits", hosts="searcher"),
     "sampling.num_waiting": _s(0, rules.FROM_0, "completions that may give up"
         " their slot, with their KV cache, while their environment answers,"
         " also to those of the next round; takes the memory of that many"
