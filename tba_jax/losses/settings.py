@@ -57,8 +57,8 @@ SETTINGS = {
         " ratio)^2 over a prompt's tokens that m2_mask leaves, nats^2"),
     "loss.anchor": _s("", rules.one_of("", "reference", "behavior", "ema"),
         "policy that the target is relative to: 'reference', 'behavior' (the"
-        " sampling policy), or 'ema', its moving average estimated from behavior"
-        " log-probs; '' is the objective's default"),
+        " sampling policy), or 'ema', the policy's moving average, estimated"
+        " from behavior log-probs; '' is the objective's default"),
     "loss.ema_decay": _s(0.9,
         rules.Allowed("above 0 and below 1", lambda v: 0 < v < 1),
         "decay of the anchor 'ema' per step"),
