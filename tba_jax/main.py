@@ -21,11 +21,11 @@ from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
+from tba_jax.policy import prompt_preview
 from tba_jax.rewards import pool
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import processes
-from tba_jax.tasks import build
 from tba_jax.transport import base
 
 # Program -> its meaning, and its module with `run_PROGRAM` or `run(config,
@@ -174,7 +174,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
-        build.print_data(config, shows_prompt=name == "plan")
+        prompt_preview.print_data(config, shows_prompt=name == "plan")
         if warning := pool.warning(config):
           print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:

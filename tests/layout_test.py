@@ -47,7 +47,8 @@ _WITHOUT_JAX = """
     programs.store programs.train tools.verify rewards.comparers
     rewards.judges rewards.pool rewards.worker system.bucket system.jsonl
     system.polling system.processes system.pulse system.role system.worker
-    tasks.build learning.host_state transport.base transport.carriers
+    policy.prompt_preview tasks.build learning.host_state transport.base
+    transport.carriers
     transport.kv_host transport.locator transport.wire
 """.split()
 

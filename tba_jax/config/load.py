@@ -19,6 +19,7 @@ import ml_collections
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import variants
+from tba_jax.system import named_paths
 from tba_jax.system import ramps
 from tba_jax.system import user_code
 from tba_jax.tasks import build
@@ -164,10 +165,6 @@ def apply_overrides(
 # Values of settings that may also be a path.
 _NAMES = ("", "scratch", "sft", "task", "command", "reward_model", "policy",
           "synthetic", "words")  # fmt: skip
-# FOLDER/SUBSET[SPLIT].
-_SUBSET = re.compile(r"([^\s,:*\[\]'\"]+)/([\w.-]+|\*)(\[[\w.-]+\])?")
-# A path within a list, command, FILE.py:FUNCTION or FOLDER[SPLIT].
-_PATH_IN_TEXT = re.compile(r"[^\s,:*\[\]'\"]+(?P<split>\[)?")
 
 
 def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
@@ -182,36 +179,9 @@ def make_paths_absolute(config: ml_collections.ConfigDict) -> None:
       for part in sections:
         section = section[part]
       if settings.names_files(key):
-        section[name] = _absolute(value)
+        section[name] = named_paths.absolute(value)
       elif sections == ["task"] and os.path.isfile(value):  # A user's task.
         section[name] = os.path.abspath(value)
-
-
-def _absolute(text: str) -> str:
-  def replace(match: re.Match[str]) -> str:
-    path, bracket = match[0].removesuffix("["), match["split"] or ""
-    exists = os.path.exists if bracket else os.path.isfile
-    path = os.path.expanduser(path)
-    return os.path.abspath(path) + bracket if exists(path) else match[0]
-
-  path = os.path.expanduser(text)
-  if os.path.exists(path):
-    return os.path.abspath(path)
-  match = _SUBSET.fullmatch(path)
-  # A folder beside which the hub may have an ORG/NAME[SPLIT] of its own.
-  if match and os.path.isfile(f"{match[1]}/README.md"):
-    return f"{os.path.abspath(match[1])}/{match[2]}{match[3] or ''}"
-  return _PATH_IN_TEXT.sub(replace, text)
-
-
-def paths_in(text: str) -> list[str]:
-  """Returns the files and folders that exist of those a setting names."""
-  words = [
-      text,
-      *(m[0].removesuffix("[") for m in _PATH_IN_TEXT.finditer(text)),
-  ]
-  paths = [os.path.abspath(os.path.expanduser(word)) for word in words if word]
-  return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 def are_same_files(key: str, a: Any, b: Any) -> bool:
@@ -227,7 +197,9 @@ def are_moved_files(key: str, before: Any, now: Any) -> bool:
   """
   if not are_same_files(key, before, now):
     return False
-  paths = [m[0].removesuffix("[") for m in _PATH_IN_TEXT.finditer(str(before))]
+  paths = [
+      m[0].removesuffix("[") for m in named_paths.PATH.finditer(str(before))
+  ]
   paths = [path for path in paths if "/" in path]
   return not any(os.path.exists(p) or not os.path.isabs(p) for p in paths)
 

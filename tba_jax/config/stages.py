@@ -13,6 +13,7 @@ from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.models import folders
 from tba_jax.models import hf_files
+from tba_jax.models import hf_tensors
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -61,7 +62,7 @@ def check_model(folder: pathlib.Path) -> None:
   model = folder / "model"
   labels = folders.SCORER if folder.name == "reward_model" else folders.POLICY
   try:
-    hf_files.check_model(model, folders.read(model, labels))
+    hf_tensors.check_model(model, folders.read(model, labels))
   except ValueError as error:
     why = str(error).removeprefix(f"{model}: ")
     why = why.removesuffix(f"; {hf_files.REMEDY}")

@@ -16,6 +16,7 @@ import sys
 import ml_collections
 
 from tba_jax.config import own_code
+from tba_jax.policy import prompt_preview
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.system import processes
@@ -174,7 +175,7 @@ def try_prompts(config: ml_collections.ConfigDict) -> None:
   task = build.make_task(config.task)
   made = environments.Environments(
       task,
-      build.prompt_tokenizer(config, task),
+      prompt_preview.prompt_tokenizer(config, task),
       pool.make_environments(config, "", None),
       config.sampling.max_prompt_tokens,
   )

@@ -9,8 +9,8 @@ from tba_jax.losses import build
 from tba_jax.models import config as config_lib
 from tba_jax.models import folders
 from tba_jax.models import hf_config
-from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
+from tba_jax.models import hf_tensors
 from tba_jax.models import settings
 from tba_jax.models import wheels
 from tba_jax.system import processes
@@ -201,7 +201,7 @@ def check_folder(
     return
   shape = folders.read(folder, labels)
   if weights or (os.path.isdir(c[key]) and folders.has_weights(folder)):
-    hf_files.check_model(folder, shape)
+    hf_tensors.check_model(folder, shape)
   is_own = key not in _STARTS or c.get("tokenizer.source") == "task"
   if is_own and needs_tokenizer:
     folders.check_tokenizer(folder, shape, ids if key in _STARTS else [])

@@ -19,6 +19,7 @@ from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
+from tba_jax.models import hf_tensors
 from tba_jax.models import tokenizer as tokenizer_lib
 
 ModelConfig = config_lib.ModelConfig
@@ -135,10 +136,10 @@ def read_params(
     shardings: shardings of the params; None is the default device.
 
   Raises:
-    ValueError: `hf_files.check_tensors` fails, a tensor is damaged, or an entry
-      is not finite.
+    ValueError: `hf_tensors.check_tensors` fails, a tensor is damaged, or an
+      entry is not finite.
   """
-  hf_files.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
+  hf_tensors.check_tensors(files, rows, num_layers=num_layers, ignored=ignored)
   # The processes of a mesh share the work of reading all.
   share = ()
   if not all(s.is_fully_addressable for s in jax.tree.leaves(shardings)):
@@ -192,7 +193,7 @@ def _read_tensor(
     files: hf_files.AnyFiles,
     name: str,
     row: hf_names.Row,
-    ranges: hf_files.Ranges,
+    ranges: hf_tensors.Ranges,
     target: np.ndarray,
 ) -> None:
   """Reads a slice of one tensor's part into `target`, piece by piece."""
@@ -200,7 +201,7 @@ def _read_tensor(
   step = max(1, _PIECE_BYTES * len(target) // max(target.nbytes, 1))
   for start in range(first, last, step):
     stop = min(start + step, last)
-    cut = hf_files.cut_slices(row, ((start, stop), *rest))
+    cut = hf_tensors.cut_slices(row, ((start, stop), *rest))
     into = target[start - first : stop - first]
     with np.errstate(over="ignore"):  # Checked below.
       into[...] = cut.take(files.read(name, cut.tensor))
@@ -328,7 +329,7 @@ def _write_tensors(
     tensor = np.empty(leaves[name][0][0].split_shape, dtype)
     for row, leaf, index in leaves[name]:
       part = np.asarray(leaf[index] if index else leaf)
-      hf_files.put_slices(row, tensor, part)
+      hf_tensors.put_slices(row, tensor, part)
     return tensor.reshape(leaves[name][0][0].hf_shape)
 
   sizes = {

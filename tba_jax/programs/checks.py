@@ -7,8 +7,8 @@ import pathlib
 
 from tba_jax.models import checks as models
 from tba_jax.models import folders
-from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
+from tba_jax.models import hf_tensors
 from tba_jax.policy import settings as policy
 from tba_jax.system import rules
 from tba_jax.tasks import checks as tasks
@@ -52,7 +52,7 @@ def _check_source(c: rules.Values, folder: pathlib.Path) -> None:
   if is_checkpoint or (folder / "checkpoints").is_dir():
     return
   shape = folders.read(folder, folders.POLICY)
-  hf_files.check_model(folder, shape)
+  hf_tensors.check_model(folder, shape)
   folders.check_tokenizer(folder, shape, models.stop_ids(c))
 
 

@@ -25,13 +25,13 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.config import load
 from tba_jax.models import hf_hub
 from tba_jax.rewards import child
 from tba_jax.rewards import judges
 from tba_jax.rewards import settings as settings_lib
 from tba_jax.system import frames
 from tba_jax.system import keeper
+from tba_jax.system import named_paths
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.tasks import base
@@ -344,10 +344,10 @@ def make_box(
     if not isinstance(value, str):
       continue
     if name == "verifier":
-      readable += load.paths_in(value)
+      readable += named_paths.existing(value)
       shown += _programs(value)
     elif name in task_settings.NAMING_FILES:
-      shown += load.paths_in(value)
+      shown += named_paths.existing(value)
     elif os.path.exists(value):  # Field of a user's task.
       shown.append(os.path.abspath(value))
   folders = [

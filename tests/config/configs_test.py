@@ -14,6 +14,7 @@ from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import schedules
+from tba_jax.policy import prompt_preview
 from tba_jax.tasks import build
 from tests.support import hub_cache
 
@@ -636,7 +637,7 @@ class RightTest(parameterized.TestCase):
     config = load.load_config(f"configs/{name}.py:{arg}")
     validate.validate(config)
     if config.task.name:
-      build.print_data(config)  # A run does that first.
+      prompt_preview.print_data(config)  # A run does that first.
 
   @parameterized.product(
       spec=(

@@ -16,6 +16,7 @@ import transformers
 from tba_jax.models import hf_config
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
+from tba_jax.models import hf_tensors
 from tba_jax.models import tokenizer as tokenizer_lib
 from tests.models import gguf_case
 
@@ -70,7 +71,7 @@ class GgufParityTest(parameterized.TestCase):
       ours = files.read(name, (slice(None),) * tensor.ndim)
       np.testing.assert_array_equal(ours, tensor.float().numpy(), name)
     ours = hf_config.read(self.path)
-    hf_files.check_model(hf_hub.find(self.path), ours)
+    hf_tensors.check_model(hf_hub.find(self.path), ours)
     self.assertEqual(
         (ours.width, ours.mlp_width, ours.num_layers, ours.num_heads,
          ours.num_kv_heads, ours.head_dim, ours.vocab_size, ours.norm_epsilon,

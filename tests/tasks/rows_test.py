@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from tba_jax.config import settings
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.policy import prompt_preview
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -494,7 +495,7 @@ class ReportTest(absltest.TestCase):
     config.sampling.max_prompt_tokens = 4
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-      build.print_data(config)
+      prompt_preview.print_data(config)
     self.assertIn("data: train: 1 prompts of 2 rows\n", out.getvalue())
     self.assertIn("max_prompt_tokens: train.jsonl:2\n", out.getvalue())
     self.assertIn("warning: 1 of 2 held-out rows", out.getvalue())
@@ -507,7 +508,7 @@ class ReportTest(absltest.TestCase):
       config.tokenizer.chat = chat
       out = io.StringIO()
       with contextlib.redirect_stdout(out):
-        build.print_data(config, shows_prompt=True)
+        prompt_preview.print_data(config, shows_prompt=True)
       self.assertIn(f"tokens:\n{text}\nprompt: its ids: {ids}\n",
                     out.getvalue())  # fmt: skip
     # An environment says its prompts itself.
@@ -522,7 +523,7 @@ class ReportTest(absltest.TestCase):
       config.task = ml_collections.ConfigDict(fields)
       out = io.StringIO()
       with contextlib.redirect_stdout(out):
-        build.print_data(config, shows_prompt=True)
+        prompt_preview.print_data(config, shows_prompt=True)
       self.assertEqual(out.getvalue(), "")
 
 

@@ -8,8 +8,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.models import hf_files
 from tba_jax.models import hf_names
+from tba_jax.models import hf_tensors
 
 _D, _H, _DH, _F = 4, 6, 2, 5
 
@@ -60,7 +60,7 @@ class CutTest(parameterized.TestCase):
         for n in row.shape
     ]
     for ranges in itertools.product(*axes):
-      cut = hf_files.cut_slices(row, ranges)
+      cut = hf_tensors.cut_slices(row, ranges)
       found = cut.take(tensor[cut.tensor])
       expected = leaf[tuple(slice(*r) for r in ranges)]
       np.testing.assert_array_equal(found, expected)
@@ -78,13 +78,13 @@ class CutTest(parameterized.TestCase):
   )
   def test_no_more_is_read_than_needed(self, name, ranges, shape):
     row = _ROWS[name]
-    cut = hf_files.cut_slices(row, ranges)
+    cut = hf_tensors.cut_slices(row, ranges)
     self.assertEqual(_tensor(row)[cut.tensor].shape, shape)
 
   @parameterized.named_parameters(_ROWS.items())
   def test_put_is_the_inverse(self, row):
     tensor = np.full(row.split_shape, -1)
-    hf_files.put_slices(row, tensor, _leaf(row))
+    hf_tensors.put_slices(row, tensor, _leaf(row))
     found = tensor.reshape(row.hf_shape)
     ours = found >= 0
     self.assertEqual(ours.sum(), np.prod(row.shape))

@@ -1,0 +1,122 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the policy will read: its tokenizer, the task's data, the first prompt.
+
+Does not import JAX.
+"""
+
+from collections.abc import Iterator, Sequence
+import pathlib
+import re
+from typing import Any
+
+import ml_collections
+
+from tba_jax.models import folders
+from tba_jax.models import hf_hub
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+
+class _Words:
+  """Tokenizer of a task's own words for lengths of texts: all ids are 0."""
+
+  def __init__(self, task: base.Task):
+    self._words = re.compile(task.tokenizer_pattern, re.S)
+
+  def encode(self, text: str) -> list[int]:
+    return [0] * len(self._words.findall(text))
+
+  def encode_prompt(
+      self, prompt: base.Prompt, tools: Sequence[Any] = ()
+  ) -> list[int]:
+    """Returns the ids of a prompt; ValueError if it is of messages."""
+    del tools  # Only messages have them.
+    if not isinstance(prompt, str):
+      raise ValueError(
+          "prompts of messages need a tokenizer with a chat template: that of"
+          " a pretrained model, or config.tokenizer.source"
+      )
+    return self.encode(prompt)
+
+
+def print_data(
+    config: ml_collections.ConfigDict, *, shows_prompt: bool = False
+) -> None:
+  """Prints rows used and left out of a task's data, and warnings.
+
+  Args:
+    config: config of the run.
+    shows_prompt: whether to print the first training prompt in full, as a
+      pretrained model reads it; a held-out one where there is no other. None of
+      an environment.
+
+  Raises:
+    ValueError: the data, the tokenizer or the first prompt cannot be read.
+  """
+  folder = tokenizer_folder(config)
+  reads_data = build.find(config.task.name).reads_data
+  if not reads_data and (folder == "task" or not _has_tokenizer(folder)):
+    return
+  task = build.make_task(config.task)
+  if folder == "task":
+    task.warn_of_unseen_words()
+  tokenizer = prompt_tokenizer(config, task)
+  if task.report is not None:
+    task.drop_long(tokenizer, config.sampling.max_prompt_tokens)
+    for line in task.report.lines():
+      print(f"data: {line}", flush=True)
+  # An environment says its prompts in a process of its own.
+  if folder != "task" and not task.has_turns:
+    split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
+    for line in _prompt_lines(task.prompt(split, 0), split, tokenizer):
+      if shows_prompt:
+        print(line, flush=True)
+
+
+def tokenizer_folder(config: ml_collections.ConfigDict) -> str:
+  """Returns the folder of the policy's tokenizer; "task": the task's words."""
+  start = config.sft.init if config.init == "sft" else config.init
+  folder = config.tokenizer.source
+  if folder == "task" and start != "scratch":
+    folder = str(pathlib.Path(start).expanduser())
+  return folder
+
+
+def prompt_tokenizer(config: ml_collections.ConfigDict, task: base.Task) -> Any:
+  """Returns a tokenizer that encodes prompts as the policy's does.
+
+  Of a task's own words it is a light one, which knows lengths alone.
+
+  Raises:
+    ValueError: the tokenizer cannot be read.
+  """
+  folder = tokenizer_folder(config)
+  if folder == "task":
+    return _Words(task)
+  # Takes seconds to import.
+  from tba_jax.models import tokenizer as tokenizer_lib  # pylint: disable=g-import-not-at-top
+
+  return tokenizer_lib.load(
+      folder, bos=config.tokenizer.bos, chat=config.tokenizer.chat
+  )
+
+
+def _has_tokenizer(folder: str) -> bool:
+  path = hf_hub.find(folder, weights=False)
+  return folders.has_tokenizer(path)
+
+
+def _prompt_lines(
+    prompt: base.Prompt, split: str, tokenizer: Any
+) -> Iterator[str]:
+  """Yields a prompt as the model reads it; raises ValueError if it cannot."""
+  ids = tokenizer.encode_prompt(prompt)
+  how = "a text, as it is"
+  if tokenizer.prompt_text(prompt) != prompt:
+    how = "in the chat template"
+  elif tokenizer.chat_template:
+    how += ": the tokenizer has a chat template, for prompts of messages"
+  yield f"prompt: the first of {split}, {how}, {len(ids)} tokens:"
+  yield tokenizer.decode(ids)
+  yield f"prompt: its ids: {' '.join(map(str, ids))}"
