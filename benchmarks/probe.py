@@ -21,6 +21,7 @@ from tba_jax.learning import device_work
 from tba_jax.learning import probe
 from tba_jax.learning import publication
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
 
 _REPEATS = 20
@@ -53,7 +54,7 @@ def run(
   answer = device_work.make_answer_fn(config, policy, mesh)
   ask = lambda: jax.block_until_ready(answer(params, base))
   leaves = publication.by_path({probe.LEAF: ask()})
-  sampler = policy_lib.make_searcher_sampler(config, policy)
+  sampler = policy_samplers.make_searcher_sampler(config, policy)
   used = jax.block_until_ready(sampler.put(merge(base, params)))
   limit = probe.max_gap(config, jax.default_backend())
   check = probe.Check(sampler.token_logprobs, limit)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import ml_collections
@@ -25,7 +25,6 @@ from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.channels import service as service_lib
-from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.learning import checkpoint
 from tba_jax.learning import device_work
 from tba_jax.learning import guards as guards_lib
@@ -321,13 +320,43 @@ class TimeLimit:
       )
 
 
+class StepEvaluator(Protocol):
+  """Evaluates params between steps; see `evaluations.Evaluations`."""
+
+  beside: bool
+
+  def is_due(self, step: int) -> bool:
+    ...
+
+  def run(
+      self,
+      name: str,
+      step: int,
+      params: types.PyTree,
+      should_stop: Callable[[], bool],
+  ) -> dict[str, Any] | None:
+    ...
+
+  def start(self, step: int, params: types.PyTree) -> None:
+    ...
+
+  def take(self) -> tuple[int, dict[str, Any]] | None:
+    ...
+
+  def finish(self) -> tuple[int, dict[str, Any]] | None:
+    ...
+
+  def close(self) -> None:
+    ...
+
+
 class Evaluate:
   """Evaluates every `evaluate.every_steps`, in this thread or beside it."""
 
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      evaluations: evaluations_lib.Evaluations,
+      evaluations: StepEvaluator,
       work: device_work.DeviceWork,
       guard: Guard,
       stop: Stop,
@@ -472,7 +501,7 @@ class Parts:
   source: service_lib.ReplayService
   sink: ports.ParamsSink
   checkpointer: checkpoint.Checkpointer | None
-  evaluations: evaluations_lib.Evaluations
+  evaluations: StepEvaluator
   guards: guards_lib.Guards
   recorder: recorder_lib.Recorder
   decisions: decisions_lib.DecisionLog | None

@@ -41,7 +41,7 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 _WITHOUT_JAX = """
     config.hardware config.load config.own_code config.reference config.settings
     config.stages config.validate config.variants losses.build main
-    models.config models.families models.folders models.hf_config
+    models.config models.family models.folders models.hf_config
     models.hf_files models.hf_hub models.hf_names monitor.panel
     monitor.report.build monitor.run_directory programs.sizes
     programs.store programs.train tools.verify rewards.comparers

@@ -21,11 +21,12 @@ from tba_jax import collect
 from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import reference as reference_lib
 from tba_jax.rewards import comparers
 from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
-from tba_jax.sampling import decode
+from tba_jax.sampling import requests
 from tba_jax.tasks import base
 
 # Measurements of one prompt; `summarize` lists the fields.
@@ -294,10 +295,10 @@ class Evaluator:
     self._fallback = config.reward.fallback
     self._task = policy.task
     self._tokenizer = policy.tokenizer
-    self._sampler = policy_lib.make_evaluation_sampler(config, policy)
+    self._sampler = policy_samplers.make_evaluation_sampler(config, policy)
     self._greedy_sampler = None
     if config.evaluate.greedy:
-      self._greedy_sampler = policy_lib.make_greedy_sampler(config, policy)
+      self._greedy_sampler = policy_samplers.make_greedy_sampler(config, policy)
     self.judge = judge
     self.split = split
     self._comparer = comparer
@@ -464,7 +465,7 @@ class Evaluator:
     return records
 
   def _collector(
-      self, sampler: decode.Sampler, num_completions: int
+      self, sampler: requests.Sampler, num_completions: int
   ) -> collect.Collector:
     return collect.Collector(
         self._task,
@@ -476,7 +477,7 @@ class Evaluator:
         environments=self._environments,
     )
 
-  def _prompt(self, request: decode.Request) -> tuple[base.Prompt, str]:
+  def _prompt(self, request: requests.Request) -> tuple[base.Prompt, str]:
     """Returns a prompt as the task gives it, and its text."""
     if self._environments is not None:
       text = self._tokenizer.decode(request.prompt_tokens)

@@ -18,6 +18,7 @@ import numpy as np
 from tba_jax.evaluation import evaluator
 from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import red_team_models
 from tba_jax.rewards import comparers
 from tba_jax.rewards import environments
 from tba_jax.rewards import judges
@@ -123,9 +124,9 @@ def make_task_judge(
   if not isinstance(task, tasks_red_team.RedTeam):
     return pool.make_judge(config, workdir, task, on_event)
   return rewards_red_team.RedTeamJudge(
-      frozen.load_victim(config, task, mesh),
-      frozen.load_classifier(config, task, mesh),
-      frozen.load_embed(config, task, mesh),
+      red_team_models.load_victim(config, task, mesh),
+      red_team_models.load_classifier(config, task, mesh),
+      red_team_models.load_embed(config, task, mesh),
       success_threshold=task.setting("success_threshold"),
       on_event=on_event,
   )

@@ -36,6 +36,7 @@ from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
+from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import processes
 from tba_jax.transport import carrier_orbax
 
@@ -562,7 +563,7 @@ def init_state(
     mesh: jax.sharding.Mesh,
 ) -> train_step_lib.TrainState:
   """Returns the train state before step 0."""
-  value_model = policy_lib.make_value_model(
+  value_model = value_model_lib.make_model(
       config, policy.model, policy.value_folder
   )
   value_params = None
@@ -588,7 +589,7 @@ def abstract_state(
     mesh: jax.sharding.Mesh,
 ) -> train_step_lib.TrainState:
   """Returns shapes, dtypes and shardings of the train state."""
-  value_model = policy_lib.make_value_model(
+  value_model = value_model_lib.make_model(
       config, policy.model, policy.value_folder
   )
   return train_step_lib.abstract_state(
@@ -618,7 +619,7 @@ def make_train_step(
       config,
       policy.model,
       mesh,
-      value_model=policy_lib.make_value_model(
+      value_model=value_model_lib.make_model(
           config, policy.model, policy.value_folder
       ),
       adapters=policy.adapters,

@@ -32,6 +32,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
+from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import bucket
 
 # Setting that tells apart the models of one path.
@@ -121,7 +122,7 @@ def _restore_state(
             config,
             policy.trained,
             mesh,
-            value_model=policy_lib.make_value_model(
+            value_model=value_model_lib.make_model(
                 config, policy.model, policy.value_folder
             ),
         ),
@@ -281,7 +282,7 @@ def load(
   except ValueError as error:
     why = str(error).removeprefix(f"{folder}: ")
     raise ValueError(f"config.{key}={path!r}: {why}") from error
-  policy_lib.add_model_stops(shape, tokenizer)
+  tokenizer.add_turn_ends(shape.turn_ends)
   model, shardings = transformer.make_model(shape), None
   if mesh is not None:
     shardings = sharding.param_shardings(mesh, model)

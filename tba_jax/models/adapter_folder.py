@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from tba_jax.models import families
 from tba_jax.models import family as family_lib
 from tba_jax.models import hf_files
 from tba_jax.system import processes
@@ -256,8 +255,8 @@ def _copy_small(
 def _family(hf: Mapping[str, Any]) -> family_lib.Family | None:
   """Returns the family of a config.json's language model; None of another."""
   kind = hf.get("model_type")
-  return families.FAMILIES.get(kind) or next(
-      (f for f in families.FAMILIES.values() if kind and f.part_of == kind),
+  return family_lib.FAMILIES.get(kind) or next(
+      (f for f in family_lib.FAMILIES.values() if kind and f.part_of == kind),
       None,
   )
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from tba_jax.models import config as config_lib
 from tba_jax.models import experts
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import layers
 
 ModelConfig = config_lib.ModelConfig
@@ -23,7 +23,7 @@ ModelConfig = config_lib.ModelConfig
 
 def make_norm(config: ModelConfig) -> nnx.Module:
   """Returns a norm over the stream's width."""
-  family = families.FAMILIES[config.family]
+  family = family_lib.FAMILIES[config.family]
   if family.norm == "layer":
     return layers.LayerNorm(config)
   return layers.RMSNorm(
@@ -39,7 +39,7 @@ def _make_mlp(
 ) -> nnx.Module:
   if config.num_experts:
     return experts.Experts(config, rngs=rngs, out_scale=out_scale)
-  if not families.FAMILIES[config.family].is_gated:
+  if not family_lib.FAMILIES[config.family].is_gated:
     return layers.MLP(config, rngs=rngs, out_scale=out_scale)
   return layers.GatedMLP(
       config.width,
@@ -57,7 +57,7 @@ class Block(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
-    family = families.FAMILIES[config.family]
+    family = family_lib.FAMILIES[config.family]
     # Keeps the stream's variance near 1 over its 2N branches.
     out_scale = 1.0 / math.sqrt(2 * config.num_layers)
     self.attention_norm = make_norm(config)
@@ -157,7 +157,7 @@ class Decoder(nnx.Module):
 
   @property
   def _learns_positions(self) -> bool:
-    return families.FAMILIES[self.config.family].positions == "learned"
+    return family_lib.FAMILIES[self.config.family].positions == "learned"
 
   def tables(
       self, positions: jax.Array
@@ -169,7 +169,7 @@ class Decoder(nnx.Module):
     windows = dict.fromkeys(self.config.windows)
     if self._learns_positions:
       return windows
-    has_local = families.FAMILIES[self.config.family].has_local_rope
+    has_local = family_lib.FAMILIES[self.config.family].has_local_rope
     return {
         window: layers.rotary_tables(
             self.config, positions, local=has_local and window > 0
@@ -181,7 +181,7 @@ class Decoder(nnx.Module):
     """Returns the stream [..., D] before the first block."""
     dtype = jnp.dtype(self.config.compute_dtype)
     x = self.embed(tokens, dtype)
-    if families.FAMILIES[self.config.family].scales_embeddings:
+    if family_lib.FAMILIES[self.config.family].scales_embeddings:
       x = x * jnp.asarray(math.sqrt(self.config.width), dtype)
     if not self._learns_positions:
       return x

@@ -8,7 +8,6 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.models import families
 from tba_jax.models import family as family_lib
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -36,7 +35,7 @@ def compute_dtype(config_model: Mapping[str, Any], backend: str) -> str:
 class ModelConfig:
   """The shape and number formats of one model.
 
-  family: key of `families.FAMILIES`.
+  family: key of `family_lib.FAMILIES`.
   vocab_size: rows of the embedding, V.
   num_layers: N.
   width: D.
@@ -126,6 +125,14 @@ class ModelConfig:
   stop_ids: tuple[int, ...] = ()
   attention: str = "auto"
 
+  @property
+  def turn_ends(self) -> tuple[int, ...]:
+    """Returns the stop tokens that config.json lists, within the vocabulary.
+
+    A model may sample tokens that its tokenizer has no text of.
+    """
+    return tuple(i for i in self.stop_ids if i < self.vocab_size)
+
   def __post_init__(self):
     for name in _SIZES:
       value = getattr(self, name)
@@ -160,9 +167,9 @@ class ModelConfig:
          0 < self.rotary_fraction <= 1 and self.rotary_dim % 2 == 0,
          "above 0 and up to 1, an even share of head_dim"),
     ]  # fmt: skip
-    family = families.FAMILIES.get(self.family)
+    family = family_lib.FAMILIES.get(self.family)
     of_families = frozenset().union(
-        *(f.fields for f in families.FAMILIES.values())
+        *(f.fields for f in family_lib.FAMILIES.values())
     )
     if family is not None and not family.has_grouped_heads:
       heads = self.num_heads

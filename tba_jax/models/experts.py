@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from tba_jax.models import activations
 from tba_jax.models import config as config_lib
 from tba_jax.models import grouped
 from tba_jax.models import kept as kept_lib
-from tba_jax.models import layers
+from tba_jax.models import products
 from tba_jax.models import sequence
 
 # Tokens of a device up to which an accelerator multiplies all of them by each
@@ -145,7 +146,7 @@ def route(
 
   The numbers are those of `routes_TxA` if given.
   """
-  logits_TxE = layers.product(x_TxD, router_ExD, jnp.float32)
+  logits_TxE = products.product(x_TxD, router_ExD, jnp.float32)
   probs_TxE = jax.nn.softmax(logits_TxE)
   if routes_TxA is None:
     _, chosen_TxA = jax.lax.top_k(
@@ -176,9 +177,9 @@ def _apply(
     x: jax.Array,
     routes: jax.Array | None,
     router_ExD: jax.Array,
-    gate: jax.Array | layers.Adapted,
-    up: jax.Array | layers.Adapted,
-    down: jax.Array | layers.Adapted,
+    gate: jax.Array | products.Adapted,
+    up: jax.Array | products.Adapted,
+    down: jax.Array | products.Adapted,
     *,
     first_expert: jax.Array | int,
     config: config_lib.ModelConfig,
@@ -202,10 +203,10 @@ def _apply(
   if routes is not None:
     routes = routes.reshape(len(x_TxD), -1)
   weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes)
-  activation = layers.ACTIVATIONS[config.activation]
+  activation = activations.ACTIVATIONS[config.activation]
   kernels = gate, up, down
   compute = _sorted
-  is_adapted = any(isinstance(kernel, layers.Adapted) for kernel in kernels)
+  is_adapted = any(isinstance(kernel, products.Adapted) for kernel in kernels)
   if platform != "cpu" and len(x_TxD) <= _FEW and not is_adapted:
     compute = _dense
   own_TxA = chosen_TxA - first_expert
@@ -215,17 +216,17 @@ def _apply(
   return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
 
 
-def _num_experts(kernel: jax.Array | layers.Adapted) -> int:
+def _num_experts(kernel: jax.Array | products.Adapted) -> int:
   return jax.tree.leaves(kernel)[0].shape[0]
 
 
 def _adapted(
     times: Callable[[jax.Array, jax.Array], jax.Array],
     x: jax.Array,
-    kernel: jax.Array | layers.Adapted,
+    kernel: jax.Array | products.Adapted,
 ) -> jax.Array:
   """Returns times(x, kernel), or times(x, W) + times(times(x, A), B)."""
-  if not isinstance(kernel, layers.Adapted):
+  if not isinstance(kernel, products.Adapted):
     return times(x, kernel)
   return times(x, kernel.kernel) + times(times(x, kernel.a), kernel.b)
 

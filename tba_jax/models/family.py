@@ -3,12 +3,13 @@
 """What a model family is: its blocks, its config.json, its tensors. No JAX.
 
 A family is one file of this folder, with a `Family`, and an entry in
-`families.py`. `blocks.py` builds its modules from these facts; a mechanism that
+`FAMILIES`. `blocks.py` builds its modules from these facts; a mechanism that
 no family has yet also needs code there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import importlib
 from typing import Any
 
 # Hugging Face's names; "gelu" is the exact one, "gelu_new" the tanh form.
@@ -223,3 +224,34 @@ def head(c: Any, hf_name: str) -> Iterator[Line]:
     yield "score.weight", "score.kernel", "labels width"
   elif not c.tie_embeddings:
     yield hf_name, "head.kernel", "vocab width"
+
+
+# Each is `FAMILY` of the file of its name.
+_NAMES = (
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
+
+
+class _Families(Mapping[str, Family]):
+  """Families by name; a file is imported when its family is used."""
+
+  def __getitem__(self, name: str) -> Family:
+    if name not in _NAMES:
+      raise KeyError(name)
+    return importlib.import_module(f"tba_jax.models.{name}").FAMILY
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(_NAMES)
+
+  def __len__(self) -> int:
+    return len(_NAMES)
+
+
+FAMILIES: Mapping[str, Family] = _Families()

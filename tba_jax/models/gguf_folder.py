@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import gguf_tensors
 from tba_jax.models import gguf_tokenizer
 from tba_jax.models import hf_files
@@ -217,7 +217,7 @@ def _config(
   }
   family = ARCHITECTURES[architecture]
   out = {
-      "architectures": [f"{families.FAMILIES[family].class_name}ForCausalLM"],
+      "architectures": [f"{family_lib.FAMILIES[family].class_name}ForCausalLM"],
       "dtype": "float32",
       "model_type": family,
       "tie_word_embeddings": "output.weight" not in tensors,
@@ -229,7 +229,7 @@ def _config(
       },
   }
   settings = dict(_SETTINGS)
-  if families.FAMILIES[family].has_experts:
+  if family_lib.FAMILIES[family].has_experts:
     settings |= _EXPERT_SETTINGS
     # llama.cpp always does so for this architecture.
     out["norm_topk_prob"] = True

@@ -19,7 +19,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from tba_jax.models import layers
+from tba_jax.models import products
 
 # Rows, and sizes of a matrix, that TPU's kernel of gradients has at a time.
 _TILE = (512, 1024, 1024)
@@ -46,7 +46,7 @@ def product(
   Returns:
     [R, F], 0 in rows past the last run.
   """
-  return layers.keep(_product(platform, x, kernels, sizes))
+  return products.keep(_product(platform, x, kernels, sizes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -326,7 +326,7 @@ def _block_products(
 
   def body(e: jax.Array, start: jax.Array, out: jax.Array) -> jax.Array:
     block = jax.lax.dynamic_slice_in_dim(x, start, b)
-    new = layers.summed(spec, block, kernels[e], x.dtype)
+    new = products.summed(spec, block, kernels[e], x.dtype)
     return jax.lax.dynamic_update_slice_in_dim(out, new, start, 0)
 
   out = jnp.zeros((len(x), kernels.shape[3 - axis]), x.dtype)
@@ -347,7 +347,7 @@ def _block_sums(
     of_block = lambda y: jax.lax.dynamic_slice_in_dim(y, start, b)
     own = start + jnp.arange(b) < ends_E[e]
     own = jnp.where(own[:, None], of_block(grad), 0)
-    new = layers.summed("bf,bd->fd", own, of_block(x), jnp.float32)
+    new = products.summed("bf,bd->fd", own, of_block(x), jnp.float32)
     return out.at[e].add(new)
 
   out = jnp.zeros((E, grad_RxF.shape[1], x_RxD.shape[1]), jnp.float32)

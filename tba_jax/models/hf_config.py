@@ -19,7 +19,6 @@ from typing import Any
 from absl import logging
 
 from tba_jax.models import config as config_lib
-from tba_jax.models import families
 from tba_jax.models import family as family_lib
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
@@ -192,7 +191,7 @@ def language_model(hf: Any) -> Any:
   """
   kind = hf.get("model_type") if isinstance(hf, dict) else None
   name, facts = next(
-      (f for f in families.FAMILIES.items() if kind and f[1].part_of == kind),
+      (f for f in family_lib.FAMILIES.items() if kind and f[1].part_of == kind),
       (None, None),
   )
   if facts is None:
@@ -224,13 +223,13 @@ def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
       unsupported; the message lists all of them.
   """
   family = hf.get("model_type") if isinstance(hf, dict) else None
-  if not isinstance(family, str) or family not in families.FAMILIES:
-    larger = {facts.part_of for facts in families.FAMILIES.values()} - {""}
+  if not isinstance(family, str) or family not in family_lib.FAMILIES:
+    larger = {facts.part_of for facts in family_lib.FAMILIES.values()} - {""}
     raise ValueError(
         f"config.json: model_type={family!r} is not supported; supported:"
-        f" {sorted({*families.FAMILIES, *larger})}"
+        f" {sorted({*family_lib.FAMILIES, *larger})}"
     )
-  facts = families.FAMILIES[family]
+  facts = family_lib.FAMILIES[family]
   hf = _renamed(hf, facts)
   is_rotary = facts.positions == "rotary"
   rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
@@ -534,7 +533,7 @@ def with_stops(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
   """Returns the config.json of a shape, as `transformers` reads it."""
-  family = families.FAMILIES[config.family]
+  family = family_lib.FAMILIES[config.family]
   class_name, head = family.class_name, family.token_head
   out = {}
   for field, (name, kinds, _) in family.keys.items():
@@ -578,7 +577,7 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
   scaling["rope_type"] = config.rope_type
   rope = {"rope_theta": config.rope_theta, **scaling}
   # transformers before 5, and tools that build on it, read the old one.
-  family = families.FAMILIES[config.family]
+  family = family_lib.FAMILIES[config.family]
   theta, fraction = family.old_rope
   old = {theta: config.rope_theta}
   if fraction:

@@ -19,7 +19,7 @@ import math
 import re
 
 from tba_jax.models import config as config_lib
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 
 ModelConfig = config_lib.ModelConfig
 
@@ -124,7 +124,7 @@ def rows(config: ModelConfig) -> list[Row]:
       "kv_heads": config.num_kv_heads,
       "head_dim": config.head_dim,
   }
-  lines = families.FAMILIES[config.family].tensors(config)
+  lines = family_lib.FAMILIES[config.family].tensors(config)
   return [make_row(sizes, *line) for line in lines]
 
 
@@ -136,7 +136,7 @@ def match_prefix(
   Files of a model saved without its head, as GPT-2's own, have none; those of a
   larger model that it is a part of have another.
   """
-  family = families.FAMILIES[config.family]
+  family = family_lib.FAMILIES[config.family]
   own = family.prefix
   first = next(row for row in rows if row.hf_name.startswith(own))
   tail = first.hf_name.removeprefix(own)
@@ -156,7 +156,7 @@ def ignored(config: ModelConfig) -> str:
   Old files store rotary frequencies and causal masks, and some tied models
   their head; larger models have parts that are not read.
   """
-  family = families.FAMILIES[config.family]
+  family = family_lib.FAMILIES[config.family]
   prefix = f"({re.escape(family.prefix)})?"
   buffers = (
       rf"{prefix}(layers|h)\.\d+\.(self_attn|attention|attn)"

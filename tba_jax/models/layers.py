@@ -11,39 +11,22 @@ Each `nnx.Param` has the metadata `logical_axes`, the names of its axes, which
 `policy.sharding.RULES` maps to the axes of the mesh.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import contextvars
-import dataclasses
-import functools
+from collections.abc import Callable, Sequence
 import math
 
 from flax import nnx
 import jax
-from jax import ad_checkpoint
 import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
+from tba_jax.models import activations
 from tba_jax.models import config as config_lib
+from tba_jax.models import products
 from tba_jax.models import quantized
 
-# `jax.ad_checkpoint.checkpoint_name` of the results of matrix products.
-PRODUCT = "product"
-# Likewise of splash attention's results.
+# `jax.ad_checkpoint.checkpoint_name` of the results of splash attention.
 ATTENTION = "attention"
-# Whether the function being traced has tokens split over devices, beside the
-# batch (`sequence.py`).
-TOKENS_ARE_SPLIT = contextvars.ContextVar("tokens_are_split", default=False)
-# Whether it keeps results of products for its gradient as bits (`keep`).
-KEEPS_BITS = contextvars.ContextVar("keeps_bits", default=False)
-
-# `config.activation` -> function.
-ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-}
 
 
 def logical_axes(state: nnx.State) -> types.PyTree:
@@ -56,176 +39,6 @@ def logical_axes(state: nnx.State) -> types.PyTree:
       node = node.setdefault(name, {})
     node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
   return axes
-
-
-def expand_to(x: jax.Array, ndim: int) -> jax.Array:
-  """Returns `x` with leading axes of size 1 added, up to `ndim` axes."""
-  return jnp.expand_dims(x, tuple(range(ndim - x.ndim)))
-
-
-def product(
-    x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None
-) -> jax.Array:
-  """Returns x @ kernel.T.
-
-  Args:
-    x: [..., D].
-    kernel: [F, D].
-    dtype: dtype of the result and the sums; that of `x` by default.
-
-  Returns:
-    [..., F].
-  """
-  return keep(_product(x, kernel, dtype or x.dtype))
-
-
-def keep(out: jax.Array) -> jax.Array:
-  """Returns a product's result, named for `train.remat`.
-
-  To write a layer's bfloat16 into the stack of all layers, XLA's CPU backend
-  converts the stack to float32 and back, and to read one keeps a float32 copy
-  of it. Integers it leaves as they are.
-  """
-  if KEEPS_BITS.get() and out.dtype == jnp.bfloat16:
-    return _keep_bits(out)
-  return ad_checkpoint.checkpoint_name(out, PRODUCT)
-
-
-@jax.custom_jvp
-def _keep_bits(out: jax.Array) -> jax.Array:
-  bits = jax.lax.bitcast_convert_type(out, jnp.uint16)
-  bits = ad_checkpoint.checkpoint_name(bits, PRODUCT)
-  return jax.lax.bitcast_convert_type(bits, out.dtype)
-
-
-@_keep_bits.defjvp
-def _keep_bits_jvp(
-    primals: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-  # Not `_keep_bits` itself, whose name a policy would not see.
-  return _keep_bits.fun(*primals), tangents[0]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(
-    x: jax.Array, kernel_FxD: jax.Array, dtype: jnp.dtype
-) -> jax.Array:
-  """Returns x @ kernel.T, with a gradient that transposes no operand.
-
-  The compiler's own recomputes what comes before the product while it
-  transposes the cotangent: on a CPU that took a sixth of a training step.
-  """
-  return summed("...d,fd->...f", x, kernel_FxD, dtype)
-
-
-def _product_forward(
-    x: jax.Array, kernel_FxD: jax.Array, dtype: jnp.dtype
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return _product(x, kernel_FxD, dtype), (x, kernel_FxD)
-
-
-def _product_backward(
-    dtype: jnp.dtype, operands: tuple[jax.Array, jax.Array], grad: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  del dtype  # `grad` has that dtype.
-  x, kernel_FxD = operands
-  grad_x = summed("...f,fd->...d", grad, kernel_FxD, x.dtype)
-  if not TOKENS_ARE_SPLIT.get():
-    # The backend would transpose operands of more than two axes; if two axes
-    # are split over devices, merging them would gather the array.
-    x, grad = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
-  rows = tuple(range(x.ndim - 1))
-  plain = lambda grad, x: jax.lax.dot_general(
-      grad,
-      x,
-      ((rows, rows), ((), ())),
-      preferred_element_type=kernel_FxD.dtype,
-  )
-  if x.dtype != jnp.bfloat16 or x.ndim > 2:
-    return grad_x, plain(grad, x)
-  grad_FxD = jax.lax.platform_dependent(
-      grad,
-      x,
-      cpu=lambda grad, x: _sum_over_rows(grad, x).astype(kernel_FxD.dtype),
-      default=plain,
-  )
-  return grad_x, grad_FxD
-
-
-def summed(
-    spec: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype
-) -> jax.Array:
-  """Returns `jnp.einsum(spec, x, y)` with sums in `dtype`.
-
-  On a CPU bfloat16 operands are summed in float32: its other products of
-  bfloat16 are two to six times as slow, and slower than those of float32.
-  """
-  plain = lambda x, y: jnp.einsum(spec, x, y, preferred_element_type=dtype)
-  if y.dtype != jnp.bfloat16:
-    return plain(x, y)
-  on_cpu = lambda x, y: jnp.einsum(
-      spec, x.astype(y.dtype), y, preferred_element_type=jnp.float32
-  ).astype(dtype)
-  return jax.lax.platform_dependent(x, y, cpu=on_cpu, default=plain)
-
-
-def _sum_over_rows(grad: jax.Array, x: jax.Array) -> jax.Array:
-  """Returns grad.T @ x in float32, for the CPU's bfloat16 product."""
-  turned = _transposed(grad.astype(x.dtype))
-  return jnp.matmul(turned, x, preferred_element_type=jnp.float32)
-
-
-def _transposed(x: jax.Array) -> jax.Array:
-  """Returns x.T, which the compiler does not fold into a product.
-
-  Folded, the product has no fast kernel. What leaves a conditional exists in
-  memory, and the compiler does not see through the condition of this one.
-  """
-  true = jax.lax.optimization_barrier(jnp.bool_(True))
-  return jax.lax.cond(
-      true, jnp.transpose, lambda x: jnp.zeros(x.shape[::-1], x.dtype), x
-  )
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Adapted:
-  """A kernel W with a low-rank adapter: W x + B A x.
-
-  It takes a kernel's place in params. With W frozen, its gradient is never
-  computed. Of a layer of experts all three have an axis of experts in front.
-
-  kernel: [*out_shape, *in_shape].
-  a: [rank, *in_shape].
-  b: [*out_shape, rank].
-  """
-
-  kernel: jax.Array
-  a: jax.Array
-  b: jax.Array
-
-  def correction(self, x: jax.Array) -> jax.Array:
-    """Returns B A x, [..., F], for x [..., D], in the dtype of x."""
-    a_RxD = self.a.reshape(self.a.shape[0], -1).astype(x.dtype)
-    b_FxR = self.b.reshape(-1, self.b.shape[-1]).astype(x.dtype)
-    return _product(_product(x, a_RxD, x.dtype), b_FxR, x.dtype)
-
-
-def _quantized_product(
-    x: jax.Array, kernel_FxD: quantized.Quantized, dtype: jnp.dtype
-) -> jax.Array:
-  """Returns x @ kernel.T in `dtype`.
-
-  The scale is that of a result, so the operand is integers, which are exact in
-  bfloat16: no kernel of floats is made.
-  """
-  values = kernel_FxD.values.astype(x.dtype)
-  # Devices that share a product add up results in `dtype`, as for floats.
-  out = product(x, values, dtype)
-  return (out * expand_to(kernel_FxD.scale, out.ndim)).astype(dtype)
 
 
 class Linear(nnx.Module):
@@ -267,20 +80,20 @@ class Linear(nnx.Module):
     """Returns [..., *out_shape] in `dtype` for x [..., *in_shape]."""
     dtype = dtype or x.dtype
     held = kernel = self.kernel.get_value()
-    if isinstance(held, Adapted):
+    if isinstance(held, products.Adapted):
       kernel = held.kernel
     shape = kernel.shape[: kernel.ndim - self.num_in]
     x = x.reshape(*x.shape[: x.ndim - self.num_in], -1)
     kernel_FxD = kernel.reshape(-1, x.shape[-1])
     if isinstance(held, quantized.Quantized):
-      out = _quantized_product(x, kernel_FxD, dtype)
+      out = products.quantized_product(x, kernel_FxD, dtype)
     else:
-      out = product(x, kernel_FxD.astype(x.dtype), dtype)
-    if isinstance(held, Adapted):
+      out = products.product(x, kernel_FxD.astype(x.dtype), dtype)
+    if isinstance(held, products.Adapted):
       out += held.correction(x).astype(dtype)
     out = out.reshape(*x.shape[:-1], *shape)
     if self.has_bias:
-      out += expand_to(self.bias[...].astype(dtype), out.ndim)
+      out += products.expand_to(self.bias[...].astype(dtype), out.ndim)
     return out
 
 
@@ -312,8 +125,8 @@ class Embedding(nnx.Module):
     """Returns the tied head's logits [..., V] float32 for x [..., D]."""
     kernel = self.embedding.get_value()
     if isinstance(kernel, quantized.Quantized):
-      return _quantized_product(x, kernel, jnp.float32)
-    return product(x, kernel.astype(x.dtype), jnp.float32)
+      return products.quantized_product(x, kernel, jnp.float32)
+    return products.product(x, kernel.astype(x.dtype), jnp.float32)
 
 
 class RMSNorm(nnx.Module):
@@ -337,7 +150,7 @@ class RMSNorm(nnx.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-    scale = expand_to(self.scale[...].astype(jnp.float32), x.ndim)
+    scale = products.expand_to(self.scale[...].astype(jnp.float32), x.ndim)
     scale = self.offset + scale
     return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(
         x.dtype
@@ -360,7 +173,7 @@ class LayerNorm(nnx.Module):
     centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
     variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
     scale, bias = (
-        expand_to(leaf[...].astype(jnp.float32), x.ndim)
+        products.expand_to(leaf[...].astype(jnp.float32), x.ndim)
         for leaf in (self.scale, self.bias)
     )
     normed = centered * jax.lax.rsqrt(variance + self.epsilon)
@@ -391,7 +204,7 @@ class MLP(nnx.Module):
     )
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.down(ACTIVATIONS[self.activation](self.up(x)))
+    return self.down(activations.ACTIVATIONS[self.activation](self.up(x)))
 
 
 class GatedMLP(nnx.Module):
@@ -424,7 +237,7 @@ class GatedMLP(nnx.Module):
     self.down = make(mlp_width, width, ("width", "mlp"), out_scale)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    gate = ACTIVATIONS[self.activation](self.gate(x))
+    gate = activations.ACTIVATIONS[self.activation](self.gate(x))
     return self.down(gate * self.up(x))
 
 

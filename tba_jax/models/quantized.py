@@ -11,11 +11,10 @@ Axes: those of a kernel, [*out_shape, *in_shape].
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from tba_jax import types
 
 # The largest integer; -128 is left out, so that signs are symmetric.
 _MOST = 127
@@ -78,7 +77,7 @@ def num_out(axes: Sequence[str]) -> int:
   return len(axes) - 1 if axes[-1] == "width" else 1
 
 
-def quantize_tree(params: types.PyTree, num_outs: types.PyTree) -> types.PyTree:
+def quantize_tree(params: Any, num_outs: Any) -> Any:
   """Returns params with a `Quantized` in place of some.
 
   Args:

@@ -32,8 +32,6 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from tba_jax.models import layers
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -256,11 +254,9 @@ def split_tokens(
   @functools.wraps(fn)
   def split_fn(*args: Any, **kwargs: Any) -> Any:
     token = CURRENT.set(split)
-    rows = layers.TOKENS_ARE_SPLIT.set(split.count > 1)
     try:
       return fn(*args, **kwargs)
     finally:
-      layers.TOKENS_ARE_SPLIT.reset(rows)
       CURRENT.reset(token)
 
   return split_fn

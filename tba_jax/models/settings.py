@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the model's shape and of its tokenizer."""
 
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.system import rules
 
 _s = rules.Setting
@@ -25,7 +25,7 @@ SETTINGS = {
         " is a user's message in the tokenizer's chat template; prompts given"
         " as messages always are in it"),
 
-    "model.family": _s("llama", rules.one_of(*families.FAMILIES),
+    "model.family": _s("llama", rules.one_of(*family_lib.FAMILIES),
         "family of the model, see tba_jax/models/"),
     "model.num_layers": _s(3, rules.COUNT, ""),
     "model.width": _s(64, rules.COUNT, "width of the residual stream"),

@@ -25,6 +25,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import kept as kept_lib
 from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
+from tba_jax.models import products
 from tba_jax.models import quantized
 from tba_jax.models import ragged
 from tba_jax.models import sequence
@@ -63,7 +64,7 @@ def definitions_of(config: ModelConfig) -> Definitions:
 
 
 _is_named = jax.checkpoint_policies.save_only_these_names(
-    layers_lib.PRODUCT, layers_lib.ATTENTION
+    products.PRODUCT, layers_lib.ATTENTION
 )
 
 
@@ -92,11 +93,11 @@ def _remat_layer(layer: Callable, remat: str, platform: str) -> Callable:
     return layer
 
   def keep_bits(*args: PyTree) -> PyTree:
-    token = layers_lib.KEEPS_BITS.set(platform == "cpu")
+    token = products.KEEPS_BITS.set(platform == "cpu")
     try:
       return layer(*args)
     finally:
-      layers_lib.KEEPS_BITS.reset(token)
+      products.KEEPS_BITS.reset(token)
 
   return jax.checkpoint(keep_bits, policy=REMATS[remat], prevent_cse=False)
 
@@ -268,7 +269,7 @@ class _Forward:
         chosen.append(chosen_n)
       return x, kept, chosen
     parts, dtype = sequence.current_split(), x.dtype
-    # The stream before each layer is kept too, see `layers.keep`.
+    # The stream before each layer is kept too, see `products.keep`.
     stream = jnp.float32 if parts.platform == "cpu" else dtype
 
     def step(x, layer):

@@ -7,14 +7,13 @@ import contextlib
 import functools
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.channels import receiver as receiver_lib
-from tba_jax.channels import service as service_lib
 from tba_jax.monitor import failures as failures_lib
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
@@ -187,6 +186,18 @@ def samples_of(
   return out
 
 
+class StepSource(Protocol):
+  """What a step is recorded of; see `service.ReplayService`."""
+
+  buffer: Any
+
+  def generated(self) -> Mapping[str, Any]:
+    ...
+
+  def account(self) -> Mapping[str, Any]:
+    ...
+
+
 class Recorder:
   """Writes the trainer's files of the run directory, or keeps them in memory.
 
@@ -297,7 +308,7 @@ class Recorder:
       step: int,
       metrics: dict[str, float],
       draw: types.Draw,
-      service: service_lib.ReplayService,
+      service: StepSource,
       failures: failures_lib.FailureShare,
   ) -> None:
     """Records one step.

@@ -7,7 +7,7 @@ import operator
 
 from tba_jax.learning import settings as learning
 from tba_jax.models import checks as models
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.policy import settings
 from tba_jax.system import rules
 
@@ -43,7 +43,7 @@ def lora_targets(c: rules.Values) -> rules.Problems:
   """The model must have every matrix in `lora.targets`."""
   shape = models.start(c)[1]
   family = c["model.family"] if shape is None else shape.family
-  facts = families.FAMILIES[family]
+  facts = family_lib.FAMILIES[family]
   lacked = () if facts.is_gated else ("gate",)
   known = [n for n in settings.LORA_TARGETS if n not in lacked]
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)

@@ -6,7 +6,6 @@ They are sharded by the policy's rules (`sharding.RULES`), and a process reads
 leaf by leaf what its own devices hold. `mesh` None is one device.
 """
 
-import functools
 import os
 import pathlib
 
@@ -15,7 +14,6 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
-from tba_jax.models import encoder as encoder_lib
 from tba_jax.models import folders
 from tba_jax.models import heads
 from tba_jax.models import hf
@@ -23,15 +21,8 @@ from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
-from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
-from tba_jax.rewards import echo_model
-from tba_jax.rewards import red_team
 from tba_jax.rewards import reward_model
-from tba_jax.tasks import red_team as task_lib
-
-# Tokenizers of tasks begin with <pad>, <eos> and <unk>.
-_NUM_SPECIAL = 3
 
 
 def load_params(
@@ -63,7 +54,7 @@ def load_reference(
         compute_dtype=config_lib.compute_dtype(
             config.model, jax.default_backend()
         ),
-        attention=_attention(config),
+        attention=attention(config),
     )
     folders.check_labels(shape, folders.POLICY)
     folders.check_vocabulary(shape, tokenizer.vocab_size)
@@ -122,7 +113,7 @@ def load_scorer(
   shape = hf_config.read(
       path,
       compute_dtype=compute_dtype,
-      attention=_attention(config),
+      attention=attention(config),
   )
   try:
     folders.check_labels(shape, folders.SCORER)
@@ -141,126 +132,6 @@ def load_scorer(
   )
 
 
-def _attention(config: ml_collections.ConfigDict) -> str:
+def attention(config: ml_collections.ConfigDict) -> str:
   """Returns "auto" or "plain"; what the policy names may not serve a judge."""
   return "plain" if config.model.attention == "plain" else "auto"
-
-
-def _load_policy(
-    config: ml_collections.ConfigDict,
-    folder: str,
-    mesh: jax.sharding.Mesh | None,
-) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
-  """Returns a model, its params, and its tokenizer with the model's stops."""
-  tokenizer = tokenizer_lib.load(folder)
-  shape = hf_config.read(folder, attention=_attention(config))
-  policy_lib.add_model_stops(shape, tokenizer)
-  model = transformer.make_model(shape)
-  return model, load_params(folder, model, mesh), tokenizer
-
-
-def load_victim(
-    config: ml_collections.ConfigDict,
-    task: task_lib.RedTeam,
-    mesh: jax.sharding.Mesh | None = None,
-) -> red_team.Victim:
-  """Returns the victim of a task; ValueError if it cannot be read."""
-  folder = task.setting("victim")
-  if folder != task_lib.MADE_UP:
-    loaded = _load_policy(config, folder, mesh)
-    return red_team.Victim(config, task, *loaded)
-  tokenizer = tokenizer_lib.word_level(
-      task.tokenizer_words(), task.tokenizer_pattern
-  )
-  lengths = ("victim_max_prompt_tokens", "victim_max_tokens")
-  model = transformer.make_model(
-      echo_model.echo_config(
-          tokenizer.vocab_size,
-          pad_id=tokenizer.pad_id,
-          eos_id=tokenizer.eos_id,
-          max_positions=sum(map(task.setting, lengths)),
-      )
-  )
-  params = echo_model.echo_params(
-      model.init(jax.random.PRNGKey(0)), range(_NUM_SPECIAL)
-  )
-  return red_team.Victim(config, task, model, params, tokenizer)
-
-
-def load_embed(
-    config: ml_collections.ConfigDict,
-    task: task_lib.RedTeam,
-    mesh: jax.sharding.Mesh | None = None,
-) -> red_team.EmbedFn:
-  """Returns the task's sentence encoder; ValueError if it cannot be read."""
-  folder = task.setting("encoder")
-  if folder == task_lib.WORDS:
-    return red_team.word_embeddings
-  encoder, params = _load_encoder(folder, mesh)
-  return red_team.encoder_embeddings(
-      sharding.split_rows(encoder.mean_pooled, mesh),
-      params,
-      tokenizer_lib.load_texts(folder),
-      _batch_shape(task, "encoder_max_tokens", encoder),
-  )
-
-
-def load_classifier(
-    config: ml_collections.ConfigDict,
-    task: task_lib.RedTeam,
-    mesh: jax.sharding.Mesh | None = None,
-) -> red_team.Classifier:
-  """Returns the task's classifier of answers.
-
-  Raises:
-    ValueError: the folder cannot be read, or lacks the label or positions.
-  """
-  kind = task.setting("classifier")
-  if kind == task_lib.WORDS:
-    return red_team.word_share_classifier(task.words)
-  folder = task.setting("classifier_folder")
-  if kind == "first_token":
-    model, params, tokenizer = _load_policy(config, folder, mesh)
-    return red_team.first_token_classifier(
-        sharding.split_rows(model.last_logits, mesh),
-        params,
-        tokenizer,
-        token=task.setting("classifier_token"),
-        shape=_batch_shape(task, "classifier_max_tokens"),
-    )
-  encoder, params = _load_encoder(folder, mesh)
-  shape = _batch_shape(task, "classifier_max_tokens", encoder)
-  label = task.setting("classifier_label")
-  if label >= encoder.config.num_labels:
-    raise ValueError(
-        f"config.task.classifier_label={label}: {folder} has"
-        f" {encoder.config.num_labels} labels, counted from 0"
-    )
-  return red_team.sequence_classifier(
-      sharding.split_rows(encoder.label_scores, mesh),
-      params,
-      tokenizer_lib.load_texts(folder),
-      label=label,
-      shape=shape,
-  )
-
-
-def _load_encoder(
-    folder: str,
-    mesh: jax.sharding.Mesh | None,
-) -> tuple[encoder_lib.Encoder, types.PyTree]:
-  of_encoder = functools.partial(sharding.frozen_shardings, mesh)
-  return encoder_lib.load_encoder(folder, of_encoder)
-
-
-def _batch_shape(
-    task: task_lib.RedTeam, key: str, encoder: encoder_lib.Encoder | None = None
-) -> tuple[int, int]:
-  """Returns B and L; ValueError if an encoder has too few positions."""
-  num_tokens = task.setting(key)
-  if encoder is not None and num_tokens > encoder.config.max_tokens:
-    raise ValueError(
-        f"config.task.{key}={num_tokens}: allowed up to the"
-        f" {encoder.config.max_tokens} positions of the encoder"
-    )
-  return task.setting("classifier_rows"), num_tokens

@@ -32,7 +32,7 @@ from tba_jax.models import config as config_lib
 from tba_jax.models import hf_files
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_names
-from tba_jax.models import layers
+from tba_jax.models import products
 from tba_jax.models import quantized
 from tba_jax.policy import settings as settings_lib
 
@@ -50,7 +50,7 @@ class Adapters:
 
   init: (rng) -> adapters, float32: A normal with variance 1 / inputs, B zero,
     so that the policy starts as its base.
-  attach: (base, adapters) -> params for training, with a `layers.Adapted` in
+  attach: (base, adapters) -> params for training, with a `products.Adapted` in
     place of each adapted kernel.
   merge: (base, adapters) -> params of the model, in the dtypes of the base.
   logical_axes: adapters with a tuple of axis names in place of each leaf.
@@ -127,7 +127,7 @@ def make(settings: Mapping[str, Any], model: Any) -> Adapters | None:
   return Adapters(
       init=init,
       attach=lambda *trees: adapt(
-          lambda _, *arrays: layers.Adapted(*arrays), *trees
+          lambda _, *arrays: products.Adapted(*arrays), *trees
       ),
       merge=lambda *trees: adapt(_merged, *trees),
       logical_axes=logical_axes,

@@ -3,10 +3,8 @@
 """Builds task, tokenizer, model, samplers and value model from a config."""
 
 import dataclasses
-import functools
 import json
 import pathlib
-from typing import Any
 
 import jax
 import ml_collections
@@ -15,21 +13,13 @@ from tba_jax import types
 from tba_jax.losses import build as losses_build
 from tba_jax.models import config as config_lib
 from tba_jax.models import folders
-from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.policy import lora
-from tba_jax.sampling import decode
-from tba_jax.sampling import requests
-from tba_jax.sampling import samplers
-from tba_jax.sampling import sharing
 from tba_jax.tasks import base
 from tba_jax.tasks import build as tasks_build
-
-# Separates the evaluations' random numbers from the run's.
-_EVALUATION_SEED = 0x5EED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,16 +59,6 @@ def add_stops(
   ids = config.sampling.stop_token_ids
   tokenizer.add_stop_ids(int(item) for item in ids.split(",") if item)
   tokenizer.add_stop_strings(json.loads(config.sampling.stop_strings or "[]"))
-
-
-def add_model_stops(
-    shape: config_lib.ModelConfig, tokenizer: tokenizer_lib.Tokenizer
-) -> None:
-  """Adds the further stop tokens that a model's config.json lists.
-
-  A model may have tokens, and sample them, that its tokenizer has no text of.
-  """
-  tokenizer.add_turn_ends(i for i in shape.stop_ids if i < shape.vocab_size)
 
 
 def sft_folder(workdir: str | pathlib.Path) -> pathlib.Path:
@@ -154,7 +134,7 @@ def make_policy(
       folders.check_vocabulary(model_config, tokenizer.vocab_size)
     except ValueError as error:
       raise ValueError(f"config.init={folder}: {error}") from error
-    add_model_stops(model_config, tokenizer)
+    tokenizer.add_turn_ends(model_config.turn_ends)
   if scratch:
     model_config = dataclasses.replace(model_config, param_dtype="float32")
   model = transformer.make_model(model_config, remat=config.train.remat)
@@ -212,132 +192,6 @@ def initial_params(
   return params
 
 
-def make_searcher_sampler(
-    config: ml_collections.ConfigDict,
-    policy: Policy,
-    home: samplers.Home | None = None,
-) -> requests.Sampler:
-  """Returns the sampler of a searcher's rounds; see `samplers.make`."""
-  settings = searcher_settings(config, policy)
-  return samplers.make(config, policy.model, settings, home)
-
-
-def searcher_settings(
-    config: ml_collections.ConfigDict, policy: Policy
-) -> requests.Settings:
-  """Returns the settings of a searcher's sampler."""
-  most = sharing.most_rows(
-      config.sampling.num_slots,
-      config.search.prompts_per_round,
-      config.search.samples_per_prompt,
-  )
-  return _sampler_settings(
-      config,
-      policy.tokenizer,
-      num_rows=config.sampling.num_slots,
-      num_waiting=config.sampling.num_waiting,
-      most_rows_per_prompt=most,
-      seed=config.seed,
-      explore=requests.Explore(**config.explore),
-      has_routes=config.train.router_replay,
-      weights=config.search.quantization,
-  )
-
-
-def make_sampler(
-    config: ml_collections.ConfigDict, policy: Policy
-) -> decode.Sampler:
-  """Returns a sampler as searchers have it, for any number of completions."""
-  settings = searcher_settings(config, policy)
-  return decode.Sampler(
-      policy.model, dataclasses.replace(settings, most_rows_per_prompt=1)
-  )
-
-
-def make_evaluation_sampler(
-    config: ml_collections.ConfigDict, policy: Policy
-) -> decode.Sampler:
-  """Returns the evaluator's sampler, whose random numbers are its own."""
-  return build_sampler(
-      config,
-      policy.model,
-      policy.tokenizer,
-      num_rows=config.evaluate.batch_prompts * config.evaluate.num_completions,
-      most_rows_per_prompt=config.evaluate.num_completions,
-      seed=config.seed ^ _EVALUATION_SEED,
-  )
-
-
-def make_greedy_sampler(
-    config: ml_collections.ConfigDict, policy: Policy
-) -> decode.Sampler:
-  """Returns the greedy sampler of evaluations: one completion per prompt."""
-  config = config.copy_and_resolve_references()
-  with config.unlocked():
-    config.sampling.temperature = 0.0
-  return build_sampler(
-      config,
-      policy.model,
-      policy.tokenizer,
-      num_rows=config.evaluate.batch_prompts,
-      seed=config.seed,
-  )
-
-
-def build_sampler(
-    config: ml_collections.ConfigDict,
-    model: transformer.Model,
-    tokenizer: tokenizer_lib.Tokenizer,
-    **kwargs: Any,
-) -> decode.Sampler:
-  """Returns a sampler of a model with the settings of `config.sampling`.
-
-  Without `explore`, completions keep the lengths of `config.explore`.
-  """
-  return decode.Sampler(model, _sampler_settings(config, tokenizer, **kwargs))
-
-
-def _sampler_settings(
-    config: ml_collections.ConfigDict,
-    tokenizer: tokenizer_lib.Tokenizer,
-    *,
-    num_rows: int,
-    seed: int,
-    num_waiting: int = 0,
-    most_rows_per_prompt: int = 1,
-    explore: requests.Explore | None = None,
-    has_routes: bool = False,
-    weights: str = "",
-) -> requests.Settings:
-  return requests.Settings(
-      temperature=config.sampling.temperature,
-      top_k=config.sampling.top_k,
-      top_p=config.sampling.top_p,
-      min_p=config.sampling.min_p,
-      stop_ids=tokenizer.stop_ids,
-      stop_strings=tokenizer.stop_strings,
-      text_fn=functools.partial(tokenizer.decode, within=True),
-      max_prompt_tokens=config.sampling.max_prompt_tokens,
-      max_completion_tokens=config.sampling.max_completion_tokens,
-      num_rows=num_rows,
-      num_waiting=num_waiting,
-      most_rows_per_prompt=most_rows_per_prompt,
-      chunk_steps=config.sampling.chunk_steps,
-      prompt_buckets=config.sampling.prompt_buckets,
-      has_routes=has_routes,
-      has_turns=tasks_build.facts(config.task.name).has_turns,
-      recompute_cache=config.sampling.in_flight == "recompute_cache",
-      pad_id=tokenizer.pad_id,
-      seed=seed,
-      explore=explore
-      or requests.Explore(
-          min_tokens=config.explore.min_tokens,
-          max_tokens=config.explore.max_tokens,
-      ),
-      weights=weights,
-  )
-
-
 def find_value_folder(
     config: ml_collections.ConfigDict, workdir: str | pathlib.Path
 ) -> pathlib.Path | None:
@@ -348,38 +202,3 @@ def find_value_folder(
   if source == "reward_model":
     return pathlib.Path(workdir) / "reward_model" / "model"
   return pathlib.Path(source).expanduser()
-
-
-def make_value_model(
-    config: ml_collections.ConfigDict,
-    model: transformer.Model,
-    folder: pathlib.Path | None = None,
-) -> heads.ScalarModel | None:
-  """Returns the value model; None if `config.loss.name` has none.
-
-  It has the shape of the policy's `model`, or of the model in `folder`
-  (`find_value_folder`), the policy's compute dtype and float32 params;
-  ValueError unless the folder has one scalar head and the policy's vocabulary.
-  """
-  if not losses_build.find(config.loss.name).has_values:
-    return None
-  if folder is None:
-    shape = heads.config_of(model.config)
-    shape = dataclasses.replace(shape, param_dtype="float32")
-    return heads.ScalarModel(shape, remat=config.train.remat)
-  shape = hf_config.read(
-      folder,
-      dtype="float32",
-      compute_dtype=model.config.compute_dtype,
-      attention=config.model.attention,
-  )
-  try:
-    folders.check_labels(shape, folders.SCORER)
-  except ValueError as error:
-    raise ValueError(f"config.loss.value_init={folder}: {error}") from error
-  if shape.vocab_size < model.config.vocab_size:
-    raise ValueError(
-        f"loss.value_init={folder}: its vocabulary has {shape.vocab_size}"
-        f" entries, fewer than the policy's {model.config.vocab_size}"
-    )
-  return heads.ScalarModel(shape, remat=config.train.remat)

@@ -37,7 +37,7 @@ from tba_jax.learning import batches
 from tba_jax.learning import model_source
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import tool_calls
 from tba_jax.sampling import decode
@@ -311,7 +311,7 @@ def _make_sampler(
   """Returns the sampler, with rows for at most `num_lines` prompts."""
   num_completions = config.generate.num_completions
   num_rows = min(config.sampling.num_slots, num_lines * num_completions)
-  return policy_lib.build_sampler(
+  return policy_samplers.build_sampler(
       config,
       source.model,
       source.tokenizer,

@@ -15,12 +15,14 @@ from tba_jax import loop
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
 from tba_jax.evaluation import reward_judge
+from tba_jax.learning import buffers
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
 from tba_jax.losses import build as losses
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
@@ -119,7 +121,7 @@ class LoopMaker:
     self.policy = policy_lib.make_policy(config, workdir)
     self._mesh = sharding.make_mesh(config.mesh)
     self._params = policy_lib.initial_params(self.policy, config.seed)
-    self.sampler = policy_lib.make_sampler(config, self.policy)
+    self.sampler = policy_samplers.make_sampler(config, self.policy)
     # By the prompts of a micro-batch, in which each computes.
     self._references: dict[int, reference_lib.Reference] = {}
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
@@ -175,7 +177,7 @@ class LoopMaker:
         checkpointer=None,
         cluster=cluster.Cluster(),
     )
-    buffer = learner_lib.make_buffer(config, policy, self._mesh)
+    buffer = buffers.make_buffer(config, policy, self._mesh)
     return Loop(
         config=config,
         learner=learner_lib.make_learner(config, policy, buffer, work),

@@ -30,6 +30,7 @@ from tba_jax.config import differences
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import agreement
+from tba_jax.learning import buffers
 from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
@@ -44,6 +45,7 @@ from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
 from tba_jax.programs import replica
 from tba_jax.programs import sections
@@ -267,7 +269,7 @@ def make_trainer(
   source = service_lib.ReplayService(
       config,
       receiver=receiver,
-      buffer=learner_lib.make_buffer(config, policy, mesh),
+      buffer=buffers.make_buffer(config, policy, mesh),
       vocab_size=policy.model.config.vocab_size,
       num_experts=policy.model.config.num_experts,
       on_event=events.write,
@@ -487,7 +489,7 @@ def make_searcher(
   )
   closing.callback(spans.close)
   home = samplers.Home(run.workdir, index, events.write, spans.progress)
-  sampler = policy_lib.make_searcher_sampler(config, policy, home)
+  sampler = policy_samplers.make_searcher_sampler(config, policy, home)
   log = logged.make(config, policy.task, policy.tokenizer)
   if log is not None:
     events.write("logged", f"{config.offline.path}: {log.summary()}")

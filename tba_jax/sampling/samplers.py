@@ -120,3 +120,9 @@ def make(config: Any, model: Any, settings: Any, home: Home | None) -> Any:
   """
   module = SAMPLERS[config.search.sampler].module
   return importlib.import_module(module).make(config, model, settings, home)
+
+
+def make_here(model: Any, settings: Any) -> Any:
+  """Returns a sampler that decodes on this process's devices."""
+  module = importlib.import_module(SAMPLERS["jax"].module)
+  return module.make(None, model, settings, None)

@@ -35,7 +35,9 @@ from tba_jax.models import hf_hub
 from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
+from tba_jax.policy import value_model as value_model_lib
 from tba_jax.programs import sections
 from tba_jax.programs import sizes
 from tba_jax.sampling import requests
@@ -147,7 +149,7 @@ def trainer(
   folder = policy_lib.find_value_folder(config, workdir or ".")
   if config.loss.value_init == "reward_model" and folder:
     folder = folder if folder.is_dir() else None  # Trained later, as large.
-  value_model = policy_lib.make_value_model(config, model, folder)
+  value_model = value_model_lib.make_model(config, model, folder)
   state = train_step.abstract_state(
       config, adapters or model, mesh, value_model=value_model
   )
@@ -210,7 +212,7 @@ def searcher(
   model = _policy(config, mesh)
   params = sharding.abstract_params(model, mesh, "search.mesh")
   policy = _as_policy(model)
-  settings = policy_lib.searcher_settings(config, policy)
+  settings = policy_samplers.searcher_settings(config, policy)
   source = params if config.lora.rank else published(config, params)
   programs, decode_params = _sampler(model, settings, source, mesh)
   held = {
@@ -477,7 +479,7 @@ def _evaluation(
         publication.computed_dtypes(config, platform),
     )
     out["params, gathered for an evaluation"] = num_bytes(params)
-  sampler = policy_lib.make_evaluation_sampler(config, _as_policy(model))
+  sampler = policy_samplers.make_evaluation_sampler(config, _as_policy(model))
   programs, decode_params = _sampler(model, sampler.settings, params, mesh)
   out["params that an evaluation decodes with"] = num_bytes(decode_params)
   name = f"KV cache of an evaluation, {sampler.settings.num_rows} rows"

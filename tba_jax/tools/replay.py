@@ -34,6 +34,7 @@ from tba_jax.channels import messages
 from tba_jax.channels import service as service_lib
 from tba_jax.config import differences
 from tba_jax.config import load
+from tba_jax.learning import buffers
 from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
@@ -303,7 +304,7 @@ class _Replay:
     self._service = service_lib.ReplayService(
         config,
         receiver=self._receiver,
-        buffer=learner_lib.make_buffer(config, policy),
+        buffer=buffers.make_buffer(config, policy),
         vocab_size=self._policy.model.config.vocab_size,
         num_experts=self._policy.model.config.num_experts,
         on_event=lambda kind, message: None,

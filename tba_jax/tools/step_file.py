@@ -32,6 +32,7 @@ from tba_jax.models import heads
 from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import processes
 
 _FORMAT = 2
@@ -74,7 +75,7 @@ def write(
           draw.completion_tokens, draw.completion_lengths, draw.stopped
       )
   ]
-  value_model = policy_lib.make_value_model(
+  value_model = value_model_lib.make_model(
       config, policy.model, policy.value_folder
   )
   teacher = None

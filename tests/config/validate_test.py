@@ -18,7 +18,7 @@ from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import build
 from tba_jax.models import config as config_lib
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_config
@@ -113,7 +113,7 @@ class RangesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("loss.name", lambda: build.OBJECTIVES),
-      ("model.family", lambda: families.FAMILIES),
+      ("model.family", lambda: family_lib.FAMILIES),
       ("replay_filter.evict", lambda: buffer.EVICTION_RULES),
   )
   def test_names_are_those_of_the_code(self, key, names):

@@ -17,6 +17,7 @@ from tba_jax import collect
 from tba_jax import types
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import reference as reference_lib
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
@@ -85,7 +86,7 @@ def _make(sampler, task=None, greedy=None, **changes):
   config.evaluate.update({**settings, **changes})
   policy = policy_lib.Policy(task, fakes.FakeTokenizer(), None, None, None)
   with mock.patch.multiple(
-      policy_lib,
+      policy_samplers,
       make_evaluation_sampler=lambda *unused: sampler,
       make_greedy_sampler=lambda *unused: greedy,
   ):

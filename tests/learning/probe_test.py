@@ -14,7 +14,7 @@ import pytest
 from tba_jax.learning import probe
 from tba_jax.learning import publication
 from tba_jax.policy import lora
-from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
 from tests.support import base_config
 from tests.support import fakes
@@ -62,7 +62,7 @@ class _Pair:
     self.answer = probe.make_answer_fn(
         config, model, sharding.first_device_mesh(), attach
     )
-    sampler = policy_lib.build_sampler(
+    sampler = policy_samplers.build_sampler(
         config,
         searcher_model or model,
         fakes.FakeTokenizer(),

@@ -28,7 +28,7 @@ import transformers
 
 from tba_jax.models import config as config_lib
 from tba_jax.models import encoder
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import hf_config
 from tests.models import hf_case
 
@@ -143,10 +143,10 @@ class PublishedTest(parameterized.TestCase):
         dataclasses.replace(config, num_labels=1, pad_id=1),
     )
 
-  @parameterized.parameters(*families.FAMILIES)
+  @parameterized.parameters(*family_lib.FAMILIES)
   def test_defaults_are_those_of_transformers(self, family):
     theirs = transformers.CONFIG_MAPPING[family]()
-    for name, _, default in families.FAMILIES[family].keys.values():
+    for name, _, default in family_lib.FAMILIES[family].keys.values():
       if default is not ... and default is not None:
         self.assertEqual(default, getattr(theirs, name), name)
 
@@ -497,7 +497,7 @@ class ToHfTest(parameterized.TestCase):
                     scale_attention_by_layer=True)),
   )  # fmt: skip
   def test_writes_each_family_and_reads_it_back(self, family, changes):
-    if not families.FAMILIES[family].has_grouped_heads:
+    if not family_lib.FAMILIES[family].has_grouped_heads:
       changes = dict(num_kv_heads=4, head_dim=8) | changes
     config = hf_case.make_config(family=family, **changes)
     found = hf_config.to_hf(config)

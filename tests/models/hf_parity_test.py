@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
@@ -86,7 +86,7 @@ class ParityTest(parameterized.TestCase):
 
     before = logits[:, cases.NUM_PROMPT_TOKENS - 1 : -1]
     np.testing.assert_array_equal(before.argmax(-1), completions)
-    if case not in families.FAMILIES:
+    if case not in family_lib.FAMILIES:
       return  # What differs from the family's own case is no matter of caches.
     sampler = _sampler(model, 0.0)
     found = sampler.sample(params, _requests(tokens, mask), version=0)

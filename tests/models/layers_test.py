@@ -14,7 +14,7 @@ import pytest
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config
-from tba_jax.models import layers
+from tba_jax.models import products
 from tba_jax.models import transformer
 from tests.support import tiny_model
 
@@ -56,7 +56,7 @@ class ProductTest(parameterized.TestCase):
           "...d,fd->...f", x, kernel, preferred_element_type=out_dtype
       )
 
-    ours = lambda x, kernel: layers.product(x, kernel, out_dtype)
+    ours = lambda x, kernel: products.product(x, kernel, out_dtype)
     out, backward = jax.vjp(ours, x, kernel)
     expected, expected_backward = jax.vjp(plain, x, kernel)
     # Sums of at most 30 products of numbers near 1, in another order.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
 from tests.models import cases
@@ -49,7 +49,7 @@ class StoredLogitsTest(parameterized.TestCase):
     names = {name.split("/")[0] for name in cases.stored()}
     self.assertEqual(names, set(cases.CASES))
     names = {cases.hf_settings(case)["model_type"] for case in cases.CASES}
-    self.assertEqual(names, set(families.FAMILIES))
+    self.assertEqual(names, set(family_lib.FAMILIES))
 
 
 if __name__ == "__main__":

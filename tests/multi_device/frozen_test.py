@@ -21,6 +21,7 @@ from tba_jax.models import hf_files
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import frozen
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import red_team_models
 from tba_jax.policy import sharding
 from tba_jax.rewards import reward_model
 from tba_jax.system import hlo
@@ -137,7 +138,7 @@ class FrozenTest(parameterized.TestCase):
             victim_rows=3,
         )
     )
-    victim = lambda *mesh: frozen.load_victim(self.config, task, *mesh)
+    victim = lambda *mesh: red_team_models.load_victim(self.config, task, *mesh)
     expected = victim().answer(["ab", "cde"], visit=0)
     found = victim(_mesh(fsdp=4, tensor=2))
     self.assertLess(max(self.held(found._params)), sum(self.sizes) / 4)

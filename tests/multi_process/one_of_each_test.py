@@ -97,7 +97,7 @@ _ADDED = (
         '    "rloo": Objective(': '    "half": Objective("half:half_loss", '
         "needs_beta=True),",
     }),
-    ("models/both.py", _FAMILY, "models/families.py", {
+    ("models/both.py", _FAMILY, "models/family.py", {
         '    "gpt2",': '    "both",',
     }),
     ("transport/carrier_plain.py", _CARRIER, "transport/carriers.py", {

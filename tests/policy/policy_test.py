@@ -20,6 +20,8 @@ from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
+from tba_jax.policy import value_model as value_model_lib
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tests.support import tiny_model
@@ -47,14 +49,14 @@ class ValueModelTest(absltest.TestCase):
     return f"{folder}/model", params
 
   def test_makes_none_without_a_learned_value(self):
-    self.assertIsNone(policy_lib.make_value_model(_config(name="tb"), _POLICY))
+    self.assertIsNone(value_model_lib.make_model(_config(name="tb"), _POLICY))
     self.assertIsNone(
         policy_lib.find_value_folder(_config(name="tb", value_init="x"), "run")
     )
 
   def test_starts_from_the_policy_with_a_head_of_zeros(self):
     config = _config(name="ppo")
-    model = policy_lib.make_value_model(config, _POLICY)
+    model = value_model_lib.make_model(config, _POLICY)
     self.assertIsNone(policy_lib.find_value_folder(config, "run"))
     params = tiny_model.init_params(_POLICY)
     value = objective.make_loss_params(config, model, params)["value"]
@@ -65,7 +67,7 @@ class ValueModelTest(absltest.TestCase):
     folder, params = self.folder()
     config = _config(name="subtb", value_init=folder)
     self.assertEqual(str(policy_lib.find_value_folder(config, "run")), folder)
-    model = policy_lib.make_value_model(config, _POLICY, pathlib.Path(folder))
+    model = value_model_lib.make_model(config, _POLICY, pathlib.Path(folder))
     self.assertEqual(model.config.num_labels, 1)
     loaded = hf.load(folder)[1]
     chex.assert_trees_all_equal(loaded, params)
@@ -83,7 +85,7 @@ class ValueModelTest(absltest.TestCase):
           config=dataclasses.replace(_POLICY.config, param_dtype=base),
       )
       for path in (None, pathlib.Path(folder)):
-        model = policy_lib.make_value_model(config, policy, path)
+        model = value_model_lib.make_model(config, policy, path)
         self.assertEqual(model.config.param_dtype, "float32")
       self.assertEqual(model.config.compute_dtype, "float32")
 
@@ -98,7 +100,7 @@ class ValueModelTest(absltest.TestCase):
     for labels in (0, 2):
       folder, _ = self.folder(num_labels=labels)
       with self.assertRaisesRegex(ValueError, f"loss.value_init=.*{labels} la"):
-        policy_lib.make_value_model(
+        value_model_lib.make_model(
             _config(name="ppo"), _POLICY, pathlib.Path(folder)
         )
     folder, _ = self.folder()
@@ -106,7 +108,7 @@ class ValueModelTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, "loss.value_init=.*the policy's 99"
     ):
-      policy_lib.make_value_model(
+      value_model_lib.make_model(
           _config(name="ppo"), wide, pathlib.Path(folder)
       )
 
@@ -134,8 +136,8 @@ class PolicyTest(absltest.TestCase):
   def test_stops_at_tokens_of_the_model_that_its_tokenizer_has_not(self):
     words = policy_lib.make_policy(make_config(), self.workdir).tokenizer
     stop, size = words.vocab_size, words.vocab_size + 2
-    shape = mock.Mock(vocab_size=size, stop_ids=(stop, size))
-    policy_lib.add_model_stops(shape, words)
+    shape = tiny_model.make_model(vocab_size=size, stop_ids=(stop, size)).config
+    words.add_turn_ends(shape.turn_ends)
     self.assertEqual(words.stop_ids, {words.eos_id, stop})
 
   def test_starts_from_scratch(self):
@@ -249,9 +251,9 @@ class PolicyTest(absltest.TestCase):
     )
     policy = policy_lib.make_policy(config, self.workdir)
     with mock.patch.object(decode, "Sampler", autospec=True) as made:
-      policy_lib.make_searcher_sampler(config, policy)
-      policy_lib.make_evaluation_sampler(config, policy)
-      policy_lib.make_sampler(config, policy)
+      policy_samplers.make_searcher_sampler(config, policy)
+      policy_samplers.make_evaluation_sampler(config, policy)
+      policy_samplers.make_sampler(config, policy)
     searchers, evaluators, others = (
         vars(call.args[1]) for call in made.call_args_list
     )

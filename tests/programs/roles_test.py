@@ -9,10 +9,11 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.config import load
-from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import buffers
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.programs import roles
 from tba_jax.replay import difficulty
 from tba_jax.sampling import samplers
@@ -86,7 +87,7 @@ class PartsTest(absltest.TestCase):
     config = self.make_config(
         "replay.reward_temperature=0.25:0.75:4",
     )
-    temperature = learner_lib.make_buffer(config)._reward_temperature
+    temperature = buffers.make_buffer(config)._reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
   def test_adapters_and_reference_share_the_params_of_the_start(self):
@@ -112,7 +113,8 @@ class PartsTest(absltest.TestCase):
     (left := workdir / "vllm/searcher-1/version").mkdir(parents=True)
     homes = [samplers.Home(workdir, index, mock.Mock()) for index in (0, 1)]
     made = [
-        policy_lib.make_searcher_sampler(config, policy, home) for home in homes
+        policy_samplers.make_searcher_sampler(config, policy, home)
+        for home in homes
     ]
     self.assertEqual(
         [s._server.url for s in made], ["http://a:1", "http://b:2"]
@@ -121,7 +123,7 @@ class PartsTest(absltest.TestCase):
     self.assertFalse(left.exists())
     config.search.vllm_folder = "gs://bucket/folder"
     with self.assertRaisesRegex(ValueError, "allowed a folder of this machine"):
-      policy_lib.make_searcher_sampler(config, policy, homes[0])
+      policy_samplers.make_searcher_sampler(config, policy, homes[0])
 
 
 class SearcherRefusedTest(absltest.TestCase):

@@ -18,7 +18,7 @@ import transformers
 
 from tba_jax.evaluation import reward_judge
 from tba_jax.models import tokenizer
-from tba_jax.policy import frozen
+from tba_jax.policy import red_team_models
 from tba_jax.rewards import judges
 from tba_jax.rewards import red_team
 from tba_jax.tasks import build
@@ -174,19 +174,19 @@ class ClassifiersTest(absltest.TestCase):
 
     self.enter_context(
         mock.patch.multiple(
-            frozen.encoder_lib, load_encoder=lambda *_: (Encoder, None)
+            red_team_models.encoder_lib, load_encoder=lambda *_: (Encoder, None)
         )
     )
     self.enter_context(
         mock.patch.multiple(
-            frozen.tokenizer_lib, load_texts=lambda folder: None
+            red_team_models.tokenizer_lib, load_texts=lambda folder: None
         )
     )
     with self.assertRaisesRegex(ValueError, "classifier_label=2.*2 labels"):
-      frozen.load_classifier(base_config.make(), task)
+      red_team_models.load_classifier(base_config.make(), task)
     Encoder.config.max_tokens = 127
     with self.assertRaisesRegex(ValueError, "classifier_max_tokens=128.*127"):
-      frozen.load_classifier(base_config.make(), task)
+      red_team_models.load_classifier(base_config.make(), task)
 
   def test_matches_words_in_any_case(self):
     found = red_team.word_share_classifier(["Fig"])([""], ["FIG, fig! red"])

@@ -21,11 +21,13 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.learning import buffers
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import publication
 from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
 from tba_jax.programs import inline
 from tba_jax.replay import difficulty
@@ -51,9 +53,9 @@ def train(
       checkpointer=None,
       cluster=cluster.Cluster(),
   )
-  buffer = learner_lib.make_buffer(config, policy)
+  buffer = buffers.make_buffer(config, policy)
   learner = learner_lib.make_learner(config, policy, buffer, work)
-  sampler = policy_lib.make_sampler(config, policy)
+  sampler = policy_samplers.make_sampler(config, policy)
   order = difficulty.make_order(config, policy.task, policy.tokenizer)
   per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):

@@ -13,7 +13,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
-from tba_jax.models import families
+from tba_jax.models import family as family_lib
 from tba_jax.models import transformer
 
 VOCAB = 16
@@ -120,7 +120,7 @@ def init_params(model: Any, seed: int = 0) -> types.PyTree:
   rng = np.random.default_rng(seed)
   shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0))
   config = getattr(model, "config", None)  # `BigramModel` has none.
-  family = config and families.FAMILIES[config.family]
+  family = config and family_lib.FAMILIES[config.family]
   norm_scale = 1.0 - family.norm_offset if family else 1.0
 
   def fill(path, shape: jax.ShapeDtypeStruct) -> jax.Array:

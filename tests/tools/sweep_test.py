@@ -21,7 +21,7 @@ import rich.console
 from tba_jax import schedule
 from tba_jax.config import load as load_lib
 from tba_jax.config import variants
-from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import buffers
 from tba_jax.monitor import run_directory
 from tba_jax.programs import sft
 from tba_jax.system import jsonl
@@ -70,7 +70,7 @@ class LagTest(parameterized.TestCase):
         )
     )
     B, K = config.train.prompts_per_batch, config.train.completions_per_prompt
-    buffer = learner_lib.make_buffer(config)
+    buffer = buffers.make_buffer(config)
     flow = schedule.make_schedule(config)
     for prompt_id in range(flow.needed(0)):
       texts = fake_groups.distinct(3, K)
