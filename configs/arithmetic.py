@@ -58,17 +58,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
-  c.train.num_steps = 200
+  # In rounds, whole ones.
+  round_steps = arg.rounds * arg.passes or 1
+  num_steps = 100 if arg.quick else 200
+  c.train.num_steps = max(num_steps // round_steps, 1) * round_steps
+  c.search.lockstep = arg.lockstep
+  c.search.lead_steps = 0 if arg.lockstep else 1
   c.evaluate.every_steps = 50
   c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 141  # all of the held-out sums
 
-  if arg.lockstep:
-    variants.set_lockstep(c)
-  if arg.quick:
-    c.train.num_steps = 100
-  if arg.smoke:
-    _make_smoke(c)
   if arg.rounds:
     variants.set_rounds(
         c,
@@ -76,12 +75,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         passes=arg.passes,
         lag_rounds=arg.lag_rounds,
     )
+  if arg.smoke:
+    _make_smoke(c, round_steps)
   return c
 
 
-def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the run to a smoke test."""
+def _make_smoke(c: ml_collections.ConfigDict, round_steps: int) -> None:
+  """Shrinks the run to a smoke test, of whole rounds."""
   variants.make_smoke(c)
+  c.train.num_steps = max(6 // round_steps, 1) * round_steps
   c.task.max_number = 9
   c.sampling.max_prompt_tokens = 4
   c.evaluate.num_prompts = 8

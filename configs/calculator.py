@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.max_completion_tokens = 52
 
   # It learns late to answer what made the number.
-  c.sft.num_steps = 2000
+  c.sft.num_steps = 1000 if arg.quick else 2000
   c.sft.evaluate_every_steps = 1000
   c.sft.checkpoint_every_steps = 500
 
@@ -66,28 +66,26 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.sampling.num_slots = 160
   c.train.prompts_per_batch = 16
   c.train.micro_batch_prompts = 8
-  c.reference.role = "searcher"
-  c.search.lead_steps = 2
-  c.train.num_steps = 1000
-  c.evaluate.every_steps = 200
+  c.reference.role = "trainer" if arg.lockstep else "searcher"
+  c.search.lockstep = arg.lockstep
+  c.search.lead_steps = 0 if arg.lockstep else 2
+  c.train.num_steps = 500 if arg.quick else 1000
+  c.evaluate.every_steps = 0 if arg.quick else 200
   c.evaluate.num_prompts = 128
   c.evaluate.num_completions = 4
-  c.evaluate.final_prompts = 500
+  c.evaluate.final_prompts = 256 if arg.quick else 500
 
-  if arg.quick:
-    c.sft.num_steps = 1000
-    c.train.num_steps = 500
-    c.evaluate.every_steps = 0
-    c.evaluate.final_prompts = 256
   if arg.smoke:
-    variants.make_smoke(c)
-    c.task.train_prompts = 100
-    # Groups this few may all have equal rewards.
-    c.replay.skip_equal_rewards = False
-    c.reward.num_workers = 8
-    c.reference.role = "trainer"
-    c.search.lead_steps = 1
-  if arg.lockstep:
-    variants.set_lockstep(c)
-    c.reference.role = "trainer"
+    _make_smoke(c)
   return c
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks the run to a smoke test."""
+  variants.make_smoke(c)
+  c.task.train_prompts = 100
+  # Groups this few may all have equal rewards.
+  c.replay.skip_equal_rewards = False
+  c.reward.num_workers = 8
+  c.reference.role = "trainer"
+  c.search.lead_steps = min(c.search.lead_steps, 1)

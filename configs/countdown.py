@@ -40,8 +40,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
   # Stops early: the policy solves held-out prompts often enough to learn from
   # its own completions, and has room to improve.
-  c.sft.num_steps = 1000
-  c.sft.evaluate_every_steps = 500
+  c.sft.num_steps = 600 if arg.quick else 1000
+  c.sft.evaluate_every_steps = 600 if arg.quick else 500
   c.sft.checkpoint_every_steps = 250
 
   c.sampling.max_prompt_tokens = 9
@@ -68,24 +68,18 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.train.prompts_per_batch = 32
   # Eight prompts' activations fit into a core's cache.
   c.train.micro_batch_prompts = 8
-  # The trainer's core would be the limit.
-  c.reference.role = "searcher"
-  c.search.lead_steps = 2
-  c.train.num_steps = 640
+  # The trainer's core would be the limit; in lockstep the single-process loop
+  # has it there, and must agree bit for bit.
+  c.reference.role = "trainer" if arg.lockstep else "searcher"
+  c.search.lockstep = arg.lockstep
+  c.search.lead_steps = 0 if arg.lockstep else 2
+  c.train.num_steps = 200 if arg.quick else 640
+  c.evaluate.every_steps = 100 if arg.quick else 80
+  c.evaluate.num_prompts = 128 if arg.quick else 256
+  c.evaluate.final_prompts = 256 if arg.quick else 1000
 
-  if arg.quick:
-    c.sft.num_steps = 600
-    c.sft.evaluate_every_steps = 600
-    c.train.num_steps = 200
-    c.evaluate.every_steps = 100
-    c.evaluate.num_prompts = 128
-    c.evaluate.final_prompts = 256
   if arg.smoke:
     _make_smoke(c)
-  if arg.lockstep:
-    variants.set_lockstep(c)
-    # The single-process loop has it there, and must agree bit for bit.
-    c.reference.role = "trainer"
   return c
 
 
@@ -99,6 +93,6 @@ def _make_smoke(c: ml_collections.ConfigDict) -> None:
   # Groups this few may all have equal rewards.
   c.replay.skip_equal_rewards = False
   c.reference.role = "trainer"
-  c.search.lead_steps = 1
+  c.search.lead_steps = min(c.search.lead_steps, 1)
   c.sampling.max_prompt_tokens = 7
   c.sampling.max_completion_tokens = 12

@@ -16,21 +16,23 @@ Time and result of the full run have not been measured.
 
 import ml_collections
 
+from tba_jax.config import settings
 from tba_jax.config import variants
-
-countdown = variants.import_config("countdown.py", beside=__file__)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
-  c = countdown.get_config(arg)
   arg = variants.parse_arg(
       arg, smoke=False, quick=False, seed=0, lockstep=False
   )
+  c = settings.get_config()
+  c.seed = arg.seed
   c.task = ml_collections.ConfigDict(
       dict(
           name="countdown_sparse",
-          numbers=4,
+          # Three numbers, so that a minute of search finds enough to learn
+          # from.
+          numbers=3 if arg.quick else 4,
           max_number=12,
           max_target=99,
           max_solutions=2,
@@ -38,37 +40,42 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
+  c.sft.num_steps = 300 if arg.quick else 1000
+  c.sft.evaluate_every_steps = 300 if arg.quick else 500
+  c.sft.checkpoint_every_steps = 250
+
+  c.sampling.max_prompt_tokens = 9
+  c.sampling.max_completion_tokens = 18
+  c.sampling.num_slots = 256
   c.loss.beta = 0.05
+  c.loss.ratio_clip = 0.2
   c.optimizer.learning_rate = 6e-4
   c.optimizer.learning_rate_final = 6e-5
-  c.replay.dedupe = True
-  c.replay.skip_equal_rewards = False
   c.replay.recent_window_steps = 4
   c.replay.recent_fraction = 0.5
   c.replay.selection = "reward"
   c.replay.reward_temperature = 0.25
-  c.reference.role = "trainer"
-  if not arg.lockstep:
-    c.search.lead_steps = 1
   c.search.samples_per_prompt = 16
   c.search.prompts_per_round = c.search.prompts_per_step = 16
+  c.search.lockstep = arg.lockstep
+  c.search.lead_steps = 0 if arg.lockstep else 1
+  c.train.num_steps = 300 if arg.quick else 400
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
   c.train.completions_per_prompt = 8
+  c.evaluate.every_steps = 50 if arg.quick else 80
+  c.evaluate.num_prompts = 128 if arg.quick else 256
+  c.evaluate.final_prompts = 256 if arg.quick else 1000
   c.evaluate.num_completions = 16
-  if arg.quick:
-    # Three numbers, so that a minute of search finds enough to learn from.
-    c.task.numbers = 3
-    c.sft.num_steps = 300
-    c.sft.evaluate_every_steps = 300
-    c.evaluate.every_steps = 50
+
   if arg.smoke:
-    c.task.numbers = 3
-    c.task.max_number = 9
-    c.search.samples_per_prompt = 4
-    c.search.prompts_per_round = c.search.prompts_per_step = 8
-    c.train.completions_per_prompt = 4
-    c.evaluate.num_completions = 4
-  else:
-    c.sampling.num_slots = 256
-    c.train.prompts_per_batch = c.train.micro_batch_prompts = 32
-    c.train.num_steps = 300 if arg.quick else 400
+    _make_smoke(c)
   return c
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks the run to a smoke test."""
+  variants.make_smoke(c)
+  c.task.numbers = 3
+  c.task.max_number = 9
+  c.sampling.max_prompt_tokens = 7
+  c.sampling.max_completion_tokens = 12

@@ -22,13 +22,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c = settings.get_config()
   # Fits the smallest models; raise both as the model's config.json allows.
   c.sampling.max_prompt_tokens = 64
-  c.sampling.max_completion_tokens = 64
+  c.sampling.max_completion_tokens = 32 if arg.quick else 64
   c.sampling.num_slots = 32
   c.sampling.prompt_buckets = 3
-  if arg.quick:
-    c.sampling.max_completion_tokens = 32
-  if arg.smoke:
-    c.sampling.max_completion_tokens = 18
   # Required, but not used by these programs.
   c.task = ml_collections.ConfigDict({"name": "countdown"})
+  if arg.smoke:
+    _make_smoke(c)
   return c
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shortens completions to those of a smoke test."""
+  c.sampling.max_completion_tokens = 18

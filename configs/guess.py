@@ -46,7 +46,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # A guess, its stop token and a hint, eight times.
   c.sampling.max_completion_tokens = 24
 
-  c.sft.num_steps = 600
+  c.sft.num_steps = 300 if arg.quick else 600
   c.sft.evaluate_every_steps = 300
   c.sft.checkpoint_every_steps = 300
 
@@ -61,25 +61,23 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.search.prompts_per_step = c.search.prompts_per_round = 16
   c.sampling.num_slots = 128
   c.train.prompts_per_batch = c.train.micro_batch_prompts = 16
-  c.reference.role = "searcher"
-  c.search.lead_steps = 2
-  c.train.num_steps = 600
+  c.reference.role = "trainer" if arg.lockstep else "searcher"
+  c.search.lockstep = arg.lockstep
+  c.search.lead_steps = 0 if arg.lockstep else 2
+  c.train.num_steps = 400 if arg.quick else 600
   c.evaluate.every_steps = 200
   c.evaluate.num_prompts = 128
-  c.evaluate.final_prompts = 500
+  c.evaluate.final_prompts = 256 if arg.quick else 500
 
-  if arg.quick:
-    c.sft.num_steps = 300
-    c.train.num_steps = 400
-    c.evaluate.every_steps = 200
-    c.evaluate.final_prompts = 256
   if arg.smoke:
-    variants.make_smoke(c)
-    c.task.train_prompts = 100
-    c.reward.num_workers = 8
-    c.reference.role = "trainer"
-    c.search.lead_steps = 1
-  if arg.lockstep:
-    variants.set_lockstep(c)
-    c.reference.role = "trainer"
+    _make_smoke(c)
   return c
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks the run to a smoke test."""
+  variants.make_smoke(c)
+  c.task.train_prompts = 100
+  c.reward.num_workers = 8
+  c.reference.role = "trainer"
+  c.search.lead_steps = min(c.search.lead_steps, 1)

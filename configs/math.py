@@ -45,8 +45,6 @@ from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-gsm8k = variants.import_config("gsm8k.py", beside=__file__)
-
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """Returns the config; the module docstring lists the arguments."""
@@ -55,6 +53,22 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   )
   c = settings.get_config()
   c.seed = arg.seed
+  # Parsing an answer may take forever, or all memory.
+  c.reward.backend = "pool"
+  c.reward.deadline_s = 10.0
+  c.reward.memory_mb = 4096
+  if arg.quick or arg.smoke:
+    _set_quick(c)
+  else:
+    _set_paper(c, arg.lag)
+  if arg.smoke:
+    _make_smoke(c)
+  hardware.apply(c, arg.hardware)
+  return c
+
+
+def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
+  """Sets the paper's settings."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="math",
@@ -67,18 +81,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
-  _set_paper(c, arg.lag)
-  if arg.quick or arg.smoke:
-    gsm8k.make_quick(c)
-    _make_quick(c)
-  if arg.smoke:
-    gsm8k.make_smoke(c)
-  hardware.apply(c, arg.hardware)
-  return c
-
-
-def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
-  """Sets the paper's settings."""
+  c.reward.num_workers = 4
   c.init = "Qwen/Qwen2.5-7B"
   c.tokenizer.source = "Qwen/Qwen2.5-7B"
   c.model.max_positions = 3072  # where the folder does not say
@@ -88,12 +91,6 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.sampling.stop_token_ids = "151645"  # <|im_end|>, which closes a chat's turn
   c.sampling.num_slots = 128
   c.sampling.prompt_buckets = 3
-
-  # Parsing an answer may take forever, or all memory.
-  c.reward.backend = "pool"
-  c.reward.num_workers = 4
-  c.reward.deadline_s = 10.0
-  c.reward.memory_mb = 4096
 
   c.search.num_searchers = 4
   c.search.prompts_per_round = 8
@@ -136,14 +133,76 @@ def _set_paper(c: ml_collections.ConfigDict, lag: int) -> None:
   c.checkpoint.keep_best = True
 
 
-def _make_quick(c: ml_collections.ConfigDict) -> None:
-  """Sets made-up problems, and what is MATH's own beside `configs/gsm8k.py`."""
-  c.task.train = c.task.test = "synthetic"
-  c.task.synthetic_prompts = 5000
-  c.task.prompt_format = "bare"
-  c.sampling.stop_token_ids = ""
-  c.sampling.prompt_buckets = 1
+def _set_quick(c: ml_collections.ConfigDict) -> None:
+  """Sets a run of a tiny model over generated problems."""
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="math",
+          train="synthetic",
+          test="synthetic",
+          synthetic_prompts=5000,
+          prompt_format="bare",
+          overlap="error",
+          validation_prompts=128,
+          split_seed=0,
+      )
+  )
   c.reward.num_workers = 1
-  c.optimizer.weight_decay = 0.0
-  c.replay.capacity_per_prompt = 100
-  c.replay.dedupe = True
+  c.model.num_layers = 2
+  c.model.width = 64
+  c.model.max_positions = 128
+
+  # Stops early: the policy has learned how to work a problem out, and does so
+  # half of the time.
+  c.init = "sft"
+  c.sft.init = "scratch"
+  c.tokenizer.source = "task"
+  c.sft.num_steps = 300
+  c.sft.batch_size = 64
+  c.sft.learning_rate = 3e-3
+  c.sft.warmup_steps = 50
+  c.sft.evaluate_every_steps = 300
+  c.sft.checkpoint_every_steps = 150
+
+  c.sampling.max_prompt_tokens = 32
+  c.sampling.max_completion_tokens = 28
+  c.sampling.num_slots = 192
+  c.search.prompts_per_round = c.search.prompts_per_step = 24
+  c.search.samples_per_prompt = 10
+  c.search.lead_steps = 1
+
+  c.loss.name = "tba_prime"
+  c.loss.beta = 0.05
+  c.loss.ratio_clip = 0.2
+  c.reference.mode = "reset"
+  c.reference.every_steps = 50
+  c.optimizer.learning_rate = 3e-4
+  c.optimizer.learning_rate_final = 3e-5
+  c.optimizer.schedule = "linear"
+  c.optimizer.warmup_steps = 5
+
+  c.train.num_steps = 60
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 24
+  c.train.completions_per_prompt = 8
+  c.replay.recent_fraction = 1.0
+  c.replay.recent_window_steps = 1
+
+  c.evaluate.every_steps = 30
+  c.evaluate.num_prompts = 128
+  c.evaluate.final_prompts = 512
+  c.evaluate.num_completions = 4
+  c.evaluate.batch_prompts = 64
+  c.evaluate.greedy = True
+  c.checkpoint.every_steps = 30
+  c.checkpoint.keep_best = True
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks `quick` to a smoke test."""
+  variants.make_smoke(c)
+  c.task.synthetic_prompts = 200
+  c.task.validation_prompts = 16
+  c.optimizer.warmup_steps = 1
+  c.evaluate.num_prompts = 8
+  c.evaluate.final_prompts = 16
+  c.evaluate.batch_prompts = 8

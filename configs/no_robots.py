@@ -43,12 +43,6 @@ from tba_jax.config import hardware
 from tba_jax.config import settings
 from tba_jax.config import variants
 
-tldr = variants.import_config("tldr.py", beside=__file__)
-tldr_reward_model = variants.import_config(
-    "tldr_reward_model.py", beside=__file__
-)
-tldr_sft = variants.import_config("tldr_sft.py", beside=__file__)
-
 STAGES = ("rl", "sft")
 _NUM_CHATS = 9_500
 _NUM_PAIRS = 60_000
@@ -64,6 +58,47 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   variants.check_choices(arg, stage=STAGES)
   c = settings.get_config()
   c.seed = arg.seed
+  _set_both(c)
+  if arg.quick or arg.smoke:
+    _set_quick(c)
+  else:
+    _set_paper(c, arg.stage)
+  variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
+  if arg.smoke:
+    _make_smoke(c)
+  hardware.apply(c, arg.hardware)
+  return c
+
+
+def _set_both(c: ml_collections.ConfigDict) -> None:
+  """Sets what `quick` has of the paper's run."""
+  c.init = "sft"
+  c.model.param_dtype = "float32"
+  c.sft.weight_decay = 0.0
+  c.sft.b2 = 0.999
+  c.sft.grad_clip_norm = 0.0
+  c.reward_model.init = "sft"
+  c.reward_model.schedule = "linear"
+  c.reward_model.grad_clip_norm = 0.0
+  c.reward.backend = "model"
+  c.reward.model = "reward_model"
+  c.reward.batch_size = 8
+  c.loss.name = "online_dpo"
+  c.loss.missing_stop = "replace"
+  c.loss.missing_stop_reward = -10.0
+  c.optimizer.schedule = "linear"
+  c.optimizer.b1, c.optimizer.b2 = 0.9, 0.999
+  c.optimizer.weight_decay = 0.0
+  c.train.completions_per_prompt = c.search.samples_per_prompt = 2
+  c.search.num_searchers = 1
+  c.evaluate.num_prompts = 128
+  c.evaluate.batch_prompts = 32
+  c.evaluate.greedy = True
+  c.checkpoint.keep_best = True
+
+
+def _set_paper(c: ml_collections.ConfigDict, stage: str) -> None:
+  """Sets the paper's run: online DPO, one step off-policy."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="chat",
@@ -75,102 +110,126 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
-  _set_models(c)
-  _set_training(c)
-  c.sampling.max_completion_tokens = 1024 if arg.stage == "rl" else 3584
-  if arg.quick or arg.smoke:
-    _make_quick(c)
-  if arg.smoke:
-    tldr_sft.make_smoke(c)
-    tldr_reward_model.make_smoke(c)
-    tldr.make_smoke(c)
-  hardware.apply(c, arg.hardware)
-  return c
-
-
-def _set_models(c: ml_collections.ConfigDict) -> None:
-  """Sets fine-tuning and reward model."""
-  c.init = "sft"
-  c.tokenizer.source = _MODEL
+  c.sft.init = c.tokenizer.source = _MODEL
   c.model.max_positions = 4096
-  c.model.param_dtype = "float32"
-  s = c.sft
-  s.init = _MODEL
-  s.batch_size = 128
-  s.micro_batch_size = 1
-  s.num_steps = 2 * _NUM_CHATS // s.batch_size  # two epochs
-  s.learning_rate = 5e-6
-  s.schedule = "linear"
-  s.warmup_steps = round(0.03 * s.num_steps)
-  s.weight_decay = 0.0
-  s.b2 = 0.999
-  s.grad_clip_norm = 0.0
-  s.evaluate_every_steps = s.num_steps
-  s.checkpoint_every_steps = 50
+  c.sft.batch_size = 128
+  c.sft.micro_batch_size = 1
+  c.sft.num_steps = 2 * _NUM_CHATS // 128  # two epochs
+  c.sft.learning_rate = 5e-6
+  c.sft.schedule = "linear"
+  c.sft.warmup_steps = round(0.03 * c.sft.num_steps)
+  c.sft.evaluate_every_steps = c.sft.num_steps
+  c.sft.checkpoint_every_steps = 50
 
   r = c.reward_model
   r.train = "data/preferences/train.jsonl"
   r.held_out = "data/preferences/test.jsonl"
-  r.init = "sft"
   r.max_completion_tokens = 512  # and as many of the prompt
   r.batch_size = 256
   r.micro_batch_size = 1
-  r.num_steps = _NUM_PAIRS // r.batch_size  # one epoch
+  r.num_steps = _NUM_PAIRS // 256  # one epoch
   r.learning_rate = 3e-6
-  r.schedule = "linear"
   r.warmup_steps = 0
-  r.grad_clip_norm = 0.0
   r.evaluate_every_steps = r.checkpoint_every_steps = 50
 
-
-def _set_training(c: ml_collections.ConfigDict) -> None:
-  """Sets online DPO, one step off-policy."""
-  c.reward.backend = "model"
-  c.reward.model = "reward_model"
-  c.reward.batch_size = 8
   c.sampling.temperature = 0.7
   c.sampling.max_prompt_tokens = 512
+  c.sampling.max_completion_tokens = 1024 if stage == "rl" else 3584
   c.sampling.num_slots = 64
-  c.loss.name = "online_dpo"
   c.loss.beta = 0.03
-  c.loss.missing_stop = "replace"
-  c.loss.missing_stop_reward = -10.0
   c.optimizer.learning_rate = 8e-7
   c.optimizer.learning_rate_final = 0.0
-  c.optimizer.schedule = "linear"
-  c.optimizer.b1, c.optimizer.b2 = 0.9, 0.999
   c.optimizer.epsilon = 1e-5
-  c.optimizer.weight_decay = 0.0
   c.optimizer.grad_clip_norm = 0.0
   c.train.prompts_per_batch = 256
-  c.train.completions_per_prompt = 2
   c.train.micro_batch_prompts = 1
-  c.train.num_steps = _NUM_EPISODES // c.train.prompts_per_batch
-  c.search.num_searchers = 1
-  c.search.samples_per_prompt = 2
+  c.train.num_steps = _NUM_EPISODES // 256
   c.search.prompts_per_round = c.search.prompts_per_step = 32
-  variants.set_rounds(c, mini_batches=1, passes=1, lag_rounds=1)
   c.evaluate.every_steps = c.train.num_steps // 4
-  c.evaluate.num_prompts = 128
   c.evaluate.final_prompts = 500
   c.evaluate.num_completions = 1
-  c.evaluate.batch_prompts = 32
-  c.evaluate.greedy = True
   c.checkpoint.every_steps = 50
-  c.checkpoint.keep_best = True
 
 
-def _make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks all stages like TL;DR's `quick`."""
-  tldr_sft.make_quick(c)
-  tldr_reward_model.make_quick(c)
-  tldr.make_quick(c)
+def _set_quick(c: ml_collections.ConfigDict) -> None:
+  """Sets tiny models, generated requests and pairs with a scripted reward."""
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="chat",
+          data="synthetic",
+          template="tulu",
+          synthetic_prompts=3000,
+          synthetic_pairs=8000,
+          validation_prompts=0,
+          split_seed=0,
+      )
+  )
+  c.sft.init = "scratch"
+  c.tokenizer.source = "task"
+  c.model.num_layers = 2
+  c.model.width = 64
+  c.model.max_positions = 64
+  c.sft.batch_size = c.sft.micro_batch_size = 32
+  c.sft.num_steps = 400
+  c.sft.learning_rate = 3e-3
   c.sft.schedule = "cosine"
-  c.model.param_dtype = "float32"
-  c.optimizer.epsilon = 1e-8
-  # Pairs carry less information than groups: more of them, and more KL.
-  c.train.prompts_per_batch = c.train.micro_batch_prompts = 64
-  c.search.prompts_per_round = c.search.prompts_per_step = 64
+  c.sft.warmup_steps = 20
+  c.sft.evaluate_every_steps = 400
+  c.sft.checkpoint_every_steps = 200
+
+  r = c.reward_model
+  r.train = r.held_out = r.relabel = "task"
+  r.max_completion_tokens = 12
+  r.batch_size = r.micro_batch_size = 32
+  r.num_steps = 300
+  r.learning_rate = 1e-3
+  r.warmup_steps = 10
+  r.evaluate_pairs = 1024
+  r.evaluate_every_steps = r.checkpoint_every_steps = 100
+
+  c.sampling.temperature = 1.0
+  c.sampling.max_prompt_tokens = 40
+  c.sampling.max_completion_tokens = 12
+  c.sampling.num_slots = 128
   c.loss.beta = 0.1
   c.optimizer.learning_rate = 3e-4
   c.optimizer.learning_rate_final = 3e-5
+  c.optimizer.grad_clip_norm = 1.0
+  # Pairs carry less information than groups: more of them, and more KL.
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 64
+  c.train.num_steps = 80
+  c.search.prompts_per_round = c.search.prompts_per_step = 64
+  c.evaluate.every_steps = 20
+  c.evaluate.final_prompts = 512
+  c.evaluate.num_completions = 4
+  c.evaluate.judge = "task"
+  c.checkpoint.every_steps = 40
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks all stages of `quick` to a smoke test."""
+  c.task.synthetic_prompts = 100
+  c.task.synthetic_pairs = 100
+  variants.shrink_model(c)
+  c.sft.num_steps = 20
+  c.sft.warmup_steps = 5
+  c.sft.batch_size = c.sft.micro_batch_size = 16
+  c.sft.evaluate_every_steps = 20
+  c.sft.checkpoint_every_steps = 10
+  r = c.reward_model
+  r.num_steps = 10
+  r.warmup_steps = 2
+  r.batch_size = r.micro_batch_size = 8
+  r.evaluate_pairs = 16
+  r.evaluate_every_steps = r.checkpoint_every_steps = 5
+  c.sampling.num_slots = 32
+  c.search.prompts_per_round = c.search.prompts_per_step = 8
+  c.train.num_steps = 6
+  c.train.prompts_per_batch = c.train.micro_batch_prompts = 8
+  c.evaluate.every_steps = 3
+  c.evaluate.num_prompts = 8
+  c.evaluate.final_prompts = 16
+  c.evaluate.num_completions = 2
+  c.evaluate.batch_prompts = 8
+  c.checkpoint.every_steps = 3
+  c.log.samples_every_steps = 3

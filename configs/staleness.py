@@ -92,17 +92,18 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   c.evaluate.num_completions = 16
   c.evaluate.batch_prompts = 32
 
-  c.sweep.objectives = _recipes({n: _recipe(n, *_CHOSEN[n]) for n in _CHOSEN})
-  if arg.quick:
-    c.sweep.objectives = _recipes({n: _recipe(n, *_CHOSEN[n]) for n in _QUICK})
-    c.sweep.staleness_steps = "0,4"
-    c.sweep.mini_batches = ""
-    c.sweep.seeds = "0"
   if arg.tune:
     c.sweep.objectives = _recipes(_grid())
     c.sweep.staleness_steps = "0"
     c.sweep.mini_batches = ""
     c.sweep.seeds = _TUNE_SEEDS
+  elif arg.quick:
+    c.sweep.objectives = _recipes({n: _recipe(n, *_CHOSEN[n]) for n in _QUICK})
+    c.sweep.staleness_steps = "0,4"
+    c.sweep.mini_batches = ""
+    c.sweep.seeds = "0"
+  else:
+    c.sweep.objectives = _recipes({n: _recipe(n, *_CHOSEN[n]) for n in _CHOSEN})
   if arg.smoke:
     _make_smoke(c)
   return c

@@ -10,7 +10,7 @@ set -euo pipefail
 export NAME="${NAME:-tba}"
 export IMAGE="${IMAGE:-}"                 # made from launch/Dockerfile
 export CLAIM="${CLAIM:-runs}"             # of shared storage, ReadWriteMany
-export CONFIG="${CONFIG:-configs/gsm8k.py:hardware=v5e-16}"
+export CONFIG="${CONFIG:-configs/gsm8k/tba.py:hardware=v5e-16}"
 export WORKDIR="${WORKDIR:-/runs/$NAME}"  # below /runs, where CLAIM is mounted
 KIND="${KIND:-v5e}"                       # of devices, for the plan
 export TRAINER_ACCELERATOR="${TRAINER_ACCELERATOR:-tpu-v5-lite-podslice}"

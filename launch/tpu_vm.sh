@@ -15,7 +15,7 @@ NFS="${NFS:-}"                            # a share all hosts mount, IP:/path
 REPO="${REPO:-}"                          # git URL of this code
 REVISION="${REVISION:-main}"              # branch, tag or commit of it
 EXTRA="${EXTRA:-tpu}"                     # of pip: tpu,math for configs/math.py
-CONFIG="${CONFIG:-configs/gsm8k.py:hardware=v5e-16}"
+CONFIG="${CONFIG:-configs/gsm8k/tba.py:hardware=v5e-16}"
 TRAINER_TYPE="${TRAINER_TYPE:-v5litepod-16}"
 TRAINER_SLICES="${TRAINER_SLICES:-1}"
 SEARCHER_TYPE="${SEARCHER_TYPE:-v5litepod-1}" # of one host

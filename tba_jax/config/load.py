@@ -86,7 +86,7 @@ def load_config(
   """
   path, has_arg, arg = path_and_arg.partition(":")
   with _errors_of(path_and_arg):
-    get_config = _get_config_fn(path)
+    get_config = _get_config_fn(path, arg)
     takes_arg = inspect.signature(get_config).parameters.values()
     if has_arg and not takes_arg:
       raise ConfigError(f"--config={path_and_arg}: {path} takes no arguments")
@@ -272,17 +272,21 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   return f"{message}; allowed: {', '.join(names)}"
 
 
-def _get_config_fn(path: str) -> Any:
+def _get_config_fn(path: str, arg: str) -> Any:
   """Imports a config file and returns its `get_config`."""
   try:
     module = variants.import_config(path)
   except FileNotFoundError as error:
     if any((p / path).is_file() for p in (pathlib.Path(), _ROOT)):
       raise  # A file that it reads itself.
-    have = sorted((_ROOT / "configs").glob("*.py"))
+    if (new := renamed.new_config(f"{path}:{arg}")) is not None:
+      now = f"it is now --config={new}"
+    else:
+      files = sorted((_ROOT / "configs").rglob("*.py"))
+      names = [str(file.relative_to(_ROOT)) for file in files]
+      now = f"there is {', '.join(names)}"
     raise ConfigError(
-        f"--config={path}: there is no such file; there is"
-        f" {', '.join(f'configs/{p.name}' for p in have)}"
+        f"--config={path}: there is no such file; {now}"
     ) from error
   if not hasattr(module, "get_config"):
     raise ConfigError(f"--config={path}: it defines no get_config")

@@ -21,8 +21,8 @@ Generated from the `settings.py` of each folder by
 Change a setting in a config file, or on the command line with
 `--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A file that
 builds on another one beside it imports that with
-`variants.import_config("countdown.py", beside=__file__)`, as
-`configs/countdown_sparse.py` does. "On" in the last column: the setting may
+`variants.import_config("sft.py", beside=__file__)`, as `configs/tldr/tba.py`
+does. "On" in the last column: the setting may
 change when a run is resumed. Relations between settings are checked beside
 them (`CHECKS`); a wrong config ends the program with status 2 and a line for
 each wrong setting, before a device is touched.

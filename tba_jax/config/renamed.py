@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names that settings and programs had, for the error about an old one."""
+"""Names that settings, programs and configs had, for errors about old ones."""
 
 import fnmatch
 import re
@@ -29,6 +29,14 @@ VALUES: dict[tuple[str, str], str] = {
 PROGRAMS: dict[str, str] = {
     "replay": "rerun",
 }
+# Old config file -> new files: of trajectory balance, and of other methods.
+CONFIGS: dict[str, tuple[str, ...]] = {
+    "configs/gsm8k.py": ("configs/gsm8k/tba.py", "configs/gsm8k/async_rlhf.py"),
+    "configs/gsm8k_calculator.py": ("configs/gsm8k/calculator.py",),
+    "configs/tldr.py": ("configs/tldr/tba.py", "configs/tldr/async_rlhf.py"),
+    "configs/tldr_reward_model.py": ("configs/tldr/reward_model.py",),
+    "configs/tldr_sft.py": ("configs/tldr/sft.py",),
+}
 
 
 def new_key(key: str) -> str | None:
@@ -38,6 +46,18 @@ def new_key(key: str) -> str | None:
   section, dot, name = key.rpartition(".")
   parent = new_key(section) if dot else None
   return parent and f"{parent}.{name}"
+
+
+def new_config(path_and_arg: str) -> str | None:
+  """Returns the present `FILE[:ARG,…]` of an old one, or None."""
+  path, _, arg = path_and_arg.partition(":")
+  args = [item for item in arg.split(",") if item not in ("", "method=tba")]
+  is_other = any(item.startswith("method=") for item in args)
+  for old, new in CONFIGS.items():
+    if path == old or path.endswith(f"/{old}"):
+      file = path.removesuffix(old) + new[is_other and len(new) - 1]
+      return ":".join([file, ",".join(args)]) if args else file
+  return None
 
 
 def explain(error: str) -> str:

@@ -14,7 +14,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 def import_config(path: str, beside: str = "") -> types.ModuleType:
   """Imports a config file, for one that builds on another.
 
-      countdown = variants.import_config("countdown.py", beside=__file__)
+      sft = variants.import_config("sft.py", beside=__file__)
 
   A relative path is searched in the folder of `beside`, or without it in the
   working directory, then in the repository. Raises FileNotFoundError.
@@ -98,12 +98,6 @@ def parse_text(
     ) from error
 
 
-def set_lockstep(c: ml_collections.ConfigDict) -> None:
-  """Sets staleness 0 with the same numbers of completions and updates."""
-  c.search.lockstep = True
-  c.search.lead_steps = 0
-
-
 def shrink_model(c: ml_collections.ConfigDict) -> None:
   """Shrinks the model alone, to train in seconds."""
   c.model.num_layers = 1
@@ -137,16 +131,6 @@ def make_smoke(c: ml_collections.ConfigDict) -> None:
   c.evaluate.batch_prompts = 16
   c.checkpoint.every_steps = 3
   c.log.samples_every_steps = 3
-
-
-def set_async_rlhf_values(c: ml_collections.ConfigDict) -> None:
-  """Sets the value model and advantages of Asynchronous RLHF's PPO."""
-  c.loss.value_learning_rate = 3e-6
-  c.loss.value_clip = 0.2
-  c.loss.value_weight = 0.1
-  c.loss.gae_gamma = 1.0
-  c.loss.gae_lambda = 0.95
-  c.loss.whiten_advantages = True
 
 
 def set_rounds(

@@ -3,7 +3,7 @@
 """The `reward_model` program: trains a scalar head on preference pairs.
 
     python -m tba_jax.main --program=reward_model --workdir=runs/tldr \\
-        --config=configs/tldr_reward_model.py:quick
+        --config=configs/tldr/reward_model.py:quick
 
 Reads pairs of completions, relabels them with a gold model if
 `reward_model.relabel` names one, and fits the Bradley-Terry model.

@@ -25,7 +25,7 @@ class SlicesTest(absltest.TestCase):
 
   def test_the_gold_model_of_tldr_is_a_scorer(self):
     slices.make_hub(hub_cache.make(self))
-    config = load.load_config("configs/tldr.py")
+    config = load.load_config("configs/tldr/tba.py")
     role = compile_lib.searcher(config, jax.devices()[:1])
     self.assertIn("reward_model", role.programs)
 

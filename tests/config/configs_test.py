@@ -18,42 +18,45 @@ from tba_jax.policy import prompt_preview
 from tba_jax.tasks import build
 from tests.support import hub_cache
 
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDER = _ROOT / "configs"
 _CONFIGS = {
-    path.stem: variants.import_config(str(path))
-    for path in sorted(
-        (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
+    str(path.relative_to(_FOLDER).with_suffix("")): variants.import_config(
+        str(path)
     )
+    for path in sorted(_FOLDER.rglob("*.py"))
 }
 # Files of the hub that a machine without a network lacks: the only problems.
 _MISSING = {
-    "gsm8k": ("task.data", "init"),
-    "gsm8k_calculator": ("sft.init", "tokenizer.source"),
+    "gsm8k/tba": ("task.data", "init"),
+    "gsm8k/async_rlhf": ("task.data", "init"),
+    "gsm8k/calculator": ("sft.init", "tokenizer.source"),
     "math": ("task.train", "init", "tokenizer.source"),
     "no_robots": ("task.data", "sft.init", "tokenizer.source"),
     "red_team": ("task.victim", "sft.init", "tokenizer.source"),
-    "tldr": (
+    **dict.fromkeys(("tldr/tba", "tldr/async_rlhf"), (
         "task.data", "sft.init", "tokenizer.source", "reward_model.relabel",
-    ),
+    )),
 }  # fmt: skip
 # Their model, of nine heads, is fetched by the first run.
 _REAL = ("instructions", "pretrained_turns")
 _MORE = (
     *(f"{name}:{size}lockstep" for name in ("countdown", "countdown_sparse")
       for size in ("", "quick,", "smoke,")),
-    "gsm8k:quick,model=llama-3.2-1b,seed=3",
+    "gsm8k/tba:quick,model=llama-3.2-1b,seed=3",
     "no_robots:quick,stage=sft",
     "red_team:quick,model=llama",
-    "tldr:quick,model=pythia-2.8b",
-    "tldr:quick,method=online_dpo",
-    "tldr:quick,method=best_of_2",
-    "tldr:quick,method=rloo",
-    "tldr:quick,method=ppo",
-    "tldr:quick,overoptimize",
-    *(f"{name}:{size},method=online_dpo,lag=0" for name in ("tldr", "gsm8k")
+    "tldr/tba:quick,model=pythia-2.8b",
+    "tldr/async_rlhf:quick,method=online_dpo",
+    "tldr/async_rlhf:quick,method=best_of_2",
+    "tldr/async_rlhf:quick,method=rloo",
+    "tldr/async_rlhf:quick,method=ppo",
+    "tldr/tba:quick,overoptimize",
+    *(f"{name}/async_rlhf:{size},lag=0" for name in ("tldr", "gsm8k")
       for size in ("quick", "smoke")),
-    "tldr:quick,method=ppo,mini_batches=4,passes=2,lag=0",
-    "gsm8k:quick,method=rloo",
-    "gsm8k:quick,method=ppo",
+    "tldr/async_rlhf:quick,method=ppo,mini_batches=4,passes=2,lag=0",
+    "gsm8k/async_rlhf:quick,method=rloo",
+    "gsm8k/async_rlhf:quick,method=ppo",
 )  # fmt: skip
 
 # The Figure 1 run of Bartoldson et al. 2025 (arXiv:2503.18929): Table 2, App.
@@ -450,12 +453,12 @@ def _config(spec):
 class PaperTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      *((f"gsm8k:model={m}", _GSM8K) for m in _CONFIGS["gsm8k"].MODELS),
-      ("gsm8k", {"init": "realtreetune/rho-1b-sft-GSM8K"}),
-      ("gsm8k:steps=1000", _GSM8K_TABLE_2),
-      ("gsm8k:samples=40", _GSM8K_40),
+      *((f"gsm8k/tba:model={m}", _GSM8K) for m in _CONFIGS["gsm8k/tba"].MODELS),
+      ("gsm8k/tba", {"init": "realtreetune/rho-1b-sft-GSM8K"}),
+      ("gsm8k/tba:steps=1000", _GSM8K_TABLE_2),
+      ("gsm8k/tba:samples=40", _GSM8K_40),
       *(
-          (f"gsm8k:method={m}", _GSM8K_ROUNDS, t)
+          (f"gsm8k/async_rlhf:method={m}", _GSM8K_ROUNDS, t)
           for m, t in _GSM8K_METHODS.items()
       ),
       ("math", _MATH, {"search.lead_steps": 2}),
@@ -463,9 +466,12 @@ class PaperTest(parameterized.TestCase):
       ("no_robots", _NO_ROBOTS),
       ("red_team:model=gpt2", _RED_TEAM, _GPT2),
       ("red_team:model=llama", _RED_TEAM, _LLAMA),
-      *((f"tldr:model={m}", _TLDR, _TBA) for m in _CONFIGS["tldr_sft"].MODELS),
       *(
-          (f"tldr:method={m}", _TLDR, _ROUNDS, t)
+          (f"tldr/tba:model={m}", _TLDR, _TBA)
+          for m in _CONFIGS["tldr/sft"].MODELS
+      ),
+      *(
+          (f"tldr/async_rlhf:method={m}", _TLDR, _ROUNDS, t)
           for m, t in _ASYNC_RLHF.items()
       ),
   )
@@ -476,8 +482,8 @@ class PaperTest(parameterized.TestCase):
 
   @parameterized.parameters(
       *_MISSING,
-      *(f"gsm8k:method={method}" for method in _GSM8K_METHODS),
-      *(f"tldr:method={method}" for method in _ASYNC_RLHF),
+      *(f"gsm8k/async_rlhf:method={method}" for method in _GSM8K_METHODS),
+      *(f"tldr/async_rlhf:method={method}" for method in _ASYNC_RLHF),
       "red_team:model=llama",
   )
   def test_the_best_model_is_kept(self, spec):
@@ -488,7 +494,7 @@ class PaperTest(parameterized.TestCase):
     self.assertBetween(num, 3, 100)
 
   def test_gsm8k_fine_tunes_as_the_start_of_the_paper_was(self):
-    c = _config("gsm8k:model=qwen2.5-0.5b")
+    c = _config("gsm8k/tba:model=qwen2.5-0.5b")
     self.assertEqual(c.init, "sft")
     # Two epochs at batch 64, 3 % of them warm-up, as VinePPO's model had.
     self.assertEqual(c.sft.num_steps, round(2 * 7473 / 64))
@@ -520,25 +526,25 @@ class PaperTest(parameterized.TestCase):
       self.assertAlmostEqual(float(rate(step)), theirs, delta=2e-7)
 
   def test_longer_runs_stretch_the_beta(self):
-    c = _config("tldr:steps=625,model=pythia-1b")
+    c = _config("tldr/tba:steps=625,model=pythia-1b")
     self.assertEqual((c.train.num_steps, c.loss.beta), (625, "1.0:0.05:312:78"))
     # A prompt an iteration; the smallest model's searchers take two.
     self.assertEqual(c.search.prompts_per_round, 1)
-    self.assertEqual(_config("tldr").search.prompts_per_round, 2)
+    self.assertEqual(_config("tldr/tba").search.prompts_per_round, 2)
 
   def test_regimes_of_async_rlhf_have_their_rounds_and_groups(self):
     """The same number of prompts, in other rounds."""
-    c = _config("tldr:method=online_dpo,mini_batches=16,lag=0")
+    c = _config("tldr/async_rlhf:method=online_dpo,mini_batches=16,lag=0")
     rounds = (c.rounds.mini_batches, c.rounds.lag_rounds, c.rounds.passes)
     self.assertEqual((rounds, c.train.num_steps), ((16, 0, 1), 256))
     self.assertEqual(c.publish.every_steps, 16)
-    c = _config("tldr:method=online_dpo,passes=2")
+    c = _config("tldr/async_rlhf:method=online_dpo,passes=2")
     self.assertEqual((c.rounds.passes, c.train.num_steps), (2, 512))
-    c = _config("tldr:method=online_dpo,samples=4")
+    c = _config("tldr/async_rlhf:method=online_dpo,samples=4")
     self.assertEqual(c.search.samples_per_prompt, 4)
     self.assertEqual(c.train.prompts_per_batch, 512)
     # Its batch counts samples.
-    c = _config("tldr:method=rloo,samples=4")
+    c = _config("tldr/async_rlhf:method=rloo,samples=4")
     self.assertEqual(c.train.prompts_per_batch, 128)
 
   def test_rounds_fit_a_config_that_filters_its_replay(self):
@@ -552,7 +558,7 @@ class PaperTest(parameterized.TestCase):
 
   @parameterized.parameters(*_BATCHES)
   def test_fine_tuning_and_reward_model_are_those_of_the_paper(self, model):
-    c = _config(f"tldr_reward_model:model={model}")
+    c = _config(f"tldr/reward_model:model={model}")
     # tests/learning/offline_test.py checks the optimizer's constants.
     same = ("learning_rate", "schedule", "warmup_steps", "grad_clip_norm")
     for section in (c.sft, c.reward_model):
@@ -581,12 +587,15 @@ class PaperTest(parameterized.TestCase):
 class StagesTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("tldr_sft:quick", "tldr:quick"),
-      ("tldr_sft:model=pythia-1b", "tldr:model=pythia-1b"),
-      ("tldr_reward_model:smoke", "tldr:smoke"),
+      ("tldr/sft:quick", "tldr/tba:quick"),
+      ("tldr/sft:model=pythia-1b", "tldr/tba:model=pythia-1b"),
+      ("tldr/reward_model:smoke", "tldr/tba:smoke"),
       ("no_robots:stage=sft", "no_robots"),
-      ("tldr_sft:hardware=v5e-16", "tldr:hardware=v5e-16,method=ppo"),
-      ("tldr_sft:hardware=8xh100", "tldr:hardware=8xh100"),
+      (
+          "tldr/sft:hardware=v5e-16",
+          "tldr/async_rlhf:hardware=v5e-16,method=ppo",
+      ),
+      ("tldr/sft:hardware=8xh100", "tldr/tba:hardware=8xh100"),
   )
   def test_stages_agree_on_what_an_earlier_one_depends_on(self, first, second):
     first, second = _config(first), _config(second)
@@ -596,8 +605,8 @@ class StagesTest(parameterized.TestCase):
   def test_reward_models_agree(self):
     for arg in ("quick", "smoke", "model=pythia-1b"):
       self.assertEqual(
-          _config(f"tldr_reward_model:{arg}").reward_model,
-          _config(f"tldr:{arg}").reward_model,
+          _config(f"tldr/reward_model:{arg}").reward_model,
+          _config(f"tldr/tba:{arg}").reward_model,
       )
 
   def test_no_robots_fine_tunes_on_longer_answers(self):
@@ -625,7 +634,7 @@ class RightTest(parameterized.TestCase):
   @parameterized.parameters(
       *(name for name in _CONFIGS
         if name not in (
-            *_MISSING, *_REAL, "serve", "tldr_sft", "tldr_reward_model"
+            *_MISSING, *_REAL, "serve", "tldr/sft", "tldr/reward_model"
         )),
       *(f"{name}:quick" for name in _CONFIGS if name not in (*_REAL, "serve")),
       *(f"{name}:smoke" for name in _CONFIGS),
@@ -643,8 +652,8 @@ class RightTest(parameterized.TestCase):
       spec=(
           *(name for name in _CONFIGS
             if name not in (*_REAL, "generate", "serve")),
-          *(f"{name}:model={m}" for m in _CONFIGS["tldr_sft"].MODELS
-            for name in ("tldr", "tldr_reward_model")),
+          *(f"{name}:model={m}" for m in _CONFIGS["tldr/sft"].MODELS
+            for name in ("tldr/tba", "tldr/reward_model")),
       ),
       mesh=({"fsdp": 2}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}),
   )  # fmt: skip
@@ -671,11 +680,12 @@ class RightTest(parameterized.TestCase):
       self.assertIn("; fetch it with  hf download ", line)
 
   @parameterized.parameters(
-      "gsm8k:model=gpt-5", "gsm8k:method=grpo", "gsm8k:samples=30",
+      "gsm8k/tba:model=gpt-5", "gsm8k/tba:samples=30",
+      "gsm8k/async_rlhf:method=grpo", "gsm8k/async_rlhf:steps=1000",
       "no_robots:stage=dpo", "red_team:model=gpt-5",
-      "tldr:model=gpt-5", "tldr:method=grpo", "tldr:speed=1",
-      "tldr:overoptimize", "countdown:model=big",
-      "gsm8k_calculator:model=gpt-5", "pretrained_turns:task=chess",
+      "tldr/tba:model=gpt-5", "tldr/tba:lag=0", "tldr/async_rlhf:method=grpo",
+      "tldr/tba:overoptimize", "countdown:model=big",
+      "gsm8k/calculator:model=gpt-5", "pretrained_turns:task=chess",
   )  # fmt: skip
   def test_refuses_unknown_arguments(self, spec):
     name = spec.partition(":")[2].partition("=")[0]

@@ -57,23 +57,23 @@ _PARAMS = ("params", "base", "reference")
 _ALL = "4xa100 8xh100 v5p-8 v6e-8 v5e-16 v5p-16 v5e-64"
 _ONE = f"1xh100 {_ALL}"
 _FITS = {
-    "gsm8k": _ONE,
-    "gsm8k:model=qwen2.5-0.5b": _ONE,
-    "gsm8k:model=llama-3.2-1b": _ONE,
-    "gsm8k:method=online_dpo": _ONE,
-    "gsm8k:method=ppo": _ALL,
+    "gsm8k/tba": _ONE,
+    "gsm8k/tba:model=qwen2.5-0.5b": _ONE,
+    "gsm8k/tba:model=llama-3.2-1b": _ONE,
+    "gsm8k/async_rlhf:method=online_dpo": _ONE,
+    "gsm8k/async_rlhf:method=ppo": _ALL,
     "math": "8xh100 v5p-16 v5e-64",
     "no_robots": "8xh100 v5p-16",
     "no_robots:stage=sft": "8xh100 v5p-16",
     "red_team:model=gpt2": f"colab {_ONE}",
     "red_team:model=llama": _ALL,
-    "tldr": _ONE,
-    "tldr:model=pythia-1b": _ONE,
-    "tldr:model=pythia-2.8b": _ALL,
-    "tldr:method=online_dpo": _ONE,
-    "tldr:method=ppo": _ONE,
-    "tldr_sft": _ONE,
-    "tldr_reward_model": _ONE,
+    "tldr/tba": _ONE,
+    "tldr/tba:model=pythia-1b": _ONE,
+    "tldr/tba:model=pythia-2.8b": _ALL,
+    "tldr/async_rlhf:method=online_dpo": _ONE,
+    "tldr/async_rlhf:method=ppo": _ONE,
+    "tldr/sft": _ONE,
+    "tldr/reward_model": _ONE,
 }
 
 
@@ -106,8 +106,8 @@ class HardwareTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_config_fits_or_is_refused(self, spec, fits):
     program = {
-        "tldr_sft": "sft",
-        "tldr_reward_model": "reward_model",
+        "tldr/sft": "sft",
+        "tldr/reward_model": "reward_model",
         "no_robots:stage=sft": "sft",
     }.get(spec, "plan")
     found = []
@@ -129,12 +129,12 @@ class HardwareTest(parameterized.TestCase):
     self.assertEqual(found, fits.split())
 
   @parameterized.parameters(
-      ("gsm8k", "4xa100"),
-      ("gsm8k:method=online_dpo", "4xa100"),
-      ("gsm8k:method=ppo", "4xa100"),
+      ("gsm8k/tba", "4xa100"),
+      ("gsm8k/async_rlhf:method=online_dpo", "4xa100"),
+      ("gsm8k/async_rlhf:method=ppo", "4xa100"),
       ("red_team:model=gpt2", "colab"),
       ("red_team:model=llama", "8xh100"),
-      ("tldr:model=pythia-1b", "v5e-16"),
+      ("tldr/tba:model=pythia-1b", "v5e-16"),
   )
   @pytest.mark.slow
   def test_bytes_a_param_are_those_held(self, spec, name):

@@ -1,7 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An old key or program is refused with its new name."""
+"""An old key, program or config is refused with its new name."""
 
+import pathlib
 from unittest import mock
 
 from absl import flags
@@ -73,6 +74,23 @@ class RenamedTest(absltest.TestCase):
     (error,) = refuse.call_args.args
     self.assertEndsWith(str(error), "--program=watch is now --program=status")
 
+  def test_config_file_is_refused_with_its_method(self):
+    for old, new in (
+        ("configs/gsm8k.py", "configs/gsm8k/tba.py"),
+        ("configs/gsm8k.py:method=tba,quick", "configs/gsm8k/tba.py:quick"),
+        (
+            "configs/tldr.py:quick,method=ppo",
+            "configs/tldr/async_rlhf.py:quick,method=ppo",
+        ),
+        (
+            "/there/configs/tldr_sft.py:smoke",
+            "/there/configs/tldr/sft.py:smoke",
+        ),
+    ):
+      with self.assertRaises(load.ConfigError) as caught:
+        load.load_config(old)
+      self.assertEndsWith(str(caught.exception), f"is now --config={new}")
+
 
 class _Refuses:
   """Flags that refuse a program, in the words of absl."""
@@ -95,6 +113,11 @@ class TablesTest(absltest.TestCase):
     for old, new in renamed.PROGRAMS.items():
       self.assertIn(new, main.PROGRAMS)
       self.assertNotIn(old, main.PROGRAMS)
+    root = pathlib.Path(__file__).parents[2]
+    for old, files in renamed.CONFIGS.items():
+      self.assertFalse((root / old).exists(), old)
+      for new in files:
+        self.assertTrue((root / new).exists(), new)
 
 
 if __name__ == "__main__":

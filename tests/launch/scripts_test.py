@@ -422,7 +422,7 @@ class ScriptsTest(parameterized.TestCase):
     shown = self.dry(name, **{**of_all, "SETTINGS": own})
     self.assertIn(own, shown)
     self.assertNotIn(wanted, shown)
-    of_all["CONFIG"] = "configs/gsm8k.py:hardware=v5e-16"
+    of_all["CONFIG"] = "configs/gsm8k/tba.py:hardware=v5e-16"
     self.assertNotIn(wanted, self.dry(name, **of_all))
 
   def test_gke_has_the_fields_that_we_know(self):

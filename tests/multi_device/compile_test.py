@@ -81,9 +81,9 @@ _HARDWARE = (
     ("configs/no_robots.py:hardware=8xh100", "meta-llama/Llama-3.1-8B", 4, 2,
      "reward_model"),
     ("configs/math.py:hardware=v5p-16", "Qwen/Qwen2.5-7B", 8, 4),
-    ("configs/gsm8k.py:method=ppo,hardware=v6e-8",
+    ("configs/gsm8k/async_rlhf.py:method=ppo,hardware=v6e-8",
      "microsoft/rho-math-1b-v0.1", 4, 1),
-    ("configs/tldr.py:method=online_dpo,hardware=v5e-16",
+    ("configs/tldr/async_rlhf.py:method=online_dpo,hardware=v5e-16",
      "EleutherAI/pythia-410m-deduped", 16, 1, "reward_model"),
 )  # fmt: skip
 # Lowers every program of configs on virtual CPU devices, and prints names.
@@ -286,7 +286,8 @@ class CompileTest(parameterized.TestCase):
                  "reward_model.relabel=", "reference.role=trainer",
                  *_TINY)  # fmt: skip
     done = run(
-        *("--config=configs/tldr.py:hardware=v5e-16", f"--workdir={workdir}"),
+        "--config=configs/tldr/tba.py:hardware=v5e-16",
+        f"--workdir={workdir}",
         *(f"--config.{override}" for override in overrides),
         *("v5e:4x4", "v5e:2x2"),
     )
@@ -301,7 +302,7 @@ class CompileTest(parameterized.TestCase):
     parts = found["held"]["searcher"]
     # Float32, less the policy's head, beside params published in bfloat16.
     self.assertBetween(parts["reward_model"] / parts["params"], 1.6, 2.0)
-    config = load.load_config("configs/tldr.py:hardware=v5e-16", overrides)
+    config = load.load_config("configs/tldr/tba.py:hardware=v5e-16", overrides)
     check_agreement(self, found, config, "tpu")
     for name, program in found["programs"].items():
       self.assertIn(name, done.stdout)

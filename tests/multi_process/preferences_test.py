@@ -27,7 +27,7 @@ class PreferencesTest(absltest.TestCase):
 
   def test_makes_all_stages_by_one_command_and_judges_by_another(self):
     with tempfile.TemporaryDirectory() as folder:
-      run = self.run_smoke(folder, "configs/tldr.py:smoke", {})
+      run = self.run_smoke(folder, "configs/tldr/tba.py:smoke", {})
       after = run.read("eval.json")["after"]
       for name in ("win_rate", "gold_reward", "gold_margin", "mean_reward"):
         self.assertIn(f"{name}_interval", after)

@@ -31,7 +31,7 @@ def make_config(name="TwoTurns", **changes) -> ml_collections.ConfigDict:
   """Returns a config at lag 0; a change is `section__key=value`."""
   c = settings.get_config()
   variants.make_smoke(c)
-  variants.set_lockstep(c)
+  c.search.lockstep, c.search.lead_steps = True, 0
   c.task = ml_collections.ConfigDict(
       dict(
           name="environment",

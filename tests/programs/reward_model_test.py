@@ -27,7 +27,7 @@ from tests.support import sentencepiece_case
 
 Pair = programs_reward_model.Pair
 TOKENIZER = tokenizer.word_level(list("abcdef:"), ".")
-tldr_reward_model = variants.import_config("configs/tldr_reward_model.py")
+tldr_reward_model = variants.import_config("configs/tldr/reward_model.py")
 
 
 def make_config(**changes):

@@ -3,7 +3,7 @@
 """TL;DR, first stage: supervised fine-tuning on people's summaries.
 
     python -m tba_jax.main --program=sft --workdir=runs/tldr \\
-        --config=configs/tldr_sft.py:hardware=4xa100
+        --config=configs/tldr/sft.py:hardware=4xa100
 
 Data and model come from the Hugging Face hub (`task.data`, `sft.init`); local
 folders do as well. Arguments, after a colon and separated by commas:
@@ -48,12 +48,22 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
       arg, smoke=False, quick=False, seed=0, model=MODELS[0], hardware=""
   )
   c = settings.get_config()
-  set_data_and_sft(c, arg)
+  set_sft(c, arg)
+  is_quick = arg.quick or arg.smoke
+  c.sampling.max_completion_tokens = 12 if is_quick else 53
+  c.evaluate.num_prompts = 256 if is_quick else 512
+  c.evaluate.final_prompts = 512
+  c.evaluate.num_completions = 4 if is_quick else 1
+  c.evaluate.batch_prompts = 64
+  c.evaluate.greedy = True
+  c.evaluate.judge = "task" if is_quick else ""
+  if arg.smoke:
+    make_smoke(c)
   hardware.apply(c, arg.hardware)
   return c
 
 
-def set_data_and_sft(
+def set_sft(
     c: ml_collections.ConfigDict, arg: ml_collections.ConfigDict
 ) -> None:
   """Sets what all stages share: data, lengths, model and fine-tuning.
@@ -62,12 +72,12 @@ def set_data_and_sft(
     ValueError: `arg.model` is not known.
   """
   variants.check_choices(arg, model=MODELS)
-  folder = f"EleutherAI/{arg.model}-deduped"
   c.seed = arg.seed
+  is_quick = arg.quick or arg.smoke
   c.task = ml_collections.ConfigDict(
       dict(
           name="tldr",
-          data=_POSTS,
+          data="synthetic" if is_quick else _POSTS,
           held_out="validation",
           synthetic_prompts=3000,
           synthetic_pairs=8000,
@@ -75,62 +85,44 @@ def set_data_and_sft(
           split_seed=0,
       )
   )
-  c.tokenizer.source = folder
-  c.sampling.temperature = 0.7
-  c.sampling.max_prompt_tokens = 512
-  c.sampling.max_completion_tokens = 53
-  # Length of models without a config of their own.
-  c.model.max_positions = 1024
-
   c.init = "sft"
-  c.sft.init = folder
-  c.sft.batch_size = 16 if arg.model == "pythia-410m" else 32
-  c.sft.micro_batch_size = {"pythia-410m": 16, "pythia-1b": 8}.get(arg.model, 4)
-  c.sft.num_steps = _NUM_POSTS // c.sft.batch_size  # one epoch
-  c.sft.learning_rate = 1e-5
+  if is_quick:
+    c.sft.init = "scratch"
+    c.tokenizer.source = "task"
+    c.model.num_layers = 2
+    c.model.width = 64
+    c.model.max_positions = 64
+    c.sampling.temperature = 1.0
+    c.sampling.max_prompt_tokens = 40
+    c.sft.batch_size = c.sft.micro_batch_size = 32
+    c.sft.num_steps = 400
+    c.sft.learning_rate = 3e-3
+    c.sft.warmup_steps = 20
+    c.sft.evaluate_every_steps = 400
+    c.sft.checkpoint_every_steps = 200
+  else:
+    c.sft.init = c.tokenizer.source = f"EleutherAI/{arg.model}-deduped"
+    # Length of models without a config of their own.
+    c.model.max_positions = 1024
+    c.sampling.temperature = 0.7
+    c.sampling.max_prompt_tokens = 512
+    batch_size = 16 if arg.model == "pythia-410m" else 32
+    micro_batch_sizes = {"pythia-410m": 16, "pythia-1b": 8, "pythia-2.8b": 4}
+    c.sft.batch_size = batch_size
+    c.sft.micro_batch_size = micro_batch_sizes[arg.model]
+    c.sft.num_steps = _NUM_POSTS // batch_size  # one epoch
+    c.sft.learning_rate = 1e-5
+    c.sft.warmup_steps = 0
+    c.sft.evaluate_every_steps = _NUM_POSTS // batch_size
+    c.sft.checkpoint_every_steps = 1000
   c.sft.schedule = "cosine"
-  c.sft.warmup_steps = 0
   c.sft.b2 = 0.999
   c.sft.weight_decay = 0.0
   c.sft.grad_clip_norm = 1.0
-  c.sft.evaluate_every_steps = c.sft.num_steps
-  c.sft.checkpoint_every_steps = 1000
-  c.evaluate.num_prompts = 512
-  c.evaluate.final_prompts = 512
-  c.evaluate.num_completions = 1
-  c.evaluate.batch_prompts = 64
-  c.evaluate.greedy = True
-  if arg.quick or arg.smoke:
-    make_quick(c)
-  if arg.smoke:
-    make_smoke(c)
-
-
-def make_quick(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the stage: a tiny model and generated posts."""
-  c.task.data = "synthetic"
-  c.tokenizer.source = "task"
-  c.sft.init = "scratch"
-  c.model.num_layers = 2
-  c.model.width = 64
-  c.model.max_positions = 64
-  c.sampling.max_prompt_tokens = 40
-  c.sampling.max_completion_tokens = 12
-  c.sampling.temperature = 1.0
-
-  c.sft.num_steps = 400
-  c.sft.batch_size = c.sft.micro_batch_size = 32
-  c.sft.learning_rate = 3e-3
-  c.sft.warmup_steps = 20
-  c.sft.evaluate_every_steps = 400
-  c.sft.checkpoint_every_steps = 200
-  c.evaluate.num_prompts = 256
-  c.evaluate.num_completions = 4
-  c.evaluate.judge = "task"
 
 
 def make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shrinks the run to a smoke test."""
+  """Shrinks `quick` to a smoke test."""
   c.task.synthetic_prompts = 100
   c.task.synthetic_pairs = 100
   variants.shrink_model(c)
