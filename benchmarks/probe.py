@@ -18,11 +18,11 @@ import ml_collections
 import numpy as np
 
 from tba_jax.learning import device_work
+from tba_jax.learning import published
 from tba_jax.models import config as config_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import probe
 
 _REPEATS = 20
@@ -54,7 +54,7 @@ def run(
     merge = policy.adapters.merge
   answer = device_work.make_answer_fn(config, policy, mesh)
   ask = lambda: jax.block_until_ready(answer(params, base))
-  leaves = leaves_lib.by_path({probe.LEAF: ask()})
+  leaves = published.by_path({probe.LEAF: ask()})
   sampler = policy_samplers.make_searcher_sampler(config, policy)
   used = jax.block_until_ready(sampler.put(merge(base, params)))
   backend = jax.default_backend()

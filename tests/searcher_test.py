@@ -21,10 +21,10 @@ from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.channels import queue_client
 from tba_jax.learning import group_reference
+from tba_jax.learning import published
 from tba_jax.monitor import metrics
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import pull
 from tba_jax.transport.params import version as version_lib
 from tests.support import base_config
@@ -106,7 +106,7 @@ class SearcherTest(parameterized.TestCase):
             loss=self.config.loss,
             reference=self.reference,
         ),
-        put=lambda leaves: leaves_lib.unflatten(leaves, self.params(0)),
+        put=lambda leaves: published.unflatten(leaves, self.params(0)),
         problem=lambda leaves, params: self.problem(leaves, params),
         on_event=lambda *event: self.events.append(event),
         warm_up=self.warmed_up.append,
@@ -169,8 +169,8 @@ class SearcherTest(parameterized.TestCase):
     leaves = lambda tree: {int(x.ravel()[0]) for x in jax.tree.leaves(tree)}
     self.used.append((version, leaves(params)))
     self.in_flight = []  # what `newer` gave, chunk by chunk
-    for published in self.chunks if newer else ():
-      self.published += published
+    for versions in self.chunks if newer else ():
+      self.published += versions
       found = newer()
       self.in_flight.append(found and (found[0], leaves(found[1])))
     self.requests = prompts

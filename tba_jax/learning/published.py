@@ -1,8 +1,8 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of the params in the dtypes in which they are published."""
+"""Params as they are published: their dtypes, and leaves by path."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import probe
 
 
@@ -85,4 +84,24 @@ def make_copy(
   """Returns a jitted function from params to their `snapshot`, by path."""
   dtypes = published_dtypes(config)
   copy = jax.jit(functools.partial(snapshot, dtypes=dtypes))
-  return lambda params: leaves_lib.by_path(copy(params))
+  return lambda params: by_path(copy(params))
+
+
+def by_path(params: types.PyTree) -> dict[str, Any]:
+  """Returns the leaves by path, in the order of the tree."""
+  leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+  return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def flatten(params: types.PyTree) -> dict[str, np.ndarray]:
+  """Returns the leaves as host arrays by path; waits for the device."""
+  return {
+      name: np.asarray(leaf)
+      for name, leaf in by_path(jax.device_get(params)).items()
+  }
+
+
+def unflatten(leaves: Mapping[str, Any], like: types.PyTree) -> types.PyTree:
+  """Returns the tree of `like` with leaves given by path."""
+  treedef = jax.tree.structure(like)
+  return jax.tree.unflatten(treedef, [leaves[name] for name in by_path(like)])

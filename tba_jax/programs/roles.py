@@ -62,7 +62,6 @@ from tba_jax.tasks import rows
 from tba_jax.transport import base as transport_base
 from tba_jax.transport import kv_client
 from tba_jax.transport.params import carrier
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import probe
 from tba_jax.transport.params import publish
 from tba_jax.transport.params import pull
@@ -587,7 +586,7 @@ def make_params_fn(
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 
   def params_fn(leaves: dict[str, np.ndarray]) -> types.PyTree:
-    trained = leaves_lib.unflatten(leaves, like)
+    trained = published.unflatten(leaves, like)
     if policy.adapters is None:
       return trained
     return place.put(merger.params(jax.device_put(trained, place.trained)))
@@ -687,7 +686,7 @@ class StoreChannel:
     return pull.Puller(
         config,
         run,
-        like,
+        version.specs_of(published.by_path(like)),
         make_transport=self._connect,
         carriers=carrier.make_read_carriers(config, run),
         lag_steps=schedule_lib.make_schedule(config).lag_steps,

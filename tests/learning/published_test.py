@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.learning import published
-from tba_jax.transport.params import leaves as leaves_lib
 from tests.support import base_config
 from tests.support import tiny_model
 
@@ -45,7 +44,7 @@ class PublishedTest(parameterized.TestCase):
     self.assertEqual(
         {
             name: leaf.dtype.name
-            for name, leaf in leaves_lib.by_path(copy).items()
+            for name, leaf in published.by_path(copy).items()
         },
         {
             "['blocks']['norm']": vectors,

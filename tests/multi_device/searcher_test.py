@@ -18,6 +18,7 @@ import numpy as np
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import group_reference
+from tba_jax.learning import published
 from tba_jax.policy import lora
 from tba_jax.policy import sharding
 from tba_jax.programs import roles
@@ -26,7 +27,6 @@ from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import hlo
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import orbax_shards
 from tba_jax.transport.params import shared_files
 from tba_jax.transport.params import store_chunks
@@ -138,7 +138,7 @@ class SamplingTest(parameterized.TestCase):
     settings = dataclasses.replace(SETTINGS, **changes)
     sampler = decode.Sampler(cls.policy.model, settings)
     params = {
-        version: sampler.put(params_fn(leaves_lib.by_path(leaves)), place.model)
+        version: sampler.put(params_fn(published.by_path(leaves)), place.model)
         for version, leaves in cls.params_of.items()
     }
     looks = iter(range(100))
@@ -350,7 +350,7 @@ class CarriersTest(parameterized.TestCase):
   )
   def test_params_are_put_on_the_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
-    leaves = leaves_lib.by_path(self.params)
+    leaves = published.by_path(self.params)
     writer, reader = self.make(name), self.make(name)
     packed = writer.pack(VERSION, leaves)
     writer.send(self.transport, packed)
@@ -395,7 +395,7 @@ class CarriersTest(parameterized.TestCase):
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
     params_fn = roles.make_params_fn(policy, whole, place)
-    found = params_fn(leaves_lib.flatten(factors))
+    found = params_fn(published.flatten(factors))
     start = policy.model.init(jax.random.PRNGKey(config.seed))
     expected = policy.adapters.merge(start, factors)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)

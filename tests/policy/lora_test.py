@@ -22,6 +22,7 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import model_source
+from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import objective
 from tba_jax.models import hf
@@ -34,7 +35,6 @@ from tba_jax.policy import settings as policy_settings
 from tba_jax.policy import sharding
 from tba_jax.programs import roles
 from tba_jax.tools import export
-from tba_jax.transport.params import leaves as leaves_lib
 from tests.support import base_config
 from tests.support import tiny_model
 
@@ -369,7 +369,7 @@ class RunTest(absltest.TestCase):
       )
       params_fn = roles.make_params_fn(policy, whole)
       expected = policy.adapters.merge(start, moved)
-      found = params_fn(leaves_lib.flatten(state.params))
+      found = params_fn(published.flatten(state.params))
       chex.assert_trees_all_close(found, expected, rtol=1e-6)
       saver = checkpoint.Checkpointer(f"{workdir}/checkpoints", keep=2)
       saver.save(0, state, {"base": whole.base})

@@ -31,8 +31,8 @@ _CLOSE_S = 5.0
 class Publisher:
   """Publishes versions from a thread; `submit` only copies params on devices.
 
-  Versions that come faster than they can be written are skipped, but for an
-  exact lag: then each is needed.
+  It is the `ports.ParamsSink` of the store. Versions that come faster than they
+  can be written are skipped, but for an exact lag: then each is needed.
   """
 
   def __init__(
@@ -88,17 +88,6 @@ class Publisher:
   def submit(
       self, version: int, params: types.PyTree, nonfinite: Any = 0
   ) -> int | None:
-    """Copies the params; returns the pending version that is skipped, if any.
-
-    Args:
-      version: version of the params.
-      params: params of the train state; may be donated afterwards.
-      nonfinite: [] number, maybe on devices; the version is dropped unless it
-        is 0.
-
-    Raises:
-      TransportError: the thread has ended, with its error as the cause.
-    """
     base.check_thread(self._thread, "publishing")
     copy = self._copy(params)
     skipped = None
@@ -111,12 +100,6 @@ class Publisher:
     return skipped
 
   def wait(self, version: int, deadline_s: float) -> None:
-    """Waits until `version` or a later one is readable.
-
-    Raises:
-      DeadlineExceededError: the version is not readable within `deadline_s`.
-      TransportError: the thread has ended, with its error as the cause.
-    """
     with self._changed:
       done = self._changed.wait_for(
           lambda: self._written >= version or self._thread.failed, deadline_s
@@ -129,7 +112,6 @@ class Publisher:
       )
 
   def close(self) -> None:
-    """Ends the thread; a pending version is dropped."""
     base.close_thread(self._thread, "publishing")
 
   def _wake(self) -> None:

@@ -11,13 +11,11 @@ from absl import logging
 import ml_collections
 import numpy as np
 
-from tba_jax import types
 from tba_jax.system import polling
 from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import manifest
 from tba_jax.transport.params import version as version_lib
 
@@ -39,13 +37,16 @@ _PAUSE_SHARE = 0.05
 
 
 class Puller:
-  """Keeps the newest verified version, which a thread pulls."""
+  """Keeps the newest verified version, which a thread pulls.
+
+  It is the `ports.ParamsSource` of the store.
+  """
 
   def __init__(
       self,
       config: ml_collections.ConfigDict,
       run: wire.RunIdentity,
-      like: types.PyTree,
+      expected: version_lib.Specs,
       *,
       make_transport: Callable[[], base.Transport],
       carriers: Mapping[str, carrier_lib.Carrier],
@@ -58,7 +59,7 @@ class Puller:
     Args:
       config: reads `search.num_searchers`.
       run: run whose params are pulled.
-      like: tree of the trained params; may be abstract.
+      expected: shape and dtype of every published leaf, by path.
       make_transport: returns a new client of the run's store.
       carriers: carriers by name; closed at the end.
       lag_steps: exact lag of the schedule in steps, 0 for none.
@@ -68,7 +69,7 @@ class Puller:
     """
     self._connect = make_transport
     self._run = run
-    self._expected = version_lib.specs_of(leaves_lib.by_path(like))
+    self._expected = expected
     self._base_name = base_name
     self._carriers = carriers
     floor_s = max(_PAUSE_S, config.search.num_searchers / _POLLS_PER_S)
@@ -94,21 +95,10 @@ class Puller:
     )
 
   def latest(self) -> Pulled | None:
-    """Returns (version, leaves by path), None before the first version.
-
-    Raises:
-      TransportError: the thread has ended, with its error as the cause.
-    """
     base.check_thread(self._thread, "pulling")
     return self._latest
 
   def wait_for(self, version: int, timeout_s: float) -> Pulled | None:
-    """Returns `version` of the newest epoch; None after a timeout.
-
-    -1 stands for the newest version. An older one is there while the trainer
-    keeps it, for an exact lag. Raises as `latest`.
-    """
-
     def find() -> Pulled | None:
       latest = self._latest
       if latest is None or version in (-1, latest[0].step):

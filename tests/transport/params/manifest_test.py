@@ -8,8 +8,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
+from tba_jax.learning import published
 from tba_jax.transport import wire
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import manifest
 from tba_jax.transport.params import store_chunks
 from tba_jax.transport.params import version as version_lib
@@ -38,7 +38,7 @@ def make_params(seed=0, size=3):
 
 def publish(transport, params, version=VERSION, run=RUN, **keys):
   """Packs and sends as a trainer does."""
-  leaves = leaves_lib.flatten(params)
+  leaves = published.flatten(params)
   packed = store_chunks.StoreChunks().pack(version, leaves)
   manifest.send_version(transport, packed, run, **keys)
   return packed
@@ -51,7 +51,7 @@ class ManifestTest(parameterized.TestCase):
     store = in_process.InProcessStore()
     self.transport = in_process.InProcessTransport(store)
     self.params = make_params()
-    self.expected = version_lib.specs_of(leaves_lib.by_path(self.params))
+    self.expected = version_lib.specs_of(published.by_path(self.params))
 
   def write(self, params=None, **keys):
     params = self.params if params is None else params
@@ -72,7 +72,7 @@ class ManifestTest(parameterized.TestCase):
   def test_round_trip_is_exact(self):
     self.write()
     self.assertEqual(manifest.read_pointer(self.transport, RUN), (1, 5))
-    back = leaves_lib.unflatten(self.read(), self.params)
+    back = published.unflatten(self.read(), self.params)
     np.testing.assert_array_equal(back["embed"], self.params["embed"])
     np.testing.assert_array_equal(
         back["blocks"]["w"], self.params["blocks"]["w"]

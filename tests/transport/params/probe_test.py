@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tba_jax.learning import device_work
+from tba_jax.learning import published
 from tba_jax.models import config as config_lib
 from tba_jax.policy import lora
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import probe
 from tba_jax.transport.params import version
 from tests.support import base_config
@@ -90,8 +90,7 @@ class _Pair:
     """Returns the probe's leaves in a version, by path."""
     tree = {probe.LEAF: self.answer(params, self.base)}
     return {
-        name: np.asarray(leaf)
-        for name, leaf in leaves_lib.by_path(tree).items()
+        name: np.asarray(leaf) for name, leaf in published.by_path(tree).items()
     }
 
   def problem(self, published, used):
@@ -120,11 +119,11 @@ class ProbeTest(parameterized.TestCase):
     answer = {probe.LEAF: pair.answer(pair.params, pair.base)}
     self.assertEqual(
         *(
-            version.specs_of(leaves_lib.by_path(leaves))
+            version.specs_of(published.by_path(leaves))
             for leaves in (tree, answer)
         )
     )
-    self.assertTrue(all(map(probe.is_of, leaves_lib.by_path(tree))))
+    self.assertTrue(all(map(probe.is_of, published.by_path(tree))))
     # A short sampler has fewer positions.
     config = base_config.make(
         sampling__max_prompt_tokens=8, sampling__max_completion_tokens=2

@@ -17,7 +17,6 @@ import pytest
 from tba_jax.learning import published
 from tba_jax.transport import base
 from tba_jax.transport import wire
-from tba_jax.transport.params import leaves as leaves_lib
 from tba_jax.transport.params import manifest
 from tba_jax.transport.params import publish
 from tba_jax.transport.params import pull
@@ -38,7 +37,7 @@ def tag_of(step):
 
 def send(transport, params, step):
   """Sends a version as a trainer of epoch 1 does."""
-  leaves = leaves_lib.flatten(params)
+  leaves = published.flatten(params)
   version = version_lib.Version(1, step)
   packed = store_chunks.StoreChunks().pack(version, leaves)
   manifest.send_version(transport, packed, RUN)
@@ -98,7 +97,7 @@ class PublishTest(absltest.TestCase):
       puller = pull.Puller(
           base_config.make(),
           RUN,
-          _params(0.0),
+          version_lib.specs_of(published.by_path(_params(0.0))),
           make_transport=self.connect,
           carriers=carriers,
           lag_steps=lag_steps,
@@ -116,7 +115,7 @@ class PublishTest(absltest.TestCase):
     publisher.submit(3, _params(1.5))
     tag, leaves = puller.wait_for(3, WAIT_S)
     self.assertEqual(tag, (1, 3))
-    params = leaves_lib.unflatten(leaves, _params(0.0))
+    params = published.unflatten(leaves, _params(0.0))
     np.testing.assert_array_equal(params["w"], np.full((8, 8), 1.5))
 
   def test_adapters_of_another_base_are_refused(self):
