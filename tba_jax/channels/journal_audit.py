@@ -128,8 +128,7 @@ def _segments(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
         yield name, f"an unfinished write from byte {rest.pop()[0]} on"
       header = header if records else ""
     if header:
-      advice = "its records are found all the same"
-      yield f"{name}, header", header, advice
+      yield f"{name}, header", header, "its records are found all the same"
     for begin, stop in rest:
       yield (
           f"{name}, byte {begin}",
@@ -139,8 +138,7 @@ def _segments(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
     for span in records:
       place, end = f"{name}, byte {span.start}", start + span.end
       try:
-        block = _read_block(run, span.payload)
-        if block is not None:
+        if block := _read_block(run, span.payload):
           content.blocks.append(JournaledBlock(place, end, *block))
       except (ValueError, LookupError, TypeError) as error:
         yield place, f"the message is wrong: {error}", _advice(run, end)

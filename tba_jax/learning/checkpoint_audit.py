@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audit of checkpoints: every array, and the counts of the host state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import json
 import math
 import re
@@ -14,7 +14,7 @@ import tensorstore as ts
 
 from tba_jax.learning import host_state
 from tba_jax.models import hf_files
-from tba_jax.replay import ledger as ledger_lib
+from tba_jax.replay import ledger
 from tba_jax.system import auditing
 from tba_jax.system import bucket
 
@@ -83,50 +83,52 @@ def _checkpoints(
           " this one is sound, create the file again",
       )
   for step, path in sorted(steps.items()):
-    name = f"{prefix}/{step}"
-    host, problems = _read_checkpoint(run, path, name, step)
+    host: dict[str, Any] = {}
+    problems = list(_problems(run, path, f"{prefix}/{step}", step, host))
     if problems and run.live and not path.exists():
       continue  # The run has just removed it.
+    saved[step] = host
     for place, what in problems:
       yield (
-          f"{name}/{place}",
+          f"{prefix}/{step}/{place}",
           what,
           "a restart sets this checkpoint aside and takes the one before;"
           " export and evaluate refuse it. Go on from there, or"
           f" {auditing.COPY}",
       )
-    saved[step] = host
 
 
-def _read_checkpoint(
-    run: auditing.AuditedRun, path: epath.Path, name: str, step: int
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-  """Returns host state and (place, what) of the problems of a checkpoint."""
+def _problems(
+    run: auditing.AuditedRun,
+    path: epath.Path,
+    name: str,
+    step: int,
+    host: dict[str, Any],
+) -> Iterator[tuple[str, str]]:
+  """Yields (place, what) of the problems of a checkpoint; fills `host`."""
   file = f"host/{host_state.NAME}"
-  host: dict[str, Any] = {}
-  problems: list[tuple[str, str]] = []
   try:
     with (path / file).open("rb") as opened:
       saved = host_state.read(opened)
     if saved["format"] != host_state.FORMAT:
       raise ValueError(f"format {saved['format']}, not {host_state.FORMAT}")
-    host = saved["host_state"]
-    problems += _check_arrays(run, path, name, saved["checksums"], step)
+    host.update(saved["host_state"])
+    yield from _array_problems(run, path, name, saved["checksums"], step)
     if "data" in host:
-      problems += _check_host(run, step, host)
+      for what in [*_count_problems(run, step, host)]:
+        yield "host", what
   except Exception as error:  # NumPy and zipfile raise many types.
-    problems.append((file, f"cannot be read: {type(error).__name__}: {error}"))
-  return host, problems
+    yield file, f"cannot be read: {type(error).__name__}: {error}"
 
 
-def _check_arrays(
+def _array_problems(
     run: auditing.AuditedRun,
     path: epath.Path,
     name: str,
     checksums: Mapping[str, int],
     step: int,
-) -> list[tuple[str, str]]:
-  """Compares the checksums of all arrays; returns (place, what) of problems."""
+) -> Iterator[tuple[str, str]]:
+  """Compares the checksums of all arrays."""
   try:
     for file in ("_CHECKPOINT_METADATA", "state/_sharding"):
       json.loads((path / file).read_bytes())
@@ -138,7 +140,8 @@ def _check_arrays(
         if not row["value_metadata"]["skip_deserialize"]
     }
   except (OSError, ValueError, LookupError, TypeError) as error:
-    return [(file, f"cannot be read: {error!r}")]
+    yield file, f"cannot be read: {error!r}"
+    return
   wanted = {_keys_of(text): checksum for text, checksum in checksums.items()}
   damaged = [
       f"array {'.'.join(keys)} has no checksum, or is missing"
@@ -148,21 +151,23 @@ def _check_arrays(
   context = ts.Context()
   for count, keys in enumerate(sorted(wanted.keys() & arrays)):
     run.show(f"{name}, array {count + 1} of {len(wanted)}")
-    shown = f"array {'.'.join(keys)}"
+    key = ".".join(keys)
+    kvstore = bucket.ocdbt(path / "state", key)
+    spec = {"driver": driver, "kvstore": kvstore}
     try:
-      key = bucket.ocdbt(path / "state", ".".join(keys))
-      spec = {"driver": driver, "kvstore": key}
-      opening = ts.open(spec, open=True, read=True, context=context)
-      array = opening.result()
+      array = ts.open(spec, open=True, read=True, context=context).result()
       if _checksum(array) != wanted[keys]:
-        damaged.append(f"{shown} has another checksum than when it was saved")
+        problem = "has another checksum than when it was saved"
       elif keys == ("step",) and int(array[...].read().result()) != step:
-        damaged.append(f"{shown} is not {step}, as the directory says")
+        problem = f"is not {step}, as the directory says"
+      else:
+        continue
     except Exception as error:  # TensorStore raises many types.
-      reason = str(error).splitlines()[0][:300]
-      damaged.append(f"{shown} cannot be read: {reason}")
-  more = f"; {len(damaged) - 3} more arrays" if len(damaged) > 3 else ""
-  return [("state", "; ".join(damaged[:3]) + more)] if damaged else []
+      problem = f"cannot be read: {str(error).splitlines()[0][:300]}"
+    damaged.append(f"array {key} {problem}")
+  if damaged:
+    more = f"; {len(damaged) - 3} more arrays" if len(damaged) > 3 else ""
+    yield "state", "; ".join(damaged[:3]) + more
 
 
 def _keys_of(text: str) -> tuple[str, ...]:
@@ -194,26 +199,23 @@ def _checksum(array: ts.TensorStore) -> int:
   return total % (1 << 32)
 
 
-def _check_host(
+def _count_problems(
     run: auditing.AuditedRun, step: int, host: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+) -> Iterator[str]:
   """Checks that the counts of a trainer's host state agree."""
-  data, problems = host["data"], []
+  data, history = host["data"], host["applied_history"]
   rows = data["buffer"]["rows"]
-  if host["applied_history"][-1] != [step, data["applied"]]:
-    problems.append(f"applied_history ends at {host['applied_history'][-1]}")
+  if history[-1] != [step, data["applied"]]:
+    yield f"applied_history ends at {history[-1]}"
   for sid, (sequence, *_) in data["acknowledged"].items():
     if (applied := data["watermarks"].get(sid, 0)) > sequence:
-      problems.append(f"{sid}: applied to {applied}, acknowledged {sequence}")
+      yield f"{sid}: applied to {applied}, acknowledged {sequence}"
   for key, limit in (("versions", step), ("epochs", run.epoch)):
     if (worst := rows[key].max(initial=0)) > limit > 0:
-      problems.append(f"{key} of the buffer go to {worst}, over {limit}")
+      yield f"{key} of the buffer go to {worst}, over {limit}"
   unused = rows["use_counts"] == 0
   # The mask has no padding.
   sampled = rows["sampled_mask"][np.repeat(unused, rows["completion_lengths"])]
-  untrained = ledger_lib.Amount(
-      len(rows["unused_groups"]), int(unused.sum()), int(sampled.sum())
-  )
-  if lacking := ledger_lib.audit_state(data["ledger"], untrained):
-    problems.append(lacking)
-  return [("host", what) for what in problems]
+  untrained = len(rows["unused_groups"]), int(unused.sum()), int(sampled.sum())
+  if lacking := ledger.audit_state(data["ledger"], untrained):
+    yield lacking

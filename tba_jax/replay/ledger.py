@@ -212,7 +212,9 @@ def _amounts(lists: dict[str, list[int]]) -> dict[str, Amount]:
   return collections.defaultdict(Amount, amounts)
 
 
-def audit_state(state: Mapping[str, Any], untrained: Amount) -> str:
+def audit_state(
+    state: Mapping[str, Any], untrained: tuple[int, int, int]
+) -> str:
   """Returns what a saved state lacks of what was applied, "" for nothing.
 
   accepted = trained + evicted + rejected + lost + untrained in the buffer
@@ -224,7 +226,7 @@ def audit_state(state: Mapping[str, Any], untrained: Amount) -> str:
   parts = [state["trained"], state["evicted"]]
   parts += [*state["rejected"].values(), *state["lost"].values()]
   accepted = sum(state["accepted"].values(), Amount())
-  accounted = sum(parts, untrained)
+  accounted = sum(parts, Amount(*untrained))
   if accepted == accounted:
     return ""
   return (
