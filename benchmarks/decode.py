@@ -41,7 +41,7 @@ import numpy as np
 
 from benchmarks import peer_model
 from tba_jax import types
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.models import transformer
@@ -102,8 +102,8 @@ def run(
     shape, params = load_model(peers, folder, work.model)
     dtype = config_lib.compute_dtype(config.model, jax.default_backend())
     shape = dataclasses.replace(shape, compute_dtype=dtype)
-    dtypes = publication.published_dtypes(config)
-    params = publication.snapshot(params, dtypes=dtypes)
+    dtypes = published.published_dtypes(config)
+    params = published.snapshot(params, dtypes=dtypes)
     ours = make_ours(transformer.make_model(shape), params, work)
     pairs = []
     for _ in range(repeats):

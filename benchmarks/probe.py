@@ -18,11 +18,12 @@ import ml_collections
 import numpy as np
 
 from tba_jax.learning import device_work
-from tba_jax.learning import probe
-from tba_jax.learning import publication
+from tba_jax.learning import published
+from tba_jax.models import config as config_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
+from tba_jax.transport.params import probe
 
 _REPEATS = 20
 
@@ -53,10 +54,12 @@ def run(
     merge = policy.adapters.merge
   answer = device_work.make_answer_fn(config, policy, mesh)
   ask = lambda: jax.block_until_ready(answer(params, base))
-  leaves = publication.by_path({probe.LEAF: ask()})
+  leaves = published.by_path({probe.LEAF: ask()})
   sampler = policy_samplers.make_searcher_sampler(config, policy)
   used = jax.block_until_ready(sampler.put(merge(base, params)))
-  limit = probe.max_gap(config, jax.default_backend())
+  backend = jax.default_backend()
+  compute_dtype = config_lib.compute_dtype(config.model, backend)
+  limit = probe.max_gap(config, backend, compute_dtype)
   check = probe.Check(sampler.token_logprobs, limit)
   if problem := check.problem(leaves, used):
     raise RuntimeError(f"the right params were refused: {problem}")

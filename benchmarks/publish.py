@@ -24,13 +24,15 @@ import jax
 import ml_collections
 import numpy as np
 
-from tba_jax.learning import publication
 from tba_jax.monitor import run_directory
 from tba_jax.transport import base
-from tba_jax.transport import carrier as carrier_lib
-from tba_jax.transport import carrier_files
 from tba_jax.transport import kv_client
 from tba_jax.transport import kv_host
+from tba_jax.transport.params import carrier as carrier_lib
+from tba_jax.transport.params import manifest
+from tba_jax.transport.params import publish
+from tba_jax.transport.params import shared_files
+from tba_jax.transport.params import version as version_lib
 
 _SIZES_MB = (10, 100, 500, 2000)
 _LEAF_BYTES = 16_000_000
@@ -68,16 +70,16 @@ def run(
         stack.enter_context(tempfile.TemporaryDirectory(prefix="tba_jax_"))
     )
     run_info = _start_store(config, folder, stack)
-    path = carrier_files.files_directory(
+    path = shared_files.files_directory(
         config.publish.directory, run_info.workdir, run_info.run_id
     )
-    stack.callback(carrier_files.remove_directory, path)
+    stack.callback(shared_files.remove_directory, path)
     for mb in sizes:
       if _COPIES * mb * 1e6 > _room(path.parent):
         left_out.append(mb)
         continue
-      readers = publication.make_read_carriers(config, run_info)
-      for name, carrier in publication.make_read_carriers(
+      readers = carrier_lib.make_read_carriers(config, run_info)
+      for name, carrier in carrier_lib.make_read_carriers(
           config, run_info
       ).items():
         if name != "store" or mb <= _STORE_MB:
@@ -98,17 +100,17 @@ def _measure(
   """Publishes, pulls and copies, three times in turn."""
   transport = _connect(run_info)
   params = _make_params(mb)
-  expected = carrier_lib.specs_of(params)
+  expected = version_lib.specs_of(params)
   times: dict[str, list[float]] = {"publish": [], "pull": [], "copy": []}
   host = {name: np.asarray(leaf) for name, leaf in params.items()}
   for version in range(_REPEATS):
     seconds, _ = _time(lambda: [leaf.copy() for leaf in host.values()])
     times["copy"].append(seconds)
-    seconds, it = _time(
+    seconds, packed = _time(
         lambda v=version: _publish(transport, carrier, params, v, run_info)
     )
     times["publish"].append(seconds)
-    with _serving(run_info, it):
+    with _serving(run_info, packed):
       seconds, pulled = _time(
           lambda v=version: _pull(transport, reader, expected, v, run_info)
       )
@@ -116,7 +118,7 @@ def _measure(
     if any(np.any(pulled[name][-1:] != host[name][-1:]) for name in host):
       raise RuntimeError(f"{carrier.name}: something else came than was sent")
     del pulled
-    publication.drop_version(transport, it)
+    manifest.drop_version(transport, packed)
   transport.close()
   median = {name: statistics.median(values) for name, values in times.items()}
   return {
@@ -134,24 +136,23 @@ def _publish(
     params: dict[str, jax.Array],
     version: int,
     run_info: run_directory.Run,
-) -> publication.Version:
-  on_event = lambda *event: print(*event, file=sys.stderr)
-  it = publication.pack_version([carrier], params, (1, version), on_event)
-  publication.send_version(transport, it, run_info)
-  return it
+) -> carrier_lib.PackedVersion:
+  packed = carrier.pack(version_lib.Version(1, version), params)
+  manifest.send_version(transport, packed, run_info)
+  return packed
 
 
 def _pull(
     transport: base.Transport,
     carrier: carrier_lib.Carrier,
-    expected: carrier_lib.Specs,
+    expected: version_lib.Specs,
     version: int,
     run_info: run_directory.Run,
 ) -> dict[str, jax.Array]:
   carriers = {carrier.name: carrier}
-  leaves = publication.read_version(
+  leaves = manifest.read_version(
       transport,
-      (1, version),
+      version_lib.Version(1, version),
       run_info,
       carriers=carriers,
       expected=expected,
@@ -161,14 +162,14 @@ def _pull(
 
 @contextlib.contextmanager
 def _serving(
-    run_info: run_directory.Run, it: publication.Version
+    run_info: run_directory.Run, packed: carrier_lib.PackedVersion
 ) -> Iterator[None]:
   """Answers readers as the publisher's thread does between versions."""
   stop, transport = threading.Event(), _connect(run_info)
 
   def serve() -> None:
-    while not stop.wait(publication.SERVE_S):
-      it.carrier.serve(transport, it.packed)
+    while not stop.wait(publish.SERVE_S):
+      packed.carrier.serve(transport, packed)
 
   thread = threading.Thread(target=serve)
   thread.start()

@@ -44,7 +44,7 @@ from benchmarks import peer_model
 from benchmarks import peer_speed
 from benchmarks import results
 from tba_jax import types
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.losses import objective
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
@@ -207,10 +207,8 @@ def _ours(
   for dtype in DTYPES:
     own = dataclasses.replace(shape, compute_dtype=dtype)
     config.model.compute_dtype = dtype
-    published = publication.snapshot(
-        params, dtypes=publication.published_dtypes(config)
-    )
-    sample = decode.make_ours(transformer.make_model(own), published, sizes)
+    copy = published.snapshot(params, dtypes=published.published_dtypes(config))
+    sample = decode.make_ours(transformer.make_model(own), copy, sizes)
     best = functools.partial(_best, work.runs)
     sides["decode", "ours", dtype] = functools.partial(
         best, functools.partial(sample, T)

@@ -25,10 +25,10 @@ import numpy as np
 
 from benchmarks import store_searcher
 from tba_jax import types
-from tba_jax.channels import messages
 from tba_jax.channels import queue_client
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
+from tba_jax.transport import wire
 
 COMPLETIONS = 8
 TOKENS = 64
@@ -84,9 +84,7 @@ class _Searchers:
     settings = self._settings
     return queue_client.QueueClient(
         ml_collections.ConfigDict({"search": settings}),
-        messages.RunIdentity(
-            settings["run_id"], bytes.fromhex(settings["secret"])
-        ),
+        wire.RunIdentity(settings["run_id"], bytes.fromhex(settings["secret"])),
         make_transport=self._make_transport,
         sid=sid,
         index=index,

@@ -18,7 +18,6 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.channels import messages
 from tba_jax.channels import queue_server
 from tba_jax.replay import prompt_order
 from tba_jax.system import processes
@@ -166,7 +165,7 @@ class Queue(contextlib.ExitStack):
     order = prompt_order.PromptOrder(_PROMPTS, seed=0)
     drain = queue_server.QueueServer(
         config,
-        messages.RunIdentity(_RUN, self._secret, self._folder),
+        wire.RunIdentity(_RUN, self._secret, self._folder),
         make_transport=self._transport,
         order=order,
         epoch=0,

@@ -18,10 +18,10 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.channels import messages
 from tba_jax.channels import queue_client
 from tba_jax.system import processes
 from tba_jax.transport import kv_client
+from tba_jax.transport import wire
 
 _PROMPT_TOKENS = 16
 # Different groups, sent in turn: what a searcher sends is never in a cache.
@@ -87,9 +87,7 @@ def main() -> None:
   processes.pin(settings["cores"])
   client = queue_client.QueueClient(
       ml_collections.ConfigDict({"search": settings}),
-      messages.RunIdentity(
-          settings["run_id"], bytes.fromhex(settings["secret"])
-      ),
+      wire.RunIdentity(settings["run_id"], bytes.fromhex(settings["secret"])),
       make_transport=lambda: kv_client.KvTransport(
           settings["locator"], deadline_s=60.0
       ),

@@ -22,6 +22,7 @@ from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.monitor import metrics
 from tba_jax.system import processes
+from tba_jax.transport.params import version as version_lib
 
 # The timeline has two lanes: the devices and the judge's thread.
 JUDGE_LANE = "judge"
@@ -83,12 +84,12 @@ class Searcher:
     self._sink, self._source = parts.sink, parts.source
     self._collector, self._spans = parts.collector, parts.spans
     self._should_stop = should_stop
-    self._tag: ports.Tag | None = None
+    self._version: version_lib.Version | None = None
     self._params: types.PyTree = None
     self._mixed_completions = 0
     # Versions refused: all, and those since the one in use.
     self._num_refused = 0
-    self._refused: list[ports.Tag] = []
+    self._refused: list[version_lib.Version] = []
     # Time at which sampling began, and the busy seconds until then.
     self._started = self._busy_before_s = 0.0
     self._judging = futures.ThreadPoolExecutor(1, thread_name_prefix="judge")
@@ -190,67 +191,83 @@ class Searcher:
     return True
 
   def _load(
-      self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
+      self,
+      version: version_lib.Version,
+      leaves: dict[str, Any],
+      *,
+      is_needed: bool = False,
   ) -> bool:
     """Switches to a version between blocks, in a span of its own.
 
     Takes and returns what `_put_params` does.
     """
-    if tag == self._tag:
+    if version == self._version:
       return True
-    with self._spans.span("load", version=tag[1]):
-      return self._put_params(tag, leaves, is_needed=is_needed)
+    with self._spans.span("load", version=version.step):
+      return self._put_params(version, leaves, is_needed=is_needed)
 
   def _put_params(
-      self, tag: ports.Tag, leaves: dict[str, Any], *, is_needed: bool = False
+      self,
+      version: version_lib.Version,
+      leaves: dict[str, Any],
+      *,
+      is_needed: bool = False,
   ) -> bool:
     """Switches to a version; returns False if the older one stays in use.
 
     Args:
-      tag, leaves: a version of the source.
+      version, leaves: a version of the source.
       is_needed: whether no other version will do.
     """
-    if tag == self._tag:
+    if version == self._version:
       return True
-    if tag in self._refused:
+    if version in self._refused:
       return False
     params = self._parts.put(leaves)
     problem = self._parts.problem(leaves, params)
     if not problem:
-      self._params, self._tag, self._refused = params, tag, []
+      self._params, self._version, self._refused = params, version, []
       return True
-    self._refused.append(tag)
+    self._refused.append(version)
     self._num_refused += 1
-    message = f"version {tag[1]}: {problem}"
-    if is_needed or self._tag is None or len(self._refused) >= _MOST_REFUSED:
+    message = f"version {version.step}: {problem}"
+    if (
+        is_needed
+        or self._version is None
+        or len(self._refused) >= _MOST_REFUSED
+    ):
       self._parts.on_event("wrong_params", f"{message}; the searcher ends")
       raise WrongParamsError(
           f"{message}: this searcher would sample from another policy than the"
           " trainer's (docs/faults.md)"
       )
-    message += f"; the searcher goes on with version {self._tag[1]}"
+    message += f"; the searcher goes on with version {self._version.step}"
     self._parts.on_event("wrong_params", message)
     return False
 
   def _newer_params(self) -> tuple[int, types.PyTree] | None:
     """Returns newer params of this epoch, to go on with within a block."""
-    newest, tag = self._source.latest(), self._tag
+    newest, version = self._source.latest(), self._version
     # A group has one epoch: params of a restarted trainer wait for a new block.
-    if newest is None or newest[0] <= tag or newest[0][0] != tag[0]:
+    if (
+        newest is None
+        or newest[0] <= version
+        or newest[0].epoch != version.epoch
+    ):
       return None
     if not self._put_params(*newest):
       return None
-    return self._tag[1], self._params
+    return self._version.step, self._params
 
   def _sample(self, block: ports.Assignment) -> collect.Sampled:
     """Decodes the completions of a block's prompts."""
     swaps = self._parts.swaps_in_flight and not self._is_exact(block)
     self._sink.begun_s.append(time.monotonic())
-    with self._spans.span("decode", version=self._tag[1]):
+    with self._spans.span("decode", version=self._version.step):
       sampled = self._collector.sample(
           block.prompts,
           self._params,
-          self._tag[1],
+          self._version.step,
           self._newer_params if swaps else None,
       )
     self._note_mixed(sampled)
@@ -273,12 +290,12 @@ class Searcher:
     blocks = self._collector.stream(
         more,
         self._params,
-        self._tag[1],
+        self._version.step,
         self._newer_params if self._parts.swaps_in_flight else None,
     )
     with contextlib.closing(blocks):
       while True:
-        with self._spans.span("decode", version=self._tag[1]):
+        with self._spans.span("decode", version=self._version.step):
           sampled = next(blocks, None)
         if sampled is None:
           return
@@ -293,14 +310,14 @@ class Searcher:
       return None
     self._asked_s = now_s
     newest = self._source.latest()
-    if newest is not None and newest[0] > self._tag:
-      comes_in_flight = newest[0][0] == self._tag[0]
+    if newest is not None and newest[0] > self._version:
+      comes_in_flight = newest[0].epoch == self._version.epoch
       if not (self._parts.swaps_in_flight and comes_in_flight):
         return None
     block = None if self._stop() else self._sink.next_block(0.0)
     if block is None:
       return None
-    is_new_enough = self._tag >= (block.epoch, block.require_version)
+    is_new_enough = self._version >= (block.epoch, block.require_version)
     if not is_new_enough or self._is_exact(block):
       # Its params come first.
       self._kept = block
@@ -321,7 +338,7 @@ class Searcher:
     with span:
       ref_logprobs = self._collector.start_reference(sampled)
     self._wait_handed_over()
-    epoch = self._tag[0]  # A block is sampled within one epoch.
+    epoch = self._version.epoch  # A block is sampled within one epoch.
     self._judged.clear()
     self._handing_over = self._judging.submit(
         self._judge_and_submit, sampled, ref_logprobs, epoch
@@ -378,7 +395,7 @@ class Searcher:
             **self._collector.stats(wall_s),
             "samples_per_s": totals["completions"] / wall_s,
             "tokens_per_s": totals["tokens"] / wall_s,
-            "version": self._tag[1],
+            "version": self._version.step,
             "busy_s": busy_s,
             "wall_s": wall_s,
             "busy_share": min(1.0, busy_s / wall_s),

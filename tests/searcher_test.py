@@ -21,10 +21,12 @@ from tba_jax import types
 from tba_jax.channels import ports
 from tba_jax.channels import queue_client
 from tba_jax.learning import group_reference
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.monitor import metrics
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
+from tba_jax.transport.params import pull
+from tba_jax.transport.params import version as version_lib
 from tests.support import base_config
 from tests.support import fakes
 
@@ -44,7 +46,7 @@ class SearcherTest(parameterized.TestCase):
     self.epoch = 1
     self.asked = []  # versions that the puller was asked for
 
-    self.puller = autospec(publication.Puller)
+    self.puller = autospec(pull.Puller)
     self.puller.wait_for.side_effect = self.wait_for
     self.puller.latest.side_effect = lambda: self.wait_for(-1, 0.0)
     self.puller.stats = mock.Mock(refused=3)
@@ -104,7 +106,7 @@ class SearcherTest(parameterized.TestCase):
             loss=self.config.loss,
             reference=self.reference,
         ),
-        put=lambda leaves: publication.unflatten(leaves, self.params(0)),
+        put=lambda leaves: published.unflatten(leaves, self.params(0)),
         problem=lambda leaves, params: self.problem(leaves, params),
         on_event=lambda *event: self.events.append(event),
         warm_up=self.warmed_up.append,
@@ -149,8 +151,8 @@ class SearcherTest(parameterized.TestCase):
     self.asked.append(version)
     if not self.published or self.published[-1][1] < version:
       return None
-    tag = self.published[-1]
-    return tag, self.leaves(tag[1])
+    version = version_lib.Version(*self.published[-1])
+    return version, self.leaves(version.step)
 
   def next_block(self, timeout_s):
     if not self.blocks:
@@ -167,8 +169,8 @@ class SearcherTest(parameterized.TestCase):
     leaves = lambda tree: {int(x.ravel()[0]) for x in jax.tree.leaves(tree)}
     self.used.append((version, leaves(params)))
     self.in_flight = []  # what `newer` gave, chunk by chunk
-    for published in self.chunks if newer else ():
-      self.published += published
+    for versions in self.chunks if newer else ():
+      self.published += versions
       found = newer()
       self.in_flight.append(found and (found[0], leaves(found[1])))
     self.requests = prompts
@@ -472,7 +474,11 @@ class SearcherTest(parameterized.TestCase):
         return self.wait_for(version, timeout_s)
       waits.append(timeout_s)
       # The newest is there at once, the older one is pulled.
-      return None if len(waits) < 3 else ((1, 3), self.leaves(3))
+      return (
+          None
+          if len(waits) < 3
+          else ((version_lib.Version(1, 3), self.leaves(3)))
+      )
 
     self.puller.wait_for.side_effect = wait_for
     self.published = [(1, 5)]

@@ -68,7 +68,7 @@ class Intake:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: messages.RunIdentity,
+      run: wire.RunIdentity,
       *,
       deliver: Callable[[inbox_lib.Record], None],
       on_event: Callable[[str, str], None],

@@ -108,6 +108,17 @@ def _header_bytes(path: pathlib.Path, data: bytes) -> int:
   return HEADER_BYTES if magic == _SEGMENT_MAGIC else 0
 
 
+def header_error(data: bytes, start: int) -> str:
+  """Returns what is wrong with the header of a segment at a position."""
+  fields, digest = data[: _SEGMENT.size], data[_SEGMENT.size : HEADER_BYTES]
+  if len(data) < HEADER_BYTES:
+    return "is cut off"
+  if digest != _digest(fields):
+    return "is damaged"
+  position = _SEGMENT.unpack(fields)[2]
+  return f"has position {position}" if position != start else ""
+
+
 def _payload_at(
     data: bytes, offset: int, start: int
 ) -> tuple[bytes | None, int]:
@@ -459,15 +470,13 @@ class AckLog:
   def _read(self) -> None:
     num_damaged = 0
     for line in filter(None, self.path.read_bytes().split(b"\n")):
-      try:
-        sid, *mark, _ = json.loads(line)
-        if len(mark) != 4 or _ack_line(sid, mark).encode() != line:
-          raise ValueError("not as it was written")
-      except (ValueError, TypeError, RecursionError):
+      ack = parse_ack(line)
+      if ack is None:
         # Torn by a crash: the acknowledgement was not sent.
         num_damaged += _TORN_LINE.fullmatch(line) is None
         continue
-      self.marks[str(sid)] = mark
+      sid, mark = ack
+      self.marks[sid] = mark
       self._num_lines += 1
     if num_damaged:
       self.damage = f"{self.path}: {num_damaged} lines are damaged"
@@ -476,6 +485,17 @@ class AckLog:
 def _ack_line(sid: str, mark: Sequence[int]) -> str:
   fields = [sid, *mark]
   return json.dumps([*fields, zlib.crc32(json.dumps(fields).encode())])
+
+
+def parse_ack(line: bytes) -> tuple[str, list[int]] | None:
+  """Returns searcher and mark of a line of the log, None if it is damaged."""
+  try:
+    sid, *mark, _ = json.loads(line)
+    if len(mark) == 4 and _ack_line(sid, mark).encode() == line:
+      return str(sid), mark
+  except (ValueError, TypeError, RecursionError):
+    pass
+  return None
 
 
 def _explained(error: OSError, path: pathlib.Path) -> OSError:

@@ -59,7 +59,7 @@ class LeaseFile:
 
 
 def read_files(
-    run: messages.RunIdentity,
+    run: wire.RunIdentity,
 ) -> tuple[dict[str, tuple[Lease, bytes]], list[str]]:
   """Returns the leases on this process's disk, and the damaged files.
 
@@ -85,7 +85,7 @@ def read_files(
 
 
 def _newest(
-    run: messages.RunIdentity, sid: str, data: bytes
+    run: wire.RunIdentity, sid: str, data: bytes
 ) -> tuple[Lease, bytes] | None:
   """Returns the newer lease of a file's slots, None without a valid one."""
   key, valid = messages.lease_key(sid), []
@@ -99,7 +99,7 @@ def _newest(
   return max(valid, key=lambda item: item[0]["beat"], default=None)
 
 
-def remove_files(run: messages.RunIdentity, sids: Collection[str]) -> None:
+def remove_files(run: wire.RunIdentity, sids: Collection[str]) -> None:
   """Removes the files of these searchers, which have ended."""
   for sid in sids:
     path = run.workdir / FOLDER / f"{sid}{_SUFFIX}"
@@ -128,8 +128,8 @@ class LeaseTable:
 
   def __init__(
       self,
-      run: messages.RunIdentity,
-      refusals: messages.Refusals,
+      run: wire.RunIdentity,
+      refusals: wire.Refusals,
       *,
       lease_s: float,
       clock: Callable[[], float] = time.monotonic,

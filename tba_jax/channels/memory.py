@@ -20,10 +20,11 @@ from tba_jax import schedule
 from tba_jax import types
 from tba_jax.channels import inbox
 from tba_jax.channels import memory_journal
-from tba_jax.channels import messages
 from tba_jax.channels import ports
 from tba_jax.channels import receiver
 from tba_jax.transport import base
+from tba_jax.transport import wire
+from tba_jax.transport.params import version as version_lib
 
 
 class MemoryChannel(receiver.Receiver):
@@ -42,7 +43,7 @@ class MemoryChannel(receiver.Receiver):
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: messages.RunIdentity | None,
+      run: wire.RunIdentity | None,
       copy: Callable[[types.PyTree], Mapping[str, Any]],
   ):
     """Makes a channel that grants nothing before `start`.
@@ -325,7 +326,7 @@ class MemoryParams:
   ):
     """Takes what `MemoryChannel` does, and the number of versions to keep."""
     self.epoch = -1
-    self.stats = ports.PullStats()  # No version is refused.
+    self.stats = version_lib.PullStats()  # No version is refused.
     self._copy = copy
     self._keep = keep
     self._changed = threading.Condition()
@@ -350,12 +351,12 @@ class MemoryParams:
           f" version {self._newest()} was"
       )
 
-  def latest(self) -> tuple[ports.Tag, dict[str, Any]] | None:
+  def latest(self) -> tuple[version_lib.Version, dict[str, Any]] | None:
     return self.wait_for(-1, 0.0)
 
   def wait_for(
       self, version: int, timeout_s: float
-  ) -> tuple[ports.Tag, dict[str, Any]] | None:
+  ) -> tuple[version_lib.Version, dict[str, Any]] | None:
     if version < 0:
       return self._wait(lambda: bool(self._kept), timeout_s)
     return self._wait(lambda: version in self._kept, timeout_s, version)
@@ -368,7 +369,7 @@ class MemoryParams:
 
   def _wait(
       self, ready: Callable[[], bool], timeout_s: float, version: int = -1
-  ) -> tuple[ports.Tag, dict[str, Any]] | None:
+  ) -> tuple[version_lib.Version, dict[str, Any]] | None:
     """Waits, also for the devices; returns a version, None after a timeout."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -376,7 +377,8 @@ class MemoryParams:
         self._settle()
         if ready():
           wanted = self._newest() if version < 0 else version
-          return (self.epoch, wanted), dict(self._kept[wanted])
+          number = version_lib.Version(self.epoch, wanted)
+          return number, dict(self._kept[wanted])
         left_s = deadline - time.monotonic()
         if left_s <= 0:
           return None

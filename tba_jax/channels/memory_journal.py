@@ -17,6 +17,7 @@ from tba_jax.channels import journal as journal_lib
 from tba_jax.channels import leases as leases_lib
 from tba_jax.channels import messages
 from tba_jax.transport import base
+from tba_jax.transport import wire
 
 # Pause after the journal had no room.
 _FULL_RETRY_S = 0.25
@@ -32,7 +33,7 @@ class JournalHook(intake.Intake):
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: messages.RunIdentity,
+      run: wire.RunIdentity,
       *,
       on_event: Callable[[str, str], None],
       **kwargs: Any,

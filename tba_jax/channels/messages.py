@@ -25,11 +25,8 @@ has not seen the newest grants (`lease.seen`). That a block was acknowledged and
 is not kept any more is told by a searcher's lease alone (`lease.first`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import math
-import pathlib
-import time
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,9 +39,6 @@ STOP_KEY = "ctl/stop"
 STATUS_KEY = "status/run"
 LOCK_KEY = "meta/trainer"
 UNITS = ("prompts", "completions", "tokens")
-
-# Shortest time between two events of refused messages with one reason.
-_REFUSAL_EVENT_S = 60.0
 
 # Reasons why groups with numbers that are not finite are rejected, by the unit.
 _NONFINITE = {"nats": "logprob", "reward": "reward"}
@@ -91,20 +85,6 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class RunIdentity(NamedTuple):
-  """The fields of `run_directory.Run` that the queue reads.
-
-  run_id: id in all messages.
-  secret: key of their hashes.
-  workdir: directory of this process; the trainer's has the journal in
-    `replay/`, a searcher's its lease in `leases/`. None = keep no lease.
-  """
-
-  run_id: str
-  secret: bytes
-  workdir: pathlib.Path | None = None
-
-
 def block_key(sid: str, sequence: int) -> str:
   return f"q/{PARTITION}/{sid}/{sequence:012d}"
 
@@ -122,7 +102,7 @@ def lease_key(sid: str) -> str:
 
 
 def encode(
-    run: RunIdentity,
+    run: wire.RunIdentity,
     key: str,
     fields: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray] | None = None,
@@ -133,7 +113,7 @@ def encode(
 
 
 def decode(
-    run: RunIdentity,
+    run: wire.RunIdentity,
     key: str,
     data: bytes,
     kind: str,
@@ -160,38 +140,6 @@ def decode(
   if generation is not None and header["generation"] != generation:
     raise wire.WireError("header", f"generation is {header['generation']}")
   return header, arrays
-
-
-class Refusals:
-  """Counts refused messages; logs one event a minute for each reason.
-
-  count: messages refused.
-  """
-
-  def __init__(
-      self,
-      on_event: Callable[[str, str], None],
-      clock: Callable[[], float] = time.monotonic,
-      kind: str = "refused_message",
-  ):
-    self.count = 0
-    self._on_event = on_event
-    self._clock = clock
-    self._kind = kind
-    self._due_at: dict[str, float] = {}
-    self._unlogged: dict[str, int] = {}
-
-  def add(self, key: str, error: wire.WireError) -> None:
-    """Counts the message under `key`, refused for `error`."""
-    self.count += 1
-    reason, now = error.reason, self._clock()
-    if now < self._due_at.get(reason, -math.inf):
-      self._unlogged[reason] = self._unlogged.get(reason, 0) + 1
-      return
-    self._due_at[reason] = now + _REFUSAL_EVENT_S
-    others = self._unlogged.pop(reason, 0)
-    more = f" ({others} more since the last event)" if others else ""
-    self._on_event(self._kind, f"{key[:200]}: {str(error)[:500]}{more}")
 
 
 def pack_groups(

@@ -8,7 +8,7 @@
                Receiver       admits prompts, takes groups in (`receiver.py`)
 
 A channel implements them: the store's (`queue_server.py`, `queue_client.py`,
-`learning/publication.py`) between processes, memory (`memory.py`) between
+`transport/params/`) between processes, memory (`memory.py`) between
 threads. Over a receiver the replay service is the trainer's source of batches.
 """
 
@@ -21,9 +21,7 @@ import time
 from typing import Any, Protocol
 
 from tba_jax import types
-
-# (epoch, version): versions of a restarted trainer are newer than all before.
-Tag = tuple[int, int]
+from tba_jax.transport.params import version as version_lib
 
 
 def make_sid(index: int) -> str:
@@ -97,27 +95,19 @@ class GroupSink(Protocol):
     """
 
 
-@dataclasses.dataclass
-class PullStats:
-  """Numbers of versions taken and refused."""
-
-  taken: int = 0
-  refused: int = 0
-
-
 class ParamsSource(Protocol):
   """A searcher's way to the trainer's params.
 
-  A version is (tag, leaves by path); its leaves are whole and are those that
-  the trainer submitted, in the published dtypes. The leaves may be on devices
-  and shared: do not donate them. Tags of `latest` never go back.
+  Methods return a version and its leaves by path, whole and as the trainer
+  submitted them, in the published dtypes. The leaves may be on devices and
+  shared: do not donate them. Versions of `latest` never go back.
 
   stats: versions taken and refused.
   """
 
-  stats: PullStats
+  stats: version_lib.PullStats
 
-  def latest(self) -> tuple[Tag, dict[str, Any]] | None:
+  def latest(self) -> tuple[version_lib.Version, dict[str, Any]] | None:
     """Returns the newest version, None before the first.
 
     Raises:
@@ -126,7 +116,7 @@ class ParamsSource(Protocol):
 
   def wait_for(
       self, version: int, timeout_s: float
-  ) -> tuple[Tag, dict[str, Any]] | None:
+  ) -> tuple[version_lib.Version, dict[str, Any]] | None:
     """Returns exactly `version` of the newest epoch; None after a timeout.
 
     An older version is there while it is among the newest

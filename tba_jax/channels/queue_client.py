@@ -207,7 +207,7 @@ class QueueClient:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: messages.RunIdentity,
+      run: wire.RunIdentity,
       *,
       make_transport: Callable[[], base.Transport],
       sid: str,
@@ -241,7 +241,7 @@ class QueueClient:
     self._on_event = on_event
     self._check_trainer = check_trainer
     self._first_epoch = first_epoch
-    self._refusals = messages.Refusals(on_event)
+    self._refusals = wire.Refusals(on_event)
     self._lock = threading.Condition()
     self._unacked = UnackedBlocks(_RESEND_S)
     self._granted = GrantedBlocks()

@@ -68,7 +68,7 @@ class StoreLockedError(ValueError):
 
 def lock_store(
     transport: base.Transport,
-    run: messages.RunIdentity,
+    run: wire.RunIdentity,
     *,
     owner: str,
     place: str,
@@ -155,11 +155,11 @@ class Ingest:
 
   def __init__(
       self,
-      run: messages.RunIdentity,
+      run: wire.RunIdentity,
       *,
       watermarks: Mapping[str, int],
       leases: leases_lib.LeaseTable,
-      refusals: messages.Refusals,
+      refusals: wire.Refusals,
       clock: Callable[[], float] = time.monotonic,
   ):
     self.watermarks = watermarks
@@ -271,7 +271,7 @@ class QueueServer(receiver.Receiver):
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: messages.RunIdentity,
+      run: wire.RunIdentity,
       *,
       make_transport: Callable[[], base.Transport],
       order: prompt_order.PromptOrder,
@@ -308,7 +308,7 @@ class QueueServer(receiver.Receiver):
     self._make_transport = make_transport
     self._open_store = open_store
     self._on_event = on_event
-    self._refusals = messages.Refusals(on_event)
+    self._refusals = wire.Refusals(on_event)
     self.leases = leases_lib.LeaseTable(
         run, self._refusals, lease_s=config.search.lease_s
     )

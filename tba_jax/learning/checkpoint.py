@@ -434,7 +434,7 @@ class HostStateHandler(ocp.AsyncCheckpointHandler):
 class HostStateSave(ocp.args.CheckpointArgs):
   """Saves a packed host state; Orbax wants a class for restoring, too."""
 
-  packed: host_state_lib.Packed
+  packed: host_state_lib.PackedHostState
 
 
 def _path(directory: epath.Path) -> epath.Path:

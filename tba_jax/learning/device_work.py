@@ -15,6 +15,7 @@ import socket
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from tba_jax import collect
@@ -24,10 +25,11 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import compile_ahead
 from tba_jax.learning import packing
-from tba_jax.learning import probe
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.losses import build
+from tba_jax.losses import logprobs
+from tba_jax.models import config as config_lib
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.monitor import run_directory
@@ -38,7 +40,8 @@ from tba_jax.policy import reference as reference_lib
 from tba_jax.policy import sharding
 from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import processes
-from tba_jax.transport import carrier_orbax
+from tba_jax.transport.params import peers as peers_lib
+from tba_jax.transport.params import probe
 
 # Answer to the probe: (params of the state, adapters' base) -> leaves.
 Answer = Callable[[types.PyTree, types.PyTree], types.PyTree]
@@ -63,7 +66,7 @@ class DeviceWork:
       say them.
     peers: helper that writes this process's shards of published params; None if
       process 0 publishes everything.
-    answer: result of `probe.make_answer_fn`; None publishes no probe.
+    answer: result of `make_answer_fn`; None publishes no probe.
     ahead: thread that compiles for the next sizes of a batch; None leaves it to
       each size's first step.
   """
@@ -79,7 +82,7 @@ class DeviceWork:
       checkpointer: checkpoint.Checkpointer,
       cluster: cluster_lib.Cluster,
       task: str = "",
-      peers: carrier_orbax.Leader | carrier_orbax.Helper | None = None,
+      peers: peers_lib.Leader | peers_lib.Helper | None = None,
       answer: Answer | None = None,
       ahead: compile_ahead.CompileAhead | None = None,
   ):
@@ -99,7 +102,7 @@ class DeviceWork:
       self._put = sharding.make_spread(mesh)
       self._gather = sharding.make_gather(mesh)
       self._narrow = functools.partial(
-          publication.snapshot, dtypes=publication.computed_dtypes(config)
+          published.snapshot, dtypes=published.computed_dtypes(config)
       )
     else:
       self._put = functools.partial(sharding.shard_batch, mesh=mesh)
@@ -407,7 +410,14 @@ def make_work(
       checkpointer=checkpointer,
       cluster=cluster,
       task=task,
-      peers=publication.make_peers(config, run, cluster, state.params),
+      peers=peers_lib.make_peers(
+          config,
+          run.secret,
+          published.make_copy(config),
+          state.params,
+          client=cluster.client,
+          process=cluster.process,
+      ),
       answer=(
           make_answer_fn(config, policy, mesh)
           if has_probe(config, run)
@@ -475,19 +485,52 @@ def make_answer_fn(
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
 ) -> Answer:
-  """Returns the trainer's answer, which is of the params as published."""
+  """Returns the trainer's answer to the probe, of the params as published.
+
+  It is a forward pass of B · L tokens, jitted, on all devices of the mesh; it
+  does not wait for them.
+
+  Args:
+    config: reads `publish`, `sampling`, `sharding` and what `probe.max_gap`
+      reads.
+    policy: policy of the run.
+    mesh: mesh of the params.
+
+  Returns:
+    (published params, base) -> leaves of `probe.abstract`.
+  """
+  model, platform = policy.model, mesh.devices.flat[0].platform
+  tokens = probe.draw_tokens(config, model.config.vocab_size)
+  compute_dtype = config_lib.compute_dtype(config.model, platform)
+  limit = probe.max_gap(config, platform, compute_dtype)
   # "auto" rounds what the forward pass rounds in any case, and "" nothing.
-  dtypes = publication.Dtypes("", "")
+  dtypes = published.Dtypes("", "")
   if config.publish.dtype not in ("auto", ""):
-    dtypes = publication.published_dtypes(config)
+    dtypes = published.published_dtypes(config)
 
   def attach(base: types.PyTree, params: types.PyTree) -> types.PyTree:
-    params = publication.snapshot(params, dtypes=dtypes)
+    params = published.snapshot(params, dtypes=dtypes)
     if policy.adapters is None:
       return params
     return policy.adapters.attach(base, params)
 
-  return probe.make_answer_fn(config, policy.model, mesh, attach)
+  def forward(params: types.PyTree, tokens_BxL: jax.Array) -> jax.Array:
+    logits_BxLxV = model.logits(params, tokens_BxL, jnp.ones_like(tokens_BxL))
+    return logprobs.token_logprobs(
+        logits_BxLxV[:, :-1], tokens_BxL[:, 1:], temperature=1.0
+    )
+
+  split = sharding.split_rows(forward, mesh)
+
+  def answer(params: types.PyTree, base: types.PyTree) -> dict[str, jax.Array]:
+    tokens_BxL = jnp.asarray(tokens)
+    return {
+        "tokens": tokens_BxL,
+        "logprobs": split(attach(base, params), tokens_BxL),
+        "max_gap": jnp.float32(limit),
+    }
+
+  return jax.jit(answer, out_shardings=sharding.replicated(mesh))
 
 
 def make_ahead(

@@ -19,14 +19,14 @@ _STRUCTURE = "structure"
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class PackedHostState:
   """A host state: JSON that names arrays, and the arrays by name."""
 
   structure: str
   arrays: dict[str, np.ndarray]
 
 
-def pack(host_state: Any) -> Packed:
+def pack(host_state: Any) -> PackedHostState:
   """Returns a host state as it is written, with the arrays themselves.
 
   Args:
@@ -48,10 +48,10 @@ def pack(host_state: Any) -> Packed:
     arrays[name] = array
     return {_ARRAY: name, "scalar": isinstance(value, np.generic)}
 
-  return Packed(json.dumps(host_state, default=encode), arrays)
+  return PackedHostState(json.dumps(host_state, default=encode), arrays)
 
 
-def write(file: BinaryIO, packed: Packed) -> None:
+def write(file: BinaryIO, packed: PackedHostState) -> None:
   """Writes a host state as `.npz`."""
   structure = np.frombuffer(packed.structure.encode(), np.uint8)
   np.savez(file, **{_STRUCTURE: structure}, **packed.arrays)

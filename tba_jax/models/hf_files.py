@@ -7,7 +7,7 @@ Files are safetensors; a folder made of a GGUF file is read from that one.
 Does not import JAX.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import ctypes
 import hashlib
 import json
@@ -137,6 +137,18 @@ class Files:
   def _whole(self, name: str) -> np.ndarray:
     with safetensors.safe_open(str(self._path_of[name]), framework="np") as f:
       return f.get_tensor(name)
+
+
+def damage(path: pathlib.Path) -> Iterator[str]:
+  """Yields what differs in a file of tensors from the digests it has."""
+  try:
+    with safetensors.safe_open(str(path), framework="np") as file:
+      digests = json.loads((file.metadata() or {}).get(_DIGESTS, "{}"))
+      for name, digest in digests.items():
+        if _digest(file.get_tensor(name)) != digest:
+          yield f"tensor {name} is damaged"
+  except safetensors.SafetensorError as error:
+    yield f"damaged or cut off: {error}"
 
 
 def _digest(tensor: np.ndarray) -> str:

@@ -3,18 +3,21 @@
 """Metrics, events and spans as files of JSON lines."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import math
+import statistics
 import threading
 import time
 from typing import Any, TextIO
 
 from tba_jax.monitor import files
 from tba_jax.monitor import text
+from tba_jax.system import auditing
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.system import pulse
@@ -446,3 +449,106 @@ class Means:
         name: total / weights if weights else float("nan")
         for name, (total, weights) in sums.items()
     }
+
+
+_EVENT = {"time": float, "kind": str, "message": str}
+_SAMPLE = {"step": int, "prompt_id": int, "completion": str}
+_RECORD = {"step": int, "time": float, "epoch": int}
+
+
+def audit_events(run: auditing.AuditedRun) -> auditing.Findings:
+  """Reads events.jsonl and samples.jsonl."""
+  counts = []
+  for name, schema in (("events.jsonl", _EVENT), ("samples.jsonl", _SAMPLE)):
+    records, damaged = [], []
+    for number, record in run.lines(name):
+      if record is None:
+        damaged.append(number)
+      elif wrong := jsonl.schema_error(record, schema):
+        place = f"{name}, line {number}"
+        yield place, wrong, auditing.REPORT
+      else:
+        records.append(record)
+    counts.append(f"{len(records)} {name[:-6]}")
+    run.events = records if name == "events.jsonl" else run.events
+    yield from run.cut_lines(name, damaged)
+  yield ", ".join(counts)
+
+
+def audit_metrics(run: auditing.AuditedRun) -> auditing.Findings:
+  """Checks lines, steps and epochs of metrics.jsonl."""
+  name = "metrics.jsonl"
+  steps: list[tuple[int, int, int]] = []  # (epoch, step, line) of train steps.
+  evaluated: set[int] = set()
+  damaged: list[int] = []
+  epoch = 0
+  for number, record in run.lines(name):
+    place, wrong, advice = f"{name}, line {number}", "", auditing.COPY
+    if record is None:
+      damaged.append(number)
+      continue
+    if wrong := jsonl.schema_error(record, _RECORD):
+      advice = auditing.REPORT
+    elif not epoch <= record["epoch"] <= max(run.epoch, 1):
+      wrong = f"epoch {record['epoch']} after {epoch}"
+    else:
+      epoch, step = record["epoch"], record["step"]
+      if any(key.startswith("eval/") for key in record):
+        evaluated.add(step)
+      if "train/loss" in record:
+        if steps and steps[-1][0] == epoch and steps[-1][1] >= step:
+          wrong = f"step {step} comes after step {steps[-1][1]}"
+        steps.append((epoch, step, number))
+    if wrong:
+      yield place, wrong, advice
+  yield from run.cut_lines(name, damaged)
+  history: list[int] = []
+  yield from _step_gaps(run, steps, history)
+  # A crash may come between eval.json and the line.
+  if run.finished and run.epoch == 1 and not run.had("not_written"):
+    for result in run.json.get("eval.json", {}).get("history", ()):
+      if max(result["step"] - 1, 0) not in evaluated:
+        what = f"no evaluation after step {result['step']}"
+        yield name, what, auditing.REPORT
+  every = run.setting("checkpoint", "every_steps", 0)
+  last = history[-1] if history else 0
+  if not run.saved and (run.finished or 0 < 2 * every <= last):
+    yield (
+        "checkpoints",
+        f"has none, though {name} goes to step {last}",
+        f"the run cannot continue and its model is lost; {auditing.COPY}",
+    )
+  yield f"{len(history)} steps, {len(evaluated)} evaluations, epochs to {epoch}"
+
+
+def _step_gaps(
+    run: auditing.AuditedRun,
+    steps: Sequence[tuple[int, int, int]],
+    history: list[int],
+) -> auditing.Findings:
+  """Yields the steps that are left out; adds to `history` those that survived.
+
+  A newer epoch redoes the steps from its first one on. A crash may lose the
+  last lines of an epoch.
+  """
+  grown = [b[1] - a[1] for a, b in itertools.pairwise(steps) if a[0] == b[0]]
+  stride = statistics.mode(grown or [run.setting("log", "every_steps", 1)])
+  last_epoch = steps[0][0] if steps else 1
+  end = run.json["result.json"]["steps"] if run.finished else 0
+  ends = [(steps[-1][0] if steps else 1, end, 0)] if end else []
+  for epoch, step, number in [*steps, *ends]:
+    while history and history[-1] >= step:
+      history.pop()
+    expected = history[-1] + stride if history else 0
+    # After a restart, the first step is a multiple of the period.
+    if step - expected >= (stride if number and history else 1):
+      what = f"steps {expected} to {step - 1} have no line"
+      if epoch != last_epoch or run.had("not_written"):
+        yield "metrics.jsonl", f"{what}: lost in a crash"
+      else:
+        place = f"line {number}" if number else "the end"
+        place = f"metrics.jsonl, before {place}"
+        yield place, what, auditing.REPORT
+    last_epoch = epoch
+    if number:
+      history.append(step)

@@ -20,6 +20,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.monitor import files
+from tba_jax.monitor import run_files
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import certificates
@@ -30,21 +31,8 @@ FORMAT = 3
 # `last_process` holds a lock for an instant; `lock` retries for this long.
 _PROBE_S = 0.2
 _NO_SECRET = b"without a secret".ljust(wire.SECRET_BYTES, b".")
-# Files and folders that processes read at their start.
-_SCHEMAS = {
-    "config.json": {
-        "format": int,
-        "run_id": str,
-        "created": float,
-        "config": {},
-    },
-    "epoch.json": {"epoch": int, "owner?": str},
-    "eval.json": {
-        "before?": {"step": int},
-        "after?": {"step": int},
-        "history?": [{"step": int}],
-    },
-}
+# Files that processes read at their start.
+_READ = ("config.json", "epoch.json", "eval.json")
 # Files that processes append to or replace, by folder.
 _WRITTEN = {
     "": "*.json *.jsonl *.csv report.html".split(),
@@ -258,7 +246,7 @@ def owner(run: Run) -> str:
 
 
 def _read_epoch(path: pathlib.Path) -> dict[str, Any]:
-  return jsonl.read_object(path, _SCHEMAS[path.name]) or {"epoch": 0}
+  return jsonl.read_object(path, run_files.SCHEMAS[path.name]) or {"epoch": 0}
 
 
 def lock(workdir: str, role: str = "") -> int:
@@ -391,8 +379,9 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
   for name in _FOLDERS:
     if (path / name).exists() and not (path / name).is_dir():
       raise ValueError(f"{path / name}: damaged: is no directory")
-  read = {n: jsonl.read_object(path / n, s) for n, s in _SCHEMAS.items()}
-  saved = read["config.json"]
+  saved, *_ = (
+      jsonl.read_object(path / name, run_files.SCHEMAS[name]) for name in _READ
+  )
   if saved is not None:
     check_format(path / "config.json", saved)
   return saved

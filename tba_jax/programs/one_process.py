@@ -19,7 +19,7 @@ from absl import logging
 import ml_collections
 
 from tba_jax.channels import memory
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.monitor import run_directory
 from tba_jax.programs import roles
 from tba_jax.system import processes
@@ -82,7 +82,7 @@ def train(
   channel = memory.MemoryChannel(
       config,
       None if run_info.memory else run_info,
-      publication.make_copy(config),
+      published.make_copy(config),
   )
   count = config.search.num_searchers
   pool = futures.ThreadPoolExecutor(count, thread_name_prefix="searcher")

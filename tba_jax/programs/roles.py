@@ -37,9 +37,9 @@ from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
-from tba_jax.learning import probe
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.losses import build as losses
+from tba_jax.models import config as config_lib
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -60,6 +60,12 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import rows
 from tba_jax.transport import base as transport_base
+from tba_jax.transport import kv_client
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import probe
+from tba_jax.transport.params import publish
+from tba_jax.transport.params import pull
+from tba_jax.transport.params import version
 
 # Seconds that a leaving searcher has to send its finished groups.
 _FLUSH_S = 5.0
@@ -513,7 +519,8 @@ def make_searcher(
 
   problem = lambda leaves, params: ""
   if device_work.has_probe(config, run):
-    limit = probe.max_gap(config, sampler.platform)
+    compute_dtype = config_lib.compute_dtype(config.model, sampler.platform)
+    limit = probe.max_gap(config, sampler.platform, compute_dtype)
     problem = probe.Check(sampler.token_logprobs, limit).problem
   schedule = schedule_lib.make_schedule(config)
   parts = searcher_lib.Parts(
@@ -579,7 +586,7 @@ def make_params_fn(
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
 
   def params_fn(leaves: dict[str, np.ndarray]) -> types.PyTree:
-    trained = publication.unflatten(leaves, like)
+    trained = published.unflatten(leaves, like)
     if policy.adapters is None:
       return trained
     return place.put(merger.params(jax.device_put(trained, place.trained)))
@@ -596,7 +603,9 @@ class StoreChannel:
   def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
     self._config = config
     self._run = run
-    self._connect = functools.partial(publication.connect, config, run)
+    self._connect = functools.partial(
+        kv_client.connect, run, config.store.deadline_s
+    )
     self._agreement: agreement.Agreement | None = None
 
   def lock(self) -> None:
@@ -640,16 +649,22 @@ class StoreChannel:
       epoch: int,
       work: device_work.DeviceWork,
       recorder: recorder_lib.Recorder,
-  ) -> publication.Publisher:
+  ) -> publish.Publisher:
     """Returns the trainer's publisher."""
-    return publication.Publisher(
-        self._config,
-        self._run,
+    config, run = self._config, self._run
+    copy = published.make_copy(config)
+    specs = version.specs_of(jax.eval_shape(copy, work.state.params))
+    return publish.Publisher(
+        config,
+        run,
+        make_transport=self._connect,
+        carriers=carrier.make_write_carriers(config, run, specs, work.peers),
+        copy=copy,
         epoch=epoch,
-        params=work.state.params,
+        lag_steps=schedule_lib.make_schedule(config).lag_steps,
         base_name=work.base,
-        peers=work.peers,
-        recorder=recorder,
+        on_event=recorder.event,
+        span=recorder.span,
     )
 
   def wait_for_trainer(
@@ -665,10 +680,18 @@ class StoreChannel:
 
   def make_params_source(
       self, *, like: types.PyTree, events: metrics.EventLog, base_name: str
-  ) -> publication.Puller:
+  ) -> pull.Puller:
     """Returns a searcher's puller."""
-    return publication.Puller(
-        self._config, self._run, like, events=events, base_name=base_name
+    config, run = self._config, self._run
+    return pull.Puller(
+        config,
+        run,
+        version.specs_of(published.by_path(like)),
+        make_transport=self._connect,
+        carriers=carrier.make_read_carriers(config, run),
+        lag_steps=schedule_lib.make_schedule(config).lag_steps,
+        on_event=events.write,
+        base_name=base_name,
     )
 
   def make_group_sink(

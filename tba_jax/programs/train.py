@@ -24,6 +24,7 @@ from tba_jax.config import stages
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
+from tba_jax.monitor import run_files
 from tba_jax.monitor.report import build as report
 from tba_jax.programs import sizes
 from tba_jax.rewards import settings as rewards
@@ -32,7 +33,7 @@ from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.system import pulse
-from tba_jax.transport import carrier_files
+from tba_jax.transport.params import shared_files
 
 _DEATHS = 3
 _ERRORS = 3
@@ -47,14 +48,8 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COUNT_DEVICES = (
     "import jax; print(jax.local_device_count(), jax.default_backend())"
 )
-_SUMMARY = {"steps": int, "num_steps": int}
-_RESULT = {**_SUMMARY, "ledger_closed": bool}
-_STATUS = {
-    "phase?": str,
-    "step?": int,
-}
+_STATUS = {"phase?": str, "step?": int}
 _LOCATOR = {"generation": int, "pid": int}
-_TOTALS = {"wall_s": float, "restarts": {"*": int}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,6 +430,11 @@ def check_devices(config: ml_collections.ConfigDict) -> None:
       )
 
 
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+  """Returns a file's object, None without one; raises ValueError if damaged."""
+  return jsonl.read_object(path, run_files.SCHEMAS[path.name])
+
+
 def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
   """Returns the object of a file that a role keeps writing, or {}."""
   value = jsonl.read_json(path)
@@ -491,11 +491,11 @@ class Supervisor:
     self._console = console
     # Totals of the run's earlier supervisors.
     self._totals_path = self._workdir / "totals.json"
-    self._earlier = jsonl.read_object(self._totals_path, _TOTALS) or {
+    self._earlier = _read(self._totals_path) or {
         "wall_s": 0.0,
         "restarts": {},
     }
-    self._summary = jsonl.read_object(self._workdir / "summary.json", _SUMMARY)
+    self._summary = _read(self._workdir / "summary.json")
     self._events = metrics.EventLog(
         jsonl.LineWriter(self._workdir / "events.jsonl")
     )
@@ -812,8 +812,8 @@ class Supervisor:
     self._children.end(["searcher"], _SEARCHER_END_S)
     self._children.end(["store"], _STORE_END_S)
     # Files in tmpfs would outlive the run; the next trainer publishes again.
-    carrier_files.remove_directory(
-        carrier_files.files_directory(
+    shared_files.remove_directory(
+        shared_files.files_directory(
             self._config.publish.directory, self._workdir, self._run.run_id
         )
     )
@@ -837,7 +837,7 @@ class Supervisor:
     totals = self._totals()
     result = None
     try:
-      result = jsonl.read_object(self._workdir / "result.json", _RESULT)
+      result = _read(self._workdir / "result.json")
     except ValueError as damaged:
       error, status = error or RunFailed(str(damaged)), status or 1
     with contextlib.suppress(OSError):

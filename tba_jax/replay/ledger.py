@@ -24,8 +24,10 @@ once for each applied group.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from tba_jax.system import auditing
 
 
 class Amount(NamedTuple):
@@ -208,3 +210,66 @@ def _lists(amounts: dict[str, Amount]) -> dict[str, list[int]]:
 def _amounts(lists: dict[str, list[int]]) -> dict[str, Amount]:
   amounts = {name: Amount(*part) for name, part in lists.items()}
   return collections.defaultdict(Amount, amounts)
+
+
+def audit_state(
+    state: Mapping[str, Any], untrained: tuple[int, int, int]
+) -> str:
+  """Returns what a saved state lacks of what was applied, "" for nothing.
+
+  accepted = trained + evicted + rejected + lost + untrained in the buffer
+
+  Args:
+    state: result of `Ledger.get_state`.
+    untrained: amount in the buffer saved with it.
+  """
+  parts = [state["trained"], state["evicted"]]
+  parts += [*state["rejected"].values(), *state["lost"].values()]
+  accepted = sum(state["accepted"].values(), Amount())
+  accounted = sum(parts, Amount(*untrained))
+  if accepted == accounted:
+    return ""
+  return (
+      f"{[*accepted]} {', '.join(Amount._fields)} were accepted,"
+      f" {[*accounted]} are accounted for"
+  )
+
+
+def audit(run: auditing.AuditedRun) -> auditing.Findings:
+  """Checks that the ledger of a run closes."""
+  name = "ledger.json"
+  ledger = run.json.get(name)
+  if ledger is None:
+    return
+  single = ("trained_first_time", "in_buffer_untrained", "evicted_untrained",
+            "queued")  # fmt: skip
+  amounts = [ledger[term] for term in ("generated", *single)]
+  amounts += [*ledger["rejected"].values(), *ledger["lost"].values()]
+  generated, *terms = (Amount(**amount) for amount in amounts)
+  rest = generated - sum(terms, Amount())
+  advice = (
+      "the run lost data, or counted it twice, without a record of it: trust"
+      " its results less, and report this"
+  )
+  if any(rest) or min(map(min, terms)) < 0:
+    what = ", ".join(f"{n} {unit}" for n, unit in zip(rest, Amount._fields))
+    yield name, f"does not close: {what} are unaccounted for", advice
+  elif ledger.get("unknown"):
+    for reason in ledger["unknown"]:
+      yield name, f"may lack losses: {reason}", auditing.COPY
+  elif not ledger["closed"]:
+    yield name, "adds up, but says that it is not closed", advice
+  if run.finished and ledger["queued"]["completions"]:
+    yield name, "has queued completions after the end", advice
+  newest = run.saved.get(run.newest, {}).get("data")
+  if run.finished and newest:
+    trained = [*Amount(**ledger["trained_first_time"])]
+    if (known := newest["ledger"]["trained"]) != trained:
+      what = f"{trained} are trained, checkpoints/{run.newest} has {known}"
+      yield name, what, "it is of another time than the last checkpoint"
+  for cause, amount in ledger["lost"].items():
+    yield name, f"{amount['completions']} completions lost{{{cause}}}"
+  yield (
+      f"{ledger['generated']['completions']} completions,"
+      f" {ledger['trained_first_time']['completions']} trained"
+  )

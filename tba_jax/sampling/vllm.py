@@ -95,7 +95,7 @@ class UnreachableError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Version:
+class ParamsFolder:
   """Params that the server can load; their files go with the object.
 
   name: name by which the server tells them.
@@ -155,7 +155,7 @@ class VllmSampler:
     # Names are of this object alone: another may have used the server.
     self._prefix = uuid.uuid4().hex[:8]
     # What the server has, None if that is not known.
-    self._loaded: Version | None = None
+    self._loaded: ParamsFolder | None = None
     self._is_checked = False
     # Whether completions are sampled now, which go on with newer params.
     self._is_sampling = False
@@ -164,7 +164,7 @@ class VllmSampler:
   def settings(self) -> requests.Settings:
     return self._settings
 
-  def put(self, params: types.PyTree, shardings: Any = None) -> Version:
+  def put(self, params: types.PyTree, shardings: Any = None) -> ParamsFolder:
     """Writes params for the server, and lets it load them.
 
     Args:
@@ -176,10 +176,10 @@ class VllmSampler:
       ValueError: the server refuses the params, or has wrong options.
     """
     del shardings
-    if isinstance(params, Version):
+    if isinstance(params, ParamsFolder):
       return params
     name = f"{self._prefix}-{next(self._numbers)}"
-    version = Version(name, (self._folder / name).absolute())
+    version = ParamsFolder(name, (self._folder / name).absolute())
     with self._written():
       hf.save(version.folder, *_untied(self._model_config, params))
     self._load(version)
@@ -356,7 +356,7 @@ class VllmSampler:
         token_versions=versions_SxT,
     )
 
-  def swap(self, version: Version) -> None:
+  def swap(self, version: ParamsFolder) -> None:
     """Lets the server go on with other params within its completions."""
     if version is not self._loaded:
       self._load(version)
@@ -384,7 +384,7 @@ class VllmSampler:
         timeout_s=None,
     )
 
-  def _load(self, version: Version) -> None:
+  def _load(self, version: ParamsFolder) -> None:
     """Lets the server load a version, if it has another; waits until it has."""
     if version is self._loaded and self._is_named(version):
       return
@@ -433,7 +433,7 @@ class VllmSampler:
         self._on_progress()
     asked.result()
 
-  def _is_named(self, version: Version) -> bool:
+  def _is_named(self, version: ParamsFolder) -> bool:
     """Returns whether the server says that it has a version."""
     try:
       weights = self._server.get("/weight_info", timeout_s=_ANSWER_S)
@@ -524,7 +524,7 @@ class _Attempt:
       self,
       sampler: VllmSampler,
       prompts: Sequence[requests.Request],
-      params: Version,
+      params: ParamsFolder,
       version: int,
   ):
     self.current = params

@@ -74,6 +74,15 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
   return "://" in os.fspath(path)
 
 
+def ocdbt(folder: str | os.PathLike[str], key: str) -> dict[str, Any]:
+  """Returns TensorStore's spec of an array in a folder that Orbax wrote."""
+  text = os.fspath(folder)
+  base = f"{text}/"
+  if not is_remote(text):
+    base = {"driver": "file", "path": f"{os.path.abspath(text)}/"}
+  return {"driver": "ocdbt", "base": base, "path": f"{key}/"}
+
+
 def absolute(directory: str) -> epath.Path:
   """Returns an absolute local path, or a URL unchanged."""
   if not is_remote(directory):

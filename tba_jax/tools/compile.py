@@ -38,7 +38,7 @@ from tba_jax import types
 from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import packing
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import build
 from tba_jax.models import sequence
@@ -434,8 +434,8 @@ def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
   )
   params = sharding.abstract_params(own.adapters or own.model, mesh)
   copy = functools.partial(
-      publication.snapshot,
-      dtypes=publication.published_dtypes(config, held.platform_of(mesh)),
+      published.snapshot,
+      dtypes=published.published_dtypes(config, held.platform_of(mesh)),
   )
   places = jax.tree.map(
       lambda x: jax.sharding.NamedSharding(by_process, x.sharding.spec), params

@@ -23,7 +23,7 @@ from tba_jax import types
 from tba_jax.config import meshes
 from tba_jax.evaluation import evaluations
 from tba_jax.learning import packing
-from tba_jax.learning import publication
+from tba_jax.learning import published as published_lib
 from tba_jax.learning import train_step
 from tba_jax.losses import build
 from tba_jax.losses import objective
@@ -255,7 +255,7 @@ def published(
 ) -> types.PyTree:
   """Returns abstract params in the dtypes that are published."""
   place = jax.tree.leaves(params)[0].sharding
-  dtypes = publication.published_dtypes(config, slots_lib.platform_of(place))
+  dtypes = published_lib.published_dtypes(config, slots_lib.platform_of(place))
   return _in_dtypes(params, dtypes)
 
 
@@ -284,7 +284,7 @@ def _cut(
 
 
 def _in_dtypes(
-    params: types.PyTree, dtypes: publication.Dtypes
+    params: types.PyTree, dtypes: published_lib.Dtypes
 ) -> types.PyTree:
   return jax.tree_util.tree_map_with_path(
       lambda path, x: jax.ShapeDtypeStruct(
@@ -476,7 +476,7 @@ def _evaluation(
     mesh = sharding.abstract_mesh(own, platform)
     params = _in_dtypes(
         sharding.abstract_params(model, mesh),
-        publication.computed_dtypes(config, platform),
+        published_lib.computed_dtypes(config, platform),
     )
     out["params, gathered for an evaluation"] = num_bytes(params)
   sampler = policy_samplers.make_evaluation_sampler(config, _as_policy(model))

@@ -47,13 +47,7 @@ def read_store(
         and locator.read_locator(run_info.locator) is None
     ):
       return None, "its store is not running"
-    transport = kv_client.KvTransport(
-        run_info.finder,
-        deadline_s=deadline_s,
-        run_id=run_info.run_id,
-        root=run_info.root,
-        tls=run_info.tls,
-    )
+    transport = kv_client.connect(run_info, deadline_s)
   except (base.TransportError, OSError, ValueError) as error:
     return None, f"its store does not answer: {error}"
   try:

@@ -7,10 +7,10 @@ import os
 import socket
 
 from tba_jax.system import rules
-from tba_jax.transport import carriers
 from tba_jax.transport import certificates
 from tba_jax.transport import locator
 from tba_jax.transport import wire
+from tba_jax.transport.params import carriers
 
 
 def _publish(c: rules.Values) -> rules.Problems:

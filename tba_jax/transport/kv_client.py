@@ -138,6 +138,17 @@ OPERATIONS: Operations = types.MappingProxyType(
 )
 
 
+def connect(run: Any, deadline_s: float) -> "KvTransport":
+  """Returns a new client of the store of a `run_directory.Run`."""
+  return KvTransport(
+      run.finder,
+      deadline_s=deadline_s,
+      run_id=run.run_id,
+      root=run.root,
+      tls=run.tls,
+  )
+
+
 class KvTransport(base.Transport):
   """A client of the store of a `KvHost`; attaches on construction.
 

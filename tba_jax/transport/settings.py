@@ -5,7 +5,7 @@
 import re
 
 from tba_jax.system import rules
-from tba_jax.transport import carriers
+from tba_jax.transport.params import carriers
 
 _HOST = r"(?:[^:\s\[\]]+|\[[^\]\s]+\])"
 

@@ -16,16 +16,18 @@ The hash proves that a process of this run wrote the message, not when or under
 which key: messages for which that matters say so in their headers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import hashlib
 import hmac
 import json
+import math
 import os
 import pathlib
 import secrets
 import stat
 import struct
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -39,6 +41,8 @@ SCHEMA = 2
 # Environment variable: the secret in hexadecimal, for hosts without its file.
 SECRET_VARIABLE = "TBA_JAX_SECRET"
 SECRET_BYTES = 32
+# Shortest time between two events of refused messages with one reason.
+_REFUSAL_EVENT_S = 60.0
 
 _PREFIX = struct.Struct("<4sHHQ")
 _DIGEST_BYTES = 32
@@ -61,6 +65,52 @@ class WireError(ValueError):
   def __init__(self, reason: str, message: str):
     super().__init__(f"wire message refused ({reason}): {message}")
     self.reason = reason
+
+
+class RunIdentity(NamedTuple):
+  """The fields of `run_directory.Run` that are in messages, or their place.
+
+  run_id: id in all messages.
+  secret: key of their hashes.
+  workdir: directory of this process; the trainer's has the journal in
+    `replay/`, a searcher's its lease in `leases/`. None = keep no lease.
+  """
+
+  run_id: str
+  secret: bytes
+  workdir: pathlib.Path | None = None
+
+
+class Refusals:
+  """Counts refused messages; logs one event a minute for each reason.
+
+  count: messages refused.
+  """
+
+  def __init__(
+      self,
+      on_event: Callable[[str, str], None],
+      clock: Callable[[], float] = time.monotonic,
+      kind: str = "refused_message",
+  ):
+    self.count = 0
+    self._on_event = on_event
+    self._clock = clock
+    self._kind = kind
+    self._due_at: dict[str, float] = {}
+    self._unlogged: dict[str, int] = {}
+
+  def add(self, key: str, error: WireError) -> None:
+    """Counts the message under `key`, refused for `error`."""
+    self.count += 1
+    reason, now = error.reason, self._clock()
+    if now < self._due_at.get(reason, -math.inf):
+      self._unlogged[reason] = self._unlogged.get(reason, 0) + 1
+      return
+    self._due_at[reason] = now + _REFUSAL_EVENT_S
+    others = self._unlogged.pop(reason, 0)
+    more = f" ({others} more since the last event)" if others else ""
+    self._on_event(self._kind, f"{key[:200]}: {str(error)[:500]}{more}")
 
 
 def encode(

@@ -66,7 +66,7 @@ class ForgedKeysTest(queue_case.QueueTestCase, parameterized.TestCase):
     directory, names = _KINDS[kind]
     lock = functools.partial(
         queue_server.lock_store,
-        run=messages.RunIdentity(queue_case.RUN, queue_case.SECRET),
+        run=wire.RunIdentity(queue_case.RUN, queue_case.SECRET),
         owner="me",
         place="here",
     )
@@ -120,7 +120,7 @@ class JoinTest(queue_case.QueueTestCase):
     # A searcher joined so before the store was lost.
     late = f"{_SLOT}/00000007"
     fields = {"generation": 1}
-    run = messages.RunIdentity(queue_case.RUN, queue_case.SECRET)
+    run = wire.RunIdentity(queue_case.RUN, queue_case.SECRET)
     message = messages.encode(run, late, fields)
     self.store.lose()
     self.client().put(late, message)
@@ -161,7 +161,7 @@ class StopTest(queue_case.QueueTestCase):
 class LockTest(queue_case.QueueTestCase):
 
   def test_lock_of_an_earlier_store_is_taken(self):
-    run = messages.RunIdentity(queue_case.RUN, queue_case.SECRET)
+    run = wire.RunIdentity(queue_case.RUN, queue_case.SECRET)
     lock = functools.partial(queue_server.lock_store, run=run, place="there")
     lock(self.client(), owner="a")
     held = self.client().get(messages.LOCK_KEY)

@@ -13,7 +13,7 @@ from tba_jax.channels import messages
 from tba_jax.transport import wire
 from tests.support import in_process
 
-_RUN = messages.RunIdentity("run", b"s" * 32)
+_RUN = wire.RunIdentity("run", b"s" * 32)
 _AMOUNT = {"prompts": 1, "completions": 2, "tokens": 3}
 
 
@@ -24,7 +24,7 @@ class ReadTest(absltest.TestCase):
     self.now = 10.0
     store = in_process.InProcessStore()
     self.client = in_process.InProcessTransport(store)
-    self.refusals = messages.Refusals(lambda *event: None)
+    self.refusals = wire.Refusals(lambda *event: None)
     self.reader = leases.LeaseTable(
         _RUN, self.refusals, lease_s=10.0, clock=lambda: self.now
     )
@@ -178,7 +178,7 @@ class GoneTest(absltest.TestCase):
     self.now = 0.0
     self.table = leases.LeaseTable(
         _RUN,
-        messages.Refusals(lambda *event: None),
+        wire.Refusals(lambda *event: None),
         lease_s=10.0,
         clock=lambda: self.now,
     )

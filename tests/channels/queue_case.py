@@ -110,7 +110,7 @@ class TrainerSide:
     self.server = self.make_receiver(
         store,
         config,
-        messages.RunIdentity(RUN, SECRET, workdir),
+        wire.RunIdentity(RUN, SECRET, workdir),
         order=self.order,
         epoch=epoch,
         on_event=self.events,
@@ -198,7 +198,7 @@ class SearcherSide:
     self.client = self.make_client(
         store,
         make_config(credits=credits, lease_s=lease_s),
-        messages.RunIdentity(RUN, SECRET, workdir),
+        wire.RunIdentity(RUN, SECRET, workdir),
         sid=sid,
         index=index,
         **changes,

@@ -167,7 +167,7 @@ class SearcherDeathTest(queue_case.QueueTestCase):
   def test_a_slot_keeps_the_newest_numbers_in_the_store(self):
     slot = f"{socket.gethostname()}/0"
     store = self.client()
-    run = messages.RunIdentity(queue_case.RUN, queue_case.SECRET)
+    run = wire.RunIdentity(queue_case.RUN, queue_case.SECRET)
     for number in range(103):
       key = f"join/{slot}/{number:08d}"
       store.put(key, messages.encode(run, key, {"generation": 1}))

@@ -9,9 +9,10 @@ from absl.testing import absltest
 from tba_jax.channels import leases
 from tba_jax.channels import messages
 from tba_jax.channels import queue_server
+from tba_jax.transport import wire
 from tests.support import in_process
 
-_RUN = messages.RunIdentity("run", b"s" * 32)
+_RUN = wire.RunIdentity("run", b"s" * 32)
 _AMOUNT = {"prompts": 1, "completions": 2, "tokens": 3}
 
 
@@ -55,7 +56,7 @@ class IngestTest(absltest.TestCase):
     self.now = 0.0
     self.events = []
     on_event = lambda *event: self.events.append(event)
-    self.refusals = messages.Refusals(on_event, clock=lambda: self.now)
+    self.refusals = wire.Refusals(on_event, clock=lambda: self.now)
     self.leases = leases.LeaseTable(
         _RUN, self.refusals, lease_s=1e9, clock=lambda: self.now
     )

@@ -20,7 +20,7 @@ is kept. A sound format of 10,000 inputs and more leaves a row in
 | `config` | config.json of a run, overrides | `load_config`, `validate` |
 | `jsonl` | rows of a data set, logs | `read_rows`, `read_jsonl` |
 | `hf` | files of a model's folder | `hf.load`, `tokenizer.load` |
-| `params` | a published version | `publication.read_version` |
+| `params` | a published version | `manifest.read_version` |
 """
 
 import collections
@@ -50,7 +50,6 @@ from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.learning import host_state
-from tba_jax.learning import publication
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
@@ -58,10 +57,11 @@ from tba_jax.monitor import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tasks import rows
 from tba_jax.transport import base
-from tba_jax.transport import carrier as carrier_lib
-from tba_jax.transport import carrier_files
-from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
+from tba_jax.transport.params import manifest
+from tba_jax.transport.params import shared_files
+from tba_jax.transport.params import store_chunks
+from tba_jax.transport.params import version as version_lib
 from tests.chaos import chaos
 from tests.chaos import mutations
 
@@ -208,7 +208,7 @@ def _groups(rng: np.random.Generator) -> list[types.Group]:
   ]
 
 
-_RUN = messages.RunIdentity("run", _SECRET)
+_RUN = wire.RunIdentity("run", _SECRET)
 
 
 def _block() -> tuple[str, bytes]:
@@ -513,23 +513,21 @@ class _Map(base.Transport):
 
 
 def _params(folder: pathlib.Path) -> Format:
-  identity = run_directory.Run(folder, "run", folder, _SECRET)
+  run = run_directory.Run(folder, "run", folder, _SECRET)
   leaves = {
       "a": np.arange(300, dtype=np.float32),
       "b": np.arange(12, dtype=np.int32).reshape(3, 4),
   }
-  specs = carrier_lib.specs_of(leaves)
+  specs = version_lib.specs_of(leaves)
   carriers = {
-      "store": carrier_store.Chunks(),
-      "files": carrier_files.Files(folder / "params"),
+      "store": store_chunks.StoreChunks(),
+      "files": shared_files.SharedFiles(folder / "params"),
   }
   stores, inputs = [], []
   for i, carrier in enumerate(carriers.values()):
-    tag, store = (1, i), _Map()
-    packed = carrier.pack(publication.tag_text(tag), leaves)
-    version = publication.Version(tag, carrier, packed, specs)
-    publication.send_version(store, version, identity)
-    stores.append((tag, store))
+    version, store = version_lib.Version(1, i), _Map()
+    manifest.send_version(store, carrier.pack(version, leaves), run)
+    stores.append((version, store))
     inputs += [(i, key) for key in store.data]
   file = next((folder / "params").glob("*.params"))
   sent_file = file.read_bytes()
@@ -546,24 +544,24 @@ def _params(folder: pathlib.Path) -> Format:
 
   def read(data: bytes) -> None:
     (which, key), signed, data = inputs[data[0]], data[1], data[2:]
-    tag, store = stores[which]
+    version, store = stores[which]
     before = dict(store.data)
     try:
       if key:
         store.data[key] = data
       else:
         file.write_bytes(data)
-      pointer = publication.read_pointer(store, identity)
-      found = publication.read_version(
+      pointer = manifest.read_pointer(store, run)
+      found = manifest.read_version(
           store,
-          tag if signed else pointer,
-          identity,
+          version if signed else pointer,
+          run,
           carriers=carriers,
           expected=specs,
       )
       if found is not None and not signed and not _equal(found, leaves):
         raise Accepted("other params")
-      if found is not None and carrier_lib.specs_of(found) != specs:
+      if found is not None and version_lib.specs_of(found) != specs:
         raise Accepted("params of another shape")
     finally:
       store.data = before

@@ -42,7 +42,7 @@ import numpy as np
 
 from tba_jax.monitor import run_directory
 from tba_jax.system import jsonl
-from tba_jax.transport import carrier_files
+from tba_jax.transport.params import shared_files
 from tests.chaos import auditor
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -195,7 +195,7 @@ class _Watch:
     run_ = run_directory.open_run(str(self._workdir), config)
     self._places = {
         "spool": run_.spool,
-        "params": carrier_files.files_directory(
+        "params": shared_files.files_directory(
             config.publish.directory, self._workdir, run_.run_id
         ),
     }

@@ -22,7 +22,7 @@ from tba_jax.policy import reference
 from tba_jax.policy import sharding
 from tba_jax.programs import replica
 from tba_jax.system import processes
-from tba_jax.transport import carrier_orbax
+from tba_jax.transport.params import peers as peers_lib
 from tests.support import base_config
 from tests.support import tiny_model
 
@@ -243,14 +243,14 @@ class DeviceWorkTest(parameterized.TestCase):
 
   def test_each_process_publishes_its_shards(self):
     cluster = FakeCluster()
-    work = self.make(cluster, mock.create_autospec(carrier_orbax.Leader))
+    work = self.make(cluster, mock.create_autospec(peers_lib.Leader))
     # The publisher skips the second version.
     submit = mock.Mock(side_effect=[None, None, 6])
     work.publish(submit, 5, "sampling_params")
     work.publish(submit, 6)
     work.publish(submit, 7)
     cluster.end(processes.EXIT_OK)
-    peers = mock.create_autospec(carrier_orbax.Helper, instance=True)
+    peers = mock.create_autospec(peers_lib.Helper, instance=True)
     peers.submit.return_value = None
     _, other = self.follow(cluster.told, peers)
     self.assertEqual(

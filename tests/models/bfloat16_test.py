@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tba_jax.learning import guards
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import heads
@@ -89,9 +89,7 @@ class Bfloat16Test(parameterized.TestCase):
     _, model = _models(name)
     # Far from uniform, as after training.
     params = jax.tree.map(lambda x: 2.0 * x, tiny_model.init_params(model))
-    published = publication.snapshot(
-        params, dtypes=publication.Dtypes("bfloat16", "")
-    )
+    copy = published.snapshot(params, dtypes=published.Dtypes("bfloat16", ""))
     rng = np.random.default_rng(0)
     requests = [
         decode.Request(
@@ -104,7 +102,7 @@ class Bfloat16Test(parameterized.TestCase):
     ]
     # More completions than rows: rows are refilled.
     sampler = sampler_case.make(model, max_completion_tokens=8)
-    found = sampler.sample(published, requests, version=0)
+    found = sampler.sample(copy, requests, version=0)
     trained = jax.jit(
         lambda params, *tokens: logprobs_lib.completion_logprobs(
             model, params, *tokens, temperature=1.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import group_reference
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.policy import lora
 from tba_jax.policy import sharding
 from tba_jax.programs import roles
@@ -27,10 +27,10 @@ from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import hlo
-from tba_jax.transport import carrier as carrier_lib
-from tba_jax.transport import carrier_files
-from tba_jax.transport import carrier_orbax
-from tba_jax.transport import carrier_store
+from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import shared_files
+from tba_jax.transport.params import store_chunks
+from tba_jax.transport.params import version
 from tests.support import cpu_devices
 from tests.support import in_process
 from tests.support import scripted_turns
@@ -38,7 +38,7 @@ from tests.support import tiny_model
 
 cpu_devices.make(4)
 
-TAG = "00000001.0000000003"
+VERSION = version.Version(1, 3)
 SETTINGS = decode.Settings(
     temperature=1.0,
     top_k=0,
@@ -138,9 +138,7 @@ class SamplingTest(parameterized.TestCase):
     settings = dataclasses.replace(SETTINGS, **changes)
     sampler = decode.Sampler(cls.policy.model, settings)
     params = {
-        version: sampler.put(
-            params_fn(publication.by_path(leaves)), place.model
-        )
+        version: sampler.put(params_fn(published.by_path(leaves)), place.model)
         for version, leaves in cls.params_of.items()
     }
     looks = iter(range(100))
@@ -317,19 +315,19 @@ class CarriersTest(parameterized.TestCase):
     super().setUp()
     self.store = in_process.InProcessStore()
     self.transport = in_process.InProcessTransport(self.store)
-    self.transport.put(f"p/{TAG}/meta", b"the manifest")
+    self.transport.put(f"p/{VERSION.tag}/meta", b"the manifest")
     self.folder = pathlib.Path(self.create_tempdir().full_path)
     self.policy = make_policy()
     self.params = self.policy.model.init(jax.random.PRNGKey(0))
 
   def make(self, name):
     if name == "store":
-      carrier = carrier_store.Chunks()
+      carrier = store_chunks.StoreChunks()
     elif name == "files":
-      carrier = carrier_files.Files(self.folder / "files")
+      carrier = shared_files.SharedFiles(self.folder / "files")
     else:
       path = str(self.folder / "run" / "shards")
-      carrier = carrier_orbax.OrbaxShards(path, **KEYS)
+      carrier = orbax_shards.OrbaxShards(path, **KEYS)
     self.addCleanup(carrier.close)
     return carrier
 
@@ -352,13 +350,13 @@ class CarriersTest(parameterized.TestCase):
   )
   def test_params_are_put_on_the_mesh(self, name, sizes):
     place = make_place(self.policy, **sizes)
-    leaves = publication.by_path(self.params)
+    leaves = published.by_path(self.params)
     writer, reader = self.make(name), self.make(name)
-    packed = writer.pack(TAG, leaves)
+    packed = writer.pack(VERSION, leaves)
     writer.send(self.transport, packed)
     self.serve(writer, packed)
-    specs = carrier_lib.specs_of(leaves)
-    found = reader.read(self.transport, TAG, packed.carried, specs)
+    specs = version.specs_of(leaves)
+    found = reader.read(self.transport, VERSION.tag, packed.carried, specs)
     params_fn = roles.make_params_fn(
         self.policy, lora.ParamsMerger("", lambda params: params), place
     )
@@ -397,7 +395,7 @@ class CarriersTest(parameterized.TestCase):
         lambda x: x + 0.1, policy.adapters.init(jax.random.PRNGKey(3))
     )
     params_fn = roles.make_params_fn(policy, whole, place)
-    found = params_fn(publication.flatten(factors))
+    found = params_fn(published.flatten(factors))
     start = policy.model.init(jax.random.PRNGKey(config.seed))
     expected = policy.adapters.merge(start, factors)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)

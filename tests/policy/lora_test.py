@@ -22,7 +22,7 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import model_source
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import objective
 from tba_jax.models import hf
@@ -369,7 +369,7 @@ class RunTest(absltest.TestCase):
       )
       params_fn = roles.make_params_fn(policy, whole)
       expected = policy.adapters.merge(start, moved)
-      found = params_fn(publication.flatten(state.params))
+      found = params_fn(published.flatten(state.params))
       chex.assert_trees_all_close(found, expected, rtol=1e-6)
       saver = checkpoint.Checkpointer(f"{workdir}/checkpoints", keep=2)
       saver.save(0, state, {"base": whole.base})

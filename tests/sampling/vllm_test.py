@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax.learning import probe
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import hf
 from tba_jax.sampling import requests
 from tba_jax.sampling import vllm
+from tba_jax.transport.params import probe
 from tests.support import fake_vllm
 from tests.support import sampler_case
 from tests.support import tiny_model

@@ -25,7 +25,7 @@ from tba_jax.learning import buffers
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
-from tba_jax.learning import publication
+from tba_jax.learning import published
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
@@ -77,7 +77,7 @@ def train(
     buffer.mark_trained(draw.ids)
     work.train(learner.make(draw))
     learner.finish()
-  return publication.flatten(work.state.params)
+  return published.flatten(work.state.params)
 
 
 def _sample(
@@ -133,7 +133,7 @@ def train_by_loop(
   loop = maker.make(config)
   loop.train()
   maker.close()
-  return publication.flatten(loop.learner.work.state.params)
+  return published.flatten(loop.learner.work.state.params)
 
 
 def main(argv: Sequence[str]) -> None:

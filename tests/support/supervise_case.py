@@ -25,7 +25,12 @@ SIGNALS = train.END_SIGNALS
 VERDICT = diagnosis.Finding("learned", "Learned: much.")
 # No pauses, no grace for a group, every check at each look.
 LIMITS = train.Limits(tick_s=0.0, check_every_s=0.0, together_s=0.0)
-RESULT = {"steps": 100, "num_steps": 100, "ledger_closed": True}
+RESULT = {
+    "steps": 100,
+    "num_steps": 100,
+    "completions": 400,
+    "ledger_closed": True,
+}
 
 
 class FakeProcess:

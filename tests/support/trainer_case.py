@@ -18,12 +18,12 @@ from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import guards
 from tba_jax.learning import learner
-from tba_jax.learning import publication
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.monitor import recorder
 from tba_jax.policy import lora
 from tba_jax.policy import reference
 from tba_jax.replay import decisions
+from tba_jax.transport.params import publish
 from tests.channels import fake_groups
 from tests.support import base_config
 
@@ -57,7 +57,7 @@ class TrainerCase(parameterized.TestCase):
   def make_parts(self):
     note = lambda name: lambda *args, **kwargs: self.log.append((name, args[0]))
     autospec = lambda cls: mock.create_autospec(cls, instance=True)
-    self.sink = autospec(publication.Publisher)
+    self.sink = autospec(publish.Publisher)
     self.sink.submit.side_effect = self.publish
     self.source = autospec(service.ReplayService)
     self.source.buffer = fake_groups.make_buffer()

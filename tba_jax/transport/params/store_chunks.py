@@ -11,38 +11,44 @@ from typing import Any
 import numpy as np
 
 from tba_jax.transport import base
-from tba_jax.transport import carrier
 from tba_jax.transport import wire
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import version
 
 
-class Chunks(carrier.Carrier):
+class StoreChunks(carrier.Carrier):
   """The carrier "store"."""
 
   name = "store"
   schema = {"digests": [str]}
 
-  def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
+  def write(
+      self, tag: str, leaves: Mapping[str, Any]
+  ) -> tuple[dict[str, Any], Any]:
+    del tag
     data = b"".join(carrier.flat_bytes(leaf).data for leaf in leaves.values())
     chunks = [
         data[start : start + carrier.PIECE_BYTES]
         for start in range(0, len(data), carrier.PIECE_BYTES)
     ]
     digests = [carrier.digest(chunk) for chunk in chunks]
-    return carrier.Packed(tag, {"digests": digests}, chunks)
+    return {"digests": digests}, chunks
 
-  def send(self, transport: base.Transport, packed: carrier.Packed) -> None:
-    for i, chunk in enumerate(packed.held):
+  def send(
+      self, transport: base.Transport, packed: carrier.PackedVersion
+  ) -> None:
+    for i, chunk in enumerate(packed.content):
       transport.put(f"p/{packed.tag}/{i:06d}", chunk)
 
-  def drop(self, packed: carrier.Packed) -> None:
-    packed.held = None
+  def drop(self, packed: carrier.PackedVersion) -> None:
+    packed.content = None
 
   def read(
       self,
       transport: base.Transport,
       tag: str,
       carried: Mapping[str, Any],
-      specs: carrier.Specs,
+      specs: version.Specs,
   ) -> dict[str, np.ndarray] | None:
     chunks = []
     for i, wanted in enumerate(carried["digests"]):
@@ -58,21 +64,21 @@ class Chunks(carrier.Carrier):
         )
       chunks.append(chunk)
     data = b"".join(chunks)
-    total = carrier.num_bytes(specs)
+    total = version.num_bytes(specs)
     if len(data) != total:
       raise wire.WireError("truncated", f"{len(data)} bytes, expected {total}")
     leaves, start = {}, 0
     for name, spec in specs.items():
       leaves[name] = carrier.as_leaf(data, spec, start)
-      start += carrier.leaf_bytes(*spec)
+      start += version.leaf_bytes(*spec)
     return leaves
 
 
-def _names_at(specs: carrier.Specs, first: int, last: int) -> list[str]:
+def _names_at(specs: version.Specs, first: int, last: int) -> list[str]:
   """Returns the leaves with bytes in [first, last)."""
   names, start = [], 0
   for name, spec in specs.items():
-    end = start + carrier.leaf_bytes(*spec)
+    end = start + version.leaf_bytes(*spec)
     if max(start, first) < min(end, last):
       names.append(name)
     start = end

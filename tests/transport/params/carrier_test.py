@@ -12,14 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.transport import carrier
-from tba_jax.transport import carrier_files
-from tba_jax.transport import carrier_orbax
-from tba_jax.transport import carrier_store
 from tba_jax.transport import wire
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import shared_files
+from tba_jax.transport.params import store_chunks
+from tba_jax.transport.params import version
 from tests.support import in_process
 
-TAG = "00000001.0000000003"
+VERSION = version.Version(1, 3)
+TAG = VERSION.tag
 KEYS = {"run_id": "run", "secret": b"s" * 32}
 
 
@@ -44,24 +46,24 @@ class CarrierCase(parameterized.TestCase):
     self.path = folder / "run" / "params"
     self.transport = in_process.InProcessTransport(in_process.InProcessStore())
     self.leaves = make_leaves()
-    self.specs = carrier.specs_of(self.leaves)
+    self.specs = version.specs_of(self.leaves)
 
   def make(self, name, path=None, deadline_s=30.0, **settings):
     path = path or self.path
     made = {
-        "store": carrier_store.Chunks,
-        "files": lambda: carrier_files.Files(path),
-        "orbax": lambda: carrier_orbax.OrbaxShards(
+        "store": store_chunks.StoreChunks,
+        "files": lambda: shared_files.SharedFiles(path),
+        "orbax": lambda: orbax_shards.OrbaxShards(
             str(path), deadline_s=deadline_s, **KEYS, **settings
         ),
     }[name]()
     self.addCleanup(made.close)
     return made
 
-  def publish(self, writer, tag=TAG):
-    packed = writer.pack(tag, self.leaves)
+  def publish(self, writer, number=VERSION):
+    packed = writer.pack(number, self.leaves)
     writer.send(self.transport, packed)
-    self.transport.put(f"p/{tag}/meta", b"the manifest")
+    self.transport.put(f"p/{packed.tag}/meta", b"the manifest")
     return packed
 
   def drop(self, writer, packed):
@@ -129,23 +131,23 @@ class CarrierTest(CarrierCase):
   def test_full_disk_names_the_setting_and_leaves_no_files(self, name):
     full = OSError(28, "No space left on device")
     target = {
-        "files": (carrier_files, "_write_all"),
-        "orbax": (carrier_orbax, "write_folder"),
+        "files": (shared_files, "_write_all"),
+        "orbax": (orbax_shards, "write_folder"),
     }[name]
     writer = self.make(name)
     with mock.patch.object(*target, side_effect=full):
       with self.assertRaisesRegex(OSError, "config.publish.directory"):
-        writer.pack(TAG, self.leaves)
+        writer.pack(VERSION, self.leaves)
     writer.serve(self.transport, None)
     self.assertEmpty(self.files())
 
   @parameterized.parameters("files", "orbax")
   def test_versions_of_an_earlier_trainer_are_removed(self, name):
-    old = self.publish(self.make(name), "00000001.0000000900")
+    old = self.publish(self.make(name), version.Version(1, 900))
     partial = self.path / (".00000001.0000000901.77"[name == "orbax" :])
     partial.mkdir() if name == "orbax" else partial.touch()
     writer = self.make(name)
-    new = self.publish(writer, "00000002.0000000001")
+    new = self.publish(writer, version.Version(2, 1))
     writer.clean(new.tag)
     writer.serve(self.transport, new)
     self.assertLen(self.files(), 1)
@@ -188,7 +190,7 @@ class FilesTest(CarrierCase):
     self.file = self.path / f"{TAG}.params"
 
   def test_file_of_a_remote_file_system_is_read(self):
-    with mock.patch.object(carrier_files, "is_local", lambda path: False):
+    with mock.patch.object(shared_files, "is_local", lambda path: False):
       found = self.read(self.carrier, self.packed)
     np.testing.assert_array_equal(found["['b']"], self.leaves["['b']"])
 
@@ -215,13 +217,13 @@ class FilesTest(CarrierCase):
       self.read(self.carrier, self.packed)
 
   def test_a_run_has_its_own_directories(self):
-    of = lambda setting, run: carrier_files.files_directory(
+    of = lambda setting, run: shared_files.files_directory(
         setting, self.path, run
     )
     shared = str(self.path / "shared")
     self.assertEqual(of(shared, "r7"), self.path / "shared" / "params-r7")
     self.assertNotEqual(of("", "r7"), of("", "r8"))
-    shards = carrier_files.shards_directory
+    shards = shared_files.shards_directory
     self.assertEqual(
         shards("gs://bucket/params/", self.path, "r7"),
         "gs://bucket/params/params-r7/shards",
@@ -231,7 +233,7 @@ class FilesTest(CarrierCase):
   def test_accessible_directory_is_refused(self):
     self.path.chmod(0o755)
     with self.assertRaisesRegex(ValueError, "publish.directory.*0755"):
-      self.carrier.pack(TAG, self.leaves)
+      self.carrier.pack(VERSION, self.leaves)
 
 
 if __name__ == "__main__":

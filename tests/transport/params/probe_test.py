@@ -3,6 +3,7 @@
 """Params that are not the trainer's do not give its log-probs."""
 
 import functools
+import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -11,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax.learning import probe
-from tba_jax.learning import publication
+from tba_jax.learning import device_work
+from tba_jax.learning import published
+from tba_jax.models import config as config_lib
 from tba_jax.policy import lora
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
+from tba_jax.transport.params import probe
+from tba_jax.transport.params import version
 from tests.support import base_config
 from tests.support import fakes
 from tests.support import tiny_model
@@ -36,6 +40,11 @@ def moved(params, step, seed=0):
   )
 
 
+def max_gap(config, backend):
+  compute_dtype = config_lib.compute_dtype(config.model, backend)
+  return probe.max_gap(config, backend, compute_dtype)
+
+
 class _Pair:
   """A trainer's answer and a searcher's check, of one dtype."""
 
@@ -53,14 +62,15 @@ class _Pair:
     )
     self.config = config
     self.base = grown(tiny_model.init_params(model))
-    self.params, attach = self.base, lambda _, params: params
-    self.merge = attach
+    self.params, self.merge = self.base, lambda _, params: params
+    adapters = None
     if rank:
       adapters = lora.make(config.lora, model)
       self.params = moved(tiny_model.init_params(adapters), 0.3)
-      attach, self.merge = adapters.attach, adapters.merge
-    self.answer = probe.make_answer_fn(
-        config, model, sharding.first_device_mesh(), attach
+      self.merge = adapters.merge
+    policy = types.SimpleNamespace(model=model, adapters=adapters)
+    self.answer = device_work.make_answer_fn(
+        config, policy, sharding.first_device_mesh()
     )
     sampler = policy_samplers.build_sampler(
         config,
@@ -72,7 +82,7 @@ class _Pair:
     )
     self.put = sampler.put
     self.make_check = lambda: probe.Check(
-        sampler.token_logprobs, probe.max_gap(config, "cpu")
+        sampler.token_logprobs, max_gap(config, "cpu")
     )
     self.check = self.make_check()
 
@@ -80,8 +90,7 @@ class _Pair:
     """Returns the probe's leaves in a version, by path."""
     tree = {probe.LEAF: self.answer(params, self.base)}
     return {
-        name: np.asarray(leaf)
-        for name, leaf in publication.by_path(tree).items()
+        name: np.asarray(leaf) for name, leaf in published.by_path(tree).items()
     }
 
   def problem(self, published, used):
@@ -107,11 +116,14 @@ class ProbeTest(parameterized.TestCase):
   def test_a_version_has_leaves_of_the_expected_shapes(self):
     pair = make_pair()
     tree = {probe.LEAF: probe.abstract(pair.config)}
+    answer = {probe.LEAF: pair.answer(pair.params, pair.base)}
     self.assertEqual(
-        publication.specs_of(tree),
-        publication.specs_of({probe.LEAF: pair.answer(pair.params, pair.base)}),
+        *(
+            version.specs_of(published.by_path(leaves))
+            for leaves in (tree, answer)
+        )
     )
-    self.assertTrue(all(map(probe.is_of, publication.by_path(tree))))
+    self.assertTrue(all(map(probe.is_of, published.by_path(tree))))
     # A short sampler has fewer positions.
     config = base_config.make(
         sampling__max_prompt_tokens=8, sampling__max_completion_tokens=2
@@ -179,7 +191,7 @@ class ProbeTest(parameterized.TestCase):
         )
     ).mean()
     # A gap alone would not show it.
-    self.assertLess(gap, probe.max_gap(pair.config, "cpu"))
+    self.assertLess(gap, max_gap(pair.config, "cpu"))
     self.assertIn("bit for bit", pair.problem(new, pair.params))
     self.assertEqual(pair.problem(new, new), "")
     # The same version once more is no problem.
@@ -187,15 +199,15 @@ class ProbeTest(parameterized.TestCase):
 
   def test_the_limit_is_of_the_coarser_side(self):
     config = base_config.make(model__compute_dtype="auto")
-    self.assertEqual(probe.max_gap(config, "cpu"), 1e-3)
+    self.assertEqual(max_gap(config, "cpu"), 1e-3)
     # Its products of float32 are rounded as well.
-    self.assertEqual(probe.max_gap(config, "gpu"), 0.3)
+    self.assertEqual(max_gap(config, "gpu"), 0.3)
     config.model.compute_dtype = "float32"
-    self.assertEqual(probe.max_gap(config, "gpu"), 0.3)
+    self.assertEqual(max_gap(config, "gpu"), 0.3)
     config.lora.rank, config.model.param_dtype = 2, "bfloat16"
-    self.assertEqual(probe.max_gap(config, "cpu"), 0.3)
+    self.assertEqual(max_gap(config, "cpu"), 0.3)
     config.guards.max_logprob_gap = 0.5
-    self.assertEqual(probe.max_gap(config, "cpu"), 0.5)
+    self.assertEqual(max_gap(config, "cpu"), 0.5)
     # A searcher in float32 beside a trainer in bfloat16.
     check = probe.Check(lambda *_: np.full((2, 3), -1.0), 1e-3)
     leaves = {

@@ -24,8 +24,9 @@ import numpy as np
 from tba_jax.system import bucket
 from tba_jax.system import processes
 from tba_jax.transport import base
-from tba_jax.transport import carrier
 from tba_jax.transport import wire
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import version
 
 _ALIGN = 64
 _MAX_THREADS = 4
@@ -102,7 +103,7 @@ def is_local(path: pathlib.Path) -> bool:
   return kind in _LOCAL_TYPES
 
 
-class Files(carrier.Carrier):
+class SharedFiles(carrier.Carrier):
   """The carrier "files"; `path` is shared by all processes of the run."""
 
   name = "files"
@@ -115,10 +116,12 @@ class Files(carrier.Carrier):
     self._pool = futures.ThreadPoolExecutor(threads, "params-hash")
 
   @classmethod
-  def make(cls, place: carrier.Place) -> "Files":
+  def make(cls, place: carrier.CarrierPlace) -> "SharedFiles":
     return cls(files_directory(place.directory, place.workdir, place.run_id))
 
-  def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
+  def write(
+      self, tag: str, leaves: Mapping[str, Any]
+  ) -> tuple[dict[str, Any], Any]:
     prepare_directory(self._path)
     path = self._path / f"{tag}.params"
     temporary = self._path / f".{tag}.{os.getpid()}"
@@ -134,9 +137,9 @@ class Files(carrier.Carrier):
           f"params could not be written to {path} ({error.strerror});"
           " config.publish.directory names another place",
       ) from error
-    return carrier.Packed(tag, carried)
+    return carried, None
 
-  def drop(self, packed: carrier.Packed) -> None:
+  def drop(self, packed: carrier.PackedVersion) -> None:
     (self._path / f"{packed.tag}.params").unlink(missing_ok=True)
 
   def clean(self, tag: str) -> None:
@@ -149,7 +152,7 @@ class Files(carrier.Carrier):
       transport: base.Transport,
       tag: str,
       carried: Mapping[str, Any],
-      specs: carrier.Specs,
+      specs: version.Specs,
   ) -> dict[str, np.ndarray] | None:
     path = self._path / f"{tag}.params"
     try:
@@ -188,9 +191,9 @@ class Files(carrier.Carrier):
     self._pool.shutdown(wait=False, cancel_futures=True)
 
   def _write(self, file: BinaryIO, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes all leaves in order; returns `Packed.carried`."""
+    """Writes all leaves in order; returns `carried`."""
     digests, pending, position = {}, [], 0
-    for name, offset, size in _places(carrier.specs_of(leaves)):
+    for name, offset, size in _places(version.specs_of(leaves)):
       _write_all(file, memoryview(bytes(offset - position)))
       # Leaves are copied from the device one at a time.
       data = carrier.flat_bytes(leaves[name])
@@ -222,12 +225,12 @@ def _open(path: pathlib.Path) -> mmap.mmap | bytes:
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
-def _places(specs: carrier.Specs) -> Iterator[tuple[str, int, int]]:
+def _places(specs: version.Specs) -> Iterator[tuple[str, int, int]]:
   """Yields name, offset in the file and size in bytes of each leaf."""
   offset = 0
   for name, spec in specs.items():
     offset += -offset % _ALIGN
-    size = carrier.leaf_bytes(*spec)
+    size = version.leaf_bytes(*spec)
     yield name, offset, size
     offset += size
 

@@ -24,10 +24,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import logprobs
-from tba_jax.models import config as config_lib
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
 
 # Name of the probe among the published params, and its leaves there by path.
 LEAF = "probe"
@@ -67,7 +63,9 @@ def is_of(path: str) -> bool:
   return path in (_TOKENS, _LOGPROBS, _MAX_GAP)
 
 
-def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
+def max_gap(
+    config: ml_collections.ConfigDict, backend: str, compute_dtype: str
+) -> float:
   """Returns the largest mean gap that is taken for rounding, nats per token.
 
   It is for log-probs with a standard deviation of up to 1 nat. The guard's
@@ -77,8 +75,9 @@ def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   Args:
     config: reads `model`, `lora`, `search` and `guards.max_logprob_gap`.
     backend: JAX's, of this process.
+    compute_dtype: dtype that the model computes in there.
   """
-  dtypes = [config_lib.compute_dtype(config.model, backend)]
+  dtypes = [compute_dtype]
   if config.lora.rank:  # Searchers round the merged kernels to it.
     dtypes.append(config.model.param_dtype)
   # Accelerators round products of float32, too.
@@ -89,46 +88,12 @@ def max_gap(config: ml_collections.ConfigDict, backend: str) -> float:
   return max(limit, config.guards.max_logprob_gap)
 
 
-def make_answer_fn(
-    config: ml_collections.ConfigDict,
-    model: transformer.Model,
-    mesh: jax.sharding.Mesh,
-    attach: Callable[[types.PyTree, types.PyTree], types.PyTree],
-) -> Callable[[types.PyTree, types.PyTree], dict[str, jax.Array]]:
-  """Returns the trainer's answer, (published params, base) -> `abstract`.
-
-  It is a forward pass of B · L tokens, jitted, on all devices of the mesh; it
-  does not wait for them. The tokens are drawn from the vocabulary once and for
-  all.
-
-  Args:
-    config: reads `sampling`, `sharding` and what `max_gap` reads.
-    model: model of the policy.
-    mesh: mesh of the params.
-    attach: (base, published params) -> params of the model.
-  """
+def draw_tokens(
+    config: ml_collections.ConfigDict, vocab_size: int
+) -> np.ndarray:
+  """Returns the tokens of every version, [B, L] int32."""
   rng = np.random.default_rng(0)
-  vocab_size = model.config.vocab_size
-  tokens = rng.integers(vocab_size, size=shape(config), dtype=np.int32)
-  limit = max_gap(config, mesh.devices.flat[0].platform)
-
-  def forward(params: types.PyTree, tokens_BxL: jax.Array) -> jax.Array:
-    logits_BxLxV = model.logits(params, tokens_BxL, jnp.ones_like(tokens_BxL))
-    return logprobs.token_logprobs(
-        logits_BxLxV[:, :-1], tokens_BxL[:, 1:], temperature=1.0
-    )
-
-  split = sharding.split_rows(forward, mesh)
-
-  def answer(params: types.PyTree, base: types.PyTree) -> dict[str, jax.Array]:
-    tokens_BxL = jnp.asarray(tokens)
-    return {
-        "tokens": tokens_BxL,
-        "logprobs": split(attach(base, params), tokens_BxL),
-        "max_gap": jnp.float32(limit),
-    }
-
-  return jax.jit(answer, out_shardings=sharding.replicated(mesh))
+  return rng.integers(vocab_size, size=shape(config), dtype=np.int32)
 
 
 class Check:

@@ -9,9 +9,8 @@ The manifest has each shard's box and digest.
 A reader announces in the store (`x/reads/<reader>`) which folder it reads. A
 dropped folder is removed when it has no reader, or after a deadline.
 
-With several processes, process 0 (`Leader`) asks the others (`Helper`) for
-their shards through the key-value store of the trainer's coordinator, in
-background threads.
+With several processes, process 0 asks the others for their shards
+(`peers.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +33,11 @@ import tensorstore as ts
 
 from tba_jax.system import bucket
 from tba_jax.system import processes
-from tba_jax.system import worker
 from tba_jax.transport import base
-from tba_jax.transport import carrier
-from tba_jax.transport import carrier_files
-from tba_jax.transport import jax_kv
 from tba_jax.transport import wire
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import shared_files
+from tba_jax.transport.params import version
 
 # A part of an array: [start, stop] for each axis.
 Box = list[list[int]]
@@ -48,11 +46,8 @@ Box = list[list[int]]
 Shards = dict[str, list[tuple[Box, str]]]
 
 _MAX_THREADS = 4
-# Key prefixes in the store of the run, and in that of the coordinator.
+# Key prefix in the store of the run.
 _READS = "x/reads"
-_PREFIX = "tba_shards"
-# Longest wait in the coordinator's client, which cannot be interrupted.
-_POLL_S = 1.0
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
@@ -152,14 +147,8 @@ def merge_folder(path: epath.Path) -> None:
 
 def open_array(path: epath.Path, i: int, context: ts.Context) -> ts.Future:
   """Returns a future of the `ts.TensorStore` of a folder's i-th array."""
-  text = f"{os.fspath(path)}/"
-  base_spec = (
-      text if bucket.is_remote(text) else {"driver": "file", "path": text}
-  )
-  kvstore = {"driver": "ocdbt", "base": base_spec, "path": f"{_key(i)}/"}
-  return ts.open(
-      {"driver": "zarr", "kvstore": kvstore}, open=True, context=context
-  )
+  spec = {"driver": "zarr", "kvstore": bucket.ocdbt(path, _key(i))}
+  return ts.open(spec, open=True, context=context)
 
 
 def within_deadline(deadline_s: float, call: Callable[[], Any]) -> Any:
@@ -223,16 +212,16 @@ class OrbaxShards(carrier.Carrier):
     secret: key of the run's messages.
     deadline_s: longest time to write or read a version, and for readers to
       finish a dropped one.
-    peers: asks the trainer's other processes for their shards.
+    peers: `peers.Leader` of a trainer with several processes.
   """
 
   name = "orbax"
   schema = {"folder": str, "shards": {"*": list}}
 
   @classmethod
-  def make(cls, place: carrier.Place) -> "OrbaxShards":
+  def make(cls, place: carrier.CarrierPlace) -> "OrbaxShards":
     return cls(
-        carrier_files.shards_directory(
+        shared_files.shards_directory(
             place.directory, place.workdir, place.run_id
         ),
         run_id=place.run_id,
@@ -248,7 +237,7 @@ class OrbaxShards(carrier.Carrier):
       run_id: str,
       secret: bytes,
       deadline_s: float,
-      peers: "Leader | None" = None,
+      peers: Any = None,
   ):
     if bucket.is_remote(path):
       bucket.list_anew()
@@ -264,7 +253,9 @@ class OrbaxShards(carrier.Carrier):
     threads = min(_MAX_THREADS, len(processes.available_cores()))
     self._pool = futures.ThreadPoolExecutor(threads, "shards-hash")
 
-  def pack(self, tag: str, leaves: Mapping[str, Any]) -> carrier.Packed:
+  def write(
+      self, tag: str, leaves: Mapping[str, Any]
+  ) -> tuple[dict[str, Any], Any]:
     folder = f"{tag}.{secrets.token_hex(4)}"
     # The wait for peers, which names a late one, begins after our own writes.
     deadline_s = self._deadline_s * (1 if self._peers is None else 2)
@@ -283,10 +274,10 @@ class OrbaxShards(carrier.Carrier):
     if tag in self._folders:
       self._dropped[self._folders[tag]] = time.monotonic()
     self._folders[tag] = folder
-    return carrier.Packed(tag, {"folder": folder, "shards": shards})
+    return {"folder": folder, "shards": shards}, None
 
   def serve(
-      self, transport: base.Transport, packed: carrier.Packed | None
+      self, transport: base.Transport, packed: carrier.PackedVersion | None
   ) -> None:
     if not self._dropped:
       return
@@ -307,7 +298,7 @@ class OrbaxShards(carrier.Carrier):
         if name == folder:
           transport.delete(key)
 
-  def drop(self, packed: carrier.Packed) -> None:
+  def drop(self, packed: carrier.PackedVersion) -> None:
     folder = self._folders.pop(packed.tag, None)
     if folder is not None:
       self._dropped[folder] = time.monotonic()
@@ -323,7 +314,7 @@ class OrbaxShards(carrier.Carrier):
       transport: base.Transport,
       tag: str,
       carried: Mapping[str, Any],
-      specs: carrier.Specs,
+      specs: version.Specs,
   ) -> dict[str, Any] | None:
     folder = str(carried["folder"])
     key = f"{_READS}/{self._reader}"
@@ -363,7 +354,7 @@ class OrbaxShards(carrier.Carrier):
 
   def _write(self, tag: str, folder: str, leaves: Mapping[str, Any]) -> Shards:
     """Writes all shards, together with the peers."""
-    carrier_files.prepare_shards(self._path)
+    shared_files.prepare_shards(self._path)
     path = epath.Path(self._path) / folder
     path.mkdir(parents=True, exist_ok=True)
     if self._peers is not None:
@@ -379,7 +370,7 @@ class OrbaxShards(carrier.Carrier):
     return shards
 
   def _read(
-      self, folder: str, carried: Mapping[str, Any], specs: carrier.Specs
+      self, folder: str, carried: Mapping[str, Any], specs: version.Specs
   ) -> dict[str, Any]:
     """Returns the leaves, from shards whose digests match the manifest."""
     path = epath.Path(self._path) / folder
@@ -442,179 +433,3 @@ class OrbaxShards(carrier.Carrier):
 
 def _check(name: str, data: np.ndarray, digest: str) -> None:
   carrier.check_digest(name, carrier.flat_bytes(data).data, digest)
-
-
-class Leader:
-  """Process 0's end: asks the other processes for their shards.
-
-  Args:
-    client: client of the trainer's coordinator.
-    num_processes: number of the trainer's processes.
-    secret: key of the messages.
-    deadline_s: time for the other processes to write a version.
-  """
-
-  def __init__(
-      self,
-      client: jax_kv.Client,
-      num_processes: int,
-      *,
-      secret: bytes,
-      deadline_s: float,
-  ):
-    self._client = client
-    self._others = range(1, num_processes)
-    self._secret = secret
-    self._deadline_s = deadline_s
-    self._count = -1
-    self._tag = ""
-
-  def begin(self, tag: str, path: str) -> None:
-    """Asks the other processes to write their shards of a version."""
-    self._count += 1
-    self._tag = tag
-    message = {"tag": tag, "path": path}
-    for process in self._others:
-      self._client.key_value_set_bytes(
-          _ask_key(process, self._count),
-          wire.encode_message(message, self._secret),
-      )
-
-  def collect(self) -> list[Shards]:
-    """Waits for the others; returns what each has written.
-
-    Raises:
-      OSError: a process failed, or was late; it is named.
-    """
-    until = time.monotonic() + self._deadline_s
-    return [self._answer(process, until) for process in self._others]
-
-  def close(self) -> None:
-    """Does nothing; for symmetry with `Helper`."""
-
-  def _answer(self, process: int, until: float) -> Shards:
-    key = _answer_key(process, self._count)
-    left_ms = int(1e3 * max(until - time.monotonic(), 0.001))
-    try:
-      data = self._client.blocking_key_value_get_bytes(key, left_ms)
-      self._client.key_value_delete(key)
-      answer = wire.decode_message(
-          data, self._secret, {"error": str, "shards": {"*": [list]}}
-      )
-    except (jax_kv.KvError, wire.WireError) as error:
-      raise OSError(
-          f"process {process} of the trainer has not written its shards of"
-          f" version {self._tag} within {self._deadline_s:.0f} s: {error}"
-      ) from error
-    if answer["error"]:
-      raise OSError(f"process {process} of the trainer: {answer['error']}")
-    return answer["shards"]
-
-
-class Helper:
-  """Another process's end: writes the shards that process 0 asks for.
-
-  Args:
-    client: client of the trainer's coordinator.
-    process: number of this process.
-    copy: returns a copy of the published leaves of params, by path.
-    secret: key of the messages.
-    deadline_s: time for a requested version to be submitted.
-  """
-
-  def __init__(
-      self,
-      client: jax_kv.Client,
-      process: int,
-      copy: Callable[[Any], Mapping[str, Any]],
-      *,
-      secret: bytes,
-      deadline_s: float,
-  ):
-    self._client = client
-    self._process = process
-    self._copy = copy
-    self._secret = secret
-    self._deadline_s = deadline_s
-    # Versions in order of submission, in which process 0 asks for them.
-    self._held: list[tuple[int, Mapping[str, Any]]] = []
-    self._changed = threading.Condition()
-    # The thread may be writing.
-    close_s = max(deadline_s, 2 * _POLL_S)
-    self._worker = worker.Worker("shards", self._run, close_s=close_s)
-
-  def submit(self, version: int, params: Any) -> None:
-    """Keeps a copy of a version on devices until it is written.
-
-    Raises the writing thread's error, if any.
-    """
-    self._worker.check()
-    leaves = self._copy(params)
-    with self._changed:
-      self._held.append((version, leaves))
-      self._changed.notify_all()
-
-  def forget(self, version: int) -> None:
-    """Drops the oldest copy of a version, which process 0 will not ask for."""
-    with self._changed:
-      self._take(version)
-
-  def close(self) -> None:
-    """Ends the thread; raises its error, if any."""
-    self._worker.close()
-
-  def _run(self, stop: threading.Event) -> None:
-    count = 0
-    try:
-      while not stop.is_set():
-        if self._serve(count):
-          count += 1
-    except jax_kv.KvError as error:
-      # The coordinator is lost, which the role finds out by itself.
-      logging.warning("no more shards are written: %s", error)
-
-  def _serve(self, count: int) -> bool:
-    """Answers a request of process 0; False if none came."""
-    key = _ask_key(self._process, count)
-    try:
-      data = self._client.blocking_key_value_get_bytes(key, int(1e3 * _POLL_S))
-    except jax_kv.KvError as error:
-      if jax_kv.error_code(error) == "DEADLINE_EXCEEDED":
-        return False
-      raise
-    answer = {"error": "", "shards": {}}
-    try:
-      answer["shards"] = self._write(data)
-    except Exception as error:  # Process 0 raises it.
-      answer["error"] = f"its shards could not be written: {error}"
-    self._client.key_value_set_bytes(
-        _answer_key(self._process, count),
-        wire.encode_message(answer, self._secret),
-    )
-    self._client.key_value_delete(key)
-    return True
-
-  def _write(self, data: bytes) -> Shards:
-    request = wire.decode_message(data, self._secret, {"tag": str, "path": str})
-    version = int(request["tag"].rpartition(".")[2])
-    with self._changed:
-      done = self._changed.wait_for(
-          lambda: any(held == version for held, _ in self._held),
-          self._deadline_s,
-      )
-      if not done:
-        raise TimeoutError(f"version {version} was not submitted")
-      leaves = self._take(version)
-    return write_folder(epath.Path(request["path"]), leaves)
-
-  def _take(self, version: int) -> Mapping[str, Any]:
-    at = [held for held, _ in self._held].index(version)
-    return self._held.pop(at)[1]
-
-
-def _ask_key(process: int, count: int) -> str:
-  return f"{_PREFIX}/ask/{process}/{count:012d}"
-
-
-def _answer_key(process: int, count: int) -> str:
-  return f"{_PREFIX}/done/{process}/{count:012d}"

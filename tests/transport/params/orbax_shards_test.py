@@ -3,19 +3,17 @@
 """Shards of params: boxes, folders, readers, and peers of one trainer."""
 
 import threading
-import time
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from etils import epath
 import numpy as np
 
-from tba_jax.transport import carrier_orbax
 from tba_jax.transport import wire
-from tests.learning import cluster_test
-from tests.support import waiting
-from tests.transport import carrier_test
+from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import peers as peers_lib
+from tba_jax.transport.params import version
+from tests.transport.params import carrier_test
 
 WHOLE = np.arange(24).reshape(4, 6)
 # They cover it, in unequal parts.
@@ -31,7 +29,7 @@ class BoxTest(parameterized.TestCase):
       ((), (), []),
   )
   def test_cuts_the_box_of_an_index(self, index, shape, wanted):
-    self.assertEqual(carrier_orbax.box_of(index, shape), wanted)
+    self.assertEqual(orbax_shards.box_of(index, shape), wanted)
 
   @parameterized.parameters(
       ([[0, 4], [0, 6]],),
@@ -41,16 +39,16 @@ class BoxTest(parameterized.TestCase):
       ([[0, 0], [0, 6]],),
   )
   def test_box_is_cut_from_pieces(self, box):
-    pieces = [(part, WHOLE[carrier_orbax.box_slices(part)]) for part in PARTS]
-    found = carrier_orbax.cut_box(box, WHOLE.dtype, pieces)
-    np.testing.assert_array_equal(found, WHOLE[carrier_orbax.box_slices(box)])
+    pieces = [(part, WHOLE[orbax_shards.box_slices(part)]) for part in PARTS]
+    found = orbax_shards.cut_box(box, WHOLE.dtype, pieces)
+    np.testing.assert_array_equal(found, WHOLE[orbax_shards.box_slices(box)])
 
   def test_box_of_one_piece_is_a_view(self):
     pieces = [([[0, 4], [0, 6]], WHOLE)]
-    found = carrier_orbax.cut_box([[1, 2], [0, 6]], WHOLE.dtype, pieces)
+    found = orbax_shards.cut_box([[1, 2], [0, 6]], WHOLE.dtype, pieces)
     self.assertTrue(np.shares_memory(found, WHOLE))
     scalar = np.asarray(2.0)
-    found = carrier_orbax.cut_box([], scalar.dtype, [([], scalar)])
+    found = orbax_shards.cut_box([], scalar.dtype, [([], scalar)])
     self.assertIsInstance(found, np.ndarray)
     self.assertEqual(found.shape, ())
 
@@ -61,16 +59,16 @@ class BoxTest(parameterized.TestCase):
       ([], [], []),
   )
   def test_intersects_boxes(self, box, other, wanted):
-    self.assertEqual(carrier_orbax.intersection(box, other), wanted)
+    self.assertEqual(orbax_shards.intersection(box, other), wanted)
 
   @parameterized.parameters(
       ((4, 6), PARTS[1:]), ((3, 6), PARTS), ((4, 6), [[[0, 4]]])
   )
   def test_shards_must_cover_a_leaf(self, shape, parts):
-    carrier_orbax.check_cover("a", (4, 6), PARTS)
-    carrier_orbax.check_cover("a", (), [[]])
+    orbax_shards.check_cover("a", (4, 6), PARTS)
+    orbax_shards.check_cover("a", (), [[]])
     with self.assertRaises(wire.WireError):
-      carrier_orbax.check_cover("a", shape, parts)
+      orbax_shards.check_cover("a", shape, parts)
 
 
 class OrbaxTest(carrier_test.CarrierCase):
@@ -92,7 +90,7 @@ class OrbaxTest(carrier_test.CarrierCase):
 
   def test_dropped_version_is_removed(self):
     first = self.publish(self.carrier)
-    second = self.publish(self.carrier, "00000001.0000000004")
+    second = self.publish(self.carrier, version.Version(1, 4))
     self.assertLen(self.files(), 2)
     self.drop(self.carrier, first)
     self.assertEqual(self.files(), [second.carried["folder"]])
@@ -112,7 +110,7 @@ class OrbaxTest(carrier_test.CarrierCase):
   def test_dropped_version_is_kept_while_it_is_read(self):
     packed = self.publish(self.carrier)
     entered, go_on = threading.Event(), threading.Event()
-    opening = carrier_orbax.open_array
+    opening = orbax_shards.open_array
 
     def wait_and_open(*args):
       entered.set()
@@ -120,7 +118,7 @@ class OrbaxTest(carrier_test.CarrierCase):
       return opening(*args)
 
     self.enter_context(
-        mock.patch.object(carrier_orbax, "open_array", wait_and_open)
+        mock.patch.object(orbax_shards, "open_array", wait_and_open)
     )
     found = []
     reader = self.make("orbax")
@@ -185,7 +183,7 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.addCleanup(release.set)
     self.enter_context(
         mock.patch.object(
-            carrier_orbax, "open_array", lambda *_: release.wait(20)
+            orbax_shards, "open_array", lambda *_: release.wait(20)
         )
     )
     with self.assertRaisesRegex(wire.WireError, "not done within 0 s"):
@@ -193,139 +191,11 @@ class OrbaxTest(carrier_test.CarrierCase):
     self.assertEmpty(self.transport.list("x"))
 
   def test_version_without_a_peers_shards_fails(self):
-    peers = mock.create_autospec(carrier_orbax.Leader, instance=True)
+    peers = mock.create_autospec(peers_lib.Leader, instance=True)
     peers.collect.side_effect = OSError("process 1 of the trainer")
     writer = self.make("orbax", peers=peers)
     with self.assertRaisesRegex(OSError, "process 1 of the trainer"):
-      writer.pack(carrier_test.TAG, self.leaves)
-
-
-_SECRET = b"s" * 32
-
-
-def tag(version):
-  return f"00000001.{version:010d}"
-
-
-class PeersTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.client = cluster_test.FakeClient()
-    self.written = []
-    self.enter_context(mock.patch.object(carrier_orbax, "_POLL_S", 0.1))
-    # tests/multi_process has Orbax with several processes.
-    self.enter_context(
-        mock.patch.object(carrier_orbax, "write_folder", side_effect=self.write)
-    )
-
-  def write(self, path, leaves):
-    (value,) = leaves.values()
-    if value < 0:
-      raise ValueError("RESOURCE_EXHAUSTED: no space left")
-    self.written.append((path, value))
-    return {"w": [[[[0, 2]], f"digest {value}"]]}
-
-  def make_leader(self, num_processes=2, deadline_s=20.0):
-    return carrier_orbax.Leader(
-        self.client, num_processes, secret=_SECRET, deadline_s=deadline_s
-    )
-
-  def make_helper(self, process=1, deadline_s=20.0):
-    helper = carrier_orbax.Helper(
-        self.client,
-        process,
-        lambda params: {"w": np.asarray(params)},
-        secret=_SECRET,
-        deadline_s=deadline_s,
-    )
-    self.addCleanup(helper.close)
-    return helper
-
-  def test_requested_versions_are_written(self):
-    leader, helper = self.make_leader(), self.make_helper()
-    for version in (3, 4, 6):
-      helper.submit(version, version)
-    # Process 0 has skipped one.
-    helper.forget(4)
-    for version in (3, 6):
-      leader.begin(tag(version), f"gs://b/{version}")
-      found = leader.collect()
-      self.assertEqual(found, [{"w": [[[[0, 2]], f"digest {version}"]]}])
-    self.assertEqual(
-        self.written, [(epath.Path("gs://b/3"), 3), (epath.Path("gs://b/6"), 6)]
-    )
-    self.assertEmpty(helper._held)
-    waiting.wait_until(lambda: not self.client.values, "an empty store")
-
-  def test_forget_drops_the_older_of_two_copies(self):
-    leader, helper = self.make_leader(), self.make_helper()
-    helper.submit(3, 10)
-    helper.submit(3, 20)
-    helper.forget(3)
-    leader.begin(tag(3), "/f")
-    leader.collect()
-    self.assertEqual(self.written, [(epath.Path("/f"), 20)])
-
-  def test_version_may_be_submitted_after_the_request(self):
-    leader, helper = self.make_leader(), self.make_helper()
-    leader.begin(tag(3), "/f")
-    helper.submit(3, 10)
-    self.assertLen(leader.collect(), 1)
-
-  def test_process_that_cannot_write_is_named_with_the_cause(self):
-    leader = self.make_leader(num_processes=3)
-    good, bad = self.make_helper(1), self.make_helper(2)
-    good.submit(3, 1)
-    bad.submit(3, -1)
-    leader.begin(tag(3), "/f")
-    with self.assertRaisesRegex(OSError, "process 2 .*no space left"):
-      leader.collect()
-    # The next version is independent.
-    for helper in (good, bad):
-      helper.submit(4, 1)
-    leader.begin(tag(4), "/f")
-    self.assertLen(leader.collect(), 2)
-
-  def test_process_that_does_not_answer_is_named(self):
-    leader = self.make_leader(deadline_s=0.1)
-    leader.begin(tag(3), "/f")
-    with self.assertRaisesRegex(OSError, f"process 1 .*{tag(3)} within 0 s"):
-      leader.collect()
-
-  def test_missing_version_is_an_error(self):
-    leader, _ = self.make_leader(), self.make_helper(deadline_s=0.1)
-    leader.begin(tag(3), "/f")
-    with self.assertRaisesRegex(OSError, "version 3 was not submitted"):
-      leader.collect()
-
-  def test_thread_error_is_raised(self):
-    helper = self.make_helper()
-    helper.submit(3, 1)
-    leader = self.make_leader()
-    with mock.patch.object(
-        self.client, "key_value_delete", side_effect=TypeError("no such call")
-    ):
-      leader.begin(tag(3), "/f")
-      until = time.monotonic() + 20
-      while helper._worker.is_alive():
-        self.assertLess(time.monotonic(), until)
-        time.sleep(0.01)
-    with self.assertRaisesRegex(TypeError, "no such call"):
-      helper.submit(4, 1)
-    with self.assertRaisesRegex(TypeError, "no such call"):
-      helper.close()
-    helper._worker._error = None  # The cleanup would raise it.
-
-  def test_forged_requests_are_refused(self):
-    leader = carrier_orbax.Leader(
-        self.client, 2, secret=b"x" * 32, deadline_s=20.0
-    )
-    self.make_helper().submit(3, 1)
-    leader.begin(tag(3), "/f")
-    with self.assertRaises(OSError):
-      leader.collect()
-    self.assertEmpty(self.written)
+      writer.pack(carrier_test.VERSION, self.leaves)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface of the carriers, which move params from trainer to searchers.
 
-A version's pointer and manifest are always in the store (see
-`learning/publication.py`); a carrier moves the leaves. It packs a version once
-and sends it to each new generation of the store.
+A version's pointer and manifest are always in the store (`manifest.py`); a
+carrier moves the leaves. It packs a version once and sends it to each new
+generation of the store.
 """
 
 import abc
@@ -14,34 +14,20 @@ import hashlib
 import pathlib
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from tba_jax.transport import base
 from tba_jax.transport import wire
-
-# Shape and dtype of each leaf, by path, in the order of the tree.
-Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
+from tba_jax.transport.params import carriers
+from tba_jax.transport.params import version as version_lib
 
 # Size of the pieces in which a leaf is hashed and moved.
 PIECE_BYTES = 1 << 20
 
 
-@dataclasses.dataclass
-class Packed:
-  """A version that is ready to be sent.
-
-  tag: name of the version in keys and file names.
-  carried: facts by which a reader finds and verifies the leaves, in JSON types.
-  held: the carrier's own data, until the version is dropped.
-  """
-
-  tag: str
-  carried: dict[str, Any]
-  held: Any = None
-
-
 @dataclasses.dataclass(frozen=True)
-class Place:
+class CarrierPlace:
   """What a carrier of a run is made from.
 
   directory: `config.publish.directory`.
@@ -60,25 +46,57 @@ class Place:
   peers: Any = None
 
 
+@dataclasses.dataclass
+class PackedVersion:
+  """A version in the trainer, ready to be sent.
+
+  version: number of the version.
+  carrier: carrier that packed it.
+  specs: shape and dtype of every leaf, by path.
+  carried: facts by which a reader finds and verifies the leaves, in JSON types.
+  content: the carrier's own data, until the version is dropped.
+  """
+
+  version: version_lib.Version
+  carrier: "Carrier"
+  specs: version_lib.Specs
+  carried: dict[str, Any]
+  content: Any = None
+
+  @property
+  def tag(self) -> str:
+    return self.version.tag
+
+
 class Carrier(abc.ABC):
   """Moves leaves; for one thread.
 
   name: carrier's name in the manifest and in `publish.carrier`.
-  schema: form of `Packed.carried`, as `jsonl.schema_error` reads it.
+  schema: form of `PackedVersion.carried`, as `jsonl.schema_error` reads it.
   """
 
   name: str
   schema: Mapping[str, Any] = {}
 
   @classmethod
-  def make(cls, place: Place) -> "Carrier":
+  def make(cls, place: CarrierPlace) -> "Carrier":
     """Returns the carrier of a run."""
     del place
     return cls()
 
+  def pack(
+      self, version: version_lib.Version, leaves: Mapping[str, Any]
+  ) -> PackedVersion:
+    """Returns a version that is ready to be sent; raises as `write`."""
+    carried, content = self.write(version.tag, leaves)
+    specs = version_lib.specs_of(leaves)
+    return PackedVersion(version, self, specs, carried, content)
+
   @abc.abstractmethod
-  def pack(self, tag: str, leaves: Mapping[str, Any]) -> Packed:
-    """Returns a version that is ready to be sent; waits for the device.
+  def write(
+      self, tag: str, leaves: Mapping[str, Any]
+  ) -> tuple[dict[str, Any], Any]:
+    """Returns `carried` and `content` of `PackedVersion`; waits for the device.
 
     Args:
       tag: name of the version; may repeat after a restart.
@@ -88,13 +106,15 @@ class Carrier(abc.ABC):
       OSError: no room or no permission.
     """
 
-  def send(self, transport: base.Transport, packed: Packed) -> None:
+  def send(self, transport: base.Transport, packed: PackedVersion) -> None:
     """Writes to the store; called for each new generation."""
 
-  def serve(self, transport: base.Transport, packed: Packed | None) -> None:
+  def serve(
+      self, transport: base.Transport, packed: PackedVersion | None
+  ) -> None:
     """Does periodic work, a few times a second, with the newest version."""
 
-  def drop(self, packed: Packed) -> None:
+  def drop(self, packed: PackedVersion) -> None:
     """Frees a version's data outside the store; readers may finish."""
 
   def clean(self, tag: str) -> None:
@@ -106,7 +126,7 @@ class Carrier(abc.ABC):
       transport: base.Transport,
       tag: str,
       carried: Mapping[str, Any],
-      specs: Specs,
+      specs: version_lib.Specs,
   ) -> dict[str, np.ndarray] | None:
     """Returns the leaves of a version, None if it was dropped meanwhile.
 
@@ -129,21 +149,6 @@ def flat_bytes(leaf: Any) -> np.ndarray:
   """Returns the bytes of an array, [num_bytes] uint8; a view if on the host."""
   array = np.ascontiguousarray(np.asarray(leaf))
   return array.reshape(-1).view(np.uint8)
-
-
-def specs_of(leaves: Mapping[str, Any]) -> Specs:
-  return {
-      name: (tuple(leaf.shape), np.dtype(leaf.dtype))
-      for name, leaf in leaves.items()
-  }
-
-
-def num_bytes(specs: Specs) -> int:
-  return sum(leaf_bytes(*spec) for spec in specs.values())
-
-
-def leaf_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-  return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def pieces(data: np.ndarray) -> Iterator[np.ndarray]:
@@ -171,3 +176,50 @@ def as_leaf(
   if not count:
     return np.zeros(shape, dtype)
   return np.frombuffer(data, dtype, count, offset).reshape(shape)
+
+
+def make_write_carriers(
+    config: ml_collections.ConfigDict,
+    run: wire.RunIdentity,
+    specs: version_lib.Specs,
+    peers: Any = None,
+) -> list[Carrier]:
+  """Returns the carriers to write with, in order of preference.
+
+  Args:
+    config: reads `publish`, `store` and `trainer`.
+    run: run whose params are published.
+    specs: shapes and dtypes of the published leaves.
+    peers: result of `peers.make_peers`; then "orbax" is the only carrier, since
+      no process has all params.
+  """
+  name = carriers.choose_carrier(config, version_lib.num_bytes(specs))
+  names = [name]
+  if config.publish.carrier == "auto" and name != "store" and peers is None:
+    names.append("store")
+  made = make_read_carriers(config, run, peers=peers)
+  return [made[name] for name in names]
+
+
+def make_read_carriers(
+    config: ml_collections.ConfigDict,
+    run: wire.RunIdentity,
+    *,
+    peers: Any = None,
+) -> dict[str, Carrier]:
+  """Returns every carrier by name, as manifests refer to them.
+
+  Args:
+    config: reads `publish` and `store`.
+    run: run whose params they carry.
+    peers: result of `peers.make_peers`.
+  """
+  place = CarrierPlace(
+      directory=config.publish.directory,
+      workdir=run.workdir,
+      run_id=run.run_id,
+      secret=run.secret,
+      deadline_s=config.store.deadline_s,
+      peers=peers,
+  )
+  return {name: carriers.make(name, place) for name in carriers.CARRIERS}

@@ -1,0 +1,81 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of carriers, by `config.publish.carrier`; does not import JAX.
+
+To add a carrier, write its class into a file of this folder and an entry into
+`CARRIERS`: settings and checks of configs read names and facts from it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import importlib
+from typing import Any
+
+import ml_collections
+
+from tba_jax.system import bucket
+from tba_jax.transport import locator
+
+# Up to this size, the store is as fast as a file and needs no directory.
+SMALL_BYTES = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class CarrierEntry:
+  """A carrier, and what the checks of a config know of it.
+
+  made_by: MODULE:CLASS in this folder.
+  suits: places where it can be used, for `docs/config.md`.
+  takes_urls: whether `publish.directory` may be in an object store.
+  shares_directory: whether other hosts need `publish.directory`.
+  """
+
+  made_by: str
+  suits: str
+  takes_urls: bool = False
+  shares_directory: bool = False
+
+
+CARRIERS: Mapping[str, CarrierEntry] = {
+    "store": CarrierEntry(
+        "store_chunks:StoreChunks", "any hosts, up to some 100 MB"
+    ),
+    "files": CarrierEntry(
+        "shared_files:SharedFiles", "one host, or a shared directory"
+    ),
+    "orbax": CarrierEntry(
+        "orbax_shards:OrbaxShards",
+        "shards, in a shared directory or on gs://",
+        takes_urls=True,
+        shares_directory=True,
+    ),
+}
+
+
+def make(name: str, place: Any) -> Any:
+  """Returns a carrier at a `carrier.CarrierPlace`; imports its module."""
+  module, _, attribute = CARRIERS[name].made_by.partition(":")
+  in_module = importlib.import_module(f"tba_jax.transport.params.{module}")
+  return getattr(in_module, attribute).make(place)
+
+
+def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
+  """Returns the name of the trainer's carrier for versions of `num_bytes`.
+
+  `publish.carrier="auto"` chooses the store for small params; Orbax's shards
+  for an object store, or a directory that several processes of a trainer share
+  with other hosts; files if all processes can read them; else the store, which
+  is slow above some 100 MB: set `publish.directory` then.
+  """
+  setting, directory = config.publish.carrier, config.publish.directory
+  if setting != "auto":
+    return setting
+  if num_bytes <= SMALL_BYTES:
+    return "store"
+  if bucket.is_remote(directory):
+    return "orbax"
+  if locator.is_one_host(config.store.address):
+    return "files"
+  if directory:
+    return "orbax" if config.trainer.num_processes > 1 else "files"
+  return "store"

@@ -1,0 +1,71 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The carrier that a config chooses."""
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.config import settings
+from tba_jax.monitor import run_directory
+from tba_jax.transport.params import carrier
+from tba_jax.transport.params import carriers
+from tests.support import base_config
+
+_BIG = carriers.SMALL_BYTES + 1
+
+
+class CarriersTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("auto", carriers.SMALL_BYTES, True, "/d", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("auto", _BIG, True, "/d", 2, "files"),
+      ("auto", _BIG, False, "/d", 1, "files"),
+      ("auto", _BIG, False, "/d", 2, "orbax"),
+      ("auto", _BIG, False, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, True, "gs://b/d", 1, "orbax"),
+      ("auto", _BIG, False, "", 2, "store"),
+      ("auto", _BIG, False, "", 1, "store"),
+      ("auto", _BIG, True, "", 1, "files"),
+      ("store", _BIG, True, "/d", 1, "store"),
+      ("files", 1, False, "", 1, "files"),
+      ("orbax", 1, True, "", 1, "orbax"),
+  )
+  def test_chooses_a_carrier_by_size_and_place(
+      self, setting, num_bytes, one_host, directory, num_processes, wanted
+  ):
+    config = base_config.make(
+        publish__carrier=setting,
+        publish__directory=directory,
+        store__address="127.0.0.1:0" if one_host else "10.0.0.1:8000",
+        trainer__num_processes=num_processes,
+    )
+    self.assertEqual(carriers.choose_carrier(config, num_bytes), wanted)
+
+  def test_makes_the_carriers_of_a_config(self):
+    run = run_directory.Run(
+        workdir=pathlib.Path("/nowhere"),
+        run_id="r",
+        spool=pathlib.Path("/nowhere/spool"),
+        secret=b"s" * 32,
+    )
+    big = {"['w']": ((_BIG,), np.dtype(np.int8))}
+    names = lambda config: [
+        c.name for c in carrier.make_write_carriers(config, run, big)
+    ]
+    # The store is the fallback for full disks.
+    self.assertEqual(names(base_config.make()), ["files", "store"])
+    config = base_config.make(publish__carrier="files")
+    self.assertEqual(names(config), ["files"])
+    # The config's names are those of the carriers.
+    self.assertEqual(
+        {"auto", *carrier.make_read_carriers(config, run)},
+        set(settings.SETTINGS["publish.carrier"].allowed.names),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

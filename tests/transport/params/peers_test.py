@@ -1,0 +1,144 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every process writes its shards of a version, or is named."""
+
+import time
+from unittest import mock
+
+from absl.testing import absltest
+from etils import epath
+import numpy as np
+
+from tba_jax.transport.params import orbax_shards
+from tba_jax.transport.params import peers
+from tests.learning import cluster_test
+from tests.support import waiting
+
+_SECRET = b"s" * 32
+
+
+def tag(version):
+  return f"00000001.{version:010d}"
+
+
+class PeersTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.client = cluster_test.FakeClient()
+    self.written = []
+    self.enter_context(mock.patch.object(peers, "_POLL_S", 0.1))
+    # tests/multi_process has Orbax with several processes.
+    self.enter_context(
+        mock.patch.object(orbax_shards, "write_folder", side_effect=self.write)
+    )
+
+  def write(self, path, leaves):
+    (value,) = leaves.values()
+    if value < 0:
+      raise ValueError("RESOURCE_EXHAUSTED: no space left")
+    self.written.append((path, value))
+    return {"w": [[[[0, 2]], f"digest {value}"]]}
+
+  def make_leader(self, num_processes=2, deadline_s=20.0):
+    return peers.Leader(
+        self.client, num_processes, secret=_SECRET, deadline_s=deadline_s
+    )
+
+  def make_helper(self, process=1, deadline_s=20.0):
+    helper = peers.Helper(
+        self.client,
+        process,
+        lambda params: {"w": np.asarray(params)},
+        secret=_SECRET,
+        deadline_s=deadline_s,
+    )
+    self.addCleanup(helper.close)
+    return helper
+
+  def test_requested_versions_are_written(self):
+    leader, helper = self.make_leader(), self.make_helper()
+    for version in (3, 4, 6):
+      helper.submit(version, version)
+    # Process 0 has skipped one.
+    helper.forget(4)
+    for version in (3, 6):
+      leader.begin(tag(version), f"gs://b/{version}")
+      found = leader.collect()
+      self.assertEqual(found, [{"w": [[[[0, 2]], f"digest {version}"]]}])
+    self.assertEqual(
+        self.written, [(epath.Path("gs://b/3"), 3), (epath.Path("gs://b/6"), 6)]
+    )
+    self.assertEmpty(helper._copies)
+    waiting.wait_until(lambda: not self.client.values, "an empty store")
+
+  def test_forget_drops_the_older_of_two_copies(self):
+    leader, helper = self.make_leader(), self.make_helper()
+    helper.submit(3, 10)
+    helper.submit(3, 20)
+    helper.forget(3)
+    leader.begin(tag(3), "/f")
+    leader.collect()
+    self.assertEqual(self.written, [(epath.Path("/f"), 20)])
+
+  def test_version_may_be_submitted_after_the_request(self):
+    leader, helper = self.make_leader(), self.make_helper()
+    leader.begin(tag(3), "/f")
+    helper.submit(3, 10)
+    self.assertLen(leader.collect(), 1)
+
+  def test_process_that_cannot_write_is_named_with_the_cause(self):
+    leader = self.make_leader(num_processes=3)
+    good, bad = self.make_helper(1), self.make_helper(2)
+    good.submit(3, 1)
+    bad.submit(3, -1)
+    leader.begin(tag(3), "/f")
+    with self.assertRaisesRegex(OSError, "process 2 .*no space left"):
+      leader.collect()
+    # The next version is independent.
+    for helper in (good, bad):
+      helper.submit(4, 1)
+    leader.begin(tag(4), "/f")
+    self.assertLen(leader.collect(), 2)
+
+  def test_process_that_does_not_answer_is_named(self):
+    leader = self.make_leader(deadline_s=0.1)
+    leader.begin(tag(3), "/f")
+    with self.assertRaisesRegex(OSError, f"process 1 .*{tag(3)} within 0 s"):
+      leader.collect()
+
+  def test_missing_version_is_an_error(self):
+    leader, _ = self.make_leader(), self.make_helper(deadline_s=0.1)
+    leader.begin(tag(3), "/f")
+    with self.assertRaisesRegex(OSError, "version 3 was not submitted"):
+      leader.collect()
+
+  def test_thread_error_is_raised(self):
+    helper = self.make_helper()
+    helper.submit(3, 1)
+    leader = self.make_leader()
+    with mock.patch.object(
+        self.client, "key_value_delete", side_effect=TypeError("no such call")
+    ):
+      leader.begin(tag(3), "/f")
+      until = time.monotonic() + 20
+      while helper._worker.is_alive():
+        self.assertLess(time.monotonic(), until)
+        time.sleep(0.01)
+    with self.assertRaisesRegex(TypeError, "no such call"):
+      helper.submit(4, 1)
+    with self.assertRaisesRegex(TypeError, "no such call"):
+      helper.close()
+    helper._worker._error = None  # The cleanup would raise it.
+
+  def test_forged_requests_are_refused(self):
+    leader = peers.Leader(self.client, 2, secret=b"x" * 32, deadline_s=20.0)
+    self.make_helper().submit(3, 1)
+    leader.begin(tag(3), "/f")
+    with self.assertRaises(OSError):
+      leader.collect()
+    self.assertEmpty(self.written)
+
+
+if __name__ == "__main__":
+  absltest.main()
