@@ -279,12 +279,10 @@ def _get_config_fn(path: str, arg: str) -> Any:
   except FileNotFoundError as error:
     if any((p / path).is_file() for p in (pathlib.Path(), _ROOT)):
       raise  # A file that it reads itself.
+    files = sorted((_ROOT / "configs").rglob("*.py"))
+    now = f"there is {', '.join(str(p.relative_to(_ROOT)) for p in files)}"
     if (new := renamed.new_config(f"{path}:{arg}")) is not None:
       now = f"it is now --config={new}"
-    else:
-      files = sorted((_ROOT / "configs").rglob("*.py"))
-      names = [str(file.relative_to(_ROOT)) for file in files]
-      now = f"there is {', '.join(names)}"
     raise ConfigError(
         f"--config={path}: there is no such file; {now}"
     ) from error
