@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the queue when content, searchers, the trainer or the disk fail."""
 
-import collections
 import dataclasses
 import shutil
 import socket
@@ -19,7 +18,6 @@ from tba_jax.channels import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.channels import queue_case
-from tests.replay import invariants
 from tests.support import in_process
 from tests.support import waiting
 
@@ -27,55 +25,6 @@ wait_until = waiting.wait_until
 
 
 class RejectionTest(queue_case.QueueTestCase):
-
-  def test_rejects_bad_content_by_reason_and_acknowledges_it(self):
-    trainer = self.trainer(lead_steps=9)
-    searcher = self.searcher("a", works=False)
-    ok = [self.group(p) for p in range(2)]
-    tokens, logprobs = ok[0].completion_tokens, ok[0].behavior_logprobs
-    T = tokens.shape[1]
-    wide = lambda x: np.append(x, np.ones_like(x[:, :1]), axis=1)
-    changes = [
-        ("reward", {"rewards": np.asarray([0, np.inf, 1], "f4")}),
-        ("logprob", {"behavior_logprobs": np.full_like(logprobs, -np.inf)}),
-        ("length", {"completion_lengths": np.asarray([1, 0, 2], "i4")}),
-        ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),
-        ("length", {
-            "completion_tokens": wide(tokens),
-            "sampled_mask": wide(ok[0].sampled_mask),
-            "behavior_logprobs": wide(logprobs),
-            "completion_lengths": np.asarray([1, T + 1, 2], "i4"),
-        }),
-        ("length", {"prompt_tokens": np.zeros(99, "i4")}),
-        ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
-        ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
-        # Past the end.
-        ("mask", {"sampled_mask": np.ones_like(tokens, np.bool_)}),
-        # Nowhere, as where no environment could begin.
-        ("environment", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
-        ("reference", {"ref_logprobs": logprobs}),
-        ("position", {"position": -1}),
-        ("position", {"position": 1 << 40}),
-        # The prompt of another position.
-        ("position", {"prompt_id": 99}),
-    ]  # fmt: skip
-    bad = [
-        dataclasses.replace(self.group(p), **change)
-        for p, (_, change) in enumerate(changes, 2)
-    ]
-    for group in (*ok, *bad, ok[0]):
-      self.assertTrue(searcher.client.submit([group]))
-      wait_until(lambda: searcher.client.unacked < 4, "credits")
-    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
-    trainer.step(0)
-    self.assertEqual(trainer.inserted, [0, 1])
-    ledger = trainer.service.account()
-    rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
-    expected = collections.Counter(reason for reason, _ in changes)
-    self.assertEqual(rejected, {**expected, "duplicate": 1})
-    self.assert_closed(ledger)
-    # Implausible positions are not counted.
-    self.assertEqual(trainer.num_journaled, len(ok) + len(bad) - 2)
 
   def test_a_prompt_that_has_changed_is_rejected(self):
     trainer = self.trainer()
@@ -177,19 +126,6 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     names = sorted(key.rpartition("/")[2] for key in store.list(f"join/{slot}"))
     self.assertEqual(names, [f"{n:08d}" for n in range(3, 104)])
 
-  def test_starvation_names_the_searchers(self):
-    trainer = self.trainer(starvation_s=0.5)
-    self.lease("mute")
-    with self.assertRaisesRegex(
-        base.DeadlineExceededError, "step 0 has 0 of 4 .*mute .silent for"
-    ):
-      trainer.step(0)
-
-  def test_a_stopped_wait_applies_nothing(self):
-    trainer = self.trainer()
-    self.assertFalse(trainer.service.begin_step(0, lambda: True))
-    self.assertFalse(trainer.server.urgent)
-
 
 class AnnouncedTest(queue_case.QueueTestCase):
   """What was announced is in the ledger, whatever dies with it."""
@@ -275,65 +211,6 @@ class AnnouncedTest(queue_case.QueueTestCase):
 
 
 class RestartTest(queue_case.QueueTestCase):
-
-  def _state(self, side):
-    state = side.service.get_state()
-    # A state of another epoch has not the same starts.
-    del state["buffer"]["starts"]
-    return state
-
-  def test_checkpoint_and_journal_give_the_same_state(self):
-    first = self.trainer(lockstep=True, lead_steps=0)
-    searchers = [self.searcher("a"), self.searcher("b", 1)]
-    saved, states = [], []
-    for step in range(6):
-      first.step(step)
-      states.append(first.service.get_state())
-      saved.append(self._state(first))
-    first.close()
-    for searcher in searchers:
-      searcher.close()
-    # From nothing, from an older state, and from the newest.
-    for start in (-1, 2, 5):
-      second = self.trainer(
-          start=False,
-          state=states[start] if start >= 0 else None,
-          epoch=1,
-          lockstep=True,
-          lead_steps=0,
-      )
-      for step in range(start + 1, 6):
-        needed = 4 * step + 4
-        self.assertEqual(second.service._num_journaled(needed), needed)
-        second.step(step)
-      self.assert_same(self._state(second), saved[-1])
-      self.assertEmpty(second.waiting)
-      invariants.check_buffer(second.buffer)
-      second.close()
-
-  def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
-    first = self.trainer(lockstep=True, lead_steps=0, num_steps=6)
-    searcher = self.searcher("a")
-    first.step(0)
-    state = first.service.get_state()
-    first.step(1)
-    first.close()
-    # It dies while it appends the next block.
-    newest = sorted(self.directory.iterdir())[-1]
-    with newest.open("ab") as file:
-      file.write(b"half a record")
-    second = self.trainer(
-        state=state, epoch=1, lockstep=True, lead_steps=0, num_steps=6
-    )
-    self.assertLen(second.events.of("journal_torn"), 1)
-    for step in range(1, 6):
-      second.step(step)
-      self.assertEqual(second.inserted, list(range(4, 4 * step + 4)))
-    ledger = second.service.finish(6, 20.0)
-    self.assertEqual(ledger["generated"]["prompts"], 24)
-    self.assertEmpty(ledger["lost"])
-    self.assert_closed(ledger)
-    self.assertEqual(searcher.client.epoch, 1)
 
   def test_data_newer_than_the_checkpoint_is_applied_step_by_step(self):
     first = self.trainer(num_steps=12)

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of both ends of the queue: exactly once, in order, bounded."""
 
-import random
 import threading
 import time
 from unittest import mock
 
 from absl.testing import absltest
-import pytest
 
 from tba_jax.channels import queue_client
 from tba_jax.channels import queue_server
@@ -23,23 +21,6 @@ wait_until = waiting.wait_until
 
 class DeliveryTest(queue_case.QueueTestCase):
 
-  def test_groups_arrive_exactly_once_and_the_ledger_closes(self):
-    trainer = self.trainer(num_steps=6)
-    searchers = [self.searcher("a"), self.searcher("b", 1)]
-    for step in range(6):
-      trainer.step(step)
-    ledger = trainer.service.finish(6, 20.0)
-    self.assertCountEqual(trainer.inserted, range(24))
-    self.assertEqual(ledger["generated"]["prompts"], 24)
-    self.assertEqual(ledger["queued"]["prompts"], 0)
-    self.assert_closed(ledger)
-    # All were asked to stop, and left by themselves.
-    self.assertCountEqual(
-        trainer.events.of("searcher_gone"), ["a (finished)", "b (finished)"]
-    )
-    self.assertEqual(trainer.server.counts["refused"], 0)
-    self.assertEmpty([s for s in searchers if s.client.unacked])
-
   def test_counts_what_leaves_a_full_buffer_untrained(self):
     trainer = self.trainer(num_steps=6, capacity=4 * queue_case.SAMPLES)
     self.searcher("a")
@@ -49,15 +30,6 @@ class DeliveryTest(queue_case.QueueTestCase):
     # A step brings four groups and trains two: others make room.
     self.assertGreater(ledger["evicted_untrained"]["prompts"], 4)
     self.assert_closed(ledger)
-
-  def test_admission_bounds_what_searchers_may_sample(self):
-    trainer = self.trainer()
-    self.searcher("a")
-    trainer.service.open(0)
-    # Step 0 and a lead of two steps: not a prompt more.
-    wait_until(lambda: trainer.num_journaled == 12, "three steps of prompts")
-    self.assertFalse(trainer.service.is_ready(3))
-    self.assertEqual(trainer.server._grants.cursor, 12)
 
   def test_the_lease_has_the_age_of_the_oldest_block(self):
     trainer = self.trainer()
@@ -90,19 +62,6 @@ class DeliveryTest(queue_case.QueueTestCase):
     self.assertEmpty(self.queue())
     trainer.step(0)
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
-
-  def test_lockstep_takes_each_steps_own_data_in_order(self):
-    trainer = self.trainer(lockstep=True, lead_steps=0)
-    fast = self.searcher("fast")
-    slow = self.searcher("slow", 1, delay_s=0.03)
-    for step in range(5):
-      trainer.step(step)
-      self.assertEqual(trainer.inserted, list(range(4 * step + 4)))
-    for block in fast.blocks + slow.blocks:
-      for position, _, _ in block.prompts:
-        self.assertEqual(block.require_version, position // 4)
-    self.assertNotEmpty(fast.blocks)
-    self.assertNotEmpty(slow.blocks)
 
 
 class StoreLossTest(queue_case.QueueTestCase):
@@ -213,22 +172,6 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
         ],
     )
 
-  def test_work_of_an_older_epoch_is_ignored(self):
-    client = self.searcher("a", works=False).client
-    self._work(2, 1, 10)
-    block = client.next_block(20.0)
-    self.assertEqual((block.epoch, block.number), (2, 10))
-    self._work(1, 50, 11)
-    self.assertIsNone(client.next_block(0.1))
-    self.assertEqual(client.epoch, 2)
-    # A newer trainer counts anew, and the old one's grants are dropped.
-    self._work(2, 2, 10, 12)
-    wait_until(lambda: client._granted.blocks, "the second grant")
-    self._work(3, 1, 1)
-    wait_until(lambda: client.epoch == 3, "the newer epoch")
-    self.assertEqual(client.next_block(20.0).number, 1)
-    self.assertIsNone(client.next_block(0.05))
-
   def test_acks_of_an_older_epoch_are_ignored(self):
     searcher = self.searcher("a", works=False)
     for position in range(3):
@@ -295,17 +238,6 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
     trainer.service.stop_searchers(20.0, done=True)
     trainer.close()
     late = self.searcher("a", works=False).client
-    wait_until(lambda: late.stop_requested, "the stop message")
-    self.assertTrue(late.run_done)
-
-  def test_a_searcher_started_after_the_end_of_the_run_leaves(self):
-    trainer = self.trainer(epoch=1)
-    early = self.searcher("a")
-    trainer.step(0)
-    self.assert_closed(trainer.service.finish(1, 20.0))
-    self.assertTrue(early.client.run_done)
-    trainer.close()
-    late = self.searcher("b", works=False).client
     wait_until(lambda: late.stop_requested, "the stop message")
     self.assertTrue(late.run_done)
 
@@ -406,30 +338,6 @@ class ForgeryTest(queue_case.QueueTestCase):
     before = beat()
     self.client().delete("work/a")
     wait_until(lambda: beat() > before + 2, "leases")
-
-  @pytest.mark.slow
-  def test_run_ends_though_keys_are_forged_and_deleted_at_every_step(self):
-    trainer = self.trainer(num_steps=30)
-    searchers = [self.searcher("a"), self.searcher("b", 1)]
-    rng, client, count = random.Random(0), self.client(), 0
-    with mock.patch.object(queue_client, "_RESEND_S", 0.2):
-      for step in range(30):
-        for key in rng.choices(list(self.store.data) or ["work"], k=4):
-          count += 1
-          if rng.random() < 0.5:
-            client.put(key, b"forged")
-          else:
-            client.delete(rng.choice((key, key.split("/")[0])))
-        trainer.step(step)
-      ledger = trainer.service.finish(30, 20.0)
-    self.assertEqual(count, 120)
-    self.assertCountEqual(trainer.inserted, range(120))
-    self.assertEmpty(ledger["lost"])
-    self.assertEmpty(ledger["rejected"])
-    self.assert_closed(ledger)
-    self.assertEmpty([s for s in searchers if s.client.unacked])
-    # A minute has not passed: one event for each reason.
-    self.assertLessEqual(len(trainer.events.all), 10)
 
 
 class PollTest(queue_case.QueueTestCase):
