@@ -43,7 +43,7 @@ class RejectionTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     trainer.service.open(0)
     self.lease("x")
-    wait_until(lambda: trainer.server._grants.holds("x"), "a grant")
+    wait_until(lambda: trainer.server.grants.holds("x"), "a grant")
     before = self.client().get("work/x")
     data = self.message("x", 0, [self.group(0)], arrays={})
     self.put_block("x", 0, data)
@@ -64,16 +64,16 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     trainer = self.trainer(lease_s=0.4, num_steps=3)
     trainer.service.open(0)
     self.lease("dead", totals=30)
-    wait_until(lambda: trainer.server._grants.holds("dead"), "a grant")
+    wait_until(lambda: trainer.server.grants.holds("dead"), "a grant")
     # It has sent one block that is ingested before it is written off.
     data = self.message("dead", 0, [self.group(1)])
     self.put_block("dead", 0, data)
-    with mock.patch.object(trainer.server.leases, "_lease_s", 30.0):
+    with mock.patch.object(trainer.server.leases, "lease_s", 30.0):
       wait_until(lambda: not self.queue(), "the block is taken")
     wait_until(lambda: trainer.events.of("searcher_gone"), "it is gone")
     self.searcher("alive")
     # Its own lease beats once a second: no shorter patience from here on.
-    trainer.server.leases._lease_s = 30.0
+    trainer.server.leases.lease_s = 30.0
     for step in range(3):
       trainer.step(step)
     ledger = trainer.service.finish(3, 20.0)
@@ -91,10 +91,9 @@ class SearcherDeathTest(queue_case.QueueTestCase):
   def test_a_killed_searcher_is_replaced_though_its_clock_was_set_back(self):
     trainer = self.trainer(lease_s=600.0)
     trainer.service.open(0)
-    old = self.searcher("s000-2", works=False).client
-    self.assertIsNotNone(old.next_block(20.0))
-    with mock.patch.object(old, "_exchange", side_effect=KeyError("killed")):
-      wait_until(lambda: not old._worker.is_alive(), "its death")
+    old = self.searcher("s000-2", works=False)
+    self.assertIsNotNone(old.client.next_block(20.0))
+    old.kill()
     # Times, and the ids that start with one, are before those of the old one.
     with mock.patch.object(time, "time", lambda: 1.0):
       new = self.searcher("s000-1")
@@ -136,11 +135,6 @@ class AnnouncedTest(queue_case.QueueTestCase):
     messages = [wire.decode_message(d, queue_case.SECRET) for d in leases]
     return sum(m["totals"]["completions"] for m in messages)
 
-  def _kill(self, client) -> None:
-    """Ends a client as SIGKILL would: it sends nothing more."""
-    with mock.patch.object(client, "_exchange", side_effect=KeyError("killed")):
-      wait_until(lambda: not client._worker.is_alive(), "its death")
-
   def test_searcher_and_store_are_lost_while_the_trainer_restarts(self):
     first = self.trainer(num_steps=2)
     searcher = self.searcher("a", works=False)
@@ -152,7 +146,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     searcher.submit(4, 5)
     searcher.submit(6)
     wait_until(lambda: self._announced() == 21, "the announcement")
-    self._kill(searcher.client)
+    searcher.kill()
     self.store.lose()
     second = self.trainer(state=state, epoch=1, num_steps=2, lease_s=0.5)
     self.searcher("b", 1, lease_s=0.5)
@@ -175,11 +169,11 @@ class AnnouncedTest(queue_case.QueueTestCase):
     searcher.submit(0, 1, 2, 3)
     wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
     with mock.patch.object(trainer.server.leases, "read", return_value={}):
-      with mock.patch.object(trainer.server._ingest, "download") as download:
+      with mock.patch.object(trainer.server.ingest, "download") as download:
         download.return_value = [], []
         searcher.submit(4)
         wait_until(lambda: self._announced() == 15, "the announcement")
-        self._kill(searcher.client)
+        searcher.kill()
         self.store.lose()
     trainer.step(0)
     ledger = trainer.service.finish(1, 0.1)
@@ -192,7 +186,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False, workdir=elsewhere)
     searcher.submit(0)
     wait_until(lambda: self._announced() == 3, "the announcement")
-    self._kill(searcher.client)
+    searcher.kill()
     self.store.lose()
     trainer = self.trainer(num_steps=1)
     self.searcher("b", workdir=elsewhere)
@@ -225,8 +219,12 @@ class RestartTest(queue_case.QueueTestCase):
     for step in range(1, 12):
       second.step(step)
       # F (step + 1 + n) prompts at most, as if they had just been sampled.
-      self.assertLessEqual(len(second.service._applied), 4 * (step + 3))
-      self.assertGreaterEqual(len(second.service._applied), 4 * (step + 1))
+      self.assertLessEqual(
+          len(second.service.applied_positions), 4 * (step + 3)
+      )
+      self.assertGreaterEqual(
+          len(second.service.applied_positions), 4 * (step + 1)
+      )
     ledger = second.service.finish(12, 20.0)
     # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
@@ -243,7 +241,7 @@ class RestartTest(queue_case.QueueTestCase):
     wait_until(lambda: first.num_journaled > 8, "more")
     # Until then it keeps them, and would send them again.
     wait_until(
-        lambda: searcher.client._unacked.first > state["watermarks"]["a"],
+        lambda: searcher.client.unacked_blocks.first > state["watermarks"]["a"],
         "an acknowledgement",
     )
     first.close()
@@ -475,7 +473,7 @@ class FullDiskTest(queue_case.QueueTestCase):
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
       wait_until(lambda: "gone" in trainer.living(), "its lease")
-      trainer.server.leases._entries["gone"].changed_at -= 100.0
+      trainer.server.leases.entries["gone"].changed_at -= 100.0
       wait_until(lambda: "gone" in trainer.server.leaving, "it leaves")
     self.assertLen(trainer.events.of("journal_full"), 1)
     trainer.step(0)
@@ -509,7 +507,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
     with mock.patch.object(
-        trainer.server._intake.ack_log, "_write", side_effect=full
+        trainer.server.intake.ack_log, "sync", side_effect=full
     ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")

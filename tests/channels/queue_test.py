@@ -185,7 +185,7 @@ class TrainerMessagesTest(queue_case.QueueTestCase):
   def test_invalid_messages_are_refused_and_counted(self):
     searcher = self.searcher("a", works=False)
     searcher.submit(0)
-    refused = lambda: searcher.client._refusals.count
+    refused = lambda: searcher.client.refusals.count
     work = {"epoch": 9, "count": 1, "acked": 1, "again": -1, "blocks": []}
     for message in (
         {**work, "run": "other"},
@@ -278,11 +278,11 @@ class ForgeryTest(queue_case.QueueTestCase):
     self.client().delete("q/0/a/000000000000")
     self.client().delete("new/0/a/000000000000")
     # Its searcher would look for it later.
-    with mock.patch.object(queue_client, "_RESEND_S", 1000.0):
+    with mock.patch.object(queue_client, "RESEND_S", 1000.0):
       self.assert_both_taken(self.trainer(), searcher)
 
   def test_deleted_blocks_of_which_the_trainer_sees_nothing(self):
-    with mock.patch.object(queue_client, "_RESEND_S", 0.1):
+    with mock.patch.object(queue_client, "RESEND_S", 0.1):
       searcher = self._submit_two()
       self.client().delete("q")
       self.client().delete("new")
@@ -311,7 +311,7 @@ class ForgeryTest(queue_case.QueueTestCase):
     work = lambda: self.client().get("work/a")
     wait_until(work, "a grant")
     granted = wire.decode_message(work(), queue_case.SECRET)
-    with mock.patch.object(queue_server, "_REPEAT_EVERY_S", 0.0):
+    with mock.patch.object(queue_server, "REPEAT_EVERY_S", 0.0):
       for beat, data in enumerate((b"forged", None), 2):
         self.client().delete("work/a")
         if data is not None:
@@ -334,7 +334,7 @@ class ForgeryTest(queue_case.QueueTestCase):
     trainer.service.open(0)
     self.assertIsNotNone(client.next_block(20.0))
     beat = lambda: trainer.living()["a"]["beat"]
-    client._lease_interval._changed_at -= 1e6
+    client.lease_interval.changed_at -= 1e6
     before = beat()
     self.client().delete("work/a")
     wait_until(lambda: beat() > before + 2, "leases")
@@ -345,18 +345,18 @@ class PollTest(queue_case.QueueTestCase):
 
   def test_a_searcher_without_work(self):
     client = self.searcher("a", works=False).client
-    self.assertFalse(client._interval.waiting)
+    self.assertFalse(client.interval.waiting)
     with self.reads("work/a", 8):
       self.assertIsNone(client.next_block(0.0))
-      self.assertTrue(client._interval.waiting)
+      self.assertTrue(client.interval.waiting)
 
   def test_a_searcher_without_credits(self):
     searcher = self.searcher("a", credits=1, works=False)
     searcher.submit(0)
-    self.assertFalse(searcher.client._interval.waiting)
+    self.assertFalse(searcher.client.interval.waiting)
     with self.reads("work/a", 8):
       self.assertFalse(searcher.client.submit([self.group(1)], lambda: True))
-      self.assertTrue(searcher.client._interval.waiting)
+      self.assertTrue(searcher.client.interval.waiting)
 
   def test_a_trainer_that_waits_for_data(self):
     trainer = self.trainer()
@@ -377,7 +377,7 @@ class PollTest(queue_case.QueueTestCase):
       asleep.set()
       return 60.0
 
-    with mock.patch.object(trainer.server._interval, "due_in_s", due_in_s):
+    with mock.patch.object(trainer.server.interval, "due_in_s", due_in_s):
       self.assertTrue(asleep.wait(20.0))
       trainer.service.open(0)
       wait_until(lambda: self.client().get("work/a"), "a grant", wait_s=5.0)
@@ -388,7 +388,7 @@ class UnlockedTest(queue_case.QueueTestCase):
 
   def test_the_state_of_the_buffer(self):
     trainer = self.trainer()
-    lock, free = trainer.server._lock, []
+    lock, free = trainer.server.lock, []
 
     def look():
       free.append(lock.acquire(timeout=5.0))

@@ -157,12 +157,6 @@ class GenerateTest(ProgramCase):
     self.assertEqual(self.run_program(generate__model=str(folder)), 2)
     self.assertIn("begun with weights = 'model ", self.stderr.getvalue())
     self.assertEqual(self.output.read_bytes(), before)
-    # As earlier versions wrote it.
-    beside = self.output.with_name(f".{self.output.name}.settings.json")
-    saved = json.loads(beside.read_text())
-    del saved["weights"]
-    beside.write_text(json.dumps(saved))
-    self.assertEqual(self.run_program(generate__model=str(folder)), 0)
 
   def test_bad_lines_are_reported_and_the_rest_is_done(self):
     self.write(
