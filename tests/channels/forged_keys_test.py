@@ -56,7 +56,7 @@ class ForgedKeysTest(queue_case.QueueTestCase, parameterized.TestCase):
         (queue_client, "RESEND_S", 0.1),
         (queue_client, "ASK_EVERY_S", 0.05),
         (queue_server, "ASK_EVERY_S", 0.05),
-        (queue_server, "_REPEAT_EVERY_S", 0.05),
+        (queue_server, "REPEAT_EVERY_S", 0.05),
         (queue_server, "STRANGER_S", 0.1),
     ):
       self.enterContext(mock.patch.object(module, name, value))

@@ -507,7 +507,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
     with mock.patch.object(
-        trainer.server.intake.ack_log, "sync", side_effect=full
+        trainer.server.intake.ack_log, "write_marks", side_effect=full
     ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")
