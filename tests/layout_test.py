@@ -55,7 +55,7 @@ _WITHOUT_JAX = """
 # Uses of private names of other modules and objects in all tests. It may only
 # fall: a test that needs more of a part is a reason for a public name.
 _MOST_REACHES = 108
-# Of the standard library's own interfaces.
+# Interfaces of the standard library, of notebooks and of a package's sources.
 _NO_REACH = ("_asdict", "_exit", "_make", "_replace", "_repr_html_", "_src")
 
 
