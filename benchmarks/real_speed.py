@@ -61,10 +61,10 @@ GOALS = (
     ("gradient", "torch", 1.6),
 )
 _REPEATS = 3
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _PEER_DEADLINE_S = 1800.0
 # Weights of a limit's products that are read in turn: bytes, and at most.
-_COLD_BYTES, _MOST_WEIGHTS = 64 << 20, 64
+_COLD_BYTES, MOST_WEIGHTS = 64 << 20, 64
 
 # (work, program, dtype).
 Side = tuple[str, str, str]
@@ -135,11 +135,11 @@ def run(
       **dataclasses.asdict(work),
       "machine": results.machine(),
   }
-  _RESULTS.mkdir(parents=True, exist_ok=True)
-  jsonl.atomic_write_json(_RESULTS / "real_speed.json", result)
-  results.print_table(make_table(found), _RESULTS / "real_speed.md")
-  results.print_table(make_goals(found), _RESULTS / "real_speed_goals.md")
-  return {**result, "folder": str(_RESULTS)}
+  RESULTS.mkdir(parents=True, exist_ok=True)
+  jsonl.atomic_write_json(RESULTS / "real_speed.json", result)
+  results.print_table(make_table(found), RESULTS / "real_speed.md")
+  results.print_table(make_goals(found), RESULTS / "real_speed_goals.md")
+  return {**result, "folder": str(RESULTS)}
 
 
 def _factor(
@@ -307,7 +307,7 @@ def _gradient_limit_s(
 def _product_s(dtype: str, M: int, K: int, N: int) -> float:
   """Returns the seconds of a product [M, K] x [K, N], in the best layout."""
   each = K * N * jnp.dtype(dtype).itemsize
-  count = min(max(1, _COLD_BYTES // each), _MOST_WEIGHTS)
+  count = min(max(1, _COLD_BYTES // each), MOST_WEIGHTS)
   return min(
       _layout_s(dtype, left, right, {"m": M, "k": K, "n": N}, count)
       for left, right in (("mk", "kn"), ("mk", "nk"), ("km", "kn"))

@@ -308,7 +308,7 @@ class Collector:
     if episodes is None:
       return Sampled(begun.prompts, begun.requests, sampled)
     S, T = self._num_completions, self._sampler.settings.max_completion_tokens
-    completions = [_no_completions(S, T, begun.version)] * len(begun.said)
+    completions = [no_completions(S, T, begun.version)] * len(begun.said)
     outcomes = [said.failure and [said.outcome] * S for said in begun.said]
     ended = episodes.outcomes(len(begun.live))
     for i, c, outcomes_S in zip(begun.live, sampled, ended, strict=True):
@@ -461,7 +461,7 @@ class Collector:
     return self._prompt_tokens[prompt_id]
 
 
-def _no_completions(S: int, T: int, version: int) -> types.Completions:
+def no_completions(S: int, T: int, version: int) -> types.Completions:
   """Returns completions without tokens: there is no prompt."""
   zeros = lambda *dtypes: [np.zeros((S, T), dtype) for dtype in dtypes]
   tokens, logprobs, plain, sampled = zeros("int32", "float32", "float32", bool)

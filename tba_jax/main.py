@@ -180,7 +180,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
   except (ValueError, OSError) as error:
     return processes.refuse(error)
   with processes.importing():
-    module = _program(name)
+    module = find_program(name)
   entry = getattr(module, f"run_{name}", None) or module.run
   try:
     with _held(name, workdir):
@@ -212,7 +212,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     return 1 if is_held else processes.EXIT_CONFIG
 
 
-def _program(name: str) -> types.ModuleType:
+def find_program(name: str) -> types.ModuleType:
   return importlib.import_module(f"tba_jax.{PROGRAMS[name][1]}")
 
 
@@ -288,7 +288,7 @@ def run() -> None:
       processes.keep_private()
     processes.leave(main(rest, overrides))
 
-  app.run(start, argv=argv, flags_parser=_parse_flags)
+  app.run(start, argv=argv, flags_parser=parse_flags)
 
 
 def _help(key: str) -> int:
@@ -311,7 +311,7 @@ def _help(key: str) -> int:
     return processes.refuse(error)
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
+def parse_flags(argv: list[str]) -> list[str]:
   # absl would end with status 1, which means a run that failed.
   try:
     return flags.FLAGS(argv)

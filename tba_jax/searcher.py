@@ -72,7 +72,7 @@ class WrongParamsError(RuntimeError):
 # Versions refused in a row after which a searcher gives up.
 _MOST_REFUSED = 3
 # Seconds between requests for another block while others are decoded.
-_ASK_EVERY_S = 0.1
+ASK_EVERY_S = 0.1
 
 
 class Searcher:
@@ -306,7 +306,7 @@ class Searcher:
   def _block_meanwhile(self) -> ports.Assignment | None:
     """Returns a granted block that the params in use may sample, if any."""
     now_s = time.monotonic()
-    if self._kept is not None or now_s < self._asked_s + _ASK_EVERY_S:
+    if self._kept is not None or now_s < self._asked_s + ASK_EVERY_S:
       return None
     self._asked_s = now_s
     newest = self._source.latest()

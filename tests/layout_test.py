@@ -52,6 +52,30 @@ _WITHOUT_JAX = """
     transport.kv_host transport.locator transport.wire
 """.split()
 
+# Uses of private names of other modules and objects in all tests. It may only
+# fall: a test that needs more of a part is a reason for a public name.
+_MOST_REACHES = 108
+# Interfaces of the standard library, of notebooks and of a package's sources.
+_NO_REACH = ("_asdict", "_exit", "_make", "_replace", "_repr_html_", "_src")
+
+
+def _reaches(path: pathlib.Path) -> list[str]:
+  """Returns the private names that a test reads or patches, with places."""
+  found = []
+  for node in ast.walk(ast.parse(path.read_text())):
+    name = owner = ""
+    if isinstance(node, ast.Attribute):
+      name, owner = node.attr, ast.unparse(node.value)
+    elif isinstance(node, ast.Call) and len(node.args) > 1:
+      patches = ast.unparse(node.func).endswith(("patch.object", "attr"))
+      if patches and isinstance(node.args[1], ast.Constant):
+        name, owner = str(node.args[1].value), ast.unparse(node.args[0])
+    is_private = name.startswith("_") and not name.startswith("__")
+    if is_private and name not in _NO_REACH:
+      if owner not in ("self", "cls", "super()"):
+        found.append(f"{path.name}:{node.lineno} {owner}.{name}")
+  return found
+
 
 def _place(name: str) -> str:
   """Returns the name in `_ORDER` of a module, dotted."""
@@ -170,6 +194,11 @@ class LayoutTest(absltest.TestCase):
     for name in ("channels.journal_audit", "learning.checkpoint_audit"):
       for module, used in _uses(self.files[name]).items():
         self.assertLessEqual(used, readers[module], f"{name}: {module}")
+
+  def test_tests_reach_for_no_more_private_names(self):
+    tests = pathlib.Path(__file__).parent.rglob("*.py")
+    found = [reach for path in sorted(tests) for reach in _reaches(path)]
+    self.assertLessEqual(len(found), _MOST_REACHES, "\n".join(found))
 
   def test_no_file_imports_for_type_checking_alone(self):
     for name, path in self.files.items():

@@ -46,7 +46,7 @@ class MainTest(parameterized.TestCase):
       return main_lib.main(["main", *argv], overrides)
 
   def refused(self, pattern, **arguments):
-    with mock.patch.object(main_lib, "_program") as load:
+    with mock.patch.object(main_lib, "find_program") as load:
       self.assertEqual(self.main(**arguments), 2)
     load.assert_not_called()
     self.assertRegex(self.stderr.getvalue(), f"^error: .*{pattern}")
@@ -74,7 +74,9 @@ class MainTest(parameterized.TestCase):
   def test_a_role_runs_with_the_saved_config(self):
     saved = self.make_run()
     module = mock.Mock(spec=["run_trainer", "run"])
-    with mock.patch.object(main_lib, "_program", return_value=module) as load:
+    with mock.patch.object(
+        main_lib, "find_program", return_value=module
+    ) as load:
       self.main(program="trainer", config=None, workdir=self.workdir)
     load.assert_called_once_with("trainer")
     # A module of two programs has a function for each.
@@ -88,7 +90,7 @@ class MainTest(parameterized.TestCase):
     module = mock.Mock(spec=["run", "run_trainer", "run_searcher"])
     with (
         mock.patch.object(accelerators, "prepare") as prepare,
-        mock.patch.object(main_lib, "_program", return_value=module),
+        mock.patch.object(main_lib, "find_program", return_value=module),
     ):
       self.main("0", program=program, config=None, workdir=self.workdir)
     self.assertEqual(prepare.call_count, program != "train")
@@ -99,14 +101,14 @@ class MainTest(parameterized.TestCase):
   def test_error_that_a_later_start_may_not_meet_ends_with_1(self, error):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = error
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       status = self.main(program="plan", config=_CONFIG, workdir=self.workdir)
     self.assertEqual(status, 1)
     self.assertRegex(self.stderr.getvalue(), f"(?m)^error: {error}$")
 
   def test_calibrate_is_of_the_plan(self):
     module = mock.Mock(spec=["run"])
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       self.main("l4", program="plan", config=_CONFIG, calibrate="a/run")
     self.assertEqual(module.run.call_args.args[2], ["l4", "--calibrate=a/run"])
     self.refused(
@@ -121,7 +123,7 @@ class MainTest(parameterized.TestCase):
     self.make_run()
     pathlib.Path(self.workdir, "epoch.json").write_text("[]")
     module = mock.Mock(spec=["run"])
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       for workdir, *operands in ((None, "a", "b"), (self.workdir,)):
         self.main(*operands, program="report", config=None, workdir=workdir)
         module.run.assert_called_with(None, workdir, operands)
@@ -133,7 +135,7 @@ class MainTest(parameterized.TestCase):
     run_directory.create(self.workdir, config)
     module = mock.Mock(spec=["run"])
     module.run.return_value = 0
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       status = self.main(program="status", config=None, workdir=self.workdir)
     self.assertEqual(status, 0, self.stderr.getvalue())
 
@@ -196,7 +198,7 @@ class MainTest(parameterized.TestCase):
 
   @parameterized.parameters("sft", "reward_model", "store", "searcher")
   def test_operands_of_programs_that_take_a_number(self, program):
-    with mock.patch.object(main_lib, "_program"):
+    with mock.patch.object(main_lib, "find_program"):
       status = self.main(
           "a", program=program, config=_CONFIG, workdir=self.workdir
       )
@@ -209,7 +211,7 @@ class MainTest(parameterized.TestCase):
     module.run.return_value = 0
     held = run_directory.lock(self.workdir)
     arguments = dict(program=program, config=_CONFIG, workdir=self.workdir)
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       self.assertEqual(self.main(**arguments), 2)
       pattern = f"process {os.getpid()} already runs there"
       self.assertRegex(self.stderr.getvalue(), pattern)
@@ -228,7 +230,7 @@ class MainTest(parameterized.TestCase):
   def test_a_device_that_cannot_be_used(self, message, expected):
     module = mock.Mock(spec=["run"])
     module.run.side_effect = RuntimeError(message)
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       status = self.main(program="plan", config=_CONFIG, workdir=self.workdir)
     self.assertEqual(status, expected)
     line = message.partition("\n")[0]
@@ -302,7 +304,7 @@ class MainTest(parameterized.TestCase):
   def test_evaluate_may_change_the_saved_settings(self):
     self.make_run()
     module = mock.Mock(spec=["run"])
-    with mock.patch.object(main_lib, "_program", return_value=module):
+    with mock.patch.object(main_lib, "find_program", return_value=module):
       self.main(
           program="evaluate",
           config=None,
@@ -333,7 +335,7 @@ class MainTest(parameterized.TestCase):
   def test_a_wrong_flag_ends_with_2(self, flag):
     with contextlib.redirect_stderr(self.stderr), flagsaver.flagsaver():
       with self.assertRaises(SystemExit) as exit_:
-        main_lib._parse_flags(["main", flag])
+        main_lib.parse_flags(["main", flag])
     self.assertEqual(exit_.exception.code, 2)
     self.assertRegex(self.stderr.getvalue(), "^error: ")
 

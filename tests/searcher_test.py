@@ -217,7 +217,7 @@ class SearcherTest(parameterized.TestCase):
   def stream_blocks(self, *blocks, **run):
     """Runs a searcher that streams; returns the blocks begun by stream."""
     self.sampler.streams, self.begun = True, []
-    self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
+    self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
     self.run_it(*blocks, **run)
     return self.begun
 

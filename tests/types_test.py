@@ -126,7 +126,7 @@ class AddedColumnTest(absltest.TestCase):
     )
     path = pathlib.Path(self.create_tempdir().full_path) / "step.npz"
     step_file.write(path, self.config, made, work, draw, batch, {"loss": 1.0})
-    saved = step_file._read(path)
+    saved = step_file.read_saved(path)
     self.assertEqual("surprise" in saved["draw"], draw.surprise is not None)
     return types.batch_of(saved["batch"])
 

@@ -112,7 +112,7 @@ RUNS = (*OURS, *PEERS)
 TARGETS = (8.0, 4.0, 2.0)
 # Completions of a step, and steps, of TRL's runs.
 _BATCH, _NUM_STEPS = 128, 320
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "distill"
 
 
@@ -145,13 +145,13 @@ def run(
   results.measure(
       seeds,
       names,
-      _RESULTS,
+      RESULTS,
       lambda name, seed: _measure(config, name, seed),
       summarize,
   )
-  found = results.read(RUNS, _RESULTS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  return {"runs": [summarize(r) for r in found], "folder": str(_RESULTS)}
+  found = results.read(RUNS, RESULTS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  return {"runs": [summarize(r) for r in found], "folder": str(RESULTS)}
 
 
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from benchmarks import results
 from studies import curves
 from studies import frontier
 
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "diversity"
 _NUM_STEPS = 240
 _NUM_PROMPTS = 32
@@ -86,10 +86,10 @@ def run(
         num_completions=_NUM_COMPLETIONS,
         greedy=False,
     )
-  found = curves.run_all(config, SETTINGS, operands, _RESULTS, _RUNS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  frontier.plot(_OBJECTIVES, found, _AXES, _RESULTS / "diversity.png")
-  return results.summarize(found, _ENDS, _RESULTS)
+  found = curves.run_all(config, SETTINGS, operands, RESULTS, _RUNS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  frontier.plot(_OBJECTIVES, found, _AXES, RESULTS / "diversity.png")
+  return results.summarize(found, _ENDS, RESULTS)
 
 
 def make_table(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -27,7 +27,7 @@ from tba_jax.programs import inline
 from tba_jax.tasks import base
 from tba_jax.tools import sweep
 
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "logged"
 _PREFERENCE = pathlib.Path(__file__).parents[2] / "configs" / "staleness.py"
 _NUM_STEPS = 160
@@ -66,7 +66,7 @@ def run(
     `log_reward`, the mean reward of its log.
   """
   rows = [["task", "data", "seeds", *(title for title, _ in _ENDS.values())]]
-  out: dict[str, Any] = {"folder": str(_RESULTS)}
+  out: dict[str, Any] = {"folder": str(RESULTS)}
   for task, own in (
       ("countdown", config),
       ("preference", load.load_config(str(_PREFERENCE), [])),
@@ -86,13 +86,13 @@ def run(
         f"{task}-both": (*_TB, log, _SHARE),
         f"{task}-both_low": (*_TB, log, _SHARE, _LOW_BASELINE),
     }
-    found = curves.run_all(own, settings, operands, _RESULTS, runs)
+    found = curves.run_all(own, settings, operands, RESULTS, runs)
     rows += results.make_rows(settings, found, _ENDS)
     out[task] = {
         "log_reward": log_reward(path) if path.exists() else None,
-        "runs": results.summarize(found, _ENDS, _RESULTS)["runs"],
+        "runs": results.summarize(found, _ENDS, RESULTS)["runs"],
     }
-  results.print_table(rows, _RESULTS / "table.md")
+  results.print_table(rows, RESULTS / "table.md")
   return out
 
 

@@ -130,7 +130,7 @@ _NUM_STEPS = 100_000
 # Most minutes between the params that are kept, and the fewest times.
 _SNAPSHOTS, _NUM_SNAPSHOTS = 5.0, 4
 _RUNS = pathlib.Path("runs") / "real"
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 # Metrics of an evaluation that a result keeps, a list of each.
 _KEPT = {
     "mean_reward": "reward", "new_kinds/mean_reward": "reward, new kinds",
@@ -205,21 +205,21 @@ def run(
     for name in names:
       if any(
           _is_by_steps(name) or result["minutes"] >= minutes
-          for result in results.read([name], _RESULTS)
+          for result in results.read([name], RESULTS)
           if result["seed"] == seed
       ):
         continue
-      result = _measure(config, name, seed, minutes)
-      results.keep(_RESULTS, result)
+      result = measure_run(config, name, seed, minutes)
+      results.keep(RESULTS, result)
       print(f"{name}-seed{seed}: {summarize(result)}", file=sys.stderr)
-  found = results.read(RUNS, _RESULTS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  results.print_table(make_levels(found), _RESULTS / "levels.md")
-  (_RESULTS / "samples.md").write_text(make_samples(found))
-  _plot(found, _RESULTS / "real.png")
-  _plot_claims(found, _RESULTS / "claims.png")
-  _plot_lags(found, _RESULTS / "lags.png")
-  return {"runs": [summarize(r) for r in found], "folder": str(_RESULTS)}
+  found = results.read(RUNS, RESULTS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  results.print_table(make_levels(found), RESULTS / "levels.md")
+  (RESULTS / "samples.md").write_text(make_samples(found))
+  _plot(found, RESULTS / "real.png")
+  _plot_claims(found, RESULTS / "claims.png")
+  _plot_lags(found, RESULTS / "lags.png")
+  return {"runs": [summarize(r) for r in found], "folder": str(RESULTS)}
 
 
 def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def _snapshot_s(minutes: float) -> float:
   return 60 * min(_SNAPSHOTS, minutes / _NUM_SNAPSHOTS)
 
 
-def _measure(
+def measure_run(
     config: ml_collections.ConfigDict, name: str, seed: int, minutes: float
 ) -> dict[str, Any]:
   """Trains one run, evaluates what it kept, and returns its result."""

@@ -26,7 +26,7 @@ from tba_jax.config import load
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "red_team_diversity"
 _ON_POLICY = [
     "loss.ratio_clip=0.2", "replay.recent_fraction=1",
@@ -82,11 +82,11 @@ def run(
     load.apply_overrides(own, [*SETTINGS[name], f"seed={seed}"])
     return _train(own)
 
-  results.measure(seeds, names, _RESULTS, train)
-  found = results.read(SETTINGS, _RESULTS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  frontier.plot(_OBJECTIVES, found, _AXES, _RESULTS / "red_team.png")
-  return results.summarize(found, _EVALUATED, _RESULTS)
+  results.measure(seeds, names, RESULTS, train)
+  found = results.read(SETTINGS, RESULTS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  frontier.plot(_OBJECTIVES, found, _AXES, RESULTS / "red_team.png")
+  return results.summarize(found, _EVALUATED, RESULTS)
 
 
 def _train(config: ml_collections.ConfigDict) -> dict[str, list[float]]:

@@ -34,7 +34,7 @@ MINI_BATCHES = (1, 2, 4, 8, 16)
 # Completions and steps of a run with one pass.
 _COMPLETIONS, _NUM_STEPS = 64, 320
 _TOLERANCE = 0.03
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _RUNS = pathlib.Path("runs") / "rounds"
 _DPO = ("loss.name=online_dpo", "loss.beta=0.3")
 _RLOO = ("loss.name=proximal_rloo", "loss.ratio_clip=0.2")
@@ -94,9 +94,9 @@ def run(
   processes.prepare_compiling()
   for size in (_SMALL, _LARGE):
     _measure([n for n in names if SETTINGS[n].size == size], size, seeds)
-  found = results.read(_run_names(SETTINGS), _RESULTS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  return {"runs": len(found), "folder": str(_RESULTS)}
+  found = results.read(_run_names(SETTINGS), RESULTS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  return {"runs": len(found), "folder": str(RESULTS)}
 
 
 def _run_names(settings: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -145,7 +145,7 @@ def _measure(
       (seed, name)
       for seed in seeds
       for name in _run_names(names)
-      if not results.is_kept(name, seed, _RESULTS)
+      if not results.is_kept(name, seed, RESULTS)
   ]
   if not missing:
     return
@@ -171,7 +171,7 @@ def _measure(
     } | {k: made[k] for k in ("diverged_step", "wall_s")}
 
   try:
-    results.measure(seeds, _run_names(names), _RESULTS, train)
+    results.measure(seeds, _run_names(names), RESULTS, train)
   finally:
     bench.close()
 

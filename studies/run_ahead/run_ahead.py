@@ -42,7 +42,7 @@ _RUNS = {
 NAMES = tuple(_RUNS)
 _KEPT = ("staleness_steps", "most_stale_steps", "kl", "distinct_correct",
          "reward")  # fmt: skip
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _START = pathlib.Path("runs") / "staleness" / "preference"
 
 
@@ -88,10 +88,10 @@ def run(
         "most_stale_steps": [float(np.max(ages))],
     }
 
-  results.measure(seeds, names, _RESULTS, train)
-  found = results.read(NAMES, _RESULTS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  return {"runs": len(found), "folder": str(_RESULTS)}
+  results.measure(seeds, names, RESULTS, train)
+  found = results.read(NAMES, RESULTS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  return {"runs": len(found), "folder": str(RESULTS)}
 
 
 def make_config(

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import results
 from studies import curves
 
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 RUNS = pathlib.Path("runs") / "search"
 _NUM_STEPS = 200
 _SEARCHERS = (1, 2, 4, 8, 16)
@@ -71,12 +71,10 @@ def run(
   Returns:
     `folder`, and `runs`: name, seed and last evaluation of each.
   """
-  found = curves.run_all(
-      make_config(config), SETTINGS, operands, _RESULTS, RUNS
-  )
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  _plot(found, _RESULTS / "search.png")
-  return results.summarize(found, _ENDS, _RESULTS)
+  found = curves.run_all(make_config(config), SETTINGS, operands, RESULTS, RUNS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  _plot(found, RESULTS / "search.png")
+  return results.summarize(found, _ENDS, RESULTS)
 
 
 def make_config(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

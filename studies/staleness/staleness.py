@@ -87,13 +87,13 @@ SEEDS = (0, 1, 2, 3, 4)
 # The longest is a fifth of a run.
 LAGS, _NUM_STEPS = (0, 1, 4, 16, 64), 320
 # Rates and lags of `at_lag`.
-_LAG_TASK, _LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
+_LAG_TASK, LAG_RATES, _OWN_LAGS = "countdown", (4e-5, 1.3e-4, 4e-4), (16, 64)
 # Runs of four times as many steps, at the rates of `preference`.
 LONG, LONG_LAGS, _LONG_SEEDS = "preference_long", (0, 64, 256), (0, 1, 2)
 LONG_OBJECTIVES = ("tb", "tb_bounded_token")
 _KL_WEIGHT = 0.02
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _STARTS = pathlib.Path("runs") / "staleness"
 _DIGITS = 4
 _COLORS = ("#000000", "#0072b2", "#56b4e9", "#d55e00", "#cc79a7", "#009e73",
@@ -151,23 +151,23 @@ def run(
   tasks = [name for name in RATES if name in names] or [*RATES]
   objectives = [n for n in OBJECTIVES if n in names] or [*OBJECTIVES]
   if what == "long":
-    _measure(LONG, long_runs(read()))
+    measure_runs(LONG, long_runs(read()))
   if what == "at_lag":
     for lag in _OWN_LAGS:
-      _measure(_LAG_TASK, selection(_LAG_TASK, objectives, lag))
-      _measure(_LAG_TASK, study_at(lag, read(), objectives))
+      measure_runs(_LAG_TASK, selection(_LAG_TASK, objectives, lag))
+      measure_runs(_LAG_TASK, study_at(lag, read(), objectives))
   for task in tasks:
     if what == "select":
-      _measure(task, selection(task, objectives))
+      measure_runs(task, selection(task, objectives))
     elif what == "study":
-      _measure(task, study(task, read(), objectives))
+      measure_runs(task, study(task, read(), objectives))
   found = read()
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  results.print_table(make_long_table(found), _RESULTS / "long.md")
-  results.print_table(make_goals(found), _RESULTS / "goals.md")
-  results.print_table(make_lag_table(found), _RESULTS / "at_lag.md")
-  results.print_table(make_details(found), _RESULTS / "details.md")
-  _plot(found, _RESULTS / "staleness.png")
+  results.print_table(make_table(found), RESULTS / "table.md")
+  results.print_table(make_long_table(found), RESULTS / "long.md")
+  results.print_table(make_goals(found), RESULTS / "goals.md")
+  results.print_table(make_lag_table(found), RESULTS / "at_lag.md")
+  results.print_table(make_details(found), RESULTS / "details.md")
+  _plot(found, RESULTS / "staleness.png")
   rates = {task: chosen_rates(found, task) for task in RATES}
   return {"runs": len(found), "rates": rates}
 
@@ -184,7 +184,7 @@ def selection(
 
 def _rates(task: str, lag: int) -> tuple[float, ...]:
   """Returns the rates that the rule chooses from."""
-  return RATES[task] if lag == SELECTION_LAG else _LAG_RATES
+  return RATES[task] if lag == SELECTION_LAG else LAG_RATES
 
 
 def study(
@@ -282,11 +282,11 @@ def read() -> dict[Run, dict[str, Any]]:
   """Returns all results that are kept."""
   return {
       tuple(result[k] for k in _KEY): result
-      for result in results.read_rows(_RESULTS)
+      for result in results.read_rows(RESULTS)
   }
 
 
-def _measure(task: str, runs: Iterator[Run]) -> None:
+def measure_runs(task: str, runs: Iterator[Run]) -> None:
   """Makes the runs that are not kept yet."""
   found = read()
   missing = [key for key in runs if key not in found]
@@ -310,7 +310,7 @@ def _measure(task: str, runs: Iterator[Run]) -> None:
       )
       del made["versions"]
       result = _rounded(dict(zip(_KEY, key, strict=True)) | made)
-      results.keep(_RESULTS, result, _KEY)
+      results.keep(RESULTS, result, _KEY)
       print(
           f"{number}/{len(missing)} {objective}-s{lag}-lr{rate:g}-seed{seed}:"
           f" score {score(result):.3f}, {made['wall_s']:.0f} s",

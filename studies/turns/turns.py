@@ -43,7 +43,7 @@ _LAGS, _NUM_STEPS = (0, 4, 16), 160
 # Turns after which params in flight are the newest.
 _TURNS_TO_NEWEST = 4
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "guess.py"
-_RESULTS = pathlib.Path(__file__).parent
+RESULTS = pathlib.Path(__file__).parent
 _START = pathlib.Path("runs") / "turns"
 
 
@@ -107,13 +107,13 @@ def run(
     return _measure(benches[0], name, seed)
 
   try:
-    results.measure(seeds, names, _RESULTS, make, lambda r: r["curve"][-1])
+    results.measure(seeds, names, RESULTS, make, lambda r: r["curve"][-1])
   finally:
     for bench in benches:
       bench.close()
-  found = results.read(RUNS, _RESULTS)
-  results.print_table(make_table(found), _RESULTS / "table.md")
-  return {"folder": str(_RESULTS), "runs": len(found)}
+  found = results.read(RUNS, RESULTS)
+  results.print_table(make_table(found), RESULTS / "table.md")
+  return {"folder": str(RESULTS), "runs": len(found)}
 
 
 def make_config() -> ml_collections.ConfigDict:
@@ -214,7 +214,7 @@ class InFlight:
     self._sampler = decode.Sampler(
         model, dataclasses.replace(settings, recompute_cache=recomputes_cache)
     )
-    self._kept: collections.deque[tuple[int, types.PyTree]] = collections.deque(
+    self.kept: collections.deque[tuple[int, types.PyTree]] = collections.deque(
         maxlen=lag + 1
     )
 
@@ -235,7 +235,7 @@ class InFlight:
     del newer
     # A step donates its params.
     kept = self._sampler.put(jax.tree.map(jnp.copy, params))
-    self._kept.append((version, kept))
+    self.kept.append((version, kept))
     turns = InStep(turns)
     taken = 0
 
@@ -245,9 +245,9 @@ class InFlight:
       if place == taken:
         return None
       taken = place
-      return self._kept[place]
+      return self.kept[place]
 
-    first, oldest = self._kept[0]
+    first, oldest = self.kept[0]
     return self._sampler.sample(
         oldest, prompts, version=first, newer=next_params, turns=turns
     )
@@ -255,7 +255,7 @@ class InFlight:
   def place(self, turn: int) -> int:
     """Returns which of the kept params sample a turn, both from 0."""
     steps = -(-self._lag * turn // _TURNS_TO_NEWEST)
-    return min(steps, len(self._kept) - 1)
+    return min(steps, len(self.kept) - 1)
 
 
 class InStep:

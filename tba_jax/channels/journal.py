@@ -433,7 +433,7 @@ class AckLog:
     if not self._unsynced and self.existed:
       return False
     try:
-      self._write()
+      self.write_marks()
     except OSError as error:
       raise _explained(error, self.path) from error
     self._unsynced.clear()
@@ -444,7 +444,7 @@ class AckLog:
     self.existed = False
     self.sync()
 
-  def _write(self) -> None:
+  def write_marks(self) -> None:
     compact = not self.existed or (
         self._num_lines > _MAX_ACK_LINES
         and self._num_lines > 2 * len(self.marks)

@@ -136,11 +136,11 @@ class LeaseTable:
   ):
     self._run = run
     self._refusals = refusals
-    self._lease_s = lease_s
+    self.lease_s = lease_s
     self._clock = clock
     self._due_at = clock()
     self._read: dict[str, bytes] = {}
-    self._entries: dict[str, _Entry] = {}
+    self.entries: dict[str, _Entry] = {}
     self._gone: set[str] = set()
     self._replaced: set[str] = set()
     # Searchers that were written off, oldest first.
@@ -182,9 +182,9 @@ class LeaseTable:
     """
     self._alive = None
     for sid, lease in leases.items():
-      entry = self._entries.get(sid)
+      entry = self.entries.get(sid)
       if entry is None:
-        self._entries[sid] = _Entry(lease, self._clock(), is_live)
+        self.entries[sid] = _Entry(lease, self._clock(), is_live)
         continue
       # A lower beat is a copy of an old lease.
       is_newer = lease["beat"] > entry.lease["beat"]
@@ -202,7 +202,7 @@ class LeaseTable:
 
   def restart_times(self) -> None:
     """Restarts the time of every lease, after the store was unreachable."""
-    for entry in self._entries.values():
+    for entry in self.entries.values():
       entry.changed_at = self._clock()
 
   def alive(self) -> dict[str, Lease]:
@@ -210,7 +210,7 @@ class LeaseTable:
     if self._alive is None:
       self._alive = {
           sid: entry.lease
-          for sid, entry in sorted(self._entries.items())
+          for sid, entry in sorted(self.entries.items())
           if entry.is_live
           and sid not in self._gone
           and not entry.lease["final"]
@@ -225,13 +225,13 @@ class LeaseTable:
     alive = self.alive()
     return {
         sid: {**entry.lease, "age_s": self.age_s(sid), "alive": sid in alive}
-        for sid, entry in sorted(self._entries.items())
+        for sid, entry in sorted(self.entries.items())
         if entry.is_live
     }
 
   def age_s(self, sid: str) -> float:
     """Returns the seconds since a searcher's lease changed."""
-    return self._clock() - self._entries[sid].changed_at
+    return self._clock() - self.entries[sid].changed_at
 
   def take_gone(self, generation: int) -> dict[str, str]:
     """Returns sid -> cause of the searchers gone since the last call.
@@ -241,13 +241,13 @@ class LeaseTable:
         is older than all others: the store has begun to count anew.
     """
     newest: dict[str, tuple[bool, list[int], str]] = {}
-    for sid, entry in self._entries.items():
+    for sid, entry in self.entries.items():
       joined = entry.lease["joined"]
       candidate = joined[0] <= generation, joined, sid
       slot = entry.lease["slot"]
       newest[slot] = max(newest.get(slot, candidate), candidate)
     out = {}
-    for sid, entry in self._entries.items():
+    for sid, entry in self.entries.items():
       if sid in self._gone:
         continue
       if entry.lease["final"]:
@@ -255,7 +255,7 @@ class LeaseTable:
       elif newest[entry.lease["slot"]][-1] != sid:
         out[sid] = "replaced"
         self._replaced.add(sid)
-      elif self.age_s(sid) > self._lease_s:
+      elif self.age_s(sid) > self.lease_s:
         out[sid] = "expired"
     self._gone.update(out)
     self._alive = None
@@ -269,21 +269,21 @@ class LeaseTable:
       oldest = next(iter(self._departed))
       del self._departed[oldest]
       if oldest in self._gone:  # Others came back.
-        del self._entries[oldest]
+        del self.entries[oldest]
         self._gone.remove(oldest)
         self._replaced.discard(oldest)
 
   def totals(self, sid: str) -> dict[str, int]:
     """Returns the totals that the searcher last announced."""
-    return self._entries[sid].lease["totals"]
+    return self.entries[sid].lease["totals"]
 
   def announced(self) -> dict[str, dict[str, int]]:
     """Returns the totals of all searchers."""
-    return {sid: entry.lease["totals"] for sid, entry in self._entries.items()}
+    return {sid: entry.lease["totals"] for sid, entry in self.entries.items()}
 
   def knows(self, sid: str) -> bool:
     """Returns whether a searcher ever had a valid lease."""
-    return sid in self._entries
+    return sid in self.entries
 
   def is_gone(self, sid: str) -> bool:
     return sid in self._gone
@@ -296,5 +296,5 @@ class LeaseTable:
     """
     return {
         sid: (entry.lease["first"], entry.lease["acked"])
-        for sid, entry in self._entries.items()
+        for sid, entry in self.entries.items()
     }

@@ -55,7 +55,7 @@ class MemoryChannel(receiver.Receiver):
     """
     super().__init__()
     self.stop_requested = self.run_done = False
-    self.changed = threading.Condition(self._lock)
+    self.changed = threading.Condition(self.lock)
     self.credits = config.search.credits
     self.searchers: dict[str, MemorySink] = {}
     self.leaving: dict[str, tuple[dict[str, int], str]] = {}
@@ -64,7 +64,7 @@ class MemoryChannel(receiver.Receiver):
     self.params = MemoryParams(copy, keep=keep)
     self._config = config
     self._run = run
-    self._intake: memory_journal.JournalHook | None = None
+    self.intake: memory_journal.JournalHook | None = None
     self._writing_off = threading.Lock()
     self._is_open = self._is_closed = False
 
@@ -85,15 +85,15 @@ class MemoryChannel(receiver.Receiver):
       self._on_event = on_event
       self._begin(self._config, saved=saved or {}, **kwargs)
       if self._run is not None:
-        self._intake = memory_journal.JournalHook(
+        self.intake = memory_journal.JournalHook(
             self._config,
             self._run,
             deliver=self._deliver,
             on_event=on_event,
-            lock=self._lock,
+            lock=self.lock,
             saved=saved or {},
         )
-        for sid, totals in self._intake.left.items():
+        for sid, totals in self.intake.left.items():
           self.leaving[sid] = totals, "replaced"
     self.write_off()
     return self
@@ -120,12 +120,12 @@ class MemoryChannel(receiver.Receiver):
     with self.changed:
       self._is_closed = self.stop_requested = True
       self.changed.notify_all()
-    if self._intake:
-      self._intake.close()
+    if self.intake:
+      self.intake.close()
 
   def check(self) -> None:
-    if self._intake:
-      self._intake.check()
+    if self.intake:
+      self.intake.check()
 
   def announced(self, *, from_disk: bool = False) -> dict[str, dict[str, int]]:
     del from_disk
@@ -151,7 +151,7 @@ class MemoryChannel(receiver.Receiver):
     """Grants what is admitted. Under the lock."""
     if self._is_open:
       alive = [sid for sid, s in self.searchers.items() if not s.has_left]
-      for sid, blocks in self._grants.assign(alive).items():
+      for sid, blocks in self.grants.assign(alive).items():
         self.searchers[sid].grant(blocks)
 
   def record(
@@ -167,8 +167,8 @@ class MemoryChannel(receiver.Receiver):
       groups: groups of a block.
       should_stop: ends the wait for room in the journal.
     """
-    if self._intake:
-      return self._intake.record(header, groups, should_stop)
+    if self.intake:
+      return self.intake.record(header, groups, should_stop)
     if not self._is_closed:
       self._deliver(inbox.Record(0, header, groups))
     return not self._is_closed
@@ -176,7 +176,7 @@ class MemoryChannel(receiver.Receiver):
   def write_off(self) -> None:
     """Records which searchers are gone, as far as the journal has room."""
     with self._writing_off:
-      if self._grants is None:
+      if self.grants is None:
         return  # The trainer is not there yet.
       for sid, (totals, cause) in list(self.leaving.items()):
         header = {"kind": "gone", "sid": sid, "cause": cause, "totals": totals}

@@ -34,10 +34,10 @@ from tba_jax.transport import wire
 
 # Time after which a searcher looks whether an unacknowledged block is still
 # delivered; it doubles with each time.
-_RESEND_S = 2.0
+RESEND_S = 2.0
 _LONGEST_RESEND_S = 8.0
 # Least time between two leases because the trainer's message was lost.
-_ASK_EVERY_S = 0.5
+ASK_EVERY_S = 0.5
 # Processes of a slot whose leases are kept on disk, and whose numbers in the
 # store.
 _MAX_EARLIER = 100
@@ -241,23 +241,23 @@ class QueueClient:
     self._on_event = on_event
     self._check_trainer = check_trainer
     self._first_epoch = first_epoch
-    self._refusals = wire.Refusals(on_event)
+    self.refusals = wire.Refusals(on_event)
     self._lock = threading.Condition()
-    self._unacked = UnackedBlocks(_RESEND_S)
+    self.unacked_blocks = UnackedBlocks(RESEND_S)
     self._granted = GrantedBlocks()
     self._totals = dict.fromkeys(messages.UNITS, 0)
     self._stats: dict[str, Any] = {}
     self.begun_s: collections.deque[float] = collections.deque()
-    self._lease = {
+    self.lease = {
         "sid": sid,
         "slot": f"{socket.gethostname()}/{index}",
         "index": index,
     }
-    self._join_directory = f"join/{self._lease['slot']}"
+    self._join_directory = f"join/{self.lease['slot']}"
     self._beat = 0
     self._file: leases_lib.LeaseFile | None = None
     self._earlier = self._open_file()
-    self._interval = polling.PollInterval(
+    self.interval = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_WAITING_TICK_S,
         share=_SHARE,
@@ -265,7 +265,7 @@ class QueueClient:
     )
     # Four renewals per lease.
     lease_s = config.search.lease_s / 4
-    self._lease_interval = polling.PollInterval(
+    self.lease_interval = polling.PollInterval(
         floor_s=min(1.0, lease_s),
         waiting_floor_s=min(1.0, lease_s),
         share=_SHARE,
@@ -273,7 +273,7 @@ class QueueClient:
     )
     self._next_stop_poll = self._next_ask = 0.0
     self._final = False
-    self._worker = worker.Worker("queue_client", self._serve, close_s=10.0)
+    self.worker = worker.Worker("queue_client", self._serve, close_s=10.0)
 
   @property
   def epoch(self) -> int:
@@ -288,7 +288,7 @@ class QueueClient:
 
   @property
   def unacked(self) -> int:
-    return len(self._unacked)
+    return len(self.unacked_blocks)
 
   def next_block(self, timeout_s: float) -> ports.Assignment | None:
     """Returns the next granted block, None after a timeout.
@@ -306,7 +306,7 @@ class QueueClient:
         if (left_s := deadline - time.monotonic()) <= 0:
           return None
         self._lock.wait(min(left_s, 0.1))
-      self._interval.stop_waiting()
+      self.interval.stop_waiting()
       return self._granted.blocks.pop(0)
 
   def submit(
@@ -320,11 +320,11 @@ class QueueClient:
     generated, and its prompts will be granted again.
     """
     with self._lock:
-      while len(self._unacked) >= self._credits:
+      while len(self.unacked_blocks) >= self._credits:
         self._poll_now()
         self._lock.wait(0.1)
         self._check()
-        if should_stop() and len(self._unacked) >= self._credits:
+        if should_stop() and len(self.unacked_blocks) >= self._credits:
           return False
       amount = {
           "prompts": len(groups),
@@ -334,7 +334,7 @@ class QueueClient:
       for name, value in amount.items():
         self._totals[name] += value
       header, arrays = messages.pack_groups(groups)
-      sequence = self._unacked.next_sequence
+      sequence = self.unacked_blocks.next_sequence
       header.update(
           sid=self._sid,
           sequence=sequence,
@@ -343,10 +343,10 @@ class QueueClient:
       )
       key = messages.block_key(self._sid, sequence)
       data = messages.encode(self._run, key, header, arrays)
-      self._unacked.add(data, header["totals"])
-      self._interval.stop_waiting()
-      self._interval.changed()
-      self._lease_interval.changed()
+      self.unacked_blocks.add(data, header["totals"])
+      self.interval.stop_waiting()
+      self.interval.changed()
+      self.lease_interval.changed()
       self._lock.notify_all()
     return True
 
@@ -362,20 +362,20 @@ class QueueClient:
     deadline = time.monotonic() + flush_s
     with self._lock:
       self._poll_now()
-      while self._unacked and self._worker.is_alive():
+      while self.unacked_blocks and self.worker.is_alive():
         if (left_s := deadline - time.monotonic()) <= 0:
           break
         self._lock.wait(min(left_s, 0.1))
-      flushed = not self._unacked
+      flushed = not self.unacked_blocks
       self._final = True
       self._lock.notify_all()
     # After an error the trainer accounts for the blocks.
-    base.close_thread(self._worker, "queue client")
+    base.close_thread(self.worker, "queue client")
     return flushed
 
   def _check(self) -> None:
     try:
-      self._worker.check()
+      self.worker.check()
     except ReplacedError:
       raise
     except Exception as error:
@@ -384,7 +384,7 @@ class QueueClient:
 
   def _poll_now(self) -> None:
     """Makes the thread poll at once, then often. Under the lock."""
-    if self._interval.start_waiting():
+    if self.interval.start_waiting():
       self._lock.notify_all()
 
   def _open_file(self) -> dict[str, bytes]:
@@ -402,7 +402,7 @@ class QueueClient:
       mine = {
           sid: (lease, data)
           for sid, (lease, data) in leases.items()
-          if lease["slot"] == self._lease["slot"] and sid != self._sid
+          if lease["slot"] == self.lease["slot"] and sid != self._sid
       }
       leases_lib.remove_files(self._run, list(mine)[:-_MAX_EARLIER])
     except OSError as error:
@@ -426,15 +426,15 @@ class QueueClient:
           for key, data in self._earlier.items():
             transport.put(key, data, overwrite=False)
           told = transport.generation
-        self._exchange(transport, closing)
+        self.exchange(transport, closing)
       except base.TransportError as error:
         if closing:
           break
         self._on_event("store_lost", f"queue client: {error}")
         transport.reconnect()
         with self._lock:
-          self._unacked.forget_sent()
-          self._lease_interval.changed(at_once=True)
+          self.unacked_blocks.forget_sent()
+          self.lease_interval.changed(at_once=True)
       with self._lock:
         if not self._final and (rest_s := self._rest_s()) > 0:
           self._lock.wait(rest_s)
@@ -444,37 +444,37 @@ class QueueClient:
 
   def _rest_s(self) -> float:
     """Returns the seconds until something is due. Under the lock."""
-    if self._unacked.unsent():
+    if self.unacked_blocks.unsent():
       return 0.0
     return min(
-        self._interval.due_in_s(),
-        self._lease_interval.due_in_s(),
-        self._unacked.overdue_in_s(),
+        self.interval.due_in_s(),
+        self.lease_interval.due_in_s(),
+        self.unacked_blocks.overdue_in_s(),
     )
 
-  def _exchange(self, transport: base.Transport, closing: bool) -> None:
+  def exchange(self, transport: base.Transport, closing: bool) -> None:
     """Sends, polls and renews what is due."""
-    if "joined" not in self._lease:
-      self._lease["joined"] = self._join(transport)
+    if "joined" not in self.lease:
+      self.lease["joined"] = self._join(transport)
     with self._lock:
-      unsent = self._unacked.unsent()
+      unsent = self.unacked_blocks.unsent()
     if unsent:
       self._make_lease()  # Announces the blocks before the store does.
     self._send(transport, unsent)
     with self._lock:
-      overdue = self._unacked.overdue()
-      polls = not self._interval.due_in_s()
+      overdue = self.unacked_blocks.overdue()
+      polls = not self.interval.due_in_s()
     if overdue:
       self._send_missing(transport, overdue)
     elif polls:
       self._poll(transport)
     with self._lock:
-      renews = closing or not self._lease_interval.due_in_s()
+      renews = closing or not self.lease_interval.due_in_s()
     if renews:
-      self._check_slot(transport)
+      self.check_slot(transport)
       data = self._make_lease()
       with self._lock:
-        self._lease_interval.polled()
+        self.lease_interval.polled()
       transport.put(messages.lease_key(self._sid), data)
 
   def _send_missing(
@@ -490,10 +490,10 @@ class QueueClient:
       if transport.get(key) is None:
         missing.append(block)
       else:
-        self._unacked.seen(block)
+        self.unacked_blocks.seen(block)
     self._poll(transport)
     with self._lock:
-      missing = [b for b in missing if b.sequence >= self._unacked.first]
+      missing = [b for b in missing if b.sequence >= self.unacked_blocks.first]
     self._send(transport, missing)
 
   def _send(
@@ -506,7 +506,7 @@ class QueueClient:
       # Last: the trainer downloads what is delivered.
       key = messages.delivery_key(self._sid, block.sequence)
       transport.put(key, b"1")
-      self._unacked.sent(block)
+      self.unacked_blocks.sent(block)
 
   def _poll(self, transport: base.Transport) -> None:
     """Reads the trainer's messages."""
@@ -517,10 +517,10 @@ class QueueClient:
     with self._lock:
       changed = work is not None and self._granted.update(work)
       if changed:
-        self._unacked.acknowledge(work["acked"])
-        self._unacked.send_again(work["again"])
+        self.unacked_blocks.acknowledge(work["acked"])
+        self.unacked_blocks.send_again(work["again"])
         self._lock.notify_all()
-      self._interval.polled(changed)
+      self.interval.polled(changed)
       self._ask_if_lost(work)
     if time.monotonic() >= self._next_stop_poll:
       self._poll_stop(transport)
@@ -534,8 +534,8 @@ class QueueClient:
     tag, now = self._granted.tag, time.monotonic()
     is_there = work is not None and (work["epoch"], work["count"]) >= tag
     if self.epoch >= 0 and not is_there and now >= self._next_ask:
-      self._next_ask = now + _ASK_EVERY_S
-      self._lease_interval.changed(at_once=True)
+      self._next_ask = now + ASK_EVERY_S
+      self.lease_interval.changed(at_once=True)
 
   def _poll_stop(self, transport: base.Transport) -> None:
     """Reads the stop message.
@@ -564,7 +564,7 @@ class QueueClient:
     try:
       return messages.decode(self._run, key, data, kind, generation)[0]
     except wire.WireError as error:
-      self._refusals.add(key, error)
+      self.refusals.add(key, error)
       return None
 
   def _join(self, transport: base.Transport) -> list[int]:
@@ -581,13 +581,13 @@ class QueueClient:
         return [transport.generation, number]
       number += 1
 
-  def _check_slot(self, transport: base.Transport) -> None:
+  def check_slot(self, transport: base.Transport) -> None:
     """Raises ReplacedError if a newer process has taken this one's slot."""
     newest = [transport.generation, self._newest_joined(transport)]
-    if newest > self._lease["joined"] and newest[1] >= 0:
+    if newest > self.lease["joined"] and newest[1] >= 0:
       raise ReplacedError(
           "a newer searcher has taken the place of this one,"
-          f" {self._lease['slot']}: give each searcher of hosts of the same"
+          f" {self.lease['slot']}: give each searcher of hosts of the same"
           " name a number of its own"
       )
 
@@ -602,7 +602,7 @@ class QueueClient:
       try:
         messages.decode(self._run, key, data, "join", transport.generation)
       except wire.WireError as error:
-        self._refusals.add(key, error)
+        self.refusals.add(key, error)
         useless.append(key)
         continue
       newest = int(key.rpartition("/")[2])
@@ -620,16 +620,16 @@ class QueueClient:
       stats["block_age_s"] = time.monotonic() - self.begun_s[0]
     with self._lock:
       lease = {
-          **self._lease,
+          **self.lease,
           "beat": self._beat,
           "totals": dict(self._totals),
-          "unacked": len(self._unacked),
-          "first": self._unacked.first,
-          "acked": self._unacked.acked,
+          "unacked": len(self.unacked_blocks),
+          "first": self.unacked_blocks.first,
+          "acked": self.unacked_blocks.acked,
           "seen": self._granted.tag,
           "credits": self._credits,
           "final": self._final,
-          "refused": self._refusals.count,
+          "refused": self.refusals.count,
           "stats": stats,
       }
     key = messages.lease_key(self._sid)

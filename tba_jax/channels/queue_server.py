@@ -58,8 +58,8 @@ _FULL_RETRY_S = 0.25
 _OPEN_EVERY_S = 5.0
 # Least time between two requests for a block, and between two messages to a
 # searcher that has not seen the first.
-_ASK_EVERY_S = 0.5
-_REPEAT_EVERY_S = 1.0
+ASK_EVERY_S = 0.5
+REPEAT_EVERY_S = 1.0
 
 
 class StoreLockedError(ValueError):
@@ -312,7 +312,7 @@ class QueueServer(receiver.Receiver):
     self.leases = leases_lib.LeaseTable(
         run, self._refusals, lease_s=config.search.lease_s
     )
-    self._interval = polling.PollInterval(
+    self.interval = polling.PollInterval(
         floor_s=_TICK_S,
         waiting_floor_s=_URGENT_TICK_S,
         share=_TICK_SHARE,
@@ -329,42 +329,42 @@ class QueueServer(receiver.Receiver):
     self._status: dict[str, Any] | None = None
     self._stop_message: dict[str, Any] | None = None
     self._open_at = 0.0
-    self._intake = intake_lib.Intake(
+    self.intake = intake_lib.Intake(
         config,
         run,
         deliver=self._deliver,
         on_event=on_event,
-        lock=self._lock,
+        lock=self.lock,
         saved=saved or {},
     )
-    self.journal = self._intake.journal
-    self._ingest = Ingest(
+    self.journal = self.intake.journal
+    self.ingest = Ingest(
         run,
-        watermarks=self._intake.watermarks,
+        watermarks=self.intake.watermarks,
         leases=self.leases,
         refusals=self._refusals,
     )
-    self._intake.replay(self._read_files())
+    self.intake.replay(self._read_files())
 
   @property
   def counts(self) -> dict[str, int]:
     """Numbers of refused messages and of duplicate blocks."""
     return {
         "refused": self._refusals.count,
-        "wire_duplicates": self._ingest.num_duplicates,
+        "wire_duplicates": self.ingest.num_duplicates,
     }
 
   @property
   def urgent(self) -> bool:
     """Whether the trainer waits for data; set by its thread."""
-    return self._interval.waiting
+    return self.interval.waiting
 
   @urgent.setter
   def urgent(self, urgent: bool) -> None:
-    with self._lock:
+    with self.lock:
       if not urgent:
-        self._interval.stop_waiting()
-      elif self._interval.start_waiting():
+        self.interval.stop_waiting()
+      elif self.interval.start_waiting():
         self._wake()
 
   def start(self) -> None:
@@ -377,7 +377,7 @@ class QueueServer(receiver.Receiver):
         self._wake()
         base.close_thread(self._worker, "queue server")
     finally:
-      self._intake.close()
+      self.intake.close()
 
   def check(self) -> None:
     """Raises TransportError if the thread has ended with an error."""
@@ -390,19 +390,19 @@ class QueueServer(receiver.Receiver):
     Args:
       from_disk: whether to read the leases on this disk as well.
     """
-    with self._lock:
+    with self.lock:
       if from_disk:
         self._read_files()
       return self.leases.announced()
 
   def has_searchers(self) -> bool:
     """Returns whether a searcher lives, or is not written off yet."""
-    with self._lock:
+    with self.lock:
       return bool(self.leases.alive() or self.leaving)
 
   def heard(self) -> dict[str, dict[str, Any]]:
     """Returns `LeaseTable.all`; for any thread."""
-    with self._lock:
+    with self.lock:
       return self.leases.all()
 
   def set_status(self, status: dict[str, Any]) -> None:
@@ -427,7 +427,7 @@ class QueueServer(receiver.Receiver):
         sid: lease
         for sid, lease in leases.items()
         if self.leases.knows(sid)
-        or self._intake.written_off.get(sid) != lease["totals"]
+        or self.intake.written_off.get(sid) != lease["totals"]
     }
     self.leases.update(news, is_live=False)
     return leases
@@ -450,15 +450,15 @@ class QueueServer(receiver.Receiver):
         self._on_event("store_lost", f"queue server: {error}")
         self.generation = transport.reconnect()
         is_new = True
-        with self._lock:
+        with self.lock:
           self.leases.restart_times()
       self._count_poll(time.perf_counter() - started, num_blocks)
-      with self._lock:
-        self._interval.polled(bool(num_blocks))
+      with self.lock:
+        self.interval.polled(bool(num_blocks))
       if self.obstacle is not None:
         stop.wait(_FULL_RETRY_S)
       elif not num_blocks:
-        self._woken.wait(self._interval.due_in_s())
+        self._woken.wait(self.interval.due_in_s())
       self._woken.clear()
     try:
       # A searcher whose lease has run out may still be there, and would wait.
@@ -486,23 +486,23 @@ class QueueServer(receiver.Receiver):
       # An earlier trainer may have left a stop message.
       if self._stop_message is None:
         transport.delete(messages.STOP_KEY)
-      with self._lock:
-        self._grants.assign_again()
+      with self.lock:
+        self.grants.assign_again()
 
   def _poll(self, transport: base.Transport, *, grants: bool = True) -> int:
     """Ingests blocks and answers; returns the number of blocks."""
     useless: list[str] = []
     if not self._held:
-      self._held, useless = self._ingest.download(transport)
+      self._held, useless = self.ingest.download(transport)
     num_blocks = 0
     try:
       if self._held:
         num_blocks = len(self._held)
         useless += self._journal_held()
-      if self._intake.ack_log.sync() or num_blocks:
-        self._intake.set_obstacle(None)
+      if self.intake.ack_log.sync() or num_blocks:
+        self.intake.set_obstacle(None)
     except journal_lib.JournalFullError as error:
-      self._intake.set_obstacle(error)
+      self.intake.set_obstacle(error)
     else:
       self._answer(transport, grants)
     transport.delete_all(useless)
@@ -516,23 +516,23 @@ class QueueServer(receiver.Receiver):
         entries.append(intake_lib.Entry(skipped))
       entries.append(intake_lib.Entry(block.header, block.arrays, block.data))
       useless += _keys_of(block.sid, block.sequence)
-    self._intake.write(entries)
-    self._ingest.unanswered |= {block.sid for block in self._held}
+    self.intake.write(entries)
+    self.ingest.unanswered |= {block.sid for block in self._held}
     self._held = []
     return useless
 
   def _answer(self, transport: base.Transport, grants: bool) -> None:
     """Writes acknowledgements and grants."""
     now = time.monotonic()
-    with self._lock:
+    with self.lock:
       alive = self.leases.alive() if grants and not self._stop_message else {}
-      unanswered = set(self._ingest.unanswered)
+      unanswered = set(self.ingest.unanswered)
       again = {
           sid: sequence
-          for sid, sequence in self._ingest.missing.items()
+          for sid, sequence in self.ingest.missing.items()
           if now >= self._ask_at.get(sid, 0.0)
       }
-      work = self._grants.assign(alive, unanswered | again.keys())
+      work = self.grants.assign(alive, unanswered | again.keys())
     values = {}
     for sid, blocks in work.items():
       self._work_count += 1  # Shows a searcher which message is newer.
@@ -540,14 +540,14 @@ class QueueServer(receiver.Receiver):
       fields = {
           "count": self._work_count,
           "blocks": blocks,
-          "acked": self._ingest.watermarks.get(sid, 0),
+          "acked": self.ingest.watermarks.get(sid, 0),
           "again": again.get(sid, -1),
       }
       values[key] = self._encode(key, fields)
       self._written[sid] = self._work_count, now
     transport.put_all(values)
-    self._ask_at.update(dict.fromkeys(again, now + _ASK_EVERY_S))
-    self._ingest.unanswered -= unanswered
+    self._ask_at.update(dict.fromkeys(again, now + ASK_EVERY_S))
+    self.ingest.unanswered -= unanswered
 
   def _encode(self, key: str, fields: Mapping[str, Any]) -> bytes:
     return messages.encode(self._run, key, {"epoch": self.epoch, **fields})
@@ -555,14 +555,14 @@ class QueueServer(receiver.Receiver):
   def _read_leases(self, transport: base.Transport) -> None:
     leases = self.leases.read(transport)
     now = time.monotonic()
-    with self._lock:
+    with self.lock:
       self.leases.update(leases)
       self.leaving.update(self.leases.take_gone(self.generation))
       for sid in leases.keys() & self.leases.alive().keys():
         count, written_at = self._written.get(sid, (-1, now))
         is_behind = tuple(leases[sid]["seen"]) < (self.epoch, count)
-        if is_behind and now - written_at >= _REPEAT_EVERY_S:
-          self._ingest.unanswered.add(sid)  # The message may be gone.
+        if is_behind and now - written_at >= REPEAT_EVERY_S:
+          self.ingest.unanswered.add(sid)  # The message may be gone.
     self._skip_dropped()
     for sid, cause in list(self.leaving.items()):
       self._write_off(transport, sid, cause)
@@ -572,37 +572,37 @@ class QueueServer(receiver.Receiver):
 
     Their searchers no longer keep them.
     """
-    with self._lock:
+    with self.lock:
       records = [
           intake_lib.missing_record(sid, first, totals, "journal")
           for sid, (first, totals) in self.leases.dropped().items()
-          if first > self._ingest.watermarks.get(sid, 0)
+          if first > self.ingest.watermarks.get(sid, 0)
       ]
     if records:
-      self._intake.try_to_write([intake_lib.Entry(r) for r in records])
+      self.intake.try_to_write([intake_lib.Entry(r) for r in records])
 
   def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
     """Counts what a departed searcher did not deliver as lost."""
-    with self._lock:
+    with self.lock:
       self._read_files()
     # Ingest its blocks in the store first.
     self._poll(transport, grants=False)
     for _ in range(_MAX_POLLS):
-      if not self._ingest.more or self._held:
+      if not self.ingest.more or self._held:
         break
       self._poll(transport, grants=False)
     if self._held:
       return
     totals = self.leases.totals(sid)
-    if self._intake.written_off.get(sid) == totals:
-      with self._lock:
-        self._grants.forget(sid)
-    elif not self._intake.write_off(sid, totals, cause):
+    if self.intake.written_off.get(sid) == totals:
+      with self.lock:
+        self.grants.forget(sid)
+    elif not self.intake.write_off(sid, totals, cause):
       return
-    with self._lock:
+    with self.lock:
       del self.leaving[sid]
       self.leases.depart(sid)
-    self._ingest.unanswered.discard(sid)
+    self.ingest.unanswered.discard(sid)
     self._written.pop(sid, None)
     self._ask_at.pop(sid, None)
     transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])

@@ -40,9 +40,9 @@ class Receiver(abc.ABC):
     self.inbox = inbox.Inbox()
     # Held for grants, marks, and what is known of searchers, by this object's
     # methods alone.
-    self._lock = threading.RLock()
-    self._grants: grants.Grants | None = None
-    self._intake: intake.Intake | None = None
+    self.lock = threading.RLock()
+    self.grants: grants.Grants | None = None
+    self.intake: intake.Intake | None = None
 
   def _begin(
       self,
@@ -66,7 +66,7 @@ class Receiver(abc.ABC):
     journaled = None
     if saved:
       journaled = prompt_order.Positions.from_state(saved["order"], order)
-    self._grants = grants.Grants(
+    self.grants = grants.Grants(
         order,
         prompts_per_round=config.search.prompts_per_round,
         schedule=schedule.make_schedule(config, first_version=first_version),
@@ -77,8 +77,8 @@ class Receiver(abc.ABC):
     """Puts a record into the inbox; what it has is granted no more."""
     # First, since what no searcher holds any more must be in the inbox.
     self.inbox.put(record)
-    with self._lock:
-      self._grants.note(record)
+    with self.lock:
+      self.grants.note(record)
 
   @abc.abstractmethod
   def _wake(self) -> None:
@@ -87,12 +87,12 @@ class Receiver(abc.ABC):
   @property
   def journal_start(self) -> int:
     """Position of the journal's oldest record, 0 without a journal."""
-    return self._intake.journal.start if self._intake else 0
+    return self.intake.journal.start if self.intake else 0
 
   @property
   def obstacle(self) -> str | None:
     """Why no data is journaled, for messages; None if it is."""
-    return self._intake and self._intake.obstacle
+    return self.intake and self.intake.obstacle
 
   @abc.abstractmethod
   def start(self) -> None:
@@ -108,8 +108,8 @@ class Receiver(abc.ABC):
 
   def admit(self, limit: int) -> None:
     """Admits positions below `limit`, to be granted to searchers."""
-    with self._lock:
-      if self._grants.admit(limit):
+    with self.lock:
+      if self.grants.admit(limit):
         self._wake()
 
   def drain(self) -> bool:
@@ -118,13 +118,13 @@ class Receiver(abc.ABC):
     Returns whether all that was granted is in the inbox; what lost searchers
     had is not waited for.
     """
-    with self._lock:
-      return self._grants.drain()
+    with self.lock:
+      return self.grants.drain()
 
   def resume(self, least_version: int) -> None:
     """Grants again, to be sampled with this version or a newer one."""
-    with self._lock:
-      self._grants.resume(least_version)
+    with self.lock:
+      self.grants.resume(least_version)
       self._wake()
 
   @abc.abstractmethod
@@ -137,7 +137,7 @@ class Receiver(abc.ABC):
 
   def acknowledged(self) -> dict[str, list[int]]:
     """Returns sid -> [next sequence, *totals] of journaled blocks."""
-    return self._intake.acknowledged() if self._intake else {}
+    return self.intake.acknowledged() if self.intake else {}
 
   @abc.abstractmethod
   def stop_searchers(self, *, done: bool) -> None:
@@ -156,5 +156,5 @@ class Receiver(abc.ABC):
 
   def drop_journal_before(self, position: int) -> None:
     """Deletes segments of the journal that end before a position."""
-    if self._intake:
-      self._intake.journal.truncate_before(position)
+    if self.intake:
+      self.intake.journal.truncate_before(position)

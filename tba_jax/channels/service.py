@@ -87,11 +87,11 @@ class ReplayService:
     self._on_event = on_event
     self._begun = False
     # Records taken from the inbox and not applied yet.
-    self._unapplied: collections.deque[inbox_lib.Record] = collections.deque()
+    self.unapplied: collections.deque[inbox_lib.Record] = collections.deque()
     self.applied = receiver.journal_start
-    self._applied = prompt_order.Positions()
+    self.applied_positions = prompt_order.Positions()
     # Applied ones, and those of unapplied records.
-    self._journaled = prompt_order.Positions()
+    self.journaled = prompt_order.Positions()
     self._watermarks: dict[str, int] = {}
     # Number of positions that had come at the last barrier.
     self._num_at_barrier = 0
@@ -100,9 +100,9 @@ class ReplayService:
       self.ledger.set_state(saved["ledger"])
       self.applied = saved["applied"]
       restore = prompt_order.Positions.from_state
-      self._applied = restore(saved["order"], self._order)
-      self._journaled = restore(saved["order"], self._order)
-      self._num_at_barrier = len(self._journaled)
+      self.applied_positions = restore(saved["order"], self._order)
+      self.journaled = restore(saved["order"], self._order)
+      self._num_at_barrier = len(self.journaled)
       self._watermarks = dict(saved["watermarks"])
       self._order.set_state(saved.get("difficulty", {}))
 
@@ -147,7 +147,7 @@ class ReplayService:
       self._receiver.urgent = False
     self.apply(step)
     if self._schedule.has_barrier(step):
-      self._num_at_barrier = len(self._journaled)
+      self._num_at_barrier = len(self.journaled)
       self._receiver.resume(step)
     # Not before: no searcher that waits for a later version has a prompt that
     # the trainer waits for.
@@ -225,7 +225,7 @@ class ReplayService:
         "ledger": self.ledger.get_state(),
         "buffer": self.buffer.get_state(),
         "acknowledged": self._receiver.acknowledged(),
-        "order": self._applied.get_state(self._order),
+        "order": self.applied_positions.get_state(self._order),
         "difficulty": self._order.get_state(),
     }
 
@@ -275,10 +275,10 @@ class ReplayService:
 
   def _num_journaled(self, needed: int) -> int:
     """Returns how many positions came; if pinned, of those needed."""
-    self._take_records()
+    self.take_records()
     if self._schedule.is_pinned:
-      return self._journaled.count(needed)
-    return len(self._journaled)
+      return self.journaled.count(needed)
+    return len(self.journaled)
 
   def _passes(self, step: int) -> bool:
     """Returns whether no barrier holds a step up; before one, drains.
@@ -287,20 +287,20 @@ class ReplayService:
     """
     if not self._schedule.has_barrier(step):
       return True
-    if len(self._journaled) <= self._num_at_barrier:
+    if len(self.journaled) <= self._num_at_barrier:
       return False
     if not self._receiver.drain():
       return False
-    self._take_records()
+    self.take_records()
     return True
 
-  def _take_records(self) -> None:
+  def take_records(self) -> None:
     """Takes what came from the inbox."""
     for record in self._receiver.inbox.take():
-      self._unapplied.append(record)
+      self.unapplied.append(record)
       for group in record.groups or ():
-        if self._journaled.is_plausible(group.position):
-          self._journaled.add(group.position)
+        if self.journaled.is_plausible(group.position):
+          self.journaled.add(group.position)
 
   def apply(self, step: int, *, all_records: bool = False) -> None:
     """Applies journaled records, up to the first that is early for the step.
@@ -312,13 +312,13 @@ class ReplayService:
       step: step at which the data arrives.
       all_records: whether none of them is early.
     """
-    self._take_records()
+    self.take_records()
     groups: list[types.Group] = []
     rejected = dict(self.rejected)
-    while self._unapplied:
-      if not all_records and self._is_early(self._unapplied[0], step):
+    while self.unapplied:
+      if not all_records and self._is_early(self.unapplied[0], step):
         break
-      record = self._unapplied.popleft()
+      record = self.unapplied.popleft()
       self.applied = record.position
       groups += self._apply_record(record)
     groups.sort(key=lambda group: group.position)
@@ -348,10 +348,10 @@ class ReplayService:
     if not record.groups:
       return False
     if not self._schedule.is_pinned:
-      return len(self._applied) >= self._schedule.admitted(step)
+      return len(self.applied_positions) >= self._schedule.admitted(step)
     needed = self._schedule.needed(step)
     return any(
-        g.position >= needed and self._journaled.is_plausible(g.position)
+        g.position >= needed and self.journaled.is_plausible(g.position)
         for g in record.groups
     )
 
@@ -405,9 +405,9 @@ class ReplayService:
   def _reject_reason(self, group: types.Group) -> str | None:
     """Returns why a group is rejected, or None; marks its position applied."""
     position = group.position
-    if not self._journaled.is_plausible(position):
+    if not self.journaled.is_plausible(position):
       return "position"
-    if not self._applied.add(position):
+    if not self.applied_positions.add(position):
       return "duplicate"
     if (group.prompt_id, group.visit) != self._order.prompt(position):
       return "position"

@@ -91,7 +91,7 @@ class BestModel:
 
 
 # A batch of completions takes at most this long, in seconds.
-_BATCH_S = 60.0
+BATCH_S = 60.0
 
 
 def is_beside(config: ml_collections.ConfigDict, num_devices: int) -> bool:
@@ -185,7 +185,7 @@ class Evaluations:
     self._thread = worker.Worker(
         f"evaluation of step {step}",
         lambda stop: self._run_beside(step, copy, stop),
-        close_s=_BATCH_S,
+        close_s=BATCH_S,
     )
 
   def take(self) -> tuple[int, dict[str, Any]] | None:
@@ -202,7 +202,7 @@ class Evaluations:
   def finish(self) -> tuple[int, dict[str, Any]] | None:
     """Waits for the thread and takes its result; TimeoutError if it hangs."""
     if self._thread is not None:
-      self._thread.join(self._config.deadline_s + _BATCH_S)
+      self._thread.join(self._config.deadline_s + BATCH_S)
     return self.take()
 
   def close(self) -> None:

@@ -36,7 +36,7 @@ Record = dict[str, Any]
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 # Bootstrap resamples are drawn in blocks of this many values to bound memory.
-_RESAMPLED_VALUES = 4_000_000
+RESAMPLED_VALUES = 4_000_000
 # Caps the mean nats per token, so that exp() stays finite.
 _MAX_TOKEN_NATS = 20.0
 # Above all visits of training, which count from 0, so that the two never share
@@ -92,7 +92,7 @@ def mean_interval(
   means = []
   left = num_resamples
   while left:
-    some = min(left, max(_RESAMPLED_VALUES // size, 1))
+    some = min(left, max(RESAMPLED_VALUES // size, 1))
     drawn = rng.integers(size, size=(some, size))
     resampled = values_B[drawn].mean(axis=1)
     if counts_B is not None:

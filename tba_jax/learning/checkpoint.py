@@ -32,7 +32,7 @@ from tba_jax.system import processes
 # Items of a checkpoint, which are its folders.
 _STATE, _HOST = "state", "host"
 # Smaller leaves are summed on the host, without a compile for each shape.
-_HOST_SUM_SIZE = 1 << 20
+HOST_SUM_SIZE = 1 << 20
 
 
 class FormatError(ValueError):
@@ -364,7 +364,7 @@ def leaf_checksums(tree: types.PyTree) -> dict[str, int]:
   """
   sums = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    if leaf.is_fully_replicated and leaf.size < _HOST_SUM_SIZE:
+    if leaf.is_fully_replicated and leaf.size < HOST_SUM_SIZE:
       # Copied, as the leaf may be donated next.
       checksum = _checksum(np.array(leaf.addressable_data(0)), np)
     else:

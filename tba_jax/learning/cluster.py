@@ -81,7 +81,7 @@ class SaveBarrier:
     self._process = process
     self._num_processes = num_processes
     self._secret = secret
-    self._count = 0
+    self.count = 0
     self.failure: SaveError | None = None
     self.deadline_s = deadline_s
 
@@ -128,7 +128,7 @@ class SaveBarrier:
 
   def _tell(self, text: str) -> int:
     """Leaves a text for the other processes; returns the barrier's number."""
-    count, self._count = self._count, self._count + 1
+    count, self.count = self.count, self.count + 1
     key = f"{_barrier_key(count)}/{self._process}"
     _put_signed(self._client, self._secret, key, text)
     return count
@@ -233,7 +233,7 @@ class Cluster:
     self.client = client
     self._secret = secret
     self._deadline_s = deadline_s
-    self._count = 0
+    self.count = 0
     self._sent_at = self._polled_at = clock()
     self._stop_requested = False
     self._ended = False
@@ -282,13 +282,13 @@ class Cluster:
     """
     if not self.leads:
       return
-    message = {"name": name, "count": self._count, "fields": dict(fields or {})}
+    message = {"name": name, "count": self.count, "fields": dict(fields or {})}
     for process in range(1, self.num_processes):
       self.client.key_value_set_bytes(
-          key_of(process, self._count),
+          key_of(process, self.count),
           wire.encode_message(message, self._secret),
       )
-    self._count += 1
+    self.count += 1
     self._sent_at = self._clock()
 
   def collect(
@@ -468,7 +468,7 @@ def join(
   process, address = _parse(settings, operands)
   if num_processes == 1:
     return Cluster()
-  secured = _tls_options(tls)
+  secured = tls_options(tls)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   # The service would take over SIGTERM, which goes to process 0 as a report.
   jax.config.update("jax_enable_preemption_service", False)
@@ -540,7 +540,7 @@ def _parse(
   return int(text), address
 
 
-def _tls_options(tls: locator.Tls | None) -> dict[str, object]:
+def tls_options(tls: locator.Tls | None) -> dict[str, object]:
   if tls is None:
     return {}
   offered = inspect.signature(jax.distributed.initialize).parameters

@@ -46,7 +46,7 @@ class CompileAhead:
     self._compile_size = compile_size
     self._neighbors = neighbors
     self._thread = futures.ThreadPoolExecutor(1, processes.LEFT_BEHIND)
-    self._jobs = {sizes[0]: self._thread.submit(self._compile, sizes[0])}
+    self.jobs = {sizes[0]: self._thread.submit(self._compile, sizes[0])}
     self._steps: collections.Counter[packing.Size] = collections.Counter()
 
   def wait(self, size: packing.Size) -> None:
@@ -54,8 +54,8 @@ class CompileAhead:
 
     After a failure the step tries, and shows its error.
     """
-    if size in self._jobs:
-      futures.wait([self._jobs[size]])
+    if size in self.jobs:
+      futures.wait([self.jobs[size]])
 
   def count(self, size: packing.Size) -> None:
     """Counts a step; after a few, compiles for the size's neighbors."""
@@ -64,8 +64,8 @@ class CompileAhead:
       return
     i = self._sizes.index(size)
     for near in (*self._sizes[i + 1 : i + 2], *self._sizes[max(i - 1, 0) : i]):
-      if near not in self._steps and near not in self._jobs:
-        self._jobs[near] = self._thread.submit(self._compile, near)
+      if near not in self._steps and near not in self.jobs:
+        self.jobs[near] = self._thread.submit(self._compile, near)
 
   def close(self) -> None:
     """Starts no other compilation; one in progress cannot be stopped."""

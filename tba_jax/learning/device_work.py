@@ -93,7 +93,7 @@ class DeviceWork:
     self._ahead = ahead
     self._state = state
     self._train_step = train_step
-    self._merger = merger
+    self.merger = merger
     self._task = task
     self._checkpointer = checkpointer
     self._cluster = cluster
@@ -139,7 +139,7 @@ class DeviceWork:
   @property
   def base(self) -> str:
     """Name of the adapters' base params; "" without adapters."""
-    return self._merger.base
+    return self.merger.base
 
   def place(
       self, batch: types.Batch, num_missing: int
@@ -224,7 +224,7 @@ class DeviceWork:
     of several, matrices are in the dtype that is computed in.
     """
     self._cluster.broadcast("gather_model")
-    return self._gather(self._narrow(self._merger.params(self._state.params)))
+    return self._gather(self._narrow(self.merger.params(self._state.params)))
 
   def scale_learning_rate(self, factor: float) -> None:
     self._cluster.broadcast("scale", {"factor": factor})
@@ -236,7 +236,7 @@ class DeviceWork:
     """Saves a checkpoint; raises OSError as `Checkpointer.save`."""
     self._cluster.broadcast("save", {"step": step, "wait": wait})
     names = {
-        "base": self._merger.base,
+        "base": self.merger.base,
         "reference": self.reference.name,
         "task": self._task,
     }

@@ -256,7 +256,7 @@ def train(
         f" {settings.micro_batch_size})",
         flush=True,
     )
-  step_config = _step_config(config, settings, micro)
+  step_config = make_step_config(config, settings, micro)
   abstract = train_step.abstract_state(step_config, job.model, mesh)
   run_chunk = _make_run_chunk(
       train_step.make_train_step(
@@ -406,7 +406,7 @@ def micro_batch_size(
   return size
 
 
-def _step_config(
+def make_step_config(
     config: ml_collections.ConfigDict,
     settings: ml_collections.ConfigDict,
     micro: int,

@@ -30,7 +30,7 @@ from tba_jax.policy import sharding
 _SIZE_STEP = 3 / 4
 
 # Padding of batches with fewer tokens costs less than more programs.
-_MIN_TOKENS = 768
+MIN_TOKENS = 768
 
 # R, N, M of `types.Rows.indices`, and C of `types.Rows.tokens`, 0 if all are
 # computed; None of a batch without rows.
@@ -128,7 +128,7 @@ def numbers_of_tokens(B: int, K: int, P: int, T: int) -> list[int]:
   The last is as small as the tokens of the prompt allow it to matter.
   """
   out, C = [], K * T * 2 // 3
-  while B * (P + K * T) >= _MIN_TOKENS and C >= max(K, P // 4):
+  while B * (P + K * T) >= MIN_TOKENS and C >= max(K, P // 4):
     out.append(C)
     C = C * 2 // 3
   return out

@@ -25,7 +25,7 @@ from tba_jax.models import products
 _TILE = (512, 1024, 1024)
 # Rows, columns that are left and columns that are summed over, which a GPU's
 # program has at a time in bfloat16; of float32 half as many of the last.
-_GPU_TILE = (128, 128, 64)
+GPU_TILE = (128, 128, 64)
 _GPU_WARPS, _GPU_STAGES = 8, 3
 _LEAST_TILE = 16  # of a GPU's products
 # Rows of a block on a CPU.
@@ -61,7 +61,7 @@ def _forward(platform, *operands):
 def _backward(platform, operands, grad_RxF):
   x_RxD, kernels_ExFxD, sizes_E = operands
   grad_x_RxD = _times(platform, grad_RxF, kernels_ExFxD, sizes_E, 1)
-  sums = {"tpu": _tpu_sums, "gpu": _gpu_sums}.get(platform, _block_sums)
+  sums = {"tpu": tpu_sums, "gpu": gpu_sums}.get(platform, _block_sums)
   sums_ExFxD = sums(grad_RxF, x_RxD, sizes_E)
   return grad_x_RxD, sums_ExFxD.astype(kernels_ExFxD.dtype), None
 
@@ -87,7 +87,7 @@ def _times(
         x, kernels, sizes_E, numbers, preferred_element_type=x.dtype
     )
     return _zero_past(out, sizes_E)
-  products = _gpu_products if platform == "gpu" else _block_products
+  products = gpu_products if platform == "gpu" else _block_products
   return products(x, kernels, sizes_E, axis)
 
 
@@ -97,7 +97,7 @@ def _zero_past(out: jax.Array, sizes_E: jax.Array) -> jax.Array:
   return jnp.where(rows_R < jnp.sum(sizes_E), out, jnp.zeros((), out.dtype))
 
 
-def _tpu_sums(
+def tpu_sums(
     grad_RxF: jax.Array,
     x_RxD: jax.Array,
     sizes_E: jax.Array,
@@ -123,7 +123,7 @@ def _tpu_sums(
   )
 
 
-def _gpu_products(
+def gpu_products(
     x_RxC: jax.Array,
     kernels: jax.Array,
     sizes_E: jax.Array,
@@ -195,13 +195,13 @@ def _gpu_products(
   )(*blocks, x_RxC, kernels)
 
 
-def _gpu_sums(
+def gpu_sums(
     grad_RxF: jax.Array,
     x_RxD: jax.Array,
     sizes_E: jax.Array,
     interpret: bool = False,
 ) -> jax.Array:
-  """Returns `_tpu_sums` in the dtype of x on a GPU, a program for each tile."""
+  """Returns `tpu_sums` in the dtype of x on a GPU, a program for each tile."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 
@@ -259,7 +259,7 @@ def _gpu_tile(
     rows: int, columns: int, inner: int, dtype: jnp.dtype
 ) -> tuple[int, ...]:
   """Returns the sizes of a tile, powers of 2, for a product of these sizes."""
-  most = list(_GPU_TILE)
+  most = list(GPU_TILE)
   if dtype == jnp.float32:
     most[2] //= 2
   needed = (max(_LEAST_TILE, 1 << (n - 1).bit_length())
@@ -337,7 +337,7 @@ def _block_products(
 def _block_sums(
     grad_RxF: jax.Array, x_RxD: jax.Array, sizes_E: jax.Array
 ) -> jax.Array:
-  """Returns `_tpu_sums` by a loop over blocks."""
+  """Returns `tpu_sums` by a loop over blocks."""
   E, R = len(sizes_E), len(x_RxD)
   b = _block_size(R, E)
   grad, x = (jnp.pad(y, ((0, b), (0, 0))) for y in (grad_RxF, x_RxD))

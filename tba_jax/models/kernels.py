@@ -32,7 +32,7 @@ from tba_jax.models import layers
 from tba_jax.models import sequence
 
 # Largest blocks of queries and of keys, and what their sizes are multiples of.
-_BLOCK = 512
+BLOCK = 512
 _LANES = 128
 # Queries that the splash kernel gets at once, unless one sequence has more.
 _MAX_QUERIES = 16384
@@ -58,7 +58,7 @@ def choose(config: config_lib.ModelConfig, parts: sequence.Split) -> str:
           f"config.model.attention={kernel!r} needs {problem}; 'plain' and"
           " 'auto' work everywhere"
       )
-    _tell(f"attention is plain: {kernel!r} needs {problem}")
+    tell_choice(f"attention is plain: {kernel!r} needs {problem}")
     return "plain"
   return kernel
 
@@ -114,7 +114,7 @@ def _num_copies(G: int, M: int, size: int) -> int:
 
 
 @functools.cache
-def _tell(message: str) -> None:
+def tell_choice(message: str) -> None:
   logging.warning(message)
 
 
@@ -147,7 +147,7 @@ def attend_causal(
     if parts.count > 1:
       k, v = (parts.place(x, "batch", None) for x in (k, v))
     return attention.attend_causal(q, k, v, mask, window, parts.count)
-  return _attend_last(kernel, parts, q, k, v, mask, window)
+  return attend_last(kernel, parts, q, k, v, mask, window)
 
 
 def attend_completions(
@@ -198,7 +198,7 @@ def attend_completions(
 
   k, v, mask = map(join, prompt, (*own, jnp.ones((B, K, Q), bool)))
   rows = q.reshape(B * K, *q.shape[2:])
-  return _attend_last(kernel, parts, rows, k, v, mask, window).reshape(q.shape)
+  return attend_last(kernel, parts, rows, k, v, mask, window).reshape(q.shape)
 
 
 def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
@@ -219,7 +219,7 @@ def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
   )
 
 
-def _attend_last(
+def attend_last(
     kernel: str,
     parts: sequence.Split,
     q: jax.Array,
@@ -283,8 +283,8 @@ def splash(
 
   N, Q, G, M, Dh = q.shape
   before = k.shape[1] - Q
-  block_q, num_q = _blocks(Q)
-  block_k, num_k = _blocks(before + num_q)
+  block_q, num_q = block_sizes(Q)
+  block_k, num_k = block_sizes(before + num_q)
   grow = lambda x, size: jnp.pad(
       x, ((0, 0), (0, size - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
   )
@@ -325,9 +325,9 @@ def splash(
   return out.reshape(N, Q, G, M, Dh)
 
 
-def _blocks(length: int) -> tuple[int, int]:
+def block_sizes(length: int) -> tuple[int, int]:
   """Returns the size of blocks, and the least length of whole blocks."""
-  count = -(-length // _BLOCK)
+  count = -(-length // BLOCK)
   size = -(-length // (count * _LANES)) * _LANES
   return size, count * size
 

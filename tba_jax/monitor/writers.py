@@ -23,9 +23,9 @@ from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.system import jsonl
 
-_MAX_WAITING = 10_000  # Records queued for a service; more are dropped.
-_CLOSE_S = 20.0
-_ASKED_STEPS = 5  # Steps of a profile that SIGUSR1 asks for.
+MAX_WAITING = 10_000  # Records queued for a service; more are dropped.
+CLOSE_S = 20.0
+ASKED_STEPS = 5  # Steps of a profile that SIGUSR1 asks for.
 
 
 class _ServiceWriter:
@@ -38,14 +38,14 @@ class _ServiceWriter:
 
   def __init__(self, on_event: Callable[[str, str], None]):
     self._on_event = on_event
-    self._waiting: queue.Queue[tuple[int, dict[str, Any]] | None] = queue.Queue(
-        _MAX_WAITING
+    self.waiting: queue.Queue[tuple[int, dict[str, Any]] | None] = queue.Queue(
+        MAX_WAITING
     )
     self._dropped = 0
-    self._thread = threading.Thread(
+    self.thread = threading.Thread(
         target=self._run, name=self.name, daemon=True
     )
-    self._thread.start()
+    self.thread.start()
 
   def _open(self) -> Any:
     """Returns the package's run, with `finish`."""
@@ -56,21 +56,21 @@ class _ServiceWriter:
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Queues the metrics of a step; never blocks."""
-    if not self._thread.is_alive():
+    if not self.thread.is_alive():
       return
     try:
-      self._waiting.put_nowait((step, dict(metrics)))
+      self.waiting.put_nowait((step, dict(metrics)))
     except queue.Full:
       self._dropped += 1
 
   def close(self) -> None:
     """Waits up to 20 s for the package to write everything."""
     try:
-      self._waiting.put(None, timeout=1.0)
+      self.waiting.put(None, timeout=1.0)
     except queue.Full:
-      self._dropped += self._waiting.qsize()
-    self._thread.join(_CLOSE_S)
-    if self._dropped or self._thread.is_alive():
+      self._dropped += self.waiting.qsize()
+    self.thread.join(CLOSE_S)
+    if self._dropped or self.thread.is_alive():
       self._on_event(
           self.name,
           f"{self._dropped} records dropped: {self.name} was too slow",
@@ -79,7 +79,7 @@ class _ServiceWriter:
   def _run(self) -> None:
     try:
       run = self._open()
-      while (record := self._waiting.get()) is not None:
+      while (record := self.waiting.get()) is not None:
         self._log(run, *record)
       run.finish()
     except Exception as error:  # Whatever it is, the run continues.
@@ -236,7 +236,7 @@ class Profiler:
     """Starts or stops a profile; call it after every step."""
     if self._asked and not self._running:
       self._asked = False
-      self._steps = range(step + 1, step + 1 + _ASKED_STEPS)
+      self._steps = range(step + 1, step + 1 + ASKED_STEPS)
     inside = step + 1 in self._steps
     if inside != self._running:
       # Imported here: jax takes a second, and most runs profile nothing.

@@ -68,7 +68,7 @@ _ROWS = (
     ("comparisons without a verdict", "no_verdict"),
 )
 # Least seconds between two lines of progress.
-_SHOW_EVERY_S = 5.0
+SHOW_EVERY_S = 5.0
 _NUM_SAMPLES = 4
 _SAMPLE_WIDTH = 300
 
@@ -122,9 +122,11 @@ def run(
     results, mesh = {}, model_source.mesh_here(config.mesh)
     for operand in operands or ("",):
       for variant, its_config in _variants(config):
-        name, policy, params, step = _load(its_config, workdir, operand, mesh)
-        references = _references(its_config, workdir, policy, mesh)
-        result = _evaluate(
+        name, policy, params, step = load_source(
+            its_config, workdir, operand, mesh
+        )
+        references = make_references(its_config, workdir, policy, mesh)
+        result = evaluate_source(
             its_config, workdir, policy, params, step or 0, references, mesh
         )
         name = f"{name}, {variant}" if variant else name
@@ -203,7 +205,7 @@ def _check(workdir: str, operand: str) -> None:
     )
 
 
-def _load(
+def load_source(
     config: ml_collections.ConfigDict,
     workdir: str,
     operand: str,
@@ -225,7 +227,7 @@ def _load(
   return f"checkpoint {step}", policy, params, step
 
 
-def _references(
+def make_references(
     config: ml_collections.ConfigDict,
     workdir: str,
     policy: policy_lib.Policy,
@@ -258,7 +260,7 @@ def _references(
   return out
 
 
-def _evaluate(
+def evaluate_source(
     config: ml_collections.ConfigDict,
     workdir: str,
     policy: policy_lib.Policy,
@@ -275,7 +277,7 @@ def _evaluate(
 
   def show(num_done: int, num_prompts: int) -> None:
     nonlocal shown_at
-    if time.monotonic() - shown_at >= _SHOW_EVERY_S:
+    if time.monotonic() - shown_at >= SHOW_EVERY_S:
       shown_at = time.monotonic()
       line = f"evaluated {num_done}/{num_prompts} prompts"
       print(line, file=sys.stderr, flush=True)

@@ -902,8 +902,6 @@ class Output:
     remedy = "; remove the file or name another one"
     if not isinstance(saved, dict):
       raise ValueError(f"{path}: it is there already{remedy}")
-    # Earlier versions did not write it.
-    saved.setdefault(model_source.IDENTITY, settings.get(model_source.IDENTITY))
     for key in [*settings, *saved]:
       if saved.get(key) != settings.get(key):
         raise ValueError(

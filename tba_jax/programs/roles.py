@@ -188,7 +188,7 @@ def _check_epoch(run: run_directory.Run) -> None:
     )
 
 
-def _check_is_new(
+def check_is_new(
     config: ml_collections.ConfigDict, run: run_directory.Run
 ) -> None:
   """Raises NoRunError if the run should have a checkpoint by now."""
@@ -256,7 +256,7 @@ def make_trainer(
   if saved:
     events.write("restored", f"checkpoint of step {work.state.step}")
   else:
-    _check_is_new(config, run)
+    check_is_new(config, run)
   epoch = 1 if run.memory else run_directory.next_epoch(run)
   logging.info("trainer epoch %d on %s", epoch, jax.devices())
   order_folder = None if run.memory else run.workdir / "replay"

@@ -73,7 +73,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     # Before the model is loaded, which may take minutes.
     listener = _listen(config.serve.host, config.serve.port)
     folder = pathlib.Path(workdir) / "serve"
-    key, tls = _key(folder), _tls(config.serve, folder / "tls")
+    key, tls = load_or_make_key(folder), _tls(config.serve, folder / "tls")
     waiters = app_lib.Waiters()
     print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
@@ -223,7 +223,7 @@ def _tls(
   return _made(folder)
 
 
-def _key(folder: pathlib.Path) -> str:
+def load_or_make_key(folder: pathlib.Path) -> str:
   """Returns the server's key, made at its first start; ValueError if empty."""
   path = folder / "key"
   if not path.exists():

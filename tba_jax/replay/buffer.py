@@ -153,13 +153,13 @@ class ReplayBuffer:
       fallback: reward of completions without one; None does not store them.
     """
     self._fallback = fallback
-    self._replay, self._filter = config.replay, config.replay_filter
+    self.settings, self._filter = config.replay, config.replay_filter
     self._rounds = config.rounds
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
-    self._reward_temperature = reward_temperature
+    self.reward_temperature = reward_temperature
     self._evict = EVICTION_RULES[self._filter.evict]
-    self.capacity = self._replay.capacity
-    self.capacity_per_prompt = self._replay.capacity_per_prompt
+    self.capacity = self.settings.capacity
+    self.capacity_per_prompt = self.settings.capacity_per_prompt
     self.table = records_lib.RecordTable(
         config.sampling.max_completion_tokens,
         self.capacity,
@@ -177,17 +177,17 @@ class ReplayBuffer:
       )
     self.prompts: dict[int, records_lib.PromptRecords] = {}
     # Newest row of each text, with `replay.dedupe`, and the reverse.
-    self._row_of: dict[bytes, int] = {}
-    self._digests: dict[int, bytes] = {}
+    self.row_of: dict[bytes, int] = {}
+    self.digests: dict[int, bytes] = {}
     # Prompts whose last row was removed since the current insert began.
     self._emptied: list[int] = []
     self._rng = np.random.default_rng(config.seed)
-    self._replay_pool = selection.PromptPool()
-    self._recent_pool = selection.RecentPool(self._replay.recent_window_steps)
+    self.replay_pool = selection.PromptPool()
+    self.recent_pool = selection.RecentPool(self.settings.recent_window_steps)
     # (epoch, step) of each start of the trainer.
     self._starts: list[tuple[int, int]] = []
     self._insert_step = 0
-    self._sample_step = 0
+    self.sample_step = 0
     self._recent_misses = 0
     self._skipped_groups = 0
 
@@ -289,17 +289,17 @@ class ReplayBuffer:
       rows = self.table.append(group, stored, step)
       prompt.append(rows)
       for row, j in zip(rows.tolist(), stored):
-        if self._replay.dedupe:
-          self._row_of[digests[j]] = row
-          self._digests[row] = digests[j]
+        if self.settings.dedupe:
+          self.row_of[digests[j]] = row
+          self.digests[row] = digests[j]
         if features:
           self._similarity.store(row, features[j])
-      if group.prompt_id not in self._replay_pool:
-        self._replay_pool.add(group.prompt_id)
-      if self._replay.skip_equal_rewards and not np.ptp(group.rewards):
+      if group.prompt_id not in self.replay_pool:
+        self.replay_pool.add(group.prompt_id)
+      if self.settings.skip_equal_rewards and not np.ptp(group.rewards):
         self._skipped_groups += 1
       else:
-        self._recent_pool.add(group.prompt_id, step)
+        self.recent_pool.add(group.prompt_id, step)
     self._forget_emptied(group.prompt_id)
     return before + added - self.untrained()
 
@@ -310,10 +310,10 @@ class ReplayBuffer:
       self.prompts[prompt_id].remove(row, self.table.ids)
       if not len(self.prompts[prompt_id]):
         self._emptied.append(prompt_id)
-      digest = self._digests.pop(row, None)
+      digest = self.digests.pop(row, None)
       # A newer copy may exist if deduping was off before a restart.
-      if self._row_of.get(digest) == row:
-        del self._row_of[digest]
+      if self.row_of.get(digest) == row:
+        del self.row_of[digest]
     self.table.free(rows)
 
   def draw(
@@ -359,14 +359,14 @@ class ReplayBuffer:
     if not len(self):
       raise ValueError(_NO_REWARD)
     self._advance(step)
-    recent_B = self._rng.random(num_prompts) < self._replay.recent_fraction
+    recent_B = self._rng.random(num_prompts) < self.settings.recent_fraction
     num_recent = int(recent_B.sum())
-    if not self._recent_pool:
+    if not self.recent_pool:
       self._recent_misses += num_recent
       num_recent, recent_B = 0, np.zeros(num_prompts, np.bool_)
     prompt_ids_B = np.empty(num_prompts, np.int64)
-    prompt_ids_B[recent_B] = self._recent_pool.draw(self._rng, num_recent)
-    prompt_ids_B[~recent_B] = self._replay_pool.draw(
+    prompt_ids_B[recent_B] = self.recent_pool.draw(self._rng, num_recent)
+    prompt_ids_B[~recent_B] = self.replay_pool.draw(
         self._rng, num_prompts - num_recent
     )
     rows_BxK = np.empty((num_prompts, num_completions), np.int64)
@@ -468,13 +468,13 @@ class ReplayBuffer:
         "prompt_ids": np.array(list(self.prompts), np.int64),
         "prompt_lengths": np.array(lengths, np.int64),
         **of_prompts,
-        "replay_pool": self._replay_pool.get_state(),
-        "recent_pool": self._recent_pool.get_state(),
+        "replay_pool": self.replay_pool.get_state(),
+        "recent_pool": self.recent_pool.get_state(),
         "rng": self._rng.bit_generator.state,
         "starts": np.array(self._starts, np.int64).reshape(-1, 2),
         "capacity": self.capacity,
         "insert_step": self._insert_step,
-        "sample_step": self._sample_step,
+        "sample_step": self.sample_step,
         "recent_misses": self._recent_misses,
         "skipped_groups": self._skipped_groups,
     }
@@ -508,21 +508,21 @@ class ReplayBuffer:
     shares = np.split(rows[order], starts[1:])
     for prompt_id, share in zip(prompt_ids.tolist(), shares):
       self.prompts[prompt_id].append(share)
-    self._row_of, self._digests = {}, {}
-    if self._replay.dedupe:
+    self.row_of, self.digests = {}, {}
+    if self.settings.dedupe:
       for row in rows.tolist():
-        self._digests[row] = self.digest_of(row)
-        self._row_of[self._digests[row]] = row
+        self.digests[row] = self.digest_of(row)
+        self.row_of[self.digests[row]] = row
     if self._similarity is not None:
       self._similarity.restore()
     if self._filter.freeze_step:
-      self.capacity = min(self._replay.capacity, int(state["capacity"]))
-    self._replay_pool.set_state(state["replay_pool"])
-    self._recent_pool.set_state(state["recent_pool"])
+      self.capacity = min(self.settings.capacity, int(state["capacity"]))
+    self.replay_pool.set_state(state["replay_pool"])
+    self.recent_pool.set_state(state["recent_pool"])
     self._rng.bit_generator.state = state["rng"]
     self._starts = [tuple(pair) for pair in state["starts"].tolist()]
     self._insert_step = int(state["insert_step"])
-    self._sample_step = int(state["sample_step"])
+    self.sample_step = int(state["sample_step"])
     self._recent_misses = int(state["recent_misses"])
     self._skipped_groups = int(state["skipped_groups"])
 
@@ -541,7 +541,7 @@ class ReplayBuffer:
       Indices of the completions that enter, their digests, and the rows that
       they replace.
     """
-    if not self._replay.dedupe:
+    if not self.settings.dedupe:
       return list(range(len(group.rewards))), {}, []
     data = group.completion_tokens.astype(np.int32, copy=False).tobytes()
     stride = 4 * group.completion_tokens.shape[1]
@@ -552,7 +552,7 @@ class ReplayBuffer:
       # The newest copy is kept, at its own place in the order.
       last.pop(digest, None)
       last[digest] = j
-    rows = [self._row_of.get(digest) for digest in last]
+    rows = [self.row_of.get(digest) for digest in last]
     digests = {j: digest for digest, j in last.items()}
     if self._filter.duplicates == "oldest":
       kept = [j for j, row in zip(digests, rows) if row is None]
@@ -565,17 +565,17 @@ class ReplayBuffer:
       if len(self.prompts[prompt_id]):
         continue
       del self.prompts[prompt_id]
-      if prompt_id in self._replay_pool:
-        self._replay_pool.remove(prompt_id)
-      self._recent_pool.remove(prompt_id)
+      if prompt_id in self.replay_pool:
+        self.replay_pool.remove(prompt_id)
+      self.recent_pool.remove(prompt_id)
     self._emptied.clear()
 
   def _advance(self, step: int) -> None:
     """Moves the recent window to a step."""
-    if step < self._sample_step:
-      raise ValueError(f"step {step} after step {self._sample_step}")
-    self._sample_step = step
-    self._recent_pool.expire(step)
+    if step < self.sample_step:
+      raise ValueError(f"step {step} after step {self.sample_step}")
+    self.sample_step = step
+    self.recent_pool.expire(step)
 
   def _choose(
       self, prompt: records_lib.PromptRecords, count: int, recent: bool
@@ -583,14 +583,14 @@ class ReplayBuffer:
     """Returns rows of one prompt, [count] int64."""
     rows = prompt.view()
     if recent:
-      oldest = self._sample_step - self._replay.recent_window_steps
+      oldest = self.sample_step - self.settings.recent_window_steps
       first = prompt.first_after(oldest, self.table.arrivals)
       # Too few are filled up with the newest of the others.
       rows = rows[min(first, max(len(rows) - count, 0)) :]
-      if self._replay.skip_equal_rewards:
+      if self.settings.skip_equal_rewards:
         rows = self._without_equal_groups(rows, count)
-    elif self._replay.selection == "reward":
-      temperature = self._reward_temperature(self._sample_step)
+    elif self.settings.selection == "reward":
+      temperature = self.reward_temperature(self.sample_step)
       chosen = selection.choose_by_reward(
           self._rng, self.table.rewards[rows], count, temperature=temperature
       )
@@ -626,9 +626,9 @@ class ReplayBuffer:
         fresh=(own.pop("use_counts") == 0) & first_BxK,
         prompt_ids=prompt_ids_B,
         staleness_steps=staleness(
-            self._starts, own["epochs"], own["versions"], self._sample_step
+            self._starts, own["epochs"], own["versions"], self.sample_step
         ),
-        step=self._sample_step,
+        step=self.sample_step,
         **own,
         **padded,
         **drawn,

@@ -101,8 +101,8 @@ class RecordTable:
       max_rows: number of rows that it grows to, about.
       columns: optional columns to store, see `collect.optional_columns`.
     """
-    self._num_tokens = num_tokens
-    self._max_rows = max_rows
+    self.num_tokens = num_tokens
+    self.max_rows = max_rows
     self.columns = dict(columns)
     self._places = np.arange(num_tokens)
     # Columns [rows], and [rows, T, ...].
@@ -129,7 +129,7 @@ class RecordTable:
     index = np.array(indices) if count < len(group.rewards) else slice(None)
     rows = self._allocate(count)
     lengths = group.completion_lengths[index]
-    width = min(group.completion_tokens.shape[1], self._num_tokens)
+    width = min(group.completion_tokens.shape[1], self.num_tokens)
     inside = self._places[:width] < lengths[:, None]
     sampled = group.sampled_mask[index, :width]
     # In the order of `_INTEGERS`.
@@ -158,10 +158,10 @@ class RecordTable:
       if values.ndim > 2:
         mask = mask.reshape(*mask.shape, *[1] * (values.ndim - 2))
       stored[rows, :width] = np.where(mask, values[index, :width], 0)
-      if width < self._num_tokens:
+      if width < self.num_tokens:
         stored[rows, width:] = 0
     self._append_order(rows)
-    self._unused_groups[self._next_group] = count
+    self.unused_groups[self._next_group] = count
     self.untrained += ledger.amount_of(1, sampled.sum(axis=1).tolist())
     self.histogram[0] += count
     self._next_group += 1
@@ -181,14 +181,14 @@ class RecordTable:
         unused.append(num_tokens)
       self.histogram[min(uses, _BINS - 1)] -= 1
       self.num_uses -= uses
-      if group in self._unused_groups:
-        self._unused_groups[group] -= 1
-        if not self._unused_groups[group]:
-          del self._unused_groups[group]
+      if group in self.unused_groups:
+        self.unused_groups[group] -= 1
+        if not self.unused_groups[group]:
+          del self.unused_groups[group]
           num_groups += 1
     self.untrained -= ledger.amount_of(num_groups, unused)
     self.ids[rows] = -1
-    self._free.extend(rows.tolist())
+    self.free_rows.extend(rows.tolist())
     self._num_live -= len(rows)
 
   def use(self, rows: np.ndarray) -> ledger.Amount:
@@ -202,7 +202,7 @@ class RecordTable:
     first = rows[before == 0]
     groups = set(self.groups[first].tolist())
     num_groups = sum(
-        self._unused_groups.pop(g, None) is not None for g in groups
+        self.unused_groups.pop(g, None) is not None for g in groups
     )
     trained = ledger.amount_of(num_groups, self._num_sampled(first))
     self.untrained -= trained
@@ -292,16 +292,16 @@ class RecordTable:
       ]
     state["next_id"] = self.next_id
     state["next_group"] = self._next_group
-    state["unused_groups"] = np.array(sorted(self._unused_groups), np.int64)
+    state["unused_groups"] = np.array(sorted(self.unused_groups), np.int64)
     return state
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; raises ValueError if a completion is longer than T."""
     lengths = state["completion_lengths"]
-    if lengths.max(initial=0) > self._num_tokens:
+    if lengths.max(initial=0) > self.num_tokens:
       raise ValueError(
           f"saved completions of up to {lengths.max()} tokens; allowed:"
-          f" max_completion_tokens={self._num_tokens}"
+          f" max_completion_tokens={self.num_tokens}"
       )
     self.clear()
     rows = self._allocate(len(lengths))
@@ -324,7 +324,7 @@ class RecordTable:
     groups, counts = np.unique(
         groups[np.isin(groups, state["unused_groups"])], return_counts=True
     )
-    self._unused_groups = dict(zip(groups.tolist(), counts.tolist()))
+    self.unused_groups = dict(zip(groups.tolist(), counts.tolist()))
     uses = state["use_counts"]
     unused = self._num_sampled(rows[uses == 0])
     self.untrained = ledger.amount_of(len(groups), unused)
@@ -333,13 +333,13 @@ class RecordTable:
 
   def clear(self) -> None:
     """Removes all rows and restarts the ids."""
-    self._free: list[int] = []
-    self._num_used = 0
+    self.free_rows: list[int] = []
+    self.num_used = 0
     self._num_live = 0
     self.next_id = 0
     self._next_group = 0
     # Rows of each group of which none was used.
-    self._unused_groups: dict[int, int] = {}
+    self.unused_groups: dict[int, int] = {}
     self.untrained = ledger.Amount()
     self.histogram = [0] * _BINS
     self.num_uses = 0
@@ -351,7 +351,7 @@ class RecordTable:
     for name, column in self._of_rows.items():
       setattr(self, name, np.empty(0, column.dtype))
     for name, column in self._of_tokens.items():
-      shape = 0, self._num_tokens, *self.columns.get(name, ())
+      shape = 0, self.num_tokens, *self.columns.get(name, ())
       setattr(self, name, np.empty(shape, column.dtype))
     self._grow(0)
 
@@ -361,20 +361,20 @@ class RecordTable:
 
   def _allocate(self, count: int) -> np.ndarray:
     """Returns unused rows, [count] int64."""
-    first_reused = len(self._free) - min(count, len(self._free))
-    rows = self._free[first_reused:]
-    del self._free[first_reused:]
+    first_reused = len(self.free_rows) - min(count, len(self.free_rows))
+    rows = self.free_rows[first_reused:]
+    del self.free_rows[first_reused:]
     fresh = count - len(rows)
-    rows += range(self._num_used, self._num_used + fresh)
-    self._num_used += fresh
+    rows += range(self.num_used, self.num_used + fresh)
+    self.num_used += fresh
     self._num_live += count
-    if self._num_used > len(self._integers):
-      self._grow(self._num_used)
+    if self.num_used > len(self._integers):
+      self._grow(self.num_used)
     return np.array(rows, np.int64)
 
   def _grow(self, needed: int) -> None:
     size = len(self._integers)
-    new = max(min(max(2 * size, _MIN_ROWS), self._max_rows), needed)
+    new = max(min(max(2 * size, _MIN_ROWS), self.max_rows), needed)
     for name in ("_integers", *self._of_rows, *self._of_tokens):
       old = getattr(self, name)
       column = np.empty((new, *old.shape[1:]), old.dtype)

@@ -73,15 +73,15 @@ class PromptPool:
   """
 
   def __init__(self):
-    self._items: list[int] = []
-    self._position: dict[int, int] = {}
+    self.items: list[int] = []
+    self.position: dict[int, int] = {}
     self._num_undrawn = 0
 
   def __len__(self) -> int:
-    return len(self._items)
+    return len(self.items)
 
   def __contains__(self, key: int) -> bool:
-    return key in self._position
+    return key in self.position
 
   @property
   def num_undrawn(self) -> int:
@@ -89,25 +89,25 @@ class PromptPool:
 
   def add(self, key: int) -> None:
     """Adds a key, or makes a drawn one undrawn again."""
-    position = self._position.get(key)
+    position = self.position.get(key)
     if position is None:
-      position = len(self._items)
-      self._items.append(key)
-      self._position[key] = position
+      position = len(self.items)
+      self.items.append(key)
+      self.position[key] = position
     if position >= self._num_undrawn:
       self._swap(position, self._num_undrawn)
       self._num_undrawn += 1
 
   def remove(self, key: int) -> None:
     """Removes a key; raises KeyError if it is not in the pool."""
-    position = self._position[key]
+    position = self.position[key]
     if position < self._num_undrawn:
       self._num_undrawn -= 1
       self._swap(position, self._num_undrawn)
       position = self._num_undrawn
-    self._swap(position, len(self._items) - 1)
-    self._items.pop()
-    del self._position[key]
+    self._swap(position, len(self.items) - 1)
+    self.items.pop()
+    del self.position[key]
 
   def draw(self, rng: np.random.Generator, count: int) -> list[int]:
     """Returns `count` keys, distinct unless `count` exceeds the pool.
@@ -115,7 +115,7 @@ class PromptPool:
     Raises:
       ValueError: the pool is empty.
     """
-    if count and not self._items:
+    if count and not self.items:
       raise ValueError(f"cannot draw {count} keys from an empty pool")
     out: list[int] = []
     # Keys of this call drawn since the last refill.
@@ -128,28 +128,28 @@ class PromptPool:
       for index in rng.integers(bounds).tolist():
         self._num_undrawn -= 1
         self._swap(index, self._num_undrawn)
-        out.append(self._items[self._num_undrawn])
+        out.append(self.items[self._num_undrawn])
       held += taken
     return out
 
   def get_state(self) -> dict[str, Any]:
     """Returns the keys in their order, and how many are undrawn."""
     return {
-        "items": np.array(self._items, np.int64),
+        "items": np.array(self.items, np.int64),
         "num_undrawn": self._num_undrawn,
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; later draws are the same as in the saved pool."""
-    self._items = state["items"].tolist()
-    self._position = {key: i for i, key in enumerate(self._items)}
+    self.items = state["items"].tolist()
+    self.position = {key: i for i, key in enumerate(self.items)}
     self._num_undrawn = int(state["num_undrawn"])
 
   def _swap(self, i: int, j: int) -> None:
-    items = self._items
+    items = self.items
     items[i], items[j] = items[j], items[i]
-    self._position[items[i]] = i
-    self._position[items[j]] = j
+    self.position[items[i]] = i
+    self.position[items[j]] = j
 
   def _refill(self, held: int) -> int:
     """Makes all keys but the last `held` drawn undrawn; all if none is left.
@@ -157,7 +157,7 @@ class PromptPool:
     Returns:
       The number of keys that stay drawn.
     """
-    num_items = len(self._items)
+    num_items = len(self.items)
     if held >= num_items:
       self._num_undrawn = num_items
       return 0
@@ -177,55 +177,55 @@ class RecentPool:
 
   def __init__(self, window_steps: int):
     self._window_steps = window_steps
-    self._pool = PromptPool()
+    self.pool = PromptPool()
     # (step, key) of arrivals, oldest first, and each key's last arrival.
-    self._arrivals: collections.deque[tuple[int, int]] = collections.deque()
-    self._last: dict[int, int] = {}
+    self.arrivals: collections.deque[tuple[int, int]] = collections.deque()
+    self.last: dict[int, int] = {}
 
   def __len__(self) -> int:
-    return len(self._pool)
+    return len(self.pool)
 
   def __contains__(self, key: int) -> bool:
-    return key in self._pool
+    return key in self.pool
 
   def add(self, key: int, step: int) -> None:
     """Records data that arrived at a step, which must not decrease."""
-    if self._last.get(key) != step:
-      self._last[key] = step
-      self._arrivals.append((step, key))
-    self._pool.add(key)
+    if self.last.get(key) != step:
+      self.last[key] = step
+      self.arrivals.append((step, key))
+    self.pool.add(key)
 
   def remove(self, key: int) -> None:
     """Removes a key if it is in the pool."""
-    if self._last.pop(key, None) is not None:
-      self._pool.remove(key)
+    if self.last.pop(key, None) is not None:
+      self.pool.remove(key)
 
   def expire(self, step: int) -> None:
     """Drops prompts whose data all arrived before the window of `step`."""
     oldest = step - self._window_steps
-    while self._arrivals and self._arrivals[0][0] <= oldest:
-      arrived, key = self._arrivals.popleft()
+    while self.arrivals and self.arrivals[0][0] <= oldest:
+      arrived, key = self.arrivals.popleft()
       # Ignore the entry if later data arrived, or the key was removed.
-      if self._last.get(key) == arrived:
+      if self.last.get(key) == arrived:
         self.remove(key)
 
   def draw(self, rng: np.random.Generator, count: int) -> list[int]:
     """Returns `count` keys; see `PromptPool.draw`."""
-    return self._pool.draw(rng, count)
+    return self.pool.draw(rng, count)
 
   def get_state(self) -> dict[str, Any]:
     """Returns the pool and the arrivals as arrays."""
     return {
-        "pool": self._pool.get_state(),
-        "arrivals": _pairs(self._arrivals),
-        "last": _pairs([(step, key) for key, step in self._last.items()]),
+        "pool": self.pool.get_state(),
+        "arrivals": _pairs(self.arrivals),
+        "last": _pairs([(step, key) for key, step in self.last.items()]),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; later draws are the same as in the saved pool."""
-    self._pool.set_state(state["pool"])
-    self._arrivals = collections.deque(map(tuple, state["arrivals"].tolist()))
-    self._last = {key: step for step, key in state["last"].tolist()}
+    self.pool.set_state(state["pool"])
+    self.arrivals = collections.deque(map(tuple, state["arrivals"].tolist()))
+    self.last = {key: step for step, key in state["last"].tolist()}
 
 
 def _pairs(pairs: Sequence[tuple[int, int]]) -> np.ndarray:

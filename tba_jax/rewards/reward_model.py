@@ -58,7 +58,7 @@ class RewardScorer:
     self._tokenizer = tokenizer
     self._max_tokens = max_prompt_tokens, max_completion_tokens
     self._batch_size = batch_size
-    self._rewards = jax.jit(rewards)
+    self.rewards = jax.jit(rewards)
     full = max_prompt_tokens + max_completion_tokens
     self._lengths = sorted({-(-full // 2**i) for i in range(_NUM_LENGTHS)})
 
@@ -86,7 +86,7 @@ class RewardScorer:
     for b, row in enumerate(rows):
       tokens_BxL[b, : len(row)] = row
       mask_BxL[b, : len(row)] = 1
-    scores_B = self._rewards(self.params, tokens_BxL, mask_BxL)
+    scores_B = self.rewards(self.params, tokens_BxL, mask_BxL)
     return np.asarray(scores_B)[: len(rows)]
 
   def encode(self, text: Text) -> list[int]:

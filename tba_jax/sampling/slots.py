@@ -233,7 +233,7 @@ def refill(
   )
   key_data_Rx2 = _row_keys(ids_Rx4)
   start_R = jnp.zeros_like(source_R)
-  drawn = _draw(settings, sharding, logits_BxV[source_R], key_data_Rx2, start_R)
+  drawn = draw(settings, sharding, logits_BxV[source_R], key_data_Rx2, start_R)
   state = dataclasses.replace(
       state,
       cache=cache,
@@ -313,7 +313,7 @@ def decode_chunk(
     state = dataclasses.replace(
         state, cache=[*cache, *state.cache[num_blocks:]]
     )
-    drawn = _draw(settings, sharding, logits_RxV, state.key_data, state.lengths)
+    drawn = draw(settings, sharding, logits_RxV, state.key_data, state.lengths)
     state = _append(settings, state, state.active, *drawn)
     return step + 1, state
 
@@ -701,7 +701,7 @@ def _fill_cache(
   )(cache, prompt_cache, source_R)
 
 
-def _draw(
+def draw(
     settings: Settings,
     sharding: Sharding,
     logits_RxV: jax.Array,
@@ -733,7 +733,7 @@ def _draw_part(
     key_data_Rx2: jax.Array,
     position_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Returns `_draw`; the vocabulary is split over the mesh axis `axis`."""
+  """Returns `draw`; the vocabulary is split over the mesh axis `axis`."""
   keys_R = jax.random.wrap_key_data(key_data_Rx2, impl=_RNG_IMPL)
   folded_R = jax.vmap(jax.random.fold_in)(keys_R, position_R)
   # The folded key is itself 64 random bits; 24 of them fill a float in [0, 1).
@@ -1030,7 +1030,7 @@ class Programs:
         functools.partial(token_logprobs, model, sharding)
     )
     self.take = jit_state(take)
-    self._same_bits: dict[int, bool] = {}
+    self.known_same_bits: dict[int, bool] = {}
 
   @property
   def abstract_state(self) -> DecodeState:
@@ -1062,7 +1062,9 @@ class Programs:
       return 0
     if num_rows % 2:
       return 0
-    if half < max(least, _FEWEST_ROWS) or not self._same_bits.get(half, True):
+    if half < max(least, _FEWEST_ROWS) or not self.known_same_bits.get(
+        half, True
+    ):
       return 0
     return half
 
@@ -1075,12 +1077,12 @@ class Programs:
     order; which ones depends on the CPU. So two decode steps over random caches
     are compared, once for each number of rows.
     """
-    if fewer_rows not in self._same_bits:
-      self._same_bits[fewer_rows] = all(
+    if fewer_rows not in self.known_same_bits:
+      self.known_same_bits[fewer_rows] = all(
           self._compare(params, num_rows, fewer_rows, num_blocks)
           for num_blocks in range(2, self.num_blocks + 1)
       )
-    return self._same_bits[fewer_rows]
+    return self.known_same_bits[fewer_rows]
 
   def _compare(
       self,

@@ -58,7 +58,7 @@ KEY_VARIABLE = "VLLM_API_KEY"
 HOW = "VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --enable-scale-out"
 # Seconds between looks at newer params, and between questions whether the
 # server is alive; seconds that it may take to answer these.
-_POLL_S, _HEALTH_S, _ANSWER_S = 0.2, 5.0, 20.0
+_POLL_S, HEALTH_S, _ANSWER_S = 0.2, 5.0, 20.0
 # Attempts without a single completion after which sampling fails.
 _MOST_ATTEMPTS = 5
 
@@ -146,11 +146,11 @@ class VllmSampler:
     """
     self._settings = settings
     self._model_config = model_config
-    self._server = _Server(url)
+    self.server = VllmServer(url)
     self._folder = folder
     self._written = processes.shared if is_shared else contextlib.nullcontext
-    self._deadline_s = deadline_s
-    self._on_event, self._on_progress = on_event, on_progress
+    self.deadline_s = deadline_s
+    self.on_event, self._on_progress = on_event, on_progress
     self._numbers = itertools.count()
     # Names are of this object alone: another may have used the server.
     self._prefix = uuid.uuid4().hex[:8]
@@ -226,19 +226,19 @@ class VllmSampler:
       except UnreachableError as error:
         why = str(error)
         self._loaded = None
-        self._on_event("sampler_lost", why)
+        self.on_event("sampler_lost", why)
       finally:
         self._is_sampling = False
       failures = failures + 1 if len(attempt.missing) == before else 0
       if failures == _MOST_ATTEMPTS:
         raise RuntimeError(
-            f"{self._server.url}: {failures} attempts gave no completion that"
+            f"{self.server.url}: {failures} attempts gave no completion that"
             f" the given params sampled: {why}"
         )
     if attempt.has_swapped:
       # Prompts that come again would find keys and values of older params.
       try:
-        self._server.post("/reset_prefix_cache")
+        self.server.post("/reset_prefix_cache")
       except UnreachableError:
         self._loaded = None  # Loading leaves no cache either.
     return [attempt.results[i] for i in range(len(prompts))]
@@ -266,7 +266,7 @@ class VllmSampler:
             ]
         )
       except (KeyError, TypeError, ValueError) as error:
-        raise self._server.wrong(
+        raise self.server.wrong(
             "/inference/v1/generate", f"no log-probs of a prompt: {error!r}"
         ) from error
     return np.asarray(rows, np.float32)
@@ -289,7 +289,7 @@ class VllmSampler:
     )
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) != request.num_completions:
-      raise self._server.wrong(
+      raise self.server.wrong(
           "/inference/v1/generate",
           f"not {request.num_completions} choices, but {choices!r:.80}",
       )
@@ -323,7 +323,7 @@ class VllmSampler:
         names = [span["version"] for span in spans]
         ends = [(span["start"], span["end"]) for span in spans]
       except (KeyError, TypeError) as error:
-        raise self._server.wrong(
+        raise self.server.wrong(
             "/inference/v1/generate",
             f"a choice without log-probs or versions: {error!r}; the server"
             f" needs vLLM 0.32 or newer, and {HOW}",
@@ -334,7 +334,7 @@ class VllmSampler:
           or not 1 <= n <= T
           or not np.isfinite(logprobs).all()
       ):
-        raise self._server.wrong(
+        raise self.server.wrong(
             "/inference/v1/generate", f"log-probs of other tokens: {ids!r:.80}"
         )
       if set(names) - set(versions) or sum(b - a for a, b in ends) != n:
@@ -367,7 +367,7 @@ class VllmSampler:
     Raises:
       UnreachableError: no answer came in time.
     """
-    self._server.get("/health", timeout_s=_ANSWER_S)
+    self.server.get("/health", timeout_s=_ANSWER_S)
 
   def progress(self) -> None:
     self._on_progress()
@@ -375,7 +375,7 @@ class VllmSampler:
   def _generate(
       self, ids: Sequence[int], sampling: Mapping[str, Any]
   ) -> dict[str, Any]:
-    return self._server.post(
+    return self.server.post(
         "/inference/v1/generate",
         {
             "token_ids": ids,
@@ -388,20 +388,20 @@ class VllmSampler:
     """Lets the server load a version, if it has another; waits until it has."""
     if version is self._loaded and self._is_named(version):
       return
-    deadline = time.monotonic() + self._deadline_s
+    deadline = time.monotonic() + self.deadline_s
     self._loaded = None
     while True:
       try:
         self._check_server()
         mode = "keep" if self._is_sampling else "wait"
-        self._server.post(f"/pause?mode={mode}")
+        self.server.post(f"/pause?mode={mode}")
         try:
           self._reload(version.folder)
-          self._server.post(
+          self.server.post(
               "/update_weight_version", {"new_version": version.name}
           )
         finally:
-          self._server.post("/resume")
+          self.server.post("/resume")
         self._loaded = version
         return
       except UnreachableError as error:
@@ -410,7 +410,7 @@ class VllmSampler:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
           raise UnreachableError(
-              f"{error}, for {self._deadline_s:g} s (config.search"
+              f"{error}, for {self.deadline_s:g} s (config.search"
               f".starvation_s); start it: {HOW}"
           ) from error
         logging.log_every_n_seconds(
@@ -427,7 +427,7 @@ class VllmSampler:
     }
     with futures.ThreadPoolExecutor(1, thread_name_prefix="vllm") as thread:
       asked = thread.submit(
-          self._server.post, "/collective_rpc", call, timeout_s=self._deadline_s
+          self.server.post, "/collective_rpc", call, timeout_s=self.deadline_s
       )
       while not futures.wait([asked], timeout=1.0).done:
         self._on_progress()
@@ -436,7 +436,7 @@ class VllmSampler:
   def _is_named(self, version: ParamsFolder) -> bool:
     """Returns whether the server says that it has a version."""
     try:
-      weights = self._server.get("/weight_info", timeout_s=_ANSWER_S)
+      weights = self.server.get("/weight_info", timeout_s=_ANSWER_S)
     except UnreachableError:
       return False
     return weights.get("weight_version") == version.name
@@ -445,8 +445,8 @@ class VllmSampler:
     """Raises ValueError for a server that would sample something else."""
     if self._is_checked:
       return
-    info = self._server.get(
-        "/server_info?config_format=json", timeout_s=self._deadline_s
+    info = self.server.get(
+        "/server_info?config_format=json", timeout_s=self.deadline_s
     )
     model_config = info.get("vllm_config", {}).get("model_config", {})
     wrong = []
@@ -473,7 +473,7 @@ class VllmSampler:
             " tba_jax.sampling.vllm.write_model (docs/vllm.md)"
         )
     if wrong:
-      raise ValueError(f"{self._server.url}: {'; '.join(wrong)}")
+      raise ValueError(f"{self.server.url}: {'; '.join(wrong)}")
     self._is_checked = True
 
 
@@ -561,7 +561,7 @@ class _Attempt:
         except queue.Empty:
           if newer is not None:
             self._take(newer())
-          if time.monotonic() - asked_s > _HEALTH_S:
+          if time.monotonic() - asked_s > HEALTH_S:
             self._sampler.check_is_alive()
             self._sampler.progress()
             asked_s = time.monotonic()
@@ -583,7 +583,7 @@ class _Attempt:
     self._sampler.swap(self.current)
 
 
-class _Server:
+class VllmServer:
   """Requests in JSON to one server.
 
   url: its address.

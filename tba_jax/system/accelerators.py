@@ -32,7 +32,7 @@ _FIRST_TPU_PORT = 8476
 GPU_MEMORY = 0.9
 _MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
-_DEV = pathlib.Path("/dev")
+DEV = pathlib.Path("/dev")
 _CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
 # Names in JAX_PLATFORMS -> packages of which each needs one.
 _PACKAGES = {"cpu": (), "cuda": _CUDA, "gpu": _CUDA, "tpu": ("libtpu",)}
@@ -62,7 +62,7 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
   if "cuda" in platforms or "gpu" in platforms:
     if any(map(_is_installed, _CUDA)):
       gpus = environment.get("CUDA_VISIBLE_DEVICES")
-      gpus = _gpus() if gpus is None else [g for g in gpus.split(",") if g]
+      gpus = find_gpus() if gpus is None else [g for g in gpus.split(",") if g]
       if gpus:
         return Accelerators("gpu", tuple(gpus))
   return Accelerators(CPU)
@@ -126,7 +126,7 @@ def multiplies_bfloat16(cpuinfo: pathlib.Path = _CPUINFO) -> bool:
 def _tpu_chips() -> list[str]:
   """Returns the indices of the host's TPU chips."""
   # The second has a file for each chip of the newer generations, and "vfio".
-  for folder, prefix in ((_DEV, "accel"), (_DEV / "vfio", "")):
+  for folder, prefix in ((DEV, "accel"), (DEV / "vfio", "")):
     names = [p.name.removeprefix(prefix) for p in folder.glob(f"{prefix}*")]
     count = sum(name.isdigit() for name in names)
     if count:
@@ -135,7 +135,7 @@ def _tpu_chips() -> list[str]:
 
 
 @functools.cache
-def _gpus() -> list[str]:
+def find_gpus() -> list[str]:
   """Returns the indices of the GPUs that the driver lists; asks it once."""
   try:
     listed = subprocess.run(

@@ -53,14 +53,14 @@ _MARKER_SCHEMA = {"url": str, "token": str, "content": str}
 NAME = ".lease.json"
 _RENEW_S = 15.0
 GONE_S = 90.0
-_POLL_S = 1.0
+POLL_S = 1.0
 _LOCK_SCHEMA = {"token": str, "holder": str}
 
 # Shortest time between two uploads of a file, and largest share of the time
 # spent on it.
 _EVERY_S = 15.0
 _SHARE = 0.05
-_TICK_S = 1.0
+TICK_S = 1.0
 _CLOSE_S = 300.0
 # Host-local files, and files that are in the bucket already, are not uploaded.
 _OF_HOST = frozenset(("spool", "params", "checkpoints", "secret"))
@@ -257,12 +257,12 @@ class Lock:
     self._url = url
     self._mine = LockState()
     with _access(url):
-      self._store = ts.KvStore.open(f"{url}/").result()
+      self.store = ts.KvStore.open(f"{url}/").result()
 
   def read(self) -> LockState:
     """Returns the current state; raises OSError."""
     with _access(self._url):
-      stored = self._store.read(NAME).result()
+      stored = self.store.read(NAME).result()
     generation = stored.stamp.generation
     if not stored.value:
       return LockState(generation=generation)
@@ -285,7 +285,7 @@ class Lock:
     seen = self.read()
     until = time.monotonic() + (0.0 if seen.token == token else gone_s)
     while seen.holder and time.monotonic() < until:
-      time.sleep(min(_POLL_S, gone_s))
+      time.sleep(min(POLL_S, gone_s))
       now = self.read()
       if now.holder and now.generation != seen.generation:
         raise ValueError(f"{self._url}: {now.holder} already runs there")
@@ -324,12 +324,10 @@ class Lock:
     }
     data = json.dumps(saved).encode()
     with _access(self._url):
-      written = self._store.write(
-          NAME, data, if_equal=state.generation
-      ).result()
+      written = self.store.write(NAME, data, if_equal=state.generation).result()
       if not written.generation:
         # A retry after a lost answer finds our own write.
-        stored = self._store.read(NAME).result()
+        stored = self.store.read(NAME).result()
         if stored.value != data:
           return False
         written = stored.stamp
@@ -373,7 +371,7 @@ class Uploader:
     # again.
     self._uploaded: dict[str, tuple[int, int]] = {}
     self._due: dict[str, float] = {}
-    self._failure: OSError | None = None
+    self.failure: OSError | None = None
     self._worker = worker.Worker("uploader", self._run, close_s=_CLOSE_S)
 
   def close(self) -> None:
@@ -382,21 +380,21 @@ class Uploader:
       self._worker.close()
     except TimeoutError as error:
       raise OSError(f"{self._folder} to {self._url}: {error}") from error
-    if self._failure is not None:
-      raise self._failure
+    if self.failure is not None:
+      raise self.failure
     print(f"the run is in {self._url}", file=sys.stderr)
 
   def _run(self, stop: threading.Event) -> None:
     warned = -60.0
-    while not stop.wait(_TICK_S):
+    while not stop.wait(TICK_S):
       self._upload_all(last=False)
-      if self._failure is not None and time.monotonic() > warned + 60:
+      if self.failure is not None and time.monotonic() > warned + 60:
         warned = time.monotonic()
-        logging.warning("%s; it is tried again", self._failure)
+        logging.warning("%s; it is tried again", self.failure)
     self._upload_all(last=True)
 
   def _upload_all(self, *, last: bool) -> None:
-    self._failure = None
+    self.failure = None
     stamps = _local(self._folder)
     if not last:
       # The open segment may end in a partial record; closed ones never change.
@@ -430,7 +428,7 @@ class Uploader:
       self._fail(name, error)
 
   def _fail(self, name: str, error: Exception) -> None:
-    self._failure = OSError(
+    self.failure = OSError(
         f"{self._folder / name} could not be copied to {self._url}: {error!r}"
     )
 

@@ -44,7 +44,7 @@ class PollInterval:
     self._cap_s = cap_s
     self._clock = clock
     self._waiting = False
-    self._changed_at = self._due_at = clock()
+    self.changed_at = self._due_at = clock()
 
   @property
   def waiting(self) -> bool:
@@ -58,7 +58,7 @@ class PollInterval:
     """Records a poll, and whether it found a change."""
     now = self._clock()
     if changed:
-      self._changed_at = now
+      self.changed_at = now
     self._due_at = now + self._interval_s(now)
 
   def changed(self, *, at_once: bool = False) -> None:
@@ -67,7 +67,7 @@ class PollInterval:
     With `at_once`, a poll is due now instead of after an interval.
     """
     now = self._clock()
-    self._changed_at = now
+    self.changed_at = now
     interval_s = 0.0 if at_once else self._interval_s(now)
     self._due_at = min(self._due_at, now + interval_s)
 
@@ -76,7 +76,7 @@ class PollInterval:
     if self._waiting:
       return False
     self._waiting = True
-    self._changed_at = self._due_at = self._clock()
+    self.changed_at = self._due_at = self._clock()
     return True
 
   def stop_waiting(self) -> None:
@@ -84,5 +84,5 @@ class PollInterval:
 
   def _interval_s(self, now: float) -> float:
     share, floor_s = self._shares[self._waiting], self._floors_s[self._waiting]
-    interval_s = max(share * (now - self._changed_at), floor_s)
+    interval_s = max(share * (now - self.changed_at), floor_s)
     return min(interval_s, self._cap_s)

@@ -144,15 +144,15 @@ class Listener:
   """
 
   def __init__(self) -> None:
-    self._descriptor, self.pipe = os.pipe()
-    os.set_blocking(self._descriptor, False)
+    self.descriptor, self.pipe = os.pipe()
+    os.set_blocking(self.descriptor, False)
     self.environment = {_VARIABLE: str(self.pipe)}
     self.silent = 0
 
   def look(self) -> list[tuple[int, str, str]]:
     """Returns (age_s, name, doing) of each line written since the last look."""
     try:
-      lines = os.read(self._descriptor, _MAX_READ).decode().splitlines()
+      lines = os.read(self.descriptor, _MAX_READ).decode().splitlines()
     except BlockingIOError:
       lines = []
     self.silent = 0 if lines else self.silent + 1
@@ -160,4 +160,4 @@ class Listener:
     return [(int(age_s), name, doing) for age_s, name, doing in fields]
 
   def close(self) -> None:
-    os.close(self._descriptor)
+    os.close(self.descriptor)

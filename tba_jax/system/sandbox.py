@@ -74,7 +74,7 @@ _SYSTEM = """
     /etc/ssl/certs /etc/ssl/openssl.cnf
 """.split()
 # Bubblewrap takes a time quadratic in their number.
-_MAX_ENTRIES = 128
+MAX_ENTRIES = 128
 # Names of folders that have packages alone.
 _PACKAGES = ("site-packages", "dist-packages")
 _TRIAL_S = 60.0
@@ -241,7 +241,7 @@ def _boxed(
   words += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
   for path in ("/tmp", _SHARED):
     words += [*tmpfs, "--tmpfs", path]
-  visible = _outermost(_visible(named, folders, hidden))
+  visible = _outermost(visible_paths(named, folders, hidden))
   # Parents that bubblewrap makes by itself keep other user ids out.
   parents = {
       str(parent) for path in visible for parent in pathlib.Path(path).parents
@@ -253,7 +253,7 @@ def _boxed(
   return dataclasses.replace(bare, bubblewrap=words, tmpfs=tmpfs, reason=reason)
 
 
-def _visible(
+def visible_paths(
     named: Sequence[str], folders: Iterable[str], hidden: Iterable[str]
 ) -> Iterator[str]:
   """Yields the paths that a box shows."""
@@ -277,7 +277,7 @@ def _visible(
       return []
     paths = [os.path.join(folder, name) for name in names]
     paths = [path for path in paths if not holds(path, closed)]
-    return paths if len(paths) <= _MAX_ENTRIES else []
+    return paths if len(paths) <= MAX_ENTRIES else []
 
   # The hub's cache, and other data, is made of links.
   links = [
@@ -371,7 +371,7 @@ class Home:
   """
 
   def __init__(self):
-    _remove_abandoned()
+    remove_abandoned()
     self._fd = -1
     while True:
       self.path = tempfile.mkdtemp(prefix=_HOME)
@@ -391,7 +391,7 @@ class Home:
 
 
 @functools.cache
-def _remove_abandoned() -> None:
+def remove_abandoned() -> None:
   """Removes directories whose process has ended: nobody locks them."""
   for path in pathlib.Path(tempfile.gettempdir()).glob(f"{_HOME}*"):
     try:

@@ -54,7 +54,7 @@ DEVICE_GIB = {
 }
 # Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
 # bytes for each of tens of prompts; measured.
-_RECORD_BYTES, _HEADER_BYTES = 400, 2000
+_RECORD_BYTES, HEADER_BYTES = 400, 2000
 # Mean staleness below which a run tells nothing of stale data, in steps.
 _ON_POLICY = 0.1
 # A smaller speed-up does not repay asynchrony.
@@ -181,7 +181,7 @@ def staleness_bound(config: ml_collections.ConfigDict) -> str:
   return words
 
 
-def _num_prompts(config: ml_collections.ConfigDict) -> float:
+def num_prompts(config: ml_collections.ConfigDict) -> float:
   """Returns the prompts sampled for a step; those trained on, if unbounded."""
   if config.rounds.mini_batches:
     return config.train.prompts_per_batch / config.rounds.passes
@@ -207,13 +207,13 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
       "T": sampling.max_completion_tokens,
   }
   columns = collect.optional_columns(config, sizes.model_of(config))
-  per_prompt = _HEADER_BYTES / search.prompts_per_round
+  per_prompt = HEADER_BYTES / search.prompts_per_round
   for name, column in types.COLUMNS.items():
     if column.axes and (not column.when or name in columns):
       lengths = [axes[axis] for axis in column.axes if axis in axes]
       size = math.prod((*lengths, *columns.get(name, ())))
       per_prompt += size * column.dtype.itemsize
-  per_step = _num_prompts(config) * per_prompt
+  per_step = num_prompts(config) * per_prompt
   kept_steps = config.train.num_steps
   why = "all of the run"
   if not c.keep_journal:
@@ -333,7 +333,7 @@ def expected_staleness(
       as long as decoding.
   """
   search, rounds = config.search, config.rounds
-  groups = _num_prompts(config)
+  groups = num_prompts(config)
   of_one = search.prompts_per_round * rounds_under_way / groups
   under_way = search.num_searchers * of_one
   is_training_slower = sample_s / search.num_searchers < train_s
@@ -415,7 +415,7 @@ def balance_rows(
     ValueError: nothing is measured in `workdir`.
   """
   sample_s, train_s = read_measured(workdir)
-  sample_s *= _num_prompts(config) * config.search.samples_per_prompt
+  sample_s *= num_prompts(config) * config.search.samples_per_prompt
   train_s *= _num_trained(config)
   count = config.search.num_searchers
   parallel_s = sample_s / count

@@ -122,7 +122,7 @@ def run(operands: Sequence[str]) -> int:
     raise ValueError(
         "--program=rerun without --workdir: allowed one file of --export_step"
     )
-  saved = _read(pathlib.Path(operands[0]))
+  saved = read_saved(pathlib.Path(operands[0]))
   metrics = compute(saved)
   table = rich.table.Table(box=None, header_style="", pad_edge=False)
   for title in ("metric", "recorded", "computed", "difference"):
@@ -191,7 +191,7 @@ def compute(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
   return jax.device_get(metrics)
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def read_saved(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content of a file; raises ValueError if it is none."""
   try:
     with path.open("rb") as file:

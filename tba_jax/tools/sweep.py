@@ -764,7 +764,7 @@ def _make_missing(
 ) -> None:
   bench = None
   for one in runs:
-    with _claim(workdir, one) as is_mine:
+    with claim(workdir, one) as is_mine:
       if not is_mine or read_result(workdir, one) is not None:
         continue
       if stop.is_set():
@@ -785,7 +785,7 @@ def _make_missing(
 
 
 @contextlib.contextmanager
-def _claim(workdir: str, one: Run) -> Iterator[bool]:
+def claim(workdir: str, one: Run) -> Iterator[bool]:
   """Locks a run; yields False if another process has it."""
   path = result_path(workdir, one).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -186,7 +186,7 @@ class KvTransport(base.Transport):
         if callable(locator_path)
         else functools.partial(locator_lib.read_locator, locator_path)
     )
-    self._deadline_s = deadline_s
+    self.deadline_s = deadline_s
     self._poll_s = poll_s
     self._run_id = run_id
     self._root = f"{root}/" if root else ""
@@ -234,9 +234,9 @@ class KvTransport(base.Transport):
     self._call_all([("delete", key) for key in keys])
 
   def reconnect(self, deadline_s: float | None = None) -> int:
-    wait_s = self._deadline_s if deadline_s is None else deadline_s
+    wait_s = self.deadline_s if deadline_s is None else deadline_s
     deadline = time.monotonic() + wait_s
-    with self._exclusive():
+    with self.exclusive():
       if self._session is not None:
         try:
           self._ask(
@@ -270,12 +270,12 @@ class KvTransport(base.Transport):
     return self._call_all([request])[0]
 
   def _call_all(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    with self._exclusive():
+    with self.exclusive():
       if self._session is None:
         raise base.TransportError(
             f"store generation {self._generation} is lost: reconnect first"
         )
-      deadline = time.monotonic() + self._deadline_s
+      deadline = time.monotonic() + self.deadline_s
       return self._ask(self._session, requests, deadline)
 
   def _ask(
@@ -397,7 +397,7 @@ class KvTransport(base.Transport):
       self._session = None
 
   @contextlib.contextmanager
-  def _exclusive(self) -> Iterator[None]:
+  def exclusive(self) -> Iterator[None]:
     """Raises RuntimeError if two threads use the client at the same time."""
     if self._closed:
       raise base.TransportError("this client of the key-value store is closed")

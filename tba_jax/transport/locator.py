@@ -38,7 +38,7 @@ _MAX_ANSWER_BYTES = 1 << 16
 # Deadline of a request and its answer, on both sides.
 _DEADLINE_S = 2.0
 # The oldest of too many connections is closed, so idle ones block nobody.
-_MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 # Time between two requests of one client, which keeps the last answer.
 _EVERY_S = 0.25
 
@@ -216,7 +216,7 @@ class Announcer:
   async def _answer(
       self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    if len(self._writers) >= _MAX_CONNECTIONS:
+    if len(self._writers) >= MAX_CONNECTIONS:
       oldest = next(iter(self._writers))
       del self._writers[oldest]
       # Ends its task by EOF: asyncio logs a traceback for each one cancelled.

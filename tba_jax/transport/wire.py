@@ -44,11 +44,11 @@ SECRET_BYTES = 32
 # Shortest time between two events of refused messages with one reason.
 _REFUSAL_EVENT_S = 60.0
 
-_PREFIX = struct.Struct("<4sHHQ")
+PREFIX = struct.Struct("<4sHHQ")
 _DIGEST_BYTES = 32
-_BODY_START = _PREFIX.size + _DIGEST_BYTES
+BODY_START = PREFIX.size + _DIGEST_BYTES
 _METADATA = "__metadata__"  # Name that safetensors reserves.
-_DTYPES = frozenset(
+DTYPES = frozenset(
     "bool float16 float32 float64 int8 int16 int32 int64"
     " uint8 uint16 uint32 uint64".split()
 )
@@ -133,14 +133,14 @@ def encode(
   for name, array in tensors.items():
     if name == _METADATA:
       raise ValueError(f"an array is named {name!r}: allowed is another name")
-    if array.dtype.name not in _DTYPES:
+    if array.dtype.name not in DTYPES:
       raise ValueError(
-          f"array {name!r} has dtype {array.dtype}; allowed: {sorted(_DTYPES)}"
+          f"array {name!r} has dtype {array.dtype}; allowed: {sorted(DTYPES)}"
       )
   text = json.dumps(dict(header), separators=(",", ":"))
   body = safetensors.numpy.save(tensors, {"header": text})
-  prefix = _PREFIX.pack(MAGIC, SCHEMA, 0, len(body))
-  return b"".join((prefix, _digest(prefix, body, secret), body))
+  prefix = PREFIX.pack(MAGIC, SCHEMA, 0, len(body))
+  return b"".join((prefix, message_digest(prefix, body, secret), body))
 
 
 def decode(
@@ -152,7 +152,7 @@ def decode(
     WireError: `data` is not a valid message under this secret.
   """
   prefix, digest, body = _open_envelope(data)
-  if not hmac.compare_digest(_digest(prefix, body, secret), digest):
+  if not hmac.compare_digest(message_digest(prefix, body, secret), digest):
     raise WireError("hash", "modified, or another run's secret")
   return _read_body(body)
 
@@ -260,7 +260,7 @@ def _make_secret(path: pathlib.Path) -> None:
     os.unlink(temporary)
 
 
-def _digest(prefix: bytes, body: bytes, secret: bytes) -> bytes:
+def message_digest(prefix: bytes, body: bytes, secret: bytes) -> bytes:
   if not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
     raise ValueError(f"wire secret has {len(secret)} bytes; allowed 16 to 64")
   state = hashlib.blake2b(prefix, digest_size=_DIGEST_BYTES, key=secret)
@@ -270,20 +270,20 @@ def _digest(prefix: bytes, body: bytes, secret: bytes) -> bytes:
 
 def _open_envelope(data: bytes) -> tuple[bytes, bytes, bytes]:
   """Returns prefix, digest and safetensors part of a message."""
-  if len(data) < _BODY_START:
+  if len(data) < BODY_START:
     raise WireError("truncated", f"{len(data)} bytes are less than a prefix")
-  magic, schema, _, num_bytes = _PREFIX.unpack_from(data)
+  magic, schema, _, num_bytes = PREFIX.unpack_from(data)
   if magic != MAGIC:
     raise WireError("magic", f"begins with {bytes(magic)!r}, not {MAGIC!r}")
   if schema != SCHEMA:
     raise WireError(
         "schema", f"schema {schema}; this program reads schema {SCHEMA}"
     )
-  if (size := len(data) - _BODY_START) != num_bytes:
+  if (size := len(data) - BODY_START) != num_bytes:
     reason = "truncated" if size < num_bytes else "length"
     raise WireError(reason, f"{size} bytes of {num_bytes} declared")
-  prefix, digest = data[: _PREFIX.size], data[_PREFIX.size : _BODY_START]
-  return bytes(prefix), bytes(digest), bytes(data[_BODY_START:])
+  prefix, digest = data[: PREFIX.size], data[PREFIX.size : BODY_START]
+  return bytes(prefix), bytes(digest), bytes(data[BODY_START:])
 
 
 def _read_body(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -296,7 +296,7 @@ def _read_body(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   ) as error:
     raise WireError("array", f"safetensors part: {error!r}") from error
   for name, array in arrays.items():
-    if array.dtype.name not in _DTYPES:
+    if array.dtype.name not in DTYPES:
       raise WireError("array", f"{name!r} has dtype {array.dtype}")
     # A bool is one byte, 0 or 1.
     if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:

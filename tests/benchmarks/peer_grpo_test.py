@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers' runs: their interpreter, clock and reward."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -50,18 +49,6 @@ class PeerGrpoTest(absltest.TestCase):
     path.write_text("#!/bin/sh\necho slow\nexec sleep 60\n")
     with self.assertRaisesRegex(RuntimeError, "nothing after 0 s: slow"):
       peer_grpo.run("tunix", self.folder / "late", {}, deadline_s=0.5)
-
-  def test_finds_a_peer_where_its_interpreter_does(self):
-    self.use_interpreters(trl="false", tunix="true")
-    self.assertFalse(peer_grpo.is_installed("trl"))
-    self.assertTrue(peer_grpo.is_installed("tunix"))
-    # This interpreter.
-    self.assertTrue(peer_grpo.is_installed("json"))
-    self.assertFalse(peer_grpo.is_installed("no_such_library"))
-    # A folder of the name, as of a virtual environment, is no library.
-    (self.folder / "no_such_library").mkdir()
-    self.enter_context(contextlib.chdir(self.folder))
-    self.assertFalse(peer_grpo.is_installed("no_such_library"))
 
   def test_stops_the_clock_for_snapshots(self):
     now = [100.0]

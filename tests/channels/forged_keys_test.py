@@ -53,10 +53,10 @@ class ForgedKeysTest(queue_case.QueueTestCase, parameterized.TestCase):
   def setUp(self):
     super().setUp()
     for module, name, value in (
-        (queue_client, "_RESEND_S", 0.1),
-        (queue_client, "_ASK_EVERY_S", 0.05),
-        (queue_server, "_ASK_EVERY_S", 0.05),
-        (queue_server, "_REPEAT_EVERY_S", 0.05),
+        (queue_client, "RESEND_S", 0.1),
+        (queue_client, "ASK_EVERY_S", 0.05),
+        (queue_server, "ASK_EVERY_S", 0.05),
+        (queue_server, "REPEAT_EVERY_S", 0.05),
         (queue_server, "STRANGER_S", 0.1),
     ):
       self.enterContext(mock.patch.object(module, name, value))
@@ -107,13 +107,13 @@ class JoinTest(queue_case.QueueTestCase):
 
   def test_forged_number_replaces_nobody_and_a_true_one_does(self):
     old = self.searcher("old", works=False, lease_s=0.2).client
-    waiting.wait_until(lambda: "joined" in old._lease, "its number")
+    waiting.wait_until(lambda: "joined" in old.lease, "its number")
     key = f"{_SLOT}/00000000"
     genuine = self.client().get(key)
     for name in _KINDS["join"][1]:
       for value in (*_values(f"{_SLOT}/{name}", {}), genuine):
         self.client().put(f"{_SLOT}/{name}", value)
-        old._check_slot(self.client())
+        old.check_slot(self.client())
     # Deleted, but for one that comes before all others.
     left = self.client().list(_SLOT)
     self.assertEqual(set(left) - {f"{_SLOT}/-0000001"}, {key})
@@ -125,8 +125,8 @@ class JoinTest(queue_case.QueueTestCase):
     self.store.lose()
     self.client().put(late, message)
     new = self.searcher("new", works=False, lease_s=0.2).client
-    waiting.wait_until(lambda: "joined" in new._lease, "the next number")
-    self.assertEqual(new._lease["joined"][0], 2)
+    waiting.wait_until(lambda: "joined" in new.lease, "the next number")
+    self.assertEqual(new.lease["joined"][0], 2)
     with self.assertRaises(queue_client.ReplacedError):
       deadline = time.monotonic() + 20.0
       while time.monotonic() < deadline:

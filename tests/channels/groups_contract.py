@@ -145,6 +145,8 @@ class GroupsContract:
     ledger = trainer.service.account()
     rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
     self.assertEqual(rejected, {"reward": 1, "position": 2, "duplicate": 1})
+    # The implausible position is not counted, the duplicate once.
+    self.assertEqual(trainer.num_journaled, 5)
     self.assert_closed(ledger)
 
   def test_what_could_not_be_judged_arrives_as_such_and_is_left_out(self):

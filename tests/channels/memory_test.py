@@ -155,12 +155,10 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
         lambda: list((self.workdir / "leases").glob("old.lease")), "its lease"
     )
     wait_until(
-        lambda: from_store.client._unacked.unsent() == [], "the block is sent"
+        lambda: from_store.client.unacked_blocks.unsent() == [],
+        "the block is sent",
     )
-    with mock.patch.object(
-        from_store.client, "_exchange", side_effect=KeyError("killed")
-    ):
-      wait_until(lambda: not from_store.client._worker.is_alive(), "its death")
+    from_store.kill()
     trainer = self.trainer(num_steps=1)
     self.assertEqual(trainer.events.of("searcher_gone"), ["old (replaced)"])
     self.searcher("a")

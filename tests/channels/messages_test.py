@@ -107,6 +107,36 @@ class PackingTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, name):
       messages.unpack_groups(header, arrays)
 
+
+class RejectTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("reward", {"rewards": np.array([0, np.inf, 1], "f4")}),
+      ("logprob", {"behavior_logprobs": np.full((3, 5), -np.inf, "f4")}),
+      ("length", {"completion_lengths": np.array([1, 0, 2], "i4")}),
+      ("length", {"completion_lengths": np.array([1, 6, 2], "i4")}),
+      ("length", {
+          "completion_lengths": np.array([1, 6, 2], "i4"),
+          "completion_tokens": np.ones((3, 6), "i4"),
+          "sampled_mask": np.ones((3, 6), np.bool_),
+          "behavior_logprobs": np.zeros((3, 6), "f4"),
+      }),
+      ("length", {"prompt_tokens": np.zeros(5, "i4")}),
+      ("token", {"completion_tokens": np.full((3, 5), 9, "i4")}),
+      ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
+      # Tokens after the end; a completion without policy tokens.
+      ("mask", {"sampled_mask": np.ones((3, 5), np.bool_)}),
+      ("mask", {"sampled_mask": np.arange(15).reshape(3, 5) == 0}),
+      # As where no environment could begin.
+      ("environment", {"sampled_mask": np.zeros((3, 5), np.bool_)}),
+  )  # fmt: skip
+  def test_group_is_rejected_for_its_content(self, reason, changes):
+    group = make_group()
+    self.assertIsNone(self.reason(group))
+    self.assertEqual(
+        self.reason(dataclasses.replace(group, **changes)), reason
+    )
+
   def test_malformed_reference_logprobs_are_refused(self):
     group = with_ref_logprobs(make_group())
     header, arrays = messages.pack_groups([group])

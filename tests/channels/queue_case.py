@@ -156,14 +156,14 @@ class TrainerSide:
   @property
   def num_journaled(self) -> int:
     """Number of positions that came, applied or not."""
-    self.service._take_records()
-    return len(self.service._journaled)
+    self.service.take_records()
+    return len(self.service.journaled)
 
   @property
   def waiting(self):
     """Records that are journaled and not applied."""
-    self.service._take_records()
-    return self.service._unapplied
+    self.service.take_records()
+    return self.service.unapplied
 
   def living(self):
     """Returns the leases of the searchers that are not gone, by sid."""
@@ -237,6 +237,13 @@ class SearcherSide:
       self.client.close(0.0 if self._stop.is_set() else 10.0)
     except Exception as error:  # Looked at by `close`.
       self.error = error
+
+  def kill(self) -> None:
+    """Ends the client as SIGKILL would: it sends nothing more."""
+    with mock.patch.object(
+        self.client, "exchange", side_effect=KeyError("killed")
+    ):
+      waiting.wait_until(lambda: not self.client.worker.is_alive(), "its death")
 
   def close(self) -> None:
     self._stop.set()

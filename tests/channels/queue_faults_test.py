@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the queue when content, searchers, the trainer or the disk fail."""
 
-import collections
 import dataclasses
 import shutil
 import socket
@@ -19,7 +18,6 @@ from tba_jax.channels import queue_server
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.channels import queue_case
-from tests.replay import invariants
 from tests.support import in_process
 from tests.support import waiting
 
@@ -27,55 +25,6 @@ wait_until = waiting.wait_until
 
 
 class RejectionTest(queue_case.QueueTestCase):
-
-  def test_rejects_bad_content_by_reason_and_acknowledges_it(self):
-    trainer = self.trainer(lead_steps=9)
-    searcher = self.searcher("a", works=False)
-    ok = [self.group(p) for p in range(2)]
-    tokens, logprobs = ok[0].completion_tokens, ok[0].behavior_logprobs
-    T = tokens.shape[1]
-    wide = lambda x: np.append(x, np.ones_like(x[:, :1]), axis=1)
-    changes = [
-        ("reward", {"rewards": np.asarray([0, np.inf, 1], "f4")}),
-        ("logprob", {"behavior_logprobs": np.full_like(logprobs, -np.inf)}),
-        ("length", {"completion_lengths": np.asarray([1, 0, 2], "i4")}),
-        ("length", {"completion_lengths": np.asarray([1, T + 1, 2], "i4")}),
-        ("length", {
-            "completion_tokens": wide(tokens),
-            "sampled_mask": wide(ok[0].sampled_mask),
-            "behavior_logprobs": wide(logprobs),
-            "completion_lengths": np.asarray([1, T + 1, 2], "i4"),
-        }),
-        ("length", {"prompt_tokens": np.zeros(99, "i4")}),
-        ("token", {"completion_tokens": 0 * tokens + queue_case.VOCAB}),
-        ("token", {"prompt_tokens": np.full(2, -1, "i4")}),
-        # Past the end.
-        ("mask", {"sampled_mask": np.ones_like(tokens, np.bool_)}),
-        # Nowhere, as where no environment could begin.
-        ("environment", {"sampled_mask": np.zeros_like(tokens, np.bool_)}),
-        ("reference", {"ref_logprobs": logprobs}),
-        ("position", {"position": -1}),
-        ("position", {"position": 1 << 40}),
-        # The prompt of another position.
-        ("position", {"prompt_id": 99}),
-    ]  # fmt: skip
-    bad = [
-        dataclasses.replace(self.group(p), **change)
-        for p, (_, change) in enumerate(changes, 2)
-    ]
-    for group in (*ok, *bad, ok[0]):
-      self.assertTrue(searcher.client.submit([group]))
-      wait_until(lambda: searcher.client.unacked < 4, "credits")
-    wait_until(lambda: searcher.client.unacked == 0, "all acknowledged")
-    trainer.step(0)
-    self.assertEqual(trainer.inserted, [0, 1])
-    ledger = trainer.service.account()
-    rejected = {k: v["prompts"] for k, v in ledger["rejected"].items()}
-    expected = collections.Counter(reason for reason, _ in changes)
-    self.assertEqual(rejected, {**expected, "duplicate": 1})
-    self.assert_closed(ledger)
-    # Implausible positions are not counted.
-    self.assertEqual(trainer.num_journaled, len(ok) + len(bad) - 2)
 
   def test_a_prompt_that_has_changed_is_rejected(self):
     trainer = self.trainer()
@@ -94,7 +43,7 @@ class RejectionTest(queue_case.QueueTestCase):
     trainer = self.trainer()
     trainer.service.open(0)
     self.lease("x")
-    wait_until(lambda: trainer.server._grants.holds("x"), "a grant")
+    wait_until(lambda: trainer.server.grants.holds("x"), "a grant")
     before = self.client().get("work/x")
     data = self.message("x", 0, [self.group(0)], arrays={})
     self.put_block("x", 0, data)
@@ -115,16 +64,16 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     trainer = self.trainer(lease_s=0.4, num_steps=3)
     trainer.service.open(0)
     self.lease("dead", totals=30)
-    wait_until(lambda: trainer.server._grants.holds("dead"), "a grant")
+    wait_until(lambda: trainer.server.grants.holds("dead"), "a grant")
     # It has sent one block that is ingested before it is written off.
     data = self.message("dead", 0, [self.group(1)])
     self.put_block("dead", 0, data)
-    with mock.patch.object(trainer.server.leases, "_lease_s", 30.0):
+    with mock.patch.object(trainer.server.leases, "lease_s", 30.0):
       wait_until(lambda: not self.queue(), "the block is taken")
     wait_until(lambda: trainer.events.of("searcher_gone"), "it is gone")
     self.searcher("alive")
     # Its own lease beats once a second: no shorter patience from here on.
-    trainer.server.leases._lease_s = 30.0
+    trainer.server.leases.lease_s = 30.0
     for step in range(3):
       trainer.step(step)
     ledger = trainer.service.finish(3, 20.0)
@@ -142,10 +91,9 @@ class SearcherDeathTest(queue_case.QueueTestCase):
   def test_a_killed_searcher_is_replaced_though_its_clock_was_set_back(self):
     trainer = self.trainer(lease_s=600.0)
     trainer.service.open(0)
-    old = self.searcher("s000-2", works=False).client
-    self.assertIsNotNone(old.next_block(20.0))
-    with mock.patch.object(old, "_exchange", side_effect=KeyError("killed")):
-      wait_until(lambda: not old._worker.is_alive(), "its death")
+    old = self.searcher("s000-2", works=False)
+    self.assertIsNotNone(old.client.next_block(20.0))
+    old.kill()
     # Times, and the ids that start with one, are before those of the old one.
     with mock.patch.object(time, "time", lambda: 1.0):
       new = self.searcher("s000-1")
@@ -177,19 +125,6 @@ class SearcherDeathTest(queue_case.QueueTestCase):
     names = sorted(key.rpartition("/")[2] for key in store.list(f"join/{slot}"))
     self.assertEqual(names, [f"{n:08d}" for n in range(3, 104)])
 
-  def test_starvation_names_the_searchers(self):
-    trainer = self.trainer(starvation_s=0.5)
-    self.lease("mute")
-    with self.assertRaisesRegex(
-        base.DeadlineExceededError, "step 0 has 0 of 4 .*mute .silent for"
-    ):
-      trainer.step(0)
-
-  def test_a_stopped_wait_applies_nothing(self):
-    trainer = self.trainer()
-    self.assertFalse(trainer.service.begin_step(0, lambda: True))
-    self.assertFalse(trainer.server.urgent)
-
 
 class AnnouncedTest(queue_case.QueueTestCase):
   """What was announced is in the ledger, whatever dies with it."""
@@ -199,11 +134,6 @@ class AnnouncedTest(queue_case.QueueTestCase):
     leases = self.client().list("live").values()
     messages = [wire.decode_message(d, queue_case.SECRET) for d in leases]
     return sum(m["totals"]["completions"] for m in messages)
-
-  def _kill(self, client) -> None:
-    """Ends a client as SIGKILL would: it sends nothing more."""
-    with mock.patch.object(client, "_exchange", side_effect=KeyError("killed")):
-      wait_until(lambda: not client._worker.is_alive(), "its death")
 
   def test_searcher_and_store_are_lost_while_the_trainer_restarts(self):
     first = self.trainer(num_steps=2)
@@ -216,7 +146,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     searcher.submit(4, 5)
     searcher.submit(6)
     wait_until(lambda: self._announced() == 21, "the announcement")
-    self._kill(searcher.client)
+    searcher.kill()
     self.store.lose()
     second = self.trainer(state=state, epoch=1, num_steps=2, lease_s=0.5)
     self.searcher("b", 1, lease_s=0.5)
@@ -239,11 +169,11 @@ class AnnouncedTest(queue_case.QueueTestCase):
     searcher.submit(0, 1, 2, 3)
     wait_until(lambda: searcher.client.unacked == 0, "acknowledged")
     with mock.patch.object(trainer.server.leases, "read", return_value={}):
-      with mock.patch.object(trainer.server._ingest, "download") as download:
+      with mock.patch.object(trainer.server.ingest, "download") as download:
         download.return_value = [], []
         searcher.submit(4)
         wait_until(lambda: self._announced() == 15, "the announcement")
-        self._kill(searcher.client)
+        searcher.kill()
         self.store.lose()
     trainer.step(0)
     ledger = trainer.service.finish(1, 0.1)
@@ -256,7 +186,7 @@ class AnnouncedTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False, workdir=elsewhere)
     searcher.submit(0)
     wait_until(lambda: self._announced() == 3, "the announcement")
-    self._kill(searcher.client)
+    searcher.kill()
     self.store.lose()
     trainer = self.trainer(num_steps=1)
     self.searcher("b", workdir=elsewhere)
@@ -276,65 +206,6 @@ class AnnouncedTest(queue_case.QueueTestCase):
 
 class RestartTest(queue_case.QueueTestCase):
 
-  def _state(self, side):
-    state = side.service.get_state()
-    # A state of another epoch has not the same starts.
-    del state["buffer"]["starts"]
-    return state
-
-  def test_checkpoint_and_journal_give_the_same_state(self):
-    first = self.trainer(lockstep=True, lead_steps=0)
-    searchers = [self.searcher("a"), self.searcher("b", 1)]
-    saved, states = [], []
-    for step in range(6):
-      first.step(step)
-      states.append(first.service.get_state())
-      saved.append(self._state(first))
-    first.close()
-    for searcher in searchers:
-      searcher.close()
-    # From nothing, from an older state, and from the newest.
-    for start in (-1, 2, 5):
-      second = self.trainer(
-          start=False,
-          state=states[start] if start >= 0 else None,
-          epoch=1,
-          lockstep=True,
-          lead_steps=0,
-      )
-      for step in range(start + 1, 6):
-        needed = 4 * step + 4
-        self.assertEqual(second.service._num_journaled(needed), needed)
-        second.step(step)
-      self.assert_same(self._state(second), saved[-1])
-      self.assertEmpty(second.waiting)
-      invariants.check_buffer(second.buffer)
-      second.close()
-
-  def test_the_run_goes_on_after_a_restart_with_a_torn_journal(self):
-    first = self.trainer(lockstep=True, lead_steps=0, num_steps=6)
-    searcher = self.searcher("a")
-    first.step(0)
-    state = first.service.get_state()
-    first.step(1)
-    first.close()
-    # It dies while it appends the next block.
-    newest = sorted(self.directory.iterdir())[-1]
-    with newest.open("ab") as file:
-      file.write(b"half a record")
-    second = self.trainer(
-        state=state, epoch=1, lockstep=True, lead_steps=0, num_steps=6
-    )
-    self.assertLen(second.events.of("journal_torn"), 1)
-    for step in range(1, 6):
-      second.step(step)
-      self.assertEqual(second.inserted, list(range(4, 4 * step + 4)))
-    ledger = second.service.finish(6, 20.0)
-    self.assertEqual(ledger["generated"]["prompts"], 24)
-    self.assertEmpty(ledger["lost"])
-    self.assert_closed(ledger)
-    self.assertEqual(searcher.client.epoch, 1)
-
   def test_data_newer_than_the_checkpoint_is_applied_step_by_step(self):
     first = self.trainer(num_steps=12)
     self.searcher("a")
@@ -348,8 +219,12 @@ class RestartTest(queue_case.QueueTestCase):
     for step in range(1, 12):
       second.step(step)
       # F (step + 1 + n) prompts at most, as if they had just been sampled.
-      self.assertLessEqual(len(second.service._applied), 4 * (step + 3))
-      self.assertGreaterEqual(len(second.service._applied), 4 * (step + 1))
+      self.assertLessEqual(
+          len(second.service.applied_positions), 4 * (step + 3)
+      )
+      self.assertGreaterEqual(
+          len(second.service.applied_positions), 4 * (step + 1)
+      )
     ledger = second.service.finish(12, 20.0)
     # Blocks in flight at the crash may arrive beside their repetition.
     twice = ledger["rejected"].get("duplicate", {"prompts": 0})
@@ -366,7 +241,7 @@ class RestartTest(queue_case.QueueTestCase):
     wait_until(lambda: first.num_journaled > 8, "more")
     # Until then it keeps them, and would send them again.
     wait_until(
-        lambda: searcher.client._unacked.first > state["watermarks"]["a"],
+        lambda: searcher.client.unacked_blocks.first > state["watermarks"]["a"],
         "an acknowledgement",
     )
     first.close()
@@ -598,7 +473,7 @@ class FullDiskTest(queue_case.QueueTestCase):
       # Nor is a searcher written off that the journal could not hold.
       self.lease("gone", totals=7)
       wait_until(lambda: "gone" in trainer.living(), "its lease")
-      trainer.server.leases._entries["gone"].changed_at -= 100.0
+      trainer.server.leases.entries["gone"].changed_at -= 100.0
       wait_until(lambda: "gone" in trainer.server.leaving, "it leaves")
     self.assertLen(trainer.events.of("journal_full"), 1)
     trainer.step(0)
@@ -632,7 +507,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     searcher = self.searcher("a", works=False)
     full = OSError(28, "No space left on device")
     with mock.patch.object(
-        trainer.server._intake.ack_log, "_write", side_effect=full
+        trainer.server.intake.ack_log, "write_marks", side_effect=full
     ):
       searcher.submit(0)
       wait_until(lambda: trainer.server.obstacle, "no room")

@@ -68,7 +68,7 @@ class _Journal:
   records: int = 0
 
 
-class _Audit:
+class Audit:
   """An audit in progress.
 
   faults: violations found so far, a line each.
@@ -103,7 +103,7 @@ def audit(
     reference: run directory of a run without faults, whose order of prompts
       must be the same; None to leave that out.
   """
-  run = _Audit(workdir)
+  run = Audit(workdir)
   journal = _read_journal(run)
   kept, duplicates = _check_blocks(run, journal)
   _check_acknowledged(run, journal)
@@ -111,7 +111,7 @@ def audit(
   trained, untrained = _check_buffer(run, data, kept)
   _check_ledger(run, journal, data, trained, untrained, duplicates)
   redone = _check_steps(run, step, data, trained)
-  holes = _check_order(run, kept, reference)
+  holes = check_order(run, kept, reference)
   for name in leftovers(workdir, run.run_id):
     run.check(False, f"left behind: {name}")
   figures = {
@@ -172,7 +172,7 @@ def _records(path: pathlib.Path, first: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _message(
-    run: _Audit, data: bytes
+    run: Audit, data: bytes
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Returns header and arrays of a message of this run, or ValueError."""
   magic, schema, _, size = struct.unpack("<4sHHQ", data[:16])
@@ -193,7 +193,7 @@ def _message(
   return header, safetensors.numpy.load(body)
 
 
-def _read_journal(run: _Audit) -> _Journal:
+def _read_journal(run: Audit) -> _Journal:
   journal = _Journal({}, [], {}, [])
   for path in sorted((run.folder / "replay").glob("segment-*.journal")):
     first = int(re.fullmatch(r"segment-(\d{20})\.journal", path.name)[1])
@@ -217,7 +217,7 @@ def _read_journal(run: _Audit) -> _Journal:
   return journal
 
 
-def _read_checkpoint(run: _Audit) -> tuple[int, dict[str, Any]]:
+def _read_checkpoint(run: Audit) -> tuple[int, dict[str, Any]]:
   """Returns step and state of replay of the newest checkpoint."""
   folder = run.folder / "checkpoints"
   step = max(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
@@ -258,7 +258,7 @@ def _completions(
 
 
 def _check_blocks(
-    run: _Audit, journal: _Journal
+    run: Audit, journal: _Journal
 ) -> tuple[dict[int, tuple[int, int, list[tuple[Any, ...]]]], list[int]]:
   """Returns kept groups by position, and the amount of duplicates.
 
@@ -281,7 +281,7 @@ def _check_blocks(
   return kept, duplicates
 
 
-def _acknowledged(run: _Audit) -> Iterator[tuple[str, int, list[int]]]:
+def _acknowledged(run: Audit) -> Iterator[tuple[str, int, list[int]]]:
   """Yields searcher, number of blocks and their totals, by acknowledgement."""
   path = run.folder / "replay" / "acknowledged.jsonl"
   for line in filter(None, path.read_bytes().split(b"\n")):
@@ -294,7 +294,7 @@ def _acknowledged(run: _Audit) -> Iterator[tuple[str, int, list[int]]]:
       yield sid, following, totals
 
 
-def _check_acknowledged(run: _Audit, journal: _Journal) -> None:
+def _check_acknowledged(run: Audit, journal: _Journal) -> None:
   """Blocks up to a searcher's last acknowledgement are there, or told lost."""
   marks = {sid: following for sid, following, _ in _acknowledged(run)}
   told = " ".join(
@@ -309,7 +309,7 @@ def _check_acknowledged(run: _Audit, journal: _Journal) -> None:
 
 
 def _check_buffer(
-    run: _Audit,
+    run: Audit,
     data: Mapping[str, Any],
     kept: Mapping[int, tuple[int, int, list[tuple[Any, ...]]]],
 ) -> tuple[list[int], list[int]]:
@@ -355,7 +355,7 @@ def _check_buffer(
   return trained, untrained
 
 
-def _announced(run: _Audit, journal: _Journal) -> dict[str, list[int]]:
+def _announced(run: Audit, journal: _Journal) -> dict[str, list[int]]:
   """Returns the totals that each searcher announced, as far as files tell."""
   announced = {sid: list(totals) for sid, totals in journal.gone.items()}
 
@@ -379,7 +379,7 @@ def _announced(run: _Audit, journal: _Journal) -> dict[str, list[int]]:
 
 
 def _check_ledger(
-    run: _Audit,
+    run: Audit,
     journal: _Journal,
     data: Mapping[str, Any],
     trained: list[int],
@@ -423,7 +423,7 @@ def _check_ledger(
 
 
 def _check_steps(
-    run: _Audit, step: int, data: Mapping[str, Any], trained: list[int]
+    run: Audit, step: int, data: Mapping[str, Any], trained: list[int]
 ) -> int:
   """Checks that each step counts once; returns how many were done again."""
   train = run.config["train"]
@@ -450,8 +450,8 @@ def _check_steps(
   return redone
 
 
-def _check_order(
-    run: _Audit,
+def check_order(
+    run: Audit,
     kept: Mapping[int, tuple[int, int, Any]],
     reference: pathlib.Path | None,
 ) -> int:
@@ -480,7 +480,7 @@ def _check_order(
         "passes over the prompts differ in their prompts",
     )
   if reference is not None:
-    other = _Audit(reference)
+    other = Audit(reference)
     wanted, _ = _check_blocks(other, _read_journal(other))
     common = set(kept) & set(wanted)
     if is_drawn:
@@ -502,7 +502,7 @@ def _check_order(
   return len(holes)
 
 
-def _check_rounds(run: _Audit, kept: Mapping[int, tuple[int, int, Any]]) -> int:
+def _check_rounds(run: Audit, kept: Mapping[int, tuple[int, int, Any]]) -> int:
   """Checks drawn prompts against the files of their rounds.
 
   Returns the number of prompts: the first position that was drawn.

@@ -60,8 +60,8 @@ class OrderTest(parameterized.TestCase):
     return kept
 
   def faults(self, kept):
-    run = auditor._Audit(self.folder)
-    auditor._check_order(run, kept, None)
+    run = auditor.Audit(self.folder)
+    auditor.check_order(run, kept, None)
     self.assertLen(run.not_checked, 1)
     return "\n".join(run.faults)
 

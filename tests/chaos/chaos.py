@@ -103,7 +103,7 @@ _PAIR_SHARE = 0.2
 _DEATHS, _DEATHS_S = 2, 62.0
 # Kills for each fault of another kind.
 _KILLS_PER_FAULT = 2
-_FAULTS = ("stop", "full disk", "cut links", "slow", "clock jump",
+FAULTS = ("stop", "full disk", "cut links", "slow", "clock jump",
            "torn files", "stop for ever")  # fmt: skip
 # Those that a run of one process does not have.
 _OF_MANY = ("cut links", "stop for ever")
@@ -417,7 +417,7 @@ def _schedule(
   pairs = list(itertools.combinations(roles, 2))
   rng.shuffle(pairs)
   pairs, faults = itertools.cycle(pairs), []
-  others = [f for f in _FAULTS if layout != "one" or f not in _OF_MANY]
+  others = [f for f in FAULTS if layout != "one" or f not in _OF_MANY]
   kinds = itertools.cycle(others)
   num, until_other = 0, _KILLS_PER_FAULT
   while num < kills:

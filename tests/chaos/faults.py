@@ -34,7 +34,7 @@ _RESUME = (
 )
 _AGAIN = "searchers send again what was not acknowledged"
 # Fault -> its name, and process -> what happens next; "" is any process.
-_NEXT: Mapping[str, tuple[str, Mapping[str, str]]] = {
+NEXT: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "kill": (
         "{} killed",
         {
@@ -212,7 +212,7 @@ def _failures(runs: Iterable[Mapping[str, Any]]) -> str:
         both = told[key].setdefault(kind, {**event, "times": 0})
         both["times"] += event["times"]
   rows = [("failure", "times", "told as", "what happens next", "pause, s")]
-  for fault, (title, following) in _NEXT.items():
+  for fault, (title, following) in NEXT.items():
     # Those that no kept run had are listed, too.
     processes = [process for process in following if process]
     processes += sorted(

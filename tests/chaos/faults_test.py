@@ -143,7 +143,7 @@ class FaultsTest(absltest.TestCase):
       faults.run(None, ["now"])
 
   def test_knows_each_fault_of_chaos(self):
-    self.assertEqual(set(faults._NEXT), {"kill", *chaos._FAULTS})
+    self.assertEqual(set(faults.NEXT), {"kill", *chaos.FAULTS})
 
   def test_the_page_has_the_tables_of_the_kept_results(self):
     page = (_ROOT / "docs" / "faults.md").read_text()

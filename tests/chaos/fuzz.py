@@ -106,13 +106,13 @@ def run(
   """
   del config
   names, count, seed = [*operands, *("all", "10000", "0")[len(operands) :]][:3]
-  names = list(_FORMATS) if names == "all" else names.split(",")
-  if unknown := sorted(set(names) - set(_FORMATS)):
-    raise ValueError(f"formats {unknown}: allowed {', '.join(_FORMATS)}, all")
+  names = list(FORMATS) if names == "all" else names.split(",")
+  if unknown := sorted(set(names) - set(FORMATS)):
+    raise ValueError(f"formats {unknown}: allowed {', '.join(FORMATS)}, all")
   out = {}
   for name in names:
     with tempfile.TemporaryDirectory(prefix="tba_jax_fuzz_") as folder:
-      made = _FORMATS[name](pathlib.Path(folder))
+      made = FORMATS[name](pathlib.Path(folder))
       out[name] = _fuzz(name, made, int(count), int(seed))
     print(f"{name}: {json.dumps(out[name])}", file=sys.stderr, flush=True)
     if int(count) >= _KEPT_COUNT:
@@ -224,7 +224,7 @@ def _seal(body: bytes) -> bytes:
   """Returns a message with any body, signed."""
   prefix = struct.pack("<4sHHQ", wire.MAGIC, wire.SCHEMA, 0, len(body))
   # The module's own digest: a message signed otherwise is refused for it.
-  return prefix + wire._digest(prefix, body, _SECRET) + body  # pylint: disable=protected-access
+  return prefix + wire.message_digest(prefix, body, _SECRET) + body  # pylint: disable=protected-access
 
 
 def _body_mutant(rng: random.Random, body: bytes) -> bytes:
@@ -571,7 +571,7 @@ def _params(folder: pathlib.Path) -> Format:
   return Format(mutate, read, wire.WireError)
 
 
-_FORMATS: Mapping[str, Callable[[pathlib.Path], Format]] = {
+FORMATS: Mapping[str, Callable[[pathlib.Path], Format]] = {
     "wire": _wire,
     "journal": _journal,
     "checkpoint": _checkpoint,

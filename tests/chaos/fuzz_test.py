@@ -39,7 +39,7 @@ class FuzzTest(parameterized.TestCase):
         "accepts": lambda folder: self.make_format(folder, fuzz.Accepted("x")),
         "fails": lambda folder: self.make_format(folder, TypeError("x")),
     }
-    with mock.patch.object(fuzz, "_FORMATS", formats):
+    with mock.patch.object(fuzz, "FORMATS", formats):
       for name in formats:
         with self.assertRaisesRegex(RuntimeError, f"{name}, input 0 .*: x"):
           fuzz.run(None, [name, "1", "1"])
@@ -53,7 +53,7 @@ class FuzzTest(parameterized.TestCase):
           lambda rng: b"1234", lambda data: kept.append(bytearray(1 << 24))
       )
 
-    with mock.patch.object(fuzz, "_FORMATS", {"large": make}):
+    with mock.patch.object(fuzz, "FORMATS", {"large": make}):
       with self.assertRaisesRegex(RuntimeError, "bytes were allocated for 4"):
         fuzz.run(None, ["large", "2", "1"])
 

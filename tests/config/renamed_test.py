@@ -70,7 +70,7 @@ class RenamedTest(absltest.TestCase):
         self.assertRaises(SystemExit),
         mock.patch.object(flags, "FLAGS", _Refuses()),
     ):
-      main._parse_flags(["main", "--program=watch"])
+      main.parse_flags(["main", "--program=watch"])
     (error,) = refuse.call_args.args
     self.assertEndsWith(str(error), "--program=watch is now --program=status")
 

@@ -151,7 +151,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)
     self.make(evaluate__background=True, evaluate__deadline_s=0.01)
     self.evaluations.start(7, {"made_by": jnp.asarray(7)})
-    with mock.patch.object(evaluations, "_BATCH_S", 0.01):
+    with mock.patch.object(evaluations, "BATCH_S", 0.01):
       with self.assertRaisesRegex(TimeoutError, "evaluation of step 7"):
         self.evaluations.finish()
     self.go.set()

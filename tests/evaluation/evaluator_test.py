@@ -231,7 +231,7 @@ class EvaluatorTest(parameterized.TestCase):
     class Silent(_ScriptedSampler):
 
       def _completions(self, prompt, version):
-        return collect._no_completions(4, 4, version)
+        return collect.no_completions(4, 4, version)
 
     class Empty(fakes.FakeTask):
 
@@ -574,7 +574,7 @@ class BootstrapTest(parameterized.TestCase):
   def test_depends_on_the_seed_and_not_on_the_block_size(self):
     values = np.arange(50.0)
     one = _interval(values, seed=3)
-    with mock.patch.object(evaluator_lib, "_RESAMPLED_VALUES", 500):
+    with mock.patch.object(evaluator_lib, "RESAMPLED_VALUES", 500):
       self.assertEqual(_interval(values, seed=3), one)
     self.assertNotEqual(_interval(values, seed=4), one)
 

@@ -66,7 +66,7 @@ class ScorerTest(absltest.TestCase):
 
   def test_each_length_is_compiled_once(self):
     scorer = _scorer()
-    scorer._rewards = jax.jit(chex.assert_max_traces(_LastToken().rewards, n=3))
+    scorer.rewards = jax.jit(chex.assert_max_traces(_LastToken().rewards, n=3))
     texts = [Text("abcd"[:p], "efgh"[:t], False) for p in range(4)
              for t in range(1, 5)]  # fmt: skip
     found = scorer.score(texts)

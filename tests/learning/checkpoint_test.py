@@ -191,7 +191,7 @@ class CheckpointTest(parameterized.TestCase):
   )
   def test_checksums_are_the_same_on_host_and_device(self, array):
     host = checkpoint.leaf_checksums({"a": jnp.asarray(array)})
-    with absltest.mock.patch.object(checkpoint, "_HOST_SUM_SIZE", -1):
+    with absltest.mock.patch.object(checkpoint, "HOST_SUM_SIZE", -1):
       device = checkpoint.leaf_checksums({"a": jnp.asarray(array)})
     self.assertEqual(host, device)
 

@@ -185,7 +185,7 @@ class ClusterTest(parameterized.TestCase):
 
   def test_a_replayed_command_is_an_error(self):
     leader, follower = self.make(0), self.make(1)
-    leader._count = 7
+    leader.count = 7
     leader.broadcast("train")
     data = self.client.values[cluster.key_of(1, 7)]
     self.client.key_value_set_bytes(cluster.key_of(1, 0), data)
@@ -248,7 +248,7 @@ class JoinTest(parameterized.TestCase):
         cluster.join(settings, ["1"], _SECRET, tls)
     offers = lambda mtls_cert_file, mtls_key_file, mtls_ca_file: None
     with mock.patch.object(jax.distributed, "initialize", offers):
-      found = cluster._tls_options(tls)
+      found = cluster.tls_options(tls)
     self.assertEqual(
         found,
         dict(

@@ -102,7 +102,7 @@ class CompileAheadTest(absltest.TestCase):
     self.assertTrue(begun.wait(_DEADLINE_S))
     ahead.close()
     self.assertEqual(compiled, [])
-    self.assertTrue(ahead._jobs[SIZES[1]].cancelled())
+    self.assertTrue(ahead.jobs[SIZES[1]].cancelled())
     names = [thread.name for thread in threading.enumerate()]
     self.assertIn(f"{processes.LEFT_BEHIND}_0", names)
 

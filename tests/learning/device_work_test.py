@@ -121,7 +121,7 @@ class DeviceWorkTest(parameterized.TestCase):
     ):
       work = self.make(cluster, config=config)
     blocks = {"norm": jnp.zeros((2, 3)), "kernel": jnp.zeros((2, 3, 3))}
-    work._merger = lora.ParamsMerger("", lambda params: {"blocks": blocks})
+    work.merger = lora.ParamsMerger("", lambda params: {"blocks": blocks})
     found = work.gather_model()["blocks"]
     self.assertEqual(found["norm"].dtype, jnp.float32)
     self.assertEqual(found["kernel"].dtype, jnp.bfloat16)

@@ -75,7 +75,7 @@ class GroupReferenceTest(parameterized.TestCase):
   )
   @pytest.mark.slow
   def test_is_that_of_the_trainer(self, count, include_stop_token, min_tokens):
-    self.enter_context(mock.patch.object(packing, "_MIN_TOKENS", min_tokens))
+    self.enter_context(mock.patch.object(packing, "MIN_TOKENS", min_tokens))
     config = make_config(
         reference__role="searcher", loss__include_stop_token=include_stop_token
     )

@@ -146,7 +146,7 @@ class OptimizerTest(absltest.TestCase):
         (config.reward_model, dict(b2=0.999, weight_decay=0.0,
                                    grad_clip_norm=0.5)),
     ):  # fmt: skip
-      optimizer = offline._step_config(config, section, 1).optimizer
+      optimizer = offline.make_step_config(config, section, 1).optimizer
       rates = dict(
           learning_rate=section.learning_rate, warmup_steps=section.warmup_steps
       )

@@ -97,7 +97,7 @@ class AttentionTest(parameterized.TestCase):
     with (
         # Several blocks, of which the last is not full.
         mock.patch.object(attention, "BLOCK", 64),
-        mock.patch.object(kernels, "_BLOCK", 128),
+        mock.patch.object(kernels, "BLOCK", 128),
         kernels_on_cpu.patch(way),
     ):
       name = "plain" if way == "blocks" else way
@@ -106,7 +106,7 @@ class AttentionTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 127, 128, 129, 512, 640, 1100, 8191)
   def test_blocks_are_whole(self, length):
-    size, padded = kernels._blocks(length)
+    size, padded = kernels.block_sizes(length)
     self.assertEqual((size % 128, padded % size), (0, 0))
     self.assertLessEqual(size, 512)
     self.assertBetween(padded - length, 0, max(127, 0.25 * length))
@@ -224,7 +224,7 @@ class ChooseTest(parameterized.TestCase):
     parts = _one_device(platform, **device)
     with mock.patch.object(logging, "warning") as warn:
       self.assertEqual(self._choose("auto", parts, **changes), expected)
-    kernels._tell.cache_clear()
+    kernels.tell_choice.cache_clear()
     # A plain kernel on an accelerator is told, once.
     told = platform == "gpu" and expected == "plain"
     self.assertEqual(warn.call_count, told)

@@ -36,7 +36,7 @@ class GroupedTest(parameterized.TestCase):
   # A CPU has TPU's product, and interprets kernels.
   @parameterized.parameters("cpu", "gpu", "tpu")
   def test_products_and_gradients_are_those_of_each_row(self, platform):
-    for name in ("_tpu_sums", "_gpu_products", "_gpu_sums"):
+    for name in ("tpu_sums", "gpu_products", "gpu_sums"):
       kernel = functools.partial(getattr(grouped, name), interpret=True)
       self.enter_context(mock.patch.object(grouped, name, kernel))
     x, kernels, weights = _arrays((R, D), (len(SIZES), F, D), (R, F))
@@ -59,12 +59,12 @@ class GroupedTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
   def test_tiles_of_a_gpu_that_do_not_divide(self, axis):
     """Runs begin within a tile, and so do columns end."""
-    self.enter_context(mock.patch.object(grouped, "_GPU_TILE", (16, 16, 32)))
+    self.enter_context(mock.patch.object(grouped, "GPU_TILE", (16, 16, 32)))
     R, E, F, D = 90, 5, 40, 50
     x, kernels, other = _arrays((R, (F, D)[axis - 1]), (E, F, D), (R, F))
     sizes = np.array([0, 37, 1, 0, 33])
     run = np.repeat(np.arange(E), sizes)
-    found = grouped._gpu_products(
+    found = grouped.gpu_products(
         x, kernels, jnp.asarray(sizes), axis, interpret=True
     )
     spec = ("rf,rfd->rd", "rd,rfd->rf")[axis - 1]
@@ -72,7 +72,7 @@ class GroupedTest(parameterized.TestCase):
     np.testing.assert_allclose(found[: len(run)], expected, atol=1e-4)
     self.assertFalse(found[len(run) :].any())
     (inputs,) = _arrays((R, D))
-    sums = grouped._gpu_sums(other, inputs, jnp.asarray(sizes), interpret=True)
+    sums = grouped.gpu_sums(other, inputs, jnp.asarray(sizes), interpret=True)
     is_own = jax.nn.one_hot(run, E)
     expected = jnp.einsum(
         "re,rf,rd->efd", is_own, other[: len(run)], inputs[: len(run)]

@@ -104,7 +104,7 @@ class RaggedTest(parameterized.TestCase):
     counts = [C // size for C, size in zip(lengths, sizes)]
     segments, places, total = jax.tree.map(
         np.asarray,
-        jax.jit(lambda s: ragged._list_pages(s, sizes, counts))(spans),
+        jax.jit(lambda s: ragged.list_pages(s, sizes, counts))(spans),
     )
     listed = {(s, places[s % 2][i]) for i, s in enumerate(segments[:total])}
     self.assertLen(listed, total)
@@ -157,7 +157,7 @@ class RaggedTest(parameterized.TestCase):
        dict(device_kind="TPU v3")),
   )  # fmt: skip
   def test_says_once_why_it_is_plain(self, platform, words, changes):
-    ragged._tell.cache_clear()
+    ragged.tell_choice.cache_clear()
     with mock.patch.object(logging, "warning") as warn:
       for _ in range(2):
         self.assertEqual(self._choose(platform, **changes), "plain")

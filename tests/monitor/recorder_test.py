@@ -58,7 +58,7 @@ class RecorderTest(absltest.TestCase):
     self.service.buffer = buffer
     self.service.account.return_value = {"closed": False}
     self.service.generated.return_value = ledger.Amount(5, 40, 600)
-    self.enter_context(mock.patch.object(recorder_lib, "_NUM_SAMPLES", 3))
+    self.enter_context(mock.patch.object(recorder_lib, "NUM_SAMPLES", 3))
     self.now = 100.0
     self.failures = failures_lib.FailureShare()
     for name in ("monotonic", "perf_counter"):

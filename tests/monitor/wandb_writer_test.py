@@ -85,7 +85,7 @@ class WandbWriterTest(absltest.TestCase):
   def test_failure_is_one_event(self):
     writer = self.make()
     writer.write(0, {"broken": 1.0})
-    writer._thread.join(20.0)
+    writer.thread.join(20.0)
     writer.write(1, {"train/loss": 0.25})
     writer.close()
     ((kind, message),) = self.events
@@ -96,21 +96,21 @@ class WandbWriterTest(absltest.TestCase):
   def test_hanging_service_does_not_block(self):
     self.wandb.go_on.clear()
     with (
-        mock.patch.object(writers, "_MAX_WAITING", 2),
-        mock.patch.object(writers, "_CLOSE_S", 0.01),
+        mock.patch.object(writers, "MAX_WAITING", 2),
+        mock.patch.object(writers, "CLOSE_S", 0.01),
     ):
       writer = self.make()
       while not self.wandb.calls:
         time.sleep(0.001)
       for step in range(5):
         writer.write(step, {"train/loss": 0.5})
-      writer._waiting.get_nowait()  # Room for the word that it is the end.
+      writer.waiting.get_nowait()  # Room for the word that it is the end.
       writer.close()
     self.assertEqual(
         self.events, [("wandb", "3 records dropped: wandb was too slow")]
     )
     self.wandb.go_on.set()
-    writer._thread.join(20.0)
+    writer.thread.join(20.0)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class WritersTest(absltest.TestCase):
     self.assertNotEmpty(list((self.workdir / "profile").rglob("*.xplane.pb")))
 
   def test_profiles_on_request(self):
-    self.enter_context(mock.patch.object(writers, "_ASKED_STEPS", 2))
+    self.enter_context(mock.patch.object(writers, "ASKED_STEPS", 2))
     made = self.make_profiler()
     calls = []
     with (

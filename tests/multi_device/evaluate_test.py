@@ -32,12 +32,14 @@ class EvaluateTest(absltest.TestCase):
     mesh = model_source.mesh_here(config.mesh)
     self.assertEqual(mesh.size, 4)
     for operand in ("3", folder):
-      _, policy, params, _ = evaluate._load(config, workdir, operand, mesh)
+      _, policy, params, _ = evaluate.load_source(
+          config, workdir, operand, mesh
+      )
       kernel = params["blocks"]["mlp"]["up"]["kernel"]
       self.assertEqual(4 * kernel.addressable_data(0).size, kernel.size)
       (reference,) = {
           id(found): found
-          for found in evaluate._references(
+          for found in evaluate.make_references(
               config, workdir, policy, mesh
           ).values()
       }.values()

@@ -69,7 +69,7 @@ class SplashTest(parameterized.TestCase):
         mock.patch.object(kernels, "splash", splash),
     ):
       found = gradients(
-          lambda *qkv: kernels._attend_last("splash", parts, *qkv, mask, 0)
+          lambda *qkv: kernels.attend_last("splash", parts, *qkv, mask, 0)
       )
     self.assertEqual(set(shapes), {own_shape})
     chex.assert_trees_all_close(found, gradients(plain), rtol=1e-5, atol=2e-5)

@@ -271,7 +271,7 @@ class SplitVocabularyTest(parameterized.TestCase):
     for sizes in (dict(data=1), dict(data=2, tensor=2), dict(tensor=4)):
       mesh = make_mesh(**sizes)
       draw = functools.partial(
-          slots_lib._draw, settings, sharding.replicated(mesh)
+          slots_lib.draw, settings, sharding.replicated(mesh)
       )
       found.append(jax.jit(draw)(logits_RxV, keys_Rx2, position_R))
     for other in found[1:]:

@@ -211,7 +211,7 @@ class MultiDeviceTest(parameterized.TestCase):
     for micro_batch_prompts in (NUM_PROMPTS, 4):
       config = make_run("one", micro_batch_prompts)[0]
       config.train.completions_per_prompt = 8
-      with mock.patch.object(packing, "_MIN_TOKENS", 1):
+      with mock.patch.object(packing, "MIN_TOKENS", 1):
         rows.append(
             packing.pack(
                 config,

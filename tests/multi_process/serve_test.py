@@ -42,11 +42,11 @@ class KeyTest(absltest.TestCase):
 
   def test_is_made_once_and_refused_if_empty(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
-    key = serve._key(folder)
-    self.assertEqual(serve._key(folder), key)
+    key = serve.load_or_make_key(folder)
+    self.assertEqual(serve.load_or_make_key(folder), key)
     (folder / "key").write_text("\n")
     with self.assertRaisesRegex(ValueError, "key is empty: delete it"):
-      serve._key(folder)
+      serve.load_or_make_key(folder)
 
 
 @_needs("starlette", "uvicorn")

@@ -93,7 +93,7 @@ class VllmTest(absltest.TestCase):
     deadline = time.monotonic() + _START_S
     while True:
       try:
-        vllm._Server(url).get("/health", timeout_s=5.0)
+        vllm.VllmServer(url).get("/health", timeout_s=5.0)
         return url
       except vllm.UnreachableError:
         told = (self.folder / f"{dtype}.log").read_text()[-3000:]
@@ -186,13 +186,13 @@ class VllmTest(absltest.TestCase):
     self.assertGreater(self.gap(found, self.params), 0.5)
     tokens = np.stack([p[:12] for p in self.prompts])
     leaves = {
-        probe._TOKENS: tokens,
-        probe._LOGPROBS: np.stack(
+        probe.TOKENS: tokens,
+        probe.LOGPROBS: np.stack(
             [self.logprobs(self.params, t) for t in tokens]
         ),
-        probe._MAX_GAP: np.float32(1e-3),
+        probe.MAX_GAP: np.float32(1e-3),
     }
-    check = probe.Check(sampler.token_logprobs, probe._MAX_GAP_NATS["bfloat16"])
+    check = probe.Check(sampler.token_logprobs, probe.MAX_GAP_NATS["bfloat16"])
     self.assertEqual(check.problem(leaves, first), "")
     self.assertIn("off the trainer's", check.problem(leaves, second))
     # Other params go on with completions.

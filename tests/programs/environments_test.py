@@ -165,7 +165,7 @@ class EnvironmentsTest(parameterized.TestCase):
   @parameterized.parameters("off", "keep_cache")
   @pytest.mark.slow
   def test_rounds_overlap_while_environments_work(self, in_flight):
-    self.enter_context(mock.patch.object(searcher, "_ASK_EVERY_S", 0.0))
+    self.enter_context(mock.patch.object(searcher, "ASK_EVERY_S", 0.0))
     stream, counts = collect.Collector.stream, []
 
     def counted(*args):

@@ -83,7 +83,7 @@ class EvaluateTest(absltest.TestCase):
 
   def test_tells_how_far_it_is(self):
     told = io.StringIO()
-    with mock.patch.object(evaluate, "_SHOW_EVERY_S", 0.0):
+    with mock.patch.object(evaluate, "SHOW_EVERY_S", 0.0):
       with contextlib.redirect_stderr(told):
         evaluate.run(self.config, self.workdir, ["3"])
     self.assertIn("evaluated 16/16 prompts\n", told.getvalue())
@@ -119,7 +119,7 @@ class EvaluateTest(absltest.TestCase):
     path = pathlib.Path(self.workdir, "eval.json")
     for value in ("[1]", '{"evaluate": 5}'):
       path.write_text(value)
-      with mock.patch.object(evaluate, "_load") as load:
+      with mock.patch.object(evaluate, "load_source") as load:
         with self.assertRaisesRegex(ValueError, "eval.json: damaged"):
           evaluate.run(self.config, self.workdir, ["3"])
       load.assert_not_called()
@@ -147,16 +147,16 @@ class EvaluateTest(absltest.TestCase):
         ("no/such/folder", "'no/such/folder': allowed"),
         ("4", "no checkpoint 4"),
     ):
-      with mock.patch.object(evaluate, "_load") as load:
+      with mock.patch.object(evaluate, "load_source") as load:
         with self.assertRaisesRegex((ValueError, FileNotFoundError), message):
           evaluate.run(self.config, self.workdir, ["3", operand])
       load.assert_not_called()
 
   def test_a_source_that_fails_costs_none_before_it(self):
-    evaluate_one = evaluate._evaluate
+    evaluate_one = evaluate.evaluate_source
     results = [mock.DEFAULT, ValueError("is broken")]
     with mock.patch.object(
-        evaluate, "_evaluate", side_effect=results, wraps=evaluate_one
+        evaluate, "evaluate_source", side_effect=results, wraps=evaluate_one
     ):
       with self.assertRaisesRegex(ValueError, "is broken"):
         evaluate.run(self.config, self.workdir, ["5", "3"])

@@ -157,12 +157,6 @@ class GenerateTest(ProgramCase):
     self.assertEqual(self.run_program(generate__model=str(folder)), 2)
     self.assertIn("begun with weights = 'model ", self.stderr.getvalue())
     self.assertEqual(self.output.read_bytes(), before)
-    # As earlier versions wrote it.
-    beside = self.output.with_name(f".{self.output.name}.settings.json")
-    saved = json.loads(beside.read_text())
-    del saved["weights"]
-    beside.write_text(json.dumps(saved))
-    self.assertEqual(self.run_program(generate__model=str(folder)), 0)
 
   def test_bad_lines_are_reported_and_the_rest_is_done(self):
     self.write(
@@ -429,14 +423,6 @@ class PlayTest(ProgramCase):
     self.assertIn("in.jsonl:3: allowed seed", self.stderr.getvalue())
     self.assertIn("in.jsonl:4: seed=-1", self.stderr.getvalue())
 
-  def test_wrong_settings_are_named(self):
-    self.environment = "Nothing"
-    with self.assertRaisesRegex(ValueError, "defines no 'Nothing'"):
-      self.run_program()
-    self.environment = "Fails"
-    with self.assertRaisesRegex(ValueError, r"step fails \(crash\)"):
-      self.run_program()
-
   def test_calls_of_tools_are_shown(self):
     encode, stop = self.tokenizer.encode, [self.tokenizer.eos_id]
     spans = [
@@ -526,45 +512,6 @@ class ScoreTest(ProgramCase):
     self.assertEqual(self.run_program(generate__model=folder), 0)
     (record,) = self.records()
     self.assertEqual(words.tokens(record["token_ids"]), ["42"])
-
-  def test_gives_what_the_sampler_said(self):
-    self.write(*({"prompt": f"{n}+"} for n in range(3)))
-    sampled = self.config()
-    sampled.generate.output = str(self.output.with_name("sampled.jsonl"))
-    with contextlib.redirect_stderr(io.StringIO()):
-      self.assertEqual(programs_generate.run_generate(sampled, None, []), 0)
-    text = pathlib.Path(sampled.generate.output).read_text()
-    pairs = [
-        (r["prompt"], r["completions"][0])
-        for r in map(json.loads, text.splitlines())
-    ]
-    self.write(
-        *(
-            {"prompt": prompt, "completion_token_ids": c["token_ids"]}
-            for prompt, c in pairs
-        )
-    )
-    self.assertEqual(self.run_program(), 0)
-    for (_, completion), record in zip(pairs, self.records(), strict=True):
-      self.assertEqual(record["token_ids"], completion["token_ids"])
-      np.testing.assert_allclose(
-          record["logprobs"], completion["logprobs"], atol=1e-4
-      )
-
-  def test_the_stop_token_may_be_asked_for(self):
-    self.write({"prompt": "1", "completion": "2"})
-    self.run_program()
-    (plain,) = self.records()
-    self.output.unlink()
-    self.run_program(generate__append_stop_token=True)
-    (record,) = self.records()
-    self.assertEqual(
-        record["token_ids"], [*plain["token_ids"], self.tokenizer.eos_id]
-    )
-    np.testing.assert_allclose(
-        record["logprobs"][:-1], plain["logprobs"], atol=1e-5
-    )
-    self.assertLess(record["logprob"], plain["logprob"])
 
   def test_bad_lines_are_reported_and_the_rest_is_done(self):
     self.write(

@@ -58,12 +58,12 @@ class TrainerRefusedTest(absltest.TestCase):
     self.config.checkpoint.every_steps = 3
     path = self.workdir / "metrics.jsonl"
     path.write_text('{"step": 4}\n{"step": 5}\n')
-    roles._check_is_new(self.config, self.run_info)
+    roles.check_is_new(self.config, self.run_info)
     path.write_text('{"step": 5}\n{"step": 6}\n')
     with self.assertRaisesRegex(
         run_directory.NoRunError, "checkpoints: .*step 6"
     ):
-      roles._check_is_new(self.config, self.run_info)
+      roles.check_is_new(self.config, self.run_info)
 
 
 class PartsTest(absltest.TestCase):
@@ -87,7 +87,7 @@ class PartsTest(absltest.TestCase):
     config = self.make_config(
         "replay.reward_temperature=0.25:0.75:4",
     )
-    temperature = buffers.make_buffer(config)._reward_temperature
+    temperature = buffers.make_buffer(config).reward_temperature
     self.assertEqual([temperature(s) for s in (0, 2, 4)], [0.25, 0.5, 0.75])
 
   def test_adapters_and_reference_share_the_params_of_the_start(self):
@@ -116,10 +116,8 @@ class PartsTest(absltest.TestCase):
         policy_samplers.make_searcher_sampler(config, policy, home)
         for home in homes
     ]
-    self.assertEqual(
-        [s._server.url for s in made], ["http://a:1", "http://b:2"]
-    )
-    self.assertEqual(made[1]._deadline_s, 77.0)
+    self.assertEqual([s.server.url for s in made], ["http://a:1", "http://b:2"])
+    self.assertEqual(made[1].deadline_s, 77.0)
     self.assertFalse(left.exists())
     config.search.vllm_folder = "gs://bucket/folder"
     with self.assertRaisesRegex(ValueError, "allowed a folder of this machine"):

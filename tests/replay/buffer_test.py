@@ -26,21 +26,6 @@ first_tokens = fake_groups.first_tokens
 
 class InsertTest(parameterized.TestCase):
 
-  def test_newest_copy_wins(self):
-    buffer = make_buffer()
-    buffer.insert(make_group(1, [[5], [6]], rewards=[1, 1], version=3), 0)
-    result = buffer.insert(
-        make_group(1, [[5], [8]], rewards=[2, 2], version=4), 1
-    )
-    self.assertLen(buffer, 3)
-    self.assertEqual(result, (0, 1, 1))
-    draw = buffer.sample(1, 2, 1)
-    # Only the copy is recent, with its own reward, version and arrival.
-    self.assertEqual(first_tokens(draw), {5, 8})
-    self.assertEqual(set(draw.rewards.ravel().tolist()), {2.0})
-    self.assertEqual(set(draw.versions.ravel().tolist()), {4})
-    invariants.check_buffer(buffer)
-
   def test_a_completion_without_a_reward_is_not_stored(self):
     """Draws are those of a buffer that never got it."""
     nan, tokens = np.nan, [[5], [6], [7, 8], [5]]
@@ -150,14 +135,6 @@ class InsertTest(parameterized.TestCase):
     draw = buffer.sample(1, 1, 0)
     np.testing.assert_array_equal(draw.completion_tokens, [[[9, 0, 0, 0]]])
     np.testing.assert_array_equal(draw.behavior_logprobs, [[[-9, 0, 0, 0]]])
-
-  def test_keeps_the_newest_of_copies_within_a_group(self):
-    buffer = make_buffer()
-    result = buffer.insert(make_group(1, [[5], [6], [5]], rewards=[1, 2, 3]), 0)
-    self.assertLen(buffer, 2)
-    self.assertEqual(result, (0, 1, 1))
-    draw = buffer.sample(1, 2, 0)
-    self.assertEqual(set(draw.rewards.ravel().tolist()), {2.0, 3.0})
 
   @parameterized.parameters(
       (dict(prompt_tokens=np.array([8, 8], np.int32)), 0, "other tokens"),
@@ -280,34 +257,6 @@ class SampleTest(absltest.TestCase):
     for _ in range(40):
       self.assertEqual(first_tokens(buffer.sample(1, 1, 5)), {2})
 
-  def test_the_window_counts_copies_once(self):
-    """Two inserts of three at one step with two in common: four are recent.
-
-    The published buffer counts six and takes older items for recent ones.
-    """
-    buffer = make_buffer()
-    buffer.insert(make_group(1, distinct(90, 5)), 0)
-    buffer.insert(make_group(1, [[1], [2], [3]]), 1)
-    buffer.insert(make_group(1, [[2], [3], [4]]), 1)
-    for _ in range(30):
-      self.assertEqual(first_tokens(buffer.sample(1, 4, 1)), {1, 2, 3, 4})
-
-  def test_the_newest_older_rows_fill_up_a_recent_draw(self):
-    buffer = make_buffer()
-    buffer.insert(make_group(1, distinct(10, 3)), 0)
-    buffer.insert(make_group(2, distinct(90, 3)), 0)
-    buffer.insert(make_group(1, [[1], [11], [1]]), 1)
-    for count, expected in ((1, None), (2, {1, 11}), (3, {1, 11, 12})):
-      draw = buffer.sample(1, count, 1)
-      self.assertTrue(draw.recent.all())
-      self.assertLen(first_tokens(draw), count)
-      if expected:
-        self.assertEqual(first_tokens(draw), expected)
-    self.assertEqual(first_tokens(buffer.sample(1, 4, 1)), {1, 10, 11, 12})
-    # The prompt has fewer than this: all of them, some of them repeated.
-    draws = [first_tokens(buffer.sample(1, 5, 1)) for _ in range(30)]
-    self.assertEqual(set.union(*draws), {1, 10, 11, 12})
-
   def test_window_is_a_span_of_steps(self):
     buffer = make_buffer(recent_window_steps=2)
     for step in range(4):
@@ -424,14 +373,6 @@ def _stored(buffer):
 
 class DuplicatesTest(absltest.TestCase):
 
-  def test_the_oldest_stays(self):
-    buffer = _buffer(duplicates="oldest")
-    buffer.insert(make_group(0, [[5], [6]], rewards=[1.0, 2.0]), 0)
-    result = buffer.insert(make_group(0, [[6], [7]], rewards=[9.0, 3.0]), 1)
-    self.assertEqual(_stored(buffer), {5: 1.0, 6: 2.0, 7: 3.0})
-    self.assertEqual(result, Amount(0, 1, 1))
-    self.assertEqual(buffer.untrained(), Amount(2, 3, 3))
-
   def test_a_group_of_duplicates_is_not_stored(self):
     buffer = _buffer(duplicates="oldest", recent_fraction=1.0)
     buffer.insert(make_group(0, [[5], [6]]), 0)
@@ -460,12 +401,6 @@ class SimilarityTest(parameterized.TestCase):
     self.assertEqual(_stored(buffer), {12: 1.5, 21: 2.0, 31: 0.0})
     self.assertEqual(result, Amount(0, 2, 8))
 
-  def test_compares_within_a_group_too(self):
-    buffer = _buffer(**_COSINE)
-    group = make_group(0, [[11], [12], [13], [21]], rewards=[1.0, 3.0, 2.0, 0])
-    buffer.insert(group, 0)
-    self.assertEqual(_stored(buffer), {12: 3.0, 21: 0.0})
-
   def test_one_may_replace_several(self):
     buffer = _buffer(**_EDIT)
     old = make_group(0, [[1, 2, 3, 4], [1, 7, 8, 9]], rewards=[1.0, 2.0])
@@ -473,12 +408,6 @@ class SimilarityTest(parameterized.TestCase):
     self.assertLen(buffer, 2)
     buffer.insert(make_group(0, [[1, 2, 8, 4]], rewards=[3.0]), 1)
     self.assertEqual(_stored(buffer), {1: 3.0})
-
-  def test_all_stay_by_default(self):
-    buffer = _buffer()
-    buffer.insert(make_group(0, [[1, 2, 3, 4]], rewards=[1.0]), 0)
-    buffer.insert(make_group(0, [[2, 2, 3, 4], [3, 2, 3, 4]]), 1)
-    self.assertLen(buffer, 3)
 
   def test_the_reference_counts_where_log_rewards_are_compared(self):
     """log R is -8 + 1 / 0.1 of the first, -10 + 1.1 / 0.1 of the second."""

@@ -21,26 +21,26 @@ def check_buffer(buffer: buffer_lib.ReplayBuffer) -> None:
   for key, view in views.items():
     assert np.all(buffer.table.prompt_ids[view] == key)
     assert np.all(np.diff(buffer.table.ids[view]) > 0)
-  if buffer._replay.dedupe:
+  if buffer.settings.dedupe:
     digests = {row: buffer.digest_of(row) for row in rows.tolist()}
-    assert digests == buffer._digests
+    assert digests == buffer.digests
     # The newer of two copies, saved before deduping was turned on.
-    assert {digest: row for row, digest in digests.items()} == buffer._row_of
-  check_pool(buffer._replay_pool)
-  check_recent_pool(buffer._recent_pool)
-  assert set(buffer._replay_pool._items) == set(views)
-  oldest = buffer._sample_step - buffer._replay.recent_window_steps
+    assert {digest: row for row, digest in digests.items()} == buffer.row_of
+  check_pool(buffer.replay_pool)
+  check_recent_pool(buffer.recent_pool)
+  assert set(buffer.replay_pool.items) == set(views)
+  oldest = buffer.sample_step - buffer.settings.recent_window_steps
   for key, view in views.items():
     if buffer.table.arrivals[view[-1]] > oldest:
-      assert key in buffer._recent_pool, f"prompt {key} is recent"
+      assert key in buffer.recent_pool, f"prompt {key} is recent"
 
 
 def check_table(table: records_lib.RecordTable) -> None:
   """Raises AssertionError if a table's rows or counts are inconsistent."""
   rows = table.live_rows()
   assert len(rows) == len(table)
-  everywhere = np.concatenate([rows, np.array(table._free, np.int64)])
-  np.testing.assert_array_equal(np.sort(everywhere), np.arange(table._num_used))
+  everywhere = np.concatenate([rows, np.array(table.free_rows, np.int64)])
+  np.testing.assert_array_equal(np.sort(everywhere), np.arange(table.num_used))
   assert np.all(np.diff(table.ids[rows]) > 0)
   assert np.all(np.diff(table.arrivals[rows]) >= 0)
   inside = table.token_mask(table.completion_lengths[rows])
@@ -48,25 +48,23 @@ def check_table(table: records_lib.RecordTable) -> None:
   assert not table.sampled_mask[rows][~inside].any()
   # A recount from the rows gives the same counts.
   fresh = records_lib.RecordTable(
-      table._num_tokens, table._max_rows, table.columns
+      table.num_tokens, table.max_rows, table.columns
   )
   fresh.set_state(table.get_state())
-  for name in ("untrained", "histogram", "num_uses", "_unused_groups"):
+  for name in ("untrained", "histogram", "num_uses", "unused_groups"):
     assert getattr(fresh, name) == getattr(table, name), name
   used = rows[table.use_counts[rows] > 0]
-  assert not set(table.groups[used].tolist()) & set(table._unused_groups)
+  assert not set(table.groups[used].tolist()) & set(table.unused_groups)
 
 
 def check_pool(pool: selection.PromptPool) -> None:
   """Raises AssertionError if a pool is inconsistent."""
   assert 0 <= pool.num_undrawn <= len(pool)
-  assert pool._position == {key: i for i, key in enumerate(pool._items)}
+  assert pool.position == {key: i for i, key in enumerate(pool.items)}
 
 
 def check_recent_pool(pool: selection.RecentPool) -> None:
   """Raises AssertionError if a recent prompt would never expire."""
-  check_pool(pool._pool)
-  assert set(pool._last) == set(pool._pool._items)
-  assert {(step, key) for key, step in pool._last.items()} <= set(
-      pool._arrivals
-  )
+  check_pool(pool.pool)
+  assert set(pool.last) == set(pool.pool.items)
+  assert {(step, key) for key, step in pool.last.items()} <= set(pool.arrivals)

@@ -83,7 +83,7 @@ class ShrinkTest(absltest.TestCase):
       sampler = decode.Sampler(model, _settings())
       sampler.warm_up(params)
       programs = sampler.programs(params)
-      kept = {n for n, same in programs._same_bits.items() if same}
+      kept = {n for n, same in programs.known_same_bits.items() if same}
       self.assertEqual(kept, counts)
       requests = [
           decode.Request(np.array([3, 4 + n]), n, 0, 40) for n in range(4)

@@ -138,9 +138,9 @@ class VllmTest(absltest.TestCase):
       found = sampler.token_logprobs(sampler.put(params), tokens)
       np.testing.assert_allclose(found, wanted, atol=1e-5)
     leaves = {
-        probe._TOKENS: tokens,
-        probe._LOGPROBS: np.asarray(wanted),
-        probe._MAX_GAP: np.float32(1e-3),
+        probe.TOKENS: tokens,
+        probe.LOGPROBS: np.asarray(wanted),
+        probe.MAX_GAP: np.float32(1e-3),
     }
     check = probe.Check(sampler.token_logprobs, 1e-3)
     self.assertEqual(check.problem(leaves, sampler.put(self.params[2])), "")
@@ -159,7 +159,7 @@ class VllmTest(absltest.TestCase):
     params = sampler.put(self.params[1])
     # It has lost its weights while nothing was sampled.
     self.server.weights = "default"
-    self.server._read(str(self.folder / "start"))
+    self.server.read_weights(str(self.folder / "start"))
     (found,) = sampler.sample(params, [_request(5, 3, 4)], version=2)
     self.check(found, self.params[1], [3, 4])
 
@@ -169,7 +169,7 @@ class VllmTest(absltest.TestCase):
 
     def restart(count):
       if count == 1:
-        self.server._read(str(self.folder / "start"))
+        self.server.read_weights(str(self.folder / "start"))
         self.server.weights = "default"
 
     self.server.on_generate = restart
@@ -193,7 +193,7 @@ class VllmTest(absltest.TestCase):
       self.server.close()
       restarted.start()
 
-    sampler._on_event = on_event
+    sampler.on_event = on_event
     asked = [_request(i, 3, i + 2) for i in range(3)]
     found = sampler.sample(params, asked, version=2)
     restarted.join()
@@ -223,7 +223,7 @@ class VllmTest(absltest.TestCase):
     params = sampler.put(self.params[1])
     hung = threading.Event()
     self.server.on_generate = lambda count: hung.wait()
-    self.enter_context(mock.patch.object(vllm, "_HEALTH_S", 0.1))
+    self.enter_context(mock.patch.object(vllm, "HEALTH_S", 0.1))
     asked = []
 
     def dead():
@@ -312,10 +312,10 @@ class VllmTest(absltest.TestCase):
     folder = self.folder / "tied"
     hf.save(folder, tied.config, params)
     self.model = tied
-    self.server._folder = str(folder)
+    self.server.folder = str(folder)
     with self.assertRaisesRegex(ValueError, "would keep the old head"):
       self.make().put(params)
-    self.server._folder = str(self.folder / "start")
+    self.server.folder = str(self.folder / "start")
     sampler = self.make()
     (found,) = sampler.sample(
         sampler.put(params), [_request(5, 3, 4)], version=2

@@ -56,7 +56,7 @@ class RealTest(parameterized.TestCase):
     trained = {"step_s": [0.0, 4.0, 6.0], "first_end": 0.0, "kept": [1, 3]}
     for name, value in (
         ("_RUNS", folder / "runs"),
-        ("_RESULTS", folder / "results"),
+        ("RESULTS", folder / "results"),
         ("_train_ours", lambda *_: trained),
         ("_evaluate", lambda config, folder, sources: [evaluated] * 3),
     ):
@@ -70,7 +70,7 @@ class RealTest(parameterized.TestCase):
     _, _, row = (folder / "results/levels.md").read_text().splitlines()
     self.assertIn("| ours_tb | 5 | 0.100, end | 0.2 | 3 | 0.10 |", row)
     # It is there already; of a longer run it is not.
-    with mock.patch.object(real, "_measure", return_value=kept) as measure:
+    with mock.patch.object(real, "measure_run", return_value=kept) as measure:
       real.run(config, ["5", "1", "ours_tb"])
       measure.assert_not_called()
       real.run(config, ["5", "2", "ours_tb"])
@@ -190,35 +190,6 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(config.search.prompts_per_step, 2)
     self.assertEqual(config.train.num_steps, 160)
     self.assertEqual(config.replay.recent_window_steps, 1)
-
-  def test_training_by_a_peer_that_was_over_is_not_done_again(self):
-    folder = pathlib.Path(self.create_tempdir().full_path) / "grpo-seed0"
-    config = real.make_config(instructions.get_config("smoke"), "grpo", 0, 5.0)
-    trainings = []
-
-    def train(peer, trained, settings, deadline_s):
-      trainings.append((peer, settings["learning_rate"]))
-      result = {"step_ends": [10.0, 12.0, 15.0], "versions": {"trl": "1"}}
-      (trained / "step2").mkdir(parents=True)
-      (trained / "settings.json").write_text(json.dumps(settings))
-      if len(trainings) > 1:  # The first was cut off.
-        (trained / "result.json").write_text(json.dumps(result))
-      return result
-
-    for target, name, value in (
-        (real.peer_grpo, "run", train),
-        (real.hf, "save", mock.Mock()),
-        (real.hf, "load", lambda _: (None, None)),
-        (real.tokenizer_lib, "load", lambda _: mock.Mock(stop_ids={2})),
-    ):
-      self.enter_context(mock.patch.object(target, name, value))
-    for _ in range(3):
-      clock = real._train_peer(config, "grpo", folder, 5.0)
-      self.assertEqual(clock["step_s"], [0.0, 2.0, 3.0])
-      self.assertEqual(clock["kept"], [2])
-    self.assertEqual(trainings, [("trl", 5e-5)] * 2)
-    real._train_peer(config, "grpo_half_rate", folder, 5.0)
-    self.assertEqual(trainings[2:], [("trl", 2.5e-5)])
 
   def test_gives_trl_the_prompts_and_sizes_of_ours(self):
     config = real.make_config(instructions.get_config(), "grpo_kl", 3, 25.0)

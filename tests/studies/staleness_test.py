@@ -23,7 +23,7 @@ class StalenessTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     folder = pathlib.Path(self.create_tempdir().full_path) / "staleness"
-    self.enter_context(mock.patch.object(staleness, "_RESULTS", folder))
+    self.enter_context(mock.patch.object(staleness, "RESULTS", folder))
 
   def chosen(self, *results_by_rate):
     """Returns the rate of `tb`, given the results of both seeds by rate."""
@@ -79,11 +79,11 @@ class StalenessTest(parameterized.TestCase):
 
   def test_rates_at_a_lag_are_chosen_there(self):
     found = {}
-    for i, rate in enumerate(staleness._LAG_RATES):
+    for i, rate in enumerate(staleness.LAG_RATES):
       for seed in staleness.SELECTION_SEEDS:
         found["countdown", "tb", 16, rate, seed] = _result(0.3 - i / 10)
         found["countdown", "tb", 64, rate, seed] = _result(0.3 + i / 10)
-    low, *_, high = staleness._LAG_RATES
+    low, *_, high = staleness.LAG_RATES
     for lag, rate in ((16, low), (64, high)):
       runs = list(staleness.study_at(lag, found, ["tb", "oapl"]))
       self.assertEqual(
@@ -122,8 +122,8 @@ class StalenessTest(parameterized.TestCase):
         mock.patch.object(curves, "fine_tune", lambda config, _: config)
     )
     runs = list(staleness.selection("preference", ["tb", "oapl"]))
-    staleness._measure("preference", iter(runs[:2]))
-    staleness._measure("preference", iter(runs[:3]))
+    staleness.measure_runs("preference", iter(runs[:2]))
+    staleness.measure_runs("preference", iter(runs[:3]))
     lag = sweep.Lag(staleness_steps=4)
     self.assertEqual(
         made,
@@ -136,7 +136,7 @@ class StalenessTest(parameterized.TestCase):
     head, row = staleness.make_table(found)
     self.assertEqual(row[:3], ["preference", "`tb`", "0.123, 0.123, –"], head)
     staleness.run(None, ["table"])
-    self.assertTrue((staleness._RESULTS / "staleness.png").exists())
+    self.assertTrue((staleness.RESULTS / "staleness.png").exists())
     made.clear()
     staleness.run(None, ["at_lag", "tb"])
     # By lag: two seeds for each of three rates, then the five of the study.

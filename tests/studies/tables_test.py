@@ -32,7 +32,7 @@ class TablesTest(parameterized.TestCase):
       shutil.copy(own / "runs.jsonl.gz", folder)
     config = load.load_config(_CONFIGS.get(name, "configs/countdown.py"), [])
     with contextlib.chdir(folder):
-      with mock.patch.object(module, "_RESULTS", folder):
+      with mock.patch.object(module, "RESULTS", folder):
         module.run(config, ["table"])
     self.assertFalse((folder / "runs").exists())
     expected = {path.name: path.read_text() for path in own.glob("*.md")}

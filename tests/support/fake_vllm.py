@@ -52,8 +52,8 @@ class Server:
     self.drops_versions = False
     self._count = self._seed = 0
     self._lock = threading.Lock()
-    self._folder = folder
-    self._read(folder)
+    self.folder = folder
+    self.read_weights(folder)
     handler = type("Handler", (_Handler,), {"fake": self})
     self._http = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     self.port = self._http.server_address[1]
@@ -66,7 +66,7 @@ class Server:
     self._http.server_close()
     self._thread.join()
 
-  def _read(self, folder: str) -> None:
+  def read_weights(self, folder: str) -> None:
     _, self._params = hf.load(folder, dtype="float32", compute_dtype="float32")
 
   def get(self, path: str) -> Any:
@@ -78,7 +78,7 @@ class Server:
     config = {
         "logprobs_mode": self.logprobs_mode,
         "max_model_len": self.max_model_len,
-        "model": self._folder,
+        "model": self.folder,
     }
     return {"vllm_config": {"model_config": config}}
 
@@ -92,7 +92,7 @@ class Server:
     self.calls.append(path)
     if path == "/collective_rpc":
       assert body["method"] == "reload_weights", body
-      self._read(body["kwargs"]["weights_path"])
+      self.read_weights(body["kwargs"]["weights_path"])
     elif path == "/update_weight_version":
       self.weights = body["new_version"]
     else:

@@ -251,6 +251,18 @@ _BUSY = {
     "span_kinds": KINDS,
     "lines": [{"step": i, "time/step_s": 0.06} for i in range(11)],
 }
+_LEAD = {
+    # A round takes 3 s, a step 0.5 s.
+    "status": roles(0.4, 0.6),
+    "lines": [{"step": i} for i in range(8)],
+    "span_kinds": KINDS,
+    "lanes": lanes(
+        ("trainer", "", {"step": 2.0, "wait_work": 3.0}),
+        ("searcher", "", {"decode": 3.0, "wait_work": 2.0}),
+        num_rounds=2,
+        round_s=5.0,
+    ),
+}
 _COPIES = _mean(replay__unique_share=0.7)
 _STALE = {
     "replay__staleness_steps": 2.0,
@@ -282,18 +294,8 @@ ADVISED = {
     "both wait": {"status": roles(0.5, 0.2)},
     "both busy": {"status": roles(0.97, 0.93)},
     "both busy, with work": _BUSY | {"status": roles(0.97, 0.94)},
-    "lead too small": {
-        "status": roles(0.4, 0.6),
-        "lines": [{"step": i} for i in range(8)],
-        "span_kinds": KINDS,
-        "lanes": lanes(
-            ("trainer", "", {"step": 2.0, "wait_work": 3.0}),
-            ("searcher", "", {"decode": 3.0, "wait_work": 2.0}),
-            num_rounds=2,
-            round_s=5.0,
-        ),
-    }
-    | _config(search={"lead_steps": 1}),
+    "lead too small": _LEAD | _config(search={"lead_steps": 1}),
+    "lead large enough": _LEAD | _config(search={"lead_steps": 6}),
     "store limits": {
         "events": [{"kind": "store_lost"}, {"kind": "guard"}],
         "span_kinds": KINDS,
@@ -334,6 +336,10 @@ ADVISED = {
     "logged alone": _config(
         loss={"name": "tb", "baseline_shift": 0.0},
         offline={"path": "a.jsonl", "fraction": 1.0},
+    ),
+    "logged in part": _config(
+        loss={"name": "tb", "baseline_shift": 0.0},
+        offline={"path": "a.jsonl", "fraction": 0.5},
     ),
     "logged alone, oapl": _config(
         loss={"name": "oapl"}, offline={"path": "a.jsonl", "fraction": 1.0}
@@ -397,6 +403,9 @@ COLLAPSED = {
     "ages unknown": history(50, **{"replay/staleness_histogram": {"0": None}}),
     "dip": history(
         100, **{"train/reward_mean": _dip(0.1), "train/entropy": _dip(0.01)}
+    ),
+    "one block dips": history(
+        50, **{"train/reward_mean": _dip(0.1), "train/entropy": _dip(0.01)}
     ),
     "clipped share, then entropy": history(
         100,

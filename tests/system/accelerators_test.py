@@ -197,7 +197,7 @@ class FindTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
-    self.enter_context(mock.patch.object(accelerators, "_DEV", self.folder))
+    self.enter_context(mock.patch.object(accelerators, "DEV", self.folder))
     self.packages = {"libtpu", "jax_cuda12_plugin"}
     self.enter_context(
         mock.patch.object(
@@ -205,8 +205,8 @@ class FindTest(absltest.TestCase):
         )
     )
     self.enter_context(mock.patch.dict(os.environ, {"PATH": str(self.folder)}))
-    accelerators._gpus.cache_clear()
-    self.addCleanup(accelerators._gpus.cache_clear)
+    accelerators.find_gpus.cache_clear()
+    self.addCleanup(accelerators.find_gpus.cache_clear)
 
   def add_gpus(self, count, status=0):
     script = self.folder / "nvidia-smi"

@@ -142,7 +142,7 @@ class LockTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.enter_context(mock.patch.object(bucket, "_POLL_S", 0.02))
+    self.enter_context(mock.patch.object(bucket, "POLL_S", 0.02))
     self.folder = pathlib.Path(self.create_tempdir().full_path)
     self.url = f"file://{self.folder}"
 
@@ -207,7 +207,7 @@ class LockTest(absltest.TestCase):
   def test_bears_a_lost_answer_to_a_write(self):
     lock = self.make()
     lock.take("")
-    write = lock._store.write
+    write = lock.store.write
 
     class Lost:
       """Writes twice: the second answer is a failure."""
@@ -219,7 +219,7 @@ class LockTest(absltest.TestCase):
         write(*args, **kwargs).result()
         return write(*args, **kwargs)
 
-    lock._store = Lost(lock._store)
+    lock.store = Lost(lock.store)
     lock.renew()
 
   def test_damaged_lock_is_an_error(self):
@@ -235,7 +235,7 @@ class UploaderTest(absltest.TestCase):
     # Buckets need no mkdir.
     disk = mock.patch.dict(fsspec.config.conf, file={"auto_mkdir": True})
     self.enter_context(disk)
-    self.enter_context(mock.patch.object(bucket, "_TICK_S", 0.02))
+    self.enter_context(mock.patch.object(bucket, "TICK_S", 0.02))
     self.folder = pathlib.Path(self.create_tempdir().full_path)
     self.copy = pathlib.Path(self.create_tempdir().full_path)
     self.url = f"file://{self.copy}"
@@ -287,7 +287,7 @@ class UploaderTest(absltest.TestCase):
     self.write("a/b.json")
     (self.copy / "a").write_text("not a folder")
     uploader = bucket.Uploader(self.folder, self.url, every_s=0.01)
-    waiting.wait_until(lambda: uploader._failure is not None)
+    waiting.wait_until(lambda: uploader.failure is not None)
     with self.assertRaisesRegex(OSError, "a/b.json could not be copied to"):
       uploader.close()
     uploader = bucket.Uploader(self.folder, self.url, every_s=0.01)

@@ -148,8 +148,8 @@ class RoleTest(absltest.TestCase):
     process.kill()
     process.wait()
     # Only the end of all writers reads as an empty line forever.
-    self.assertEqual(os.read(self.listener._descriptor, 1 << 16)[:0], b"")
-    self.assertEqual(os.read(self.listener._descriptor, 1), b"")
+    self.assertEqual(os.read(self.listener.descriptor, 1 << 16)[:0], b"")
+    self.assertEqual(os.read(self.listener.descriptor, 1), b"")
     os.killpg(process.pid, signal.SIGKILL)
 
 

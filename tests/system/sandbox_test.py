@@ -65,7 +65,7 @@ class SandboxTest(absltest.TestCase):
     self.assertTrue(os.path.isdir(left))
     # Not those of a process that runs, nor another's folder.
     with mock.patch.object(tempfile, "tempdir", folder):
-      sandbox._remove_abandoned.cache_clear()
+      sandbox.remove_abandoned.cache_clear()
       kept = sandbox.Home()
     self.addCleanup(kept.close)
     self.assertFalse(os.path.exists(left))
@@ -77,11 +77,11 @@ class SandboxTest(absltest.TestCase):
     packages, other = root / "below/site-packages", root / "other"
     for folder in (packages, other):
       folder.mkdir(parents=True)
-      for i in range(sandbox._MAX_ENTRIES + 1):
+      for i in range(sandbox.MAX_ENTRIES + 1):
         (folder / f"part{i}").touch()
     paths = [str(packages), str(other)]
     self.enter_context(mock.patch.object(sys, "path", paths))
-    seen = lambda hidden: set(sandbox._visible((), (), hidden))
+    seen = lambda hidden: set(sandbox.visible_paths((), (), hidden))
     self.assertIn(str(packages), seen(()))
     self.assertFalse(any(p.startswith(str(other)) for p in seen(())))
     # Not if something in it is hidden.

@@ -405,13 +405,6 @@ class CountdownSparseTest(parameterized.TestCase):
     }
     self.assertEqual(found, set(range(1, limit + 1)))
 
-  def test_references_are_right(self):
-    task = _sparse()
-    rng = np.random.default_rng(0)
-    for i in range(0, task.num_prompts("train"), 997):
-      solution = task.reference_completion("train", i, rng)
-      self.assertEqual(task.reward("train", i, solution), 1.0)
-
   def test_reward_is_rare(self):
     task = _sparse()
     rng = np.random.default_rng(1)

@@ -105,7 +105,7 @@ class PlanTest(parameterized.TestCase):
     size = sum(array.nbytes for array in arrays.values())
     self.assertStartsWith(
         dict(plan.disk_rows(config))["journal of a step"],
-        sections.format_bytes(size + plan._HEADER_BYTES),
+        sections.format_bytes(size + plan.HEADER_BYTES),
     )
 
   def test_roles_on_a_single_gpu_share_a_process(self):
@@ -427,7 +427,7 @@ class BalanceTest(parameterized.TestCase):
     self.config.search.prompts_per_round = 1000
     # 32 prompts a batch, each batch twice: 16 new prompts a step, and a round
     # of 4 batches ahead of one that is trained on.
-    self.assertEqual(plan._num_prompts(self.config), 16)
+    self.assertEqual(plan.num_prompts(self.config), 16)
     lag = self.config.rounds.lag_rounds + 1
     self.assertEqual(
         plan.expected_staleness(self.config, 1.0, 1.0), lag * 4 * 32 / 16

@@ -412,11 +412,11 @@ class SweepTest(absltest.TestCase):
 
   def test_a_run_that_another_process_has_is_left_to_it(self):
     runs = sweep.expand_runs(load())
-    with sweep._claim(self.workdir, runs[0]) as first:
-      with sweep._claim(self.workdir, runs[0]) as second:
-        with sweep._claim(self.workdir, runs[1]) as third:
+    with sweep.claim(self.workdir, runs[0]) as first:
+      with sweep.claim(self.workdir, runs[0]) as second:
+        with sweep.claim(self.workdir, runs[1]) as third:
           self.assertEqual((first, second, third), (True, False, True))
-    with sweep._claim(self.workdir, runs[0]) as again:
+    with sweep.claim(self.workdir, runs[0]) as again:
       self.assertTrue(again)
 
   def test_refuses_before_anything_is_made(self):

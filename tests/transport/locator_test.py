@@ -109,7 +109,7 @@ class AnnouncerTest(absltest.TestCase):
     address = self.start()
     before = threading.active_count()
     with contextlib.ExitStack() as idle, self.assertNoLogs(level="INFO"):
-      for _ in range(2 * locator._MAX_CONNECTIONS):
+      for _ in range(2 * locator.MAX_CONNECTIONS):
         connection = socket.create_connection(locator.split_address(address))
         idle.enter_context(connection)
       self.assertEqual(locator.ask_announcer(address, SECRET), FOUND)

@@ -38,8 +38,8 @@ def example_arrays() -> dict[str, np.ndarray]:
 
 def seal(body: bytes) -> bytes:
   """Returns a message of any safetensors part with a valid hash."""
-  prefix = wire._PREFIX.pack(wire.MAGIC, wire.SCHEMA, 0, len(body))
-  return prefix + wire._digest(prefix, body, SECRET) + body
+  prefix = wire.PREFIX.pack(wire.MAGIC, wire.SCHEMA, 0, len(body))
+  return prefix + wire.message_digest(prefix, body, SECRET) + body
 
 
 def forge(table: object, arrays: bytes = b"") -> bytes:
@@ -77,7 +77,7 @@ class RoundTripTest(parameterized.TestCase):
     np.testing.assert_array_equal(decoded["x"], np.ones(3))
 
   def test_allowed_dtypes(self):
-    arrays = {name: np.arange(7).astype(name) for name in wire._DTYPES}
+    arrays = {name: np.arange(7).astype(name) for name in wire.DTYPES}
     _, decoded = wire.decode(wire.encode({}, arrays, SECRET), SECRET)
     for name, array in arrays.items():
       self.assertEqual(decoded[name].dtype, array.dtype)
@@ -238,7 +238,7 @@ class RefusalTest(parameterized.TestCase):
       self.assert_refused(seal(bytes(size)), "array")
 
   def test_flipped_bytes_under_a_valid_hash_are_read_or_refused(self):
-    body = wire.encode(HEADER, example_arrays(), SECRET)[wire._BODY_START :]
+    body = wire.encode(HEADER, example_arrays(), SECRET)[wire.BODY_START :]
     refused = 0
     for offset in range(len(body)):
       for bit in range(8):

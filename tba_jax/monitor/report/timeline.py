@@ -30,7 +30,9 @@ def _order(key: tuple[str, int, str]) -> tuple[int, str, int, str]:
   return rank, role, index, lane
 
 
-def _bins(lane: load.Lane, start: float, stop: float, num_kinds: int) -> list:
+def time_bins(
+    lane: load.Lane, start: float, stop: float, num_kinds: int
+) -> list:
   """Returns the kinds present and, for each, NUM_BINS shares in percent."""
   edges = np.linspace(start, stop, NUM_BINS + 1)
   width = (stop - start) / NUM_BINS
@@ -108,7 +110,7 @@ def timeline(run: load.Run) -> dict[str, Any]:
         "total": len(lane.t0),
     }
     if len(lane.t0) > keep:
-      row["bins"] = _bins(lane, start, stop, len(run.span_kinds))
+      row["bins"] = time_bins(lane, start, stop, len(run.span_kinds))
       row["detail_until"] = row["spans"][keep // 4 - 1][1]
       row["detail_from"] = row["spans"][keep // 4][1]
     out.append(row)

@@ -27,7 +27,7 @@ from tba_jax import types
 
 # Name of the probe among the published params, and its leaves there by path.
 LEAF = "probe"
-_TOKENS, _LOGPROBS, _MAX_GAP = (
+TOKENS, LOGPROBS, MAX_GAP = (
     f"['{LEAF}']['{name}']" for name in ("tokens", "logprobs", "max_gap")
 )
 _NUM_SEQUENCES, _NUM_TOKENS = 2, 16
@@ -35,7 +35,7 @@ _NUM_SEQUENCES, _NUM_TOKENS = 2, 16
 # deviation of up to 1 nat. In bfloat16 those of SmolLM2-135M (30 layers; 2.7
 # nats) are .096 off those in float32; rounding adds up over layers.
 # Matrices of int8 are .22 off.
-_MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3}
+MAX_GAP_NATS = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3}
 # Answers with the same bits mean the same params, if the trainer's moved by
 # this share of the limit: no rounding hides that from all tokens.
 _STILL_SHARE = 1 / 100
@@ -60,7 +60,7 @@ def abstract(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 def is_of(path: str) -> bool:
   """Returns whether a published leaf is the probe's."""
-  return path in (_TOKENS, _LOGPROBS, _MAX_GAP)
+  return path in (TOKENS, LOGPROBS, MAX_GAP)
 
 
 def max_gap(
@@ -82,7 +82,7 @@ def max_gap(
     dtypes.append(config.model.param_dtype)
   # Accelerators round products of float32, too.
   is_exact = backend == "cpu" and "bfloat16" not in dtypes
-  limit = _MAX_GAP_NATS[
+  limit = MAX_GAP_NATS[
       config.search.quantization or ("float32" if is_exact else "bfloat16")
   ]
   return max(limit, config.guards.max_logprob_gap)
@@ -125,9 +125,9 @@ class Check:
       leaves: leaves of the version, by path.
       params: params that the sampler would use, made of these leaves.
     """
-    wanted_BxL = np.asarray(leaves[_LOGPROBS])
-    own_BxL = np.asarray(self._answer(params, np.asarray(leaves[_TOKENS])))
-    limit = max(self._limit, float(np.asarray(leaves[_MAX_GAP])))
+    wanted_BxL = np.asarray(leaves[LOGPROBS])
+    own_BxL = np.asarray(self._answer(params, np.asarray(leaves[TOKENS])))
+    limit = max(self._limit, float(np.asarray(leaves[MAX_GAP])))
     # Rounding grows with the logits.
     limit *= max(1.0, float(wanted_BxL.std()))
     gap = float(np.abs(own_BxL - wanted_BxL).mean())

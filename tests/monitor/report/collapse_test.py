@@ -246,98 +246,7 @@ class CollapseTest(parameterized.TestCase):
       self.assertIsNone(find(records[:end]))
 
 
-def steps(count, **values):
-  """Returns records with values that are numbers or functions of the step."""
-  rng = np.random.default_rng(0)
-  base = {"train/reward_mean": lambda i: 0.5 + 0.02 * rng.normal()}
-  return [
-      {
-          "step": i,
-          **{
-              name: value(i) if callable(value) else value
-              for name, value in (base | values).items()
-          },
-      }
-      for i in range(count)
-  ]
-
-
 class FindTest(absltest.TestCase):
-
-  def test_takes_any_history(self):
-    for records in (
-        [],
-        [{}],
-        steps(9),
-        steps(50),
-        [{"step": i, "train/reward_mean": "x"} for i in range(50)],
-        steps(50, **{"train/entropy": None, "replay/stop_rate": math.nan}),
-        steps(50, **{"replay/staleness_histogram": {"0": None}}),
-    ):
-      self.assertIsNone(find(records))
-
-  def test_says_until_when(self):
-    dip = lambda low: lambda i: low if 40 <= i < 70 else 1.0 + i / 1000
-    records = steps(
-        100, **{"train/reward_mean": dip(0.1), "train/entropy": dip(0.01)}
-    )
-    found = find(records)
-    self.assertEqual(
-        found.line,
-        "entropy since step 40 until step 70: it went from 1.00 to 0.01 nats a"
-        " token, the reward fell from 1.03 to 0.10",
-    )
-    self.assertIsNone(find(records[:50]), "one block is no collapse")
-
-  def test_lists_what_followed_in_order(self):
-    low = lambda start: lambda i: 0.01 if i >= start else 1.0
-    records = steps(
-        100,
-        **{
-            "train/reward_mean": low(30),
-            "train/entropy": low(60),
-            "train/ratio_clip_share": lambda i: 0.6 if i >= 40 else 0.0,
-        },
-    )
-    found = find(records)
-    self.assertEqual((found.cause, found.step), ("clipped share", 40))
-    self.assertEqual(found.followers, (("entropy", 60),))
-    self.assertIn("; after it entropy (step 60). To do: ", found.sentence)
-
-  def test_entropy_may_rise(self):
-    records = steps(
-        60,
-        **{
-            "train/reward_mean": lambda i: 0.1 if i >= 30 else 0.5,
-            "train/entropy": lambda i: 3.0 if i >= 30 else 0.5,
-        },
-    )
-    self.assertEqual(find(records).cause, "entropy")
-
-  def test_a_held_out_rise_outweighs_harder_batches(self):
-    rises = lambda i: i / 100
-    records = steps(
-        100,
-        **{
-            "train/reward_mean": lambda i: 0.3 if i >= 30 else 0.5,
-            "train/entropy": lambda i: 0.01 if i >= 30 else 1.0,
-        },
-    )
-    self.assertIsNotNone(find(records))
-    for record in records[::10]:
-      record["eval/mean_reward"] = rises(record["step"])
-      record["eval/mean_reward_stderr"] = 0.01
-    self.assertIsNone(find(records))
-
-  def test_batches_without_equal_rewards_tell_nothing(self):
-    low = lambda i: 0.01 if i >= 30 else 1.0
-    values = {"train/entropy": low, "replay/skipped_groups": lambda i: 4 * i}
-    records = steps(100, **values)
-    self.assertIsNone(find(records))
-    for record in records[::10]:
-      record["eval/mean_reward"] = 0.5 if record["step"] < 40 else 0.1
-      record["eval/mean_reward_stderr"] = 0.02
-    self.assertEqual(find(records).cause, "entropy")
 
   def test_reads_what_is_kept(self):
     records = train(**COLLAPSED["KL"])
@@ -348,13 +257,6 @@ class FindTest(absltest.TestCase):
     self.assertNotIn("time/step_s", kept[0])
     self.assertNotIn("eval/kind/pass_at_1", kept[0])
     self.assertEqual(find(kept), find(records))
-
-  def test_a_restart_counts_its_own_steps(self):
-    before = steps(100, **{"train/entropy": lambda i: 1.0 if i < 50 else 0.01})
-    self.assertIsNotNone(find(before))
-    redone = steps(100, **{"train/entropy": 1.0})[50:]
-    before = [r | {"epoch": 1} for r in before]
-    self.assertIsNone(find(before + [r | {"epoch": 2} for r in redone]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.monitor.report import diagnosis
+from tba_jax.monitor.report import evidence
 from tba_jax.monitor.report import load
 from tests.support import synthetic_runs
 
@@ -39,6 +40,19 @@ class FindingsTest(parameterized.TestCase):
   def test_run_has_its_findings(self, name):
     run = load.Run(**synthetic_runs.RUNS[name])
     self.assertEqual(_diagnosis(run), FINDINGS[name])
+
+
+class TrendTest(absltest.TestCase):
+
+  def test_noise_of_steps_with_shared_data_is_no_rise(self):
+    """Rewards wander, so neighbours are alike: the fifths differ by chance."""
+    wandering = [
+        {"train/reward_mean": 0.4 + (0.05 if i // 40 % 2 else 0.0)}
+        for i in range(640)
+    ]
+    change = evidence.trend(wandering)
+    self.assertTrue(change.is_known)
+    self.assertLess(abs(change.by), change.margin)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class TimelineTest(absltest.TestCase):
   def test_spreads_a_span_over_its_bins(self):
     rows = [("step", 0.0, 40.0), ("wait", 40.0, 50.0), ("step", 50.0, 100.0)]
     lane = self._run(trainer=rows).lanes["trainer", 0, ""]
-    _, (step, wait) = timeline._bins(lane, 0.0, 100.0, 2)
+    _, (step, wait) = timeline.time_bins(lane, 0.0, 100.0, 2)
     edge = round(0.4 * timeline.NUM_BINS)
     self.assertEqual(set(step[:edge]), {100})
     self.assertEqual(set(step[edge : edge + timeline.NUM_BINS // 10]), {0})
