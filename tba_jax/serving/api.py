@@ -51,7 +51,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def in_one_form(body: bytes) -> bytes:
   """Returns a body with its keys in order: the same when it comes again."""
-  return json.dumps(parse_json(body), sort_keys=True).encode()
+  return json.dumps(parse_json(body), sort_keys=True, allow_nan=False).encode()
 
 
 def read(kind: type[_M], value: Any) -> _M:
@@ -264,14 +264,14 @@ class CreateModel(OfSession):
   user_metadata: dict[str, pydantic.JsonValue] = {}
 
 
-class Load(OpenMessage):
+class LoadWeights(OpenMessage):
   """A checkpoint that a model goes on with."""
 
   path: str
   optimizer: bool
 
 
-class CreateByLoad(OfSession, Load):
+class CreateByLoad(OfSession, LoadWeights):
   """A model that a checkpoint makes."""
 
   model_seq_id: Seq
@@ -306,7 +306,7 @@ class OptimStep(OpenMessage):
   adam_params: AdamParams
 
 
-class Save(OpenMessage):
+class SaveWeights(OpenMessage):
   """A checkpoint, version or export; without a name the server gives one."""
 
   path: _CheckpointName | None = None
@@ -676,7 +676,7 @@ class Reply(pydantic.BaseModel):
     return self.model_dump_json(exclude_unset=True).encode()
 
 
-class Result(Reply):
+class RequestResult(Reply):
   """Result of a request of a model or episode, of a kind."""
 
   type: str
@@ -868,7 +868,7 @@ class Choice(Reply):
   text: str = ""
 
 
-class Completion(Reply):
+class CompletionReply(Reply):
   id: str
   object: Literal["chat.completion", "text_completion"]
   created: int

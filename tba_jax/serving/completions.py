@@ -107,7 +107,7 @@ def completion(
   logprobs = None
   if call.has_logprobs:
     logprobs = _logprobs(is_chat, tokens, record["logprobs"])
-  return api.Completion(
+  return api.CompletionReply(
       id=f"chatcmpl-{id}" if is_chat else f"cmpl-{id}",
       object="chat.completion" if is_chat else "text_completion",
       created=int(created_s),

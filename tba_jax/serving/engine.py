@@ -216,4 +216,6 @@ class Engine:
   def _end_episode(self, request: request_journal.ServerRequest) -> bytes:
     entered = self.replays.enter_episodes(self.episodes.end(request))
     id = request.owner
-    return api.Result(type=request.kind, episode_id=id, **entered).encode()
+    return api.RequestResult(
+        type=request.kind, episode_id=id, **entered
+    ).encode()

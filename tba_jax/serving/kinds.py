@@ -4,14 +4,14 @@
 
 from collections.abc import Mapping
 
-# Of a model. A forward pass changes nothing.
+# Requests of a model; a forward pass changes nothing.
 FORWARD = "forward"
 FORWARD_BACKWARD = "forward_backward"
 OPTIM_STEP = "optim_step"
 CREATE, LOAD = "create_model", "load_weights"
 SAVE, SAVE_SAMPLER = "save_weights", "save_weights_for_sampler"
 EXPORT = "save_weights_external"
-# Of a replay: a group that enters, a step, what begins and ends them.
+# Requests of a replay: a group that enters, a step, its start and end.
 INSERT, TRAIN = "replay_insert", "replay_step"
 START, STOP = "replay_start", "replay_stop"
 # Completions, also ones to reward.

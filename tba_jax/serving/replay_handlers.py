@@ -33,7 +33,7 @@ class ReplayHandlers(handlers.Handlers):
     self.check_base(body.base_model)
     model = await concurrency.run_in_threadpool(self.engine.replays.add, body)
     if body.model_path:
-      load = api.Load(path=body.model_path, optimizer=False)
+      load = api.LoadWeights(path=body.model_path, optimizer=False)
       raw = load.model_dump_json().encode()
       wanted = await self.submit(kinds.LOAD, model, 0, raw)
       await self.result_of(wanted.id)

@@ -94,7 +94,7 @@ class SavedWeights:
   def save(
       self,
       request: request_journal.ServerRequest,
-      wanted: api.Save,
+      wanted: api.SaveWeights,
       run: training_run.TrainingRun,
   ) -> str:
     """Saves a model to go on with; returns the path."""
@@ -108,7 +108,7 @@ class SavedWeights:
   def save_version(
       self,
       request: request_journal.ServerRequest,
-      wanted: api.Save,
+      wanted: api.SaveWeights,
       run: training_run.TrainingRun,
   ) -> str:
     """Saves a version to sample from; returns the path.
@@ -126,7 +126,7 @@ class SavedWeights:
   def export(
       self,
       request: request_journal.ServerRequest,
-      wanted: api.Save,
+      wanted: api.SaveWeights,
       run: training_run.TrainingRun,
   ) -> tuple[str, int]:
     """Writes a folder for transformers, or of adapters for peft.

@@ -101,18 +101,20 @@ class ServedModels:
     model, kind = request.owner, request.kind
     if kind == kinds.CREATE:
       self.get(model)
-      return api.Result(type=kind, model_id=model).encode()
+      return api.RequestResult(type=kind, model_id=model).encode()
     if kind == kinds.LOAD:
-      path = self._load(model, api.read(api.Load, request.body))
-      return api.Result(type=kind, path=path, model_id=model).encode()
+      path = self._load(model, api.read(api.LoadWeights, request.body))
+      return api.RequestResult(type=kind, path=path, model_id=model).encode()
     if kind in (kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT):
-      return self._save(request, api.read(api.Save, request.body)).encode()
+      return self._save(
+          request, api.read(api.SaveWeights, request.body)
+      ).encode()
     if kind in (kinds.START, kinds.STOP):
       self.get(model)
       is_start = kind == kinds.START
       reason = "" if is_start else "stopped"
       self._registry.set_running(model, is_start, reason)
-      return api.Result(type=kind).encode()
+      return api.RequestResult(type=kind).encode()
     if kind != kinds.FORWARD and kind not in kinds.REPEATED:
       raise ValueError(f"{request.id}: this version has no request {kind!r}")
     return self.get(model).execute(kind, request.body)
@@ -252,7 +254,7 @@ class ServedModels:
     if repeated:
       print(f"{model}: {repeated} requests after its checkpoint done again")
 
-  def _load(self, model: str, wanted: api.Load) -> str:
+  def _load(self, model: str, wanted: api.LoadWeights) -> str:
     """Replaces a model's params by a checkpoint's; returns its path."""
     own, path = self._registry.model(model), wanted.path
     spec, state = self._weights.read(path)
@@ -272,26 +274,26 @@ class ServedModels:
     return path
 
   def _save(
-      self, request: request_journal.ServerRequest, wanted: api.Save
-  ) -> api.Result:
+      self, request: request_journal.ServerRequest, wanted: api.SaveWeights
+  ) -> api.RequestResult:
     """Saves a model; an unnamed version's result is its sampling session."""
     model, kind = request.owner, request.kind
     run = self.get(model).run
     if kind == kinds.EXPORT:
       path, size = self._weights.export(request, wanted, run)
-      return api.Result(type=kind, path=path, size_bytes=size)
+      return api.RequestResult(type=kind, path=path, size_bytes=size)
     if kind == kinds.SAVE:
       path = self._weights.save(request, wanted, run)
-      return api.Result(type=kind, path=path)
+      return api.RequestResult(type=kind, path=path)
     path = self._weights.save_version(request, wanted, run)
     if wanted.path:
-      return api.Result(type=kind, path=path)
+      return api.RequestResult(type=kind, path=path)
     # Its own numbers, apart from those that clients give.
     sampler = f"{model}:sample:{request.seq}"
     self._registry.add_sampler(sampler, model.partition(":")[0], path)
     # Of a replay; others have no session of this name.
     self._registry.set_sampler(kinds.newest_sampler(model), path)
-    return api.Result(type=kind, sampling_session_id=sampler)
+    return api.RequestResult(type=kind, sampling_session_id=sampler)
 
 
 def _close(saver: checkpoint.Checkpointer) -> None:

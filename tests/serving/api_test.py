@@ -50,6 +50,8 @@ class JsonTest(absltest.TestCase):
     self.assertEqual(
         api.in_one_form(b'{"a": 1, "b": 2}'), api.in_one_form(b'{"b":2,"a":1}')
     )
+    with self.assertRaisesRegex(ValueError, "Out of range"):
+      api.in_one_form(b'{"unread": 1e999}')
 
 
 class RefusalsTest(parameterized.TestCase):
@@ -68,16 +70,20 @@ class RefusalsTest(parameterized.TestCase):
       (api.RetrieveFutures, {"target": {"sampling_session_id": "s"},
                              "timeout": float("inf")}, "must be a finite"),
       (api.RetrieveFutures, {"target": [1]}, "target = .1.: must be an object"),
-      (api.Load, {"path": "p", "optimizer": "yes"}, "optimizer = 'yes': must"),
+      (api.LoadWeights, {"path": "p", "optimizer": "yes"},
+       "optimizer = 'yes': "),
       (api.OptimStep, {}, "adam_params: is missing"),
       (api.OptimStep, {"adam_params": {"rate": 3}}, "adam_params: rate: not"),
       (api.OptimStep, {"adam_params": {"beta1": 1}}, "adam_params.beta1 = 1: "),
       (api.OptimStep, {"adam_params": {"eps": -1.0}}, "adam_params.eps = -1.0"),
       (api.OptimStep, {"adam_params": {"learning_rate": 1e39}}, "must be less"),
-      (api.Save, {"path": 5}, "path = 5: must be"),
-      (api.Save, {"path": "unnamed-1"}, "path = 'unnamed-1': .* the prefix"),
-      (api.Save, {"path": "../x"}, "path = '../x': must be a name of letters"),
-      (api.Save, {"path": "a", "overwrite": 1}, "overwrite = 1: must be"),
+      (api.SaveWeights, {"path": 5}, "path = 5: must be"),
+      (api.SaveWeights, {"path": "unnamed-1"},
+       "path = 'unnamed-1': .* the prefix"),
+      (api.SaveWeights, {"path": "../x"},
+       "path = '../x': must be a name of letters"),
+      (api.SaveWeights, {"path": "a", "overwrite": 1},
+       "overwrite = 1: must be"),
       (api.CreateModel, {**_MODEL, "lora_config": {"rank": -1}},
        "lora_config.rank = -1: must be greater"),
       (api.CreateModel, {**_MODEL, "lora_config": {"rank": 2, "alpha": 1}},
@@ -108,7 +114,7 @@ class RefusalsTest(parameterized.TestCase):
       *((api.CreateReplay, {**_REPLAY, "loss_fn_config": {"a": value}},
          "loss_fn_config.a = .*: must be a number or a text")
         for value in ([], None, 10**400, True)),
-      (api.Load, [1], "must be an object"),
+      (api.LoadWeights, [1], "must be an object"),
   )  # fmt: skip
   def test_names_field_and_what_must_hold(self, kind, body, message):
     with self.assertRaisesRegex(ValueError, message) as raised:

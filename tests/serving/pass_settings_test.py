@@ -44,13 +44,22 @@ class PassSettingsTest(absltest.TestCase):
             {"name": f"{module}:loss"},
             "loss_fn_config.name: must be one of scale, beta",
         ),
-        ({"baseline_file": "x"}, "loss_fn_config.baseline_file: must be one of"),
-        ({"reward_weight": 2.0}, "loss_fn_config.reward_weight: must be one of"),
+        (
+            {"baseline_file": "x"},
+            "loss_fn_config.baseline_file: must be one of",
+        ),
+        (
+            {"reward_weight": 2.0},
+            "loss_fn_config.reward_weight: must be one of",
+        ),
         ({"correction": "cispo"}, "correction 'cispo': needs ratio_clip"),
         ({"ties": "first"}, "loss_fn='tb' does not read it"),
         ({"moment_cap": 1.0}, "correction 'none' does not read it"),
         ({"ema_decay": 0.5}, "nothing reads it; must come with anchor = ema"),
-        ({"behavior_logprobs": "recomputed"}, "behavior_logprobs: must be one of"),
+        (
+            {"behavior_logprobs": "recomputed"},
+            "behavior_logprobs: must be one of",
+        ),
     ):
       with self.assertRaisesRegex(ValueError, message):
         _loss_config("tb", changes)
