@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Mapping
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -24,30 +25,17 @@ from tba_jax.serving import served_base
 _EPISODES = 256
 
 
+@dataclasses.dataclass
 class AgentEpisodes:
-  """The episodes of a server; all but `read` is for the thread of requests.
+  """The episodes of a server; all but `read` is for the thread of requests."""
 
-  Args:
-    base: the base model.
-    registry: has specs and outcomes of episodes.
-    journal: has their calls.
-    samples: makes settings of sampling.
-  """
-
-  def __init__(
-      self,
-      base: served_base.ServedBase,
-      registry: registry_lib.Registry,
-      journal: request_journal.RequestJournal,
-      samples: sample_batches.SampleBatches,
-  ):
-    self._base = base
-    self._registry = registry
-    self._journal = journal
-    self._samples = samples
-    self._episodes: collections.OrderedDict[str, episodes.Episode] = (
-        collections.OrderedDict()
-    )
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  journal: request_journal.RequestJournal
+  samples: sample_batches.SampleBatches
+  _episodes: collections.OrderedDict[str, episodes.Episode] = dataclasses.field(
+      default_factory=collections.OrderedDict, init=False
+  )
 
   def read(self, id: str) -> dict[str, Any]:
     """Returns rows, counts and outcome of an episode, JSON; for any thread.
@@ -55,7 +43,7 @@ class AgentEpisodes:
     Raises:
       LookupError: there is no such episode.
     """
-    state = self._registry.episode(id)
+    state = self.registry.episode(id)
     if state is None:
       raise LookupError(
           f"episode {id}: there is none; create_episode makes one"
@@ -75,17 +63,17 @@ class AgentEpisodes:
     """
     call = api.read_completions(api.parse_json(request.body))
     if request.kind == kinds.CALL:
-      spec, outcome = self._registry.episode(request.owner)
+      spec, outcome = self.registry.episode(request.owner)
       if outcome is not None:
         raise ValueError(f"episode {request.owner} has finished")
       path = spec["path"]
       if spec["sampler"]:
-        path = sample_batches.path_of(self._registry, spec["sampler"])
+        path = sample_batches.path_of(self.registry, spec["sampler"])
       turn = self._episode(request.owner).begin(call)
     else:
-      path = "" if call.model == self._base.name else call.model
+      path = "" if call.model == self.base.name else call.model
       turn = self._new().begin(call)
-    sampling = self._base.config.sampling
+    sampling = self.base.config.sampling
     P, T = sampling.max_prompt_tokens, sampling.max_completion_tokens
     room = T - (len(turn.tokens) - turn.start)
     if len(turn.tokens) > P or room < 1:
@@ -99,7 +87,7 @@ class AgentEpisodes:
         request.id,
         request.owner,
         path,
-        self._samples.settings(call, None, call.stop),
+        self.samples.settings(call, None, call.stop),
         sample_batches.decode_request(
             request.id,
             np.asarray(turn.tokens, np.int32),
@@ -114,13 +102,13 @@ class AgentEpisodes:
     """Keeps what an episode was, and drops its calls; returns its spec."""
     id = request.owner
     reward = api.read(api.FinishEpisode, request.body).reward
-    if self._registry.episode(id)[1] is None:
+    if self.registry.episode(id)[1] is None:
       rows = self._episode(id).to_json()
       outcome = {"reward": reward, "finished": True, **rows}
-      self._registry.finish_episode(id, outcome)
-    self._journal.drop_bodies(id, request.seq)
+      self.registry.finish_episode(id, outcome)
+    self.journal.drop_bodies(id, request.seq)
     self.forget(id)
-    return self._registry.episode(id)[0]
+    return self.registry.episode(id)[0]
 
   def forget(self, id: str) -> None:
     """Drops an episode from memory; it is read again."""
@@ -141,15 +129,15 @@ class AgentEpisodes:
     time are decoded by their settings, not by their numbers.
     """
     episode = self._new()
-    for request, result in self._journal.answered(id, kinds.CALL):
+    for request, result in self.journal.answered(id, kinds.CALL):
       call = api.read_completions(api.parse_json(request.body))
       done = json.loads(result)
       episode.add(done["record"], call.chat, done["message"])
     return episode
 
   def _new(self) -> episodes.Episode:
-    most = self._base.config.sampling.max_prompt_tokens
-    return episodes.Episode(self._base.policy.tokenizer, most)
+    most = self.base.config.sampling.max_prompt_tokens
+    return episodes.Episode(self.base.policy.tokenizer, most)
 
   def _answer(
       self,
@@ -161,7 +149,7 @@ class AgentEpisodes:
       step: int,
   ) -> bytes:
     """Adds an answered call to its episode; returns what is journaled."""
-    tokenizer, is_kept = self._base.policy.tokenizer, request.kind == kinds.CALL
+    tokenizer, is_kept = self.base.policy.tokenizer, request.kind == kinds.CALL
     answers = []
     for n, tokens in enumerate(result.tokens):
       ids = tokens.tolist()
@@ -182,7 +170,7 @@ class AgentEpisodes:
           call,
           id=request.id,
           created_s=request.accepted_s,
-          model=self._base.name if is_kept else path or self._base.name,
+          model=self.base.name if is_kept else path or self.base.name,
           message=message,
           tokens=[tokenizer.decode([i]) for i in ids],
           record=record,

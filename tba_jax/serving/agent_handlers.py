@@ -57,7 +57,7 @@ class AgentHandlers(handlers.Handlers):
             size=spec["num_episodes"],
         )
     )
-    return api.Created(
+    return api.RequestResult(
         type="create_episode",
         episode_id=episode,
         path=f"/episodes/{episode}/v1",

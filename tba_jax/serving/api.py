@@ -17,9 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pydantic
-from pydantic import AfterValidator
-from pydantic import Field
-from pydantic import WrapValidator
 import pydantic_core
 
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -88,7 +85,7 @@ def _one_line(error: pydantic.ValidationError) -> str:
   return text[:_SHOWN]
 
 
-def _must(test: Callable[[Any], bool], text: str) -> AfterValidator:
+def _must(test: Callable[[Any], bool], text: str) -> pydantic.AfterValidator:
   """Returns the validator of a rule that types do not express."""
 
   def check(value: Any) -> Any:
@@ -96,7 +93,7 @@ def _must(test: Callable[[Any], bool], text: str) -> AfterValidator:
       raise ValueError(f"must be {text}")
     return value
 
-  return AfterValidator(check)
+  return pydantic.AfterValidator(check)
 
 
 def _texts_or_ids(value: Any) -> tuple[str, ...] | tuple[int, ...]:
@@ -149,13 +146,13 @@ def _joined(content: Any) -> str:
 
 
 _is_scalar = lambda value: isinstance(value, str | bool | int | float)
-_Int = Annotated[int, Field(ge=0, lt=2**31)]
-_Count = Annotated[int, Field(ge=1, lt=2**31)]
+_Int = Annotated[int, pydantic.Field(ge=0, lt=2**31)]
+_Count = Annotated[int, pydantic.Field(ge=1, lt=2**31)]
 # Number of a request among its owner's.
-Seq = Annotated[int, Field(ge=0, lt=2**62)]
-_Float32 = Annotated[float, Field(ge=-_MOST_FLOAT32, le=_MOST_FLOAT32)]
-_Rate = Annotated[float, Field(ge=0, le=_MOST_FLOAT32)]
-_Decay = Annotated[float, Field(ge=0, lt=1)]
+Seq = Annotated[int, pydantic.Field(ge=0, lt=2**62)]
+_Float32 = Annotated[float, pydantic.Field(ge=-_MOST_FLOAT32, le=_MOST_FLOAT32)]
+_Rate = Annotated[float, pydantic.Field(ge=0, le=_MOST_FLOAT32)]
+_Decay = Annotated[float, pydantic.Field(ge=0, lt=1)]
 _Scalar = Annotated[
     Any, _must(_is_scalar, "a number, a text, or true or false")
 ]
@@ -182,8 +179,8 @@ _CheckpointName = Annotated[
 _Temperature = Annotated[
     float, _must(lambda t: t == 0 or 1e-3 <= t <= 100, "0, or .001 to 100")
 ]
-_TopP = Annotated[float, Field(ge=1e-6, le=1)]
-_TopK = Annotated[int, Field(ge=-1, lt=2**31)]
+_TopP = Annotated[float, pydantic.Field(ge=1e-6, le=1)]
+_TopK = Annotated[int, pydantic.Field(ge=-1, lt=2**31)]
 
 
 class Message(pydantic.BaseModel):
@@ -243,7 +240,7 @@ class FinishSession(OpenMessage):
 class LoraConfig(Message):
   """Adapters of a model; those of the unembedding do not exist here."""
 
-  rank: Annotated[int, Field(ge=0, le=1024)]
+  rank: Annotated[int, pydantic.Field(ge=0, le=1024)]
   seed: int | None = None
   train_mlp: bool = True
   train_attn: bool = True
@@ -351,13 +348,16 @@ class Float32Tensor(_Dense):
 
 class Int64Tensor(_Dense):
   dtype: Literal["int64"]
-  data: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]]
+  data: list[Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]]
 
 
 class PassDatum(OpenMessage):
   model_input: ModelInput
   loss_fn_inputs: dict[
-      str, Annotated[Float32Tensor | Int64Tensor, Field(discriminator="dtype")]
+      str,
+      Annotated[
+          Float32Tensor | Int64Tensor, pydantic.Field(discriminator="dtype")
+      ],
   ]
 
 
@@ -369,12 +369,12 @@ class PassInput(OpenMessage):
 
 class Forward(OfModel):
   seq_id: _Int = 0
-  input: Annotated[PassInput, Field(alias="forward_input")]
+  input: Annotated[PassInput, pydantic.Field(alias="forward_input")]
 
 
 class ForwardBackward(OfModel):
   seq_id: _Int = 0
-  input: Annotated[PassInput, Field(alias="forward_backward_input")]
+  input: Annotated[PassInput, pydantic.Field(alias="forward_backward_input")]
 
 
 # Sampling.
@@ -391,7 +391,7 @@ class SamplingParams(Message):
 
   max_tokens: _Count | None = None
   seed: int | None = None
-  stop: Annotated[Any, AfterValidator(_texts_or_ids)] = None
+  stop: Annotated[Any, pydantic.AfterValidator(_texts_or_ids)] = None
   temperature: _Temperature = 1.0
   top_k: _TopK = -1
   top_p: _TopP = 1.0
@@ -410,7 +410,7 @@ class Sample(Message):
   sampling_session_id: str
   prompt: ModelInput
   sampling_params: SamplingParams
-  num_samples: Annotated[int, Field(ge=1, le=4096)] = 1
+  num_samples: Annotated[int, pydantic.Field(ge=1, le=4096)] = 1
   seq_id: Seq | None = None
   prompt_logprobs: bool = False
   prompt_logprobs_last_n: _Int | None = None
@@ -434,14 +434,14 @@ class OfRequest(OpenMessage):
 
 class FuturesTarget(OpenMessage):
   sampling_session_id: str
-  cloned_sampler_id: Annotated[int, Field(ge=0, lt=2**32)] = 0
+  cloned_sampler_id: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 0
 
 
 class RetrieveFutures(OpenMessage):
   """Results of a clone of a sampling client, after a cursor; waits seconds."""
 
   target: FuturesTarget
-  prev_cursor: Annotated[int, Field(ge=0, lt=2**32)] = 0
+  prev_cursor: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 0
   timeout: float = float("inf")
 
 
@@ -537,7 +537,7 @@ class _Completions(Message):
   }  # fmt: skip
 
   model: str
-  n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
+  n: Annotated[int, pydantic.Field(ge=1, le=_MOST_CHOICES)] = 1
   stream: bool = False
   stream_options: StreamOptions = StreamOptions()
   temperature: _Temperature = 1.0
@@ -545,7 +545,7 @@ class _Completions(Message):
   top_k: _TopK = -1
   max_tokens: _Count | None = None
   seed: int | None = None
-  stop: Annotated[Any, AfterValidator(_stop_texts)] = ()
+  stop: Annotated[Any, pydantic.AfterValidator(_stop_texts)] = ()
   logprobs: Annotated[
       Any, _must(lambda n: n in (0, 1), "those of the sampled tokens alone")
   ] = None
@@ -575,7 +575,7 @@ class ChatMessage(OpenMessage):
   """A message of a chat; content may be in parts, all of them texts."""
 
   role: Literal["system", "developer", "user", "assistant", "tool"]
-  content: Annotated[Any, AfterValidator(_joined)] = ""
+  content: Annotated[Any, pydantic.AfterValidator(_joined)] = ""
   tool_calls: list[ToolCall] = []
   name: str | None = None
   tool_call_id: str | None = None
@@ -611,11 +611,12 @@ class Tool(OpenMessage):
 class ChatRequest(_Completions):
   prompt: ClassVar[None] = None
 
-  messages: Annotated[list[ChatMessage], Field(min_length=1)]
+  messages: Annotated[list[ChatMessage], pydantic.Field(min_length=1)]
   max_completion_tokens: _Count | None = None
   # Checked, and left as they are: templates write them in the agent's form.
   tools: Annotated[
-      list[Tool], WrapValidator(lambda tools, check: check(tools) and tools)
+      list[Tool],
+      pydantic.WrapValidator(lambda tools, check: check(tools) and tools),
   ] = []
   tool_choice: Literal["auto", "none"] = "auto"
   parallel_tool_calls: Any = None
@@ -643,7 +644,7 @@ class TextRequest(_Completions):
   chat: ClassVar[None] = None
   offered_tools: ClassVar[tuple[()]] = ()
 
-  prompt: Annotated[Any, AfterValidator(_one_prompt)]
+  prompt: Annotated[Any, pydantic.AfterValidator(_one_prompt)]
 
   @property
   def most_tokens(self) -> int | None:
@@ -670,16 +671,21 @@ class Reply(pydantic.BaseModel):
   """What a client gets at once, or as the result of its request."""
 
   model_config = pydantic.ConfigDict(protected_namespaces=())
+  # Whether fields that were not given are left out.
+  is_partial: ClassVar[bool] = False
 
   def encode(self) -> bytes:
-    """Returns JSON, without fields that were not given."""
-    return self.model_dump_json(exclude_unset=True).encode()
+    """Returns JSON."""
+    return self.model_dump_json(exclude_unset=self.is_partial).encode()
 
 
 class RequestResult(Reply):
-  """Result of a request of a model or episode, of a kind."""
+  """Result of a request of a type, with the ids of what it made."""
+
+  is_partial = True
 
   type: str
+  session_id: str = ""
   model_id: str = ""
   path: str = ""
   sampling_session_id: str = ""
@@ -696,6 +702,8 @@ class StepResult(Reply):
 class Accepted(Reply):
   """A request that is journaled; `request_id` asks for its result."""
 
+  is_partial = True
+
   request_id: str
   model_id: str = ""
   sample_sequence_ids: list[str] = []
@@ -704,9 +712,9 @@ class Accepted(Reply):
 
 
 class NotYet(Reply):
-  type: str
+  type: str = "try_again"
   request_id: str
-  queue_state: str
+  queue_state: str = "active"
 
 
 class FutureState(Reply):
@@ -722,8 +730,8 @@ class FutureStates(Reply):
 class ServedModelInfo(Reply):
   model_name: str
   max_context_length: int
-  trainable: bool
-  sampleable: bool
+  trainable: bool = True
+  sampleable: bool = True
 
 
 class Capabilities(Reply):
@@ -733,27 +741,18 @@ class Capabilities(Reply):
 class ClientConfig(Reply):
   """How the official client cuts and sends its passes."""
 
-  pjwt_auth_enabled: bool
-  credential_default_source: str
-  fwdbwd_max_chunk_len: int
+  pjwt_auth_enabled: bool = False
+  credential_default_source: str = "api_key"
+  # A pass comes whole if it can, since groups must not be cut.
+  fwdbwd_max_chunk_len: int = 2**20
   fwdbwd_max_chunk_bytes_count: int
-  proto_compress_fwdbwd: bool
-  custom_loss_server_side: bool
+  proto_compress_fwdbwd: bool = False
+  custom_loss_server_side: bool = False
 
 
 class DynamicConfig(Reply):
-  refresh_interval_sec: int
-  sample_cancel_enabled: bool
-
-
-class Created(Reply):
-  """What a client has made, of a type, with the id of that."""
-
-  type: str
-  session_id: str = ""
-  sampling_session_id: str = ""
-  episode_id: str = ""
-  path: str = ""
+  refresh_interval_sec: int = 3600
+  sample_cancel_enabled: bool = False
 
 
 class SessionInfo(Reply):
@@ -772,7 +771,7 @@ class ModelData(Reply):
 
 
 class ModelInfo(Reply):
-  type: str
+  type: str = "get_info"
   model_data: ModelData
   model_id: str
   is_lora: bool
@@ -805,6 +804,8 @@ class Cursor(Reply):
 
 
 class CheckpointList(Reply):
+  is_partial = True
+
   checkpoints: list[CheckpointInfo]
   cursor: Cursor | None = None
 
@@ -814,7 +815,7 @@ class TrainingRunInfo(Reply):
 
   training_run_id: str
   base_model: str
-  model_owner: str
+  model_owner: str = ""
   is_lora: bool
   lora_rank: int | None
   last_request_time: str

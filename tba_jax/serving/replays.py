@@ -3,6 +3,7 @@
 """The replays of a server: how they begin, what enters, and what comes next."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import json
 from typing import Any
 
@@ -21,33 +22,16 @@ from tba_jax.serving import served_models
 from tba_jax.serving import served_replay
 
 
+@dataclasses.dataclass
 class Replays:
-  """The replays of a server; `go_on` is for the thread that does requests.
+  """The replays of a server; `go_on` is for the thread that does requests."""
 
-  Args:
-    base: the base model.
-    registry: has the specs of replays, and whether they run.
-    journal: has their requests.
-    queue: takes their requests.
-    weights: checkpoints of their versions.
-    models: the replays as models.
-  """
-
-  def __init__(
-      self,
-      base: served_base.ServedBase,
-      registry: registry_lib.Registry,
-      journal: request_journal.RequestJournal,
-      queue: request_queue.RequestQueue,
-      weights: saved_weights.SavedWeights,
-      models: served_models.ServedModels,
-  ):
-    self._base = base
-    self._registry = registry
-    self._journal = journal
-    self._queue = queue
-    self._weights = weights
-    self._models = models
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  journal: request_journal.RequestJournal
+  queue: request_queue.RequestQueue
+  weights: saved_weights.SavedWeights
+  models: served_models.ServedModels
 
   def add(self, wanted: api.CreateReplay) -> str:
     """Adds the model of a replay; returns its id.
@@ -58,10 +42,10 @@ class Replays:
     """
     number = wanted.replay_seq_id
     model = f"{wanted.session_id}:replay:{number}"
-    served_replay.with_replay(self._base.config, wanted.replay)
-    spec = self._base.spec_of(model, wanted.lora_config)
+    served_replay.with_replay(self.base.config, wanted.replay)
+    spec = self.base.spec_of(model, wanted.lora_config)
     if wanted.model_path:
-      saved = self._registry.checkpoint(wanted.model_path)
+      saved = self.registry.checkpoint(wanted.model_path)
       if saved is None:
         raise LookupError(f"{wanted.model_path}: there is no such checkpoint")
       spec = {key: saved[key] for key in spec}
@@ -72,18 +56,18 @@ class Replays:
           f" {least} or more with loss_fn={wanted.loss_fn!r}"
       )
     spec["replay"] = wanted.model_dump()
-    self._registry.add_model(model, wanted.session_id, spec)
-    if self._registry.model(model) != json.loads(json.dumps(spec)):
+    self.registry.add_model(model, wanted.session_id, spec)
+    if self.registry.model(model) != json.loads(json.dumps(spec)):
       raise ValueError(
           f"replay_seq_id = {number}: is another replay; take another number"
       )
-    self._registry.add_sampler(
+    self.registry.add_sampler(
         kinds.newest_sampler(model), wanted.session_id, ""
     )
     return model
 
   def settings(self, model: str) -> api.CreateReplay:
-    return api.read(api.CreateReplay, self._registry.model(model)["replay"])
+    return api.read(api.CreateReplay, self.registry.model(model)["replay"])
 
   def least_completions(self, model: str) -> int:
     """Returns the smallest group that a replay learns from."""
@@ -103,7 +87,7 @@ class Replays:
       LookupError: there is no such sample of this replay.
       ValueError: the sample is not done, or the rewards are wrong.
     """
-    outcome = self._journal.outcome(id)
+    outcome = self.journal.outcome(id)
     is_own = id.startswith(f"{kinds.newest_sampler(model)}:")
     if outcome is None or not is_own or outcome.kind != kinds.SAMPLE_INTO:
       raise LookupError(f'{id}: no sample with "into": "replay" of {model}')
@@ -127,7 +111,7 @@ class Replays:
     together = spec["together"]
     if not together:
       return {}
-    outcomes, size = self._registry.outcomes_of(together)
+    outcomes, size = self.registry.outcomes_of(together)
     if len(outcomes) != size:
       return {}
     model = spec["replay"]
@@ -140,30 +124,30 @@ class Replays:
 
   def go_on(self, model: str) -> None:
     """Queues the next request of a replay that trains, if it can."""
-    running, _ = self._registry.running(model)
-    if not running or self._queue.has_waiting(model):
+    running, _ = self.registry.running(model)
+    if not running or self.queue.has_waiting(model):
       return
     try:
-      served = self._models.get(model)
+      served = self.models.get(model)
     # Whatever it raises: it is not to be tried for ever.
     except Exception as error:
       logging.exception("%s failed", model)
       reason = f"{type(error).__name__}: {error}"
-      self._registry.set_running(model, False, reason)
+      self.registry.set_running(model, False, reason)
       return
     settings, step = served.replay.settings, served.run.num_steps
     is_last = step >= settings.num_steps
-    published = self._weights.step(
-        self._registry.sampler(kinds.newest_sampler(model))
+    published = self.weights.step(
+        self.registry.sampler(kinds.newest_sampler(model))
     )
     if step > published and (
         is_last or step % settings.publish_every_steps == 0
     ):
-      self._queue.submit(kinds.SAVE_SAMPLER, model, None, kinds.PUBLISH)
+      self.queue.submit(kinds.SAVE_SAMPLER, model, None, kinds.PUBLISH)
     elif is_last:
-      self._registry.set_running(model, False, "done")
+      self.registry.set_running(model, False, "done")
     elif not served.replay.missing(step):
-      self._queue.submit(kinds.TRAIN, model, None, b"{}")
+      self.queue.submit(kinds.TRAIN, model, None, b"{}")
 
   def state(self, model: str, after: int) -> api.ReplayState:
     """Returns the state of a replay.
@@ -173,8 +157,8 @@ class Replays:
       after: step after which metrics are returned, the newest 1000 at most.
     """
     settings = self.settings(model)
-    is_running, reason = self._registry.running(model)
-    results = self._journal.results
+    is_running, reason = self.registry.running(model)
+    results = self.journal.results
     steps = [json.loads(r) for _, r in results(model, kinds.TRAIN, -1, 1000)]
     newest = [
         (seq, json.loads(result))
@@ -185,7 +169,7 @@ class Replays:
     counts.pop("metrics", None)
     counts.pop("step", None)
     step = steps[-1]["step"] if steps else 0
-    path = self._registry.sampler(kinds.newest_sampler(model))
+    path = self.registry.sampler(kinds.newest_sampler(model))
     return api.ReplayState(
         replay_id=model,
         running=is_running,
@@ -196,7 +180,7 @@ class Replays:
             settings, counts.get("groups", 0), step
         ),
         counts=counts,
-        version=self._weights.step(path),
+        version=self.weights.step(path),
         model_path=path or None,
         sampling_session_id=kinds.newest_sampler(model),
         steps=[s for s in steps if s["step"] > after],
@@ -205,7 +189,7 @@ class Replays:
   def _least_completions(self, settings: api.CreateReplay) -> int:
     """As `least_completions`; ValueError if the objective is not allowed."""
     config = pass_settings.objective_config(
-        self._base.config, settings.loss_fn, settings.loss_fn_config
+        self.base.config, settings.loss_fn, settings.loss_fn_config
     )
     return build.min_completions(config.loss)
 
@@ -213,4 +197,4 @@ class Replays:
       self, model: str, group: Mapping[str, Any], name: str
   ) -> request_journal.ServerRequest:
     body = json.dumps(group).encode()
-    return self._queue.submit(kinds.INSERT, model, None, body, name=name)
+    return self.queue.submit(kinds.INSERT, model, None, body, name=name)

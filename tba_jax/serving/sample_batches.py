@@ -70,31 +70,20 @@ class _OnDevice:
   decoded: Any = None
 
 
+@dataclasses.dataclass
 class SampleBatches:
-  """Decodes for sampling sessions, for the thread that does requests.
+  """Decodes for sampling sessions, for the thread that does requests."""
 
-  Args:
-    base: the base model.
-    registry: has the versions of sampling sessions.
-    weights: checkpoints of the versions.
-  """
-
-  def __init__(
-      self,
-      base: served_base.ServedBase,
-      registry: registry_lib.Registry,
-      weights: saved_weights.SavedWeights,
-  ):
-    self._base = base
-    self._registry = registry
-    self._weights = weights
-    self._samplers: collections.OrderedDict[SampleSettings, decode.Sampler] = (
-        collections.OrderedDict()
-    )
-    # By path and by the request that wrote it: a path may be written again.
-    self._versions: collections.OrderedDict[tuple[str, str], _OnDevice] = (
-        collections.OrderedDict()
-    )
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  weights: saved_weights.SavedWeights
+  _samplers: collections.OrderedDict[SampleSettings, decode.Sampler] = (
+      dataclasses.field(default_factory=collections.OrderedDict, init=False)
+  )
+  # By path and by the request that wrote it: a path may be written again.
+  _versions: collections.OrderedDict[tuple[str, str], _OnDevice] = (
+      dataclasses.field(default_factory=collections.OrderedDict, init=False)
+  )
 
   def job(self, request: request_journal.ServerRequest) -> SampleJob:
     """Returns what a sample asks for; ValueError if it is wrong."""
@@ -104,7 +93,7 @@ class SampleBatches:
     job = SampleJob(
         request.id,
         request.owner,
-        path_of(self._registry, request.owner),
+        path_of(self.registry, request.owner),
         self.settings(params, *params.stops),
         decode_request(
             request.id,
@@ -117,7 +106,7 @@ class SampleBatches:
         last_n=(len(tokens) if last_n is None else last_n)
         * wanted.prompt_logprobs,
     )
-    c = self._base.config.sampling
+    c = self.base.config.sampling
     P, T = c.max_prompt_tokens, c.max_completion_tokens
     most = params.max_tokens or T
     if len(tokens) > P and most == 1 and request.kind == kinds.SAMPLE:
@@ -143,7 +132,7 @@ class SampleBatches:
   ) -> SampleSettings:
     """Returns settings; without ids the tokenizer's own end a completion."""
     if stop_ids is None:
-      stop_ids = self._base.policy.tokenizer.stop_ids
+      stop_ids = self.base.policy.tokenizer.stop_ids
     return SampleSettings(
         params.temperature,
         max(params.top_k, 0),
@@ -155,10 +144,10 @@ class SampleBatches:
   def check(self, job: SampleJob) -> None:
     """Raises ValueError for a job that cannot be decoded."""
     if job.path:
-      self._weights.place(job.path)
+      self.weights.place(job.path)
     settings = self._decode_settings(job.settings)
     try:
-      job.request.check(settings, self._base.policy.model.config.vocab_size)
+      job.request.check(settings, self.base.policy.model.config.vocab_size)
     except ValueError as error:
       # The prompt's number is of the server's own.
       number = f"prompt {job.request.prompt_id}: "
@@ -174,7 +163,7 @@ class SampleBatches:
         version.decoded, [job.request for job in jobs], version=0
     )
     scored = [job for job in jobs if job.last_n]
-    values = self._base.scorer().logprobs(
+    values = self.base.scorer().logprobs(
         version.params, [job.request.prompt_tokens for job in scored]
     )
     prompts = {job.id: v for job, v in zip(scored, values, strict=True)}
@@ -193,15 +182,15 @@ class SampleBatches:
     return out
 
   def _version(self, path: str) -> _OnDevice:
-    spec = (self._registry.checkpoint(path) if path else None) or {}
+    spec = (self.registry.checkpoint(path) if path else None) or {}
     key = (path, spec.get("request", ""))
     if key not in self._versions:
       while len(self._versions) >= _VERSIONS:
         self._versions.popitem(last=False)
-      params, step = self._base.params, 0
+      params, step = self.base.params, 0
       if path:
-        spec, state = self._weights.read(path)
-        params = self._base.programs(spec).trainable.merged(state["params"])
+        spec, state = self.weights.read(path)
+        params = self.base.programs(spec).trainable.merged(state["params"])
         step = spec.get("step", 0)
       self._versions[key] = _OnDevice(params, step)
     self._versions.move_to_end(key)
@@ -213,13 +202,13 @@ class SampleBatches:
       while len(self._samplers) >= _SAMPLERS:
         self._samplers.popitem(last=False)
       self._samplers[settings] = decode.Sampler(
-          self._base.policy.model, self._decode_settings(settings)
+          self.base.policy.model, self._decode_settings(settings)
       )
     self._samplers.move_to_end(settings)
     return self._samplers[settings]
 
   def _decode_settings(self, settings: SampleSettings) -> decode.Settings:
-    c, tokenizer = self._base.config.sampling, self._base.policy.tokenizer
+    c, tokenizer = self.base.config.sampling, self.base.policy.tokenizer
     P, T = c.max_prompt_tokens, c.max_completion_tokens
     if settings.is_long:
       P, T = P + T - 1, 1
@@ -236,7 +225,7 @@ class SampleBatches:
         stop_strings=settings.stop_strings,
         text_fn=functools.partial(tokenizer.decode, within=True),
         pad_id=tokenizer.pad_id,
-        seed=self._base.config.seed,
+        seed=self.base.config.seed,
         # Passes have the same: on the policy all ratios are 1.
         plain_temperature=c.temperature,
     )

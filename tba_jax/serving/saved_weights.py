@@ -8,6 +8,7 @@ files are complete.
 
 from collections.abc import Callable, Mapping
 import contextlib
+import dataclasses
 import pathlib
 import shutil
 from typing import Any
@@ -31,38 +32,29 @@ EXTERNAL_WEIGHTS = "external_weights"
 _UNNAMED = 8
 
 
+@dataclasses.dataclass
 class SavedWeights:
   """The checkpoints of a server.
 
   `place`, `delete` and `step` are for any thread.
 
-  Args:
-    base: the base model.
-    registry: has the specs of checkpoints and models.
-    folder: folder of the server.
-    insist: repeats a write until the disk takes it.
+  folder: folder of the server.
+  insist: repeats a write until the disk takes it.
   """
 
-  def __init__(
-      self,
-      base: served_base.ServedBase,
-      registry: registry_lib.Registry,
-      folder: pathlib.Path,
-      insist: Callable[..., None],
-  ):
-    self._base = base
-    self._registry = registry
-    self._folder = folder
-    self._insist = insist
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  folder: pathlib.Path
+  insist: Callable[..., None]
 
   def model_folder(self, model: str) -> pathlib.Path:
-    return self._folder / "models" / model.replace(":", "_")
+    return self.folder / "models" / model.replace(":", "_")
 
   def place(self, path: str) -> tuple[str, pathlib.Path]:
     """Returns kind and folder of a path; ValueError if there is none."""
     parts = path.removeprefix(SCHEME).split("/")
     # Its parts were checked before it was registered.
-    if not path.startswith(SCHEME) or self._registry.checkpoint(path) is None:
+    if not path.startswith(SCHEME) or self.registry.checkpoint(path) is None:
       raise ValueError(
           f"{path}: there is no such checkpoint; must be a path that"
           " save_weights or save_weights_for_sampler has returned, of which the"
@@ -73,7 +65,7 @@ class SavedWeights:
 
   def step(self, path: str) -> int:
     """Returns the optimizer steps of a version; 0 for the base model."""
-    spec = self._registry.checkpoint(path) if path else None
+    spec = self.registry.checkpoint(path) if path else None
     return (spec or {}).get("step", 0)
 
   def read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
@@ -81,8 +73,8 @@ class SavedWeights:
     kind, folder = self.place(path)
     if kind == EXTERNAL_WEIGHTS:
       raise ValueError(f"{path}: an export is for other programs")
-    spec = self._registry.checkpoint(path)
-    state = self._base.programs(spec).trainable.abstract_state()
+    spec = self.registry.checkpoint(path)
+    state = self.base.programs(spec).trainable.abstract_state()
     if kind == SAMPLER_WEIGHTS:
       del state["opt_state"]
     saver = checkpoint.Checkpointer(str(folder), keep=1)
@@ -102,7 +94,7 @@ class SavedWeights:
     path, folder = self._new_path(request, WEIGHTS, name, wanted.overwrite)
     state = {"params": run.params, "opt_state": run.opt_state}
     self._write(folder, state)
-    self._insist(self._note, path, request, run)
+    self.insist(self._note, path, request, run)
     return path
 
   def save_version(
@@ -118,7 +110,7 @@ class SavedWeights:
     name = wanted.path or f"{api.UNNAMED}{request.seq}"
     path, folder = self._new_path(request, SAMPLER_WEIGHTS, name)
     self._write(folder, {"params": run.params})
-    self._insist(self._note, path, request, run)
+    self.insist(self._note, path, request, run)
     if not wanted.path:
       self._drop_unnamed(request.owner)
     return path
@@ -138,8 +130,8 @@ class SavedWeights:
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove(folder)  # A kill before its outcome has the request come again.
-    policy = self._base.policy
-    rank = self._registry.model(request.owner)["rank"]
+    policy = self.base.policy
+    rank = self.registry.model(request.owner)["rank"]
     tensors = self._peft_tensors(run.params) if rank else None
     if tensors is not None:
 
@@ -149,7 +141,7 @@ class SavedWeights:
             tensors,
             base=policy.folder,
             rank=rank,
-            alpha=self._base.config.lora.alpha,
+            alpha=self.base.config.lora.alpha,
         )
         policy.tokenizer.save(new)
 
@@ -174,14 +166,14 @@ class SavedWeights:
   def delete(self, path: str) -> None:
     """Deletes a checkpoint; ValueError if there is none."""
     _, folder = self.place(path)
-    self._registry.drop_checkpoint(path)
+    self.registry.drop_checkpoint(path)
     shutil.rmtree(folder, ignore_errors=True)
 
   def _drop_unnamed(self, model: str) -> None:
     """Deletes the oldest versions without a name."""
     unnamed = [
         path
-        for path, _ in self._registry.checkpoints_of(model)
+        for path, _ in self.registry.checkpoints_of(model)
         if f"/{SAMPLER_WEIGHTS}/{api.UNNAMED}" in path
     ]
     for path in unnamed[:-_UNNAMED]:
@@ -199,7 +191,7 @@ class SavedWeights:
     """Returns path and place of a new checkpoint."""
     model = request.owner
     path = f"{SCHEME}{model}/{kind}/{name}"
-    before = self._registry.checkpoint(path)
+    before = self.registry.checkpoint(path)
     # The same request wrote it, if a kill came before its outcome.
     if before and before.get("request") != request.id and not overwrite:
       or_overwrite = ", or give overwrite" * (kind == WEIGHTS)
@@ -230,12 +222,12 @@ class SavedWeights:
       request: request_journal.ServerRequest,
       run: training_run.TrainingRun,
   ) -> None:
-    self._registry.add_checkpoint(
+    self.registry.add_checkpoint(
         path,
         request.owner,
         {
-            **self._registry.model(request.owner),
-            "base": self._base.base_name,
+            **self.registry.model(request.owner),
+            "base": self.base.base_name,
             "request": request.id,
             "step": run.num_steps,
         },
@@ -247,7 +239,7 @@ class SavedWeights:
     That is beside adapters that the base has already, and where its files have
     the matrices in another form, as those of experts are.
     """
-    policy = self._base.policy
+    policy = self.base.policy
     if policy.folder is None or adapter_folder.is_adapter(policy.folder):
       return None
     if hf_config.is_multimodal(policy.folder):

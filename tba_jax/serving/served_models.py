@@ -62,30 +62,17 @@ class ServedModel:
     return json.dumps(state).encode()
 
 
+@dataclasses.dataclass
 class ServedModels:
-  """The models of a server, for the thread that does requests.
+  """The models of a server, for the thread that does requests."""
 
-  Args:
-    base: the base model.
-    registry: has the specs of models.
-    journal: has their requests.
-    weights: their checkpoints.
-  """
-
-  def __init__(
-      self,
-      base: served_base.ServedBase,
-      registry: registry_lib.Registry,
-      journal: request_journal.RequestJournal,
-      weights: saved_weights.SavedWeights,
-  ):
-    self._base = base
-    self._registry = registry
-    self._journal = journal
-    self._weights = weights
-    self._models: collections.OrderedDict[str, ServedModel] = (
-        collections.OrderedDict()
-    )
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  journal: request_journal.RequestJournal
+  weights: saved_weights.SavedWeights
+  _models: collections.OrderedDict[str, ServedModel] = dataclasses.field(
+      default_factory=collections.OrderedDict, init=False
+  )
 
   @property
   def in_memory(self) -> list[str]:
@@ -113,7 +100,7 @@ class ServedModels:
       self.get(model)
       is_start = kind == kinds.START
       reason = "" if is_start else "stopped"
-      self._registry.set_running(model, is_start, reason)
+      self.registry.set_running(model, is_start, reason)
       return api.RequestResult(type=kind).encode()
     if kind != kinds.FORWARD and kind not in kinds.REPEATED:
       raise ValueError(f"{request.id}: this version has no request {kind!r}")
@@ -124,20 +111,20 @@ class ServedModels:
 
     Raises:
       ValueError: there is no such model.
-      RuntimeError: it cannot be made again.
+      RuntimeError: the model cannot be made again.
     """
     if model in self._models:
       self._models.move_to_end(model)
       return self._models[model]
-    spec = self._registry.model(model)
+    spec = self.registry.model(model)
     if spec is None:
       raise ValueError(f"model {model}: there is none; create_model makes one")
-    made = self._journal.outcome(f"{model}:0")
+    made = self.journal.outcome(f"{model}:0")
     if made is not None and made.kind == kinds.LOAD and made.failure:
       raise ValueError(f"model {model} was not made: {made.failure['error']}")
-    while len(self._models) >= self._base.config.serve.max_models:
+    while len(self._models) >= self.base.config.serve.max_models:
       self.forget(next(iter(self._models)))
-    folder = self._weights.model_folder(model) / "state"
+    folder = self.weights.model_folder(model) / "state"
     saver = checkpoint.Checkpointer(str(folder), keep=_KEEP)
     try:
       served, seq = self._restore(saver, spec)
@@ -165,7 +152,7 @@ class ServedModels:
       served.steps_since_save += 1
     elif kind != kinds.LOAD:
       return
-    every_steps = self._base.config.serve.checkpoint_every_steps
+    every_steps = self.base.config.serve.checkpoint_every_steps
     # What a load read may be replaced, so it is not done again.
     if served.steps_since_save < every_steps and kind != kinds.LOAD:
       return
@@ -178,7 +165,7 @@ class ServedModels:
       steps = served.saver.newest_steps()
       if len(steps) == _KEEP:
         # Those after the older one stay: it serves if the newer is damaged.
-        self._journal.drop_bodies(request.owner, steps[0])
+        self.journal.drop_bodies(request.owner, steps[0])
     # Whatever Orbax raises: the journal has everything; the next one may fit.
     except Exception as error:
       logging.error("%s", error)
@@ -189,13 +176,13 @@ class ServedModels:
       self, saver: checkpoint.Checkpointer, spec: Mapping[str, Any]
   ) -> tuple[ServedModel, int]:
     """Returns a model at its newest checkpoint, and the number it is of."""
-    programs, replay = self._base.programs(spec), None
+    programs, replay = self.base.programs(spec), None
     trainable = programs.trainable
     if "replay" in spec:
       replay = served_replay.ServedReplay(
-          self._base.config,
+          self.base.config,
           api.read(api.CreateReplay, spec["replay"]),
-          self._base.policy.tokenizer,
+          self.base.policy.tokenizer,
       )
     if saver.latest_step() is None:
       params = trainable.init(spec["seed"])
@@ -219,12 +206,12 @@ class ServedModels:
       RuntimeError: a request cannot be done again, or ends otherwise.
     """
     repeated = 0
-    for request, is_done in self._journal.since(model, seq):
+    for request, is_done in self.journal.since(model, seq):
       if not is_done:
         break
       if request.kind not in kinds.REPEATED:
         continue
-      failure = self._journal.outcome(request.id).failure
+      failure = self.journal.outcome(request.id).failure
       # A step alone may have had an effect though it failed: it drops a
       # gradient that is not finite.
       if failure and (
@@ -235,7 +222,7 @@ class ServedModels:
       if request.body is None:
         raise RuntimeError(
             f"{request.id} cannot be done again: its body is gone, and no"
-            f" checkpoint in {self._weights.model_folder(model)} has its effect"
+            f" checkpoint in {self.weights.model_folder(model)} has its effect"
         )
       try:
         self.execute(request)
@@ -256,8 +243,8 @@ class ServedModels:
 
   def _load(self, model: str, wanted: api.LoadWeights) -> str:
     """Replaces a model's params by a checkpoint's; returns its path."""
-    own, path = self._registry.model(model), wanted.path
-    spec, state = self._weights.read(path)
+    own, path = self.registry.model(model), wanted.path
+    spec, state = self.weights.read(path)
     for key in ("rank", "targets"):
       if spec[key] != own[key]:
         raise ValueError(
@@ -280,19 +267,19 @@ class ServedModels:
     model, kind = request.owner, request.kind
     run = self.get(model).run
     if kind == kinds.EXPORT:
-      path, size = self._weights.export(request, wanted, run)
+      path, size = self.weights.export(request, wanted, run)
       return api.RequestResult(type=kind, path=path, size_bytes=size)
     if kind == kinds.SAVE:
-      path = self._weights.save(request, wanted, run)
+      path = self.weights.save(request, wanted, run)
       return api.RequestResult(type=kind, path=path)
-    path = self._weights.save_version(request, wanted, run)
+    path = self.weights.save_version(request, wanted, run)
     if wanted.path:
       return api.RequestResult(type=kind, path=path)
     # Its own numbers, apart from those that clients give.
     sampler = f"{model}:sample:{request.seq}"
-    self._registry.add_sampler(sampler, model.partition(":")[0], path)
-    # Of a replay; others have no session of this name.
-    self._registry.set_sampler(kinds.newest_sampler(model), path)
+    self.registry.add_sampler(sampler, model.partition(":")[0], path)
+    # A replay's; others have no session of this name.
+    self.registry.set_sampler(kinds.newest_sampler(model), path)
     return api.RequestResult(type=kind, sampling_session_id=sampler)
 
 

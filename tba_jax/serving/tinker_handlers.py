@@ -93,28 +93,17 @@ class TinkerHandlers(handlers.Handlers):
     model = api.ServedModelInfo(
         model_name=self.engine.base.name,
         max_context_length=self.engine.base.max_tokens,
-        trainable=True,
-        sampleable=True,
     )
     return api.Capabilities(supported_models=[model])
 
   async def _client_config(self, request: requests.Request) -> Any:
     await self.body(request)
-    return api.ClientConfig(
-        pjwt_auth_enabled=False,
-        credential_default_source="api_key",
-        # A pass comes whole if it can, since groups must not be cut.
-        fwdbwd_max_chunk_len=2**20,
-        fwdbwd_max_chunk_bytes_count=handlers.MOST_BYTES // 2,
-        proto_compress_fwdbwd=False,
-        custom_loss_server_side=False,
-    )
+    most = handlers.MOST_BYTES // 2
+    return api.ClientConfig(fwdbwd_max_chunk_bytes_count=most)
 
   async def _dynamic_config(self, request: requests.Request) -> Any:
     await self.body(request)
-    return api.DynamicConfig(
-        refresh_interval_sec=3600, sample_cancel_enabled=False
-    )
+    return api.DynamicConfig()
 
   async def _telemetry(self, request: requests.Request) -> Any:
     # Kept nowhere.
@@ -125,12 +114,12 @@ class TinkerHandlers(handlers.Handlers):
     await self.read(api.OpenMessage, request)
     session = str(uuid.uuid4())
     await concurrency.run_in_threadpool(self.registry.add_session, session)
-    return api.Created(type="create_session", session_id=session)
+    return api.RequestResult(type="create_session", session_id=session)
 
   async def _heartbeat(self, request: requests.Request) -> Any:
     body, _ = await self.read(api.OfSession, request)
     self.check_session(body.session_id)
-    return api.Created(type="session_heartbeat")
+    return api.RequestResult(type="session_heartbeat")
 
   async def _session(self, request: requests.Request) -> Any:
     session = request.path_params["session"]
@@ -176,7 +165,6 @@ class TinkerHandlers(handlers.Handlers):
     body, _ = await self.read(api.OfModel, request)
     spec, base = self.spec_of_model(body.model_id), self.engine.base
     return api.ModelInfo(
-        type="get_info",
         model_data=api.ModelData(
             arch=base.family,
             model_name=base.name,
@@ -267,7 +255,6 @@ class TinkerHandlers(handlers.Handlers):
     return api.TrainingRunInfo(
         training_run_id=model,
         base_model=spec["base_model"],
-        model_owner="",
         is_lora=spec["rank"] > 0,
         lora_rank=spec["rank"] or None,
         last_request_time=_iso(self.journal.last_asked_s(model)),
@@ -337,7 +324,7 @@ class TinkerHandlers(handlers.Handlers):
     if self.registry.sampler(sampler) not in (None, path):
       raise ValueError(f"{sampler} is of another model: take another number")
     self.registry.add_sampler(sampler, session, path)
-    return api.Created(
+    return api.RequestResult(
         type="create_sampling_session", sampling_session_id=sampler
     )
 
@@ -379,9 +366,10 @@ class TinkerHandlers(handlers.Handlers):
       )
     outcome = await self.outcome(id, _POLL_S)
     if outcome is None:
-      wait = api.NotYet(type="try_again", request_id=id, queue_state="active")
       return responses.Response(
-          wait.encode(), handlers.NOT_YET, media_type="application/json"
+          api.NotYet(request_id=id).encode(),
+          handlers.NOT_YET,
+          media_type="application/json",
       )
     if outcome.failure is not None:
       return outcome.failure

@@ -25,13 +25,13 @@ PyTree = types.PyTree
 class Trainable:
   """What models with the same trained part share, compiled once.
 
-  config, model, base: as the arguments.
+  config: `lora.alpha`, and what passes read.
+  model: the model, whose shape all share.
+  base: its params, which adapters adapt; also the reference policy.
   adapters: the adapters; None if all params are trained.
 
   Args:
-    config: reads `lora.alpha`, and what passes read.
-    model: the model, whose shape all share.
-    base: its params, which adapters adapt; also the reference policy.
+    config, model, base: the attributes.
     rank: rank of the adapters; 0 trains all params.
     targets: matrices that have adapters, as `config.lora.targets`.
   """
