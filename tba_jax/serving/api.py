@@ -62,16 +62,21 @@ def read(kind: type[_M], value: Any) -> _M:
   try:
     return kind.model_validate(value)
   except pydantic.ValidationError as error:
-    raise ValueError(_one_line(error)) from error
+    raise ValueError(_one_line(error, value)) from error
 
 
-def _one_line(error: pydantic.ValidationError) -> str:
+def _one_line(error: pydantic.ValidationError, value: Any) -> str:
   """Returns the first problem of a message: KEY = VALUE: must be …"""
   first = error.errors(include_url=False, include_context=False)[0]
-  key = "".join(
-      f"[{part}]" if isinstance(part, int) else f".{part}"
-      for part in first["loc"]
-  ).removeprefix(".")
+  key = ""
+  for part in first["loc"]:
+    if isinstance(part, int):
+      key, value = f"{key}[{part}]", value[part]
+    # Others are names of types, of several that are tried.
+    elif isinstance(value, dict) and (
+        part in value or first["type"] == "missing"
+    ):
+      key, value = f"{key}.{part}".removeprefix("."), value.get(part)
   text = first["msg"].removeprefix("Value error, ")
   text = re.sub(r"^\w+ should", "must", text)
   if first["type"] in ("model_type", "dict_type"):

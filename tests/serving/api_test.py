@@ -91,7 +91,7 @@ class RefusalsTest(parameterized.TestCase):
       (api.CreateModel, {**_MODEL, "optimizer_config": {"type": "muon"}},
        "optimizer_config.type = 'muon': must be 'adamw'"),
       (api.CreateModel, {**_MODEL, "user_metadata": {"a": [float("inf")]}},
-       "user_metadata.a.* = inf: must be a finite number"),
+       r"^user_metadata.a.0. = inf: must be a finite number"),
       (api.FinishEpisode, {}, "reward: is missing"),
       (api.FinishEpisode, {"reward": 1e39}, "reward = 1e.39: must be less"),
       (api.FinishEpisode, {"reward": True}, "reward = True: must be"),
