@@ -243,7 +243,7 @@ class FinishSession(OpenMessage):
 
 
 class LoraConfig(Message):
-  """Adapters of a model; those of the unembedding do not exist here."""
+  """Adapters of a model; the unembedding has none here."""
 
   rank: Annotated[int, pydantic.Field(ge=0, le=1024)]
   seed: int | None = None
@@ -511,8 +511,8 @@ class CreateReplay(Message):
       )
     if self.model_path and self.lora_config is not None:
       raise ValueError(
-          "lora_config: must be left out with model_path, whose adapters are"
-          " those of the checkpoint"
+          "lora_config: must be left out with model_path, since the checkpoint"
+          " has its adapters"
       )
     return self
 
@@ -552,7 +552,11 @@ class _Completions(Message):
   seed: int | None = None
   stop: Annotated[Any, pydantic.AfterValidator(_stop_texts)] = ()
   logprobs: Annotated[
-      Any, _must(lambda n: n in (0, 1), "those of the sampled tokens alone")
+      Any,
+      _must(
+          lambda n: n in (0, 1),
+          "true or 1, for log-probs of the sampled tokens alone",
+      ),
   ] = None
   # They change nothing of the answer.
   user: Any = None

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Engine of a server: one thread that owns the devices and does what is asked.
+"""Engine of a server: one thread that owns the devices and does requests.
 
 Handlers of HTTP submit requests to its queue and return; the engine does them
 with the part that each is of, and writes their outcomes.
@@ -37,7 +37,7 @@ class Engine:
   registry, journal: sessions, models and checkpoints; requests.
   queue: takes requests.
   base, weights, models: the base model; checkpoints; models under training.
-  samples, episodes, replays: the rest of what is asked for.
+  samples, episodes, replays: sampling, agents, and training by the server.
 
   Args:
     config: config of the server.
@@ -207,7 +207,7 @@ class Engine:
   def _job(
       self, request: request_journal.ServerRequest
   ) -> sample_batches.SampleJob:
-    """Returns what is asked for; ValueError if it is wrong."""
+    """Returns what to decode; ValueError if the request is wrong."""
     is_call = request.kind in (kinds.CALL, kinds.ANSWER)
     job = (self.episodes if is_call else self.samples).job(request)
     self.samples.check(job)

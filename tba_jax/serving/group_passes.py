@@ -33,7 +33,7 @@ PyTree = types.PyTree
 
 # Compiled objectives, by name and settings, that are kept.
 _GROUP_PROGRAMS = 32
-# Inputs of a sequence of a group, beside its targets.
+# Inputs of a sequence of a group, without its targets.
 _NEEDED_OF_GROUPS = ("weights", "logprobs", "reward", "group")
 _OF_GROUPS = (*_NEEDED_OF_GROUPS, "ref_logprobs", "staleness")
 _SCALARS_OF_GROUPS = ("reward", "group", "staleness")
@@ -54,28 +54,28 @@ class GroupPasses:
     )
 
   def run(
-      self, params: PyTree, grads: PyTree | None, asked: protobufs.Pass
+      self, params: PyTree, grads: PyTree | None, wanted: protobufs.Pass
   ) -> tuple[PyTree | None, protobufs.PassResult]:
-    """Returns the gradient with that of a pass added, and the pass's result.
+    """Adds the gradient of a pass; returns the sum, and the pass's result.
 
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      asked: a pass with an objective of `losses/build.py`.
+      wanted: a pass with an objective of `losses/build.py`.
 
     Raises:
       ValueError: the objective is not allowed here, or the sequences do not
         make groups.
     """
-    batch, places = self._groups(asked.data)
-    is_given = all("ref_logprobs" in d.inputs for d in asked.data)
+    batch, places = self._groups(wanted.data)
+    is_given = all("ref_logprobs" in d.inputs for d in wanted.data)
     grads, loss, logprobs_BxKxT = self.run_batch(
-        params, grads, asked.loss, asked.config, batch, has_reference=is_given
+        params, grads, wanted.loss, wanted.config, batch, has_reference=is_given
     )
     outputs: list[dict[str, np.ndarray] | None] = [None] * len(places)
     T = logprobs_BxKxT.shape[-1]
     for n, logprobs_T in zip(places, logprobs_BxKxT.reshape(-1, T)):
-      datum = asked.data[n]
+      datum = wanted.data[n]
       start = _prompt_length(n, datum) - 1
       values = np.zeros(len(datum.tokens), np.float32)
       values[start:] = logprobs_T[: len(values) - start]
@@ -94,7 +94,7 @@ class GroupPasses:
       *,
       has_reference: bool,
   ) -> tuple[PyTree | None, float, np.ndarray]:
-    """Returns the gradient with that of a batch, the loss, log-probs [B, K, T].
+    """Adds the gradient of a batch; returns it, loss, log-probs [B, K, T].
 
     Args:
       params: trained params.

@@ -111,7 +111,7 @@ class Handlers:
   """Handlers of requests to an engine; `routes` of each kind are its own.
 
   Args:
-    engine: does what is asked.
+    engine: does the requests.
     waiters: are notified of requests that are done.
   """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of losses that a pass may change, and those of a whole server."""
+"""Settings of losses: what a pass may change, and what a server must have."""
 
 from collections.abc import Mapping
 

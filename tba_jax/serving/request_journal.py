@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ordered journal of a server: requests that it has promised to do.
 
-A request is in the journal before its client is told its number, and its result
+A request is in the journal before its client gets its number, and its result
 before its client sees it. Both are committed, so that a server that is killed
 at any moment goes on: what has no result is done again, in the same order, from
 the newest checkpoint of its model. A request is known by its owner, a model or
@@ -250,7 +250,7 @@ class RequestJournal:
   def last_asked_s(self, model: str) -> float:
     """Returns the Unix time of a model's newest request that is not forgotten.
 
-    Without one it is that of the model's session.
+    Without one it is the start of the model's session.
     """
     return self._db.one(
         "SELECT COALESCE((SELECT MAX(accepted_s) FROM requests WHERE owner=?1),"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests from their arrival to their outcome, in their order.
 
-Those of a model are done in the order of their numbers; those of sampling
-sessions and episodes by arrival, together.
+A model's requests are done in the order of their numbers; samples, calls and
+ends of episodes by arrival, together.
 """
 
 from collections.abc import Callable, Mapping

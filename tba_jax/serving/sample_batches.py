@@ -44,12 +44,12 @@ class SampleSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SampleJob:
-  """Completions that are asked for.
+  """Requested completions.
 
   owner: sampling session or episode.
   path: path of the version, "" for the base model.
   pack: (result, optimizer steps of the version) -> result of the request.
-  last_n: prompt tokens, from the end, whose log-probs are asked for; 0 = none.
+  last_n: prompt tokens, from the end, that get log-probs; 0 = none.
   """
 
   id: str

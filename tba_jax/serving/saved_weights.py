@@ -236,8 +236,8 @@ class SavedWeights:
   def _peft_tensors(self, params: types.PyTree) -> Mapping[str, Any] | None:
     """Returns adapters as `peft` has them, None where only merged ones will do.
 
-    That is beside adapters that the base has already, and where its files have
-    the matrices in another form, as those of experts are.
+    The base may have adapters already, or its files other forms of the
+    matrices, as of experts.
     """
     policy = self.base.policy
     if policy.folder is None or adapter_folder.is_adapter(policy.folder):

@@ -279,7 +279,7 @@ def groups_of_episodes(
 def group_of_sample(
     result: Mapping[str, Any], rewards: Sequence[float], least: int
 ) -> dict[str, Any]:
-  """Returns the group of a sample that was asked for `into` a replay.
+  """Returns the group of a sample `into` a replay.
 
   Args:
     result: result of the sample.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handlers of the Tinker API.
 
-A handler checks a request, has it journaled and answers at once; its result is
-asked for by `retrieve_future`, which waits. Of a model's numbered requests only
-the address is read here: a wrong one fails in its place, and uses its number.
+A handler checks a request, has it journaled and answers at once;
+`retrieve_future` waits for its result. A model's numbered request is read in
+its turn, but for its address: a wrong one fails there, and uses its number.
 
 Source: package `tinker` 0.38, whose client is served unchanged.
 """

@@ -40,28 +40,28 @@ class TokenPasses:
     self._config = trainable.config
 
   def run(
-      self, params: PyTree, grads: PyTree | None, asked: protobufs.Pass
+      self, params: PyTree, grads: PyTree | None, wanted: protobufs.Pass
   ) -> tuple[PyTree | None, protobufs.PassResult]:
-    """Returns the gradient with that of a pass added, and the pass's result.
+    """Adds the gradient of a pass; returns the sum, and the pass's result.
 
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      asked: a pass with a loss of `token_losses.LOSSES`.
+      wanted: a pass with a loss of `token_losses.LOSSES`.
 
     Raises:
       ValueError: the loss lacks an input, or has one that it does not read.
     """
     rows = [
-        (datum, _token_inputs(n, datum, asked.loss))
-        for n, datum in enumerate(asked.data)
+        (datum, _token_inputs(n, datum, wanted.loss))
+        for n, datum in enumerate(wanted.data)
     ]
-    config = _token_config(asked)
+    config = _token_config(wanted)
     outputs: list[dict[str, np.ndarray] | None] = [None] * len(rows)
     waiting = []
     run = self._token_forward if grads is None else self._token_pass
     with trainable_lib.donating():
-      for places, B, L in self._cut([len(d.tokens) for d in asked.data]):
+      for places, B, L in self._cut([len(d.tokens) for d in wanted.data]):
         arrays = _pad([rows[n] for n in places], B, L)
         arrays = self._trainable.place_rows(arrays, B)
         grads, total, logprobs, losses = run(
@@ -73,7 +73,7 @@ class TokenPasses:
       loss += float(total)
       logprobs_BxL, losses_BxL = map(np.asarray, (logprobs_BxL, losses_BxL))
       for row, n in enumerate(places):
-        length = len(asked.data[n].tokens)
+        length = len(wanted.data[n].tokens)
         outputs[n] = {
             "logprobs": logprobs_BxL[row, :length],
             "elementwise_loss": losses_BxL[row, :length],
@@ -239,23 +239,23 @@ def _token_inputs(
   return out
 
 
-def _token_config(asked: protobufs.Pass) -> dict[str, np.ndarray]:
+def _token_config(wanted: protobufs.Pass) -> dict[str, np.ndarray]:
   """Returns index and settings of a token loss; ValueError for a wrong one."""
   names = list(token_losses.LOSSES)
-  defaults = token_losses.LOSSES[asked.loss].config
-  for key, value in asked.config.items():
+  defaults = token_losses.LOSSES[wanted.loss].config
+  for key, value in wanted.config.items():
     if key not in defaults or isinstance(value, str):
       raise ValueError(
-          f"loss_fn_config.{key} = {value!r}: must be, for {asked.loss},"
+          f"loss_fn_config.{key} = {value!r}: must be, for {wanted.loss},"
           f" {', '.join(defaults) or 'none'}, as numbers"
       )
   # Whatever the loss, the program takes the same names.
   settings = {
       key: 0.0 for loss in token_losses.LOSSES.values() for key in loss.config
   }
-  settings |= {**defaults, **asked.config}
+  settings |= {**defaults, **wanted.config}
   return {
-      "loss": np.int32(names.index(asked.loss)),
+      "loss": np.int32(names.index(wanted.loss)),
       **{key: np.float32(value) for key, value in settings.items()},
   }
 

@@ -75,18 +75,18 @@ class TrainingRun:
   def num_steps(self) -> int:
     return int(self.opt_state.count)
 
-  def run_pass(self, asked: protobufs.Pass) -> protobufs.PassResult:
+  def run_pass(self, wanted: protobufs.Pass) -> protobufs.PassResult:
     """Runs a pass; adds its gradient, unless it is forward alone.
 
     Raises:
       ValueError: the pass is wrong; the gradient is what it was.
     """
-    self.programs.check(asked.data)
-    is_of_tokens = asked.loss in token_losses.LOSSES
+    self.programs.check(wanted.data)
+    is_of_tokens = wanted.loss in token_losses.LOSSES
     passes = self.programs.tokens if is_of_tokens else self.programs.groups
-    if asked.forward_only:
-      return passes.run(self.params, None, asked)[1]
-    self._grads, result = passes.run(self.params, self._gradient(), asked)
+    if wanted.forward_only:
+      return passes.run(self.params, None, wanted)[1]
+    self._grads, result = passes.run(self.params, self._gradient(), wanted)
     return result
 
   def run_batch(

@@ -159,7 +159,7 @@ class RefusalsTest(parameterized.TestCase):
       ({"presence_penalty": 0.5}, "presence_penalty: not supported"),
       ({"response_format": {"type": "json_object"}}, "response_format: not"),
       ({"top_logprobs": 3}, "top_logprobs: not supported"),
-      ({"logprobs": 5}, "logprobs = 5: must be those of the sampled tokens"),
+      ({"logprobs": 5}, "logprobs = 5: must be true or 1"),
       ({"tool_choice": "required"}, "tool_choice = 'required': must be"),
       ({"tools": [1]}, r"tools.0. = 1: must be an object"),
       ({"tools": [{"type": "function", "function": {}}]}, "name: is missing"),
