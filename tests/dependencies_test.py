@@ -21,6 +21,7 @@ _PACKAGES = {
     "absl": "absl-py",
     "google": "protobuf",
     "orbax": "orbax-checkpoint",
+    "pydantic_core": "pydantic",
     "yaml": "pyyaml",
 }
 _OWN = {
@@ -60,8 +61,13 @@ _PICKLE_CALLS = {
 _SAFE = {"allow_pickle": False, "weights_only": True}
 # Loaded by one program alone, which says what it lacks.
 _OF_ONE_PROGRAM = {
+    "tba_jax/serving/agent_handlers.py": {"starlette"},
+    "tba_jax/serving/api.py": {"pydantic"},
     "tba_jax/serving/app.py": {"starlette"},
     "tba_jax/serving/connections.py": {"uvicorn"},
+    "tba_jax/serving/handlers.py": {"starlette"},
+    "tba_jax/serving/replay_handlers.py": {"starlette"},
+    "tba_jax/serving/tinker_handlers.py": {"starlette"},
 }
 _EXTRA_OF_PLACE = {
     "tba_jax": (

@@ -21,8 +21,10 @@ from tba_jax.programs import one_process
 from tba_jax.programs import replica
 from tba_jax.programs import roles
 from tba_jax.programs import sft
-from tba_jax.serving import engine
-from tba_jax.serving import replay as serving_replay
+from tba_jax.serving import api
+from tba_jax.serving import kinds
+from tba_jax.serving import served_models
+from tba_jax.serving import served_replay
 from tba_jax.system import processes
 from tba_jax.tools import replay
 from tba_jax.tools import sweep
@@ -123,14 +125,14 @@ class ServerTest(absltest.TestCase):
         "num_steps": 1,
         "adam_params": {"learning_rate": 0.01},
     }
-    server = mock.Mock()
-    server.journal.model.return_value = {"replay": body}
-    server._run_of.return_value.num_steps = 0
-    config = _make_config()
-    server._replays = {"m": serving_replay.Replay(config, body, mock.Mock())}
+    body |= {"session_id": "s", "replay_seq_id": 0, "base_model": "m"}
+    replay = served_replay.ServedReplay(
+        _make_config(), api.read(api.CreateReplay, body), mock.Mock()
+    )
+    served = served_models.ServedModel(mock.Mock(num_steps=0), None, replay)
     with mock.patch.object(loop, "run", side_effect=_Reached):
       with self.assertRaises(_Reached):
-        engine.Engine._execute_replay(server, "m", engine.TRAIN, {})
+        served.execute(kinds.TRAIN, b"{}")
 
 
 class StepsTest(absltest.TestCase):

@@ -46,7 +46,7 @@ def run_serve(
   try:
     if operands:
       raise ValueError(f"operands {' '.join(operands)}: allowed none")
-    for name in ("starlette", "uvicorn"):
+    for name in ("pydantic", "starlette", "uvicorn"):
       if importlib.util.find_spec(name) is None:
         raise ValueError(
             f"--program=serve needs {name}: pip install 'tba_jax[serve]'"
@@ -66,6 +66,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   from tba_jax.serving import app as app_lib
   from tba_jax.serving import connections
   from tba_jax.serving import engine as engine_lib
+  from tba_jax.serving import handlers
 
   processes.prepare_compiling()
   processes.raise_open_files()
@@ -74,7 +75,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
     listener = _listen(config.serve.host, config.serve.port)
     folder = pathlib.Path(workdir) / "serve"
     key, tls = load_or_make_key(folder), _tls(config.serve, folder / "tls")
-    waiters = app_lib.Waiters()
+    waiters = handlers.Waiters()
     print(f"loading {config.init}", file=sys.stderr, flush=True)
     engine = engine_lib.Engine(config, workdir, waiters.notify)
   except ValueError as error:
@@ -95,7 +96,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
       server.should_exit = True
 
   thread = threading.Thread(target=run_engine, name="engine", daemon=True)
-  app = app_lib.App(engine, waiters, thread, key)
+  app = app_lib.make(engine, waiters, thread, key)
   host, port = listener.getsockname()[:2]
   shown = f"[{host}]" if ":" in host else host
 
@@ -130,7 +131,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
 
   server = Server(
       uvicorn.Config(
-          app.asgi,
+          app,
           http=connections.Protocol,
           # A stranger's requests are no news: they would fill the disk.
           log_level="error",

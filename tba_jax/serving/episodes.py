@@ -9,13 +9,12 @@
     GET  /api/v1/episodes/ID           rows: ids, mask, log-probs, versions
 
 An agent that speaks OpenAI's API is pointed at the URL of its episode and runs
-as it is (`chat.py` has that API). A row of the episode is a prompt and what
-followed it: the ids that the model saw and sampled, never encoded again. A call
-goes on a row if its messages begin with the row's and the chat template writes
-them as the row has them; what the template writes behind the row is then
-encoded and appended. Otherwise the call begins a new row: `rewritten` counts
-those whose past the template writes otherwise, `branched` those with another
-past.
+as it is. A row of the episode is a prompt and what followed it: the ids that
+the model saw and sampled, never encoded again. A call goes on a row if its
+messages begin with the row's and the chat template writes them as the row has
+them; what the template writes behind the row is then encoded and appended.
+Otherwise the call begins a new row: `rewritten` counts those whose past the
+template writes otherwise, `branched` those with another past.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,8 @@ import functools
 from typing import Any
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import chat
+from tba_jax.serving import api
+from tba_jax.serving import completions
 
 # Characters of a text that is encoded whatever the tokenizer's longest token:
 # spaces between words, and unknown words, may have any length.
@@ -33,7 +33,7 @@ FIRST, REWRITTEN, BRANCHED = "first", "rewritten", "branched"
 
 
 @dataclasses.dataclass
-class Row:
+class EpisodeRow:
   """A prompt and what followed it, token by token.
 
   messages: messages as the agent has them; None for a text.
@@ -106,10 +106,10 @@ class Episode:
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer, most_tokens: int):
     self._tokenizer = tokenizer
     self._most_tokens = most_tokens
-    self.rows: list[Row] = []
+    self.rows: list[EpisodeRow] = []
     self.counts = {"calls": 0, REWRITTEN: 0, BRANCHED: 0}
 
-  def begin(self, call: chat.Call) -> Turn:
+  def begin(self, call: api.CompletionRequest) -> Turn:
     """Returns where a call stands; changes nothing.
 
     Raises:
@@ -118,12 +118,12 @@ class Episode:
     """
     if call.prompt is not None and not isinstance(call.prompt, str):
       self._check_room(len(call.prompt), self._most_tokens, "tokens")
-    find = self._chat_turn if call.messages is not None else self._text_turn
+    find = self._chat_turn if call.chat is not None else self._text_turn
     return find(call)
 
-  def _chat_turn(self, call: chat.Call) -> Turn:
-    messages, cause = call.messages, BRANCHED if self.rows else FIRST
-    rendered = [chat.for_template(message) for message in messages]
+  def _chat_turn(self, call: api.CompletionRequest) -> Turn:
+    messages, cause = call.chat, BRANCHED if self.rows else FIRST
+    rendered = [completions.for_template(message) for message in messages]
     for index, row in reversed(list(enumerate(self.rows))):
       known = len(row.messages or ())
       if not known or list(messages[:known]) != row.messages:
@@ -131,16 +131,16 @@ class Episode:
       if known == len(messages):
         continue
       rendered[:known] = row.rendered
-      text = self._tokenizer.chat_text(rendered, tools=call.tools)
+      text = self._tokenizer.chat_text(rendered, tools=call.offered_tools)
       if text.startswith(row.text):
         return self._go_on(index, text, rendered)
       cause = REWRITTEN
       break
-    text = self._tokenizer.chat_text(rendered, tools=call.tools)
+    text = self._tokenizer.chat_text(rendered, tools=call.offered_tools)
     ids = self._encode(text)
     return Turn(len(self.rows), 0, ids, text, rendered, len(ids), cause)
 
-  def _text_turn(self, call: chat.Call) -> Turn:
+  def _text_turn(self, call: api.CompletionRequest) -> Turn:
     for index, row in reversed(list(enumerate(self.rows))):
       if row.messages is not None:
         continue
@@ -186,7 +186,7 @@ class Episode:
   def _check_room(self, size: int, most: int, unit: str) -> None:
     if size > most:
       raise ValueError(
-          f"context_length_exceeded: the call has {size} {unit}; allowed up to"
+          f"context_length_exceeded: the call has {size} {unit}; must be up to"
           f" {most} with config.sampling.max_prompt_tokens ="
           f" {self._most_tokens}"
       )
@@ -242,7 +242,9 @@ class Episode:
     """
     is_chat, context = messages is not None, record["context_ids"]
     if record["row"] == len(self.rows):
-      self.rows.append(Row([] if is_chat else None, [], start=len(context)))
+      self.rows.append(
+          EpisodeRow([] if is_chat else None, [], start=len(context))
+      )
     if record["cause"] in self.counts:
       self.counts[record["cause"]] += 1
     self.counts["calls"] += 1

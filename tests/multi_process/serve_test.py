@@ -98,22 +98,27 @@ class ServeTest(absltest.TestCase):
             "create_model",
             {**model, "base_model": "x"},
             422,
-            "allowed 'scratch'",
+            "must be 'scratch'",
         ),
         (
             "create_model",
             {**model, "lora_config": {"rank": -1}},
             422,
-            "rank=-1",
+            "rank = -1",
         ),
         ("create_model", {**model, "session_id": "x"}, 404, "session x"),
         ("optim_step", {**step, "model_id": "x"}, 404, "model x"),
-        ("optim_step", {**step, "seq_id": "1"}, 422, "seq_id is str"),
+        ("optim_step", {**step, "seq_id": "1"}, 422, "seq_id = '1'"),
         ("optim_step", {**step, "adam_params": {"eps": 1}}, 422, "was another"),
-        ("forward_backward", {"model_id": one}, 422, "forward_backward_input"),
-        ("asample", {"sampling_session_id": "x"}, 404, "sampling session x"),
+        (
+            "forward_backward",
+            {"model_id": one},
+            422,
+            "forward_backward_input: is missing",
+        ),
+        ("asample", {"sampling_session_id": "x"}, 422, "prompt: is missing"),
         ("retrieve_future", {"request_id": "x"}, 410, "not known"),
-        ("retrieve_futures", b'{"timeout": NaN}', 422, "not a number of JSON"),
+        ("retrieve_futures", b'{"timeout": NaN}', 422, "not JSON"),
     ):
       with self.subTest(path=path, message=message):
         found, said = server.post(path, body)

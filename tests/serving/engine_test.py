@@ -3,7 +3,6 @@
 """The engine: order, exactly one effect of a request, and its numbers."""
 
 import json
-import pathlib
 import threading
 from unittest import mock
 
@@ -14,11 +13,12 @@ import numpy as np
 import optax
 import pytest
 
-from tba_jax.losses import build
+from tba_jax.learning import checkpoint
 from tba_jax.losses import logprobs as logprobs_lib
+from tba_jax.serving import api
 from tba_jax.serving import engine as engine_lib
-from tba_jax.serving import journal as journal_lib
-from tba_jax.serving import messages
+from tba_jax.serving import protobufs
+from tba_jax.serving import training_run
 from tests.support import serving_case
 from tests.support import waiting
 
@@ -39,14 +39,15 @@ class _Server:
     self.thread.start()
 
   def create(self, rank=2, seed=1):
-    spec = self.engine.spec_of(_MODEL, {"rank": rank, "seed": seed})
-    self.engine.journal.add_session(serving_case.SESSION)
-    self.engine.journal.add_model(_MODEL, serving_case.SESSION, spec)
+    lora = api.LoraConfig(rank=rank, seed=seed)
+    spec = self.engine.base.spec_of(_MODEL, lora)
+    self.engine.registry.add_session(serving_case.SESSION)
+    self.engine.registry.add_model(_MODEL, serving_case.SESSION, spec)
     return self.ask("create_model", 0, b"{}")
 
   def ask(self, kind, seq, body, owner=_MODEL):
     """Returns the outcome of a request."""
-    return self.wait(self.engine.submit(kind, owner, seq, body).id)
+    return self.wait(self.engine.queue.submit(kind, owner, seq, body).id)
 
   def wait(self, id):
     read = lambda: self.engine.journal.outcome(id)
@@ -66,11 +67,12 @@ class _Server:
 
   def logprobs(self, seq):
     body = serving_case.pass_body(_DATA, forward=True)
-    found = messages.pass_result_to_json(self.ask("forward", seq, body))
+    found = protobufs.pass_result_to_json(self.ask("forward", seq, body))
     return [out["logprobs"]["data"] for out in found["loss_fn_outputs"]]
 
   def sample(self, sampler, seq, **params):
     body = {
+        "sampling_session_id": sampler,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
         "num_samples": 2,
         "prompt_logprobs": True,
@@ -78,18 +80,11 @@ class _Server:
     }
     raw = json.dumps(body).encode()
     found = self.ask("sample", seq, raw, owner=sampler)
-    return messages.sample_result_to_json(found)
+    return protobufs.sample_result_to_json(found)
 
   def close(self):
     self.engine.stop()
     self.thread.join(60)
-
-
-def _loss_config(name, changes):
-  """Returns the config of a pass with an objective of groups."""
-  return engine_lib.training.objective_config(
-      serving_case.make_config(), name, changes
-  )
 
 
 class EngineTest(absltest.TestCase):
@@ -111,7 +106,7 @@ class EngineTest(absltest.TestCase):
     server.train(1)
     # A gradient under way, and a pass whose result nobody has read.
     server.ask("forward_backward", 3, serving_case.pass_body(_DATA))
-    accepted = server.engine.submit("optim_step", _MODEL, 4, b"{")
+    accepted = server.engine.queue.submit("optim_step", _MODEL, 4, b"{")
     self.assertIn("not JSON", server.wait(accepted.id))
     server.ask("optim_step", 5, serving_case.adam_body())
     self.assertIn(
@@ -125,7 +120,7 @@ class EngineTest(absltest.TestCase):
     for checkpoint_every_steps in (2, 100):
       again = self._start(checkpoint_every_steps=checkpoint_every_steps)
       wanted = again.ask("optim_step", 8, serving_case.adam_body())
-      run = again.engine._run_of(_MODEL)
+      run = again.engine.models.get(_MODEL).run
       self.assertEqual(run.num_steps, 3)
       logprobs = again.logprobs(9)
       again.close()
@@ -144,7 +139,7 @@ class EngineTest(absltest.TestCase):
   def test_does_requests_in_the_order_of_their_numbers(self):
     server = self._start(gap_deadline_s=1.5)
     server.create()
-    step = server.engine.submit(
+    step = server.engine.queue.submit(
         "optim_step", _MODEL, 2, serving_case.adam_body()
     )
     result = server.ask("forward_backward", 1, serving_case.pass_body(_DATA))
@@ -152,7 +147,7 @@ class EngineTest(absltest.TestCase):
     with self.subTest("again"):
       again = server.ask("forward_backward", 1, serving_case.pass_body(_DATA))
       self.assertEqual(again, result)
-      self.assertEqual(server.engine._run_of(_MODEL).num_steps, 1)
+      self.assertEqual(server.engine.models.get(_MODEL).run.num_steps, 1)
     with self.subTest("gap"):
       late = server.ask("optim_step", 4, serving_case.adam_body())
       self.assertIn(
@@ -169,7 +164,9 @@ class EngineTest(absltest.TestCase):
     server = self._start()
     server.create(rank=0)
     engine = server.engine
-    model, params = engine._policy.model, jax.tree.map(np.asarray, engine._base)
+    model, params = engine.base.policy.model, jax.tree.map(
+        np.asarray, engine.base.params
+    )
 
     def loss_fn(params):
       total = 0.0
@@ -200,7 +197,7 @@ class EngineTest(absltest.TestCase):
     np.testing.assert_allclose(
         metrics["grad_norm:mean"], optax.tree.norm(grads), rtol=1e-4
     )
-    found = engine._run_of(_MODEL).params
+    found = engine.models.get(_MODEL).run.params
     # Adam's first step of a gradient near 0 may have either sign.
     close = jax.tree.map(
         lambda a, b: np.mean(np.abs(a - b) < 1e-5), found, wanted
@@ -226,21 +223,21 @@ class EngineTest(absltest.TestCase):
       )
     beta = 0.3
     body = serving_case.pass_body(data, "tb", {"beta": beta})
-    found = messages.pass_result_to_json(
+    found = protobufs.pass_result_to_json(
         server.ask("forward_backward", 3, body)
     )
     engine = server.engine
-    run = engine._run_of(_MODEL)
+    run = engine.models.get(_MODEL).run
 
     def seq_logprobs(params):
       tokens = [[1, 2, 3 + k, 4, 5] for k in range(3)]
-      values = run.programs.logprobs(
+      values = run.programs.tokens.logprobs(
           params, [np.array(ids, np.int32) for ids in tokens]
       )
       return np.array([v[2:].sum() for v in values])
 
-    rho = seq_logprobs(run.programs.merged(run.params))
-    rho = rho - seq_logprobs(engine._base)
+    rho = seq_logprobs(run.programs.trainable.merged(run.params))
+    rho = rho - seq_logprobs(engine.base.params)
     residual = rho - np.array(rewards) / beta
     residual -= residual.mean()
     np.testing.assert_allclose(
@@ -260,13 +257,13 @@ class EngineTest(absltest.TestCase):
       }
       for change, message in (
           (dict(data=data[:2] + [data[2], _DATA[0]]), "reads weights"),
-          (dict(loss="ppo2"), "allowed cross_entropy"),
-          (dict(loss="subtb"), "allowed cross_entropy"),
-          (dict(config={"beta": -1.0}), "loss_fn_config.beta=-1.0"),
+          (dict(loss="ppo2"), "must be cross_entropy"),
+          (dict(loss="subtb"), "must be cross_entropy"),
+          (dict(config={"beta": -1.0}), "loss_fn_config.beta = -1.0"),
           (dict(config={"x": 1.0}), "loss_fn_config.x"),
           (dict(data=data[:1]), "needs groups of 2"),
           *(
-              (dict(data=[*data[:2], of_group(id)]), f"data[2]: group={id}")
+              (dict(data=[*data[:2], of_group(id)]), f"data[2]: group = {id}")
               for id in (0.5, 2.0**24)
           ),
       ):
@@ -275,91 +272,13 @@ class EngineTest(absltest.TestCase):
         body = serving_case.pass_body(**asked)
         self.assertIn(message, server.ask("forward_backward", seq, body))
 
-  def test_every_objective_without_parameters_of_its_own_is_served(self):
-    for name, row in build.OBJECTIVES.items():
-      if row.has_values or row.learns_log_z or row.has_teacher:
-        with self.assertRaisesRegex(ValueError, f"loss_fn='{name}': allowed"):
-          _loss_config(name, {})
-        continue
-      changes = {"beta": 0.1}
-      if row.needs_ratio_clip:
-        with self.assertRaisesRegex(ValueError, "needs ratio_clip above 0"):
-          _loss_config(name, changes)
-        changes["ratio_clip"] = 0.2
-      if row.baseline == "file":
-        with self.assertRaisesRegex(ValueError, "baseline 'file'"):
-          _loss_config(name, changes)
-      else:
-        self.assertEqual(_loss_config(name, changes).loss.name, name)
-
-  def test_refuses_settings_of_a_loss_that_a_pass_may_not_change(self):
-    module = pathlib.Path(self.workdir) / "own.py"
-    module.write_text("raise SystemExit('imported')\n")
-    for changes, message in (
-        (
-            {"name": f"{module}:loss"},
-            "loss_fn_config.name: allowed scale, beta",
-        ),
-        ({"baseline_file": "x"}, "loss_fn_config.baseline_file: allowed scale"),
-        ({"reward_weight": 2.0}, "loss_fn_config.reward_weight: allowed scale"),
-        ({"correction": "cispo"}, "correction 'cispo': needs ratio_clip"),
-        ({"ties": "first"}, "loss_fn='tb' does not read it"),
-        ({"moment_cap": 1.0}, "correction 'none' does not read it"),
-        ({"ema_decay": 0.5}, "nothing reads it; allowed with anchor = ema"),
-        ({"behavior_logprobs": "recomputed"}, "behavior_logprobs: allowed"),
-    ):
-      with self.assertRaisesRegex(ValueError, message):
-        _loss_config("tb", changes)
-
-  def test_a_pass_has_no_settings_of_another_objective(self):
-    config = serving_case.make_config()
-    with config.unlocked():
-      config.loss.baseline_shift = -0.1
-    made = lambda name: engine_lib.training.objective_config(
-        config, name, {"beta": 0.1}
-    )
-    self.assertEqual(made("tb").loss.baseline_shift, -0.1)
-    self.assertEqual(made("gvpo").loss.baseline_shift, 0.0)
-
-  def test_refuses_a_config_whose_settings_it_would_not_apply(self):
-    for section, key, value in (
-        ("loss", "reward_weight", 2.0),
-        ("loss", "missing_stop", "add"),
-        ("loss", "behavior_logprobs", "recomputed"),
-        ("sampling", "min_p", 0.1),
-        ("sampling", "stop_strings", '["x"]'),
-    ):
-      config = serving_case.make_config()
-      with config.unlocked():
-        config[section][key] = value
-      with self.assertRaisesRegex(ValueError, f"config.{section}.{key}"):
-        engine_lib.Engine(config, self.workdir, lambda ids: None)
-
-  def test_refuses_samples_that_no_device_can_draw(self):
-    for params, message in (
-        ({"stop": [2**40]}, "stop: allowed a text, .* or of token ids"),
-        ({"stop": [-1]}, "stop: allowed a text, .* or of token ids"),
-        ({"temperature": 1e-37}, "allowed a temperature of 0, or .001 to 100"),
-        ({"top_p": 1e-320}, "top_p of 1e-6 to 1"),
-        ({"max_tokens": 0}, "max_tokens=0: allowed 1 or more"),
-    ):
-      body = {
-          "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
-          "sampling_params": params,
-      }
-      request = journal_lib.Request(
-          "s:0", "s", 0, engine_lib.SAMPLE, json.dumps(body).encode(), 0.0
-      )
-      with self.assertRaisesRegex(ValueError, message):
-        engine_lib._parse_sample(request, "", frozenset())
-
   def test_does_no_failed_pass_again(self):
     """Neither a pass that failed, nor a forward one, has an effect."""
     server = self._start(checkpoint_every_steps=100)
     server.create()
     # As by a version, or in memory, that could not do it.
     with mock.patch.object(
-        engine_lib.training.TrainingRun, "run_pass", side_effect=ValueError("x")
+        training_run.TrainingRun, "run_pass", side_effect=ValueError("x")
     ):
       self.assertEqual(
           server.ask("forward_backward", 1, serving_case.pass_body(_DATA)), "x"
@@ -369,7 +288,7 @@ class EngineTest(absltest.TestCase):
 
     again = self._start(checkpoint_every_steps=100)
     with mock.patch.object(
-        engine_lib.training.TrainingRun, "run_pass", autospec=True
+        training_run.TrainingRun, "run_pass", autospec=True
     ) as run_pass:
       step = again.ask("optim_step", 3, serving_case.adam_body())
     run_pass.assert_not_called()
@@ -399,9 +318,9 @@ class EngineTest(absltest.TestCase):
     server.close()
     again = self._start(checkpoint_every_steps=100)
     with mock.patch.object(
-        engine_lib.training.TrainingRun, "run_pass", side_effect=ValueError("x")
+        training_run.TrainingRun, "run_pass", side_effect=ValueError("x")
     ):
-      request = again.engine.submit(
+      request = again.engine.queue.submit(
           "optim_step", _MODEL, 3, serving_case.adam_body()
       )
       self.assertIn(
@@ -420,17 +339,17 @@ class EngineTest(absltest.TestCase):
     server.close()
     again = self._start(checkpoint_every_steps=1)
     with mock.patch.object(
-        engine_lib.checkpoint.Checkpointer,
+        checkpoint.Checkpointer,
         "restore",
         side_effect=ValueError("damaged"),
     ):
-      request = again.engine.submit(
+      request = again.engine.queue.submit(
           "optim_step", _MODEL, 3, serving_case.adam_body()
       )
       self.assertIn("damaged", again.wait(request.id))
     outcome = again.engine.journal.outcome(request.id)
     self.assertEqual(outcome.failure["category"], "server")
-    self.assertEqual(again.engine._savers, {})
+    self.assertEqual(again.engine.models.in_memory, [])
     self.assertIn(b"step:max", again.train(4)[1])
 
   @pytest.mark.slow
@@ -439,7 +358,7 @@ class EngineTest(absltest.TestCase):
     server.create()
     save = b'{"path": "a", "overwrite": true}'
     path = json.loads(server.ask("save_weights", 1, save))["path"]
-    server.engine.journal.add_sampler("s", "", path)
+    server.engine.registry.add_sampler("s", "", path)
     before = server.sample("s", 1, seed=5)
     server.train(2)
     server.ask("save_weights", 4, save)
@@ -453,11 +372,11 @@ class EngineTest(absltest.TestCase):
 
     def stop(outcomes):
       self.assertIn(f"{_MODEL}:1", outcomes)
-      written.append(engine.journal.checkpoint(path))
+      written.append(engine.registry.checkpoint(path))
       engine.stop()  # Without the outcome.
 
     with mock.patch.object(engine.journal, "finish", stop):
-      engine.submit("save_weights", _MODEL, 1, b'{"path": "a"}')
+      engine.queue.submit("save_weights", _MODEL, 1, b'{"path": "a"}')
       server.thread.join(60)
     self.assertIsNotNone(*written)
     again = self._start()
@@ -471,9 +390,9 @@ class EngineTest(absltest.TestCase):
     server.create()
     for seq, (kind, body, message) in enumerate(
         (
-            ("save_weights_for_sampler", b'{"path": 5}', "path is int"),
-            ("save_weights", b'{"path": "unnamed-1"}', "not the prefix"),
-            ("save_weights", b'{"path": "a", "overwrite": 1}', "overwrite is"),
+            ("save_weights_for_sampler", b'{"path": 5}', "path = 5: must be"),
+            ("save_weights", b'{"path": "unnamed-1"}', "without the prefix"),
+            ("save_weights", b'{"path": "a", "overwrite": 1}', "overwrite = 1"),
             ("save_weights", b"{}", b"/weights/seq-4"),
         ),
         start=1,
@@ -484,9 +403,9 @@ class EngineTest(absltest.TestCase):
     server = self._start()
     server.create()
     with mock.patch.object(
-        engine_lib.checkpoint.Checkpointer, "close", side_effect=OSError("full")
+        checkpoint.Checkpointer, "close", side_effect=OSError("full")
     ), self.assertLogs(level="ERROR") as logs:
-      server.engine._forget(_MODEL)
+      server.engine.models.forget(_MODEL)
     self.assertIn("full", logs.output[0])
 
   @pytest.mark.slow
@@ -523,12 +442,12 @@ class EngineTest(absltest.TestCase):
 
   def test_samples_have_the_log_probs_of_the_model(self):
     server = self._start()
-    server.engine.journal.add_sampler("s", "", "")
+    server.engine.registry.add_sampler("s", "", "")
     found = server.sample("s", 1)
-    programs = server.engine._scorer()
+    programs = server.engine.base.scorer()
     for sequence in found["sequences"]:
       ids = np.array([1, 2, 3, *sequence["tokens"]], np.int32)
-      (values,) = programs.logprobs(server.engine._base, [ids])
+      (values,) = programs.logprobs(server.engine.base.params, [ids])
       np.testing.assert_allclose(sequence["logprobs"], values[3:], atol=1e-4)
       np.testing.assert_allclose(
           found["prompt_logprobs"][1:], values[1:3], atol=1e-4
@@ -577,7 +496,7 @@ class EngineTest(absltest.TestCase):
         ]
         for name, some in ((loss, data), ("cispo", data), ("tb", groups)):
           body = serving_case.pass_body(some, name, forward=True)
-          result = messages.pass_result_to_json(
+          result = protobufs.pass_result_to_json(
               server.ask("forward", seq, body)
           )
           seq += 1
@@ -612,7 +531,7 @@ class EngineTest(absltest.TestCase):
       body = serving_case.pass_body(
           data, "tb", {"beta": 0.3, "anchor": "ema"}, forward=True
       )
-      found = messages.pass_result_to_json(server.ask("forward", seq, body))
+      found = protobufs.pass_result_to_json(server.ask("forward", seq, body))
       losses.append(found["metrics"]["loss:mean"])
     self.assertEqual(losses[0], losses[1])
     self.assertLess(losses[2], losses[1])
@@ -620,18 +539,16 @@ class EngineTest(absltest.TestCase):
   @pytest.mark.slow
   def test_goes_on_from_the_older_checkpoint_if_the_newest_is_damaged(self):
     """The requests between the two still have their bodies."""
-    save = engine_lib.checkpoint.Checkpointer.save
+    save = checkpoint.Checkpointer.save
     complete = lambda *args, wait: save(*args, wait=True)
-    with mock.patch.object(
-        engine_lib.checkpoint.Checkpointer, "save", complete
-    ):
+    with mock.patch.object(checkpoint.Checkpointer, "save", complete):
       server = self._start(checkpoint_every_steps=1)
       server.create()
       for seq in (1, 3):
         server.train(seq)
       wanted = server.logprobs(5)
       server.close()
-    folder = server.engine._model_folder(_MODEL) / "state"
+    folder = server.engine.weights.model_folder(_MODEL) / "state"
     newest = max((f for f in folder.iterdir() if f.name.isdecimal()),
                  key=lambda f: int(f.name))  # fmt: skip
     for file in newest.rglob("*"):
@@ -651,33 +568,15 @@ class EngineTest(absltest.TestCase):
     wanted = server.logprobs(3)
     server.ask("forward_backward", 4, serving_case.pass_body(_DATA))
     other = "session:train:1"
-    spec = server.engine.spec_of(other, {"rank": 2, "seed": 2})
-    server.engine.journal.add_model(other, "session", spec)
+    lora = api.LoraConfig(rank=2, seed=2)
+    spec = server.engine.base.spec_of(other, lora)
+    server.engine.registry.add_model(other, "session", spec)
     server.ask("create_model", 0, b"{}", owner=other)
-    self.assertEqual(list(server.engine._runs), [other])
+    self.assertEqual(server.engine.models.in_memory, [other])
     self.assertEqual(server.logprobs(5), wanted)
     # The gradient under way came with it.
     step = server.ask("optim_step", 6, serving_case.adam_body())
     self.assertEqual(json.loads(step)["metrics"]["step:max"], 2)
-
-  def test_refuses_a_directory_of_other_settings(self):
-    self._start().close()
-    config = serving_case.make_config()
-    config.seed = 3
-    with self.assertRaisesRegex(ValueError, "config.seed was 0"):
-      engine_lib.Engine(config, self.workdir, lambda ids: None)
-
-  def test_takes_a_directory_of_a_version_with_fewer_settings(self):
-    server = self._start()
-    facts = server.engine.journal.fact("settings", {})
-    del facts["config.loss.beta"]
-    with mock.patch.object(
-        engine_lib.journal_lib.Journal, "fact", return_value=facts
-    ):
-      server.engine._check_facts()
-      server.engine._config.loss.beta *= 2
-      with self.assertRaisesRegex(ValueError, "config.loss.beta was"):
-        server.engine._check_facts()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import chat
+from tba_jax.serving import api
+from tba_jax.serving import completions
 from tba_jax.serving import episodes
 
 _TEMPLATE = (
@@ -32,7 +33,7 @@ def _call(*messages, prompt=None, **fields):
   if prompt is not None:
     del body["messages"]
     body["prompt"] = prompt
-  return chat.parse(body, "m")
+  return api.read_completions(body)
 
 
 def _user(text):
@@ -58,9 +59,9 @@ class _Player:
     )
     record = json.loads(json.dumps(record))
     said = tokens[:-1] if tokens[-1] == _EOS else tokens
-    message = chat.answer(call, self.tokenizer.decode(said), "r:1")
-    self.episode.add(record, call.messages, message)
-    self.records.append((record, call.messages, message))
+    message = completions.answer(call, self.tokenizer.decode(said), "r:1")
+    self.episode.add(record, call.chat, message)
+    self.records.append((record, call.chat, message))
     return message
 
   def ids(self, text):
@@ -156,7 +157,9 @@ class EpisodeTest(absltest.TestCase):
   def test_calls_of_tools_come_back_as_they_were_sampled(self):
     """The agent sends them in a form of its own."""
     player = _Player(_TEMPLATE)
-    call = _call(_user("3"), tools=[{"type": "function"}])
+    call = _call(
+        _user("3"), tools=[{"type": "function", "function": {"name": "f"}}]
+    )
     message = {
         "role": "assistant",
         "content": "",
@@ -169,8 +172,8 @@ class EpisodeTest(absltest.TestCase):
     record = player.episode.end(
         turn, tokens, [0.0] * len(tokens), stopped=True, version=0
     )
-    canonical = _call(_user("3"), message).messages[1]
-    player.episode.add(record, call.messages, canonical)
+    canonical = _call(_user("3"), message).chat[1]
+    player.episode.add(record, call.chat, canonical)
     message = {**message, "content": None, "refusal": None, "annotations": []}
     player.play(
         _call(_user("3"), message, {"role": "tool", "content": "1"}),

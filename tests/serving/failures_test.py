@@ -5,13 +5,25 @@
 import contextlib
 import itertools
 import json
+import pathlib
 import threading
 from unittest import mock
 
 from absl.testing import absltest
 
+from tba_jax.learning import checkpoint
+from tba_jax.serving import agent_episodes
+from tba_jax.serving import api
+from tba_jax.serving import completions
+from tba_jax.serving import database
 from tba_jax.serving import engine as engine_lib
-from tba_jax.serving import journal as journal_lib
+from tba_jax.serving import kinds
+from tba_jax.serving import registry as registry_lib
+from tba_jax.serving import request_journal
+from tba_jax.serving import request_queue
+from tba_jax.serving import sample_batches
+from tba_jax.serving import served_models
+from tba_jax.serving import under_way
 from tests.support import serving_case
 from tests.support import waiting
 
@@ -33,6 +45,7 @@ def _call(temperature=1.0, **fields):
 def _sample(**fields):
   return json.dumps(
       {
+          "sampling_session_id": "s",
           "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
           "sampling_params": {"max_tokens": 2},
           **fields,
@@ -41,13 +54,13 @@ def _sample(**fields):
 
 
 def _fails_second(error):
-  """Returns `Engine._answer` whose second call raises."""
-  answer, count = engine_lib.Engine._answer, itertools.count(1)
+  """Returns `completions.completion` whose second call raises."""
+  answer, count = completions.completion, itertools.count(1)
 
-  def fail_second(*args):
+  def fail_second(*args, **fields):
     if next(count) == 2:
       raise error
-    return answer(*args)
+    return answer(*args, **fields)
 
   return fail_second
 
@@ -65,8 +78,9 @@ class FailuresTest(absltest.TestCase):
     self.engine = engine_lib.Engine(
         serving_case.make_config(), self.workdir, lambda ids: None
     )
-    self.engine._policy.tokenizer.chat_template = serving_case.TEMPLATE
+    self.engine.base.policy.tokenizer.chat_template = serving_case.TEMPLATE
     self.journal = self.engine.journal
+    self.registry = self.engine.registry
     self.thread = threading.Thread(target=self.engine.run, daemon=True)
     if runs:
       self.thread.start()
@@ -79,6 +93,12 @@ class FailuresTest(absltest.TestCase):
   def _restart(self):
     self._close()
     self._start()
+
+  def _open_journal(self):
+    """Returns the file of an ended engine, and what is in it."""
+    path = pathlib.Path(self.workdir) / "serve" / "journal.sqlite"
+    db = database.Database(path)
+    return db, request_journal.RequestJournal(db), registry_lib.Registry(db)
 
   def _wait(self, *ids):
     """Returns the error, or None, of each request."""
@@ -93,53 +113,51 @@ class FailuresTest(absltest.TestCase):
 
   def _submit(self, *requests):
     """Returns the ids of requests that come at the same time."""
-    with self.engine._changed:
-      return [self.engine.submit(*request).id for request in requests]
+    with self.engine.queue.lock:
+      return [self.engine.queue.submit(*request).id for request in requests]
 
   def _episode(self, id, **spec):
     spec = {"sampler": "", "path": "", "together": "", "replay": "",
             "num_episodes": 0, **spec}  # fmt: skip
-    self.journal.add_episode(
+    self.registry.add_episode(
         id, "", spec, together=spec["together"], size=spec["num_episodes"]
     )
 
+  def _spec(self):
+    return self.engine.base.spec_of("s:m", api.LoraConfig(rank=2))
+
   def _works(self, owner="works"):
-    self.journal.add_sampler(owner, "", "")
-    ids = self._submit((engine_lib.SAMPLE, owner, None, _sample()))
+    self.registry.add_sampler(owner, "", "")
+    ids = self._submit((kinds.SAMPLE, owner, None, _sample()))
     self.assertEqual(self._wait(*ids), [None])
 
   def test_calls_at_once_are_read_again_in_the_order_of_their_answers(self):
     """They are decoded by temperature: first and third, then the second."""
     self._episode("e")
-    calls = [(engine_lib.CALL, "e", None, _call(t)) for t in (1.0, 0.5, 1.0)]
+    calls = [(kinds.CALL, "e", None, _call(t)) for t in (1.0, 0.5, 1.0)]
     ids = self._submit(*calls)
     self.assertEqual(self._wait(*ids), [None] * 3)
-    rows = self.engine._episode("e").to_json()
-    self.assertLen(rows["rows"], 3)
-    self._restart()
-    self.assertEqual(self.engine.read_episode("e") | rows, rows | {
-        "reward": None, "finished": False,
-    })  # fmt: skip
-    ends = self._submit((engine_lib.FINISH, "e", None, b'{"reward": 1.0}'))
+    again = self.engine.episodes.read("e")  # From the journal.
+    self.assertLen(again["rows"], 3)
+    ends = self._submit((kinds.FINISH, "e", None, b'{"reward": 1.0}'))
     self.assertEqual(self._wait(*ends), [None])
-    self.assertEqual(self.engine.read_episode("e")["rows"], rows["rows"])
+    played = self.engine.episodes.read("e")  # As it was in memory.
+    self.assertEqual(played, again | {"reward": 1.0, "finished": True})
 
   def test_a_call_whose_batch_fails_is_in_no_episode(self):
     for error in (ValueError("of the request"), RuntimeError("no memory")):
       with self.subTest(type(error).__name__):
         id = f"e-{type(error).__name__}"
         self._episode(id)
-        with mock.patch.object(
-            engine_lib.Engine, "_answer", _fails_second(error)
-        ):
-          calls = [(engine_lib.CALL, id, None, _call(seed=n)) for n in range(2)]
+        with mock.patch.object(completions, "completion", _fails_second(error)):
+          calls = [(kinds.CALL, id, None, _call(seed=n)) for n in range(2)]
           ids = self._submit(*calls)
           for said in self._wait(*ids):
             self.assertIn(str(error), said)
-        self.assertEqual(self.engine.read_episode(id)["calls"], 0)
-        (again,) = self._submit((engine_lib.CALL, id, None, _call(seed=2)))
+        self.assertEqual(self.engine.episodes.read(id)["calls"], 0)
+        (again,) = self._submit((kinds.CALL, id, None, _call(seed=2)))
         self.assertEqual(self._wait(again), [None])
-        self.assertLen(self.engine.read_episode(id)["rows"], 1)
+        self.assertLen(self.engine.episodes.read(id)["rows"], 1)
 
   def test_whatever_a_request_raises_is_its_failure(self):
     class OddError(Exception):
@@ -147,14 +165,26 @@ class FailuresTest(absltest.TestCase):
 
     self._episode("e")
     for name, request in (
-        ("_end_episode", (engine_lib.FINISH, "e", None, b'{"reward": 1.0}')),
-        ("_parse_sample", (engine_lib.SAMPLE, "s", None, _sample())),
-        ("_decode", (engine_lib.ANSWER, engine_lib.ANSWERS, None, _call())),
-        ("_execute", (engine_lib.CREATE, "m", 0, b"{}")),
+        (
+            (agent_episodes.AgentEpisodes, "end"),
+            (kinds.FINISH, "e", None, b'{"reward": 1.0}'),
+        ),
+        (
+            (sample_batches.SampleBatches, "job"),
+            (kinds.SAMPLE, "s", None, _sample()),
+        ),
+        (
+            (sample_batches.SampleBatches, "complete"),
+            (kinds.ANSWER, kinds.ANSWERS, None, _call()),
+        ),
+        (
+            (served_models.ServedModels, "execute"),
+            (kinds.CREATE, "m", 0, b"{}"),
+        ),
     ):
-      self.journal.add_sampler("s", "", "")
-      with self.subTest(name), mock.patch.object(
-          engine_lib.Engine, name, side_effect=OddError("odd")
+      self.registry.add_sampler("s", "", "")
+      with self.subTest(name[1]), mock.patch.object(
+          *name, side_effect=OddError("odd")
       ):
         (id,) = self._submit(request)
         self.assertEqual(self._wait(id), ["OddError: odd"])
@@ -163,31 +193,31 @@ class FailuresTest(absltest.TestCase):
   def test_starts_with_a_journal_of_requests_that_nobody_can_do(self):
     """As an older version, or a damaged one, may have left them."""
     self._close()
-    journal = journal_lib.Journal(self.engine._folder / "journal.sqlite")
+    db, journal, registry = self._open_journal()
     spec = {"sampler": "", "path": "", "together": "r/g", "replay": "r"}
     # A group that had all its episodes when one with another size came.
     for id, size in (("a", 2), ("b", 2)):
-      journal.add_episode(
+      registry.add_episode(
           id, "", {**spec, "num_episodes": size}, together="r/g", size=size
       )
-      journal.finish_episode(id, {"reward": 1.0, "rows": []})
-    journal._write(
+      registry.finish_episode(id, {"reward": 1.0, "rows": []})
+    db.all(
         "INSERT INTO episodes VALUES ('c', '', 'r/g', ?, NULL)",
         json.dumps({**spec, "num_episodes": 3}),
     )
-    journal.add_model("m", "", {"rank": "x"})
-    journal.add_sampler("s", "", "tinker://gone/weights/a")
+    registry.add_model("m", "", {"rank": "x"})
+    registry.add_sampler("s", "", "tinker://gone/weights/a")
     poison = [
-        (engine_lib.FINISH, "none", b'{"reward": 1}'),
-        (engine_lib.FINISH, "none", b"["),
-        (engine_lib.CALL, "none", _call()),
-        (engine_lib.CALL, "c", b"\xff"),
-        (engine_lib.ANSWER, engine_lib.ANSWERS, b"{}"),
-        (engine_lib.SAMPLE, "s", _sample()),
-        (engine_lib.SAMPLE, "none", _sample()),
-        (engine_lib.CREATE, "m", b"{}"),
-        (engine_lib.TRAIN, "m", b"{}"),
-        (engine_lib.FORWARD_BACKWARD, "m3", b"\xff"),
+        (kinds.FINISH, "none", b'{"reward": 1}'),
+        (kinds.FINISH, "none", b"["),
+        (kinds.CALL, "none", _call()),
+        (kinds.CALL, "c", b"\xff"),
+        (kinds.ANSWER, kinds.ANSWERS, b"{}"),
+        (kinds.SAMPLE, "s", _sample()),
+        (kinds.SAMPLE, "none", _sample()),
+        (kinds.CREATE, "m", b"{}"),
+        (kinds.TRAIN, "m", b"{}"),
+        (kinds.FORWARD_BACKWARD, "m3", b"\xff"),
         ("of_another_version", "m2", b"{}"),
     ]
     ids, seqs = [], {}
@@ -195,9 +225,9 @@ class FailuresTest(absltest.TestCase):
       seq = seqs[owner] = seqs.get(owner, -1) + 1
       ids.append(f"{owner}:{seq}")
       journal.accept(ids[-1], owner, seq, kind, body)
-    journal.accept("c:end", "c", 9, engine_lib.FINISH, b'{"reward": 1.0}')
-    journal.set_running("m", True, "")
-    journal.close()
+    journal.accept("c:end", "c", 9, kinds.FINISH, b'{"reward": 1.0}')
+    registry.set_running("m", True, "")
+    db.close()
     with self.assertLogs(level="ERROR") as logs:
       self._start()
       for id, said in zip(ids, self._wait(*ids)):
@@ -205,7 +235,7 @@ class FailuresTest(absltest.TestCase):
       self.assertEqual(self._wait("c:end"), [None])
     self.assertIn("none:0 failed", "\n".join(logs.output))
     self.assertIn("no request 'of_another_version'", self._wait(ids[-1])[0])
-    self.assertIn("KeyError", self.journal.running("m")[1])
+    self.assertIn("KeyError", self.registry.running("m")[1])
     self._works()
     with self.subTest("and once more"):
       before = [self.journal.outcome(id) for id in ids]
@@ -216,31 +246,28 @@ class FailuresTest(absltest.TestCase):
   def test_leaves_out_a_request_that_ends_the_process(self):
     """Those that came with it are done, one by one."""
     self._close()
-    journal = journal_lib.Journal(self.engine._folder / "journal.sqlite")
+    db, journal, registry = self._open_journal()
     ids = [f"s:{n}" for n in range(3)]
-    journal.add_sampler("s", "", "")
+    registry.add_sampler("s", "", "")
     for n, id in enumerate(ids):
-      journal.accept(id, "s", n, engine_lib.SAMPLE, _sample())
-    journal.close()
+      journal.accept(id, "s", n, kinds.SAMPLE, _sample())
+    db.close()
 
     class KilledError(BaseException):
       pass
 
-    def die(engine, requests):
-      deadly = [r for r in requests if r.id == "s:1"]
-      return sample(engine, requests) if not deadly else kill()
+    def die(samples, jobs):
+      if any(job.id == "s:1" for job in jobs):
+        raise KilledError
+      return complete(samples, jobs)
 
-    def kill():
-      raise KilledError
-
-    sample = engine_lib.Engine._sample
-    with mock.patch.object(engine_lib.Engine, "_sample", die):
-      for _ in range(engine_lib._MOST_DEATHS):
+    complete = sample_batches.SampleBatches.complete
+    with mock.patch.object(sample_batches.SampleBatches, "complete", die):
+      for _ in range(under_way.MOST_DEATHS):
         self._start(runs=False)
         with contextlib.suppress(KilledError):
           self.engine.run()
           self.fail("was not killed")
-        self.journal.close()
       with self.assertLogs(level="ERROR") as logs:
         self._start()
         said = self._wait(*ids)
@@ -250,12 +277,13 @@ class FailuresTest(absltest.TestCase):
 
   def test_an_end_in_order_is_no_death_of_what_is_under_way(self):
     self._works()
-    self.assertTrue(self.engine._under_way.exists())
+    note = pathlib.Path(self.workdir) / "serve" / "under_way.json"
+    self.assertTrue(note.exists())
     self._close()
-    self.assertFalse(self.engine._under_way.exists())
+    self.assertFalse(note.exists())
 
   def test_outcomes_wait_for_room_on_the_disk(self):
-    self.journal.add_sampler("s", "", "")
+    self.registry.add_sampler("s", "", "")
     finish, tries = self.journal.finish, []
 
     def full_at_first(outcomes):
@@ -264,51 +292,53 @@ class FailuresTest(absltest.TestCase):
         raise OSError("disk full")
       finish(outcomes)
 
-    with mock.patch.object(engine_lib, "_DISK_S", 0.01), mock.patch.object(
+    with mock.patch.object(request_queue, "DISK_S", 0.01), mock.patch.object(
         self.journal, "finish", full_at_first
     ):
-      (id,) = self._submit((engine_lib.SAMPLE, "s", 0, _sample()))
+      (id,) = self._submit((kinds.SAMPLE, "s", 0, _sample()))
       self.assertEqual(self._wait(id), [None])
     self.assertEqual(tries, [[id]] * 3)
 
   def test_takes_no_more_than_fits_in_memory(self):
     """A request waits for its predecessor, and is in memory meanwhile."""
-    self.journal.add_model("m", "", {})
-    late = (engine_lib.OPTIM_STEP, "m", 2, b"x" * 60)
-    with mock.patch.object(engine_lib, "_MOST_QUEUED", 100):
+    self.registry.add_model("m", "", {})
+    late = (kinds.OPTIM_STEP, "m", 2, b"x" * 60)
+    with mock.patch.object(request_queue, "MOST_QUEUED", 100):
       (id,) = self._submit(late)
-      with self.assertRaisesRegex(engine_lib.BusyError, "60 bytes of requests"):
-        self._submit((engine_lib.OPTIM_STEP, "m", 3, b"x" * 60))
+      with self.assertRaisesRegex(
+          request_queue.BusyError, "60 bytes of requests"
+      ):
+        self._submit((kinds.OPTIM_STEP, "m", 3, b"x" * 60))
       self.assertEqual(self._submit(late), [id])
     self._works()
 
   def test_a_save_that_fails_leaves_what_was_there(self):
-    self.journal.add_session("s")
-    self.journal.add_model("s:m", "s", self.engine.spec_of("s:m", {"rank": 2}))
+    self.registry.add_session("s")
+    self.registry.add_model("s:m", "s", self._spec())
     save = b'{"path": "a", "overwrite": true}'
     ids = self._submit(
-        (engine_lib.CREATE, "s:m", 0, b"{}"),
-        (engine_lib.SAVE, "s:m", 1, save),
+        (kinds.CREATE, "s:m", 0, b"{}"),
+        (kinds.SAVE, "s:m", 1, save),
     )
     self.assertEqual(self._wait(*ids), [None, None])
     path = "tinker://s:m/weights/a"
-    before = self.journal.checkpoint(path)
+    before = self.registry.checkpoint(path)
     with mock.patch.object(
-        engine_lib.checkpoint.Checkpointer, "save", side_effect=OSError("full")
+        checkpoint.Checkpointer, "save", side_effect=OSError("full")
     ):
-      (id,) = self._submit((engine_lib.SAVE, "s:m", 2, save))
+      (id,) = self._submit((kinds.SAVE, "s:m", 2, save))
       self.assertEqual(self._wait(id), ["OSError: full"])
-    self.assertEqual(self.journal.checkpoint(path), before)
-    self.assertIn("opt_state", self.engine._read(path)[1])
-    folder = self.engine._place(path)[2]
+    self.assertEqual(self.registry.checkpoint(path), before)
+    self.assertIn("opt_state", self.engine.weights.read(path)[1])
+    folder = self.engine.weights.place(path)[1]
     self.assertEqual([f.name for f in folder.parent.iterdir()], ["a"])
 
   def test_a_model_whose_checkpoint_was_not_read_is_not_served(self):
-    self.journal.add_model("s:m", "s", self.engine.spec_of("s:m", {"rank": 2}))
+    self.registry.add_model("s:m", "s", self._spec())
     body = json.dumps({"path": "tinker://x/weights/a", "optimizer": True})
     ids = self._submit(
-        (engine_lib.LOAD, "s:m", 0, body.encode()),
-        (engine_lib.SAVE, "s:m", 1, b"{}"),
+        (kinds.LOAD, "s:m", 0, body.encode()),
+        (kinds.SAVE, "s:m", 1, b"{}"),
     )
     for said in self._wait(*ids):
       self.assertIn("there is no such checkpoint", said)

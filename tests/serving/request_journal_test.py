@@ -7,7 +7,9 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.serving import journal as journal_lib
+from tba_jax.serving import database
+from tba_jax.serving import registry
+from tba_jax.serving import request_journal
 
 
 class JournalTest(absltest.TestCase):
@@ -15,7 +17,8 @@ class JournalTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.path = pathlib.Path(self.create_tempdir().full_path) / "j.sqlite"
-    self.journal = journal_lib.Journal(self.path)
+    self.db = database.Database(self.path)
+    self.journal = request_journal.RequestJournal(self.db)
 
   def _accept(self, seq, body=b"{}", owner="m", kind="optim_step"):
     return self.journal.accept(f"{owner}:{seq}", owner, seq, kind, body)
@@ -31,13 +34,16 @@ class JournalTest(absltest.TestCase):
   def test_refuses_another_request_with_the_same_number(self):
     self._accept(1, b"a")
     for body, kind in ((b"b", "optim_step"), (b"a", "save_weights")):
-      with self.assertRaisesRegex(journal_lib.ConflictError, "seq_id 1 of m"):
+      with self.assertRaisesRegex(
+          request_journal.ConflictError, "seq_id 1 of m"
+      ):
         self._accept(1, body, kind=kind)
     # One that has a name instead, whose client gave no number.
     again = lambda body: self.journal.accept("m:reward", "m", 2, "x", body)
     self.assertEqual([again(b"a")[1] for _ in range(2)], [True, False])
     with self.assertRaisesRegex(
-        journal_lib.ConflictError, "^m:reward: x came before with another body"
+        request_journal.ConflictError,
+        "^m:reward: x came before with another body",
     ):
       again(b"b")
 
@@ -48,7 +54,7 @@ class JournalTest(absltest.TestCase):
     self.journal.finish(
         {"m:0": b"r", "m:1": {"error": "e", "category": "user"}}
     )
-    other = journal_lib.Journal(self.path)
+    other = request_journal.RequestJournal(database.Database(self.path))
     self.assertEqual(other.outcome("m:0").result, b"r")
     self.assertEqual(other.outcome("m:1").failure["error"], "e")
     self.assertFalse(other.outcome("m:2").is_done)
@@ -99,7 +105,7 @@ class JournalTest(absltest.TestCase):
       self._accept(seq, b"body", kind=kind)
     self.journal.finish({f"m:{seq}": b"r" for seq in range(4)})
     self._accept(0, owner="s", kind="sample")
-    with mock.patch.object(journal_lib, "_KEEP_RESULTS", 0):
+    with mock.patch.object(request_journal, "_KEEP_RESULTS", 0):
       self.journal.finish({"s:0": b"r"})
       self.assertEqual(self.journal.next_seq("m"), 4)
       bodies = [r.body for r, _ in self.journal.since("m", -1)]
@@ -111,19 +117,16 @@ class JournalTest(absltest.TestCase):
     self.assertEqual(self.journal.outcome("s:1").result, b"r")
 
   def test_finds_old_results_without_a_scan(self):
-    with mock.patch.object(
-        self.journal, "_run", wraps=self.journal._run
-    ) as run:
+    with mock.patch.object(self.db, "all", wraps=self.db.all) as run:
       self.journal.finish({})
     (statement,) = [c.args for c in run.call_args_list if "DELETE" in c.args[0]]
-    plan = self.journal._all(
-        f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:]
-    )
+    plan = self.db.all(f"EXPLAIN QUERY PLAN {statement[0]}", *statement[1:])
     self.assertIn("USING INDEX by_age", plan[0][-1])
 
   def test_keeps_the_first_value_of_a_fact(self):
-    self.assertEqual(self.journal.fact("base", "a"), "a")
-    self.assertEqual(self.journal.fact("base", "b"), "a")
+    known = registry.Registry(self.db)
+    self.assertEqual(known.fact("base", "a"), "a")
+    self.assertEqual(known.fact("base", "b"), "a")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import engine as engine_lib
-from tba_jax.serving import replay as replay_lib
+from tba_jax.serving import api
+from tba_jax.serving import saved_weights
+from tba_jax.serving import served_replay
 from tests.support import serving_case
 from tests.support import waiting
 
@@ -21,6 +22,9 @@ _BODY = {
     "num_steps": 3,
     "adam_params": {"learning_rate": 0.01},
 }
+
+
+_ADDRESS = {"session_id": "s", "replay_seq_id": 0, "base_model": "scratch"}
 
 
 def _row(ids, reward, version=0, **changes):
@@ -37,13 +41,17 @@ def _row(ids, reward, version=0, **changes):
 
 def _group(prompt, *, size=2, version=0):
   rows = [_row([5 + s, 6, 7], float(s), version) for s in range(size)]
-  return replay_lib.pack_group([prompt, 3], rows)
+  return served_replay.pack_group([prompt, 3], rows)
 
 
 def _replay(config=None, **changes):
   config = config or serving_case.make_config()
   tokenizer = tokenizer_lib.word_level(["a"], r"\w+")
-  return replay_lib.Replay(config, {**_BODY, **changes}, tokenizer)
+  return served_replay.ServedReplay(
+      config,
+      api.read(api.CreateReplay, {**_BODY, **_ADDRESS, **changes}),
+      tokenizer,
+  )
 
 
 class ReplayTest(absltest.TestCase):
@@ -57,7 +65,7 @@ class ReplayTest(absltest.TestCase):
         logprobs=[-0.25, 0.0, -0.75],
         version=2,
     )
-    replay.insert(replay_lib.pack_group([1, 2], [row, _row([8], 0.0)]), 0)
+    replay.insert(served_replay.pack_group([1, 2], [row, _row([8], 0.0)]), 0)
     batch, metrics = replay.draw(3)
     (k,) = np.flatnonzero(batch.rewards[0] == 1.5)
     self.assertEqual(batch.prompt_tokens[0, -2:].tolist(), [1, 2])
@@ -78,7 +86,7 @@ class ReplayTest(absltest.TestCase):
     stop = tokenizer_lib.word_level(["a"], r"\w+").eos_id
     replay = _replay(config, prompts_per_batch=1)
     rows = [_row([5, stop], 1.0), _row([stop], 0.0)]
-    replay.insert(replay_lib.pack_group([3], rows), 0)
+    replay.insert(served_replay.pack_group([3], rows), 0)
     batch, _ = replay.draw(0)
     order = np.argsort(-batch.rewards[0])
     masks = batch.completion_mask[0, order, :2]
@@ -139,7 +147,7 @@ class ReplayTest(absltest.TestCase):
       ]
       return {"reward": reward, "rows": rows}
 
-    groups, left_out = replay_lib.groups_of_episodes(
+    groups, left_out = served_replay.groups_of_episodes(
         [episode(1.0, 1, 2), episode(0.0, 1, 3), episode(None, 1)], 2
     )
     self.assertEqual(left_out, 3)
@@ -148,26 +156,25 @@ class ReplayTest(absltest.TestCase):
     self.assertEqual([r["reward"] for r in group["completions"]], [1.0, 0.0])
     self.assertEqual([r["version"] for r in group["completions"]], [3, 3])
 
-  def test_refuses_rewards_that_no_float32_holds(self):
+  def test_refuses_rewards_of_another_number_or_too_few(self):
     one = {"tokens": [5], "logprobs": [-1.0], "stop_reason": "stop"}
     result = {"sequences": [one], "prompt_ids": [1], "version": 0}
-    group = replay_lib.group_of_sample(result, [3e38], 1)
+    group = served_replay.group_of_sample(result, [3e38], 1)
     self.assertEqual(group["completions"][0]["reward"], 3e38)
-    for reward in (1e39, 10**400, float("nan"), True, "1"):
-      with self.assertRaisesRegex(ValueError, "allowed 1 finite numbers"):
-        replay_lib.group_of_sample(result, [reward], 1)
+    with self.assertRaisesRegex(ValueError, "rewards: must be 1 numbers"):
+      served_replay.group_of_sample(result, [1.0, 2.0], 1)
+    with self.assertRaisesRegex(ValueError, "1 completions: must be 2 or more"):
+      served_replay.group_of_sample(result, [1.0], 2)
 
   def test_refuses_wrong_settings(self):
     for changes, message in (
-        ({"num_steps": 0}, "num_steps=0"),
-        ({"prompts_per_batch": None}, "prompts_per_batch is missing"),
-        ({"x": 1}, "x: not supported"),
-        ({"replay": {"x": 1}}, "replay.x: allowed capacity"),
-        ({"replay": {"recent_fraction": 2.0}}, "replay.recent_fraction=2.0"),
-        ({"replay": {"selection": "best"}}, "replay.selection='best'"),
+        ({"x": 1}, "replay.x: must be one of capacity"),
+        ({"recent_fraction": 2.0}, "replay.recent_fraction = 2.0: must be"),
+        ({"selection": "best"}, "replay.selection = 'best': must be"),
+        ({"capacity": "x"}, "replay: .*capacity"),
     ):
       with self.assertRaisesRegex(ValueError, message):
-        _replay(**changes)
+        _replay(replay=changes)
 
 
 class ServedReplayTest(absltest.TestCase):
@@ -249,7 +256,9 @@ class ServedReplayTest(absltest.TestCase):
 
   def test_a_version_that_cannot_be_saved_ends_it_with_the_reason(self):
     save = mock.patch.object(
-        engine_lib.Engine, "_save_for_sampler", side_effect=OSError("disk full")
+        saved_weights.SavedWeights,
+        "save_version",
+        side_effect=OSError("disk full"),
     )
     save.start()
     self.addCleanup(save.stop)
@@ -377,7 +386,10 @@ class ServedReplayTest(absltest.TestCase):
       found = scores(other["sampling_session_id"])
       self.assertEqual(found == begun, is_same)
     for changes, message in (
-        ({"lora_config": lora}, "lora_config: allowed without model_path"),
+        (
+            {"lora_config": lora},
+            "lora_config: must be left out with model_path",
+        ),
         ({"model_path": f"{path}x"}, "no such checkpoint"),
     ):
       _, said = self._ask(

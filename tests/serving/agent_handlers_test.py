@@ -9,7 +9,7 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import sample_batches
 from tests.support import serving_case
 
 _ASK = [{"role": "user", "content": "1+2"}]
@@ -77,8 +77,8 @@ class AgentsTest(absltest.TestCase):
     self.assertEqual(set(row["versions"]), {0, -1})
     with self.subTest("the log-probs are of the params that sampled"):
       engine = self.server.engine
-      (values,) = engine._scorer().logprobs(
-          engine._base, [np.array(ids, np.int32)]
+      (values,) = engine.base.scorer().logprobs(
+          engine.base.params, [np.array(ids, np.int32)]
       )
       np.testing.assert_allclose(
           row["logprobs"][: len(answers[0])],
@@ -110,7 +110,9 @@ class AgentsTest(absltest.TestCase):
     id, path = self._episode()
     call, again = f"{path}/chat/completions", {"x-stainless-retry-count": "1"}
     with mock.patch.object(
-        engine_lib.Engine, "_decode", side_effect=RuntimeError("no memory")
+        sample_batches.SampleBatches,
+        "complete",
+        side_effect=RuntimeError("no memory"),
     ):
       status, said = self.server.ask(call, _body())
       self.assertEqual(status, 500, said)
@@ -124,8 +126,8 @@ class AgentsTest(absltest.TestCase):
     _, path = self._episode()
     long = [{"role": "user", "content": "1" * 30}]
     for where, body, status, message in (
-        ("chat/completions", _body(n=3), 400, "n=3"),
-        ("chat/completions", _body(top_p=2.0), 400, "top_p=2"),
+        ("chat/completions", _body(n=3), 400, "n = 3"),
+        ("chat/completions", _body(top_p=2.0), 400, "top_p = 2"),
         ("chat/completions", _body(long), 400, "context_length_exceeded"),
         (
             "chat/completions",
@@ -133,8 +135,8 @@ class AgentsTest(absltest.TestCase):
             400,
             "messages",
         ),
-        ("completions", _body(), 400, "allowed prompt"),
-        ("completions", {"model": "x", "prompt": "1"}, 400, "model='x'"),
+        ("completions", _body(), 400, "messages: not supported"),
+        ("completions", {"model": "x", "prompt": "1"}, 400, "model = 'x'"),
         ("embeddings", {}, 404, "docs/serve.md"),
     ):
       with self.subTest(message=message):
@@ -145,10 +147,10 @@ class AgentsTest(absltest.TestCase):
     self.assertEqual(said["error"]["code"], "context_length_exceeded")
     for where, body, status, message in (
         ("create_episode", {"model_path": "x"}, 404, "no such checkpoint"),
-        ("create_episode", {}, 422, "base_model is missing"),
+        ("create_episode", {}, 422, "base_model = None: must be 'scratch'"),
         ("create_episode", {"base_model": "scratch", "x": 1}, 422, "x: not"),
         ("episodes/x/finish", {"reward": 1.0}, 404, "episode x"),
-        ("episodes/x/finish", {"reward": 1e39}, 422, "reward=1e+39"),
+        ("episodes/x/finish", {"reward": 1e39}, 422, "reward = 1e+39"),
         ("episodes/x", None, 404, "episode x"),
     ):
       found, said = self.server.ask(f"api/v1/{where}", body)
@@ -156,7 +158,7 @@ class AgentsTest(absltest.TestCase):
     empty, _ = self._episode()
     end = f"api/v1/episodes/{empty}/finish"
     _, said = self.server.ask(end, {})
-    self.assertIn("reward is missing", said["error"])
+    self.assertIn("reward: is missing", said["error"])
     _, said = self.server.ask(end, {"reward": 1.0})
     self.assertEqual(self._read(empty)["rows"], [])
 
@@ -191,14 +193,14 @@ class AgentsTest(absltest.TestCase):
         sum(row["sampled_mask"]),
         answer.usage.completion_tokens + usage.usage.completion_tokens,
     )
-    decode = self.server.engine._policy.tokenizer.decode_completion
+    decode = self.server.engine.base.policy.tokenizer.decode_completion
     ids = row["completion_ids"][-usage.usage.completion_tokens :]
     self.assertEqual(said, decode(ids, len(ids), row["stopped"]))
     text = client.completions.create(
         model=model.id, prompt=[4, 5], max_tokens=1
     )
     self.assertEqual(text.prompt_token_ids, [4, 5])
-    with self.assertRaisesRegex(openai.BadRequestError, "n=2"):
+    with self.assertRaisesRegex(openai.BadRequestError, "n = 2"):
       client.chat.completions.create(messages=_ASK, n=2, **ask)
     client.close()
 
@@ -234,9 +236,9 @@ class AgentsTest(absltest.TestCase):
     self.assertEqual(usage.usage, whole.usage)
     text = client.completions.create(prompt="1+", **ask)
     self.assertEqual([choice.index for choice in text.choices], [0, 1, 2])
-    with self.assertRaisesRegex(openai.NotFoundError, "allowed 'scratch'"):
+    with self.assertRaisesRegex(openai.NotFoundError, "must be 'scratch'"):
       client.completions.create(prompt="1", model="gpt")
-    with self.assertRaisesRegex(openai.BadRequestError, "n=129"):
+    with self.assertRaisesRegex(openai.BadRequestError, "n = 129"):
       client.completions.create(prompt="1", model=model.id, n=129)
     client.close()
     with self.subTest("and with a version of a model"):

@@ -9,7 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.serving import app as app_lib
+from tba_jax.serving import handlers
 from tests.support import serving_case
 
 
@@ -63,7 +63,7 @@ class TrainingRunsTest(absltest.TestCase):
       _, said = ask("api/v1/sessions")
       self.assertEqual(said["sessions"], [self.session])
       status, said = ask("api/v1/checkpoints?limit=0")
-      self.assertEqual((status, "limit='0'" in said["error"]), (422, True))
+      self.assertEqual((status, "limit = '0'" in said["error"]), (422, True))
 
     status, _ = ask("api/v1/training_runs/none")
     self.assertEqual(status, 404)
@@ -77,20 +77,18 @@ class TrainingRunsTest(absltest.TestCase):
     _, made = ask(
         "api/v1/create_sampling_session", {**body, "base_model": "scratch"}
     )
-    said = self.server.result(
-        ask(
-            "api/v1/asample",
-            {
-                "sampling_session_id": made["sampling_session_id"],
-                "prompt": {"chunks": [{"type": "encoded_text", "tokens": [3]}]},
-                "num_samples": 1,
-                "sampling_params": {"max_tokens": 1},
-                "record_stability_info": True,
-            },
-        )
+    status, said = ask(
+        "api/v1/asample",
+        {
+            "sampling_session_id": made["sampling_session_id"],
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [3]}]},
+            "num_samples": 1,
+            "sampling_params": {"max_tokens": 1},
+            "record_stability_info": True,
+        },
     )
+    self.assertEqual(status, 422)
     self.assertIn("loss_fn=importance_sampling", said["error"])
-    self.assertEqual(said["category"], "user")
 
   def test_a_prompt_that_is_not_taken_is_told_why(self):
     ask = self.server.ask
@@ -101,7 +99,7 @@ class TrainingRunsTest(absltest.TestCase):
     for tokens, why in (
         (
             [3] * 24,
-            "allowed up to config.sampling.max_prompt_tokens = 16 and"
+            "must be up to config.sampling.max_prompt_tokens = 16 and"
             " config.sampling.max_completion_tokens = 8 together",
         ),
         ([500], "prompt_tokens: allowed integers from 0 to "),
@@ -123,13 +121,13 @@ class TrainingRunsTest(absltest.TestCase):
       self.assertNotRegex(said["error"], r"prompt \d")
 
   def test_a_body_may_be_too_large_or_too_slow(self):
-    most = app_lib._MOST_OF_JSON + app_lib._BYTES_OF_TOKEN * 24
-    passes, proto = app_lib._MOST_OF_JSON_PASS, "application/x-protobuf"
+    most = handlers.MOST_OF_JSON + handlers.BYTES_OF_TOKEN * 24
+    passes, proto = handlers.MOST_OF_JSON_PASS, "application/x-protobuf"
     for path, kind, most, allowed in (
         ("create_session", "", most, "."),
         ("asample", "", most, "."),
         ("forward_backward", "application/json", passes, proto),
-        ("forward_backward", proto, app_lib._MOST_BYTES, "."),
+        ("forward_backward", proto, handlers.MOST_BYTES, "."),
     ):
       with self.subTest(path=path, kind=kind):
         # Refused before it has come, and so before it is read as JSON.
@@ -144,7 +142,7 @@ class TrainingRunsTest(absltest.TestCase):
     self.assertEqual(connection.getresponse().status, 413)
     tags = {"tags": ["a" * 2**20]}
     self.assertEqual(self.server.ask("api/v1/create_session", tags)[0], 200)
-    with mock.patch.object(app_lib, "_BODY_S", 0.2):
+    with mock.patch.object(handlers, "_BODY_S", 0.2):
       status, said = self._begin("create_session", 9)
       self.assertEqual(status, 408)
       self.assertIn("took more than 0.2 s", said)
@@ -172,7 +170,7 @@ class TrainingRunsTest(absltest.TestCase):
   def test_refuses_what_is_nested_too_deeply_or_no_text(self):
     for body, message in (
         (b'{"tags": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "recursion"),
-        (b'{"tags": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"tags": "\\ud800"}', "hex escape"),
         (b"\xff", "not JSON"),
     ):
       connection = self._connection()
@@ -182,16 +180,10 @@ class TrainingRunsTest(absltest.TestCase):
       answer = connection.getresponse()
       self.assertEqual(answer.status, 422)
       self.assertIn(message, answer.read().decode())
-    deep = RecursionError("maximum recursion depth exceeded")
-    with mock.patch.object(app_lib.messages, "check_fields", side_effect=deep):
-      status, said = self.server.ask("api/v1/create_episode", {})
-    self.assertEqual((status, said["error"]), (
-        422, "the body is nested too deeply",
-    ))  # fmt: skip
 
   def test_says_that_the_journal_cannot_be_written(self):
     with mock.patch.object(
-        self.server.engine.journal, "add_session", side_effect=OSError("full")
+        self.server.engine.registry, "add_session", side_effect=OSError("full")
     ):
       status, said = self.server.ask("api/v1/create_session", {})
     self.assertEqual((status, said["error"]), (503, "full: ask again later"))

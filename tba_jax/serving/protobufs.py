@@ -1,19 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the Tinker API: requests to records, results to bytes.
+"""Protocol buffers of the Tinker API: passes, and results of tensors.
 
-Batches and results travel as protocol buffers, all else as JSON. `_MESSAGES`
-has the fields that are read or written here with their public numbers; a
-message with a field that is not understood is refused, never half read.
+`_MESSAGES` has the fields that are read or written here with their public
+numbers; a pass with a field that is not understood is refused, never half read.
 
 Source: package `tinker` 0.38, tinker_public.proto and its request models.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import json
-import math
-import re
 from typing import Any
 
 from google.protobuf import descriptor_pb2
@@ -21,6 +17,8 @@ from google.protobuf import descriptor_pool
 from google.protobuf import message as message_lib
 from google.protobuf import message_factory
 import numpy as np
+
+from tba_jax.serving import api
 
 PROTO = "application/x-protobuf"
 
@@ -130,9 +128,6 @@ def _make_messages() -> dict[str, type[message_lib.Message]]:
 
 
 _CLASSES = _make_messages()
-_MOST_FLOAT32 = float(np.finfo(np.float32).max)
-# Escape of a character of which UTF-16 has two halves.
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,153 +188,31 @@ class SampleResult:
   prompt_logprobs: np.ndarray | None
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-  """Returns the JSON object of a body; ValueError if it is not one."""
-  try:
-    value = json.loads(
-        body, parse_constant=_refuse_constant, parse_float=_finite
-    )
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"the body is not JSON: {error}") from error
-  if not isinstance(value, dict):
-    raise ValueError("the body is not a JSON object")
-  if _SURROGATE.search(body):
-    try:
-      json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-      raise ValueError(
-          "the body has a text with half of a surrogate pair: allowed Unicode"
-      ) from error
-  return value
-
-
-def _refuse_constant(name: str) -> None:
-  raise ValueError(f"{name} is not a number of JSON")
-
-
-def _finite(number: str) -> float:
-  if math.isinf(value := float(number)):
-    raise ValueError(f"{number[:40]} is beyond the largest float")
-  return value
-
-
-def field(
-    body: Mapping[str, Any], name: str, kind: type, default: Any = ...
-) -> Any:
-  """Returns a field of a JSON object, checked.
-
-  Args:
-    body: object.
-    name: name of the field.
-    kind: str, int, float, bool, dict or list.
-    default: value if it is missing or null; without one it is needed.
-
-  Raises:
-    ValueError: the field is missing or of another type.
-  """
-  value = body.get(name)
-  if value is None:
-    if default is ...:
-      raise ValueError(f"{name} is missing: allowed {kind.__name__}")
-    return default
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if kind is float and is_number:
-    try:
-      return float(value)
-    except OverflowError as error:
-      raise ValueError(f"{name}: {error}") from error
-  if not isinstance(value, kind) or (kind is int and not is_number):
-    raise ValueError(
-        f"{name} is {type(value).__name__}: allowed {kind.__name__}"
-    )
-  return value
-
-
-def is_reward(value: Any) -> bool:
-  """Returns whether a value is a number that a float32 can hold."""
-  return type(value) in (int, float) and abs(value) <= _MOST_FLOAT32
-
-
-def check_fields(body: Mapping[str, Any], allowed: Sequence[str]) -> None:
-  """Raises ValueError for a field that is set and not understood here."""
-  unknown = sorted(
-      name
-      for name, value in body.items()
-      if name not in (*allowed, "type") and value not in (None, 0, False, [])
-  )
-  if unknown:
-    raise ValueError(
-        f"{', '.join(unknown)}: not supported by this server; allowed"
-        f" {', '.join(allowed)}"
-    )
-
-
-def tokens_of(model_input: Any) -> np.ndarray:
-  """Returns the token ids, [L] int32, of a ModelInput in JSON."""
-  if not isinstance(model_input, dict):
-    raise ValueError("allowed an object with chunks of encoded_text")
-  ids: list[int] = []
-  for chunk in field(model_input, "chunks", list):
-    if not isinstance(chunk, dict) or chunk.get("type") != "encoded_text":
-      raise ValueError("a chunk is not encoded_text, the only kind served here")
-    ids += field(chunk, "tokens", list)
-  if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-    raise ValueError("tokens: allowed whole numbers from 0")
-  return np.asarray(ids, np.int32)
-
-
-def pack_pass(body: Mapping[str, Any], *, forward_only: bool) -> bytes:
+def pack_pass(wanted: api.Forward | api.ForwardBackward) -> bytes:
   """Returns the protocol buffer of a pass that came as JSON."""
-  name = "forward_input" if forward_only else "forward_backward_input"
-  asked = field(body, name, dict)
   message = _CLASSES["ForwardBackwardRequest"](
-      model_id=field(body, "model_id", str),
-      seq_id=field(body, "seq_id", int, 0),
-      loss_fn=field(asked, "loss_fn", str),
-      forward_only=forward_only,
+      model_id=wanted.model_id,
+      seq_id=wanted.seq_id,
+      loss_fn=wanted.input.loss_fn,
+      forward_only=isinstance(wanted, api.Forward),
   )
-  for key, value in field(asked, "loss_fn_config", dict, {}).items():
+  for key, value in wanted.input.loss_fn_config.items():
     if isinstance(value, str):
       message.loss_fn_config_v2[key].text = value
-      continue
-    try:
-      message.loss_fn_config_v2[key].number = float(value)
-    except (TypeError, OverflowError) as error:
-      raise ValueError(
-          f"loss_fn_config.{key}={value!r}: allowed a number or a text"
-      ) from error
-  for n, datum in enumerate(field(asked, "data", list)):
-    try:
-      out = message.data.add()
-      ids = tokens_of(datum.get("model_input"))
-      out.model_input.add().encoded_text.tokens = ids.tobytes()
-      for key, tensor in field(datum, "loss_fn_inputs", dict).items():
-        dtype = _NAMED.get(tensor.get("dtype"))
-        if dtype is None or tensor.get("sparse_crow_indices"):
-          raise ValueError(f"{key}: allowed dense float32 or int64")
-        array = _numbers(key, field(tensor, "data", list), dtype)
-        shape = tensor.get("shape") or [array.size]
-        tensor_out = out.loss_fn_inputs[key]
-        tensor_out.dense, tensor_out.dtype = array.tobytes(), dtype
-        tensor_out.shape.extend(shape)
-    except (ValueError, TypeError, AttributeError) as error:
-      raise ValueError(f"data[{n}]: {error}") from error
+    else:
+      message.loss_fn_config_v2[key].number = value
+  for datum in wanted.input.data:
+    out = message.data.add()
+    ids = datum.model_input.ids
+    out.model_input.add().encoded_text.tokens = ids.tobytes()
+    for key, tensor in datum.loss_fn_inputs.items():
+      dtype = _NAMED[tensor.dtype]
+      array = np.asarray(tensor.data, _DTYPES[dtype])
+      tensor_out = out.loss_fn_inputs[key]
+      tensor_out.dense, tensor_out.dtype = array.tobytes(), dtype
+      tensor_out.shape.extend(tensor.shape or [array.size])
   # A request that comes again, to another process, has the same bytes.
   return message.SerializeToString(deterministic=True)
-
-
-def _numbers(name: str, data: Sequence[Any], dtype: int) -> np.ndarray:
-  """Returns the numbers of a tensor in JSON; ValueError if they are none."""
-  if dtype == _INT64 and not all(type(x) is int for x in data):
-    raise ValueError(f"{name}: allowed whole numbers, by its dtype int64")
-  try:
-    with np.errstate(over="ignore"):
-      numbers = np.asarray(data, _DTYPES[dtype])
-  except OverflowError as error:
-    raise ValueError(f"{name}: {error}") from error
-  if not np.isfinite(numbers).all():
-    raise ValueError(f"{name}: allowed finite numbers that a float32 can hold")
-  return numbers
 
 
 def address_of_pass(body: bytes) -> tuple[str, int, bool]:
@@ -365,7 +238,7 @@ def unpack_pass(body: bytes) -> Pass:
     except ValueError as error:
       raise ValueError(f"data[{n}]: {error}") from error
   if not data:
-    raise ValueError("data is empty: allowed one sequence or more")
+    raise ValueError("data is empty: must have one sequence or more")
   return Pass(message.loss_fn, config, message.forward_only, data)
 
 
@@ -497,19 +370,19 @@ def _datum(message: Any) -> Datum:
   if not len(tokens) or targets.shape != tokens.shape:
     raise ValueError(
         f"target_tokens of shape {targets.shape} for {len(tokens)} tokens of"
-        " model_input: allowed one for each, and at least one"
+        " model_input: must be one for each, and at least one"
     )
   with np.errstate(invalid="ignore"):  # Numbers that are not finite.
     ids = targets.astype(np.int32)
   if (ids != targets).any():
-    raise ValueError("target_tokens: allowed token ids, whole numbers")
+    raise ValueError("target_tokens: must be token ids, whole numbers")
   return Datum(tokens, ids, inputs)
 
 
 def _array(name: str, tensor: Any) -> np.ndarray:
   dtype = _DTYPES.get(tensor.dtype)
   if dtype is None or tensor.sparse_csr:
-    raise ValueError(f"{name}: allowed dense float32 or int64")
+    raise ValueError(f"{name}: must be dense float32 or int64")
   if len(tensor.dense) % dtype.itemsize:
     raise ValueError(
         f"{name}: {len(tensor.dense)} bytes are not a {dtype.name}"
@@ -520,5 +393,5 @@ def _array(name: str, tensor: Any) -> np.ndarray:
     # A scalar is a tensor of one number.
     if shape == () or (array.size == 1 and np.prod(shape) == 1):
       return array.reshape(1)
-    raise ValueError(f"{name} of shape {list(shape)}: allowed one axis")
+    raise ValueError(f"{name} of shape {list(shape)}: must have one axis")
   return array

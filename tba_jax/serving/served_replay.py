@@ -36,8 +36,8 @@ from tba_jax.learning import batches
 from tba_jax.learning import schedules
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.serving import messages
-from tba_jax.serving import training
+from tba_jax.serving import api
+from tba_jax.serving import training_run
 
 # Settings of `config.replay` that a replay may have of its own.
 SETTINGS = (
@@ -45,73 +45,6 @@ SETTINGS = (
     "skip_equal_rewards", "selection", "reward_temperature",
     "dedupe",
 )  # fmt: skip
-_MOST_COMPLETIONS = 2**16  # A step has them in memory at once.
-_FIELDS = (
-    "session_id", "replay_seq_id", "base_model", "model_path", "lora_config",
-    "loss_fn", "loss_fn_config", "adam_params", "prompts_per_batch",
-    "completions_per_prompt", "num_steps", "groups_per_step",
-    "publish_every_steps", "replay",
-)  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """Settings of the training of a replay.
-
-  loss: name of an objective of groups.
-  loss_config: settings of the objective.
-  prompts_per_batch: B, groups of a step.
-  completions_per_prompt: K, completions of a group in a step.
-  num_steps: steps after which it ends.
-  groups_per_step: groups that must have entered for each step, its own
-    included; 0 waits for the first alone.
-  publish_every_steps: steps between versions to sample from.
-  replay: changed settings of `config.replay`.
-  """
-
-  loss: str
-  loss_config: Mapping[str, float | str]
-  prompts_per_batch: int
-  completions_per_prompt: int
-  num_steps: int
-  groups_per_step: int
-  publish_every_steps: int
-  replay: Mapping[str, Any]
-
-
-def parse(body: Mapping[str, Any]) -> Settings:
-  """Returns the settings of a `create_replay`; ValueError if one is wrong."""
-  field = messages.field
-  messages.check_fields(body, _FIELDS)
-  loss = field(body, "loss_fn", str, "tb")
-  B = field(body, "prompts_per_batch", int)
-  settings = Settings(
-      loss,
-      field(body, "loss_fn_config", dict, {}),
-      B,
-      field(body, "completions_per_prompt", int),
-      field(body, "num_steps", int),
-      field(body, "groups_per_step", int, B),
-      field(body, "publish_every_steps", int, 1),
-      field(body, "replay", dict, {}),
-  )
-  for name, least in (
-      ("prompts_per_batch", 1),
-      ("completions_per_prompt", 1),
-      ("num_steps", 1),
-      ("groups_per_step", 0),
-      ("publish_every_steps", 1),
-  ):
-    value = getattr(settings, name)
-    if not least <= value < 2**31:
-      raise ValueError(f"{name}={value}: allowed whole numbers from {least}")
-  if B * settings.completions_per_prompt > _MOST_COMPLETIONS:
-    raise ValueError(
-        f"prompts_per_batch={B}, completions_per_prompt="
-        f"{settings.completions_per_prompt}: allowed up to {_MOST_COMPLETIONS}"
-        " completions of a step"
-    )
-  return settings
 
 
 def with_replay(
@@ -121,7 +54,7 @@ def with_replay(
   lines = []
   for key, value in changes.items():
     if key not in SETTINGS:
-      raise ValueError(f"replay.{key}: allowed {', '.join(SETTINGS)}")
+      raise ValueError(f"replay.{key}: must be one of {', '.join(SETTINGS)}")
     lines.append(f"replay.{key}={value}")
   try:
     config = load.apply_overrides(config.copy_and_resolve_references(), lines)
@@ -131,12 +64,12 @@ def with_replay(
     allowed = settings_lib.SETTINGS[f"replay.{key}"].allowed
     if not allowed.test(config.replay[key]):
       raise ValueError(
-          f"replay.{key}={config.replay[key]!r}: allowed {allowed.text}"
+          f"replay.{key} = {config.replay[key]!r}: must be {allowed.text}"
       )
   return config
 
 
-class Replay:
+class ServedReplay:
   """The buffer of a replay, and what has gone through it.
 
   settings: settings of its training.
@@ -151,11 +84,11 @@ class Replay:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      body: Mapping[str, Any],
+      settings: api.CreateReplay,
       tokenizer: tokenizer_lib.Tokenizer,
   ):
-    self.settings = parse(body)
-    config = with_replay(config, self.settings.replay)
+    self.settings = settings
+    config = with_replay(config, settings.replay)
     counts = config.loss.include_stop_token
     self._tokenizer = None if counts else tokenizer
     self._num_tokens = config.sampling.max_completion_tokens
@@ -225,9 +158,7 @@ class Replay:
     metrics["reward_mean"] = float(draw.rewards.mean())
     return batch, metrics
 
-  def train(
-      self, run: training.TrainingRun, adam: training.AdamSettings
-  ) -> dict[str, Any]:
+  def train(self, run: training_run.TrainingRun) -> dict[str, Any]:
     """Takes the next step of a model; returns its result.
 
     The source ends after one step, since each is a request of the journal: what
@@ -243,7 +174,7 @@ class Replay:
       results.append({"step": step + 1, "metrics": metrics, **self.state()})
 
     first = run.num_steps
-    learner = _Learner(run, self.settings, adam)
+    learner = _ReplayLearner(run, self.settings)
     loop.run(self._draws(first, first + 1), learner, [note])
     return results[-1]
 
@@ -271,28 +202,27 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Learner:
-  """Trains a model on the batches of a replay, with an optimizer's settings."""
+class _ReplayLearner:
+  """Trains a model on the batches of a replay."""
 
-  run: training.TrainingRun
-  settings: Settings
-  adam: training.AdamSettings
+  run: training_run.TrainingRun
+  settings: api.CreateReplay
 
   def step(
       self, draw: tuple[types.Batch, dict[str, float]]
   ) -> dict[str, float]:
     batch, stats = draw
     loss = self.run.run_batch(
-        self.settings.loss, self.settings.loss_config, batch
+        self.settings.loss_fn, self.settings.loss_fn_config, batch
     )
     groups = float(len(batch.rewards))
     metrics = {"loss:mean": loss, "groups:sum": groups, **stats}
-    return metrics | self.run.step(self.adam)
+    return metrics | self.run.step(self.settings.adam_params)
 
 
-def missing_groups(settings: Settings, groups: int, step: int) -> int:
+def missing_groups(settings: api.CreateReplay, groups: int, step: int) -> int:
   """Returns how many groups a step waits for, of which some have entered."""
-  return max(0, max(1, settings.groups_per_step * (step + 1)) - groups)
+  return max(0, max(1, settings.groups_each_step * (step + 1)) - groups)
 
 
 def pack_group(
@@ -347,9 +277,9 @@ def groups_of_episodes(
 
 
 def group_of_sample(
-    result: Mapping[str, Any], rewards: Sequence[Any], least: int
+    result: Mapping[str, Any], rewards: Sequence[float], least: int
 ) -> dict[str, Any]:
-  """Returns the group of a sample that was asked for `into` a replay.
+  """Returns the group of a sample `into` a replay.
 
   Args:
     result: result of the sample.
@@ -357,18 +287,16 @@ def group_of_sample(
     least: smallest group that the objective learns from.
 
   Raises:
-    ValueError: the rewards are not one finite number for each, or too few.
+    ValueError: the rewards are not one for each, or too few.
   """
   sequences = result["sequences"]
-  are_rewards = all(map(messages.is_reward, rewards))
-  if len(rewards) != len(sequences) or not are_rewards:
+  if len(rewards) != len(sequences):
     raise ValueError(
-        f"rewards: allowed {len(sequences)} finite numbers, one for each"
-        " completion"
+        f"rewards: must be {len(sequences)} numbers, one for each completion"
     )
   if len(sequences) < least:
     raise ValueError(
-        f"the sample has {len(sequences)} completions: allowed {least} or more"
+        f"the sample has {len(sequences)} completions: must be {least} or more"
     )
   return pack_group(
       result["prompt_ids"],

@@ -1,0 +1,185 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of agents: what they sample, and the episodes that they go on."""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import numpy as np
+
+from tba_jax.serving import api
+from tba_jax.serving import completions
+from tba_jax.serving import episodes
+from tba_jax.serving import kinds
+from tba_jax.serving import protobufs
+from tba_jax.serving import registry as registry_lib
+from tba_jax.serving import request_journal
+from tba_jax.serving import sample_batches
+from tba_jax.serving import served_base
+
+# Episodes in memory; others are read again.
+_EPISODES = 256
+
+
+@dataclasses.dataclass
+class AgentEpisodes:
+  """The episodes of a server; all but `read` is for the thread of requests."""
+
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  journal: request_journal.RequestJournal
+  samples: sample_batches.SampleBatches
+  _episodes: collections.OrderedDict[str, episodes.Episode] = dataclasses.field(
+      default_factory=collections.OrderedDict, init=False
+  )
+
+  def read(self, id: str) -> dict[str, Any]:
+    """Returns rows, counts and outcome of an episode, JSON; for any thread.
+
+    Raises:
+      LookupError: there is no such episode.
+    """
+    state = self.registry.episode(id)
+    if state is None:
+      raise LookupError(
+          f"episode {id}: there is none; create_episode makes one"
+      )
+    if state[1] is not None:
+      return state[1]
+    rows = self._restore(id).to_json()
+    return {"reward": None, "finished": False, **rows}
+
+  def job(
+      self, request: request_journal.ServerRequest
+  ) -> sample_batches.SampleJob:
+    """Returns the completions that an agent's call asks for.
+
+    Raises:
+      ValueError: the call is wrong, too long, or after the episode's end.
+    """
+    call = api.read_completions(api.parse_json(request.body))
+    if request.kind == kinds.CALL:
+      spec, outcome = self.registry.episode(request.owner)
+      if outcome is not None:
+        raise ValueError(f"episode {request.owner} has finished")
+      path = spec["path"]
+      if spec["sampler"]:
+        path = sample_batches.path_of(self.registry, spec["sampler"])
+      turn = self._episode(request.owner).begin(call)
+    else:
+      path = "" if call.model == self.base.name else call.model
+      turn = self._new().begin(call)
+    sampling = self.base.config.sampling
+    P, T = sampling.max_prompt_tokens, sampling.max_completion_tokens
+    room = T - (len(turn.tokens) - turn.start)
+    if len(turn.tokens) > P or room < 1:
+      raise ValueError(
+          f"context_length_exceeded: the call has {len(turn.tokens)} tokens,"
+          f" {len(turn.tokens) - turn.start} of them after the episode's first"
+          f" prompt; must be up to config.sampling.max_prompt_tokens = {P}, and"
+          f" fewer than config.sampling.max_completion_tokens = {T}"
+      )
+    return sample_batches.SampleJob(
+        request.id,
+        request.owner,
+        path,
+        self.samples.settings(call, None, call.stop),
+        sample_batches.decode_request(
+            request.id,
+            np.asarray(turn.tokens, np.int32),
+            call.n,
+            call.seed,
+            min(call.most_tokens or T, room),
+        ),
+        pack=functools.partial(self._answer, request, call, turn, path),
+    )
+
+  def end(self, request: request_journal.ServerRequest) -> Mapping[str, Any]:
+    """Keeps what an episode was, and drops its calls; returns its spec."""
+    id = request.owner
+    reward = api.read(api.FinishEpisode, request.body).reward
+    if self.registry.episode(id)[1] is None:
+      rows = self._episode(id).to_json()
+      outcome = {"reward": reward, "finished": True, **rows}
+      self.registry.finish_episode(id, outcome)
+    self.journal.drop_bodies(id, request.seq)
+    self.forget(id)
+    return self.registry.episode(id)[0]
+
+  def forget(self, id: str) -> None:
+    """Drops an episode from memory; it is read again."""
+    self._episodes.pop(id, None)
+
+  def _episode(self, id: str) -> episodes.Episode:
+    if id not in self._episodes:
+      while len(self._episodes) >= _EPISODES:
+        self._episodes.popitem(last=False)
+      self._episodes[id] = self._restore(id)
+    self._episodes.move_to_end(id)
+    return self._episodes[id]
+
+  def _restore(self, id: str) -> episodes.Episode:
+    """Returns an episode, made again from the calls in the journal.
+
+    They are added in the order in which they were answered: calls at the same
+    time are decoded by their settings, not by their numbers.
+    """
+    episode = self._new()
+    for request, result in self.journal.answered(id, kinds.CALL):
+      call = api.read_completions(api.parse_json(request.body))
+      done = json.loads(result)
+      episode.add(done["record"], call.chat, done["message"])
+    return episode
+
+  def _new(self) -> episodes.Episode:
+    most = self.base.config.sampling.max_prompt_tokens
+    return episodes.Episode(self.base.policy.tokenizer, most)
+
+  def _answer(
+      self,
+      request: request_journal.ServerRequest,
+      call: api.CompletionRequest,
+      turn: episodes.Turn,
+      path: str,
+      result: protobufs.SampleResult,
+      step: int,
+  ) -> bytes:
+    """Adds an answered call to its episode; returns what is journaled."""
+    tokenizer, is_kept = self.base.policy.tokenizer, request.kind == kinds.CALL
+    answers = []
+    for n, tokens in enumerate(result.tokens):
+      ids = tokens.tolist()
+      episode = self._episode(request.owner) if is_kept else self._new()
+      record = episode.end(
+          turn,
+          ids,
+          result.logprobs[n].tolist(),
+          stopped=result.stopped[n],
+          version=step,
+      )
+      text = tokenizer.decode(tokenizer.split_stop(ids)[0], within=True)
+      for stop in call.stop:
+        text = text.partition(stop)[0]
+      id = f"{request.id}-{n}" if n else request.id
+      message = completions.answer(call, text, id)
+      answer = completions.completion(
+          call,
+          id=request.id,
+          created_s=request.accepted_s,
+          model=self.base.name if is_kept else path or self.base.name,
+          message=message,
+          tokens=[tokenizer.decode([i]) for i in ids],
+          record=record,
+          prompt_ids=[int(i) for i in turn.tokens],
+      )
+      answers.append(answer)
+    if not is_kept:
+      done = {"answer": completions.join(answers)}
+    else:
+      episode.add(record, call.chat, message)
+      done = {"record": record, "message": message, "answer": answer}
+    return json.dumps(done).encode()

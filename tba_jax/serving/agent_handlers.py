@@ -1,0 +1,173 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Handlers of episodes, and of the API of OpenAI that their agents speak."""
+
+import functools
+from typing import Any
+import uuid
+
+from starlette import concurrency
+from starlette import requests
+from starlette import responses
+
+from tba_jax.serving import api
+from tba_jax.serving import completions
+from tba_jax.serving import handlers
+from tba_jax.serving import kinds
+
+
+class AgentHandlers(handlers.Handlers):
+  """Episodes below /api/v1/, calls below /episodes/ID/v1/ and /v1/."""
+
+  def routes(self) -> list[tuple[str, str, Any]]:
+    """Returns path, method and handler of each, below /api/v1/."""
+    return [
+        ("create_episode", "POST", self._create),
+        ("episodes/{episode}", "GET", self._get),
+        ("episodes/{episode}/finish", "POST", self._finish),
+    ]
+
+  def openai_routes(self, *, in_episode: bool) -> list[tuple[str, str, Any]]:
+    """As `routes`, of OpenAI's API in an episode or without one."""
+    models, call = self._models, self._call
+    if in_episode:
+      models, call = self._models_in_episode, self._call_in_episode
+    return [
+        ("models", "GET", models),
+        ("chat/completions", "POST", functools.partial(call, api.ChatRequest)),
+        ("completions", "POST", functools.partial(call, api.TextRequest)),
+    ]
+
+  async def _create(self, request: requests.Request) -> Any:
+    body, _ = await self.read(api.CreateEpisode, request)
+    sampler, path = body.sampling_session_id, body.model_path
+    if sampler:
+      self.path_of_sampler(sampler)
+    elif path:
+      self.spec_of_checkpoint(path)
+    else:
+      self.check_base(body.base_model)
+    episode = handlers.idempotency_key(request) or str(uuid.uuid4())
+    spec = {"sampler": sampler, "path": path, **self._group_of(body)}
+    await concurrency.run_in_threadpool(
+        functools.partial(
+            self.registry.add_episode,
+            *(episode, sampler.partition(":")[0], spec),
+            together=spec["together"],
+            size=spec["num_episodes"],
+        )
+    )
+    return api.RequestResult(
+        type="create_episode",
+        episode_id=episode,
+        path=f"/episodes/{episode}/v1",
+    )
+
+  def _group_of(self, body: api.CreateEpisode) -> dict[str, Any]:
+    """Returns replay, group and its size of an episode, "" without one."""
+    replay = self.replay_into(body.into, body.sampling_session_id)
+    count = body.num_episodes
+    if not replay:
+      if body.group or count:
+        raise ValueError(
+            'group, num_episodes: must come with "into": "replay", or be left'
+            " out"
+        )
+      return {"replay": "", "together": "", "num_episodes": 0}
+    least = self.engine.replays.least_completions(replay)
+    if not body.group or count < least:
+      raise ValueError(
+          f"group = {body.group!r}, num_episodes = {count}: must be a name, and"
+          f" {least} episodes or more"
+      )
+    together = f"{replay}/{body.group}"
+    return {"replay": replay, "together": together, "num_episodes": count}
+
+  async def _get(self, request: requests.Request) -> Any:
+    return await concurrency.run_in_threadpool(
+        self.engine.episodes.read, request.path_params["episode"]
+    )
+
+  async def _finish(self, request: requests.Request) -> Any:
+    body, _ = await self.read(api.FinishEpisode, request)
+    episode = request.path_params["episode"]
+    self._state(episode)
+    raw = body.model_dump_json().encode()
+    wanted = await self.submit(kinds.FINISH, episode, None, raw, name="finish")
+    return await self.result_of(wanted.id)
+
+  def _state(self, episode: str) -> tuple[dict[str, Any], Any]:
+    state = self.registry.episode(episode)
+    if state is None:
+      raise LookupError(f"episode {episode}: there is none")
+    return state
+
+  def _open_episode(self, request: requests.Request) -> str:
+    """Returns the episode of a URL, which has not finished."""
+    episode = request.path_params["episode"]
+    if self._state(episode)[1] is not None:
+      raise handlers.StatusError(
+          handlers.GONE, f"episode {episode} has finished"
+      )
+    return episode
+
+  async def _models_in_episode(self, request: requests.Request) -> Any:
+    self._open_episode(request)
+    return await self._models(request)
+
+  async def _models(self, request: requests.Request) -> Any:
+    del request
+    model = {
+        "id": self.engine.base.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "tba_jax",
+    }
+    return {"object": "list", "data": [model]}
+
+  async def _call_in_episode(
+      self, kind: type[api.CompletionRequest], request: requests.Request
+  ) -> Any:
+    """Answers a call of an agent, once it is done."""
+    call, raw = await self.read(kind, request)
+    episode, name = self._open_episode(request), self.engine.base.name
+    if call.model != name:
+      raise ValueError(f"model = {call.model!r}: must be {name!r}")
+    if call.n != 1:
+      raise ValueError(f"n = {call.n}: must be 1; play another episode")
+    id = None
+    # The official client sends a call again.
+    if request.headers.get("x-stainless-retry-count", "0") != "0":
+      id = await concurrency.run_in_threadpool(
+          self.journal.same_body, episode, raw
+      )
+    if id is None:
+      key = handlers.idempotency_key(request)
+      id = (await self.submit(kinds.CALL, episode, None, raw, key)).id
+    return await self._answered(call, id)
+
+  async def _call(
+      self, kind: type[api.CompletionRequest], request: requests.Request
+  ) -> Any:
+    """Answers a call without an episode, of which nothing is kept."""
+    call, raw = await self.read(kind, request)
+    name = self.engine.base.name
+    if call.model != name and self.registry.checkpoint(call.model) is None:
+      raise LookupError(
+          f"model = {call.model!r}: must be {name!r}, or a path that"
+          " save_weights_for_sampler has returned"
+      )
+    key = handlers.idempotency_key(request)
+    wanted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
+    return await self._answered(call, wanted.id)
+
+  async def _answered(self, call: api.CompletionRequest, id: str) -> Any:
+    """Returns the answer of a call once it is done."""
+    answer = (await self.result_of(id))["answer"]
+    if not call.stream:
+      return answer
+    has_usage = call.stream_options.include_usage
+    return responses.StreamingResponse(
+        completions.events(answer, has_usage=has_usage),
+        media_type="text/event-stream",
+    )

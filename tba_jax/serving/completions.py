@@ -1,0 +1,200 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of OpenAI's chat and text completions.
+
+An answer also has `prompt_token_ids`, and its choice `token_ids` and `version`,
+the optimizer steps of the params that sampled it. Streamed, the same answer
+comes as server-sent events: one with the text once it is sampled, and one with
+the finish reason.
+
+Source: package `openai`, majors 2 and 3, whose client is served unchanged.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+from typing import Any
+
+from tba_jax.rewards import tool_calls
+from tba_jax.serving import api
+
+
+def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a message as chat templates take it: arguments as objects."""
+  out = dict(message)
+  if "tool_calls" in message:
+    out["tool_calls"] = [
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": _arguments(call["function"]["arguments"]),
+            },
+        }
+        for call in message["tool_calls"]
+    ]
+  return out
+
+
+def _arguments(text: Any) -> Any:
+  try:
+    return json.loads(text)
+  except (ValueError, TypeError):
+    return text
+
+
+def answer(
+    call: api.CompletionRequest, text: str, request_id: str
+) -> dict[str, Any]:
+  """Returns the assistant's message for a sampled text, in one form.
+
+  Calls of tools, as `rewards/tool_calls.py` has them, become `tool_calls` if
+  all of them can be read; else they stay in the text.
+  """
+  if call.offered_tools:
+    parameters = tool_calls.parameters_of(call.offered_tools)
+    calls, is_chat = tool_calls.find(text, parameters)
+    if is_chat and not any(made.error for made in calls):
+      return {
+          "role": "assistant",
+          "content": text[: calls[0].start].strip(),
+          "tool_calls": [
+              {
+                  "id": f"call_{request_id.rpartition(':')[2]}_{n}",
+                  "type": "function",
+                  "function": {
+                      "name": made.name,
+                      "arguments": json.dumps(made.arguments),
+                  },
+              }
+              for n, made in enumerate(calls)
+          ],
+      }
+  return {"role": "assistant", "content": text}
+
+
+def completion(
+    call: api.CompletionRequest,
+    *,
+    id: str,
+    created_s: float,
+    model: str,
+    message: Mapping[str, Any],
+    tokens: Sequence[str],
+    record: Mapping[str, Any],
+    prompt_ids: Sequence[int],
+) -> dict[str, Any]:
+  """Returns the answer of a call.
+
+  Args:
+    call: the agent's call.
+    id: id of the answer.
+    created_s: Unix time.
+    model: name of the model.
+    message: result of `answer`.
+    tokens: text of each sampled token.
+    record: result of `episodes.Episode.end`.
+    prompt_ids: token ids that the model saw.
+  """
+  is_chat, ids = call.chat is not None, record["token_ids"]
+  reason = "stop" if record["stopped"] else "length"
+  if "tool_calls" in message:
+    reason = "tool_calls"
+  what: dict[str, Any] = {"text": message["content"]}
+  if is_chat:
+    has_text = message["content"] or "tool_calls" not in message
+    content = message["content"] if has_text else None
+    what = {"message": {**message, "content": content, "refusal": None}}
+  logprobs = None
+  if call.has_logprobs:
+    logprobs = _logprobs(is_chat, tokens, record["logprobs"])
+  return api.CompletionReply(
+      id=f"chatcmpl-{id}" if is_chat else f"cmpl-{id}",
+      object="chat.completion" if is_chat else "text_completion",
+      created=int(created_s),
+      model=model,
+      choices=[
+          api.Choice(
+              index=0,
+              finish_reason=reason,
+              logprobs=logprobs,
+              token_ids=ids,
+              version=record["version"],
+              **what,
+          )
+      ],
+      usage=api.Usage(
+          prompt_tokens=len(prompt_ids),
+          completion_tokens=len(ids),
+          total_tokens=len(prompt_ids) + len(ids),
+      ),
+      prompt_token_ids=list(prompt_ids),
+  ).model_dump(exclude_unset=True)
+
+
+def join(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns answers of one prompt, from `completion`, as one with choices."""
+  choices = [
+      {**answer["choices"][0], "index": n} for n, answer in enumerate(answers)
+  ]
+  usage = dict(answers[0]["usage"])
+  for answer in answers[1:]:
+    for key in ("completion_tokens", "total_tokens"):
+      usage[key] += answer["usage"]["completion_tokens"]
+  return {**answers[0], "choices": choices, "usage": usage}
+
+
+def _logprobs(
+    is_chat: bool, tokens: Sequence[str], logprobs: Sequence[float]
+) -> dict[str, Any]:
+  if not is_chat:
+    return {"tokens": list(tokens), "token_logprobs": list(logprobs)}
+  return {
+      "content": [
+          {
+              "token": token,
+              "logprob": logprob,
+              # A token may be a part of a character.
+              "bytes": None if "\ufffd" in token else list(token.encode()),
+              "top_logprobs": [],
+          }
+          for token, logprob in zip(tokens, logprobs, strict=True)
+      ],
+      "refusal": None,
+  }
+
+
+def events(whole: Mapping[str, Any], *, has_usage: bool) -> Iterator[str]:
+  """Yields the server-sent events of an answer."""
+  base = {k: v for k, v in whole.items() if k not in ("choices", "usage")}
+  if "message" in whole["choices"][0]:
+    base["object"] = "chat.completion.chunk"
+  parts = []
+  for choice in whole["choices"]:
+    first, last = _halves(choice)
+    parts.append({**base, "choices": [first]})
+    base.pop("prompt_token_ids", None)  # Once is enough.
+    parts.append({**base, "choices": [last]})
+  if has_usage:
+    parts.append({**base, "choices": [], "usage": whole["usage"]})
+  for part in parts:
+    yield f"data: {json.dumps(part)}\n\n"
+  yield "data: [DONE]\n\n"
+
+
+def _halves(choice: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the two chunks of a choice: the text, and why it ended."""
+  text = {k: v for k, v in choice.items() if k != "message"}
+  last = {
+      "index": choice["index"],
+      "finish_reason": choice["finish_reason"],
+      "logprobs": None,
+  }
+  text["finish_reason"] = None
+  if "message" not in choice:
+    return text, {**last, "text": ""}
+  delta = {k: v for k, v in choice["message"].items() if k != "refusal"}
+  if "tool_calls" in delta:
+    delta["tool_calls"] = [
+        {"index": n, **call} for n, call in enumerate(delta["tool_calls"])
+    ]
+  return {**text, "delta": delta}, {**last, "delta": {}}

@@ -1,0 +1,325 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What all handlers of HTTP do: bodies, the key, errors, and waits for results.
+
+An error is JSON, {"error": text}: 401 for a wrong key, 404 for what is not
+there, 408 for a result that is not there yet or a body that is too slow, 410
+for a result that is forgotten or a session that has finished, 413 for a body
+that is too large, 415 for one that is compressed, 422 for a request that is
+wrong, 503 once the engine has ended. OpenAI's API has {"error": {"message":
+text, …}} and 400 for 422.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+from typing import Any, TypeVar
+
+from starlette import concurrency
+from starlette import exceptions
+from starlette import requests
+from starlette import responses
+
+from tba_jax.serving import api
+from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import kinds
+from tba_jax.serving import request_journal
+
+NO_KEY, NOT_FOUND, NOT_YET, GONE = 401, 404, 408, 410
+TOO_LARGE, WRONG, NOT_NOW = 413, 422, 503
+# Seconds that a call of an agent, and what needs no future, waits: as long as
+# the official client does.
+_ANSWER_S = 600.0
+# Most bytes of a body from who has the key. A pass of protocol buffers, which
+# are read in no time, may have ten million tokens. JSON holds the interpreter
+# while it is parsed: a pass in JSON takes .2 s. Other JSON may have what the
+# model can read, of tokens and of what is written around them, and 1 MiB.
+MOST_BYTES, MOST_OF_JSON_PASS = 256 * 2**20, 8 * 2**20
+MOST_OF_JSON, BYTES_OF_TOKEN = 2**20, 64
+# Seconds for a body to come, 256 MiB over a line of 4 Mbit a second.
+_BODY_S = 600.0
+
+_M = TypeVar("_M", bound=api.Message)
+Handler = Callable[[requests.Request], Awaitable[responses.Response]]
+
+
+class StatusError(ValueError):
+  """A request that cannot be taken, with its HTTP status."""
+
+  def __init__(self, status: int, text: str):
+    super().__init__(text)
+    self.status = status
+
+
+class Waiters:
+  """Handlers that wait for requests to be done; `notify` is for any thread."""
+
+  def __init__(self) -> None:
+    self._loop: asyncio.AbstractEventLoop | None = None
+    self._events: dict[str, set[asyncio.Event]] = {}
+    self._is_closed = False
+
+  def open(self) -> None:
+    """Takes the running event loop."""
+    self._loop = asyncio.get_running_loop()
+
+  def notify(self, ids: list[str]) -> None:
+    """Wakes whoever waits for one of these requests or their owners."""
+    if self._loop is not None:
+      with contextlib.suppress(RuntimeError):  # The loop has ended.
+        self._loop.call_soon_threadsafe(self._wake, ids)
+
+  def close(self) -> None:
+    """Ends all waits, for the server is to stop."""
+    self._is_closed = True
+    for events in self._events.values():
+      for event in events:
+        event.set()
+
+  def _wake(self, ids: list[str]) -> None:
+    for name in {*ids, *(id.rpartition(":")[0] for id in ids)}:
+      for event in self._events.get(name, ()):
+        event.set()
+
+  async def wait_for(
+      self, name: str, read: Callable[[], Any], timeout_s: float
+  ) -> Any:
+    """Returns `read()` once it is not None, or None after a timeout or end."""
+    event = asyncio.Event()
+    self._events.setdefault(name, set()).add(event)
+    end = asyncio.get_running_loop().time() + timeout_s
+    try:
+      while True:
+        event.clear()
+        value = await concurrency.run_in_threadpool(read)
+        left_s = end - asyncio.get_running_loop().time()
+        if value is not None or self._is_closed or left_s <= 0:
+          return value
+        with contextlib.suppress(TimeoutError):
+          await asyncio.wait_for(event.wait(), left_s)
+    finally:
+      self._events[name].discard(event)
+      if not self._events[name]:
+        del self._events[name]
+
+
+class Handlers:
+  """Handlers of requests to an engine; `routes` of each kind are its own.
+
+  Args:
+    engine: does the requests.
+    waiters: are notified of requests that are done.
+  """
+
+  def __init__(self, engine: engine_lib.Engine, waiters: Waiters):
+    self.engine = engine
+    self.registry = engine.registry
+    self.journal = engine.journal
+    self.waiters = waiters
+
+  # Bodies.
+
+  async def body(
+      self, request: requests.Request, most: int | None = None
+  ) -> bytes:
+    """Returns a body; raises StatusError if it is too large or too slow.
+
+    Args:
+      request: request.
+      most: most bytes; None is what JSON other than a pass may have.
+    """
+    if most is None:
+      most = MOST_OF_JSON + BYTES_OF_TOKEN * self.engine.base.max_tokens
+    text = f"the body has more than {most} bytes"
+    if most == MOST_OF_JSON_PASS:
+      text += ": must come as application/x-protobuf"
+    if "content-encoding" in request.headers:
+      raise StatusError(415, "Content-Encoding: must be left out")
+    try:
+      size = int(request.headers.get("content-length", 0))
+    except ValueError as error:
+      raise StatusError(400, "Content-Length: must be a number") from error
+    if size > most:
+      raise StatusError(TOO_LARGE, text)
+    parts, size = [], 0
+    try:
+      async with asyncio.timeout(_BODY_S):
+        async for part in request.stream():
+          size += len(part)
+          if size > most:
+            raise StatusError(TOO_LARGE, text)
+          parts.append(part)
+    except TimeoutError as error:
+      raise StatusError(
+          NOT_YET, f"the body took more than {_BODY_S:g} s"
+      ) from error
+    return b"".join(parts)
+
+  async def read(
+      self, kind: type[_M], request: requests.Request
+  ) -> tuple[_M, bytes]:
+    """Returns the message of a JSON body, and the body."""
+    raw = await self.body(request)
+    return await concurrency.run_in_threadpool(api.read, kind, raw), raw
+
+  # Requests to the engine.
+
+  async def submit(
+      self, kind: str, owner: str, seq: int | None, body: bytes, name: str = ""
+  ) -> request_journal.ServerRequest:
+    submit = functools.partial(self.engine.queue.submit, name=name)
+    return await concurrency.run_in_threadpool(submit, kind, owner, seq, body)
+
+  async def outcome(
+      self, id: str, timeout_s: float
+  ) -> request_journal.RequestOutcome | None:
+    """Waits until a request is done; returns None after a timeout."""
+
+    def read() -> request_journal.RequestOutcome | None:
+      outcome = self.journal.outcome(id)
+      return outcome if outcome is None or outcome.is_done else None
+
+    return await self.waiters.wait_for(id, read, timeout_s)
+
+  async def result_of(self, id: str) -> dict[str, Any]:
+    """Returns the result of a request once it is done.
+
+    Raises:
+      StatusError: it has failed, or is not done in time.
+    """
+    outcome = await self.outcome(id, _ANSWER_S)
+    if outcome is None:
+      raise StatusError(NOT_YET, "no answer yet: ask again")
+    if outcome.failure is not None:
+      of_user = outcome.failure["category"] == "user"
+      raise StatusError(WRONG if of_user else 500, outcome.failure["error"])
+    return json.loads(outcome.result)
+
+  # What requests are about.
+
+  def check_base(self, name: str | None) -> None:
+    if name != self.engine.base.name:
+      raise ValueError(
+          f"base_model = {name!r}: must be {self.engine.base.name!r}"
+      )
+
+  def check_session(self, session: str) -> str:
+    state = self.registry.session(session)
+    if state is None:
+      raise LookupError(f"session {session}: there is none")
+    if state[0]:
+      raise StatusError(GONE, f"session {session} has finished")
+    return session
+
+  def spec_of_model(self, model: str) -> dict[str, Any]:
+    spec = self.registry.model(model)
+    if spec is None:
+      raise LookupError(f"model {model}: there is none; create_model makes one")
+    return spec
+
+  def spec_of_checkpoint(self, path: str) -> dict[str, Any]:
+    spec = self.registry.checkpoint(path)
+    if spec is None:
+      raise LookupError(f"{path}: there is no such checkpoint")
+    return spec
+
+  def path_of_sampler(self, sampler: str) -> str:
+    path = self.registry.sampler(sampler)
+    if path is None:
+      raise LookupError(f"sampling session {sampler}: there is none")
+    return path
+
+  def replay_into(self, into: str, sampler: str) -> str:
+    """Returns the replay that is sampled for, "" if none is."""
+    if not into:
+      return ""
+    replay = sampler.rpartition(":")[0]
+    is_newest = sampler == kinds.newest_sampler(replay)
+    if not is_newest or "replay" not in (self.registry.model(replay) or {}):
+      raise ValueError(
+          f"into = {into!r}: must come with the sampling_session_id of a replay"
+      )
+    return replay
+
+
+def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
+  """Returns a handler behind the key, with its errors as responses."""
+
+  async def guarded_handler(request: requests.Request) -> responses.Response:
+    given = request.headers.get("x-api-key", "")
+    if not given:
+      given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), key.encode()):
+      return error(NO_KEY, "the header X-API-Key is not the key of this server")
+    try:
+      answer = await handler(request)
+    except LookupError as problem:
+      return error(NOT_FOUND, problem.args[0])
+    except StatusError as problem:
+      return error(problem.status, str(problem))
+    except ValueError as problem:
+      return error(WRONG, str(problem))
+    except OSError as problem:
+      return error(NOT_NOW, f"{problem}: ask again later")
+    except requests.ClientDisconnect:
+      return error(400, "the body ended early")  # To nobody.
+    except asyncio.CancelledError:
+      return error(NOT_NOW, "the server stops: ask again later")
+    if isinstance(answer, responses.Response):
+      return answer
+    if isinstance(answer, api.Reply):
+      return responses.Response(answer.encode(), media_type="application/json")
+    return responses.JSONResponse(answer)
+
+  return guarded_handler
+
+
+def as_openai(handler: Handler) -> Handler:
+  """Returns a handler whose errors have OpenAI's form and status."""
+
+  async def openai_handler(request: requests.Request) -> responses.Response:
+    answer = await handler(request)
+    if answer.status_code < 400:
+      return answer
+    status = 400 if answer.status_code == WRONG else answer.status_code
+    text = json.loads(answer.body)["error"]
+    code = text.partition(":")[0] if text.startswith("context_length") else None
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    shown = {"message": text, "type": kind, "param": None, "code": code}
+    return responses.JSONResponse({"error": shown}, status_code=status)
+
+  return openai_handler
+
+
+def idempotency_key(request: requests.Request) -> str:
+  """Returns a name of the call, the same if it comes again; "" = none."""
+  key = request.headers.get("idempotency-key", "")
+  if key:
+    key = f"key-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+  return key
+
+
+def error(status: int, text: str) -> responses.JSONResponse:
+  return responses.JSONResponse({"error": text}, status_code=status)
+
+
+async def http_error(
+    request: requests.Request, problem: exceptions.HTTPException
+) -> responses.Response:
+  if problem.status_code == NOT_FOUND:
+    return error(
+        NOT_FOUND,
+        f"{request.method} {request.url.path}: not served; docs/serve.md lists"
+        " the paths",
+    )
+  return error(problem.status_code, problem.detail)
+
+
+async def server_error(
+    request: requests.Request, problem: Exception
+) -> responses.Response:
+  return error(500, f"{request.url.path}: {type(problem).__name__}: {problem}")

@@ -1,0 +1,200 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The replays of a server: how they begin, what enters, and what comes next."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from typing import Any
+
+from absl import logging
+
+from tba_jax.losses import build
+from tba_jax.serving import api
+from tba_jax.serving import kinds
+from tba_jax.serving import pass_settings
+from tba_jax.serving import registry as registry_lib
+from tba_jax.serving import request_journal
+from tba_jax.serving import request_queue
+from tba_jax.serving import saved_weights
+from tba_jax.serving import served_base
+from tba_jax.serving import served_models
+from tba_jax.serving import served_replay
+
+
+@dataclasses.dataclass
+class Replays:
+  """The replays of a server; `go_on` is for the thread that does requests."""
+
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  journal: request_journal.RequestJournal
+  queue: request_queue.RequestQueue
+  weights: saved_weights.SavedWeights
+  models: served_models.ServedModels
+
+  def add(self, wanted: api.CreateReplay) -> str:
+    """Adds the model of a replay; returns its id.
+
+    Raises:
+      ValueError: a setting is wrong, or the number is another replay's.
+      LookupError: the checkpoint to begin with is not there.
+    """
+    number = wanted.replay_seq_id
+    model = f"{wanted.session_id}:replay:{number}"
+    served_replay.with_replay(self.base.config, wanted.replay)
+    spec = self.base.spec_of(model, wanted.lora_config)
+    if wanted.model_path:
+      saved = self.registry.checkpoint(wanted.model_path)
+      if saved is None:
+        raise LookupError(f"{wanted.model_path}: there is no such checkpoint")
+      spec = {key: saved[key] for key in spec}
+    least = self._least_completions(wanted)
+    if wanted.completions_per_prompt < least:
+      raise ValueError(
+          f"completions_per_prompt = {wanted.completions_per_prompt}: must be"
+          f" {least} or more with loss_fn={wanted.loss_fn!r}"
+      )
+    spec["replay"] = wanted.model_dump()
+    self.registry.add_model(model, wanted.session_id, spec)
+    if self.registry.model(model) != json.loads(json.dumps(spec)):
+      raise ValueError(
+          f"replay_seq_id = {number}: is another replay; take another number"
+      )
+    self.registry.add_sampler(
+        kinds.newest_sampler(model), wanted.session_id, ""
+    )
+    return model
+
+  def settings(self, model: str) -> api.CreateReplay:
+    return api.read(api.CreateReplay, self.registry.model(model)["replay"])
+
+  def least_completions(self, model: str) -> int:
+    """Returns the smallest group that a replay learns from."""
+    return self._least_completions(self.settings(model))
+
+  def reward(
+      self, model: str, id: str, rewards: Sequence[float]
+  ) -> request_journal.ServerRequest:
+    """Lets the completions of a sample into its replay.
+
+    Args:
+      model: id of the replay.
+      id: id of the sample.
+      rewards: reward of each completion.
+
+    Raises:
+      LookupError: there is no such sample of this replay.
+      ValueError: the sample is not done, or the rewards are wrong.
+    """
+    outcome = self.journal.outcome(id)
+    is_own = id.startswith(f"{kinds.newest_sampler(model)}:")
+    if outcome is None or not is_own or outcome.kind != kinds.SAMPLE_INTO:
+      raise LookupError(f'{id}: no sample with "into": "replay" of {model}')
+    if outcome.result is None:
+      text = (outcome.failure or {}).get("error", "not done yet")
+      raise ValueError(f"{id}: {text}")
+    group = served_replay.group_of_sample(
+        json.loads(outcome.result), rewards, self.least_completions(model)
+    )
+    return self._insert(model, group, f"reward-{id.rpartition(':')[2]}")
+
+  def enter_episodes(self, spec: Mapping[str, Any]) -> dict[str, int]:
+    """Lets the group of an episode in once all of it have finished.
+
+    Args:
+      spec: spec of an episode.
+
+    Returns:
+      Groups that enter, and rows that are left out; {} if none can.
+    """
+    together = spec["together"]
+    if not together:
+      return {}
+    outcomes, size = self.registry.outcomes_of(together)
+    if len(outcomes) != size:
+      return {}
+    model = spec["replay"]
+    groups, left_out = served_replay.groups_of_episodes(
+        outcomes, self.least_completions(model)
+    )
+    for n, group in enumerate(groups):
+      self._insert(model, group, f"{together}:{n}")
+    return {"groups": len(groups), "rows_left_out": left_out}
+
+  def go_on(self, model: str) -> None:
+    """Queues the next request of a replay that trains, if it can."""
+    running, _ = self.registry.running(model)
+    if not running or self.queue.has_waiting(model):
+      return
+    try:
+      served = self.models.get(model)
+    # Whatever it raises: it is not to be tried for ever.
+    except Exception as error:
+      logging.exception("%s failed", model)
+      reason = f"{type(error).__name__}: {error}"
+      self.registry.set_running(model, False, reason)
+      return
+    settings, step = served.replay.settings, served.run.num_steps
+    is_last = step >= settings.num_steps
+    published = self.weights.step(
+        self.registry.sampler(kinds.newest_sampler(model))
+    )
+    if step > published and (
+        is_last or step % settings.publish_every_steps == 0
+    ):
+      self.queue.submit(kinds.SAVE_SAMPLER, model, None, kinds.PUBLISH)
+    elif is_last:
+      self.registry.set_running(model, False, "done")
+    elif not served.replay.missing(step):
+      self.queue.submit(kinds.TRAIN, model, None, b"{}")
+
+  def state(self, model: str, after: int) -> api.ReplayState:
+    """Returns the state of a replay.
+
+    Args:
+      model: id of the replay.
+      after: step after which metrics are returned, the newest 1000 at most.
+    """
+    settings = self.settings(model)
+    is_running, reason = self.registry.running(model)
+    results = self.journal.results
+    steps = [json.loads(r) for _, r in results(model, kinds.TRAIN, -1, 1000)]
+    newest = [
+        (seq, json.loads(result))
+        for kind in (kinds.INSERT, kinds.TRAIN)
+        for seq, result in results(model, kind, -1, 1)
+    ]
+    counts = dict(max(newest, key=lambda x: x[0], default=(0, {}))[1])
+    counts.pop("metrics", None)
+    counts.pop("step", None)
+    step = steps[-1]["step"] if steps else 0
+    path = self.registry.sampler(kinds.newest_sampler(model))
+    return api.ReplayState(
+        replay_id=model,
+        running=is_running,
+        reason=reason,
+        step=step,
+        num_steps=settings.num_steps,
+        missing_groups=served_replay.missing_groups(
+            settings, counts.get("groups", 0), step
+        ),
+        counts=counts,
+        version=self.weights.step(path),
+        model_path=path or None,
+        sampling_session_id=kinds.newest_sampler(model),
+        steps=[s for s in steps if s["step"] > after],
+    )
+
+  def _least_completions(self, settings: api.CreateReplay) -> int:
+    """As `least_completions`; ValueError if the objective is not allowed."""
+    config = pass_settings.objective_config(
+        self.base.config, settings.loss_fn, settings.loss_fn_config
+    )
+    return build.min_completions(config.loss)
+
+  def _insert(
+      self, model: str, group: Mapping[str, Any], name: str
+  ) -> request_journal.ServerRequest:
+    body = json.dumps(group).encode()
+    return self.queue.submit(kinds.INSERT, model, None, body, name=name)

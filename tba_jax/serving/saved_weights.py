@@ -1,0 +1,255 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that clients name: of training, of versions, and exports.
+
+A checkpoint's path is tinker://MODEL/KIND/NAME, and is in the registry once its
+files are complete.
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+from tba_jax import types
+from tba_jax.learning import checkpoint
+from tba_jax.models import adapter_folder
+from tba_jax.models import hf
+from tba_jax.models import hf_config
+from tba_jax.policy import lora
+from tba_jax.serving import api
+from tba_jax.serving import registry as registry_lib
+from tba_jax.serving import request_journal
+from tba_jax.serving import served_base
+from tba_jax.serving import training_run
+
+SCHEME = "tinker://"
+WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
+EXTERNAL_WEIGHTS = "external_weights"
+# Versions without a name of each model that are kept on disk.
+_UNNAMED = 8
+
+
+@dataclasses.dataclass
+class SavedWeights:
+  """The checkpoints of a server.
+
+  `place`, `delete` and `step` are for any thread.
+
+  folder: folder of the server.
+  insist: repeats a write until the disk takes it.
+  """
+
+  base: served_base.ServedBase
+  registry: registry_lib.Registry
+  folder: pathlib.Path
+  insist: Callable[..., None]
+
+  def model_folder(self, model: str) -> pathlib.Path:
+    return self.folder / "models" / model.replace(":", "_")
+
+  def place(self, path: str) -> tuple[str, pathlib.Path]:
+    """Returns kind and folder of a path; ValueError if there is none."""
+    parts = path.removeprefix(SCHEME).split("/")
+    # Its parts were checked before it was registered.
+    if not path.startswith(SCHEME) or self.registry.checkpoint(path) is None:
+      raise ValueError(
+          f"{path}: there is no such checkpoint; must be a path that"
+          " save_weights or save_weights_for_sampler has returned, of which the"
+          f" newest {_UNNAMED} without a name are kept"
+      )
+    model, kind, name = parts
+    return kind, self.model_folder(model) / kind / name
+
+  def step(self, path: str) -> int:
+    """Returns the optimizer steps of a version; 0 for the base model."""
+    spec = self.registry.checkpoint(path) if path else None
+    return (spec or {}).get("step", 0)
+
+  def read(self, path: str) -> tuple[dict[str, Any], types.PyTree]:
+    """Returns spec and state of a checkpoint; ValueError if there is none."""
+    kind, folder = self.place(path)
+    if kind == EXTERNAL_WEIGHTS:
+      raise ValueError(f"{path}: an export is for other programs")
+    spec = self.registry.checkpoint(path)
+    state = self.base.programs(spec).trainable.abstract_state()
+    if kind == SAMPLER_WEIGHTS:
+      del state["opt_state"]
+    saver = checkpoint.Checkpointer(str(folder), keep=1)
+    try:
+      return spec, saver.restore(state)[0]
+    finally:
+      saver.close()
+
+  def save(
+      self,
+      request: request_journal.ServerRequest,
+      wanted: api.SaveWeights,
+      run: training_run.TrainingRun,
+  ) -> str:
+    """Saves a model to go on with; returns the path."""
+    name = wanted.path or f"seq-{request.seq}"
+    path, folder = self._new_path(request, WEIGHTS, name, wanted.overwrite)
+    state = {"params": run.params, "opt_state": run.opt_state}
+    self._write(folder, state)
+    self.insist(self._note, path, request, run)
+    return path
+
+  def save_version(
+      self,
+      request: request_journal.ServerRequest,
+      wanted: api.SaveWeights,
+      run: training_run.TrainingRun,
+  ) -> str:
+    """Saves a version to sample from; returns the path.
+
+    Without a name it replaces the oldest of those that have none.
+    """
+    name = wanted.path or f"{api.UNNAMED}{request.seq}"
+    path, folder = self._new_path(request, SAMPLER_WEIGHTS, name)
+    self._write(folder, {"params": run.params})
+    self.insist(self._note, path, request, run)
+    if not wanted.path:
+      self._drop_unnamed(request.owner)
+    return path
+
+  def export(
+      self,
+      request: request_journal.ServerRequest,
+      wanted: api.SaveWeights,
+      run: training_run.TrainingRun,
+  ) -> tuple[str, int]:
+    """Writes a folder for transformers, or of adapters for peft.
+
+    Returns:
+      Path and bytes.
+    """
+    name = wanted.path or f"seq-{request.seq}"
+    path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove(folder)  # A kill before its outcome has the request come again.
+    policy = self.base.policy
+    rank = self.registry.model(request.owner)["rank"]
+    tensors = self._peft_tensors(run.params) if rank else None
+    if tensors is not None:
+
+      def fill(new: pathlib.Path) -> None:
+        adapter_folder.write(
+            new,
+            tensors,
+            base=policy.folder,
+            rank=rank,
+            alpha=self.base.config.lora.alpha,
+        )
+        policy.tokenizer.save(new)
+
+      hf.replace_folder(folder, fill)
+    else:
+      hf.save(
+          folder,
+          policy.model.config,
+          run.programs.trainable.merged(run.params),
+          policy.tokenizer,
+      )
+    self._note(path, request, run)
+    return path, sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+
+  def export_folder(self, path: str) -> pathlib.Path:
+    """Returns the folder of an export; ValueError if there is none."""
+    kind, folder = self.place(path)
+    if kind != EXTERNAL_WEIGHTS:
+      raise ValueError(f"{path}: must be a path of save_weights_external")
+    return folder
+
+  def delete(self, path: str) -> None:
+    """Deletes a checkpoint; ValueError if there is none."""
+    _, folder = self.place(path)
+    self.registry.drop_checkpoint(path)
+    shutil.rmtree(folder, ignore_errors=True)
+
+  def _drop_unnamed(self, model: str) -> None:
+    """Deletes the oldest versions without a name."""
+    unnamed = [
+        path
+        for path, _ in self.registry.checkpoints_of(model)
+        if f"/{SAMPLER_WEIGHTS}/{api.UNNAMED}" in path
+    ]
+    for path in unnamed[:-_UNNAMED]:
+      # A client may delete it at the same time.
+      with contextlib.suppress(ValueError):
+        self.delete(path)
+
+  def _new_path(
+      self,
+      request: request_journal.ServerRequest,
+      kind: str,
+      name: str,
+      overwrite: bool = False,
+  ) -> tuple[str, pathlib.Path]:
+    """Returns path and place of a new checkpoint."""
+    model = request.owner
+    path = f"{SCHEME}{model}/{kind}/{name}"
+    before = self.registry.checkpoint(path)
+    # The same request wrote it, if a kill came before its outcome.
+    if before and before.get("request") != request.id and not overwrite:
+      or_overwrite = ", or give overwrite" * (kind == WEIGHTS)
+      raise ValueError(
+          f"{path}: there is a checkpoint already; name another one"
+          + or_overwrite
+      )
+    return path, self.model_folder(model) / kind / name
+
+  def _write(self, folder: pathlib.Path, state: types.PyTree) -> None:
+    """Writes a checkpoint; what was there stays until it is complete."""
+    new = folder.with_name(f".{folder.name}")  # No name that a client may give.
+    _remove(new)
+    try:
+      saver = checkpoint.Checkpointer(str(new), keep=1)
+      try:
+        saver.save(0, state, {}, wait=True)
+      finally:
+        saver.close()
+      _remove(folder)
+      new.rename(folder)
+    finally:
+      _remove(new)
+
+  def _note(
+      self,
+      path: str,
+      request: request_journal.ServerRequest,
+      run: training_run.TrainingRun,
+  ) -> None:
+    self.registry.add_checkpoint(
+        path,
+        request.owner,
+        {
+            **self.registry.model(request.owner),
+            "base": self.base.base_name,
+            "request": request.id,
+            "step": run.num_steps,
+        },
+    )
+
+  def _peft_tensors(self, params: types.PyTree) -> Mapping[str, Any] | None:
+    """Returns adapters as `peft` has them, None where only merged ones will do.
+
+    The base may have adapters already, or its files other forms of the
+    matrices, as of experts.
+    """
+    policy = self.base.policy
+    if policy.folder is None or adapter_folder.is_adapter(policy.folder):
+      return None
+    if hf_config.is_multimodal(policy.folder):
+      return None
+    try:
+      return lora.peft_tensors(policy.model.config, params)
+    except ValueError:
+      return None
+
+
+def _remove(folder: pathlib.Path) -> None:
+  if folder.exists():
+    shutil.rmtree(folder)

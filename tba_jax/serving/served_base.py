@@ -1,0 +1,183 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The model that a server adapts: its params, and programs compiled for it."""
+
+import collections
+from collections.abc import Mapping
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+
+from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
+from tba_jax.learning import model_source
+from tba_jax.models import hf
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import sharding
+from tba_jax.serving import api
+from tba_jax.serving import registry as registry_lib
+from tba_jax.serving import token_passes
+from tba_jax.serving import training_run
+
+# Compiled programs, by adapters, that are kept.
+_PROGRAMS = 8
+# Sections of the config on which the requests that are done again depend.
+_SECTIONS = ("model", "tokenizer", "sampling", "loss", "lora")
+
+
+class ServedBase:
+  """The base model of a server.
+
+  config: config of the server.
+  policy: model and tokenizer.
+  name: name for clients.
+  base_name: name in checkpoints of what adapters are of.
+  tokenizer_id: name or folder that clients load the tokenizer from.
+  params: params on the devices.
+
+  Args:
+    config: config of the server.
+    workdir: its directory.
+    folder: folder of the server there.
+    registry: holds the settings that must not change.
+
+  Raises:
+    ValueError: the model cannot be loaded, or the directory belongs to a server
+      with other settings.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      workdir: str,
+      folder: pathlib.Path,
+      registry: registry_lib.Registry,
+  ):
+    self.config = config
+    self.policy = policy_lib.make_policy(config, workdir, needs_task=False)
+    self.name = config.serve.model_name or str(self.policy.folder or "scratch")
+    self.base_name = lora.base_name(self.policy.folder, config.seed)
+    check_settings(config, self.base_name, registry, workdir)
+    self.tokenizer_id = self._place_tokenizer(folder / "tokenizer")
+    mesh = sharding.make_mesh(config.mesh)
+    self.params = jax.device_put(
+        model_source.initial_params(config, self.policy, mesh),
+        sharding.param_shardings(mesh, self.policy.model),
+    )
+    self._programs: collections.OrderedDict[
+        tuple[int, str], training_run.TrainPrograms
+    ] = collections.OrderedDict()
+
+  @property
+  def family(self) -> str:
+    """Family of the model, as `llama`."""
+    return self.policy.model.config.family
+
+  @property
+  def max_tokens(self) -> int:
+    """Most tokens of a sequence."""
+    sampling = self.config.sampling
+    return sampling.max_prompt_tokens + sampling.max_completion_tokens
+
+  def programs(self, spec: Mapping[str, Any]) -> training_run.TrainPrograms:
+    """Returns the programs of models with a spec's adapters."""
+    key = (spec["rank"], spec["targets"])
+    if key in self._programs:
+      self._programs.move_to_end(key)
+    else:
+      while len(self._programs) >= _PROGRAMS:
+        self._programs.popitem(last=False)
+      self._programs[key] = training_run.TrainPrograms(
+          self.config,
+          self.policy.model,
+          self.params,
+          rank=spec["rank"],
+          targets=spec["targets"],
+      )
+    return self._programs[key]
+
+  def scorer(self) -> token_passes.TokenPasses:
+    """Returns passes whose log-probs are of the model's own params."""
+    return self.programs({"rank": 0, "targets": "all"}).tokens
+
+  def spec_of(
+      self, model: str, wanted: api.LoraConfig | None
+  ) -> dict[str, Any]:
+    """Returns the spec of a new model.
+
+    Args:
+      model: id of the model.
+      wanted: its adapters; None trains all params, as rank 0.
+
+    Raises:
+      ValueError: nothing would be trained.
+    """
+    wanted = wanted or api.LoraConfig(rank=0)
+    is_mlp = lora.kernel_names(self.policy.model)
+    targets = [
+        name
+        for name in sorted(is_mlp)
+        if (wanted.train_mlp if is_mlp[name] else wanted.train_attn)
+    ]
+    if wanted.rank and not targets:
+      raise ValueError(
+          "lora_config: train_mlp or train_attn must be true, since this server"
+          " has no adapters of the unembedding"
+      )
+    seed = seed_of(model) if wanted.seed is None else wanted.seed
+    return {
+        "base_model": self.name,
+        "rank": wanted.rank,
+        "targets": ",".join(targets) if wanted.rank else "all",
+        "train_mlp": any(is_mlp[n] for n in targets),
+        "train_attn": not all(is_mlp[n] for n in targets),
+        "seed": seed % 2**32,
+    }
+
+  def _place_tokenizer(self, own: pathlib.Path) -> str:
+    """Returns a name that clients load the tokenizer from."""
+    folder = self.policy.folder
+    if folder is not None and not folder.exists():
+      if len(folder.parts) == 2:
+        return str(folder)  # ORG/NAME of the hub.
+    if not own.is_dir():
+      hf.replace_folder(own, self.policy.tokenizer.save)
+    return str(own.absolute())
+
+
+def check_settings(
+    config: ml_collections.ConfigDict,
+    base_name: str,
+    registry: registry_lib.Registry,
+    workdir: str,
+) -> None:
+  """Raises ValueError if the directory is of a server with other settings."""
+  facts = {
+      f"config.{key}": value
+      for key, value in load.flatten(config).items()
+      if key.partition(".")[0] in _SECTIONS or key in ("seed", "train.remat")
+  }
+  facts["base"] = base_name
+  saved = registry.fact("settings", facts)
+  for name, value in json.loads(json.dumps(facts)).items():
+    before = saved.get(name)
+    if name not in saved:
+      # A setting that the version of the first start did not have.
+      key = name.removeprefix("config.")
+      before = settings_lib.SETTINGS[key].default
+    if before != value:
+      raise ValueError(
+          f"{name} was {before!r} when this server began, now it is"
+          f" {value!r}: restore it, or give another --workdir than {workdir}"
+      )
+
+
+def seed_of(text: str) -> int:
+  """Returns the seed of what has none of its own, of 32 bits."""
+  digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+  return int.from_bytes(digest, "big")

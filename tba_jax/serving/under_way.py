@@ -1,0 +1,51 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that end the process, as by taking all its memory."""
+
+from collections.abc import Sequence
+import contextlib
+import json
+import pathlib
+
+from absl import logging
+
+# Deaths of the process with a request under way, after which it is not done.
+MOST_DEATHS = 3
+DEADLY = (
+    f"the server was killed {MOST_DEATHS} times with it under way, and does"
+    " not try again"
+)
+
+
+class UnderWay:
+  """A note of the requests under way, which outlives the process."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    # Times that the process ended with a request under way, by id.
+    self._deaths: dict[str, int] = {}
+    # There is none at first, and an empty one after a power cut.
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+      self._deaths = json.loads(path.read_text())
+
+  def is_suspect(self, id: str) -> bool:
+    """Returns whether the process may have died of a request."""
+    return id in self._deaths
+
+  def may_begin(self, ids: Sequence[str]) -> bool:
+    """Returns whether to do these requests, and notes them."""
+    deaths = {id: self._deaths.get(id, 0) for id in ids}
+    if max(deaths.values()) >= MOST_DEATHS:
+      return False
+    text = json.dumps({id: count + 1 for id, count in deaths.items()})
+    new = self._path.with_suffix(".new")
+    try:
+      new.write_text(text)
+      new.replace(self._path)
+    except OSError as error:
+      logging.error("%s", error)  # The disk is full: it is done all the same.
+    return True
+
+  def clear(self) -> None:
+    """Takes note of an end in order."""
+    self._path.unlink(missing_ok=True)
