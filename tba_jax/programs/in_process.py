@@ -106,7 +106,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
     return Result(
         summary=summary,
         steps=metrics.last_per_step(jsonl.read_jsonl(folder / "metrics.jsonl")),
-        evaluations=jsonl.read_json(folder / "eval.json")["history"],
+        evaluations=jsonl.read_json(folder / "eval.json").get("history", []),
         report=page.read_text(),
     )
 

@@ -47,7 +47,9 @@ class Own(rows_task.RowsTask):
   """Prompts made from the fields of rows, rewarded by the user's functions.
 
   train, test, validation: sources of the splits, as in docs/your_task.md;
-    `validation` may be "".
+    `validation` may be "", and so may `test`.
+  held_out: with `test=""`, training prompts to hold out at random: a share below
+    1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".
   prompt: the prompt's text, with field names in braces; or a JSON list of
     messages with such texts, `[{"role": "user", "content": "{question}"}]`; or
@@ -70,7 +72,7 @@ class Own(rows_task.RowsTask):
     built-in rewards.
   tokenizer: tokenizer with `tokenizer.source="task"`: "characters", or "words",
     for texts whose held-out words all occur in training.
-  split_seed: seed of the choice of validation prompts.
+  split_seed: seed of the choice of held-out and validation prompts.
   """
 
   name: ClassVar[str] = "custom"
@@ -78,6 +80,7 @@ class Own(rows_task.RowsTask):
       "train": "",
       "test": "",
       "validation": "",
+      "held_out": None,
       "validation_prompts": 0,
       "overlap": "error",
       "prompt": "{prompt}",
@@ -123,7 +126,15 @@ class Own(rows_task.RowsTask):
           f"config.task.rewards={fields['rewards']!r}: allowed one or more"
           " rewards, or a config.task.verifier"
       )
-    named = {base.TRAIN: "train", base.HELD_OUT: "test"}
+    named = {base.TRAIN: "train"}
+    if fields["test"]:
+      named[base.HELD_OUT] = "test"
+      if fields["held_out"] is not None:
+        raise ValueError(
+            f"config.task.held_out={fields['held_out']!r}: must be None with"
+            f" config.task.test={fields['test']!r}, which has the held-out"
+            " prompts"
+        )
     if fields["validation"]:
       named[base.VALIDATION] = "validation"
     super().__init__(
@@ -131,6 +142,7 @@ class Own(rows_task.RowsTask):
             split: rows.Source(f"config.task.{key}", fields[key])
             for split, key in named.items()
         },
+        held_out=fields["held_out"],
         validation_prompts=0
         if fields["validation"]
         else fields["validation_prompts"],
