@@ -53,6 +53,7 @@ def train(
   # Imported here, so that `import tba_jax` stays light.
   from tba_jax.config import load
   from tba_jax.config import validate
+  from tba_jax.programs import settle
   from tba_jax.programs import train as train_lib
   from tba_jax.system import bucket
 
@@ -62,6 +63,7 @@ def train(
     return in_process.train(config)
   if not os.fspath(workdir):
     raise ValueError("workdir: allowed a path; it is empty")
+  settle.settle(config, os.fspath(workdir), "train")
   validate.validate(config)
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)

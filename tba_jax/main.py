@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
 import os
+import re
 import sys
 import types
 from typing import NoReturn
@@ -16,12 +17,14 @@ from absl import logging
 import ml_collections
 
 from tba_jax.config import load
+from tba_jax.config import other_names
 from tba_jax.config import reference
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.policy import prompt_preview
+from tba_jax.programs import settle
 from tba_jax.rewards import pool
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
@@ -67,6 +70,8 @@ _OF_A_RUN = (
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
+# Programs that show the first prompt, as the policy reads it.
+_SHOW_PROMPT = ("train", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score", "rerun")
 # Programs whose one operand is the number of their process.
 _OF_AN_INDEX = ("sft", "reward_model", "store", "searcher")
@@ -163,6 +168,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     elif name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
+    if config is not None and name not in _WITHOUT_TASK:
+      settle.settle(config, workdir, name, operands)
     if config is not None:
       if name not in _WITHOUT_TASK:
         not_here = validate.validate(
@@ -174,7 +181,11 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
-        prompt_preview.print_data(config, shows_prompt=name == "plan")
+        prompt_preview.print_data(
+            config,
+            shows_prompt=name in _SHOW_PROMPT,
+            shows_ids=name == "plan",
+        )
         if warning := pool.warning(config):
           print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:
@@ -316,7 +327,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    sys.exit(processes.refuse(ValueError(renamed.explain(str(error)))))
+    message = renamed.explain(str(error))
+    unknown = re.match(r"Unknown command line flag '([\w.]+)'", message)
+    if unknown and (theirs := other_names.answer(unknown[1])):
+      message = f"--{unknown[1]}: there is no such flag; {theirs}"
+    sys.exit(processes.refuse(ValueError(message)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import other_names
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import variants
@@ -150,7 +151,11 @@ def apply_overrides(
       raise ConfigError(unknown_key(key, text, keys))
     if not has_value and not isinstance(keys[key], bool):
       raise ConfigError(f"config.{key}: needs a value, config.{key}=…")
-    value = _parse(key, text if has_value else "true", keys[key])
+    is_auto = text == settings.AUTO and key in settings.SETTINGS
+    if is_auto and settings.SETTINGS[key].auto:
+      value = text
+    else:
+      value = _parse(key, text if has_value else "true", keys[key])
     *sections, name = key.split(".")
     section = config
     for part in sections:
@@ -253,6 +258,8 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   message = f"config.{key} = {value!r}: there is no such key"
   if (new := renamed.new_key(key)) is not None:
     return f"{message}; it is now config.{new}"
+  if theirs := other_names.answer(key):
+    return f"{message}; {theirs}"
   whole = re.sub(r"_(final|decay_steps|stop_steps)$", "", key)
   if whole != key and settings.is_over_steps(whole):
     return f"{message}; it is part of config.{whole} = {ramps.FORM}"

@@ -24,10 +24,11 @@ SETTINGS = {
     "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation beside"
         " training"),
     "evaluate.num_prompts": _s(256, rules.FROM_0, "prompts while training, at"
-        " most: as many as there are; 0 = none"),
-    "evaluate.num_completions": _s(8, rules.COUNT, "k of pass@k"),
+        " most: as many as there are; 0 = none", auto=True),
+    "evaluate.num_completions": _s(8, rules.COUNT, "k of pass@k", auto=True),
     "evaluate.final_prompts": _s(1000, rules.FROM_0, "prompts before and after"
-        " training, at most: as many as there are; 0 = no such evaluation"),
+        " training, at most: as many as there are; 0 = no such evaluation",
+        auto=True),
     "evaluate.batch_prompts": _s(64, rules.COUNT, "prompts decoded at a time"),
     "evaluate.greedy": _s(False, rules.FLAG, "whether to evaluate each prompt's"
         " greedy completion too"),

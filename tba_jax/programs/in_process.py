@@ -27,6 +27,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.programs import one_process
 from tba_jax.programs import reward_model
+from tba_jax.programs import settle
 from tba_jax.programs import sft
 from tba_jax.programs import train as train_lib
 from tba_jax.system import accelerators
@@ -75,6 +76,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
     RuntimeError: the run failed.
     KeyboardInterrupt: interrupted by the user; nothing is left of the run.
   """
+  settle.settle(config, None, "train")
   validate.validate(config, program="one_process")
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)

@@ -48,8 +48,8 @@ class Own(rows_task.RowsTask):
 
   train, test, validation: sources of the splits, as in docs/your_task.md;
     `validation` may be "", and so may `test`.
-  held_out: with `test=""`, training prompts to hold out at random: a share below
-    1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
+  held_out: training prompts to hold out at random if `test` is "": a share
+    below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".
   prompt: the prompt's text, with field names in braces; or a JSON list of
     messages with such texts, `[{"role": "user", "content": "{question}"}]`; or

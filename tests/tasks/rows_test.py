@@ -531,7 +531,7 @@ class ReportTest(absltest.TestCase):
       config.tokenizer.chat = chat
       out = io.StringIO()
       with contextlib.redirect_stdout(out):
-        prompt_preview.print_data(config, shows_prompt=True)
+        prompt_preview.print_data(config, shows_prompt=True, shows_ids=True)
       self.assertIn(f"tokens:\n{text}\nprompt: its ids: {ids}\n",
                     out.getvalue())  # fmt: skip
     # An environment says its prompts itself.
