@@ -4,9 +4,14 @@
 
 from collections.abc import Iterable
 import os
+import typing
 from typing import Any
 
 import ml_collections
+
+if typing.TYPE_CHECKING:
+  from tba_jax.api import train
+  from tba_jax.api import TrainingRun
 
 
 def load_config(
@@ -26,46 +31,14 @@ def load_config(
   return load.load_config(os.fspath(path), list(overrides))
 
 
-def train(
-    config: ml_collections.ConfigDict,
-    *,
-    workdir: str | os.PathLike[str] | None = None,
-) -> Any:
-  """Runs a whole training run on this machine; blocks until it has ended.
+def __getattr__(name: str) -> Any:
+  # Imported when it is used, so that `import tba_jax` stays light.
+  if name in ("train", "TrainingRun"):
+    from tba_jax import api
 
-  With a run directory it does what `--program=train` does: store, trainer and
-  searchers are processes, a run that is there is continued, and SIGINT and
-  SIGTERM end the run, saved. Without one it trains in this process and leaves
-  no file. Call it from the main thread.
+    return getattr(api, name)
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-  Args:
-    config: config of the run, from `load_config`.
-    workdir: the run's directory, a path or gs://BUCKET/PATH.
 
-  Returns:
-    With `workdir`, the exit status of the program: 0 where the run did what was
-    asked. Without, `in_process.Result`, which a notebook shows as the report.
-
-  Raises:
-    ValueError: settings are wrong; each is named with what is allowed.
-    RuntimeError: the run failed, without `workdir`.
-  """
-  # Imported here, so that `import tba_jax` stays light.
-  from tba_jax.config import load
-  from tba_jax.config import validate
-  from tba_jax.programs import settle
-  from tba_jax.programs import train as train_lib
-  from tba_jax.system import bucket
-
-  if workdir is None:
-    from tba_jax.programs import in_process
-
-    return in_process.train(config)
-  if not os.fspath(workdir):
-    raise ValueError("workdir: allowed a path; it is empty")
-  settle.settle(config, os.fspath(workdir), "train")
-  validate.validate(config)
-  config = config.copy_and_resolve_references()
-  load.make_paths_absolute(config)
-  folder = bucket.stage(os.fspath(workdir), "train")
-  return train_lib.run(config, folder, [])
+def __dir__() -> list[str]:
+  return [*globals(), "train", "TrainingRun"]

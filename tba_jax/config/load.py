@@ -156,15 +156,42 @@ def apply_overrides(
       value = text
     else:
       value = _parse(key, text if has_value else "true", keys[key])
-    *sections, name = key.split(".")
-    section = config
-    for part in sections:
-      section = section[part]
-    with section.ignore_type():  # Its own type may be a number or a text.
-      section[name] = value
+    _set(config, key, value)
   make_paths_absolute(config)
   config.lock()
   return config
+
+
+def set_values(
+    config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """Sets keys in place to values, as `apply_overrides` does to texts.
+
+  Types and ranges are left to the validation.
+
+  Raises:
+    ConfigError: an unknown key.
+  """
+  _complete_task(config, values.get("task.name", config.task.name))
+  keys = flatten(config)
+  for key, value in values.items():
+    if key not in keys:
+      raise ConfigError(unknown_key(key, value, list(keys)))
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    number = isinstance(keys[key], float) and is_whole
+    _set(config, key, float(value) if number else value)
+  make_paths_absolute(config)
+  config.lock()
+  return config
+
+
+def _set(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+  *sections, name = key.split(".")
+  section = config
+  for part in sections:
+    section = section[part]
+  with config.unlocked(), section.ignore_type():  # A number or a text.
+    section[name] = value
 
 
 # Values of settings that may also be a path.

@@ -281,6 +281,19 @@ def _parse_template(text: str) -> base.Prompt:
   return messages
 
 
+def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
+  """Returns the prompt of a row's fields; "" if one is missing.
+
+  Args:
+    template: `config.task.prompt`.
+    fields: fields of the row.
+
+  Raises:
+    rows.UnusableError: a field has no text, or no messages.
+  """
+  return _filled_prompt(_parse_template(template), fields)
+
+
 def _filled_prompt(
     template: base.Prompt, fields: Mapping[str, Any]
 ) -> base.Prompt:
