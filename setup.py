@@ -14,8 +14,8 @@ HERE = pathlib.Path(__file__).parent
 REQUIREMENTS = [
     "absl-py>=2.3",
     "chex>=0.1.91",
-    # Functions of a notebook or a script, which `tba_jax.train` lends to its own
-    # worker processes; the standard pickle takes none of them.
+    # Functions of a notebook or a script, which `tba_jax.train` lends to its
+    # own worker processes; the standard pickle takes none of them.
     "cloudpickle>=3.1",
     # The certificates of a run's mutual TLS.
     "cryptography>=45",

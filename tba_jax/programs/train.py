@@ -493,7 +493,12 @@ def _check_stages(
 
 
 class Supervisor:
-  """The `train` program on one run."""
+  """The `train` program on one run.
+
+  failure: cause of the run's failure, "" if it did not fail.
+  """
+
+  failure = ""
 
   def __init__(
       self,
@@ -532,7 +537,6 @@ class Supervisor:
     self._limits = limits
     self._children = children or Children(self._workdir, limits)
     self._panel = panel.Panel(self._workdir, console)
-    self.failure = ""
     self._stop = stop
     self._received: int | None = None
     self._num_signals = 0

@@ -335,7 +335,9 @@ class InProcess(Judge):
       judged = self._task.judge_group(first.split, first.index, texts)
     # User code on a model's text may raise anything.
     except (Exception, SystemExit) as error:
-      judged = [base.RewardError("error", user_code.describe(error))] * len(group)
+      judged = [base.RewardError("error", user_code.describe(error))] * len(
+          group
+      )
     return [
         self._failed(request, one.cause, str(one))
         if isinstance(one, base.RewardError)

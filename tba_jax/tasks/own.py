@@ -332,7 +332,7 @@ def _row_of(example: rows_task.Example) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A weighted reward; `name` is also its metric's, `load` gets its function."""
+  """A weighted reward; `name` is also its metric's, `load` the function's."""
 
   name: str
   load: Callable[[], Callable[..., Any]]

@@ -119,9 +119,7 @@ def _line(
   return json.dumps(fields, ensure_ascii=False)
 
 
-def _write(
-    argument: str, path: pathlib.Path, lines: list[str]
-) -> pathlib.Path:
+def _write(argument: str, path: pathlib.Path, lines: list[str]) -> pathlib.Path:
   """Writes a file, unless it has the same lines."""
   text = "".join(f"{line}\n" for line in lines)
   if path.exists():

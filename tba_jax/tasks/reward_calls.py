@@ -75,7 +75,10 @@ def _call_group(
     given = {name: v for name, v in given.items() if name in parameters}
   for name, parameter in parameters.items():
     is_optional = parameter.default is not parameter.empty
-    is_rest = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    is_rest = parameter.kind in (
+        parameter.VAR_KEYWORD,
+        parameter.VAR_POSITIONAL,
+    )
     if not (is_optional or is_rest or name in (_COMPLETIONS, *given)):
       raise TypeError(
           f"its argument {name!r} is no column of the data, which has"
