@@ -61,7 +61,9 @@ class RewardCallsTest(parameterized.TestCase):
 
   def test_trl_gets_messages_of_chat_prompts_and_ours_gets_text(self):
     seen = []
-    see = lambda completions, prompts: seen.extend([prompts, completions]) or [1]
+    see = lambda completions, prompts: seen.extend([prompts, completions]) or [
+        1
+    ]
     _call(see, "blue", prompt=_CHAT)
     message = {"role": "assistant", "content": "blue"}
     self.assertEqual(seen, [[_CHAT], [[message]]])
