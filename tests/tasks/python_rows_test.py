@@ -66,7 +66,7 @@ class PythonRowsTest(parameterized.TestCase):
       ({"train": _ROWS, "test": [{"answer": 3}]},
        r"data\['test'\]\[0\]: has no prompt: \{prompt\} needs"),
       ([{"prompt": ["a"]}], r"data\[0\]: field 'prompt' is a list"),
-      ([{"question": "a"}], "fields question and none of .*prompt='{question}'"),
+      ([{"question": "a"}], "fields question and none of .*'{question}'"),
       ([{"prompt": "a", "when": datetime.tzinfo()}],
        r"data\[0\]: field 'when' cannot be written as JSON"),
       ([{"prompt": "a", "x": "\ud800"}], r"data\[0\]: field 'x' cannot"),
