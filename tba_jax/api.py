@@ -28,6 +28,7 @@ from tba_jax.monitor import files
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report_build
+from tba_jax.programs import settle
 from tba_jax.programs import train as train_lib
 from tba_jax.system import bucket
 from tba_jax.system import callables
@@ -56,6 +57,7 @@ def begin(
     given = _Given(reward, environment, workdir, made)
     config = given.config(config, model, data, settings)
     try:
+      settle.settle(config, given.folder or None, "train")
       program = "train" if workdir is not None else "one_process"
       validate.validate(config, program=program)
     except ValueError as error:

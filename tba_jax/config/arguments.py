@@ -105,7 +105,7 @@ def make_config(
             " environment=…"
         )
   else:
-    config = config.copy_and_resolve_references()
+    config = _copy(config)
   values = by_key(settings or {})
   with config.unlocked():
     if model:
@@ -117,6 +117,23 @@ def make_config(
     elif data or reward:
       _set_rows(config, data or {}, reward, values)
   return load.set_values(config, values)
+
+
+def _copy(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a copy in which settings that are open stay so."""
+  left_open = settings_lib.open_keys(config)
+  out = config.copy_and_resolve_references()
+  fresh = settings_lib.get_config()
+  with out.unlocked():
+    for key in left_open:
+      *sections, name = key.split(".")
+      source, section = fresh, out
+      for part in sections:
+        source, section = source[part], section[part]
+      fields = dict(source.items(preserve_field_references=True))
+      del section[name]
+      section[name] = fields[name]
+  return out
 
 
 def _set_rows(
