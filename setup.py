@@ -58,6 +58,7 @@ EXTRAS = {
         "nbformat>=5.10",
         # The official client of the API that agents speak to `serve`.
         "openai>=2,<4",
+        "pandas>=2.2",
         "psutil>=6",
         "pyink>=24.10",
         "pytest>=8.3",

@@ -352,9 +352,9 @@ class TrainingRun:
     """Returns held-out metrics of a checkpoint, as `tba_jax evaluate` does.
 
     Args:
-      data: held-out rows, as those of `train`; None takes the run's.
+      data: held-out rows, of any kind of `train`'s; None takes the run's.
       step: step of the checkpoint; None is the newest.
-      **settings: as those of `train`, for instance
+      **settings: settings of `train`, such as
         evaluate={"final_prompts": 100}.
 
     Raises:

@@ -132,7 +132,7 @@ def _place(function: Callable[..., Any]) -> str:
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
   try:
     return inspect.signature(function).parameters
-  except (TypeError, ValueError):  # Of a builtin.
+  except (TypeError, ValueError):  # A builtin has none.
     return {}
 
 
