@@ -54,7 +54,7 @@ class Loan:
       value: function, class or object.
 
     Raises:
-      ValueError: it cannot be pickled; what of it cannot is named.
+      ValueError: part of it cannot be pickled, and is named.
     """
     import cloudpickle  # pylint: disable=g-import-not-at-top
 
