@@ -11,17 +11,21 @@ No pickle is ever read from a store, a wire or a run directory.
 
 import functools
 import inspect
+import io
 import json
 import os
 import pathlib
 import re
 import stat
 import sys
+import types
 from typing import Any
 
 from tba_jax.system import processes
 
 SUFFIX = ".callable"
+# File of all code that cloudpickle has written.
+_NO_FILE = "<dynamic-code>"
 
 
 def is_lent(text: str) -> bool:
@@ -56,11 +60,9 @@ class Loan:
     Raises:
       ValueError: part of it cannot be pickled, and is named.
     """
-    import cloudpickle  # pylint: disable=g-import-not-at-top
-
     name = name_of(value)
     try:
-      data = cloudpickle.dumps(value)
+      data = _pickled(value)
     except Exception as error:  # Objects refuse in their own ways.
       raise ValueError(
           f"{argument}={name}: cannot be sent to worker processes:"
@@ -115,10 +117,26 @@ def load(path: str, name: str) -> Any:
     return cloudpickle.loads(file.read())
 
 
-def _culprit(value: Any) -> str:
-  """Returns which variable of a function, or attribute, cannot be pickled."""
+def _pickled(value: Any) -> bytes:
+  """Returns a pickle in which code keeps its file's name, for errors."""
   import cloudpickle  # pylint: disable=g-import-not-at-top
 
+  class Pickler(cloudpickle.Pickler):
+
+    def reducer_override(self, obj: Any) -> Any:
+      if not isinstance(obj, types.CodeType):
+        return super().reducer_override(obj)
+      make, arguments = self.dispatch_table[types.CodeType](obj)
+      file = obj.co_filename
+      return make, tuple(file if a == _NO_FILE else a for a in arguments)
+
+  out = io.BytesIO()
+  Pickler(out).dump(value)
+  return out.getvalue()
+
+
+def _culprit(value: Any) -> str:
+  """Returns which variable of a function, or attribute, cannot be pickled."""
   parts: dict[str, Any] = {}
   if inspect.isfunction(value):
     variables = inspect.getclosurevars(value)
@@ -127,7 +145,7 @@ def _culprit(value: Any) -> str:
     parts = dict(vars(value))
   for name, part in parts.items():
     try:
-      cloudpickle.dumps(part)
+      _pickled(part)
     except Exception:  # Objects refuse in their own ways.
       return f"its {name!r}, a {type(part).__name__}: "
   return ""

@@ -85,6 +85,12 @@ class CallablesTest(parameterized.TestCase):
     )  # fmt: skip
     self.assertEqual(done.stdout, "9\n9\n", done.stderr)
 
+  def test_error_of_a_closure_has_its_file_and_line(self):
+    text = self.loan.add("reward", lambda x: 1 / (x - 3))
+    done = _here(_LOAD, text)
+    self.assertRegex(done.stderr, 'File ".*/callables_test.py", line [0-9]+')
+    self.assertIn("ZeroDivisionError", done.stderr)
+
   def test_unpicklable_closure_names_the_variable(self):
     client = threading.Lock()
 
