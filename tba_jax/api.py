@@ -11,6 +11,7 @@ to the run's processes: functions (`system/callables.py`), and rows
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import html
+import logging
 import os
 import pathlib
 import re
@@ -256,6 +257,10 @@ class TrainingRun:
 
     def end_with_main() -> None:
       threading.main_thread().join()
+      if self.workdir is None:
+        # Nothing is to be saved, and executors of an interpreter that ends
+        # refuse work, of which threads complain.
+        logging.disable()
       self._stop.set()
 
     threading.Thread(target=end_with_main, daemon=True).start()
