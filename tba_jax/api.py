@@ -15,11 +15,13 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from typing import Any
+import weakref
 
 import ml_collections
 
@@ -79,7 +81,7 @@ class _Given:
       workdir: str | os.PathLike[str] | None,
       made: contextlib.ExitStack,
   ):
-    """Checks the callables; temporary folders are removed with `made`."""
+    """Checks the callables, which are lent until `made` ends."""
     self._rewards = _listed_rewards(reward)
     self._environment = environment
     if not (environment is None or isinstance(environment, str)):
@@ -94,9 +96,10 @@ class _Given:
     self._lent: pathlib.Path | None = None
 
   def _temporary(self) -> pathlib.Path:
-    return pathlib.Path(
-        self._made.enter_context(tempfile.TemporaryDirectory(prefix="tba_jax_"))
-    )
+    # It lives as long as the run, which may be evaluated after its end.
+    folder = tempfile.mkdtemp(prefix="tba_jax_")
+    weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+    return pathlib.Path(folder)
 
   def _lending(self) -> pathlib.Path:
     """Returns the private folder of callables, the same in later calls."""
@@ -347,8 +350,8 @@ class TrainingRun:
       return self._result.report
     if self.workdir is not None:
       return report_build.conclude(self.workdir)[0].read_text()
-    with tempfile.TemporaryDirectory(prefix="tba_jax_") as folder:
-      self._files.save(pathlib.Path(folder))
+    with _temporary() as folder:
+      self._files.save(folder)
       return report_build.conclude(folder)[0].read_text()
 
   def evaluate(
@@ -366,20 +369,22 @@ class TrainingRun:
       ValueError: there is no such checkpoint, a setting is wrong, or the run is
         live.
     """
-    self._check_ended("evaluate")
+    self._check_ended("evaluate", step)
     with contextlib.ExitStack() as made:
       values = arguments.by_key(settings)
+      workdir = made.enter_context(self._directory())
       if data is not None:
-        temporary = tempfile.TemporaryDirectory(prefix="tba_jax_")
-        folder = pathlib.Path(made.enter_context(temporary))
+        folder = made.enter_context(_temporary())
         template = self.config.task.get("prompt", "")
         sources, _ = python_rows.sources(data, folder, template)
         values["task.test"] = sources["train"]
       # The callables that the config names.
       made.enter_context(self._given.lend())
       operands = [] if step is None else [str(step)]
-      self._program("evaluate", operands, values)
-    results = jsonl.read_json(self.workdir / "eval.json")["evaluate"].values()
+      if self.workdir is None:
+        operands = [str(workdir / "model")]
+      self._program("evaluate", workdir, operands, values)
+      results = jsonl.read_json(workdir / "eval.json")["evaluate"].values()
     return max(results, key=lambda result: result["time"])
 
   def push_to_hub(
@@ -404,11 +409,13 @@ class TrainingRun:
     """
     import huggingface_hub  # pylint: disable=g-import-not-at-top
 
-    self._check_ended("push_to_hub")
-    with tempfile.TemporaryDirectory(prefix="tba_jax_") as folder:
-      model = os.path.join(folder, "model")
-      operands = [] if step is None else [str(step)]
-      self._program("export", [*operands, model], {})
+    self._check_ended("push_to_hub", step)
+    with self._directory() as workdir, _temporary() as folder:
+      model = workdir / "model"
+      if self.workdir is not None:
+        model = folder / "model"
+        operands = [] if step is None else [str(step)]
+        self._program("export", workdir, [*operands, str(model)], {})
       hub = huggingface_hub.HfApi(token=token)
       url = hub.create_repo(repo, private=private, exist_ok=True)
       hub.upload_folder(
@@ -416,26 +423,41 @@ class TrainingRun:
       )
     return str(url)
 
-  def _check_ended(self, method: str) -> None:
-    """Raises ValueError for a run without checkpoints, and a live one."""
-    if self.workdir is None:
-      raise ValueError(
-          f"workdir: must be given to tba_jax.train for {method}(); a run"
-          " without one keeps no checkpoint"
-      )
+  def _check_ended(self, method: str, step: int | None) -> None:
+    """Raises ValueError for a live run, and a step of one without files."""
     if self.is_live:
       raise ValueError(
           f"{method}(): must come after the run has ended; wait() or stop() it"
       )
+    if self.workdir is None and step is not None:
+      raise ValueError(
+          f"step = {step}: must be None for a run without workdir, which keeps"
+          " the newest params alone"
+      )
+
+  @contextlib.contextmanager
+  def _directory(self) -> Iterator[pathlib.Path]:
+    """Yields the run's directory; a temporary one, with `model`, without."""
+    if self.workdir is not None:
+      yield self.workdir
+      return
+    with _temporary() as folder:
+      run_directory.create(str(folder), self.config)
+      self._files.save_model(folder / "model")
+      yield folder
 
   def _program(
-      self, name: str, operands: Sequence[str], values: Mapping[str, Any]
+      self,
+      name: str,
+      workdir: pathlib.Path,
+      operands: Sequence[str],
+      values: Mapping[str, Any],
   ) -> None:
-    """Runs a program on the run directory, and prints what it says."""
+    """Runs a program on a run directory, and prints what it says."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tba_jax.main", f"--program={name}"),
-            f"--workdir={self.workdir}",
+            f"--workdir={workdir}",
             *(f"--config.{key}={value}" for key, value in values.items()),
             *operands,
         ],
@@ -474,6 +496,12 @@ class TrainingRun:
         f'<iframe srcdoc="{html.escape(self.report)}" width="100%"'
         ' height="800" style="border:0"></iframe>'
     )
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[pathlib.Path]:
+  with tempfile.TemporaryDirectory(prefix="tba_jax_") as folder:
+    yield pathlib.Path(folder)
 
 
 def _frame(records: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 from unittest import mock
 
@@ -229,11 +230,18 @@ class RunTest(absltest.TestCase):
         run.wait()
     self.assertFalse(os.path.exists(lent.rpartition(":")[0]))
 
-  def test_run_without_directory_has_no_checkpoint(self):
-    run = begin(model="x", data=_DATA, reward=short)
-    for method in (run.evaluate, lambda: run.push_to_hub("me/x")):
-      with self.assertRaisesRegex(ValueError, "workdir: must be given"):
-        method()
+  @pytest.mark.slow
+  def test_run_without_directory_is_evaluated_from_memory(self):
+    folder = chat_model.make(self.workdir / "model")
+    run = tba_jax.train(model=folder, data=_DATA, reward=short, **SMALL)
+    before = {*pathlib.Path(tempfile.gettempdir()).glob("tba_jax_*")}
+    result = run.evaluate(_ROWS[:2])
+    self.assertIsNone(result["step"])
+    self.assertBetween(result["mean_reward"], 1 / 9, 1.0)
+    with self.assertRaisesRegex(ValueError, "step = 3: must be None"):
+      run.evaluate(step=3)
+    after = {*pathlib.Path(tempfile.gettempdir()).glob("tba_jax_*")}
+    self.assertEqual(before, after)
 
   def test_evaluate_lends_callables_and_returns_the_newest_result(self):
     run, seen = self.begin(), []
@@ -272,8 +280,9 @@ class HubTest(absltest.TestCase):
     workdir = self.folder / "run"
     run = begin(str(workdir), model="x", data=_DATA, reward=short)
 
-    def export(name, operands, values):
-      self.assertEqual((name, operands[0], values), ("export", "4", {}))
+    def export(name, folder, operands, values):
+      self.assertEqual((name, folder), ("export", workdir))
+      self.assertEqual((operands[0], values), ("4", {}))
       chat_model.make(pathlib.Path(operands[1]))
 
     with (
