@@ -76,9 +76,14 @@ class Directory:
 
 
 class Memory:
-  """The same without files, of a run that leaves none; see `Directory`."""
+  """The same without files, of a run that leaves none; see `Directory`.
+
+  save_model: writes the newest params as a model's folder; None before the
+    trainer has begun.
+  """
 
   def __init__(self):
+    self.save_model: Callable[[pathlib.Path], None] | None = None
     self._lines: dict[str, _List] = {}
     self._texts: dict[str, _Text] = {}
     self._values: dict[str, Any] = {}

@@ -131,7 +131,8 @@ def audit_results(run: auditing.AuditedRun) -> auditing.Findings:
           "a checkpoint is missing, or the file is of another time",
       )
     for key in ("before", "after") if evaluations else ():
-      shown = {k: v for k, v in evaluations[key].items() if k != "samples"}
+      of_eval = evaluations.get(key) or {}
+      shown = {k: v for k, v in of_eval.items() if k != "samples"}
       if saved[key] != shown:
         yield (name, f"{key!r} is not that of eval.json", advice)
     if ledger and (saved["ledger_closed"], saved["completions"]) != (

@@ -40,6 +40,7 @@ from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
 from tba_jax.losses import build as losses
 from tba_jax.models import config as config_lib
+from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.monitor import run_directory
@@ -253,6 +254,10 @@ def make_trainer(
       config, run, policy, cluster, checkpointer
   )
   closing.callback(work.close)
+  if run.memory is not None:
+    run.memory.save_model = lambda folder: hf.save(
+        folder, policy.model.config, work.gather_model(), policy.tokenizer
+    )
   if saved:
     events.write("restored", f"checkpoint of step {work.state.step}")
   else:
