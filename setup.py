@@ -14,6 +14,9 @@ HERE = pathlib.Path(__file__).parent
 REQUIREMENTS = [
     "absl-py>=2.3",
     "chex>=0.1.91",
+    # Functions of a notebook or a script, which `tba_jax.train` lends to its
+    # own worker processes; the standard pickle takes none of them.
+    "cloudpickle>=3.1",
     # The certificates of a run's mutual TLS.
     "cryptography>=45",
     "etils[epath]>=1.14",
@@ -55,6 +58,7 @@ EXTRAS = {
         "nbformat>=5.10",
         # The official client of the API that agents speak to `serve`.
         "openai>=2,<4",
+        "pandas>=2.2",
         "psutil>=6",
         "pyink>=24.10",
         "pytest>=8.3",
@@ -78,7 +82,8 @@ EXTRAS = {
     "cuda13": ["jax[cuda13]>=0.10,<0.13"],
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     # Data sets of the Hugging Face hub and in folders, CSV and JSON arrays.
-    "data": ["datasets>=4.4,<6"],
+    # Metrics of a run in Python are a DataFrame.
+    "data": ["datasets>=4.4,<6", "pandas>=2.2"],
     # `sweep`, benchmarks, studies, `docs/make_pictures.py` and the notebooks.
     "plots": ["matplotlib>=3.9"],
     # Event files for TensorBoard (`log.writers`).
@@ -118,6 +123,7 @@ setuptools.setup(
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["tba_jax", "tba_jax.*"]),
     package_data={"tba_jax.monitor.report": ["templates/*"]},
+    entry_points={"console_scripts": ["tba_jax = tba_jax.main:run"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     classifiers=[

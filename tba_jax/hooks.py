@@ -371,6 +371,10 @@ class Evaluate:
     """Returns whether the params after `done` steps are to be evaluated."""
     return self._evaluations.is_due(done)
 
+  def has_prompts(self, name: str) -> bool:
+    """Returns whether an evaluation of this name has any prompt."""
+    return self._evaluations.size(name) > 0
+
   def __call__(self, step: int, draw: Any, metrics: Any) -> None:
     del draw, metrics
     done = step + 1
@@ -380,6 +384,8 @@ class Evaluate:
 
   def run(self, name: str, step: int) -> bool:
     """Evaluates, or starts to in a thread; returns False if interrupted."""
+    if not self.has_prompts(name):
+      return True
     if not name and self._evaluations.beside:
       self._evaluations.start(step, self._work.gather_model())
       return True
@@ -583,7 +589,7 @@ class Run:
     # The guards of the checkpoint may not know of the newest.
     for result in recorder.evaluations(step):
       guard.evaluated(step, (result["step"], result))
-    if not recorder.has_result("before"):
+    if evaluate.has_prompts("before") and not recorder.has_result("before"):
       if step:
         recorder.event(
             "evaluation_lost",

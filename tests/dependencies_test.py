@@ -57,6 +57,8 @@ _PICKLE_CALLS = {
     "deserialize_and_load", "read_pickle", "unsafe_load", "yaml.load",
     "torch.load", "numpy.load", "np.load",
 }  # fmt: skip
+# Functions of the user's own Python program, from a private file that it locks.
+_LENT = "tba_jax/system/callables.py"
 _SAFE = {"allow_pickle": False, "weights_only": True}
 # Loaded by one program alone, which says what it lacks.
 _OF_ONE_PROGRAM = {
@@ -192,7 +194,7 @@ class DependenciesTest(absltest.TestCase):
     self.assertEqual(set(self.extras) - used, plugins)
 
   @pytest.mark.slow
-  def test_nothing_can_load_a_pickle(self):
+  def test_nothing_but_what_a_program_lends_is_a_pickle(self):
     for text, found in (
         ("import pickle", ["pickle"]),
         ("from multiprocessing import pool", ["multiprocessing"]),
@@ -206,7 +208,8 @@ class DependenciesTest(absltest.TestCase):
       self.assertEqual(list(_unpickling(ast.parse(text))), found, text)
     for place in _EXTRA_OF_PLACE:
       for name, tree in _sources(place):
-        self.assertEqual(list(_unpickling(tree)), [], name)
+        lent = {"cloudpickle"} if name == _LENT else set()
+        self.assertEqual({*_unpickling(tree)} - lent, set(), name)
 
   def test_page_has_a_license_for_each_constrained_package(self):
     page = (_ROOT / "docs/licenses.md").read_text()

@@ -33,6 +33,7 @@ _ORDER = (
     ("serving",),
     ("programs",),
     ("tools",),
+    ("api",),
     ("main", "__init__"),
 )
 _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
@@ -86,6 +87,7 @@ class LayoutTest(absltest.TestCase):
         roots,
         {
             "__init__",
+            "api",
             "collect",
             "hooks",
             "loop",

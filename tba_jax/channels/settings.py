@@ -15,13 +15,14 @@ SECTIONS = {
 }
 
 SETTINGS = {
-    "search.num_searchers": _s(1, rules.COUNT, "", resume=True),
+    "search.num_searchers": _s(1, rules.COUNT, "", resume=True, auto=True),
     "search.prompts_per_round": _s(32, rules.COUNT, "prompts that a searcher"
-        " samples at a time"),
+        " samples at a time", auto=True),
     "search.samples_per_prompt": _s(8, rules.COUNT, "completions (S)"),
     "search.prompts_per_step": _s(32, rules.FROM_0, "fresh prompts that the"
         " trainer grants (and, with wait_for_fresh, waits for) per optimizer"
-        " step; 0 = searchers run free and the trainer takes what is there"),
+        " step; 0 = searchers run free and the trainer takes what is there",
+        auto=True),
     "search.order": _s("shuffled",
         rules.one_of("shuffled", "unsolved", "uncertain"),
         "order of the prompts: 'shuffled', each once in every pass; or, after"
@@ -47,11 +48,11 @@ SETTINGS = {
     "search.starvation_s": _s(180.0, rules.WAIT, "the trainer ends after this"
         " long without fresh data", resume=True),
     "search.mesh.data": _s(1, rules.COUNT, "devices of a searcher that split"
-        " its slots", resume=True),
+        " its slots", resume=True, auto=True),
     "search.mesh.fsdp": _s(1, rules.COUNT, "devices that split slots and the"
-        " width of params", resume=True),
+        " width of params", resume=True, auto=True),
     "search.mesh.tensor": _s(1, rules.COUNT, "devices that split heads, hidden"
-        " units and the KV cache", resume=True),
+        " units and the KV cache", resume=True, auto=True),
     "search.cpu_devices": _s(0, rules.FROM_0, "virtual CPU devices of a"
         " searcher; 0 = the machine's", resume=True),
 }

@@ -16,6 +16,8 @@ import math
 import ml_collections
 
 from tba_jax.losses import build as losses
+from tba_jax.models import hf_config
+from tba_jax.models import hf_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +50,8 @@ HARDWARE = {
     "v5p-16": Hardware("v5p", 95, 8, hosts=2, searcher=(4,)),
     "v5e-64": Hardware("v5e", 16, 64, hosts=16, searcher=(1, 4, 8)),
 }
-# Model -> its params in billions, and the most devices that divide its heads
-# and vocabulary.
+# Model of a config -> its params in billions, and the most devices that divide
+# its heads and vocabulary, since it may not be on this machine.
 MODELS = {
     "EleutherAI/pythia-410m-deduped": (0.41, 16),
     "EleutherAI/pythia-1b-deduped": (1.01, 8),
@@ -68,6 +70,14 @@ _SHARE = 0.728
 _LOGITS_GIB = 2
 # A mesh that splits sequences further has too little work on each device.
 _MAX_SEQUENCE = 4
+# More devices than these are better used by fsdp.
+_MOST_TENSOR = 32
+# Settings that `propose` gives.
+MESH_KEYS = (
+    "mesh.data", "mesh.fsdp", "mesh.sequence", "mesh.tensor",
+    "search.mesh.data", "search.mesh.fsdp", "search.mesh.tensor",
+    "search.num_searchers", "trainer.num_processes",
+)  # fmt: skip
 
 
 def apply(c: ml_collections.ConfigDict, name: str) -> None:
@@ -82,19 +92,71 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
     raise ValueError(
         f"config argument hardware={name!r}: allowed {', '.join(HARDWARE)}"
     )
-  if _start(c) not in MODELS:
+  if start(c) == "scratch":
     raise ValueError(
-        f"config argument hardware={name!r}: knows no model {_start(c)!r}; set"
+        f"config argument hardware={name!r}: knows no model 'scratch'; set"
         " config.mesh and config.search.mesh by hand (quick, smoke need none)"
     )
   try:
     _set(c, HARDWARE[name])
   except ValueError as error:
-    fits = [other for other in HARDWARE if _fits(c, HARDWARE[other])]
     raise ValueError(
-        f"config argument hardware={name!r}: {error}; this run fits"
-        f" {', '.join(fits) or 'none of the known hardware'}"
+        f"config argument hardware={name!r}: {error}; {what_fits(c)}"
     ) from error
+
+
+def propose_or_name(c: ml_collections.ConfigDict, name: str) -> dict[str, int]:
+  """Returns `propose` for the hardware of a name; errors name what fits."""
+  if start(c) == "scratch":
+    raise ValueError(f"{name}: meshes are proposed for pretrained models alone")
+  try:
+    return propose(c, HARDWARE[name])
+  except ValueError as error:
+    raise ValueError(f"{name}: {error}; {what_fits(c)}") from error
+
+
+def what_fits(c: ml_collections.ConfigDict) -> str:
+  """Returns which hardware a run fits, in words."""
+  fits = [name for name in HARDWARE if _fits(c, HARDWARE[name])]
+  return f"this run fits {', '.join(fits) or 'none of the known hardware'}"
+
+
+def propose(c: ml_collections.ConfigDict, hardware: Hardware) -> dict[str, int]:
+  """Returns `MESH_KEYS` for a run on some hardware, by key.
+
+  Raises:
+    ValueError: the model cannot be read, or the run does not fit.
+  """
+  c = ml_collections.ConfigDict(c.to_dict())
+  _set_mesh(c, hardware)
+  out = {}
+  for key in MESH_KEYS:
+    section, _, name = key.rpartition(".")
+    values = c.search.mesh if section == "search.mesh" else c[section]
+    out[key] = values[name]
+  return out
+
+
+def size_of(c: ml_collections.ConfigDict) -> tuple[float, int]:
+  """Returns a model's params in billions, and the most tensor devices.
+
+  Raises:
+    ValueError: the model is none of `MODELS`, and cannot be read.
+  """
+  if start(c) in MODELS:
+    return MODELS[start(c)]
+  shape = hf_config.read(start(c))
+  divided = math.gcd(
+      shape.num_heads, shape.num_kv_heads, shape.mlp_width, shape.vocab_size
+  )
+  # The largest power of two.
+  most = min(divided & -divided, _MOST_TENSOR)
+  return hf_names.num_params(shape) / 1e9, most
+
+
+def usable_gb(gib: int) -> float:
+  """Returns the GB of a device for params and what has their shape."""
+  return (_SHARE * gib - _LOGITS_GIB) * 2**30 / 1e9
 
 
 def bytes_a_param(
@@ -127,7 +189,8 @@ def bytes_a_param(
   }
 
 
-def _start(c: ml_collections.ConfigDict) -> str:
+def start(c: ml_collections.ConfigDict) -> str:
+  """Returns what the policy starts from, at first: "scratch" or a model."""
   return c.sft.init if c.init == "sft" else c.init
 
 
@@ -140,11 +203,18 @@ def _fits(c: ml_collections.ConfigDict, hardware: Hardware) -> bool:
 
 
 def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
-  billions, most_tensor = MODELS[_start(c)]
+  fsdp, least = _set_mesh(c, hardware)
+  _set_memory(c, hardware, fsdp, least)
+
+
+def _set_mesh(
+    c: ml_collections.ConfigDict, hardware: Hardware
+) -> tuple[int, int]:
+  """Sets the meshes; returns fsdp, and the least devices of the trainer."""
+  billions, most_tensor = size_of(c)
   # A single device is shared by trainer and searcher.
   several = hardware.devices > 1
-  share = (_SHARE * hardware.gib - _LOGITS_GIB) * 2**30 / 1e9  # GB
-  share /= 1 if several else 2
+  share = usable_gb(hardware.gib) / (1 if several else 2)
   frozen = _frozen_gb(c, billions)
   needed = bytes_a_param(c, hardware)
   state = billions * needed["trainer"]
@@ -159,7 +229,7 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
     count = (hardware.devices - size) // searcher if several else 1
   if max(size, shards) > hardware.devices or count < 1:
     raise ValueError(
-        f"{billions} B params with their judges need {shards} devices of"
+        f"{billions:.3g} B params with their judges need {shards} devices of"
         f" {hardware.gib} GiB for the trainer, and others for searchers"
     )
   # Rows of any batch are split; examples of the first stages have to divide.
@@ -181,7 +251,7 @@ def _set(c: ml_collections.ConfigDict, hardware: Hardware) -> None:
   c.search.mesh.tensor = math.gcd(searcher, most_tensor)
   c.search.mesh.fsdp = searcher // c.search.mesh.tensor
   c.sampling.num_slots = -(-c.sampling.num_slots // searcher) * searcher
-  _set_memory(c, hardware, fsdp, least)
+  return fsdp, least
 
 
 def _is_float32(c: ml_collections.ConfigDict, hardware: Hardware) -> bool:

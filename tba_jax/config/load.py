@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from tba_jax.config import other_names
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import variants
@@ -150,16 +151,47 @@ def apply_overrides(
       raise ConfigError(unknown_key(key, text, keys))
     if not has_value and not isinstance(keys[key], bool):
       raise ConfigError(f"config.{key}: needs a value, config.{key}=…")
-    value = _parse(key, text if has_value else "true", keys[key])
-    *sections, name = key.split(".")
-    section = config
-    for part in sections:
-      section = section[part]
-    with section.ignore_type():  # Its own type may be a number or a text.
-      section[name] = value
+    is_auto = text == settings.AUTO and key in settings.SETTINGS
+    if is_auto and settings.SETTINGS[key].auto:
+      value = text
+    else:
+      value = _parse(key, text if has_value else "true", keys[key])
+    _set(config, key, value)
   make_paths_absolute(config)
   config.lock()
   return config
+
+
+def set_values(
+    config: ml_collections.ConfigDict, values: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """Sets keys in place to values, as `apply_overrides` does to texts.
+
+  Types and ranges are left to the validation.
+
+  Raises:
+    ConfigError: an unknown key.
+  """
+  _complete_task(config, values.get("task.name", config.task.name))
+  keys = flatten(config)
+  for key, value in values.items():
+    if key not in keys:
+      raise ConfigError(unknown_key(key, value, list(keys)))
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    number = isinstance(keys[key], float) and is_whole
+    _set(config, key, float(value) if number else value)
+  make_paths_absolute(config)
+  config.lock()
+  return config
+
+
+def _set(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+  *sections, name = key.split(".")
+  section = config
+  for part in sections:
+    section = section[part]
+  with config.unlocked(), section.ignore_type():  # A number or a text.
+    section[name] = value
 
 
 # Values of settings that may also be a path.
@@ -253,6 +285,8 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   message = f"config.{key} = {value!r}: there is no such key"
   if (new := renamed.new_key(key)) is not None:
     return f"{message}; it is now config.{new}"
+  if theirs := other_names.answer(key):
+    return f"{message}; {theirs}"
   whole = re.sub(r"_(final|decay_steps|stop_steps)$", "", key)
   if whole != key and settings.is_over_steps(whole):
     return f"{message}; it is part of config.{whole} = {ramps.FORM}"

@@ -26,7 +26,10 @@ does. "On" in the last column: the setting may
 change when a run is resumed. Relations between settings are checked beside
 them (`CHECKS`); a wrong config ends the program with status 2 and a line for
 each wrong setting, before a device is touched.
-`--program=plan --config=FILE` says what a config needs.
+`--program=plan --config=FILE` says what a config needs. With "or auto" a
+setting that nothing sets follows the model, the data and the machine where the
+policy starts from a pretrained model
+([rules](your_task.md#what-follows-the-model-the-data-and-the-machine)).
 """
 _TABLE = ["| key | default | allowed | meaning | |", "|---|---|---|---|---|"]
 
@@ -56,7 +59,12 @@ def help_on(key: str) -> str:
 def _rows() -> dict[str, tuple]:
   """Returns (default, allowed, meaning, may change) by key."""
   rows = {
-      key: (s.default, s.allowed.text, s.meaning, settings.may_change(key))
+      key: (
+          s.default,
+          s.allowed.text + ", or auto" * s.auto,
+          s.meaning,
+          settings.may_change(key),
+      )
       for key, s in settings.SETTINGS.items()
   }
   for task in map(build.find, build.TASKS):

@@ -7,6 +7,8 @@ From them come `get_config`, the checks of types and ranges (`validate.py`),
 `--help KEY` and `docs/config.md` (`reference.py`).
 """
 
+from typing import Any
+
 import ml_collections
 
 from tba_jax.channels import settings as channels
@@ -50,6 +52,48 @@ for _owner in _OWNERS:
   SETTINGS |= _owner.SETTINGS
 
 
+# Value that opens a setting again that a config file sets.
+AUTO = "auto"
+
+
+class Open(ml_collections.FieldReference):
+  """A default of a setting with `auto`, which knows whether it has been set.
+
+  is_open: whether nothing has set it; `AUTO` opens it again.
+  """
+
+  def __init__(self, default: bool | int | float | str):
+    self._default = default
+    super().__init__(default)
+    self.is_open = True
+
+  def set(self, value: Any, type_safe: bool = True) -> None:
+    self.is_open = isinstance(value, str) and value == AUTO
+    super().set(self._default if self.is_open else value, type_safe)
+
+
+def open_keys(config: ml_collections.ConfigDict) -> list[str]:
+  """Returns the keys of settings that nothing has set, in order.
+
+  A copy of a config has none: its values are as good as set.
+  """
+  return [
+      key for key in SETTINGS if SETTINGS[key].auto and is_open(config, key)
+  ]
+
+
+def is_open(config: ml_collections.ConfigDict, key: str) -> bool:
+  """Tells whether a setting of the table follows a rule, unless it is set."""
+  *sections, name = key.split(".")
+  for section in sections:
+    config = config.get(section, {})
+  if not isinstance(config, ml_collections.ConfigDict) or name not in config:
+    return False
+  # A config that lacks one is refused by validation.
+  field = dict(config.items(preserve_field_references=True))[name]
+  return isinstance(field, Open) and field.is_open
+
+
 def get_config() -> ml_collections.ConfigDict:
   """Returns the base config, with every default."""
   tree = {}
@@ -59,6 +103,8 @@ def get_config() -> ml_collections.ConfigDict:
     for section in sections:
       node = node.setdefault(section, {})
     node[name] = setting.default
+    if setting.auto:
+      node[name] = Open(setting.default)
     if setting.allowed.is_over_steps:  # A number or a text.
       node[name] = ml_collections.FieldReference(setting.default, object)
   return ml_collections.ConfigDict(tree)

@@ -140,10 +140,17 @@ class Evaluations:
     self._running_step = -1
     self._result: dict[str, Any] | None = None
 
+  def size(self, name: str) -> int:
+    """Returns the prompts of an evaluation `name`, as in `run`; 0 = none."""
+    c = self._config
+    if name:
+      return min(c.final_prompts, self._evaluator.num_prompts)
+    return min(c.num_prompts, self._validator.num_prompts)
+
   def is_due(self, step: int) -> bool:
     """Tells whether the params after `step` steps are due for evaluation."""
     every = self._config.every_steps
-    return bool(every) and step % every == 0
+    return bool(every) and step % every == 0 and self.size("") > 0
 
   def run(
       self,
@@ -230,12 +237,11 @@ class Evaluations:
       should_stop: Callable[[], bool],
       on_progress: Callable[[int, int], None] | None = None,
   ) -> dict[str, Any]:
-    c = self._config
     evaluator = self._evaluator if name else self._validator
     run = evaluator.run_all if name else evaluator.run
     result = run(
         params,
-        min(c.final_prompts if name else c.num_prompts, evaluator.num_prompts),
+        self.size(name),
         version=step,
         should_stop=should_stop,
         on_progress=on_progress,

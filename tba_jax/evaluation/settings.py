@@ -23,10 +23,12 @@ SETTINGS = {
         " training continues; not in lockstep"),
     "evaluate.deadline_s": _s(600.0, rules.WAIT, "limit of an evaluation beside"
         " training"),
-    "evaluate.num_prompts": _s(256, rules.COUNT, "prompts while training"),
-    "evaluate.num_completions": _s(8, rules.COUNT, "k of pass@k"),
-    "evaluate.final_prompts": _s(1000, rules.COUNT, "prompts before and after"
-        " training"),
+    "evaluate.num_prompts": _s(256, rules.FROM_0, "prompts while training, at"
+        " most: as many as there are; 0 = none", auto=True),
+    "evaluate.num_completions": _s(8, rules.COUNT, "k of pass@k", auto=True),
+    "evaluate.final_prompts": _s(1000, rules.FROM_0, "prompts before and after"
+        " training, at most: as many as there are; 0 = no such evaluation",
+        auto=True),
     "evaluate.batch_prompts": _s(64, rules.COUNT, "prompts decoded at a time"),
     "evaluate.greedy": _s(False, rules.FLAG, "whether to evaluate each prompt's"
         " greedy completion too"),
@@ -72,7 +74,9 @@ def _judge_command(c: rules.Values) -> rules.Problems:
 
 CHECKS = (
     rules.require(
-        "checkpoint.keep_best", bool, {"evaluate.every_steps": "above 0"}
+        "checkpoint.keep_best",
+        bool,
+        {"evaluate.every_steps": "above 0", "evaluate.num_prompts": "above 0"},
     ),
     _judge_command,
 )

@@ -163,19 +163,25 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
     workers.close()
 
 
-def try_prompts(config: ml_collections.ConfigDict) -> None:
+def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
   """Reads what environments say first as the policy does.
 
+  Returns:
+    The first prompt as the policy reads it, with the tools as the chat template
+    writes them.
+
   Raises:
-    ValueError: none of the first training prompts can be read.
+    ValueError: none of the first training prompts can be read, or the policy
+      would not know of a tool.
   """
   with processes.importing():  # Takes seconds.
     from tba_jax.rewards import environments  # pylint: disable=g-import-not-at-top
 
   task = build.make_task(config.task)
+  tokenizer = prompt_preview.prompt_tokenizer(config, task)
   made = environments.Environments(
       task,
-      prompt_preview.prompt_tokenizer(config, task),
+      tokenizer,
       pool.make_environments(config, "", None),
       config.sampling.max_prompt_tokens,
   )
@@ -187,6 +193,20 @@ def try_prompts(config: ml_collections.ConfigDict) -> None:
     raise ValueError(
         f"config.task.source={config.task.source!r}: {prompts[0].failure[1]}"
     )
+  first = next((one for one in prompts if not one.failure), None)
+  if first is None or prompt_preview.tokenizer_folder(config) == "task":
+    return []
+  # Fine-tuning teaches the calls that it shows.
+  tools = () if config.init in ("scratch", "sft") else first.tools
+  try:
+    lines = prompt_preview.prompt_lines(
+        first.said, base.TRAIN, tokenizer, tools
+    )
+    return [*lines][:2]
+  except ValueError as error:
+    raise ValueError(
+        f"config.task.source={config.task.source!r}: {error}"
+    ) from error
 
 
 def try_log(config: ml_collections.ConfigDict) -> list[str]:

@@ -14,18 +14,18 @@ _s = rules.Setting
 # fmt: off
 def _stage(name: str, rows: str, **defaults: Any) -> dict[str, rules.Setting]:
   """Returns the settings of a stage of `offline.py`: optimizer and periods."""
-  c = types.SimpleNamespace(**defaults)
+  c, auto = types.SimpleNamespace(**defaults), name == "sft"
   settings = {
-      "num_steps": _s(c.num_steps, rules.COUNT, "optimizer updates"),
+      "num_steps": _s(c.num_steps, rules.COUNT, "optimizer updates", auto=auto),
       "batch_size": _s(c.batch_size, rules.COUNT, f"{rows} a step"),
       "micro_batch_size": _s(
           0, rules.FROM_0, f"{rows} in one forward-backward, more where they do"
-          " not divide over the mesh; 0 = batch_size"),
+          " not divide over the mesh; 0 = batch_size", auto=auto),
       "learning_rate": _s(c.learning_rate, rules.ABOVE_0,
-        "peak after the warm-up; the schedule lowers it to 0"),
+        "peak after the warm-up; the schedule lowers it to 0", auto=auto),
       "schedule": _s("cosine", rules.one_of("constant", "linear", "cosine"),
         "decay of the learning rate"),
-      "warmup_steps": _s(c.warmup_steps, rules.FROM_0, ""),
+      "warmup_steps": _s(c.warmup_steps, rules.FROM_0, "", auto=auto),
       "weight_decay": _s(0.0, rules.NOT_NEGATIVE, ""),
       "b2": _s(c.b2, rules.BELOW_1, "Adam's b2"),
       "grad_clip_norm": _s(1.0, rules.NOT_NEGATIVE, "0 = off"),
@@ -81,9 +81,9 @@ SETTINGS = {
              log_every_steps=25),
 
     "optimizer.learning_rate": _s(1e-4, rules.ABOVE_0, "peak, after the"
-        " warm-up"),
+        " warm-up", auto=True),
     "optimizer.learning_rate_final": _s(1e-4, rules.NOT_NEGATIVE,
-        "value after the last step, at most learning_rate"),
+        "value after the last step, at most learning_rate", auto=True),
     "optimizer.schedule": _s("linear",
         rules.one_of("constant", "linear", "cosine", "warmup_stable_decay"),
         "decay after the warm-up; 'warmup_stable_decay': constant for"
@@ -108,18 +108,18 @@ SETTINGS = {
 
     "train.num_steps": _s(320, rules.COUNT, "optimizer updates; extending a run"
         " stretches the decay of the learning rate from there on", resume=True),
-    "train.prompts_per_batch": _s(32, rules.COUNT, "B"),
+    "train.prompts_per_batch": _s(32, rules.COUNT, "B", auto=True),
     "train.completions_per_prompt": _s(8, rules.COUNT, "K"),
     "train.micro_batch_prompts": _s(32, rules.COUNT, "prompts in one"
         " forward-backward (gradient accumulation); if they do not divide"
-        " prompts_per_batch, groups are cut"),
+        " prompts_per_batch, groups are cut", auto=True),
     "train.micro_batch_completions": _s(0, rules.FROM_0,
         "completions of each of these prompts; 0 = all K. Fewer cut groups: one"
-        " more forward pass, and less memory"),
+        " more forward pass, and less memory", auto=True),
     "train.remat": _s("dots", rules.one_of("none", "dots", "full"),
         "rematerialization: the forward pass keeps everything ('none'), results"
         " of matrix products ('dots'), or only each layer's input ('full',"
-        " least memory)"),
+        " least memory)", auto=True),
     "train.router_replay": _s(False, rules.FLAG, "router replay: searchers"
         " record the experts that each token used, and the trainer's policy"
         " uses them again"),
@@ -133,7 +133,7 @@ SETTINGS = {
         " ends the run, 'skip' continues with the next batch", resume=True),
 
     "trainer.num_processes": _s(1, rules.COUNT, "processes of one mesh; process"
-        " 0 leads"),
+        " 0 leads", auto=True),
     "trainer.coordinator": _s("", transport.HOST_PORT, "address where the"
         " others join process 0; '' = a free port of this machine, chosen by"
         " `--program=train`", hosts="own"),

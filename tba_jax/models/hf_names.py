@@ -128,6 +128,14 @@ def rows(config: ModelConfig) -> list[Row]:
   return [make_row(sizes, *line) for line in lines]
 
 
+def num_params(config: ModelConfig) -> int:
+  """Returns the number of params of a model."""
+  return sum(
+      math.prod(row.shape) * math.prod(row.stack(config.num_layers))
+      for row in rows(config)
+  )
+
+
 def match_prefix(
     names: Container[str], config: ModelConfig, rows: Sequence[Row]
 ) -> list[Row]:

@@ -41,6 +41,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
+# Characters of a prompt or completion in the sample of the start model.
+_SAMPLE_CHARS = 1000
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKLINE) -> str:
@@ -224,6 +226,18 @@ def _event_line(
   return line.append(_safe(event.get("message", "")), style)
 
 
+def _sample_lines(sample: Mapping[str, Any]) -> Iterable[rich.text.Text]:
+  """Yields a sample of the start model, as the policy wrote it."""
+  reward = _number(sample.get("reward"))
+  reason = _safe(sample.get("reason") or "")
+  heading = f"a sample of the start model: reward {reward}"
+  yield rich.text.Text(heading + (f" ({reason})" if reason else ""), "bold")
+  for name in ("prompt", "completion"):
+    shown = text.printable(sample.get(name, ""), _SAMPLE_CHARS)
+    line = rich.text.Text().append(f"  {name}: ", "dim")
+    yield line.append(shown.replace("\n", "\n    "))
+
+
 def _last_lines(state: run_state.RunState) -> Iterable[rich.text.Text]:
   line = rich.text.Text().append("restarts  ", "dim")
   restarts = tables.sum_text(state.restarts)
@@ -331,8 +345,9 @@ class Panel:
     self._next_draw = 0.0
     self._line_at = -line_every_s
     self._line = ""
-    # Earlier starts have told theirs.
+    # Earlier starts have shown theirs.
     self._error_at = time.time()
+    self._has_sample = self._follower.first_sample() is not None
 
   def __enter__(self) -> "Panel":
     if self._console.is_terminal:
@@ -382,6 +397,10 @@ class Panel:
       # Left by an earlier start of the run.
       state.status = {}
     state.phase = name
+    if not self._has_sample and (sample := self._follower.first_sample()):
+      self._has_sample = True
+      for line in _sample_lines(sample):
+        self._console.print(line, soft_wrap=True, highlight=False)
     if self._live is not None:
       self._live.update(self._view(), refresh=True)
     else:

@@ -464,7 +464,7 @@ class Recorder:
         "mixed_version_share": self._mixed_version_share(),
     }
     for name in ("before", "after"):
-      evaluation = dict(self._results[name])
+      evaluation = dict(self._results.get(name, {}))
       evaluation.pop("samples", None)
       result[name] = evaluation
     self._files.write("result.json", result)

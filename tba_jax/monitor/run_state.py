@@ -90,6 +90,7 @@ class Follower:
     self._records: list[dict[str, Any]] = []
     self._look_at = -_COLLAPSE_EVERY_S
     self._events = self._files.tail("events.jsonl")
+    self._samples = self._files.tail("samples.jsonl")
     self._made = {
         phase: files.Tail(workdir / phase / "metrics.jsonl")
         for phase in MODEL_PHASES
@@ -131,6 +132,17 @@ class Follower:
       if isinstance(status, dict):
         state.status = status
     return state
+
+  def first_sample(self) -> Mapping[str, Any] | None:
+    """Returns a sample of the start model with its reward, once there is one.
+
+    It is of the evaluation before training, or without one of the first step.
+    """
+    results = self._files.read("eval.json")
+    before = results.get("before") if isinstance(results, dict) else None
+    samples = before.get("samples") if isinstance(before, dict) else None
+    first = next(iter(samples or self._samples()), None)
+    return first if isinstance(first, dict) else None
 
   def _look_for_collapse(self, new: list[dict[str, Any]]) -> None:
     self._records += map(evidence.kept, new)

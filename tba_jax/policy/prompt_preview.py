@@ -5,7 +5,7 @@
 Does not import JAX.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import pathlib
 import re
 from typing import Any
@@ -41,22 +41,26 @@ class _Words:
 
 
 def print_data(
-    config: ml_collections.ConfigDict, *, shows_prompt: bool = False
+    config: ml_collections.ConfigDict,
+    *,
+    shows_prompt: bool = False,
+    shows_ids: bool = False,
 ) -> None:
   """Prints rows used and left out of a task's data, and warnings.
 
   Args:
     config: config of the run.
-    shows_prompt: whether to print the first training prompt in full, as a
-      pretrained model reads it; a held-out one where there is no other. None of
-      an environment.
+    shows_prompt: whether to print the first training prompt, as a pretrained
+      model reads it; a held-out one where there is no other. Validation shows
+      that of an environment (`learning/rehearsal.py`).
+    shows_ids: whether to print its ids, too.
 
   Raises:
     ValueError: the data, the tokenizer or the first prompt cannot be read.
   """
   folder = tokenizer_folder(config)
   reads_data = build.find(config.task.name).reads_data
-  if not reads_data and (folder == "task" or not _has_tokenizer(folder)):
+  if not reads_data and (folder == "task" or not has_tokenizer(folder)):
     return
   task = build.make_task(config.task)
   if folder == "task":
@@ -69,7 +73,8 @@ def print_data(
   # An environment says its prompts in a process of its own.
   if folder != "task" and not task.has_turns:
     split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
-    for line in _prompt_lines(task.prompt(split, 0), split, tokenizer):
+    shown = prompt_lines(task.prompt(split, 0), split, tokenizer)
+    for line in [*shown][: 3 if shows_ids else 2]:
       if shows_prompt:
         print(line, flush=True)
 
@@ -102,16 +107,32 @@ def prompt_tokenizer(config: ml_collections.ConfigDict, task: base.Task) -> Any:
   )
 
 
-def _has_tokenizer(folder: str) -> bool:
+def has_tokenizer(folder: str) -> bool:
+  """Returns whether a model's folder has a tokenizer; raises ValueError."""
   path = hf_hub.find(folder, weights=False)
   return folders.has_tokenizer(path)
 
 
-def _prompt_lines(
-    prompt: base.Prompt, split: str, tokenizer: Any
+def prompt_lines(
+    prompt: base.Prompt,
+    split: str,
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[str]:
-  """Yields a prompt as the model reads it; raises ValueError if it cannot."""
-  ids = tokenizer.encode_prompt(prompt)
+  """Yields a prompt as the model reads it: how, its text, and its ids.
+
+  Args:
+    prompt: a text or messages.
+    split: split that it is the first of.
+    tokenizer: the policy's.
+    tools: JSON schemas of tools, which the chat template is to write.
+
+  Raises:
+    ValueError: the tokenizer cannot write it, or the name of a tool is not in
+      it, so that the model would not know of the tool.
+  """
+  ids = tokenizer.encode_prompt(prompt, tools)
+  _check_tools(tokenizer.decode(ids), tools)
   how = "a text, as it is"
   if tokenizer.prompt_text(prompt) != prompt:
     how = "in the chat template"
@@ -120,3 +141,17 @@ def _prompt_lines(
   yield f"prompt: the first of {split}, {how}, {len(ids)} tokens:"
   yield tokenizer.decode(ids)
   yield f"prompt: its ids: {' '.join(map(str, ids))}"
+
+
+def _check_tools(text: str, tools: Sequence[Mapping[str, Any]]) -> None:
+  """Raises ValueError for a tool whose name is not in a prompt's text."""
+  names = [str(tool.get("function", tool).get("name")) for tool in tools]
+  unknown = [name for name in names if name not in text]
+  if unknown:
+    raise ValueError(
+        f"the policy does not see the tools {', '.join(unknown)}: its chat"
+        " template writes none, nor does the first prompt name them. Name them"
+        " there, with an example of a call, or take a model whose template"
+        " writes `tools` (config.tokenizer.source may name the folder of one"
+        " with a chat_template.jinja that does)"
+    )

@@ -48,13 +48,13 @@ SETTINGS = {
     "lora.targets": _s("all", _TARGETS, "matrices of a block with an adapter",
         read_with=("lora.rank", "above 0")),
 
-    "mesh.data": _s(1, rules.COUNT, "devices that split the batch"),
+    "mesh.data": _s(1, rules.COUNT, "devices that split the batch", auto=True),
     "mesh.fsdp": _s(1, rules.COUNT, "devices that split the batch and the"
-        " params"),
+        " params", auto=True),
     "mesh.sequence": _s(1, rules.COUNT, "devices that split sequences, for long"
-        " completions"),
+        " completions", auto=True),
     "mesh.tensor": _s(1, rules.COUNT, "devices that split heads and hidden"
-        " units"),
+        " units", auto=True),
 
     "reference.init": _s("", rules.TEXT, "model of the reference: '' = the"
         " initial policy, or the folder of another, of any size, with the same"

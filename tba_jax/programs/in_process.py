@@ -7,7 +7,7 @@ records as well: training writes no file. A temporary folder has the models that
 stages make before it, and the report.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import html
@@ -27,6 +27,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
 from tba_jax.programs import one_process
 from tba_jax.programs import reward_model
+from tba_jax.programs import settle
 from tba_jax.programs import sft
 from tba_jax.programs import train as train_lib
 from tba_jax.system import accelerators
@@ -67,14 +68,28 @@ class Result:
     )
 
 
-def train(config: ml_collections.ConfigDict) -> Result:
-  """Trains to the last step in this process and the main thread.
+def train(
+    config: ml_collections.ConfigDict,
+    *,
+    stop: threading.Event | None = None,
+    on_start: Callable[[run_directory.Run], None] = lambda run: None,
+    shows: bool = True,
+) -> Result:
+  """Trains to the last step in this process and thread.
+
+  Args:
+    config: config of the run.
+    stop: ends the run where it is; its result has what there is by then.
+    on_start: called with the run, whose records can be read while it trains.
+    shows: whether to print progress and result.
 
   Raises:
     ValueError: settings are wrong, or a file does not fit; each is named.
     RuntimeError: the run failed.
     KeyboardInterrupt: interrupted by the user; nothing is left of the run.
   """
+  stop = stop or threading.Event()
+  settle.settle(config, None, "train")
   validate.validate(config, program="one_process")
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)
@@ -84,43 +99,54 @@ def train(config: ml_collections.ConfigDict) -> Result:
   with tempfile.TemporaryDirectory(prefix="tba_jax_") as workdir:
     config = train_lib.with_compute_dtype(config, workdir)
     run = run_directory.in_memory(workdir, config)
-    with _shown(run) as view:
+    on_start(run)
+    console = _console(shows)
+    with _shown(run, console) as view:
       for name in train_lib.stages_of(config):
-        view.phase(name)
-        _STAGES[name](config, workdir, stop=threading.Event())
-      status = one_process.train(config, run, (), threading.Event())
-    if status:
+        if not stop.is_set():
+          view.phase(name)
+          _STAGES[name](config, workdir, stop=stop)
+      status = processes.EXIT_INTERRUPTED
+      if not stop.is_set():
+        status = one_process.train(config, run, (), stop)
+    if status and status != processes.EXIT_INTERRUPTED:
       raise RuntimeError(f"the run ended with status {status}")
     folder = run.workdir
     run.memory.save(folder)
     summary = {
-        **jsonl.read_json(folder / "result.json"),
+        **(jsonl.read_json(folder / "result.json") or {}),
         "wall_s": time.monotonic() - started,
         "restarts": {},
     }
     jsonl.atomic_write_json(folder / "summary.json", summary)
     page, verdict, advice = report.conclude(workdir)
-    console = _console()
-    console.print(panel.final_table(summary, verdict.sentence))
-    console.print(panel.advice_list(advice))
+    if status == processes.EXIT_OK:
+      console.print(panel.final_table(summary, verdict.sentence))
+      console.print(panel.advice_list(advice))
     return Result(
         summary=summary,
         steps=metrics.last_per_step(jsonl.read_jsonl(folder / "metrics.jsonl")),
-        evaluations=jsonl.read_json(folder / "eval.json")["history"],
+        evaluations=(jsonl.read_json(folder / "eval.json") or {}).get(
+            "history", []
+        ),
         report=page.read_text(),
     )
 
 
-def _console() -> rich.console.Console:
+def _console(shows: bool) -> rich.console.Console:
   """Returns a console of plain lines, as a notebook shows them."""
-  return rich.console.Console(force_jupyter=False, force_terminal=False)
+  return rich.console.Console(
+      force_jupyter=False, force_terminal=False, quiet=not shows
+  )
 
 
 @contextlib.contextmanager
-def _shown(run: run_directory.Run) -> Iterator[panel.Panel]:
+def _shown(
+    run: run_directory.Run, console: rich.console.Console
+) -> Iterator[panel.Panel]:
   """Prints the run's progress as lines, from a thread."""
   done = threading.Event()
-  with panel.Panel(run.workdir, _console(), memory=run.memory) as view:
+  with panel.Panel(run.workdir, console, memory=run.memory) as view:
 
     def refresh() -> None:
       while not done.wait(_REFRESH_S):

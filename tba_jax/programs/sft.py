@@ -182,16 +182,18 @@ def _make_evaluate(
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns a function from (params, step) to metrics, {} if stopped."""
-  if not policy.task.has_reward:
-    # The reward model is trained later, from the model made here.
+  task = policy.task
+  split = base.split_while_training(task)
+  num_prompts = min(config.evaluate.num_prompts, task.num_prompts(split))
+  # A reward model is trained later, from the model made here.
+  if not (task.has_reward and num_prompts):
     return lambda params, step: {}
   judge = reward_judge.make_task_judge(
-      config, workdir, policy.task, mesh=sharding.make_mesh(config.mesh)
+      config, workdir, task, mesh=sharding.make_mesh(config.mesh)
   )
   evaluator = evaluator_lib.Evaluator(
       config, policy, judge, environments=environments
   ).while_training()
-  num_prompts = min(config.evaluate.num_prompts, evaluator.num_prompts)
 
   def evaluate(params: types.PyTree, step: int) -> dict[str, float]:
     try:

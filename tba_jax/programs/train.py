@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -345,13 +346,40 @@ def run(
     0: the run did what was asked; 1: it failed; 2: wrong config or directory;
     128 + number: a signal ended it.
   """
-  console = rich.console.Console()
-  if console.is_jupyter:
-    # Plain lines: a notebook would keep every frame of the panel.
-    console = rich.console.Console(force_jupyter=False, force_terminal=False)
   if operands:
     return processes.refuse(f"--program=train takes no operand {operands}")
-  changed = (*END_SIGNALS, signal.SIGUSR1)
+  try:
+    return supervise(config, workdir)[0]
+  except run_directory.NoRunError as error:
+    return processes.refuse(error)
+
+
+def supervise(
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    stop: threading.Event | None = None,
+) -> tuple[int, str]:
+  """Runs or resumes a whole training run, as `run`.
+
+  Args:
+    config: valid config.
+    workdir: local folder of the run.
+    stop: ends the run, saved, as a signal does; such a run prints no progress
+      and takes no signals. None takes the signals of the main thread.
+
+  Returns:
+    The exit status of `run`, and why it failed, else "".
+
+  Raises:
+    NoRunError: the run cannot begin.
+  """
+  console = rich.console.Console(quiet=stop is not None)
+  if console.is_jupyter:
+    # Plain lines: a notebook would keep every frame of the panel.
+    console = rich.console.Console(
+        force_jupyter=False, force_terminal=False, quiet=console.quiet
+    )
+  changed = (*END_SIGNALS, signal.SIGUSR1) if stop is None else ()
   handlers = {number: signal.getsignal(number) for number in changed}
   with contextlib.ExitStack() as closing:
     try:
@@ -364,12 +392,12 @@ def run(
         differences.check_resume(saved, config)
         run_directory.update(workdir, config)
       run_directory.warn_unguarded(run_info, config)
-      supervisor = Supervisor(config, run_info, console)
+      supervisor = Supervisor(config, run_info, console, stop=stop)
     except (ValueError, OSError) as error:
-      return processes.refuse(error)
+      raise run_directory.NoRunError(str(error)) from error
     closing.callback(supervisor.close)
     try:
-      return supervisor.run()
+      return supervisor.run(), supervisor.failure
     finally:
       # A Python caller, such as a notebook, gets its Ctrl-C back.
       for number, handler in handlers.items():
@@ -465,7 +493,12 @@ def _check_stages(
 
 
 class Supervisor:
-  """The `train` program on one run."""
+  """The `train` program on one run.
+
+  failure: cause of the run's failure, "" if it did not fail.
+  """
+
+  failure = ""
 
   def __init__(
       self,
@@ -475,8 +508,9 @@ class Supervisor:
       *,
       limits: Limits = Limits(),
       children: Children | None = None,
+      stop: threading.Event | None = None,
   ):
-    """Takes over the signal handlers of the process.
+    """Takes over the signal handlers of the process, unless there is `stop`.
 
     Args:
       config: complete config.
@@ -484,6 +518,7 @@ class Supervisor:
       console: terminal of the panel and the closing table.
       limits: periods and limits of supervision.
       children: starter of the processes; None makes one on this machine.
+      stop: ends the run as SIGINT does.
     """
     self._config = config
     self._run = run_info
@@ -502,7 +537,8 @@ class Supervisor:
     self._limits = limits
     self._children = children or Children(self._workdir, limits)
     self._panel = panel.Panel(self._workdir, console)
-    self._signal: int | None = None
+    self._stop = stop
+    self._received: int | None = None
     self._num_signals = 0
     self._capture_asked = False
     # First and newest generation of the store seen by this supervisor.
@@ -513,9 +549,17 @@ class Supervisor:
     self._step = self._status().get("step") or 0
     self._disk_is_full = False
 
-    for number in END_SIGNALS:
-      signal.signal(number, self._on_signal)
-    signal.signal(signal.SIGUSR1, self._on_capture)
+    if stop is None:
+      for number in END_SIGNALS:
+        signal.signal(number, self._on_signal)
+      signal.signal(signal.SIGUSR1, self._on_capture)
+
+  @property
+  def _signal(self) -> int | None:
+    """The signal that ends the run, None if there was none."""
+    if self._received is None and self._stop and self._stop.is_set():
+      self._received = signal.SIGINT
+    return self._received
 
   def run(self) -> int:
     finished = self._summary
@@ -559,7 +603,7 @@ class Supervisor:
 
   def _on_signal(self, number: int, frame: Any) -> None:
     del frame
-    self._signal = self._signal or number
+    self._received = self._received or number
     self._num_signals += 1
 
   def _on_capture(self, number: int, frame: Any) -> None:
@@ -830,10 +874,14 @@ class Supervisor:
         lambda: self._num_signals > before or self._is_deleted(),
     )
 
+  def _fail(self, why: RunFailed | str, status: int) -> int:
+    self.failure = str(why)
+    print(f"error: {why}", file=sys.stderr)
+    return status
+
   def _conclude(self, status: int, error: RunFailed | None) -> int:
     if error is not None and self._is_deleted():
-      print(f"error: {error}", file=sys.stderr)
-      return status
+      return self._fail(error, status)
     totals = self._totals()
     result = None
     try:
@@ -855,23 +903,20 @@ class Supervisor:
     except Exception as cause:  # A run must not fail for its report.
       print(f"warning: no report could be written: {cause!r}", file=sys.stderr)
     if error is not None:
-      print(f"error: {error}", file=sys.stderr)
-      return status
+      return self._fail(error, status)
     if self._signal is not None:
       return 128 + self._signal
     if result is None:
-      print("error: the trainer ended without a result; see logs/trainer-0.log",
-            file=sys.stderr)  # fmt: skip
-      return 1
+      return self._fail(
+          "the trainer ended without a result; see logs/trainer-0.log", 1
+      )
     self._console.print(panel.final_table(summary, verdict))
     self._console.print(panel.advice_list(advice))
     self._console.print(f"report: {path}", soft_wrap=True)
     if not result["ledger_closed"]:
-      print(
-          f"error: the ledger does not close; see {self._workdir}/ledger.json",
-          file=sys.stderr,
+      return self._fail(
+          f"the ledger does not close; see {self._workdir}/ledger.json", 1
       )
-      return 1
     return processes.EXIT_OK
 
   def _last_words(self, child: Child) -> str:

@@ -22,6 +22,7 @@ or a cause of the task's own, such as `exit` of a verifier's command.
 import abc
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 import math
 import threading
 from typing import Any
@@ -298,6 +299,12 @@ def sum_of_normalized(
   return sums_N.astype(np.float32)
 
 
+def of_groups(requests: Sequence[Request]) -> list[list[Request]]:
+  """Returns successive requests of one prompt as groups."""
+  prompt = lambda request: (request.split, request.index)
+  return [list(group) for _, group in itertools.groupby(requests, prompt)]
+
+
 def no_reason(message: str) -> str:
   """Returns the text shown if no reason could be found."""
   return f"(no reason: {message})"
@@ -317,7 +324,26 @@ class InProcess(Judge):
     self._task = task
 
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+    if self._task.judges_groups:
+      return [j for group in of_groups(requests) for j in self._group(group)]
     return [self._judge_one(request) for request in requests]
+
+  def _group(self, group: Sequence[Request]) -> list[base.Judgement]:
+    first = group[0]
+    texts = [request.completion for request in group]
+    try:
+      judged = self._task.judge_group(first.split, first.index, texts)
+    # User code on a model's text may raise anything.
+    except (Exception, SystemExit) as error:
+      judged = [base.RewardError("error", user_code.describe(error))] * len(
+          group
+      )
+    return [
+        self._failed(request, one.cause, str(one))
+        if isinstance(one, base.RewardError)
+        else self._checked(request, one)
+        for request, one in zip(group, judged, strict=True)
+    ]
 
   def _explain(self, requests: Sequence[Request]) -> list[str]:
     return [self._explain_one(request) for request in requests]

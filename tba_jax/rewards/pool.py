@@ -64,6 +64,7 @@ class Pool(judges.Judge):
       config_reward: ml_collections.ConfigDict,
       *,
       index_of: Callable[[str, int], int] = lambda split, index: index,
+      judges_groups: bool = False,
       on_event: judges.OnEvent | None = None,
       hidden: Sequence[str] = (),
       command: Sequence[str] = _WORKER,
@@ -75,6 +76,7 @@ class Pool(judges.Judge):
       config_reward: `config.reward`.
       index_of: function from (split, index) of a request to the prompt's index
         in the workers' task.
+      judges_groups: whether a request has the completions of a prompt.
       on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
       command: Python's arguments for a worker.
@@ -82,6 +84,7 @@ class Pool(judges.Judge):
     super().__init__(on_event=on_event)
     self._config = config_reward
     self._index_of = index_of
+    self._judges_groups = judges_groups
     fields = dict(task_fields)
     self._workers = Workers(
         {"task": fields},
@@ -94,6 +97,9 @@ class Pool(judges.Judge):
     self._threads = self._workers.threads
 
   def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
+    if self._judges_groups:
+      judged = self._threads.map(self._judge_group, judges.of_groups(requests))
+      return [one for group in judged for one in group]
     return list(self._threads.map(self._judge_one, requests))
 
   def _explain(self, requests: Sequence[judges.Request]) -> list[str]:
@@ -114,7 +120,20 @@ class Pool(judges.Judge):
 
   def _judge_one(self, request: judges.Request) -> base.Judgement:
     what = "judge" if request.stopped else "judge_cut_off"
-    answer = self._ask(what, request)
+    return self._judgement(request, self._ask(what, request))
+
+  def _judge_group(
+      self, group: Sequence[judges.Request]
+  ) -> list[base.Judgement]:
+    texts = [request.completion for request in group]
+    answer = self._ask("judge_group", group[0], texts)
+    # A failure of the worker, such as a deadline, is of all of them.
+    answers = answer.get("group", [answer] * len(group))
+    return [self._judgement(*one) for one in zip(group, answers, strict=True)]
+
+  def _judgement(
+      self, request: judges.Request, answer: Mapping[str, Any]
+  ) -> base.Judgement:
     if answer.get("failure"):
       return self._failed(request, answer["failure"], answer["message"])
     return self._checked(
@@ -122,11 +141,17 @@ class Pool(judges.Judge):
         base.Judgement(answer["reward"], answer["key"], answer["parts"]),
     )
 
-  def _ask(self, what: str, request: judges.Request) -> dict[str, Any]:
+  def _ask(
+      self,
+      what: str,
+      request: judges.Request,
+      completions: Sequence[str] | None = None,
+  ) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
     index = self._index_of(request.split, request.index)
+    texts = request.completion if completions is None else completions
     with self._workers.hold() as ask:
-      return ask([what, request.split, index, request.completion])
+      return ask([what, request.split, index, texts])
 
   def close(self) -> None:
     """Kills the workers and waits until they have exited."""
@@ -410,6 +435,8 @@ def make_judge(
         config.task.to_dict(),
         config.reward,
         index_of=task.source_index,
+        # Loads functions, and so finds the folders of their modules.
+        judges_groups=task.judges_groups,
         on_event=on_event,
         hidden=hidden_paths(config, workdir),
     )

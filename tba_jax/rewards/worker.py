@@ -32,17 +32,25 @@ def _answer(task: base.Task, request: list[Any]) -> dict[str, Any]:
   try:
     if what == "explain":
       return {"reason": str(task.explain(*arguments))}
+    if what == "judge_group":
+      return {"group": [_message(one) for one in task.judge_group(*arguments)]}
     judge = task.judge if what == "judge" else task.judge_cut_off
-    judged = judge(*arguments)
-    return {
-        "reward": base.number(judged.reward, "the reward"),
-        "key": judged.key,
-        "parts": {n: base.number(v, n) for n, v in judged.parts.items()},
-    }
+    return _message(judge(*arguments))
   except base.RewardError as error:
-    return {"failure": error.cause, "message": str(error)}
+    return _message(error)
   except Exception as error:  # User code, on text that a model wrote.
-    return {"failure": "error", "message": user_code.describe(error)}
+    return _message(base.RewardError("error", user_code.describe(error)))
+
+
+def _message(judged: base.Judgement | base.RewardError) -> dict[str, Any]:
+  """Returns the message about a completion; RewardError if it has no number."""
+  if isinstance(judged, base.RewardError):
+    return {"failure": judged.cause, "message": str(judged)}
+  return {
+      "reward": base.number(judged.reward, "the reward"),
+      "key": judged.key,
+      "parts": {n: base.number(v, n) for n, v in judged.parts.items()},
+  }
 
 
 if __name__ == "__main__":

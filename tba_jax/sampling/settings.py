@@ -55,11 +55,11 @@ SETTINGS = {
         " tokenizer's own, as '5,17'"),
     "sampling.stop_strings": _s("", _STOP_TEXTS,
         "texts that stop, as '[\"\\n\\n\", \"User:\"]'"),
-    "sampling.max_prompt_tokens": _s(16, rules.COUNT, ""),
-    "sampling.max_completion_tokens": _s(24, rules.COUNT, ""),
+    "sampling.max_prompt_tokens": _s(16, rules.COUNT, "", auto=True),
+    "sampling.max_completion_tokens": _s(24, rules.COUNT, "", auto=True),
     "sampling.num_slots": _s(256, rules.COUNT, "completions decoded at once;"
         " on accelerators a prompt's completions share its KV cache if the"
-        " whole round fits", hosts="searcher"),
+        " whole round fits", hosts="searcher", auto=True),
     "sampling.num_waiting": _s(0, rules.FROM_0, "completions that may give up"
         " their slot, with their KV cache, while their environment answers,"
         " also to those of the next round; takes the memory of that many"

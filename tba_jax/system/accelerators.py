@@ -25,6 +25,19 @@ import ml_collections
 from tba_jax.system import processes
 
 CPU = "cpu"
+# GiB of one device, as its maker publishes it.
+DEVICE_GIB = {
+    "v4": 32,
+    "v5e": 16,
+    "v5p": 95,
+    "v6e": 32,
+    "a100-40": 40,
+    "a100-80": 80,
+    "h100": 80,
+    "h200": 141,
+    "l4": 24,
+    "t4": 16,
+}
 # Chips of a process on one host -> their shape.
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 _FIRST_TPU_PORT = 8476
@@ -66,6 +79,49 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
       if gpus:
         return Accelerators("gpu", tuple(gpus))
   return Accelerators(CPU)
+
+
+def memory() -> tuple[str, int, int, str]:
+  """Returns kind, GiB of a device, and number of devices here, and their name.
+
+  The kind is "cpu", "gpu", or of a TPU its generation, such as "v5e". Of a TPU
+  whose generation the environment does not say, memory is that of the smallest.
+  """
+  machine = find()
+  if machine.kind == CPU:
+    gib = processes.memory()[0] // 2**30
+    return CPU, gib, 1, f"this machine's CPU, {gib} GiB"
+  count = len(machine.ids)
+  if machine.kind == "gpu":
+    gib, name = _gpu_memory()
+    return "gpu", gib, count, f"{count} x {name}, {gib} GiB each"
+  text = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+  kind = text.replace("v5litepod", "v5e")
+  kind = kind if kind in DEVICE_GIB else "v5e"
+  gib = DEVICE_GIB[kind]
+  return kind, gib, count, f"{count} x TPU {kind}, {gib} GiB each"
+
+
+@functools.cache
+def _gpu_memory() -> tuple[int, str]:
+  """Returns the GiB and the name of the smallest GPU that is used here."""
+  try:
+    listed = subprocess.run(
+        [
+            "nvidia-smi",
+            "--query-gpu=memory.total,name",
+            "--format=csv,noheader,nounits",
+        ],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=30,
+    )
+  except (OSError, subprocess.SubprocessError):
+    return 16, "GPU of unknown memory"
+  rows = [line.split(", ", 1) for line in listed.stdout.splitlines() if line]
+  mib, name = min((int(mib), name) for mib, name in rows)
+  return round(mib / 1024), name
 
 
 def check_platforms() -> None:

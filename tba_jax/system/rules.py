@@ -60,6 +60,8 @@ class Setting:
   read_with: key of another setting, and its values with which this one is
     read, or "above 0"; with others only the default is allowed.
   also: value that some programs allow besides, and these programs.
+  auto: whether it follows model, data and machine unless it is set, where the
+    policy starts from a pretrained model (`programs/defaults.py`).
   """
 
   default: bool | int | float | str | None
@@ -70,6 +72,7 @@ class Setting:
   files: bool = False
   read_with: tuple[str, Any] | None = None
   also: tuple[Any, tuple[str, ...]] | None = None
+  auto: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,9 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Loads functions named in settings: FILE.py:FUNCTION or MODULE:FUNCTION."""
+"""Loads functions named in settings: FILE.py:FUNCTION or MODULE:FUNCTION.
+
+A Python program's own are named FILE.callable:FUNCTION (`callables.py`).
+"""
 
 import ast
 from collections.abc import Callable
@@ -13,6 +16,8 @@ import sys
 import sysconfig
 import traceback
 from typing import Any
+
+from tba_jax.system import callables
 
 # Folders of files that are not the user's.
 _LIBRARIES = (
@@ -42,6 +47,8 @@ def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
         f"{key}={text!r}: allowed {allowed}FILE.py:FUNCTION or MODULE:FUNCTION"
     )
   try:
+    if callables.is_lent(text):
+      return callables.load(where, name)
     if where.endswith(".py"):
       path = pathlib.Path(where).expanduser()
       # Another module may have the file's name.
@@ -55,7 +62,8 @@ def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
     function = getattr(module, name)
   # User code may raise anything.
   except (Exception, SystemExit) as error:
-    what = describe(error)
+    is_lent = callables.is_lent(text) and type(error) is ValueError
+    what = str(error) if is_lent else describe(error)
     if where.endswith(".py"):
       what = problem_of_file(text) or what
     raise ValueError(f"{key}={text!r}: {what}") from error

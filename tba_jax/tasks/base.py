@@ -232,6 +232,17 @@ class Task(abc.ABC):
       return Judgement(float(key is not None), key)
     return Judgement(self.reward(split, index, completion), key)
 
+  @property
+  def judges_groups(self) -> bool:
+    """Whether `judge_group` judges completions of a prompt together."""
+    return False
+
+  def judge_group(
+      self, split: str, index: int, completions: Sequence[str]
+  ) -> list[Judgement | RewardError]:
+    """Returns the judgement of each, or why there is none; if it can."""
+    raise NotImplementedError("this task judges completions one by one")
+
   def judge_cut_off(self, split: str, index: int, completion: str) -> Judgement:
     """Returns the judgement of a completion without stop token.
 

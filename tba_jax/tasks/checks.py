@@ -59,16 +59,16 @@ def fits(c: rules.Values) -> rules.Problems:
         f" has {task.num_prompts('train')}. 'tb' estimates it for each prompt,"
         " 'subtb' learns it for each"
     )
-  for key, split in (
-      ("evaluate.num_prompts", base.split_while_training(task)),
-      ("evaluate.final_prompts", base.HELD_OUT),
-  ):
-    size = task.num_prompts(split)
-    if c.get(key, 0) > size:
-      yield key, (
-          f"allowed up to {size}, the {split.replace('_', '-')} prompts of the"
-          " task"
+  if not task.num_prompts(base.split_while_training(task)):
+    if c.get("checkpoint.keep_best"):
+      yield "checkpoint.keep_best", (
+          "must be False: the task has no held-out prompts to choose by"
       )
+  if c.program == "evaluate" and not task.num_prompts(base.HELD_OUT):
+    yield "task.name", (
+        "must have held-out prompts for --program=evaluate, such as"
+        " config.task.test or config.task.held_out of the task 'custom'"
+    )
 
 
 def played(c: rules.Values) -> rules.Problems:

@@ -13,7 +13,7 @@ first observation is the prompt, the reward of a completion the sum over its
 turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import importlib
 import inspect
@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tba_jax.system import callables
 from tba_jax.tasks import base
 from tba_jax.tasks import environment_packages
 
@@ -72,12 +73,19 @@ class Environment(base.Task):
         fields["max_turns"],
         fields["correct_threshold"],
     )
-    self._source = fields["source"]
-    self.make = environment_packages.load(self._source, fields["opponent"])
+    self._source, self._opponent = fields["source"], fields["opponent"]
+    # A program that plays none may lack what another program lends.
+    if not callables.is_lent(self._source):
+      self.make  # pylint: disable=pointless-statement
     self._num_prompts = {
         base.TRAIN: fields["train_prompts"],
         base.HELD_OUT: fields["test_prompts"],
     }
+
+  @functools.cached_property
+  def make(self) -> Callable[[], Any]:
+    """Class of the environment, or function that makes one."""
+    return environment_packages.load(self._source, self._opponent)
 
   def num_prompts(self, split: str) -> int:
     base.check_split(split)
@@ -98,7 +106,9 @@ class Environment(base.Task):
     version = environment_packages.version(self._source)
     if version:
       return [version]
-    where = self._source.rpartition(":")[0]
+    where, _, name = self._source.rpartition(":")
+    if callables.is_lent(self._source):
+      return [name]
     try:
       path = inspect.getfile(self.make)
     except TypeError:  # An object that is called, such as a partial function.

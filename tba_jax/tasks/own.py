@@ -3,9 +3,9 @@
 """A user's own task: rows of data and reward functions, named in settings.
 
 docs/your_task.md builds one. A reward is a function of (prompt, completion,
-row) that returns a number; the prompt is a text or messages, as in
-`tasks/base.py`, `row` has the fields of the data's row, and the reference under
-"answer". The task's reward is a weighted sum:
+row) that returns a number, or one as TRL has it (`reward_calls.py`); the prompt
+is a text or messages, as in `tasks/base.py`, `row` has the fields of the data's
+row, and the reference under "answer". The task's reward is a weighted sum:
 
     "answer"                                one of `REWARDS`
     "my_rewards.py:polite"                  a function in a file
@@ -18,6 +18,7 @@ Those of `REWARDS` read what follows a completion's thoughts (see
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -27,11 +28,13 @@ import subprocess
 import tempfile
 from typing import Any, ClassVar
 
+from tba_jax.system import callables
 from tba_jax.system import processes
 from tba_jax.system import sandbox
 from tba_jax.system import user_code
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
+from tba_jax.tasks import reward_calls
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
 
@@ -47,7 +50,9 @@ class Own(rows_task.RowsTask):
   """Prompts made from the fields of rows, rewarded by the user's functions.
 
   train, test, validation: sources of the splits, as in docs/your_task.md;
-    `validation` may be "".
+    `validation` may be "", and so may `test`.
+  held_out: training prompts to hold out at random if `test` is "": a share
+    below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
   validation_prompts: training prompts to hold out if `validation` is "".
   prompt: the prompt's text, with field names in braces; or a JSON list of
     messages with such texts, `[{"role": "user", "content": "{question}"}]`; or
@@ -70,7 +75,7 @@ class Own(rows_task.RowsTask):
     built-in rewards.
   tokenizer: tokenizer with `tokenizer.source="task"`: "characters", or "words",
     for texts whose held-out words all occur in training.
-  split_seed: seed of the choice of validation prompts.
+  split_seed: seed of the choice of held-out and validation prompts.
   """
 
   name: ClassVar[str] = "custom"
@@ -78,6 +83,7 @@ class Own(rows_task.RowsTask):
       "train": "",
       "test": "",
       "validation": "",
+      "held_out": None,
       "validation_prompts": 0,
       "overlap": "error",
       "prompt": "{prompt}",
@@ -117,13 +123,22 @@ class Own(rows_task.RowsTask):
             " than 'verifier' with a config.task.verifier"
         )
       command = make_command("config.task.verifier", fields["verifier"])
-      self._parts.append(Part("verifier", command, fields["verifier_weight"]))
+      weight = fields["verifier_weight"]
+      self._parts.append(Part("verifier", lambda: command, weight))
     if not self._parts:
       raise ValueError(
           f"config.task.rewards={fields['rewards']!r}: allowed one or more"
           " rewards, or a config.task.verifier"
       )
-    named = {base.TRAIN: "train", base.HELD_OUT: "test"}
+    named = {base.TRAIN: "train"}
+    if fields["test"]:
+      named[base.HELD_OUT] = "test"
+      if fields["held_out"] is not None:
+        raise ValueError(
+            f"config.task.held_out={fields['held_out']!r}: must be None with"
+            f" config.task.test={fields['test']!r}, which has the held-out"
+            " prompts"
+        )
     if fields["validation"]:
       named[base.VALIDATION] = "validation"
     super().__init__(
@@ -131,6 +146,7 @@ class Own(rows_task.RowsTask):
             split: rows.Source(f"config.task.{key}", fields[key])
             for split, key in named.items()
         },
+        held_out=fields["held_out"],
         validation_prompts=0
         if fields["validation"]
         else fields["validation_prompts"],
@@ -195,13 +211,36 @@ class Own(rows_task.RowsTask):
   def part_weights(self) -> Mapping[str, float]:
     return {part.name: part.weight for part in self._parts}
 
+  @property
+  def judges_groups(self) -> bool:
+    return any(reward_calls.takes_group(part.function) for part in self._parts)
+
+  def prepare_judging(self) -> None:
+    for part in self._parts:
+      part.function  # pylint: disable=pointless-statement
+
   def judge(self, split: str, index: int, completion: str) -> base.Judgement:
+    (judged,) = self.judge_group(split, index, [completion])
+    if isinstance(judged, base.RewardError):
+      raise judged
+    return judged
+
+  def judge_group(
+      self, split: str, index: int, completions: Sequence[str]
+  ) -> list[base.Judgement | base.RewardError]:
     example = self.example(split, index)
-    row = {**example.fields, "answer": example.answer}
-    parts = {
-        part.name: part.value(example.prompt, completion, row)
-        for part in self._parts
-    }
+    values = {p.name: p.values(example, completions) for p in self._parts}
+    return [
+        self._judgement({n: of[i] for n, of in values.items()}, completion)
+        for i, completion in enumerate(completions)
+    ]
+
+  def _judgement(
+      self, parts: Mapping[str, float | base.RewardError], completion: str
+  ) -> base.Judgement | base.RewardError:
+    for value in parts.values():
+      if isinstance(value, base.RewardError):
+        return value
     reward = sum(part.weight * parts[part.name] for part in self._parts)
     judged = base.judgement_of(
         reward, reward >= self._fields["correct_threshold"], completion
@@ -211,13 +250,13 @@ class Own(rows_task.RowsTask):
   def explain(self, split: str, index: int, completion: str) -> str:
     """Returns the result of `reason`, else what the built-in rewards miss."""
     example = self.example(split, index)
-    row = {**example.fields, "answer": example.answer}
+    row = _row_of(example)
     if self._reason is not None:
       return str(self._reason(example.prompt, completion, row) or "")
     reasons = (
-        _REASONS[part.function](completion, row["answer"])
+        _REASONS[part.name](completion, row["answer"])
         for part in self._parts
-        if part.function in _REASONS
+        if part.function is REWARDS.get(part.name)
         and not part.function(example.prompt, completion, row)
     )
     return "; ".join(filter(None, reasons))
@@ -240,6 +279,19 @@ def _parse_template(text: str) -> base.Prompt:
         f" {list(base.ROLES)}, and content, a text"
     )
   return messages
+
+
+def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
+  """Returns the prompt of a row's fields; "" if one is missing.
+
+  Args:
+    template: `config.task.prompt`.
+    fields: fields of the row.
+
+  Raises:
+    rows.UnusableError: a field has no text, or no messages.
+  """
+  return _filled_prompt(_parse_template(template), fields)
 
 
 def _filled_prompt(
@@ -274,31 +326,47 @@ def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
   return _FIELD.sub(lambda match: texts[match[1]], template)
 
 
+def _row_of(example: rows_task.Example) -> dict[str, Any]:
+  return {**example.fields, "answer": example.answer}
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A weighted reward; `name` is also its metric's."""
+  """A weighted reward; `name` is also its metric's, `load` the function's."""
 
   name: str
-  function: RewardFn
+  load: Callable[[], Callable[..., Any]]
   weight: float
 
-  def value(
-      self, prompt: str, completion: str, row: Mapping[str, Any]
-  ) -> float:
-    """Returns the function's number.
+  @functools.cached_property
+  def function(self) -> Callable[..., Any]:
+    return self.load()
 
-    Raises:
-      base.RewardError: the function raised, or returned no finite number.
+  def values(
+      self, example: rows_task.Example, completions: Sequence[str]
+  ) -> list[float | base.RewardError]:
+    """Returns the function's number for each completion, or why it has none.
+
+    A function that raised, or returned no finite number, names the row.
     """
-    try:
-      returned = self.function(prompt, completion, row)
-    except base.RewardError:
-      raise
-    except Exception as error:  # User code may raise anything.
-      why = user_code.describe(error, self.function)
-      raise base.RewardError("error", why) from error
-    place = user_code.place_of_function(self.function) or self.name
-    return base.number(returned, f"{place}: {self.name}")
+    returned = reward_calls.call(
+        self.function,
+        example.prompt,
+        completions,
+        _row_of(example),
+        example.fields,
+    )
+    return [self._checked(value, example.place) for value in returned]
+
+  def _checked(self, value: Any, row: str) -> float | base.RewardError:
+    error = value
+    if not isinstance(value, base.RewardError):
+      place = user_code.place_of_function(self.function) or self.name
+      try:
+        return base.number(value, f"{place}: {self.name}")
+      except base.RewardError as raised:
+        error = raised
+    return base.RewardError(error.cause, f"row {row}: {error}")
 
 
 def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -337,16 +405,16 @@ REWARDS: Mapping[str, RewardFn] = {
     "contains": contains,
 }
 # (completion, answer) of a wrong completion -> reason.
-_REASONS: Mapping[RewardFn, Callable[[str, str], str]] = {
-    exact: lambda answer_text, right: f'wanted "{right.strip()}"',
-    answer: lambda answer_text, right: answers.number_difference(
+_REASONS: Mapping[str, Callable[[str, str], str]] = {
+    "exact": lambda answer_text, right: f'wanted "{right.strip()}"',
+    "answer": lambda answer_text, right: answers.number_difference(
         answers.final_answer(answer_text), answers.final_answer(right)
     ),
-    number: lambda answer_text, right: answers.number_difference(
+    "number": lambda answer_text, right: answers.number_difference(
         answers.last_number(answers.after_thinking(answer_text)),
         answers.last_number(right),
     ),
-    contains: lambda answer_text, right: f'is without "{right.strip()}"',
+    "contains": lambda answer_text, right: f'is without "{right.strip()}"',
 }
 
 
@@ -365,14 +433,23 @@ def parse_rewards(key: str, text: str) -> list[Part]:
       value = math.nan
     if not math.isfinite(value):
       raise ValueError(f"{key}={item!r}: allowed a finite number as weight")
-    function = REWARDS.get(what) or user_code.load_function(
-        key, what, ", ".join(REWARDS)
-    )
-    parts.append(Part(what.rpartition(":")[2], function, value))
+    load = functools.partial(_load, key, what)
+    part = Part(what.rpartition(":")[2], load, value)
+    # A program that does not judge, such as `export`, may lack what another
+    # lends.
+    if not callables.is_lent(what):
+      part.function  # pylint: disable=pointless-statement
+    parts.append(part)
   names = [part.name for part in parts]
   if len(set(names)) < len(names):
     raise ValueError(f"{key}={text!r}: allowed rewards with different names")
   return parts
+
+
+def _load(key: str, text: str) -> Callable[..., Any]:
+  return REWARDS.get(text) or user_code.load_function(
+      key, text, ", ".join(REWARDS)
+  )
 
 
 def make_command(key: str, command: str) -> RewardFn:

@@ -15,6 +15,11 @@ in brackets if it has several ("train" where none is named):
     data/my_set/1.0.0[train]     a folder prepared by TFDS (ArrayRecord)
     openai/gsm8k/main[train]     ORG/NAME of the hub, and a subset if several
     org/name/*[train]            all subsets, also of a folder
+
+Rows in further brackets, counted from 0, are a part of any of them:
+
+    data/train.jsonl[:500]       the first 500
+    data/mine[train][-100:]      the last 100
 """
 
 import codecs
@@ -24,6 +29,7 @@ import dataclasses
 import datetime
 import decimal
 import gzip
+import itertools
 import json
 import math
 import pathlib
@@ -262,6 +268,8 @@ class DataReport:
     self.read: dict[str, int] = {}
     self.used: dict[str, int] = {}
     self.warnings: list[str] = []
+    # Split -> how its prompts were taken from those of "train".
+    self.taken: dict[str, str] = {}
     self._left_out: dict[str, dict[str, list[str]]] = {}
 
   def leave_out(self, split: str, reason: str, place: str) -> None:
@@ -277,8 +285,9 @@ class DataReport:
     """Returns one line per split and per reason, then the warnings."""
     out = []
     for split, used in self.used.items():
-      # A validation split cut from "train" has no rows of its own.
+      # A split cut from "train" has no rows of its own.
       of_rows = f" of {self.read[split]} rows" if split in self.read else ""
+      of_rows += f", {self.taken[split]}" if split in self.taken else ""
       out.append(f"{split}: {used} prompts{of_rows}")
       for reason, text in REASONS.items():
         places = self.places(split, reason)
@@ -296,6 +305,7 @@ class DataReport:
     return {
         "read": self.read,
         "used": self.used,
+        "taken": self.taken,
         "left_out": self._left_out,
         "warnings": self.warnings,
     }
@@ -319,7 +329,10 @@ def write_report(
       on_event("data", line)
 
 
-_SOURCE = re.compile(r"(?P<path>.*?)(\[(?P<split>[\w.-]+)\])?", re.S)
+_SOURCE = re.compile(
+    r"(?P<path>.*?)(\[(?P<split>[\w.-]+)\])?(\[(?P<part>-?\d*:-?\d*)\])?",
+    re.S,
+)
 _OF_DATASETS = (".csv", ".tsv", ".arrow")
 
 
@@ -331,17 +344,30 @@ def read_rows(key: str, source: str, preferred: str = "") -> Iterator[Row]:
   folder or split, or it cannot be read.
   """
   try:
-    yield from _read(source, preferred)
+    match = _SOURCE.fullmatch(source)
+    found = _read(match["path"], match["split"] or "", preferred)
+    yield from _part(found, match["part"] or ":")
   except ValueError as error:
     raise ValueError(f"{key}={source!r}: {error}") from error
 
 
-def _read(source: str, preferred: str) -> Iterator[Row]:
-  match = _SOURCE.fullmatch(source)
-  name, split = match["path"], match["split"] or ""
+def _part(found: Iterator[Row], part: str) -> Iterable[Row]:
+  """Returns the rows START:STOP; reads none behind them where it can."""
+  start, stop = (int(n) if n else None for n in part.split(":"))
+  if min(start or 0, stop or 0) < 0:
+    return [*found][start:stop]
+  return itertools.islice(found, start, stop)
+
+
+def _read(name: str, split: str, preferred: str) -> Iterator[Row]:
   path = pathlib.Path(name).expanduser()
   if not name:
     raise ValueError("there is no such file or folder")
+  if name.endswith("]"):
+    raise ValueError(
+        "must end with [SPLIT], [START:STOP] in whole numbers of rows, or both"
+        " in this order"
+    )
   if path.is_file():
     if split:
       raise ValueError("a file has no splits")

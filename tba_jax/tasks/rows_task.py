@@ -16,6 +16,9 @@ from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
 OVERLAPS = ("error", "leave_out", "keep")
+# What is held out of rows without a test split, unless `held_out` says it: more
+# prompts than these tell little more, and cost evaluations.
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Example:
 class RowsTask(base.Task):
   """Prompts and reference answers from rows of data.
 
-  Splits are "train", "held_out" (the test split) and, optionally, "validation".
+  Splits are "train", "held_out" (the test split, or a part taken from "train";
+  a task may have none) and, optionally, "validation".
   Subclasses make prompts from rows (`_make`) and give rewards.
 
   overlap: rule for training prompts that are in another split too, and for
@@ -60,6 +64,7 @@ class RowsTask(base.Task):
       self,
       sources: Mapping[str, Iterable[rows.Row]],
       *,
+      held_out: float | None = 0,
       validation_prompts: int = 0,
       split_seed: int = 0,
       overlap: str = "error",
@@ -68,6 +73,9 @@ class RowsTask(base.Task):
 
     Args:
       sources: rows by split.
+      held_out: training prompts to move to "held_out" where `sources` has
+        none: a share below 1, else a number; None is `HELD_OUT_SHARE`, but at
+        most `MOST_HELD_OUT`.
       validation_prompts: training prompts to move to "validation".
       split_seed: seed of their choice.
       overlap: rule for training prompts that are in the test split, one of
@@ -77,6 +85,7 @@ class RowsTask(base.Task):
       ValueError: a setting is wrong, a source cannot be read or has no usable
         row, or a split shares prompts with the test split.
     """
+    _check_held_out(held_out)
     base.check_integer("validation_prompts", validation_prompts, 0, 2**31)
     base.check_choice("overlap", overlap, OVERLAPS)
     self.report = rows.DataReport()
@@ -90,6 +99,8 @@ class RowsTask(base.Task):
         raise ValueError(self._why_empty(split, source, field_names))
     if overlap != "keep":
       self._check_overlap(sources, overlap)
+    if base.HELD_OUT not in sources and held_out != 0:
+      self._cut_held_out(held_out, split_seed, overlap)
     if validation_prompts:
       self._cut_validation(validation_prompts, split_seed, overlap)
 
@@ -213,26 +224,67 @@ class RowsTask(base.Task):
             f"{sources[split]}: every prompt is in the {name} split too"
         )
 
+  def _cut_held_out(
+      self, wanted: float | None, seed: int, overlap: str
+  ) -> None:
+    """Moves training prompts to "held_out", a share or a number of them."""
+    total = len(self._by_prompt(overlap))
+    share = HELD_OUT_SHARE if wanted is None else wanted
+    count = max(1, round(share * total)) if share < 1 else int(share)
+    if wanted is None:
+      count = min(count, MOST_HELD_OUT)
+    said = "None" if wanted is None else f"{wanted:g}"
+    if count >= total:
+      raise ValueError(
+          f"config.task.held_out={said}: must leave a prompt to train on, and"
+          f" takes {count} of the {total} in config.task.train; give fewer, or"
+          " 0, which trains without evaluation"
+      )
+    self._cut(base.HELD_OUT, count, [seed, 0x7E5], "in_test", overlap)
+    self.report.taken[base.HELD_OUT] = (
+        f"taken at random from the {total} of config.task.train"
+        f" (config.task.held_out={said}, split_seed={seed})"
+    )
+
   def _cut_validation(self, num_prompts: int, seed: int, overlap: str) -> None:
-    """Moves prompts to validation, one row of each; leaves out the others."""
-    examples = self._splits[base.TRAIN]
-    key = id if overlap == "keep" else _folded
-    prompts: dict[Any, list[Example]] = {}
-    for example in examples:
-      prompts.setdefault(key(example), []).append(example)
-    if num_prompts >= len(prompts):
+    """Moves training prompts to "validation"."""
+    total = len(self._by_prompt(overlap))
+    if num_prompts >= total:
       raise ValueError(
           f"config.task.validation_prompts={num_prompts}: allowed up to"
-          f" {len(prompts) - 1}, less than the training prompts"
+          f" {total - 1}, less than the training prompts"
       )
-    order = np.random.default_rng([seed, 0x7A1]).permutation(len(prompts))
+    self._cut(
+        base.VALIDATION, num_prompts, [seed, 0x7A1], "in_validation", overlap
+    )
+
+  def _by_prompt(self, overlap: str) -> list[list[Example]]:
+    """Returns the training examples of each prompt; of each row with "keep"."""
+    key = id if overlap == "keep" else _folded
+    prompts: dict[Any, list[Example]] = {}
+    for example in self._splits[base.TRAIN]:
+      prompts.setdefault(key(example), []).append(example)
+    return [*prompts.values()]
+
+  def _cut(
+      self,
+      split: str,
+      num_prompts: int,
+      seed: Sequence[int],
+      reason: str,
+      overlap: str,
+  ) -> None:
+    """Moves prompts to a split, one row of each; leaves out the others."""
+    prompts = self._by_prompt(overlap)
+    order = np.random.default_rng(seed).permutation(len(prompts))
     chosen = set(order[:num_prompts].tolist())
-    of_chosen = [s for i, s in enumerate(prompts.values()) if i in chosen]
+    of_chosen = [some for i, some in enumerate(prompts) if i in chosen]
     for _, *others in of_chosen:
       for example in others:
-        self.report.leave_out(base.TRAIN, "in_validation", example.place)
+        self.report.leave_out(base.TRAIN, reason, example.place)
     used = {id(example) for some in of_chosen for example in some}
-    self._keep(base.VALIDATION, [some[0] for some in of_chosen])
+    examples = self._splits[base.TRAIN]
+    self._keep(split, [some[0] for some in of_chosen])
     self._keep(base.TRAIN, [e for e in examples if id(e) not in used])
 
   def _keep(self, split: str, examples: list[Example]) -> None:
@@ -350,7 +402,7 @@ class RowsTask(base.Task):
     texts = lambda e: f"{_own_words(e.prompt)}\n{self.completion_of(e)}"
     tokens = lambda e: set(pattern.findall(texts(e)))
     trained = set().union(*map(tokens, self._splits[base.TRAIN]))
-    held_out = self._splits[base.HELD_OUT]
+    held_out = self._splits.get(base.HELD_OUT, ())
     unseen = [tokens(e) - trained - {"\n"} for e in held_out]
     count = sum(map(bool, unseen))
     if count:
@@ -373,6 +425,21 @@ class RowsTask(base.Task):
   @property
   def max_completion_tokens(self) -> int:
     return self._vocabulary[2] + 1  # and the stop token
+
+
+def _check_held_out(value: float | None) -> None:
+  """Raises ValueError for neither None, a share nor a whole number."""
+  is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if (
+      value is None
+      or is_number
+      and (0 <= value < 1 or 1 <= value < 2**31 and value == int(value))
+  ):
+    return
+  raise ValueError(
+      f"config.task.held_out={value!r}: must be a share from 0 to below 1, or a"
+      " whole number of prompts; None takes a tenth"
+  )
 
 
 def _folded(example: Example) -> str:

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `plan` program: what a config needs, without touching a device.
 
-    --program=plan --config=FILE [DEVICE [SEARCHER_DEVICE]] [--calibrate=RUN]
-        [--meshes]
+    --program=plan --config=FILE [HARDWARE | DEVICE [SEARCHER_DEVICE]]
+        [--calibrate=RUN] [--meshes]
 
 It reads the config and the config files of models. Memory is what shapes give
 exactly (`held`), and of activations what gradients keep at least; the
-compiler's workspace is not counted. DEVICE is a kind, such as "h100", or "cpu",
+compiler's workspace is not counted. HARDWARE is a machine or slice of
+`config/hardware.py`, such as "8xh100" or "v5e-16": the plan proposes meshes for
+it, and goes on with them. DEVICE is a kind, such as "h100", or "cpu",
 this machine, which is the default if it has no accelerator; or a topology, such
 as "v5e:4x4" or "h100:8": then memory is what the compiler says (`compile`).
 `--calibrate` adds the balance of searchers and trainer at the speeds that RUN
@@ -24,6 +26,7 @@ import ml_collections
 from tba_jax import collect
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
+from tba_jax.config import hardware
 from tba_jax.models import transformer
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
@@ -39,19 +42,7 @@ from tba_jax.tools import meshes
 from tba_jax.tools import targets
 
 _CPU = accelerators.CPU
-# GiB of one device, as its maker publishes it.
-DEVICE_GIB = {
-    "v4": 32,
-    "v5e": 16,
-    "v5p": 95,
-    "v6e": 32,
-    "a100-40": 40,
-    "a100-80": 80,
-    "h100": 80,
-    "h200": 141,
-    "l4": 24,
-    "t4": 16,
-}
+DEVICE_GIB = accelerators.DEVICE_GIB
 # Bytes of a step in `replay/decisions.jsonl`, and of a block's header with 40
 # bytes for each of tens of prompts; measured.
 _RECORD_BYTES, _HEADER_BYTES = 400, 2000
@@ -501,6 +492,40 @@ def mesh_sections(
   ]  # fmt: skip
 
 
+# Meshes for hardware of a name
+
+
+def _proposal(
+    config: ml_collections.ConfigDict, name: str
+) -> tuple[str, sections.TableRows]:
+  """Sets the meshes for hardware of `config/hardware.py`; returns them.
+
+  Raises:
+    ValueError: the run does not fit; names the hardware that it fits.
+  """
+  flags = lambda mesh: " ".join(
+      f"--config.{key}={value}"
+      for key, value in proposed.items()
+      if (key.startswith("search.mesh")) == mesh
+  )
+  here = hardware.HARDWARE[name]
+  proposed = hardware.propose_or_name(config, name)
+  for key, value in proposed.items():
+    config.update_from_flattened_dict({key: value})
+  size = math.prod(v for k, v in proposed.items() if k.startswith("mesh."))
+  of_searcher = math.prod(config.search.mesh.values())
+  count = config.search.num_searchers
+  where = f"{count} of {of_searcher} device{'s' * (of_searcher > 1)} each"
+  if here.hosts:
+    where += ", on hosts of their own"
+  return f"proposed for {name}", [
+      ("trainer", f"{size} of {here.devices} devices, {here.gib} GiB each"),
+      ("searchers", where),
+      ("settings of the trainer", flags(False)),
+      ("settings of a searcher", flags(True)),
+  ]
+
+
 # The program
 
 
@@ -521,6 +546,8 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
   flag = "--calibrate="
   runs = [o.removeprefix(flag) for o in operands if o.startswith(flag)]
   kinds = [o.lower() for o in operands if not o.startswith("--")]
+  if kinds and kinds[0] in hardware.HARDWARE and len(kinds) == 1:
+    kinds = [hardware.HARDWARE[kinds[0]].kind]
   if len(kinds) > 2:
     raise ValueError(
         f"operands {' '.join(kinds)}: allowed one kind of device, or the"
@@ -531,7 +558,8 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
     if slices != len(kinds) and kind not in (*DEVICE_GIB, _CPU):
       raise ValueError(
           f"device {kind!r}: allowed {', '.join(sorted((*DEVICE_GIB, _CPU)))},"
-          " or only topologies such as v5e:4x4 and h100:8"
+          " or only topologies such as v5e:4x4 and h100:8, or one of the"
+          f" hardware {', '.join(hardware.HARDWARE)}"
       )
   return kinds, runs[-1] if runs else "", "--elsewhere" in operands
 
@@ -554,6 +582,9 @@ def plan(
   # Shapes need no accelerator, which other processes may use.
   jax.config.update("jax_platforms", _CPU)
   kinds, measured, elsewhere = parse(operands)
+  names = [o for o in operands if o in hardware.HARDWARE]
+  if names:
+    yield _proposal(config := config.copy_and_resolve_references(), names[0])
   count = lambda mesh: (
       f"{math.prod(mesh.values())}:"
       f" {' x '.join(f'{axis} {n}' for axis, n in mesh.items())}"

@@ -387,7 +387,8 @@ def _check_results(run_: RunFiles, part: Part) -> None:
           "a checkpoint is missing, or the file is of another time",
       )
     for key in ("before", "after") if evaluations else ():
-      shown = {k: v for k, v in evaluations[key].items() if k != "samples"}
+      of_eval = evaluations.get(key) or {}
+      shown = {k: v for k, v in of_eval.items() if k != "samples"}
       if saved[key] != shown:
         part.add(name, f"{key!r} is not that of eval.json", advice)
     if ledger and (saved["ledger_closed"], saved["completions"]) != (

@@ -16,6 +16,7 @@ import pytest
 from tba_jax.config import own_code
 from tba_jax.config import validate
 from tba_jax.learning import rehearsal
+from tba_jax.models import tokenizer
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -241,6 +242,46 @@ class RewardTest(parameterized.TestCase):
       return
     with self.assertRaisesRegex(
         ValueError, f"task.source=.*Says': .*{pattern}"
+    ):
+      rehearsal.try_prompts(config)
+
+  @parameterized.parameters(
+      # What the template writes, what the prompt says, whether it is refused.
+      ("{{ tools }}", "2+2?", False),
+      ("", "2+2? Write add: 2, 2", False),
+      ("", "2+2?", True),
+  )
+  @pytest.mark.slow
+  def test_policy_has_to_see_the_tools(self, written, said, is_refused):
+    source = self.path.replace("rewards.py", "adds.py")
+    said = [{"role": "user", "content": said}]
+    pathlib.Path(source).write_text(
+        f"class Adds:\n  def reset(self, seed):\n    return {said!r}\n"
+        "  def add(self, left: int, right: int) -> int:\n"
+        "    'Adds.'\n    return left + right\n"
+        "  def get_reward(self, text):\n    return 1.0\n"
+    )
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    letters = sorted({*map(chr, range(32, 127)), "\n"})
+    words = tokenizer.word_level(letters, r"[\s\S]")
+    words.chat_template = (
+        written + "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    words.save(folder)
+    config = self.make("pool")
+    config.init = config.tokenizer.source = str(folder)
+    config.task = ml_collections.ConfigDict(
+        {"name": "environment", "source": f"{source}:Adds"}
+    )
+    config.sampling.max_prompt_tokens = 1000
+    if not is_refused:
+      heading, text = rehearsal.try_prompts(config)
+      self.assertStartsWith(heading, "prompt: the first of train, in the chat")
+      self.assertIn("2+2?", text)
+      self.assertIn("add", text)
+      return
+    with self.assertRaisesRegex(
+        ValueError, "task.source=.*Adds': the policy does not see the tools add"
     ):
       rehearsal.try_prompts(config)
 

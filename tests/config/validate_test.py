@@ -993,19 +993,17 @@ class TaskTest(absltest.TestCase):
         _problems(config)[0], "config.sampling.max_completion_tokens = 2:"
     )
 
-  def test_held_out_prompts_are_enough(self):
-    task = build_task.make_task(
-        ml_collections.ConfigDict({"name": "arithmetic"})
-    )
-    size = task.num_prompts("held_out")
-    self.assertEqual(
-        _problems(base_config.make(evaluate__final_prompts=size)), []
-    )
-    for key in ("num_prompts", "final_prompts"):
-      (line,) = _problems(base_config.make(**{f"evaluate__{key}": size + 1}))
-      self.assertStartsWith(
-          line, f"config.evaluate.{key} = {size + 1}: allowed up to {size}"
-      )
+  def test_without_held_out_prompts_nothing_is_evaluated(self):
+    file = self.create_tempfile(content='{"prompt": "x", "answer": "y"}\n')
+    config = base_config.make(checkpoint__keep_best=True)
+    fields = dict(name="custom", train=file.full_path, held_out=0)
+    config.task = ml_collections.ConfigDict(fields)
+    (line,) = _problems(config)
+    self.assertStartsWith(line, "config.checkpoint.keep_best = True:")
+    config.checkpoint.keep_best = False
+    self.assertEqual(_problems(config), [])
+    (line,) = _problems(config, program="evaluate")
+    self.assertStartsWith(line, "config.task.name = 'custom':")
 
 
 class ResumeTest(absltest.TestCase):

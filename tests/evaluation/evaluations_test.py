@@ -77,6 +77,25 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
     self.assertEqual(self.logged("evaluated"), [("evaluated", 5, 5)])
 
+  def test_evaluations_have_as_many_prompts_as_there_are(self):
+    self.go.set()
+    self.evaluator.run.side_effect = self.slow
+    self.evaluator.run_all.side_effect = self.slow
+    self.run_it(evaluate__num_prompts=10_000, evaluate__final_prompts=10_000)
+    sizes = [
+        call.args[1]
+        for run in (self.evaluator.run, self.evaluator.run_all)
+        for call in run.call_args_list
+    ]
+    self.assertEqual(set(sizes), {self.evaluator.num_prompts})
+
+  def test_no_prompts_no_evaluation(self):
+    self.assertTrue(
+        self.run_it(evaluate__num_prompts=0, evaluate__final_prompts=0)
+    )
+    self.assertEqual(self.recorded(), [])
+    self.assertEqual(self.recorder.event.call_args_list, [])
+
   def test_guards_see_the_result(self):
     self.accuracy = {2: 0.1}
     self.go.set()

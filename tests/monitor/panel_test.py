@@ -338,6 +338,32 @@ class PanelTest(absltest.TestCase):
         told[0], r"^error .*checkpoint_failed: checkpoint 25 could"
     )
 
+  def test_shows_one_sample_of_the_start_model(self):
+    sample = {"prompt": "2+2", "completion": "five", "reward": 0.0}
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.update(force=True)
+      self.assertNotIn("sample of", self.out.getvalue())
+      jsonl.atomic_write_json(
+          os.path.join(self.workdir, "eval.json"),
+          {"before": {"samples": [{**sample, "reason": "wanted 4"}, sample]}},
+      )
+      for _ in range(3):
+        view.update(force=True)
+    shown = "model: reward 0.00 (wanted 4)\n  prompt: 2+2\n  completion: five"
+    self.assertEqual(self.out.getvalue().count(shown), 1)
+    # A run that is resumed has shown it.
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.update(force=True)
+    self.assertEqual(self.out.getvalue().count("sample of"), 1)
+
+  def test_without_evaluation_shows_a_sample_of_the_first_step(self):
+    with panel.Panel(self.workdir, self._console()) as view:
+      view.update(force=True)
+      with open(os.path.join(self.workdir, "samples.jsonl"), "w") as f:
+        f.write('{"prompt": "a", "completion": "b", "reward": 1.5}\n')
+      view.update(force=True)
+    self.assertIn("reward 1.50\n  prompt: a\n", self.out.getvalue())
+
   def test_status_of_the_trainer_replaces_the_phase(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.phase("start")

@@ -56,7 +56,7 @@ class InProcessTest(absltest.TestCase):
     self.assertTrue(result.summary["ledger_closed"])
     self.assertIn('"train/reward_mean"', result.report)
     self.assertIn("srcdoc=", result._repr_html_())
-    self.assertRegex(repr(result), r"pass@1 0\.\d+ → 0\.\d+")
+    self.assertRegex(repr(result), r"status 0, .*pass@1 0\.\d+ → 0\.\d+")
 
   @pytest.mark.slow
   def test_a_step_runs_few_files_and_none_of_the_store(self):

@@ -909,9 +909,27 @@ class PythonTest(absltest.TestCase):
   def test_runs_the_train_program_in_the_directory(self):
     config = countdown.get_config("smoke")
     workdir = self.create_tempdir()
-    with mock.patch.object(train, "run", autospec=True, return_value=0) as run:
-      self.assertEqual(tba_jax.train(config, workdir=workdir), 0)
-    run.assert_called_once_with(config, workdir.full_path, [])
+    with self.mock_supervise() as supervise:
+      run = tba_jax.train(config, workdir=workdir)
+    supervise.assert_called_once_with(mock.ANY, workdir.full_path, None)
+    self.assertEqual(supervise.call_args[0][0].to_dict(), config.to_dict())
+    self.assertEqual(run.status, 0)
+
+  def mock_supervise(self, status=0, failure=""):
+    return mock.patch.object(
+        train, "supervise", autospec=True, return_value=(status, failure)
+    )
+
+  def test_failed_run_raises_and_interrupted_run_returns(self):
+    config, workdir = countdown.get_config("smoke"), self.create_tempdir()
+    with self.mock_supervise(1, "the disk is full"):
+      with self.assertRaisesRegex(RuntimeError, "the disk is full"):
+        tba_jax.train(config, workdir=workdir)
+    with self.mock_supervise(2, "another seed"):
+      with self.assertRaisesRegex(ValueError, "another seed"):
+        tba_jax.train(config, workdir=workdir)
+    with self.mock_supervise(130):
+      self.assertEqual(tba_jax.train(config, workdir=workdir).status, 130)
 
   def test_prints_plain_lines_in_a_notebook(self):
     config = countdown.get_config("smoke")
@@ -919,6 +937,8 @@ class PythonTest(absltest.TestCase):
         mock.patch.object(rich.console, "_is_jupyter", return_value=True),
         mock.patch.object(train, "Supervisor", autospec=True) as made,
     ):
+      made.return_value.run.return_value = 0
+      made.return_value.failure = ""
       tba_jax.train(config, workdir=self.create_tempdir())
       (_, _, console), _ = made.call_args
       self.assertFalse(console.is_jupyter)
@@ -927,10 +947,10 @@ class PythonTest(absltest.TestCase):
   def test_refuses_a_wrong_setting_before_the_start(self):
     config = countdown.get_config("smoke")
     config.loss.beta = -1.0
-    with mock.patch.object(train, "run", autospec=True) as run:
+    with self.mock_supervise() as supervise:
       with self.assertRaisesRegex(ValueError, "config.loss.beta"):
         tba_jax.train(config, workdir=self.create_tempdir())
-    run.assert_not_called()
+    supervise.assert_not_called()
 
 
 if __name__ == "__main__":

@@ -260,6 +260,54 @@ class OwnTest(parameterized.TestCase):
     task = self.make(validation_prompts=1)
     self.assertEqual([task.num_prompts(s) for s in task.splits], [1, 1, 1])
 
+  @parameterized.parameters(
+      (None, 10), (0.25, 25), (0.001, 1), (99, 99), (0, 0)
+  )
+  def test_rows_without_test_split_hold_a_part_out(self, held_out, size):
+    # Rows of one prompt are held out together, and count once.
+    self.save(
+        "train",
+        *(
+            {"prompt": f"number {i // 2}?", "answer": str(i)}
+            for i in range(200)
+        ),
+    )
+    make = lambda **more: self.make(test="", held_out=held_out, **more)
+    task = make()
+    prompts = lambda task, split: {
+        task.prompt(split, i) for i in range(task.num_prompts(split))
+    }
+    train, held = (prompts(task, split) for split in ("train", "held_out"))
+    self.assertLen(held, size)
+    self.assertLen(train, 100 - size)
+    self.assertFalse(train & held)
+    self.assertEqual(task.num_prompts("train"), 2 * (100 - size))
+    self.assertEqual(task.num_prompts("held_out"), size)
+    self.assertEqual(prompts(make(), "held_out"), held)
+    if size in (10, 25):
+      self.assertNotEqual(prompts(make(split_seed=1), "held_out"), held)
+    lines = "\n".join(task.report.lines())
+    self.assertEqual("held_out: " in lines, size > 0)
+    self.assertEqual("from the 100 of config.task.train" in lines, size > 0)
+
+  def test_held_out_part_has_no_validation_prompts(self):
+    rows = [{"prompt": f"{i}?", "answer": str(i)} for i in range(20)]
+    self.save("train", *rows)
+    task = self.make(test="", held_out=5, validation_prompts=4)
+    sizes = [task.num_prompts(s) for s in ("train", "held_out", "validation")]
+    self.assertEqual(sizes, [11, 5, 4])
+    prompts = [
+        task.prompt(split, i)
+        for split in task.splits
+        for i in range(task.num_prompts(split))
+    ]
+    self.assertLen(set(prompts), 20)
+
+  def test_most_prompts_held_out_of_many(self):
+    rows = ({"prompt": f"{i}?", "answer": str(i)} for i in range(12_000))
+    self.save("train", *rows)
+    self.assertEqual(self.make(test="").num_prompts("held_out"), 1000)
+
   def test_a_command_judges(self):
     script = self.folder / "verify.py"
     script.write_text(
@@ -324,7 +372,15 @@ class OwnTest(parameterized.TestCase):
       ({"reason": "exact"}, "config.task.reason='exact'.*FILE.py:FUNCTION"),
       ({"reason": "tests.tasks.own_rewards:nope"}, "config.task.reason=.*nope"),
       ({"train": "nowhere.jsonl"}, "config.task.train='nowhere.jsonl'"),
-      ({"test": ""}, "config.task.test"),
+      (
+          {"test": "", "held_out": 2},
+          "held_out=2: must leave a prompt.*2 of the",
+      ),
+      ({"test": "", "held_out": 0.9}, "held_out=0.9: must leave a prompt"),
+      ({"test": "", "held_out": 1.5}, "held_out=1.5: must be a share"),
+      ({"test": "", "held_out": -1}, "held_out=-1: must be a share"),
+      ({"test": "", "held_out": "2"}, "held_out='2': must be a share"),
+      ({"held_out": 1}, "held_out=1: must be None with config.task.test"),
       ({"prompt": "{promt}"}, "task.prompt: no row.*'promt'.*'prompt'"),
       ({"answer": "reply"}, "config.task.answer: no row of .*'reply'"),
       ({"completion": " {reply}"}, "config.task.completion: .*'reply'"),

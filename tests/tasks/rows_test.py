@@ -62,6 +62,29 @@ class ReadRowsTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "test.jsonl.gz cannot be read"):
         self.read("[test]")
 
+  @parameterized.parameters(
+      ("[:2]", [1, 2]),
+      ("[3:]", [4, 5]),
+      ("[1:3]", [2, 3]),
+      ("[-2:]", [4, 5]),
+      ("[1:-1]", [2, 3, 4]),
+      ("[4:99]", [5]),
+      ("[9:]", []),
+  )
+  def test_reads_part_of_rows(self, part, numbers):
+    rows = "".join(f'{{"prompt": "{i}"}}\n' for i in range(5))
+    (self.folder / "train.jsonl").write_text(rows)
+    expected = [(f"train.jsonl:{n}", {"prompt": str(n - 1)}) for n in numbers]
+    self.assertEqual(self.read(f"train.jsonl{part}"), expected)
+    self.assertEqual(self.read(f"[train]{part}"), expected)
+    self.assertEqual(self.read(part), expected)  # Of the folder.
+
+  @parameterized.parameters("[a:b]", "[1:2:3]", "[:2][train]", "[0.5:]")
+  def test_refuses_other_parts(self, part):
+    (self.folder / "train.jsonl").write_text('{"prompt": "x"}\n')
+    with self.assertRaisesRegex(ValueError, "config.task.train=.*START:STOP"):
+      self.read(f"train.jsonl{part}")
+
   def test_reads_parquet(self):
     file = self.folder / "train.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), file)
@@ -508,7 +531,7 @@ class ReportTest(absltest.TestCase):
       config.tokenizer.chat = chat
       out = io.StringIO()
       with contextlib.redirect_stdout(out):
-        prompt_preview.print_data(config, shows_prompt=True)
+        prompt_preview.print_data(config, shows_prompt=True, shows_ids=True)
       self.assertIn(f"tokens:\n{text}\nprompt: its ids: {ids}\n",
                     out.getvalue())  # fmt: skip
     # An environment says its prompts itself.

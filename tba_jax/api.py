@@ -1,0 +1,481 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs from Python: `tba_jax.train(…)`, and what it returns.
+
+Arguments become the config that a file would have (`config/arguments.py`), so
+that a run is the same whichever way it began. What a file cannot hold is lent
+to the run's processes: functions (`system/callables.py`), and rows
+(`tasks/python_rows.py`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import html
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+import ml_collections
+
+from tba_jax.config import arguments
+from tba_jax.config import validate
+from tba_jax.monitor import files
+from tba_jax.monitor import metrics as metrics_lib
+from tba_jax.monitor import run_directory
+from tba_jax.monitor.report import build as report_build
+from tba_jax.programs import settle
+from tba_jax.programs import train as train_lib
+from tba_jax.system import bucket
+from tba_jax.system import callables
+from tba_jax.system import jsonl
+from tba_jax.system import processes
+from tba_jax.tasks import python_rows
+
+# Signals end a run with 128 and their number.
+_SIGNALS = 128
+
+
+def begin(
+    config: ml_collections.ConfigDict | None,
+    workdir: str | os.PathLike[str] | None,
+    settings: Mapping[str, Any],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    reward: Any = None,
+    environment: Any = None,
+) -> "TrainingRun":
+  """Returns a run that has not begun; arguments and errors of `train`."""
+  if workdir is not None and not os.fspath(workdir):
+    raise ValueError("workdir: allowed a path; it is empty")
+  with contextlib.ExitStack() as made:
+    given = _Given(reward, environment, workdir, made)
+    config = given.config(config, model, data, settings)
+    try:
+      settle.settle(config, given.folder or None, "train")
+      program = "train" if workdir is not None else "one_process"
+      validate.validate(config, program=program)
+    except ValueError as error:
+      raise ValueError(given.explain(str(error))) from error
+    return TrainingRun(config, given, made.pop_all())
+
+
+class _Given:
+  """What the caller gave that a config names by files.
+
+  folder: local folder of the run; "" of a run without files.
+  """
+
+  def __init__(
+      self,
+      reward: Any,
+      environment: Any,
+      workdir: str | os.PathLike[str] | None,
+      made: contextlib.ExitStack,
+  ):
+    """Checks the callables; temporary folders are removed with `made`."""
+    self._rewards = _listed_rewards(reward)
+    self._environment = environment
+    if not (environment is None or isinstance(environment, str)):
+      _check_callable("environment", environment)
+    self.folder = ""
+    # Setting's value that names a callable -> the caller's name of it.
+    self._names: dict[str, str] = {}
+    if workdir is not None:
+      self.folder = bucket.stage(os.fspath(workdir), "train")
+    self._made = made
+    self._arguments: list[str] = []
+    self._lent: pathlib.Path | None = None
+
+  def _temporary(self) -> pathlib.Path:
+    return pathlib.Path(
+        self._made.enter_context(tempfile.TemporaryDirectory(prefix="tba_jax_"))
+    )
+
+  def _lending(self) -> pathlib.Path:
+    """Returns the private folder of callables, the same in later calls."""
+    if self._lent is None:
+      if self.folder:
+        path = pathlib.Path(self.folder).absolute() / "callables"
+        self._lent = processes.temporary_directory(path)
+      else:
+        self._lent = self._temporary()
+    return self._lent
+
+  @contextlib.contextmanager
+  def lend(self) -> Iterator[tuple[str, str]]:
+    """Lends the callables; yields values of `task.rewards`, `task.source`."""
+    loan = None
+    with contextlib.ExitStack() as closing:
+
+      def named(argument: str, value: Any) -> str:
+        nonlocal loan
+        if isinstance(value, str):
+          return value
+        if loan is None:
+          loan = callables.Loan(self._lending())
+          closing.callback(loan.close)
+        text = loan.add(argument, value)
+        self._names[text] = callables.name_of(value)
+        return text
+
+      rewards = [
+          named("reward", value) + (f" * {weight}" if weight != 1 else "")
+          for value, weight in self._rewards
+      ]
+      environment = self._environment
+      if environment is not None:
+        environment = named("environment", environment)
+      yield ", ".join(rewards), environment or ""
+
+  def config(
+      self,
+      config: ml_collections.ConfigDict | None,
+      model: str | os.PathLike[str] | None,
+      data: Any,
+      settings: Mapping[str, Any],
+  ) -> ml_collections.ConfigDict:
+    """Returns the config of the run; lends the callables until `made` ends."""
+    sources, settings = None, dict(settings)
+    if data is not None:
+      is_path = isinstance(data, (str, os.PathLike))
+      folder = pathlib.Path()
+      if not is_path:
+        folder = self.folder and pathlib.Path(self.folder).absolute() / "data"
+        folder = folder or self._temporary()
+      template = settings.get("prompt") or ""
+      task = {} if config is None else config.task
+      template = template or task.get("prompt", "")
+      if not isinstance(template, str):
+        template = arguments.as_text(template)
+      sources, template = python_rows.sources(data, folder, template)
+      if template:
+        settings["prompt"] = template
+    given = {"model": model, "data": data, "reward": self._rewards or None}
+    given["environment"] = self._environment
+    self._arguments = [n for n, value in given.items() if value is not None]
+    reward, environment = self._made.enter_context(self.lend())
+    return arguments.make_config(
+        config,
+        model="" if model is None else os.fspath(model),
+        data=sources,
+        reward=reward,
+        environment=environment,
+        settings=settings,
+    )
+
+  def explain(self, message: str) -> str:
+    """Returns an error with the caller's arguments in place of settings."""
+    for text, name in self._names.items():
+      message = message.replace(repr(text), name).replace(text, name)
+    for argument in self._arguments:
+      key = arguments.ARGUMENTS[argument]
+      message = re.sub(
+          rf"config\.{re.escape(key)} ?= ?", f"{argument}=", message
+      )
+    return message
+
+
+def _listed_rewards(reward: Any) -> list[tuple[Any, float]]:
+  """Returns (function or name, weight) of each reward."""
+  if reward is None:
+    return []
+  out = []
+  for item in reward if isinstance(reward, list) else [reward]:
+    value, weight = item if isinstance(item, tuple) else (item, 1.0)
+    if not isinstance(value, str):
+      _check_callable("reward", value)
+    out.append((value, weight))
+  if not out:
+    raise ValueError("reward=[]: must have one function or more")
+  names = [callables.name_of(v) for v, _ in out if not isinstance(v, str)]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(
+          f"reward: has several functions named {name!r}; must have different"
+          " names, which are those of their metrics"
+      )
+  return out
+
+
+def _check_callable(argument: str, value: Any) -> None:
+  if not callable(value):
+    noun = "class" if argument == "environment" else "function"
+    raise ValueError(
+        f"{argument}={value!r:.60}: must be a {noun}, or the name of one,"
+        f" FILE.py:NAME{', or a list of these' * (argument == 'reward')}"
+    )
+
+
+class TrainingRun:
+  """A run of `tba_jax.train`; a notebook shows its report.
+
+  config: config of the run.
+  workdir: local folder of the run; None of a run without files.
+  status: exit status, None while the run is live: 0, or 128 and the number of
+    the signal that ended it, saved; also of `stop`.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      given: _Given,
+      made: contextlib.ExitStack,
+  ):
+    """Makes a run that has not begun; `made` is closed when it has ended."""
+    self.config = config
+    self.workdir = pathlib.Path(given.folder) if given.folder else None
+    self.status: int | None = None
+    self._given = given
+    self._made = made
+    self._stop = threading.Event()
+    self._thread: threading.Thread | None = None
+    self._error: BaseException | None = None
+    self._result: Any = None
+    self._files: files.Directory | files.Memory = files.Memory()
+    if self.workdir is not None:
+      self._files = files.Directory(self.workdir)
+
+  def start(self) -> None:
+    """Begins the run in a thread, which ends with the main thread."""
+
+    def work() -> None:
+      try:
+        self.work()
+      except BaseException as error:  # Raised by `wait`.
+        self._error = error
+
+    # Not a daemon: the interpreter waits until it has saved.
+    self._thread = threading.Thread(target=work, name="run")
+    self._thread.start()
+
+    def end_with_main() -> None:
+      threading.main_thread().join()
+      self._stop.set()
+
+    threading.Thread(target=end_with_main, daemon=True).start()
+
+  def work(self) -> None:
+    """Runs to the end in this thread; raises as `train`."""
+    is_main = threading.current_thread() is threading.main_thread()
+    with self._made:
+      if self.workdir is None:
+        from tba_jax.programs import in_process  # pylint: disable=g-import-not-at-top
+
+        self._result = in_process.train(
+            self.config,
+            stop=self._stop,
+            on_start=lambda run: setattr(self, "_files", run.files),
+            shows=self._thread is None,
+        )
+        self.status = _SIGNALS + 2 if self._stop.is_set() else 0
+        return
+      try:
+        self.status, failure = train_lib.supervise(
+            self.config, str(self.workdir), None if is_main else self._stop
+        )
+      except run_directory.NoRunError as error:
+        raise ValueError(self._given.explain(str(error))) from error
+      if 0 < self.status < _SIGNALS:
+        kind = ValueError if self.status == processes.EXIT_CONFIG else None
+        raise (kind or RuntimeError)(self._given.explain(failure))
+
+  @property
+  def is_live(self) -> bool:
+    """Whether the run has not ended."""
+    return self._thread is not None and self._thread.is_alive()
+
+  def wait(self, timeout_s: float | None = None) -> "TrainingRun":
+    """Waits until the run has ended; returns it; raises as `train`.
+
+    Raises TimeoutError after `timeout_s` seconds; the run goes on.
+    """
+    if self._thread is not None:
+      self._thread.join(timeout_s)
+      if self._thread.is_alive():
+        raise TimeoutError(f"the run is still live after {timeout_s:g} s")
+    if self._error is not None:
+      raise self._error
+    return self
+
+  def stop(self) -> "TrainingRun":
+    """Ends the run, saved, and waits for that; as SIGINT does."""
+    self._stop.set()
+    return self.wait()
+
+  @property
+  def metrics(self) -> Any:
+    """Metrics of each step, a DataFrame; as far as the run has come."""
+    return _frame(self.steps)
+
+  @property
+  def samples(self) -> Any:
+    """Completions of training, a DataFrame; `log.samples_every_steps`."""
+    return _frame(self._files.records("samples.jsonl"))
+
+  @property
+  def steps(self) -> Sequence[Mapping[str, Any]]:
+    """Records of `metrics.jsonl`, one for each step."""
+    return metrics_lib.last_per_step(self._files.records("metrics.jsonl"))
+
+  @property
+  def evaluations(self) -> Sequence[Mapping[str, Any]]:
+    """Results of evaluations, in the order of their steps."""
+    return (self._files.read("eval.json") or {}).get("history", [])
+
+  @property
+  def summary(self) -> Mapping[str, Any]:
+    """Content of `summary.json`: `before`, `after`, counts; {} while live."""
+    if self._result is not None:
+      return self._result.summary
+    return self._files.read("summary.json") or {}
+
+  @property
+  def report(self) -> str:
+    """Page of the run, HTML that needs no other file; as far as it has come."""
+    if self._result is not None:
+      return self._result.report
+    if self.workdir is not None:
+      return report_build.conclude(self.workdir)[0].read_text()
+    with tempfile.TemporaryDirectory(prefix="tba_jax_") as folder:
+      self._files.save(pathlib.Path(folder))
+      return report_build.conclude(folder)[0].read_text()
+
+  def evaluate(
+      self, data: Any = None, *, step: int | None = None, **settings: Any
+  ) -> dict[str, Any]:
+    """Returns held-out metrics of a checkpoint, as `tba_jax evaluate` does.
+
+    Args:
+      data: held-out rows, of any kind of `train`'s; None takes the run's.
+      step: step of the checkpoint; None is the newest.
+      **settings: settings of `train`, such as
+        evaluate={"final_prompts": 100}.
+
+    Raises:
+      ValueError: there is no such checkpoint, a setting is wrong, or the run is
+        live.
+    """
+    self._check_ended("evaluate")
+    with contextlib.ExitStack() as made:
+      values = arguments.by_key(settings)
+      if data is not None:
+        temporary = tempfile.TemporaryDirectory(prefix="tba_jax_")
+        folder = pathlib.Path(made.enter_context(temporary))
+        template = self.config.task.get("prompt", "")
+        sources, _ = python_rows.sources(data, folder, template)
+        values["task.test"] = sources["train"]
+      # The callables that the config names.
+      made.enter_context(self._given.lend())
+      operands = [] if step is None else [str(step)]
+      self._program("evaluate", operands, values)
+    results = jsonl.read_json(self.workdir / "eval.json")["evaluate"].values()
+    return max(results, key=lambda result: result["time"])
+
+  def push_to_hub(
+      self,
+      repo: str,
+      *,
+      private: bool | None = None,
+      step: int | None = None,
+      token: str | None = None,
+  ) -> str:
+    """Exports a checkpoint to the Hugging Face hub; returns its URL.
+
+    Args:
+      repo: ORG/NAME of the model, made if it is missing.
+      private: whether a new repository is private; None is the hub's default.
+      step: step of the checkpoint; None is the newest.
+      token: token of the hub; None takes the one of `hf auth login`.
+
+    Raises:
+      ValueError: there is no such checkpoint, or the run is live.
+      huggingface_hub.errors.HfHubHTTPError: the hub refuses.
+    """
+    import huggingface_hub  # pylint: disable=g-import-not-at-top
+
+    self._check_ended("push_to_hub")
+    with tempfile.TemporaryDirectory(prefix="tba_jax_") as folder:
+      model = os.path.join(folder, "model")
+      operands = [] if step is None else [str(step)]
+      self._program("export", [*operands, model], {})
+      hub = huggingface_hub.HfApi(token=token)
+      url = hub.create_repo(repo, private=private, exist_ok=True)
+      hub.upload_folder(
+          repo_id=repo, folder_path=model, commit_message="Model of tba_jax"
+      )
+    return str(url)
+
+  def _check_ended(self, method: str) -> None:
+    """Raises ValueError for a run without checkpoints, and a live one."""
+    if self.workdir is None:
+      raise ValueError(
+          f"workdir: must be given to tba_jax.train for {method}(); a run"
+          " without one keeps no checkpoint"
+      )
+    if self.is_live:
+      raise ValueError(
+          f"{method}(): must come after the run has ended; wait() or stop() it"
+      )
+
+  def _program(
+      self, name: str, operands: Sequence[str], values: Mapping[str, Any]
+  ) -> None:
+    """Runs a program on the run directory, and prints what it says."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tba_jax.main", f"--program={name}"),
+            f"--workdir={self.workdir}",
+            *(f"--config.{key}={value}" for key, value in values.items()),
+            *operands,
+        ],
+        env=processes.package_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    print(done.stdout, end="")
+    if done.returncode:
+      lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+      start = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+      why = "\n".join(lines[start[-1] :] if start else lines[-1:])
+      raise ValueError(self._given.explain(why.removeprefix("error: ")))
+
+  def __repr__(self) -> str:
+    status = self._files.read("status.json") or {}
+    where = self.workdir or "no directory"
+    state = "live" if self.is_live else f"status {self.status}"
+    parts = [f"{where}", state]
+    if "step" in status:
+      parts.append(f"step {status['step']} of {self.config.train.num_steps}")
+    if before_after := self.summary.get("before"):
+      after = self.summary.get("after") or {}
+      accuracy = [
+          "–" if (value := r.get("pass_at_1")) is None else f"{value:.3f}"
+          for r in (before_after, after)
+      ]
+      parts.append(f"pass@1 {' → '.join(accuracy)}")
+    return f"TrainingRun({', '.join(parts)})"
+
+  def _repr_html_(self) -> str:
+    return (
+        f'<iframe srcdoc="{html.escape(self.report)}" width="100%"'
+        ' height="800" style="border:0"></iframe>'
+    )
+
+
+def _frame(records: Any) -> Any:
+  try:
+    import pandas  # pylint: disable=g-import-not-at-top
+  except ImportError as error:
+    raise ImportError(
+        "a DataFrame needs pandas: pip install 'tba_jax[data]'"
+    ) from error
+  return pandas.DataFrame(list(records))

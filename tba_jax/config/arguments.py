@@ -1,0 +1,163 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Config of a run from a model, data and a reward, without a config file.
+
+The arguments of `tba_jax.train(…)`, and the flags `--model`, `--data`,
+`--reward` and `--environment`, become the settings that a file would have:
+
+    model          init
+    data           task.train, and task.test, task.validation
+    reward         task.rewards
+    environment    task.source
+"""
+
+from collections.abc import Mapping
+import json
+from typing import Any
+
+import ml_collections
+
+from tba_jax.config import load
+from tba_jax.config import settings as settings_lib
+
+# Argument -> the setting that it becomes.
+ARGUMENTS = {
+    "model": "init",
+    "data": "task.train",
+    "reward": "task.rewards",
+    "environment": "task.source",
+}
+SPLITS = ("train", "test", "validation")
+# Short name of a setting -> the settings that it sets.
+SHORT = {
+    "num_steps": ("train.num_steps",),
+    # A constant rate.
+    "learning_rate": (
+        "optimizer.learning_rate", "optimizer.learning_rate_final",
+    ),
+    "prompt": ("task.prompt",),
+    "answer": ("task.answer",),
+}  # fmt: skip
+# Argument of TRL's GRPOTrainer, other than a setting, -> argument here.
+_TRL = {
+    "args": "keywords, such as num_steps=100",
+    "eval_dataset": "data={'train': …, 'test': …}",
+    "output_dir": "workdir",
+    "peft_config": "lora={'rank': …}",
+    "reward_funcs": "reward",
+    "reward_weights": "reward=[(function, weight), …]",
+    "train_dataset": "data",
+}
+
+
+def make_config(
+    config: ml_collections.ConfigDict | None = None,
+    *,
+    model: str = "",
+    data: Mapping[str, str] | None = None,
+    reward: str = "",
+    environment: str = "",
+    settings: Mapping[str, Any] | None = None,
+) -> ml_collections.ConfigDict:
+  """Returns a config with what the arguments name.
+
+  Args:
+    config: config to begin with; None is the one with every default.
+    model: `init`.
+    data: source of rows by split, one of `SPLITS`.
+    reward: `task.rewards`.
+    environment: `task.source` of the task "environment".
+    settings: values by key or by a name of `SHORT`, or by section as mappings.
+
+  Raises:
+    ValueError: arguments exclude each other, one is missing, or a setting is
+      unknown.
+  """
+  given = {"data": data, "reward": reward}
+  for name, value in given.items():
+    if environment and value:
+      raise ValueError(
+          f"{name}: must be left out with environment=…, which provides prompts"
+          " and rewards"
+      )
+  if config is None:
+    config = settings_lib.get_config()
+    needed = {"model": model, "data": data or environment}
+    for name, value in needed.items():
+      if not value:
+        raise ValueError(
+            f"{name}: is missing; give config=…, or model=… with data=… or"
+            " environment=…"
+        )
+  else:
+    config = _copy(config)
+  values = by_key(settings or {})
+  with config.unlocked():
+    if model:
+      config.init = model
+    if environment:
+      config.task = ml_collections.ConfigDict({"name": "environment"})
+      config.task.source = environment
+      config.reward.backend = "pool"
+    elif data or reward:
+      _set_rows(config, data or {}, reward, values)
+  return load.set_values(config, values)
+
+
+def _copy(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a copy in which settings that are open stay so."""
+  left_open = settings_lib.open_keys(config)
+  out = config.copy_and_resolve_references()
+  fresh = settings_lib.get_config()
+  with out.unlocked():
+    for key in left_open:
+      *sections, name = key.split(".")
+      source, section = fresh, out
+      for part in sections:
+        source, section = source[part], section[part]
+      fields = dict(source.items(preserve_field_references=True))
+      del section[name]
+      section[name] = fields[name]
+  return out
+
+
+def _set_rows(
+    config: ml_collections.ConfigDict,
+    data: Mapping[str, str],
+    reward: str,
+    values: Mapping[str, Any],
+) -> None:
+  """Makes the task one of rows, with what the arguments say of it."""
+  is_custom = config.task.name == "custom"
+  if not (data or is_custom):
+    raise ValueError(
+        f"reward: must be left out with config.task.name={config.task.name!r},"
+        " which has its own reward; or give data=…, too"
+    )
+  task = config.task.to_dict() if is_custom else {"name": "custom"}
+  task |= data
+  if reward:
+    task["rewards"] = reward
+    # Functions may need no reference answer.
+    if all(":" in part for part in reward.split(",")):
+      task.setdefault("answer_kind", "none")
+  config.task = ml_collections.ConfigDict(task)
+
+
+def as_text(prompt: Any) -> str:
+  """Returns `task.prompt` of messages."""
+  return json.dumps(prompt, ensure_ascii=False)
+
+
+def by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns settings by their keys, without sections and short names."""
+  out = {}
+  for key, value in load.flatten(settings).items():
+    if key in _TRL:
+      raise ValueError(
+          f"{key}: is an argument of TRL's; here it is {_TRL[key]}"
+      )
+    if isinstance(value, (list, tuple)):  # Messages of a prompt.
+      value = as_text(value)
+    out |= dict.fromkeys(SHORT.get(key, (key,)), value)
+  return out

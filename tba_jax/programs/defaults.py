@@ -1,0 +1,552 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Values of settings that were left open, by the model, data and machine.
+
+The defaults of `settings.py` suit a small model that learns countdown. Where
+the policy starts from a pretrained model, the settings with `auto` that nothing
+has set (`settings.Open`) follow the rules below: each is a pure function of
+facts that returns a value and the reason, in words. A run saves the values, so
+that it has the same ones when it is resumed elsewhere. Does not import JAX.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tba_jax.config import hardware
+from tba_jax.config import load
+from tba_jax.config import settings
+from tba_jax.models import config as config_lib
+from tba_jax.models import hf_config
+from tba_jax.models import hf_names
+from tba_jax.policy import prompt_preview
+from tba_jax.system import accelerators
+from tba_jax.tasks import base
+from tba_jax.tasks import build
+
+# Value, and the reason for it.
+Rule = tuple[Any, str]
+
+_ROUND_TOKENS = 16
+_QUANTILE = 0.95
+# A longest prompt of up to this many times the quantile leaves none out.
+_NEAR = 1.25
+# Least lengths of completions: of models that think before they answer, of
+# others with a chat template, and of base models.
+_THINKING_TOKENS, _CHAT_TOKENS, _BASE_TOKENS = 1024, 256, 128
+# Prompts whose lengths are read.
+_MOST_READ = 512
+# Prompts of a step, and of evaluations, on a CPU, which samples some hundred
+# tokens a second of a model with 0.1 B params.
+_CPU_PROMPTS, _CPU_EVALUATED = 4, 32
+_CPU_SAMPLES = 2
+# Passes of fine-tuning over the training prompts.
+_SFT_PASSES = 3
+# Share of the memory left beside the params that a KV cache gets.
+_CACHE_SHARE = 0.8
+# Settings that no rule knows, which a run with a pretrained model shows.
+_SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """A value that a rule gave.
+
+  key: setting.
+  value: value of the setting.
+  why: reason, in words.
+  """
+
+  key: str
+  value: Any
+  why: str
+
+  def __str__(self) -> str:
+    return f"{self.key} = {self.value!r}: {self.why}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+  """Facts of the model that the policy starts from.
+
+  name: setting that names it.
+  shape: shape, from its config.json.
+  is_chat: whether its tokenizer has a chat template.
+  thinks: whether that template marks thoughts before an answer.
+  """
+
+  name: str
+  shape: config_lib.ModelConfig
+  is_chat: bool
+  thinks: bool
+
+  @property
+  def billions(self) -> float:
+    """Number of params in billions."""
+    return hf_names.num_params(self.shape) / 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+  """Lengths of texts of the task.
+
+  num_prompts: training prompts.
+  prompt_tokens: tokens of prompts, of `_MOST_READ` at most; () = unknown.
+  answer_tokens: tokens of reference answers, 0 without one.
+  """
+
+  num_prompts: int
+  prompt_tokens: Sequence[int] = ()
+  answer_tokens: Sequence[int] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """Devices of a run.
+
+  hardware: kind, memory and number of devices, and hosts.
+  name: description in messages.
+  """
+
+  hardware: hardware.Hardware
+  name: str
+
+  @property
+  def is_cpu(self) -> bool:
+    return self.hardware.kind == accelerators.CPU
+
+  @property
+  def role_bytes(self) -> float:
+    """Bytes of one device for a role's params, caches and activations."""
+    shared = 2 if self.hardware.devices == 1 else 1
+    gb = max(hardware.usable_gb(self.hardware.gib), 0.25)
+    return gb * 1e9 / shared
+
+
+def of_hardware(name: str) -> Machine:
+  """Returns the machine of a name in `hardware.HARDWARE`."""
+  return Machine(hardware.HARDWARE[name], name)
+
+
+def of_cluster() -> Machine:
+  """Returns what hosts that each read the settings for themselves assume."""
+  least = hardware.HARDWARE["v5e-16"]
+  one = dataclasses.replace(least, devices=1, hosts=0)
+  return Machine(one, f"any host, with {least.gib} GiB a device")
+
+
+def here() -> Machine:
+  """Returns this machine."""
+  kind, gib, count, name = accelerators.memory()
+  return Machine(hardware.Hardware(kind, gib, count), name)
+
+
+# Rules
+
+
+def max_prompt_tokens(model: ModelFacts, data: DataFacts) -> Rule:
+  """Returns the length that 95 % of the prompts have at most.
+
+  That is the longest prompt's where it is little more. Rows with longer prompts
+  are left out, and reported.
+  """
+  lengths = np.asarray(data.prompt_tokens)
+  longest = int(lengths.max())
+  most = _quantile(lengths)
+  value = _rounded(longest if longest <= _NEAR * most else most)
+  why = f"{_QUANTILE:.0%} of the prompts have at most {most} tokens"
+  why += f", the longest {longest}"
+  limit = model.shape.max_positions * 3 // 4
+  if value > limit:
+    return limit, f"three quarters of what {model.name} reads; {why}"
+  return value, why
+
+
+def max_completion_tokens(
+    model: ModelFacts, data: DataFacts, prompt_tokens: int
+) -> Rule:
+  """Returns room for 95 % of the reference answers, and more by the model.
+
+  A chat model speaks before it answers, and one that thinks does so at length.
+  """
+  if model.thinks:
+    least, why = _THINKING_TOKENS, "the chat template has thoughts"
+  elif model.is_chat:
+    least, why = _CHAT_TOKENS, "a chat model"
+  else:
+    least, why = _BASE_TOKENS, "a model without chat template"
+  value = least
+  if len(data.answer_tokens):
+    # And the stop token.
+    most = 1 + _quantile(data.answer_tokens)
+    if most > least:
+      value = _rounded(most)
+      why = f"{_QUANTILE:.0%} of the answers have at most {most} tokens"
+  limit = model.shape.max_positions - prompt_tokens
+  if value > limit:
+    return limit, f"what {model.name} reads behind a prompt"
+  return value, why
+
+
+def learning_rate(model: ModelFacts, lora_rank: int) -> Rule:
+  """Returns a rate for RL with AdamW, by the model's width, ten times for LoRA.
+
+      1e-6 (4096 / width)^0.78,  ten times that with adapters
+
+  Sources: 1e-6 is the default of TRL's GRPOConfig and of verl's GRPO examples
+  with models of 7 B params, of width 3584 to 4096; the exponent is that of
+  Tinker's cookbook (0.775 for Qwen, 0.781 for Llama), and so is the factor of
+  LoRA (Schulman et al. 2025, "LoRA Without Regret"). It is a careful start:
+  SmolLM2-135M, of width 576, learned instructions in this package at up to five
+  times of it.
+  """
+  rate = 1e-6 * (4096 / model.shape.width) ** 0.78 * (10 if lora_rank else 1)
+  rate = float(f"{rate:.1e}")
+  why = f"for width {model.shape.width}"
+  return rate, why + (", ten times with adapters" if lora_rank else "")
+
+
+def prompts_per_batch(machine: Machine, default: int) -> Rule:
+  """Returns the prompts of a step."""
+  if machine.is_cpu:
+    return min(_CPU_PROMPTS, default), "a step on a CPU takes minutes with more"
+  return default, "the default on accelerators"
+
+
+def micro_batch(
+    config: ml_collections.ConfigDict, model: ModelFacts, machine: Machine
+) -> tuple[str, int, int, str]:
+  """Returns what of a batch fits into memory at a time.
+
+  Returns:
+    `train.remat`, `train.micro_batch_prompts`, `train.micro_batch_completions`
+    and the reason.
+  """
+  mesh, train = config.mesh, config.train
+  shards = mesh.data * mesh.fsdp
+  K, batch = train.completions_per_prompt, train.prompts_per_batch
+  for remat in ("dots", "full"):
+    rows, why = rows_that_fit(config, model, machine, remat)
+    if rows >= K:
+      micro = _divisor(batch, shards * (rows // K), shards)
+      return remat, micro, 0, why
+  return remat, min(shards, batch), max(rows, 1), why
+
+
+def fine_tuning(
+    config: ml_collections.ConfigDict,
+    model: ModelFacts,
+    data: DataFacts,
+    machine: Machine,
+) -> Iterator[tuple[str, Rule]]:
+  """Yields settings of `sft` for a pretrained model, with their rules.
+
+  The rate is ten times that of `learning_rate`, as TRL's SFTConfig (2e-5) is
+  to its GRPOConfig (1e-6), rounded down; the passes are TRL's.
+  """
+  sft, mesh = config.sft, config.mesh
+  rate, why = learning_rate(model, config.lora.rank)
+  yield "sft.learning_rate", (10 * rate, f"ten times that of RL, {why}")
+  steps = max(1, -(-_SFT_PASSES * data.num_prompts // sft.batch_size))
+  why = f"{_SFT_PASSES} passes over the {data.num_prompts} training prompts"
+  yield "sft.num_steps", (steps, why)
+  yield "sft.warmup_steps", (steps // 10, "a tenth of the steps")
+  shards = mesh.data * mesh.fsdp
+  rows, why = rows_that_fit(config, model, machine, config.train.remat)
+  most = max(rows, 1) * shards
+  yield "sft.micro_batch_size", (_divisor(sft.batch_size, most, shards), why)
+
+
+def rows_that_fit(
+    config: ml_collections.ConfigDict,
+    model: ModelFacts,
+    machine: Machine,
+    remat: str,
+) -> tuple[int, str]:
+  """Returns the completions of a forward-backward on a device, and why."""
+  mesh = config.mesh
+  needed = hardware.bytes_a_param(config, machine.hardware)
+  params = sum(needed[role] for role in ("trainer", "value_model"))
+  state = model.billions * 1e9 * params / (mesh.fsdp * mesh.tensor)
+  free = max(machine.role_bytes - state, 0)
+  token = activation_bytes(model.shape, remat, _dtype_bytes(config, machine))
+  completion = _length(config) * token / (mesh.sequence * mesh.tensor)
+  return int(free / completion), (
+      f"a completion takes {completion / 2**20:.0f} MiB of activations, and"
+      f" {free / 2**30:.1f} GiB are free beside the model"
+  )
+
+
+def activation_bytes(
+    shape: config_lib.ModelConfig, remat: str, dtype_bytes: int
+) -> int:
+  """Returns the bytes that a token's forward pass keeps for the gradient.
+
+  With "dots" of each layer the results of matrix products and the input, with
+  "full" the input alone, and once what a layer computes.
+  """
+  heads = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+  experts = max(shape.experts_per_token, 1)
+  layer = heads + 4 * shape.width + 3 * experts * shape.mlp_width
+  if remat == "dots":
+    return dtype_bytes * shape.num_layers * layer
+  if shape.num_experts:  # Each token is copied to its experts.
+    layer += 2 * experts * shape.width
+  return dtype_bytes * (shape.num_layers * shape.width + layer)
+
+
+def num_slots(
+    config: ml_collections.ConfigDict, model: ModelFacts, machine: Machine
+) -> Rule:
+  """Returns the completions that a searcher decodes at once."""
+  mesh, shape = config.search.mesh, model.shape
+  size = math.prod(mesh.values())
+  wanted = config.search.prompts_per_round * config.search.samples_per_prompt
+  needed = hardware.bytes_a_param(config, machine.hardware)["searcher"]
+  free = machine.role_bytes * size - model.billions * 1e9 * needed
+  cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+  cache *= _length(config) * _dtype_bytes(config, machine)
+  fits = max(int(free * _CACHE_SHARE / cache), size)
+  if wanted <= fits:
+    return _multiple(wanted, size), "all completions of a round"
+  why = f"a completion's KV cache takes {cache / 2**20:.0f} MiB"
+  unit = math.lcm(size, min(config.search.samples_per_prompt, fits))
+  return max(fits // unit, 1) * unit, why
+
+
+# Facts
+
+
+def read_model(config: ml_collections.ConfigDict, start: str) -> ModelFacts:
+  """Returns facts of a pretrained model, from its folder's small files.
+
+  Raises:
+    ValueError: config.json or the tokenizer cannot be read.
+  """
+  shape = hf_config.read(start, dtype=config.model.param_dtype)
+  template = ""
+  if prompt_preview.has_tokenizer(
+      folder := prompt_preview.tokenizer_folder(config)
+  ):
+    # Takes seconds to import.
+    from tba_jax.models import tokenizer  # pylint: disable=g-import-not-at-top
+
+    template = tokenizer.load(folder, bos=config.tokenizer.bos).chat_template
+  return ModelFacts(start, shape, bool(template), "<think>" in (template or ""))
+
+
+def read_data(config: ml_collections.ConfigDict) -> DataFacts:
+  """Returns lengths of the task's prompts and answers.
+
+  Raises:
+    ValueError: data or tokenizer cannot be read.
+  """
+  task = build.make_task(config.task)
+  split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
+  count = task.num_prompts(split)
+  # Environments say their prompts in processes of their own.
+  if task.has_turns or not count:
+    return DataFacts(count)
+  tokenizer = prompt_preview.prompt_tokenizer(config, task)
+  chosen = range(0, count, -(-count // _MOST_READ))
+  return DataFacts(
+      task.num_prompts(base.TRAIN),
+      [len(tokenizer.encode_prompt(task.prompt(split, i))) for i in chosen],
+      [
+          len(tokenizer.encode(base.reference_text(task, split, i)))
+          for i in chosen
+      ],
+  )
+
+
+# All of them
+
+
+def choose(
+    config: ml_collections.ConfigDict,
+    machine: Machine | None = None,
+    saved: Mapping[str, Any] | None = None,
+) -> list[Choice]:
+  """Sets the settings that were left open, in place; returns what it chose.
+
+  Nothing changes where the policy does not start from a pretrained model, or
+  the model cannot be read, which validation explains.
+
+  Args:
+    config: config of `load_config`, before it is validated or copied.
+    machine: devices of the run; None is this machine.
+    saved: settings of the run when it began, by key, if it has.
+  """
+  left_open = settings.open_keys(config)
+  start = hardware.start(config)
+  if not left_open or start == "scratch":
+    return []
+  if saved is not None:
+    out = [
+        Choice(key, saved[key], "as when the run began")
+        for key in left_open
+        if key in saved
+    ]
+    for choice in out:
+      _put(config, choice.key, choice.value)
+    return out
+  try:
+    model = read_model(config, start)
+  except (ValueError, OSError):
+    return []
+  out = []
+  for choice in _rules(config, left_open, model, machine or here()):
+    _put(config, choice.key, choice.value)
+    out.append(choice)
+  for key in left_open:  # What no rule changed is as good as set.
+    *_, section, name = "", *key.split(".")
+    section = config[section] if section else config
+    section[name] = section[name]
+  return out
+
+
+def _rules(
+    config: ml_collections.ConfigDict,
+    left_open: Sequence[str],
+    model: ModelFacts,
+    machine: Machine,
+) -> Iterator[Choice]:
+  """Yields choices, in an order in which each may read the ones before."""
+  take = lambda key, rule: [Choice(key, *rule)] if key in left_open else []
+  sampling, train = config.sampling, config.train
+  lengths = ("sampling.max_prompt_tokens", "sampling.max_completion_tokens")
+  data = DataFacts(0)
+  has_sft = config.init == "sft"
+  if set(lengths) & set(left_open) or has_sft:
+    try:
+      data = read_data(config)
+    except (ValueError, OSError):
+      pass  # Validation says what is wrong.
+  if set(lengths) & set(left_open):
+    unknown = 1024, "the lengths of prompts are not known beforehand"
+    rule = max_prompt_tokens(model, data) if data.prompt_tokens else unknown
+    yield from take(lengths[0], rule)
+    rule = max_completion_tokens(model, data, sampling.max_prompt_tokens)
+    yield from take(lengths[1], rule)
+  rate = learning_rate(model, config.lora.rank)
+  yield from take("optimizer.learning_rate", rate)
+  rate = config.optimizer.learning_rate, "constant"
+  yield from take("optimizer.learning_rate_final", rate)
+  if "train.prompts_per_batch" in left_open:
+    rule = prompts_per_batch(machine, train.prompts_per_batch)
+    for key in ("train.prompts_per_batch", "search.prompts_per_step",
+                "search.prompts_per_round"):  # fmt: skip
+      yield from take(key, rule)
+  if machine.is_cpu:
+    for key, value in (
+        ("evaluate.num_prompts", _CPU_EVALUATED),
+        ("evaluate.final_prompts", 2 * _CPU_EVALUATED),
+        ("evaluate.num_completions", _CPU_SAMPLES),
+    ):
+      yield from take(key, (value, "evaluations on a CPU take long with more"))
+  if {*hardware.MESH_KEYS} <= {*left_open}:
+    yield from _mesh(config, machine)
+  if "sampling.num_slots" in left_open:
+    yield Choice("sampling.num_slots", *num_slots(config, model, machine))
+  if "train.micro_batch_prompts" in left_open:
+    remat, prompts, completions, why = micro_batch(config, model, machine)
+    yield from take("train.remat", (remat, why))
+    yield from take("train.micro_batch_prompts", (prompts, why))
+    yield from take("train.micro_batch_completions", (completions, why))
+  if has_sft and data.num_prompts:
+    is_set_up = "sft.learning_rate" not in left_open
+    for key, rule in fine_tuning(config, model, data, machine):
+      # A config that has the rate may count on the default, the whole batch.
+      if not (is_set_up and key == "sft.micro_batch_size"):
+        yield from take(key, rule)
+
+
+def _mesh(
+    config: ml_collections.ConfigDict, machine: Machine
+) -> Iterator[Choice]:
+  if machine.hardware.devices == 1:
+    return
+  try:
+    proposed = hardware.propose(config, machine.hardware)
+  except ValueError as error:
+    raise load.ConfigError(
+        f"config.mesh: {machine.name}: {error}; {hardware.what_fits(config)}."
+        " Adapters (config.lora.rank) and smaller models take less"
+    ) from error
+  values = load.flatten(config)
+  for key, value in proposed.items():
+    if value != values[key]:
+      yield Choice(key, value, f"proposed for {machine.name}")
+
+
+def lines(
+    config: ml_collections.ConfigDict,
+    choices: Sequence[Choice],
+    machine: Machine | None = None,
+) -> list[str]:
+  """Returns what was chosen and by which rule, and what no rule knows."""
+  if not choices:
+    return []
+  whys = {choice.why for choice in choices}
+  if whys == {"as when the run began"}:
+    return [f"settings left open: {len(choices)}, as when the run began"]
+  start = hardware.start(config)
+  name = (machine or here()).name
+  out = [f"settings left open, chosen for {start} on {name}:"]
+  by_why: dict[str, list[str]] = {}
+  for choice in choices:
+    by_why.setdefault(choice.why, []).append(f"{choice.key} = {choice.value!r}")
+  out += [f"  {', '.join(some)}: {why}" for why, some in by_why.items()]
+  values = load.flatten(config)
+  kept = [
+      f"{key} = {values[key]!r}"
+      for key in _SHOWN
+      if values[key] == settings.SETTINGS[key].default
+  ]
+  if kept:
+    out.append(
+        f"  {', '.join(kept)}: the package's defaults, found with small models;"
+        " no rule fits them to this one"
+    )
+  return out
+
+
+def _put(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+  *sections, name = key.split(".")
+  for section in sections:
+    config = config[section]
+  with config.ignore_type():
+    config[name] = value
+
+
+def _length(config: ml_collections.ConfigDict) -> int:
+  sampling = config.sampling
+  return sampling.max_prompt_tokens + sampling.max_completion_tokens
+
+
+def _dtype_bytes(config: ml_collections.ConfigDict, machine: Machine) -> int:
+  kind = accelerators.CPU if machine.is_cpu else "gpu"
+  dtype = config_lib.compute_dtype(config.model, kind)
+  return 4 if dtype == "float32" else 2
+
+
+def _quantile(lengths: Sequence[int]) -> int:
+  return int(np.quantile(lengths, _QUANTILE, method="inverted_cdf"))
+
+
+def _rounded(number: int) -> int:
+  return _multiple(number, _ROUND_TOKENS)
+
+
+def _multiple(number: int, of: int) -> int:
+  return -(-number // of) * of
+
+
+def _divisor(number: int, most: int, unit: int) -> int:
+  """Returns the largest divisor up to `most`; multiples of `unit` first."""
+  divisors = [n for n in range(1, min(number, most) + 1) if number % n == 0]
+  return max(divisors, key=lambda n: (n % unit == 0, n))

@@ -1,0 +1,75 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Settles the settings that a config leaves open, and shows what it chose."""
+
+from collections.abc import Sequence
+import os
+
+import ml_collections
+
+from tba_jax.config import hardware
+from tba_jax.config import load
+from tba_jax.monitor import run_directory
+from tba_jax.programs import defaults
+from tba_jax.system import accelerators
+
+# Programs that show the choices: those that people start.
+_SHOW = ("train", "plan")
+# Programs that read settings on each host, which must choose the same, or that
+# are about other machines.
+_ON_HOSTS = ("trainer", "searcher", "compile")
+# Programs that read none of these settings.
+_WITHOUT = ("store", "status", "report", "export", "serve", "verify", "rerun")
+
+
+def settle(
+    config: ml_collections.ConfigDict,
+    workdir: str | None,
+    program: str,
+    operands: Sequence[str] = (),
+) -> None:
+  """Sets what a config leaves open, in place, before it is validated.
+
+  A run that has begun keeps its values, which its config.json has.
+
+  Args:
+    config: config of `load_config`.
+    workdir: the run's directory.
+    program: program to run.
+    operands: its operands; the first may name the device of a plan.
+
+  Raises:
+    ValueError: the run does not fit the machine.
+  """
+  if program in _WITHOUT:
+    return
+  machine = None
+  if program in _ON_HOSTS:
+    machine = defaults.of_cluster()
+  elif program == "plan":
+    machine = _planned(operands)
+  choices = defaults.choose(config, machine, _saved(workdir))
+  if program in _SHOW:
+    for line in defaults.lines(config, choices, machine):
+      print(line, flush=True)
+
+
+def _planned(operands: Sequence[str]) -> defaults.Machine | None:
+  """Returns the machine that a plan is for; None is this one."""
+  name = next((o.lower() for o in operands if not o.startswith("--")), "")
+  if name in hardware.HARDWARE:
+    return defaults.of_hardware(name)
+  kind = name.partition(":")[0]
+  if gib := accelerators.DEVICE_GIB.get(kind):
+    return defaults.Machine(hardware.Hardware(kind, gib, 1), f"one {kind}")
+  return None
+
+
+def _saved(workdir: str | None) -> dict | None:
+  """Returns the settings of a run that has begun, by key."""
+  if not (workdir and os.path.exists(os.path.join(workdir, "config.json"))):
+    return None
+  try:
+    return load.flatten(run_directory.load_config(workdir))
+  except (ValueError, OSError):
+    return None  # The program itself says what is wrong with it.

@@ -1,0 +1,134 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a Python program as files, which every process of a run can read.
+
+Rows are a list of objects, prompts or messages, a DataFrame of pandas, or a
+`Dataset` of Hugging Face `datasets`; a mapping has them by split, as a
+`DatasetDict` does.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+import json
+import os
+import pathlib
+from typing import Any
+
+from tba_jax.system import jsonl
+from tba_jax.tasks import own
+from tba_jax.tasks import rows
+
+SPLITS = ("train", "test", "validation")
+# Columns that are a prompt as they are, the first that rows have.
+_PROMPTS = ("prompt", "messages", "conversations")
+
+
+def sources(
+    data: Any, folder: pathlib.Path, template: str = ""
+) -> tuple[dict[str, str], str]:
+  """Returns sources of rows by split, and the template of their prompts.
+
+  Args:
+    data: path, which stays as it is, or rows; see the module.
+    folder: gets a file for each split of rows.
+    template: `config.task.prompt`; "" takes the column that has prompts.
+
+  Raises:
+    ValueError: a row has no prompt or cannot be written, which is named, or a
+      file has other rows.
+  """
+  named = {"train": data}
+  if isinstance(data, Mapping):
+    named = dict(data)
+    if "train" not in named or not named.keys() <= {*SPLITS}:
+      raise ValueError(
+          f"data={{{', '.join(map(repr, named))}: …}}: must have the splits"
+          f" 'train' and, if any, 'test' and 'validation'; rows are a list"
+      )
+  out = {}
+  for split, part in named.items():
+    if isinstance(part, (str, os.PathLike)):
+      out[split] = os.fspath(part)
+      continue
+    argument = "data" if part is data else f"data[{split!r}]"
+    found = list(_records(argument, part))
+    if not found:
+      raise ValueError(f"{argument}: has no rows")
+    template = template or _template(argument, found[0])
+    lines = [
+        _line(argument, index, record, template)
+        for index, record in enumerate(found)
+    ]
+    out[split] = str(_write(argument, folder / f"{split}.jsonl", lines))
+  return out, template
+
+
+def _records(argument: str, data: Any) -> Iterator[dict[str, Any]]:
+  """Yields rows as objects."""
+  if hasattr(data, "to_dict") and hasattr(data, "columns"):  # A DataFrame.
+    data = data.to_dict("records")
+  if not isinstance(data, Iterable):
+    raise ValueError(
+        f"{argument}={data!r:.60}: must be a path, a list of rows, a DataFrame"
+        " or a Dataset"
+    )
+  for index, row in enumerate(data):
+    if isinstance(row, (str, list)):
+      row = {"prompt": row}
+    if not isinstance(row, Mapping):
+      raise ValueError(
+          f"{argument}[{index}]={row!r:.60}: must be an object with the fields"
+          " of a row, a prompt, or a list of messages"
+      )
+    yield dict(row)
+
+
+def _template(argument: str, record: Mapping[str, Any]) -> str:
+  for name in _PROMPTS:
+    if name in record:
+      return f"{{{name}}}"
+  raise ValueError(
+      f"{argument}: rows have the fields {', '.join(map(str, record))} and none"
+      " of 'prompt' or 'messages'; make one of theirs by"
+      f" prompt='{{{next(iter(record), 'question')}}}'"
+  )
+
+
+def _line(
+    argument: str, index: int, record: Mapping[str, Any], template: str
+) -> str:
+  """Returns a row as a line of JSON."""
+  place = f"{argument}[{index}]"
+  fields = rows.plain(record)
+  try:
+    prompt = own.prompt_of(template, fields)
+  except rows.UnusableError as error:
+    raise ValueError(f"{place}: {error}") from error
+  if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+    raise ValueError(
+        f"{place}: has no prompt: {template} needs fields with text; it has"
+        f" {repr(fields)[:100]}"
+    )
+  for name, value in fields.items():
+    try:
+      json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+          f"{place}: field {name!r} cannot be written as JSON: {error}; leave"
+          " it out"
+      ) from error
+  return json.dumps(fields, ensure_ascii=False)
+
+
+def _write(argument: str, path: pathlib.Path, lines: list[str]) -> pathlib.Path:
+  """Writes a file, unless it has the same lines."""
+  text = "".join(f"{line}\n" for line in lines)
+  if path.exists():
+    if path.read_text("utf-8") != text:
+      raise ValueError(
+          f"{argument}: differs from the rows that the run began with, which"
+          f" are in {path}; give the same, that path, or another workdir"
+      )
+    return path
+  path.parent.mkdir(parents=True, exist_ok=True)
+  jsonl.replace_file(path, text)
+  return path
