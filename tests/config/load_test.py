@@ -51,16 +51,17 @@ class LoadConfigTest(parameterized.TestCase):
     self.assertEqual(load(f"{self.path}:quick").train.num_steps, 10)
     self.assertEqual(load(f"{self.path}:steps=7").train.num_steps, 7)
 
-  def test_finds_a_relative_file_beside_the_package(self):
+  def test_finds_experiment_configs_by_name_from_any_folder(self):
     before = os.getcwd()
     self.addCleanup(os.chdir, before)
     os.chdir(self.folder)
-    config = load_lib.load_config("tba_jax/config/settings.py")
-    self.assertEqual(config.loss.name, settings.get_config().loss.name)
+    for name in ("gsm8k/tba", "gsm8k/tba.py", "configs/gsm8k/tba.py"):
+      config = load_lib.load_config(f"{name}:quick")
+      self.assertEqual(config.task.name, "gsm8k")
     # The working directory comes first.
-    (self.folder / "tba_jax" / "config").mkdir(parents=True)
-    (self.folder / "tba_jax" / "config" / "settings.py").write_text(_FILE)
-    config = load_lib.load_config("tba_jax/config/settings.py")
+    (self.folder / "configs" / "gsm8k").mkdir(parents=True)
+    (self.folder / "configs" / "gsm8k" / "tba.py").write_text(_FILE)
+    config = load_lib.load_config("configs/gsm8k/tba.py")
     self.assertEqual(config.task.name, "countdown")
 
   def test_config_is_locked(self):
@@ -103,7 +104,7 @@ class LoadConfigTest(parameterized.TestCase):
     message = self._error("configs/nothing.py")
     self.assertIn("configs/nothing.py", message)
     self.assertIn("there is no such file", message)
-    self.assertIn("configs/countdown.py", message)
+    self.assertIn("there are arithmetic, calculator, countdown", message)
 
   def test_a_file_that_is_no_text(self):
     for data in (b"\0\1", b"\xff\xfe"):
