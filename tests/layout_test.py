@@ -35,6 +35,7 @@ _ORDER = (
     ("tools",),
     ("api",),
     ("main", "__init__"),
+    ("__main__",),
 )
 _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 # The supervisor and the store stay small, and a wrong config is told before a
@@ -129,6 +130,7 @@ class LayoutTest(absltest.TestCase):
         roots,
         {
             "__init__",
+            "__main__",
             "api",
             "collect",
             "hooks",
