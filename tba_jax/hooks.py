@@ -467,7 +467,7 @@ class Save:
           "guards": parts.guards.get_state(),
           "recorder": parts.recorder.get_state(),
           "stopped_by": self._stop.reason or None,
-          "num_steps": self._config.train.num_steps,
+          "config": self._config.to_dict(),
       }
       try:
         self._work.save(step, host_state, wait=wait)
@@ -521,11 +521,20 @@ class Run:
       config: ml_collections.ConfigDict,
       parts: Parts,
       saved: Mapping[str, Any],
+      changes: Mapping[str, Any],
   ):
-    """Takes the parts, and `saved`, the checkpoint's host state or {}."""
+    """Takes the parts, and what a resumed run has.
+
+    Args:
+      config: config of the run.
+      parts: parts of the trainer.
+      saved: host state of the checkpoint, or {}.
+      changes: settings that differ from the checkpoint's, by key.
+    """
     self._config = config
     self._parts = parts
     self._saved = saved
+    self._changes = changes
 
   def __call__(self, should_stop: Callable[[], bool]) -> bool:
     """Trains to the last step; returns False if interrupted, after saving.
@@ -536,10 +545,12 @@ class Run:
     """
     config, parts = self._config, self._parts
     recorder, source, learner = parts.recorder, parts.source, parts.learner
-    # Raising `train.num_steps` resumes a run that has stopped.
-    same_end = self._saved.get("num_steps") == config.train.num_steps
-    stopped_by = self._saved.get("stopped_by") if same_end else None
+    # A run that has stopped goes on with changed settings.
+    stopped_by = None if self._changes else self._saved.get("stopped_by")
     stop = Stop(should_stop, stopped_by or "")
+    if "optimizer.learning_rate" in self._changes:
+      # A guard lowered the rate that has been replaced.
+      learner.work.scale_learning_rate(1 / learner.work.learning_rate_scale)
 
     publish = Publish(config, learner.work, parts.sink)
     guard = Guard(config, parts, stop)

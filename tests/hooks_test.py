@@ -268,7 +268,7 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.metrics[2] = {"kl": 1e9}
     self.make(action="stop")(lambda: False)
     ((step, (_, host_state, _)),) = self.saved.items()
-    self.assertEqual(host_state["num_steps"], 6)
+    self.assertEqual(host_state["config"]["train"]["num_steps"], 6)
     by = host_state["stopped_by"]
     self.assertEqual(by, "guard kl")
     # Killed before its last evaluation was written.
@@ -388,16 +388,22 @@ class TrainerEndsTest(trainer_case.TrainerCase):
         3, mock.ANY, "wall_clock_limit_s"
     )
 
-  @parameterized.parameters((6, []), (8, [0, 1, 2, 3, 4, 5, 6, 7]))
-  def test_more_steps_go_on_after_the_limit_and_not_more_time(self, num, steps):
-    self.assertTrue(
-        self.run_it(
-            saved={"stopped_by": "wall_clock_limit_s", "num_steps": 6},
-            train__num_steps=num,
-            train__wall_clock_limit_s=1000.0,
-        )
-    )
-    self.assertEqual(self.steps("step"), steps)
+  @parameterized.parameters(("guard kl", ()), ("", ("loss.beta",)))
+  def test_changed_settings_resume_stopped_run(self, stopped_by, changed):
+    saved = {"stopped_by": "guard kl"}
+    self.assertTrue(self.run_it(saved=saved, changed=changed))
+    self.assertEqual(self.steps("step"), [] if stopped_by else [*range(6)])
+    self.assertEqual(self.recorder.finish.call_args.args[2] or "", stopped_by)
+
+  @parameterized.parameters(
+      ("optimizer.learning_rate", 1.0), ("loss.beta", 0.25)
+  )
+  def test_changed_learning_rate_ends_guards_factor(self, key, scale):
+    run = self.make(changed=[key])
+    self.work.scale_learning_rate(0.25)
+    run(lambda: False)
+    self.assertEqual(self.work.learning_rate_scale, scale)
+    self.assertEqual(self.work.state.learning_rate_scale, scale)
 
   def test_a_checkpoint_is_due_by_the_clock_too(self):
     self.ready = False

@@ -262,6 +262,9 @@ class MainTest(parameterized.TestCase):
       (["--help", "loss.beta"], ["loss.beta = 0.05", "from 0 on", "KL"]),
       (["--help=config.replay"], ["replay.capacity =", "replay.dedupe ="]),
       (["--help", "task.max_number"], ["task.max_number ="]),
+      (["--help", "task.test"], ["(task.name: math)", "(task.name: custom)"]),
+      (["--help", "loss.name"], ["cannot change when a run is resumed: param"]),
+      (["--help", "optimizer.b1"], ["may change when a run is resumed"]),
   )
   def test_help_explains_settings(self, argv, said):
     status, out, _ = self._usage(*argv)
@@ -316,12 +319,13 @@ class MainTest(parameterized.TestCase):
         overrides=["seed=3"],
     )
 
-  def test_evaluate_may_change_the_saved_settings(self):
+  @parameterized.parameters("evaluate", "train")
+  def test_program_may_change_saved_settings(self, program):
     self.make_run()
     module = mock.Mock(spec=["run"])
     with mock.patch.object(main_lib, "find_program", return_value=module):
       self.main(
-          program="evaluate",
+          program=program,
           config=None,
           workdir=self.workdir,
           overrides=["evaluate.num_prompts=3"],

@@ -7,6 +7,7 @@ import operator
 from tba_jax.system import rules
 
 _s = rules.Setting
+_ORDER = "the order of the prompts follows from it"
 
 # fmt: off
 SECTIONS = {
@@ -15,46 +16,59 @@ SECTIONS = {
 }
 
 SETTINGS = {
-    "search.num_searchers": _s(1, rules.COUNT, "", resume=True, auto=True),
+    "search.num_searchers": _s(1, rules.COUNT, "", hosts="searcher", auto=True),
     "search.prompts_per_round": _s(32, rules.COUNT, "prompts that a searcher"
         " samples at a time", auto=True),
-    "search.samples_per_prompt": _s(8, rules.COUNT, "completions (S)"),
+    "search.samples_per_prompt": _s(8, rules.COUNT, "completions (S)",
+        fixed=rules.Fixed(
+            "prompts are counted from the end of the warm start"
+            " (config.replay.warm_start_completions)",
+            lambda old, new: new["replay.warm_start_completions"] > 0)),
     "search.prompts_per_step": _s(32, rules.FROM_0, "fresh prompts that the"
         " trainer grants (and, with wait_for_fresh, waits for) per optimizer"
         " step; 0 = searchers run free and the trainer takes what is there",
+        fixed="the prompts of each step are counted with it from step 0",
         auto=True),
     "search.order": _s("shuffled",
         rules.one_of("shuffled", "unsolved", "uncertain"),
         "order of the prompts: 'shuffled', each once in every pass; or, after"
         " the first pass, drawn by the share s of their completions that were"
-        " solved: 'unsolved' by 1 - s, 'uncertain' by s (1 - s)"),
+        " solved: 'unsolved' by 1 - s, 'uncertain' by s (1 - s)",
+        fixed=_ORDER),
     "search.solved_threshold": _s(1.0, rules.NUMBER, "least reward of a"
     " completion"
         " that counts as solved",
-        read_with=("search.order", ("unsolved", "uncertain"))),
+        read_with=("search.order", ("unsolved", "uncertain")),
+        fixed=_ORDER),
     "search.lead_steps": _s(1, rules.FROM_0, "steps that sampling may run ahead"
         " of training; with lockstep, steps by which all samples lag; 0 only"
-        " with lockstep"),
+        " with lockstep",
+        fixed=rules.Fixed(
+            "in lockstep (config.search.lockstep) it pins the version of every"
+            " prompt",
+            lambda old, new: new["search.lockstep"])),
     "search.wait_for_fresh": _s(True, rules.FLAG, "True: step t waits for its"
         " own fresh prompts, or where searchers run free, every"
         " publish.every_steps for all that they have in work; False: the"
-        " trainer draws from the buffer as it is"),
+        " trainer draws from the buffer as it is",
+        fixed="what has arrived is counted with it from step 0"),
     "search.lockstep": _s(False, rules.FLAG, "exact staleness: sample the data"
-        " of a step with the version lead_steps before it; 0 is on-policy"),
+        " of a step with the version lead_steps before it; 0 is on-policy",
+        fixed="it pins the version of every prompt"),
     "search.credits": _s(4, rules.COUNT, "blocks that a searcher may hold"
-        " unacknowledged", resume=True),
+        " unacknowledged", hosts="searcher"),
     "search.lease_s": _s(15.0, rules.WAIT, "silence after which a searcher's"
-        " prompts are granted to others", resume=True),
+        " prompts are granted to others", hosts="searcher"),
     "search.starvation_s": _s(180.0, rules.WAIT, "the trainer ends after this"
-        " long without fresh data", resume=True),
+        " long without fresh data", hosts="searcher"),
     "search.mesh.data": _s(1, rules.COUNT, "devices of a searcher that split"
-        " its slots", resume=True, auto=True),
+        " its slots", hosts="searcher", auto=True),
     "search.mesh.fsdp": _s(1, rules.COUNT, "devices that split slots and the"
-        " width of params", resume=True, auto=True),
+        " width of params", hosts="searcher", auto=True),
     "search.mesh.tensor": _s(1, rules.COUNT, "devices that split heads, hidden"
-        " units and the KV cache", resume=True, auto=True),
+        " units and the KV cache", hosts="searcher", auto=True),
     "search.cpu_devices": _s(0, rules.FROM_0, "virtual CPU devices of a"
-        " searcher; 0 = the machine's", resume=True),
+        " searcher; 0 = the machine's", hosts="searcher"),
 }
 # fmt: on
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tba_jax.config import load
 from tba_jax.config import settings
+from tba_jax.system import rules
 from tba_jax.tasks import build
 
 # Value of a key that a side neither has nor has a default for.
@@ -50,37 +51,63 @@ def between(
       yield key, values
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-  """Returns a text for each setting that differs, `config.KEY = NOW, was OLD`.
+def changed(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+  """Returns (old, new) of the settings that differ between two configs.
 
-  Files that have moved to another folder do not differ.
+  Configs may be flat, by key. Files that
+  have moved to another folder do not differ.
   """
+  return {
+      key: (old, new)
+      for key, (old, new) in between(load.flatten(before), load.flatten(now))
+      if not load.are_moved_files(key, old, new)
+  }
+
+
+def lines(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+  """Returns `config.KEY = NEW, was OLD` for each setting of `changed`."""
   return [
       f"config.{key} = {new!r}, was {old!r}"
-      for key, (old, new) in between(before, now)
-      if not load.are_moved_files(key, old, new)
+      for key, (old, new) in changes.items()
   ]
 
 
-def check_resume(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  """Raises ConfigError if resuming a run would change its computation.
+def check_resume(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+  """Returns what `changed` in a run that is resumed with another config.
 
-  `old` is the config in the run's `config.json`, `new` the requested one; the
-  message has one line per key that must not change.
+  Args:
+    old: config of the run, in its `config.json`.
+    new: requested config.
+
+  Raises:
+    ConfigError: a setting must not change; has a line for each, with the
+      reason.
   """
-  lines = []
-  sides = load.flatten(old), load.flatten(new)
-  for key, (before, now) in between(*sides):
-    if settings.may_change(key) or load.are_moved_files(key, before, now):
+  problems = []
+  sides = [
+      defaults(side.get("task.name")) | side
+      for side in map(load.flatten, (old, new))
+  ]
+  changes = changed(old, new)
+  for key, (before, now) in changes.items():
+    reason = settings.fixed(key)
+    if MISSING in (before, now) and rules.section(key) != "task":
+      reason = rules.Fixed("it is of another version of tba_jax")
+    if reason is None or not reason.holds(*sides):
       continue
     back = "" if now == MISSING else "set it back, or "
-    lines.append(
-        f"config.{key} = {now!r}: the run was started with {before!r}, and"
-        f" this key cannot change when it is continued; {back}give another"
-        " --workdir"
+    problems.append(
+        f"config.{key} = {now!r}: the run was started with {before!r}, and it"
+        f" cannot change when the run is resumed: {reason.why}; {back}give"
+        " another --workdir"
     )
-  if lines:
-    raise load.ConfigError("\n".join(lines))
+  if problems:
+    raise load.ConfigError("\n".join(problems))
+  return changes
 
 
 def check_hosts(
@@ -98,16 +125,16 @@ def check_hosts(
     sides: names of the two, for messages.
     searcher: whether one of them is a searcher.
   """
-  lines = []
+  problems = []
   for key, (a, b) in between(mine, theirs):
     hosts = settings.hosts(key)
-    of_searcher = hosts == "searcher" or settings.may_change(key)
     both_paths = hosts == "path" and "/" in str(a) and "/" in str(b)
     both_paths = both_paths or load.are_same_files(key, a, b)
-    if not (hosts == "own" or both_paths or (searcher and of_searcher)):
-      lines.append(
+    of_searcher = searcher and hosts == "searcher"
+    if not (hosts == "own" or both_paths or of_searcher):
+      problems.append(
           f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"
           " the same on all hosts of a run"
       )
-  if lines:
-    raise load.ConfigError("\n".join(lines))
+  if problems:
+    raise load.ConfigError("\n".join(problems))

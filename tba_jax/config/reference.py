@@ -11,6 +11,7 @@ import re
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import variants
+from tba_jax.system import rules
 from tba_jax.tasks import build
 
 _HEAD = """# Every setting
@@ -22,16 +23,19 @@ Change a setting in a config file, or on the command line with
 `--config.KEY=VALUE`; `python -m tba_jax.main --help KEY` prints it. A file that
 builds on another one beside it imports that with
 `variants.import_config("sft.py", beside=__file__)`, as `configs/tldr/tba.py`
-does. "On" in the last column: the setting may
-change when a run is resumed. Relations between settings are checked beside
-them (`CHECKS`); a wrong config ends the program with status 2 and a line for
-each wrong setting, before a device is touched.
+does. The last column has what [resuming a run](faults.md#a-changed-setting) may
+change: "yes", "no", or "partly"; `--help` gives the reason. Relations between
+settings are checked beside them (`CHECKS`); a wrong config ends the program
+with status 2 and a line for each wrong setting, before a device is touched.
 `--program=plan --config=FILE` says what a config needs. With "or auto" a
 setting that nothing sets follows the model, the data and the machine where the
 policy starts from a pretrained model
 ([rules](your_task.md#what-follows-the-model-the-data-and-the-machine)).
 """
-_TABLE = ["| key | default | allowed | meaning | |", "|---|---|---|---|---|"]
+_TABLE = [
+    "| key | default | allowed | meaning | resume |",
+    "|---|---|---|---|---|",
+]
 
 
 def help_on(key: str) -> str:
@@ -46,24 +50,34 @@ def help_on(key: str) -> str:
     raise load.ConfigError(load.unknown_key(key, "", list(rows)))
   lines = []
   for name in keys:
-    default, allowed, meaning, on = rows[name]
-    lines += [f"config.{name} = {default!r}"]
-    lines += [f"  {meaning}"] if meaning else []
-    lines += [f"  allowed: {allowed}"] if allowed else []
-    lines += ["  may change when a run is resumed"] if on else []
+    for tasks, row in _by_task(name) or [("", rows[name])]:
+      default, allowed, meaning, fixed = row
+      lines += [f"config.{name} = {default!r}{tasks}"]
+      lines += [f"  {meaning}"] if meaning else []
+      lines += [f"  allowed: {allowed}"] if allowed else []
+      may = {"yes": "may", "no": "cannot", "partly": "may not always"}
+      why = f": {fixed.why}" if fixed else ""
+      lines += [f"  {may[_resume(fixed)]} change when a run is resumed{why}"]
   if key in settings.SECTIONS:
     lines.insert(0, settings.SECTIONS[key].meaning)
   return "\n".join(lines)
 
 
+def _resume(fixed: rules.Fixed | None) -> str:
+  """Returns whether a setting may change when a run is resumed."""
+  if fixed is None:
+    return "yes"
+  return "no" if fixed.holds is rules.Fixed.holds else "partly"
+
+
 def _rows() -> dict[str, tuple]:
-  """Returns (default, allowed, meaning, may change) by key."""
+  """Returns (default, allowed, meaning, `settings.fixed`) by key."""
   rows = {
       key: (
           s.default,
           s.allowed.text + ", or auto" * s.auto,
           s.meaning,
-          settings.may_change(key),
+          settings.fixed(key),
       )
       for key, s in settings.SETTINGS.items()
   }
@@ -71,6 +85,19 @@ def _rows() -> dict[str, tuple]:
     for key, row in _task_rows(task).items():
       rows.setdefault(key, row)
   return rows
+
+
+def _by_task(key: str) -> list[tuple[str, tuple]]:
+  """Returns (tasks in brackets, row) of each meaning of a task's field."""
+  of_row: dict[tuple, list[str]] = {}
+  for name in build.TASKS:
+    rows = _task_rows(build.find(name))
+    if key in rows:
+      of_row.setdefault(rows[key], []).append(name)
+  return [
+      (f"  (task.name: {', '.join(names)})", row)
+      for row, names in of_row.items()
+  ]
 
 
 def _task_rows(task: type) -> dict[str, tuple]:
@@ -88,7 +115,7 @@ def _task_rows(task: type) -> dict[str, tuple]:
           default,
           variants.type_name(default) if not isinstance(default, str) else "",
           " ".join(meanings.get(name, "").split()),
-          False,
+          settings.fixed(f"task.{name}"),
       )
       for name, default in task.FIELDS.items()
   }
@@ -96,10 +123,10 @@ def _task_rows(task: type) -> dict[str, tuple]:
 
 def _table(rows: dict[str, tuple]) -> list[str]:
   lines = list(_TABLE)
-  for key, (default, allowed, meaning, on) in rows.items():
+  for key, (default, allowed, meaning, fixed) in rows.items():
     if isinstance(default, bool):
       allowed = "`True`, `False`"
-    cells = (f"`{key}`", f"`{default!r}`", allowed, meaning, "on" if on else "")
+    cells = f"`{key}`", f"`{default!r}`", allowed, meaning, _resume(fixed)
     lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
   return lines
 

@@ -115,12 +115,14 @@ def is_over_steps(key: str) -> bool:
   return key in SETTINGS and SETTINGS[key].allowed.is_over_steps
 
 
-def may_change(key: str) -> bool:
-  """Tells whether a setting may change when a run is resumed."""
-  section = SECTIONS.get(key.partition(".")[0])
-  return (section is not None and section.resume) or (
-      key in SETTINGS and SETTINGS[key].resume
-  )
+def fixed(key: str) -> rules.Fixed | None:
+  """Returns why a setting must not change when a run is resumed, or None."""
+  reason = SETTINGS[key].fixed if key in SETTINGS else None
+  if reason is None and rules.section(key) in SECTIONS:
+    reason = SECTIONS[rules.section(key)].fixed
+  if isinstance(reason, str):
+    return rules.Fixed(reason) if reason else None
+  return reason
 
 
 def names_files(key: str) -> bool:
@@ -139,5 +141,5 @@ def hosts(key: str) -> str:
     return "own" if is_file else "path" if is_path else "same"
   if key not in SETTINGS:
     return "same"
-  of_section = SECTIONS[section].hosts if name else "same"
-  return of_section if of_section != "same" else SETTINGS[key].hosts
+  of_key = SETTINGS[key].hosts
+  return SECTIONS[section].hosts if name and of_key == "same" else of_key

@@ -48,10 +48,10 @@ def check(
   saved = jsonl.read_json(path)
   if not isinstance(saved, dict):
     raise ValueError(f"{path} is damaged; remove {folder} to recreate it")
-  changed = differences.changed(saved, settings)
-  if changed:
+  lines = differences.lines(differences.changed(saved, settings))
+  if lines:
     raise ValueError(
-        f"{folder} was made with other settings: {'; '.join(changed)}. Allowed:"
+        f"{folder} was made with other settings: {'; '.join(lines)}. Allowed:"
         f" the settings that it was made with, another --workdir, or {folder}"
         " removed, to recreate it"
     )

@@ -507,7 +507,7 @@ class Evaluator:
               "reward": self._reward(judgement),
               "reason": failure and f"could not be judged: {failure}",
               "version": int(completions.versions[sample]),
-              "tokens": self._tokenizer.tokens(tokens),
+              "tokens": self._tokenizer.pieces(tokens),
               "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
           }
       )

@@ -12,7 +12,7 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "evaluate": rules.Section("Evaluation on held-out prompts, while training"
-        " and by `--program=evaluate`.", resume=True),
+        " and by `--program=evaluate`.", hosts="searcher"),
 }
 
 SETTINGS = {

@@ -89,6 +89,7 @@ class Guards:
       *,
       backend: str,
       num_sampled_by_chance: float = math.inf,
+      unchecked_step: int = -1,
   ):
     """Initializes the guards.
 
@@ -98,7 +99,11 @@ class Guards:
       backend: JAX backend of the trainer.
       num_sampled_by_chance: position in the prompt order from which on prompts
         are chosen by how they were answered.
+      unchecked_step: step without a check of the log-prob gap: the first one
+        with changed settings, whose freshest completions may have been sampled
+        with the old ones.
     """
+    self._unchecked_step = unchecked_step
     self._config = config.guards
     self._num_sampled_by_chance = num_sampled_by_chance
     self.failures = failures_lib.FailureShare()
@@ -121,7 +126,8 @@ class Guards:
             f" config.guards.min_entropy={c.min_entropy}",
         ),
         "logprob_gap": (
-            metrics["on_policy_share"] > 0
+            step != self._unchecked_step
+            and metrics["on_policy_share"] > 0
             and metrics["logprob_gap"] > self._max_logprob_gap,
             "trainer and sampler differ by"
             f" {metrics['logprob_gap']:.2e} nats a token at staleness 0, above"
@@ -155,7 +161,8 @@ class Guards:
         f" judged, {failures.first:.1%} of the first: a rise above"
         f" config.guards.max_failure_rise={limit}. The judge fails, or the"
         " policy learns to break it: mend what the events reward_failed tell,"
-        " then go on with a larger config.train.num_steps"
+        " then go on with a changed setting, such as a larger"
+        " config.train.num_steps"
         if rises
         else ""
     )

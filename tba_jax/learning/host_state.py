@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 # Format of the whole checkpoint; an incompatible change increases it.
-FORMAT = 5
+FORMAT = 6
 # File name, in the folder `host` of a checkpoint.
 NAME = "process-00000.npz"
 

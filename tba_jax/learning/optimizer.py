@@ -55,8 +55,10 @@ def make_optimizer(
     per_round_steps: see `schedules`.
   """
   c = config_optimizer
+  # The state has one structure with and without clipping.
+  norm = c.grad_clip_norm
   tx = optax.chain(
-      *([optax.clip_by_global_norm(c.grad_clip_norm)] * bool(c.grad_clip_norm)),
+      optax.clip_by_global_norm(norm) if norm else optax.identity(),
       optax.scale_by_adam(c.b1, c.b2, c.epsilon),
       optax.add_decayed_weights(c.weight_decay),
   )

@@ -9,6 +9,7 @@ environments say first is read, and the prompts of a log are looked up.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from tba_jax.policy import prompt_preview
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.system import processes
+from tba_jax.system import ramps
 from tba_jax.system import user_code
 from tba_jax.tasks import base
 from tba_jax.tasks import build
@@ -53,10 +55,11 @@ def main() -> int:
 
 
 def trace_loss(config: ml_collections.ConfigDict) -> None:
-  """Traces `config.loss` on the shapes of a micro-batch.
+  """Traces `config.loss` on the shapes of a micro-batch, and computes one.
 
   Raises:
-    ValueError: the loss raises, or returns something else than a loss.
+    ValueError: the loss raises, returns something else than a loss, or has no
+      gradient.
   """
   with processes.importing():  # Takes seconds.
     import jax  # pylint: disable=g-import-not-at-top
@@ -76,11 +79,34 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
   if losses.baseline(config.loss) == "file":
     batch.prepared["baselines_Bx1"] = shape(B, 1)
   pure_loss = objective.make_pure_loss(config)
-  jax.eval_shape(
-      jax.grad(lambda x, *others: pure_loss(x, {}, *others), has_aux=True),
-      shape(B, K, T),
-      batch,
-      shape(),
+  gradient = jax.jit(
+      jax.grad(lambda x, *others: pure_loss(x, {}, *others), has_aux=True)
+  )
+  jax.eval_shape(gradient, shape(B, K, T), batch, shape())
+  # On random data: rewards of 0 and 1, then any.
+  rng = np.random.default_rng(0)
+  for rewards in (rng.integers(0, 2, (B, K)), rng.normal(size=(B, K))):
+    filled = jax.tree.map(
+        lambda x: -np.abs(rng.normal(size=x.shape)).astype(x.dtype)
+        if x.dtype.kind == "f"
+        else np.ones(x.shape, x.dtype),
+        batch,
+    )
+    filled = dataclasses.replace(
+        filled,
+        rewards=np.float32(rewards),
+        prompt_mask=np.ones_like(filled.prompt_mask),
+        completion_mask=np.ones_like(filled.completion_mask),
+    )
+    logprobs_BxKxT = -np.abs(rng.normal(size=(B, K, T))).astype(np.float32)
+    beta = np.float32(ramps.parse(config.loss.beta).start)
+    if np.any(gradient(logprobs_BxKxT, filled, beta)[0]):
+      return
+  raise ValueError(
+      f"config.loss.name={config.loss.name!r}: its gradient by"
+      " groups.logprobs_BxKxT is 0, so that nothing would be learned; allowed a"
+      " loss of log-probs without stop_gradient, int or argmax around them all"
+      " (docs/objectives.md)"
   )
 
 

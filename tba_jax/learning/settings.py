@@ -9,6 +9,11 @@ from tba_jax.system import rules
 from tba_jax.transport import settings as transport
 
 _s = rules.Setting
+_STAGE = "the stage was trained with it"
+_ROUNDS = rules.Fixed(
+    "the prompts of a round (config.rounds.mini_batches) are counted with it",
+    lambda old, new: new["rounds.mini_batches"] > 0,
+)
 
 
 # fmt: off
@@ -40,16 +45,17 @@ def _stage(name: str, rows: str, **defaults: Any) -> dict[str, rules.Setting]:
 
 SECTIONS = {
     "sft": rules.Section("Supervised fine-tuning on the task's solutions, for"
-        " `init=sft`.", hosts="own"),
+        " `init=sft`.", hosts="own", fixed=_STAGE),
     "reward_model": rules.Section("`--program=reward_model`: a scalar head"
-        " trained on pairs of completions (docs/preferences.md).", hosts="own"),
+        " trained on pairs of completions (docs/preferences.md).", hosts="own",
+        fixed=_STAGE),
     "optimizer": rules.Section("AdamW."),
     "train": rules.Section("Size of the run and of its batches."),
     "trainer": rules.Section("The trainer's processes (docs/scaling.md).",
-        resume=True),
-    "guards": rules.Section("Detection of collapse.", resume=True),
+        hosts="searcher"),
+    "guards": rules.Section("Detection of collapse.", hosts="searcher"),
     "checkpoint": rules.Section("Checkpoints of the whole run, to resume from.",
-        resume=True),
+        hosts="searcher"),
 }
 
 SETTINGS = {
@@ -107,9 +113,11 @@ SETTINGS = {
     "optimizer.grad_clip_norm": _s(1.0, rules.NOT_NEGATIVE, "0 = off"),
 
     "train.num_steps": _s(320, rules.COUNT, "optimizer updates; extending a run"
-        " stretches the decay of the learning rate from there on", resume=True),
-    "train.prompts_per_batch": _s(32, rules.COUNT, "B", auto=True),
-    "train.completions_per_prompt": _s(8, rules.COUNT, "K"),
+        " stretches the decay of the learning rate from there on",
+        hosts="searcher"),
+    "train.prompts_per_batch": _s(32, rules.COUNT, "B", fixed=_ROUNDS,
+        auto=True),
+    "train.completions_per_prompt": _s(8, rules.COUNT, "K", fixed=_ROUNDS),
     "train.micro_batch_prompts": _s(32, rules.COUNT, "prompts in one"
         " forward-backward (gradient accumulation); if they do not divide"
         " prompts_per_batch, groups are cut", auto=True),
@@ -122,15 +130,17 @@ SETTINGS = {
         " least memory)", auto=True),
     "train.router_replay": _s(False, rules.FLAG, "router replay: searchers"
         " record the experts that each token used, and the trainer's policy"
-        " uses them again"),
+        " uses them again",
+        fixed="completions in the buffer have their experts only with it"),
     "train.per_round_steps": _s(0, rules.FROM_0, "schedules change once per"
         " this many steps (a round), as in the papers' code; 0 = every step"),
     "train.wall_clock_limit_s": _s(0.0, rules.NOT_NEGATIVE,
-        "limit of one trainer process; 0 = none. The run then ends: a larger"
-        " train.num_steps goes on, a larger limit alone does not", resume=True),
+        "limit of one trainer process; 0 = none. The run then ends; with a"
+        " changed setting it goes on", hosts="searcher"),
     "train.nonfinite": _s("stop", rules.one_of("stop", "skip"),
         "a loss or gradient that is not finite never changes the params: 'stop'"
-        " ends the run, 'skip' continues with the next batch", resume=True),
+        " ends the run, 'skip' continues with the next batch",
+        hosts="searcher"),
 
     "trainer.num_processes": _s(1, rules.COUNT, "processes of one mesh; process"
         " 0 leads", auto=True),

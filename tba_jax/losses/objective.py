@@ -23,6 +23,7 @@ from tba_jax.losses import distillation
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import logprobs
 from tba_jax.losses import metrics
+from tba_jax.losses import own
 from tba_jax.losses import ppo
 
 PyTree = types.PyTree
@@ -257,6 +258,7 @@ def make_pure_loss(
             has_reference=has_reference,
         ),
         **metrics.pair_totals(aux),
+        **(own.totals(aux, mask_BxKxT) if ".py:" in c.name else {}),
         **metrics.value_totals(groups, aux, of_batch("return_center")),
         **metrics.batch_totals(
             batch, logprobs_BxKxT, has_reference=has_reference

@@ -19,6 +19,7 @@ _NAME = rules.Allowed(
 )
 
 _s = rules.Setting
+_REWARDS = "rewards in the buffer were computed with it"
 
 # fmt: off
 SECTIONS = {
@@ -29,14 +30,16 @@ SECTIONS = {
 
 SETTINGS = {
     "loss.name": _s("tb", _NAME, "docs/objectives.md says which to choose and"
-        " how to write your own", files=True),
+        " how to write your own", files=True,
+        fixed="parameters of the loss in the checkpoint are of this"
+        " objective"),
     "loss.scale": _s("unit", rules.one_of("unit", "paper"),
         "scale of the squared losses: 'unit' has the gradient of a policy"
         " gradient, 'paper' that of the paper's objective (of tb 2/beta times"
         " as large)"),
     "loss.reward_weight": _s(1.0, rules.NOT_NEGATIVE, "factor on the rewards to"
         " learn from; at 0 the reference alone is the target, which distills it"
-        " (docs/distillation.md)"),
+        " (docs/distillation.md)", fixed=_REWARDS),
     "loss.beta": _s(
         0.05, rules.over_steps(rules.NOT_NEGATIVE),
         "weight of the KL to the reference, reward per nat; above 0 for "
@@ -45,7 +48,12 @@ SETTINGS = {
         "importance correction; '' is the objective's own, a trust region of"
         " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
         " truncate_* and mask_token ratio_cap, decoupled both (the trust region"
-        " is around the proximal policy), m2_mask moment_cap"),
+        " is around the proximal policy), m2_mask moment_cap",
+        fixed=rules.Fixed(
+            "'decoupled' reads a proximal policy, which a checkpoint with"
+            " another correction lacks",
+            lambda *sides: any(
+                side["loss.correction"] == "decoupled" for side in sides))),
     "loss.ratio_clip": _s(0.0, rules.BELOW_1, "trust region: the ratio to the"
         " behavior policy is clipped to 1 - ratio_clip … 1 + ratio_clip; 0 ="
         " off"),
@@ -77,10 +85,12 @@ SETTINGS = {
         " is the log_mean_exp of its rewards", hosts="path", files=True),
     "loss.behavior_logprobs": _s("sampler",
         rules.one_of("sampler", "recomputed"), "'sampler': exact, as sampled;"
-        " 'recomputed': the proximal policy's, as Async RLHF's code"),
+        " 'recomputed': the proximal policy's, as Async RLHF's code",
+        fixed="a checkpoint has the proximal policy only with 'recomputed'"),
     "loss.proximal_every_steps": _s(0, rules.FROM_0, "steps for which the"
         " proximal policy, and the values of PPO's advantages, are held; 0 = a"
-        " round, without rounds one step"),
+        " round, without rounds one step",
+        fixed="the proximal policy in the checkpoint is held for it"),
     "loss.entropy_weight": _s(0.0, rules.NOT_NEGATIVE, "weight of an entropy"
         " bonus: the loss is reduced by it times the mean entropy per token,"
         " nats"),
@@ -89,11 +99,12 @@ SETTINGS = {
         " sampling.max_completion_tokens, or the batch's mean number; '' is the"
         " objective's own"),
     "loss.include_stop_token": _s(True, rules.FLAG, "the stop token, or the"
-        " tokens of a stop string, in log-probs and masks"),
+        " tokens of a stop string, in log-probs and masks",
+        fixed="the reference's log-probs in the buffer follow it"),
     "loss.missing_stop": _s("keep", rules.one_of("keep", "replace", "add"),
         "a completion without stop token keeps its reward, gets"
-        " missing_stop_reward instead, or has that added"),
-    "loss.missing_stop_reward": _s(-1.0, rules.NUMBER, ""),
+        " missing_stop_reward instead, or has that added", fixed=_REWARDS),
+    "loss.missing_stop_reward": _s(-1.0, rules.NUMBER, "", fixed=_REWARDS),
     "loss.log_z_learning_rate": _s(1e-2, rules.ABOVE_0, "learning rate of log Z"
         " in tb_learned_z"),
     "loss.value_init": _s(
@@ -101,7 +112,7 @@ SETTINGS = {
         "value model of " + ", ".join(build.names("has_values"))
         + ": the 'policy' with a head of zeros, the run's 'reward_model', or a"
         " Hugging Face folder with a scalar head",
-        hosts="path", files=True),
+        hosts="path", files=True, fixed="the value model began with it"),
     "loss.value_learning_rate": _s(1e-3, rules.ABOVE_0, "learning rate of the"
         " value model, in the policy's schedule"),
     "loss.value_clip": _s(0.2, rules.NOT_NEGATIVE, "clip of ppo's values around"

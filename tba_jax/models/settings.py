@@ -9,9 +9,11 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "tokenizer": rules.Section(""),
+    "tokenizer": rules.Section("", fixed="tokens in the buffer are this"
+        " tokenizer's"),
     "model": rules.Section("Shape of the policy. A Hugging Face folder in"
-        " `init` (or `sft.init`) brings its own, except for the two dtypes."),
+        " `init` (or `sft.init`) brings its own, except for the two dtypes.",
+        fixed="params in the checkpoint have this shape"),
 }
 
 SETTINGS = {
@@ -47,16 +49,18 @@ SETTINGS = {
         " completion together, tokens"),
     "model.param_dtype": _s("float32", rules.DTYPE, "dtype of a frozen base"
         " (lora.rank); trained params are float32, since bfloat16 rounds small"
-        " updates away"),
+        " updates away", fixed="the run began with it"),
     "model.compute_dtype": _s("auto",
         rules.one_of("auto", "float32", "bfloat16"), "dtype of activations;"
         " 'auto' is bfloat16 on an accelerator, float32 on a CPU, where `train`"
         " begins runs of models of width 256 and above in bfloat16 if the CPU"
-        " has AVX512_BF16 or AMX"),
+        " has AVX512_BF16 or AMX",
+        fixed="log-probs in the buffer were computed in it"),
     "model.attention": _s("auto",
         rules.one_of("auto", "plain", "splash", "cudnn"),
         "kernel of training and prefill: 'auto' is splash attention on TPU,"
         " cuDNN's on GPU where it can serve the model, and plain elsewhere;"
-        " 'auto' alone also has kernels of decode steps with mixed lengths"),
+        " 'auto' alone also has kernels of decode steps with mixed lengths",
+        fixed=""),
 }
 # fmt: on

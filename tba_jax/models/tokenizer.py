@@ -520,6 +520,19 @@ class Tokenizer:
     """Returns the token string of each id."""
     return self._fast.convert_ids_to_tokens([int(i) for i in ids])
 
+  def pieces(self, ids: Sequence[int]) -> list[str]:
+    """Returns the text of each id, with "�" for a part of a character.
+
+    A byte-level "Ġ" or a SentencePiece "▁" is the space that it stands for.
+    """
+    return [
+        " " * token.startswith("▁")
+        + self._fast.convert_tokens_to_string([token]).lstrip(
+            " " if token.startswith("▁") else ""
+        )
+        for token in self.tokens(ids)
+    ]
+
   def ids_of(self, tokens: Sequence[str | None]) -> list[int] | None:
     """Returns the ids of token strings; None if one is no token here."""
     ids = [self._id_of.get(token) for token in tokens]

@@ -48,8 +48,8 @@ OVERLAP_FORMULA = (
 # Kinds of events of a healthy run.
 _PEACEFUL = frozenset(
     "data evaluation_skipped idle_devices interrupted journal_room limit logged"
-    " one_process profile restart restored sandbox_limited signal store_started"
-    " store_stopped".split()
+    " one_process profile restart restored sandbox_limited settings_changed"
+    " signal store_started store_stopped".split()
 )
 
 
@@ -151,6 +151,27 @@ def damage(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
   for kind, name in _DAMAGE.items():
     if kinds[kind]:
       out[name] = out.get(name, 0) + kinds[kind]
+  return out
+
+
+def settings_changes(
+    events: Iterable[Mapping[str, Any]],
+) -> dict[int, dict[str, Any]]:
+  """Returns step -> changed settings, (old, new) by key, from that step on.
+
+  A start of the trainer drops the changes from its step on, since the steps
+  were redone.
+  """
+  out: dict[int, dict[str, Any]] = {}
+  for event in events:
+    kind, step = event.get("kind"), event.get("step")
+    if kind in ("restored", "settings_changed") and isinstance(step, int):
+      out = {at: changes for at, changes in out.items() if at < step}
+      changes = event.get("changes")
+      if isinstance(changes, dict) and all(
+          isinstance(pair, list) and len(pair) == 2 for pair in changes.values()
+      ):
+        out[step] = changes
   return out
 
 
@@ -415,7 +436,17 @@ def deciding_metric(*evaluations: Mapping[str, Any]) -> str | None:
 
 
 def more_rows(*evaluations: Mapping[str, Any]) -> dict[str, str]:
-  """Returns metric -> label of parts of the reward, and of further splits."""
+  """Returns metric -> label of parts of the reward, and of further splits.
+
+  A single part that is the reward itself has none.
+  """
+  parts = {key for e in evaluations for key in e if _is_part(key)}
+  if len(parts) == 1 and all(
+      e.get(*parts) == e.get("mean_reward") for e in evaluations
+  ):
+    evaluations = [
+        {k: v for k, v in e.items() if k not in parts} for e in evaluations
+    ]
   labels = {"mean_reward": "mean reward", "pass_at_1": "pass@1"}
   out = {}
   for key in dict.fromkeys(name for e in evaluations for name in e):
@@ -429,6 +460,11 @@ def more_rows(*evaluations: Mapping[str, Any]) -> dict[str, str]:
     if label is not None:
       out[key] = f"{split.replace('_', ' ')}: {label}" if split else label
   return out
+
+
+def _is_part(key: str) -> bool:
+  is_error = key.endswith(("_stderr", "_interval"))
+  return key.startswith("reward/") and not is_error
 
 
 class Means:

@@ -144,7 +144,11 @@ def step_record(
       **buffer,
   }
   return {
-      **{f"train/{name}": value for name, value in metrics.items()},
+      # A loss of the user's names its own `loss/NAME`.
+      **{
+          name if "/" in name else f"train/{name}": value
+          for name, value in metrics.items()
+      },
       **{f"replay/{name}": value for name, value in data.items()},
       "time/step_s": seconds.get("step", 0.0),
       "time/wait_s": seconds.get("wait_fresh", 0.0),
@@ -179,7 +183,7 @@ def samples_of(
             "reward": float(draw.rewards[b, k]),
             "version": int(draw.versions[b, k]),
             "finish_reason": "stop" if draw.stopped[b, k] else "length",
-            "tokens": tokenizer.tokens(tokens),
+            "tokens": tokenizer.pieces(tokens),
             "logprobs": [x if s else None for x, s in zip(logprobs, sampled)],
         }
     )
@@ -370,7 +374,7 @@ class Recorder:
         failure_share={"first": failures.first, "newest": failures.newest},
     )
     every = self._config.log.samples_every_steps
-    if every and step % every == 0:
+    if every and (step % every == 0 or step + 1 == self._num_steps):
       self._submit("samples", lambda: self._write_samples(step, draw))
     self._show()
     if time.monotonic() - self._ledger_at >= _STATUS_EVERY_S:
@@ -446,8 +450,11 @@ class Recorder:
         "completions": ledger["generated"]["completions"],
         "trained_completions": totals["trained"],
         "train_wall_s": totals["wall_s"],
+        # None where searchers reported none while steps were timed.
         "completions_per_s": (
             totals["loop_completions"] / max(totals["wall_s"], 1e-9)
+            if totals["loop_completions"]
+            else None
         ),
         "generate_busy_s": totals["generate_s"],
         "train_busy_s": totals["train_s"],

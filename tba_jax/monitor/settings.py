@@ -16,14 +16,14 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "log": rules.Section("Metrics, samples and profiles.", resume=True),
+    "log": rules.Section("Metrics, samples and profiles.", hosts="searcher"),
 }
 
 SETTINGS = {
     "log.every_steps": _s(1, rules.COUNT, "steps between lines of"
         " metrics.jsonl"),
     "log.samples_every_steps": _s(20, rules.FROM_0, "steps between writes of"
-        " samples.jsonl; 0 = never"),
+        " samples.jsonl, besides the last one; 0 = never"),
     "log.writers": _s("", rules.some_of(*WRITERS), "writers in addition to"
         " metrics.jsonl"),
     "log.trackio_project": _s("tba_jax", rules.NAME, ""),

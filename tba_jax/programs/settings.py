@@ -25,14 +25,13 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "run": rules.Section("Processes of `train` on this machine.", resume=True,
-        hosts="own"),
+    "run": rules.Section("Processes of `train` on this machine.", hosts="own"),
     "devices": rules.Section("Accelerators of each role, as '0', '0,1' or"
         " '0-3', or 'cpu'. '' lets the supervisor split those of this machine:"
         " first the trainer's, then each searcher's; a single one is shared"
-        " (run.processes).", resume=True, hosts="own"),
+        " (run.processes).", hosts="own"),
     "generate": rules.Section("`--program=generate` and `score`"
-        " (docs/generate.md).", resume=True),
+        " (docs/generate.md).", hosts="searcher"),
 }
 
 SETTINGS = {

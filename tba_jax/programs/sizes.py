@@ -132,11 +132,17 @@ def model_of(config: ml_collections.ConfigDict) -> config_lib.ModelConfig:
 _BFLOAT16_WIDTH = 256
 
 
-def compute_dtype(config: ml_collections.ConfigDict) -> tuple[str, str]:
-  """Returns what a new run on this machine computes in, and why.
+def compute_dtype(
+    config: ml_collections.ConfigDict, kind: str = ""
+) -> tuple[str, str]:
+  """Returns what a new run computes in, and why.
 
   Another `model.compute_dtype` than "auto", or an accelerator, leaves it as it
   is.
+
+  Args:
+    config: config of the run.
+    kind: kind of its devices; "" for those of this machine.
 
   Raises:
     ValueError: the folder of the model cannot be read.
@@ -144,7 +150,7 @@ def compute_dtype(config: ml_collections.ConfigDict) -> tuple[str, str]:
   set_to = config.model.compute_dtype
   if set_to != "auto":
     return set_to, "as set"
-  kind = accelerators.find().kind
+  kind = kind or accelerators.find().kind
   if kind != accelerators.CPU:
     return set_to, f"by the device, {kind}"
   if not accelerators.multiplies_bfloat16():

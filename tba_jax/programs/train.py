@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import Any
 
 import ml_collections
@@ -379,15 +380,18 @@ def supervise(
   with contextlib.ExitStack() as closing:
     try:
       check_devices(config)
-      _check_stages(config, pathlib.Path(workdir))
       closing.enter_context(bucket.hold(run_directory.lock(workdir), workdir))
       config = with_compute_dtype(config, workdir)
-      run_info, saved = run_directory.create(workdir, config)
-      if saved is not None:
-        differences.check_resume(saved, config)
-        run_directory.update(workdir, config)
+      changes = {}
+      if run_directory.run_id(workdir):
+        saved = run_directory.load_config(workdir)
+        changes = differences.check_resume(saved, config)
+      _check_stages(config, pathlib.Path(workdir))
+      run_info, _ = run_directory.create(workdir, config)
       run_directory.warn_unguarded(run_info, config)
-      supervisor = Supervisor(config, run_info, console, stop=stop)
+      supervisor = Supervisor(
+          config, run_info, console, changes=changes, stop=stop
+      )
     except (ValueError, OSError) as error:
       raise run_directory.NoRunError(str(error)) from error
     closing.callback(supervisor.close)
@@ -506,6 +510,7 @@ class Supervisor:
       run_info: run_directory.Run,
       console: rich.console.Console,
       *,
+      changes: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),
       limits: Limits = Limits(),
       children: Children | None = None,
       stop: threading.Event | None = None,
@@ -516,6 +521,7 @@ class Supervisor:
       config: complete config.
       run_info: run, whose directory exists.
       console: terminal of the panel and the closing table.
+      changes: settings that differ from the run's so far, (old, new) by key.
       limits: periods and limits of supervision.
       children: starter of the processes; None makes one on this machine.
       stop: ends the run as SIGINT does.
@@ -524,6 +530,7 @@ class Supervisor:
     self._run = run_info
     self._workdir = run_info.workdir
     self._console = console
+    self._changes = changes
     # Totals of the run's earlier supervisors.
     self._totals_path = self._workdir / "totals.json"
     self._earlier = _read(self._totals_path) or {
@@ -562,17 +569,29 @@ class Supervisor:
     return self._received
 
   def run(self) -> int:
-    finished = self._summary
-    if finished and finished["num_steps"] >= self._config.train.num_steps:
+    changes = "\n".join(differences.lines(self._changes))
+    if self._is_finished():
+      finished = self._summary
       self._console.print(
           f"This run is finished ({finished['steps']} steps); its report is"
           f" {self._workdir / 'report.html'}"
       )
+      if changes:
+        self._console.print(
+            f"not applied, since no step is left (config.train.num_steps):\n"
+            f"{changes}",
+            soft_wrap=True,
+        )
       self._console.print(panel.final_table(finished))
       return processes.EXIT_OK
     # Training continues: the earlier result no longer holds.
     for name in ("result.json", "summary.json"):
       (self._workdir / name).unlink(missing_ok=True)
+    # All roles read their settings from `config.json`, which is replaced as a
+    # whole: a kill before it leaves the old ones, and after it the new ones.
+    run_directory.update(str(self._workdir), self._config)
+    if changes:
+      self._console.print(f"changed settings:\n{changes}", soft_wrap=True)
     status = processes.EXIT_OK
     error = None
     try:
@@ -596,6 +615,16 @@ class Supervisor:
     finally:
       self._end_all()
     return self._conclude(status, error)
+
+  def _is_finished(self) -> bool:
+    """Returns whether no step is left.
+
+    A run that a guard or a limit has ended goes on with changed settings.
+    """
+    if not self._summary:
+      return False
+    name = "num_steps" if not self._changes else "steps"
+    return self._summary[name] >= self._config.train.num_steps
 
   def close(self) -> None:
     """Closes the log of events."""

@@ -156,6 +156,7 @@ class ReplayBuffer:
     self.settings, self._filter = config.replay, config.replay_filter
     self._rounds = config.rounds
     self._max_prompt_tokens = config.sampling.max_prompt_tokens
+    self._temperature = config.sampling.temperature
     self.reward_temperature = reward_temperature
     self._evict = EVICTION_RULES[self._filter.evict]
     self.capacity = self.settings.capacity
@@ -473,6 +474,7 @@ class ReplayBuffer:
         "rng": self._rng.bit_generator.state,
         "starts": np.array(self._starts, np.int64).reshape(-1, 2),
         "capacity": self.capacity,
+        "temperature": self._temperature,
         "insert_step": self._insert_step,
         "sample_step": self.sample_step,
         "recent_misses": self._recent_misses,
@@ -482,7 +484,8 @@ class ReplayBuffer:
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores a state; later draws are the same as in the saved buffer.
 
-    Later inserts evict what exceeds the capacities.
+    Later inserts evict what exceeds the capacities. Cached reference log-probs
+    of another temperature are forgotten.
 
     Raises:
       ValueError: a prompt or completion is longer than the config allows.
@@ -494,6 +497,8 @@ class ReplayBuffer:
           f" max_prompt_tokens={self._max_prompt_tokens}"
       )
     self.table.set_state(state["rows"])
+    if state["temperature"] != self._temperature:
+      self.table.ref_versions[self.table.live_rows()] = -1
     ends = np.cumsum(state["prompt_lengths"])[:-1]
     names = list(self._prompt_columns)
     of_prompts = zip(*[np.split(state[name], ends) for name in names])

@@ -15,7 +15,7 @@ SECTIONS = {
         " replay: mini_batches (N) batches sampled with one version, trained on"
         " in order in each of `passes` (T) passes, N·T steps, then dropped."
         " `set_rounds` of tba_jax/config/variants.py makes the other settings"
-        " fit."),
+        " fit.", fixed="rounds are counted from step 0"),
     "replay_filter": rules.Section("Rules of what the buffer accepts and"
         " evicts."),
 }
@@ -38,9 +38,10 @@ SETTINGS = {
     "replay.dedupe": _s(True, rules.FLAG, "a completion replaces an equal one"
         " of its prompt"),
     "replay.warm_start_completions": _s(0, rules.FROM_0,
-        "completions sampled before step 0"),
+        "completions sampled before step 0",
+        fixed="prompts are counted from its end"),
     "replay.max_segment_mb": _s(64.0, rules.ABOVE_0, "size of the journal's"
-        " segments", resume=True),
+        " segments", hosts="searcher"),
 
     "rounds.mini_batches": _s(0, rules.FROM_0, "N; 0 = no rounds"),
     "rounds.passes": _s(1, rules.COUNT, "T",

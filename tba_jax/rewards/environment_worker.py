@@ -6,7 +6,7 @@ Imports the environment that its first message names, then plays one episode
 after the other, each in a process of its own (`system/keeper.py`):
 
     ["reset", seed]            {"said", "tools"}
-    ["step", text]             {"said", "reward", "done", "success"}
+    ["step", text]             {"said", "reward", "done", "success", "metrics"}
     ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
 
 or `failure` and `message`. What an environment says is a text or a list of
@@ -100,7 +100,8 @@ class _Episode:
           " done, info), or with terminated and truncated",
       )
     said, reward, *ends, info = out
-    success = info.get("success") if isinstance(info, dict) else None
+    info = info if isinstance(info, dict) else {}
+    success = info.get("success")
     done = any(_flag("done", end) for end in ends)
     return {
         # What is said last is not read, and often is [], {} or None.
@@ -108,6 +109,7 @@ class _Episode:
         "reward": base.number(reward, "step, as its reward,"),
         "done": done,
         "success": None if success is None else _flag("success", success),
+        "metrics": base.metrics_of(info.get("metrics") or {}, "step"),
     }
 
   def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:

@@ -262,6 +262,7 @@ class _Episode:
   length: tokens of the completion that its environment has seen.
   ends: tokens of the completion up to the end of each turn.
   rewards: reward of each turn that was answered.
+  metrics: newest value of each metric that the environment names.
   """
 
   def __init__(self, dialogue: Dialogue | None = None):
@@ -272,6 +273,7 @@ class _Episode:
     self.ends: list[int] = []
     self.rewards: list[float] = []
     self.success: bool | None = None
+    self.metrics: dict[str, float] = {}
     self.seconds = 0.0
     self.failure: Failure | None = None
 
@@ -414,6 +416,7 @@ class Episodes:
         seconds=episode.seconds,
         turn_rewards=tuple(episode.rewards),
         turn_ends=tuple(episode.ends),
+        metrics=dict(episode.metrics),
         failure=cause,
         message=message,
     )
@@ -470,6 +473,7 @@ class Episodes:
         if episode.failure is None:
           episode.rewards.append(answer["reward"])
           episode.success = answer["success"]
+          episode.metrics |= answer["metrics"]
         over = (
             episode.failure is not None
             or answer["done"]

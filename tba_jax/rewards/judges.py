@@ -52,6 +52,7 @@ class Outcome:
   turn_ends: tokens of the completion up to the end of each turn that was put to
     the environment.
   seconds: time that its answers took.
+  metrics: numbers that the environment names.
   failure, message: cause and description of what went wrong, else "".
   """
 
@@ -60,6 +61,7 @@ class Outcome:
   seconds: float
   turn_rewards: tuple[float, ...] = ()
   turn_ends: tuple[int, ...] = ()
+  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
   failure: str = ""
   message: str = ""
 
@@ -372,7 +374,8 @@ class InProcess(Judge):
 class OfOutcomes(Judge):
   """Takes the rewards that environments gave while completions were sampled.
 
-  The parts of a reward are the number of turns and the environment's seconds.
+  The parts of a reward are the number of turns, the environment's seconds, and
+  its metrics.
   """
 
   def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
@@ -386,6 +389,7 @@ class OfOutcomes(Judge):
         outcome.reward, outcome.is_right, request.completion
     )
     parts = {
+        **outcome.metrics,
         "turns": float(outcome.num_turns),
         "environment_s": outcome.seconds,
     }

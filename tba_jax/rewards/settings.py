@@ -25,33 +25,38 @@ SETTINGS = {
     "reward.backend": _s("process", rules.one_of("process", "pool", "model"),
         "place of rewards: 'process', by the task inside the role, for rewards"
         " that are fast and never hang; 'pool', in worker processes of each"
-        " role, killed at the deadline; 'model', by the reward model"),
+        " role, killed at the deadline; 'model', by the reward model",
+        fixed=rules.Fixed(
+            "rewards in the buffer are by the reward model, or by the task",
+            lambda *sides: any(
+                side["reward.backend"] == "model" for side in sides))),
     "reward.num_workers": _s(2, rules.COUNT, "workers of the pool; for"
         " environments, processes of a role, one for each completion under way"
-        " (docs/environments.md)", resume=True, hosts="own"),
+        " (docs/environments.md)", hosts="own"),
     "reward.deadline_s": _s(10.0, rules.WAIT, "limit for one completion, or one"
-        " turn, in a worker", resume=True),
+        " turn, in a worker", hosts="searcher"),
     "reward.memory_mb": _s(0, rules.FROM_0, "address space of a worker; 0 = no"
-        " limit", resume=True, hosts="own"),
+        " limit", hosts="own"),
     "reward.network": _s(False, rules.FLAG, "whether workers have the network",
-        resume=True, hosts="own"),
+        hosts="own"),
     "reward.env_vars": _s("", rules.TEXT, "environment variables that"
         " workers get besides PATH, LANG, PYTHONPATH and similar, separated by"
-        " commas", hosts="own", resume=True),
+        " commas", hosts="own"),
     "reward.readable": _s("", rules.TEXT, "files and folders that workers may"
         " read besides those of the task, separated by commas"
-        " (docs/your_task.md#isolation)", hosts="own", resume=True, files=True),
+        " (docs/your_task.md#isolation)", hosts="own", files=True),
     "reward.normalize_parts": _s(False, rules.FLAG, "whether each of several"
         " rewards (task.rewards) is normalized over a prompt's completions, to"
         " mean 0 and standard deviation 1, before they are summed by their"
-        " weights (GDPO, arXiv:2601.05242)"),
+        " weights (GDPO, arXiv:2601.05242)",
+        fixed="rewards in the buffer were computed with it"),
     "reward.fallback": _s(None, rules.NUMBER_OR_NONE, "reward of a completion"
         " that could not be judged; None leaves such completions out of"
         " training and of held-out means (docs/your_task.md)"),
     "reward.model": _s("reward_model", rules.TEXT, "a Hugging Face folder with"
         " a scalar head, or 'reward_model', the one that"
         " `--program=reward_model` trained in WORKDIR", hosts="path",
-        files=True),
+        files=True, fixed="rewards in the buffer are this model's"),
     "reward.batch_size": _s(32, rules.COUNT, "completions that the reward model"
         " scores at a time"),
 }

@@ -30,12 +30,15 @@ _URLS = rules.matching(
 )
 
 _s = rules.Setting
+_STOPS = "completions in the buffer ended by it"
+_LENGTH = "completions in the buffer have it as their limit"
 
 # fmt: off
 SECTIONS = {
     "sampling": rules.Section("Decoding."),
     "offline": rules.Section("Completions that others sampled"
-        " (docs/logged_data.md)."),
+        " (docs/logged_data.md).", fixed="which prompts are taken from the"
+        " log follows from it"),
     "explore": rules.Section("Sampling for exploration, of which evaluations"
         " use the lengths alone. The defaults change nothing (Lee et al. 2025,"
         " arXiv:2405.18540)."),
@@ -44,7 +47,11 @@ SECTIONS = {
 SETTINGS = {
     "sampling.temperature": _s(1.0, rules.ABOVE_0, "temperature of sampling and"
         " of the loss; 0 (greedy) is allowed in evaluate and generate",
-        also=(0, ("evaluate", "generate"))),
+        also=(0, ("evaluate", "generate")),
+        fixed=rules.Fixed(
+            "the reference's log-probs that searchers sent"
+            " (config.reference.role='searcher') have this temperature",
+            lambda old, new: new["reference.role"] == "searcher")),
     "sampling.top_k": _s(0, rules.FROM_0, "number of likeliest tokens; 0 ="
         " off"),
     "sampling.top_p": _s(1.0, rules.ABOVE_0_TO_1, "probability of the likeliest"
@@ -52,11 +59,13 @@ SETTINGS = {
     "sampling.min_p": _s(0.0, rules.BELOW_1, "minimum probability relative to"
         " the likeliest token's; 0 = off"),
     "sampling.stop_token_ids": _s("", rules.INTEGERS, "stop tokens beside the"
-        " tokenizer's own, as '5,17'"),
+        " tokenizer's own, as '5,17'", fixed=_STOPS),
     "sampling.stop_strings": _s("", _STOP_TEXTS,
-        "texts that stop, as '[\"\\n\\n\", \"User:\"]'"),
-    "sampling.max_prompt_tokens": _s(16, rules.COUNT, "", auto=True),
-    "sampling.max_completion_tokens": _s(24, rules.COUNT, "", auto=True),
+        "texts that stop, as '[\"\\n\\n\", \"User:\"]'", fixed=_STOPS),
+    "sampling.max_prompt_tokens": _s(16, rules.COUNT, "", fixed=_LENGTH,
+        auto=True),
+    "sampling.max_completion_tokens": _s(24, rules.COUNT, "", fixed=_LENGTH,
+        auto=True),
     "sampling.num_slots": _s(256, rules.COUNT, "completions decoded at once;"
         " on accelerators a prompt's completions share its KV cache if the"
         " whole round fits", hosts="searcher", auto=True),
@@ -81,13 +90,12 @@ SETTINGS = {
     " matrices"
         " that a searcher decodes with: '' = model.compute_dtype; 'int8' ="
         " rounded, with a scale for each output channel, half the bytes of"
-        " bfloat16 (docs/scaling.md)", resume=True),
+        " bfloat16 (docs/scaling.md)", hosts="searcher"),
     "search.vllm_urls": _s("", _URLS, "addresses of vLLM servers, one for each"
-        " searcher, in the order of their indices", resume=True,
-        hosts="searcher"),
+        " searcher, in the order of their indices", hosts="searcher"),
     "search.vllm_folder": _s("", rules.TEXT, "folder for params that the vLLM"
         " servers read at the same path; '' = the run directory's 'vllm'",
-        resume=True, hosts="searcher"),
+        hosts="searcher"),
 
     "offline.path": _s("", rules.TEXT, "JSON lines with prompts of the task and"
         " completions; '' = none", hosts="path", files=True),

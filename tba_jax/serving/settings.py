@@ -11,7 +11,7 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "serve": rules.Section("`--program=serve`: training and sampling over HTTP"
-        " (docs/serve.md).", resume=True, hosts="own"),
+        " (docs/serve.md).", hosts="own"),
 }
 
 SETTINGS = {

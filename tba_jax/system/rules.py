@@ -45,6 +45,20 @@ class Allowed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fixed:
+  """A reason why a setting must not change when a run is resumed.
+
+  why: completes "it cannot change when a run is resumed: …".
+  holds: predicate of the settings by key, of the run and requested.
+  """
+
+  why: str
+  holds: Callable[[Mapping[str, Any], Mapping[str, Any]], Any] = (
+      lambda old, new: True
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class Setting:
   """A setting.
 
@@ -52,10 +66,11 @@ class Setting:
     not set.
   allowed: allowed values of that type.
   meaning: description for `docs/config.md`.
-  resume: whether it may change when a run is resumed.
-  hosts: differences allowed between the hosts of a run: "same", none; "own",
-    any; "path", other paths to the same files; "searcher", a searcher's from
-    the trainer's, as for all settings with `resume`.
+  hosts: differences allowed between the hosts of a run: "same", none unless
+    the section allows them; "own", any; "path", other paths to the same files;
+    "searcher", a searcher's from the trainer's.
+  fixed: reason why it must not change when a run is resumed, "" if it may; None
+    is the section's.
   files: whether it may name files or folders of the machine, or commands.
   read_with: key of another setting, and its values with which this one is
     read, or "above 0"; with others only the default is allowed.
@@ -67,8 +82,8 @@ class Setting:
   default: bool | int | float | str | None
   allowed: Allowed
   meaning: str
-  resume: bool = False
   hosts: str = "same"
+  fixed: str | Fixed | None = None
   files: bool = False
   read_with: tuple[str, Any] | None = None
   also: tuple[Any, tuple[str, ...]] | None = None
@@ -80,12 +95,12 @@ class Section:
   """A section of settings.
 
   meaning: description of the section.
-  resume, hosts: defaults of these fields of `Setting` in this section.
+  hosts, fixed: defaults of these fields of `Setting` in this section.
   """
 
   meaning: str
-  resume: bool = False
   hosts: str = "same"
+  fixed: str = ""
 
 
 class Values(dict[str, Any]):

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import decimal
 import numbers
+import re
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class Judgement:
   reward: task units; NaN if the completion could not be judged, see
     `rewards/judges.py`.
   key: identity of a correct solution, None for a wrong completion.
-  parts: unweighted terms of the reward, by name.
+  parts: unweighted terms of the reward, and metrics, by name.
   failure: cause of a missing reward, else "".
   """
 
@@ -62,6 +63,28 @@ class Judgement:
   key: str | None
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
   failure: str = ""
+
+
+def metrics_of(values: Any, what: str) -> dict[str, float]:
+  """Returns the numbers that a user's code names, as `reward/NAME` has them.
+
+  Args:
+    values: mapping from name to number.
+    what: source of the values, for messages.
+
+  Raises:
+    RewardError: they are no such mapping.
+  """
+  if not isinstance(values, Mapping) or not all(
+      isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
+      for name in values
+  ):
+    raise RewardError(
+        "error",
+        f"{what} returned {repr(values)[:80]} as metrics: must be a dict of"
+        " numbers by name, of letters, digits and _ . -",
+    )
+  return {name: number(x, f"{what}: {name}") for name, x in values.items()}
 
 
 def number(value: Any, what: str) -> float:

@@ -3,9 +3,10 @@
 """A user's own task: rows of data and reward functions, named in settings.
 
 docs/your_task.md builds one. A reward is a function of (prompt, completion,
-row) that returns a number, or one as TRL has it (`reward_calls.py`); the prompt
-is a text or messages, as in `tasks/base.py`, `row` has the fields of the data's
-row, and the reference under "answer". The task's reward is a weighted sum:
+row) that returns a number, or a dict with it as "reward" and metrics by name,
+or one as TRL has it (`reward_calls.py`); the prompt is a text or messages, as
+in `tasks/base.py`, `row` has the fields of the data's row, and the reference
+under "answer". The task's reward is a weighted sum:
 
     "answer"                                one of `REWARDS`
     "my_rewards.py:polite"                  a function in a file
@@ -229,18 +230,23 @@ class Own(rows_task.RowsTask):
       self, split: str, index: int, completions: Sequence[str]
   ) -> list[base.Judgement | base.RewardError]:
     example = self.example(split, index)
-    values = {p.name: p.values(example, completions) for p in self._parts}
-    return [
-        self._judgement({n: of[i] for n, of in values.items()}, completion)
-        for i, completion in enumerate(completions)
-    ]
+    values = [part.values(example, completions) for part in self._parts]
+    return list(map(self._judgement, zip(*values), completions))
 
   def _judgement(
-      self, parts: Mapping[str, float | base.RewardError], completion: str
+      self,
+      values: Sequence[Mapping[str, float] | base.RewardError],
+      completion: str,
   ) -> base.Judgement | base.RewardError:
-    for value in parts.values():
-      if isinstance(value, base.RewardError):
-        return value
+    parts: dict[str, float] = {}
+    for of_part in values:
+      if isinstance(of_part, base.RewardError):
+        return of_part
+      if twice := parts.keys() & of_part.keys():
+        return base.RewardError(
+            "error", f"two rewards name a metric {min(twice)!r}"
+        )
+      parts |= of_part
     reward = sum(part.weight * parts[part.name] for part in self._parts)
     judged = base.judgement_of(
         reward, reward >= self._fields["correct_threshold"], completion
@@ -344,8 +350,8 @@ class Part:
 
   def values(
       self, example: rows_task.Example, completions: Sequence[str]
-  ) -> list[float | base.RewardError]:
-    """Returns the function's number for each completion, or why it has none.
+  ) -> list[dict[str, float] | base.RewardError]:
+    """Returns number by `name` and metrics of each completion, or why not.
 
     A function that raised, or returned no finite number, names the row.
     """
@@ -358,12 +364,21 @@ class Part:
     )
     return [self._checked(value, example.place) for value in returned]
 
-  def _checked(self, value: Any, row: str) -> float | base.RewardError:
+  def _checked(
+      self, value: Any, row: str
+  ) -> dict[str, float] | base.RewardError:
     error = value
     if not isinstance(value, base.RewardError):
       place = user_code.place_of_function(self.function) or self.name
+      what = f"{place}: {self.name}"
+      if not isinstance(value, Mapping):
+        value = {"reward": value}
+      metrics = {name: x for name, x in value.items() if name != "reward"}
       try:
-        return base.number(value, f"{place}: {self.name}")
+        return {
+            self.name: base.number(value.get("reward"), what),
+            **base.metrics_of(metrics, what),
+        }
       except base.RewardError as raised:
         error = raised
     return base.RewardError(error.cause, f"row {row}: {error}")

@@ -17,7 +17,8 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "task": rules.Section("The task: its name and its own fields."),
+    "task": rules.Section("The task: its name and its own fields.",
+        fixed="prompts and rewards of the run are the task's"),
 }
 
 SETTINGS = {

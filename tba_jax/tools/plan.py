@@ -617,11 +617,12 @@ def plan(
         if envs
     ]
   yield "devices", devices
+  device = ", ".join(kinds) or ("that of the host" if elsewhere else "")
   yield "model", [
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
       ("vocabulary", f"{c.vocab_size:,}"),
       ("parameters", f"{num_params:,}, {c.param_dtype}"),
-      ("computes in", "{}: {}".format(*sizes.compute_dtype(config))),
+      ("computes in", "{}: {}".format(*sizes.compute_dtype(config, device))),
   ]
   if math.prod(config.mesh.values()) > 1:
     yield "sharding", sections.sharding_rows(params)

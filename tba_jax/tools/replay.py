@@ -8,10 +8,12 @@
 Operands are the step of a checkpoint to begin with (default: the oldest whose
 journal is there; 0 is the start) and the step to end before (default: the last
 recorded). Data comes from the journal, and what asynchrony decided about it
-from `replay/decisions.jsonl`. On the same machine each step has the same bits;
-the first that has not is told, with the fields of the draw, the metrics or the
-params that differ. Nothing is written but with `--export_step=N`, the file of
-that step (`step_file`); `--program=rerun FILE` computes it again, anywhere.
+from `replay/decisions.jsonl`. Where the run was resumed with changed settings
+the steps from there on have these. On the same machine each step has the same
+bits; the first that has not is told, with the fields of the draw, the metrics
+or the params that differ. Nothing is written but with `--export_step=N`, the
+file of that step (`step_file`); `--program=rerun FILE` computes it again,
+anywhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ import contextlib
 import os
 import pathlib
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -51,8 +54,8 @@ from tba_jax.transport import wire
 
 _EXPORT = "--export_step="
 _SHOW_EVERY_S = 2.0
-# Settings that may change on a resume, and change bits.
-_NUMERIC = ("mesh.", "trainer.num_processes", "train.num_steps")
+# Settings that may change on a resume, and need a process of their own.
+_DEVICES = ("mesh.", "trainer.")
 
 
 class Different(Exception):
@@ -118,7 +121,7 @@ def _replay(
       )
     start = recording.steps[first].start
     _check_settings(recording, first, last)
-    config = load.complete(ml_collections.ConfigDict(start.config))
+    config = _config_of(recording, first)
     if config.trainer.num_processes > 1:
       raise ValueError(
           f"config.trainer.num_processes = {config.trainer.num_processes}:"
@@ -135,9 +138,9 @@ def _replay(
             f"note: {name} {here!r}, the run's was"
             f" {start.machine.get(name)!r}: bits may differ"
         )
-    replayed = _Replay(config, info, recording, cluster, first, closing)
     path = folder / f"step-{export}.npz"
-    shown_at = time.monotonic()
+    shown_at, compared = time.monotonic(), []
+    checkpoints = folder / "checkpoints"
 
     def show(step: int) -> None:
       nonlocal shown_at
@@ -145,11 +148,28 @@ def _replay(
         shown_at = time.monotonic()
         print(f"step {step}: the same", file=sys.stderr, flush=True)
 
-    replayed.run(last, export, path, show)
-  compared = ", ".join(f"checkpoints/{step}" for step in replayed.compared)
+    for begin, end in _parts(recording, first, last):
+      with contextlib.ExitStack() as of_part:
+        replayed = _Replay(
+            _config_of(recording, begin),
+            info,
+            recording,
+            cluster,
+            begin,
+            checkpoints,
+            of_part,
+        )
+        replayed.run(end, export, path, show)
+        compared += replayed.compared
+        if end < last:
+          checkpoints = pathlib.Path(
+              closing.enter_context(tempfile.TemporaryDirectory())
+          )
+          replayed.save(checkpoints, end)
+  names = ", ".join(f"checkpoints/{step}" for step in compared)
   print(
       f"{workdir}: steps {first} to {last - 1} have the same bits: draws,"
-      f" metrics{' and ' * bool(compared)}{compared}"
+      f" metrics{' and ' * bool(names)}{names}"
   )
   if export is not None:
     print(path)
@@ -206,28 +226,44 @@ def _read_host(path: pathlib.Path) -> dict[str, Any]:
     return host_state.read(file)
 
 
+def _config_of(
+    recording: decisions.Recording, step: int
+) -> ml_collections.ConfigDict:
+  """Returns the config that a step was trained with."""
+  config = ml_collections.ConfigDict(recording.steps[step].start.config)
+  return load.complete(config)
+
+
+def _parts(
+    recording: decisions.Recording, first: int, last: int
+) -> Iterator[tuple[int, int]]:
+  """Yields (first, end) of steps that were trained with one config."""
+  begin = first
+  for step in range(first + 1, last):
+    sides = [recording.steps[s].start.config for s in (begin, step)]
+    if sides[0] != sides[1]:
+      yield begin, step
+      begin = step
+  yield begin, last
+
+
 def _check_settings(
     recording: decisions.Recording, first: int, last: int
 ) -> None:
-  """Raises ValueError if settings that change bits changed on the way."""
-  start = recording.steps[first].start
-  for step in range(first, last):
-    other = recording.steps[step].start
-    if other is start:
-      continue
-    sides = [load.flatten(s.config) for s in (start, other)]
-    changed = [
-        key
-        for key, _ in differences.between(*sides)
-        if key.startswith(_NUMERIC)
-    ]
-    if changed:
-      raise ValueError(
-          f"steps {first} to {last}: config.{changed[0]} changed at step"
-          f" {other.step}; allowed an end of at most {other.step}, or steps"
-          " from there on"
-      )
-    start = other
+  """Raises ValueError if devices of the trainer changed on the way."""
+  configs = [
+      recording.steps[begin].start.config
+      for begin, _ in _parts(recording, first, last)
+  ]
+  for (step, _), *sides in zip(
+      [*_parts(recording, first, last)][1:], configs, configs[1:]
+  ):
+    for key in differences.changed(*sides):
+      if key.startswith(_DEVICES):
+        raise ValueError(
+            f"steps {first} to {last}: config.{key} changed at step {step};"
+            f" allowed an end of at most {step}, or steps from there on"
+        )
 
 
 class _Receiver:
@@ -244,6 +280,9 @@ class _Receiver:
     self.journal_start = applied
     self._records = journal.read_records(folder / "replay", applied)
     self._next: tuple[int, bytes] | None = next(self._records, None)
+
+  def acknowledged(self) -> dict[str, int]:
+    return {}
 
   def feed(self, position: int) -> None:
     """Puts the records up to a position into the inbox."""
@@ -265,7 +304,7 @@ def _record(position: int, payload: bytes) -> inbox_lib.Record:
 
 
 class _Replay:
-  """Source and learner of recorded steps.
+  """Source and learner of recorded steps with one config.
 
   compared: steps of checkpoints that the params were compared with.
   """
@@ -277,9 +316,10 @@ class _Replay:
       recording: decisions.Recording,
       cluster: cluster_lib.Cluster,
       first: int,
+      checkpoints: pathlib.Path,
       closing: contextlib.ExitStack,
   ):
-    """Restores the state before step `first`."""
+    """Restores the state before step `first` from a folder of checkpoints."""
     self.compared: list[int] = []
     self._config = config
     self._recording = recording
@@ -287,7 +327,7 @@ class _Replay:
     self._step = first
     self._policy = policy_lib.make_policy(config, run.workdir)
     checkpointer = checkpoint.Checkpointer(
-        str(self._folder), keep=config.checkpoint.keep
+        str(checkpoints), keep=config.checkpoint.keep
     )
     closing.callback(checkpointer.close)
     self._work, saved = device_work.make_work(
@@ -352,6 +392,19 @@ class _Replay:
 
     self._export, self._path = export, path
     loop.run(self._draws(last), self, [compare])
+
+  def save(self, folder: pathlib.Path, step: int) -> None:
+    """Saves a checkpoint of the state before `step`, as the run had it."""
+    start = self._recording.steps[step].start
+    self._apply(start.step, start.applied)
+    host = {
+        "data": self._service.get_state(),
+        "base": self._work.base,
+        "reference": self._work.reference.name,
+    }
+    checkpointer = checkpoint.Checkpointer(str(folder), keep=1)
+    with contextlib.closing(checkpointer):
+      checkpointer.save(step, self._work.state, host, wait=True)
 
   def step(self, draw: types.Draw) -> dict[str, jax.Array]:
     """Dispatches a recorded step, after writing it to a file if asked to."""

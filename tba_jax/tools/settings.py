@@ -8,9 +8,9 @@ _s = rules.Setting
 
 # fmt: off
 SECTIONS = {
-    "export": rules.Section("`--program=export`.", resume=True),
+    "export": rules.Section("`--program=export`.", hosts="searcher"),
     "sweep": rules.Section("`--program=sweep`: each objective at each lag with"
-        " each seed.", resume=True),
+        " each seed.", hosts="searcher"),
 }
 
 SETTINGS = {

@@ -335,9 +335,10 @@ def read_result(
   if result is None:
     return None
   changed = differences.changed(result["settings"], run_settings(run))
-  if changed:
+  lines = differences.lines(changed)
+  if lines:
     raise load.ConfigError(
-        f"{path} was made with other settings: {'; '.join(changed)}. Allowed:"
+        f"{path} was made with other settings: {'; '.join(lines)}. Allowed:"
         " the settings that it was made with, another --workdir, or the file"
         " removed, to repeat the run"
     )

@@ -34,24 +34,23 @@ _s = rules.Setting
 # fmt: off
 SECTIONS = {
     "publish": rules.Section("Transfer of new params to the searchers."),
-    "store": rules.Section("The key-value store (docs/hosts.md).", resume=True,
-        hosts="own"),
+    "store": rules.Section("The key-value store (docs/hosts.md).", hosts="own"),
 }
 
 SETTINGS = {
     "publish.every_steps": _s(1, rules.COUNT, ""),
     # A searcher may still be reading the version before the newest.
     "publish.keep_versions": _s(2, rules.at_least(2), "versions that stay"
-        " readable", resume=True),
+        " readable", hosts="searcher"),
     "publish.carrier": _s(
         "auto", rules.one_of("auto", *carriers.CARRIERS),
         ", ".join(f"{name!r} ({entry.suits})"
                   for name, entry in carriers.CARRIERS.items())
         + ", 'auto' by size and place",
-        resume=True),
+        hosts="searcher"),
     "publish.directory": _s("", rules.TEXT, "place of files and shards: a"
         " shared directory, for shards also gs://…; '' = memory of this host"
-        " (/dev/shm, else the run's directory)", resume=True),
+        " (/dev/shm, else the run's directory)", hosts="searcher"),
     "publish.dtype": _s("auto", rules.one_of("auto", "", "float32", "bfloat16"),
         "dtype of published floats; 'auto' = matrices in the dtype that the"
         " trainer's device computes in, which costs a sampler that computes in"

@@ -51,13 +51,15 @@ class BetweenTest(absltest.TestCase):
 
   def test_lines_name_key_and_both_values(self):
     self.assertEqual(
-        differences.changed({"train.num_steps": 6}, {"train.num_steps": 7}),
+        differences.lines(
+            differences.changed({"train.num_steps": 6}, {"train.num_steps": 7})
+        ),
         ["config.train.num_steps = 7, was 6"],
     )
 
   def test_files_that_have_moved_do_not_differ(self):
     paths = [{"reward_model.train": f"/gone/{n}/pairs.jsonl"} for n in "ab"]
-    self.assertEqual(differences.changed(*paths), [])
+    self.assertEmpty(differences.changed(*paths))
     self.assertLen(list(differences.between(*paths)), 1)
 
 
@@ -78,6 +80,7 @@ class UsersTest(absltest.TestCase):
         {
             "config/stages.py",
             "monitor/report/compare.py",
+            "programs/roles.py",
             "tools/replay.py",
             "tools/sweep.py",
         },

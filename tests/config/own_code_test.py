@@ -47,6 +47,11 @@ def dies(groups, c, beta):
   os._exit(0)
 def of_values(groups, c, beta):
   return (groups.baselines_Bx1 * groups.seq_BxK).mean(), {}
+def stopped(groups, c, beta):
+  return jax.lax.stop_gradient(groups.seq_BxK).mean(), {}
+def named(groups, c, beta): return groups.seq_BxK.mean(), {"a": "b"}
+def long(groups, c, beta): return groups.seq_BxK.mean(), {"a": beta[None]}
+def spaced(groups, c, beta): return groups.seq_BxK.mean(), {"a b": 1.0}
 """
 _REWARDS = """
 import os, time
@@ -62,6 +67,8 @@ def field(prompt, completion, row): return row["solution"]
 def leaves(prompt, completion, row): raise SystemExit("bye")
 def hangs(prompt, completion, row): time.sleep(60)
 def dies(prompt, completion, row): os._exit(3)
+def unnamed(prompt, completion, row): return {"length": 3}
+def worded(prompt, completion, row): return {"reward": 1, "length": "3"}
 """
 
 
@@ -92,6 +99,13 @@ class LossTest(parameterized.TestCase):
       ("branch", 16, "TracerBoolConversionError: Attempted boolean"),
       ("unknown", 19, "no attribute 'reward'"),
       ("leaves", 20, "SystemExit: 0"),
+      ("named", 28, "its dict's a is of type str, no number or array"),
+      (
+          "long",
+          29,
+          r"its dict's a is an array float32\[1\], not \[\], \[B, 1\]",
+      ),
+      ("spaced", 30, "its dict's 'a b' is no name"),
   )
   def test_a_wrong_one_is_named_with_its_line(self, name, line, pattern):
     with self.assertRaises(ValueError) as caught:
@@ -101,6 +115,12 @@ class LossTest(parameterized.TestCase):
     self.assertStartsWith(message, f"{setting}{self.path}:{line}: ")
     self.assertRegex(message, f"{pattern}.*; allowed a function of .groups, c,")
     self.assertNotIn("\n", message)
+
+  def test_loss_without_gradient_is_refused(self):
+    with self.assertRaisesRegex(
+        ValueError, "stopped': its gradient by .* is 0"
+    ):
+      rehearsal.trace_loss(self.make("stopped"))
 
   def test_the_whole_config_is_refused(self):
     with self.assertRaisesRegex(ValueError, "returned an array float32"):
@@ -162,6 +182,8 @@ class RewardTest(parameterized.TestCase):
       ("nothing", "rewards.py:9: nothing returned None"),
       ("several", r"rewards.py:10: several returned \[1.0, 2.0\]"),
       ("field", "rewards.py:11: KeyError: 'solution'"),
+      ("unnamed", "rewards.py:15: unnamed returned None"),
+      ("worded", "rewards.py:16: worded: length returned '3'"),
       ("leaves", "bye"),
   )
   @pytest.mark.slow

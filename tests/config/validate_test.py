@@ -1006,7 +1006,7 @@ class TaskTest(absltest.TestCase):
     self.assertStartsWith(line, "config.task.name = 'custom':")
 
 
-class ResumeTest(absltest.TestCase):
+class ResumeTest(parameterized.TestCase):
 
   def _saved(self, config):
     return json.loads(json.dumps(config.to_dict()))
@@ -1026,24 +1026,67 @@ class ResumeTest(absltest.TestCase):
     )
     differences.check_resume(old, new)
 
-  def test_settings_that_results_depend_on_may_not_change(self):
+  def test_setting_of_saved_state_cannot_change(self):
     old = self._saved(base_config.make())
-    new = base_config.make(loss__beta=0.1, replay__capacity=1000)
+    new = base_config.make(loss__name="rloo", model__width=128, loss__beta=0.1)
     with self.assertRaises(validate.ConfigError) as caught:
       differences.check_resume(old, new)
     lines = str(caught.exception).splitlines()
     self.assertLen(lines, 2)
     self.assertStartsWith(
-        lines[0], "config.loss.beta = 0.1: the run was started with 0.05"
+        lines[1], "config.model.width = 128: the run was started with 64"
     )
-    self.assertIn("another --workdir", lines[0])
+    self.assertIn("params in the checkpoint have this shape", lines[1])
+    self.assertIn("another --workdir", lines[1])
+
+  @parameterized.parameters(
+      ("sampling__temperature", 0.7, "reference__role", "searcher", "trainer"),
+      ("loss__correction", "decoupled", "", "", ""),
+      ("loss__correction", "truncate_token", "", "", None),
+      ("search__lead_steps", 2, "search__lockstep", True, False),
+      ("train__prompts_per_batch", 16, "rounds__mini_batches", 2, 0),
+      ("search__samples_per_prompt", 16, "replay__warm_start_completions", 64,
+       0),
+      ("reward__backend", "model", "", "", ""),
+      ("reward__backend", "pool", "", "", None),
+  )  # fmt: skip
+  def test_setting_cannot_change_only_where_state_depends_on_it(
+      self, key, value, other, fixed, free
+  ):
+    both = {other: fixed} if other else {}
+    old, new = base_config.make(**both), base_config.make(
+        **both, **{key: value}
+    )
+    if free is not None:
+      with self.assertRaisesRegex(ValueError, key.replace("__", ".")):
+        differences.check_resume(self._saved(old), new)
+    if other or free is None:
+      both = {other: free} if other else {}
+      old = self._saved(base_config.make(**both))
+      new = base_config.make(**both, **{key: value})
+      self.assertNotEmpty(differences.check_resume(old, new))
+
+  def test_change_names_old_and_new_value(self):
+    old = self._saved(base_config.make())
+    new = base_config.make(loss__beta="0.1:0.01:50", train__num_steps=50)
+    self.assertEqual(
+        differences.check_resume(old, new),
+        {
+            "loss.beta": (0.05, "0.1:0.01:50"),
+            "train.num_steps": (old["train"]["num_steps"], 50),
+        },
+    )
+    back = differences.check_resume(self._saved(new), base_config.make())
+    self.assertEqual(back["loss.beta"], ("0.1:0.01:50", 0.05))
 
   def test_key_of_another_version_stands_for_its_default(self):
     old = self._saved(base_config.make())
     del old["loss"]["ratio_clip"]
-    differences.check_resume(old, base_config.make())
-    with self.assertRaisesRegex(ValueError, re.escape("loss.ratio_clip")):
-      differences.check_resume(old, base_config.make(loss__ratio_clip=0.2))
+    self.assertEmpty(differences.check_resume(old, base_config.make()))
+    changed = differences.check_resume(
+        old, base_config.make(loss__ratio_clip=0.2)
+    )
+    self.assertEqual(changed, {"loss.ratio_clip": (0.0, 0.2)})
 
   def test_key_that_is_no_more_asks_for_another_directory(self):
     old = self._saved(base_config.make())

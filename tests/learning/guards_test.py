@@ -20,7 +20,13 @@ GOOD = {
 }
 
 
-def make_guards(action="warn", max_logprob_gap=1e-3, state=None, **changes):
+def make_guards(
+    action="warn",
+    max_logprob_gap=1e-3,
+    state=None,
+    unchecked_step=-1,
+    **changes,
+):
   config = settings.get_config()
   config.guards.update(
       action=action,
@@ -30,7 +36,9 @@ def make_guards(action="warn", max_logprob_gap=1e-3, state=None, **changes):
       max_logprob_gap=max_logprob_gap,
   )
   config.update_from_flattened_dict(changes)
-  return guards_lib.Guards(config, state, backend="cpu")
+  return guards_lib.Guards(
+      config, state, backend="cpu", unchecked_step=unchecked_step
+  )
 
 
 class GuardsTest(parameterized.TestCase):
@@ -44,6 +52,12 @@ class GuardsTest(parameterized.TestCase):
     (alarm,) = make_guards().check_step(7, {**GOOD, name: value})
     self.assertEqual(alarm.name, name)
     self.assertRegex(alarm.message, f"^step 7: .*{message}")
+
+  def test_gap_is_unchecked_on_first_step_with_changed_settings(self):
+    guards, wide = make_guards(unchecked_step=7), {**GOOD, "logprob_gap": 1.0}
+    self.assertEmpty(guards.check_step(7, wide))
+    (alarm,) = guards.check_step(8, wide)
+    self.assertEqual(alarm.name, "logprob_gap")
 
   def test_the_limits_themselves_are_allowed(self):
     at_limit = {**GOOD, "entropy": 0.1, "kl": 50.0, "logprob_gap": 1e-3}

@@ -226,6 +226,16 @@ class PartsTest(parameterized.TestCase):
         tokenizer.encode("</s>hello")[1:],
     )
 
+  def test_pieces_are_texts_of_their_tokens(self):
+    fast = tokenizer_lib.Tokenizer(
+        _byte_level(bos_token="<bos>", eos_token="<eos>")
+    )
+    ids = fast.encode("a é\n")
+    self.assertEqual(fast.pieces(ids), ["a", " ", "\ufffd", "\ufffd", "\n"])
+    blanks = sentencepiece_case.make()
+    ids = blanks.encode("hello a\n")
+    self.assertEqual(blanks.pieces(ids), [" hello", " a", "\n"])
+
   def test_completion_keeps_its_first_blank(self):
     tokenizer = sentencepiece_case.make()
     ids = [*tokenizer.encode(" 42", tokenizer.encode("a:")), tokenizer.eos_id]

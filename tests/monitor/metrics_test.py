@@ -101,6 +101,47 @@ class LastPerStepTest(absltest.TestCase):
     self.assertEqual(metrics.last_per_step([{"a": 1}, {"step": "x"}]), [])
 
 
+class SettingsChangesTest(absltest.TestCase):
+
+  def test_start_drops_changes_of_redone_steps(self):
+    start = lambda step: {"kind": "restored", "step": step}
+    change = lambda step, *pair: {
+        "kind": "settings_changed",
+        "step": step,
+        "changes": {"loss.beta": list(pair)},
+    }
+    first = [start(4), change(4, 1, 2), start(8), change(8, 2, 3)]
+    self.assertEqual(
+        metrics.settings_changes(first),
+        {4: {"loss.beta": [1, 2]}, 8: {"loss.beta": [2, 3]}},
+    )
+    # Killed before another checkpoint; the change is repeated, or undone.
+    self.assertEqual(
+        metrics.settings_changes([*first, start(8), change(8, 2, 5)]),
+        {4: {"loss.beta": [1, 2]}, 8: {"loss.beta": [2, 5]}},
+    )
+    self.assertEqual(
+        metrics.settings_changes([*first, start(8)]), {4: {"loss.beta": [1, 2]}}
+    )
+    self.assertEmpty(metrics.settings_changes([*first, start(4)]))
+
+  def test_damaged_event_is_left_out(self):
+    for changes in (None, [], {"loss.beta": 1}, {"loss.beta": [1]}):
+      event = {"kind": "settings_changed", "step": 4, "changes": changes}
+      self.assertEmpty(metrics.settings_changes([event]))
+
+
+class MoreRowsTest(absltest.TestCase):
+
+  def test_single_part_that_is_the_reward_has_no_row(self):
+    whole = {"mean_reward": 0.5, "reward/reward": 0.5}
+    self.assertEmpty(metrics.more_rows(whole, whole))
+    half = {"mean_reward": 0.5, "reward/reward": 1.0}
+    self.assertEqual(
+        metrics.more_rows(half), {"reward/reward": "reward, reward"}
+    )
+
+
 class SpanTest(absltest.TestCase):
 
   def setUp(self):

@@ -38,8 +38,10 @@ class TrainerRefusedTest(absltest.TestCase):
       roles.run_trainer(self.config, str(self.workdir), ())
 
   def test_another_computation_in_the_same_directory(self):
-    self.config.loss.beta = 0.1
-    self.refused(r"^config.loss.beta = 0.1: the run was started with 0")
+    self.config.loss.name = "rloo"
+    self.refused(r"^config.loss.name = 'rloo': the run was started with 'tb'")
+    saved = run_directory.load_config(str(self.workdir))
+    self.assertEqual(saved.loss.name, "tb")
 
   def test_a_lost_start_count_is_not_begun_anew(self):
     (self.workdir / "metrics.jsonl").write_text('{"step": 0}\n')

@@ -540,6 +540,52 @@ class SuperviseTest(supervise_case.SuperviseCase):
     self.assertEmpty(self.children.started)
     self.assertRegex(self.stdout.getvalue(), r"finished \(100 steps\)")
 
+  def saved_beta(self):
+    saved = run_directory.load_config(str(self.workdir))
+    return saved.loss.beta
+
+  def resumed(self, **statuses):
+    """Returns a supervisor of the run with another loss.beta."""
+    self.make()
+    self.config.loss.beta = 0.5
+    return self.make(changes={"loss.beta": (0.05, 0.5)}, **statuses)
+
+  def test_changed_settings_are_saved_before_any_process_starts(self):
+    supervisor, seen = self.resumed(trainer_0=[0]), []
+    self.assertEqual(self.saved_beta(), 0.05)
+    start = self.children.start
+
+    def note(child):
+      seen.append((child.name, self.saved_beta()))
+      start(child)
+
+    with mock.patch.object(self.children, "start", note):
+      self.assertEqual(self.run_to_end(supervisor), 0)
+    self.assertEqual(seen[:2], [("store-0", 0.5), ("trainer-0", 0.5)])
+    self.assertIn("config.loss.beta = 0.5, was 0.05", self.stdout.getvalue())
+
+  def test_changed_settings_resume_stopped_run(self):
+    stopped = {**supervise_case.RESULT, "steps": 7}
+    self.write("summary.json", stopped)
+    self.assertEqual(self.run_to_end(self.resumed(trainer_0=[0])), 0)
+    self.assertIn("trainer-0", self.children.started)
+    self.assertEqual(self.saved_beta(), 0.5)
+
+  def test_changed_settings_are_not_applied_without_steps_left(self):
+    self.write("summary.json", supervise_case.RESULT)
+    self.assertEqual(self.run_to_end(self.resumed()), 0)
+    self.assertEmpty(self.children.started)
+    self.assertEqual(self.saved_beta(), 0.05)
+    self.assertIn("not applied", self.stdout.getvalue())
+
+  def test_kill_before_changed_settings_are_saved_leaves_run_unfinished(self):
+    self.write("summary.json", {**supervise_case.RESULT, "steps": 7})
+    with mock.patch.object(run_directory, "update", side_effect=KeyError):
+      with self.assertRaises(KeyError):
+        self.run_to_end(self.resumed())
+    self.assertEqual(self.saved_beta(), 0.05)
+    self.assertFalse((self.workdir / "summary.json").exists())
+
   def test_gives_a_trainer_time_to_save_until_a_second_signal(self):
     supervisor, asked = self.make(), []
 
@@ -782,6 +828,7 @@ class SuperviseTest(supervise_case.SuperviseCase):
         side_effect=[*effects, *[OSError("full")] * 9],
     )
     with (
+        mock.patch.object(run_directory, "update", autospec=True),
         full("rotate_logs"),
         full("write_table", None) as table,
         mock.patch.object(

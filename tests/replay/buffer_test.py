@@ -646,6 +646,26 @@ class RoutesTest(absltest.TestCase):
     self.assertIsNone(buffer.sample(1, 1, 0).routes)
 
 
+class TemperatureTest(absltest.TestCase):
+
+  def test_cached_reference_logprobs_are_of_one_temperature(self):
+    config = fake_groups.buffer_config()
+    buffer = make_buffer()
+    buffer.insert(make_group(1, [[1, 2], [3]]), 0)
+    ids = buffer.sample(1, 2, 0).ids
+    values = np.full((1, 2, config.sampling.max_completion_tokens), -1.0)
+    buffer.set_ref_logprobs(ids, values, 0)
+    for temperature, version in ((config.sampling.temperature, 0), (0.5, -1)):
+      config.sampling.temperature = temperature
+      again = buffer_lib.ReplayBuffer(
+          config, reward_temperature=lambda step: 1.0
+      )
+      again.set_state(buffer.get_state())
+      draw = again.sample(1, 2, 0)
+      self.assertEqual(set(draw.ref_versions.ravel().tolist()), {version})
+      self.assertEqual(draw.ref_logprobs.any(), version == 0)
+
+
 class TurnRewardsTest(absltest.TestCase):
 
   def test_a_draw_has_those_of_its_completions(self):

@@ -70,10 +70,14 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual(answers, [["b:"], ["d:"]])
     whole, cut = (dataclasses.replace(o, seconds=0.0) for o in outcomes)
     # Turns of two and three letters, with an answer of two in between.
-    expected = judges.Outcome(1.25, True, 0.0, (0.5, 0.75), (3, 9))
+    expected = judges.Outcome(
+        1.25, True, 0.0, (0.5, 0.75), (3, 9), {"letters": 3.0}
+    )
     self.assertEqual(whole, expected)
     self.assertEqual(whole.num_turns, 2)
-    self.assertEqual(cut, judges.Outcome(0.25, False, 0.0, (0.25,), (2,)))
+    self.assertEqual(
+        cut, judges.Outcome(0.25, False, 0.0, (0.25,), (2,), {"letters": 1.0})
+    )
     self.assertGreater(outcomes[0].seconds, 0.0)
 
   def test_held_out_seeds_are_others(self):

@@ -136,7 +136,7 @@ class FakeTokenizer:
   def decode(self, ids, *, within=False) -> str:
     return "".join(str(int(i)) for i in ids)
 
-  def tokens(self, ids) -> list[str]:
+  def pieces(self, ids) -> list[str]:
     return [str(int(i)) for i in ids]
 
   def decode_completion(

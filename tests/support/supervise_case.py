@@ -111,8 +111,11 @@ class SuperviseCase(parameterized.TestCase):
       self.addCleanup(patch.stop)
     self.stdout, self.stderr = io.StringIO(), io.StringIO()
 
-  def make(self, limits=LIMITS, **statuses):
-    """Returns a supervisor; `trainer_0=[1, 0]`: exit statuses of a child."""
+  def make(self, limits=LIMITS, changes=(), **statuses):
+    """Returns a supervisor; `trainer_0=[1, 0]`: exit statuses of a child.
+
+    `changes` are those of its run, which is resumed.
+    """
     names = {"-".join(k.rsplit("_", 1)): list(v) for k, v in statuses.items()}
     self.run_info, _ = run_directory.create(str(self.workdir), self.config)
     self.children = FakeChildren(self.workdir, limits, names)
@@ -120,6 +123,7 @@ class SuperviseCase(parameterized.TestCase):
         self.config,
         self.run_info,
         rich.console.Console(file=self.stdout),
+        changes=dict(changes),
         limits=limits,
         children=self.children,
     )

@@ -156,8 +156,12 @@ class TrainerCase(parameterized.TestCase):
     metrics = {**METRICS, **self.metrics.get(step, {})}
     return state, {k: np.float32(v) for k, v in metrics.items()}
 
-  def make(self, *, action="warn", step=0, saved=None, **changes):
-    """Returns a trainer at a step; `changes` are `section__key` settings."""
+  def make(self, *, action="warn", step=0, saved=None, changed=(), **changes):
+    """Returns a trainer at a step.
+
+    `changes` are `section__key` settings, `changed` keys that differ from the
+    checkpoint's.
+    """
     config = base_config.make(
         **{
             "train__num_steps": 6,
@@ -213,7 +217,7 @@ class TrainerCase(parameterized.TestCase):
         recorder=self.recorder,
         decisions=self.decisions,
     )
-    return hooks.Run(config, parts, saved or {})
+    return hooks.Run(config, parts, saved or {}, dict.fromkeys(changed))
 
   def should_stop(self):
     return self.stop_at is not None and self.step >= self.stop_at

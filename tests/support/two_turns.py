@@ -18,7 +18,8 @@ class TwoTurns:
   def step(self, text):
     self._num_turns += 1
     success = self._num_turns == 2
-    return f"{text[-1:]}:", len(text) / 4, success, {"success": success}
+    info = {"success": success, "metrics": {"letters": len(text)}}
+    return f"{text[-1:]}:", len(text) / 4, success, info
 
   def demonstrate(self):
     return "ab" if self._num_turns else "c"

@@ -9,6 +9,10 @@ def short(prompt, completion, row):
   return 1.0 / (1 + len(completion))
 
 
+def short_and_why(prompt, completion, row):
+  return {"reward": short(prompt, completion, row), "length": len(completion)}
+
+
 def says_color(prompt, completion, row):
   return float(row["color"] in completion and prompt in completion)
 

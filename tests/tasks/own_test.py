@@ -117,6 +117,23 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(task.explain("train", 0, "red"), "not blue: red")
     self.assertEqual(task.explain("train", 0, "blue"), "")
 
+  def test_reward_names_metrics(self):
+    name = "tests.tasks.own_rewards:short_and_why"
+    task = self.make(rewards=f"exact, {name}*0.5")
+    judged = task.judge("train", 0, "blue")
+    self.assertEqual(
+        judged.parts, {"exact": 1.0, "short_and_why": 0.2, "length": 4.0}
+    )
+    self.assertAlmostEqual(judged.reward, 1.1)
+    self.assertNotIn("length", task.part_weights)
+    # Two of one name would be one metric.
+    path = self.create_tempfile(
+        "more.py", "def f(p, c, row): return {'reward': 0, 'length': 1}\n"
+    ).full_path
+    task = self.make(rewards=f"{path}:f, {name}")
+    with self.assertRaisesRegex(base.RewardError, "two rewards .* 'length'"):
+      task.judge("train", 0, "blue")
+
   def test_weighs_several_rewards(self):
     task = self.make(
         rewards=(

@@ -133,6 +133,10 @@ class PlanTest(parameterized.TestCase):
         multiplies_bfloat16=lambda: fast,
     ):
       self.assertStartsWith(_rows(self.config)["computes in"], text)
+      # This processor does not matter to another machine.
+      if dtype == "auto":
+        rows = _rows(self.config, operands=["h100"])
+        self.assertEqual(rows["computes in"], "auto: by the device, h100")
 
   def test_a_folder_s_width_counts(self):
     shape = tiny_model.make_model(width=512).config

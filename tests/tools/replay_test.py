@@ -19,10 +19,12 @@ from tba_jax import loop
 from tba_jax.config import load
 from tba_jax.learning import host_state
 from tba_jax.learning import learner
+from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder
 from tba_jax.monitor import run_directory
 from tba_jax.programs import one_process
 from tba_jax.replay import decisions
+from tba_jax.system import jsonl
 from tba_jax.tools import replay
 
 _STEPS = 12
@@ -35,6 +37,8 @@ _OVERRIDES = (
     "checkpoint.keep_journal=True",
     "evaluate.every_steps=0",
     "search.lead_steps=4",
+    # Cached log-probs of the reference are of one temperature.
+    "reference.role=trainer",
     "replay.recent_fraction=0.5",
     # Routes are part of what is drawn and trained on.
     "model.family=qwen3_moe",
@@ -44,8 +48,20 @@ _OVERRIDES = (
 )
 
 
+# Settings of the steps after the failure.
+_CHANGES = (
+    "loss.beta=0.1",
+    "optimizer.learning_rate=2e-3",
+    "optimizer.grad_clip_norm=0",
+    "replay.capacity=100",
+    "replay.recent_fraction=0.3",
+    "sampling.temperature=0.8",
+    "train.micro_batch_prompts=2",
+)
+
+
 def _train(config, workdir):
-  """Trains; fails once, as a trainer does, in step 9."""
+  """Trains; fails in step 9, and resumes with changed settings."""
   run, _ = run_directory.create(str(workdir), config)
   record = recorder.Recorder.step
 
@@ -57,6 +73,8 @@ def _train(config, workdir):
   with mock.patch.object(recorder.Recorder, "step", fail):
     with contextlib.suppress(RuntimeError):
       one_process.train(config, run, (), threading.Event())
+  config = load.load_config("configs/countdown.py:smoke", _OVERRIDES + _CHANGES)
+  run_directory.update(str(workdir), config)
   return one_process.train(config, run, (), threading.Event())
 
 
@@ -113,6 +131,23 @@ class ReplayTest(absltest.TestCase):
       self.assertIn(f"steps {operands} to 11 have the same bits", out)
       for step in checkpoints:
         self.assertIn(f"checkpoints/{step}", out)
+
+  def test_changed_settings_are_an_event_of_their_first_step(self):
+    events = jsonl.read_jsonl(self.whole / "events.jsonl")
+    changes = metrics.settings_changes(events)
+    self.assertEqual([*changes], [8])
+    self.assertLen(changes[8], len(_CHANGES))
+    self.assertEqual(changes[8]["sampling.temperature"], [1.0, 0.8])
+
+  def test_steps_with_other_devices_are_refused(self):
+
+    def edit(line):
+      if line.get("step") == 8 and "config" in line:
+        line["config"]["mesh"]["fsdp"] = 2
+
+    status, _, errors = self.replay("0", workdir=self.change(edit))
+    self.assertEqual(status, 2)
+    self.assertIn("config.mesh.fsdp changed at step 8; allowed", errors)
 
   def test_a_changed_draw_is_told_with_its_step_and_fields(self):
     names = list(decisions.read(self.whole).steps[6].draw)

@@ -141,6 +141,7 @@ def _page_data(run: load.Run, start: float) -> dict[str, Any]:
       "timeline": timeline.timeline(run),
       "time": timeline.where_time_went(run),
       "events": tables.events(run, start),
+      "changes": tables.changes(run),
       "samples": run.samples,
       "held_out": held_out_side_by_side(*tables.evaluations(run)),
       "num_samples": run.num_samples,
@@ -191,6 +192,7 @@ def _render(
       ledger=tables.ledger(run),
       diversity=diversity(before, after),
       num_events=run.num_events,
+      changes=tables.changes(run),
       config=list(tables.flat_config(run.config)),
       damaged=[text.printable(line, 500) for line in run.damaged],
       skipped=[

@@ -9,6 +9,7 @@ from etils import epath
 
 from tba_jax.config import differences
 from tba_jax.config import load as load_config
+from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import build
 from tba_jax.monitor.report import curves
@@ -123,6 +124,46 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
   ]
 
 
+def over_seeds(
+    runs: Sequence[load.Run], labels: Sequence[str]
+) -> dict[str, Any]:
+  """Returns held-out figures of runs that differ in their seeds alone, pooled.
+
+  Returns:
+    `groups`: names of the runs of each group of several seeds; `rows`: a name,
+    and per group "mean (least to largest)" of the last evaluations. {} without
+    such a group, or if none has ended.
+  """
+  groups: dict[str, list[int]] = {}
+  for number, run in enumerate(runs):
+    config = load_config.flatten(run.config.get("config") or {})
+    if config and run.eval.get("after"):
+      rest = {key: value for key, value in config.items() if key != "seed"}
+      groups.setdefault(repr(sorted(rest.items())), []).append(number)
+  chosen = [members for members in groups.values() if len(members) > 1]
+  after = [tables.evaluations(run)[1] for run in runs]
+  shown = tables.EVALUATIONS | {
+      key: (name, "number") for key, name in metrics.more_rows(*after).items()
+  }
+  rows = []
+  for key, (name, style) in shown.items():
+    cells = []
+    for members in chosen:
+      values = [after[n].get(key) for n in members]
+      cell = _MISSING
+      if all(map(text.is_number, values)):
+        mean, low, high = (
+            text.number(value, style)
+            for value in (sum(values) / len(values), min(values), max(values))
+        )
+        cell = f"{mean} ({low} to {high})"
+      cells.append(cell)
+    if set(cells) - {_MISSING}:
+      rows.append({"name": name, "values": cells})
+  group_labels = [", ".join(labels[n] for n in members) for members in chosen]
+  return {"groups": group_labels, "rows": rows} if rows else {}
+
+
 def charts(
     runs: Sequence[load.Run], labels: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -184,6 +225,7 @@ def render(runs: Sequence[load.Run]) -> str:
       labels=labels,
       tasks=different_tasks(runs),
       figures=figures(runs),
+      over_seeds=over_seeds(runs, labels),
       settings=settings(runs),
       num_settings=max(len(list(tables.flat_config(r.config))) for r in runs),
       advice=list(zip(labels, map(diagnosis.advice, runs), strict=True)),

@@ -16,6 +16,8 @@ MAX_POINTS = 800
 # Limits of a histogram over time.
 MAX_COLUMNS = 80
 MAX_ROWS = 12
+# Metrics that the user's code names, for charts of their own.
+MAX_OWN = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,15 +259,44 @@ def axes(records: Records) -> dict[str, list[float]]:
   return dict(zip(("step", "completions", "tokens"), columns, strict=True))
 
 
+def own_charts(records: Records) -> list[Chart]:
+  """Returns charts of what losses, rewards and environments name themselves.
+
+  At most `MAX_OWN` have one; with more parts, none of the rewards has.
+  """
+  known = {name for chart in CHARTS for name in chart.series.values()}
+  names = {name for record in records for name in record} - known
+  losses = sorted(name for name in names if name.startswith("loss/"))
+  rewards = sorted(
+      name
+      for name in names
+      if name.startswith("reward/") and not name.startswith("reward/failed_")
+  )
+  rewards *= len(rewards) <= MAX_OWN
+  title = lambda name: name.replace("/", ": ", 1).capitalize()
+  return [
+      Chart(title(name), "of the loss", {"mean": name})
+      for name in losses[:MAX_OWN]
+  ] + [
+      Chart(
+          title(name),
+          f"mean of a completion; {_ERRORS}",
+          {"training": name, "held-out": f"eval/{name}"},
+      )
+      for name in rewards
+  ]
+
+
 def known_charts(records: Records) -> list[dict[str, Any]]:
-  """Returns the charts of `CHARTS` that have data."""
-  charts = (_chart(chart, records) for chart in CHARTS)
+  """Returns the charts of `CHARTS` and `own_charts` that have data."""
+  charts = (_chart(chart, records) for chart in (*CHARTS, *own_charts(records)))
   return [chart for chart in charts if chart]
 
 
 def other_charts(records: Records, *, exclude: bool = True) -> list[dict]:
-  """Returns a chart per scalar metric, by default without those of `CHARTS`."""
-  known = {n for c in CHARTS for name in c.series.values()
+  """Returns a chart per scalar metric, by default without `known_charts`."""
+  charts = (*CHARTS, *own_charts(records))
+  known = {n for c in charts for name in c.series.values()
            for n in (name, _band(name)[0])}  # fmt: skip
   names: dict[str, None] = {}
   for record in records:

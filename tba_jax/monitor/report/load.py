@@ -63,6 +63,7 @@ class Run:
   lanes: spans by (role, index, lane).
   span_kinds: names of the kinds of spans.
   events: the newest events, oldest first; num_events: of the whole run.
+  changes: see `metrics.settings_changes`.
   samples: evenly spaced samples, printable; num_samples: of the whole run.
   skipped: number of unreadable lines by file.
   damaged: the JSON files that cannot be read, and why; they are left out.
@@ -80,6 +81,7 @@ class Run:
   span_kinds: Sequence[str] = ()
   events: Sequence[Mapping[str, Any]] = ()
   num_events: int = 0
+  changes: dict[int, dict[str, Any]] = _empty()
   samples: Sequence[Mapping[str, Any]] = ()
   num_samples: int = 0
   skipped: dict[str, int] = _empty()
@@ -215,6 +217,7 @@ def read_run(workdir: epath.PathLike) -> Run:
       span_kinds=span_kinds,
       events=events[-MAX_EVENTS:],
       num_events=len(events),
+      changes=metrics.settings_changes(events),
       samples=samples,
       num_samples=num_samples,
       skipped=dict(reader.skipped),

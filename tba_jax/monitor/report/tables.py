@@ -296,6 +296,20 @@ def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
   return rows
 
 
+def changes(run: load.Run) -> list[dict[str, Any]]:
+  """Returns the steps from which settings have changed, and what has."""
+  return [
+      {
+          "step": step,
+          "settings": [
+              f"{text.printable(key, 120)}: {printable(old)} → {printable(new)}"
+              for key, (old, new) in changed.items()
+          ],
+      }
+      for step, changed in run.changes.items()
+  ]
+
+
 def printable(value: Any) -> str:
   """Returns the value of a setting as the report shows it."""
   return text.printable(value if isinstance(value, str) else repr(value), 300)

@@ -49,6 +49,17 @@ class BuildTest(absltest.TestCase):
       self.assertIn(title, titles)
     self.assertEqual(sum(n for _, n in data["staleness"]), 30 * 256)
 
+  def test_changed_settings_are_on_the_page(self):
+    fake_run.make_run(self.workdir, num_steps=30)
+    changes = {"loss.beta": [0.02, "0.1:0.05:9"], "log.writers": ["", "<b>"]}
+    event = {"kind": "settings_changed", "step": 12, "changes": changes}
+    self._append("events.jsonl", {"time": 1.0, "message": "x", **event})
+    page = page_lib.Page(build.write_report(self.workdir))
+    lines = ["loss.beta: 0.02 → 0.1:0.05:9", "log.writers:  → <b>"]
+    self.assertEqual(page.data["changes"], [{"step": 12, "settings": lines}])
+    self.assertRegex(page.source, "from step 12</th>.*loss.beta: 0.02 →")
+    self.assertNotIn("→ <b>", page.source)
+
   def test_makes_a_page_of_an_unfinished_run(self):
     fake_run.make_run(self.workdir, num_steps=10, finished=False)
     with open(os.path.join(self.workdir, "metrics.jsonl"), "a") as f:

@@ -64,6 +64,21 @@ class CompareTest(absltest.TestCase):
     )
     self.assertEqual(compare.settings(runs[:1] * 2), [])
 
+  def test_runs_of_several_seeds_are_pooled(self):
+    paths = [self.make("a"), self.make("b"), self.make("c", beta=0.1)]
+    runs = [load.read_run(path) for path in paths]
+    for seed, run in enumerate(runs):
+      run.config["config"]["seed"] = seed
+      run.eval["after"]["pass_at_1"] = 0.5 + 0.1 * seed
+    pooled = compare.over_seeds(runs, "abc")
+    self.assertEqual(pooled["groups"], ["a, b"])
+    cells = {row["name"]: row["values"] for row in pooled["rows"]}
+    self.assertEqual(cells["pass@1"], ["55.0 % (50.0 % to 60.0 %)"])
+    self.assertEmpty(compare.over_seeds(runs[1:], "bc"))
+    self.assertIn("over-seeds", compare.write_comparison(paths).read_text())
+    runs[0].eval.clear()
+    self.assertEmpty(compare.over_seeds(runs, "abc"))
+
   def test_fills_a_missing_setting_with_its_default(self):
     runs = [load.read_run(self.make("a")), load.read_run(self.make("b"))]
     del runs[1].config["config"]["loss"]["ratio_clip"]

@@ -55,6 +55,36 @@ class ChartsTest(absltest.TestCase):
     titles = [chart["title"] for chart in curves.other_charts(records)]
     self.assertEqual(titles, ["mine/a"])
 
+  def test_metrics_that_user_code_names_have_charts(self):
+    records = [
+        {"step": 0, "time": 1.0, "loss/share": 0.5, "reward/length": 3.0},
+        {
+            "step": 1,
+            "time": 2.0,
+            "eval/reward/length": 4.0,
+            "reward/turns": 2.0,
+        },
+        {"step": 2, "time": 3.0, "reward/failed_nan": 1.0},
+    ]
+    charts = {c["title"]: c["series"] for c in curves.known_charts(records)}
+    self.assertEqual(
+        {
+            title: [s["name"] for s in series]
+            for title, series in charts.items()
+        },
+        {
+            "Turns": ["reward/turns"],
+            "Loss: share": ["loss/share"],
+            "Reward: length": ["reward/length", "eval/reward/length"],
+        },
+    )
+    (other,) = curves.other_charts(records)
+    self.assertEqual(other["title"], "reward/failed_nan")
+    # Many parts of a reward would push the other charts away.
+    many = [{"step": 0, **{f"reward/{i}": 1.0 for i in range(20)}}]
+    self.assertEmpty(curves.known_charts(many))
+    self.assertLen(curves.other_charts(many), 20)
+
   def test_evaluations_join_the_records(self):
     records = _records([1.0])
     history = {"history": [{"step": 0, "pass_at_1": 0.3}, {"step": 9}]}

@@ -1,6 +1,7 @@
 // Line charts, histograms and stacked bars.
 const view = { axis: "step", smoothing: 0.8, hidden: new Set() };
 const crosshairs = [];  // Per chart, a function that shows the crosshair at x, or hides it for null.
+const CHANGES = DATA.changes ?? [];
 const RESTARTS = DATA.events.filter((e) => e.kind === "restart" && e.t !== null);
 
 // Exponential moving average without initial bias; short series are unchanged.
@@ -44,6 +45,15 @@ function eventX({ s, xs: step }, t) {
   if (i === 0) return at < time[0] - 60 ? null : step[0];
   const share = (at - time[i - 1]) / (time[i] - time[i - 1] || 1);
   return step[i - 1] + share * (step[i] - step[i - 1]);
+}
+
+// Converts a step to the chosen axis, by the steps of a series.
+function stepX({ s, xs }, step) {
+  if (view.axis === "step") return step;
+  const i = s.step.findIndex((x) => x >= step);
+  if (i <= 0) return i < 0 ? null : xs[0];
+  const share = (step - s.step[i - 1]) / (s.step[i] - s.step[i - 1]);
+  return xs[i - 1] + share * (xs[i] - xs[i - 1]);
 }
 
 function yRange(chart, shown) {
@@ -133,6 +143,11 @@ function lineChart(chart) {
       if (x === null || x < x0 || x > x1) continue;
       inside.append(svg("line", { x1: X(x), x2: X(x), y1: box.top, y2: box.bottom, stroke: "var(--bad)", "stroke-dasharray": "3 3", opacity: 0.75 }));
     }
+    for (const { step } of CHANGES) {
+      const x = stepX(shown[0], step);
+      if (x === null || x < x0 || x > x1) continue;
+      inside.append(svg("line", { class: "changed", x1: X(x), x2: X(x), y1: box.top, y2: box.bottom, stroke: "var(--soft)", "stroke-width": 1.5 }));
+    }
     for (const { s, i, xs } of shown) drawSeries(inside, s, i, xs.map(X), Y, s.step.length <= 40);
     const cross = svg("line", { y1: box.top, y2: box.bottom, stroke: "var(--soft)", visibility: "hidden" });
     const dots = shown.map(({ i }) => svg("circle", { r: 4, fill: color(i), stroke: "var(--card)", "stroke-width": 1.5, visibility: "hidden" }));
@@ -158,7 +173,7 @@ function lineChart(chart) {
   figure.addEventListener("pointermove", (event) => {
     if (!state) return;
     const px = event.clientX - figure.getBoundingClientRect().left;
-    const { box, x0, x1, shown } = state;
+    const { box, x0, x1, shown, X } = state;
     const x = Math.max(x0, Math.min(x1, x0 + (px - box.left) / (box.right - box.left) * (x1 - x0)));
     crosshairs.forEach((show) => show(x));
     const { s: first, xs } = shown[0], j = nearest(xs, x);
@@ -167,6 +182,10 @@ function lineChart(chart) {
       const k = nearest(own, x);
       const band = s.band ? ` (${fmt(s.low[k], chart.percent)} to ${fmt(s.high[k], chart.percent)})` : "";
       lines.push(`${s.label}: ${fmt(s.mean[k], chart.percent)}${band}`);
+    }
+    for (const { step, settings } of CHANGES) {
+      const at = stepX(shown[0], step);
+      if (at !== null && Math.abs(X(at) - px) < 6) lines.push(`from step ${step}:`, ...settings);
     }
     showTip(event, lines.join("\n"));
   });
