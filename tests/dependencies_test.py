@@ -64,7 +64,7 @@ _SAFE = {"allow_pickle": False, "weights_only": True}
 # Loaded by one program alone, which says what it lacks.
 _OF_ONE_PROGRAM = {
     "tba_jax/serving/agent_handlers.py": {"starlette"},
-    "tba_jax/serving/api.py": {"pydantic"},
+    "tba_jax/serving/schemas.py": {"pydantic"},
     "tba_jax/serving/app.py": {"starlette"},
     "tba_jax/serving/connections.py": {"uvicorn"},
     "tba_jax/serving/handlers.py": {"starlette"},

@@ -21,8 +21,8 @@ from tba_jax.programs import one_process
 from tba_jax.programs import replica
 from tba_jax.programs import roles
 from tba_jax.programs import sft
-from tba_jax.serving import api
 from tba_jax.serving import kinds
+from tba_jax.serving import schemas
 from tba_jax.serving import served_models
 from tba_jax.serving import served_replay
 from tba_jax.system import processes
@@ -127,7 +127,7 @@ class ServerTest(absltest.TestCase):
     }
     body |= {"session_id": "s", "replay_seq_id": 0, "base_model": "m"}
     replay = served_replay.ServedReplay(
-        _make_config(), api.read(api.CreateReplay, body), mock.Mock()
+        _make_config(), schemas.read(schemas.CreateReplay, body), mock.Mock()
     )
     served = served_models.ServedModel(mock.Mock(num_steps=0), None, replay)
     with mock.patch.object(loop, "run", side_effect=_Reached):

@@ -11,8 +11,9 @@ agent_episodes           calls of agents: episodes, completions
 sample_batches           samples that are decoded together
 saved_weights            checkpoints, versions and exports
 served_base              the base model and compiled programs
-training_run, *_passes   gradients and steps of a model
+trained_model, *_passes  gradients and steps of a model
 request_queue            requests in their order; under_way: deadly ones
-request_journal, registry, database   what outlives a kill
-api, protobufs           messages as schemas
+request_journal          requests that outlive a kill
+registry, database       whatever else does
+schemas, protobufs       messages: requests and replies
 """

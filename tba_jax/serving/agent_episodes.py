@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.serving import api
 from tba_jax.serving import completions
 from tba_jax.serving import episodes
 from tba_jax.serving import kinds
@@ -19,6 +18,7 @@ from tba_jax.serving import protobufs
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import sample_batches
+from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 
 # Episodes in memory; others are read again.
@@ -61,7 +61,7 @@ class AgentEpisodes:
     Raises:
       ValueError: the call is wrong, too long, or after the episode's end.
     """
-    call = api.read_completions(api.parse_json(request.body))
+    call = schemas.read_completions(schemas.parse_json(request.body))
     if request.kind == kinds.CALL:
       spec, outcome = self.registry.episode(request.owner)
       if outcome is not None:
@@ -101,7 +101,7 @@ class AgentEpisodes:
   def end(self, request: request_journal.ServerRequest) -> Mapping[str, Any]:
     """Keeps what an episode was, and drops its calls; returns its spec."""
     id = request.owner
-    reward = api.read(api.FinishEpisode, request.body).reward
+    reward = schemas.read(schemas.FinishEpisode, request.body).reward
     if self.registry.episode(id)[1] is None:
       rows = self._episode(id).to_json()
       outcome = {"reward": reward, "finished": True, **rows}
@@ -130,7 +130,7 @@ class AgentEpisodes:
     """
     episode = self._new()
     for request, result in self.journal.answered(id, kinds.CALL):
-      call = api.read_completions(api.parse_json(request.body))
+      call = schemas.read_completions(schemas.parse_json(request.body))
       done = json.loads(result)
       episode.add(done["record"], call.chat, done["message"])
     return episode
@@ -142,7 +142,7 @@ class AgentEpisodes:
   def _answer(
       self,
       request: request_journal.ServerRequest,
-      call: api.CompletionRequest,
+      call: schemas.CompletionRequest,
       turn: episodes.Turn,
       path: str,
       result: protobufs.SampleResult,

@@ -10,10 +10,10 @@ from starlette import concurrency
 from starlette import requests
 from starlette import responses
 
-from tba_jax.serving import api
 from tba_jax.serving import completions
 from tba_jax.serving import handlers
 from tba_jax.serving import kinds
+from tba_jax.serving import schemas
 
 
 class AgentHandlers(handlers.Handlers):
@@ -34,12 +34,16 @@ class AgentHandlers(handlers.Handlers):
       models, call = self._models_in_episode, self._call_in_episode
     return [
         ("models", "GET", models),
-        ("chat/completions", "POST", functools.partial(call, api.ChatRequest)),
-        ("completions", "POST", functools.partial(call, api.TextRequest)),
+        (
+            "chat/completions",
+            "POST",
+            functools.partial(call, schemas.ChatRequest),
+        ),
+        ("completions", "POST", functools.partial(call, schemas.TextRequest)),
     ]
 
   async def _create(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.CreateEpisode, request)
+    body, _ = await self.read(schemas.CreateEpisode, request)
     sampler, path = body.sampling_session_id, body.model_path
     if sampler:
       self.path_of_sampler(sampler)
@@ -57,13 +61,13 @@ class AgentHandlers(handlers.Handlers):
             size=spec["num_episodes"],
         )
     )
-    return api.RequestResult(
+    return schemas.RequestResult(
         type="create_episode",
         episode_id=episode,
         path=f"/episodes/{episode}/v1",
     )
 
-  def _group_of(self, body: api.CreateEpisode) -> dict[str, Any]:
+  def _group_of(self, body: schemas.CreateEpisode) -> dict[str, Any]:
     """Returns replay, group and its size of an episode, "" without one."""
     replay = self.replay_into(body.into, body.sampling_session_id)
     count = body.num_episodes
@@ -89,7 +93,7 @@ class AgentHandlers(handlers.Handlers):
     )
 
   async def _finish(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.FinishEpisode, request)
+    body, _ = await self.read(schemas.FinishEpisode, request)
     episode = request.path_params["episode"]
     self._state(episode)
     raw = body.model_dump_json().encode()
@@ -126,7 +130,7 @@ class AgentHandlers(handlers.Handlers):
     return {"object": "list", "data": [model]}
 
   async def _call_in_episode(
-      self, kind: type[api.CompletionRequest], request: requests.Request
+      self, kind: type[schemas.CompletionRequest], request: requests.Request
   ) -> Any:
     """Answers a call of an agent, once it is done."""
     call, raw = await self.read(kind, request)
@@ -147,7 +151,7 @@ class AgentHandlers(handlers.Handlers):
     return await self._answered(call, id)
 
   async def _call(
-      self, kind: type[api.CompletionRequest], request: requests.Request
+      self, kind: type[schemas.CompletionRequest], request: requests.Request
   ) -> Any:
     """Answers a call without an episode, of which nothing is kept."""
     call, raw = await self.read(kind, request)
@@ -161,7 +165,7 @@ class AgentHandlers(handlers.Handlers):
     wanted = await self.submit(kinds.ANSWER, kinds.ANSWERS, None, raw, key)
     return await self._answered(call, wanted.id)
 
-  async def _answered(self, call: api.CompletionRequest, id: str) -> Any:
+  async def _answered(self, call: schemas.CompletionRequest, id: str) -> Any:
     """Returns the answer of a call once it is done."""
     answer = (await self.result_of(id))["answer"]
     if not call.stream:

@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 from tba_jax.rewards import tool_calls
-from tba_jax.serving import api
+from tba_jax.serving import schemas
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _arguments(text: Any) -> Any:
 
 
 def answer(
-    call: api.CompletionRequest, text: str, request_id: str
+    call: schemas.CompletionRequest, text: str, request_id: str
 ) -> dict[str, Any]:
   """Returns the assistant's message for a sampled text, in one form.
 
@@ -73,7 +73,7 @@ def answer(
 
 
 def completion(
-    call: api.CompletionRequest,
+    call: schemas.CompletionRequest,
     *,
     id: str,
     created_s: float,
@@ -107,13 +107,13 @@ def completion(
   logprobs = None
   if call.has_logprobs:
     logprobs = _logprobs(is_chat, tokens, record["logprobs"])
-  return api.CompletionReply(
+  return schemas.CompletionReply(
       id=f"chatcmpl-{id}" if is_chat else f"cmpl-{id}",
       object="chat.completion" if is_chat else "text_completion",
       created=int(created_s),
       model=model,
       choices=[
-          api.Choice(
+          schemas.CompletionChoice(
               index=0,
               finish_reason=reason,
               logprobs=logprobs,
@@ -122,7 +122,7 @@ def completion(
               **what,
           )
       ],
-      usage=api.Usage(
+      usage=schemas.Usage(
           prompt_tokens=len(prompt_ids),
           completion_tokens=len(ids),
           total_tokens=len(prompt_ids) + len(ids),

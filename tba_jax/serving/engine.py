@@ -14,7 +14,6 @@ from absl import logging
 import ml_collections
 
 from tba_jax.serving import agent_episodes
-from tba_jax.serving import api
 from tba_jax.serving import database
 from tba_jax.serving import kinds
 from tba_jax.serving import pass_settings
@@ -24,6 +23,7 @@ from tba_jax.serving import request_journal
 from tba_jax.serving import request_queue
 from tba_jax.serving import sample_batches
 from tba_jax.serving import saved_weights
+from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 from tba_jax.serving import served_models
 from tba_jax.serving import under_way
@@ -216,6 +216,6 @@ class Engine:
   def _end_episode(self, request: request_journal.ServerRequest) -> bytes:
     entered = self.replays.enter_episodes(self.episodes.end(request))
     id = request.owner
-    return api.RequestResult(
+    return schemas.RequestResult(
         type=request.kind, episode_id=id, **entered
     ).encode()

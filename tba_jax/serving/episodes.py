@@ -23,8 +23,8 @@ import functools
 from typing import Any
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import api
 from tba_jax.serving import completions
+from tba_jax.serving import schemas
 
 # Characters of a text that is encoded whatever the tokenizer's longest token:
 # spaces between words, and unknown words, may have any length.
@@ -109,7 +109,7 @@ class Episode:
     self.rows: list[EpisodeRow] = []
     self.counts = {"calls": 0, REWRITTEN: 0, BRANCHED: 0}
 
-  def begin(self, call: api.CompletionRequest) -> Turn:
+  def begin(self, call: schemas.CompletionRequest) -> Turn:
     """Returns where a call stands; changes nothing.
 
     Raises:
@@ -121,7 +121,7 @@ class Episode:
     find = self._chat_turn if call.chat is not None else self._text_turn
     return find(call)
 
-  def _chat_turn(self, call: api.CompletionRequest) -> Turn:
+  def _chat_turn(self, call: schemas.CompletionRequest) -> Turn:
     messages, cause = call.chat, BRANCHED if self.rows else FIRST
     rendered = [completions.for_template(message) for message in messages]
     for index, row in reversed(list(enumerate(self.rows))):
@@ -140,7 +140,7 @@ class Episode:
     ids = self._encode(text)
     return Turn(len(self.rows), 0, ids, text, rendered, len(ids), cause)
 
-  def _text_turn(self, call: api.CompletionRequest) -> Turn:
+  def _text_turn(self, call: schemas.CompletionRequest) -> Turn:
     for index, row in reversed(list(enumerate(self.rows))):
       if row.messages is not None:
         continue

@@ -24,10 +24,10 @@ from starlette import exceptions
 from starlette import requests
 from starlette import responses
 
-from tba_jax.serving import api
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import kinds
 from tba_jax.serving import request_journal
+from tba_jax.serving import schemas
 
 NO_KEY, NOT_FOUND, NOT_YET, GONE = 401, 404, 408, 410
 TOO_LARGE, WRONG, NOT_NOW = 413, 422, 503
@@ -43,7 +43,7 @@ MOST_OF_JSON, BYTES_OF_TOKEN = 2**20, 64
 # Seconds for a body to come, 256 MiB over a line of 4 Mbit a second.
 _BODY_S = 600.0
 
-_M = TypeVar("_M", bound=api.Message)
+_M = TypeVar("_M", bound=schemas.Message)
 Handler = Callable[[requests.Request], Awaitable[responses.Response]]
 
 
@@ -164,7 +164,7 @@ class Handlers:
   ) -> tuple[_M, bytes]:
     """Returns the message of a JSON body, and the body."""
     raw = await self.body(request)
-    return await concurrency.run_in_threadpool(api.read, kind, raw), raw
+    return await concurrency.run_in_threadpool(schemas.read, kind, raw), raw
 
   # Requests to the engine.
 
@@ -271,7 +271,7 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
       return error(NOT_NOW, "the server stops: ask again later")
     if isinstance(answer, responses.Response):
       return answer
-    if isinstance(answer, api.Reply):
+    if isinstance(answer, schemas.Reply):
       return responses.Response(answer.encode(), media_type="application/json")
     return responses.JSONResponse(answer)
 

@@ -18,7 +18,7 @@ from google.protobuf import message as message_lib
 from google.protobuf import message_factory
 import numpy as np
 
-from tba_jax.serving import api
+from tba_jax.serving import schemas
 
 PROTO = "application/x-protobuf"
 
@@ -188,13 +188,13 @@ class SampleResult:
   prompt_logprobs: np.ndarray | None
 
 
-def pack_pass(wanted: api.Forward | api.ForwardBackward) -> bytes:
+def pack_pass(wanted: schemas.Forward | schemas.ForwardBackward) -> bytes:
   """Returns the protocol buffer of a pass that came as JSON."""
   message = _CLASSES["ForwardBackwardRequest"](
       model_id=wanted.model_id,
       seq_id=wanted.seq_id,
       loss_fn=wanted.input.loss_fn,
-      forward_only=isinstance(wanted, api.Forward),
+      forward_only=isinstance(wanted, schemas.Forward),
   )
   for key, value in wanted.input.loss_fn_config.items():
     if isinstance(value, str):

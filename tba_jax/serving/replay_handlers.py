@@ -8,9 +8,9 @@ from typing import Any
 from starlette import concurrency
 from starlette import requests
 
-from tba_jax.serving import api
 from tba_jax.serving import handlers
 from tba_jax.serving import kinds
+from tba_jax.serving import schemas
 
 
 class ReplayHandlers(handlers.Handlers):
@@ -28,12 +28,12 @@ class ReplayHandlers(handlers.Handlers):
     ]
 
   async def _create(self, request: requests.Request) -> Any:
-    body, raw = await self.read(api.CreateReplay, request)
+    body, raw = await self.read(schemas.CreateReplay, request)
     self.check_session(body.session_id)
     self.check_base(body.base_model)
     model = await concurrency.run_in_threadpool(self.engine.replays.add, body)
     if body.model_path:
-      load = api.LoadWeights(path=body.model_path, optimizer=False)
+      load = schemas.LoadWeights(path=body.model_path, optimizer=False)
       raw = load.model_dump_json().encode()
       wanted = await self.submit(kinds.LOAD, model, 0, raw)
       await self.result_of(wanted.id)
@@ -42,7 +42,7 @@ class ReplayHandlers(handlers.Handlers):
       await self.result_of(wanted.id)
     else:
       wanted = await self.submit(kinds.CREATE, model, 0, raw)
-    return api.Accepted(
+    return schemas.Accepted(
         request_id=wanted.id,
         replay_id=model,
         sampling_session_id=kinds.newest_sampler(model),
@@ -70,11 +70,11 @@ class ReplayHandlers(handlers.Handlers):
     return await self.result_of(wanted.id)
 
   async def _reward(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.RewardSample, request)
+    body, _ = await self.read(schemas.RewardSample, request)
     wanted = await concurrency.run_in_threadpool(
         self.engine.replays.reward,
         self._replay(request),
         body.request_id,
         body.rewards,
     )
-    return api.Accepted(request_id=wanted.id)
+    return schemas.Accepted(request_id=wanted.id)

@@ -10,13 +10,13 @@ from typing import Any
 from absl import logging
 
 from tba_jax.losses import build
-from tba_jax.serving import api
 from tba_jax.serving import kinds
 from tba_jax.serving import pass_settings
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import request_queue
 from tba_jax.serving import saved_weights
+from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 from tba_jax.serving import served_models
 from tba_jax.serving import served_replay
@@ -33,7 +33,7 @@ class Replays:
   weights: saved_weights.SavedWeights
   models: served_models.ServedModels
 
-  def add(self, wanted: api.CreateReplay) -> str:
+  def add(self, wanted: schemas.CreateReplay) -> str:
     """Adds the model of a replay; returns its id.
 
     Raises:
@@ -66,8 +66,10 @@ class Replays:
     )
     return model
 
-  def settings(self, model: str) -> api.CreateReplay:
-    return api.read(api.CreateReplay, self.registry.model(model)["replay"])
+  def settings(self, model: str) -> schemas.CreateReplay:
+    return schemas.read(
+        schemas.CreateReplay, self.registry.model(model)["replay"]
+    )
 
   def least_completions(self, model: str) -> int:
     """Returns the smallest group that a replay learns from."""
@@ -149,7 +151,7 @@ class Replays:
     elif not served.replay.missing(step):
       self.queue.submit(kinds.TRAIN, model, None, b"{}")
 
-  def state(self, model: str, after: int) -> api.ReplayState:
+  def state(self, model: str, after: int) -> schemas.ReplayState:
     """Returns the state of a replay.
 
     Args:
@@ -170,7 +172,7 @@ class Replays:
     counts.pop("step", None)
     step = steps[-1]["step"] if steps else 0
     path = self.registry.sampler(kinds.newest_sampler(model))
-    return api.ReplayState(
+    return schemas.ReplayState(
         replay_id=model,
         running=is_running,
         reason=reason,
@@ -186,7 +188,7 @@ class Replays:
         steps=[s for s in steps if s["step"] > after],
     )
 
-  def _least_completions(self, settings: api.CreateReplay) -> int:
+  def _least_completions(self, settings: schemas.CreateReplay) -> int:
     """As `least_completions`; ValueError if the objective is not allowed."""
     config = pass_settings.objective_config(
         self.base.config, settings.loss_fn, settings.loss_fn_config

@@ -13,12 +13,12 @@ import zlib
 import numpy as np
 
 from tba_jax.sampling import decode
-from tba_jax.serving import api
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import saved_weights
+from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 
 # Compiled samplers, by settings, and params of versions on the devices, that
@@ -87,7 +87,7 @@ class SampleBatches:
 
   def job(self, request: request_journal.ServerRequest) -> SampleJob:
     """Returns what a sample asks for; ValueError if it is wrong."""
-    wanted = api.read(api.Sample, request.body)
+    wanted = schemas.read(schemas.Sample, request.body)
     tokens, params = wanted.prompt.ids, wanted.sampling_params
     last_n = wanted.prompt_logprobs_last_n
     job = SampleJob(
@@ -126,7 +126,7 @@ class SampleBatches:
 
   def settings(
       self,
-      params: api.SamplingParams | api.CompletionRequest,
+      params: schemas.SamplingParams | schemas.CompletionRequest,
       stop_ids: Sequence[int] | None,
       stop_strings: Sequence[str],
   ) -> SampleSettings:

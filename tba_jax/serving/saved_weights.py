@@ -19,11 +19,11 @@ from tba_jax.models import adapter_folder
 from tba_jax.models import hf
 from tba_jax.models import hf_config
 from tba_jax.policy import lora
-from tba_jax.serving import api
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
+from tba_jax.serving import schemas
 from tba_jax.serving import served_base
-from tba_jax.serving import training_run
+from tba_jax.serving import trained_model
 
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
@@ -86,8 +86,8 @@ class SavedWeights:
   def save(
       self,
       request: request_journal.ServerRequest,
-      wanted: api.SaveWeights,
-      run: training_run.TrainingRun,
+      wanted: schemas.SaveWeights,
+      run: trained_model.TrainedModel,
   ) -> str:
     """Saves a model to go on with; returns the path."""
     name = wanted.path or f"seq-{request.seq}"
@@ -100,14 +100,14 @@ class SavedWeights:
   def save_version(
       self,
       request: request_journal.ServerRequest,
-      wanted: api.SaveWeights,
-      run: training_run.TrainingRun,
+      wanted: schemas.SaveWeights,
+      run: trained_model.TrainedModel,
   ) -> str:
     """Saves a version to sample from; returns the path.
 
     Without a name it replaces the oldest of those that have none.
     """
-    name = wanted.path or f"{api.UNNAMED}{request.seq}"
+    name = wanted.path or f"{schemas.UNNAMED}{request.seq}"
     path, folder = self._new_path(request, SAMPLER_WEIGHTS, name)
     self._write(folder, {"params": run.params})
     self.insist(self._note, path, request, run)
@@ -118,8 +118,8 @@ class SavedWeights:
   def export(
       self,
       request: request_journal.ServerRequest,
-      wanted: api.SaveWeights,
-      run: training_run.TrainingRun,
+      wanted: schemas.SaveWeights,
+      run: trained_model.TrainedModel,
   ) -> tuple[str, int]:
     """Writes a folder for transformers, or of adapters for peft.
 
@@ -174,7 +174,7 @@ class SavedWeights:
     unnamed = [
         path
         for path, _ in self.registry.checkpoints_of(model)
-        if f"/{SAMPLER_WEIGHTS}/{api.UNNAMED}" in path
+        if f"/{SAMPLER_WEIGHTS}/{schemas.UNNAMED}" in path
     ]
     for path in unnamed[:-_UNNAMED]:
       # A client may delete it at the same time.
@@ -220,7 +220,7 @@ class SavedWeights:
       self,
       path: str,
       request: request_journal.ServerRequest,
-      run: training_run.TrainingRun,
+      run: trained_model.TrainedModel,
   ) -> None:
     self.registry.add_checkpoint(
         path,

@@ -19,10 +19,10 @@ from tba_jax.models import hf
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
-from tba_jax.serving import api
 from tba_jax.serving import registry as registry_lib
+from tba_jax.serving import schemas
 from tba_jax.serving import token_passes
-from tba_jax.serving import training_run
+from tba_jax.serving import trained_model
 
 # Compiled programs, by adapters, that are kept.
 _PROGRAMS = 8
@@ -70,7 +70,7 @@ class ServedBase:
         sharding.param_shardings(mesh, self.policy.model),
     )
     self._programs: collections.OrderedDict[
-        tuple[int, str], training_run.TrainPrograms
+        tuple[int, str], trained_model.TrainPrograms
     ] = collections.OrderedDict()
 
   @property
@@ -84,7 +84,7 @@ class ServedBase:
     sampling = self.config.sampling
     return sampling.max_prompt_tokens + sampling.max_completion_tokens
 
-  def programs(self, spec: Mapping[str, Any]) -> training_run.TrainPrograms:
+  def programs(self, spec: Mapping[str, Any]) -> trained_model.TrainPrograms:
     """Returns the programs of models with a spec's adapters."""
     key = (spec["rank"], spec["targets"])
     if key in self._programs:
@@ -92,7 +92,7 @@ class ServedBase:
     else:
       while len(self._programs) >= _PROGRAMS:
         self._programs.popitem(last=False)
-      self._programs[key] = training_run.TrainPrograms(
+      self._programs[key] = trained_model.TrainPrograms(
           self.config,
           self.policy.model,
           self.params,
@@ -106,7 +106,7 @@ class ServedBase:
     return self.programs({"rank": 0, "targets": "all"}).tokens
 
   def spec_of(
-      self, model: str, wanted: api.LoraConfig | None
+      self, model: str, wanted: schemas.LoraConfig | None
   ) -> dict[str, Any]:
     """Returns the spec of a new model.
 
@@ -117,7 +117,7 @@ class ServedBase:
     Raises:
       ValueError: nothing would be trained.
     """
-    wanted = wanted or api.LoraConfig(rank=0)
+    wanted = wanted or schemas.LoraConfig(rank=0)
     is_mlp = lora.kernel_names(self.policy.model)
     targets = [
         name

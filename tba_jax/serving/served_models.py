@@ -15,15 +15,15 @@ from typing import Any
 from absl import logging
 
 from tba_jax.learning import checkpoint
-from tba_jax.serving import api
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import saved_weights
+from tba_jax.serving import schemas
 from tba_jax.serving import served_base
 from tba_jax.serving import served_replay
-from tba_jax.serving import training_run
+from tba_jax.serving import trained_model
 
 # Recovery checkpoints of a model: the second serves if the first is damaged.
 _KEEP = 2
@@ -38,7 +38,7 @@ class ServedModel:
   steps_since_save: optimizer steps after the newest recovery checkpoint.
   """
 
-  run: training_run.TrainingRun
+  run: trained_model.TrainedModel
   saver: checkpoint.Checkpointer
   replay: served_replay.ServedReplay | None
   steps_since_save: int = 0
@@ -53,8 +53,8 @@ class ServedModel:
       result = self.run.run_pass(protobufs.unpack_pass(body))
       return protobufs.pack_pass_result(result)
     if kind == kinds.OPTIM_STEP:
-      metrics = self.run.step(api.read(api.OptimStep, body).adam_params)
-      return api.StepResult(metrics=metrics).encode()
+      metrics = self.run.step(schemas.read(schemas.OptimStep, body).adam_params)
+      return schemas.StepResult(metrics=metrics).encode()
     if kind == kinds.INSERT:
       state = self.replay.insert(json.loads(body), self.run.num_steps)
     else:
@@ -88,20 +88,22 @@ class ServedModels:
     model, kind = request.owner, request.kind
     if kind == kinds.CREATE:
       self.get(model)
-      return api.RequestResult(type=kind, model_id=model).encode()
+      return schemas.RequestResult(type=kind, model_id=model).encode()
     if kind == kinds.LOAD:
-      path = self._load(model, api.read(api.LoadWeights, request.body))
-      return api.RequestResult(type=kind, path=path, model_id=model).encode()
+      path = self._load(model, schemas.read(schemas.LoadWeights, request.body))
+      return schemas.RequestResult(
+          type=kind, path=path, model_id=model
+      ).encode()
     if kind in (kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT):
       return self._save(
-          request, api.read(api.SaveWeights, request.body)
+          request, schemas.read(schemas.SaveWeights, request.body)
       ).encode()
     if kind in (kinds.START, kinds.STOP):
       self.get(model)
       is_start = kind == kinds.START
       reason = "" if is_start else "stopped"
       self.registry.set_running(model, is_start, reason)
-      return api.RequestResult(type=kind).encode()
+      return schemas.RequestResult(type=kind).encode()
     if kind != kinds.FORWARD and kind not in kinds.REPEATED:
       raise ValueError(f"{request.id}: this version has no request {kind!r}")
     return self.get(model).execute(kind, request.body)
@@ -181,13 +183,13 @@ class ServedModels:
     if "replay" in spec:
       replay = served_replay.ServedReplay(
           self.base.config,
-          api.read(api.CreateReplay, spec["replay"]),
+          schemas.read(schemas.CreateReplay, spec["replay"]),
           self.base.policy.tokenizer,
       )
     if saver.latest_step() is None:
       params = trainable.init(spec["seed"])
       state = {"params": params, "opt_state": trainable.init_optimizer(params)}
-      run = training_run.TrainingRun(programs, **state)
+      run = trained_model.TrainedModel(programs, **state)
       return ServedModel(run, saver, replay), -1
     try:
       state, host = saver.restore(trainable.abstract_state())
@@ -196,7 +198,7 @@ class ServedModels:
       raise RuntimeError(str(error)) from error
     if replay is not None:
       replay.set_state(host["replay"])
-    run = training_run.TrainingRun(programs, **state)
+    run = trained_model.TrainedModel(programs, **state)
     return ServedModel(run, saver, replay), int(host["seq"])
 
   def _repeat(self, model: str, seq: int) -> None:
@@ -241,7 +243,7 @@ class ServedModels:
     if repeated:
       print(f"{model}: {repeated} requests after its checkpoint done again")
 
-  def _load(self, model: str, wanted: api.LoadWeights) -> str:
+  def _load(self, model: str, wanted: schemas.LoadWeights) -> str:
     """Replaces a model's params by a checkpoint's; returns its path."""
     own, path = self.registry.model(model), wanted.path
     spec, state = self.weights.read(path)
@@ -261,26 +263,26 @@ class ServedModels:
     return path
 
   def _save(
-      self, request: request_journal.ServerRequest, wanted: api.SaveWeights
-  ) -> api.RequestResult:
+      self, request: request_journal.ServerRequest, wanted: schemas.SaveWeights
+  ) -> schemas.RequestResult:
     """Saves a model; an unnamed version's result is its sampling session."""
     model, kind = request.owner, request.kind
     run = self.get(model).run
     if kind == kinds.EXPORT:
       path, size = self.weights.export(request, wanted, run)
-      return api.RequestResult(type=kind, path=path, size_bytes=size)
+      return schemas.RequestResult(type=kind, path=path, size_bytes=size)
     if kind == kinds.SAVE:
       path = self.weights.save(request, wanted, run)
-      return api.RequestResult(type=kind, path=path)
+      return schemas.RequestResult(type=kind, path=path)
     path = self.weights.save_version(request, wanted, run)
     if wanted.path:
-      return api.RequestResult(type=kind, path=path)
+      return schemas.RequestResult(type=kind, path=path)
     # Its own numbers, apart from those that clients give.
     sampler = f"{model}:sample:{request.seq}"
     self.registry.add_sampler(sampler, model.partition(":")[0], path)
     # A replay's; others have no session of this name.
     self.registry.set_sampler(kinds.newest_sampler(model), path)
-    return api.RequestResult(type=kind, sampling_session_id=sampler)
+    return schemas.RequestResult(type=kind, sampling_session_id=sampler)
 
 
 def _close(saver: checkpoint.Checkpointer) -> None:

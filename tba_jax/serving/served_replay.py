@@ -36,8 +36,8 @@ from tba_jax.learning import batches
 from tba_jax.learning import schedules
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.serving import api
-from tba_jax.serving import training_run
+from tba_jax.serving import schemas
+from tba_jax.serving import trained_model
 
 # Settings of `config.replay` that a replay may have of its own.
 SETTINGS = (
@@ -84,7 +84,7 @@ class ServedReplay:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      settings: api.CreateReplay,
+      settings: schemas.CreateReplay,
       tokenizer: tokenizer_lib.Tokenizer,
   ):
     self.settings = settings
@@ -158,7 +158,7 @@ class ServedReplay:
     metrics["reward_mean"] = float(draw.rewards.mean())
     return batch, metrics
 
-  def train(self, run: training_run.TrainingRun) -> dict[str, Any]:
+  def train(self, run: trained_model.TrainedModel) -> dict[str, Any]:
     """Takes the next step of a model; returns its result.
 
     The source ends after one step, since each is a request of the journal: what
@@ -205,8 +205,8 @@ class ServedReplay:
 class _ReplayLearner:
   """Trains a model on the batches of a replay."""
 
-  run: training_run.TrainingRun
-  settings: api.CreateReplay
+  run: trained_model.TrainedModel
+  settings: schemas.CreateReplay
 
   def step(
       self, draw: tuple[types.Batch, dict[str, float]]
@@ -220,7 +220,9 @@ class _ReplayLearner:
     return metrics | self.run.step(self.settings.adam_params)
 
 
-def missing_groups(settings: api.CreateReplay, groups: int, step: int) -> int:
+def missing_groups(
+    settings: schemas.CreateReplay, groups: int, step: int
+) -> int:
   """Returns how many groups a step waits for, of which some have entered."""
   return max(0, max(1, settings.groups_each_step * (step + 1)) - groups)
 

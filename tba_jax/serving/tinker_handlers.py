@@ -21,12 +21,12 @@ from starlette import concurrency
 from starlette import requests
 from starlette import responses
 
-from tba_jax.serving import api
 from tba_jax.serving import handlers
 from tba_jax.serving import kinds
 from tba_jax.serving import protobufs
 from tba_jax.serving import request_journal
 from tba_jax.serving import saved_weights
+from tba_jax.serving import schemas
 
 # Seconds that `retrieve_future` waits; the official client allows 45.
 _POLL_S = 20.0
@@ -61,11 +61,11 @@ class TinkerHandlers(handlers.Handlers):
         ("sessions/{session}/finish", "POST", self._finish_session),
         ("create_model", "POST", self._create_model),
         ("get_info", "POST", self._get_info),
-        ("forward", "POST", functools.partial(self._pass, api.Forward)),
+        ("forward", "POST", functools.partial(self._pass, schemas.Forward)),
         (
             "forward_backward",
             "POST",
-            functools.partial(self._pass, api.ForwardBackward),
+            functools.partial(self._pass, schemas.ForwardBackward),
         ),
         *(
             (kind, "POST", functools.partial(self._of_model, kind))
@@ -90,20 +90,20 @@ class TinkerHandlers(handlers.Handlers):
 
   async def _capabilities(self, request: requests.Request) -> Any:
     del request
-    model = api.ServedModelInfo(
+    model = schemas.ServedModelInfo(
         model_name=self.engine.base.name,
         max_context_length=self.engine.base.max_tokens,
     )
-    return api.Capabilities(supported_models=[model])
+    return schemas.Capabilities(supported_models=[model])
 
   async def _client_config(self, request: requests.Request) -> Any:
     await self.body(request)
     most = handlers.MOST_BYTES // 2
-    return api.ClientConfig(fwdbwd_max_chunk_bytes_count=most)
+    return schemas.ClientConfig(fwdbwd_max_chunk_bytes_count=most)
 
   async def _dynamic_config(self, request: requests.Request) -> Any:
     await self.body(request)
-    return api.DynamicConfig()
+    return schemas.DynamicConfig()
 
   async def _telemetry(self, request: requests.Request) -> Any:
     # Kept nowhere.
@@ -111,27 +111,27 @@ class TinkerHandlers(handlers.Handlers):
     return {"status": "accepted"}
 
   async def _create_session(self, request: requests.Request) -> Any:
-    await self.read(api.OpenMessage, request)
+    await self.read(schemas.OpenMessage, request)
     session = str(uuid.uuid4())
     await concurrency.run_in_threadpool(self.registry.add_session, session)
-    return api.RequestResult(type="create_session", session_id=session)
+    return schemas.RequestResult(type="create_session", session_id=session)
 
   async def _heartbeat(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.OfSession, request)
+    body, _ = await self.read(schemas.OfSession, request)
     self.check_session(body.session_id)
-    return api.RequestResult(type="session_heartbeat")
+    return schemas.RequestResult(type="session_heartbeat")
 
   async def _session(self, request: requests.Request) -> Any:
     session = request.path_params["session"]
     if self.registry.session(session) is None:
       raise LookupError(f"session {session}: there is none")
-    return api.SessionInfo(
+    return schemas.SessionInfo(
         training_run_ids=self.registry.models_of(session),
         sampler_ids=self.registry.samplers_of(session),
     )
 
   async def _finish_session(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.FinishSession, request)
+    body, _ = await self.read(schemas.FinishSession, request)
     session = self.check_session(request.path_params["session"])
     self.registry.finish_session(session, json.dumps(body.reason))
     return responses.Response(status_code=204)
@@ -139,7 +139,7 @@ class TinkerHandlers(handlers.Handlers):
   # Models.
 
   async def _create_model(self, request: requests.Request) -> Any:
-    body, raw = await self.read(api.CreateModel, request)
+    body, raw = await self.read(schemas.CreateModel, request)
     session = self.check_session(body.session_id)
     model = f"{session}:train:{body.model_seq_id}"
     self.check_base(body.base_model)
@@ -151,21 +151,21 @@ class TinkerHandlers(handlers.Handlers):
       model: str,
       session: str,
       spec: dict[str, Any],
-      body: api.CreateModel | api.CreateByLoad,
+      body: schemas.CreateModel | schemas.CreateByLoad,
       kind: str,
       raw: bytes,
-  ) -> api.Accepted:
+  ) -> schemas.Accepted:
     """Adds a model, and submits the request that makes it."""
     spec = {**spec, "user_metadata": body.user_metadata}
     self.registry.add_model(model, session, spec)
-    wanted = await self.submit(kind, model, 0, api.in_one_form(raw))
-    return api.Accepted(request_id=wanted.id, model_id=model)
+    wanted = await self.submit(kind, model, 0, schemas.in_one_form(raw))
+    return schemas.Accepted(request_id=wanted.id, model_id=model)
 
   async def _get_info(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.OfModel, request)
+    body, _ = await self.read(schemas.OfModel, request)
     spec, base = self.spec_of_model(body.model_id), self.engine.base
-    return api.ModelInfo(
-        model_data=api.ModelData(
+    return schemas.ModelInfo(
+        model_data=schemas.ModelData(
             arch=base.family,
             model_name=base.name,
             tokenizer_id=base.tokenizer_id,
@@ -178,7 +178,7 @@ class TinkerHandlers(handlers.Handlers):
 
   async def _pass(
       self,
-      form: type[api.Forward | api.ForwardBackward],
+      form: type[schemas.Forward | schemas.ForwardBackward],
       request: requests.Request,
   ) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0]
@@ -189,7 +189,9 @@ class TinkerHandlers(handlers.Handlers):
     )
 
     def read() -> tuple[bytes, tuple[str, int, bool]]:
-      packed = body if is_proto else protobufs.pack_pass(api.read(form, body))
+      packed = (
+          body if is_proto else protobufs.pack_pass(schemas.read(form, body))
+      )
       return packed, protobufs.address_of_pass(packed)
 
     packed, address = await concurrency.run_in_threadpool(read)
@@ -198,13 +200,13 @@ class TinkerHandlers(handlers.Handlers):
     return await self._accept(kind, model, seq, packed)
 
   async def _of_model(self, kind: str, request: requests.Request) -> Any:
-    body, raw = await self.read(api.OfModel, request)
-    raw = api.in_one_form(raw)
+    body, raw = await self.read(schemas.OfModel, request)
+    raw = schemas.in_one_form(raw)
     return await self._accept(kind, body.model_id, body.seq_id, raw)
 
   async def _accept(
       self, kind: str, model: str, seq: int, body: bytes
-  ) -> api.Accepted:
+  ) -> schemas.Accepted:
     """Journals a model's request; 0 stands for a number that is not given."""
     spec = self.spec_of_model(model)
     if seq < 0:
@@ -215,16 +217,16 @@ class TinkerHandlers(handlers.Handlers):
           f" replay; must be {', '.join(_OF_REPLAYS)}, without seq_id"
       )
     wanted = await self.submit(kind, model, seq or None, body)
-    return api.Accepted(request_id=wanted.id, model_id=model)
+    return schemas.Accepted(request_id=wanted.id, model_id=model)
 
   async def _load_weights(self, request: requests.Request) -> Any:
     raw = await self.body(request)
-    if api.parse_json(raw).get("session_id") is None:
-      body = api.read(api.OfModel, raw)
-      raw = api.in_one_form(raw)
+    if schemas.parse_json(raw).get("session_id") is None:
+      body = schemas.read(schemas.OfModel, raw)
+      raw = schemas.in_one_form(raw)
       return await self._accept(kinds.LOAD, body.model_id, body.seq_id, raw)
     # The load makes the model, of the checkpoint's spec.
-    body = api.read(api.CreateByLoad, raw)
+    body = schemas.read(schemas.CreateByLoad, raw)
     session = self.check_session(body.session_id)
     model = f"{session}:train:{body.model_seq_id}"
     if body.base_model is not None:
@@ -235,9 +237,9 @@ class TinkerHandlers(handlers.Handlers):
   # Checkpoints.
 
   async def _weights_info(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.OfCheckpoint, request)
+    body, _ = await self.read(schemas.OfCheckpoint, request)
     spec = self.spec_of_checkpoint(body.tinker_path)
-    return api.WeightsInfo(
+    return schemas.WeightsInfo(
         base_model=spec["base_model"],
         is_lora=spec["rank"] > 0,
         lora_rank=spec["rank"] or None,
@@ -249,10 +251,10 @@ class TinkerHandlers(handlers.Handlers):
   async def _training_run(self, request: requests.Request) -> Any:
     return self._run_info(request.path_params["model"])
 
-  def _run_info(self, model: str) -> api.TrainingRunInfo:
+  def _run_info(self, model: str) -> schemas.TrainingRunInfo:
     spec = self.spec_of_model(model)
     newest = {c.checkpoint_type: c for c in self._listed(model)}
-    return api.TrainingRunInfo(
+    return schemas.TrainingRunInfo(
         training_run_id=model,
         base_model=spec["base_model"],
         is_lora=spec["rank"] > 0,
@@ -266,9 +268,9 @@ class TinkerHandlers(handlers.Handlers):
   async def _checkpoints(self, request: requests.Request) -> Any:
     model = request.path_params["model"]
     self.spec_of_model(model)
-    return api.CheckpointList(checkpoints=self._listed(model))
+    return schemas.CheckpointList(checkpoints=self._listed(model))
 
-  def _listed(self, model: str) -> list[api.CheckpointInfo]:
+  def _listed(self, model: str) -> list[schemas.CheckpointInfo]:
     """Returns the checkpoints of a model, oldest first."""
     rows = self.registry.checkpoints_of(model)
     return [_checkpoint_info(*row) for row in rows]
@@ -284,7 +286,7 @@ class TinkerHandlers(handlers.Handlers):
 
   def _newest(
       self, request: requests.Request, table: str, limit: int
-  ) -> tuple[Sequence[tuple[Any, ...]], api.Cursor]:
+  ) -> tuple[Sequence[tuple[Any, ...]], schemas.Cursor]:
     """Returns a page of a table and its cursor; `limit` is the usual one."""
     page = {"limit": limit, "offset": 0}
     for name, least in (("limit", 1), ("offset", 0)):
@@ -295,26 +297,26 @@ class TinkerHandlers(handlers.Handlers):
         )
       page[name] = int(text)
     rows, count = self.registry.newest(table, **page)
-    return rows, api.Cursor(**page, total_count=count)
+    return rows, schemas.Cursor(**page, total_count=count)
 
   async def _sessions(self, request: requests.Request) -> Any:
     rows, _ = self._newest(request, "sessions", 20)
-    return api.SessionList(sessions=[session for (session,) in rows])
+    return schemas.SessionList(sessions=[session for (session,) in rows])
 
   async def _training_runs(self, request: requests.Request) -> Any:
     rows, cursor = self._newest(request, "models", 20)
     runs = [self._run_info(model) for (model,) in rows]
-    return api.TrainingRunList(training_runs=runs, cursor=cursor)
+    return schemas.TrainingRunList(training_runs=runs, cursor=cursor)
 
   async def _all_checkpoints(self, request: requests.Request) -> Any:
     rows, cursor = self._newest(request, "checkpoints", 100)
     shown = [_checkpoint_info(*row) for row in rows]
-    return api.CheckpointList(checkpoints=shown, cursor=cursor)
+    return schemas.CheckpointList(checkpoints=shown, cursor=cursor)
 
   # Sampling.
 
   async def _create_sampling_session(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.CreateSamplingSession, request)
+    body, _ = await self.read(schemas.CreateSamplingSession, request)
     session, path = self.check_session(body.session_id), body.model_path
     if path:
       self.spec_of_checkpoint(path)
@@ -324,21 +326,21 @@ class TinkerHandlers(handlers.Handlers):
     if self.registry.sampler(sampler) not in (None, path):
       raise ValueError(f"{sampler} is of another model: take another number")
     self.registry.add_sampler(sampler, session, path)
-    return api.RequestResult(
+    return schemas.RequestResult(
         type="create_sampling_session", sampling_session_id=sampler
     )
 
   async def _sampler(self, request: requests.Request) -> Any:
     sampler = request.path_params["sampler"]
     path = self.path_of_sampler(sampler)
-    return api.SamplerInfo(
+    return schemas.SamplerInfo(
         sampler_id=sampler,
         base_model=self.engine.base.name,
         model_path=path or None,
     )
 
   async def _asample(self, request: requests.Request) -> Any:
-    body, raw = await self.read(api.Sample, request)
+    body, raw = await self.read(schemas.Sample, request)
     sampler, count = body.sampling_session_id, body.num_samples
     self.path_of_sampler(sampler)
     kind, replay = kinds.SAMPLE, self.replay_into(body.into, sampler)
@@ -350,7 +352,7 @@ class TinkerHandlers(handlers.Handlers):
     # Without a number of its client's it takes none that one may give.
     name = "" if body.seq_id is not None else str(uuid.uuid4())
     wanted = await self.submit(kind, sampler, body.seq_id, raw, name)
-    return api.Accepted(
+    return schemas.Accepted(
         request_id=wanted.id,
         sample_sequence_ids=[f"{wanted.id}:{i}" for i in range(count)],
     )
@@ -358,7 +360,7 @@ class TinkerHandlers(handlers.Handlers):
   # Results.
 
   async def _retrieve_future(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.OfRequest, request)
+    body, _ = await self.read(schemas.OfRequest, request)
     id = body.request_id
     if self.journal.outcome(id) is None:
       raise handlers.StatusError(
@@ -367,7 +369,7 @@ class TinkerHandlers(handlers.Handlers):
     outcome = await self.outcome(id, _POLL_S)
     if outcome is None:
       return responses.Response(
-          api.NotYet(request_id=id).encode(),
+          schemas.NotYet(request_id=id).encode(),
           handlers.NOT_YET,
           media_type="application/json",
       )
@@ -377,7 +379,7 @@ class TinkerHandlers(handlers.Handlers):
     return await concurrency.run_in_threadpool(_result, request, outcome)
 
   async def _retrieve_futures(self, request: requests.Request) -> Any:
-    body, _ = await self.read(api.RetrieveFutures, request)
+    body, _ = await self.read(schemas.RetrieveFutures, request)
     sampler, after = body.target.sampling_session_id, body.prev_cursor
     self.path_of_sampler(sampler)
     first = body.target.cloned_sampler_id * _NUMBERS_OF_CLONE
@@ -391,11 +393,13 @@ class TinkerHandlers(handlers.Handlers):
         sampler, read, min(body.timeout, _POLL_S)
     )
     states = [
-        api.FutureState(state="failed" if failed else "finished", request_id=id)
+        schemas.FutureState(
+            state="failed" if failed else "finished", request_id=id
+        )
         for _, id, failed in rows or ()
     ]
     cursor = rows[-1][0] if rows else after
-    return api.FutureStates(completions=states, cursor=cursor)
+    return schemas.FutureStates(completions=states, cursor=cursor)
 
 
 def _result(
@@ -414,9 +418,9 @@ def _result(
   return responses.JSONResponse(to_json(outcome.result))
 
 
-def _checkpoint_info(path: str, created_s: float) -> api.CheckpointInfo:
+def _checkpoint_info(path: str, created_s: float) -> schemas.CheckpointInfo:
   _, kind, name = path.removeprefix(saved_weights.SCHEME).split("/")
-  return api.CheckpointInfo(
+  return schemas.CheckpointInfo(
       checkpoint_id=f"{kind}/{name}",
       checkpoint_type=_CHECKPOINT_TYPES[kind],
       time=_iso(created_s),

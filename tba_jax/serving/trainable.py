@@ -17,7 +17,7 @@ from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import sharding
 from tba_jax.sampling import slots as slots_lib
-from tba_jax.serving import api
+from tba_jax.serving import schemas
 
 PyTree = types.PyTree
 
@@ -116,7 +116,7 @@ class Trainable:
       params: PyTree,
       opt_state: PyTree,
       grads: PyTree,
-      adam: api.AdamParams,
+      adam: schemas.AdamParams,
   ) -> tuple[PyTree, PyTree, jax.Array]:
     """Returns params and state after a step, and the gradient's norm.
 

@@ -6,8 +6,8 @@ import json
 
 from absl.testing import absltest
 
-from tba_jax.serving import api
 from tba_jax.serving import completions
+from tba_jax.serving import schemas
 
 _USER = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
@@ -39,7 +39,7 @@ def _answered(call, text, tokens=("a", "b")):
 class AnswerTest(absltest.TestCase):
 
   def test_calls_tools_if_all_calls_can_be_read(self):
-    call = api.read_completions(_body(tools=[_TOOL]))
+    call = schemas.read_completions(_body(tools=[_TOOL]))
     text = (
         'so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     )
@@ -54,12 +54,12 @@ class AnswerTest(absltest.TestCase):
         (text, _body()),
         (text, _body(tools=[_TOOL], tool_choice="none")),
     ):
-      (choice,) = _answered(api.read_completions(body), other)["choices"]
+      (choice,) = _answered(schemas.read_completions(body), other)["choices"]
       self.assertEqual(choice["message"]["content"], other)
       self.assertEqual(choice["finish_reason"], "stop")
 
   def test_has_what_was_sampled(self):
-    whole = _answered(api.read_completions(_body(logprobs=True)), "ab")
+    whole = _answered(schemas.read_completions(_body(logprobs=True)), "ab")
     (choice,) = whole["choices"]
     self.assertEqual(choice["token_ids"], [0, 1])
     self.assertEqual(choice["version"], 7)
@@ -75,19 +75,19 @@ class AnswerTest(absltest.TestCase):
     ]
     self.assertEqual([part["bytes"] for part in parts], [[97], None])
     for number in (0, 1):
-      text = api.read_completions(
+      text = schemas.read_completions(
           {"model": "m", "prompt": "a", "logprobs": number}
       )
       (choice,) = _answered(text, "ab")["choices"]
       self.assertEqual(choice["text"], "ab")
       self.assertEqual(choice["logprobs"]["token_logprobs"], [-0.25, -0.25])
-    text = api.read_completions(
+    text = schemas.read_completions(
         {"model": "m", "prompt": "a", "logprobs": False}
     )
     self.assertIsNone(_answered(text, "ab")["choices"][0]["logprobs"])
 
   def test_streams_the_same_answer(self):
-    call = api.read_completions(_body(tools=[_TOOL]))
+    call = schemas.read_completions(_body(tools=[_TOOL]))
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     for said in ("ab", text):
       whole = _answered(call, said)

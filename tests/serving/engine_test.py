@@ -15,10 +15,10 @@ import pytest
 
 from tba_jax.learning import checkpoint
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.serving import api
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import protobufs
-from tba_jax.serving import training_run
+from tba_jax.serving import schemas
+from tba_jax.serving import trained_model
 from tests.support import serving_case
 from tests.support import waiting
 
@@ -39,7 +39,7 @@ class _Server:
     self.thread.start()
 
   def create(self, rank=2, seed=1):
-    lora = api.LoraConfig(rank=rank, seed=seed)
+    lora = schemas.LoraConfig(rank=rank, seed=seed)
     spec = self.engine.base.spec_of(_MODEL, lora)
     self.engine.registry.add_session(serving_case.SESSION)
     self.engine.registry.add_model(_MODEL, serving_case.SESSION, spec)
@@ -278,7 +278,7 @@ class EngineTest(absltest.TestCase):
     server.create()
     # As by a version, or in memory, that could not do it.
     with mock.patch.object(
-        training_run.TrainingRun, "run_pass", side_effect=ValueError("x")
+        trained_model.TrainedModel, "run_pass", side_effect=ValueError("x")
     ):
       self.assertEqual(
           server.ask("forward_backward", 1, serving_case.pass_body(_DATA)), "x"
@@ -288,7 +288,7 @@ class EngineTest(absltest.TestCase):
 
     again = self._start(checkpoint_every_steps=100)
     with mock.patch.object(
-        training_run.TrainingRun, "run_pass", autospec=True
+        trained_model.TrainedModel, "run_pass", autospec=True
     ) as run_pass:
       step = again.ask("optim_step", 3, serving_case.adam_body())
     run_pass.assert_not_called()
@@ -318,7 +318,7 @@ class EngineTest(absltest.TestCase):
     server.close()
     again = self._start(checkpoint_every_steps=100)
     with mock.patch.object(
-        training_run.TrainingRun, "run_pass", side_effect=ValueError("x")
+        trained_model.TrainedModel, "run_pass", side_effect=ValueError("x")
     ):
       request = again.engine.queue.submit(
           "optim_step", _MODEL, 3, serving_case.adam_body()
@@ -568,7 +568,7 @@ class EngineTest(absltest.TestCase):
     wanted = server.logprobs(3)
     server.ask("forward_backward", 4, serving_case.pass_body(_DATA))
     other = "session:train:1"
-    lora = api.LoraConfig(rank=2, seed=2)
+    lora = schemas.LoraConfig(rank=2, seed=2)
     spec = server.engine.base.spec_of(other, lora)
     server.engine.registry.add_model(other, "session", spec)
     server.ask("create_model", 0, b"{}", owner=other)

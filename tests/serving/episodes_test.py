@@ -8,9 +8,9 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import api
 from tba_jax.serving import completions
 from tba_jax.serving import episodes
+from tba_jax.serving import schemas
 
 _TEMPLATE = (
     "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<eos>' }}"
@@ -33,7 +33,7 @@ def _call(*messages, prompt=None, **fields):
   if prompt is not None:
     del body["messages"]
     body["prompt"] = prompt
-  return api.read_completions(body)
+  return schemas.read_completions(body)
 
 
 def _user(text):

@@ -13,7 +13,6 @@ from absl.testing import absltest
 
 from tba_jax.learning import checkpoint
 from tba_jax.serving import agent_episodes
-from tba_jax.serving import api
 from tba_jax.serving import completions
 from tba_jax.serving import database
 from tba_jax.serving import engine as engine_lib
@@ -22,6 +21,7 @@ from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import request_queue
 from tba_jax.serving import sample_batches
+from tba_jax.serving import schemas
 from tba_jax.serving import served_models
 from tba_jax.serving import under_way
 from tests.support import serving_case
@@ -124,7 +124,7 @@ class FailuresTest(absltest.TestCase):
     )
 
   def _spec(self):
-    return self.engine.base.spec_of("s:m", api.LoraConfig(rank=2))
+    return self.engine.base.spec_of("s:m", schemas.LoraConfig(rank=2))
 
   def _works(self, owner="works"):
     self.registry.add_sampler(owner, "", "")

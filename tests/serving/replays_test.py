@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.serving import api
 from tba_jax.serving import saved_weights
+from tba_jax.serving import schemas
 from tba_jax.serving import served_replay
 from tests.support import serving_case
 from tests.support import waiting
@@ -49,7 +49,7 @@ def _replay(config=None, **changes):
   tokenizer = tokenizer_lib.word_level(["a"], r"\w+")
   return served_replay.ServedReplay(
       config,
-      api.read(api.CreateReplay, {**_BODY, **_ADDRESS, **changes}),
+      schemas.read(schemas.CreateReplay, {**_BODY, **_ADDRESS, **changes}),
       tokenizer,
   )
 

@@ -12,11 +12,11 @@ import numpy as np
 import uvicorn
 
 from configs import serve as serve_config
-from tba_jax.serving import api
 from tba_jax.serving import app as app_lib
 from tba_jax.serving import engine as engine_lib
 from tba_jax.serving import handlers
 from tba_jax.serving import protobufs
+from tba_jax.serving import schemas
 from tests.support import waiting
 
 SESSION = "session"
@@ -64,9 +64,9 @@ def pass_body(data, loss="cross_entropy", config=None, *, forward=False):
   """Returns the body of a pass, as the engine takes it."""
   name = "forward_input" if forward else "forward_backward_input"
   asked = {"data": data, "loss_fn": loss, "loss_fn_config": config or {}}
-  kind = api.Forward if forward else api.ForwardBackward
+  kind = schemas.Forward if forward else schemas.ForwardBackward
   body = {"model_id": MODEL, name: asked}
-  return protobufs.pack_pass(api.read(kind, body))
+  return protobufs.pack_pass(schemas.read(kind, body))
 
 
 def adam_body(learning_rate=0.01, **more):
@@ -91,9 +91,7 @@ class HttpServer:
     self._thread = threading.Thread(target=self.engine.run, daemon=True)
     app = app_lib.make(self.engine, waiters, self._thread, KEY)
     self._server = uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=1
-        )
+        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     )
     listener = socket.create_server(("127.0.0.1", 0))
     self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

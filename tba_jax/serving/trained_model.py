@@ -9,9 +9,9 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import transformer
-from tba_jax.serving import api
 from tba_jax.serving import group_passes
 from tba_jax.serving import protobufs
+from tba_jax.serving import schemas
 from tba_jax.serving import token_losses
 from tba_jax.serving import token_passes
 from tba_jax.serving import trainable as trainable_lib
@@ -57,7 +57,7 @@ class TrainPrograms:
         raise ValueError(f"data[{n}]: must be token ids from 0 to {last}")
 
 
-class TrainingRun:
+class TrainedModel:
   """A model under training: params, optimizer state, gradient.
 
   num_steps: optimizer steps done.
@@ -101,7 +101,7 @@ class TrainingRun:
     )
     return loss
 
-  def step(self, adam: api.AdamParams) -> dict[str, float]:
+  def step(self, adam: schemas.AdamParams) -> dict[str, float]:
     """Takes a step with the gradient, and drops it; returns metrics.
 
     Raises:

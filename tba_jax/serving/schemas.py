@@ -866,7 +866,7 @@ class Usage(Reply):
   total_tokens: int
 
 
-class Choice(Reply):
+class CompletionChoice(Reply):
   """A completion; `message` of a chat, `text` of a text."""
 
   index: int
@@ -883,6 +883,6 @@ class CompletionReply(Reply):
   object: Literal["chat.completion", "text_completion"]
   created: int
   model: str
-  choices: list[Choice]
+  choices: list[CompletionChoice]
   usage: Usage
   prompt_token_ids: list[int]

@@ -5,7 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.serving import api
+from tba_jax.serving import schemas as api
 
 _USER = {"role": "user", "content": "a"}
 _CHAT = {"model": "m", "messages": [_USER]}
@@ -48,7 +48,8 @@ class JsonTest(absltest.TestCase):
 
   def test_order_of_keys_does_not_matter(self):
     self.assertEqual(
-        api.in_one_form(b'{"a": 1, "b": 2}'), api.in_one_form(b'{"b":2,"a":1}')
+        api.in_one_form(b'{"a": 1, "b": 2}'),
+        api.in_one_form(b'{"b":2,"a":1}'),
     )
     with self.assertRaisesRegex(ValueError, "Out of range"):
       api.in_one_form(b'{"unread": 1e999}')
@@ -187,7 +188,8 @@ class RefusalsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "prompt: is missing"):
       api.read(api.TextRequest, {"model": "m"})
     self.assertEqual(
-        api.read(api.TextRequest, {**_TEXT, "prompt": ["a"]}).prompt, "a"
+        api.read(api.TextRequest, {**_TEXT, "prompt": ["a"]}).prompt,
+        "a",
     )
 
 
@@ -202,7 +204,9 @@ class ReadingTest(absltest.TestCase):
     nothing |= dict(modalities=["text"], presence_penalty=0.0, top_logprobs=0)
     nothing |= dict(best_of=1, max_tokens=None, stop=None, tools=None)
     plain = api.read(api.ChatRequest, _CHAT)
-    self.assertEqual(api.read(api.ChatRequest, {**_CHAT, **nothing}), plain)
+    self.assertEqual(
+        api.read(api.ChatRequest, {**_CHAT, **nothing}), plain
+    )
 
   def test_integers_are_taken_for_floats(self):
     drawn = api.read(api.SamplingParams, {"temperature": 1, "top_p": 1})
@@ -255,7 +259,9 @@ class ReadingTest(absltest.TestCase):
     self.assertEqual(found.groups_each_step, 1)
     again = api.read(api.CreateReplay, found.model_dump())
     self.assertEqual(again, found)
-    found = api.read(api.CreateReplay, {**_REPLAY, "groups_per_step": 0})
+    found = api.read(
+        api.CreateReplay, {**_REPLAY, "groups_per_step": 0}
+    )
     self.assertEqual(found.groups_each_step, 0)
 
 
