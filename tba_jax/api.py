@@ -202,7 +202,7 @@ def _listed_rewards(reward: Any) -> list[tuple[Any, float]]:
     if names.count(name) > 1:
       raise ValueError(
           f"reward: has several functions named {name!r}; must have different"
-          " names, which are those of their metrics"
+          " names, which their metrics have too"
       )
   return out
 
