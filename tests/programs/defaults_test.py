@@ -314,7 +314,7 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(8 % config.sft.micro_batch_size, 0)
 
   @parameterized.parameters("scratch", "sft", "no/such-folder")
-  def test_without_a_pretrained_model_nothing_changes(self, init):
+  def test_nothing_changes_without_a_pretrained_model(self, init):
     self.config.init = init
     before = load.flatten(self.config.copy_and_resolve_references())
     self.assertEqual(defaults.choose(self.config, _CPU), [])
