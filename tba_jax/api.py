@@ -60,7 +60,7 @@ def begin(
     given = _Given(reward, environment, workdir, made)
     config = given.config(config, model, data, settings)
     try:
-      settle.settle(config, given.folder or None, "train")
+      config = settle.settle(config, given.folder or None, "train")
       program = "train" if workdir is not None else "one_process"
       validate.validate(config, program=program)
     except ValueError as error:

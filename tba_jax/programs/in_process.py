@@ -90,7 +90,7 @@ def train(
     KeyboardInterrupt: interrupted by the user; nothing is left of the run.
   """
   stop = stop or threading.Event()
-  settle.settle(config, None, "train")
+  config = settle.settle(config, None, "train")
   validate.validate(config, program="one_process")
   prompt_preview.print_data(config, shows_prompt=True)
   config = config.copy_and_resolve_references()
