@@ -92,7 +92,8 @@ def train(
   stop = stop or threading.Event()
   config = settle.settle(config, None, "train")
   validate.validate(config, program="one_process")
-  prompt_preview.print_data(config, shows_prompt=True)
+  if shows:
+    prompt_preview.print_data(config, shows_prompt=True)
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)
   accelerators.prepare()
