@@ -31,6 +31,7 @@ from tba_jax.monitor import files
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report_build
+from tba_jax.policy import prompt_preview
 from tba_jax.programs import settle
 from tba_jax.programs import train as train_lib
 from tba_jax.system import bucket
@@ -60,7 +61,7 @@ def begin(
     given = _Given(reward, environment, workdir, made)
     config = given.config(config, model, data, settings)
     try:
-      settle.settle(config, given.folder or None, "train")
+      config = settle.settle(config, given.folder or None, "train")
       program = "train" if workdir is not None else "one_process"
       validate.validate(config, program=program)
     except ValueError as error:
@@ -283,6 +284,8 @@ class TrainingRun:
         )
         self.status = _SIGNALS + 2 if self._stop.is_set() else 0
         return
+      if self._thread is None:
+        prompt_preview.print_data(self.config, shows_prompt=True)
       try:
         self.status, failure = train_lib.supervise(
             self.config, str(self.workdir), None if is_main else self._stop

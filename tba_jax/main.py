@@ -191,7 +191,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
     if config is not None and name not in _WITHOUT_TASK:
-      settle.settle(config, workdir, name, operands)
+      config = settle.settle(config, workdir, name, operands)
     if config is not None:
       if name not in _WITHOUT_TASK:
         not_here = validate.validate(

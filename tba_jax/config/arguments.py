@@ -12,6 +12,7 @@ The arguments of `tba_jax.train(…)`, and the flags `--model`, `--data`,
 """
 
 from collections.abc import Mapping
+import copy
 import json
 from typing import Any
 
@@ -90,7 +91,7 @@ def make_config(
             " environment=…"
         )
   else:
-    config = _copy(config)
+    config = copy.deepcopy(config)
   values = by_key(settings or {})
   with config.unlocked():
     if model:
@@ -102,23 +103,6 @@ def make_config(
     elif data or reward:
       _set_rows(config, data or {}, reward, values)
   return load.set_values(config, values)
-
-
-def _copy(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Returns a copy in which settings that are open stay so."""
-  left_open = settings_lib.open_keys(config)
-  out = config.copy_and_resolve_references()
-  fresh = settings_lib.get_config()
-  with out.unlocked():
-    for key in left_open:
-      *sections, name = key.split(".")
-      source, section = fresh, out
-      for part in sections:
-        source, section = source[part], section[part]
-      fields = dict(source.items(preserve_field_references=True))
-      del section[name]
-      section[name] = fields[name]
-  return out
 
 
 def _set_rows(

@@ -71,11 +71,18 @@ class Open(ml_collections.FieldReference):
     self.is_open = isinstance(value, str) and value == AUTO
     super().set(self._default if self.is_open else value, type_safe)
 
+  def __deepcopy__(self, memo: dict[int, Any]) -> "Open":
+    del memo
+    out = Open(self._default)
+    if not self.is_open:
+      out.set(self.get(), type_safe=False)
+    return out
+
 
 def open_keys(config: ml_collections.ConfigDict) -> list[str]:
   """Returns the keys of settings that nothing has set, in order.
 
-  A copy of a config has none: its values are as good as set.
+  A copy with resolved references has none: its values are as good as set.
   """
   return [
       key for key in SETTINGS if SETTINGS[key].auto and is_open(config, key)

@@ -25,6 +25,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor.report import build as report
+from tba_jax.policy import prompt_preview
 from tba_jax.programs import one_process
 from tba_jax.programs import reward_model
 from tba_jax.programs import settle
@@ -89,8 +90,10 @@ def train(
     KeyboardInterrupt: interrupted by the user; nothing is left of the run.
   """
   stop = stop or threading.Event()
-  settle.settle(config, None, "train")
+  config = settle.settle(config, None, "train")
   validate.validate(config, program="one_process")
+  if shows:
+    prompt_preview.print_data(config, shows_prompt=True)
   config = config.copy_and_resolve_references()
   load.make_paths_absolute(config)
   accelerators.prepare()

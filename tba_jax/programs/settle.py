@@ -3,6 +3,7 @@
 """Settles the settings that a config leaves open, and shows what it chose."""
 
 from collections.abc import Sequence
+import copy
 import os
 
 import ml_collections
@@ -27,8 +28,8 @@ def settle(
     workdir: str | None,
     program: str,
     operands: Sequence[str] = (),
-) -> None:
-  """Sets what a config leaves open, in place, before it is validated.
+) -> ml_collections.ConfigDict:
+  """Returns a config with what it leaves open, before it is validated.
 
   A run that has begun keeps its values, which its config.json has.
 
@@ -42,7 +43,8 @@ def settle(
     ValueError: the run does not fit the machine.
   """
   if program in _WITHOUT:
-    return
+    return config
+  config = copy.deepcopy(config)
   machine = None
   if program in _ON_HOSTS:
     machine = defaults.of_cluster()
@@ -52,6 +54,7 @@ def settle(
   if program in _SHOW:
     for line in defaults.lines(config, choices, machine):
       print(line, flush=True)
+  return config
 
 
 def _planned(operands: Sequence[str]) -> defaults.Machine | None:

@@ -60,7 +60,7 @@ class OtherNamesTest(parameterized.TestCase):
         mock.patch.object(flags, "FLAGS", values),
         self.assertRaises(SystemExit),
     ):
-      main._parse_flags(["main", "--num_generations=4"])
+      main.parse_flags(["main", "--num_generations=4"])
     (error,) = refuse.call_args.args
     self.assertRegex(str(error), "it is config.search.samples_per_prompt here")
 

@@ -993,7 +993,7 @@ class TaskTest(absltest.TestCase):
         _problems(config)[0], "config.sampling.max_completion_tokens = 2:"
     )
 
-  def test_without_held_out_prompts_nothing_is_evaluated(self):
+  def test_nothing_is_evaluated_without_held_out_prompts(self):
     file = self.create_tempfile(content='{"prompt": "x", "answer": "y"}\n')
     config = base_config.make(checkpoint__keep_best=True)
     fields = dict(name="custom", train=file.full_path, held_out=0)

@@ -356,7 +356,7 @@ class PanelTest(absltest.TestCase):
       view.update(force=True)
     self.assertEqual(self.out.getvalue().count("sample of"), 1)
 
-  def test_without_evaluation_shows_a_sample_of_the_first_step(self):
+  def test_shows_a_sample_of_the_first_step_without_evaluation(self):
     with panel.Panel(self.workdir, self._console()) as view:
       view.update(force=True)
       with open(os.path.join(self.workdir, "samples.jsonl"), "w") as f:

@@ -3,6 +3,7 @@
 """Settings left open follow the model, the data and the machine."""
 
 import contextlib
+import copy
 import dataclasses
 import io
 import json
@@ -77,6 +78,15 @@ class OpenTest(absltest.TestCase):
     self.assertIn("mesh.fsdp", marked)
     copy = self.config.copy_and_resolve_references()
     self.assertEqual(settings.open_keys(copy), [])
+
+  def test_deep_copy_knows_what_is_set(self):
+    self.config.optimizer.learning_rate = 3e-4
+    other = copy.deepcopy(self.config)
+    self.assertEqual(load.flatten(other), load.flatten(self.config))
+    self.assertEqual(settings.open_keys(other), settings.open_keys(self.config))
+    other.sampling.num_slots = 3
+    self.assertEqual(self.config.sampling.num_slots, 256)
+    self.assertTrue(self.is_open("sampling.num_slots"))
 
   def test_overrides_set_and_open(self):
     config = self.config
@@ -314,7 +324,7 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(8 % config.sft.micro_batch_size, 0)
 
   @parameterized.parameters("scratch", "sft", "no/such-folder")
-  def test_without_a_pretrained_model_nothing_changes(self, init):
+  def test_nothing_changes_without_a_pretrained_model(self, init):
     self.config.init = init
     before = load.flatten(self.config.copy_and_resolve_references())
     self.assertEqual(defaults.choose(self.config, _CPU), [])
@@ -345,7 +355,7 @@ class ChooseTest(parameterized.TestCase):
       config = settings.get_config()
       config.init, config.task = self.config.init, self.config.task
       with mock.patch.object(accelerators, "memory", return_value=devices):
-        settle.settle(config, None, "searcher")
+        config = settle.settle(config, None, "searcher")
       found.append(load.flatten(config))
     self.assertEqual(*found)
     self.assertEqual(found[0]["mesh.fsdp"], 1)
@@ -356,9 +366,12 @@ class ChooseTest(parameterized.TestCase):
         mock.patch.object(accelerators, "memory", return_value=devices),
         contextlib.redirect_stdout(io.StringIO()) as out,
     ):
-      settle.settle(self.config, None, "train")
-    self.assertEqual(self.config.mesh.fsdp, 2)
-    self.assertEqual(self.config.search.num_searchers, 6)
+      config = settle.settle(self.config, None, "train")
+    self.assertEqual(config.mesh.fsdp, 2)
+    self.assertEqual(config.search.num_searchers, 6)
+    # The caller's is as it was.
+    self.assertEqual(self.config.mesh.fsdp, 1)
+    self.assertIn("mesh.fsdp", settings.open_keys(self.config))
     self.assertIn("mesh.fsdp = 2", out.getvalue())
     self.assertIn("proposed for eight GPUs", out.getvalue())
     # What no rule knows is said, too.
@@ -369,9 +382,9 @@ class ChooseTest(parameterized.TestCase):
     with mock.patch.object(
         accelerators, "memory", return_value=("gpu", 80, 8, "")
     ):
-      settle.settle(self.config, None, "trainer")
-    self.assertEqual(self.config.mesh.fsdp, 1)
-    self.assertEqual(self.config.search.num_searchers, 1)
+      config = settle.settle(self.config, None, "train")
+    self.assertEqual(config.mesh.fsdp, 1)
+    self.assertEqual(config.search.num_searchers, 1)
 
   def test_config_with_chosen_values_is_valid(self):
     defaults.choose(self.config, _CPU)

@@ -8,6 +8,7 @@ import io
 import os
 import pathlib
 import stat
+import subprocess
 from unittest import mock
 
 from absl.testing import absltest
@@ -15,6 +16,7 @@ from absl.testing import parameterized
 
 from tba_jax.config import settings
 from tba_jax.system import accelerators
+from tba_jax.system import processes
 
 _AUTO = {"trainer": "", "searcher": ""}
 _CPU = {"JAX_PLATFORMS": "cpu"}
@@ -149,6 +151,44 @@ class AssignTest(parameterized.TestCase):
     self.assertEqual(out["trainer"], [_CPU])
     self.assertEqual(_visible(out["searcher"]), ["0"])
     self.assertEqual(accelerators.describe(out["trainer"]), "cpu")
+
+
+class MemoryTest(parameterized.TestCase):
+
+  def memory(self, machine, listed=""):
+    accelerators._gpu_memory.cache_clear()
+    self.addCleanup(accelerators._gpu_memory.cache_clear)
+    done = mock.Mock(stdout=listed)
+    error = None if listed else FileNotFoundError()
+    with (
+        mock.patch.object(accelerators, "find", return_value=machine),
+        mock.patch.object(
+            subprocess, "run", return_value=done, side_effect=error
+        ),
+    ):
+      return accelerators.memory()
+
+  def test_gpus_have_the_memory_of_the_smallest(self):
+    listed = "81559, NVIDIA H100\n40960, NVIDIA A100\n"
+    kind, gib, count, name = self.memory(_gpus(2), listed)
+    self.assertEqual((kind, gib, count), ("gpu", 40, 2))
+    self.assertEqual(name, "2 x NVIDIA A100, 40 GiB each")
+    # No program says it.
+    self.assertEqual(self.memory(_gpus(2))[1], 16)
+
+  @parameterized.parameters(
+      ("v5litepod-8", "v5e", 16), ("v5p-8", "v5p", 95), ("", "v5e", 16)
+  )
+  def test_chips_have_the_memory_of_their_generation(self, text, kind, gib):
+    with mock.patch.dict(os.environ, TPU_ACCELERATOR_TYPE=text):
+      self.assertEqual(self.memory(_chips(4))[:3], (kind, gib, 4))
+
+  def test_cpu_is_one_device_with_the_machines_memory(self):
+    none = accelerators.Accelerators("cpu")
+    with mock.patch.object(
+        processes, "memory", return_value=(24 * 2**30 + 5, "")
+    ):
+      self.assertEqual(self.memory(none)[:3], ("cpu", 24, 1))
 
 
 class OneProcessTest(parameterized.TestCase):

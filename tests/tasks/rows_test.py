@@ -77,7 +77,7 @@ class ReadRowsTest(parameterized.TestCase):
     expected = [(f"train.jsonl:{n}", {"prompt": str(n - 1)}) for n in numbers]
     self.assertEqual(self.read(f"train.jsonl{part}"), expected)
     self.assertEqual(self.read(f"[train]{part}"), expected)
-    self.assertEqual(self.read(part), expected)  # Of the folder.
+    self.assertEqual(self.read(part), expected)  # The folder.
 
   @parameterized.parameters("[a:b]", "[1:2:3]", "[:2][train]", "[0.5:]")
   def test_refuses_other_parts(self, part):
