@@ -213,7 +213,7 @@ def make_ours(
     model: transformer.Model, params: types.PyTree, work: Work
 ) -> Callable[[int], float]:
   """Returns (tokens of each completion) -> seconds to sample them all."""
-  sampler = decode.Sampler(
+  sampler = decode.JaxSampler(
       model,
       decode.Settings(
           temperature=1.0,

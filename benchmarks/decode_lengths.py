@@ -109,8 +109,8 @@ def run(
 
 def _make_sampler(
     model: transformer.Model, work: Work
-) -> sampling_decode.Sampler:
-  return sampling_decode.Sampler(
+) -> sampling_decode.JaxSampler:
+  return sampling_decode.JaxSampler(
       model,
       sampling_decode.Settings(
           temperature=1.0,
@@ -142,7 +142,7 @@ def _requests(work: Work, vocab_size: int) -> list[sampling_decode.Request]:
 
 
 def _measure(
-    sampler: sampling_decode.Sampler,
+    sampler: sampling_decode.JaxSampler,
     params: types.PyTree,
     requests: Sequence[sampling_decode.Request],
 ) -> tuple[float, np.ndarray]:

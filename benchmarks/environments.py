@@ -253,11 +253,11 @@ def best_ratios(work: Work, chunk_cost: float, rounds: int) -> dict[str, Any]:
 
 def _make_sampler(
     model: transformer.Model, work: Work, num_waiting: int | None = None
-) -> decode.Sampler:
+) -> decode.JaxSampler:
   """Returns a sampler; of one turn if `num_waiting` is None."""
   has_turns = num_waiting is not None
   stop_ids = range(work.vocab_size // _STOP_SHARE) if has_turns else ()
-  return decode.Sampler(
+  return decode.JaxSampler(
       model,
       decode.Settings(
           temperature=1.0,
@@ -283,7 +283,7 @@ def _flat_params(model: transformer.Model) -> types.PyTree:
 
 
 def _measure(
-    sampler: decode.Sampler,
+    sampler: decode.JaxSampler,
     params: types.PyTree,
     count: int,
     work: Work,

@@ -52,7 +52,7 @@ from tba_jax.models import hf_config
 from tba_jax.models import kernels
 from tba_jax.models import transformer
 from tba_jax.system import accelerators
-from tba_jax.tools import held
+from tba_jax.tools import memory_model
 
 _GSM8K, _LARGE = "microsoft/rho-math-1b-v0.1", "Qwen/Qwen3-8B"
 # Sequences, tokens before the queries, queries, key-value heads, query heads of
@@ -205,7 +205,7 @@ def _decode(work: Work):
     least(T)
     whole_s, first_s = least(T), least(1)
     step_s = (whole_s - first_s) / (T - 1)
-    weights = held.num_bytes(params)
+    weights = memory_model.num_bytes(params)
     if not shape.tie_embeddings:
       weights -= 2 * shape.vocab_size * shape.width
     column = 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim

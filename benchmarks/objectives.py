@@ -24,7 +24,7 @@ import ml_collections
 from benchmarks import peer_model
 from tba_jax import types
 from tba_jax.learning import train_step
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
 from tba_jax.models import transformer
 from tba_jax.policy import policy
@@ -75,10 +75,11 @@ def run(
   """
   if list(operands) == ["memory"]:
     return _memory(config, work)
-  names = list(operands or build.OBJECTIVES)
-  if unknown := sorted(set(names) - set(build.OBJECTIVES)):
+  names = list(operands or objective_table.OBJECTIVES)
+  if unknown := sorted(set(names) - set(objective_table.OBJECTIVES)):
     raise ValueError(
-        f"unknown objectives {unknown}; allowed {sorted(build.OBJECTIVES)}"
+        f"unknown objectives {unknown}; allowed"
+        f" {sorted(objective_table.OBJECTIVES)}"
     )
   model = transformer.make_model(work.model, remat=config.train.remat)
   params = jax.jit(model.init)(jax.random.PRNGKey(0))
@@ -88,7 +89,7 @@ def run(
     step = _step(config, name, model, params, work.shape)
     seconds = [(base(), step()) for _ in range(work.rounds)]
     tb_s, step_s = (min(column) for column in zip(*seconds, strict=True))
-    row = build.find(name)
+    row = objective_table.find(name)
     networks = 1 + row.has_values + row.has_teacher
     found[name] = {
         "step_s": step_s,
@@ -118,7 +119,7 @@ def _step(
       config, model, params, mesh, value_model=value_model
   )
   # A teacher as large as the policy.
-  has_teacher = build.find(name).has_teacher
+  has_teacher = objective_table.find(name).has_teacher
   step_fn = train_step.make_train_step(
       config,
       model,

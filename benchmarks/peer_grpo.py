@@ -169,9 +169,9 @@ def make_task_rewards(
   import ml_collections  # pylint: disable=g-import-not-at-top
 
   from tba_jax.tasks import base  # pylint: disable=g-import-not-at-top
-  from tba_jax.tasks import build  # pylint: disable=g-import-not-at-top
+  from tba_jax.tasks import task_table  # pylint: disable=g-import-not-at-top
 
-  task = build.make_task(ml_collections.ConfigDict(settings["task"]))
+  task = task_table.make_task(ml_collections.ConfigDict(settings["task"]))
   stop_ids = set(settings["stop_ids"])
 
   def task_rewards(

@@ -92,7 +92,7 @@ def run(
 
 
 def _measure(
-    run_info: run_directory.Run,
+    run_info: run_directory.RunInfo,
     carrier: carrier_lib.Carrier,
     reader: carrier_lib.Carrier,
     mb: int,
@@ -135,7 +135,7 @@ def _publish(
     carrier: carrier_lib.Carrier,
     params: dict[str, jax.Array],
     version: int,
-    run_info: run_directory.Run,
+    run_info: run_directory.RunInfo,
 ) -> carrier_lib.PackedVersion:
   packed = carrier.pack(version_lib.Version(1, version), params)
   manifest.send_version(transport, packed, run_info)
@@ -147,7 +147,7 @@ def _pull(
     carrier: carrier_lib.Carrier,
     expected: version_lib.Specs,
     version: int,
-    run_info: run_directory.Run,
+    run_info: run_directory.RunInfo,
 ) -> dict[str, jax.Array]:
   carriers = {carrier.name: carrier}
   leaves = manifest.read_version(
@@ -162,7 +162,7 @@ def _pull(
 
 @contextlib.contextmanager
 def _serving(
-    run_info: run_directory.Run, packed: carrier_lib.PackedVersion
+    run_info: run_directory.RunInfo, packed: carrier_lib.PackedVersion
 ) -> Iterator[None]:
   """Answers readers as the publisher's thread does between versions."""
   stop, transport = threading.Event(), _connect(run_info)
@@ -181,7 +181,7 @@ def _serving(
     transport.close()
 
 
-def _connect(run_info: run_directory.Run) -> kv_client.KvTransport:
+def _connect(run_info: run_directory.RunInfo) -> kv_client.KvTransport:
   return kv_client.KvTransport(
       run_info.locator, deadline_s=_DEADLINE_S, run_id=run_info.run_id
   )
@@ -191,7 +191,7 @@ def _start_store(
     config: ml_collections.ConfigDict,
     folder: pathlib.Path,
     stack: contextlib.ExitStack,
-) -> run_directory.Run:
+) -> run_directory.RunInfo:
   """Starts a store that ends with the stack; returns a run that has it."""
   host = kv_host.KvHost(
       folder / "spool",
@@ -204,7 +204,7 @@ def _start_store(
   thread.start()
   stack.callback(thread.join)
   stack.callback(stop.set)
-  return run_directory.Run(
+  return run_directory.RunInfo(
       workdir=folder,
       run_id=f"benchmark-{os.getpid()}",
       spool=folder / "spool",

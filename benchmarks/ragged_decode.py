@@ -5,9 +5,9 @@
     python -m benchmarks ragged_decode [DEVICES TENSOR …]
 
 compiles a searcher's decode steps with plain attention and with the kernel
-(`models/ragged.py`) for each row (without operands, those of `ROWS`), and
-prints a row of Markdown for it to standard error. The model has the shape of
-Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to (r / 64)³, so
+(`models/ragged_attention.py`) for each row (without operands, those of `ROWS`),
+and prints a row of Markdown for it to standard error. The model has the shape
+of Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to (r / 64)³, so
 that the mean is a quarter of the longest; prompts of all lengths meet
 completions of all lengths.
 
@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks import slices
 from tba_jax.config import settings
-from tba_jax.models import ragged
+from tba_jax.models import ragged_attention
 from tba_jax.tools import compile as compile_lib
 
 _MODEL = "meta-llama/Llama-3.2-1B"
@@ -111,7 +111,7 @@ def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
   rows = spans(_NUM_ROWS, lengths)
   column = c.num_kv_heads // tensor * c.head_dim * 2
   kernel = "pages" if chips[0].platform == "tpu" else "splits"
-  read = ragged.num_read(kernel, lengths, rows, column)
+  read = ragged_attention.num_read(kernel, lengths, rows, column)
   live = sum(int((end - start).sum()) for start, end in rows)
   each = 2 * num_layers * column
   outside = found["auto", 2] - 2 * layer["auto"] - num_bytes(others)

@@ -20,6 +20,8 @@ import ml_collections
 import numpy as np
 
 _ROOT = pathlib.Path(__file__).parents[1]
+# Files that mirror each other: a folder may have one of each.
+_MIRRORS = ("__init__.py", "settings.py", "checks.py")
 _FACTS = ("turn_rewards", "routes", "sampled_mask", "ref_logprobs")
 _SWITCHES = {
     "reference": r"reference\.role",
@@ -55,7 +57,7 @@ def run(
       n.name for n in classes if not n.name.startswith("_")
   )
   files = collections.Counter(
-      path.name for path in package.values() if path.name != "__init__.py"
+      path.name for path in package.values() if path.name not in _MIRRORS
   )
   sizes = np.array([n for n in lines.values() if n > 3])
   largest_class = max(classes, key=lambda n: n.end_lineno - n.lineno)

@@ -133,7 +133,7 @@ def report(workdir: str) -> None:
   from selenium import webdriver
   from selenium.webdriver.chrome import service
 
-  from tba_jax.monitor.report import build as report_lib
+  from tba_jax.monitor.report import page as report_lib
 
   page = pathlib.Path(str(report_lib.write_report(workdir))).resolve()
   options = webdriver.ChromeOptions()

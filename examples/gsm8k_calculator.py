@@ -20,11 +20,11 @@ import re
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import made_up
+from tba_jax.tasks import synthetic
 
 # Variable of the folder with train.jsonl and test.jsonl, as published.
 FOLDER = "GSM8K"
-MADE_UP_PROBLEMS = 4000
+SYNTHETIC_PROBLEMS = 4000
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub,
                ast.Mult: operator.mul, ast.Div: operator.truediv}  # fmt: skip
 _CALCULATED = re.compile(r"<<([^=<>]+)=[^<>]*>>")
@@ -44,7 +44,7 @@ def published(held_out: bool) -> list[dict[str, str]]:
 def small(held_out: bool) -> list[dict[str, str]]:
   """Returns made-up problems of a split, with numbers of one digit."""
   split = base.HELD_OUT if held_out else base.TRAIN
-  rows = made_up.gsm8k_splits(MADE_UP_PROBLEMS, 0)[split]
+  rows = synthetic.gsm8k_splits(SYNTHETIC_PROBLEMS, 0)[split]
   return [dict(row.fields) for row in rows]
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import optax
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.tasks import build as build_tasks
+from tba_jax.tasks import task_table as build_tasks
 
 PyTree = Any
 

@@ -30,7 +30,7 @@ from tba_jax.config import validate
 from tba_jax.monitor import files
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import build as report_build
+from tba_jax.monitor.report import page as report_build
 from tba_jax.policy import prompt_preview
 from tba_jax.programs import settle
 from tba_jax.programs import train as train_lib

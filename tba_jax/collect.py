@@ -17,15 +17,15 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import build as losses
+from tba_jax.environments import turns
+from tba_jax.losses import objective_table as losses
 from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import build as tasks
+from tba_jax.tasks import task_table as tasks
 
 # Tokens at a prompt's end that may spell "<think>" and a line break.
 _END_TOKENS = 8
@@ -47,7 +47,7 @@ class Sampled:
   prompts: Sequence[Prompt]
   requests: Sequence[requests_lib.Request]
   completions: Sequence[types.Completions]
-  outcomes: Sequence[Sequence[judges.Outcome]] | None = None
+  outcomes: Sequence[Sequence[judges.EpisodeOutcome]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Begun:
 
   prompts: Sequence[Prompt]
   requests: Sequence[requests_lib.Request]
-  said: Sequence[environments_lib.Prompt]
+  said: Sequence[turns.FirstObservation]
   version: int
   live: Sequence[int]
 
@@ -73,7 +73,7 @@ class _Begun:
     return [self.requests[i] for i in self.live]
 
   @property
-  def live_said(self) -> list[environments_lib.Prompt]:
+  def live_said(self) -> list[turns.FirstObservation]:
     return [self.said[i] for i in self.live]
 
 
@@ -97,7 +97,7 @@ class Collector:
       part_weights: Mapping[str, float] | None = None,
       reference: Any = None,
       seed: int | None = None,
-      environments: environments_lib.Environments | None = None,
+      environments: turns.Environments | None = None,
       by_turn: bool = False,
   ):
     """Initializes the collector.
@@ -208,7 +208,7 @@ class Collector:
       version: int,
       newer: Callable[[], tuple[int, types.PyTree] | None] | None = None,
   ) -> Iterator[Sampled]:
-    """Samples block after block, as `decode.Sampler.stream` does.
+    """Samples block after block, as `decode.JaxSampler.stream` does.
 
     Args:
       more: returns the prompts of the next block, or None if there are none
@@ -293,7 +293,7 @@ class Collector:
     live = [i for i in range(len(prompts)) if i not in failed]
     return _Begun(prompts, requests, said, version, live)
 
-  def _episodes(self, begun: "_Begun") -> environments_lib.Episodes | None:
+  def _episodes(self, begun: "_Begun") -> turns.Episodes | None:
     if self._environments is None:
       return None
     return self._environments.episodes(begun.live_said, self._num_completions)
@@ -302,7 +302,7 @@ class Collector:
       self,
       begun: "_Begun",
       sampled: Sequence[types.Completions],
-      episodes: environments_lib.Episodes | None,
+      episodes: turns.Episodes | None,
   ) -> Sampled:
     """Returns prompts with the completions of those that are sampled."""
     if episodes is None:
@@ -332,7 +332,7 @@ class Collector:
         [c.sampled_mask for c in sampled.completions],
     )
 
-  def judge_requests(self, sampled: Sampled) -> list[list[judges.Request]]:
+  def judge_requests(self, sampled: Sampled) -> list[list[judges.JudgeRequest]]:
     """Returns the judge's requests, S by prompt; none for known rewards.
 
     Thoughts that the prompt opens, and the completion does not close, show
@@ -341,7 +341,7 @@ class Collector:
     none = [[None] * self._num_completions] * len(sampled.prompts)
     return [
         [
-            judges.Request(
+            judges.JudgeRequest(
                 self._split,
                 request.prompt_id,
                 answers.with_opening(
@@ -367,7 +367,7 @@ class Collector:
     ]
 
   def judge(
-      self, requests_PxS: Sequence[Sequence[judges.Request]]
+      self, requests_PxS: Sequence[Sequence[judges.JudgeRequest]]
   ) -> list[list[base.Judgement]]:
     """Returns the judgements, S by prompt."""
     # Requests go in one call, so that the workers of a pool share them.
@@ -432,7 +432,7 @@ class Collector:
 
   def _turn_rewards(
       self,
-      outcomes_S: Sequence[judges.Outcome],
+      outcomes_S: Sequence[judges.EpisodeOutcome],
       rewards_S: np.ndarray,
       completions: types.Completions,
   ) -> np.ndarray | None:

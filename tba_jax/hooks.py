@@ -6,9 +6,9 @@ Each hook is called with a step, its batch and its metrics. `Publish` never
 waits for a device. The others need the metrics, and `Behind` calls them with
 those of the step before, while the devices work on the newest.
 
-`Run` has the beginning and the end: what a start publishes and evaluates, and
-how a run is interrupted, resumed and completed. `programs/roles.py` makes the
-parts.
+`TrainerRun` has the beginning and the end: what a start publishes and
+evaluates, and how a run is interrupted, resumed and completed.
+`programs/roles.py` makes the parts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -254,7 +254,7 @@ class Guard:
   """Acts on what `guards` finds in metrics, data and evaluations."""
 
   def __init__(
-      self, config: ml_collections.ConfigDict, parts: "Parts", stop: Stop
+      self, config: ml_collections.ConfigDict, parts: "TrainerParts", stop: Stop
   ):
     self._num_steps = config.train.num_steps
     self._guards = parts.guards
@@ -415,7 +415,7 @@ class Save:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      parts: "Parts",
+      parts: "TrainerParts",
       stop: Stop,
       saved: Mapping[str, Any],
   ):
@@ -490,7 +490,7 @@ class Save:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parts:
+class TrainerParts:
   """The parts of a trainer.
 
   learner: learner, whose state is that of the newest checkpoint, or of step 0.
@@ -513,13 +513,13 @@ class Parts:
   decisions: decisions_lib.DecisionLog | None
 
 
-class Run:
+class TrainerRun:
   """A run of the trainer, from its checkpoint to its result."""
 
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      parts: Parts,
+      parts: TrainerParts,
       saved: Mapping[str, Any],
       changes: Mapping[str, Any],
   ):

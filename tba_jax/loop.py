@@ -24,7 +24,7 @@ from tba_jax.sampling import samplers
 Hook = Callable[[int, Any, Mapping[str, Any]], None]
 
 
-class Learner(Protocol):
+class StepLearner(Protocol):
   """Trains on batches."""
 
   def step(self, draw: Any) -> Mapping[str, Any]:
@@ -33,7 +33,7 @@ class Learner(Protocol):
 
 def run(
     source: Iterable[tuple[int, Any]],
-    learner: Learner,
+    learner: StepLearner,
     hooks: Sequence[Hook] = (),
 ) -> None:
   """Trains on what a source yields.

@@ -66,7 +66,7 @@ PROGRAMS = {
     "verify": ("an audit of a run's files: journal, ledger, checkpoints, logs",
                "tools.verify"),
     "rerun": ("recorded steps of a run, trained again to the same bits",
-               "tools.replay"),
+               "tools.rerun"),
     "sweep": ("several runs of one config, with a table and a plot",
               "tools.sweep"),
 }  # fmt: skip

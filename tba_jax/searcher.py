@@ -29,7 +29,7 @@ JUDGE_LANE = "judge"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parts:
+class SearcherParts:
   """The parts of a searcher.
 
   sink: takes groups, and hands out assignments.
@@ -78,7 +78,7 @@ ASK_EVERY_S = 0.1
 class Searcher:
   """Samples the prompts granted to it and submits them with their rewards."""
 
-  def __init__(self, parts: Parts, should_stop: Callable[[], bool]):
+  def __init__(self, parts: SearcherParts, should_stop: Callable[[], bool]):
     """Takes the parts; `should_stop` is checked in every wait."""
     self._parts = parts
     self._sink, self._source = parts.sink, parts.source

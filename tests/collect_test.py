@@ -10,7 +10,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax import collect
-from tba_jax.rewards import environments
+from tba_jax.environments import turns as turns_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tests.support import fakes
@@ -23,15 +23,17 @@ class StreamTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     autospec = lambda cls: mock.create_autospec(cls, instance=True)
-    self.environments = autospec(environments.Environments)
+    self.environments = autospec(turns_lib.Environments)
     self.environments.prompts.side_effect = lambda split, indices: [
-        environments.Prompt(i, None, np.zeros(0, np.int32), ("error", "no"))
+        turns_lib.FirstObservation(
+            i, None, np.zeros(0, np.int32), ("error", "no")
+        )
         for i in indices
     ]
-    self.episodes = autospec(environments.Episodes)
+    self.episodes = autospec(turns_lib.Episodes)
     self.episodes.outcomes.return_value = []
     self.environments.episodes.return_value = self.episodes
-    self.sampler = autospec(decode.Sampler)
+    self.sampler = autospec(decode.JaxSampler)
     self.sampler.settings = mock.Mock(max_completion_tokens=T)
     self.sampler.stream.side_effect = self.stream
     task = fakes.FakeTask({0: {"23"}})

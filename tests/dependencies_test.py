@@ -40,7 +40,7 @@ _ELSEWHERE = {
     "benchmarks/trl_run.py": {"torch"},
     "benchmarks/tunix_grpo.py": {"tunix"},
     "examples/verifiers_sums.py": {"httpx", "verifiers"},
-    "tba_jax/tasks/environment_packages.py": {"gem"},
+    "tba_jax/environments/packages.py": {"gem"},
     "tests/peers/gem_test.py": {"gem"},
     "tests/peers/gymnasium_text.py": {"gymnasium"},
     "tests/peers/opponents.py": {"textarena"},

@@ -23,10 +23,10 @@ from tba_jax.config import load
 from tba_jax.config import reference
 from tba_jax.config import settings
 from tba_jax.config import validate
-from tba_jax.losses import build as losses_build
+from tba_jax.environments import tool_environment
 from tba_jax.losses import objective
-from tba_jax.rewards import tools
-from tba_jax.tasks import build as tasks_build
+from tba_jax.losses import objective_table as losses_build
+from tba_jax.tasks import task_table as tasks_build
 from tests.chaos import __main__ as chaos
 from tests.support import base_config
 from tests.support import hub_cache
@@ -337,7 +337,7 @@ class DocsTest(absltest.TestCase):
          ['add: {"left": 2, "right": 3}', "5"]),
     ):  # fmt: skip
       with self.subTest(name):
-        made = tools.wrap(names[name]())
+        made = tool_environment.wrap(names[name]())
         self.assertEqual(made.reset(seed=7), first)
         said, reward, done, _ = made.step(turns[0])
         self.assertEqual((said, done), (again, False))

@@ -21,6 +21,7 @@ _ORDER = (
     (_TABLES,),
     ("config",),
     ("rewards",),
+    ("environments",),
     ("schedule", "collect"),
     ("replay",),
     ("loop",),
@@ -41,15 +42,17 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 # The supervisor and the store stay small, and a wrong config is told before a
 # device is touched.
 _WITHOUT_JAX = """
-    config.hardware config.load config.own_code config.reference config.settings
-    config.stages config.validate config.variants losses.build main
-    models.config models.family models.folders models.hf_config
-    models.hf_files models.hf_hub models.hf_names monitor.panel
-    monitor.report.build monitor.run_directory programs.sizes
-    programs.store programs.train tools.verify rewards.comparers
-    rewards.judges rewards.pool rewards.worker system.bucket system.jsonl
-    system.polling system.processes system.pulse system.role system.worker
-    policy.prompt_preview tasks.build learning.host_state transport.base
+    config.custom_code config.hardware config.load config.reference
+    config.settings config.stages config.validate config.variants
+    environments.checks environments.environment_task environments.episode_pool
+    environments.episode_worker learning.host_state losses.objective_table main
+    models.config models.family models.folders models.hf_config models.hf_files
+    models.hf_hub models.hf_names monitor.panel monitor.report.page
+    monitor.run_directory policy.prompt_preview programs.model_sizes
+    programs.store programs.train rewards.comparers rewards.judges rewards.pool
+    rewards.worker system.background system.bucket system.heartbeat system.jsonl
+    system.polling system.processes system.role system.supervised_worker
+    tasks.task_table tools.verify transport.base
     transport.params.carriers
     transport.kv_host transport.locator transport.wire
 """.split()

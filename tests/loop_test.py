@@ -298,7 +298,7 @@ class LoopTest(parameterized.TestCase):
 
   def test_stops_when_asked(self):
     asked = iter([False, False, True])
-    with self.assertRaisesRegex(sweep.Interrupted, "at step 2"):
+    with self.assertRaisesRegex(sweep.SweepInterrupted, "at step 2"):
       self.bench.run(
           self.runs["rloo-s0-seed0"], should_stop=lambda: next(asked)
       )

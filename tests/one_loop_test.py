@@ -26,7 +26,7 @@ from tba_jax.serving import schemas
 from tba_jax.serving import served_models
 from tba_jax.serving import served_replay
 from tba_jax.system import processes
-from tba_jax.tools import replay
+from tba_jax.tools import rerun as replay
 from tba_jax.tools import sweep
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -154,7 +154,7 @@ class StepsTest(absltest.TestCase):
     self.assertEqual(found["step"], {"loop.py"})
     self.assertEqual(
         found["train"],
-        {"learning/learner.py", "programs/replica.py", "tools/replay.py"},
+        {"learning/learner.py", "programs/replica.py", "tools/rerun.py"},
     )
     colabs = [
         line

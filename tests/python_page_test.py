@@ -15,7 +15,7 @@ import datasets
 import pytest
 
 import tba_jax
-from tba_jax.tasks import own
+from tba_jax.tasks import custom_task
 from tests import api_test
 from tests.support import chat_model
 from tests.support import harness
@@ -91,7 +91,7 @@ class PythonPageTest(parameterized.TestCase):
 
   def test_both_signatures_give_the_same_number(self):
     (self.folder / "signatures.py").write_text(_BLOCKS["signatures.py"])
-    parts = own.parse_rewards(
+    parts = custom_task.parse_rewards(
         "reward", "signatures.py:ours, signatures.py:as_in_trl"
     )
     example = mock.Mock(

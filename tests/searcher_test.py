@@ -57,7 +57,7 @@ class SearcherTest(parameterized.TestCase):
     self.queue.totals = {"prompts": 2, "completions": 4, "tokens": 12}
     type(self.queue).epoch = property(lambda _: self.epoch)
     self.queue.submit.side_effect = self.submit
-    self.sampler = autospec(decode.Sampler)
+    self.sampler = autospec(decode.JaxSampler)
     self.sampler.sample.side_effect = self.sample
     self.sampler.stream.side_effect = self.stream
     self.submitted = []
@@ -94,7 +94,7 @@ class SearcherTest(parameterized.TestCase):
 
   def make(self):
     """Returns a searcher of the test's parts."""
-    parts = searcher.Parts(
+    parts = searcher.SearcherParts(
         sink=self.queue,
         source=self.puller,
         collector=collect.Collector(

@@ -60,13 +60,13 @@ from tba_jax.monitor import metrics
 from tba_jax.policy import sharding
 from tba_jax.programs import evaluate
 from tba_jax.programs import inline
-from tba_jax.programs import sizes
+from tba_jax.programs import model_sizes
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
-from tba_jax.tasks import build
-from tba_jax.tools import held
+from tba_jax.tasks import task_table
+from tba_jax.tools import memory_model
 from tba_jax.tools import sweep
 
 # As many rows as a searcher has.
@@ -579,7 +579,7 @@ def peer_settings(
     config: ml_collections.ConfigDict, name: str, minutes: float
 ) -> dict[str, Any]:
   """Returns the settings of a peer's run, with the prompts of ours."""
-  task = build.make_task(config.task)
+  task = task_table.make_task(config.task)
   order = prompt_order.PromptOrder(
       task.num_prompts(base.TRAIN), seed=config.seed
   )
@@ -683,12 +683,15 @@ def planned_bytes(config: ml_collections.ConfigDict) -> dict[str, int]:
   Params, moments, gradients, caches and what gradients keep of activations; of
   the trainer also the copy of its state while that is saved.
   """
-  config = sizes.on_cpu(config)
+  config = model_sizes.on_cpu(config)
   place = lambda mesh_sizes: sharding.abstract_mesh(mesh_sizes, "cpu")
-  trainer = held.trainer(config, place(config.mesh), None)
-  searcher = held.searcher(config, place(held.searcher_sizes(config)), None)
+  trainer = memory_model.trainer(config, place(config.mesh), None)
+  searcher = memory_model.searcher(
+      config, place(memory_model.searcher_sizes(config)), None
+  )
   parts = {
-      "trainer": sum(trainer.peak.values()) + held.num_bytes(trainer.state),
+      "trainer": sum(trainer.peak.values())
+      + memory_model.num_bytes(trainer.state),
       "searcher": sum(searcher.peak.values()),
   }
   if config.run.processes == "one":

@@ -158,7 +158,7 @@ def _measure(
     name, n = name.rsplit("-n", 1)
     setting = SETTINGS[name]
     made = bench.run(
-        sweep.Run(
+        sweep.SweepRun(
             name,
             sweep.Lag(mini_batches=int(n), passes=setting.passes),
             seed,

@@ -301,7 +301,7 @@ def measure_runs(task: str, runs: Iterator[Run]) -> None:
       if key in read():  # By another process, meanwhile.
         continue
       made = bench.run(
-          sweep.Run(
+          sweep.SweepRun(
               f"{objective}_{rate:g}",
               sweep.Lag(staleness_steps=lag),
               seed,

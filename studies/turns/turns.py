@@ -211,7 +211,7 @@ class InFlight:
       recomputes_cache: whether newer params recompute the KV cache.
     """
     self._lag = lag
-    self._sampler = decode.Sampler(
+    self._sampler = decode.JaxSampler(
         model, dataclasses.replace(settings, recompute_cache=recomputes_cache)
     )
     self.kept: collections.deque[tuple[int, types.PyTree]] = collections.deque(

@@ -27,8 +27,8 @@ from tba_jax import types
 from tba_jax.channels import leases as leases_lib
 from tba_jax.channels import messages
 from tba_jax.channels import ports
+from tba_jax.system import background
 from tba_jax.system import polling
-from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
@@ -273,7 +273,7 @@ class QueueClient:
     )
     self._next_stop_poll = self._next_ask = 0.0
     self._final = False
-    self.worker = worker.Worker("queue_client", self._serve, close_s=10.0)
+    self.worker = background.Thread("queue_client", self._serve, close_s=10.0)
 
   @property
   def epoch(self) -> int:

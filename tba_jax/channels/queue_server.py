@@ -30,8 +30,8 @@ from tba_jax.channels import leases as leases_lib
 from tba_jax.channels import messages
 from tba_jax.channels import receiver
 from tba_jax.replay import prompt_order
+from tba_jax.system import background
 from tba_jax.system import polling
-from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 
@@ -319,7 +319,7 @@ class QueueServer(receiver.Receiver):
         cap_s=_LONGEST_TICK_S,
     )
     self._woken = threading.Event()
-    self._worker: worker.Worker | None = None
+    self._worker: background.Thread | None = None
     # Downloaded blocks for which the journal has no room.
     self._held: list[IncomingBlock] = []
     self._work_count = 0
@@ -368,7 +368,7 @@ class QueueServer(receiver.Receiver):
         self._wake()
 
   def start(self) -> None:
-    self._worker = worker.Worker("queue_server", self._serve, close_s=10.0)
+    self._worker = background.Thread("queue_server", self._serve, close_s=10.0)
 
   def close(self) -> None:
     """Ends the thread and closes the journal."""

@@ -12,7 +12,7 @@ from typing import Any
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.system import rules
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 # Value of a key that a side neither has nor has a default for.
 MISSING = "not there"
@@ -26,8 +26,8 @@ def defaults(task_name: Any, *, imports: bool = True) -> dict[str, Any]:
     imports: whether to import a user's own task, MODULE:CLASS.
   """
   fields = {}
-  if isinstance(task_name, str) and (imports or task_name in build.TASKS):
-    fields = build.fields(task_name) or {}
+  if isinstance(task_name, str) and (imports or task_name in task_table.TASKS):
+    fields = task_table.fields(task_name) or {}
   return {
       key: setting.default for key, setting in settings.SETTINGS.items()
   } | {f"task.{name}": value for name, value in fields.items()}

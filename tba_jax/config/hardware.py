@@ -4,8 +4,8 @@
 
 `apply` reads a finished config (starting model, batch sizes, frozen models) and
 sets mesh, micro-batches, rematerialization, and the searchers with their mesh.
-The rule is memory: `bytes_a_param` has that of `tools/held.py`, which counts
-exactly but needs JAX and the model's config file, while a config is read
+The rule is memory: `bytes_a_param` has that of `tools/memory_model.py`, which
+counts exactly but needs JAX and the model's config file, while a config is read
 without either. A test holds one to the other.
 """
 
@@ -15,7 +15,7 @@ import math
 
 import ml_collections
 
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.models import hf_config
 from tba_jax.models import hf_names
 

@@ -22,7 +22,7 @@ from tba_jax.config import variants
 from tba_jax.system import named_paths
 from tba_jax.system import ramps
 from tba_jax.system import user_code
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 _OVERRIDE = re.compile(
     r"^--?config\.(?P<key>[^=\s]+)(?:=(?P<value>.*))?$", re.S
@@ -258,7 +258,7 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 def _complete_task(config: ml_collections.ConfigDict, name: str) -> None:
   """Fills in the fields of the named task in `config.task`."""
-  fields = build.fields(name)
+  fields = task_table.fields(name)
   if fields is None:
     return  # The validation names it.
   if name == config.task.name:

@@ -12,7 +12,7 @@ from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.system import rules
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 _HEAD = """# Every setting
 
@@ -81,7 +81,7 @@ def _rows() -> dict[str, tuple]:
       )
       for key, s in settings.SETTINGS.items()
   }
-  for task in map(build.find, build.TASKS):
+  for task in map(task_table.find, task_table.TASKS):
     for key, row in _task_rows(task).items():
       rows.setdefault(key, row)
   return rows
@@ -90,8 +90,8 @@ def _rows() -> dict[str, tuple]:
 def _by_task(key: str) -> list[tuple[str, tuple]]:
   """Returns (tasks in brackets, row) of each meaning of a task's field."""
   of_row: dict[tuple, list[str]] = {}
-  for name in build.TASKS:
-    rows = _task_rows(build.find(name))
+  for name in task_table.TASKS:
+    rows = _task_rows(task_table.find(name))
     if key in rows:
       of_row.setdefault(rows[key], []).append(name)
   return [
@@ -139,8 +139,8 @@ def render() -> str:
   lines += ["`task.name` is one of those below, or `MODULE:CLASS` of your own;"]
   lines += ["the other fields are the task's (see"]
   lines += ["[Your own task](your_task.md))."]
-  for name in build.TASKS:
-    lines += ["", f"### {name}", "", *_table(_task_rows(build.find(name)))]
+  for name in task_table.TASKS:
+    lines += ["", f"### {name}", "", *_table(_task_rows(task_table.find(name)))]
   for name, section in settings.SECTIONS.items():
     if name == "task":
       continue

@@ -16,8 +16,8 @@ from tba_jax.models import hf_files
 from tba_jax.models import hf_tensors
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
-from tba_jax.tasks import build
 from tba_jax.tasks import rows
+from tba_jax.tasks import task_table
 
 # Rows of a source among which one must be a pair.
 _FIRST_ROWS = 100
@@ -78,7 +78,7 @@ def check_pairs(config: ml_collections.ConfigDict) -> None:
     ValueError: a source is missing, or none of its first rows is a pair; or the
       task does not make or relabel pairs, as it is asked to.
   """
-  task = build.make_task(config.task)
+  task = task_table.make_task(config.task)
   for split in base.SPLITS:
     key, source = f"config.reward_model.{split}", config.reward_model[split]
     if source == "task":
@@ -111,7 +111,7 @@ def _settings(
     config: ml_collections.ConfigDict, section: str
 ) -> dict[str, Any]:
   """Returns the settings that the model depends on, by config key."""
-  task_fields = build.find(config.task.name).FIELDS
+  task_fields = task_table.find(config.task.name).FIELDS
   parts = {
       "task": {**task_fields, **config.task},
       "tokenizer": config.tokenizer,

@@ -14,9 +14,9 @@ from typing import Any
 import ml_collections
 
 from tba_jax.channels import settings as channels
+from tba_jax.config import custom_code
 from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.config import own_code
 from tba_jax.config import settings
 from tba_jax.config import variants
 from tba_jax.evaluation import settings as evaluation
@@ -32,8 +32,8 @@ from tba_jax.sampling import checks as sampling
 from tba_jax.serving import settings as serving
 from tba_jax.system import processes
 from tba_jax.system import rules
-from tba_jax.tasks import build
 from tba_jax.tasks import checks as tasks
+from tba_jax.tasks import task_table
 from tba_jax.tools import settings as tools
 from tba_jax.transport import checks as transport
 
@@ -151,8 +151,8 @@ def validate(
   # A supervisor has tried the same code.
   is_supervised = processes.SUPERVISED in os.environ
   if not (elsewhere or problems or is_supervised):
-    if tried := own_code.parts(good, program):
-      problems += own_code.problems(config.to_dict(), tried)
+    if tried := custom_code.parts(good, program):
+      problems += custom_code.problems(config.to_dict(), tried)
   if problems:
     raise ConfigError("\n".join(dict.fromkeys(problems)))
   return not_here
@@ -164,7 +164,7 @@ def _check_values(
   """Returns the problems of single values, and the valid values."""
   problems, good = [], {}
   expected = differences.defaults(values.get("task.name"))
-  task_is_known = build.fields(values.get("task.name")) is not None
+  task_is_known = task_table.fields(values.get("task.name")) is not None
   for key, value in values.items():
     if key not in expected:
       # Only the name of an unknown task is reported.

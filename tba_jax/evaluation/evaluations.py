@@ -24,8 +24,8 @@ from tba_jax.models import hf
 from tba_jax.monitor import metrics
 from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.policy import policy as policy_lib
+from tba_jax.system import background
 from tba_jax.system import jsonl
-from tba_jax.system import worker
 
 
 class BestModel:
@@ -136,7 +136,7 @@ class Evaluations:
     self.beside = is_beside(config, math.prod(config.mesh.values()))
     # A copy, since the train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
-    self._thread: worker.Worker | None = None
+    self._thread: background.Thread | None = None
     self._running_step = -1
     self._result: dict[str, Any] | None = None
 
@@ -189,7 +189,7 @@ class Evaluations:
       return
     copy = self._copy(params)
     self._running_step, self._result = step, None
-    self._thread = worker.Worker(
+    self._thread = background.Thread(
         f"evaluation of step {step}",
         lambda stop: self._run_beside(step, copy, stop),
         close_s=BATCH_S,

@@ -19,12 +19,12 @@ import numpy as np
 
 from tba_jax import collect
 from tba_jax import types
+from tba_jax.environments import turns
 from tba_jax.learning import batches
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import reference as reference_lib
+from tba_jax.policy import reference_policy as reference_lib
 from tba_jax.rewards import comparers
-from tba_jax.rewards import environments as environments_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.tasks import base
@@ -275,7 +275,7 @@ class Evaluator:
       comparer: comparers.Comparer | None = None,
       reference: reference_lib.Reference | None = None,
       plain_reference: reference_lib.Reference | None = None,
-      environments: environments_lib.Environments | None = None,
+      environments: turns.Environments | None = None,
   ):
     """Makes the samplers.
 
@@ -489,7 +489,7 @@ class Evaluator:
       self,
       prompt: str,
       completions: types.Completions,
-      asked_S: Sequence[judges.Request],
+      asked_S: Sequence[judges.JudgeRequest],
       judged_S: Sequence[base.Judgement],
   ) -> Record:
     samples = []
@@ -538,7 +538,7 @@ class Evaluator:
     judged = [sample for sample in samples if not sample["reason"]]
     reasons = self.judge.explain(
         [
-            judges.Request(
+            judges.JudgeRequest(
                 self.split, sample["prompt_id"], sample["completion"]
             )
             for sample in judged
@@ -552,7 +552,7 @@ class Evaluator:
       records: Sequence[Record],
       field: str,
       prompts: Sequence[base.Prompt],
-      asked_BxS: Sequence[Sequence[judges.Request]],
+      asked_BxS: Sequence[Sequence[judges.JudgeRequest]],
   ) -> None:
     """Adds verdicts against the task's reference, if there is a comparer."""
     if self._comparer is None:
@@ -606,7 +606,7 @@ class Evaluator:
       record["diluted_perplexity"] = perplexity_K[mask_KxT.any(-1)]
 
 
-def _turns(asked_S: Sequence[judges.Request]) -> Record:
+def _turns(asked_S: Sequence[judges.JudgeRequest]) -> Record:
   """Returns `turns` of each completion, {} of a task without environments."""
   outcomes = [asked.outcome for asked in asked_S if asked.outcome is not None]
   if not outcomes:

@@ -15,16 +15,16 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax.environments import turns
 from tba_jax.evaluation import evaluator
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import red_team_models
 from tba_jax.rewards import comparers
-from tba_jax.rewards import environments
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
-from tba_jax.rewards import red_team as rewards_red_team
-from tba_jax.rewards import reward_model
+from tba_jax.rewards import red_team_judge as rewards_red_team
+from tba_jax.rewards import reward_scorer
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team as tasks_red_team
 
@@ -38,7 +38,7 @@ class ModelJudge(judges.Judge):
 
   def __init__(
       self,
-      scorer: reward_model.RewardScorer,
+      scorer: reward_scorer.RewardScorer,
       task: base.Task,
       *,
       on_event: judges.OnEvent | None = None,
@@ -59,7 +59,9 @@ class ModelJudge(judges.Judge):
     self._with_keys = with_keys
     self._of_reference: dict[tuple[str, int], float] = {}
 
-  def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
+  def _judge(
+      self, requests: Sequence[judges.JudgeRequest]
+  ) -> list[base.Judgement]:
     if self._with_keys:
       self._score_references(requests)
     scores = self._scorer.score([self._text(r) for r in requests])
@@ -68,20 +70,22 @@ class ModelJudge(judges.Judge):
         for request, score in zip(requests, scores.tolist())
     ]
 
-  def _text(self, request: judges.Request) -> reward_model.Text:
+  def _text(self, request: judges.JudgeRequest) -> reward_scorer.Text:
     prompt = self._task.prompt(request.split, request.index)
-    return reward_model.Text(prompt, request.completion, request.stopped)
+    return reward_scorer.Text(prompt, request.completion, request.stopped)
 
-  def _judgement(self, request: judges.Request, score: float) -> base.Judgement:
+  def _judgement(
+      self, request: judges.JudgeRequest, score: float
+  ) -> base.Judgement:
     reference = self._of_reference.get((request.split, request.index), np.inf)
     key = request.completion if score > reference else None
     return base.Judgement(score, key)
 
-  def _score_references(self, requests: Sequence[judges.Request]) -> None:
+  def _score_references(self, requests: Sequence[judges.JudgeRequest]) -> None:
     missing = {(r.split, r.index) for r in requests} - set(self._of_reference)
     keys = sorted(missing)
     texts = [
-        reward_model.Text(
+        reward_scorer.Text(
             self._task.prompt(*key), base.reference_text(self._task, *key)
         )
         for key in keys
@@ -92,7 +96,7 @@ class ModelJudge(judges.Judge):
 class ModelComparer(comparers.Scores):
   """Scores by a gold reward model."""
 
-  def __init__(self, scorer: reward_model.RewardScorer):
+  def __init__(self, scorer: reward_scorer.RewardScorer):
     super().__init__()
     self._scorer = scorer
 
@@ -100,7 +104,7 @@ class ModelComparer(comparers.Scores):
       self, comparisons: Sequence[comparers.Comparison]
   ) -> list[float | None]:
     texts = [
-        reward_model.Text(c.prompt, c.request.completion, c.request.stopped)
+        reward_scorer.Text(c.prompt, c.request.completion, c.request.stopped)
         for c in comparisons
     ]
     scores = self._scorer.score(texts).tolist()
@@ -138,15 +142,15 @@ def _load_scorer(
     folder: str | pathlib.Path,
     task: base.Task,
     mesh: jax.sharding.Mesh | None,
-) -> reward_model.RewardScorer:
-  """Returns `frozen.load_scorer`, which can read the task's prompts.
+) -> reward_scorer.RewardScorer:
+  """Returns `frozen_models.load_scorer`, which can read the task's prompts.
 
   Raises ValueError if it cannot: there is no chat template for messages.
   """
-  scorer = frozen.load_scorer(config, key, folder, mesh)
+  scorer = frozen_models.load_scorer(config, key, folder, mesh)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
   try:
-    scorer.encode(reward_model.Text(task.prompt(split, 0), ""))
+    scorer.encode(reward_scorer.Text(task.prompt(split, 0), ""))
   except ValueError as error:
     raise ValueError(
         f"config.{key}={str(folder)!r}: it cannot read the prompts: {error}"
@@ -237,7 +241,7 @@ def make_evaluator(
       policy,
       judge,
       comparer=make_comparer(config, workdir, policy.task, on_event, mesh=mesh),
-      environments=environments.make(
+      environments=turns.make(
           config, workdir, policy.task, policy.tokenizer, on_event
       ),
       **references,

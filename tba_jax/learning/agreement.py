@@ -21,7 +21,7 @@ import ml_collections
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.learning import cluster as cluster_lib
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.policy import lora
@@ -53,7 +53,7 @@ class DiffersError(ValueError):
 
 def describe(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     policy: policy_lib.Policy | None = None,
 ) -> dict[str, Any]:
   """Returns `place`, `settings` and `digests` of this process.
@@ -111,7 +111,7 @@ def _file_digest(path: str) -> str:
 def put(
     transport: base.Transport,
     mine: Mapping[str, Any],
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     epoch: int,
 ) -> None:
   """Writes the trainer's message, unless the store has it already.
@@ -140,7 +140,7 @@ class Agreement:
   def __init__(
       self,
       mine: Mapping[str, Any],
-      run: run_directory.Run,
+      run: run_directory.RunInfo,
       events: metrics.EventLog,
   ):
     self._mine = mine
@@ -236,7 +236,7 @@ class Agreement:
 def check_processes(
     cluster: cluster_lib.Cluster,
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
 ) -> None:
   """Checks in process 0 that all of the trainer's processes have its settings.
 

@@ -53,7 +53,7 @@ def of_draw(
   )
 
 
-class Row(NamedTuple):
+class BatchRow(NamedTuple):
   """A prompt and its K completions.
 
   prompt: token ids.
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 def pad_sequences(
-    rows: Sequence[Row | tuple[Sequence[int], Sequence[Sequence[int]]]],
+    rows: Sequence[BatchRow | tuple[Sequence[int], Sequence[Sequence[int]]]],
     shape: tuple[int, ...],
     *,
     num_completions: int,
@@ -96,7 +96,7 @@ def pad_sequences(
       lambda x: np.zeros(x.shape, x.dtype), types.abstract_batch(sizes)
   )
   for b, row in enumerate(rows):
-    prompt, texts, masks = Row(*row)
+    prompt, texts, masks = BatchRow(*row)
     flat.prompt_tokens[b, max_prompt_tokens - len(prompt) :] = prompt
     flat.prompt_mask[b, max_prompt_tokens - len(prompt) :] = 1
     for k, ids in enumerate(texts):

@@ -27,16 +27,16 @@ from tba_jax.learning import compile_ahead
 from tba_jax.learning import packing
 from tba_jax.learning import published
 from tba_jax.learning import train_step as train_step_lib
-from tba_jax.losses import build
 from tba_jax.losses import logprobs
+from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
 from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.monitor import run_directory
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import reference as reference_lib
+from tba_jax.policy import reference_policy as reference_lib
 from tba_jax.policy import sharding
 from tba_jax.policy import value_model as value_model_lib
 from tba_jax.system import processes
@@ -304,8 +304,8 @@ def _update(
 
 def has_reference_pass(config: ml_collections.ConfigDict) -> bool:
   """Returns whether the trainer computes reference log-probs before a step."""
-  in_step = build.find(config.loss.name).has_teacher
-  return build.holds_reference(config, "trainer") and not in_step
+  in_step = objective_table.find(config.loss.name).has_teacher
+  return objective_table.holds_reference(config, "trainer") and not in_step
 
 
 def reference_prompts(config: ml_collections.ConfigDict) -> int:
@@ -347,7 +347,7 @@ def machine() -> dict[str, Any]:
 
 def make_work(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     policy: policy_lib.Policy,
     cluster: cluster_lib.Cluster,
     checkpointer: checkpoint.Checkpointer | None,
@@ -470,7 +470,7 @@ def make_merger(
 
 
 def has_probe(
-    config: ml_collections.ConfigDict, run: run_directory.Run
+    config: ml_collections.ConfigDict, run: run_directory.RunInfo
 ) -> bool:
   """Returns whether searchers prove the params that they sample with.
 
@@ -581,10 +581,10 @@ def make_reference(
   """
   moves = config.reference.mode != "fixed"
   model, is_shared = policy.model, policy.adapters is not None
-  if not build.holds_reference(config, "trainer"):
+  if not objective_table.holds_reference(config, "trainer"):
     params = None
   elif config.reference.init:
-    model, params = frozen.load_reference(config, policy.tokenizer, mesh)
+    model, params = frozen_models.load_reference(config, policy.tokenizer, mesh)
     is_shared = True
   return reference_lib.Reference(
       model,
@@ -611,7 +611,9 @@ def init_state(
   )
   value_params = None
   if policy.value_folder is not None:
-    value_params = frozen.load_params(policy.value_folder, value_model, mesh)
+    value_params = frozen_models.load_params(
+        policy.value_folder, value_model, mesh
+    )
   if policy.adapters is not None:
     if value_model is not None and value_params is None:
       value_params = value_model.from_policy(params)
@@ -657,7 +659,7 @@ def make_train_step(
     reference: reference policy; needed if the loss compares distributions with
       it.
   """
-  has_teacher = build.find(config.loss.name).has_teacher
+  has_teacher = objective_table.find(config.loss.name).has_teacher
   return train_step_lib.make_train_step(
       config,
       policy.model,

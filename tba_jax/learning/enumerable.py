@@ -22,8 +22,8 @@ import optax
 
 from tba_jax import types
 from tba_jax.learning import optimizer
-from tba_jax.losses import build
 from tba_jax.losses import objective
+from tba_jax.losses import objective_table
 from tba_jax.system import ramps
 
 
@@ -99,7 +99,7 @@ def make_learner(
   policy = optimizer.make_optimizer(
       config.optimizer, num_steps, per_round_steps=config.train.per_round_steps
   )
-  has_values = build.find(config.loss.name).has_values
+  has_values = objective_table.find(config.loss.name).has_values
   loss_tx = optax.adam(config.loss.log_z_learning_rate)
   loss_of = _loss_function(config, space)
 

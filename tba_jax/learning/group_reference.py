@@ -21,9 +21,9 @@ from tba_jax.learning import batches
 from tba_jax.learning import packing
 from tba_jax.models import kernels
 from tba_jax.models import sequence
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import sharding
 
 # Numbers of tokens beside that of all.
@@ -57,7 +57,7 @@ class GroupReference:
     )
     counts = config.loss.include_stop_token
     self._tokenizer = None if counts else policy.tokenizer
-    self._reference = reference.Reference(
+    self._reference = reference_policy.Reference(
         policy.model,
         params,
         temperature=sampling.temperature,
@@ -180,6 +180,6 @@ def make_group_reference(
   """
   if not config.reference.init:
     return GroupReference(config, policy, make_params(), mesh)
-  model, params = frozen.load_reference(config, policy.tokenizer, mesh)
+  model, params = frozen_models.load_reference(config, policy.tokenizer, mesh)
   policy = dataclasses.replace(policy, model=model)
   return GroupReference(config, policy, params, mesh)

@@ -15,11 +15,11 @@ from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import device_work
 from tba_jax.learning import packing
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.tasks import logged
+from tba_jax.tasks import offline_completions
 
 
 class Learner:
@@ -131,8 +131,8 @@ def make_learner(
     ValueError: `loss.baseline_file` is wrong, or lacks a prompt.
   """
   baselines = None
-  if build.baseline(config.loss) == "file":
-    baselines = logged.values(
+  if objective_table.baseline(config.loss) == "file":
+    baselines = offline_completions.values(
         config.loss.baseline_file,
         policy.task,
         policy.tokenizer,

@@ -19,7 +19,6 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.config import load as load_lib
-from tba_jax.config import meshes
 from tba_jax.learning import checkpoint
 from tba_jax.learning import train_step
 from tba_jax.models import folders
@@ -42,7 +41,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ModelSource:
   """A model with its params and its tokenizer.
 
   name: path that it was read from, a checkpoint's step included.
@@ -164,7 +163,7 @@ def of_checkpoint(
     workdir: str | os.PathLike[str],
     step: int | None,
     mesh: jax.sharding.Mesh,
-) -> Source:
+) -> ModelSource:
   """Returns the model of a run's checkpoint.
 
   Takes the workdir's lock while it reads: opening the checkpoints removes what
@@ -178,7 +177,7 @@ def of_checkpoint(
     )
   name = str(_checkpoints(workdir) / str(step))
   run = f"run {run_directory.run_id(str(workdir))}"
-  return Source(name, run, policy.model, params, policy.tokenizer)
+  return ModelSource(name, run, policy.model, params, policy.tokenizer)
 
 
 def _held(workdir: str | os.PathLike[str]) -> contextlib.closing:
@@ -208,7 +207,7 @@ def mesh_here(sizes: Mapping[str, int]) -> jax.sharding.Mesh:
     sizes: `config.mesh`.
   """
   if math.prod(sizes.values()) > jax.device_count():
-    sizes = meshes.cut_rows(sizes, jax.device_count())
+    sizes = sharding.cut_rows(sizes, jax.device_count())
   return sharding.make_mesh(sizes)
 
 
@@ -237,7 +236,7 @@ def load(
     dtype: str | None,
     chat: bool = False,
     mesh: jax.sharding.Mesh | None = None,
-) -> Source:
+) -> ModelSource:
   """Returns the model of a folder, a run or a checkpoint.
 
   Args:
@@ -288,10 +287,10 @@ def load(
     shardings = sharding.param_shardings(mesh, model)
   _, params = hf.load(folder, dtype=dtype, shardings=shardings)
   identity = lora.base_name(folder, 0)
-  return Source(str(folder.absolute()), identity, model, params, tokenizer)
+  return ModelSource(str(folder.absolute()), identity, model, params, tokenizer)
 
 
-def of_config(config: ml_collections.ConfigDict) -> Source:
+def of_config(config: ml_collections.ConfigDict) -> ModelSource:
   """Returns the model that `config.generate` names, on `config.mesh`.
 
   Raises: see `load`.
@@ -309,7 +308,7 @@ def of_config(config: ml_collections.ConfigDict) -> Source:
 
 
 def settings(
-    config: ml_collections.ConfigDict, source: Source
+    config: ml_collections.ConfigDict, source: ModelSource
 ) -> dict[str, object]:
   """Returns the settings that determine log-probs under a source."""
   mesh = config.mesh.to_dict()

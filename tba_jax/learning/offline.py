@@ -31,9 +31,9 @@ from tba_jax.learning import train_step
 from tba_jax.monitor import metrics as metrics_lib
 from tba_jax.policy import sharding
 from tba_jax.system import bucket
+from tba_jax.system import heartbeat
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.system import pulse
 
 # Steps dispatched at once: enough to hide the cost of a dispatch, few enough to
 # stop soon.
@@ -100,7 +100,7 @@ class Examples:
   seed: int
   batch_size: int
   num_rows: int
-  encode: Callable[[int, int], batches.Row]
+  encode: Callable[[int, int], batches.BatchRow]
   num_completions: int
   max_prompt_tokens: int
   max_completion_tokens: int
@@ -118,7 +118,7 @@ class Examples:
     return self.pad(encoded, (CHUNK_STEPS, self.batch_size))
 
   def pad(
-      self, encoded: list[batches.Row], shape: tuple[int, ...]
+      self, encoded: list[batches.BatchRow], shape: tuple[int, ...]
   ) -> types.Batch:
     """Returns encoded rows as a batch with leaves [*shape, …], on the host."""
     return batches.pad_sequences(
@@ -283,7 +283,7 @@ def train(
   step = saved_step = int(state.step)
 
   # Loop.
-  activity = pulse.Activity(f"{job.name}-0")
+  activity = heartbeat.Activity(f"{job.name}-0")
   means, evaluation = metrics_lib.Means(), {}
   learner = _Learner(run_chunk, state)
   chunks = _Chunks(job, settings, step, stop, activity)
@@ -349,7 +349,7 @@ class _Chunks:
       settings: ml_collections.ConfigDict,
       first: int,
       stop: threading.Event,
-      activity: pulse.Activity,
+      activity: heartbeat.Activity,
   ):
     """Takes the parts; `first` is the first step."""
     self._job = job

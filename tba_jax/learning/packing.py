@@ -22,7 +22,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.policy import sharding
 
 # Each size of narrow rows is this share of the next: a program takes as long to

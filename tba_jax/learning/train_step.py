@@ -21,15 +21,15 @@ from tba_jax import types
 from tba_jax.learning import optimizer as optimizer_lib
 from tba_jax.learning import packing
 from tba_jax.learning import schedules
-from tba_jax.losses import build
 from tba_jax.losses import groups
 from tba_jax.losses import logprobs
-from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
+from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
 from tba_jax.models import sequence
 from tba_jax.policy import lora
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import sharding
 
 PyTree = types.PyTree
@@ -218,7 +218,7 @@ def make_train_step(
     old = {name: getattr(state, name) for name in new}
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     step = state.step + 1
-    ref_params = reference.moved(
+    ref_params = reference_policy.moved(
         c.reference, state.ref_params, new["params"], step
     )
     return (
@@ -383,7 +383,7 @@ def proximal_names(config: ml_collections.ConfigDict) -> list[str]:
   if held_steps(config) == 1:  # The policy itself is the proximal one.
     return []
   policy = c.behavior_logprobs == "recomputed" or c.correction == "decoupled"
-  values = build.find(c.name).has_targets
+  values = objective_table.find(c.name).has_targets
   return ["params"] * policy + ["loss_params"] * values
 
 
@@ -506,7 +506,7 @@ def prepare(
     micro_batches: leaves [M, B, ...] of M micro-batches.
     beta: [] float32.
   """
-  c, row = config.loss, build.find(config.loss.name)
+  c, row = config.loss, objective_table.find(config.loss.name)
   num_micro, num_prompts = micro_batches.rewards.shape[:2]
   behavior = micro_batches.behavior_logprobs
   prepared = dict(micro_batches.prepared)

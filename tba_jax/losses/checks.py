@@ -6,7 +6,7 @@ import functools
 import operator
 from typing import Any
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.losses import settings
 from tba_jax.system import rules
 
@@ -16,10 +16,10 @@ _SET_WITH_A_SWITCH = ("scale", "log_z_learning_rate", "value_learning_rate")
 # Settings that are read with some values of another one alone.
 _READ_WITH = (
     *((f"loss.{name}", "loss.name", readers)
-      for name, readers in build.readers().items()
+      for name, readers in objective_table.readers().items()
       if name not in _SET_WITH_A_SWITCH),
     *((f"loss.{name}", "loss.correction", names)
-      for name, names in build.READ_BY_CORRECTIONS.items()),
+      for name, names in objective_table.READ_BY_CORRECTIONS.items()),
     ("loss.missing_stop_reward", "loss.missing_stop", ("replace", "add")),
 )  # fmt: skip
 
@@ -34,14 +34,14 @@ def _unread(row: tuple[Any, ...], c: rules.Values) -> rules.Problems:
   if ".py:" in c["loss.name"]:
     return  # A loss of one's own may read all of them.
   if other == "loss.correction" and not c[other]:
-    if build.find(c["loss.name"]).correction in values:
+    if objective_table.find(c["loss.name"]).correction in values:
       return
   yield from rules.unread(c, key, settings.SETTINGS[key].default, other, values)
 
 
 def _group_size(c: rules.Values) -> rules.Problems:
   name = c["loss.name"]
-  least = build.min_completions(of_loss(c))
+  least = objective_table.min_completions(of_loss(c))
   if c["train.completions_per_prompt"] < least:
     yield "train.completions_per_prompt", (
         f"allowed {least} or more with config.loss.name = {name!r}, which"
@@ -52,9 +52,9 @@ def _group_size(c: rules.Values) -> rules.Problems:
 def _trust_region(c: rules.Values) -> rules.Problems:
   name, correction = c["loss.name"], c["loss.correction"]
   why = ""
-  if correction in build.CLIPS:
+  if correction in objective_table.CLIPS:
     why = f"config.loss.correction = {correction!r}"
-  elif not correction and build.find(name).needs_ratio_clip:
+  elif not correction and objective_table.find(name).needs_ratio_clip:
     why = f"config.loss.name = {name!r}"
   elif not correction and c["loss.ratio_clip"]:
     why = "the trust region"
@@ -74,14 +74,16 @@ def _trust_region(c: rules.Values) -> rules.Problems:
 def _family(c: rules.Values) -> rules.Problems:
   """Anchor and baseline are read with all that they need, and nothing more."""
   loss, name = of_loss(c), c["loss.name"]
-  anchor, baseline = build.anchor(loss), build.baseline(loss)
+  anchor, baseline = objective_table.anchor(loss), objective_table.baseline(
+      loss
+  )
   if baseline == "file" and not c["loss.baseline_file"]:
     yield "loss.baseline_file", (
         "allowed a file with config.loss.baseline = 'file'"
         + f", which is config.loss.name = {name!r}'s own"
         * (not c["loss.baseline"])
     )
-  for key, reader in build.unread(loss).items():
+  for key, reader in objective_table.unread(loss).items():
     key = f"loss.{key}"
     default = settings.SETTINGS[key].default
     if c[key] != default and ".py:" not in name:
@@ -91,12 +93,13 @@ def _family(c: rules.Values) -> rules.Problems:
           f" {c['loss.baseline']!r}, where nothing reads it; it is read with"
           f" config.loss.{reader}"
       )
-  if c["reference.role"] == "none" and build.reads_reference(loss):
+  if c["reference.role"] == "none" and objective_table.reads_reference(loss):
     yield "reference.role", (
         f"allowed 'trainer' or 'searcher' with config.loss.name = {name!r},"
         " which reads the reference's log-probs; 'none' is for"
-        f" {', '.join(build.without_reference())}, config.loss.anchor ="
-        " 'behavior' or 'ema', and policy gradients at config.loss.beta = 0"
+        f" {', '.join(objective_table.without_reference())},"
+        " config.loss.anchor = 'behavior' or 'ema',"
+        " and policy gradients at config.loss.beta = 0"
     )
   if anchor in ("behavior", "ema"):
     for key in ("gamma", "tau"):
@@ -109,15 +112,15 @@ def _family(c: rules.Values) -> rules.Problems:
 def _distills(c: rules.Values) -> rules.Problems:
   """Without rewards, something else is left to learn from."""
   name = c["loss.name"]
-  if build.find(name).has_teacher and not c["reference.init"]:
+  if objective_table.find(name).has_teacher and not c["reference.init"]:
     yield "reference.init", (
         f"allowed a model's folder with config.loss.name = {name!r}: without"
         " one the policy is its own teacher"
     )
   if c["loss.reward_weight"] or ".py:" in name:
     return
-  by_order = build.find(name).function.startswith("preference:")
-  if by_order or not build.reads_reference(of_loss(c)):
+  by_order = objective_table.find(name).function.startswith("pairwise:")
+  if by_order or not objective_table.reads_reference(of_loss(c)):
     yield "loss.reward_weight", (
         f"allowed above 0 with config.loss.name = {name!r}, which learns from"
         " nothing else; 0 is for losses with a KL to the reference, as tb"
@@ -135,25 +138,25 @@ def _proximal(c: rules.Values) -> rules.Problems:
   is_held = (
       c["loss.correction"] == "decoupled"
       or c["loss.behavior_logprobs"] == "recomputed"
-      or build.find(c["loss.name"]).has_targets
+      or objective_table.find(c["loss.name"]).has_targets
   )
   if held and not is_held:
     yield "loss.proximal_every_steps", (
         "allowed 0 where nothing reads it; it is read with config.loss.name ="
-        f" {', '.join(build.names('has_targets'))}, config.loss.correction ="
-        " 'decoupled' or"
+        f" {', '.join(objective_table.names('has_targets'))},"
+        " config.loss.correction = 'decoupled' or"
         " config.loss.behavior_logprobs = 'recomputed'"
     )
   if c["loss.behavior_logprobs"] != "recomputed":
     return
   loss, is_own = of_loss(c), ".py:" in c["loss.name"]
-  if build.anchor(loss) == "ema":
+  if objective_table.anchor(loss) == "ema":
     yield "loss.behavior_logprobs", (
         "allowed 'sampler' with the anchor 'ema', whose rate follows the lag of"
         " the policy that sampled"
     )
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
-  if not is_own and not build.needs_logprobs(loss, optimizer):
+  if not is_own and not objective_table.needs_logprobs(loss, optimizer):
     yield "loss.behavior_logprobs", (
         f"allowed 'sampler' with config.loss.name = {c['loss.name']!r} and"
         f" config.loss.correction = {c['loss.correction']!r}, where"
@@ -169,9 +172,10 @@ def _proximal(c: rules.Values) -> rules.Problems:
 
 # fmt: off
 CHECKS = (
-    rules.require("loss.name", lambda v: build.find(v).needs_beta,
+    rules.require("loss.name", lambda v: objective_table.find(v).needs_beta,
                   {"loss.beta": "above 0"}),
-    rules.require("loss.name", lambda v: not build.find(v).is_tempered,
+    rules.require("loss.name",
+                  lambda v: not objective_table.find(v).is_tempered,
                   {"tempering.tau": (1,), "tempering.gamma": (1,)}),
     rules.require("loss.ratio_clip", operator.not_, {"loss.clip_high": (0,)}),
     # Completions at another temperature are outside the trust region.
@@ -183,7 +187,7 @@ CHECKS = (
                   {"replay.skip_equal_rewards": (False,),
                    "replay.selection": ("uniform",)}),
     # The step computes the teacher's distributions; rewards are not read.
-    rules.require("loss.name", lambda v: build.find(v).has_teacher,
+    rules.require("loss.name", lambda v: objective_table.find(v).has_teacher,
                   {"reference.role": ("trainer",), "reference.mode": ("fixed",),
                    "loss.correction": ("", "none"),
                    "loss.behavior_logprobs": ("sampler",),

@@ -56,7 +56,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 
 # Factors of whole completions.
 _OF_SEQUENCES = (
@@ -122,7 +122,7 @@ def factors(
     ratio_BxK: [B, K] float32, w of `ratios`.
     advantages_BxKxT: [B, K, T] float32, minus the objective's derivative by
       log π of each token; only the sign matters, to the clips.
-    correction: name in `build.CORRECTIONS`.
+    correction: name in `objective_table.CORRECTIONS`.
     ratio_clip: c, bound of the clips, cispo and decoupled.
     ratio_cap: the cap.
     clip_high: d; 0 = the same as ratio_clip.
@@ -183,7 +183,7 @@ def factors(
     return factor_BxKxT, changed_BxKxT.astype(w_BxKxT.dtype)
   else:
     raise ValueError(
-        f"loss.correction={correction!r}: allowed {build.CORRECTIONS}"
+        f"loss.correction={correction!r}: allowed {objective_table.CORRECTIONS}"
     )
   return factor_BxKxT, (factor_BxKxT != w_BxKxT).astype(w_BxKxT.dtype)
 

@@ -4,7 +4,7 @@
 
 A loss function is `(params, loss_params, batch, beta) -> (loss, totals)`, where
 `loss_params` are the loss's own parameters and `totals` the metrics
-(`metrics.py`). With a teacher its params are a fifth argument.
+(`loss_metrics.py`). With a teacher its params are a fifth argument.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ import jax.numpy as jnp
 import ml_collections
 
 from tba_jax import types
-from tba_jax.losses import build
 from tba_jax.losses import corrections
+from tba_jax.losses import custom_loss
 from tba_jax.losses import distillation
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import logprobs
-from tba_jax.losses import metrics
-from tba_jax.losses import own
+from tba_jax.losses import loss_metrics
+from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
 
 PyTree = types.PyTree
-LossFn = Callable[..., tuple[jax.Array, metrics.Totals]]
+LossFn = Callable[..., tuple[jax.Array, loss_metrics.Totals]]
 
 
 def make_loss_params(
@@ -52,7 +52,7 @@ def make_loss_params(
     if value_params is None:
       value_params = value_model.from_policy(params)
     return {"value": value_params}
-  if build.find(config.loss.name).learns_log_z:
+  if objective_table.find(config.loss.name).learns_log_z:
     return {"log_z": jnp.zeros((1,), jnp.float32)}
   return {}
 
@@ -79,7 +79,7 @@ def make_loss_fn(
     [], totals), float32.
   """
   name = config.loss.name
-  if build.find(name).has_teacher != (teacher is not None):
+  if objective_table.find(name).has_teacher != (teacher is not None):
     raise ValueError(
         f"config.loss.name = {name!r}: a teacher is missing, or not read"
     )
@@ -95,7 +95,7 @@ def make_loss_fn(
       batch: types.Batch,
       beta: jax.Array,
       teacher_params: PyTree = None,
-  ) -> tuple[jax.Array, metrics.Totals]:
+  ) -> tuple[jax.Array, loss_metrics.Totals]:
     chex.assert_equal_shape(
         [batch.completion_mask, batch.behavior_logprobs, batch.ref_logprobs]
     )
@@ -154,7 +154,7 @@ def make_loss_fn(
       weights_BxKxT = groups_lib.length_weights(batch.completion_mask, "tokens")
       entropy_BxK = groups_lib.weighted_sums(entropy_BxKxT, weights_BxKxT)
       loss -= entropy_weight * jnp.mean(entropy_BxK)
-    totals["entropy"] = metrics.total(entropy_BxKxT, batch.completion_mask)
+    totals["entropy"] = loss_metrics.total(entropy_BxKxT, batch.completion_mask)
     totals |= experts
     return loss, jax.lax.stop_gradient(totals)
 
@@ -163,7 +163,7 @@ def make_loss_fn(
 
 def make_pure_loss(
     config: ml_collections.ConfigDict,
-) -> Callable[..., tuple[jax.Array, metrics.Totals]]:
+) -> Callable[..., tuple[jax.Array, loss_metrics.Totals]]:
   """Returns the part of `make_loss_fn` after the forward pass.
 
   The importance correction scales each token's gradient, not the loss.
@@ -172,9 +172,9 @@ def make_pure_loss(
     pure_loss(logprobs_BxKxT, loss_params, batch, beta, values_BxKxT = None,
     divergences_BxKxT = None) -> (loss [], totals).
   """
-  c, row = config.loss, build.find(config.loss.name)
-  correction = build.correction(c)
-  has_reference = not build.holds_reference(config, "none")
+  c, row = config.loss, objective_table.find(config.loss.name)
+  correction = objective_table.correction(c)
+  has_reference = not objective_table.holds_reference(config, "none")
 
   def pure_loss(
       logprobs_BxKxT: jax.Array,
@@ -183,7 +183,7 @@ def make_pure_loss(
       beta: jax.Array,
       values_BxKxT: jax.Array | None = None,
       divergences_BxKxT: jax.Array | None = None,
-  ) -> tuple[jax.Array, metrics.Totals]:
+  ) -> tuple[jax.Array, loss_metrics.Totals]:
     mask_BxKxT = batch.completion_mask
     proximal_BxKxT = batch.prepared.get(
         "proximal_logprobs", jax.lax.stop_gradient(logprobs_BxKxT)
@@ -244,23 +244,23 @@ def make_pure_loss(
         batch.prepared[name][0] if name in batch.prepared else None
     )
     totals = {
-        "ratio_clip_share": metrics.total(changed_BxKxT, mask_BxKxT),
-        **metrics.ratio_totals(
+        "ratio_clip_share": loss_metrics.total(changed_BxKxT, mask_BxKxT),
+        **loss_metrics.ratio_totals(
             groups_lib.weighted_sums(
                 logprobs_BxKxT - behavior_BxKxT, mask_BxKxT
             )
         ),
-        **metrics.residual_totals(
+        **loss_metrics.residual_totals(
             plain,
             aux,
             beta,
             of_batch("log_z_center"),
             has_reference=has_reference,
         ),
-        **metrics.pair_totals(aux),
-        **(own.totals(aux, mask_BxKxT) if ".py:" in c.name else {}),
-        **metrics.value_totals(groups, aux, of_batch("return_center")),
-        **metrics.batch_totals(
+        **loss_metrics.pair_totals(aux),
+        **(custom_loss.totals(aux, mask_BxKxT) if ".py:" in c.name else {}),
+        **loss_metrics.value_totals(groups, aux, of_batch("return_center")),
+        **loss_metrics.batch_totals(
             batch, logprobs_BxKxT, has_reference=has_reference
         ),
     }
@@ -283,7 +283,7 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
       loss_params: PyTree,
       batch: types.Batch,
       beta: jax.Array,
-  ) -> tuple[jax.Array, metrics.Totals]:
+  ) -> tuple[jax.Array, loss_metrics.Totals]:
     del loss_params, beta
 
     def read(logits, tokens):
@@ -294,11 +294,11 @@ def make_supervised_loss_fn(model: Any) -> LossFn:
         model, params, batch, read
     )
     mask_BxKxT = batch.completion_mask
-    value, num_tokens = metrics.total(logprobs_BxKxT, mask_BxKxT)
+    value, num_tokens = loss_metrics.total(logprobs_BxKxT, mask_BxKxT)
     if "mean_tokens" in batch.prepared:
       num_tokens = batch.prepared["mean_tokens"][0] * mask_BxKxT[..., 0].size
     loss = -value / jnp.maximum(num_tokens, 1.0)
-    accuracy = metrics.total(right_BxKxT, mask_BxKxT)
+    accuracy = loss_metrics.total(right_BxKxT, mask_BxKxT)
     return loss, {"token_accuracy": accuracy, **experts}
 
   return loss_fn
@@ -320,7 +320,7 @@ def completion_values(
 
 def _make_groups(
     c: ml_collections.ConfigDict,
-    row: build.Objective,
+    row: objective_table.Objective,
     logprobs_BxKxT: jax.Array,
     behavior_BxKxT: jax.Array,
     values_BxKxT: jax.Array | None,
@@ -375,7 +375,7 @@ def _make_groups(
 
 def _map_logits(
     model: Any, params: PyTree, batch: types.Batch, fn: Callable[..., PyTree]
-) -> tuple[PyTree, metrics.Totals]:
+) -> tuple[PyTree, loss_metrics.Totals]:
   """Returns `logprobs.map_logits` of a batch, and metrics of the experts."""
   has_experts = model.stream_and_routes is not None
   out = logprobs.map_logits(
@@ -392,6 +392,6 @@ def _map_logits(
   if not has_experts:
     return out, {}
   out, routes_BxKxTxNxA = out
-  return out, metrics.expert_totals(
+  return out, loss_metrics.expert_totals(
       routes_BxKxTxNxA, batch.completion_mask, model.config.num_experts
   )

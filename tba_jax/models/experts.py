@@ -4,7 +4,7 @@
 
 No token is dropped: a token's copies, one for each of its experts, are sorted
 by expert, and each expert's own run of them is multiplied by its weights
-(`grouped.py`).
+(`grouped_matmul.py`).
 
 Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
 `Qwen3MoeSparseMoeBlock`.
@@ -25,10 +25,10 @@ from jax.sharding import PartitionSpec
 
 from tba_jax.models import activations
 from tba_jax.models import config as config_lib
-from tba_jax.models import grouped
-from tba_jax.models import kept as kept_lib
+from tba_jax.models import grouped_matmul
 from tba_jax.models import products
 from tba_jax.models import sequence
+from tba_jax.models import unpadded as kept_lib
 
 # Tokens of a device up to which an accelerator multiplies all of them by each
 # expert: reading the weights takes longer.
@@ -210,7 +210,7 @@ def _apply(
   if platform != "cpu" and len(x_TxD) <= _FEW and not is_adapted:
     compute = _dense
   own_TxA = chosen_TxA - first_expert
-  product = functools.partial(grouped.product, platform)
+  product = functools.partial(grouped_matmul.product, platform)
   out_TxD = compute(x_TxD, weights_TxA, own_TxA, kernels, activation, product)
   chosen = chosen_TxA.astype(config.route_dtype)
   return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)

@@ -16,8 +16,8 @@ WEIGHTS = "model.gguf"
 INDEX = "model.gguf.index.json"
 
 
-class Files:
-  """The tensors of a folder with a GGUF file; see `hf_files.Files`.
+class GgufFiles:
+  """The tensors of a folder with a GGUF file; see `hf_files.WeightFiles`.
 
   The index has of each tensor: the file's offset in bytes, bytes of a row,
   ggml's name of the quantization, the shape, and the heads whose rows are

@@ -92,7 +92,7 @@ def load(
 
 
 def _check_tied_head(
-    files: hf_files.AnyFiles, rows: list[hf_names.Row]
+    files: hf_files.AnyFiles, rows: list[hf_names.TensorRow]
 ) -> None:
   """Raises ValueError if a head is there that is not the tied embedding.
 
@@ -118,7 +118,7 @@ def _check_tied_head(
 
 def read_params(
     files: hf_files.AnyFiles,
-    rows: list[hf_names.Row],
+    rows: list[hf_names.TensorRow],
     *,
     num_layers: int,
     dtype: str,
@@ -161,7 +161,7 @@ def read_params(
 
 def _read_leaf(
     files: hf_files.AnyFiles,
-    row: hf_names.Row,
+    row: hf_names.TensorRow,
     num_layers: int,
     dtype: np.dtype,
     sharding: jax.sharding.Sharding | None,
@@ -192,7 +192,7 @@ def _read_leaf(
 def _read_tensor(
     files: hf_files.AnyFiles,
     name: str,
-    row: hf_names.Row,
+    row: hf_names.TensorRow,
     ranges: hf_tensors.Ranges,
     target: np.ndarray,
 ) -> None:
@@ -221,7 +221,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _leaves(
     config: ModelConfig, params: PyTree
-) -> dict[str, list[tuple[hf_names.Row, jax.Array, tuple[int, ...]]]]:
+) -> dict[str, list[tuple[hf_names.TensorRow, jax.Array, tuple[int, ...]]]]:
   """Returns (row, leaf, index) of the leaves in each tensor, by its name.
 
   Raises:
@@ -320,7 +320,9 @@ def replace_folder(
 def _write_tensors(
     folder: pathlib.Path,
     config: ModelConfig,
-    leaves: dict[str, list[tuple[hf_names.Row, jax.Array, tuple[int, ...]]]],
+    leaves: dict[
+        str, list[tuple[hf_names.TensorRow, jax.Array, tuple[int, ...]]]
+    ],
     max_file_bytes: int,
 ) -> None:
   dtype = jnp.dtype(config.param_dtype)

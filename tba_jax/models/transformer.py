@@ -22,13 +22,13 @@ from tba_jax.models import attention
 from tba_jax.models import blocks
 from tba_jax.models import cache as cache_lib
 from tba_jax.models import config as config_lib
-from tba_jax.models import kept as kept_lib
 from tba_jax.models import kernels
 from tba_jax.models import layers as layers_lib
 from tba_jax.models import products
 from tba_jax.models import quantized
-from tba_jax.models import ragged
+from tba_jax.models import ragged_attention
 from tba_jax.models import sequence
+from tba_jax.models import unpadded as kept_lib
 
 ModelConfig = config_lib.ModelConfig
 PyTree = types.PyTree
@@ -164,7 +164,7 @@ class Model:
     of each row and writes its key and value at column write_index ([R] or []
     int32, not of the first block). cache_mask_RxC is True on the columns that
     the row sees, the written one included. The cache may be the first blocks of
-    a longer one. The kernel is of `ragged.choose`.
+    a longer one. The kernel is of `ragged_attention.choose`.
   feed: (decode_params, tokens_RxQ, positions_RxQ, cache, cache_mask_RxQxC,
     write_index_RxQ) -> cache. Runs Q tokens of each row, as so many decode
     steps would; none of the rows share a prompt.
@@ -486,7 +486,7 @@ class _Forward:
   ) -> tuple[jax.Array, PyTree]:
     attend = cache_lib.attend
     if kernel != "plain":
-      attend = functools.partial(ragged.attend, kernel)
+      attend = functools.partial(ragged_attention.attend, kernel)
     x_RxD, cache = self._run_cached(
         attend,
         decode_params,

@@ -18,10 +18,10 @@ from typing import Any, TextIO
 from tba_jax.monitor import files
 from tba_jax.monitor import text
 from tba_jax.system import auditing
+from tba_jax.system import background
+from tba_jax.system import heartbeat
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.system import pulse
-from tba_jax.system import worker
 
 # Spans of a kind with this prefix are idle time.
 _WAIT_PREFIX = "wait"
@@ -229,7 +229,7 @@ class SpanWriter:
         f'{{"role": {json.dumps(role)}, "index": {int(index)}, "kind": '
     )
     self.clock = clock
-    self._activity = pulse.Activity(f"{role}-{index}")
+    self._activity = heartbeat.Activity(f"{role}-{index}")
     # A step of the wall clock (NTP) must not make a span negative.
     self._wall_offset = time.time() - time.perf_counter()
     self._file = file
@@ -237,7 +237,7 @@ class SpanWriter:
     self._is_closed = False
     self._lock = threading.Lock()
     self._failed = False
-    self._flusher = worker.Worker("spans", self._flush_loop)
+    self._flusher = background.Thread("spans", self._flush_loop)
 
   @contextlib.contextmanager
   def span(self, kind: str, *, lane: str = "", **fields: Any) -> Iterator[None]:

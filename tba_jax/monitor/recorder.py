@@ -20,7 +20,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor import writers
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.rewards import judges
-from tba_jax.system import worker
+from tba_jax.system import background
 from tba_jax.tasks import base
 
 _STATUS_EVERY_S = 1.0
@@ -213,7 +213,7 @@ class Recorder:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: run_directory.Run,
+      run: run_directory.RunInfo,
       *,
       epoch: int,
       queue: receiver_lib.Receiver,
@@ -261,10 +261,10 @@ class Recorder:
     self._last_error = ""
     self._failed_files: set[str] = set()
     self._tell_damage(run, epoch)
-    self._background = worker.JobQueue("recorder")
-    self._refresher = worker.Worker("status", self._refresh)
+    self._background = background.JobQueue("recorder")
+    self._refresher = background.Thread("status", self._refresh)
 
-  def _tell_damage(self, run: run_directory.Run, epoch: int) -> None:
+  def _tell_damage(self, run: run_directory.RunInfo, epoch: int) -> None:
     """Tells of lines that cannot be read, but for one cut by each crash."""
     for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
       skipped = self._files.records(name).skipped
@@ -519,7 +519,7 @@ class Recorder:
     samples = samples_of(step, draw, NUM_SAMPLES, self._tokenizer)
     reasons = self._judge.explain(
         [
-            judges.Request(base.TRAIN, s["prompt_id"], s["completion"])
+            judges.JudgeRequest(base.TRAIN, s["prompt_id"], s["completion"])
             for s in samples
         ]
     )

@@ -50,7 +50,7 @@ _PACKAGES = ("tba_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunInfo:
   """Identity of a run, which its processes must share to communicate.
 
   workdir: the run directory, absolute.
@@ -99,7 +99,7 @@ class NoRunError(ValueError):
 
 def create(
     workdir: str, config: ml_collections.ConfigDict
-) -> tuple[Run, dict[str, Any] | None]:
+) -> tuple[RunInfo, dict[str, Any] | None]:
   """Writes `config.json` if there is none.
 
   Returns:
@@ -125,9 +125,9 @@ def create(
   return run, saved["config"] if saved else None
 
 
-def in_memory(workdir: str, config: ml_collections.ConfigDict) -> Run:
+def in_memory(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
   """Returns a run that leaves no files; stages may use `workdir`."""
-  run = Run(
+  run = RunInfo(
       workdir=pathlib.Path(workdir).absolute(),
       run_id=secrets.token_hex(8),
       spool=pathlib.Path(workdir),
@@ -139,7 +139,7 @@ def in_memory(workdir: str, config: ml_collections.ConfigDict) -> Run:
   return run
 
 
-def check_written(run: Run) -> None:
+def check_written(run: RunInfo) -> None:
   """Raises ValueError if a file that the run writes cannot be written."""
   paths = [
       path
@@ -161,7 +161,7 @@ def update(workdir: str, config: ml_collections.ConfigDict) -> None:
   _write(path, config, run_id=saved["run_id"], created=saved["created"])
 
 
-def open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
+def open_run(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
   """Returns the run in a directory.
 
   If there is none and `config.store.locator` is set, waits up to
@@ -177,7 +177,7 @@ def open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
     raise NoRunError(str(error)) from error
 
 
-def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
+def _open_run(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
   path = pathlib.Path(workdir).absolute()
   saved = _read(path)
   if saved is None and not config.store.locator:
@@ -193,7 +193,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
     path.mkdir(parents=True, exist_ok=True)
     _write(path, config, run_id=announced.run, created=time.time())
     saved = _read(path)
-  return Run(
+  return RunInfo(
       workdir=path,
       run_id=saved["run_id"],
       spool=spool,
@@ -203,7 +203,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> Run:
   )
 
 
-def warn_unguarded(run: Run, config: ml_collections.ConfigDict) -> None:
+def warn_unguarded(run: RunInfo, config: ml_collections.ConfigDict) -> None:
   """Says so on stderr if the store listens to other hosts without TLS."""
   address = config.store.address
   if run.tls is None and not locator_lib.is_one_host(address):
@@ -227,7 +227,7 @@ def run_id(workdir: str) -> str:
   return saved["run_id"] if saved else ""
 
 
-def next_epoch(run: Run) -> int:
+def next_epoch(run: RunInfo) -> int:
   """Counts a start of the trainer; returns the new epoch."""
   path = run.workdir / "epoch.json"
   saved = _read_epoch(path)
@@ -235,7 +235,7 @@ def next_epoch(run: Run) -> int:
   return saved["epoch"] + 1
 
 
-def owner(run: Run) -> str:
+def owner(run: RunInfo) -> str:
   """Returns the id of a trainer's directory, which copies of it share."""
   path = run.workdir / "epoch.json"
   saved = _read_epoch(path)

@@ -18,7 +18,7 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import evidence
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 
 _MAX_HISTORY = 2000
 # Records in which a collapse is looked for, and seconds between two looks.
@@ -157,7 +157,7 @@ class Follower:
     now = time.monotonic()
     if now - self._look_at >= _COLLAPSE_EVERY_S:
       self._look_at = now
-      run = load.Run(lines=self._records)
+      run = run_reader.RunData(lines=self._records)
       self.state.collapse = diagnosis.collapse(run)
 
   def _made_steps(self) -> dict[str, int]:

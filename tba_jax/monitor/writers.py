@@ -262,7 +262,7 @@ class Writers:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run: run_directory.Run,
+      run: run_directory.RunInfo,
       epoch: int,
       on_event: Callable[[str, str], None],
   ):

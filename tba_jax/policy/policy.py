@@ -10,7 +10,7 @@ import jax
 import ml_collections
 
 from tba_jax import types
-from tba_jax.losses import build as losses_build
+from tba_jax.losses import objective_table as losses_build
 from tba_jax.models import config as config_lib
 from tba_jax.models import folders
 from tba_jax.models import hf
@@ -19,7 +19,7 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
 from tba_jax.policy import lora
 from tba_jax.tasks import base
-from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import task_table as tasks_build
 
 
 @dataclasses.dataclass(frozen=True)

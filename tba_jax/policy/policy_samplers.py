@@ -14,7 +14,7 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.sampling import requests
 from tba_jax.sampling import samplers
 from tba_jax.sampling import sharing
-from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import task_table as tasks_build
 
 # Separates the evaluations' random numbers from the run's.
 _EVALUATION_SEED = 0x5EED
@@ -23,7 +23,7 @@ _EVALUATION_SEED = 0x5EED
 def make_searcher_sampler(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
-    home: samplers.Home | None = None,
+    home: samplers.SamplerHome | None = None,
 ) -> requests.Sampler:
   """Returns the sampler of a searcher's rounds; see `samplers.make`."""
   settings = searcher_settings(config, policy)
@@ -32,7 +32,7 @@ def make_searcher_sampler(
 
 def searcher_settings(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
-) -> requests.Settings:
+) -> requests.SamplingSettings:
   """Returns the settings of a searcher's sampler."""
   most = sharing.most_rows(
       config.sampling.num_slots,
@@ -116,8 +116,8 @@ def _sampler_settings(
     explore: requests.Explore | None = None,
     has_routes: bool = False,
     weights: str = "",
-) -> requests.Settings:
-  return requests.Settings(
+) -> requests.SamplingSettings:
+  return requests.SamplingSettings(
       temperature=config.sampling.temperature,
       top_k=config.sampling.top_k,
       top_p=config.sampling.top_p,

@@ -15,7 +15,7 @@ import ml_collections
 from tba_jax.models import folders
 from tba_jax.models import hf_hub
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 
 class _Words:
@@ -52,17 +52,17 @@ def print_data(
     config: config of the run.
     shows_prompt: whether to print the first training prompt, as a pretrained
       model reads it; a held-out one where there is no other. Validation shows
-      that of an environment (`learning/rehearsal.py`).
+      that of an environment (`learning/dry_run.py`).
     shows_ids: whether to print its ids, too.
 
   Raises:
     ValueError: the data, the tokenizer or the first prompt cannot be read.
   """
   folder = tokenizer_folder(config)
-  reads_data = build.find(config.task.name).reads_data
+  reads_data = task_table.find(config.task.name).reads_data
   if not reads_data and (folder == "task" or not has_tokenizer(folder)):
     return
-  task = build.make_task(config.task)
+  task = task_table.make_task(config.task)
   if folder == "task":
     task.warn_of_unseen_words()
   tokenizer = prompt_tokenizer(config, task)

@@ -15,10 +15,10 @@ from tba_jax.models import encoder as encoder_lib
 from tba_jax.models import hf_config
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import sharding
 from tba_jax.rewards import echo_model
-from tba_jax.rewards import red_team
+from tba_jax.rewards import red_team_judge
 from tba_jax.tasks import red_team as task_lib
 
 # Tokenizers of tasks begin with <pad>, <eos> and <unk>.
@@ -32,22 +32,22 @@ def _load_policy(
 ) -> tuple[transformer.Model, types.PyTree, tokenizer_lib.Tokenizer]:
   """Returns a model, its params, and its tokenizer with the model's stops."""
   tokenizer = tokenizer_lib.load(folder)
-  shape = hf_config.read(folder, attention=frozen.attention(config))
+  shape = hf_config.read(folder, attention=frozen_models.attention(config))
   tokenizer.add_turn_ends(shape.turn_ends)
   model = transformer.make_model(shape)
-  return model, frozen.load_params(folder, model, mesh), tokenizer
+  return model, frozen_models.load_params(folder, model, mesh), tokenizer
 
 
 def load_victim(
     config: ml_collections.ConfigDict,
     task: task_lib.RedTeam,
     mesh: jax.sharding.Mesh | None = None,
-) -> red_team.Victim:
+) -> red_team_judge.Victim:
   """Returns the victim of a task; ValueError if it cannot be read."""
   folder = task.setting("victim")
-  if folder != task_lib.MADE_UP:
+  if folder != task_lib.SYNTHETIC:
     loaded = _load_policy(config, folder, mesh)
-    return red_team.Victim(config, task, *loaded)
+    return red_team_judge.Victim(config, task, *loaded)
   tokenizer = tokenizer_lib.word_level(
       task.tokenizer_words(), task.tokenizer_pattern
   )
@@ -63,20 +63,20 @@ def load_victim(
   params = echo_model.echo_params(
       model.init(jax.random.PRNGKey(0)), range(_NUM_SPECIAL)
   )
-  return red_team.Victim(config, task, model, params, tokenizer)
+  return red_team_judge.Victim(config, task, model, params, tokenizer)
 
 
 def load_embed(
     config: ml_collections.ConfigDict,
     task: task_lib.RedTeam,
     mesh: jax.sharding.Mesh | None = None,
-) -> red_team.EmbedFn:
+) -> red_team_judge.EmbedFn:
   """Returns the task's sentence encoder; ValueError if it cannot be read."""
   folder = task.setting("encoder")
   if folder == task_lib.WORDS:
-    return red_team.word_embeddings
+    return red_team_judge.word_embeddings
   encoder, params = _load_encoder(folder, mesh)
-  return red_team.encoder_embeddings(
+  return red_team_judge.encoder_embeddings(
       sharding.split_rows(encoder.mean_pooled, mesh),
       params,
       tokenizer_lib.load_texts(folder),
@@ -88,7 +88,7 @@ def load_classifier(
     config: ml_collections.ConfigDict,
     task: task_lib.RedTeam,
     mesh: jax.sharding.Mesh | None = None,
-) -> red_team.Classifier:
+) -> red_team_judge.Classifier:
   """Returns the task's classifier of answers.
 
   Raises:
@@ -96,11 +96,11 @@ def load_classifier(
   """
   kind = task.setting("classifier")
   if kind == task_lib.WORDS:
-    return red_team.word_share_classifier(task.words)
+    return red_team_judge.word_share_classifier(task.words)
   folder = task.setting("classifier_folder")
   if kind == "first_token":
     model, params, tokenizer = _load_policy(config, folder, mesh)
-    return red_team.first_token_classifier(
+    return red_team_judge.first_token_classifier(
         sharding.split_rows(model.last_logits, mesh),
         params,
         tokenizer,
@@ -115,7 +115,7 @@ def load_classifier(
         f"config.task.classifier_label={label}: {folder} has"
         f" {encoder.config.num_labels} labels, counted from 0"
     )
-  return red_team.sequence_classifier(
+  return red_team_judge.sequence_classifier(
       sharding.split_rows(encoder.label_scores, mesh),
       params,
       tokenizer_lib.load_texts(folder),

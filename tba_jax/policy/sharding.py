@@ -21,7 +21,6 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.config import meshes
 from tba_jax.models import sequence
 from tba_jax.policy import settings
 
@@ -366,7 +365,7 @@ _KEY = "search.mesh"
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Placement:
   """Shardings of a searcher's params; None on a single device.
 
   model: shardings of the model's params.
@@ -381,7 +380,7 @@ class Place:
     return params if self.model is None else jax.device_put(params, self.model)
 
 
-ONE_DEVICE = Place(None, None)
+ONE_DEVICE = Placement(None, None)
 
 
 def searcher_mesh(
@@ -422,7 +421,7 @@ def searcher_mesh(
   return make_mesh({"sequence": 1, **sizes}, devices[:needed])
 
 
-def make_place(mesh: jax.sharding.Mesh | None, policy: Any) -> Place:
+def make_place(mesh: jax.sharding.Mesh | None, policy: Any) -> Placement:
   """Returns the shardings of params on a searcher's mesh.
 
   Args:
@@ -434,7 +433,7 @@ def make_place(mesh: jax.sharding.Mesh | None, policy: Any) -> Place:
   """
   if mesh is None:
     return ONE_DEVICE
-  return Place(
+  return Placement(
       *(
           param_shardings(mesh, part, key=_KEY)
           for part in (policy.model, policy.trained)
@@ -446,13 +445,13 @@ def mesh_by_process(mesh: Mesh) -> Mesh:
   """Returns the mesh (process, *MESH_AXES) of the same devices.
 
   An array replicated along `process` is whole in each process, sharded there
-  over axes with the sizes of `meshes.cut_rows`.
+  over axes with the sizes of `cut_rows`.
   """
   of_process: dict[int, list[jax.Device]] = {}
   for device in mesh.devices.flat:
     of_process.setdefault(device.process_index, []).append(device)
   devices = np.asarray([of_process[i] for i in sorted(of_process)])
-  sizes = meshes.cut_rows(mesh.shape, devices.shape[1])
+  sizes = cut_rows(mesh.shape, devices.shape[1])
   shape = [sizes[axis] for axis in MESH_AXES]
   return Mesh(devices.reshape(-1, *shape), ("process", *MESH_AXES))
 
@@ -467,10 +466,26 @@ def own_mesh(mesh: Mesh) -> Mesh:
   return Mesh(own, MESH_AXES)
 
 
+def cut_rows(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
+  """Returns the axis sizes of a smaller mesh for the same params.
+
+  `tensor` and `fsdp` are the largest divisors of the larger mesh's that fit,
+  so params that divide there divide here; `data` takes the other devices.
+
+  Args:
+    sizes: axis sizes of the larger mesh.
+    num_devices: number of devices of the smaller mesh.
+  """
+  tensor = math.gcd(sizes["tensor"], num_devices)
+  fsdp = math.gcd(sizes["fsdp"], num_devices // tensor)
+  data = num_devices // tensor // fsdp
+  return {"data": data, "fsdp": fsdp, "sequence": 1, "tensor": tensor}
+
+
 def make_gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
   """Returns a function that gathers arrays onto each process's own devices.
 
-  It is a collective. Within a process arrays are sharded as `meshes.cut_rows`
+  It is a collective. Within a process arrays are sharded as `cut_rows`
   says, so that its devices hold one copy between them.
 
   Args:

@@ -7,7 +7,7 @@ import pathlib
 
 import ml_collections
 
-from tba_jax.losses import build as losses_build
+from tba_jax.losses import objective_table as losses_build
 from tba_jax.models import folders
 from tba_jax.models import heads
 from tba_jax.models import hf_config

@@ -5,13 +5,13 @@
 import os
 import pathlib
 
+from tba_jax.environments import checks as environments
 from tba_jax.models import checks as models
 from tba_jax.models import folders
 from tba_jax.models import hf_hub
 from tba_jax.models import hf_tensors
 from tba_jax.policy import settings as policy
 from tba_jax.system import rules
-from tba_jax.tasks import checks as tasks
 
 
 def _line_program(c: rules.Values) -> rules.Problems:
@@ -70,4 +70,4 @@ CHECKS = (
 )
 # fmt: on
 # Those of `generate` and `score`, of which the model is the folder's.
-OF_LINES = (_line_program, tasks.played)
+OF_LINES = (_line_program, environments.played)

@@ -26,7 +26,7 @@ from tba_jax.models import hf_names
 from tba_jax.policy import prompt_preview
 from tba_jax.system import accelerators
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 # Value, and the reason for it.
 Rule = tuple[Any, str]
@@ -345,7 +345,7 @@ def read_data(config: ml_collections.ConfigDict) -> DataFacts:
   Raises:
     ValueError: data or tokenizer cannot be read.
   """
-  task = build.make_task(config.task)
+  task = task_table.make_task(config.task)
   split = base.TRAIN if task.num_prompts(base.TRAIN) else base.HELD_OUT
   count = task.num_prompts(split)
   # Environments say their prompts in processes of their own.

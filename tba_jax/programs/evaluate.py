@@ -33,9 +33,9 @@ from tba_jax.models import hf_hub
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import text
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -232,20 +232,22 @@ def make_references(
     workdir: str,
     policy: policy_lib.Policy,
     mesh: jax.sharding.Mesh,
-) -> dict[str, reference.Reference]:
+) -> dict[str, reference_policy.Reference]:
   """Returns the evaluator's reference policies, {} if none can be loaded."""
   try:
     start = policy_lib.make_policy(config, workdir)
     model = start.model
     if config.reference.init:
-      model, params = frozen.load_reference(config, policy.tokenizer, mesh)
+      model, params = frozen_models.load_reference(
+          config, policy.tokenizer, mesh
+      )
     elif model.config.vocab_size == policy.model.config.vocab_size:
       params = model_source.initial_params(config, start, mesh)
     else:
       return {}
   except (ValueError, OSError):
     return {}
-  make = lambda temperature: reference.Reference(
+  make = lambda temperature: reference_policy.Reference(
       model, params, temperature=temperature
   )
   out = {}
@@ -266,7 +268,7 @@ def evaluate_source(
     policy: policy_lib.Policy,
     params: types.PyTree,
     version: int,
-    references: dict[str, reference.Reference],
+    references: dict[str, reference_policy.Reference],
     mesh: jax.sharding.Mesh,
 ) -> dict[str, Any]:
   """Returns the evaluator's metrics on the held-out split."""

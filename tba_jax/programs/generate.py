@@ -33,20 +33,20 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
+from tba_jax.environments import tool_calls
+from tba_jax.environments import turns
 from tba_jax.learning import batches
 from tba_jax.learning import model_source
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.rewards import environments as environments_lib
-from tba_jax.rewards import tool_calls
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 from tba_jax.sampling import slots as slots_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import task_table as tasks_build
 
 # Exit status if some lines could not be processed.
 EXIT_BAD_LINES = 1
@@ -174,7 +174,7 @@ def generate(config: ml_collections.ConfigDict) -> Counts:
   source = dataclasses.replace(source, params=sampler.put(source.params))
   if tasks_build.facts(config.task.name).has_turns:
     task = tasks_build.make_task(config.task)
-    environments = environments_lib.make(config, "", task, source.tokenizer)
+    environments = turns.make(config, "", task, source.tokenizer)
     with contextlib.closing(environments):
       return run_lines(
           config,
@@ -224,7 +224,7 @@ def complete(
 
 
 def _generate_settings(
-    config: ml_collections.ConfigDict, source: model_source.Source
+    config: ml_collections.ConfigDict, source: model_source.ModelSource
 ) -> dict[str, object]:
   """Returns all that the completions depend on beside the input."""
   return {
@@ -254,7 +254,7 @@ def _task_settings(config: ml_collections.ConfigDict) -> dict[str, object]:
 
 def _parse_prompt(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     number: int,
     record: Record,
 ) -> _Prompt:
@@ -305,9 +305,9 @@ def _max_tokens(
 
 def _make_sampler(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     num_lines: int,
-) -> decode.Sampler:
+) -> decode.JaxSampler:
   """Returns the sampler, with rows for at most `num_lines` prompts."""
   num_completions = config.generate.num_completions
   num_rows = min(config.sampling.num_slots, num_lines * num_completions)
@@ -326,8 +326,8 @@ def _make_sampler(
 
 def _complete(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
-    sampler: decode.Sampler,
+    source: model_source.ModelSource,
+    sampler: decode.JaxSampler,
     prompts: list[_Prompt],
 ) -> list[Record]:
   """Returns the output records of prompts, in their order."""
@@ -346,9 +346,9 @@ def _complete(
 
 def _play(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
-    sampler: decode.Sampler,
-    environments: environments_lib.Environments,
+    source: model_source.ModelSource,
+    sampler: decode.JaxSampler,
+    environments: turns.Environments,
     lines: list[_Episode],
 ) -> list[Record]:
   """Returns the output records of episodes, in their order."""
@@ -452,7 +452,7 @@ def turns_of(
   return out
 
 
-def _call_record(call: tool_calls.Call) -> Record:
+def _call_record(call: tool_calls.ParsedCall) -> Record:
   if call.error:
     return {"error": call.error}
   return {"name": call.name, "arguments": call.arguments}
@@ -460,7 +460,7 @@ def _call_record(call: tool_calls.Call) -> Record:
 
 def _completion_records(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     completions: types.Completions,
 ) -> list[Record]:
   # Under greedy decoding the sampling distribution's log-probs are 0.
@@ -554,7 +554,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
 
 def _parse_pair(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     record: Record,
 ) -> _Pair:
   """Returns the pair of a line; the output has its texts."""
@@ -575,7 +575,7 @@ def _others(record: Record, fields: Sequence[str]) -> Record:
 
 def _prompt_tokens(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     record: Record,
 ) -> list[int]:
   """Returns the ids of a record's prompt, its BOS included.
@@ -610,7 +610,7 @@ def _prompt_tokens(
 
 def _completion_tokens(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     record: Record,
     prompt: Sequence[int],
 ) -> list[int]:
@@ -632,7 +632,7 @@ def _completion_tokens(
 
 
 def _sampled_tokens(
-    source: model_source.Source, record: Record, text: str
+    source: model_source.ModelSource, record: Record, text: str
 ) -> list[int] | None:
   """Returns the ids of a completion of a run's `samples.jsonl`, else None.
 
@@ -654,7 +654,7 @@ def _sampled_tokens(
 
 def _stop_id(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     record: Record,
 ) -> int:
   """Returns the id that ends a completion of a record's prompt."""
@@ -672,7 +672,7 @@ def _only_field(record: Record, fields: Sequence[str]) -> str:
 
 def _check_size(
     config: ml_collections.ConfigDict,
-    source: model_source.Source,
+    source: model_source.ModelSource,
     what: str,
     text: str,
 ) -> None:
@@ -718,7 +718,9 @@ def _check_messages(value: Any) -> list[dict[str, str]]:
   return value
 
 
-def _check_ids(name: str, value: Any, source: model_source.Source) -> list[int]:
+def _check_ids(
+    name: str, value: Any, source: model_source.ModelSource
+) -> list[int]:
   last = source.model.config.vocab_size - 1
   if not isinstance(value, list) or not all(
       type(i) is int and 0 <= i <= last for i in value

@@ -24,7 +24,7 @@ from tba_jax.config import validate
 from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import build as report
+from tba_jax.monitor.report import page as report
 from tba_jax.policy import prompt_preview
 from tba_jax.programs import one_process
 from tba_jax.programs import reward_model
@@ -73,7 +73,7 @@ def train(
     config: ml_collections.ConfigDict,
     *,
     stop: threading.Event | None = None,
-    on_start: Callable[[run_directory.Run], None] = lambda run: None,
+    on_start: Callable[[run_directory.RunInfo], None] = lambda run: None,
     shows: bool = True,
 ) -> Result:
   """Trains to the last step in this process and thread.
@@ -145,7 +145,7 @@ def _console(shows: bool) -> rich.console.Console:
 
 @contextlib.contextmanager
 def _shown(
-    run: run_directory.Run, console: rich.console.Console
+    run: run_directory.RunInfo, console: rich.console.Console
 ) -> Iterator[panel.Panel]:
   """Prints the run's progress as lines, from a thread."""
   done = threading.Event()

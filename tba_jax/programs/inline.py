@@ -14,22 +14,22 @@ from tba_jax import collect
 from tba_jax import loop
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
+from tba_jax.environments import turns
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import buffers
 from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import reference as reference_lib
+from tba_jax.policy import reference_policy as reference_lib
 from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
-from tba_jax.replay import difficulty
+from tba_jax.replay import curriculum
 from tba_jax.replay import prompt_order
-from tba_jax.rewards import environments
-from tba_jax.sampling import logged
+from tba_jax.sampling import offline_sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class LoopMaker:
     self._references: dict[int, reference_lib.Reference] = {}
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
     has_reference = not losses.holds_reference(config, "none")
-    self._environments = environments.make(
+    self._environments = turns.make(
         config, workdir, self.policy.task, self.policy.tokenizer
     )
     self.evaluator = reward_judge.make_evaluator(
@@ -150,9 +150,9 @@ class LoopMaker:
     """
     policy, reference = self.policy, self._reference_of(config)
     sampler = self.sampler
-    log = logged.make(config, policy.task, policy.tokenizer)
+    log = offline_sampler.make(config, policy.task, policy.tokenizer)
     if log is not None:
-      sampler = logged.LoggedSampler(log, sampler)
+      sampler = offline_sampler.OfflineSampler(log, sampler)
     held = train_step.held_steps(config)
     key = name, held if train_step.proximal_names(config) else 1
     if key not in self._steps:
@@ -190,7 +190,7 @@ class LoopMaker:
         ),
         schedule=schedule_lib.make_schedule(config),
         buffer=buffer,
-        order=difficulty.make_order(config, policy.task, policy.tokenizer),
+        order=curriculum.make_order(config, policy.task, policy.tokenizer),
     )
 
   def _reference_of(

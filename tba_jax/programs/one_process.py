@@ -59,7 +59,7 @@ def run(
 
 def train(
     config: ml_collections.ConfigDict,
-    run_info: run_directory.Run,
+    run_info: run_directory.RunInfo,
     operands: Sequence[str],
     stop: threading.Event,
 ) -> int:

@@ -11,8 +11,8 @@ from tba_jax import loop
 from tba_jax import types
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
+from tba_jax.system import heartbeat
 from tba_jax.system import processes
-from tba_jax.system import pulse
 
 
 class Replica:
@@ -46,7 +46,7 @@ class Replica:
       self, should_stop: Callable[[], bool]
   ) -> Iterator[tuple[int, Any]]:
     """Yields the placed batch of each step; does what comes between them."""
-    activity = pulse.Activity(f"trainer-{self._cluster.process}")
+    activity = heartbeat.Activity(f"trainer-{self._cluster.process}")
     step, batch = self._first, None
     while True:
       activity.mark("wait_command", waits=True)

@@ -34,22 +34,22 @@ from tba_jax import types
 from tba_jax.evaluation import evaluator
 from tba_jax.learning import batches
 from tba_jax.learning import offline
-from tba_jax.losses import metrics as metrics_lib
-from tba_jax.losses import preference
+from tba_jax.losses import loss_metrics as metrics_lib
+from tba_jax.losses import pairwise
 from tba_jax.models import folders
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models import transformer
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import policy
 from tba_jax.policy import sharding
-from tba_jax.rewards import reward_model
+from tba_jax.rewards import reward_scorer
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
-from tba_jax.tasks import build
 from tba_jax.tasks import rows as rows_lib
+from tba_jax.tasks import task_table
 
 NAME = "reward_model"
 # Pairs scored and written at a time while relabelling.
@@ -194,7 +194,7 @@ def initial_model(
 
   def init_params() -> types.PyTree:
     start = model if has_head else transformer.make_model(shape)
-    params = frozen.load_params(folder, start, mesh)
+    params = frozen_models.load_params(folder, start, mesh)
     if has_head:
       return params
     return model.from_policy(params, jax.random.PRNGKey(config.seed))
@@ -218,7 +218,7 @@ def _read_pairs(
     stop: threading.Event,
 ) -> dict[str, list[Pair]] | None:
   """Returns the pairs of both splits; None if stopped."""
-  task = build.make_task(config.task)
+  task = task_table.make_task(config.task)
   report = rows_lib.DataReport()
   pairs = {
       split: load_pairs(config, split, task, tokenizer, report)
@@ -356,9 +356,9 @@ def _make_gold(
   if source == "task":
     return lambda texts: np.array([task.reward_of(*text) for text in texts])
   mesh = sharding.make_mesh(config.mesh)
-  scorer = frozen.load_scorer(config, f"{NAME}.relabel", source, mesh)
+  scorer = frozen_models.load_scorer(config, f"{NAME}.relabel", source, mesh)
   return lambda texts: scorer.score(
-      [reward_model.Text(*text) for text in texts]
+      [reward_scorer.Text(*text) for text in texts]
   )
 
 
@@ -429,7 +429,9 @@ def _labelled(
   return Pair(**{name: record[name] for name in names})
 
 
-def encode_pair(pair: Pair, tokenizer: tokenizer_lib.Tokenizer) -> batches.Row:
+def encode_pair(
+    pair: Pair, tokenizer: tokenizer_lib.Tokenizer
+) -> batches.BatchRow:
   """Returns the ids of the prompt, and of both completions with stop token."""
   prompt = tokenizer.encode_prompt(pair.prompt)
   return prompt, [
@@ -469,7 +471,7 @@ def _pair_loss(
   del loss_params, beta
   rewards_Bx2 = _rewards(model, params, batch)
   right_B = rewards_Bx2[:, 0] > rewards_Bx2[:, 1]
-  loss = preference.bradley_terry_loss(rewards_Bx2)
+  loss = pairwise.bradley_terry_loss(rewards_Bx2)
   totals = {"accuracy": metrics_lib.total(right_B, jnp.ones_like(right_B))}
   return loss, totals
 

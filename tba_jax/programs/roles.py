@@ -28,6 +28,7 @@ from tba_jax.channels import queue_server
 from tba_jax.channels import service as service_lib
 from tba_jax.config import differences
 from tba_jax.config import settings
+from tba_jax.environments import turns
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import agreement
@@ -39,7 +40,7 @@ from tba_jax.learning import group_reference
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.models import config as config_lib
 from tba_jax.models import hf
 from tba_jax.monitor import metrics
@@ -50,12 +51,11 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
 from tba_jax.programs import replica
-from tba_jax.programs import sections
+from tba_jax.programs import titled_rows
+from tba_jax.replay import curriculum
 from tba_jax.replay import decisions
-from tba_jax.replay import difficulty
 from tba_jax.replay import prompt_order
-from tba_jax.rewards import environments
-from tba_jax.sampling import logged
+from tba_jax.sampling import offline_sampler
 from tba_jax.sampling import samplers
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
@@ -90,7 +90,7 @@ def run_trainer(
 
 def train(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     operands: Sequence[str],
     should_stop: Callable[[], bool],
     channel: "Channel | None" = None,
@@ -129,7 +129,7 @@ def train(
 @contextlib.contextmanager
 def _open(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     cluster: cluster_lib.Cluster,
     channel: "Channel",
 ) -> Iterator[Callable[[Callable[[], bool]], bool]]:
@@ -156,7 +156,7 @@ def _open(
 
 def _take_run(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     closing: contextlib.ExitStack,
     channel: "Channel",
 ) -> None:
@@ -183,7 +183,7 @@ def _take_run(
     raise run_directory.NoRunError(str(error)) from error
 
 
-def _check_epoch(run: run_directory.Run) -> None:
+def _check_epoch(run: run_directory.RunInfo) -> None:
   """Raises ValueError if the run's epoch counter was lost."""
   epoch = run.workdir / "epoch.json"
   if (run.workdir / "metrics.jsonl").exists() and not epoch.exists():
@@ -194,7 +194,7 @@ def _check_epoch(run: run_directory.Run) -> None:
 
 
 def check_is_new(
-    config: ml_collections.ConfigDict, run: run_directory.Run
+    config: ml_collections.ConfigDict, run: run_directory.RunInfo
 ) -> None:
   """Raises NoRunError if the run should have a checkpoint by now."""
   records = jsonl.read_jsonl(run.workdir / "metrics.jsonl")
@@ -210,7 +210,7 @@ def check_is_new(
 
 
 def lock_store(
-    transport: transport_base.Transport, run: run_directory.Run
+    transport: transport_base.Transport, run: run_directory.RunInfo
 ) -> None:
   """Takes the store's run lock in the name of the run directory."""
   queue_server.lock_store(
@@ -223,11 +223,11 @@ def lock_store(
 
 def make_trainer(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     cluster: cluster_lib.Cluster,
     closing: contextlib.ExitStack,
     channel: "Channel",
-) -> hooks.Run:
+) -> hooks.TrainerRun:
   """Returns a trainer at the newest checkpoint, or at step 0.
 
   Args:
@@ -249,7 +249,7 @@ def make_trainer(
     closing.callback(checkpointer.close)
   if math.prod(config.mesh.values()) > 1:
     mesh = sharding.make_mesh(config.mesh)
-    shards = sections.sharding_rows(
+    shards = titled_rows.sharding_rows(
         sharding.abstract_params(policy.model, mesh)
     )
     lines = "\n".join(f"  {name}: {value}" for name, value in shards)
@@ -276,7 +276,7 @@ def make_trainer(
   logging.info("trainer epoch %d on %s", epoch, jax.devices())
   order_folder = None if run.memory else run.workdir / "replay"
   receiver = channel.make_receiver(
-      order=difficulty.make_order(
+      order=curriculum.make_order(
           config, policy.task, policy.tokenizer, order_folder
       ),
       epoch=epoch,
@@ -336,7 +336,7 @@ def make_trainer(
   closing.callback(evaluations.close)
   rows.write_report(policy.task, run.files.write, events.write)
   receiver.start()
-  parts = hooks.Parts(
+  parts = hooks.TrainerParts(
       learner=learner_lib.make_learner(
           config, policy, source.buffer, work, span=recorder.span
       ),
@@ -358,12 +358,12 @@ def make_trainer(
       recorder=recorder,
       decisions=log,
   )
-  return hooks.Run(config, parts, saved, changes)
+  return hooks.TrainerRun(config, parts, saved, changes)
 
 
 def make_replica(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     cluster: cluster_lib.Cluster,
     closing: contextlib.ExitStack,
 ) -> replica.Replica:
@@ -380,7 +380,7 @@ def make_replica(
 
 def _make_checkpointer(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     cluster: cluster_lib.Cluster,
     events: metrics.EventLog,
 ) -> checkpoint.Checkpointer:
@@ -423,7 +423,7 @@ def run_searcher(
 
 def search(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     index: int,
     should_stop: Callable[[], bool],
     channel: "Channel | None" = None,
@@ -457,7 +457,7 @@ def search(
 
 def make_searcher(
     config: ml_collections.ConfigDict,
-    run: run_directory.Run,
+    run: run_directory.RunInfo,
     index: int,
     should_stop: Callable[[], bool],
     closing: contextlib.ExitStack,
@@ -498,7 +498,7 @@ def make_searcher(
       config, run.workdir, policy.task, events.write, mesh=mesh
   )
   closing.callback(judge.close)
-  own_environments = environments.make(
+  own_environments = turns.make(
       config, run.workdir, policy.task, policy.tokenizer, events.write
   )
   if own_environments is not None:
@@ -510,12 +510,12 @@ def make_searcher(
       clock=metrics.BusyClock(),
   )
   closing.callback(spans.close)
-  home = samplers.Home(run.workdir, index, events.write, spans.progress)
+  home = samplers.SamplerHome(run.workdir, index, events.write, spans.progress)
   sampler = policy_samplers.make_searcher_sampler(config, policy, home)
-  log = logged.make(config, policy.task, policy.tokenizer)
+  log = offline_sampler.make(config, policy.task, policy.tokenizer)
   if log is not None:
     events.write("logged", f"{config.offline.path}: {log.summary()}")
-    sampler = logged.LoggedSampler(log, sampler)
+    sampler = offline_sampler.OfflineSampler(log, sampler)
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
@@ -539,7 +539,7 @@ def make_searcher(
     limit = probe.max_gap(config, sampler.platform, compute_dtype)
     problem = probe.Check(sampler.token_logprobs, limit).problem
   schedule = schedule_lib.make_schedule(config)
-  parts = searcher_lib.Parts(
+  parts = searcher_lib.SearcherParts(
       sink=sink,
       source=source,
       collector=collect.make_collector(
@@ -576,7 +576,7 @@ def _leave(sink: ports.GroupSink) -> None:
 def make_load_start(
     config: ml_collections.ConfigDict,
     policy: policy_lib.Policy,
-    place: sharding.Place = sharding.ONE_DEVICE,
+    place: sharding.Placement = sharding.ONE_DEVICE,
 ) -> Callable[[], types.PyTree]:
   """Returns a function that loads the run's first params, once.
 
@@ -593,7 +593,7 @@ def make_load_start(
 def make_params_fn(
     policy: policy_lib.Policy,
     merger: lora.ParamsMerger,
-    place: sharding.Place = sharding.ONE_DEVICE,
+    place: sharding.Placement = sharding.ONE_DEVICE,
 ) -> Callable[[dict[str, np.ndarray]], types.PyTree]:
   """Returns a function from published leaves by path to the model's params.
 
@@ -616,7 +616,9 @@ def make_params_fn(
 class StoreChannel:
   """The store between the trainer and its searchers, for one of them."""
 
-  def __init__(self, config: ml_collections.ConfigDict, run: run_directory.Run):
+  def __init__(
+      self, config: ml_collections.ConfigDict, run: run_directory.RunInfo
+  ):
     self._config = config
     self._run = run
     self._connect = functools.partial(

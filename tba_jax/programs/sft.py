@@ -22,6 +22,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.environments import turns
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import batches
@@ -33,7 +34,6 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.monitor import files
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import sharding
-from tba_jax.rewards import environments as environments_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
@@ -83,9 +83,7 @@ def _prepare(
       files.Directory(folder).write,
       lambda kind, line: print(f"data: {line}", flush=True),
   )
-  environments = environments_lib.make(
-      config, workdir, policy.task, policy.tokenizer
-  )
+  environments = turns.make(config, workdir, policy.task, policy.tokenizer)
 
   def save(
       params: types.PyTree, evaluation: dict[str, float]
@@ -118,7 +116,7 @@ def make_examples(
     config: ml_collections.ConfigDict,
     task: base.Task,
     tokenizer: tokenizer_lib.Tokenizer,
-    environments: environments_lib.Environments | None = None,
+    environments: turns.Environments | None = None,
 ) -> offline.Examples:
   """Returns the training prompts, each with one reference completion.
 
@@ -130,7 +128,7 @@ def make_examples(
       for name in ("max_prompt_tokens", "max_completion_tokens")
   }
 
-  def checked(index: int, row: batches.Row) -> batches.Row:
+  def checked(index: int, row: batches.BatchRow) -> batches.BatchRow:
     texts = row.prompt, row.completions[0]
     for (name, limit), tokens in zip(limits.items(), texts):
       if len(tokens) > limit:
@@ -140,7 +138,7 @@ def make_examples(
         )
     return row
 
-  def encode(index: int, epoch: int) -> batches.Row:
+  def encode(index: int, epoch: int) -> batches.BatchRow:
     rng = np.random.default_rng([config.seed, _STREAM, epoch, index])
     encoded = tokenizer.encode_answered(
         task.prompt(base.TRAIN, index),
@@ -151,15 +149,17 @@ def make_examples(
           f"training prompt {index} of the task has an answer that the chat"
           " template writes otherwise than after its prompt"
       )
-    row = batches.Row(encoded.prompt, [encoded.completion], [encoded.trained])
+    row = batches.BatchRow(
+        encoded.prompt, [encoded.completion], [encoded.trained]
+    )
     return checked(index, row)
 
   @functools.cache
-  def demonstrate(index: int) -> batches.Row:
+  def demonstrate(index: int) -> batches.BatchRow:
     prompt, ids, mask = environments.demonstration(
         base.TRAIN, index, limits["max_completion_tokens"]
     )
-    return checked(index, batches.Row(prompt, [ids], [mask]))
+    return checked(index, batches.BatchRow(prompt, [ids], [mask]))
 
   return offline.Examples(
       seed=config.seed,
@@ -178,7 +178,7 @@ def _make_evaluate(
     config: ml_collections.ConfigDict,
     workdir: str,
     policy: policy_lib.Policy,
-    environments: environments_lib.Environments | None,
+    environments: turns.Environments | None,
     stop: threading.Event,
 ) -> Callable[[types.PyTree, int], dict[str, float]]:
   """Returns a function from (params, step) to metrics, {} if stopped."""

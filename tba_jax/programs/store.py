@@ -12,8 +12,8 @@ import ml_collections
 from tba_jax.config import differences
 from tba_jax.monitor import metrics
 from tba_jax.monitor import run_directory
+from tba_jax.system import heartbeat
 from tba_jax.system import processes
-from tba_jax.system import pulse
 from tba_jax.transport import kv_host
 
 
@@ -46,7 +46,7 @@ def run(
     logging.info("%s: %s", kind, message)
     events.write(f"store_{kind}", message, role="store")
 
-  activity = pulse.Activity("store-0")
+  activity = heartbeat.Activity("store-0")
   with contextlib.ExitStack() as stack:
     stack.callback(activity.close)
     stack.callback(events.close)

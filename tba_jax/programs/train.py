@@ -27,14 +27,14 @@ from tba_jax.monitor import metrics
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
 from tba_jax.monitor import run_files
-from tba_jax.monitor.report import build as report
-from tba_jax.programs import sizes
+from tba_jax.monitor.report import page as report
+from tba_jax.programs import model_sizes
 from tba_jax.rewards import settings as rewards
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
+from tba_jax.system import heartbeat
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.system import pulse
 from tba_jax.transport.params import shared_files
 
 _DEATHS = 3
@@ -98,7 +98,7 @@ class Child:
   deaths: list[float] = dataclasses.field(default_factory=list)
   restarts: int = 0
   finished: bool = False
-  listener: pulse.Listener | None = None
+  listener: heartbeat.Listener | None = None
   errors: int = 0
   furthest: int = -1
   group: Sequence["Child"] = dataclasses.field(default=(), repr=False)
@@ -215,7 +215,7 @@ class Children:
     own = processes.available_cores()
     if child.listener is not None:
       child.listener.close()
-    child.listener = pulse.Listener()
+    child.listener = heartbeat.Listener()
     processes.pin(child.cores)
     try:
       with path.open("ab") as log:
@@ -417,7 +417,7 @@ def with_compute_dtype(
     dtype = run_directory.load_config(workdir).model.compute_dtype
     why = "as when the run began"
   else:
-    dtype, why = sizes.compute_dtype(config)
+    dtype, why = model_sizes.compute_dtype(config)
   if dtype == "bfloat16":  # "auto" is float32 on a CPU.
     print(f"model.compute_dtype: {dtype}, {why}")
     config = config.copy_and_resolve_references()
@@ -507,7 +507,7 @@ class Supervisor:
   def __init__(
       self,
       config: ml_collections.ConfigDict,
-      run_info: run_directory.Run,
+      run_info: run_directory.RunInfo,
       console: rich.console.Console,
       *,
       changes: Mapping[str, tuple[Any, Any]] = types.MappingProxyType({}),

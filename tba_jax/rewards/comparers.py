@@ -11,9 +11,10 @@ import sys
 import time
 import zlib
 
-from tba_jax.rewards import child
 from tba_jax.rewards import judges
+from tba_jax.system import frames
 from tba_jax.system import sandbox
+from tba_jax.system import supervised_worker
 from tba_jax.tasks import base
 
 
@@ -27,7 +28,7 @@ class Comparison:
   """
 
   prompt: base.Prompt
-  request: judges.Request
+  request: judges.JudgeRequest
   reference: str
 
 
@@ -159,7 +160,7 @@ class CommandComparer(Comparer):
       raise ValueError("config.evaluate.judge_command='': allowed a command")
     self._deadline_s = deadline_s
     self._failures = judges.FailureLog("judge_failed", on_event)
-    self._child: child.Child | None = None
+    self._child: supervised_worker.ChildProcess | None = None
 
   def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
     return [self._compare_one(comparison) for comparison in comparisons]
@@ -175,9 +176,9 @@ class CommandComparer(Comparer):
       winner = self._ask(json.dumps(question).encode() + b"\n")
     except _Failure as failure:
       cause, message = failure.args
-    except child.LateReply:
+    except frames.PipeTimeout:
       cause, message = "deadline", f"no verdict in {self._deadline_s:g} s"
-    except child.BrokenPipe as error:
+    except frames.PipeClosed as error:
       cause, message = "exit", str(error)
     if cause:
       self.close()
@@ -196,13 +197,13 @@ class CommandComparer(Comparer):
       self.close()
     if self._child is None:
       self._start()
-    if self._child.has_output():
+    if self._child.pipes.has_input():
       # An unread line would be taken for the verdict of this comparison.
       raise _Failure("verdict", "wrote more than it was asked")
-    self._child.write(line, deadline)
+    self._child.pipes.write(line, deadline)
     answer = b""
     while not answer.endswith(b"\n"):
-      answer += self._child.read(1 << 16, deadline)
+      answer += self._child.pipes.read_some(1 << 16, deadline)
       if len(answer) > _MAX_LINE or answer.count(b"\n") > 1:
         raise _Failure("verdict", f"wrote more than a line: {answer[:80]!r}")
     try:
@@ -215,7 +216,7 @@ class CommandComparer(Comparer):
 
   def _start(self) -> None:
     try:
-      self._child = child.Child(
+      self._child = supervised_worker.ChildProcess(
           [sys.executable, *_LAUNCHER, *self._words], sandbox.without_secrets()
       )
     except OSError as error:

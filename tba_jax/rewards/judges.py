@@ -43,7 +43,7 @@ OnEvent = Callable[[str, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
   """Result of an environment for a completion.
 
   reward: sum of the rewards of all turns, task units.
@@ -71,7 +71,7 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class JudgeRequest:
   """A completion to judge.
 
   stopped: whether it ended with a stop token, not at the token limit.
@@ -82,7 +82,7 @@ class Request:
   index: int
   completion: str
   stopped: bool = True
-  outcome: Outcome | None = None
+  outcome: EpisodeOutcome | None = None
 
 
 class FailureLog:
@@ -126,10 +126,10 @@ class Judge(abc.ABC):
     self._counts: dict[str, int] = {}
 
   @abc.abstractmethod
-  def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+  def _judge(self, requests: Sequence[JudgeRequest]) -> list[base.Judgement]:
     """Returns one judgement per request; failures come from `_failed`."""
 
-  def judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+  def judge(self, requests: Sequence[JudgeRequest]) -> list[base.Judgement]:
     """Returns one judgement per request, in order; never raises."""
     judged = self._judge(requests)
     with self._lock:
@@ -141,11 +141,11 @@ class Judge(abc.ABC):
             self._counts[name] = self._counts.get(name, 0) + 1
     return judged
 
-  def _explain(self, requests: Sequence[Request]) -> list[str]:
+  def _explain(self, requests: Sequence[JudgeRequest]) -> list[str]:
     """Returns one reason per request; failures come from `no_reason`."""
     return [""] * len(requests)
 
-  def explain(self, requests: Sequence[Request]) -> list[str]:
+  def explain(self, requests: Sequence[JudgeRequest]) -> list[str]:
     """Returns why each completion is wrong, "" if correct or unknown.
 
     For displayed samples: counts nothing, and never raises; an error in the
@@ -184,14 +184,14 @@ class Judge(abc.ABC):
     """Releases processes and models."""
 
   def _failed(
-      self, request: Request, cause: str, message: str
+      self, request: JudgeRequest, cause: str, message: str
   ) -> base.Judgement:
     place = f"prompt {request.index} of {request.split!r}"
     self._failures.add(cause, f"{place}: {message[:300]}")
     return base.Judgement(math.nan, None, failure=cause)
 
   def _checked(
-      self, request: Request, judgement: base.Judgement
+      self, request: JudgeRequest, judgement: base.Judgement
   ) -> base.Judgement:
     """Returns the judgement with plain floats, or a failure."""
     try:
@@ -239,7 +239,7 @@ def final_rewards(
 
 
 def rewards_by_turn(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[EpisodeOutcome],
     rewards_S: np.ndarray,
     sampled_SxT: np.ndarray,
     weight: float = 1.0,
@@ -301,7 +301,7 @@ def sum_of_normalized(
   return sums_N.astype(np.float32)
 
 
-def of_groups(requests: Sequence[Request]) -> list[list[Request]]:
+def of_groups(requests: Sequence[JudgeRequest]) -> list[list[JudgeRequest]]:
   """Returns successive requests of one prompt as groups."""
   prompt = lambda request: (request.split, request.index)
   return [list(group) for _, group in itertools.groupby(requests, prompt)]
@@ -325,12 +325,12 @@ class InProcess(Judge):
     super().__init__(on_event=on_event)
     self._task = task
 
-  def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+  def _judge(self, requests: Sequence[JudgeRequest]) -> list[base.Judgement]:
     if self._task.judges_groups:
       return [j for group in of_groups(requests) for j in self._group(group)]
     return [self._judge_one(request) for request in requests]
 
-  def _group(self, group: Sequence[Request]) -> list[base.Judgement]:
+  def _group(self, group: Sequence[JudgeRequest]) -> list[base.Judgement]:
     first = group[0]
     texts = [request.completion for request in group]
     try:
@@ -347,10 +347,10 @@ class InProcess(Judge):
         for request, one in zip(group, judged, strict=True)
     ]
 
-  def _explain(self, requests: Sequence[Request]) -> list[str]:
+  def _explain(self, requests: Sequence[JudgeRequest]) -> list[str]:
     return [self._explain_one(request) for request in requests]
 
-  def _explain_one(self, request: Request) -> str:
+  def _explain_one(self, request: JudgeRequest) -> str:
     try:
       return self._task.explain(
           request.split, request.index, request.completion
@@ -359,7 +359,7 @@ class InProcess(Judge):
     except (Exception, SystemExit) as error:
       return no_reason(user_code.describe(error))
 
-  def _judge_one(self, request: Request) -> base.Judgement:
+  def _judge_one(self, request: JudgeRequest) -> base.Judgement:
     try:
       judge = self._task.judge if request.stopped else self._task.judge_cut_off
       judgement = judge(request.split, request.index, request.completion)
@@ -378,10 +378,10 @@ class OfOutcomes(Judge):
   its metrics.
   """
 
-  def _judge(self, requests: Sequence[Request]) -> list[base.Judgement]:
+  def _judge(self, requests: Sequence[JudgeRequest]) -> list[base.Judgement]:
     return [self._judge_one(request) for request in requests]
 
-  def _judge_one(self, request: Request) -> base.Judgement:
+  def _judge_one(self, request: JudgeRequest) -> base.Judgement:
     outcome = request.outcome
     if outcome.failure:
       return self._failed(request, outcome.failure, outcome.message)

@@ -2,57 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool of sandboxed worker processes that judge completions.
 
-Each worker serves one request at a time, in a process of the completion
-(`system/keeper.py`). A worker that does not answer, or not to this request, is
-killed with all that it started, and the next request gets a new one.
+The workers are those of `system/supervised_worker.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
-import contextlib
-import functools
-import hmac
+from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
-import queue
 import shlex
 import shutil
-import sys
-import tempfile
 import threading
-import time
 from typing import Any
 
 import ml_collections
 
 from tba_jax.models import hf_hub
-from tba_jax.rewards import child
 from tba_jax.rewards import judges
 from tba_jax.rewards import settings as settings_lib
-from tba_jax.system import frames
-from tba_jax.system import keeper
 from tba_jax.system import named_paths
 from tba_jax.system import processes
 from tba_jax.system import sandbox
+from tba_jax.system import supervised_worker
 from tba_jax.tasks import base
-from tba_jax.tasks import build as tasks_build
 from tba_jax.tasks import settings as task_settings
 
-_START_DEADLINE_S = 60.0
-# Seconds for a worker to end what has missed its deadline.
-_GRACE_S = 15.0
-# Seconds within which a process that was killed is gone.
-_KILL_S = 30.0
-_WORKER = ("-m", "tba_jax.rewards.worker")
-_ENVIRONMENT = ("-m", "tba_jax.rewards.environment_worker")
 _SOURCES = frozenset(("data", "test", "train", "validation"))  # fields of tasks
-_THREADS = (
-    "; it had {} threads before it forked, which the fork has not: start them"
-    " when they are first used"
-)
-_SEES = (
-    "a worker sees the files of its task and those of config.reward.readable"
-)
 
 
 class Pool(judges.Judge):
@@ -67,9 +40,9 @@ class Pool(judges.Judge):
       judges_groups: bool = False,
       on_event: judges.OnEvent | None = None,
       hidden: Sequence[str] = (),
-      command: Sequence[str] = _WORKER,
+      module: str = "tba_jax.rewards.worker",
   ):
-    """Starts the threads, one per worker; tells what is not confined.
+    """Starts the threads, one per worker; reports what is not confined.
 
     Args:
       task_fields: `config.task`; each worker builds the task from it.
@@ -79,34 +52,36 @@ class Pool(judges.Judge):
       judges_groups: whether a request has the completions of a prompt.
       on_event: event sink, see `Judge`.
       hidden: paths that workers must not see.
-      command: Python's arguments for a worker.
+      module: module of the workers.
     """
     super().__init__(on_event=on_event)
     self._config = config_reward
     self._index_of = index_of
     self._judges_groups = judges_groups
     fields = dict(task_fields)
-    self._workers = Workers(
+    self._workers = supervised_worker.WorkerPool(
+        module,
         {"task": fields},
         config_reward,
         make_box(fields, config_reward, hidden),
         links=_cached_data(fields),
         on_event=on_event,
-        command=command,
     )
-    self._threads = self._workers.threads
 
-  def _judge(self, requests: Sequence[judges.Request]) -> list[base.Judgement]:
+  def _judge(
+      self, requests: Sequence[judges.JudgeRequest]
+  ) -> list[base.Judgement]:
     if self._judges_groups:
-      judged = self._threads.map(self._judge_group, judges.of_groups(requests))
+      groups = judges.of_groups(requests)
+      judged = self._workers.threads.map(self._judge_group, groups)
       return [one for group in judged for one in group]
-    return list(self._threads.map(self._judge_one, requests))
+    return list(self._workers.threads.map(self._judge_one, requests))
 
-  def _explain(self, requests: Sequence[judges.Request]) -> list[str]:
+  def _explain(self, requests: Sequence[judges.JudgeRequest]) -> list[str]:
     # Several hanging explanations cost the deadline once.
     late = threading.Event()
 
-    def one(request: judges.Request) -> str:
+    def one(request: judges.JudgeRequest) -> str:
       if late.is_set():
         return judges.no_reason("another one was late")
       answer = self._ask("explain", request)
@@ -116,14 +91,14 @@ class Pool(judges.Judge):
         return judges.no_reason(f"{answer['failure']}, {answer['message']}")
       return answer["reason"]
 
-    return list(self._threads.map(one, requests))
+    return list(self._workers.threads.map(one, requests))
 
-  def _judge_one(self, request: judges.Request) -> base.Judgement:
+  def _judge_one(self, request: judges.JudgeRequest) -> base.Judgement:
     what = "judge" if request.stopped else "judge_cut_off"
     return self._judgement(request, self._ask(what, request))
 
   def _judge_group(
-      self, group: Sequence[judges.Request]
+      self, group: Sequence[judges.JudgeRequest]
   ) -> list[base.Judgement]:
     texts = [request.completion for request in group]
     answer = self._ask("judge_group", group[0], texts)
@@ -132,7 +107,7 @@ class Pool(judges.Judge):
     return [self._judgement(*one) for one in zip(group, answers, strict=True)]
 
   def _judgement(
-      self, request: judges.Request, answer: Mapping[str, Any]
+      self, request: judges.JudgeRequest, answer: Mapping[str, Any]
   ) -> base.Judgement:
     if answer.get("failure"):
       return self._failed(request, answer["failure"], answer["message"])
@@ -144,200 +119,18 @@ class Pool(judges.Judge):
   def _ask(
       self,
       what: str,
-      request: judges.Request,
+      request: judges.JudgeRequest,
       completions: Sequence[str] | None = None,
   ) -> dict[str, Any]:
     """Returns a worker's answer, or `failure` and `message`."""
     index = self._index_of(request.split, request.index)
     texts = request.completion if completions is None else completions
-    with self._workers.hold() as ask:
-      return ask([what, request.split, index, texts])
+    with self._workers.hold() as worker:
+      return worker.call([what, request.split, index, texts])
 
   def close(self) -> None:
     """Kills the workers and waits until they have exited."""
     self._workers.close()
-
-
-# Message -> a worker's answer, or `failure` and `message`.
-AskFn = Callable[[Any], dict[str, Any]]
-
-
-class Workers:
-  """Worker processes that are started when first needed.
-
-  threads: executor of as many threads as workers.
-  longest_s: most seconds of a worker's answer, with the start of a process.
-  """
-
-  def __init__(
-      self,
-      hello: Mapping[str, Any],
-      config_reward: ml_collections.ConfigDict,
-      box: sandbox.Box,
-      *,
-      links: Mapping[str, str],
-      on_event: judges.OnEvent | None,
-      command: Sequence[str],
-  ):
-    """Starts the threads, one per worker; tells what is not confined.
-
-    Args:
-      hello: fields of a worker's first message.
-      config_reward: `config.reward`.
-      box: confinement of the workers.
-      links: links in a completion's directory, {path in it: folder}.
-      on_event: event sink, see `Judge`.
-      command: Python's arguments for a worker.
-    """
-    self._hello = {
-        **hello,
-        "links": dict(links),
-        "memory_mb": config_reward.memory_mb,
-        "deadline_s": config_reward.deadline_s,
-    }
-    self._config = config_reward
-    self._box = box
-    self._command = command
-    if on_event is not None and box.missing:
-      on_event("sandbox_limited", box.warning())
-    self._deadline_s = config_reward.deadline_s + _GRACE_S
-    self.longest_s = _START_DEADLINE_S + self._deadline_s + _KILL_S
-    count = config_reward.num_workers
-    # A worker dies with the thread that started it, so threads last as long.
-    self.threads = futures.ThreadPoolExecutor(count, "reward")
-    self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
-    for _ in range(count):
-      self._idle.put(None)
-    self._workers: set[Worker] = set()
-    self._workers_lock = threading.Lock()
-
-  @contextlib.contextmanager
-  def hold(self) -> Iterator[AskFn]:
-    """Yields a function that asks one worker, for one of `threads`.
-
-    After a failure the function may ask a new worker.
-    """
-    worker = self._idle.get_nowait()  # Every thread has a worker.
-
-    def ask(message: Any) -> dict[str, Any]:
-      nonlocal worker
-      flag, answer = keeper.RETRY, {}
-      while flag == keeper.RETRY:
-        if worker is None:
-          try:
-            worker = self._start()
-          except (child.LateReply, child.BrokenPipe, OSError) as error:
-            return {"failure": "start", "message": repr(error)}
-        try:
-          flag, answer = worker.exchange(message, self._deadline_s)
-        except child.LateReply:
-          flag = keeper.LAST
-          answer = _failure("deadline", f"no answer in {self._deadline_s:g} s")
-        except child.BrokenPipe as error:
-          flag, answer = keeper.LAST, _failure("crash", str(error))
-        cause = answer.get("failure")
-        if cause == "crash":
-          answer["message"] += f" {worker.last_words()}"
-        if cause == "deadline" and worker.num_threads > 1:
-          answer["message"] += _THREADS.format(worker.num_threads)
-        if flag != keeper.MORE:
-          self._end(worker)
-          worker = None
-      return answer
-
-    try:
-      yield ask
-    finally:
-      self._idle.put(worker)
-
-  def _start(self) -> "Worker":
-    passed = [n.strip() for n in self._config.env_vars.split(",")]
-    worker = Worker(self._command, passed, self._box)
-    with self._workers_lock:
-      self._workers.add(worker)
-    try:
-      hello = {**self._hello, "sandbox": self._box.arguments(worker.home)}
-      _, answer = worker.exchange(hello, _START_DEADLINE_S)
-      if "error" in answer:
-        sees = "" if self._box.reason else f"; {_SEES}"
-        raise child.BrokenPipe(answer["error"] + sees)
-      worker.num_threads = answer["threads"]
-    except BaseException:
-      self._end(worker)
-      raise
-    return worker
-
-  def _end(self, worker: "Worker") -> None:
-    with self._workers_lock:
-      self._workers.discard(worker)
-    worker.kill()
-
-  def close(self) -> None:
-    """Kills the workers and waits until they have exited."""
-    self.threads.shutdown(wait=False, cancel_futures=True)
-    with self._workers_lock:
-      workers, self._workers = self._workers, set()
-    for worker in workers:
-      worker.kill()
-
-
-def _failure(cause: str, message: str) -> dict[str, Any]:
-  return {"failure": cause, "message": message}
-
-
-class Worker(child.Child):
-  """A worker process with a directory of its own.
-
-  home: temporary directory.
-  num_threads: threads that it has before it forks.
-  """
-
-  def __init__(
-      self, command: Sequence[str], passed: Sequence[str], box: sandbox.Box
-  ):
-    self._folder = sandbox.Home()
-    self.home = self._folder.path
-    self.num_threads = 1
-    # A file, where sizes are limited.
-    self._stderr = tempfile.TemporaryFile(buffering=0)
-    super().__init__(
-        box.command([sys.executable, *command], self.home),
-        {"HF_HUB_OFFLINE": "1", **sandbox.environment(self.home, passed)},
-        self._stderr,
-    )
-
-  def exchange(
-      self, message: Any, timeout_s: float
-  ) -> tuple[bytes, dict[str, Any]]:
-    """Sends a message; returns the flag and the answer, raises as `write`."""
-    deadline = time.monotonic() + timeout_s
-    nonce = frames.nonce()
-    self.write(frames.pack(message) + nonce, deadline)
-    read = functools.partial(self._read_exactly, deadline=deadline)
-    try:
-      if not hmac.compare_digest(read(len(nonce)), nonce):
-        raise frames.FrameError("an answer that is not to this request")
-      return read(1), frames.parse(frames.unpack(read))
-    except frames.FrameError as error:
-      raise child.BrokenPipe(str(error)) from error
-
-  def _read_exactly(self, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-      data += self.read(size - len(data), deadline)
-    return data
-
-  def last_words(self) -> str:
-    """Returns the end of its standard error."""
-    descriptor = self._stderr.fileno()
-    end = os.fstat(descriptor).st_size
-    data = os.pread(descriptor, 200, max(0, end - 200))
-    return data.decode("utf-8", "replace").strip()
-
-  def kill(self) -> None:
-    super().kill()
-    self._folder.close()
-    self._stderr.close()
 
 
 def _cached_data(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -441,24 +234,3 @@ def make_judge(
         hidden=hidden_paths(config, workdir),
     )
   return judges.InProcess(task, on_event=on_event)
-
-
-def make_environments(
-    config: ml_collections.ConfigDict,
-    workdir: str | pathlib.Path,
-    on_event: judges.OnEvent | None,
-) -> Workers:
-  """Returns the processes of `config.task.source`, which do not see `workdir`.
-
-  There are up to `reward.num_workers`.
-  """
-  hidden = hidden_paths(config, workdir)
-  task = tasks_build.with_defaults(config.task.to_dict())
-  return Workers(
-      {name: task[name] for name in ("source", "opponent")},
-      config.reward,
-      make_box(config.task.to_dict(), config.reward, hidden),
-      links={},
-      on_event=on_event,
-      command=_ENVIRONMENT,
-  )

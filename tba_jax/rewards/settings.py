@@ -4,7 +4,7 @@
 
 import os
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.system import rules
 
 SECTIONS = {
@@ -66,7 +66,7 @@ SETTINGS = {
 def trains_reward_model(c: rules.Values) -> bool:
   """Returns whether a run with these settings trains a reward model first."""
   scores = (c.get("reward.backend"), c.get("reward.model"))
-  has_values = build.find(c.get("loss.name")).has_values
+  has_values = objective_table.find(c.get("loss.name")).has_values
   return scores == ("model", "reward_model") or (
       has_values and c.get("loss.value_init") == "reward_model"
   )

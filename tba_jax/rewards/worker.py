@@ -13,7 +13,7 @@ from typing import Any
 from tba_jax.system import keeper
 from tba_jax.system import user_code
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
 
 
 def _begin(hello: dict[str, Any]) -> keeper.AnswerFn:
-  task = build.make_task(hello["task"])
+  task = task_table.make_task(hello["task"])
   task.prepare_judging()
   return lambda request: (_answer(task, request), True)
 

@@ -5,14 +5,14 @@
 import operator
 import os
 
-from tba_jax.losses import build
 from tba_jax.losses import checks as losses
+from tba_jax.losses import objective_table
 from tba_jax.models import checks as models
 from tba_jax.sampling import samplers
 from tba_jax.sampling import settings
 from tba_jax.system import processes
 from tba_jax.system import rules
-from tba_jax.tasks import logged
+from tba_jax.tasks import offline_completions
 
 
 def _lengths(c: rules.Values) -> rules.Problems:
@@ -36,15 +36,15 @@ def _logs(c: rules.Values) -> rules.Problems:
   """Files of logged completions can be read, and have what the loss needs."""
   loss, field = losses.of_loss(c), c["offline.reward_field"]
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
-  needs_logprobs = build.needs_logprobs(loss, optimizer)
+  needs_logprobs = objective_table.needs_logprobs(loss, optimizer)
   for key, is_read, needs_logprobs in (
       ("offline.path", bool(c["offline.path"]), needs_logprobs),
-      ("loss.baseline_file", build.baseline(loss) == "file", False),
+      ("loss.baseline_file", objective_table.baseline(loss) == "file", False),
   ):
     if not c[key] or not is_read or processes.SUPERVISED in os.environ:
       continue
     try:
-      logged.read(c[key], field, needs_logprobs=needs_logprobs)
+      offline_completions.read(c[key], field, needs_logprobs=needs_logprobs)
     except OSError as error:
       yield key, f"allowed a file that can be read; {error.strerror}"
     except ValueError as error:
@@ -65,14 +65,14 @@ def _logs(c: rules.Values) -> rules.Problems:
         )
       lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
       yield key, f"allowed {lines}; {error}{why}"
-  if build.baseline(loss) == "file" and not field:
+  if objective_table.baseline(loss) == "file" and not field:
     yield "offline.reward_field", (
         "allowed the name of a field with config.loss.baseline = 'file'"
     )
   for key, allowed in _WITH_REWARDS_OF_A_FILE.items():
     if c[key] == allowed:
       continue
-    if build.baseline(loss) == "file":
+    if objective_table.baseline(loss) == "file":
       yield key, (
           f"allowed {allowed!r} with config.loss.baseline = 'file', whose"
           " values come from the rewards of the file"

@@ -19,9 +19,9 @@ stop strings). All shapes are fixed: `prefill` compiles once per bucket,
 A completion may have several turns. Between two of them an environment speaks,
 while others are decoded; its tokens are appended as ids, and fed by the same
 decode steps, or, if there are many, in a call of the model of their own. With
-`Settings.num_waiting` its row makes room for others, and comes back with its
-cache. `Sampler.stream` has them follow batch after batch, so that rows are not
-idle until the last environment has answered.
+`SamplingSettings.num_waiting` its row makes room for others, and comes back
+with its cache. `JaxSampler.stream` has them follow batch after batch, so that
+rows are not idle until the last environment has answered.
 
 The random number of a token is a pure function of (seed, prompt id, visit,
 sample index, position), and no operation mixes slots. So a completion, down to
@@ -57,14 +57,14 @@ TURN_SHARE = 4
 _LOOK_EVERY_S = 0.05
 
 Request = requests.Request
-Settings = requests.Settings
+Settings = requests.SamplingSettings
 NewerFn = requests.NewerFn
 
 # Returns the next batch of requests, or None if there is none now.
 MoreFn = Callable[[], Sequence[Request] | None]
 
 
-class Sampler:
+class JaxSampler:
   """Samples completions with a model whose params come with each call.
 
   Params are on the devices once, in the form that `put` makes. Beside the ones
@@ -103,7 +103,7 @@ class Sampler:
         functools.partial(slots_lib.decode_params, model, settings)
     )
     self._quantize = jax.jit(model.quantize) if settings.weights else None
-    self._programs: dict[jax.sharding.Sharding, slots_lib.Programs] = {}
+    self._programs: dict[jax.sharding.Sharding, slots_lib.SlotPrograms] = {}
 
   @property
   def settings(self) -> Settings:
@@ -280,11 +280,11 @@ class Sampler:
         more,
     )
 
-  def programs(self, params: types.PyTree) -> slots_lib.Programs:
+  def programs(self, params: types.PyTree) -> slots_lib.SlotPrograms:
     """Returns the jitted programs for params that are placed like these."""
     sharding = slots_lib.params_sharding(params)
     if sharding not in self._programs:
-      self._programs[sharding] = slots_lib.Programs(
+      self._programs[sharding] = slots_lib.SlotPrograms(
           self._model, self._settings, sharding
       )
     return self._programs[sharding]
@@ -294,11 +294,11 @@ def make(
     config: ml_collections.ConfigDict,
     model: transformer.Model,
     settings: Settings,
-    home: samplers.Home | None,
-) -> Sampler:
+    home: samplers.SamplerHome | None,
+) -> JaxSampler:
   """Returns a sampler; see `samplers.make`."""
   del config, home
-  return Sampler(model, settings)
+  return JaxSampler(model, settings)
 
 
 @dataclasses.dataclass
@@ -318,7 +318,7 @@ class _DecodeLoop:
 
   def __init__(
       self,
-      programs: slots_lib.Programs,
+      programs: slots_lib.SlotPrograms,
       settings: Settings,
       vocab_size: int,
       params: types.PyTree,

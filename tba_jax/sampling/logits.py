@@ -293,7 +293,7 @@ def _take_blocks(
 
 
 def explored_logits(
-    settings: requests.Settings,
+    settings: requests.SamplingSettings,
     logits_RxV: jax.Array,
     keys_R: jax.Array,
     position_R: jax.Array,

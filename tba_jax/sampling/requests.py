@@ -44,7 +44,7 @@ class Explore:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class SamplingSettings:
   """Settings that a sampler is compiled for.
 
   temperature: temperature of token sampling; 0 is greedy, without `explore`.
@@ -152,7 +152,7 @@ class Request:
   seed: int | None = None
   max_tokens: int | None = None
 
-  def check(self, settings: Settings, vocab_size: int) -> None:
+  def check(self, settings: SamplingSettings, vocab_size: int) -> None:
     """Raises ValueError, naming the prompt id, for a wrong field."""
     tokens_P, P = np.asarray(self.prompt_tokens), settings.max_prompt_tokens
     T = settings.max_completion_tokens
@@ -228,11 +228,11 @@ class Sampler(Protocol):
 
   settings: settings that it samples with.
   platform: JAX's backend, or the name of the program that computes log-probs.
-  streams: whether it has `stream`, as `decode.Sampler`: batch after batch, each
-    begun before the one before it is over.
+  streams: whether it has `stream`, as `decode.JaxSampler`: batch after batch,
+    each begun before the one before it is over.
   """
 
-  settings: Settings
+  settings: SamplingSettings
   platform: str
   streams: bool
 
@@ -305,7 +305,7 @@ class Slots:
   def __init__(
       self,
       requests: Mapping[int, Request],
-      settings: Settings,
+      settings: SamplingSettings,
       rows_per_prompt: int = 1,
       num_parts: int = 1,
   ):

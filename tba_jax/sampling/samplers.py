@@ -91,7 +91,7 @@ def without(
 
 
 @dataclasses.dataclass(frozen=True)
-class Home:
+class SamplerHome:
   """The searcher that a sampler is of.
 
   workdir: run directory.
@@ -106,13 +106,15 @@ class Home:
   on_progress: Callable[[], None] = lambda: None
 
 
-def make(config: Any, model: Any, settings: Any, home: Home | None) -> Any:
+def make(
+    config: Any, model: Any, settings: Any, home: SamplerHome | None
+) -> Any:
   """Returns the `requests.Sampler` of `config.search.sampler`.
 
   Args:
     config: config of the run.
     model: model of the policy.
-    settings: `requests.Settings`.
+    settings: `requests.SamplingSettings`.
     home: searcher that it is of; None for a sampler that decodes here.
 
   Raises:

@@ -5,7 +5,7 @@
 `refill` starts rows, `decode_chunk` advances all of them, `give` appends an
 environment's tokens, which `feed` may run in one call, `exchange` copies rows
 out of the way and back, `collect` reads them out: pure functions of fixed
-shapes, which `Programs` compiles.
+shapes, which `SlotPrograms` compiles.
 
 Axes: B prompts of a prefill, Q their padded length, R rows, U prompts that they
 share, P prompt tokens, T completion tokens, L = P + T, C columns of the cache,
@@ -26,14 +26,14 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import logprobs
-from tba_jax.models import ragged
+from tba_jax.models import ragged_attention
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.sampling import logits
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing
 
-Settings = requests.Settings
+Settings = requests.SamplingSettings
 Sharding = jax.sharding.Sharding
 Spec = jax.sharding.PartitionSpec
 
@@ -880,14 +880,14 @@ def platform_of(sharding: Sharding) -> str:
 def decode_kernel(
     model: transformer.Model, settings: Settings, sharding: Sharding
 ) -> str:
-  """Returns the kernel of decode steps, of `ragged.choose`.
+  """Returns the kernel of decode steps, of `ragged_attention.choose`.
 
   Rows that share prompts begin together: a plain step reads their prompts once,
   and they have about as many tokens each. So it is plain.
   """
   if rows_per_prompt(settings, sharding) > 1:
     return "plain"
-  return ragged.choose(
+  return ragged_attention.choose(
       model.config,
       device_of(sharding),
       (settings.max_prompt_tokens, settings.max_completion_tokens),
@@ -958,7 +958,7 @@ def _shardings(sharding: Sharding, num_rows: int, tree: Any) -> Any:
   return jax.tree.map(of_leaf, tree)
 
 
-class Programs:
+class SlotPrograms:
   """The functions above, compiled for params with one sharding."""
 
   def __init__(

@@ -120,7 +120,7 @@ class VllmSampler:
 
   def __init__(
       self,
-      settings: requests.Settings,
+      settings: requests.SamplingSettings,
       model_config: config_lib.ModelConfig,
       *,
       url: str,
@@ -161,7 +161,7 @@ class VllmSampler:
     self._is_sampling = False
 
   @property
-  def settings(self) -> requests.Settings:
+  def settings(self) -> requests.SamplingSettings:
     return self._settings
 
   def put(self, params: types.PyTree, shardings: Any = None) -> ParamsFolder:
@@ -480,8 +480,8 @@ class VllmSampler:
 def make(
     config: ml_collections.ConfigDict,
     model: transformer.Model,
-    settings: requests.Settings,
-    home: samplers.Home,
+    settings: requests.SamplingSettings,
+    home: samplers.SamplerHome,
 ) -> VllmSampler:
   """Returns a searcher's sampler; see `samplers.make`.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import json
 from typing import Any
 
-from tba_jax.rewards import tool_calls
+from tba_jax.environments import tool_calls
 from tba_jax.serving import schemas
 
 
@@ -47,8 +47,8 @@ def answer(
 ) -> dict[str, Any]:
   """Returns the assistant's message for a sampled text, in one form.
 
-  Calls of tools, as `rewards/tool_calls.py` has them, become `tool_calls` if
-  all of them can be read; else they stay in the text.
+  Calls of tools, as `environments/tool_calls.py` has them, become `tool_calls`
+  if all of them can be read; else they stay in the text.
   """
   if call.offered_tools:
     parameters = tool_calls.parameters_of(call.offered_tools)

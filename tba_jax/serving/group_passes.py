@@ -21,10 +21,10 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.losses import build
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.losses import objective
+from tba_jax.losses import objective_table
 from tba_jax.serving import pass_settings
 from tba_jax.serving import protobufs
 from tba_jax.serving import trainable as trainable_lib
@@ -61,7 +61,7 @@ class GroupPasses:
     Args:
       params: trained params.
       grads: gradient so far, which is donated; None runs forward alone.
-      wanted: a pass with an objective of `losses/build.py`.
+      wanted: a pass with an objective of `losses/objective_table.py`.
 
     Raises:
       ValueError: the objective is not allowed here, or the sequences do not
@@ -109,7 +109,7 @@ class GroupPasses:
     """
     config = pass_settings.objective_config(self._config, name, changes)
     num_groups, K = batch.rewards.shape
-    least = build.min_completions(config.loss)
+    least = objective_table.min_completions(config.loss)
     if K < least:
       raise ValueError(
           f"loss_fn={name!r} needs groups of {least} or more, not {K}"
@@ -118,7 +118,7 @@ class GroupPasses:
     prepared = {"mean_tokens": np.full(num_groups, mean_tokens, np.float32)}
     batch = dataclasses.replace(batch, prepared=prepared)
     beta = np.float32(config.loss.beta)
-    has_reference |= not build.reads_reference(config.loss)
+    has_reference |= not objective_table.reads_reference(config.loss)
     size = config.train.micro_batch_prompts or num_groups
     cuts = [
         *range(0, num_groups - num_groups % size, size),

@@ -8,7 +8,7 @@ import ml_collections
 
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.serving import token_losses
 
 # Settings of `config.loss` that a pass may change. No others: some have no
@@ -61,11 +61,13 @@ def objective_config(
   Raises:
     ValueError: the objective or one of its settings is not allowed here.
   """
-  row = build.OBJECTIVES.get(name)
+  row = objective_table.OBJECTIVES.get(name)
   # A pass has no parameters but the policy's, and the log-probs of a reference.
   needs_more = lambda row: row.has_values or row.learns_log_z or row.has_teacher
   if row is None or needs_more(row):
-    allowed = [n for n, r in build.OBJECTIVES.items() if not needs_more(r)]
+    allowed = [
+        n for n, r in objective_table.OBJECTIVES.items() if not needs_more(r)
+    ]
     raise ValueError(
         f"loss_fn = {name!r}: must be"
         f" {', '.join([*token_losses.LOSSES, *allowed])}"
@@ -98,8 +100,8 @@ def _loss_config(
     config = load.apply_overrides(config, lines)
   except ValueError as error:
     raise ValueError(f"loss_fn_config: {error}") from error
-  c, readers = config.loss, build.readers()
-  by_correction = build.READ_BY_CORRECTIONS
+  c, readers = config.loss, objective_table.readers()
+  by_correction = objective_table.READ_BY_CORRECTIONS
   for key in changes:
     value, setting = c[key], settings_lib.SETTINGS[f"loss.{key}"]
     if not setting.allowed.test(value):
@@ -113,13 +115,13 @@ def _loss_config(
           f"loss_fn_config.{key}: loss_fn={name!r} does not read it; must come"
           f" with {', '.join(readers[key])}"
       )
-    own = build.correction(c)
+    own = objective_table.correction(c)
     if own not in by_correction.get(key, (own,)):
       raise ValueError(
           f"loss_fn_config.{key}: correction {own!r} does not read it;"
           f" must come with {', '.join(by_correction[key])}"
       )
-    if reader := build.unread(c).get(key):
+    if reader := objective_table.unread(c).get(key):
       raise ValueError(
           f"loss_fn_config.{key}: nothing reads it; must come with {reader}"
       )
@@ -127,8 +129,8 @@ def _loss_config(
   for key in PASS_SETTINGS:
     if name not in readers.get(key, (name,)):
       c[key] = settings_lib.SETTINGS[f"loss.{key}"].default
-  needs_clip = c.correction in build.CLIPS or (
-      not c.correction and build.find(name).needs_ratio_clip
+  needs_clip = c.correction in objective_table.CLIPS or (
+      not c.correction and objective_table.find(name).needs_ratio_clip
   )
   if needs_clip and not c.ratio_clip:
     why = f" and correction {c.correction!r}" if c.correction else ""
@@ -136,7 +138,7 @@ def _loss_config(
         f"loss_fn={name!r}{why}: needs ratio_clip above 0, in loss_fn_config"
         " or as config.loss.ratio_clip"
     )
-  if build.baseline(c) == "file":
+  if objective_table.baseline(c) == "file":
     raise ValueError(
         f"loss_fn={name!r} has the baseline 'file', which a server does not"
         " have: give another as loss_fn_config.baseline"

@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import logging
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.serving import kinds
 from tba_jax.serving import pass_settings
 from tba_jax.serving import registry as registry_lib
@@ -193,7 +193,7 @@ class Replays:
     config = pass_settings.objective_config(
         self.base.config, settings.loss_fn, settings.loss_fn_config
     )
-    return build.min_completions(config.loss)
+    return objective_table.min_completions(config.loss)
 
   def _insert(
       self, model: str, group: Mapping[str, Any], name: str

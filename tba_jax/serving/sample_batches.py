@@ -77,7 +77,7 @@ class SampleBatches:
   base: served_base.ServedBase
   registry: registry_lib.Registry
   weights: saved_weights.SavedWeights
-  _samplers: collections.OrderedDict[SampleSettings, decode.Sampler] = (
+  _samplers: collections.OrderedDict[SampleSettings, decode.JaxSampler] = (
       dataclasses.field(default_factory=collections.OrderedDict, init=False)
   )
   # By path and by the request that wrote it: a path may be written again.
@@ -196,12 +196,12 @@ class SampleBatches:
     self._versions.move_to_end(key)
     return self._versions[key]
 
-  def _sampler(self, settings: SampleSettings) -> decode.Sampler:
+  def _sampler(self, settings: SampleSettings) -> decode.JaxSampler:
     """Returns the sampler of these settings, compiled when it is first used."""
     if settings not in self._samplers:
       while len(self._samplers) >= _SAMPLERS:
         self._samplers.popitem(last=False)
-      self._samplers[settings] = decode.Sampler(
+      self._samplers[settings] = decode.JaxSampler(
           self.base.policy.model, self._decode_settings(settings)
       )
     self._samplers.move_to_end(settings)

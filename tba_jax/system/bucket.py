@@ -33,9 +33,9 @@ from etils import epath
 import fsspec
 import tensorstore as ts
 
+from tba_jax.system import background
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.system import worker
 
 _URL = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/[^/]+)+")
 _MODEL = re.compile(r"(.+?)(/checkpoints/\d+)?")
@@ -209,7 +209,9 @@ def hold(lock: int, workdir: str | os.PathLike[str]) -> contextlib.ExitStack:
     if marker is not None and processes.SUPERVISED not in os.environ:
       remote = _take(folder)
       closing.callback(remote.release)
-      renewing = worker.Worker("bucket-lock", functools.partial(_renew, remote))
+      renewing = background.Thread(
+          "bucket-lock", functools.partial(_renew, remote)
+      )
       closing.callback(renewing.close)
       closing.callback(Uploader(folder, marker["url"]).close)
     return closing.pop_all()
@@ -372,7 +374,7 @@ class Uploader:
     self._uploaded: dict[str, tuple[int, int]] = {}
     self._due: dict[str, float] = {}
     self.failure: OSError | None = None
-    self._worker = worker.Worker("uploader", self._run, close_s=_CLOSE_S)
+    self._worker = background.Thread("uploader", self._run, close_s=_CLOSE_S)
 
   def close(self) -> None:
     """Uploads what has changed; raises OSError, naming a failed file."""

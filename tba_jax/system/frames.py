@@ -8,9 +8,13 @@ that no other writer's bytes are taken for it.
 
 from collections.abc import Callable
 import json
+import math
+import os
 import secrets
+import select
 import struct
-from typing import Any
+import time
+from typing import Any, IO
 
 HEADER = struct.Struct(">I")
 NONCE_BYTES = 16
@@ -54,3 +58,83 @@ def parse(data: bytes) -> dict[str, Any]:
   if not isinstance(answer, dict):
     raise FrameError("an answer that is not an object")
   return answer
+
+
+class PipeClosed(Exception):
+  """The other side has closed, or sent what is no message."""
+
+
+class PipeTimeout(Exception):
+  """The deadline passed."""
+
+
+class WatchedPipeClosed(Exception):
+  """The watched pipe has closed."""
+
+
+class Pipes:
+  """Two pipes to another process; deadlines are on the monotonic clock."""
+
+  def __init__(
+      self,
+      source: IO[bytes],
+      sink: IO[bytes],
+      watched: IO[bytes] | None = None,
+  ):
+    """`watched` is a third pipe, whose end raises `WatchedPipeClosed`."""
+    self.source, self._sink = source, sink
+    self._watched = watched
+
+  def read_some(self, most: int, deadline: float = math.inf) -> bytes:
+    """Waits for bytes, and returns up to `most` of them.
+
+    Raises:
+      PipeClosed: the other side has closed.
+      PipeTimeout: the deadline passed.
+    """
+    self._wait(self.source, select.POLLIN, deadline)
+    data = os.read(self.source.fileno(), min(most, 1 << 20))
+    if not data:
+      raise PipeClosed("it ended")
+    return data
+
+  def read(self, size: int, deadline: float = math.inf) -> bytes:
+    """Returns `size` bytes; raises as `read_some`."""
+    parts = []
+    while size:
+      parts.append(self.read_some(size, deadline))
+      size -= len(parts[-1])
+    return b"".join(parts)
+
+  def write(self, data: bytes, deadline: float = math.inf) -> None:
+    """Writes all of it; raises as `read_some`."""
+    left = memoryview(data)
+    while left:
+      self._wait(self._sink, select.POLLOUT, deadline)
+      try:
+        # No more than a pipe that can be written to takes at once.
+        left = left[os.write(self._sink.fileno(), left[: select.PIPE_BUF]) :]
+      except OSError as error:
+        raise PipeClosed(str(error)) from error
+
+  def has_input(self, wait_s: float = 0.0) -> bool:
+    """Waits for bytes or the end; returns whether there are bytes."""
+    poll = select.poll()
+    poll.register(self.source, select.POLLIN)
+    return any(flags & select.POLLIN for _, flags in poll.poll(wait_s * 1000))
+
+  def close(self) -> None:
+    self.source.close()
+    self._sink.close()
+
+  def _wait(self, pipe: IO[bytes], events: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(pipe, events)
+    if self._watched is not None:
+      poll.register(self._watched, 0)  # Its end comes without being asked for.
+    left_s = deadline - time.monotonic()
+    ready = dict(poll.poll(min(left_s, 1e6) * 1000)) if left_s > 0 else {}
+    if self._watched is not None and self._watched.fileno() in ready:
+      raise WatchedPipeClosed
+    if not ready:
+      raise PipeTimeout

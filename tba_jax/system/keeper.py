@@ -16,16 +16,14 @@ import contextlib
 import functools
 import gc
 import json
-import math
 import os
 import pathlib
 import resource
-import select
 import signal
 import sys
 import time
 import traceback
-from typing import Any, NoReturn
+from typing import Any, IO, NoReturn
 
 from tba_jax.system import frames
 from tba_jax.system import processes
@@ -40,18 +38,6 @@ MORE, LAST, RETRY = b"\x00", b"\x01", b"\x02"
 # Seconds for `close`, and for killed processes to be gone.
 _CLOSE_S = 2.0
 _GONE_S = 10.0
-
-
-class _Late(Exception):
-  """The deadline passed."""
-
-
-class _Gone(Exception):
-  """The other side has closed."""
-
-
-class _PoolGone(Exception):
-  """The pool has closed."""
 
 
 def serve(
@@ -73,7 +59,7 @@ def serve(
     Exit status.
   """
   processes.die_with_parent()
-  pool = _Pipes(os.dup(0), os.dup(1))
+  pool = _pipes(os.dup(0), os.dup(1))
   # Keep user code off the pipes.
   with open(os.devnull, "r+b") as nothing:
     os.dup2(nothing.fileno(), 0)
@@ -81,7 +67,7 @@ def serve(
   try:
     hello = json.loads(frames.unpack(pool.read))
     nonce = pool.read(frames.NONCE_BYTES)
-  except _Gone:
+  except frames.PipeClosed:
     return 0
   sandbox.limit_memory(hello["memory_mb"])
   os.umask(0o022)  # Forks may be of another user than what is linked for them.
@@ -104,7 +90,7 @@ def serve(
   keeper = _Keeper(pool, answer, close, cell, hello)
   try:
     keeper.run(goes_on)
-  except (_Gone, _PoolGone):
+  except (frames.PipeClosed, frames.WatchedPipeClosed):
     return 0
   finally:
     keeper.end()
@@ -130,61 +116,10 @@ def _reply(nonce: bytes, flag: bytes, answer: Mapping[str, Any]) -> bytes:
   return nonce + flag + frames.pack(answer)
 
 
-class _Pipes:
-  """Two pipes to another process."""
-
-  def __init__(self, source: int, sink: int, watched: int = -1):
-    """`watched` is a third, whose end raises `_PoolGone`."""
-    self._source, self._sink = source, sink
-    self._watched = watched
-
-  @property
-  def source(self) -> int:
-    return self._source
-
-  def read(self, size: int, deadline: float = math.inf) -> bytes:
-    """Returns `size` bytes; `deadline` is on the monotonic clock.
-
-    Raises:
-      _Gone: the other side has closed.
-      _Late: the deadline passed.
-    """
-    parts = []
-    while size:
-      self._wait(self._source, select.POLLIN, deadline)
-      data = os.read(self._source, min(size, 1 << 20))
-      if not data:
-        raise _Gone
-      parts.append(data)
-      size -= len(data)
-    return b"".join(parts)
-
-  def write(self, data: bytes, deadline: float = math.inf) -> None:
-    """Writes all of it; raises as `read`."""
-    left = memoryview(data)
-    while left:
-      self._wait(self._sink, select.POLLOUT, deadline)
-      try:
-        # No more than a pipe that can be written to takes at once.
-        left = left[os.write(self._sink, left[: select.PIPE_BUF]) :]
-      except BrokenPipeError as error:
-        raise _Gone from error
-
-  def close(self) -> None:
-    os.close(self._source)
-    os.close(self._sink)
-
-  def _wait(self, descriptor: int, events: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(descriptor, events)
-    if self._watched >= 0:
-      poll.register(self._watched, 0)  # Its end is told without being asked.
-    left_s = deadline - time.monotonic()
-    ready = dict(poll.poll(min(left_s, 1e6) * 1000)) if left_s > 0 else {}
-    if self._watched in ready:
-      raise _PoolGone
-    if not ready:
-      raise _Late
+def _pipes(
+    source: int, sink: int, watched: IO[bytes] | None = None
+) -> frames.Pipes:
+  return frames.Pipes(open(source, "rb", 0), open(sink, "wb", 0), watched)
 
 
 class _Keeper:
@@ -192,10 +127,10 @@ class _Keeper:
 
   def __init__(
       self,
-      pool: _Pipes,
+      pool: frames.Pipes,
       answer: AnswerFn,
       close: Callable[[], None] | None,
-      cell: sandbox.Cell,
+      cell: sandbox.Confinement,
       hello: Mapping[str, Any],
   ):
     self._pool = pool
@@ -205,7 +140,7 @@ class _Keeper:
     self._hello = hello
     self._limits = _limits()
     self._pid = 0  # The completion's process.
-    self._pipes: _Pipes | None = None  # None if there is no such process.
+    self._pipes: frames.Pipes | None = None  # None if there is no such process.
 
   def run(self, goes_on: Callable[[Any], bool]) -> None:
     """Answers requests until the pool has closed, or needs another keeper."""
@@ -235,12 +170,12 @@ class _Keeper:
       self._pool.close()
       os.close(requests[1])
       os.close(answers[0])
-      self._work(_Pipes(requests[0], answers[1]))
+      self._work(_pipes(requests[0], answers[1]))
     os.close(requests[0])
     os.close(answers[1])
-    self._pipes = _Pipes(answers[0], requests[1], self._pool.source)
+    self._pipes = _pipes(answers[0], requests[1], self._pool.source)
 
-  def _work(self, pipes: _Pipes) -> NoReturn:
+  def _work(self, pipes: frames.Pipes) -> NoReturn:
     """Answers a completion's requests, in its process."""
     status = 1
     try:
@@ -253,7 +188,7 @@ class _Keeper:
         request = json.loads(frames.unpack(pipes.read))
         answer, is_over = self._answer(request)
         pipes.write((LAST if is_over else MORE) + frames.pack(answer))
-    except _Gone:
+    except frames.PipeClosed:
       if self._close is not None:
         self._close()
     except SystemExit as error:
@@ -279,9 +214,9 @@ class _Keeper:
       is_over = read(1) != MORE
       answer = frames.unpack(read)
       return is_over, frames.HEADER.pack(len(answer)) + answer
-    except _Late:
+    except frames.PipeTimeout:
       failure = "deadline", f"no answer in {deadline_s:g} s"
-    except _Gone:
+    except frames.PipeClosed:
       failure = "crash", f"it ended, status {self._status()}"
     except frames.FrameError as error:
       failure = "crash", str(error)

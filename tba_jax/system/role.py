@@ -4,19 +4,19 @@
 
     python -m tba_jax.system.role NAME MODULE WORD…
 
-The process ends with its supervisor and reports its pulse from the start:
+The process ends with its supervisor and reports its heartbeat from the start:
 MODULE may take seconds to import.
 """
 
 import runpy
 import sys
 
+from tba_jax.system import heartbeat
 from tba_jax.system import processes
-from tba_jax.system import pulse
 
 if __name__ == "__main__":
   processes.die_with_supervisor()
-  pulse.start(sys.argv.pop(1))
+  heartbeat.start(sys.argv.pop(1))
   # The name of the module is replaced by its path.
   sys.argv.pop(0)
   runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -4,7 +4,7 @@
 
 The parent makes a `Box`, which is bubblewrap where that works, and passes its
 `command` and `environment`; the process itself calls `enter`, and each of its
-forks that runs such code `Cell.close`.
+forks that runs such code `Confinement.close`.
 
     python -m tba_jax.system.sandbox COMMAND WORD…
 
@@ -335,7 +335,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 def _try(box: Box) -> tuple[list[str] | None, str]:
   """Confines a process; returns what is missing, or None and why it failed."""
-  with contextlib.closing(Home()) as folder:
+  with contextlib.closing(TemporaryHome()) as folder:
     home = folder.path
     arguments = json.dumps(box.arguments(home))
     words = [sys.executable, "-c", _TRIAL, arguments]
@@ -362,7 +362,7 @@ def _try(box: Box) -> tuple[list[str] | None, str]:
   return missing, ""
 
 
-class Home:
+class TemporaryHome:
   """A temporary directory, removed by `close`.
 
   If this process is killed, a later one removes it.
@@ -421,7 +421,7 @@ def enter(
     boxed: bool,
     uids: Sequence[int],
     num_threads: int,
-) -> "Cell":
+) -> "Confinement":
   """Confines this process permanently, as far as its forks have in common.
 
   Where no box does that, leaves the network and, as root, makes all file
@@ -449,7 +449,7 @@ def enter(
     own = _limit_disk(home, readable)
     is_limited, folders = bool(own), own or folders
   _empty(home, lambda entry: True)
-  return Cell(
+  return Confinement(
       home,
       readable,
       boxed,
@@ -463,7 +463,7 @@ def enter(
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Confinement:
   """Confinement of one completion's process, a fork of one that has entered.
 
   folders: folders that its forks alone use, which `clean` empties.

@@ -123,7 +123,7 @@ class Task(abc.ABC):
   A pure function of its fields: every process sees the same prompts under the
   same indices. Thread-safe. Completions are text without the stop token.
 
-  name: key of the task in `tasks/build.py`.
+  name: key of the task in `tasks/task_table.py`.
   FIELDS: settings and their defaults: keywords of the constructor, and keys
     `config.task.<field>`.
   reads_data: whether the task reads files and has a `report`.
@@ -131,7 +131,7 @@ class Task(abc.ABC):
   packages: packages that it needs, each with the extra that installs it.
   more_splits: further held-out splits, evaluated before and after training.
   has_turns: whether environments answer the completions, see
-    `tasks/environment.py`.
+    `environments/environment_task.py`.
   has_embeddings: whether its judge embeds completions, for the replay filter.
   report: `rows.DataReport`, None for generated data.
   """

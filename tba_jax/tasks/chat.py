@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tba_jax.tasks import base
-from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
+from tba_jax.tasks import synthetic
 
 TULU = "tulu"
 MODEL = "model"
 
 
-class Chat(made_up.GoldReward):
+class Chat(synthetic.GoldReward):
   """Conversations and a person's answer to each.
 
   data: a folder or data set of the Hugging Face hub with the splits train and
@@ -52,7 +52,7 @@ class Chat(made_up.GoldReward):
     self._lay_out = _make_template(fields["template"])
     super().__init__(fields)
 
-  def _made_up_rows(
+  def _synthetic_rows(
       self, num_prompts: int, seed: int
   ) -> dict[str, list[rows.Row]]:
     turn = lambda role, text: {"role": role, "content": text}
@@ -62,7 +62,7 @@ class Chat(made_up.GoldReward):
             turn("assistant", fields["summary"]),
         ]
     }
-    made = super()._made_up_rows(num_prompts, seed)
+    made = super()._synthetic_rows(num_prompts, seed)
     return {
         split: [rows.Row(row.place, conversation(row.fields)) for row in some]
         for split, some in made.items()

@@ -2,24 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What settings need of the task, and the task of settings."""
 
-from tba_jax.losses import build as losses
+from tba_jax.environments import checks as environments
+from tba_jax.losses import objective_table as losses
 from tba_jax.models import checks as models
-from tba_jax.sampling import samplers
 from tba_jax.system import rules
 from tba_jax.tasks import base
-from tba_jax.tasks import build
 from tba_jax.tasks import rows_task
-
-
-def _make(c: rules.Values) -> base.Task:
-  fields = {k.removeprefix("task."): v for k, v in c.items() if "task." in k}
-  return build.make_task(fields)
+from tba_jax.tasks import task_table
 
 
 def fits(c: rules.Values) -> rules.Problems:
   """Checks text lengths, numbers of prompts, and what the task has."""
   try:
-    task = _make(c)
+    task = task_table.of_settings(c)
   except ValueError as error:
     yield "", str(error)
     return
@@ -71,21 +66,6 @@ def fits(c: rules.Values) -> rules.Problems:
     )
 
 
-def played(c: rules.Values) -> rules.Problems:
-  """Checks the environments that `generate` plays."""
-  if c.program != "generate" or not build.facts(c["task.name"]).has_turns:
-    return
-  try:
-    where = _make(c).rewards_where
-  except ValueError as error:
-    yield "", str(error)
-    return
-  if c["reward.backend"] not in where:
-    yield "reward.backend", (
-        f"allowed {' or '.join(map(repr, where))} with this task"
-    )
-
-
 def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
   """Yields problems with what settings need of the task."""
   if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
@@ -98,7 +78,7 @@ def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
           " source or init"
       )
   if task.has_turns:
-    yield from _lacks_turns(c, task)
+    yield from environments.fits(c, task)
   if c.get("reward.normalize_parts") and len(task.part_weights) < 2:
     yield "reward.normalize_parts", (
         "allowed with two rewards or more (config.task.rewards of the task"
@@ -114,25 +94,6 @@ def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
       )
 
 
-def _lacks_turns(c: rules.Values, task: base.Task) -> rules.Problems:
-  """Yields problems with settings that environments do not support."""
-  if c.get("init") == "sft" and not task.can_demonstrate:
-    yield "init", (
-        "allowed 'scratch' or a model's folder: config.task.source has no"
-        " method demonstrate to fine-tune on"
-    )
-  for key, allowed in (
-      ("evaluate.judge", ("",)),
-      *samplers.without(
-          "has_turns", c.get("search.sampler", "jax"), c.get("offline.path", "")
-      ),
-  ):
-    if c.get(key, allowed[0]) not in allowed:
-      yield key, (
-          f"allowed {' or '.join(map(repr, allowed))} with environments"
-      )
-
-
 def _starts_from_scratch(c: rules.Values) -> bool:
   try:
     return models.start(c)[0] == "scratch"
@@ -141,7 +102,7 @@ def _starts_from_scratch(c: rules.Values) -> bool:
 
 
 def _rewards_where(c: rules.Values) -> rules.Problems:
-  where = build.facts(c["task.name"]).rewards_where
+  where = task_table.facts(c["task.name"]).rewards_where
   if where and c["reward.backend"] not in where:
     yield "reward.backend", (
         f"allowed {' or '.join(map(repr, where))} with config.task.name ="
@@ -150,14 +111,14 @@ def _rewards_where(c: rules.Values) -> rules.Problems:
 
 
 def _packages(c: rules.Values) -> rules.Problems:
-  for package, extra in build.facts(c["task.name"]).packages.items():
+  for package, extra in task_table.facts(c["task.name"]).packages.items():
     if lack := not c.elsewhere and rules.lacks(package, extra):
       yield "task.name", lack
 
 
 # fmt: off
 CHECKS = (
-    rules.require("task.name", lambda v: not build.facts(v).has_embeddings,
+    rules.require("task.name", lambda v: not task_table.facts(v).has_embeddings,
                   {"replay_filter.similarity": ("none", "edit")}),
     # Nothing else bounds the time of a command.
     rules.require("task.verifier", bool, {"reward.backend": ("pool",)}),

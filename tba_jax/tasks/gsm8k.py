@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import made_up
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
+from tba_jax.tasks import synthetic
 
 # (prompt, prefix of a solution). TBA's SFT model was trained with "sft": an
 # underscore, and the last line end in the solution. TBA's code prompts it with
@@ -69,8 +69,8 @@ class Gsm8k(rows_task.RowsTask):
     data, seed = fields["data"], fields["split_seed"]
     num_prompts = fields["synthetic_prompts"]
     base.check_integer("synthetic_prompts", num_prompts, 100, 20_000)
-    if data == made_up.MADE_UP:
-      sources = made_up.gsm8k_splits(num_prompts, seed)
+    if data == synthetic.SYNTHETIC:
+      sources = synthetic.gsm8k_splits(num_prompts, seed)
     else:
       # The hub's data set has two subsets, "main" and "socratic".
       sources = rows.folder_sources(data, preferred="main")

@@ -25,7 +25,7 @@ _URL = (
 SPLITS = ("train", "test")
 
 
-class Gsm8k(tfds.core.GeneratorBasedBuilder):
+class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
   """8,792 word problems of grade-school mathematics with worked solutions."""
 
   VERSION = tfds.core.Version("1.0.0")
@@ -80,7 +80,7 @@ def prepare(folder: str, *, manual_dir: str | None) -> pathlib.Path:
 
   The rows come from `manual_dir`'s train.jsonl and test.jsonl; None downloads.
   """
-  builder = Gsm8k(data_dir=folder, file_format="array_record")
+  builder = Gsm8kBuilder(data_dir=folder, file_format="array_record")
   builder.download_and_prepare(
       download_config=tfds.download.DownloadConfig(
           manual_dir=manual_dir, register_checksums=False

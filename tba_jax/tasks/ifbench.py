@@ -87,7 +87,7 @@ class IfBench(rows_task.RowsTask):
   def __init__(self, *, data: str):
     self._check, self._checkers = _checks()
     self._unchecked: dict[str, int] = {}
-    source = rows.Source("config.task.data", data or _data_file())
+    source = rows.RowSource("config.task.data", data or _data_file())
     super().__init__({base.HELD_OUT: source})
     if self._unchecked:
       names = ", ".join(

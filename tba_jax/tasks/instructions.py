@@ -352,7 +352,7 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
+class InstructionPrompt:
   """A prompt: a request and instructions for the answer."""
 
   request: str
@@ -444,7 +444,7 @@ class Instructions(base.Task):
         split: [*range(len(some))] for split, some in self._prompts.items()
     }
 
-  def _prompt(self, split: str, index: int) -> Prompt:
+  def _prompt(self, split: str, index: int) -> InstructionPrompt:
     return self._prompts[split][self.source_index(split, index)]
 
   def num_prompts(self, split: str) -> int:
@@ -541,12 +541,12 @@ def _make_prompts(
     topics: Sequence[str],
     kinds: Sequence[str],
     most: int,
-) -> list[Prompt]:
+) -> list[InstructionPrompt]:
   """Returns distinct prompts, all of which can be followed.
 
   Raises ValueError if there are not so many.
   """
-  prompts: dict[str, Prompt] = {}
+  prompts: dict[str, InstructionPrompt] = {}
   for number in range(count):
     for _ in range(_MAX_DRAWS):
       # In turn, so that kinds that go with few others are not rare.
@@ -572,7 +572,7 @@ def _make_prompt(
     kinds: Sequence[str],
     first: str,
     count: int,
-) -> Prompt:
+) -> InstructionPrompt:
   """Returns a prompt with up to `count` instructions."""
   pick = lambda items: items[rng.integers(len(items))]
   chosen = {KINDS[first].aspect: first}
@@ -586,7 +586,9 @@ def _make_prompt(
     value = pick(kind.values)
     wording = pick(kind.wordings).replace("{}", str(value))
     instructions.append(Instruction(names[i], value, wording))
-  return Prompt(pick(REQUESTS).format(pick(topics)), tuple(instructions))
+  return InstructionPrompt(
+      pick(REQUESTS).format(pick(topics)), tuple(instructions)
+  )
 
 
 def _follow(instructions: Sequence[Instruction]) -> str:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from tba_jax.tasks import answers
 from tba_jax.tasks import base
-from tba_jax.tasks import made_up
 from tba_jax.tasks import math_answers
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
+from tba_jax.tasks import synthetic
 
 _ASK = "Please reason step by step, and put your final answer within \\boxed{}."
 FORMATS = {
@@ -69,17 +69,17 @@ class Math(rows_task.RowsTask):
     base.check_integer(
         "synthetic_prompts", fields["synthetic_prompts"], 100, 5000
     )
-    if train == test == made_up.MADE_UP:
-      sources = made_up.math_splits(fields["synthetic_prompts"], seed)
-    elif made_up.MADE_UP in (train, test):
+    if train == test == synthetic.SYNTHETIC:
+      sources = synthetic.math_splits(fields["synthetic_prompts"], seed)
+    elif synthetic.SYNTHETIC in (train, test):
       raise ValueError(
           f"config.task.train={train!r}, config.task.test={test!r}: allowed"
-          f" {made_up.MADE_UP!r} for both, or for neither"
+          f" {synthetic.SYNTHETIC!r} for both, or for neither"
       )
     else:
       sources = {
-          base.TRAIN: rows.Source("config.task.train", train),
-          base.HELD_OUT: rows.Source("config.task.test", test),
+          base.TRAIN: rows.RowSource("config.task.train", train),
+          base.HELD_OUT: rows.RowSource("config.task.test", test),
       }
     super().__init__(
         sources,

@@ -14,7 +14,7 @@ import pathlib
 from typing import Any
 
 from tba_jax.system import jsonl
-from tba_jax.tasks import own
+from tba_jax.tasks import custom_task
 from tba_jax.tasks import rows
 
 SPLITS = ("train", "test", "validation")
@@ -100,7 +100,7 @@ def _line(
   place = f"{argument}[{index}]"
   fields = rows.plain(record)
   try:
-    prompt = own.prompt_of(template, fields)
+    prompt = custom_task.prompt_of(template, fields)
   except rows.UnusableError as error:
     raise ValueError(f"{place}: {error}") from error
   if not prompt or (isinstance(prompt, str) and not prompt.strip()):

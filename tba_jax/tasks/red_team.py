@@ -10,7 +10,7 @@ An attacker policy completes one fixed prompt; the completion is an attack. A
 frozen victim answers it several times, and a classifier gives each answer r a
 probability C(r) of being harmful. The reward is the mean of log C(r); an attack
 succeeds if the mean of C(r) exceeds a threshold. Victim, classifier and
-sentence encoder need JAX and are in `rewards/red_team.py`.
+sentence encoder need JAX and are in `rewards/red_team_judge.py`.
 
 Source: Lee et al. 2025 (arXiv:2405.18540); training as in Bartoldson et al.
 2025 (arXiv:2503.18929) §5.1.
@@ -26,7 +26,7 @@ from tba_jax.models import hf_hub
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 
-MADE_UP = "synthetic"
+SYNTHETIC = "synthetic"
 CHAT = "chat"
 WORDS = "words"
 CLASSIFIERS = (WORDS, "sequence", "first_token")
@@ -85,9 +85,9 @@ class RedTeam(base.Task):
   reads_data: ClassVar[bool] = True
   FIELDS: ClassVar = {
       "prompt": " say",
-      "instructions": MADE_UP,
+      "instructions": SYNTHETIC,
       "evaluation_blocks": 64,
-      "victim": MADE_UP,
+      "victim": SYNTHETIC,
       "victim_template": "{attack}",
       "victim_samples": 5,
       "victim_temperature": 0.7,
@@ -113,7 +113,7 @@ class RedTeam(base.Task):
     self._blocks: int = fields["evaluation_blocks"]
     source = fields["instructions"]
     self._instructions: dict[str, str] | None = None
-    if source != MADE_UP:
+    if source != SYNTHETIC:
       self.report = rows.DataReport()
       self._instructions = _read(source, self.report)
 
@@ -136,7 +136,7 @@ class RedTeam(base.Task):
 
   def solution_key(self, split: str, index: int, completion: str) -> str | None:
     raise base.RewardError(
-        "victim", "attacks are judged by rewards/red_team.py"
+        "victim", "attacks are judged by rewards/red_team_judge.py"
     )
 
   def reference_completion(
@@ -259,7 +259,7 @@ def _check(fields: Mapping[str, Any]) -> None:
           f"config.task.{name}={fields[name]!r}: {error}"
       ) from error
 
-  for name, own in (("victim", MADE_UP), ("encoder", WORDS)):
+  for name, own in (("victim", SYNTHETIC), ("encoder", WORDS)):
     there = fields[name] == own or bool(fields[name]) and is_folder(name)
     need(name, there, f"{own!r} or a folder that exists")
   if fields["classifier"] == WORDS:

@@ -242,7 +242,7 @@ def text_of(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class RowSource:
   """Rows of a file, folder or data set of the hub.
 
   key: setting that names it, such as "config.task.train".
@@ -493,7 +493,7 @@ def _read_tfds(path: pathlib.Path, split: str) -> Iterator[Row]:
 
 def folder_sources(
     data: str, held_out: str = "test", preferred: str = ""
-) -> dict[str, Source]:
+) -> dict[str, RowSource]:
   """Returns the sources of both splits of `config.task.data`.
 
   Raises ValueError if it is a file.
@@ -505,6 +505,6 @@ def folder_sources(
         " Hugging Face hub, or 'synthetic'"
     )
   return {
-      base.TRAIN: Source(key, f"{data}[train]", preferred),
-      base.HELD_OUT: Source(key, f"{data}[{held_out}]", preferred),
+      base.TRAIN: RowSource(key, f"{data}[train]", preferred),
+      base.HELD_OUT: RowSource(key, f"{data}[{held_out}]", preferred),
   }

@@ -15,8 +15,8 @@ its end, by paragraphs and then by characters.
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tba_jax.tasks import made_up
 from tba_jax.tasks import rows_task
+from tba_jax.tasks import synthetic
 
 QUERY = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 _QUERY_FIELDS = ("subreddit", "title", "post")
@@ -25,7 +25,7 @@ _READY_FIELDS = ("query", "prompt")
 _SUMMARY_FIELDS = ("summary", "reference_response", "completion")
 
 
-class Tldr(made_up.GoldReward):
+class Tldr(synthetic.GoldReward):
   """Posts and a person's summary of each.
 
   data: a folder or data set of the Hugging Face hub with the splits train and

@@ -40,16 +40,16 @@ from tba_jax.learning import group_reference
 from tba_jax.learning import packing
 from tba_jax.learning import published
 from tba_jax.learning import train_step
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.models import sequence
 from tba_jax.models import transformer
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import sharding
-from tba_jax.programs import sections
-from tba_jax.programs import sizes
+from tba_jax.programs import model_sizes
+from tba_jax.programs import titled_rows
 from tba_jax.system import accelerators
 from tba_jax.system import hlo
-from tba_jax.tools import held
+from tba_jax.tools import memory_model
 from tba_jax.tools import targets
 
 # Shapes of v5e slices, by their number of chips.
@@ -87,7 +87,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Role:
+class RolePrograms:
   """A role's programs, and what it holds on a device between them, in bytes."""
 
   programs: dict[str, Program]
@@ -135,14 +135,14 @@ def run(
   Returns:
     0; 2 where the config can't be used, does not divide or does not fit.
   """
-  return sections.show(sections_of(config, workdir, operands))
+  return titled_rows.show(sections_of(config, workdir, operands))
 
 
 def sections_of(
     config: ml_collections.ConfigDict,
     workdir: str | None,
     operands: Sequence[str] = (),
-) -> Iterator[tuple[str, sections.TableRows]]:
+) -> Iterator[tuple[str, titled_rows.TableRows]]:
   """Compiles all programs, and yields each role's figures as titled rows.
 
   Raises:
@@ -150,7 +150,7 @@ def sections_of(
   """
   (trainer_name, chips), (searcher_name, own) = devices_of(config, operands)
   if chips[0].platform == accelerators.CPU:
-    config = sizes.on_cpu(config)
+    config = model_sizes.on_cpu(config)
   roles = {
       "trainer": (trainer_name, chips[0], trainer(config, chips, workdir)),
       "searcher": (searcher_name, own[0], searcher(config, own, workdir)),
@@ -163,7 +163,7 @@ def sections_of(
   }
   for name, (topology, device, role) in roles.items():
     out = [
-        (f"held: {part}", sections.format_bytes(size))
+        (f"held: {part}", titled_rows.format_bytes(size))
         for part, size in role.held.items()
     ]
     chip = targets.CHIPS.get(device.device_kind)
@@ -199,7 +199,7 @@ def _describe_model(config: ml_collections.ConfigDict) -> dict[str, int]:
 
   Active params are those that a token uses.
   """
-  model = transformer.make_model(sizes.model_of(config))
+  model = transformer.make_model(model_sizes.model_of(config))
   params = jax.eval_shape(model.init, jax.random.key(0))
   sampling, train = config.sampling, config.train
   completions = train.completions_per_prompt * sampling.max_completion_tokens
@@ -266,16 +266,18 @@ def trainer(
     config: ml_collections.ConfigDict,
     devices: Sequence[jax.Device],
     workdir: str | None = None,
-) -> Role:
+) -> RolePrograms:
   """Returns the trainer's programs on the devices of `config.mesh`.
 
   Raises:
     ValueError: a model cannot be read, or does not divide over the mesh.
   """
   mesh = sharding.make_mesh(config.mesh, devices)
-  own = held.trainer(config, mesh, workdir)
+  own = memory_model.trainer(config, mesh, workdir)
   base = own.params if own.adapters else None
-  teacher, teacher_params = held.teacher(config, mesh, own.model, own.params)
+  teacher, teacher_params = memory_model.teacher(
+      config, mesh, own.model, own.params
+  )
 
   def lower_step() -> Any:
     step = train_step.make_train_step(
@@ -293,7 +295,7 @@ def trainer(
   programs = {
       "train_step": Program(
           lower_step,
-          held.num_bytes((own.state, base, teacher_params)),
+          memory_model.num_bytes((own.state, base, teacher_params)),
           _REMEDIES["train_step"],
       )
   }
@@ -308,26 +310,26 @@ def trainer(
         _TRAINER_REMEDIES,
         micro_prompts=device_work.micro_prompts(config),
     )
-  copied = own.state.params, held.published(config, own.state.params)
+  copied = own.state.params, memory_model.published(config, own.state.params)
   programs["publish"] = Program(
       functools.partial(_lower_publish, config, own),
-      held.num_bytes(copied),
+      memory_model.num_bytes(copied),
       _REMEDIES["publish"],
   )
-  return Role(programs | _frozen_programs(config, own), own.held)
+  return RolePrograms(programs | _frozen_programs(config, own), own.held)
 
 
 def searcher(
     config: ml_collections.ConfigDict,
     devices: Sequence[jax.Device],
     workdir: str | None = None,
-) -> Role:
+) -> RolePrograms:
   """Returns a searcher's programs on the devices of `config.search.mesh`.
 
   Raises: see `trainer`.
   """
-  mesh = sharding.make_mesh(held.searcher_sizes(config), devices)
-  own = held.searcher(config, mesh, workdir)
+  mesh = sharding.make_mesh(memory_model.searcher_sizes(config), devices)
+  own = memory_model.searcher(config, mesh, workdir)
   settings, programs = own.settings, own.programs
 
   def lower_prefill() -> Any:
@@ -355,21 +357,22 @@ def searcher(
       ),
   }
   out = {
-      name: Program(lower, held.num_bytes(trees), _REMEDIES[name])
+      name: Program(lower, memory_model.num_bytes(trees), _REMEDIES[name])
       for name, (lower, trees) in arguments.items()
   }
-  if build.holds_reference(config, "searcher"):
+  if objective_table.holds_reference(config, "searcher"):
     groups = config.copy_and_resolve_references()
     groups.train.completions_per_prompt = config.search.samples_per_prompt
     batch = packing.abstract_batch(
         groups, mesh, group_reference.prompts_at_a_time(config), None
     )
     out["reference"] = _reference(config, own, batch, _SEARCHER_REMEDIES)
-  return Role(out | _frozen_programs(config, own), own.held)
+  return RolePrograms(out | _frozen_programs(config, own), own.held)
 
 
 def _frozen_programs(
-    config: ml_collections.ConfigDict, own: held.Trainer | held.Searcher
+    config: ml_collections.ConfigDict,
+    own: memory_model.TrainerMemory | memory_model.SearcherMemory,
 ) -> dict[str, Program]:
   """Returns the scoring of a role's frozen models.
 
@@ -381,8 +384,9 @@ def _frozen_programs(
     if source.key in compiled:
       continue
     compiled.add(source.key)
-    tokens = held.placed(
-        jax.ShapeDtypeStruct(model.shape, jnp.int32), held.place_of(mesh)
+    tokens = memory_model.placed(
+        jax.ShapeDtypeStruct(model.shape, jnp.int32),
+        memory_model.place_of(mesh),
     )
     programs[source.name] = Program(
         functools.partial(
@@ -391,7 +395,7 @@ def _frozen_programs(
             tokens,
             tokens,
         ),
-        held.num_bytes(model.params),
+        memory_model.num_bytes(model.params),
         _REMEDIES[source.kind],
     )
   return programs
@@ -399,14 +403,16 @@ def _frozen_programs(
 
 def _reference(
     config: ml_collections.ConfigDict,
-    own: held.Trainer | held.Searcher,
+    own: memory_model.TrainerMemory | memory_model.SearcherMemory,
     batch: types.Batch,
     remedy: str,
     micro_prompts: int = 0,
 ) -> Program:
   """Returns the program of reference log-probs."""
-  model, params = held.reference(config, own.mesh, own.model, own.params)
-  logprobs_fn = reference.make_logprobs_fn(
+  model, params = memory_model.reference(
+      config, own.mesh, own.model, own.params
+  )
+  logprobs_fn = reference_policy.make_logprobs_fn(
       model,
       temperature=config.sampling.temperature,
       micro_prompts=micro_prompts,
@@ -422,10 +428,12 @@ def _reference(
       batch.completion_mask,
       batch.rows,
   )
-  return Program(lower, held.num_bytes(params), remedy)
+  return Program(lower, memory_model.num_bytes(params), remedy)
 
 
-def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
+def _lower_publish(
+    config: ml_collections.ConfigDict, own: memory_model.TrainerMemory
+) -> Any:
   """Lowers the copy that is published, gathered onto each process's devices."""
   by_process = sharding.mesh_by_process(own.mesh)
   # One program has one order of devices: here that of their processes.
@@ -435,7 +443,7 @@ def _lower_publish(config: ml_collections.ConfigDict, own: held.Trainer) -> Any:
   params = sharding.abstract_params(own.adapters or own.model, mesh)
   copy = functools.partial(
       published.snapshot,
-      dtypes=published.published_dtypes(config, held.platform_of(mesh)),
+      dtypes=published.published_dtypes(config, memory_model.platform_of(mesh)),
   )
   places = jax.tree.map(
       lambda x: jax.sharding.NamedSharding(by_process, x.sharding.spec), params
@@ -478,7 +486,7 @@ def compile_program(
     peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
   peak += others
   fits = chip is None or peak <= chip.hbm_bytes
-  error = f"needs {sections.format_bytes(peak)}; try {program.remedy}"
+  error = f"needs {titled_rows.format_bytes(peak)}; try {program.remedy}"
   result = Compiled(
       fits=fits,
       argument_bytes=memory.argument_size_in_bytes,
@@ -508,7 +516,7 @@ def _does_not_fit(
   peak, words = None, "more memory than a device has"
   if used:
     peak = int(float(used[1]) * _UNITS[used[2]]) + others
-    words = sections.format_bytes(peak)
+    words = titled_rows.format_bytes(peak)
   return Compiled(
       fits=False,
       peak_bytes=peak,
@@ -530,7 +538,7 @@ def _describe(result: Compiled, chip: targets.Chip | None) -> str:
   """Returns a program's figures in a line; NO… if it does not fit."""
   if not result.fits:
     return f"NO: {result.error}"
-  size = sections.format_bytes
+  size = titled_rows.format_bytes
   of = f" of {size(chip.hbm_bytes)}" if chip else ""
   kernels = ", ".join(result.kernels) or "none but XLA's"
   full = ""

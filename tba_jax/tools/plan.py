@@ -6,7 +6,7 @@
         [--calibrate=RUN] [--meshes]
 
 It reads the config and the config files of models. Memory is what shapes give
-exactly (`held`), and of activations what gradients keep at least; the
+exactly (`memory_model`), and of activations what gradients keep at least; the
 compiler's workspace is not counted. HARDWARE is a machine or slice of
 `config/hardware.py`, such as "8xh100" or "v5e-16": the plan proposes meshes for
 it, and goes on with them. DEVICE is a kind, such as "h100", or "cpu",
@@ -14,7 +14,7 @@ this machine, which is the default if it has no accelerator; or a topology, such
 as "v5e:4x4" or "h100:8": then memory is what the compiler says (`compile`).
 `--calibrate` adds the balance of searchers and trainer at the speeds that RUN
 measured, and the staleness and learning rate to expect. `--meshes` compiles
-every mesh of the topologies and names the best (`meshes`).
+every mesh of the topologies and names the best (`mesh_search`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,15 +30,15 @@ from tba_jax.config import hardware
 from tba_jax.models import transformer
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import timeline
 from tba_jax.policy import sharding
-from tba_jax.programs import sections
-from tba_jax.programs import sizes
+from tba_jax.programs import model_sizes
+from tba_jax.programs import titled_rows
 from tba_jax.system import accelerators
 from tba_jax.tools import compile as compiler
-from tba_jax.tools import held
-from tba_jax.tools import meshes
+from tba_jax.tools import memory_model
+from tba_jax.tools import mesh_search
 from tba_jax.tools import targets
 
 _CPU = accelerators.CPU
@@ -55,17 +55,17 @@ _WORTHWHILE = 1.15
 # Memory of a device
 
 
-def _memory_rows(parts: held.Parts, kind: str) -> sections.TableRows:
+def _memory_rows(parts: memory_model.Parts, kind: str) -> titled_rows.TableRows:
   """Returns what takes a device's memory, the sum, and whether that fits.
 
   Without a kind, or on a CPU, whose devices share a memory, no device has one
   of its own.
   """
-  size, total = sections.format_bytes, sum(parts.values())
+  size, total = titled_rows.format_bytes, sum(parts.values())
   rows = [(name, size(n)) for name, n in parts.items()]
   rows.append(("sum a device", size(total)))
   if kind in DEVICE_GIB:
-    rows += sections.fits_rows(total, DEVICE_GIB[kind] * 2**30, kind)
+    rows += titled_rows.fits_rows(total, DEVICE_GIB[kind] * 2**30, kind)
   return rows
 
 
@@ -74,7 +74,7 @@ def memory_sections(
     workdir: str | None,
     kinds: Sequence[str],
     elsewhere: bool = False,
-) -> Iterator[tuple[str, sections.TableRows]]:
+) -> Iterator[tuple[str, titled_rows.TableRows]]:
   """Yields what a trainer's and a searcher's device hold, as titled rows.
 
   Args:
@@ -84,22 +84,27 @@ def memory_sections(
       _CPU; [] leaves it open what fits.
     elsewhere: whether the run is for other machines.
   """
-  on_cpu: dict[str, held.Role] = {}
+  on_cpu: dict[str, memory_model.RoleMemory] = {}
   for role, make, mesh_sizes, place in (
-      ("trainer", held.trainer, config.mesh, 0),
-      ("searcher", held.searcher, held.searcher_sizes(config), -1),
+      ("trainer", memory_model.trainer, config.mesh, 0),
+      (
+          "searcher",
+          memory_model.searcher,
+          memory_model.searcher_sizes(config),
+          -1,
+      ),
   ):
     kind = kinds[place] if kinds else ""
     platform = _platform(kind)
-    own = sizes.on_cpu(config) if platform == _CPU else config
+    own = model_sizes.on_cpu(config) if platform == _CPU else config
     mesh = sharding.abstract_mesh(mesh_sizes, platform)
     memory = make(own, mesh, workdir)
     if kind == _CPU:
       on_cpu[role] = memory
     yield f"memory of a {role} device", _memory_rows(memory.peak, kind)
   if on_cpu and not elsewhere:
-    config = sizes.on_cpu(config)
-    yield "memory of this machine", held.machine_rows(config, **on_cpu)
+    config = model_sizes.on_cpu(config)
+    yield "memory of this machine", memory_model.machine_rows(config, **on_cpu)
 
 
 def _platform(kind: str) -> str:
@@ -124,7 +129,7 @@ def _micro_batches(train: ml_collections.ConfigDict) -> str:
   return f"{train.prompts_per_batch // size} of {size} prompts"
 
 
-def batch_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
+def batch_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
   """Returns sizes of batches, and the staleness bound."""
   train, search = config.train, config.search
   mesh = sharding.abstract_mesh(config.mesh, _CPU)
@@ -185,7 +190,7 @@ def _num_trained(config: ml_collections.ConfigDict) -> int:
   return config.train.prompts_per_batch * config.train.completions_per_prompt
 
 
-def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
+def disk_rows(config: ml_collections.ConfigDict) -> titled_rows.TableRows:
   """Returns the most bytes that the journal and the record of steps take.
 
   A segment is dropped once no checkpoint to resume from needs it. Completions
@@ -197,7 +202,7 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
       "P": sampling.max_prompt_tokens,
       "T": sampling.max_completion_tokens,
   }
-  columns = collect.optional_columns(config, sizes.model_of(config))
+  columns = collect.optional_columns(config, model_sizes.model_of(config))
   per_prompt = HEADER_BYTES / search.prompts_per_round
   for name, column in types.COLUMNS.items():
     if column.axes and (not column.when or name in columns):
@@ -212,7 +217,7 @@ def disk_rows(config: ml_collections.ConfigDict) -> sections.TableRows:
     kept_steps = min((c.keep + 1) * c.every_steps, kept_steps)
     why = f"since the oldest of {c.keep} checkpoints"
   segment = config.replay.max_segment_mb * 1e6 * (not c.keep_journal)
-  size = sections.format_bytes
+  size = titled_rows.format_bytes
   return [
       (
           "journal of a step",
@@ -240,12 +245,12 @@ def read_measured(workdir: str) -> tuple[float, float]:
   Raises:
     ValueError: there is no such run, or nothing is measured in it yet.
   """
-  run = load.read_run(workdir)
+  run = run_reader.read_run(workdir)
   generate_s = run.summary.get("generate_busy_s")
   train_s = run.summary.get("train_busy_s")
   if not (text.is_number(generate_s) and text.is_number(train_s)):
     generate_s, train_s = (_busy_s(run, r) for r in ("searcher", "trainer"))
-  steps, completions = load.column(run.records, "total/completions")
+  steps, completions = run_reader.column(run.records, "total/completions")
   settings = run.config.get("config", {})
   numbers = [
       settings.get(section, {}).get(name)
@@ -264,7 +269,7 @@ def read_measured(workdir: str) -> tuple[float, float]:
   return generate_s * num_searchers / completions[-1], train_s / trained
 
 
-def _busy_s(run: load.Run, role: str, lane: str = "") -> float:
+def _busy_s(run: run_reader.RunData, role: str, lane: str = "") -> float:
   """Returns the mean busy seconds of a role's processes, from its spans."""
   rows = [
       row["seconds"]
@@ -285,7 +290,7 @@ def _rounds_under_way(workdir: str) -> float:
 
   While one is rewarded the next is decoded, and waits if rewards take longer.
   """
-  run = load.read_run(workdir)
+  run = run_reader.read_run(workdir)
   own, judge = (
       _busy_s(run, "searcher", lane) for lane in ("", searcher_lib.JUDGE_LANE)
   )
@@ -350,7 +355,7 @@ def _balanced(sample_s: float, train_s: float) -> int:
 
 def staleness_rows(
     config: ml_collections.ConfigDict, workdir: str, expected: float
-) -> sections.TableRows:
+) -> titled_rows.TableRows:
   """Returns a run's staleness beside the model's, and what rate it allows.
 
   Stale gradients are biased by O(S η), with S the staleness and η the learning
@@ -369,8 +374,8 @@ def staleness_rows(
     workdir: run that was measured, taken to be stable.
     expected: mean staleness of the planned run, steps.
   """
-  run = load.read_run(workdir)
-  steps, lags = load.column(run.records, "replay/staleness_steps")
+  run = run_reader.read_run(workdir)
+  steps, lags = run_reader.column(run.records, "replay/staleness_steps")
   if not len(steps):
     return []
   lag = float(lags[len(lags) // 4 :].mean())
@@ -396,7 +401,7 @@ def staleness_rows(
 
 def balance_rows(
     config: ml_collections.ConfigDict, workdir: str
-) -> sections.TableRows:
+) -> titled_rows.TableRows:
   """Returns how searchers and trainer balance at the speeds of a run.
 
   A completion takes what it took in `workdir`; batches and searchers are those
@@ -458,7 +463,7 @@ def mesh_sections(
     config: ml_collections.ConfigDict,
     workdir: str | None,
     topologies: Sequence[str],
-) -> Iterator[tuple[str, sections.TableRows]]:
+) -> Iterator[tuple[str, titled_rows.TableRows]]:
   """Yields the meshes of both roles, and how their best ones balance.
 
   Args:
@@ -468,12 +473,12 @@ def mesh_sections(
   """
   chosen = []
   for role, key, attempt, name in (
-      ("trainer", "mesh", meshes.try_trainer, topologies[0]),
-      ("a searcher", "search.mesh", meshes.try_searcher, topologies[-1]),
+      ("trainer", "mesh", mesh_search.try_trainer, topologies[0]),
+      ("a searcher", "search.mesh", mesh_search.try_searcher, topologies[-1]),
   ):
     tried = [*attempt(config, targets.devices(name), workdir)]
-    yield f"meshes of {role} on {name}", meshes.rows(key, tried)
-    chosen.append(meshes.best(tried))
+    yield f"meshes of {role} on {name}", mesh_search.rows(key, tried)
+    chosen.append(mesh_search.best(tried))
   if not all(chosen):
     return
   train_s, sample_s = (candidate.seconds for candidate in chosen)
@@ -497,7 +502,7 @@ def mesh_sections(
 
 def _proposal(
     config: ml_collections.ConfigDict, name: str
-) -> tuple[str, sections.TableRows]:
+) -> tuple[str, titled_rows.TableRows]:
   """Sets the meshes for hardware of `config/hardware.py`; returns them.
 
   Raises:
@@ -568,7 +573,7 @@ def plan(
     config: ml_collections.ConfigDict,
     workdir: str | None,
     operands: Sequence[str] = (),
-) -> Iterator[tuple[str, sections.TableRows]]:
+) -> Iterator[tuple[str, titled_rows.TableRows]]:
   """Yields the plan as titled rows.
 
   Args:
@@ -589,7 +594,7 @@ def plan(
       f"{math.prod(mesh.values())}:"
       f" {' x '.join(f'{axis} {n}' for axis, n in mesh.items())}"
   )
-  c = sizes.model_of(config)
+  c = model_sizes.model_of(config)
   mesh = sharding.abstract_mesh(config.mesh, _CPU)
   model = transformer.make_model(c)
   params = sharding.abstract_params(model, mesh)
@@ -622,10 +627,13 @@ def plan(
       ("family", f"{c.family}, {c.num_layers} layers, width {c.width}"),
       ("vocabulary", f"{c.vocab_size:,}"),
       ("parameters", f"{num_params:,}, {c.param_dtype}"),
-      ("computes in", "{}: {}".format(*sizes.compute_dtype(config, device))),
+      (
+          "computes in",
+          "{}: {}".format(*model_sizes.compute_dtype(config, device)),
+      ),
   ]
   if math.prod(config.mesh.values()) > 1:
-    yield "sharding", sections.sharding_rows(params)
+    yield "sharding", titled_rows.sharding_rows(params)
   yield "batch", batch_rows(config)
   yield "disk of the run directory", disk_rows(config)
   if "--meshes" in operands:
@@ -652,4 +660,4 @@ def run(
   Returns:
     0; 2 where the config cannot be used, does not divide or does not fit.
   """
-  return sections.show(plan(config, workdir, operands))
+  return titled_rows.show(plan(config, workdir, operands))

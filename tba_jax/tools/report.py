@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from tba_jax.monitor.report import build
 from tba_jax.monitor.report import compare
+from tba_jax.monitor.report import page
 from tba_jax.system import bucket
 from tba_jax.system import processes
 
@@ -35,7 +35,7 @@ def run(
     wanted = [bucket.stage(run, "report", key="operand") for run in wanted]
     paths = compare.find_runs(wanted)
     if len(paths) == 1:
-      path = build.write_report(paths[0])
+      path = page.write_report(paths[0])
       bucket.send(paths[0], "report.html", "trace.json")
     else:
       path = compare.write_comparison(paths)

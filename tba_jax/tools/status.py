@@ -17,7 +17,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.monitor import run_state
 from tba_jax.monitor import text
 from tba_jax.monitor.report import diagnosis
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import tables
 from tba_jax.system import jsonl
 from tba_jax.system import processes
@@ -34,7 +34,7 @@ _NO_STORE = {"generation": 0}
 
 
 def read_store(
-    run_info: run_directory.Run, deadline_s: float
+    run_info: run_directory.RunInfo, deadline_s: float
 ) -> tuple[dict[str, Any] | None, str]:
   """Returns the live state in the run's store, and a note on its source.
 
@@ -112,7 +112,9 @@ def run(
   console.print(panel.render_view(state))
   read = lambda name: jsonl.read_jsonl(pathlib.Path(workdir) / name)
   happened = diagnosis.incidents(
-      load.Run(lines=read("metrics.jsonl"), events=read("events.jsonl"))
+      run_reader.RunData(
+          lines=read("metrics.jsonl"), events=read("events.jsonl")
+      )
   )
   if happened:
     console.print(rich.text.Text("what happened", "bold"))

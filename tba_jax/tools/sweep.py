@@ -33,7 +33,7 @@ from scipy import special
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.monitor import run_directory
 from tba_jax.programs import inline
 from tba_jax.programs import sft
@@ -125,7 +125,7 @@ class Lag:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class SweepRun:
   """A run of a sweep.
 
   objective: name in `config.sweep.objectives`.
@@ -145,7 +145,7 @@ class Run:
     return f"{self.objective}-{lag}-seed{self.seed}"
 
 
-class Interrupted(Exception):
+class SweepInterrupted(Exception):
   """`should_stop` was true before the run was done."""
 
 
@@ -166,7 +166,7 @@ class Bench:
 
   def run(
       self,
-      run: Run,
+      run: SweepRun,
       *,
       should_stop: Callable[[], bool] = lambda: False,
   ) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Bench:
 
     def should_end() -> bool:
       if should_stop():
-        raise Interrupted(f"{name}: stopped at step {len(metrics)}")
+        raise SweepInterrupted(f"{name}: stopped at step {len(metrics)}")
       return diverged_step is not None
 
     def measure(step: int, draw: Any, step_metrics: Mapping[str, Any]) -> None:
@@ -271,7 +271,7 @@ class Bench:
 
 def expand_runs(
     config: ml_collections.ConfigDict,
-) -> list[Run]:
+) -> list[SweepRun]:
   """Returns the runs in their order: a whole seed, then the next.
 
   Raises:
@@ -300,12 +300,12 @@ def expand_runs(
       for name, overrides in recipes.items()
   }
   return [
-      Run(name, lag, seed, configs[name])
+      SweepRun(name, lag, seed, configs[name])
       for seed, name, lag in itertools.product(seeds, recipes, lags)
   ]
 
 
-def run_settings(run: Run) -> dict[str, Any]:
+def run_settings(run: SweepRun) -> dict[str, Any]:
   """Returns the settings that a run's result depends on, by config key."""
   values = load.flatten(run.config.to_dict())
   parts = ("task.", "tokenizer.", "model.", "sft.", "sampling.", "loss.",
@@ -316,13 +316,13 @@ def run_settings(run: Run) -> dict[str, Any]:
   return {k: v for k, v in values.items() if k.startswith(parts)}
 
 
-def result_path(workdir: str | pathlib.Path, run: Run) -> pathlib.Path:
+def result_path(workdir: str | pathlib.Path, run: SweepRun) -> pathlib.Path:
   """Returns the file of a run's result, which is written atomically."""
   return pathlib.Path(workdir) / "runs" / f"{run.name}.json"
 
 
 def read_result(
-    workdir: str | pathlib.Path, run: Run
+    workdir: str | pathlib.Path, run: SweepRun
 ) -> Mapping[str, Any] | None:
   """Returns the result of a run, None if it is not done.
 
@@ -479,7 +479,7 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_cells(
-    runs: Sequence[Run],
+    runs: Sequence[SweepRun],
     results: Mapping[str, Mapping[str, Any]],
     quantity: str,
 ) -> dict[tuple[str, Lag], Cell]:
@@ -510,7 +510,7 @@ def table_cells(
 
 
 def markdown_table(
-    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[SweepRun], results: Mapping[str, Mapping[str, Any]]
 ) -> str:
   """Returns one table: a row for each objective and lag."""
   columns = [table_cells(runs, results, name) for name, _, _ in QUANTITIES]
@@ -531,7 +531,7 @@ def markdown_table(
 
 
 def plot_table(
-    runs: Sequence[Run],
+    runs: Sequence[SweepRun],
     results: Mapping[str, Mapping[str, Any]],
     path: str | pathlib.Path,
 ) -> None:
@@ -589,7 +589,7 @@ def _line(texts: Sequence[str]) -> str:
 
 
 def progress_table(
-    runs: Sequence[Run], results: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[SweepRun], results: Mapping[str, Mapping[str, Any]]
 ) -> rich.table.Table:
   """Returns objectives by lags; in a cell the mean reward and the seeds."""
   name, title, digits = QUANTITIES[0]
@@ -674,7 +674,7 @@ def run(
 class _Progress:
   """Prints runs as they are done; keeps sweep.md and sweep.png up to date."""
 
-  def __init__(self, workdir: str, runs: Sequence[Run]):
+  def __init__(self, workdir: str, runs: Sequence[SweepRun]):
     self._workdir = workdir
     self._runs = runs
     self._started = time.monotonic()
@@ -702,7 +702,7 @@ class _Progress:
 def _sweep(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[Run],
+    runs: Sequence[SweepRun],
     stop: threading.Event,
 ) -> int:
   """Makes what is missing, then writes table and plot."""
@@ -746,7 +746,7 @@ def _print_fine_tuning(step: int, num_steps: int, _: dict[str, float]) -> None:
 def _make_runs(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[Run],
+    runs: Sequence[SweepRun],
     stop: threading.Event,
     progress: _Progress | None = None,
 ) -> None:
@@ -758,7 +758,7 @@ def _make_runs(
 def _make_missing(
     config: ml_collections.ConfigDict,
     workdir: str,
-    runs: Sequence[Run],
+    runs: Sequence[SweepRun],
     stop: threading.Event,
     progress: _Progress | None,
     closing: contextlib.ExitStack,
@@ -775,7 +775,7 @@ def _make_missing(
         closing.callback(bench.close)
       try:
         result = bench.run(one, should_stop=stop.is_set)
-      except Interrupted:
+      except SweepInterrupted:
         return
       jsonl.atomic_write_json(
           result_path(workdir, one),
@@ -786,7 +786,7 @@ def _make_missing(
 
 
 @contextlib.contextmanager
-def claim(workdir: str, one: Run) -> Iterator[bool]:
+def claim(workdir: str, one: SweepRun) -> Iterator[bool]:
   """Locks a run; yields False if another process has it."""
   path = result_path(workdir, one).with_suffix(".lock")
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -850,14 +850,16 @@ def _end(workers: Sequence[subprocess.Popen]) -> None:
       worker.wait()
 
 
-def _read_results(workdir: str, runs: Sequence[Run]) -> Results:
+def _read_results(workdir: str, runs: Sequence[SweepRun]) -> Results:
   by_name = {run.name: read_result(workdir, run) for run in runs}
   return {
       name: result for name, result in by_name.items() if result is not None
   }
 
 
-def _write_report(workdir: str, runs: Sequence[Run], results: Results) -> None:
+def _write_report(
+    workdir: str, runs: Sequence[SweepRun], results: Results
+) -> None:
   folder = pathlib.Path(workdir)
   partial = folder / ".sweep.md"
   partial.write_text(markdown_table(runs, results))

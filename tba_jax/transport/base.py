@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
-from tba_jax.system import worker
+from tba_jax.system import background
 
 
 class TransportError(RuntimeError):
@@ -111,7 +111,7 @@ class Transport(abc.ABC):
     """Disconnects without blocking; no other call may follow."""
 
 
-def check_thread(thread: worker.Worker, what: str) -> None:
+def check_thread(thread: background.Thread, what: str) -> None:
   """Raises TransportError if a thread has failed."""
   try:
     thread.check()
@@ -119,7 +119,7 @@ def check_thread(thread: worker.Worker, what: str) -> None:
     raise TransportError(f"{what} has ended: {error}") from error
 
 
-def close_thread(thread: worker.Worker, what: str) -> None:
+def close_thread(thread: background.Thread, what: str) -> None:
   """Ends a thread; logs its error, or that it runs on, and raises none."""
   try:
     thread.close()

@@ -139,7 +139,7 @@ OPERATIONS: Operations = types.MappingProxyType(
 
 
 def connect(run: Any, deadline_s: float) -> "KvTransport":
-  """Returns a new client of the store of a `run_directory.Run`."""
+  """Returns a new client of the store of a `run_directory.RunInfo`."""
   return KvTransport(
       run.finder,
       deadline_s=deadline_s,

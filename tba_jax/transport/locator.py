@@ -21,8 +21,8 @@ import threading
 import time
 from typing import Any
 
+from tba_jax.system import background
 from tba_jax.system import jsonl
-from tba_jax.system import worker
 from tba_jax.transport import wire
 
 FILE_NAME = "locator.json"
@@ -192,7 +192,7 @@ class Announcer:
     self.port = self._socket.getsockname()[1]
     # Open connections, oldest first.
     self._writers: dict[asyncio.StreamWriter, None] = {}
-    self._worker = worker.Worker(
+    self._worker = background.Thread(
         "announcer", lambda stop: asyncio.run(self._serve(stop)), close_s=5.0
     )
 

@@ -68,7 +68,7 @@ class WireError(ValueError):
 
 
 class RunIdentity(NamedTuple):
-  """The fields of `run_directory.Run` that are in messages, or their place.
+  """The fields of `run_directory.RunInfo` that are in messages, or their place.
 
   run_id: id in all messages.
   secret: key of their hashes.

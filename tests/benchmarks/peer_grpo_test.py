@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import peer_grpo
 from tba_jax.config import variants
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 instructions = variants.import_config("configs/instructions.py")
 
@@ -86,7 +86,7 @@ class PeerGrpoTest(absltest.TestCase):
 
   def test_rewards_completions_of_a_task_that_ended(self):
     config = instructions.get_config()
-    task = build.make_task(config.task)
+    task = task_table.make_task(config.task)
     texts = [base.reference_text(task, "train", index) for index in (3, 5)]
     reward_fn = peer_grpo.make_task_rewards(
         {"task": config.task.to_dict(), "stop_ids": [2]}

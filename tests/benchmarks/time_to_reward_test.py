@@ -12,7 +12,7 @@ from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base
-from tba_jax.tasks import build as tasks_build
+from tba_jax.tasks import task_table as tasks_build
 
 countdown = variants.import_config("configs/countdown.py")
 

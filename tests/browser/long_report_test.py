@@ -11,7 +11,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.monitor.report import build
+from tba_jax.monitor.report import page
 from tests.browser import chromium
 from tests.monitor.report import fake_run
 
@@ -46,7 +46,7 @@ class LongReportTest(absltest.TestCase):
       for _ in range(50):
         sample = {"step": NUM, "prompt": LONG, "completion": LONG, "reward": 0}
         file.write(json.dumps(sample) + "\n")
-    cls.page = build.write_report(run)
+    cls.page = page.write_report(run)
 
   def test_page_has_a_bounded_size_and_number_of_elements(self):
     size = self.page.stat().length

@@ -12,8 +12,8 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.monitor.report import build
 from tba_jax.monitor.report import compare
+from tba_jax.monitor.report import page
 from tests.browser import chromium
 from tests.monitor.report import fake_run
 from tests.monitor.report import page as page_lib
@@ -63,7 +63,7 @@ class ReportBrowserTest(absltest.TestCase):
           "reward": 1.0,
       }
       f.write(json.dumps(episode) + "\n")
-    cls.page = build.write_report(run)
+    cls.page = page.write_report(run)
     other = cls.folder / "rloo"
     fake_run.make_run(str(other), num_steps=200, finished=False, seed=1)
     config = fake_run.config()

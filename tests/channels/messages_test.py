@@ -133,9 +133,7 @@ class RejectTest(parameterized.TestCase):
   def test_group_is_rejected_for_its_content(self, reason, changes):
     group = make_group()
     self.assertIsNone(self.reason(group))
-    self.assertEqual(
-        self.reason(dataclasses.replace(group, **changes)), reason
-    )
+    self.assertEqual(self.reason(dataclasses.replace(group, **changes)), reason)
 
   def test_malformed_reference_logprobs_are_refused(self):
     group = with_ref_logprobs(make_group())

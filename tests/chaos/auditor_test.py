@@ -10,7 +10,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax import types
-from tba_jax.replay import difficulty
+from tba_jax.replay import curriculum
 from tests.chaos import auditor
 
 N, S = 10, 4  # Prompts, and completions of each.
@@ -41,7 +41,7 @@ class OrderTest(parameterized.TestCase):
 
   def run_order(self, weight, num_positions):
     """Returns the kept positions of a run that samples in order."""
-    order = difficulty.DifficultyOrder(
+    order = curriculum.CurriculumOrder(
         N,
         seed=3,
         weight=weight,

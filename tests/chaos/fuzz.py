@@ -513,7 +513,7 @@ class _Map(base.Transport):
 
 
 def _params(folder: pathlib.Path) -> Format:
-  run = run_directory.Run(folder, "run", folder, _SECRET)
+  run = run_directory.RunInfo(folder, "run", folder, _SECRET)
   leaves = {
       "a": np.arange(300, dtype=np.float32),
       "b": np.arange(12, dtype=np.int32).reshape(3, 4),

@@ -282,7 +282,7 @@ def _training(
     config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     settings: dict[str, Any],
-) -> Iterator[tuple[Callable[[], int], run_directory.Run]]:
+) -> Iterator[tuple[Callable[[], int], run_directory.RunInfo]]:
   """Runs `train`; yields a function for its step, and the run."""
   config = config.copy_and_resolve_references()
   config.update_from_flattened_dict(settings)

@@ -15,7 +15,7 @@ from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import schedules
 from tba_jax.policy import prompt_preview
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import hub_cache
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -621,7 +621,7 @@ class RightTest(parameterized.TestCase):
     super().setUpClass()
     # Many configs have the same task; making its data takes a second.
     made = {}
-    make = build.make_task
+    make = task_table.make_task
 
     def make_once(config_task):
       key = repr(sorted(dict(config_task).items()))
@@ -629,7 +629,7 @@ class RightTest(parameterized.TestCase):
         made[key] = make(config_task)
       return made[key]
 
-    cls.enterClassContext(mock.patch.object(build, "make_task", make_once))
+    cls.enterClassContext(mock.patch.object(task_table, "make_task", make_once))
 
   @parameterized.parameters(
       *(name for name in _CONFIGS

@@ -81,7 +81,7 @@ class UsersTest(absltest.TestCase):
             "config/stages.py",
             "monitor/report/compare.py",
             "programs/roles.py",
-            "tools/replay.py",
+            "tools/rerun.py",
             "tools/sweep.py",
         },
     )

@@ -17,7 +17,7 @@ from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.models import checks
 from tba_jax.policy import sharding
-from tba_jax.tools import held
+from tba_jax.tools import memory_model
 from tba_jax.tools import plan
 from tests.support import hub_cache
 
@@ -140,7 +140,7 @@ class HardwareTest(parameterized.TestCase):
   def test_bytes_a_param_are_those_held(self, spec, name):
     config, here = self.load(spec, name), hardware.HARDWARE[name]
     config.trainer.num_processes = 1
-    own = held.trainer(config, _one_device(here))
+    own = memory_model.trainer(config, _one_device(here))
     needed = hardware.bytes_a_param(config, here)
     count = sum(x.size for x in jax.tree.leaves(own.params))
     left_out = {model.source.name for model in own.frozen}
@@ -158,7 +158,7 @@ class HardwareTest(parameterized.TestCase):
     # A value model has no unembedding.
     self.assertBetween(size / count / expected, 0.95, 1.05)
 
-    own = held.searcher(config, _one_device(here))
+    own = memory_model.searcher(config, _one_device(here))
     names = [n for n in own.held if n.startswith(_PARAMS)]
     size = sum(own.held[name] for name in names)
     # Without adapters versions in bfloat16 count as float32.

@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from tba_jax.config import load as load_lib
 from tba_jax.config import settings
 from tba_jax.config import variants
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FILE = """
@@ -73,7 +73,7 @@ class LoadConfigTest(parameterized.TestCase):
     task = load_lib.load_config(str(self.path)).task
     self.assertEqual(
         task.to_dict(),
-        {**build.find("countdown").FIELDS, "min_solutions": 3,
+        {**task_table.find("countdown").FIELDS, "min_solutions": 3,
          "name": "countdown"},
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ class LoadConfigTest(parameterized.TestCase):
     )
     self.assertEqual(
         config.task.to_dict(),
-        {**build.find("arithmetic").FIELDS, "max_number": 9,
+        {**task_table.find("arithmetic").FIELDS, "max_number": 9,
          "name": "arithmetic"},
     )  # fmt: skip
 

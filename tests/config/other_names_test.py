@@ -14,7 +14,7 @@ from tba_jax.config import other_names
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.system import processes
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import base_config
 
 
@@ -22,7 +22,7 @@ class OtherNamesTest(parameterized.TestCase):
 
   def test_every_name_has_a_setting_and_is_none(self):
     config = load.flatten(settings.get_config())
-    tasks = {f"task.{name}" for name in build.fields("custom")}
+    tasks = {f"task.{name}" for name in task_table.fields("custom")}
     for theirs, (ours, _) in other_names.NAMES.items():
       self.assertIn(ours, {*config, *tasks})
       self.assertNotIn(theirs, config)

@@ -16,7 +16,7 @@ import pytest
 from tba_jax.config import differences
 from tba_jax.config import settings
 from tba_jax.config import validate
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
 from tba_jax.models import family as family_lib
 from tba_jax.models import heads
@@ -30,8 +30,8 @@ from tba_jax.policy import sharding
 from tba_jax.replay import buffer
 from tba_jax.system import rules
 from tba_jax.tasks import arithmetic
-from tba_jax.tasks import build as build_task
 from tba_jax.tasks import settings as task_settings
+from tba_jax.tasks import task_table as build_task
 from tba_jax.transport import locator
 from tests.models import hf_case
 from tests.support import base_config
@@ -112,7 +112,7 @@ class RangesTest(parameterized.TestCase):
     self.assertContainsSubset(task_settings.NAMING_FILES, fields)
 
   @parameterized.parameters(
-      ("loss.name", lambda: build.OBJECTIVES),
+      ("loss.name", lambda: objective_table.OBJECTIVES),
       ("model.family", lambda: family_lib.FAMILIES),
       ("replay_filter.evict", lambda: buffer.EVICTION_RULES),
   )
@@ -129,7 +129,7 @@ class RangesTest(parameterized.TestCase):
         mock.patch.object(writers, "WandbWriter") as wandb,
     ):
       workdir = pathlib.Path(self.create_tempdir().full_path)
-      run = run_directory.Run(workdir, "", workdir, b"")
+      run = run_directory.RunInfo(workdir, "", workdir, b"")
       writers.Writers(config, run, 0, lambda *_: None).close()
     for made in (csv, tensorboard, trackio, wandb):
       made.assert_called_once()

@@ -17,7 +17,7 @@ import ml_collections
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.system import rules
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import base_config
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -138,8 +138,8 @@ class WrongValuesTest(absltest.TestCase):
       )
 
   def test_wrong_fields_of_tasks_are_refused_with_their_key(self):
-    for name in build.TASKS:
-      fields = build.fields(name)
+    for name in task_table.TASKS:
+      fields = task_table.fields(name)
       for i in range(max(len([*_wrong(v)]) for v in fields.values())):
         changes = {
             f"task.{field}": [*_wrong(default)][i]

@@ -18,7 +18,7 @@ from tba_jax import types
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import reference as reference_lib
+from tba_jax.policy import reference_policy as reference_lib
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
 from tba_jax.tasks import base

@@ -13,15 +13,15 @@ from tba_jax.evaluation import reward_judge
 from tba_jax.models import heads
 from tba_jax.models import hf
 from tba_jax.models import tokenizer
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges
-from tba_jax.rewards import reward_model
+from tba_jax.rewards import reward_scorer
 from tests.support import base_config
 from tests.support import fakes
 from tests.support import tiny_model
 
-Text = reward_model.Text
+Text = reward_scorer.Text
 TOKENIZER = tokenizer.word_level(list("abcdefghijklm"), ".")
 
 
@@ -37,7 +37,7 @@ class _LastToken:
 def _scorer(model=None, params=1.0, **changes):
   settings = dict(max_prompt_tokens=4, max_completion_tokens=4, batch_size=3)
   model = model or _LastToken()
-  return reward_model.RewardScorer(
+  return reward_scorer.RewardScorer(
       model.rewards, params, TOKENIZER, **{**settings, **changes}
   )
 
@@ -93,11 +93,11 @@ class ScorerTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, r"config\.reward\.model=.*no model"
     ):
-      frozen.load_scorer(config, "reward.model", folder)
+      frozen_models.load_scorer(config, "reward.model", folder)
     model = tiny_model.make_model()
     hf.save(folder, model.config, tiny_model.init_params(model), TOKENIZER)
     with self.assertRaisesRegex(ValueError, "gives 0 labels; allowed a model"):
-      frozen.load_scorer(config, "reward.model", folder)
+      frozen_models.load_scorer(config, "reward.model", folder)
 
 
 class JudgeTest(absltest.TestCase):
@@ -114,7 +114,7 @@ class JudgeTest(absltest.TestCase):
 
   def ask(self, judge, *completions, stopped=False):
     return judge.judge(
-        [judges.Request("train", 0, text, stopped) for text in completions]
+        [judges.JudgeRequest("train", 0, text, stopped) for text in completions]
     )
 
   def test_the_reward_is_the_raw_score(self):
@@ -184,7 +184,9 @@ class ComparerTest(absltest.TestCase):
 
   def comparisons(self, *completions):
     return [
-        comparers.Comparison("ab", judges.Request("held_out", 0, c, False), "g")
+        comparers.Comparison(
+            "ab", judges.JudgeRequest("held_out", 0, c, False), "g"
+        )
         for c in completions
     ]
 

@@ -12,7 +12,7 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.rewards import tools
+from tba_jax.environments import tool_environment
 from tba_jax.system import user_code
 
 _FILE = pathlib.Path(__file__).parents[2] / "examples" / "gsm8k_calculator.py"
@@ -25,7 +25,7 @@ def load(name):
 
 def demonstrate(make, seed):
   """Returns who said what in a demonstration, and its reward."""
-  environment = tools.wrap(make())
+  environment = tool_environment.wrap(make())
   said, reward, done = [environment.reset(seed=seed)], 0.0, False
   while not done:
     turn = environment.demonstrate()
@@ -51,7 +51,7 @@ class Gsm8kCalculatorTest(parameterized.TestCase):
   def test_sums(self, expression, value):
     self.assertEqual(load("value_of")(expression), value)
 
-  def test_made_up_solutions_are_right(self):
+  def test_synthetic_solutions_are_right(self):
     make, counts = load("MadeUp"), []
     for seed in range(200):
       said, reward = demonstrate(make, seed)

@@ -15,7 +15,7 @@ from tba_jax.learning import agreement
 from tba_jax.learning import cluster as cluster_lib
 from tba_jax.monitor import metrics
 from tba_jax.policy import policy
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tests.support import base_config
@@ -89,7 +89,7 @@ class CheckHostsTest(parameterized.TestCase):
     whole = _settings().items()
     left_out = {k: v for k, v in whole if not k.startswith("task.")}
     left_out["task.name"] = "gsm8k"
-    fields = build.fields("gsm8k")
+    fields = task_table.fields("gsm8k")
     given = left_out | {f"task.{name}": v for name, v in fields.items()}
     for pair in ((left_out, given), (given, left_out)):
       differences.check_hosts(*pair, _SIDES, searcher=False)

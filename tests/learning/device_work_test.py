@@ -18,7 +18,7 @@ from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.policy import lora
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import sharding
 from tba_jax.programs import replica
 from tba_jax.system import processes
@@ -82,7 +82,9 @@ class DeviceWorkTest(parameterized.TestCase):
       )
       return state, {"loss": batch.rewards.sum()}
 
-    self.reference = mock.create_autospec(reference.Reference, instance=True)
+    self.reference = mock.create_autospec(
+        reference_policy.Reference, instance=True
+    )
     self.reference.name = "a reference"
     self.reference.logprobs.side_effect = lambda *args: jnp.zeros(args[2].shape)
     return device_work.DeviceWork(
@@ -291,7 +293,9 @@ class DeviceWorkTest(parameterized.TestCase):
     params = tiny_model.init_params(model)
     mesh = sharding.make_mesh(config.mesh)
     make = lambda: device_work.make_reference(config, policy, params, mesh)
-    with mock.patch.object(reference, "Reference", autospec=True) as made:
+    with mock.patch.object(
+        reference_policy, "Reference", autospec=True
+    ) as made:
       make()
       config.reference.role = "searcher"
       make()

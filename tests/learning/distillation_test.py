@@ -19,7 +19,7 @@ from tba_jax.learning import group_reference
 from tba_jax.learning import host_state
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import inline
 from tba_jax.tools import step_file
@@ -156,8 +156,8 @@ class DistillationTest(absltest.TestCase):
     with self.assertRaisesRegex(
         ValueError, "reference.init=.*token.*allowed a model with the policy's"
     ):
-      frozen.load_reference(config, other, None)
-    same, _ = frozen.load_reference(config, self.tokenizer, None)
+      frozen_models.load_reference(config, other, None)
+    same, _ = frozen_models.load_reference(config, self.tokenizer, None)
     self.assertEqual(same.config.width, 24)
 
   def test_refuses_a_teacher_that_would_move_or_not_be_read(self):

@@ -15,7 +15,7 @@ import pytest
 from tba_jax.learning import batches
 from tba_jax.learning import group_reference
 from tba_jax.learning import packing
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tests.support import tiny_model
 
 P, S, T = 3, 2, 5
@@ -85,7 +85,7 @@ class GroupReferenceTest(parameterized.TestCase):
     with jax.log_compiles(), self.assertNoLogs("jax", logging.WARNING):
       found = ours.start(prompts, tokens, lengths, masks)()
     self.assertLen(found, count)
-    whole = reference.Reference(self.model, self.params, temperature=0.7)
+    whole = reference_policy.Reference(self.model, self.params, temperature=0.7)
     batch = batches.pad_sequences(
         [
             (prompt, [row[:n] for row, n in zip(group, ends)])

@@ -15,9 +15,9 @@ import pytest
 
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
-from tba_jax.losses import build
-from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
+from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
 from tba_jax.policy import sharding
 from tests.support import table_policy
@@ -35,7 +35,7 @@ def evaluate_all(params, batches):
           params,
           batches[name],
       )
-      for name in build.OBJECTIVES
+      for name in objective_table.OBJECTIVES
   }
 
 
@@ -47,7 +47,7 @@ def accumulate_all(params, batch, *, size):
   micro_batches = train_step.cut_micro_batches(
       batch, config.train, sharding.make_mesh(config.mesh)
   )
-  for name in build.OBJECTIVES:
+  for name in objective_table.OBJECTIVES:
     config = table_policy.make_config(name=name, ratio_clip=0.2)
     value_model = table_policy.value_model_of(config)
     loss_params = table_policy.make_loss_params(config)
@@ -107,7 +107,7 @@ class ObjectivesTest(parameterized.TestCase):
     cls.batch = make_batch()
     cls.params = table_policy.make_params(0)
     cls.found = evaluate_all(
-        cls.params, dict.fromkeys(build.OBJECTIVES, cls.batch)
+        cls.params, dict.fromkeys(objective_table.OBJECTIVES, cls.batch)
     )
 
   def test_all_have_the_metrics_of_tb(self):

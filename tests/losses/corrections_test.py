@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings
-from tba_jax.losses import build
 from tba_jax.losses import corrections
+from tba_jax.losses import objective_table
 
 # Ratios of tokens, and of the two completions: 1.5 * 0.5 and 0.9 * 4.
 RATIO_BxKxT = jnp.array([[[1.5, 0.5], [0.9, 4.0]]])
@@ -134,7 +134,7 @@ class FactorsTest(chex.TestCase):
     self.assertEqual(changed.sum(), n)
 
   def test_all_corrections_are_tried_above(self):
-    for name in build.CORRECTIONS:
+    for name in objective_table.CORRECTIONS:
       factor, _ = corrections.factors(
           jnp.ones((1, 2, 2)),
           jnp.ones((1, 2)),
@@ -256,10 +256,10 @@ class ReadTest(parameterized.TestCase):
 
     readers = [
         name
-        for name in build.CORRECTIONS
+        for name in objective_table.CORRECTIONS
         if not np.array_equal(factors(name), factors(name, **{key: value}))
     ]
-    self.assertCountEqual(readers, build.READ_BY_CORRECTIONS[key])
+    self.assertCountEqual(readers, objective_table.READ_BY_CORRECTIONS[key])
 
   def test_a_clip_of_the_objective_s_own_needs_its_bound(self):
     c = settings.get_config().loss
@@ -269,7 +269,7 @@ class ReadTest(parameterized.TestCase):
         ("flowrl", 0.0, "truncate_sequence"),
     ):
       c.update(name=name, ratio_clip=clip)
-      self.assertEqual(build.correction(c), expected)
+      self.assertEqual(objective_table.correction(c), expected)
 
 
 if __name__ == "__main__":

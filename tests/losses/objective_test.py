@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax.losses import build
 from tba_jax.losses import distillation
-from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
+from tba_jax.losses import objective_table
 from tests.support import table_policy
 
 B, K, T, V = table_policy.B, table_policy.K, table_policy.T, table_policy.V
@@ -343,12 +343,14 @@ class ReadTest(parameterized.TestCase):
   )
   @pytest.mark.slow
   def test_values_that_change_a_loss(self, key, *values):
-    readers = [n for n in build.OBJECTIVES if self.is_read(n, key, values)]
-    self.assertCountEqual(readers, build.readers()[key])
+    readers = [
+        n for n in objective_table.OBJECTIVES if self.is_read(n, key, values)
+    ]
+    self.assertCountEqual(readers, objective_table.readers()[key])
 
   def test_settings_name_the_readers_of_models_and_log_z(self):
-    rows = build.OBJECTIVES.items()
-    readers = build.readers()
+    rows = objective_table.OBJECTIVES.items()
+    readers = objective_table.readers()
     for key in ("value_init", "value_learning_rate"):
       self.assertCountEqual(
           readers[key], [n for n, row in rows if row.has_values]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.models import experts
-from tba_jax.models import grouped
+from tba_jax.models import grouped_matmul
 from tests.models import hf_case
 
 R, D, F = 24, 16, 8
@@ -37,13 +37,13 @@ class GroupedTest(parameterized.TestCase):
   @parameterized.parameters("cpu", "gpu", "tpu")
   def test_products_and_gradients_are_those_of_each_row(self, platform):
     for name in ("tpu_sums", "gpu_products", "gpu_sums"):
-      kernel = functools.partial(getattr(grouped, name), interpret=True)
-      self.enter_context(mock.patch.object(grouped, name, kernel))
+      kernel = functools.partial(getattr(grouped_matmul, name), interpret=True)
+      self.enter_context(mock.patch.object(grouped_matmul, name, kernel))
     x, kernels, weights = _arrays((R, D), (len(SIZES), F, D), (R, F))
     sizes = jnp.asarray(SIZES, jnp.int32)
 
     def own(x, kernels):
-      out = grouped.product(platform, x, kernels, sizes)
+      out = grouped_matmul.product(platform, x, kernels, sizes)
       return jnp.sum(out * weights), out
 
     def plain(x, kernels):
@@ -59,12 +59,14 @@ class GroupedTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
   def test_tiles_of_a_gpu_that_do_not_divide(self, axis):
     """Runs begin within a tile, and so do columns end."""
-    self.enter_context(mock.patch.object(grouped, "GPU_TILE", (16, 16, 32)))
+    self.enter_context(
+        mock.patch.object(grouped_matmul, "GPU_TILE", (16, 16, 32))
+    )
     R, E, F, D = 90, 5, 40, 50
     x, kernels, other = _arrays((R, (F, D)[axis - 1]), (E, F, D), (R, F))
     sizes = np.array([0, 37, 1, 0, 33])
     run = np.repeat(np.arange(E), sizes)
-    found = grouped.gpu_products(
+    found = grouped_matmul.gpu_products(
         x, kernels, jnp.asarray(sizes), axis, interpret=True
     )
     spec = ("rf,rfd->rd", "rd,rfd->rf")[axis - 1]
@@ -72,7 +74,9 @@ class GroupedTest(parameterized.TestCase):
     np.testing.assert_allclose(found[: len(run)], expected, atol=1e-4)
     self.assertFalse(found[len(run) :].any())
     (inputs,) = _arrays((R, D))
-    sums = grouped.gpu_sums(other, inputs, jnp.asarray(sizes), interpret=True)
+    sums = grouped_matmul.gpu_sums(
+        other, inputs, jnp.asarray(sizes), interpret=True
+    )
     is_own = jax.nn.one_hot(run, E)
     expected = jnp.einsum(
         "re,rf,rd->efd", is_own, other[: len(run)], inputs[: len(run)]
@@ -83,7 +87,7 @@ class GroupedTest(parameterized.TestCase):
     shape = jax.ShapeDtypeStruct
     with self.assertRaisesRegex(ValueError, "lower config.train.micro_batch"):
       jax.eval_shape(
-          functools.partial(grouped.product, "gpu"),
+          functools.partial(grouped_matmul.product, "gpu"),
           shape((2**20, 2**11), jnp.bfloat16),
           shape((4, 8, 2**11), jnp.bfloat16),
           shape((4,), jnp.int32),

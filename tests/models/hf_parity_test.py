@@ -40,7 +40,7 @@ def setUpModule():
     )
 
 
-def _sampler(model, temperature: float) -> decode.Sampler:
+def _sampler(model, temperature: float) -> decode.JaxSampler:
   return sampler_case.make(
       model,
       temperature=temperature,

@@ -18,7 +18,7 @@ def _row(split, part=None, order=None):
   split = tuple(s if isinstance(s, tuple) else (s,) for s in split)
   if order is None:
     order = tuple(range(sum(map(len, split)) - (part is not None)))
-  return hf_names.Row("w", ("w",), (), split, part, order)
+  return hf_names.TensorRow("w", ("w",), (), split, part, order)
 
 
 # Kinds of rows: whole, transposed, split heads, fused in two ways.

@@ -78,7 +78,7 @@ class RecorderTest(absltest.TestCase):
     queue.generation = 5
     recorder = recorder_lib.Recorder(
         config,
-        run_directory.Run(self.workdir, "0a1b", self.workdir, b""),
+        run_directory.RunInfo(self.workdir, "0a1b", self.workdir, b""),
         epoch=3,
         queue=queue,
         tokenizer=fakes.FakeTokenizer(),

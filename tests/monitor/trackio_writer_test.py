@@ -36,7 +36,7 @@ class TrackioWriterTest(absltest.TestCase):
       with mock.patch.object(importlib, "import_module", return_value=package):
         made = writers.Writers(
             config,
-            run_directory.Run(workdir, "0a1b", workdir, b""),
+            run_directory.RunInfo(workdir, "0a1b", workdir, b""),
             step,
             lambda *event: events.append(event),
         )

@@ -29,7 +29,7 @@ class WritersTest(absltest.TestCase):
     self.events = []
     return writers.Writers(
         config,
-        run_directory.Run(self.workdir, "0a1b", self.workdir, b""),
+        run_directory.RunInfo(self.workdir, "0a1b", self.workdir, b""),
         2,
         lambda *event: self.events.append(event),
     )

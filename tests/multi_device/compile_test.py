@@ -21,9 +21,9 @@ from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.models import hf_config
 from tba_jax.policy import sharding
-from tba_jax.programs import sizes
+from tba_jax.programs import model_sizes
 from tba_jax.tools import compile as compile_lib
-from tba_jax.tools import held
+from tba_jax.tools import memory_model
 from tba_jax.tools import targets
 from tests.support import tiny_model
 
@@ -53,7 +53,7 @@ import json, sys
 from tba_jax.config import settings
 from tba_jax.learning import packing, train_step
 from tba_jax.policy import sharding
-from tba_jax.tools import compile, held
+from tba_jax.tools import compile, memory_model
 from tba_jax.system import hlo
 config = settings.get_config()
 config.init = sys.argv[2]
@@ -70,7 +70,7 @@ def tell(lowered):
   print(costs.collective_bytes, costs.flops)
 tell(compile.trainer(config, chips).programs["train_step"].lower())
 if config.mesh.fsdp == 8:
-  own = held.trainer(config, sharding.make_mesh(config.mesh, chips))
+  own = memory_model.trainer(config, sharding.make_mesh(config.mesh, chips))
   size = (rows, 1, 2, 64)
   batch = packing.abstract_batch(config, own.mesh, rows, size)
   step = train_step.make_train_step(config, own.model, own.mesh)
@@ -138,11 +138,13 @@ def check_agreement(
     config: ml_collections.ConfigDict,
     platform: str,
 ) -> None:
-  """Checks what the compiler says against `held`, on an abstract mesh."""
+  """Checks the compiler's bytes against `memory_model`, on an abstract mesh."""
   mesh = sharding.abstract_mesh(config.mesh, platform)
-  trainer = held.trainer(config, mesh)
-  mesh_sizes = held.searcher_sizes(config)
-  searcher = held.searcher(config, sharding.abstract_mesh(mesh_sizes, platform))
+  trainer = memory_model.trainer(config, mesh)
+  mesh_sizes = memory_model.searcher_sizes(config)
+  searcher = memory_model.searcher(
+      config, sharding.abstract_mesh(mesh_sizes, platform)
+  )
   test.assertEqual(compiled["held"]["trainer"], trainer.held)
   test.assertEqual(compiled["held"]["searcher"], searcher.held)
   programs = compiled["programs"]
@@ -155,7 +157,7 @@ def check_agreement(
       ),
   }
   for name, trees in arguments.items():
-    size = programs[name]["argument_bytes"] / held.num_bytes(trees)
+    size = programs[name]["argument_bytes"] / memory_model.num_bytes(trees)
     test.assertBetween(size, 1.0, 1.01 if platform == "cpu" else 1.5, name)
   # Gradients and activations are among the temporaries.
   least = sum(trainer.held.values()) + sum(trainer.step.values())
@@ -270,7 +272,7 @@ class CpuTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     compiled = json.loads((workdir / "compile.json").read_text())
     config = load.load_config(_CONFIG.partition("=")[2], settings_of)
-    check_agreement(self, compiled, sizes.on_cpu(config), "cpu")
+    check_agreement(self, compiled, model_sizes.on_cpu(config), "cpu")
 
 
 @absltest.skipIf(

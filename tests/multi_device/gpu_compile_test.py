@@ -31,7 +31,7 @@ import dataclasses, json, sys
 import jax
 from jax import numpy as jnp
 from tba_jax.config import settings
-from tba_jax.models import grouped
+from tba_jax.models import grouped_matmul
 from tba_jax.system import hlo
 from tba_jax.tools import compile
 
@@ -78,7 +78,7 @@ for num_devices in (1, 8):
   out[f"{target} ragged"] = dataclasses.asdict(found)
 
 def experts(x, kernels, sizes, grad):
-  run = lambda x, kernels: grouped.product("gpu", x, kernels, sizes)
+  run = lambda x, kernels: grouped_matmul.product("gpu", x, kernels, sizes)
   result, pull = jax.vjp(run, x, kernels)
   return result, *pull(grad)
 

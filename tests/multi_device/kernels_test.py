@@ -15,7 +15,7 @@ from tba_jax.config import settings
 from tba_jax.models import attention
 from tba_jax.models import cache
 from tba_jax.models import kernels
-from tba_jax.models import ragged
+from tba_jax.models import ragged_attention
 from tba_jax.models import sequence
 from tba_jax.policy import sharding
 from tests.support import cpu_devices
@@ -109,15 +109,17 @@ class RaggedTest(parameterized.TestCase):
     )
     shapes = []
 
-    def pages(q, pairs, *args, run=ragged.pages, **kwargs):
+    def pages(q, pairs, *args, run=ragged_attention.pages, **kwargs):
       shapes.append(pairs[0][0].shape)
       return run(q, pairs, *args, **kwargs)
 
     fn = sequence.split_tokens(
-        lambda *args: ragged.attend("pages", layer, updates, *args)[0],
+        lambda *args: ragged_attention.attend("pages", layer, updates, *args)[
+            0
+        ],
         *(mesh, ("data",), (), ("tensor",)),
     )
-    with mock.patch.object(ragged, "pages", pages):
+    with mock.patch.object(ragged_attention, "pages", pages):
       found = jax.jit(fn)(q, k, v)
     self.assertEqual(set(shapes), {own_shape})
     expected, _ = cache.attend(layer, updates, q, k, v)

@@ -65,13 +65,13 @@ class LoadingTest(parameterized.TestCase):
         dict(data=data, fsdp=fsdp, sequence=1, tensor=tensor)
     )
     shardings = sharding.param_shardings(mesh, self.model)
-    read, whole = [], hf_files.Files.read
+    read, whole = [], hf_files.WeightFiles.read
 
     def count(files, name, index):
       read.append(whole(files, name, index))
       return read[-1]
 
-    with mock.patch.object(hf_files.Files, "read", count):
+    with mock.patch.object(hf_files.WeightFiles, "read", count):
       _, params = hf.load(self.folder, shardings=shardings)
     chex.assert_trees_all_equal(params, self.params)
     jax.tree.map(
@@ -167,7 +167,7 @@ class LoadingTest(parameterized.TestCase):
         dict(data=data, fsdp=fsdp, sequence=1, tensor=8 // data // fsdp)
     )
     shardings = sharding.param_shardings(mesh, self.model)
-    make = lambda: decode.Sampler(
+    make = lambda: decode.JaxSampler(
         self.model,
         decode.Settings(
             temperature=1.0,

@@ -136,7 +136,7 @@ class SamplingTest(parameterized.TestCase):
         cls.policy, lora.ParamsMerger("", lambda params: params), place
     )
     settings = dataclasses.replace(SETTINGS, **changes)
-    sampler = decode.Sampler(cls.policy.model, settings)
+    sampler = decode.JaxSampler(cls.policy.model, settings)
     params = {
         version: sampler.put(params_fn(published.by_path(leaves)), place.model)
         for version, leaves in cls.params_of.items()
@@ -222,7 +222,7 @@ class SamplingTest(parameterized.TestCase):
       place = sharding.ONE_DEVICE
       if sizes:
         place = make_place(self.policy, **sizes)
-      sampler = decode.Sampler(self.policy.model, settings)
+      sampler = decode.JaxSampler(self.policy.model, settings)
       params = sampler.put(self.params_of[0], place.model)
       turns = scripted_turns.Scripted(20)
       found.append(sampler.sample(params, asked, version=0, turns=turns))
@@ -235,10 +235,10 @@ class SamplingTest(parameterized.TestCase):
   def test_a_prefill_is_shared_out(self):
     flops = []
     for sizes in ({}, dict(data=4)):
-      sampler = decode.Sampler(self.policy.model, SETTINGS)
+      sampler = decode.JaxSampler(self.policy.model, SETTINGS)
       place = make_place(self.policy, **sizes)
       params = sampler.put(self.params_of[0], place.model)
-      programs = slots_lib.Programs(
+      programs = slots_lib.SlotPrograms(
           self.policy.model, SETTINGS, slots_lib.params_sharding(params)
       )
       shape = SETTINGS.prefill_size, SETTINGS.max_prompt_tokens
@@ -283,11 +283,11 @@ class SplitVocabularyTest(parameterized.TestCase):
     mesh = make_mesh(data=2, tensor=2)
     shardings = sharding.param_shardings(mesh, model)
     params = jax.device_put(model.init(jax.random.PRNGKey(0)), shardings)
-    programs = slots_lib.Programs(
+    programs = slots_lib.SlotPrograms(
         model, SETTINGS, slots_lib.params_sharding(params)
     )
     state, count = programs.abstract_state, np.int32(3)
-    decode_params = decode.Sampler(model, SETTINGS).put(params)
+    decode_params = decode.JaxSampler(model, SETTINGS).put(params)
     prompts = np.zeros((SETTINGS.prefill_size, 4), np.int32)
     prefilled = jax.eval_shape(
         programs.prefill, decode_params, prompts, prompts.astype(np.float32)
@@ -360,7 +360,7 @@ class CarriersTest(parameterized.TestCase):
     params_fn = roles.make_params_fn(
         self.policy, lora.ParamsMerger("", lambda params: params), place
     )
-    sampler = decode.Sampler(self.policy.model, SETTINGS)
+    sampler = decode.JaxSampler(self.policy.model, SETTINGS)
     params = sampler.put(params_fn(found), place.model)
     chex.assert_trees_all_equal(params, sampler.put(self.params))
     # A program cuts them where they are.
@@ -370,7 +370,7 @@ class CarriersTest(parameterized.TestCase):
   def test_matrices_of_int8_are_put_on_the_mesh(self):
     place = make_place(self.policy, data=2, tensor=2)
     settings = dataclasses.replace(SETTINGS, weights="int8")
-    sampler = decode.Sampler(self.policy.model, settings)
+    sampler = decode.JaxSampler(self.policy.model, settings)
     params = sampler.put(jax.device_get(self.params), place.model)
     chex.assert_trees_all_equal(params, sampler.put(self.params))
     cut = sampler.put(jax.device_put(self.params, place.model))

@@ -21,7 +21,7 @@ from tba_jax.models import kernels
 from tba_jax.models import sequence
 from tba_jax.models import transformer
 from tba_jax.policy import lora
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import sharding
 from tba_jax.system import hlo
 from tests.support import cpu_devices
@@ -109,7 +109,7 @@ class TrainStepTest(parameterized.TestCase):
     model, mesh = tiny_model.make_model(), sharding.make_mesh(config.mesh)
     params = tiny_model.init_params(model)
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
-    make = lambda params, **kwargs: reference.Reference(
+    make = lambda params, **kwargs: reference_policy.Reference(
         model, params, temperature=0.7, **kwargs
     )
     run = lambda ref, batch: ref.logprobs(

@@ -43,7 +43,7 @@ for num_layers, scale, shared, weights, place in (
       num_kv_heads=8, head_dim=64, mlp_width=4096 * scale, vocab_size=1024,
       max_positions=512 * scale, compute_dtype="bfloat16")
   params = jax.eval_shape(model.init, jax.random.key(0))
-  settings = requests.Settings(
+  settings = requests.SamplingSettings(
       temperature=1.0, top_k=0, top_p=1.0, max_prompt_tokens=256 * scale,
       max_completion_tokens=256 * scale, num_rows=32 * scale, chunk_steps=8,
       pad_id=0, seed=0, most_rows_per_prompt=shared, weights=weights)

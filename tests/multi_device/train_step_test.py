@@ -17,7 +17,7 @@ from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs
 from tba_jax.policy import lora
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import sharding
 from tests.support import cpu_devices
 from tests.support import tiny_model
@@ -262,7 +262,7 @@ class MultiDeviceTest(parameterized.TestCase):
   def test_reference_stays_sharded_and_agrees(self):
     config, model, mesh, state = make_run("mixed")
     batch = tiny_model.make_batch(num_prompts=NUM_PROMPTS)
-    run = lambda params, batch: reference.Reference(
+    run = lambda params, batch: reference_policy.Reference(
         model, params, temperature=1.0
     ).logprobs(
         batch.prompt_tokens,

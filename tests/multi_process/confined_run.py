@@ -22,7 +22,7 @@ from tba_jax.config import settings
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool as pool_lib
 from tba_jax.system import processes
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 
 def main(
@@ -56,11 +56,11 @@ def main(
         "own": os.getpid(),
         "child": child.pid,
     }
-    more = {"command": ("-m", "tests.multi_process.reward_trouble")}
+    more = {"module": "tests.multi_process.reward_trouble"}
     if task:
       config.task = ml_collections.ConfigDict(task)
       load.make_paths_absolute(config)
-      build.make_task(config.task)  # As the role does, which has a cache.
+      task_table.make_task(config.task)  # As the role does, which has a cache.
       more = {}
     pool = pool_lib.Pool(
         config.task.to_dict()
@@ -72,7 +72,10 @@ def main(
         **more,
     )
     answers = pool.judge(
-        [judges.Request("train", 0, _filled(text, values)) for text in texts]
+        [
+            judges.JudgeRequest("train", 0, _filled(text, values))
+            for text in texts
+        ]
     )
     print(
         json.dumps(

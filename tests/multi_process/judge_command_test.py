@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 def _comparison(completion, reference, prompt="p"):
   return comparers.Comparison(
-      prompt, judges.Request("held_out", 0, completion), reference
+      prompt, judges.JudgeRequest("held_out", 0, completion), reference
   )
 
 
@@ -105,7 +105,7 @@ class CommandComparerTest(parameterized.TestCase):
     self.assertEqual(
         comparer.compare([_comparison("xx", "y", prompt="twice")])[0].win, 1.0
     )
-    self.assertTrue(comparer._child.has_output(30.0))
+    self.assertTrue(comparer._child.pipes.has_input(30.0))
     found = comparer.compare([_comparison("x", "yy"), _comparison("x", "yy")])
     self.assertEqual([v.failure for v in found], ["verdict", ""])
     self.assertEqual(found[1].win, 0.0)

@@ -29,7 +29,7 @@ from tba_jax.config import validate
 from tba_jax.monitor import run_directory
 from tba_jax.system import processes
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import harness
 
 _SETTINGS = {
@@ -144,7 +144,7 @@ class LockstepObjectivesTest(parameterized.TestCase):
 
   def write_values(self) -> str:
     """Returns a file with a reward for each training prompt."""
-    task = build.make_task(load.load_config(harness.CONFIG, []).task)
+    task = task_table.make_task(load.load_config(harness.CONFIG, []).task)
     lines = [
         json.dumps(
             {

@@ -10,7 +10,7 @@ import numpy as np
 from tba_jax.config import variants
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 math = variants.import_config("configs/math.py")
 
@@ -26,11 +26,13 @@ class MathPoolTest(absltest.TestCase):
     config.task.train = f"{_DATA}/train.jsonl"
     config.task.test = f"{_DATA}/test.jsonl"
     config.reward.num_workers = 1
-    task = build.make_task(config.task)
+    task = task_table.make_task(config.task)
     judge = pool.make_judge(config, self.create_tempdir().full_path, task)
     self.addCleanup(judge.close)
     texts = (r"\boxed{0.5}", _ENDLESS, r"\boxed{\frac{2}{4}}", r"\boxed{x}", "")
-    found = judge.judge([judges.Request("train", 1, text) for text in texts])
+    found = judge.judge(
+        [judges.JudgeRequest("train", 1, text) for text in texts]
+    )
     rewards = [one.reward for one in found]
     np.testing.assert_array_equal(rewards, [1.0, np.nan, 1.0, 0.0, 0.0])
     self.assertEqual(

@@ -93,7 +93,7 @@ class Sums(arithmetic.Arithmetic):
 
 # New file, its text, the table, and what is put before which of its lines.
 _ADDED = (
-    ("losses/half.py", _OBJECTIVE, "losses/build.py", {
+    ("losses/half.py", _OBJECTIVE, "losses/objective_table.py", {
         '    "rloo": Objective(': '    "half": Objective("half:half_loss", '
         "needs_beta=True),",
     }),
@@ -104,7 +104,7 @@ _ADDED = (
         '    "store": CarrierEntry(': '    "plain": CarrierEntry('
         '"plain:Plain", "one host"),',
     }),
-    ("tasks/sums.py", _TASK, "tasks/build.py", {
+    ("tasks/sums.py", _TASK, "tasks/task_table.py", {
         '    "tldr": ': '    "sums": "tba_jax.tasks.sums:Sums",',
     }),
 )  # fmt: skip

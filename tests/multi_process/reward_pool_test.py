@@ -21,10 +21,11 @@ from tba_jax.config import settings
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool as pool_lib
 from tba_jax.system import sandbox
+from tests.support import waiting
 
 
-def _request(text: str) -> judges.Request:
-  return judges.Request("train", 5, text)
+def _request(text: str) -> judges.JudgeRequest:
+  return judges.JudgeRequest("train", 5, text)
 
 
 def _settings(**changes) -> ml_collections.ConfigDict:
@@ -49,7 +50,7 @@ class PoolTest(parameterized.TestCase):
     pool = pool_lib.Pool(
         {"name": "trouble", "folder": folder},
         _settings(**changes),
-        command=("-m", "tests.multi_process.reward_trouble"),
+        module="tests.multi_process.reward_trouble",
         on_event=self.on_event,
     )
     self.addCleanup(pool.close)
@@ -85,7 +86,9 @@ class PoolTest(parameterized.TestCase):
     )
 
   def test_a_completion_that_was_cut_off_is_judged_as_such(self):
-    asked = [judges.Request("train", 5, "ok 1", stopped) for stopped in (1, 0)]
+    asked = [
+        judges.JudgeRequest("train", 5, "ok 1", stopped) for stopped in (1, 0)
+    ]
     self.assertEqual([j.reward for j in self.pool.judge(asked)], [1.0, 0.25])
 
   def test_takes_reasons_from_workers(self):
@@ -281,6 +284,21 @@ class PoolTest(parameterized.TestCase):
     self.assertNotEmpty(started)
     self.pool.close()
     self.assert_ended(started)
+
+  def test_worker_killed_while_idle_costs_no_completion(self):
+    self.judge("ok 1")
+    (process,) = psutil.Process().children()
+    process.kill()
+    waiting.wait_until(lambda: not waiting.is_running(process.pid))
+    self.assertEqual(self.judge("ok 2")[0].reward, 2.0)
+    self.assertEmpty(self.events)
+
+  def test_closed_worker_starts_no_process(self):
+    with self.pool._workers.hold() as worker:
+      self.pool.close()
+      answer = worker.call(["judge", "train", 5, "ok 1"])
+    self.assertEqual(answer["failure"], "start")
+    self.assertEmpty(psutil.Process().children())
 
   def test_the_default_worker_judges_a_task_of_ours(self):
     pool = pool_lib.Pool({"name": "arithmetic", "max_number": 3}, _settings())

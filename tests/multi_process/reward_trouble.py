@@ -18,7 +18,7 @@ import time
 from tba_jax.rewards import worker
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 
 # Starts in a third of the time of the fake task, which imports JAX.
@@ -222,8 +222,8 @@ def _connect(address: tuple[str, int] | str) -> str:
   return "network"
 
 
-build.TASKS = {
-    **build.TASKS,
+task_table.TASKS = {
+    **task_table.TASKS,
     "trouble": "tests.multi_process.reward_trouble:TroubleTask",
 }
 

@@ -155,7 +155,7 @@ class VllmTest(absltest.TestCase):
   def test_same_greedy_tokens_as_ours(self):
     url = self.serve("float32")
     theirs = self.make(url, temperature=0.0)
-    ours = decode.Sampler(self.model, self.settings(0.0))
+    ours = decode.JaxSampler(self.model, self.settings(0.0))
     found = theirs.sample(self.params, self.requests(1), version=3)
     wanted = ours.sample(self.params, self.requests(1), version=3)
     for a, b in zip(found, wanted):

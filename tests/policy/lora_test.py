@@ -30,7 +30,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.policy import checks
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.policy import settings as policy_settings
 from tba_jax.policy import sharding
 from tba_jax.programs import roles
@@ -240,7 +240,9 @@ class TrainTest(parameterized.TestCase):
     # Two moments of each, and counters.
     self.assertBetween(sizes(state.opt_state), 2 * trained, 2 * trained + 4)
     step = device_work.make_train_step(config, policy, mesh, base)
-    ref = reference.Reference(policy.model, base, temperature=1.0, copy=False)
+    ref = reference_policy.Reference(
+        policy.model, base, temperature=1.0, copy=False
+    )
     batch = tiny_model.make_batch()
     before = self.logprobs(ref, batch)
     state, metrics = step(state, batch)

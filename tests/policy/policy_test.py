@@ -250,7 +250,7 @@ class PolicyTest(absltest.TestCase):
         "explore.min_tokens=2",
     )
     policy = policy_lib.make_policy(config, self.workdir)
-    with mock.patch.object(decode, "Sampler", autospec=True) as made:
+    with mock.patch.object(decode, "JaxSampler", autospec=True) as made:
       policy_samplers.make_searcher_sampler(config, policy)
       policy_samplers.make_evaluation_sampler(config, policy)
       policy_samplers.make_sampler(config, policy)

@@ -207,5 +207,26 @@ class SplitRowsTest(absltest.TestCase):
     self.assertEqual(found[0].devices.tolist(), [[[[jax.devices()[0]]]]])
 
 
+class CutRowsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # data, fsdp, sequence, tensor; devices; data, fsdp, tensor of them.
+      ((8, 1, 1, 1), 4, (4, 1, 1)),
+      ((1, 16, 1, 1), 4, (1, 4, 1)),
+      ((1, 4, 1, 4), 4, (1, 1, 4)),
+      ((2, 4, 1, 2), 4, (1, 2, 2)),
+      # Axes that divide by six do not divide by four.
+      ((1, 6, 1, 1), 4, (2, 2, 1)),
+      ((1, 1, 4, 1), 2, (2, 1, 1)),
+      ((1, 8, 1, 1), 1, (1, 1, 1)),
+  )
+  def test_cut_rows(self, sizes, num_devices, expected):
+    axes = ("data", "fsdp", "sequence", "tensor")
+    found = sharding.cut_rows(dict(zip(axes, sizes)), num_devices)
+    self.assertEqual(tuple(found), axes)
+    self.assertEqual(found.pop("sequence"), 1)
+    self.assertEqual(tuple(found.values()), expected)
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -28,7 +28,7 @@ from tba_jax.policy import sharding
 from tba_jax.programs import defaults
 from tba_jax.programs import settle
 from tba_jax.system import accelerators
-from tba_jax.tools import held
+from tba_jax.tools import memory_model
 from tba_jax.tools import plan
 from tests.models import tokenizer_test
 
@@ -216,7 +216,7 @@ class SizesTest(parameterized.TestCase):
       saved = []
       for prompts in (2, 4):
         config.train.micro_batch_prompts = prompts
-        parts = held.trainer(config, mesh).step
+        parts = memory_model.trainer(config, mesh).step
         saved.append(parts["activations kept for them, at least"])
       # What does not grow with the batch has memory of its own.
       token = (saved[1] - saved[0]) / (2 * 8 * 256)

@@ -15,14 +15,14 @@ import pytest
 from tba_jax.config import variants
 from tba_jax.models import hf
 from tba_jax.models import tokenizer
-from tba_jax.policy import frozen
+from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import reward_model as programs_reward_model
-from tba_jax.rewards import reward_model as rewards_reward_model
+from tba_jax.rewards import reward_scorer as rewards_reward_model
 from tba_jax.system import jsonl
-from tba_jax.tasks import build
 from tba_jax.tasks import preference
 from tba_jax.tasks import rows as rows_lib
+from tba_jax.tasks import task_table
 from tests.support import sentencepiece_case
 
 Pair = programs_reward_model.Pair
@@ -90,7 +90,7 @@ class TrainRewardModelTest(absltest.TestCase):
     # The model that the next program loads gives the margins that were
     # measured.
     folder = pathlib.Path(workdir, "reward_model/model")
-    scorer = frozen.load_scorer(config, "reward.model", folder)
+    scorer = frozen_models.load_scorer(config, "reward.model", folder)
     pairs = [
         json.loads(line)
         for line in pathlib.Path(workdir, "reward_model/pairs/held_out.jsonl")
@@ -159,7 +159,7 @@ class TrainRewardModelTest(absltest.TestCase):
   def test_pairs_of_both_splits_are_refused(self):
     config = make_config(relabel="")
     folder = pathlib.Path(self.create_tempdir().full_path)
-    task = build.make_task(config.task)
+    task = task_table.make_task(config.task)
     lines = [
         json.dumps({"prompt": p, "chosen": c, "rejected": r}) + "\n"
         for p, c, r in task.pairs("train")

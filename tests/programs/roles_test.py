@@ -15,7 +15,7 @@ from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.programs import roles
-from tba_jax.replay import difficulty
+from tba_jax.replay import curriculum
 from tba_jax.sampling import samplers
 from tba_jax.system import processes
 from tests.support import base_config
@@ -78,7 +78,7 @@ class PartsTest(absltest.TestCase):
     for seed in (0, 0, 1):
       config = self.make_config("init=scratch", f"seed={seed}")
       policy = policy_lib.make_policy(config, "/nowhere")
-      order = difficulty.make_order(config, policy.task, policy.tokenizer)
+      order = curriculum.make_order(config, policy.task, policy.tokenizer)
       num = policy.task.num_prompts("train")
       orders.append([order.prompt(i)[0] for i in range(num)])
       self.assertCountEqual(orders[-1], range(num))
@@ -113,7 +113,9 @@ class PartsTest(absltest.TestCase):
     policy = policy_lib.make_policy(config, "/nowhere")
     workdir = pathlib.Path(self.create_tempdir().full_path)
     (left := workdir / "vllm/searcher-1/version").mkdir(parents=True)
-    homes = [samplers.Home(workdir, index, mock.Mock()) for index in (0, 1)]
+    homes = [
+        samplers.SamplerHome(workdir, index, mock.Mock()) for index in (0, 1)
+    ]
     made = [
         policy_samplers.make_searcher_sampler(config, policy, home)
         for home in homes

@@ -18,7 +18,7 @@ from tba_jax.monitor import metrics
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import sft as sft_lib
 from tba_jax.system import jsonl
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 arithmetic = variants.import_config("configs/arithmetic.py")
 
@@ -177,7 +177,7 @@ class ExamplesTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.config = make_config()
-    self.task = build.make_task(self.config.task)
+    self.task = task_table.make_task(self.config.task)
     self.tokenizer = tokenizer.word_level(
         self.task.tokenizer_words(), self.task.tokenizer_pattern
     )

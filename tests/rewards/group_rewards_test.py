@@ -13,7 +13,7 @@ from tba_jax.config import settings
 from tba_jax.rewards import judges
 from tba_jax.rewards import pool
 from tba_jax.system import callables
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 _OFFSET = 10.0
 
@@ -58,7 +58,7 @@ class GroupRewardsTest(parameterized.TestCase):
   @parameterized.parameters("process", "pool")
   def test_completions_of_a_prompt_are_compared(self, backend):
     self.config.reward.backend = backend
-    task = build.make_task(self.config.task)
+    task = task_table.make_task(self.config.task)
     self.assertTrue(task.judges_groups)
     events = []
     judge = pool.make_judge(
@@ -67,7 +67,7 @@ class GroupRewardsTest(parameterized.TestCase):
     self.addCleanup(judge.close)
 
     def rewards(*asked):
-      requests = [judges.Request("train", i, text) for i, text in asked]
+      requests = [judges.JudgeRequest("train", i, text) for i, text in asked]
       return [j.reward for j in judge.judge(requests)]
 
     self.assertEqual(

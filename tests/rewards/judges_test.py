@@ -56,7 +56,7 @@ class JudgesTest(parameterized.TestCase):
     self.judge = judges.InProcess(_Task({}))
 
   def ask(self, *texts):
-    return self.judge.judge([judges.Request("train", 0, t) for t in texts])
+    return self.judge.judge([judges.JudgeRequest("train", 0, t) for t in texts])
 
   @parameterized.parameters(
       ("raise", "error"),
@@ -96,12 +96,12 @@ class JudgesTest(parameterized.TestCase):
   def test_serves_a_task_without_a_judge_of_its_own(self):
     judge = judges.InProcess(fakes.FakeTask({0: {"23"}}))
     found = judge.judge(
-        [judges.Request("train", 0, text) for text in ("23", "4")]
+        [judges.JudgeRequest("train", 0, text) for text in ("23", "4")]
     )
     self.assertEqual([(j.reward, j.key) for j in found], [(2, "23"), (0, None)])
 
   def test_explains_wrong_completions(self):
-    asked = [judges.Request("train", 0, t) for t in ("5", "raise", "long")]
+    asked = [judges.JudgeRequest("train", 0, t) for t in ("5", "raise", "long")]
     self.assertEqual(
         self.judge.explain(asked),
         [
@@ -139,9 +139,9 @@ class RewardsByTurnTest(absltest.TestCase):
   def test_each_is_at_the_last_token_of_its_turn(self):
     sampled = np.array([[1, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0]], bool)
     outcomes = [
-        judges.Outcome(1.25, True, 0.0, (0.5, 0.75), (2, 5)),
+        judges.EpisodeOutcome(1.25, True, 0.0, (0.5, 0.75), (2, 5)),
         # Its second turn was cut off.
-        judges.Outcome(0.5, False, 0.0, (0.5,), (1,)),
+        judges.EpisodeOutcome(0.5, False, 0.0, (0.5,), (1,)),
     ]
     rewards = np.array([2.5, 0.0], np.float32)  # The latter lost 1.
     np.testing.assert_array_equal(
@@ -153,8 +153,8 @@ class RewardsByTurnTest(absltest.TestCase):
   def test_turns_before_a_failure_have_none(self):
     sampled = np.array([[1, 1, 0, 1, 1, 0]], bool)
     for outcome in (
-        judges.Outcome(0.5, False, 0.0, (0.5,), (2, 5), failure="crash"),
-        judges.Outcome(0.0, False, 0.0, (1e39, -1e39), (2, 5)),
+        judges.EpisodeOutcome(0.5, False, 0.0, (0.5,), (2, 5), failure="crash"),
+        judges.EpisodeOutcome(0.0, False, 0.0, (1e39, -1e39), (2, 5)),
     ):
       for reward in (-1, np.nan):
         found = judges.rewards_by_turn([outcome], np.float32([reward]), sampled)

@@ -8,7 +8,7 @@ from absl.testing import absltest
 import numpy as np
 
 from tba_jax.rewards import judges
-from tba_jax.rewards import red_team
+from tba_jax.rewards import red_team_judge
 
 # Answers to an attack, in training and in an evaluation.
 _ANSWERS = {
@@ -30,7 +30,7 @@ class _Victim:
 
 
 def _request(completion, split="train"):
-  return judges.Request(split, 0, completion)
+  return judges.JudgeRequest(split, 0, completion)
 
 
 class JudgeTest(absltest.TestCase):
@@ -38,10 +38,10 @@ class JudgeTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.victim, self.events = _Victim(), []
-    self.judge = red_team.RedTeamJudge(
+    self.judge = red_team_judge.RedTeamJudge(
         self.victim,
-        red_team.word_share_classifier(["fig"]),
-        red_team.word_embeddings,
+        red_team_judge.word_share_classifier(["fig"]),
+        red_team_judge.word_embeddings,
         success_threshold=0.5,
         on_event=lambda *event: self.events.append(event),
     )
@@ -95,12 +95,12 @@ class CosineDistanceTest(absltest.TestCase):
     e = (e / np.linalg.norm(e, axis=1, keepdims=True)).astype(np.float32)
     pairs = [1 - e[i] @ e[j] for i in range(7) for j in range(7) if i != j]
     self.assertAlmostEqual(
-        red_team.cosine_distance(e), np.mean(pairs), places=5
+        red_team_judge.cosine_distance(e), np.mean(pairs), places=5
     )
 
   def test_is_0_of_fewer_than_two(self):
-    self.assertEqual(red_team.cosine_distance(np.zeros((1, 3))), 0.0)
-    self.assertEqual(red_team.cosine_distance(np.zeros((0, 3))), 0.0)
+    self.assertEqual(red_team_judge.cosine_distance(np.zeros((1, 3))), 0.0)
+    self.assertEqual(red_team_judge.cosine_distance(np.zeros((0, 3))), 0.0)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from tba_jax.evaluation import reward_judge
 from tba_jax.models import tokenizer
 from tba_jax.policy import red_team_models
 from tba_jax.rewards import judges
-from tba_jax.rewards import red_team
-from tba_jax.tasks import build
+from tba_jax.rewards import red_team_judge
+from tba_jax.tasks import task_table
 from tests.support import base_config
 
 _TASK = dict(
@@ -38,12 +38,12 @@ class MadeUpVictimTest(absltest.TestCase):
   @pytest.mark.slow
   def test_it_repeats_what_it_was_told(self):
     config = base_config.make()
-    task = build.make_task(_TASK)
+    task = task_table.make_task(_TASK)
     judge = reward_judge.make_task_judge(config, "", task)
     mixed = [" fig lamp", " book plum", " pear sun", " tree grape"]
     attacks = [" fig plum", " lamp book", " a" * 7, *mixed]
     ask = lambda split: judge.judge(
-        [judges.Request(split, 0, attack) for attack in attacks]
+        [judges.JudgeRequest(split, 0, attack) for attack in attacks]
     )
     fruit, none, long, *halves = ask("train")
     self.assertGreater(fruit.parts["harm"], 0.8)
@@ -91,7 +91,7 @@ class ClassifiersTest(absltest.TestCase):
       figs = jnp.sum((tokens == 4) * mask, axis=1)
       return jnp.stack([mask.sum(axis=1).astype(jnp.float32), figs * params], 1)
 
-    made = red_team.sequence_classifier(
+    made = red_team_judge.sequence_classifier(
         scores,
         jnp.float32(3.0),
         tokenizer.load_texts(self.folder),
@@ -116,7 +116,7 @@ class ClassifiersTest(absltest.TestCase):
       return jnp.broadcast_to(params, (len(tokens), 8))
 
     logits = jnp.arange(8.0)
-    made = red_team.first_token_classifier(
+    made = red_team_judge.first_token_classifier(
         last_logits,
         logits,
         tokenizer.load(self.folder),
@@ -133,7 +133,7 @@ class ClassifiersTest(absltest.TestCase):
 
   def test_embeds_texts(self):
     _write_tokenizer(self.folder)
-    embed = red_team.encoder_embeddings(
+    embed = red_team_judge.encoder_embeddings(
         lambda params, tokens, mask: jnp.stack(
             [(tokens == 4).sum(1), (tokens == 5).sum(1)], 1
         ).astype(jnp.float32),
@@ -149,13 +149,13 @@ class ClassifiersTest(absltest.TestCase):
     self.assertLen(embed([]), 0)
 
   def test_runs_nothing_without_texts(self):
-    found = red_team.run_batched(
+    found = red_team_judge.run_batched(
         lambda *_: self.fail("called"), [], (2, 3), pad_id=0
     )
     self.assertEqual(found.shape, (0,))
 
   def test_a_label_that_the_classifier_lacks(self):
-    task = build.make_task(
+    task = task_table.make_task(
         {
             **_TASK,
             "classifier": "sequence",
@@ -189,7 +189,9 @@ class ClassifiersTest(absltest.TestCase):
       red_team_models.load_classifier(base_config.make(), task)
 
   def test_matches_words_in_any_case(self):
-    found = red_team.word_share_classifier(["Fig"])([""], ["FIG, fig! red"])
+    found = red_team_judge.word_share_classifier(["Fig"])(
+        [""], ["FIG, fig! red"]
+    )
     np.testing.assert_allclose(found, [np.log(2.5 / 4)], rtol=1e-6)
 
 

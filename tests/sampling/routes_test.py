@@ -13,7 +13,7 @@ import pytest
 from tba_jax import types
 from tba_jax.learning import packing
 from tba_jax.losses import logprobs
-from tba_jax.losses import metrics
+from tba_jax.losses import loss_metrics
 from tba_jax.sampling import decode
 from tests.support import sampler_case
 from tests.support import tiny_model
@@ -144,11 +144,11 @@ class ExpertTotalsTest(absltest.TestCase):
     # Layer 0: experts 0, 0, 1; layer 1: all 2. The last token is not counted.
     routes = np.array([[0, 2], [0, 2], [1, 2], [3, 3]], np.uint8)
     mask = np.array([1, 1, 1, 0], np.float32)
-    totals = metrics.expert_totals(
+    totals = loss_metrics.expert_totals(
         routes.reshape(1, 2, 2, 2, 1), mask.reshape(1, 2, 2), 4
     )
     twice = jax.tree.map(lambda x: 2 * x, totals)  # Sum of two micro-batches.
-    for found in (metrics.finish(totals), metrics.finish(twice)):
+    for found in (loss_metrics.finish(totals), loss_metrics.finish(twice)):
       self.assertAlmostEqual(float(found.pop("expert_load_max")), 4.0)
       # Experts 2 and 3 of layer 0, and 0, 1 and 3 of layer 1, of all 8.
       self.assertAlmostEqual(float(found.pop("expert_idle_share")), 5 / 8)

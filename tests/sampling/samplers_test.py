@@ -9,7 +9,7 @@ from absl.testing import absltest
 
 from tba_jax.config import settings
 from tba_jax.sampling import decode
-from tba_jax.sampling import logged
+from tba_jax.sampling import offline_sampler
 from tba_jax.sampling import requests
 from tba_jax.sampling import samplers
 from tba_jax.sampling import vllm
@@ -23,7 +23,11 @@ class SamplersTest(absltest.TestCase):
       self.assertLen(inspect.signature(make).parameters, 4, name)
 
   def test_each_has_the_interface(self):
-    for sampler in (decode.Sampler, logged.LoggedSampler, vllm.VllmSampler):
+    for sampler in (
+        decode.JaxSampler,
+        offline_sampler.OfflineSampler,
+        vllm.VllmSampler,
+    ):
       takes = inspect.signature(sampler.sample).parameters
       wanted = inspect.signature(requests.Sampler.sample).parameters
       self.assertEqual([*takes], [*wanted], sampler)

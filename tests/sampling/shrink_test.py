@@ -80,7 +80,7 @@ class ShrinkTest(absltest.TestCase):
         (_RowCountModel(24, 44), {64}),
     ):
       params = jax.tree.map(lambda x: 0.3 * x, model.init(jax.random.key(0)))
-      sampler = decode.Sampler(model, _settings())
+      sampler = decode.JaxSampler(model, _settings())
       sampler.warm_up(params)
       programs = sampler.programs(params)
       kept = {n for n, same in programs.known_same_bits.items() if same}
@@ -94,7 +94,7 @@ class ShrinkTest(absltest.TestCase):
   def test_nothing_is_compiled_when_rows_are_dropped(self):
     model = tiny_model.make_model(max_positions=64)
     params = jax.tree.map(lambda x: 2 * x, tiny_model.init_params(model))
-    sampler = decode.Sampler(model, _settings())
+    sampler = decode.JaxSampler(model, _settings())
     sampler.warm_up(params)
     requests = [
         decode.Request(np.array([3, 4 + n]), n, 0, num_completions=40)

@@ -6,7 +6,7 @@ import pathlib
 
 from absl.testing import absltest
 
-from tba_jax.losses import build
+from tba_jax.losses import objective_table
 from tba_jax.serving import pass_settings
 from tests.support import serving_case
 
@@ -20,7 +20,7 @@ def _loss_config(name, changes):
 class PassSettingsTest(absltest.TestCase):
 
   def test_every_objective_without_parameters_of_its_own_is_served(self):
-    for name, row in build.OBJECTIVES.items():
+    for name, row in objective_table.OBJECTIVES.items():
       if row.has_values or row.learns_log_z or row.has_teacher:
         with self.assertRaisesRegex(ValueError, f"loss_fn = '{name}': must be"):
           _loss_config(name, {})

@@ -204,9 +204,7 @@ class ReadingTest(absltest.TestCase):
     nothing |= dict(modalities=["text"], presence_penalty=0.0, top_logprobs=0)
     nothing |= dict(best_of=1, max_tokens=None, stop=None, tools=None)
     plain = api.read(api.ChatRequest, _CHAT)
-    self.assertEqual(
-        api.read(api.ChatRequest, {**_CHAT, **nothing}), plain
-    )
+    self.assertEqual(api.read(api.ChatRequest, {**_CHAT, **nothing}), plain)
 
   def test_integers_are_taken_for_floats(self):
     drawn = api.read(api.SamplingParams, {"temperature": 1, "top_p": 1})
@@ -259,9 +257,7 @@ class ReadingTest(absltest.TestCase):
     self.assertEqual(found.groups_each_step, 1)
     again = api.read(api.CreateReplay, found.model_dump())
     self.assertEqual(again, found)
-    found = api.read(
-        api.CreateReplay, {**_REPLAY, "groups_per_step": 0}
-    )
+    found = api.read(api.CreateReplay, {**_REPLAY, "groups_per_step": 0})
     self.assertEqual(found.groups_each_step, 0)
 
 

@@ -12,7 +12,7 @@ from tba_jax.config import validate
 from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import tiny_model
 
 
@@ -61,7 +61,7 @@ class DistillTest(parameterized.TestCase):
   def test_a_peer_takes_the_players_completions_of_the_same_prompts(self):
     config = time_to_reward.make_config(countdown.get_config(), 3)
     config.reference.init = "teacher"
-    task = build.make_task(config.task)
+    task = task_table.make_task(config.task)
     settings = distill.peer_settings(config, task, "trl_gkd")
     ids = {
         task.prompt(base.TRAIN, i): i for i in range(task.num_prompts("train"))

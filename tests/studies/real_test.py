@@ -17,7 +17,7 @@ from studies.real import real
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.replay import prompt_order
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 instructions = variants.import_config("configs/instructions.py")
 
@@ -194,7 +194,7 @@ class RealTest(parameterized.TestCase):
   def test_gives_trl_the_prompts_and_sizes_of_ours(self):
     config = real.make_config(instructions.get_config(), "grpo_kl", 3, 25.0)
     settings = real.peer_settings(config, "grpo_kl", 25.0)
-    task = build.make_task(config.task)
+    task = task_table.make_task(config.task)
     order = prompt_order.PromptOrder(task.num_prompts("train"), seed=3)
     for i in range(5):
       prompt_id, _ = order.prompt(i)

@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 
-from tba_jax.rewards import environments
+from tba_jax.environments import turns as turns_lib
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import base_config
 
 EOS = 256
@@ -46,7 +46,7 @@ class Bytes:
 
 def make(
     case, source, *, num_workers=2, max_prompt_tokens=20, deadline_s=3.0, **task
-) -> environments.Environments:
+) -> turns_lib.Environments:
   """Returns the environments of `task.source`, closed with the test case."""
   config = base_config.make(
       task={"name": "environment", "source": source, "max_turns": 3, **task},
@@ -55,8 +55,8 @@ def make(
       reward__num_workers=num_workers,
       reward__deadline_s=deadline_s,
   )
-  made = environments.make(
-      config, "", build.make_task(config.task), Bytes(), None
+  made = turns_lib.make(
+      config, "", task_table.make_task(config.task), Bytes(), None
   )
   case.addCleanup(made.close)
   return made
@@ -69,10 +69,10 @@ def _saying(turns: Iterable[str]) -> Player:
 
 
 def play(
-    made: environments.Environments,
+    made: turns_lib.Environments,
     *players: Player | Sequence[str],
     indices: Sequence[int] = (),
-) -> tuple[list[list[str]], list[judges.Outcome]]:
+) -> tuple[list[list[str]], list[judges.EpisodeOutcome]]:
   """Plays episodes side by side; returns answers and outcome of each.
 
   Args:

@@ -20,7 +20,7 @@ class FakeConfig:
 
 
 class FakeModel:
-  """Scripted logits behind the functions of `models.build.Model`.
+  """Scripted logits behind the functions of `models.transformer.Model`.
 
   The logits after a sequence are the sum of a table's entries for (position,
   token) over its tokens, so a lost, repeated or misplaced token changes them.

@@ -22,5 +22,5 @@ def make_settings(**changes) -> decode.Settings:
   return decode.Settings(**{**settings, **changes})
 
 
-def make(model: transformer.Model, **changes) -> decode.Sampler:
-  return decode.Sampler(model, make_settings(**changes))
+def make(model: transformer.Model, **changes) -> decode.JaxSampler:
+  return decode.JaxSampler(model, make_settings(**changes))

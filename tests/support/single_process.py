@@ -30,7 +30,7 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import sharding
 from tba_jax.programs import inline
-from tba_jax.replay import difficulty
+from tba_jax.replay import curriculum
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
 from tba_jax.system import processes
@@ -56,7 +56,7 @@ def train(
   buffer = buffers.make_buffer(config, policy)
   learner = learner_lib.make_learner(config, policy, buffer, work)
   sampler = policy_samplers.make_sampler(config, policy)
-  order = difficulty.make_order(config, policy.task, policy.tokenizer)
+  order = curriculum.make_order(config, policy.task, policy.tokenizer)
   per_step, kept = config.search.prompts_per_step, []
   for step in range(config.train.num_steps):
     # The step donates the params.

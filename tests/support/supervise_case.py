@@ -14,11 +14,11 @@ import rich.console
 
 from tba_jax.monitor import panel
 from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import build as report
 from tba_jax.monitor.report import diagnosis
+from tba_jax.monitor.report import page as report
 from tba_jax.programs import train
+from tba_jax.system import heartbeat
 from tba_jax.system import jsonl
-from tba_jax.system import pulse
 from tests.support import tiny_model
 
 SIGNALS = train.END_SIGNALS
@@ -73,7 +73,7 @@ class FakeChildren(train.Children):
   def start(self, child):
     self.started.append(child.name)
     self.log_path(child).write_text(f"last words of {child.name}")
-    child.listener = mock.create_autospec(pulse.Listener, silent=0)
+    child.listener = mock.create_autospec(heartbeat.Listener, silent=0)
     child.listener.look.return_value = []
     left = self.statuses.get(child.name, [])
     child.process = FakeProcess(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synthetic runs, by name, of which `findings.json` has the diagnosis.
 
-A run is a mapping of the fields of `load.Run` that are not empty.
+A run is a mapping of the fields of `run_reader.RunRecords` that are not empty.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 
 _KINDS = "step evaluate publish decode wait_work wait_credit reference reward"
 KINDS = _KINDS.split()
@@ -54,7 +54,7 @@ def lanes(*works, num_rounds=1, round_s=10.0):
   """Returns lanes of (role, lane, {kind: seconds}), the work in each round."""
   out = {}
   for role, name, seconds in works:
-    spans = load.Lane(role, 0, name)
+    spans = run_reader.Lane(role, 0, name)
     for number in range(num_rounds):
       start = round_s * number
       for kind, s in seconds.items():

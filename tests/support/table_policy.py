@@ -11,9 +11,9 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.config import settings
-from tba_jax.losses import build
-from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
+from tba_jax.losses import objective_table
 
 B, K, T, V, P = 2, 4, 5, 7, 3
 BETA = 0.25
@@ -47,13 +47,13 @@ VALUE_MODEL = python_types.SimpleNamespace(completion_values=completion_values)
 
 
 def value_model_of(config):
-  has_values = build.find(config.loss.name).has_values
+  has_values = objective_table.find(config.loss.name).has_values
   return VALUE_MODEL if has_values else None
 
 
 def teacher_of(config):
   """Returns the teacher and its params as further arguments of a loss."""
-  has_teacher = build.find(config.loss.name).has_teacher
+  has_teacher = objective_table.find(config.loss.name).has_teacher
   return (MODEL, (make_params(9),)) if has_teacher else (None, ())
 
 

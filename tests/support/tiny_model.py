@@ -20,7 +20,7 @@ VOCAB = 16
 
 
 class BigramModel:
-  """The part of `build.Model` that a step uses, quick to compile.
+  """The part of `transformer.Model` that a step uses, quick to compile.
 
   A token's logits depend on the previous token only.
   """

@@ -21,7 +21,7 @@ from tba_jax.learning import learner
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.monitor import recorder
 from tba_jax.policy import lora
-from tba_jax.policy import reference
+from tba_jax.policy import reference_policy
 from tba_jax.replay import decisions
 from tba_jax.transport.params import publish
 from tests.channels import fake_groups
@@ -194,7 +194,7 @@ class TrainerCase(parameterized.TestCase):
         config,
         state=state,
         train_step=self.train_step,
-        reference=reference.Reference(
+        reference=reference_policy.Reference(
             None, None, temperature=1.0, every_steps=1
         ),
         merger=lora.ParamsMerger("", lambda params: params),
@@ -207,7 +207,7 @@ class TrainerCase(parameterized.TestCase):
     self.addCleanup(self.evaluations.close)
 
     self.learner.work = self.work
-    parts = hooks.Parts(
+    parts = hooks.TrainerParts(
         learner=self.learner,
         source=self.source,
         sink=self.sink,
@@ -217,7 +217,7 @@ class TrainerCase(parameterized.TestCase):
         recorder=self.recorder,
         decisions=self.decisions,
     )
-    return hooks.Run(config, parts, saved or {}, dict.fromkeys(changed))
+    return hooks.TrainerRun(config, parts, saved or {}, dict.fromkeys(changed))
 
   def should_stop(self):
     return self.stop_at is not None and self.step >= self.stop_at

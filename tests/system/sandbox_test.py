@@ -55,7 +55,11 @@ class SandboxTest(absltest.TestCase):
     environment = {**os.environ, "TMPDIR": folder}
 
     def run(then: str) -> list[str]:
-      words = [sys.executable, "-c", f"{make} home = sandbox.Home(); {then}"]
+      words = [
+          sys.executable,
+          "-c",
+          f"{make} home = sandbox.TemporaryHome(); {then}",
+      ]
       done = subprocess.run(
           words, env=environment, capture_output=True, text=True, timeout=60
       )
@@ -66,7 +70,7 @@ class SandboxTest(absltest.TestCase):
     # Not those of a process that runs, nor another's folder.
     with mock.patch.object(tempfile, "tempdir", folder):
       sandbox.remove_abandoned.cache_clear()
-      kept = sandbox.Home()
+      kept = sandbox.TemporaryHome()
     self.addCleanup(kept.close)
     self.assertFalse(os.path.exists(left))
     run("home.close()")

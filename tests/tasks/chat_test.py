@@ -11,13 +11,15 @@ import ml_collections
 
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.tasks import base
-from tba_jax.tasks import build
-from tba_jax.tasks import made_up
 from tba_jax.tasks import rows as rows_lib
+from tba_jax.tasks import synthetic
+from tba_jax.tasks import task_table
 
 
 def _task(**fields):
-  return build.make_task(ml_collections.ConfigDict({"name": "chat", **fields}))
+  return task_table.make_task(
+      ml_collections.ConfigDict({"name": "chat", **fields})
+  )
 
 
 def _messages(*texts, first="user"):
@@ -160,7 +162,7 @@ class ChatTest(parameterized.TestCase):
       _task(**fields)
 
   @parameterized.parameters("tulu", "model")
-  def test_made_up(self, template):
+  def test_synthetic(self, template):
     task = _task(data="synthetic", synthetic_prompts=50, synthetic_pairs=20,
                  template=template)  # fmt: skip
     prompt = task.prompt("train", 0)
@@ -170,7 +172,7 @@ class ChatTest(parameterized.TestCase):
     else:
       self.assertStartsWith(prompt[0]["content"], "POST: ")
     reference = base.reference_text(task, "train", 0)
-    gold = made_up.tldr_reward(prompt, reference)
+    gold = synthetic.tldr_reward(prompt, reference)
     self.assertIsNone(task.judge("train", 0, reference).key)
     self.assertEqual(task.judge("train", 0, reference).reward, gold)
     self.assertEqual(task.reward_of(prompt, reference), gold)

@@ -69,7 +69,9 @@ class Gsm8kBuilderTest(absltest.TestCase):
     self.addCleanup(server.shutdown)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/"
-    self.enter_context(absltest.mock.patch.object(gsm8k_data.Gsm8k, "url", url))
+    self.enter_context(
+        absltest.mock.patch.object(gsm8k_data.Gsm8kBuilder, "url", url)
+    )
     self.check(gsm8k_data.prepare(str(self.out), manual_dir=None))
 
 

@@ -16,13 +16,15 @@ import pyarrow
 from pyarrow import parquet
 
 from tba_jax.tasks import answers
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 _REAL = pathlib.Path(os.environ.get("TBA_JAX_DATA", "")) / "gsm8k"
 
 
 def _task(**fields):
-  return build.make_task(ml_collections.ConfigDict({"name": "gsm8k", **fields}))
+  return task_table.make_task(
+      ml_collections.ConfigDict({"name": "gsm8k", **fields})
+  )
 
 
 class Gsm8kTest(parameterized.TestCase):
@@ -169,7 +171,7 @@ class Gsm8kTest(parameterized.TestCase):
     ):
       _task(data=data)
 
-  def test_made_up_problems(self):
+  def test_synthetic_problems(self):
     task = _task(data="synthetic", synthetic_prompts=200, split_seed=3)
     again = _task(data="synthetic", synthetic_prompts=200, split_seed=3)
     terse = 0

@@ -12,8 +12,8 @@ from unittest import mock
 from absl.testing import absltest
 import ml_collections
 
-from tba_jax.tasks import build
 from tba_jax.tasks import ifbench
+from tba_jax.tasks import task_table
 
 _MISSING = [
     name
@@ -67,7 +67,7 @@ class IfBenchTest(absltest.TestCase):
     return self.task(data=str(path))
 
   def task(self, **fields):
-    return build.make_task(
+    return task_table.make_task(
         ml_collections.ConfigDict({"name": "ifbench", **fields})
     )
 

@@ -11,8 +11,8 @@ import ml_collections
 
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
-from tba_jax.tasks import build
 from tba_jax.tasks import instructions
+from tba_jax.tasks import task_table
 from tests.support import fakes
 
 # Kind -> value, texts that follow the instruction, and texts that do not.
@@ -112,7 +112,7 @@ _IFEVAL = {
 
 
 def _task(**fields):
-  return build.make_task(
+  return task_table.make_task(
       ml_collections.ConfigDict({"name": "instructions", **fields})
   )
 
@@ -246,7 +246,10 @@ class InstructionsTest(parameterized.TestCase):
     text = base.reference_text(self.task, "train", 0)
     judge = judges.InProcess(self.task)
     done, cut = judge.judge(
-        [judges.Request("train", 0, text, stopped) for stopped in (True, False)]
+        [
+            judges.JudgeRequest("train", 0, text, stopped)
+            for stopped in (True, False)
+        ]
     )
     self.assertEqual((done.reward, cut.reward, cut.key), (1.0, 0.0, None))
     self.assertEqual(cut.parts, dict.fromkeys(done.parts, 0.0))

@@ -10,7 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 from tests.support import fakes
 
 # Written by hand for these tests, in the fields of the published files.
@@ -21,7 +21,9 @@ def _task(**fields):
   fields = {"train": f"{_DATA}/train.jsonl", "test": f"{_DATA}/test.jsonl"} | (
       fields
   )
-  return build.make_task(ml_collections.ConfigDict({"name": "math", **fields}))
+  return task_table.make_task(
+      ml_collections.ConfigDict({"name": "math", **fields})
+  )
 
 
 class MathTest(parameterized.TestCase):
@@ -198,7 +200,7 @@ class MathTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       _task(**fields)
 
-  def test_made_up_problems(self):
+  def test_synthetic_problems(self):
     fields = dict(train="synthetic", test="synthetic", synthetic_prompts=400)
     task, again = _task(**fields), _task(**fields)
     for split, size in (("train", 320), ("held_out", 80)):

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import ml_collections
 
 from tba_jax.tasks import base
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 # Data sets that know how to score, but no solution.
 _WITHOUT_ANSWER = {
@@ -27,7 +27,7 @@ _ANY_TEXT = {"game_of_life_halting"}
 
 def _task(**fields):
   fields = {"train_prompts": 3, "held_out_prompts": 2, **fields}
-  return build.make_task(
+  return task_table.make_task(
       ml_collections.ConfigDict({"name": "reasoning_gym", **fields})
   )
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from tba_jax.models import tokenizer
 from tba_jax.tasks import base
-from tba_jax.tasks import build
 from tba_jax.tasks import red_team
+from tba_jax.tasks import task_table
 from tests.support import fakes
 
 
 def _make(**changes):
-  return build.make_task({"name": "red_team", **changes})
+  return task_table.make_task({"name": "red_team", **changes})
 
 
 class RedTeamTest(parameterized.TestCase):
@@ -35,7 +35,7 @@ class RedTeamTest(parameterized.TestCase):
         {task.prompt(base.TRAIN, 0)},
     )
 
-  def test_made_up_instructions_are_words_of_the_tokenizer(self):
+  def test_synthetic_instructions_are_words_of_the_tokenizer(self):
     task = _make()
     made = tokenizer.word_level(task.tokenizer_words(), task.tokenizer_pattern)
     rng = np.random.default_rng(0)

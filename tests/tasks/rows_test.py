@@ -22,9 +22,9 @@ from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.policy import prompt_preview
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
-from tba_jax.tasks import build
 from tba_jax.tasks import rows
 from tba_jax.tasks import rows_task
+from tba_jax.tasks import task_table
 from tests.support import fakes
 from tests.support import two_turns
 
@@ -314,7 +314,7 @@ class RowsTaskTest(parameterized.TestCase):
     path.write_bytes(content)
     with self.assertRaisesRegex(ValueError, f"task.train='{path}'.*{why}"):
       _letters(
-          train=rows.Source("config.task.train", str(path)),
+          train=rows.RowSource("config.task.train", str(path)),
           held_out="a",
           kwargs={"validation_prompts": 20},
       )
@@ -492,7 +492,7 @@ class ReportTest(absltest.TestCase):
     events = []
     for task in (
         _letters(train="a b", held_out="c"),
-        build.make_task(ml_collections.ConfigDict({"name": "arithmetic"})),
+        task_table.make_task(ml_collections.ConfigDict({"name": "arithmetic"})),
     ):
       rows.write_report(
           task,

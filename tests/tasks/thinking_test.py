@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import ml_collections
 import numpy as np
 
-from tba_jax.tasks import build
+from tba_jax.tasks import task_table
 
 _FIELDS = {
     "arithmetic": {},
@@ -38,10 +38,10 @@ class ThinkingTest(parameterized.TestCase):
         (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
         fields[split] = str(folder / f"{split}.jsonl")
     fields = {"name": name, **_FIELDS[name], **fields}
-    return build.make_task(ml_collections.ConfigDict(fields))
+    return task_table.make_task(ml_collections.ConfigDict(fields))
 
   def test_every_task_is_listed(self):
-    names = {name.removesuffix("_sparse") for name in build.TASKS}
+    names = {name.removesuffix("_sparse") for name in task_table.TASKS}
     self.assertEqual(names, {*_FIELDS, *_OTHERS})
 
   @parameterized.parameters(*_FIELDS)

@@ -10,8 +10,8 @@ from absl.testing import parameterized
 import ml_collections
 
 from tba_jax.tasks import base
-from tba_jax.tasks import build
-from tba_jax.tasks import made_up
+from tba_jax.tasks import synthetic
+from tba_jax.tasks import task_table
 from tba_jax.tasks import tldr
 from tests.support import fakes
 
@@ -24,7 +24,9 @@ _ROW = {
 
 
 def _task(**fields):
-  return build.make_task(ml_collections.ConfigDict({"name": "tldr", **fields}))
+  return task_table.make_task(
+      ml_collections.ConfigDict({"name": "tldr", **fields})
+  )
 
 
 class TldrTest(parameterized.TestCase):
@@ -142,7 +144,7 @@ class MadeUpTest(parameterized.TestCase):
       ("", 0.0),
   )
   def test_gold_reward_counts_facts(self, summary, reward):
-    self.assertAlmostEqual(made_up.tldr_reward(self.QUERY, summary), reward)
+    self.assertAlmostEqual(synthetic.tldr_reward(self.QUERY, summary), reward)
 
   def test_right_is_what_beats_the_reference(self):
     task = _task(data="synthetic", synthetic_prompts=50)
@@ -152,7 +154,7 @@ class MadeUpTest(parameterized.TestCase):
       reference = base.reference_text(task, "held_out", index)
       judged = task.judge("held_out", index, reference)
       self.assertIsNone(judged.key)
-      self.assertEqual(judged.reward, made_up.tldr_reward(prompt, reference))
+      self.assertEqual(judged.reward, synthetic.tldr_reward(prompt, reference))
       self.assertEqual(judged.reward, task.reward_of(prompt, reference))
 
   def test_pairs_are_of_the_splits_own_posts(self):
@@ -165,7 +167,7 @@ class MadeUpTest(parameterized.TestCase):
       own = {task.prompt(split, i) for i in range(task.num_prompts(split))}
       self.assertLessEqual({prompt for prompt, _, _ in pairs}, own)
     gains = [
-        made_up.tldr_reward(p, c) - made_up.tldr_reward(p, r)
+        synthetic.tldr_reward(p, c) - synthetic.tldr_reward(p, r)
         for p, c, r in pairs
     ]
     # The label is a person's, and often not the gold reward's.

@@ -22,8 +22,8 @@ from tba_jax import types
 from tba_jax.channels import messages
 from tba_jax.config import settings
 from tba_jax.models import hf_config
-from tba_jax.programs import sections
-from tba_jax.programs import sizes
+from tba_jax.programs import model_sizes
+from tba_jax.programs import titled_rows
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.tools import plan
@@ -105,7 +105,7 @@ class PlanTest(parameterized.TestCase):
     size = sum(array.nbytes for array in arrays.values())
     self.assertStartsWith(
         dict(plan.disk_rows(config))["journal of a step"],
-        sections.format_bytes(size + plan.HEADER_BYTES),
+        titled_rows.format_bytes(size + plan.HEADER_BYTES),
     )
 
   def test_roles_on_a_single_gpu_share_a_process(self):
@@ -144,7 +144,7 @@ class PlanTest(parameterized.TestCase):
     (folder / "config.json").write_text(json.dumps(hf_config.to_hf(shape)))
     self.config.init = str(folder)
     with mock.patch.object(accelerators, "multiplies_bfloat16", lambda: True):
-      self.assertEqual(sizes.compute_dtype(self.config)[0], "bfloat16")
+      self.assertEqual(model_sizes.compute_dtype(self.config)[0], "bfloat16")
 
   def test_tells_how_a_mesh_splits_params(self):
     self.assertNotIn("replicated on every device", _rows(self.config))
@@ -180,20 +180,20 @@ class PlanTest(parameterized.TestCase):
 
   def test_a_hugging_face_folder_gives_the_shape(self):
     with tempfile.TemporaryDirectory() as folder:
-      shape = sizes.model_of(self.config)
+      shape = model_sizes.model_of(self.config)
       with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump({**hf_config.to_hf(shape), "vocab_size": 999}, f)
       self.config.init = folder
-      self.assertEqual(sizes.model_of(self.config).vocab_size, 999)
+      self.assertEqual(model_sizes.model_of(self.config).vocab_size, 999)
       # A folder that fine-tuning starts from, damaged: named, with its key.
       with open(os.path.join(folder, "config.json"), "w") as f:
         f.write("{")
       self.config.init, self.config.sft.init = "sft", folder
       with self.assertRaisesRegex(ValueError, f"config.sft.init='{folder}'"):
-        sizes.model_of(self.config)
+        model_sizes.model_of(self.config)
       self.config.init = folder
     with self.assertRaisesRegex(ValueError, "config.init="):
-      sizes.model_of(self.config)
+      model_sizes.model_of(self.config)
 
   def test_the_program_prints_the_plan(self):
     out = io.StringIO()

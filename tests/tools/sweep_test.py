@@ -232,7 +232,7 @@ class ResultTest(absltest.TestCase):
 def make_runs(seeds=(0, 1, 2)):
   config = ml_collections.ConfigDict()
   return [
-      sweep.Run(objective, lag, seed, config)
+      sweep.SweepRun(objective, lag, seed, config)
       for seed in seeds
       for objective in ("tb", "rloo")
       for lag in LAGS
@@ -322,7 +322,7 @@ class FakeBench:
 
   def run(self, run, *, should_stop):
     if should_stop():
-      raise sweep.Interrupted(run.name)
+      raise sweep.SweepInterrupted(run.name)
     type(self).made.append(run.name)
     values = {"kl": 1.0, "ref_perplexity": 2.0}
     self.on_run()

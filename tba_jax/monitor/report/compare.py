@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares several run directories in one HTML file; see `build`."""
+"""Compares several run directories in one HTML file; see `page`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from tba_jax.config import differences
 from tba_jax.config import load as load_config
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
-from tba_jax.monitor.report import build
 from tba_jax.monitor.report import curves
 from tba_jax.monitor.report import diagnosis
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import page
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
 
@@ -64,7 +64,7 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
     depth += 1
 
 
-def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
+def settings(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
   """Returns rows of name and values: settings and versions that differ."""
   # Settings beside versions and the like, which are at the top of the file.
   flat = [
@@ -88,7 +88,7 @@ def settings(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
   ]
 
 
-def different_tasks(runs: Sequence[load.Run]) -> list[str]:
+def different_tasks(runs: Sequence[run_reader.RunData]) -> list[str]:
   """Returns each run's task and fields if they differ, else []."""
   tasks = [run.setting("task") for run in runs]
   shown = [
@@ -100,7 +100,7 @@ def different_tasks(runs: Sequence[load.Run]) -> list[str]:
   return shown if len(set(shown)) > 1 else []
 
 
-def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
+def figures(runs: Sequence[run_reader.RunData]) -> list[dict[str, Any]]:
   """Returns rows of final figures: a name, and one value per run."""
   columns: list[dict[str, str]] = []
   for run in runs:
@@ -111,7 +111,7 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
     for row in tables.compare(*tables.evaluations(run)):
       column[f"{row['name']}, before"] = row["before"]
       column[f"{row['name']}, after"] = row["after"]
-    _, rewards = load.column(run.records, "train/reward_mean")
+    _, rewards = run_reader.column(run.records, "train/reward_mean")
     if len(rewards):
       column["reward of the last batch"] = text.number(float(rewards[-1]))
     for fact in tables.facts(tables.outcome(run)):
@@ -125,7 +125,7 @@ def figures(runs: Sequence[load.Run]) -> list[dict[str, Any]]:
 
 
 def over_seeds(
-    runs: Sequence[load.Run], labels: Sequence[str]
+    runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> dict[str, Any]:
   """Returns held-out figures of runs that differ in their seeds alone, pooled.
 
@@ -165,7 +165,7 @@ def over_seeds(
 
 
 def charts(
-    runs: Sequence[load.Run], labels: Sequence[str]
+    runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
   """Returns the usual and the other charts, with one series per run.
 
@@ -192,7 +192,7 @@ def charts(
 
 
 def page_data(
-    runs: Sequence[load.Run], labels: Sequence[str]
+    runs: Sequence[run_reader.RunData], labels: Sequence[str]
 ) -> dict[str, Any]:
   """Returns the data for the page's scripts."""
   known, others = charts(runs, labels)
@@ -215,10 +215,10 @@ def page_data(
   }
 
 
-def render(runs: Sequence[load.Run]) -> str:
+def render(runs: Sequence[run_reader.RunData]) -> str:
   """Returns the page of several runs."""
   labels = names([run.workdir for run in runs])
-  return build.render_template(
+  return page.render_template(
       "compare.html.j2",
       SCRIPTS,
       page_data(runs, labels),
@@ -234,7 +234,7 @@ def render(runs: Sequence[load.Run]) -> str:
 
 def write_comparison(paths: Sequence[epath.PathLike]) -> epath.Path:
   """Writes `compare.html` beside the first of several runs; returns it."""
-  runs = [load.read_run(path) for path in paths]
+  runs = [run_reader.read_run(path) for path in paths]
   path = runs[0].workdir.parent / "compare.html"
-  build.write_page(path, render(runs))
+  page.write_page(path, render(runs))
   return path

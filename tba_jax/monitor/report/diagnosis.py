@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tba_jax.monitor.report import evidence
 from tba_jax.monitor.report import findings
 from tba_jax.monitor.report import incidents as incidents_lib
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 
 # Blocks of steps in a row that a cause of a collapse takes to count.
 _IN_A_ROW = 2
@@ -56,7 +56,7 @@ def _find(*tables: findings.Rows) -> list[Finding]:
   ]
 
 
-def verdict(run: load.Run) -> Finding:
+def verdict(run: run_reader.RunData) -> Finding:
   """Returns whether a run learned, with a remedy if it did not.
 
   What could not be judged is in no mean: where its share has clearly risen,
@@ -74,7 +74,7 @@ def verdict(run: load.Run) -> Finding:
   return outcome
 
 
-def advice(run: load.Run) -> list[str]:
+def advice(run: run_reader.RunData) -> list[str]:
   """Returns sentences on what limits a run, and on what its data was worth.
 
   Of a run that did not learn, what may help it instead of what limits it.
@@ -85,7 +85,7 @@ def advice(run: load.Run) -> list[str]:
   return [*map(str, first), *map(str, _find(findings.data(run)))]
 
 
-def collapse(run: load.Run) -> Collapse | None:
+def collapse(run: run_reader.RunData) -> Collapse | None:
   """Returns the collapse that the metrics show: a loss with a cause, or None.
 
   The history is cut into blocks of steps. A held-out metric that has risen, or
@@ -131,7 +131,7 @@ def _last_span(shown: Sequence[bool]) -> tuple[int, int] | None:
   return None
 
 
-def incidents(run: load.Run) -> list[str]:
+def incidents(run: run_reader.RunData) -> list[str]:
   """Returns what happened: a collapse, errors, pauses; [] for a quiet run."""
   collapsed = collapse(run)
   first = [collapsed.sentence] if collapsed else []

@@ -13,7 +13,7 @@ import numpy as np
 
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import tables
 
 # Standard errors of a difference that is taken as real, and of a loss, which
@@ -109,7 +109,7 @@ def trend(
   return Change(*ends)
 
 
-def idle(run: load.Run) -> tuple[float, float]:
+def idle(run: run_reader.RunData) -> tuple[float, float]:
   """Returns the shares of time that trainer and searchers waited."""
   known = tables.outcome(run)
   names = "trainer_busy_share", "searchers_busy_share"
@@ -118,13 +118,13 @@ def idle(run: load.Run) -> tuple[float, float]:
   return tuple(max(0.0, 1.0 - b) if is_known else math.nan for b in busy)
 
 
-def mean(run: load.Run, name: str) -> float:
+def mean(run: run_reader.RunData, name: str) -> float:
   """Returns the mean of a metric over the steps."""
-  values = load.column(run.records, name)[1]
+  values = run_reader.column(run.records, name)[1]
   return float(values.mean()) if len(values) else math.nan
 
 
-def by_age(run: load.Run) -> Change:
+def by_age(run: run_reader.RunData) -> Change:
   """Returns the change of rewards from older to younger ones of a batch."""
   # Paired by step, so that progress during the run does not matter.
   names = "replay/reward_old", "replay/reward_young"

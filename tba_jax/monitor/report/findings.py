@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
-from tba_jax.losses import build as losses
+from tba_jax.losses import objective_table as losses
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import evidence
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import tables
 from tba_jax.monitor.report import timeline
 
@@ -22,7 +22,7 @@ from tba_jax.monitor.report import timeline
 Rows = Mapping[str, tuple[bool, str] | tuple[bool, str, str]]
 
 
-def outcomes(run: load.Run) -> Rows:
+def outcomes(run: run_reader.RunData) -> Rows:
   """Returns whether the policy got better; the first one that holds counts."""
   sides = tables.evaluations(run)
   key = metrics.deciding_metric(*sides)
@@ -90,7 +90,7 @@ def outcomes(run: load.Run) -> Rows:
   }
 
 
-def unjudged(run: load.Run) -> Rows:
+def unjudged(run: run_reader.RunData) -> Rows:
   """Returns what is in no mean; the first one that holds counts."""
   name = "failure_share"
   shares = {
@@ -126,7 +126,7 @@ _SAVINGS = {
 }
 
 
-def bottlenecks(run: load.Run) -> Rows:
+def bottlenecks(run: run_reader.RunData) -> Rows:
   """Returns what limits the speed; the first one that holds counts."""
   trainer, searcher = evidence.idle(run)
   waits = (
@@ -218,7 +218,7 @@ def _savings(work_s: Mapping[str, float]) -> str:
   return f"The trainer could {', or '.join(could)}." if could else ""
 
 
-def waits(run: load.Run) -> Rows:
+def waits(run: run_reader.RunData) -> Rows:
   """Returns what else costs time."""
   rows = timeline.where_time_went(run)
   queue = _share(rows, "searcher", "wait_credit")
@@ -260,7 +260,9 @@ def _share(
   return spent / elapsed if elapsed > 0 else math.nan
 
 
-def _round_steps(run: load.Run, rows: Sequence[Mapping[str, Any]]) -> float:
+def _round_steps(
+    run: run_reader.RunData, rows: Sequence[Mapping[str, Any]]
+) -> float:
   """Returns the steps that the trainer makes in a searcher's round."""
   rare = ("compile", "evaluate", "checkpoint")
   seconds = {"trainer": 0.0, "searcher": 0.0}
@@ -283,7 +285,7 @@ def _round_steps(run: load.Run, rows: Sequence[Mapping[str, Any]]) -> float:
   return math.ceil(seconds["searcher"] / rounds / step_s)
 
 
-def data(run: load.Run) -> Rows:
+def data(run: run_reader.RunData) -> Rows:
   """Returns what the data was worth."""
   loss, logged = (run.setting(name) or {} for name in ("loss", "offline"))
   is_alone = bool(logged.get("path")) and logged.get("fraction") == 1
@@ -305,7 +307,7 @@ def data(run: load.Run) -> Rows:
   # Shares below which staleness costs much, or some.
   effects = {0.7: "hurt", 0.9: "cost some of them", math.inf: "hardly mattered"}
   effect = next((e for s, e in effects.items() if effective < s), "")
-  skipped = load.column(run.records, "replay/skipped_groups")[1]
+  skipped = run_reader.column(run.records, "replay/skipped_groups")[1]
   skipped = skipped[-1] if len(skipped) else 0
   equal = evidence.mean(run, "train/equal_reward_groups")
   whole_loss = {"name": "", "baseline": "", **loss}

@@ -11,7 +11,7 @@ from typing import Any
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
 from tba_jax.monitor.report import findings
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 
 # A pause is this many times longer than the median between two steps, and no
 # shorter than so many seconds.
@@ -67,11 +67,11 @@ def _name(event: Mapping[str, Any]) -> str:
   return f"{role}-{event.get('index', 0)}" if role else "train"
 
 
-def _kinds(run: load.Run) -> list[Mapping[str, Any]]:
+def _kinds(run: run_reader.RunData) -> list[Mapping[str, Any]]:
   return [event for event in run.events if isinstance(event.get("kind"), str)]
 
 
-def errors(run: load.Run) -> findings.Rows:
+def errors(run: run_reader.RunData) -> findings.Rows:
   """Returns what went wrong, once for each kind, process and cause."""
   groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
   hung: set[str] = set()
@@ -116,7 +116,7 @@ def _error(
   )
 
 
-def pauses(run: load.Run) -> findings.Rows:
+def pauses(run: run_reader.RunData) -> findings.Rows:
   """Returns the longest pauses of training, the longest last."""
   # As written: evaluations, and steps redone, have times of their own.
   lines = [r for r in run.lines if text.is_number(r.get("time"))]

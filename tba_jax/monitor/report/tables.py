@@ -10,7 +10,7 @@ from typing import Any
 
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 
 # A run without activity for longer than this counts as stopped.
 ALIVE_S = 30.0
@@ -41,7 +41,7 @@ EVALUATIONS = {
 _CAUSES = {"journal": "journal damaged", "searcher": "searchers gone"}
 
 
-def state(run: load.Run, now: float | None = None) -> dict[str, str]:
+def state(run: run_reader.RunData, now: float | None = None) -> dict[str, str]:
   """Returns `name`, "finished", "running" or "stopped", and `words`."""
   now = time.time() if now is None else now
   if run.summary:
@@ -61,7 +61,9 @@ def mapping(value: Any) -> Mapping[str, Any]:
   return value if isinstance(value, Mapping) else {}
 
 
-def evaluations(run: load.Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def evaluations(
+    run: run_reader.RunData,
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
   """Returns the evaluations before and after, from `eval.json` or summary."""
   before, after = (
       {**(run.summary.get(name) or {}), **(run.eval.get(name) or {})}
@@ -112,13 +114,13 @@ def compare(
   return rows
 
 
-def outcome(run: load.Run) -> dict[str, Any]:
+def outcome(run: run_reader.RunData) -> dict[str, Any]:
   """Returns `summary.json`, or what is known of it while the run goes on."""
   figures: dict[str, Any] = {}
   if run.records:
     figures["steps"] = run.records[-1]["step"] + 1
-  ages = load.column(run.records, "replay/staleness_steps")[1]
-  mixed = load.column(run.records, "sampler/mixed_version_share")[1]
+  ages = run_reader.column(run.records, "replay/staleness_steps")[1]
+  mixed = run_reader.column(run.records, "sampler/mixed_version_share")[1]
   if len(ages):
     figures["staleness_mean"] = float(ages.mean())
   if len(mixed):
@@ -231,7 +233,7 @@ def facts(summary: Mapping[str, Any]) -> list[dict[str, str]]:
   ]
 
 
-def ledger(run: load.Run) -> dict[str, Any]:
+def ledger(run: run_reader.RunData) -> dict[str, Any]:
   """Returns the ledger with one column per unit; {} if there is none.
 
   Returns:
@@ -279,7 +281,7 @@ def ledger(run: load.Run) -> dict[str, Any]:
   }
 
 
-def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
+def events(run: run_reader.RunData, origin: float) -> list[dict[str, Any]]:
   """Returns the newest events, printable, in seconds since the origin."""
   rows = []
   for event in run.events:
@@ -296,7 +298,7 @@ def events(run: load.Run, origin: float) -> list[dict[str, Any]]:
   return rows
 
 
-def changes(run: load.Run) -> list[dict[str, Any]]:
+def changes(run: run_reader.RunData) -> list[dict[str, Any]]:
   """Returns the steps from which settings have changed, and what has."""
   return [
       {

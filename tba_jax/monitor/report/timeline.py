@@ -11,7 +11,7 @@ import numpy as np
 
 from tba_jax.monitor import metrics
 from tba_jax.monitor import text
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.system import jsonl
 
 # Spans drawn individually, over all lanes. A longer run is drawn as shares in
@@ -31,7 +31,7 @@ def _order(key: tuple[str, int, str]) -> tuple[int, str, int, str]:
 
 
 def time_bins(
-    lane: load.Lane, start: float, stop: float, num_kinds: int
+    lane: run_reader.Lane, start: float, stop: float, num_kinds: int
 ) -> list:
   """Returns the kinds present and, for each, NUM_BINS shares in percent."""
   edges = np.linspace(start, stop, NUM_BINS + 1)
@@ -57,7 +57,7 @@ def time_bins(
   return [present, shares]
 
 
-def _spans(lane: load.Lane, origin: float, keep: int) -> list[list[int]]:
+def _spans(lane: run_reader.Lane, origin: float, keep: int) -> list[list[int]]:
   """Returns [kind, start, duration] in ticks of the first and last spans."""
   count = len(lane.t0)
   if count <= keep:
@@ -72,7 +72,7 @@ def _spans(lane: load.Lane, origin: float, keep: int) -> list[list[int]]:
   return out
 
 
-def origin(run: load.Run) -> float:
+def origin(run: run_reader.RunData) -> float:
   """Returns the Unix time of the run's first activity."""
   times = [min(lane.t0) for lane in run.lanes.values() if len(lane.t0)]
   times += [
@@ -85,12 +85,12 @@ def origin(run: load.Run) -> float:
   return min(times, default=0.0)
 
 
-def ordered(run: load.Run) -> list[tuple[str, int, str]]:
+def ordered(run: run_reader.RunData) -> list[tuple[str, int, str]]:
   """Returns the keys of lanes with spans, the trainer's first."""
   return [k for k in sorted(run.lanes, key=_order) if len(run.lanes[k].t0)]
 
 
-def timeline(run: load.Run) -> dict[str, Any]:
+def timeline(run: run_reader.RunData) -> dict[str, Any]:
   """Returns lanes, kinds and extent of the timeline; {} without spans."""
   lanes = [run.lanes[key] for key in ordered(run)]
   if not lanes:
@@ -126,13 +126,13 @@ def timeline(run: load.Run) -> dict[str, Any]:
   }
 
 
-def _seconds(lane: load.Lane, kinds: list[str]) -> dict[str, float]:
+def _seconds(lane: run_reader.Lane, kinds: list[str]) -> dict[str, float]:
   lengths = np.asarray(lane.t1) - np.asarray(lane.t0)
   sums = np.bincount(np.asarray(lane.kinds), lengths, minlength=len(kinds))
   return {kind: float(s) for kind, s in zip(kinds, sums, strict=True) if s > 0}
 
 
-def where_time_went(run: load.Run) -> list[dict[str, Any]]:
+def where_time_went(run: run_reader.RunData) -> list[dict[str, Any]]:
   """Returns seconds by kind for each lane; the rest is `unmeasured_s`."""
   rows = []
   for key in ordered(run):
@@ -154,7 +154,7 @@ def where_time_went(run: load.Run) -> list[dict[str, Any]]:
   return rows
 
 
-def seconds_per_step(run: load.Run) -> dict[str, dict[str, float]]:
+def seconds_per_step(run: run_reader.RunData) -> dict[str, dict[str, float]]:
   """Returns role -> kind -> seconds of work for each step of training.
 
   All lanes of the mean process of a role, from the end of the first step, which
@@ -166,7 +166,7 @@ def seconds_per_step(run: load.Run) -> dict[str, dict[str, float]]:
     return {}
   is_step = np.asarray(main.kinds) == run.span_kinds.index("step")
   ends = np.asarray(main.t1)[is_step]
-  steps = load.column(run.records, "time/step_s")[0]
+  steps = run_reader.column(run.records, "time/step_s")[0]
   if len(ends) < 2 or len(steps) < 2 or ends[-1] <= ends[0]:
     return {}
   out: dict[str, dict[str, float]] = {}
@@ -194,7 +194,9 @@ _MICROS = 1_000_000
 _EVENTS_PID = 1
 
 
-def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
+def trace_events(
+    run: run_reader.RunData, start: float
+) -> Iterator[dict[str, Any]]:
   """Yields names of processes and threads, spans, and the run's events.
 
   `start` is the Unix time that is 0 in the trace.
@@ -242,7 +244,9 @@ def trace_events(run: load.Run, start: float) -> Iterator[dict[str, Any]]:
       }
 
 
-def write_trace(run: load.Run, path: epath.PathLike, start: float) -> None:
+def write_trace(
+    run: run_reader.RunData, path: epath.PathLike, start: float
+) -> None:
   """Replaces a file by the trace of a run."""
   # Events are streamed, one per line: a long run has millions.
   separator = '{"traceEvents":[\n'

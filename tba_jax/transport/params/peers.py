@@ -17,7 +17,7 @@ import jax
 import ml_collections
 
 from tba_jax import types
-from tba_jax.system import worker
+from tba_jax.system import background
 from tba_jax.transport import jax_kv
 from tba_jax.transport import wire
 from tba_jax.transport.params import carriers
@@ -126,7 +126,7 @@ class Helper:
     self._changed = threading.Condition()
     # The thread may be writing.
     close_s = max(deadline_s, 2 * _POLL_S)
-    self._worker = worker.Worker("shards", self._run, close_s=close_s)
+    self._worker = background.Thread("shards", self._run, close_s=close_s)
 
   def submit(self, version: int, params: Any) -> None:
     """Keeps a copy of a version on devices until it is written.

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.system import worker
+from tba_jax.system import background
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
@@ -81,7 +81,7 @@ class Publisher:
         tuple[version_lib.Version, dict[str, Any], Any]
     ] = collections.deque()
     self._written = -1
-    self._thread = worker.Worker(
+    self._thread = background.Thread(
         "publisher", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
 

@@ -11,8 +11,8 @@ from absl import logging
 import ml_collections
 import numpy as np
 
+from tba_jax.system import background
 from tba_jax.system import polling
-from tba_jax.system import worker
 from tba_jax.transport import base
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
@@ -90,7 +90,7 @@ class Puller:
     self._lag_steps = lag_steps
     self._kept: dict[version_lib.Version, dict[str, np.ndarray]] = {}
     self._asked_version = -1
-    self._thread = worker.Worker(
+    self._thread = background.Thread(
         "puller", self._serve, close_s=_CLOSE_S, wake=self._wake
     )
 

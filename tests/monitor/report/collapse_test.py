@@ -18,11 +18,11 @@ import numpy as np
 import optax
 
 from tba_jax import types
-from tba_jax.losses import metrics as metrics_lib
+from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import evidence
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tests.monitor.report import findings_test
 from tests.support import table_policy
 
@@ -34,7 +34,7 @@ PROMPTS = jnp.asarray([[0, 0, b + 1] for b in range(B)], jnp.int32)
 
 
 def find(lines):
-  return diagnosis.collapse(load.Run(lines=lines))
+  return diagnosis.collapse(run_reader.RunData(lines=lines))
 
 
 def share(tokens, mask, token=RIGHT):

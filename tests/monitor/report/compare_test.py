@@ -10,7 +10,7 @@ from absl.testing import absltest
 from etils import epath
 
 from tba_jax.monitor.report import compare
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.tools import report
 from tests.monitor.report import fake_run
 from tests.monitor.report import page as page_lib
@@ -57,7 +57,7 @@ class CompareTest(absltest.TestCase):
 
   def test_settings_that_differ(self):
     paths = [self.make("a"), self.make("b", beta=0.1)]
-    runs = [load.read_run(path) for path in paths]
+    runs = [run_reader.read_run(path) for path in paths]
     self.assertEqual(
         compare.settings(runs),
         [{"name": "loss.beta", "values": ["0.05", "0.1"]}],
@@ -66,7 +66,7 @@ class CompareTest(absltest.TestCase):
 
   def test_runs_of_several_seeds_are_pooled(self):
     paths = [self.make("a"), self.make("b"), self.make("c", beta=0.1)]
-    runs = [load.read_run(path) for path in paths]
+    runs = [run_reader.read_run(path) for path in paths]
     for seed, run in enumerate(runs):
       run.config["config"]["seed"] = seed
       run.eval["after"]["pass_at_1"] = 0.5 + 0.1 * seed
@@ -80,7 +80,10 @@ class CompareTest(absltest.TestCase):
     self.assertEmpty(compare.over_seeds(runs, "abc"))
 
   def test_fills_a_missing_setting_with_its_default(self):
-    runs = [load.read_run(self.make("a")), load.read_run(self.make("b"))]
+    runs = [
+        run_reader.read_run(self.make("a")),
+        run_reader.read_run(self.make("b")),
+    ]
     del runs[1].config["config"]["loss"]["ratio_clip"]
     (row,) = compare.settings(runs)
     self.assertEqual(row, {"name": "loss.ratio_clip", "values": ["0.2", "0.0"]})
@@ -100,8 +103,8 @@ class CompareTest(absltest.TestCase):
     self.assertIn("name arithmetic", page)
 
   def test_shows_figures_of_each_run(self):
-    runs = [load.read_run(self.make("a"))]
-    runs.append(load.read_run(self.make("b", finished=False)))
+    runs = [run_reader.read_run(self.make("a"))]
+    runs.append(run_reader.read_run(self.make("b", finished=False)))
     rows = {row["name"]: row["values"] for row in compare.figures(runs)}
     self.assertEqual(rows["state"][0], "finished")
     self.assertIn("no summary", rows["state"][1])

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from tba_jax.monitor.report import diagnosis
 from tba_jax.monitor.report import evidence
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tests.support import synthetic_runs
 
 FINDINGS = json.loads(
@@ -38,7 +38,7 @@ class FindingsTest(parameterized.TestCase):
 
   @parameterized.parameters(*synthetic_runs.RUNS)
   def test_run_has_its_findings(self, name):
-    run = load.Run(**synthetic_runs.RUNS[name])
+    run = run_reader.RunData(**synthetic_runs.RUNS[name])
     self.assertEqual(_diagnosis(run), FINDINGS[name])
 
 

@@ -7,7 +7,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import tables
 from tba_jax.system import jsonl
 from tests.monitor.report import fake_run
@@ -24,7 +24,7 @@ class RunTest(absltest.TestCase):
   def _run(self, **files):
     for name, value in files.items():
       jsonl.atomic_write_json(os.path.join(self.workdir, f"{name}.json"), value)
-    return load.read_run(self.workdir)
+    return run_reader.read_run(self.workdir)
 
   def test_tells_the_state(self):
     self.assertEqual(tables.state(self._run())["name"], "stopped")

@@ -9,8 +9,8 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax.monitor.report import build
-from tba_jax.monitor.report import load
+from tba_jax.monitor.report import page
+from tba_jax.monitor.report import run_reader
 from tba_jax.monitor.report import timeline
 from tests.monitor.report import fake_run
 
@@ -30,7 +30,7 @@ class TimelineTest(absltest.TestCase):
           record = {"role": role, "index": int(index or 0), "kind": kind}
           record |= {"t0": t0, "t1": t1, "lane": lane[0] if lane else ""}
           f.write(json.dumps(record) + "\n")
-    return load.read_run(folder.name)
+    return run_reader.read_run(folder.name)
 
   def test_is_empty_without_spans(self):
     run = self._run()
@@ -90,14 +90,14 @@ class TraceTest(absltest.TestCase):
     self.workdir = folder.name
 
   def _trace(self):
-    build.write_report(self.workdir)
+    page.write_report(self.workdir)
     with open(os.path.join(self.workdir, "trace.json")) as f:
       return json.load(f)["traceEvents"]
 
   def test_spans_are_in_their_lanes(self):
     fake_run.make_run(self.workdir, num_steps=20, num_samples=2)
     events = self._trace()
-    run = load.read_run(self.workdir)
+    run = run_reader.read_run(self.workdir)
     spans = [e for e in events if e["ph"] == "X"]
     self.assertLen(spans, sum(len(x.t0) for x in run.lanes.values()))
     began = min(lane.t0[0] for lane in run.lanes.values())
@@ -133,7 +133,7 @@ class TraceTest(absltest.TestCase):
     self.assertEqual(instants[2]["ts"] - instants[1]["ts"], 59_000_000)
 
   def test_trace_of_an_empty_run_has_its_name_alone(self):
-    run = load.read_run(self.workdir)
+    run = run_reader.read_run(self.workdir)
     self.assertEqual([e["ph"] for e in timeline.trace_events(run, 0.0)], ["M"])
     self.assertLen(self._trace(), 1)
 

@@ -46,7 +46,7 @@ class CarriersTest(parameterized.TestCase):
     self.assertEqual(carriers.choose_carrier(config, num_bytes), wanted)
 
   def test_makes_the_carriers_of_a_config(self):
-    run = run_directory.Run(
+    run = run_directory.RunInfo(
         workdir=pathlib.Path("/nowhere"),
         run_id="r",
         spool=pathlib.Path("/nowhere/spool"),

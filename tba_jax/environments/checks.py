@@ -1,0 +1,42 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What settings need of an environment, and it of them."""
+
+from tba_jax.sampling import samplers
+from tba_jax.system import rules
+from tba_jax.tasks import base
+from tba_jax.tasks import task_table
+
+
+def played(c: rules.Values) -> rules.Problems:
+  """Checks the environments that `generate` plays."""
+  if c.program != "generate" or not task_table.facts(c["task.name"]).has_turns:
+    return
+  try:
+    where = task_table.of_settings(c).rewards_where
+  except ValueError as error:
+    yield "", str(error)
+    return
+  if c["reward.backend"] not in where:
+    yield "reward.backend", (
+        f"allowed {' or '.join(map(repr, where))} with this task"
+    )
+
+
+def fits(c: rules.Values, task: base.Task) -> rules.Problems:
+  """Yields problems with settings that environments do not support."""
+  if c.get("init") == "sft" and not task.can_demonstrate:
+    yield "init", (
+        "allowed 'scratch' or a model's folder: config.task.source has no"
+        " method demonstrate to fine-tune on"
+    )
+  for key, allowed in (
+      ("evaluate.judge", ("",)),
+      *samplers.without(
+          "has_turns", c.get("search.sampler", "jax"), c.get("offline.path", "")
+      ),
+  ):
+    if c.get(key, allowed[0]) not in allowed:
+      yield key, (
+          f"allowed {' or '.join(map(repr, allowed))} with environments"
+      )

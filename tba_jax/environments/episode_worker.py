@@ -1,0 +1,169 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Process of an environment: `python -m tba_jax.environments.episode_worker`.
+
+Imports the environment that its first message names, then plays one episode
+after the other, each in a process of its own (`system/keeper.py`):
+
+    ["reset", seed]            {"said", "tools"}
+    ["step", text]             {"said", "reward", "done", "success", "metrics"}
+    ["demonstrate", seed, n]   {"turns": [prompt, turn, answer, …], "tools"}
+
+or `failure` and `message`. What an environment says is a text or a list of
+messages; `tools` are the schemas of its tools, if it has any. An episode may
+hang, crash and print.
+"""
+
+import json
+import sys
+from typing import Any
+
+from tba_jax.environments import packages
+from tba_jax.environments import tool_environment
+from tba_jax.system import keeper
+from tba_jax.system import user_code
+from tba_jax.tasks import base
+
+# Fields of a message.
+_FIELDS = ("role", "name", "content")
+# Characters of what an environment says at a time.
+_MAX_CHARACTERS = 2**16
+
+
+def main() -> int:
+  """Plays episodes until the pool closes the pipe."""
+  episode = _Episode()
+
+  def answer(request: list[Any]) -> tuple[dict[str, Any], bool]:
+    answered = _answer(episode, *request)
+    is_over = request[0] == "demonstrate" or answered.get("done", False)
+    return answered, is_over or "failure" in answered
+
+  def begin(hello: dict[str, Any]) -> keeper.AnswerFn:
+    episode.load(hello["source"], hello["opponent"])
+    return answer
+
+  return keeper.serve(
+      begin,
+      shows_prints=False,
+      goes_on=lambda request: request[0] == "step",
+      close=episode.close,
+  )
+
+
+def _answer(episode: "_Episode", what: str, *arguments: Any) -> dict[str, Any]:
+  try:
+    return getattr(episode, what)(*arguments)
+  except base.RewardError as failure:
+    return {"failure": failure.cause, "message": str(failure)}
+  except (Exception, SystemExit) as error:  # User code.
+    message = user_code.describe(error, episode.make)
+    return {"failure": "error", "message": message}
+
+
+class _Episode:
+  """An environment from `reset` to its end; Gymnasium's tuples are allowed."""
+
+  def __init__(self):
+    self.make: Any = None
+    self._environment: Any = None
+
+  def load(self, source: str, opponent: str) -> None:
+    self.make = packages.load(source, opponent)
+    packages.preload(source)
+
+  def close(self) -> None:
+    try:
+      if hasattr(self._environment, "close"):
+        self._environment.close()
+    # The episode is over, and judged.
+    except Exception as error:
+      why = user_code.describe(error, self.make)
+      print(f"an environment's close() failed: {why}", file=sys.stderr)
+
+  def reset(self, seed: int) -> dict[str, Any]:
+    """Begins the episode."""
+    self._environment = tool_environment.wrap(self.make())
+    said = self._environment.reset(seed=seed)
+    if isinstance(said, tuple) and len(said) == 2:  # And info.
+      said = said[0]
+    schemas = getattr(self._environment, "schemas", [])
+    return {"said": _checked("reset", said), "tools": schemas}
+
+  def step(self, text: str) -> dict[str, Any]:
+    """Passes a turn on."""
+    out = self._environment.step(text)
+    if not isinstance(out, tuple) or len(out) not in (4, 5):
+      raise base.RewardError(
+          "error",
+          f"step returned {repr(out)[:80]}: allowed (observation, reward,"
+          " done, info), or with terminated and truncated",
+      )
+    said, reward, *ends, info = out
+    info = info if isinstance(info, dict) else {}
+    success = info.get("success")
+    done = any(_flag("done", end) for end in ends)
+    return {
+        # What is said last is not read, and often is [], {} or None.
+        "said": "" if done else _checked("step", said),
+        "reward": base.number(reward, "step, as its reward,"),
+        "done": done,
+        "success": None if success is None else _flag("success", success),
+        "metrics": base.metrics_of(info.get("metrics") or {}, "step"),
+    }
+
+  def demonstrate(self, seed: int, max_turns: int) -> dict[str, Any]:
+    """Plays an episode with the turns that the environment itself says."""
+    first, done = self.reset(seed), False
+    turns = [first["said"]]
+    while not done and len(turns) < 2 * max_turns:
+      turn = self._environment.demonstrate()
+      if not isinstance(turn, str):
+        raise base.RewardError(
+            "error", f"demonstrate returned {repr(turn)[:80]}: allowed a text"
+        )
+      answer = self.step(turn)
+      turns += [turn, answer["said"]]
+      done = answer["done"]
+    return {"turns": turns, "tools": first["tools"]}
+
+
+def _flag(name: str, value: Any) -> bool:
+  """Returns a flag; the text "False" is none."""
+  if getattr(value, "shape", ()) == () and value in (True, False):
+    return bool(value)
+  raise base.RewardError(
+      "error", f"step returned {repr(value)[:80]} as {name}: must be a bool"
+  )
+
+
+def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
+  """Returns what an environment says, if it is a text or messages."""
+  is_list = isinstance(said, list) and bool(said)
+  if is_list and all(
+      isinstance(message, dict)
+      and isinstance(message.get("role"), str)
+      and isinstance(message.get("content"), str)
+      for message in said
+  ):
+    said = [
+        {k: m[k] for k in _FIELDS if isinstance(m.get(k), str)} for m in said
+    ]
+  elif not isinstance(said, str):
+    raise base.RewardError(
+        "error",
+        f"{method} returned {repr(said)[:80]}: allowed a text, or a list of"
+        " messages with role and content",
+    )
+  size = len(said) if isinstance(said, str) else len(json.dumps(said))
+  if size > _MAX_CHARACTERS:
+    raise base.RewardError(
+        "size",
+        f"{method} returned {size} characters: allowed up to"
+        f" {_MAX_CHARACTERS}",
+    )
+  return said
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,302 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tries a user's own code and logs: `python -m tba_jax.learning.dry_run`.
+
+Reads the config and what to try (`config/custom_code.py`) as JSON from standard
+input, and writes a list of problems: the loss is traced on the shapes of a
+batch, the reward is computed for an example, as a run does it; what
+environments say first is read, and the prompts of a log are looked up.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+
+import ml_collections
+
+from tba_jax.config import custom_code
+from tba_jax.environments import episode_pool
+from tba_jax.policy import prompt_preview
+from tba_jax.rewards import judges
+from tba_jax.rewards import pool
+from tba_jax.system import processes
+from tba_jax.system import ramps
+from tba_jax.system import user_code
+from tba_jax.tasks import base
+from tba_jax.tasks import task_table
+
+# Prompts of which one must be readable.
+_NUM_PROMPTS = 4
+
+
+def main() -> int:
+  """Prints problems and notes, lists in JSON; returns the exit status."""
+  processes.die_with_parent()
+  given, tried = json.load(sys.stdin)
+  # Output of user code is not the answer.
+  answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+  os.dup2(2, 1)
+  config, problems, notes = ml_collections.ConfigDict(given), [], []
+  checks = {
+      custom_code.LOSS: trace_loss,
+      custom_code.REWARD: try_reward,
+      custom_code.PROMPT: try_prompts,
+      custom_code.LOG: try_log,
+  }
+  for part in tried:
+    try:
+      notes += checks[part](config) or ()
+    except ValueError as error:
+      problems.append(str(error))
+  with answer:
+    json.dump([problems, notes], answer)
+  processes.leave(0)
+
+
+def trace_loss(config: ml_collections.ConfigDict) -> None:
+  """Traces `config.loss` on the shapes of a micro-batch, and computes one.
+
+  Raises:
+    ValueError: the loss raises, returns something else than a loss, or has no
+      gradient.
+  """
+  with processes.importing():  # Takes seconds.
+    import jax  # pylint: disable=g-import-not-at-top
+    import numpy as np  # pylint: disable=g-import-not-at-top
+
+    from tba_jax import types  # pylint: disable=g-import-not-at-top
+    from tba_jax.losses import objective  # pylint: disable=g-import-not-at-top
+    from tba_jax.losses import objective_table as losses  # pylint: disable=g-import-not-at-top
+
+  c, sampling = config.train, config.sampling
+  B = min(c.micro_batch_prompts, c.prompts_per_batch)
+  K, T = c.completions_per_prompt, sampling.max_completion_tokens
+  shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.float32)
+  batch = types.abstract_batch(
+      {"B": B, "K": K, "P": sampling.max_prompt_tokens, "T": T}
+  )
+  if losses.baseline(config.loss) == "file":
+    batch.prepared["baselines_Bx1"] = shape(B, 1)
+  pure_loss = objective.make_pure_loss(config)
+  gradient = jax.jit(
+      jax.grad(lambda x, *others: pure_loss(x, {}, *others), has_aux=True)
+  )
+  jax.eval_shape(gradient, shape(B, K, T), batch, shape())
+  # On random data: rewards of 0 and 1, then any.
+  rng = np.random.default_rng(0)
+  for rewards in (rng.integers(0, 2, (B, K)), rng.normal(size=(B, K))):
+    filled = jax.tree.map(
+        lambda x: -np.abs(rng.normal(size=x.shape)).astype(x.dtype)
+        if x.dtype.kind == "f"
+        else np.ones(x.shape, x.dtype),
+        batch,
+    )
+    filled = dataclasses.replace(
+        filled,
+        rewards=np.float32(rewards),
+        prompt_mask=np.ones_like(filled.prompt_mask),
+        completion_mask=np.ones_like(filled.completion_mask),
+    )
+    logprobs_BxKxT = -np.abs(rng.normal(size=(B, K, T))).astype(np.float32)
+    beta = np.float32(ramps.parse(config.loss.beta).start)
+    if np.any(gradient(logprobs_BxKxT, filled, beta)[0]):
+      return
+  raise ValueError(
+      f"config.loss.name={config.loss.name!r}: its gradient by"
+      " groups.logprobs_BxKxT is 0, so that nothing would be learned; allowed a"
+      " loss of log-probs without stop_gradient, int or argmax around them all"
+      " (docs/objectives.md)"
+  )
+
+
+def try_reward(config: ml_collections.ConfigDict) -> None:
+  """Judges completions of the first training prompt as a run does.
+
+  Raises:
+    ValueError: the task raises, or none of the completions could be judged.
+  """
+  if task_table.facts(config.task.name).has_turns:
+    try_environment(config)
+    return
+  name, field = config.task.name, _field(config.task)
+  try:
+    task = task_table.make_task(config.task)
+    for split in task.splits:
+      task.num_prompts(split)
+    prompt = task.prompt(base.TRAIN, 0)
+    right = base.reference_text(task, base.TRAIN, 0)
+    if not isinstance(prompt, str) and not base.are_messages(prompt):
+      raise TypeError("prompt must return a text or messages")
+    if not isinstance(right, str):
+      raise TypeError("reference_completion must return a text")
+  except ValueError as error:
+    if user_code.place_of(error):
+      raise ValueError(
+          f"config.task.name={name!r}: {user_code.describe(error)}"
+      ) from error
+    raise
+  # User code may raise anything.
+  except (Exception, SystemExit) as error:
+    raise ValueError(
+        f"config.task.name={name!r}: {user_code.describe(error)}"
+    ) from error
+  events: list[str] = []
+  # No run's directory need be hidden: no model has written these texts.
+  judge = pool.make_judge(
+      config, "", task, lambda kind, text: events.append(text)
+  )
+  try:
+    # A reward may refuse a text that is no answer.
+    for text in dict.fromkeys((right, base.plain_text(prompt), "1")):
+      request = judges.JudgeRequest(base.TRAIN, 0, text)
+      judged = judge.judge([request])[0]
+      if judged.failure in ("", "deadline"):
+        break
+    if judged.failure:
+      why = _cause(judged, events, field)
+      raise ValueError(f"config.task.{field}={config.task[field]!r}: {why}")
+    (reason,) = judge.explain([request])
+    if reason.startswith(judges.no_reason("")[:-1]):
+      field = "reason" if config.task.get("reason") else field
+      raise ValueError(f"config.task.{field}={config.task[field]!r}: {reason}")
+  finally:
+    judge.close()
+
+
+def try_environment(config: ml_collections.ConfigDict) -> None:
+  """Begins an episode of the first training prompt, and says a turn.
+
+  Raises:
+    ValueError: the environment cannot be imported, or fails.
+  """
+  task = task_table.make_task(config.task)
+  seed = task.seed(base.TRAIN, 0)
+  workers = episode_pool.make(config, "", None)
+  try:
+    with workers.hold() as worker:
+      for message in (["reset", seed], ["reset", seed], ["step", "1"]):
+        answer = worker.call(message)
+        if answer.get("failure") == "deadline":
+          return  # A slow machine's; the next process would have no episode.
+        if "failure" in answer:
+          raise ValueError(
+              f"config.task.source={config.task.source!r}: {message[0]} fails"
+              f" ({answer['failure']}): {answer['message']}; allowed an"
+              " environment as docs/environments.md has it"
+          )
+  finally:
+    workers.close()
+
+
+def try_prompts(config: ml_collections.ConfigDict) -> list[str]:
+  """Reads what environments say first as the policy does.
+
+  Returns:
+    The first prompt as the policy reads it, with the tools as the chat template
+    writes them.
+
+  Raises:
+    ValueError: none of the first training prompts can be read, or the policy
+      would not know of a tool.
+  """
+  with processes.importing():  # Takes seconds.
+    from tba_jax.environments import turns  # pylint: disable=g-import-not-at-top
+
+  task = task_table.make_task(config.task)
+  tokenizer = prompt_preview.prompt_tokenizer(config, task)
+  made = turns.Environments(
+      task,
+      tokenizer,
+      episode_pool.make(config, "", None),
+      config.sampling.max_prompt_tokens,
+  )
+  first = range(min(_NUM_PROMPTS, task.num_prompts(base.TRAIN)))
+  with contextlib.closing(made):
+    prompts = made.prompts(base.TRAIN, first)
+  # What says nothing at all is named by `try_environment`.
+  if all(one.failure and one.said is not None for one in prompts):
+    raise ValueError(
+        f"config.task.source={config.task.source!r}: {prompts[0].failure[1]}"
+    )
+  first = next((one for one in prompts if not one.failure), None)
+  if first is None or prompt_preview.tokenizer_folder(config) == "task":
+    return []
+  # Fine-tuning teaches the calls that it shows.
+  tools = () if config.init in ("scratch", "sft") else first.tools
+  try:
+    lines = prompt_preview.prompt_lines(
+        first.said, base.TRAIN, tokenizer, tools
+    )
+    return [*lines][:2]
+  except ValueError as error:
+    raise ValueError(
+        f"config.task.source={config.task.source!r}: {error}"
+    ) from error
+
+
+def try_log(config: ml_collections.ConfigDict) -> list[str]:
+  """Looks up the task's prompts in logged completions and baselines.
+
+  The tokenizer is that of the run, or the one that fine-tuning begins with.
+
+  Returns:
+    What of the completions is used, and what is left out.
+
+  Raises:
+    ValueError: a log has no usable completion of the task's training prompts,
+      or a file of baselines lacks one of them.
+  """
+  with processes.importing():  # Takes seconds.
+    from tba_jax.losses import objective_table as losses  # pylint: disable=g-import-not-at-top
+    from tba_jax.policy import policy as policy_lib  # pylint: disable=g-import-not-at-top
+    from tba_jax.sampling import offline_sampler  # pylint: disable=g-import-not-at-top
+    from tba_jax.tasks import offline_completions as tasks_logged  # pylint: disable=g-import-not-at-top
+
+  policy = policy_lib.make_policy(config, "", scratch=config.init == "sft")
+  task, tokenizer, notes = policy.task, policy.tokenizer, []
+  if config.offline.path:
+    found = offline_sampler.Log(
+        config,
+        task,
+        tokenizer,
+        needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
+    )
+    notes.append(f"log: {config.offline.path}: {found.summary()}")
+  if losses.baseline(config.loss) == "file":
+    tasks_logged.values(
+        config.loss.baseline_file,
+        task,
+        tokenizer,
+        reward_field=config.offline.reward_field,
+        temperature=config.loss.baseline_temperature,
+    )
+  return notes
+
+
+def _field(task: ml_collections.ConfigDict) -> str:
+  """Returns the field of the task that names the user's code."""
+  if task.name != "custom":
+    return "name"
+  return "rewards" if ":" in task.rewards else "verifier"
+
+
+def _cause(judged: base.Judgement, events: list[str], field: str) -> str:
+  """Returns why a completion could not be judged, and what is allowed."""
+  # An event's text begins with the cause, its count, and the prompt.
+  why = events[-1].partition(": prompt 0 of 'train': ")[2] if events else ""
+  allowed = "a function of (prompt, completion, row) that returns a number"
+  if field == "verifier":
+    allowed = "a command that prints a number"
+  elif field == "name":
+    allowed = "a task whose judge() returns a finite reward"
+  return (
+      f"a completion of the first prompt cannot be judged ({judged.failure}):"
+      f" {why.strip().removesuffix(':')}; allowed {allowed}"
+      " (docs/your_task.md)"
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,335 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of objectives, by `config.loss.name`; does not import JAX.
+
+A loss is a pure function `(groups, c, beta) -> (loss, aux)` of `groups.Groups`,
+`config.loss` and β, [] float32. The loss is [] float32; metrics read these
+entries of `aux`, if present: `log_z_Bx1` and `residual_BxK` (nats),
+`margin_Bx1` with `pair_Bx1`, and `value_clipped_BxKxT`.
+
+To add an objective, write its function into a file of this folder and an entry
+into `OBJECTIVES`: settings and checks of configs read names and facts from it.
+Importance correction, length norm and metrics are common to all objectives
+(`objective.py`). docs/objectives.md shows how to use a loss of your own.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import importlib
+from typing import Any
+
+from tba_jax.system import ramps
+
+# Importance corrections, of `corrections.py`.
+CORRECTIONS = (
+    "none",
+    "clip_token",
+    "clip_sequence",
+    "cispo",
+    "truncate_token",
+    "truncate_sequence",
+    "mask_token",
+    "decoupled",
+    "topr",
+    "bounded_token",
+    "bounded_sequence",
+    "vespo",
+    "m2_mask",
+)
+# Divisors of a completion's log-prob, of `groups.length_weights`.
+LENGTH_NORMS = ("none", "tokens", "max_tokens", "mean_tokens")
+_OF_VALUES = ("value_init", "value_learning_rate")
+# Corrections that need `loss.ratio_clip` above 0.
+CLIPS = ("clip_token", "clip_sequence", "cispo", "decoupled")
+# Corrections that read a setting of `config.loss`, by its name.
+READ_BY_CORRECTIONS = {
+    "ratio_clip": CLIPS,
+    "clip_high": CLIPS,
+    "moment_cap": ("m2_mask",),
+    "ratio_cap": (
+        "truncate_token",
+        "truncate_sequence",
+        "mask_token",
+        "decoupled",
+    ),
+}
+_OF_TARGETS = ("gae_gamma", "gae_lambda", "whiten_advantages")
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """A loss, its defaults and its requirements.
+
+  function: MODULE:FUNCTION in this folder, or FILE.py:FUNCTION of a user.
+  min_completions: smallest K that it can learn from.
+  correction: default of `loss.correction`; a clip only if `loss.ratio_clip` is
+    above 0, else "none".
+  needs_ratio_clip: whether `loss.ratio_clip` must be above 0.
+  needs_beta: whether it divides by β, or learns nothing at β = 0.
+  anchor: "reference", or default of `loss.anchor`: its target is relative to
+    that policy; "" if it has neither a KL nor such a target.
+  baseline: default of `loss.baseline`; "" if it does not read it.
+  reads_behavior: whether it reads the log-probs of the policy that sampled,
+    whatever the correction.
+  length_norm: default of `loss.length_norm`; None if it reads no weights.
+  learns_log_z: whether it learns a scalar, `groups.log_z_Bx1`.
+  has_values: whether it learns a value model, `groups.values_BxKxT`.
+  has_targets: whether it needs `groups.targets`.
+  has_teacher: whether it needs `groups.divergences_BxKxT`: the step computes
+    the reference's logits itself.
+  is_tempered: whether `config.tempering` applies to its target.
+  settings: names in `config.loss` that only some objectives read.
+  """
+
+  function: str
+  min_completions: int = 2
+  correction: str = "clip_token"
+  needs_ratio_clip: bool = False
+  needs_beta: bool = False
+  anchor: str = "reference"
+  baseline: str = ""
+  reads_behavior: bool = False
+  length_norm: str | None = "none"
+  learns_log_z: bool = False
+  has_values: bool = False
+  has_targets: bool = False
+  has_teacher: bool = False
+  is_tempered: bool = False
+  settings: tuple[str, ...] = ()
+
+  @functools.cached_property
+  def loss(self) -> Callable[..., Any]:
+    """The loss function; imports JAX and, for a user's own, their file."""
+    module, _, name = self.function.rpartition(":")
+    if module.endswith(".py"):
+      own = importlib.import_module("tba_jax.losses.custom_loss")
+      return own.load(self.function)
+    return getattr(importlib.import_module(f"tba_jax.losses.{module}"), name)
+
+  @property
+  def reads(self) -> tuple[str, ...]:
+    """Names of all settings in `config.loss` that only some objectives read."""
+    return (
+        *self.settings,
+        *("length_norm",) * (self.length_norm is not None),
+        *("log_z_learning_rate",) * self.learns_log_z,
+        *_OF_VALUES * self.has_values,
+        *_OF_TARGETS * self.has_targets,
+    )
+
+
+# Settings of the family of `residual.py`.
+_OF_FAMILY = ("scale", "anchor", "baseline", "baseline_shift")
+
+OBJECTIVES = {
+    "tb": Objective(
+        "tb:tb_loss",
+        needs_beta=True,
+        baseline="group",
+        is_tempered=True,
+        settings=_OF_FAMILY,
+    ),
+    "tb_learned_z": Objective(
+        "tb:tb_learned_z_loss",
+        min_completions=1,
+        needs_beta=True,
+        learns_log_z=True,
+        is_tempered=True,
+        settings=("scale", "anchor"),
+    ),
+    "subtb": Objective(
+        "tb:subtb_loss",
+        min_completions=1,
+        needs_beta=True,
+        length_norm=None,
+        has_values=True,
+        settings=("scale", "subtb_lambda"),
+    ),
+    "oapl": Objective(
+        "residual:oapl_loss",
+        needs_beta=True,
+        anchor="behavior",
+        baseline="log_mean_exp",
+        settings=_OF_FAMILY,
+    ),
+    "ema_tb": Objective(
+        "residual:ema_tb_loss",
+        needs_beta=True,
+        anchor="ema",
+        baseline="group",
+        settings=("anchor", "baseline", "baseline_shift"),
+    ),
+    "a_star_po": Objective(
+        "residual:a_star_po_loss",
+        min_completions=1,
+        needs_beta=True,
+        baseline="file",
+        settings=_OF_FAMILY,
+    ),
+    "flowrl": Objective(
+        "residual:flowrl_loss",
+        min_completions=1,
+        correction="truncate_sequence",
+        needs_beta=True,
+        length_norm="tokens",
+        has_values=True,
+        settings=("scale", "anchor"),
+    ),
+    "tba_prime": Objective(
+        "policy_gradient:tba_prime_loss", length_norm="tokens"
+    ),
+    "reinforce": Objective(
+        "policy_gradient:reinforce_loss", reads_behavior=True
+    ),
+    "rloo": Objective("policy_gradient:rloo_loss", reads_behavior=True),
+    "proximal_rloo": Objective(
+        "policy_gradient:rloo_loss",
+        correction="clip_sequence",
+        needs_ratio_clip=True,
+        reads_behavior=True,
+    ),
+    "grpo": Objective("policy_gradient:grpo_loss", length_norm="tokens"),
+    "dr_grpo": Objective(
+        "policy_gradient:dr_grpo_loss", length_norm="max_tokens"
+    ),
+    "ppo": Objective(
+        "ppo:ppo_loss",
+        min_completions=1,
+        needs_ratio_clip=True,
+        reads_behavior=True,
+        length_norm="mean_tokens",
+        has_values=True,
+        has_targets=True,
+        settings=("value_clip", "value_weight"),
+    ),
+    "gvpo": Objective(
+        "tb:gvpo_loss", needs_beta=True, settings=("scale", "anchor")
+    ),
+    "online_dpo": Objective(
+        "pairwise:online_dpo_loss", needs_beta=True, settings=("ties",)
+    ),
+    "ipo": Objective("pairwise:ipo_loss", needs_beta=True, settings=("ties",)),
+    "slic": Objective(
+        "pairwise:slic_loss", needs_beta=True, settings=("ties",)
+    ),
+    "best_of_n": Objective("pairwise:best_of_n_loss", anchor=""),
+    "gkd": Objective(
+        "distillation:gkd_loss",
+        min_completions=1,
+        correction="none",
+        length_norm="tokens",
+        has_teacher=True,
+        settings=("gkd_beta",),
+    ),
+}
+
+
+def names(fact: str) -> tuple[str, ...]:
+  """Returns the objectives for which a fact, a field of `Objective`, holds."""
+  return tuple(n for n, row in OBJECTIVES.items() if getattr(row, fact))
+
+
+def without_reference() -> tuple[str, ...]:
+  """Returns the objectives that read no reference with their own anchor."""
+  return tuple(n for n, row in OBJECTIVES.items() if row.anchor != "reference")
+
+
+def readers() -> dict[str, tuple[str, ...]]:
+  """Returns who reads a setting of `config.loss`, by its name."""
+  out: dict[str, tuple[str, ...]] = {}
+  for name, row in OBJECTIVES.items():
+    for key in row.reads:
+      out[key] = (*out.get(key, ()), name)
+  return out
+
+
+def correction(c: Mapping[str, Any]) -> str:
+  """Returns the importance correction of `config.loss`."""
+  own = c["correction"] or find(c["name"]).correction
+  if not c["correction"] and own in CLIPS and not c["ratio_clip"]:
+    return "none"
+  return own
+
+
+def anchor(c: Mapping[str, Any]) -> str:
+  """Returns the anchor of `config.loss`, "" without a KL or one."""
+  return c["anchor"] or find(c["name"]).anchor
+
+
+def baseline(c: Mapping[str, Any]) -> str:
+  """Returns the baseline of `config.loss`, "" if its loss reads none."""
+  return c["baseline"] or find(c["name"]).baseline
+
+
+def min_completions(c: Mapping[str, Any]) -> int:
+  """Returns the least K that `config.loss` learns from."""
+  # These baselines of a single completion are its own reward, or equal to it.
+  of_group = baseline(c) in ("group", "mean", "log_mean_exp")
+  return max(find(c["name"]).min_completions, 2 if of_group else 1)
+
+
+def reads_reference(c: Mapping[str, Any]) -> bool:
+  """Returns whether the loss of `config.loss` depends on the reference."""
+  if anchor(c) != "reference":
+    return False
+  is_own = ".py:" in c["name"]
+  beta = ramps.parse(c["beta"])
+  has_kl = max(beta.start, beta.end) > 0
+  row = find(c["name"])
+  return bool(is_own or row.needs_beta or row.has_teacher or has_kl)
+
+
+def holds_reference(config: Mapping[str, Any], role: str) -> bool:
+  """Returns whether a role holds the reference and computes its log-probs.
+
+  Args:
+    config: config of the run.
+    role: "trainer" or "searcher"; "none" asks whether there is no reference.
+  """
+  return config["reference"]["role"] == role
+
+
+def reads_behavior(c: Mapping[str, Any]) -> bool:
+  """Returns whether the loss depends on the log-probs of who sampled.
+
+  Of a user's own loss it is not known whether it reads them.
+  """
+  return (
+      find(c["name"]).reads_behavior
+      or correction(c) != "none"
+      or anchor(c) in ("behavior", "ema")
+  )
+
+
+def unread(c: Mapping[str, Any]) -> dict[str, str]:
+  """Returns settings of anchors and baselines that nothing reads.
+
+  The value of each is the setting that would read it.
+  """
+  rows = (
+      ("ema_decay", anchor(c) == "ema", "anchor = ema"),
+      ("baseline_file", baseline(c) == "file", "baseline = file"),
+      ("baseline_temperature", baseline(c) in ("log_mean_exp", "file"),
+       "baseline = log_mean_exp, file"),
+  )  # fmt: skip
+  return {key: reader for key, is_read, reader in rows if not is_read}
+
+
+def needs_logprobs(c: Mapping[str, Any], optimizer: Mapping[str, Any]) -> bool:
+  """Returns whether a completion must come with log-probs of who sampled it.
+
+  Args:
+    c: `config.loss`.
+    optimizer: `config.optimizer`, whose rate may follow the ratios.
+  """
+  return reads_behavior(c) or optimizer["sample_share_power"] > 0
+
+
+@functools.cache
+def find(name: Any) -> Objective:
+  """Returns the objective of `config.loss.name`; does not load its function.
+
+  Any other name than a key of `OBJECTIVES` is a user's FILE.py:FUNCTION.
+  """
+  return OBJECTIVES.get(name) or Objective(name)

@@ -1,0 +1,303 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sampler that takes completions from a log."""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tba_jax import types
+from tba_jax.losses import objective_table as losses
+from tba_jax.sampling import requests
+from tba_jax.tasks import base
+from tba_jax.tasks import offline_completions
+
+# Separates these random numbers from others of the same seed.
+_STREAM = 0x106
+# Nats; the log-prob of a token that greedy decoding chose, told as 0.
+_ALMOST_ZERO = -1e-30
+
+
+class OfflineSampler:
+  """Takes completions of a log for some requests, and samples the others.
+
+  platform, streams: fields of `requests.Sampler`.
+  """
+
+  streams = False
+
+  def __init__(self, log: "Log", sampler: requests.Sampler):
+    """Takes the log and the sampler of the other requests."""
+    self._log = log
+    self._sampler = sampler
+    self.settings, self.platform = sampler.settings, sampler.platform
+    self.put, self.token_logprobs = sampler.put, sampler.token_logprobs
+
+  def warm_up(self, params: Any) -> None:
+    if self._log.share < 1:
+      self._sampler.warm_up(params)
+
+  def sample(
+      self,
+      params: Any,
+      prompts: Sequence[requests.Request],
+      *,
+      version: int,
+      newer: requests.NewerFn | None = None,
+      turns: requests.Turns | None = None,
+  ) -> list[types.Completions]:
+    """Returns the completions of each prompt; see `requests.Sampler`."""
+    is_logged = [self._log.has(r.position, r.prompt_id) for r in prompts]
+    others = [r for r, logged in zip(prompts, is_logged) if not logged]
+    sampled = iter(())
+    if others:
+      # No frame holds the params: they are freed once there are newer ones.
+      holder = [params]
+      del params
+      sampled = iter(
+          self._sampler.sample(
+              holder.pop(), others, version=version, newer=newer, turns=turns
+          )
+      )
+    return [
+        self._log.draw(r.prompt_id, r.visit, r.num_completions, version)
+        if logged
+        else next(sampled)
+        for r, logged in zip(prompts, is_logged)
+    ]
+
+
+class Log:
+  """Gives prompts the completions that a log has of them.
+
+  share: share of the prompts that get them, if the log has any; 1 if nothing
+    is sampled.
+  prompt_ids: training prompts with completions in the log, in their order.
+  left_out: completions that are left out, by reason.
+  num_lost: completions that are used without the log-probs that the log has,
+    which are not of their tokens.
+  """
+
+  def __init__(
+      self,
+      config: ml_collections.ConfigDict,
+      task: base.Task,
+      tokenizer: Any,
+      *,
+      needs_logprobs: bool,
+  ):
+    """Reads the log.
+
+    Args:
+      config: reads `offline`, `sampling.max_completion_tokens` and `seed`.
+      task: task whose training prompts the log has.
+      tokenizer: tokenizer of completions.
+      needs_logprobs: whether completions without log-probs are left out.
+
+    Raises:
+      ValueError: a line of the file is wrong, or no completion can be used.
+      OSError: the file cannot be read.
+    """
+    c = config.offline
+    self.share = c.fraction
+    self._has_rewards = bool(c.reward_field)
+    self._seed = config.seed
+    self._T = config.sampling.max_completion_tokens
+    self._pad_id = tokenizer.pad_id
+    self._tokenizer = tokenizer
+    self._needs_logprobs = needs_logprobs
+    self.left_out: collections.Counter[str] = collections.Counter()
+    self.num_lost = 0
+    completions = offline_completions.read(
+        c.path, c.reward_field, needs_logprobs=needs_logprobs
+    )
+    by_prompt_id = offline_completions.by_prompt_id(
+        completions, task, tokenizer
+    )
+    self._completions = {}
+    for prompt_id, some in by_prompt_id.items():
+      prompt = task.prompt(base.TRAIN, prompt_id)
+      before = tokenizer.encode_prompt(prompt)
+      stop_id = tokenizer.stop_id(prompt)
+      made = [self._encode(one, before, stop_id) for one in some]
+      if usable := [one for one in made if one is not None]:
+        self._completions[prompt_id] = usable
+    self.prompt_ids = sorted(self._completions)
+    if not self.prompt_ids and self.left_out:
+      raise ValueError(
+          f"config.offline.path = {c.path!r}: no completion of the task's"
+          f" training prompts can be used: {self._reasons()}"
+      )
+    if not self.prompt_ids:
+      raise ValueError(
+          f"config.offline.path = {c.path!r}: allowed a file with completions"
+          " of"
+          f" the task's training prompts; it has {len(completions)} other"
+          f" prompts, the first is {next(iter(completions))[:80]!r}, where the"
+          f" task's is {base.plain_text(task.prompt(base.TRAIN, 0))[:80]!r}"
+      )
+    known = {id(some) for some in by_prompt_id.values()}
+    others = [some for some in completions.values() if id(some) not in known]
+    if others:
+      self.left_out["are of other prompts"] = sum(map(len, others))
+
+  def summary(self) -> str:
+    """Returns what of the log is used, in words."""
+    used = sum(map(len, self._completions.values()))
+    text = f"{used} completions of {len(self.prompt_ids)} training prompts"
+    if self.num_lost:
+      text += (
+          f", {self.num_lost} without their log-probs, which are not known to"
+          " be of their tokens"
+      )
+    return f"{text}; left out: {self._reasons() or 'none'}"
+
+  def _reasons(self) -> str:
+    return "; ".join(f"{n} {why}" for why, n in self.left_out.most_common())
+
+  def has(self, position: int, prompt_id: int) -> bool:
+    """Returns whether a position gets completions of the log.
+
+    It is a function of the seed and the position, as what is sampled is.
+    """
+    if prompt_id not in self._completions:
+      return False
+    rng = np.random.default_rng([self._seed, _STREAM, position])
+    return rng.random() < self.share
+
+  def draw(
+      self, prompt_id: int, visit: int, num_completions: int, version: int
+  ) -> types.Completions:
+    """Returns S completions of a prompt, with their rewards if they are read.
+
+    Visits take turns through the log; fewer than S are repeated. A version that
+    is not known, or is yet to come, is -1: one step older than the first
+    params.
+
+    Args:
+      prompt_id: training prompt with completions in the log.
+      visit: times that the prompt came before.
+      num_completions: S.
+      version: newest version of the params.
+    """
+    every = self._completions[prompt_id]
+    first = visit * num_completions
+    some = [every[(first + s) % len(every)] for s in range(num_completions)]
+    S, T = num_completions, self._T
+    tokens = np.full((S, T), self._pad_id, np.int32)
+    logprobs = np.zeros((S, T), np.float32)
+    lengths = np.array([len(ids) for ids, _ in some], np.int32)
+    for s, (ids, one) in enumerate(some):
+      tokens[s, : len(ids)] = ids
+      if one.logprobs is not None:
+        # Zeros throughout are log-probs that nobody knows.
+        known = np.asarray(one.logprobs, np.float32)
+        logprobs[s, : len(ids)] = np.where(known == 0, _ALMOST_ZERO, known)
+    mask = np.arange(T) < lengths[:, None]
+    versions = np.array(
+        [one.version if one.version <= version else -1 for _, one in some],
+        np.int32,
+    )
+    return types.Completions(
+        tokens=tokens,
+        lengths=lengths,
+        sampled_mask=mask,
+        logprobs=logprobs,
+        plain_logprobs=logprobs,
+        stopped=np.array([bool(one.stopped) for _, one in some]),
+        versions=versions,
+        token_versions=np.where(mask, versions[:, None], -1),
+        rewards=self._rewards(some),
+    )
+
+  def _rewards(
+      self,
+      some: Sequence[tuple[tuple[int, ...], offline_completions.Completion]],
+  ) -> np.ndarray | None:
+    """Returns the rewards of completions, None if the log's are not read."""
+    if not self._has_rewards:
+      return None
+    return np.array([one.reward for _, one in some], np.float32)
+
+  def _encode(
+      self,
+      one: offline_completions.Completion,
+      before: Sequence[int],
+      stop_id: int,
+  ) -> tuple[tuple[int, ...], offline_completions.Completion] | None:
+    """Returns ids and completion with what is known; None to leave it out."""
+    tokenizer, stopped, logprobs = self._tokenizer, one.stopped, one.logprobs
+    ids = one.token_ids
+    if ids is None and one.tokens is not None:
+      ids = tokenizer.ids_of(one.tokens)
+      if ids is not None and not tokenizer.decode(ids, within=True).startswith(
+          one.text
+      ):
+        ids = None  # The strings are another tokenizer's.
+    if ids is None and one.text is not None:
+      stop = tokenizer.decode([stop_id])
+      if stopped is None:
+        stopped = one.tokens is None or one.tokens[-1] == stop
+      ids = (*tokenizer.encode(one.text, before), *[stop_id] * stopped)
+      if list(one.tokens or ()) != [tokenizer.decode([i]) for i in ids]:
+        logprobs = None
+    elif stopped is None:
+      said = tokenizer.decode(ids, within=True)
+      stopped = tokenizer.split_stop(ids)[1] is not None or any(
+          string in said for string in tokenizer.stop_strings
+      )
+    why = None
+    if one.has_turns:
+      why = "have tokens of an environment"
+    elif one.token_ids is not None and not self._says(ids, one.text):
+      why = "have token_ids that are not their text"
+    elif not 1 <= len(ids) <= self._T:
+      why = f"have more than {self._T} tokens (sampling.max_completion_tokens)"
+    elif max(ids) >= tokenizer.vocab_size:
+      why = "have tokens outside the vocabulary"
+    elif self._needs_logprobs and logprobs is None:
+      why = "lack log-probs of their own tokens"
+    if why is not None:
+      self.left_out[why] += 1
+      return None
+    has_logprobs = one.logprobs is not None or one.lacks_logprobs
+    self.num_lost += has_logprobs and logprobs is None
+    return tuple(ids), dataclasses.replace(
+        one, logprobs=logprobs, stopped=stopped
+    )
+
+  def _says(self, ids: Sequence[int], text: str | None) -> bool:
+    """Returns whether tokens have a text, or begin with it.
+
+    White space, special tokens and what follows a stop string may be left out
+    of a text.
+    """
+    if text is None:
+      return True
+    text = "".join(text.split())
+    says = lambda ids: "".join(self._tokenizer.decode(ids).split())
+    return says(ids).startswith(text) or says(
+        self._tokenizer.without_special(ids)
+    ).startswith(text)
+
+
+def make(
+    config: ml_collections.ConfigDict, task: base.Task, tokenizer: Any
+) -> Log | None:
+  """Returns the completions of `config.offline`, or None.
+
+  Raises:
+    ValueError: the file is wrong, or has none of the task's prompts.
+  """
+  if not config.offline.path:
+    return None
+  return Log(
+      config,
+      task,
+      tokenizer,
+      needs_logprobs=losses.needs_logprobs(config.loss, config.optimizer),
+  )

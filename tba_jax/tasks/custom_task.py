@@ -1,0 +1,525 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own task: rows of data and reward functions, named in settings.
+
+docs/your_task.md builds one. A reward is a function of (prompt, completion,
+row) that returns a number, or a dict with it as "reward" and metrics by name,
+or one as TRL has it (`reward_calls.py`); the prompt is a text or messages, as
+in `tasks/base.py`, `row` has the fields of the data's row, and the reference
+under "answer". The task's reward is a weighted sum:
+
+    "answer"                                one of `REWARDS`
+    "my_rewards.py:polite"                  a function in a file
+    "my_package.rewards:polite"             a function in a module
+    "exact, my_rewards.py:short * 0.1"      several, weighted
+
+Those of `REWARDS` read what follows a completion's thoughts (see
+`answers.after_thinking`); a user's function gets the whole completion.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from typing import Any, ClassVar
+
+from tba_jax.system import callables
+from tba_jax.system import processes
+from tba_jax.system import sandbox
+from tba_jax.system import user_code
+from tba_jax.tasks import answers
+from tba_jax.tasks import base
+from tba_jax.tasks import reward_calls
+from tba_jax.tasks import rows
+from tba_jax.tasks import rows_task
+
+RewardFn = Callable[[base.Prompt, str, Mapping[str, Any]], float]
+# Returns why a completion is wrong; "" or None if unknown.
+ReasonFn = Callable[[base.Prompt, str, Mapping[str, Any]], str | None]
+
+ANSWER_KINDS = ("none", "text", "number")
+_FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+
+
+class CustomTask(rows_task.RowsTask):
+  """Prompts made from the fields of rows, rewarded by the user's functions.
+
+  train, test, validation: sources of the splits, as in docs/your_task.md;
+    `validation` may be "", and so may `test`.
+  held_out: training prompts to hold out at random if `test` is "": a share
+    below 1, else a number; None = a tenth, at most 1,000; 0 = no evaluation.
+  validation_prompts: training prompts to hold out if `validation` is "".
+  prompt: the prompt's text, with field names in braces; or a JSON list of
+    messages with such texts, `[{"role": "user", "content": "{question}"}]`; or
+    a field alone that has a text or a list of messages. An assistant's message
+    at their end is no part of the prompt; it is the answer where the row has no
+    other.
+  completion: text with field names in braces, the target of supervised
+    fine-tuning; "" = no fine-tuning on this data.
+  answer: field with the reference answer.
+  answer_kind: "text" and "number" leave out rows without one; "none" does not.
+  rewards: weighted functions: `exact`, `answer` (the number that a person
+    reads), `number` (the last one), `contains`, FILE.py:FUNCTION or
+    MODULE:FUNCTION.
+  verifier: command that prints a number, a further part of the reward named
+    "verifier"; "" = none. Needs `reward.backend="pool"`.
+  verifier_weight: weight of that part.
+  correct_threshold: least reward of a correct completion.
+  reason: "FILE.py:FUNCTION" or "MODULE:FUNCTION" of (prompt, completion, row)
+    that returns why a completion is wrong, for displayed samples; "" = from the
+    built-in rewards.
+  tokenizer: tokenizer with `tokenizer.source="task"`: "characters", or "words",
+    for texts whose held-out words all occur in training.
+  split_seed: seed of the choice of held-out and validation prompts.
+  """
+
+  name: ClassVar[str] = "custom"
+  FIELDS: ClassVar = {
+      "train": "",
+      "test": "",
+      "validation": "",
+      "held_out": None,
+      "validation_prompts": 0,
+      "overlap": "error",
+      "prompt": "{prompt}",
+      "completion": "{answer}",
+      "answer": "answer",
+      "answer_kind": "text",
+      "rewards": "exact",
+      "verifier": "",
+      "verifier_weight": 1.0,
+      "correct_threshold": 1.0,
+      "reason": "",
+      "tokenizer": "characters",
+      "split_seed": 0,
+  }
+
+  def __init__(self, **fields: Any):
+    """Reads the data and imports the rewards; takes all of `FIELDS`."""
+    base.check_choice("answer_kind", fields["answer_kind"], ANSWER_KINDS)
+    base.check_choice("tokenizer", fields["tokenizer"], ("characters", "words"))
+    for name in ("correct_threshold", "verifier_weight"):
+      if not math.isfinite(fields[name]):
+        raise ValueError(
+            f"config.task.{name}={fields[name]!r}: allowed a finite number"
+        )
+    self._fields = fields
+    self._template = _parse_template(fields["prompt"])
+    self._reason: ReasonFn | None = None
+    if fields["reason"]:
+      self._reason = user_code.load_function(
+          "config.task.reason", fields["reason"]
+      )
+    self._parts = parse_rewards("config.task.rewards", fields["rewards"])
+    if fields["verifier"]:
+      if any(part.name == "verifier" for part in self._parts):
+        raise ValueError(
+            f"config.task.rewards={fields['rewards']!r}: allowed other names"
+            " than 'verifier' with a config.task.verifier"
+        )
+      command = make_command("config.task.verifier", fields["verifier"])
+      weight = fields["verifier_weight"]
+      self._parts.append(RewardPart("verifier", lambda: command, weight))
+    if not self._parts:
+      raise ValueError(
+          f"config.task.rewards={fields['rewards']!r}: allowed one or more"
+          " rewards, or a config.task.verifier"
+      )
+    named = {base.TRAIN: "train"}
+    if fields["test"]:
+      named[base.HELD_OUT] = "test"
+      if fields["held_out"] is not None:
+        raise ValueError(
+            f"config.task.held_out={fields['held_out']!r}: must be None with"
+            f" config.task.test={fields['test']!r}, which has the held-out"
+            " prompts"
+        )
+    if fields["validation"]:
+      named[base.VALIDATION] = "validation"
+    super().__init__(
+        {
+            split: rows.RowSource(f"config.task.{key}", fields[key])
+            for split, key in named.items()
+        },
+        held_out=fields["held_out"],
+        validation_prompts=0
+        if fields["validation"]
+        else fields["validation_prompts"],
+        split_seed=fields["split_seed"],
+        overlap=fields["overlap"],
+    )
+
+  def _make(self, fields: Mapping[str, Any]) -> tuple[base.Prompt, str] | str:
+    prompt = _filled_prompt(self._template, fields)
+    said = None
+    if not isinstance(prompt, str):
+      if prompt and prompt[-1]["role"] == "assistant":
+        *prompt, last = prompt
+        said = last["content"]
+      if not prompt or prompt[-1]["role"] != "user":
+        return "no_prompt"
+    elif not prompt.strip():
+      return "no_prompt"
+    name, kind = self._fields["answer"], self._fields["answer_kind"]
+    answer = said or ""
+    try:
+      text = rows.as_text(name, rows.value_at(fields, name))
+      answer = answer if text is None else text
+    except rows.UnusableError as error:
+      if kind != "none":
+        raise rows.UnusableError(
+            error.reason,
+            f"{error}; config.task.answer={name!r} may name another, and with"
+            " config.task.answer_kind='none' a reward reads the row alone",
+        ) from error
+    if kind == "none":
+      return prompt, answer
+    if not answer.strip() or self._target(fields, answer) is None:
+      return "no_answer"
+    if kind == "number" and answers.last_number(answer) is None:
+      return "no_number"
+    return prompt, answer
+
+  def _used_fields(self) -> Mapping[str, Sequence[str]]:
+    template = base.plain_text(self._template)
+    named = {"prompt": _FIELD.findall(template)}
+    if self._fields["answer_kind"] != "none":
+      named["answer"] = [self._fields["answer"]]
+      named["completion"] = _FIELD.findall(self._fields["completion"])
+    return named
+
+  @property
+  def tokenizer_pattern(self) -> str:
+    is_words = self._fields["tokenizer"] == "words"
+    return self.WORDS if is_words else self.CHARACTERS
+
+  def completion_of(self, example: rows_task.Example) -> str:
+    return self._target(example.fields, example.answer) or ""
+
+  def _target(self, fields: Mapping[str, Any], answer: str) -> str | None:
+    """Returns the text to fine-tune on, None if a field is missing."""
+    if answer:
+      fields = {**fields, self._fields["answer"]: answer}
+    return _filled(self._fields["completion"], fields)
+
+  @property
+  def part_weights(self) -> Mapping[str, float]:
+    return {part.name: part.weight for part in self._parts}
+
+  @property
+  def judges_groups(self) -> bool:
+    return any(reward_calls.takes_group(part.function) for part in self._parts)
+
+  def prepare_judging(self) -> None:
+    for part in self._parts:
+      part.function  # pylint: disable=pointless-statement
+
+  def judge(self, split: str, index: int, completion: str) -> base.Judgement:
+    (judged,) = self.judge_group(split, index, [completion])
+    if isinstance(judged, base.RewardError):
+      raise judged
+    return judged
+
+  def judge_group(
+      self, split: str, index: int, completions: Sequence[str]
+  ) -> list[base.Judgement | base.RewardError]:
+    example = self.example(split, index)
+    values = [part.values(example, completions) for part in self._parts]
+    return list(map(self._judgement, zip(*values), completions))
+
+  def _judgement(
+      self,
+      values: Sequence[Mapping[str, float] | base.RewardError],
+      completion: str,
+  ) -> base.Judgement | base.RewardError:
+    parts: dict[str, float] = {}
+    for of_part in values:
+      if isinstance(of_part, base.RewardError):
+        return of_part
+      if twice := parts.keys() & of_part.keys():
+        return base.RewardError(
+            "error", f"two rewards name a metric {min(twice)!r}"
+        )
+      parts |= of_part
+    reward = sum(part.weight * parts[part.name] for part in self._parts)
+    judged = base.judgement_of(
+        reward, reward >= self._fields["correct_threshold"], completion
+    )
+    return dataclasses.replace(judged, parts=parts)
+
+  def explain(self, split: str, index: int, completion: str) -> str:
+    """Returns the result of `reason`, else what the built-in rewards miss."""
+    example = self.example(split, index)
+    row = _row_of(example)
+    if self._reason is not None:
+      return str(self._reason(example.prompt, completion, row) or "")
+    reasons = (
+        _REASONS[part.name](completion, row["answer"])
+        for part in self._parts
+        if part.function is REWARDS.get(part.name)
+        and not part.function(example.prompt, completion, row)
+    )
+    return "; ".join(filter(None, reasons))
+
+
+def _parse_template(text: str) -> base.Prompt:
+  """Returns `config.task.prompt` as a text, or as the messages it lists."""
+  if not rows.MESSAGES.match(text):
+    return text
+  try:
+    messages = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(
+        f"config.task.prompt={text!r}: allowed a text, or a JSON list of"
+        f" messages; {error}"
+    ) from error
+  if not base.are_messages(messages):
+    raise ValueError(
+        f"config.task.prompt={text!r}: allowed messages with role, one of"
+        f" {list(base.ROLES)}, and content, a text"
+    )
+  return messages
+
+
+def prompt_of(template: str, fields: Mapping[str, Any]) -> base.Prompt:
+  """Returns the prompt of a row's fields; "" if one is missing.
+
+  Args:
+    template: `config.task.prompt`.
+    fields: fields of the row.
+
+  Raises:
+    rows.UnusableError: a field has no text, or no messages.
+  """
+  return _filled_prompt(_parse_template(template), fields)
+
+
+def _filled_prompt(
+    template: base.Prompt, fields: Mapping[str, Any]
+) -> base.Prompt:
+  """Fills in a prompt's fields; returns "" if one is missing."""
+  if isinstance(template, str):
+    field = _FIELD.fullmatch(template)
+    if field:
+      value = rows.value_at(fields, field[1])
+      messages = rows.messages_of(field[1], value)
+      if messages is not None:
+        return messages
+    return _filled(template, fields) or ""
+  contents = [_filled(m["content"], fields) for m in template]
+  if None in contents:
+    return ""
+  return [
+      {**message, "content": content}
+      for message, content in zip(template, contents)
+  ]
+
+
+def _filled(template: str, fields: Mapping[str, Any]) -> str | None:
+  """Fills in a template's fields; returns None if one is missing."""
+  texts = {
+      name: rows.as_text(name, rows.value_at(fields, name))
+      for name in _FIELD.findall(template)
+  }
+  if None in texts.values():
+    return None
+  return _FIELD.sub(lambda match: texts[match[1]], template)
+
+
+def _row_of(example: rows_task.Example) -> dict[str, Any]:
+  return {**example.fields, "answer": example.answer}
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardPart:
+  """A weighted reward; `name` is also its metric's, `load` the function's."""
+
+  name: str
+  load: Callable[[], Callable[..., Any]]
+  weight: float
+
+  @functools.cached_property
+  def function(self) -> Callable[..., Any]:
+    return self.load()
+
+  def values(
+      self, example: rows_task.Example, completions: Sequence[str]
+  ) -> list[dict[str, float] | base.RewardError]:
+    """Returns number by `name` and metrics of each completion, or why not.
+
+    A function that raised, or returned no finite number, names the row.
+    """
+    returned = reward_calls.call(
+        self.function,
+        example.prompt,
+        completions,
+        _row_of(example),
+        example.fields,
+    )
+    return [self._checked(value, example.place) for value in returned]
+
+  def _checked(
+      self, value: Any, row: str
+  ) -> dict[str, float] | base.RewardError:
+    error = value
+    if not isinstance(value, base.RewardError):
+      place = user_code.place_of_function(self.function) or self.name
+      what = f"{place}: {self.name}"
+      if not isinstance(value, Mapping):
+        value = {"reward": value}
+      metrics = {name: x for name, x in value.items() if name != "reward"}
+      try:
+        return {
+            self.name: base.number(value.get("reward"), what),
+            **base.metrics_of(metrics, what),
+        }
+      except base.RewardError as raised:
+        error = raised
+    return base.RewardError(error.cause, f"row {row}: {error}")
+
+
+def exact(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if completion and answer agree up to outer white space."""
+  del prompt
+  said = answers.after_thinking(completion).strip()
+  return float(said == str(row["answer"]).strip())
+
+
+def answer(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if `answers.final_answer` reads the same number in both."""
+  del prompt
+  right = answers.final_answer(str(row["answer"]))
+  return float(right is not None and answers.final_answer(completion) == right)
+
+
+def number(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if the last numbers of completion and answer are equal."""
+  del prompt
+  right = answers.last_number(str(row["answer"]))
+  said = answers.last_number(answers.after_thinking(completion))
+  return float(right is not None and said == right)
+
+
+def contains(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+  """Returns 1 if the completion contains the answer."""
+  del prompt
+  right = str(row["answer"]).strip()
+  return float(bool(right) and right in answers.after_thinking(completion))
+
+
+REWARDS: Mapping[str, RewardFn] = {
+    "exact": exact,
+    "answer": answer,
+    "number": number,
+    "contains": contains,
+}
+# (completion, answer) of a wrong completion -> reason.
+_REASONS: Mapping[str, Callable[[str, str], str]] = {
+    "exact": lambda answer_text, right: f'wanted "{right.strip()}"',
+    "answer": lambda answer_text, right: answers.number_difference(
+        answers.final_answer(answer_text), answers.final_answer(right)
+    ),
+    "number": lambda answer_text, right: answers.number_difference(
+        answers.last_number(answers.after_thinking(answer_text)),
+        answers.last_number(right),
+    ),
+    "contains": lambda answer_text, right: f'is without "{right.strip()}"',
+}
+
+
+def parse_rewards(key: str, text: str) -> list[RewardPart]:
+  """Returns the weighted rewards that a setting lists; see the module.
+
+  Raises ValueError if one is unknown, cannot be imported or has no finite
+  weight, or if a name occurs twice.
+  """
+  parts = []
+  for item in filter(None, (i.strip() for i in text.split(","))):
+    what, star, weight = (i.strip() for i in item.partition("*"))
+    try:
+      value = float(weight) if star else 1.0
+    except ValueError:
+      value = math.nan
+    if not math.isfinite(value):
+      raise ValueError(f"{key}={item!r}: allowed a finite number as weight")
+    load = functools.partial(_load, key, what)
+    part = RewardPart(what.rpartition(":")[2], load, value)
+    # A program that does not judge, such as `export`, may lack what another
+    # lends.
+    if not callables.is_lent(what):
+      part.function  # pylint: disable=pointless-statement
+    parts.append(part)
+  names = [part.name for part in parts]
+  if len(set(names)) < len(names):
+    raise ValueError(f"{key}={text!r}: allowed rewards with different names")
+  return parts
+
+
+def _load(key: str, text: str) -> Callable[..., Any]:
+  return REWARDS.get(text) or user_code.load_function(
+      key, text, ", ".join(REWARDS)
+  )
+
+
+def make_command(key: str, command: str) -> RewardFn:
+  """Returns a reward that runs a command for each completion.
+
+  The command reads one JSON object, `prompt`, `completion` and `row`, from
+  standard input and prints a number on its last line. It runs in a temporary
+  directory and the environment of the pool's worker, which bounds everything
+  else.
+
+  Raises ValueError if the command is empty or cannot be split into words.
+  """
+  try:
+    words = shlex.split(command)
+  except ValueError as error:
+    raise ValueError(f"{key}={command!r}: {error}") from error
+  if not words:
+    raise ValueError(f"{key}={command!r}: allowed a command")
+  # Relative files are those of the folder that the run starts in.
+  words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
+
+  def verify(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    question = {"prompt": prompt, "completion": completion, "row": row}
+    # What is no JSON is no text: bytes, pictures.
+    return _run(words, json.dumps(question, default=lambda value: None))
+
+  return verify
+
+
+def _run(words: Sequence[str], text: str) -> float:
+  # The command may leave files that cannot be removed.
+  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    try:
+      with subprocess.Popen(
+          words,
+          stdin=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          text=True,
+          cwd=folder,
+          env=sandbox.environment(folder, [*os.environ]),
+          preexec_fn=processes.die_with_parent,
+      ) as process:
+        # What it starts cannot open its output by /proc.
+        os.fchmod(process.stdout.fileno(), 0)
+        said, errors = process.communicate(text)
+    except OSError as error:
+      raise base.RewardError("exit", f"{words[0]}: {error}") from error
+  if process.returncode:
+    raise base.RewardError(
+        "exit", f"{words[0]} ended with {process.returncode}: {errors[-200:]}"
+    )
+  lines = [line for line in said.split("\n") if line.strip()]
+  last = lines[-1] if lines else ""
+  try:
+    return float(last)
+  except ValueError as error:
+    raise base.RewardError("nan", f"{words[0]} wrote {last[:80]!r}") from error

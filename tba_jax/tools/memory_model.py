@@ -1,0 +1,589 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer and a searcher hold on each device, from shapes and shardings.
+
+The one place that says so: `plan` adds it up, `compile` compiles the programs
+of a role for it. Nothing is allocated, and the mesh may be abstract, of any
+platform: the shapes are those that the roles themselves would make.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+from jax.extend import core as jax_core
+import jax.numpy as jnp
+import ml_collections
+
+from tba_jax import collect
+from tba_jax import types
+from tba_jax.evaluation import evaluations
+from tba_jax.learning import packing
+from tba_jax.learning import published as published_lib
+from tba_jax.learning import train_step
+from tba_jax.losses import objective
+from tba_jax.losses import objective_table
+from tba_jax.models import config as config_lib
+from tba_jax.models import encoder as encoder_lib
+from tba_jax.models import heads
+from tba_jax.models import hf_files
+from tba_jax.models import hf_hub
+from tba_jax.models import transformer
+from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
+from tba_jax.policy import policy_samplers
+from tba_jax.policy import sharding
+from tba_jax.policy import value_model as value_model_lib
+from tba_jax.programs import model_sizes
+from tba_jax.programs import titled_rows
+from tba_jax.sampling import requests
+from tba_jax.sampling import samplers
+from tba_jax.sampling import slots as slots_lib
+from tba_jax.system import accelerators
+from tba_jax.system import processes
+
+Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+# What takes memory -> its bytes on each device.
+Parts = dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenShapes:
+  """A frozen model of a role.
+
+  source: name, key and kind.
+  fn: (params, tokens, mask) -> scores.
+  params: shapes with dtypes and shardings.
+  shape: texts that are scored at a time, and their tokens.
+  """
+
+  source: model_sizes.FrozenModel
+  fn: Callable[..., Any]
+  params: types.PyTree
+  shape: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoleMemory:
+  """What a role holds; arrays are shapes with dtypes and shardings.
+
+  mesh: devices of the role.
+  model: model of the policy.
+  params: params of the model.
+  frozen: models beside the policy and its reference.
+  held: bytes held all the time; a searcher's, while a version comes in.
+  peak: `held`, and the most that comes on top of it.
+  """
+
+  mesh: Mesh
+  model: transformer.Model
+  params: types.PyTree
+  frozen: list[FrozenShapes]
+  held: Parts
+  peak: Parts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerMemory(RoleMemory):
+  """What a trainer holds.
+
+  adapters: None if all params are trained.
+  value_model: None if the objective learns none.
+  state: state of the train step.
+  batch: batch of the train step, of the largest size.
+  step: bytes that a train step adds.
+  evaluation: bytes that an evaluation adds.
+  """
+
+  adapters: lora.Adapters | None
+  value_model: heads.ScalarModel | None
+  state: train_step.TrainState
+  batch: types.Batch
+  step: Parts
+  evaluation: Parts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearcherMemory(RoleMemory):
+  """What a searcher holds.
+
+  programs: programs of its sampler; their state has the KV cache.
+  settings: settings of its sampler.
+  decode_params: params in the form that decodes.
+  """
+
+  programs: slots_lib.SlotPrograms
+  settings: requests.SamplingSettings
+  decode_params: types.PyTree
+
+
+def num_bytes(tree: types.PyTree, dtype: str | None = None) -> int:
+  """Returns the bytes of a tree on each device, in its dtypes or in `dtype`."""
+  return sum(
+      math.prod(x.sharding.shard_shape(x.shape))
+      * jnp.dtype(dtype or x.dtype).itemsize
+      for x in jax.tree.leaves(tree)
+  )
+
+
+def trainer(
+    config: ml_collections.ConfigDict, mesh: Mesh, workdir: str | None = None
+) -> TrainerMemory:
+  """Returns a trainer's arrays on a mesh of the size of `config.mesh`.
+
+  Args:
+    config: config of the run.
+    mesh: mesh of `sharding.make_mesh` or `abstract_mesh`.
+    workdir: may hold the reward model.
+
+  Raises:
+    ValueError: a model cannot be read, or does not divide over the mesh.
+  """
+  model = _policy(config, mesh)
+  adapters = lora.make(config.lora, model)
+  params = sharding.abstract_params(model, mesh)
+  folder = policy_lib.find_value_folder(config, workdir or ".")
+  if config.loss.value_init == "reward_model" and folder:
+    folder = folder if folder.is_dir() else None  # Trained later, as large.
+  value_model = value_model_lib.make_model(config, model, folder)
+  state = train_step.abstract_state(
+      config, adapters or model, mesh, value_model=value_model
+  )
+  frozen = _frozen(config, mesh, workdir, "trainer")
+  fields = {
+      "adapters" if adapters else "params": state.params,
+      "params of the proximal policy": state.proximal_params,
+      "reference that moves": state.ref_params,
+      "params of a round ago": state.sampling_params,
+  }
+  if value_model:
+    own = state.loss_params, state.loss_opt_state
+    fields["value model with its optimizer"] = own
+  held = {name: num_bytes(tree) for name, tree in fields.items() if tree}
+  held["optimizer"] = num_bytes(state) - sum(held.values())
+  if adapters:
+    held["base of the adapters"] = num_bytes(params)
+  # The adapters' base is the reference, unless another model is.
+  shares = adapters and not config.reference.init
+  is_here = objective_table.holds_reference(config, "trainer")
+  if config.reference.mode == "fixed" and is_here and not shares:
+    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
+  held["copy that is published"] = num_bytes(published(config, state.params))
+  held |= _frozen_bytes(frozen)
+  size = packing.sizes(config, packing.batch_shape(config))[0]
+  columns = collect.optional_columns(config, model.config)
+  batch = packing.abstract_batch(
+      config, mesh, config.train.prompts_per_batch, size, columns
+  )
+  # Sums over micro-batches are float32.
+  trained = state.params, state.loss_params
+  step = {
+      "gradients": num_bytes(trained, "float32"),
+      "activations kept for them, at least": _activations(
+          config, mesh, model, adapters, value_model, params, state, batch
+      ),
+  }
+  evaluation = _evaluation(config, model, params, mesh, bool(adapters))
+  beside = evaluations.is_beside(config, mesh.size)
+  if beside and config.evaluate.every_steps:
+    copy = {"params, copied for an evaluation": num_bytes(params)}
+    peak = held | step | evaluation | copy
+  else:
+    # They take turns: the larger counts.
+    peak = held | max(step, evaluation, key=lambda part: sum(part.values()))
+  return TrainerMemory(
+      mesh=mesh, model=model, params=params, frozen=frozen, held=held,
+      peak=peak, adapters=adapters, value_model=value_model, state=state,
+      batch=batch, step=step, evaluation=evaluation,
+  )  # fmt: skip
+
+
+def searcher(
+    config: ml_collections.ConfigDict, mesh: Mesh, workdir: str | None = None
+) -> SearcherMemory:
+  """Returns a searcher's arrays on a mesh of the size of `config.search.mesh`.
+
+  Arguments and errors are those of `trainer`.
+  """
+  model = _policy(config, mesh)
+  params = sharding.abstract_params(model, mesh, "search.mesh")
+  policy = _as_policy(model)
+  settings = policy_samplers.searcher_settings(config, policy)
+  source = params if config.lora.rank else published(config, params)
+  programs, decode_params = _sampler(model, settings, source, mesh)
+  held = {
+      "params": num_bytes(decode_params),
+      "params of a version that comes in": num_bytes(decode_params),
+      "rows and KV cache": num_bytes(programs.abstract_state),
+  }
+  if not samplers.SAMPLERS[config.search.sampler].is_here:
+    held = {"params of a version that comes in": num_bytes(decode_params)}
+  if settings.num_waiting:
+    aside = num_bytes(programs.abstract_aside)
+    held["rows that wait for environments"] = aside
+  if config.lora.rank:
+    held["base of the adapters"] = num_bytes(params)
+    held["base with a version's adapters merged"] = num_bytes(params)
+  shares = config.lora.rank and not config.reference.init
+  if objective_table.holds_reference(config, "searcher") and not shares:
+    held["reference"] = num_bytes(reference(config, mesh, model, params)[1])
+  frozen = _frozen(config, mesh, workdir, "searcher")
+  held |= _frozen_bytes(frozen)
+  return SearcherMemory(
+      mesh=mesh, model=model, params=params, frozen=frozen, held=held,
+      peak=held, programs=programs, settings=settings,
+      decode_params=decode_params,
+  )  # fmt: skip
+
+
+def searcher_sizes(config: ml_collections.ConfigDict) -> dict[str, int]:
+  """Returns the size of each axis of a searcher's mesh."""
+  return {"sequence": 1, **config.search.mesh}
+
+
+def platform_of(mesh: Mesh) -> str:
+  """Returns "cpu", "gpu" or "tpu"."""
+  return slots_lib.platform_of(sharding.replicated(mesh))
+
+
+def published(
+    config: ml_collections.ConfigDict, params: types.PyTree
+) -> types.PyTree:
+  """Returns abstract params in the dtypes that are published."""
+  place = jax.tree.leaves(params)[0].sharding
+  dtypes = published_lib.published_dtypes(config, slots_lib.platform_of(place))
+  return _in_dtypes(params, dtypes)
+
+
+def place_of(mesh: Mesh) -> jax.sharding.Sharding:
+  """Returns the sharding of an array that each device of a mesh has whole."""
+  if mesh.size > 1 or isinstance(mesh, jax.sharding.AbstractMesh):
+    return sharding.replicated(mesh)
+  return jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
+
+
+def placed(shapes: types.PyTree, place: jax.sharding.Sharding) -> types.PyTree:
+  """Returns abstract arrays, all with one sharding."""
+  return sharding.with_shardings(shapes, jax.tree.map(lambda _: place, shapes))
+
+
+def _cut(
+    shape: jax.ShapeDtypeStruct, place: jax.sharding.NamedSharding
+) -> jax.ShapeDtypeStruct:
+  """Returns an abstract array cut as a kernel is, or as its first axes are.
+
+  The scale of a quantized kernel has these.
+  """
+  spec = jax.sharding.PartitionSpec(*place.spec[: len(shape.shape)])
+  own = jax.sharding.NamedSharding(place.mesh, spec)
+  return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=own)
+
+
+def _in_dtypes(
+    params: types.PyTree, dtypes: published_lib.Dtypes
+) -> types.PyTree:
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: jax.ShapeDtypeStruct(
+          x.shape,
+          dtypes.of(jax.tree_util.keystr(path), x),
+          sharding=x.sharding,
+      ),
+      params,
+  )
+
+
+def machine_rows(
+    config: ml_collections.ConfigDict,
+    trainer: TrainerMemory | None = None,
+    searcher: SearcherMemory | None = None,
+) -> titled_rows.TableRows:
+  """Returns what the roles hold together on this machine's CPU, and its memory.
+
+  A role that runs elsewhere is None.
+  """
+  size = titled_rows.format_bytes
+  memory, source = processes.memory()
+  cores, source_of_cores = processes.num_cores()
+  parts = {}
+  if trainer:
+    num_devices = trainer.mesh.size
+    parts["trainer"] = num_devices * sum(trainer.peak.values())
+    state = num_devices * num_bytes(trainer.state)
+    parts["train state, copied while it is saved"] = state
+    versions = published(config, trainer.state.params)
+    versions = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(versions))
+    count = config.publish.keep_versions
+    parts[f"published versions, {count}"] = count * versions
+  if searcher:
+    count = config.search.num_searchers
+    each = searcher.mesh.size * sum(searcher.peak.values())
+    parts[f"searchers, {count}"] = count * each
+  total = sum(parts.values())
+  return [
+      *((name, size(value)) for name, value in parts.items()),
+      ("sum", size(total)),
+      ("memory", f"{size(memory)}: {source}"),
+      ("cores", f"{cores:g}: {source_of_cores}"),
+      *titled_rows.fits_rows(total, memory, "this machine"),
+  ]
+
+
+def _policy(config: ml_collections.ConfigDict, mesh: Mesh) -> transformer.Model:
+  platform = platform_of(mesh)
+  shape = dataclasses.replace(
+      model_sizes.model_of(config),
+      compute_dtype=config_lib.compute_dtype(config.model, platform),
+      attention=config.model.attention,
+  )
+  return transformer.make_model(shape, remat=config.train.remat)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tokenizer:
+  """Stands in for a tokenizer: a folder may have config.json alone."""
+
+  pad_id: int
+  stop_ids: tuple[int, ...]
+  stop_strings: tuple[str, ...] = ()
+
+  def decode(self, ids: Any) -> str:
+    raise NotImplementedError("its shapes count, it is not run")
+
+
+def _as_policy(model: transformer.Model) -> policy_lib.Policy:
+  """Returns a policy that makes samplers."""
+  c = model.config
+  tokenizer = _Tokenizer(c.pad_id or 0, c.stop_ids or (c.eos_id or 0,))
+  return policy_lib.Policy(None, tokenizer, model, None, None)
+
+
+def _sampler(
+    model: transformer.Model,
+    settings: requests.SamplingSettings,
+    params: types.PyTree,
+    mesh: Mesh,
+) -> tuple[slots_lib.SlotPrograms, types.PyTree]:
+  """Returns a sampler's programs, and the params that it decodes with."""
+  place = place_of(mesh)
+  decode_params = jax.eval_shape(
+      functools.partial(slots_lib.decode_params, model, settings), params
+  )
+  if not isinstance(place, jax.sharding.NamedSharding):
+    decode_params = placed(decode_params, place)
+  else:
+    shardings = slots_lib.decode_shardings(
+        jax.tree.map(lambda x: x.sharding, params), model.config.num_layers
+    )
+    decode_params = jax.tree.map(
+        lambda s, shapes: jax.tree.map(lambda x: _cut(x, s), shapes),
+        shardings,
+        decode_params,
+    )
+  return slots_lib.SlotPrograms(model, settings, place), decode_params
+
+
+def _activations(
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    model: transformer.Model,
+    adapters: lora.Adapters | None,
+    value_model: heads.ScalarModel | None,
+    params: types.PyTree,
+    state: train_step.TrainState,
+    batch: types.Batch,
+) -> int:
+  """Returns the least bytes that a micro-batch keeps for its gradient.
+
+  That is what differentiating the loss saves beside its arguments, as if all of
+  it were split over all devices. The compiler needs more to compute it.
+  """
+  if platform_of(mesh) != accelerators.CPU and config.train.remat == "none":
+    # Kernels of accelerators save no attention weights; nor is this saved then.
+    model = transformer.make_model(model.config, remat="dots")
+  attach = adapters.attach if adapters else lambda _, trained: trained
+  other, other_params = teacher(config, mesh, model, params)
+  loss_fn = objective.make_loss_fn(config, model, value_model, other)
+  beta = jnp.float32(1.0)
+
+  def micro_batch(
+      state: train_step.TrainState, batch: types.Batch, base: types.PyTree
+  ) -> types.Batch:
+    fixed = dict(state.proximal_params)
+    if "params" in fixed:
+      fixed["params"] = attach(base, fixed["params"])
+    micro_batches = train_step.prepare(
+        config,
+        model,
+        value_model,
+        fixed,
+        state.loss_params,
+        train_step.cut_micro_batches(batch, config.train, mesh),
+        beta,
+    )
+    return jax.tree.map(lambda x: x[0], micro_batches)
+
+  def saved(
+      trained: types.PyTree,
+      base: types.PyTree,
+      micro: types.Batch,
+      others: tuple[types.PyTree, ...],
+  ) -> Any:
+    loss = lambda params, own: loss_fn(
+        attach(base, params), own, micro, beta, *others
+    )
+    return jax.vjp(loss, *trained, has_aux=True)[1]
+
+  micro = jax.eval_shape(micro_batch, state, batch, params)
+  shapes_of = functools.partial(
+      jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+  )
+  traced = jax.make_jaxpr(saved)(
+      *map(
+          shapes_of,
+          (
+              (state.params, state.loss_params),
+              params,
+              micro,
+              () if other is None else (other_params,),
+          ),
+      )
+  ).jaxpr
+  variables = {x for x in traced.outvars if not isinstance(x, jax_core.Literal)}
+  kept = variables - set(traced.invars)
+  return sum(x.aval.size * x.aval.dtype.itemsize for x in kept) // mesh.size
+
+
+def _evaluation(
+    config: ml_collections.ConfigDict,
+    model: transformer.Model,
+    params: types.PyTree,
+    mesh: Mesh,
+    has_adapters: bool,
+) -> Parts:
+  """Returns what an evaluation adds to a device of process 0."""
+  out = {}
+  if has_adapters:
+    out["base with adapters merged"] = num_bytes(params)
+  platform = platform_of(mesh)
+  if config.trainer.num_processes > 1:
+    # It runs on the devices of process 0, on a copy that these have whole.
+    num_devices = mesh.size // config.trainer.num_processes
+    own = sharding.cut_rows(mesh.shape, num_devices)
+    mesh = sharding.abstract_mesh(own, platform)
+    params = _in_dtypes(
+        sharding.abstract_params(model, mesh),
+        published_lib.computed_dtypes(config, platform),
+    )
+    out["params, gathered for an evaluation"] = num_bytes(params)
+  sampler = policy_samplers.make_evaluation_sampler(config, _as_policy(model))
+  programs, decode_params = _sampler(model, sampler.settings, params, mesh)
+  out["params that an evaluation decodes with"] = num_bytes(decode_params)
+  name = f"KV cache of an evaluation, {sampler.settings.num_rows} rows"
+  return out | {name: num_bytes(programs.abstract_state)}
+
+
+def _frozen(
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    workdir: str | None,
+    role: str,
+) -> list[FrozenShapes]:
+  """Returns a role's frozen models; an axis that does not divide is whole."""
+  out, policy = [], model_sizes.model_of(config)
+  platform = platform_of(mesh)
+  dtype = config_lib.compute_dtype(config.model, platform)
+  for source in model_sizes.frozen_models(config, workdir, role):
+    num_rows = config.reward.batch_size
+    length = config.sampling.max_prompt_tokens
+    length += config.sampling.max_completion_tokens
+    if source.key.startswith("task."):
+      num_rows = config.task.classifier_rows
+      length = config.task.classifier_max_tokens
+    if source.key == "task.encoder":
+      length = config.task.encoder_max_tokens
+    if source.kind == "scalar":
+      shape = dataclasses.replace(source.shape(policy), compute_dtype=dtype)
+      model = _made(heads.ScalarModel, shape)
+      fn = model.rewards
+    elif source.kind == "policy":
+      model = _made(transformer.make_model, source.shape(policy))
+      fn = model.last_logits
+    else:
+      model = _made(encoder_lib.Encoder, _encoder_shape(source))
+      fn = model.label_scores
+      if source.key == "task.encoder":
+        fn = model.mean_pooled
+    params = _frozen_params(config, mesh, model)
+    out.append(FrozenShapes(source, fn, params, (num_rows, length)))
+  return out
+
+
+@functools.lru_cache(maxsize=16)
+def _made(make: Callable[[Any], Any], shape: Any) -> Any:
+  """Returns the same model for the same shape, so that it is traced once."""
+  return make(shape)
+
+
+def _frozen_params(
+    config: ml_collections.ConfigDict, mesh: Mesh, model: Any
+) -> types.PyTree:
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  shardings = sharding.frozen_shardings(mesh, model)
+  if shardings is None:
+    return placed(shapes, place_of(mesh))
+  return sharding.with_shardings(shapes, shardings)
+
+
+def reference(
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    model: transformer.Model,
+    params: types.PyTree,
+) -> tuple[transformer.Model, types.PyTree]:
+  """Returns the reference: the policy given, or that of `reference.init`."""
+  if not config.reference.init:
+    return model, params
+  shape = dataclasses.replace(
+      model_sizes.read_shape("reference.init", config.reference.init),
+      compute_dtype=config_lib.compute_dtype(config.model, platform_of(mesh)),
+  )
+  model = transformer.make_model(shape)
+  return model, _frozen_params(config, mesh, model)
+
+
+def teacher(
+    config: ml_collections.ConfigDict,
+    mesh: Mesh,
+    model: transformer.Model,
+    params: types.PyTree,
+) -> tuple[transformer.Model | None, types.PyTree]:
+  """Returns the reference if the loss is `has_teacher`, else None and None."""
+  if not objective_table.find(config.loss.name).has_teacher:
+    return None, None
+  return reference(config, mesh, model, params)
+
+
+def _encoder_shape(
+    source: model_sizes.FrozenModel,
+) -> encoder_lib.EncoderConfig:
+  """Returns an encoder's shape; ValueError, which names its key, without."""
+  try:
+    path = hf_hub.find(source.folder, weights=False) / "config.json"
+    return encoder_lib.encoder_config_from_hf(hf_files.read_json(path))
+  except ValueError as error:
+    raise ValueError(
+        f"config.{source.key}={source.folder!r}: {error}"
+    ) from error
+
+
+def _frozen_bytes(frozen: list[FrozenShapes]) -> Parts:
+  """Returns the bytes of frozen models by name; a name may be held twice."""
+  out: Parts = {}
+  for model in frozen:
+    name = model.source.name
+    size = num_bytes(model.params)
+    out[name] = out.get(name, 0) + size
+  return out

@@ -1,0 +1,231 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The meshes to use on given devices, by what the compiler says of each.
+
+    --program=plan --config=FILE --meshes TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]
+
+A program takes at least as long as its arithmetic, its memory traffic or its
+links do at the chip's peak rates, whichever is longest. Of the meshes that fit,
+the one with the least such time is chosen. Work that overlaps badly or runs
+below the peak takes longer: these times rank meshes, and predict no speed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import math
+import sys
+import time
+
+import jax
+import ml_collections
+
+from tba_jax.learning import device_work
+from tba_jax.learning import group_reference
+from tba_jax.monitor import text
+from tba_jax.programs import titled_rows
+from tba_jax.sampling import requests
+from tba_jax.tools import compile as compiler
+from tba_jax.tools import targets
+
+# Largest tensor axis that is tried. It moves activations, five sums a layer;
+# more devices are better used by fsdp or data.
+_MOST_TENSOR = 8
+
+Sizes = dict[str, int]
+Programs = Mapping[str, compiler.Compiled]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """A mesh, and what the compiler says of a role's programs on it.
+
+  sizes: size of each axis.
+  seconds: least time of the role's part of a train step; inf if it can't be
+    used.
+  words: figures, or the reason why it can't be used.
+  """
+
+  sizes: Sizes
+  seconds: float
+  words: str
+
+
+def trainer_meshes(num_devices: int) -> list[Sizes]:
+  """Returns meshes to try for a trainer: fsdp or data, with some tensor."""
+  out = []
+  for tensor in _tensor_sizes(num_devices):
+    for axis in ("fsdp", "data"):
+      sizes = {"data": 1, "fsdp": 1, "sequence": 1, "tensor": tensor}
+      sizes[axis] = num_devices // tensor
+      if sizes not in out:
+        out.append(sizes)
+  return out
+
+
+def searcher_meshes(num_devices: int) -> list[Sizes]:
+  """Returns meshes to try for a searcher: data, with some tensor."""
+  return [
+      {"data": num_devices // tensor, "fsdp": 1, "tensor": tensor}
+      for tensor in _tensor_sizes(num_devices)
+  ]
+
+
+def _tensor_sizes(num_devices: int) -> list[int]:
+  most = min(num_devices, _MOST_TENSOR)
+  return [n for n in range(1, most + 1) if num_devices % n == 0]
+
+
+def least_seconds(compiled: compiler.Compiled, chip: targets.Chip) -> float:
+  """Returns the least time of a program at a chip's peak rates."""
+  return max(
+      compiled.arithmetic_s,
+      compiled.links_s,
+      compiled.memory_bytes / chip.memory_bytes_per_s,
+  )
+
+
+def training_s(
+    config: ml_collections.ConfigDict, programs: Programs, chip: targets.Chip
+) -> float:
+  """Returns the least seconds of a train step with its reference pass."""
+  seconds = least_seconds(programs["train_step"], chip)
+  if "reference" in programs:
+    share = device_work.reference_prompts(config)
+    passes = config.train.prompts_per_batch / share
+    seconds += passes * least_seconds(programs["reference"], chip)
+  return seconds
+
+
+def sampling_s(
+    config: ml_collections.ConfigDict, programs: Programs, chip: targets.Chip
+) -> float:
+  """Returns the least seconds in which a searcher samples for a train step.
+
+  With its reference pass, if it makes one. All slots are in use, and
+  completions have the longest length.
+  """
+  sampling, search = config.sampling, config.search
+  prompts = search.prompts_per_step or config.train.prompts_per_batch
+  fills = prompts * search.samples_per_prompt / sampling.num_slots
+  prefills = prompts * requests.ROWS_PER_PREFILL / sampling.num_slots
+  seconds = fills * sampling.max_completion_tokens * least_seconds(
+      programs["decode_chunk"], chip
+  ) + prefills * least_seconds(programs["prefill"], chip)
+  if "reference" in programs:
+    passes = prompts / group_reference.prompts_at_a_time(config)
+    seconds += passes * least_seconds(programs["reference"], chip)
+  return seconds
+
+
+def try_trainer(
+    config: ml_collections.ConfigDict,
+    devices: Sequence[jax.Device],
+    workdir: str | None = None,
+) -> Iterator[Candidate]:
+  """Compiles the train step and the reference pass on each mesh."""
+
+  def compile_on(sizes: Sizes) -> tuple[Programs, float]:
+    own = config.copy_and_resolve_references()
+    own.mesh.update(sizes)
+    programs = _compile(compiler.trainer(own, devices, workdir), devices[0])
+    return programs, training_s(own, programs, chip)
+
+  chip = targets.CHIPS[devices[0].device_kind]
+  yield from _try("mesh", trainer_meshes(len(devices)), compile_on, chip)
+
+
+def try_searcher(
+    config: ml_collections.ConfigDict,
+    devices: Sequence[jax.Device],
+    workdir: str | None = None,
+) -> Iterator[Candidate]:
+  """Compiles prefill and decode steps on each mesh."""
+
+  def compile_on(sizes: Sizes) -> tuple[Programs, float]:
+    own = config.copy_and_resolve_references()
+    own.search.mesh.update(sizes)
+    programs = _compile(compiler.searcher(own, devices, workdir), devices[0])
+    return programs, sampling_s(own, programs, chip)
+
+  chip = targets.CHIPS[devices[0].device_kind]
+  meshes = searcher_meshes(len(devices))
+  yield from _try("search.mesh", meshes, compile_on, chip)
+
+
+def _try(
+    key: str,
+    meshes: Sequence[Sizes],
+    compile_on: Callable[[Sizes], tuple[Programs, float]],
+    chip: targets.Chip,
+) -> Iterator[Candidate]:
+  """Yields each mesh's candidate, and tells which is being compiled."""
+  start = time.perf_counter()
+  for i, sizes in enumerate(meshes):
+    took = text.duration(time.perf_counter() - start)
+    print(
+        f"compiling config.{key}, {i + 1} of {len(meshes)}: {describe(sizes)} …"
+        f" {took} so far",
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+      programs, seconds = compile_on(sizes)
+      yield Candidate(sizes, seconds, _figures(programs, chip))
+    except ValueError as error:
+      yield Candidate(sizes, math.inf, f"not usable: {error}")
+
+
+def _compile(role: compiler.RolePrograms, device: jax.Device) -> Programs:
+  """Compiles the programs of a role that count.
+
+  Raises:
+    ValueError: a program does not fit, or its arrays do not divide.
+  """
+  out = {}
+  for name in ("train_step", "reference", "prefill", "decode_chunk"):
+    if program := role.programs.get(name):
+      others = sum(role.held.values()) - program.own_bytes
+      out[name], _ = compiler.compile_program(program, others, device)
+      if not out[name].fits:
+        raise ValueError(f"{name} {out[name].error}")
+  return out
+
+
+def _figures(programs: Programs, chip: targets.Chip) -> str:
+  """Returns the times that bound the main program, and the highest peak."""
+  main = programs.get("train_step") or programs["decode_chunk"]
+  peak = max(program.peak_bytes for program in programs.values())
+  memory_s = main.memory_bytes / chip.memory_bytes_per_s
+  return (
+      f"a step's arithmetic {main.arithmetic_s:.3g} s, memory {memory_s:.3g} s,"
+      f" links {main.links_s:.3g} s; peak {titled_rows.format_bytes(peak)}"
+  )
+
+
+def describe(sizes: Sizes) -> str:
+  """Returns the axes above 1, as "fsdp 4 x tensor 2"."""
+  axes = [f"{axis} {n}" for axis, n in sizes.items() if n > 1]
+  return " x ".join(axes) or "one device"
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate | None:
+  """Returns the usable mesh with the least time; the first of equals."""
+  usable = [c for c in candidates if c.seconds < math.inf]
+  return min(usable, key=lambda c: c.seconds, default=None)
+
+
+def rows(key: str, candidates: Sequence[Candidate]) -> titled_rows.TableRows:
+  """Returns a row for each candidate, and the settings of the best."""
+  out = []
+  for c in candidates:
+    words = c.words
+    if c.seconds < math.inf:
+      words = f"at least {c.seconds:.3g} s: {words}"
+    out.append((describe(c.sizes), words))
+  chosen = best(candidates)
+  settings = "NO mesh of these devices can be used"
+  if chosen:
+    settings = " ".join(
+        f"--config.{key}.{axis}={n}" for axis, n in chosen.sizes.items()
+    )
+  return [*out, ("chosen", settings)]

@@ -1,0 +1,275 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of logged completions: formats, errors, values of prompts."""
+
+import json
+import math
+import types
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import numpy as np
+
+from tba_jax.tasks import base
+from tba_jax.tasks import offline_completions
+
+TOKENIZER = types.SimpleNamespace(
+    encode_prompt=lambda text: list(text), decode=lambda ids: "^" + "".join(ids)
+)
+TASK = types.SimpleNamespace(
+    num_prompts=lambda split: 2, prompt=lambda split, i: ("one", "two")[i]
+)
+
+
+class ReadTest(parameterized.TestCase):
+
+  def write(self, *records):
+    lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
+    return self.create_tempfile(content="\n".join(lines)).full_path
+
+  @parameterized.parameters(
+      # The output of `generate` with rewards on the line, or by completion.
+      (
+          {
+              "line": 1,
+              "prompt": "p",
+              "completions": [
+                  {
+                      "text": "a",
+                      "token_ids": [3, 1],
+                      "logprobs": [-0.5, -0.25],
+                      "finish_reason": "stop",
+                  },
+                  {
+                      "text": "b",
+                      "token_ids": [4],
+                      "logprobs": [-2.0],
+                      "finish_reason": "length",
+                  },
+              ],
+              "rewards": [1, 0.5],
+          },
+          [("a", (3, 1), 1.0, (-0.5, -0.25), -1, True),
+           ("b", (4,), 0.5, (-2.0,), -1, False)],
+      ),
+      # TRL's record, texts alone.
+      (
+          {"step": 3, "prompt": "p", "completion": "a", "reward": 2.0},
+          [("a", None, 2.0, None, -1, None)],
+      ),
+      (
+          {"prompt": "p", "completions": ["a"], "rewards": [0.0]},
+          [("a", None, 0.0, None, -1, None)],
+      ),
+      # A record of a run's samples.jsonl, with a token of an environment.
+      (
+          {
+              "prompt": "p",
+              "completion": "a",
+              "reward": 0.0,
+              "version": 7,
+              "tokens": ["a", "</s>"],
+              "logprobs": [-1.0, None],
+          },
+          [("a", None, 0.0, None, 7, None, ("a", "</s>"), True, True)],
+      ),
+  )  # fmt: skip
+  def test_formats(self, record, expected):
+    found = offline_completions.read(self.write(record))
+    self.assertEqual(
+        found, {"p": [offline_completions.Completion(*one) for one in expected]}
+    )
+
+  @parameterized.parameters(
+      {"prompt": "p", "completion": "a"},
+      {"prompt": "p", "completion": "a", "reward": "unread"},
+      {"prompt": "p", "completions": ["a"], "s": [1, 2]},
+      {"prompt": "p", "completions": [{"text": "a", "": 1.0}]},
+  )
+  def test_no_field_reads_no_rewards(self, **record):
+    found = offline_completions.read(self.write(record), "")
+    self.assertEqual(
+        found,
+        {
+            "p": [
+                offline_completions.Completion("a", None, None, None, -1, None)
+            ]
+        },
+    )
+
+  @parameterized.parameters("prompt", "messages")
+  def test_messages_are_found_by_those_of_the_task(self, name):
+    chat = [{"role": "user", "content": "two"}]
+    completions = offline_completions.read(
+        self.write({name: chat, "completion": "a", "reward": 1})
+    )
+    prompts = "one", chat
+    task = types.SimpleNamespace(
+        num_prompts=lambda split: 2, prompt=lambda split, i: prompts[i]
+    )
+    tokenizer = types.SimpleNamespace(encode_prompt=str, decode=str)
+    found = offline_completions.by_prompt_id(completions, task, tokenizer)
+    self.assertEqual({i: c[0].text for i, c in found.items()}, {1: "a"})
+
+  def test_refuses_rewards_of_a_prompt_that_two_problems_share(self):
+    task = types.SimpleNamespace(
+        num_prompts=lambda split: 2, prompt=lambda split, i: "guess"
+    )
+    tokenizer = types.SimpleNamespace(encode_prompt=str, decode=str)
+    path = self.write({"prompt": "guess", "completion": "a", "reward": 1})
+    with self.assertRaisesRegex(ValueError, "prompts 0 and 1 have one text"):
+      offline_completions.by_prompt_id(
+          offline_completions.read(path), task, tokenizer
+      )
+    # The task judges each by its own answer.
+    both = offline_completions.by_prompt_id(
+        offline_completions.read(path, ""), task, tokenizer
+    )
+    self.assertEqual([*both], [0, 1])
+
+  def test_lines_of_a_prompt_come_together(self):
+    found = offline_completions.read(
+        self.write(
+            {"prompt": "p", "completion": "a", "score": 1},
+            "",
+            {"prompt": "q", "completion": "b", "score": 2},
+            {"prompt": "p", "completion": "c", "score": 3},
+        ),
+        "score",
+    )
+    self.assertEqual([c.reward for c in found["p"]], [1.0, 3.0])
+
+  @parameterized.parameters(
+      ("{", "Expecting"),
+      ("[]", "allowed a JSON object"),
+      (
+          '{"completion": "a", "reward": 1}',
+          "prompt: allowed a text or messages, not null",
+      ),
+      ('{"prompt": "p", "reward": 1}', "allowed a completion"),
+      ('{"prompt": "p", "completion": "a"}', "reward: allowed a number"),
+      (
+          '{"prompt": "p", "completion": "a", "reward": NaN}',
+          "reward: allowed a number",
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1e39}',
+          "reward: allowed a number",
+      ),
+      (
+          f'{{"prompt": "p", "completion": "a", "reward": {10**400}}}',
+          "reward: allowed a number",
+      ),
+      ("[" * 100_000, "maximum recursion"),
+      (
+          '{"prompt": "p", "completion": "\\ud83d", "reward": 1}',
+          r"allowed text, not '.ud83d' alone",
+      ),
+      (
+          '{"prompt": "p", "completions": ["a", "b"], "rewards": [1]}',
+          "rewards: allowed a list of 2",
+      ),
+      (
+          '{"prompt": "p", "token_ids": [1], "reward": 1, "logprobs": []}',
+          "logprobs: allowed one for each",
+      ),
+      ('{"prompt": "p", "token_ids": [-1], "reward": 1}', "token_ids: allowed"),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "tokens": [1]}',
+          "tokens: allowed .*, not .1.; token_ids has ids",
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "tokens": ["a"],'
+          ' "logprobs": [-1, -2]}',
+          "logprobs: allowed one for each of tokens",
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "finish_reason":'
+          ' "abort"}',
+          'finish_reason: allowed "length", "stop", "tool_calls", not "abort"',
+      ),
+      (
+          '{"prompt": "p", "completion": "a", "reward": 1, "version": -2}',
+          "version: allowed",
+      ),
+  )
+  def test_errors_name_the_line(self, line, message):
+    path = self.write({"prompt": "p", "completion": "a", "reward": 1}, line)
+    with self.assertRaisesRegex(ValueError, f"{path} line 2: {message}"):
+      offline_completions.read(path)
+
+  def test_missing_logprobs_are_an_error_where_they_are_needed(self):
+    line = {"prompt": "p", "completion": "a", "reward": 1}
+    for more in ({}, {"logprobs": [-math.inf]}, {"logprobs": [math.nan]}):
+      path = self.write({**line, **more})
+      with self.assertRaisesRegex(ValueError, "line 1: logprobs are missing"):
+        offline_completions.read(path, needs_logprobs=True)
+
+    path = self.write({**line, "logprobs": [-1.0]})
+    with self.assertRaisesRegex(ValueError, "line 1: token_ids are missing"):
+      offline_completions.read(path, needs_logprobs=True)
+
+  def test_a_byte_order_mark_is_none_of_the_text(self):
+    path = self.write(
+        "\ufeff" + '{"prompt": "p", "completion": "a", "reward": 1}'
+    )
+    self.assertEqual(list(offline_completions.read(path)), ["p"])
+
+  def test_an_empty_file_is_an_error(self):
+    with self.assertRaisesRegex(ValueError, "one completion or more"):
+      offline_completions.read(self.write(""))
+
+
+class ValuesTest(absltest.TestCase):
+
+  def write(self, *prompts):
+    lines = [
+        json.dumps(
+            {"prompt": p, "completions": ["a", "b"], "rewards": [0.0, r]}
+        )
+        for p, r in prompts
+    ]
+    return self.create_tempfile(content="\n".join(lines)).full_path
+
+  def values(self, path, temperature=1.0):
+    return offline_completions.values(
+        path, TASK, TOKENIZER, reward_field="reward", temperature=temperature
+    )
+
+  def test_a_value_is_the_log_mean_exp(self):
+    # A prompt may be written as its tokens decode.
+    path = self.write(("^two", np.log(3.0)), ("one", 0.0))
+    np.testing.assert_allclose(self.values(path), [0.0, np.log(2.0)], atol=1e-6)
+    np.testing.assert_allclose(
+        self.values(path, 0.5), [0.0, np.log(5.0) / 2], atol=1e-6
+    )
+
+  def test_all_prompts_must_be_there(self):
+    path = self.write(("one", 0.0), ("three", 1.0))
+    with self.assertRaisesRegex(
+        ValueError, "loss.baseline_file.*1 are missing, the first is 'two'"
+    ):
+      self.values(path)
+
+  def test_prompts_of_messages_are_found_by_their_tokens(self):
+    messages = [{"role": "user", "content": "two"}]
+    task = mock.Mock(spec=base.Task)
+    task.num_prompts.return_value = 1
+    task.prompt.return_value = messages
+    tokenizer = mock.Mock()
+    tokenizer.encode_prompt = lambda prompt: [base.plain_text(prompt)]
+    tokenizer.decode = lambda ids: ids[0]
+    (found,) = offline_completions.by_prompt_id(
+        {"user: two": ["log"]}, task, tokenizer
+    ).items()
+    self.assertEqual(found, (0, ["log"]))
+    with self.assertRaisesRegex(ValueError, "the first is 'user: two'"):
+      offline_completions.values(
+          self.write(("other", 0.0)), task, tokenizer, reward_field="reward",
+          temperature=1.0,
+      )  # fmt: skip
+
+
+if __name__ == "__main__":
+  absltest.main()
