@@ -146,7 +146,7 @@ setuptools.setup(
     package_dir={f"tba_jax.{name}": name.replace(".", "/") for name in CONFIGS},
     package_data={
         "tba_jax": ["py.typed"],
-        "tba_jax.monitor.report": ["templates/*"],
+        "tba_jax.report": ["templates/*"],
     },
     entry_points={"console_scripts": ["tba_jax = tba_jax.main:run"]},
     install_requires=REQUIREMENTS,

@@ -43,8 +43,8 @@ from benchmarks import peer_model
 from tba_jax import types
 from tba_jax.learning import published
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 
 _PEERS = "TBA_JAX_PEERS"

@@ -28,7 +28,7 @@ from benchmarks import decode as benchmarks_decode
 from benchmarks import peer_model
 from tba_jax import types
 from tba_jax.models import config as config_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode as sampling_decode
 
 _CHUNK_STEPS = 8

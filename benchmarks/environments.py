@@ -40,7 +40,7 @@ import numpy as np
 from benchmarks import peer_model
 from tba_jax import types
 from tba_jax.models import config as config_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 

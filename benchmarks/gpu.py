@@ -46,11 +46,11 @@ from benchmarks import slices
 from benchmarks import train_step
 from tba_jax import types
 from tba_jax.config import settings
-from tba_jax.models import attention
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf_config
-from tba_jax.models import kernels
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf_config
+from tba_jax.models.kernels import kernels
+from tba_jax.models.net import attention
+from tba_jax.models.net import transformer
 from tba_jax.system import accelerators
 from tba_jax.tools import memory_model
 

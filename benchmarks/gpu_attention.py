@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import ml_collections
 
 from benchmarks import slices
-from tba_jax.models import attention
-from tba_jax.models import kernels
+from tba_jax.models.kernels import kernels
+from tba_jax.models.net import attention
 from tba_jax.system import hlo
 from tba_jax.tools import targets
 

@@ -25,10 +25,10 @@ from benchmarks import peer_model
 from tba_jax import types
 from tba_jax.learning import train_step
 from tba_jax.losses import objective_table
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.policy import policy
-from tba_jax.policy import sharding
 
 _BASE = "tb"
 

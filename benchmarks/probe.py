@@ -19,10 +19,10 @@ import numpy as np
 
 from tba_jax.learning import device_work
 from tba_jax.learning import published
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import sharding
 from tba_jax.transport.params import probe
 
 _REPEATS = 20

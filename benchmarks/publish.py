@@ -24,10 +24,10 @@ import jax
 import ml_collections
 import numpy as np
 
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.transport import base
-from tba_jax.transport import kv_client
-from tba_jax.transport import kv_host
+from tba_jax.transport.kv import kv_client
+from tba_jax.transport.kv import kv_host
 from tba_jax.transport.params import carrier as carrier_lib
 from tba_jax.transport.params import manifest
 from tba_jax.transport.params import publish

@@ -5,11 +5,11 @@
     python -m benchmarks ragged_decode [DEVICES TENSOR …]
 
 compiles a searcher's decode steps with plain attention and with the kernel
-(`models/ragged_attention.py`) for each row (without operands, those of `ROWS`),
-and prints a row of Markdown for it to standard error. The model has the shape
-of Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to (r / 64)³, so
-that the mean is a quarter of the longest; prompts of all lengths meet
-completions of all lengths.
+(`models/kernels/ragged_attention.py`) for each row (without operands, those of
+`ROWS`), and prints a row of Markdown for it to standard error. The model has
+the shape of Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to
+(r / 64)³, so that the mean is a quarter of the longest; prompts of all lengths
+meet completions of all lengths.
 
 Figures of one device: the weights, the keys and values of the tokens that are
 there, what is touched outside of the layers (logits, mostly), and what the
@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks import slices
 from tba_jax.config import settings
-from tba_jax.models import ragged_attention
+from tba_jax.models.kernels import ragged_attention
 from tba_jax.tools import compile as compile_lib
 
 _MODEL = "meta-llama/Llama-3.2-1B"

@@ -47,8 +47,8 @@ from tba_jax import types
 from tba_jax.learning import published
 from tba_jax.losses import objective
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
 from tba_jax.system import jsonl
 
 VLLM_VARIABLE = "TBA_JAX_VLLM"

@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks import scale_searchers
 from benchmarks import store_queue
-from tba_jax.channels import grants as grants_lib
 from tba_jax.system import processes
+from tba_jax.transport.groups import grants as grants_lib
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 # Seconds of a measurement, repeats, and seconds of sampling a group.

@@ -25,10 +25,10 @@ import numpy as np
 
 from benchmarks import store_searcher
 from tba_jax import types
-from tba_jax.channels import queue_client
 from tba_jax.system import processes
-from tba_jax.transport import kv_client
 from tba_jax.transport import wire
+from tba_jax.transport.groups import queue_client
+from tba_jax.transport.kv import kv_client
 
 COMPLETIONS = 8
 TOKENS = 64

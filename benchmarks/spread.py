@@ -21,7 +21,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 from tba_jax.system import processes
 
 _COMPLETIONS_PER_PROMPT = 16

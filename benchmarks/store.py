@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks import peer_model
 from benchmarks import store_queue
 from tba_jax.learning import train_step
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.net import transformer
 from tba_jax.system import processes
 
 # Blocks of a round, rounds, pairs of timed blocks of steps, steps of each.

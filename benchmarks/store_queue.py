@@ -18,12 +18,12 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.channels import queue_server
 from tba_jax.replay import prompt_order
 from tba_jax.system import processes
-from tba_jax.transport import kv_client
-from tba_jax.transport import kv_host
 from tba_jax.transport import wire
+from tba_jax.transport.groups import queue_server
+from tba_jax.transport.kv import kv_client
+from tba_jax.transport.kv import kv_host
 
 # A block is one group of 64 completions, each of 512 tokens of 4 bytes with
 # their log-probs of 4 bytes.

@@ -18,10 +18,10 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.channels import queue_client
 from tba_jax.system import processes
-from tba_jax.transport import kv_client
 from tba_jax.transport import wire
+from tba_jax.transport.groups import queue_client
+from tba_jax.transport.kv import kv_client
 
 _PROMPT_TOKENS = 16
 # Different groups, sent in turn: what a searcher sends is never in a cache.

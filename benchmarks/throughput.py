@@ -29,7 +29,7 @@ from benchmarks import peer_grpo
 from benchmarks import peer_model
 from benchmarks import trial_run
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
 from tba_jax.system import processes
 from tba_jax.tasks import base

@@ -39,12 +39,12 @@ from benchmarks import results
 from tba_jax.config import load as load_config
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import model_source
-from tba_jax.models import hf
-from tba_jax.monitor import metrics
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import sft
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import base

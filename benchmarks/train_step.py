@@ -45,10 +45,10 @@ from tba_jax import types
 from tba_jax.learning import model_source
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
 
 PEERS_VARIABLE = "TBA_JAX_PEERS"
 

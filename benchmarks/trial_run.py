@@ -12,9 +12,9 @@ import time
 
 import ml_collections
 
-from tba_jax.monitor import metrics
 from tba_jax.programs import inline
 from tba_jax.programs import train
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.tools import sweep
 

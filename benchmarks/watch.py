@@ -26,7 +26,7 @@ from typing import Any
 import ml_collections
 
 from benchmarks import trial_run
-from tba_jax.monitor import metrics
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 
 _STEPS = 240

@@ -102,8 +102,8 @@ def roles() -> None:
 
 def panel(workdir: str) -> None:
   """Writes the terminal's panel of a run that trains, halfway through."""
-  from tba_jax.monitor import panel as panel_lib
-  from tba_jax.monitor import run_state
+  from tba_jax.report import panel as panel_lib
+  from tba_jax.report import run_state
 
   follower = run_state.Follower(workdir)
   deadline = time.monotonic() + _WAIT_S
@@ -133,7 +133,7 @@ def report(workdir: str) -> None:
   from selenium import webdriver
   from selenium.webdriver.chrome import service
 
-  from tba_jax.monitor.report import page as report_lib
+  from tba_jax.report import page as report_lib
 
   page = pathlib.Path(str(report_lib.write_report(workdir))).resolve()
   options = webdriver.ChromeOptions()

@@ -27,13 +27,13 @@ import ml_collections
 
 from tba_jax.config import arguments
 from tba_jax.config import validate
-from tba_jax.monitor import files
-from tba_jax.monitor import metrics as metrics_lib
-from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import page as report_build
 from tba_jax.policy import prompt_preview
 from tba_jax.programs import settle
 from tba_jax.programs import train as train_lib
+from tba_jax.report import page as report_build
+from tba_jax.run import files
+from tba_jax.run import metrics as metrics_lib
+from tba_jax.run import run_directory
 from tba_jax.system import bucket
 from tba_jax.system import callables
 from tba_jax.system import jsonl

@@ -23,15 +23,15 @@ import ml_collections
 from tba_jax import loop
 from tba_jax import schedule
 from tba_jax import types
-from tba_jax.channels import ports
-from tba_jax.channels import service as service_lib
 from tba_jax.learning import checkpoint
 from tba_jax.learning import device_work
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
-from tba_jax.monitor import recorder as recorder_lib
 from tba_jax.replay import decisions as decisions_lib
+from tba_jax.run import recorder as recorder_lib
 from tba_jax.system import processes
+from tba_jax.transport import ports
+from tba_jax.transport.groups import service as service_lib
 
 # Seconds that searchers get to deliver finished groups at the end of a run.
 _FINISH_S = 15.0

@@ -29,10 +29,10 @@ from tba_jax.config import reference
 from tba_jax.config import renamed
 from tba_jax.config import settings
 from tba_jax.config import validate
-from tba_jax.monitor import run_directory
 from tba_jax.policy import prompt_preview
 from tba_jax.programs import settle
 from tba_jax.rewards import pool
+from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import processes

@@ -19,9 +19,9 @@ import numpy as np
 
 from tba_jax import collect
 from tba_jax import types
-from tba_jax.channels import ports
-from tba_jax.monitor import metrics
+from tba_jax.run import metrics
 from tba_jax.system import processes
+from tba_jax.transport import ports
 from tba_jax.transport.params import version as version_lib
 
 # The timeline has two lanes: the devices and the judge's thread.

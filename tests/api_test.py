@@ -20,9 +20,9 @@ import tba_jax
 from tba_jax import api
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.models import hf_hub
-from tba_jax.monitor import run_directory
+from tba_jax.models.hf import hf_hub
 from tba_jax.programs import train as train_lib
+from tba_jax.run import run_directory
 from tba_jax.system import callables
 from tests.support import chat_model
 from tests.support import fake_hub
@@ -295,7 +295,7 @@ class HubTest(absltest.TestCase):
     self.assertEqual({*self.hub.tokens}, {"Bearer hf_mine"})
     self.assertIn("model.safetensors", self.hub.models["me/tiny"])
     found = subprocess.run(
-        [sys.executable, "-c", "import sys; from tba_jax.models import hf_hub;"
+        [sys.executable, "-c", "from tba_jax.models.hf import hf_hub;"
          "print(hf_hub.find('me/tiny'))"],
         capture_output=True, text=True, check=False,
         env=harness.environment(

@@ -14,7 +14,7 @@ from tba_jax import hooks
 from tba_jax import loop
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step as train_step_lib
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 from tests.support import tiny_model
 from tests.support import trainer_case
 

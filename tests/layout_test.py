@@ -25,13 +25,15 @@ _ORDER = (
     ("schedule", "collect"),
     ("replay",),
     ("loop",),
-    ("channels",),
-    ("monitor",),
+    ("transport.groups",),
+    ("run",),
+    ("mesh",),
     ("policy",),
     ("learning",),
     ("evaluation",),
     ("hooks", "searcher"),
     ("serving",),
+    ("report",),
     ("programs",),
     ("tools",),
     ("api",),
@@ -44,17 +46,17 @@ _RANK = {name: rank for rank, names in enumerate(_ORDER) for name in names}
 _WITHOUT_JAX = """
     config.custom_code config.hardware config.load config.reference
     config.settings config.stages config.validate config.variants
-    environments.checks environments.environment_task environments.episode_pool
-    environments.episode_worker learning.host_state losses.objective_table main
-    models.config models.family models.folders models.hf_config models.hf_files
-    models.hf_hub models.hf_names monitor.panel monitor.report.page
-    monitor.run_directory policy.prompt_preview programs.model_sizes
-    programs.store programs.train rewards.comparers rewards.judges rewards.pool
-    rewards.worker system.background system.bucket system.heartbeat system.jsonl
+    environments.checks environments.environment_task
+    environments.episode_pool environments.episode_worker learning.host_state
+    losses.objective_table main models.config models.families.family
+    models.hf.folders models.hf.hf_config models.hf.hf_files models.hf.hf_hub
+    models.hf.hf_names policy.prompt_preview programs.model_sizes
+    programs.store programs.train report.page report.panel rewards.comparers
+    rewards.judges rewards.pool rewards.worker run.run_directory
+    system.background system.bucket system.heartbeat system.jsonl
     system.polling system.processes system.role system.supervised_worker
-    tasks.task_table tools.verify transport.base
-    transport.params.carriers
-    transport.kv_host transport.locator transport.wire
+    tasks.task_table tools.verify transport.base transport.kv.kv_host
+    transport.kv.locator transport.params.carriers transport.wire
 """.split()
 
 # Uses of private names of other modules and objects in all tests. It may only
@@ -84,9 +86,11 @@ def _reaches(path: pathlib.Path) -> list[str]:
 
 def _place(name: str) -> str:
   """Returns the name in `_ORDER` of a module, dotted."""
-  folder, _, file = name.partition(".")
-  is_table = folder != "config" and file in ("settings", "checks")
-  return _TABLES if is_table else folder
+  folder, _, file = name.rpartition(".")
+  if not folder.startswith("config") and file in ("settings", "checks"):
+    return _TABLES
+  above = name.split(".")[0]
+  return folder if folder in _RANK else above
 
 
 def _imports(path: pathlib.Path) -> set[str]:
@@ -180,25 +184,25 @@ class LayoutTest(absltest.TestCase):
   def test_verify_lists_audits_which_sum_by_themselves(self):
     """Of the code that writes a format, its audit uses the readers alone."""
     audits = {
-        "channels.journal_audit": {"audit", "audit_acks"},
+        "transport.groups.journal_audit": {"audit", "audit_acks"},
         "learning.checkpoint_audit": {"audit", "audit_model"},
-        "monitor.metrics": {"audit_events", "audit_metrics"},
-        "monitor.run_directory": {"check_format"},
-        "monitor.run_files": {"audit", "audit_checksums", "audit_results"},
+        "run.metrics": {"audit_events", "audit_metrics"},
+        "run.run_directory": {"check_format"},
+        "run.run_files": {"audit", "audit_checksums", "audit_results"},
         "replay.ledger": {"audit"},
     }
     self.assertEqual(_uses(self.files["tools.verify"]), audits)
     readers = {
-        "channels.journal": {
+        "transport.groups.journal": {
             *("find_segments", "header_error", "split_segment", "parse_ack"),
             *("RecordSpan", "HEADER_BYTES"),
         },
         "learning.host_state": {"read", "NAME", "FORMAT"},
-        "models.hf_files": {"damage"},
+        "models.hf.hf_files": {"damage"},
         "replay.ledger": {"Amount", "audit_state"},
         "transport.wire": {"decode_unverified"},
     }
-    for name in ("channels.journal_audit", "learning.checkpoint_audit"):
+    for name in ("transport.groups.journal_audit", "learning.checkpoint_audit"):
       for module, used in _uses(self.files[name]).items():
         self.assertLessEqual(used, readers[module], f"{name}: {module}")
 
@@ -221,7 +225,7 @@ class LayoutTest(absltest.TestCase):
         self.assertNotIn(other, packages, name)
       if any(i.startswith(("jax._src", "jaxlib")) for i in imported):
         private.add(name)
-    self.assertEqual(private, {"transport.jax_kv"})
+    self.assertEqual(private, {"transport.kv.jax_kv"})
 
   def test_parts_without_jax_do_not_load_it(self):
     code = (

@@ -19,8 +19,8 @@ from absl.testing import parameterized
 import tba_jax
 from tba_jax import main as main_lib
 from tba_jax.config import load as load_lib
-from tba_jax.monitor import run_directory
 from tba_jax.programs import train
+from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.transport import base

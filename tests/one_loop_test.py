@@ -15,12 +15,12 @@ import pytest
 import tba_jax
 from tba_jax import loop
 from tba_jax.config import load
-from tba_jax.monitor import run_directory
 from tba_jax.programs import inline
 from tba_jax.programs import one_process
 from tba_jax.programs import replica
 from tba_jax.programs import roles
 from tba_jax.programs import sft
+from tba_jax.run import run_directory
 from tba_jax.serving import kinds
 from tba_jax.serving import schemas
 from tba_jax.serving import served_models

@@ -18,13 +18,13 @@ import numpy as np
 from tba_jax import collect
 from tba_jax import searcher
 from tba_jax import types
-from tba_jax.channels import ports
-from tba_jax.channels import queue_client
 from tba_jax.learning import group_reference
 from tba_jax.learning import published
-from tba_jax.monitor import metrics
 from tba_jax.rewards import judges
+from tba_jax.run import metrics
 from tba_jax.sampling import decode
+from tba_jax.transport import ports
+from tba_jax.transport.groups import queue_client
 from tba_jax.transport.params import pull
 from tba_jax.transport.params import version as version_lib
 from tests.support import base_config

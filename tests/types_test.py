@@ -17,21 +17,21 @@ import numpy as np
 
 from tba_jax import collect
 from tba_jax import types
-from tba_jax.channels import journal
-from tba_jax.channels import messages
 from tba_jax.learning import batches
 from tba_jax.learning import host_state
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 from tba_jax.replay import decisions
 from tba_jax.tools import step_file
 from tba_jax.transport import wire
-from tests.channels import fake_groups
+from tba_jax.transport.groups import journal
+from tba_jax.transport.groups import messages
 from tests.replay import invariants
 from tests.support import base_config
 from tests.support import fakes
 from tests.support import tiny_model
+from tests.transport.groups import fake_groups
 
 # The line in `types`.
 _LINE = """

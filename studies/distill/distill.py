@@ -43,9 +43,9 @@ from benchmarks import time_to_reward
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import device_work
 from tba_jax.learning import model_source
-from tba_jax.models import hf
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
 from tba_jax.programs import sft
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base

@@ -23,7 +23,7 @@ from benchmarks import trial_run
 from studies import curves
 from studies.search import search
 from tba_jax.config import load
-from tba_jax.monitor import metrics
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 

@@ -54,15 +54,15 @@ from benchmarks import results
 from benchmarks import skyrl_grpo
 from benchmarks import time_to_reward
 from tba_jax.config import load as load_config
-from tba_jax.models import hf
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.monitor import metrics
-from tba_jax.policy import sharding
+from tba_jax.models.hf import hf
 from tba_jax.programs import evaluate
 from tba_jax.programs import inline
 from tba_jax.programs import model_sizes
 from tba_jax.programs import train
 from tba_jax.replay import prompt_order
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table

@@ -27,7 +27,7 @@ from benchmarks import trial_run
 from studies import curves
 from studies.staleness import staleness
 from tba_jax.config import validate
-from tba_jax.monitor import metrics
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.tools import sweep
 

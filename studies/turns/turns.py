@@ -32,7 +32,7 @@ from studies import curves
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
 from tba_jax.config import load
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.system import processes

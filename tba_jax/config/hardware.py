@@ -16,8 +16,8 @@ import math
 import ml_collections
 
 from tba_jax.losses import objective_table as losses
-from tba_jax.models import hf_config
-from tba_jax.models import hf_names
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_names
 
 
 @dataclasses.dataclass(frozen=True)

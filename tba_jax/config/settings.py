@@ -11,22 +11,22 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.channels import settings as channels
 from tba_jax.evaluation import settings as evaluation
 from tba_jax.learning import settings as learning
 from tba_jax.losses import settings as losses
 from tba_jax.models import settings as models
-from tba_jax.monitor import settings as monitor
 from tba_jax.policy import settings as policy
 from tba_jax.programs import settings as programs
 from tba_jax.replay import settings as replay
 from tba_jax.rewards import settings as rewards
+from tba_jax.run import settings as run
 from tba_jax.sampling import settings as sampling
 from tba_jax.serving import settings as serving
 from tba_jax.system import rules
 from tba_jax.tasks import settings as tasks
 from tba_jax.tools import settings as tools
 from tba_jax.transport import settings as transport
+from tba_jax.transport.groups import settings as groups
 
 _OWNERS = (
     policy,
@@ -34,13 +34,13 @@ _OWNERS = (
     models,
     losses,
     sampling,
-    channels,
+    groups,
     replay,
     rewards,
     learning,
     evaluation,
     transport,
-    monitor,
+    run,
     programs,
     tools,
     serving,

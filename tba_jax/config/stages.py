@@ -11,9 +11,9 @@ import ml_collections
 
 from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.models import folders
-from tba_jax.models import hf_files
-from tba_jax.models import hf_tensors
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_tensors
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import rows

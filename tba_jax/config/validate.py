@@ -13,7 +13,6 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.channels import settings as channels
 from tba_jax.config import custom_code
 from tba_jax.config import differences
 from tba_jax.config import load
@@ -23,11 +22,11 @@ from tba_jax.evaluation import settings as evaluation
 from tba_jax.learning import checks as learning
 from tba_jax.losses import checks as losses
 from tba_jax.models import checks as models
-from tba_jax.monitor import settings as monitor
 from tba_jax.policy import checks as policy
 from tba_jax.programs import checks as programs
 from tba_jax.replay import settings as replay
 from tba_jax.rewards import settings as rewards
+from tba_jax.run import settings as run
 from tba_jax.sampling import checks as sampling
 from tba_jax.serving import settings as serving
 from tba_jax.system import processes
@@ -36,6 +35,7 @@ from tba_jax.tasks import checks as tasks
 from tba_jax.tasks import task_table
 from tba_jax.tools import settings as tools
 from tba_jax.transport import checks as transport
+from tba_jax.transport.groups import settings as groups
 
 ConfigError = load.ConfigError
 
@@ -79,13 +79,13 @@ _CHECKS = (
     *models.CHECKS,
     *tasks.CHECKS,
     *sampling.CHECKS,
-    *channels.CHECKS,
+    *groups.CHECKS,
     *replay.CHECKS,
     *rewards.CHECKS,
     *learning.CHECKS,
     *evaluation.CHECKS,
     *transport.CHECKS,
-    *monitor.CHECKS,
+    *run.CHECKS,
     *programs.CHECKS,
     *tools.CHECKS,
     *serving.CHECKS,

@@ -20,10 +20,10 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.evaluation import evaluator as evaluator_lib
-from tba_jax.models import hf
-from tba_jax.monitor import metrics
-from tba_jax.monitor import recorder as recorder_lib
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
+from tba_jax.run import metrics
+from tba_jax.run import recorder as recorder_lib
 from tba_jax.system import background
 from tba_jax.system import jsonl
 

@@ -20,12 +20,12 @@ import ml_collections
 
 from tba_jax.config import differences
 from tba_jax.config import load
-from tba_jax.learning import cluster as cluster_lib
 from tba_jax.losses import objective_table as losses
-from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
+from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
 from tba_jax.tasks import base as tasks_base
 from tba_jax.transport import base
 from tba_jax.transport import wire

@@ -23,8 +23,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from tba_jax import types
-from tba_jax.learning import cluster
 from tba_jax.learning import host_state as host_state_lib
+from tba_jax.mesh import cluster
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes

@@ -13,7 +13,7 @@ import numpy as np
 import tensorstore as ts
 
 from tba_jax.learning import host_state
-from tba_jax.models import hf_files
+from tba_jax.models.hf import hf_files
 from tba_jax.replay import ledger
 from tba_jax.system import auditing
 from tba_jax.system import bucket

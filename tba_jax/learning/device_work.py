@@ -22,23 +22,23 @@ from tba_jax import collect
 from tba_jax import types
 from tba_jax.learning import agreement
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import compile_ahead
 from tba_jax.learning import packing
 from tba_jax.learning import published
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.losses import logprobs
 from tba_jax.losses import objective_table
+from tba_jax.mesh import cluster as cluster_lib
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import kernels
-from tba_jax.models import sequence
-from tba_jax.monitor import run_directory
+from tba_jax.models.kernels import kernels
+from tba_jax.models.net import sequence
 from tba_jax.policy import frozen_models
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy as reference_lib
-from tba_jax.policy import sharding
 from tba_jax.policy import value_model as value_model_lib
+from tba_jax.run import run_directory
 from tba_jax.system import processes
 from tba_jax.transport.params import peers as peers_lib
 from tba_jax.transport.params import probe

@@ -19,12 +19,12 @@ import numpy as np
 from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import packing
-from tba_jax.models import kernels
-from tba_jax.models import sequence
+from tba_jax.mesh import sharding
+from tba_jax.models.kernels import kernels
+from tba_jax.models.net import sequence
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
-from tba_jax.policy import sharding
 
 # Numbers of tokens beside that of all.
 _MAX_NUMBERS = 3

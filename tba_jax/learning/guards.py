@@ -17,7 +17,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.models import config as config_lib
-from tba_jax.monitor import failures as failures_lib
+from tba_jax.run import failures as failures_lib
 from tba_jax.sampling import samplers
 
 # Nats per token, for `guards.max_logprob_gap = 0`. Random models of 2 to 4

@@ -21,17 +21,17 @@ from tba_jax import types
 from tba_jax.config import load as load_lib
 from tba_jax.learning import checkpoint
 from tba_jax.learning import train_step
-from tba_jax.models import folders
-from tba_jax.models import hf
-from tba_jax.models import hf_config
-from tba_jax.models import hf_hub
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
-from tba_jax.monitor import run_directory
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.net import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
 from tba_jax.policy import value_model as value_model_lib
+from tba_jax.run import run_directory
 from tba_jax.system import bucket
 
 # Setting that tells apart the models of one path.

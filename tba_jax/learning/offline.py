@@ -28,8 +28,8 @@ from tba_jax.config import stages
 from tba_jax.learning import batches
 from tba_jax.learning import checkpoint
 from tba_jax.learning import train_step
-from tba_jax.monitor import metrics as metrics_lib
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.run import metrics as metrics_lib
 from tba_jax.system import bucket
 from tba_jax.system import heartbeat
 from tba_jax.system import jsonl

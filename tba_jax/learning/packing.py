@@ -23,7 +23,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import objective_table as losses
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 
 # Each size of narrow rows is this share of the next: a program takes as long to
 # compile as tens of steps, or hundreds of a small model.

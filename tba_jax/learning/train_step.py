@@ -27,10 +27,10 @@ from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
-from tba_jax.models import sequence
+from tba_jax.mesh import sharding
+from tba_jax.models.net import sequence
 from tba_jax.policy import lora
 from tba_jax.policy import reference_policy
-from tba_jax.policy import sharding
 
 PyTree = types.PyTree
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from tba_jax import types
-from tba_jax.models import sequence
-from tba_jax.models import unpadded as kept_lib
+from tba_jax.models.net import sequence
+from tba_jax.models.net import unpadded as kept_lib
 
 PyTree = types.PyTree
 

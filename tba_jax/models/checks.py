@@ -7,12 +7,12 @@ import pathlib
 
 from tba_jax.losses import objective_table
 from tba_jax.models import config as config_lib
-from tba_jax.models import folders
-from tba_jax.models import hf_config
-from tba_jax.models import hf_hub
-from tba_jax.models import hf_tensors
-from tba_jax.models import packaged_models
 from tba_jax.models import settings
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.hf import hf_tensors
+from tba_jax.models.hf import packaged_models
 from tba_jax.system import processes
 from tba_jax.system import rules
 

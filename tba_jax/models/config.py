@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.models import family as family_lib
+from tba_jax.models.families import family as family_lib
 
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_TYPES = ("default", "linear", "llama3")

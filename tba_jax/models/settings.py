@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the model's shape and of its tokenizer."""
 
-from tba_jax.models import family as family_lib
+from tba_jax.models.families import family as family_lib
 from tba_jax.system import rules
 
 _s = rules.Setting

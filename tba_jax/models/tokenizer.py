@@ -23,8 +23,8 @@ from tokenizers import decoders
 from tokenizers import models
 from tokenizers import pre_tokenizers
 
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_hub
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"

@@ -7,7 +7,7 @@ import operator
 
 from tba_jax.learning import settings as learning
 from tba_jax.models import checks as models
-from tba_jax.models import family as family_lib
+from tba_jax.models.families import family as family_lib
 from tba_jax.policy import settings
 from tba_jax.system import rules
 

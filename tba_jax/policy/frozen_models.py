@@ -13,15 +13,15 @@ import jax
 import ml_collections
 
 from tba_jax import types
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import folders
-from tba_jax.models import heads
-from tba_jax.models import hf
-from tba_jax.models import hf_config
-from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.rewards import reward_scorer
 
 

@@ -27,13 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import adapter_folder
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
-from tba_jax.models import hf_names
-from tba_jax.models import products
-from tba_jax.models import quantized
+from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.hf import hf_names
+from tba_jax.models.net import products
+from tba_jax.models.net import quantized
 from tba_jax.policy import settings as settings_lib
 
 PyTree = types.PyTree

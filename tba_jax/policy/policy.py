@@ -12,11 +12,11 @@ import ml_collections
 from tba_jax import types
 from tba_jax.losses import objective_table as losses_build
 from tba_jax.models import config as config_lib
-from tba_jax.models import folders
-from tba_jax.models import hf
-from tba_jax.models import hf_config
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import transformer
 from tba_jax.policy import lora
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table as tasks_build

@@ -9,7 +9,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.policy import policy as policy_lib
 from tba_jax.sampling import requests
 from tba_jax.sampling import samplers

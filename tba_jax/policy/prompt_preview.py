@@ -12,8 +12,8 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.models import folders
-from tba_jax.models import hf_hub
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf_hub
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table
 

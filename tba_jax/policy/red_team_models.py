@@ -11,12 +11,12 @@ import jax
 import ml_collections
 
 from tba_jax import types
-from tba_jax.models import encoder as encoder_lib
-from tba_jax.models import hf_config
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import encoder as encoder_lib
+from tba_jax.models.net import transformer
 from tba_jax.policy import frozen_models
-from tba_jax.policy import sharding
 from tba_jax.rewards import echo_model
 from tba_jax.rewards import red_team_judge
 from tba_jax.tasks import red_team as task_lib

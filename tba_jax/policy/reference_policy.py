@@ -16,8 +16,8 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.models import sequence
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.net import sequence
 
 
 def moved(

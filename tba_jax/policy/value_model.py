@@ -8,10 +8,10 @@ import pathlib
 import ml_collections
 
 from tba_jax.losses import objective_table as losses_build
-from tba_jax.models import folders
-from tba_jax.models import heads
-from tba_jax.models import hf_config
-from tba_jax.models import transformer
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 
 
 def make_model(

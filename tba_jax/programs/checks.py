@@ -7,9 +7,9 @@ import pathlib
 
 from tba_jax.environments import checks as environments
 from tba_jax.models import checks as models
-from tba_jax.models import folders
-from tba_jax.models import hf_hub
-from tba_jax.models import hf_tensors
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.hf import hf_tensors
 from tba_jax.policy import settings as policy
 from tba_jax.system import rules
 

@@ -21,8 +21,8 @@ from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf_config
-from tba_jax.models import hf_names
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_names
 from tba_jax.policy import prompt_preview
 from tba_jax.system import accelerators
 from tba_jax.tasks import base

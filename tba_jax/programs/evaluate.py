@@ -29,13 +29,13 @@ from tba_jax import types
 from tba_jax.config import load as config_load
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import model_source
-from tba_jax.models import hf_hub
-from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
-from tba_jax.monitor import text
+from tba_jax.models.hf import hf_hub
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
+from tba_jax.run import text
 from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes

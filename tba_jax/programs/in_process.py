@@ -21,16 +21,16 @@ import rich.console
 
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.monitor import metrics
-from tba_jax.monitor import panel
-from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import page as report
 from tba_jax.policy import prompt_preview
 from tba_jax.programs import one_process
 from tba_jax.programs import reward_model
 from tba_jax.programs import settle
 from tba_jax.programs import sft
 from tba_jax.programs import train as train_lib
+from tba_jax.report import page as report
+from tba_jax.report import panel
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import jsonl
 from tba_jax.system import processes

@@ -17,15 +17,15 @@ from tba_jax import types
 from tba_jax.environments import turns
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import buffers
-from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
 from tba_jax.losses import objective_table as losses
+from tba_jax.mesh import cluster
+from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import reference_policy as reference_lib
-from tba_jax.policy import sharding
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import curriculum
 from tba_jax.replay import prompt_order

@@ -11,8 +11,8 @@ import pathlib
 import ml_collections
 
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf_config
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf_config
 from tba_jax.system import accelerators
 from tba_jax.tasks import red_team
 from tba_jax.tasks import task_table

@@ -18,11 +18,11 @@ import threading
 from absl import logging
 import ml_collections
 
-from tba_jax.channels import memory
 from tba_jax.learning import published
-from tba_jax.monitor import run_directory
 from tba_jax.programs import roles
+from tba_jax.run import run_directory
 from tba_jax.system import processes
+from tba_jax.transport.groups import memory
 
 # Seconds that searchers get to end their block after the trainer has ended.
 _LEAVE_S = 10.0

@@ -9,8 +9,8 @@ import jax
 
 from tba_jax import loop
 from tba_jax import types
-from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
+from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.system import heartbeat
 from tba_jax.system import processes
 

@@ -36,15 +36,15 @@ from tba_jax.learning import batches
 from tba_jax.learning import offline
 from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import pairwise
-from tba_jax.models import folders
-from tba_jax.models import heads
-from tba_jax.models import hf
-from tba_jax.models import hf_hub
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import folders
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy
-from tba_jax.policy import sharding
 from tba_jax.rewards import reward_scorer
 from tba_jax.system import jsonl
 from tba_jax.tasks import base

@@ -21,11 +21,6 @@ from tba_jax import hooks
 from tba_jax import schedule as schedule_lib
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
-from tba_jax.channels import memory
-from tba_jax.channels import ports
-from tba_jax.channels import queue_client
-from tba_jax.channels import queue_server
-from tba_jax.channels import service as service_lib
 from tba_jax.config import differences
 from tba_jax.config import settings
 from tba_jax.environments import turns
@@ -34,27 +29,27 @@ from tba_jax.evaluation import reward_judge
 from tba_jax.learning import agreement
 from tba_jax.learning import buffers
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
 from tba_jax.losses import objective_table as losses
+from tba_jax.mesh import cluster as cluster_lib
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
-from tba_jax.monitor import metrics
-from tba_jax.monitor import recorder as recorder_lib
-from tba_jax.monitor import run_directory
+from tba_jax.models.hf import hf
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import sharding
 from tba_jax.programs import replica
 from tba_jax.programs import titled_rows
 from tba_jax.replay import curriculum
 from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
+from tba_jax.run import metrics
+from tba_jax.run import recorder as recorder_lib
+from tba_jax.run import run_directory
 from tba_jax.sampling import offline_sampler
 from tba_jax.sampling import samplers
 from tba_jax.system import bucket
@@ -62,7 +57,12 @@ from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import rows
 from tba_jax.transport import base as transport_base
-from tba_jax.transport import kv_client
+from tba_jax.transport import ports
+from tba_jax.transport.groups import memory
+from tba_jax.transport.groups import queue_client
+from tba_jax.transport.groups import queue_server
+from tba_jax.transport.groups import service as service_lib
+from tba_jax.transport.kv import kv_client
 from tba_jax.transport.params import carrier
 from tba_jax.transport.params import probe
 from tba_jax.transport.params import publish
@@ -175,7 +175,7 @@ def _take_run(
     )
     run_directory.check_written(run)
     _check_epoch(run)
-    channel.lock()
+    channel.claim()
     # The trainer of a cluster may have a directory of its own.
     if any(settings.hosts(key) != "own" for key in changes):
       run_directory.update(str(run.workdir), config)
@@ -626,7 +626,7 @@ class StoreChannel:
     )
     self._agreement: agreement.Agreement | None = None
 
-  def lock(self) -> None:
+  def claim(self) -> None:
     """Keeps other trainers out; raises ValueError if one is there."""
     with contextlib.closing(self._connect()) as transport:
       lock_store(transport, self._run)

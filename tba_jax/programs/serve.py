@@ -25,11 +25,11 @@ from typing import Any
 from absl import logging
 import ml_collections
 
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.serving import tls as tls_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 
 _PREFIX = "tml-"  # The official client takes no other keys.
 # Seconds for the request under way when the server is asked to end.

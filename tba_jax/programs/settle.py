@@ -10,8 +10,8 @@ import ml_collections
 
 from tba_jax.config import hardware
 from tba_jax.config import load
-from tba_jax.monitor import run_directory
 from tba_jax.programs import defaults
+from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 
 # Programs that show the choices: those that people start.

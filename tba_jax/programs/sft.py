@@ -29,11 +29,11 @@ from tba_jax.learning import batches
 from tba_jax.learning import model_source
 from tba_jax.learning import offline
 from tba_jax.losses import objective
-from tba_jax.models import hf
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.monitor import files
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
+from tba_jax.run import files
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 

@@ -10,11 +10,11 @@ import sys
 import ml_collections
 
 from tba_jax.config import differences
-from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
 from tba_jax.system import heartbeat
 from tba_jax.system import processes
-from tba_jax.transport import kv_host
+from tba_jax.transport.kv import kv_host
 
 
 def run(

@@ -23,13 +23,13 @@ import rich.console
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import stages
-from tba_jax.monitor import metrics
-from tba_jax.monitor import panel
-from tba_jax.monitor import run_directory
-from tba_jax.monitor import run_files
-from tba_jax.monitor.report import page as report
 from tba_jax.programs import model_sizes
+from tba_jax.report import page as report
+from tba_jax.report import panel
 from tba_jax.rewards import settings as rewards
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
+from tba_jax.run import run_files
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import heartbeat

@@ -15,7 +15,7 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.models import hf_hub
+from tba_jax.models.hf import hf_hub
 from tba_jax.rewards import judges
 from tba_jax.rewards import settings as settings_lib
 from tba_jax.system import named_paths

@@ -16,7 +16,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib

@@ -42,7 +42,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.sampling import requests
 from tba_jax.sampling import samplers
 from tba_jax.sampling import slots as slots_lib

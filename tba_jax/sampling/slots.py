@@ -26,9 +26,9 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.losses import logprobs
-from tba_jax.models import ragged_attention
-from tba_jax.models import sequence
-from tba_jax.models import transformer
+from tba_jax.models.kernels import ragged_attention
+from tba_jax.models.net import sequence
+from tba_jax.models.net import transformer
 from tba_jax.sampling import logits
 from tba_jax.sampling import requests
 from tba_jax.sampling import sharing

@@ -44,9 +44,9 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
 from tba_jax.sampling import requests
 from tba_jax.sampling import samplers
 from tba_jax.system import jsonl

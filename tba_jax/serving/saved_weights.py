@@ -15,9 +15,9 @@ from typing import Any
 
 from tba_jax import types
 from tba_jax.learning import checkpoint
-from tba_jax.models import adapter_folder
-from tba_jax.models import hf
-from tba_jax.models import hf_config
+from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
 from tba_jax.policy import lora
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal

@@ -15,10 +15,10 @@ import ml_collections
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import model_source
-from tba_jax.models import hf
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import schemas
 from tba_jax.serving import token_passes

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tba_jax.system import jsonl
-from tba_jax.transport import certificates
+from tba_jax.transport.kv import certificates
 
 CERT, KEY, CA = "cert.pem", "key.pem", "ca.pem"
 

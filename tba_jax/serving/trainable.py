@@ -13,9 +13,9 @@ import numpy as np
 import optax
 
 from tba_jax import types
-from tba_jax.models import transformer
+from tba_jax.mesh import sharding
+from tba_jax.models.net import transformer
 from tba_jax.policy import lora
-from tba_jax.policy import sharding
 from tba_jax.sampling import slots as slots_lib
 from tba_jax.serving import schemas
 

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.serving import group_passes
 from tba_jax.serving import protobufs
 from tba_jax.serving import schemas

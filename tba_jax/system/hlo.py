@@ -62,7 +62,7 @@ _KERNEL = re.compile(
 _WORKSPACE = re.compile(r"\b[su]8\[\d+\](?:\{[^}]*\})?")
 
 # Attention that reads of a cache what its rows hold
-# (`models/ragged_attention.py`): its first operand of
+# (`models/kernels/ragged_attention.py`): its first operand of
 # floats has the queries, the others are keys and values.
 _RAGGED = re.compile(r"ragged_decode_attention")
 

@@ -21,7 +21,7 @@ import tempfile
 import types
 from typing import Any
 
-from tba_jax.models import hf_hub
+from tba_jax.models.hf import hf_hub
 from tba_jax.system import processes
 
 ALL = "*"  # names all subsets

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tba_jax.models import hf_hub
+from tba_jax.models.hf import hf_hub
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
 

@@ -41,10 +41,10 @@ from tba_jax.learning import packing
 from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import objective_table
-from tba_jax.models import sequence
-from tba_jax.models import transformer
+from tba_jax.mesh import sharding
+from tba_jax.models.net import sequence
+from tba_jax.models.net import transformer
 from tba_jax.policy import reference_policy
-from tba_jax.policy import sharding
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
 from tba_jax.system import accelerators

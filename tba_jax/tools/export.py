@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import ml_collections
 
 from tba_jax.learning import model_source
-from tba_jax.models import adapter_folder
-from tba_jax.models import hf
-from tba_jax.models import hf_config
+from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
 from tba_jax.policy import lora
 from tba_jax.system import processes
 

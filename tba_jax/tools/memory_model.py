@@ -26,16 +26,16 @@ from tba_jax.learning import published as published_lib
 from tba_jax.learning import train_step
 from tba_jax.losses import objective
 from tba_jax.losses import objective_table
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import encoder as encoder_lib
-from tba_jax.models import heads
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.net import encoder as encoder_lib
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import sharding
 from tba_jax.policy import value_model as value_model_lib
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows

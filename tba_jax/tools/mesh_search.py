@@ -21,8 +21,8 @@ import ml_collections
 
 from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
-from tba_jax.monitor import text
 from tba_jax.programs import titled_rows
+from tba_jax.run import text
 from tba_jax.sampling import requests
 from tba_jax.tools import compile as compiler
 from tba_jax.tools import targets

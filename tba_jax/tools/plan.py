@@ -27,14 +27,14 @@ from tba_jax import collect
 from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax.config import hardware
-from tba_jax.models import transformer
-from tba_jax.monitor import metrics
-from tba_jax.monitor import text
-from tba_jax.monitor.report import run_reader
-from tba_jax.monitor.report import timeline
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.net import transformer
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
+from tba_jax.report import run_reader
+from tba_jax.report import timeline
+from tba_jax.run import metrics
+from tba_jax.run import text
 from tba_jax.system import accelerators
 from tba_jax.tools import compile as compiler
 from tba_jax.tools import memory_model

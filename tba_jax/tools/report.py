@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from tba_jax.monitor.report import compare
-from tba_jax.monitor.report import page
+from tba_jax.report import compare
+from tba_jax.report import page
 from tba_jax.system import bucket
 from tba_jax.system import processes
 

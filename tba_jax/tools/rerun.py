@@ -31,26 +31,26 @@ import numpy as np
 
 from tba_jax import loop
 from tba_jax import types
-from tba_jax.channels import inbox as inbox_lib
-from tba_jax.channels import journal
-from tba_jax.channels import messages
-from tba_jax.channels import service as service_lib
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.learning import buffers
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
 from tba_jax.learning import host_state
 from tba_jax.learning import learner as learner_lib
-from tba_jax.monitor import run_directory
+from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.replay import curriculum
 from tba_jax.replay import decisions
 from tba_jax.replay import prompt_order
+from tba_jax.run import run_directory
 from tba_jax.system import processes
 from tba_jax.tools import step_file
 from tba_jax.transport import wire
+from tba_jax.transport.groups import inbox as inbox_lib
+from tba_jax.transport.groups import journal
+from tba_jax.transport.groups import messages
+from tba_jax.transport.groups import service as service_lib
 
 _EXPORT = "--export_step="
 _SHOW_EVERY_S = 2.0

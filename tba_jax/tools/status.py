@@ -12,20 +12,20 @@ import ml_collections
 import rich.console
 import rich.text
 
-from tba_jax.monitor import panel
-from tba_jax.monitor import run_directory
-from tba_jax.monitor import run_state
-from tba_jax.monitor import text
-from tba_jax.monitor.report import diagnosis
-from tba_jax.monitor.report import run_reader
-from tba_jax.monitor.report import tables
+from tba_jax.report import diagnosis
+from tba_jax.report import panel
+from tba_jax.report import run_reader
+from tba_jax.report import run_state
+from tba_jax.report import tables
+from tba_jax.run import run_directory
+from tba_jax.run import text
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.transport import base
-from tba_jax.transport import kv_client
-from tba_jax.transport import kv_host
-from tba_jax.transport import locator
 from tba_jax.transport import wire
+from tba_jax.transport.kv import kv_client
+from tba_jax.transport.kv import kv_host
+from tba_jax.transport.kv import locator
 
 # Key of the trainer's live state, an authenticated message.
 STATUS_KEY = "status/run"

@@ -28,8 +28,8 @@ from tba_jax.learning import host_state
 from tba_jax.learning import model_source
 from tba_jax.learning import train_step as train_step_lib
 from tba_jax.models import config as config_lib
-from tba_jax.models import heads
-from tba_jax.models import transformer
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import value_model as value_model_lib

@@ -34,9 +34,9 @@ from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.losses import objective_table as losses
-from tba_jax.monitor import run_directory
 from tba_jax.programs import inline
 from tba_jax.programs import sft
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 

@@ -22,15 +22,15 @@ import ml_collections
 import rich.console
 import rich.table
 
-from tba_jax.channels import journal_audit
 from tba_jax.learning import checkpoint_audit
-from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
-from tba_jax.monitor import run_files
 from tba_jax.replay import ledger
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
+from tba_jax.run import run_files
 from tba_jax.system import auditing
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.transport.groups import journal_audit
 
 # In this order: an audit compares with what those before it have read.
 # Acknowledgements are before the journal, which has what they acknowledge.

@@ -7,9 +7,9 @@ import os
 import socket
 
 from tba_jax.system import rules
-from tba_jax.transport import certificates
-from tba_jax.transport import locator
 from tba_jax.transport import wire
+from tba_jax.transport.kv import certificates
+from tba_jax.transport.kv import locator
 from tba_jax.transport.params import carriers
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_attention
-from tba_jax.models import kernels
+from tba_jax.models.kernels import kernels
 from tests.support import kernels_on_cpu
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import peer_speed
 from benchmarks import real_speed
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tba_jax.system import jsonl
 from tests.support import tiny_model
 

@@ -22,7 +22,7 @@ from benchmarks import replay
 from benchmarks import store_queue
 from benchmarks import train_step
 from tba_jax.config import load
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tests.support import base_config
 from tests.support import harness
 from tests.support import tiny_model

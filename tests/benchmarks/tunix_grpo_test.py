@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from benchmarks import tunix_grpo
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tests.support import tiny_model
 
 

@@ -11,9 +11,9 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.monitor.report import page
+from tba_jax.report import page
 from tests.browser import chromium
-from tests.monitor.report import fake_run
+from tests.report import fake_run
 
 NUM = 100_000
 LONG = "<b>" + "x" * 100_000 + "\u202e"

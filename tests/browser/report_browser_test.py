@@ -12,11 +12,11 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.monitor.report import compare
-from tba_jax.monitor.report import page
+from tba_jax.report import compare
+from tba_jax.report import page
 from tests.browser import chromium
-from tests.monitor.report import fake_run
-from tests.monitor.report import page as page_lib
+from tests.report import fake_run
+from tests.report import page as page_lib
 
 
 def _luminance(color: str) -> float:

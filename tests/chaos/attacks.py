@@ -27,9 +27,9 @@ import sys
 import time
 
 from tba_jax.system import processes
-from tba_jax.transport import jax_kv
-from tba_jax.transport import locator
 from tba_jax.transport import wire
+from tba_jax.transport.kv import jax_kv
+from tba_jax.transport.kv import locator
 
 ATTACKS = ("garbage", "slow", "connections")
 ON_KEYS = ("replayed", "forged")

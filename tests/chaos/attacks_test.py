@@ -10,7 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 from tests.chaos import attacks
 from tests.support import harness
 

@@ -5,7 +5,7 @@
     python -m tests.chaos.auditor RUN [REFERENCE]
 
 It reads journal, messages, leases, checkpoint and logs with parsers of its own,
-written from the formats as `tba_jax/channels/journal.py`,
+written from the formats as `tba_jax/transport/groups/journal.py`,
 `tba_jax/transport/wire.py` and `tba_jax/learning/host_state.py` tell them, and
 proves:
 

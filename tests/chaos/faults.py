@@ -20,7 +20,7 @@ from typing import Any
 import ml_collections
 
 from benchmarks import results
-from tba_jax.monitor import metrics
+from tba_jax.run import metrics
 from tests.chaos import chaos
 
 _PAGE = pathlib.Path("docs") / "faults.md"

@@ -44,20 +44,20 @@ import numpy as np
 
 from benchmarks import results
 from tba_jax import types
-from tba_jax.channels import journal
-from tba_jax.channels import messages
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.learning import host_state
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
-from tba_jax.monitor import run_directory
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tasks import rows
 from tba_jax.transport import base
 from tba_jax.transport import wire
+from tba_jax.transport.groups import journal
+from tba_jax.transport.groups import messages
 from tba_jax.transport.params import manifest
 from tba_jax.transport.params import shared_files
 from tba_jax.transport.params import store_chunks

@@ -32,10 +32,10 @@ import urllib.request
 import ml_collections
 import numpy as np
 
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 from tests.chaos import attacks
 
 _ROOT = pathlib.Path(__file__).parents[2]

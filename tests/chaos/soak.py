@@ -40,7 +40,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.transport.params import shared_files
 from tests.chaos import auditor

@@ -16,8 +16,8 @@ import sys
 import time
 
 from tba_jax.system import processes
-from tba_jax.transport import jax_kv
-from tba_jax.transport import locator
+from tba_jax.transport.kv import jax_kv
+from tba_jax.transport.kv import locator
 
 _DIRECTORIES = ("live", "q", "new", "work", "p", "join", "meta", "ask", "ctl")
 _KEYS = ("p_cur", "ctl/stop", "meta/trainer", "meta/settings", "meta/store",

@@ -22,10 +22,10 @@ from typing import Any
 
 import ml_collections
 
-from tba_jax.monitor import run_directory
 from tba_jax.programs import train
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
-from tba_jax.transport import kv_host
+from tba_jax.transport.kv import kv_host
 
 _SETTINGS = (300.0, 1000.0, 0.0)
 _STRANGERS = 2

@@ -79,7 +79,7 @@ class UsersTest(absltest.TestCase):
         users,
         {
             "config/stages.py",
-            "monitor/report/compare.py",
+            "report/compare.py",
             "programs/roles.py",
             "tools/rerun.py",
             "tools/sweep.py",

@@ -15,8 +15,8 @@ import pytest
 from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import validate
+from tba_jax.mesh import sharding
 from tba_jax.models import checks
-from tba_jax.policy import sharding
 from tba_jax.tools import memory_model
 from tba_jax.tools import plan
 from tests.support import hub_cache

@@ -11,7 +11,7 @@ import ml_collections
 
 from tba_jax.config import stages
 from tba_jax.config import variants
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tests.models import hf_case
 
 arithmetic = variants.import_config("configs/arithmetic.py")

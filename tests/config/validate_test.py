@@ -17,22 +17,22 @@ from tba_jax.config import differences
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.losses import objective_table
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
-from tba_jax.models import family as family_lib
-from tba_jax.models import heads
-from tba_jax.models import hf
-from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
-from tba_jax.monitor import run_directory
-from tba_jax.monitor import settings as monitor_settings
-from tba_jax.monitor import writers
-from tba_jax.policy import sharding
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import heads
 from tba_jax.replay import buffer
+from tba_jax.run import run_directory
+from tba_jax.run import settings as monitor_settings
+from tba_jax.run import writers
 from tba_jax.system import rules
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import settings as task_settings
 from tba_jax.tasks import task_table as build_task
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 from tests.models import hf_case
 from tests.support import base_config
 from tests.support import hub_cache

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from tba_jax.evaluation import reward_judge
-from tba_jax.models import heads
-from tba_jax.models import hf
 from tba_jax.models import tokenizer
+from tba_jax.models.hf import hf
+from tba_jax.models.net import heads
 from tba_jax.policy import frozen_models
 from tba_jax.rewards import comparers
 from tba_jax.rewards import judges

@@ -14,7 +14,7 @@ from tba_jax.config import settings
 from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import tb
 from tba_jax.models import config as config_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 
 
 def _batch():

@@ -12,9 +12,9 @@ from absl.testing import parameterized
 from tba_jax.config import differences
 from tba_jax.config import load
 from tba_jax.learning import agreement
-from tba_jax.learning import cluster as cluster_lib
-from tba_jax.monitor import metrics
+from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.policy import policy
+from tba_jax.run import metrics
 from tba_jax.tasks import task_table
 from tba_jax.transport import base
 from tba_jax.transport import wire

@@ -10,12 +10,12 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.learning import batches
-from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner
-from tests.channels import fake_groups
+from tba_jax.mesh import cluster
 from tests.support import base_config
 from tests.support import fakes
+from tests.transport.groups import fake_groups
 
 _B, _K = 5, 2
 _T = fake_groups.COMPLETION_TOKENS

@@ -12,12 +12,12 @@ import chex
 import jax
 import numpy as np
 
-from tba_jax.learning import cluster
 from tba_jax.learning import compile_ahead
 from tba_jax.learning import device_work
 from tba_jax.learning import packing
+from tba_jax.mesh import cluster
+from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
 from tba_jax.system import processes
 from tests.support import tiny_model
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster as cluster_lib
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step as train_step_lib
+from tba_jax.mesh import cluster as cluster_lib
+from tba_jax.mesh import sharding
 from tba_jax.policy import lora
 from tba_jax.policy import reference_policy
-from tba_jax.policy import sharding
 from tba_jax.programs import replica
 from tba_jax.system import processes
 from tba_jax.transport.params import peers as peers_lib

@@ -17,8 +17,8 @@ from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import host_state
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import inline

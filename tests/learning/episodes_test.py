@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from tba_jax import types
-from tba_jax.channels import journal
-from tba_jax.channels import messages
-from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner
+from tba_jax.mesh import cluster
 from tba_jax.transport import wire
-from tests.channels import fake_groups
+from tba_jax.transport.groups import journal
+from tba_jax.transport.groups import messages
 from tests.support import base_config
 from tests.support import fakes
 from tests.support import table_policy
+from tests.transport.groups import fake_groups
 
 _B, _K, _T = table_policy.B, table_policy.K, table_policy.T
 _EOS = table_policy.EOS

@@ -10,7 +10,7 @@ import numpy as np
 
 from tba_jax.config import settings
 from tba_jax.learning import guards as guards_lib
-from tba_jax.monitor import failures
+from tba_jax.run import failures
 
 GOOD = {
     "entropy": 1.0,

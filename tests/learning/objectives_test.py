@@ -19,7 +19,7 @@ from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
 from tba_jax.losses import objective_table
 from tba_jax.losses import ppo
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 from tests.support import table_policy
 
 K = table_policy.K

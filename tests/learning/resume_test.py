@@ -12,10 +12,10 @@ from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.learning import learner
 from tba_jax.learning import train_step
-from tba_jax.policy import sharding
-from tests.channels import fake_groups
+from tba_jax.mesh import sharding
 from tests.support import base_config
 from tests.support import tiny_model
+from tests.transport.groups import fake_groups
 
 # Sections whose settings a checkpoint, or the buffer in it, may depend on.
 _SECTIONS = (

@@ -20,8 +20,8 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import objective
-from tba_jax.models import heads
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.net import heads
 from tests.support import base_config
 from tests.support import table_policy
 from tests.support import tiny_model

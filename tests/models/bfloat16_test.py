@@ -19,10 +19,10 @@ from tba_jax.learning import guards
 from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.models import heads
-from tba_jax.models import transformer
+from tba_jax.mesh import sharding
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.policy import lora
-from tba_jax.policy import sharding
 from tba_jax.sampling import decode
 from tests.models import hf_case
 from tests.support import base_config

@@ -18,8 +18,8 @@ import safetensors.numpy
 import transformers
 
 from tba_jax.models import config as config_lib
-from tba_jax.models import hf_config
-from tba_jax.models import hf_names
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_names
 
 VOCAB = 64
 LENGTHS = np.array([24, 7, 13, 1])

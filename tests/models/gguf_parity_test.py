@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import transformers
 
-from tba_jax.models import hf_config
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
-from tba_jax.models import hf_tensors
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.hf import hf_tensors
 from tests.models import gguf_case
 
 try:

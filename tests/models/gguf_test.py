@@ -12,11 +12,11 @@ import gguf
 import numpy as np
 
 from tba_jax.config import validate
-from tba_jax.models import hf
-from tba_jax.models import hf_config
-from tba_jax.models import hf_files
-from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_hub
 from tba_jax.policy import lora
 from tests.models import gguf_case
 from tests.support import base_config

@@ -8,7 +8,7 @@ import numpy as np
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.models import config as config_lib
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 
 VOCAB = 40
 

@@ -13,11 +13,11 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from tba_jax.models import family as family_lib
-from tba_jax.models import heads
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import hf
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tests.models import cases
 from tests.support import sampler_case

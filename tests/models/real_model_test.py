@@ -26,11 +26,11 @@ import transformers
 from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.losses import objective
-from tba_jax.models import gguf_tensors
-from tba_jax.models import hf
-from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import gguf_tensors
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.net import transformer
 from tba_jax.programs import sft
 from tba_jax.sampling import decode
 from tba_jax.system import jsonl

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tba_jax.config import settings
-from tba_jax.models import heads
-from tba_jax.models import transformer
+from tba_jax.models.net import heads
+from tba_jax.models.net import transformer
 from tba_jax.policy import policy
 from tests.support import tiny_model
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from tba_jax.models import family as family_lib
-from tba_jax.models import hf
-from tba_jax.models import transformer
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
 from tests.models import cases
 
 

@@ -817,7 +817,7 @@ class FolderTest(parameterized.TestCase):
     # As trainer and searcher of one process do.
     code = (
         "from concurrent import futures\n"
-        "from tba_jax.models import hf_files\n"
+        "from tba_jax.models.hf import hf_files\n"
         "name = lambda _: hf_files.import_transformers().AutoTokenizer\n"
         "with futures.ThreadPoolExecutor(4) as threads:\n"
         "  assert len(set(threads.map(name, range(4)))) == 1\n"

@@ -19,8 +19,8 @@ import ml_collections
 
 from tba_jax.config import load
 from tba_jax.config import settings
-from tba_jax.models import hf_config
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf_config
 from tba_jax.programs import model_sizes
 from tba_jax.tools import compile as compile_lib
 from tba_jax.tools import memory_model
@@ -52,7 +52,7 @@ _TRAIN_STEP = """
 import json, sys
 from tba_jax.config import settings
 from tba_jax.learning import packing, train_step
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 from tba_jax.tools import compile, memory_model
 from tba_jax.system import hlo
 config = settings.get_config()

@@ -14,15 +14,15 @@ import jax
 import numpy as np
 
 from tba_jax.learning import device_work
-from tba_jax.models import encoder as encoder_lib
-from tba_jax.models import heads
-from tba_jax.models import hf
-from tba_jax.models import hf_files
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_files
+from tba_jax.models.net import encoder as encoder_lib
+from tba_jax.models.net import heads
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import red_team_models
-from tba_jax.policy import sharding
 from tba_jax.rewards import reward_scorer
 from tba_jax.system import hlo
 from tba_jax.tasks import task_table

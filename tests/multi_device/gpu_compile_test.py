@@ -31,7 +31,7 @@ import dataclasses, json, sys
 import jax
 from jax import numpy as jnp
 from tba_jax.config import settings
-from tba_jax.models import grouped_matmul
+from tba_jax.models.kernels import grouped_matmul
 from tba_jax.system import hlo
 from tba_jax.tools import compile
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings
-from tba_jax.models import attention
-from tba_jax.models import cache
-from tba_jax.models import kernels
-from tba_jax.models import ragged_attention
-from tba_jax.models import sequence
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.kernels import kernels
+from tba_jax.models.kernels import ragged_attention
+from tba_jax.models.net import attention
+from tba_jax.models.net import cache
+from tba_jax.models.net import sequence
 from tests.support import cpu_devices
 from tests.support import kernels_on_cpu
 

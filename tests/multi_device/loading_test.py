@@ -21,10 +21,10 @@ import numpy as np
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import model_source
-from tba_jax.models import hf
-from tba_jax.models import hf_files
+from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.policy import sharding
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_files
 from tba_jax.programs import generate as programs_generate
 from tba_jax.sampling import decode
 from tests.support import cpu_devices

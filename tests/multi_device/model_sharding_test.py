@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.config import settings as settings_lib
+from tba_jax.mesh import sharding
 from tba_jax.models import config
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
+from tba_jax.models.net import transformer
 from tests.support import cpu_devices
 
 cpu_devices.make(8)

@@ -19,8 +19,8 @@ import numpy as np
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import group_reference
 from tba_jax.learning import published
+from tba_jax.mesh import sharding
 from tba_jax.policy import lora
-from tba_jax.policy import sharding
 from tba_jax.programs import roles
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
 from tba_jax.transport.params import orbax_shards
 from tba_jax.transport.params import version
 from tests.support import cpu_devices

@@ -16,9 +16,9 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs
+from tba_jax.mesh import sharding
 from tba_jax.policy import lora
 from tba_jax.policy import reference_policy
-from tba_jax.policy import sharding
 from tests.support import cpu_devices
 from tests.support import tiny_model
 

@@ -15,7 +15,7 @@ from absl.testing import absltest
 
 from tba_jax.config import load
 from tba_jax.config import variants
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.system import processes
 from tests.support import harness
 from tests.transport import running_host

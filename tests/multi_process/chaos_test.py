@@ -12,7 +12,7 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax.channels import journal
+from tba_jax.transport.groups import journal
 from tests.chaos import auditor
 from tests.support import harness
 

@@ -16,7 +16,7 @@ from absl.testing import absltest
 import pytest
 
 from tba_jax.system import processes
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 from tests.support import harness
 from tests.transport import tcp_proxy
 

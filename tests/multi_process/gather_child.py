@@ -26,7 +26,7 @@ def main(process: str, port: str) -> None:
   import jax
   import numpy as np
 
-  from tba_jax.policy import sharding
+  from tba_jax.mesh import sharding
   from tests.support import tiny_model
 
   jax.config.update("jax_cpu_collectives_implementation", "gloo")

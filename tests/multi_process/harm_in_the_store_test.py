@@ -9,9 +9,9 @@ import tempfile
 
 from absl.testing import absltest
 
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.tools import verify
-from tba_jax.transport import certificates
+from tba_jax.transport.kv import certificates
 from tests.support import harness
 
 _OVERRIDES = {

@@ -30,10 +30,10 @@ def main(
   import jax
   import numpy as np
 
-  from tba_jax.models import hf
-  from tba_jax.models import hf_config
-  from tba_jax.models import transformer
-  from tba_jax.policy import sharding
+  from tba_jax.mesh import sharding
+  from tba_jax.models.hf import hf
+  from tba_jax.models.hf import hf_config
+  from tba_jax.models.net import transformer
 
   if int(num_processes) > 1:
     jax.distributed.initialize(

@@ -13,9 +13,9 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.models import config
-from tba_jax.models import hf_config
-from tba_jax.models import hf_files
-from tba_jax.models import hf_names
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_names
 from tba_jax.system import processes
 from tests.multi_process import loading_child
 from tests.support import harness

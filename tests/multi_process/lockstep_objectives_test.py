@@ -26,7 +26,7 @@ import numpy as np
 
 from tba_jax.config import load
 from tba_jax.config import validate
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.system import processes
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table

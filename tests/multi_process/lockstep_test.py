@@ -14,7 +14,7 @@ from absl.testing import parameterized
 import numpy as np
 import pytest
 
-from tba_jax.monitor.report import page as report
+from tba_jax.report import page as report
 from tba_jax.system import processes
 from tba_jax.tools import verify
 from tests.support import harness

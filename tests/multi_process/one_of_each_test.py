@@ -32,7 +32,7 @@ def half_loss(groups, c, beta):
 _FAMILY = """
 import functools
 
-from tba_jax.models import family
+from tba_jax.models.families import family
 
 FAMILY = family.Family(
     class_name="Both",
@@ -97,7 +97,7 @@ _ADDED = (
         '    "rloo": Objective(': '    "half": Objective("half:half_loss", '
         "needs_beta=True),",
     }),
-    ("models/both.py", _FAMILY, "models/family.py", {
+    ("models/both.py", _FAMILY, "models/families/family.py", {
         '    "gpt2",': '    "both",',
     }),
     ("transport/params/plain.py", _CARRIER, "transport/params/carriers.py", {
@@ -183,7 +183,7 @@ class OneOfEachTest(absltest.TestCase):
     self.assertNotEmpty(list((self.folder / "run").glob("*.plain")))
     self.main("export", "3", "model")
     code = (
-        "from tba_jax.models import hf; config, _ = hf.load('model');"
+        "from tba_jax.models.hf import hf; config, _ = hf.load('model');"
         "print(config.family)"
     )
     done = subprocess.run(

@@ -15,7 +15,7 @@ from absl.testing import absltest
 import ml_collections
 import pytest
 
-from tba_jax.models import hf_hub
+from tba_jax.models.hf import hf_hub
 from tba_jax.system import jsonl
 from tba_jax.tools import export
 from tba_jax.tools import verify

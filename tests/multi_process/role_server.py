@@ -17,8 +17,8 @@ import sys
 import ml_collections
 import numpy as np
 
-from tba_jax.monitor import run_directory
 from tba_jax.programs import roles
+from tba_jax.run import run_directory
 from tba_jax.system import processes
 from tests.support import single_process
 

@@ -14,14 +14,14 @@ import time
 from absl.testing import absltest
 import pytest
 
-from tba_jax.channels import journal
-from tba_jax.channels import leases
-from tba_jax.channels import messages
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.tools import verify
 from tba_jax.transport import base
-from tba_jax.transport import kv_client
 from tba_jax.transport import wire
+from tba_jax.transport.groups import journal
+from tba_jax.transport.groups import leases
+from tba_jax.transport.groups import messages
+from tba_jax.transport.kv import kv_client
 from tests.support import harness
 from tests.support import waiting
 

@@ -23,10 +23,10 @@ import jax
 import numpy as np
 
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster
 from tba_jax.learning import host_state
-from tba_jax.policy import sharding
-from tba_jax.transport import jax_kv
+from tba_jax.mesh import cluster
+from tba_jax.mesh import sharding
+from tba_jax.transport.kv import jax_kv
 from tests.multi_process import checkpoint_child
 from tests.support import tiny_model
 

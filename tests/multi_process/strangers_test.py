@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest
 import psutil
 
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 from tests.support import harness
 from tests.transport import strangers
 from tests.transport import tls_test

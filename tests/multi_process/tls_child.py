@@ -9,8 +9,8 @@ other one prints its name.
 import sys
 
 from tba_jax.config import settings as settings_lib
-from tba_jax.learning import cluster as cluster_lib
-from tba_jax.transport import locator
+from tba_jax.mesh import cluster as cluster_lib
+from tba_jax.transport.kv import locator
 
 
 def main(process: str, address: str, *files: str) -> None:

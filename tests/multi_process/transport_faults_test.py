@@ -16,8 +16,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.transport import base
-from tba_jax.transport import kv_client
-from tba_jax.transport import locator
+from tba_jax.transport.kv import kv_client
+from tba_jax.transport.kv import locator
 from tests.support import waiting
 from tests.transport import running_host
 
@@ -26,7 +26,7 @@ _ROOT = pathlib.Path(kv_client.__file__).parents[2]
 # Serves until it is killed.
 _HOST = """
 import sys, threading
-from tba_jax.transport import kv_host
+from tba_jax.transport.kv import kv_host
 timeout_s = float(sys.argv[2])
 host = kv_host.KvHost(sys.argv[1], "run", probe_timeout_s=timeout_s)
 host.run(threading.Event())

@@ -16,12 +16,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tba_jax.channels import journal
-from tba_jax.models import hf
-from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
+from tba_jax.models.hf import hf
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tools import verify
+from tba_jax.transport.groups import journal
 from tests.models import hf_case
 from tests.support import harness
 

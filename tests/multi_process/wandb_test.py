@@ -11,7 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from tba_jax.config import settings
-from tba_jax.monitor import writers
+from tba_jax.run import writers
 from tests.support import waiting
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from absl.testing import absltest
 
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
 from tba_jax.system import processes
 from tests.support import harness
 from tests.support import tiny_model

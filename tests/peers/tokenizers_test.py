@@ -18,8 +18,8 @@ import tokenizers
 import transformers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from tba_jax.models import gguf_tokenizer
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import gguf_tokenizer
 from tests.models import gguf_vocabulary
 from tests.models import hard_texts
 

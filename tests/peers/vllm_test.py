@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.models import hf
-from tba_jax.models import hf_hub
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_hub
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tba_jax.sampling import requests
 from tba_jax.sampling import vllm

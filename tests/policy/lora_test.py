@@ -19,21 +19,21 @@ import pytest
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import model_source
 from tba_jax.learning import published
 from tba_jax.learning import train_step
 from tba_jax.losses import objective
-from tba_jax.models import hf
-from tba_jax.monitor import run_directory
+from tba_jax.mesh import cluster
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf
 from tba_jax.policy import checks
 from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import reference_policy
 from tba_jax.policy import settings as policy_settings
-from tba_jax.policy import sharding
 from tba_jax.programs import roles
+from tba_jax.run import run_directory
 from tba_jax.tools import export
 from tests.support import base_config
 from tests.support import tiny_model

@@ -15,10 +15,10 @@ import numpy as np
 
 from tba_jax.config import load
 from tba_jax.losses import objective
-from tba_jax.models import heads
-from tba_jax.models import hf
-from tba_jax.models import hf_config
 from tba_jax.models import tokenizer
+from tba_jax.models.hf import hf
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import heads
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.policy import value_model as value_model_lib

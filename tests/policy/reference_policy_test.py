@@ -16,8 +16,8 @@ from tba_jax.learning import packing
 from tba_jax.learning import train_step
 from tba_jax.losses import loss_metrics as metrics_lib
 from tba_jax.losses import objective
+from tba_jax.mesh import sharding
 from tba_jax.policy import reference_policy
-from tba_jax.policy import sharding
 from tests.support import tiny_model
 
 

@@ -20,11 +20,11 @@ from tba_jax.config import hardware
 from tba_jax.config import load
 from tba_jax.config import settings
 from tba_jax.config import validate
+from tba_jax.mesh import sharding
 from tba_jax.models import checks
-from tba_jax.models import hf_config
-from tba_jax.models import hf_names
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
+from tba_jax.models.hf import hf_config
+from tba_jax.models.hf import hf_names
+from tba_jax.models.net import transformer
 from tba_jax.programs import defaults
 from tba_jax.programs import settle
 from tba_jax.system import accelerators

@@ -18,11 +18,11 @@ import rich.console
 from tba_jax.config import variants
 from tba_jax.learning import checkpoint
 from tba_jax.learning import train_step
-from tba_jax.models import hf
-from tba_jax.monitor import run_directory
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
 from tba_jax.programs import evaluate
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tests.support import tiny_model

@@ -20,8 +20,8 @@ import pytest
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.losses import logprobs
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
 from tba_jax.programs import generate as programs_generate
 from tba_jax.system import processes
 from tests.support import sentencepiece_case

@@ -88,11 +88,13 @@ class InProcessTest(absltest.TestCase):
     steady = steps[6:14]
     counts = collections.Counter(name for step in steady for name in step)
     files = sorted(n for n, count in counts.items() if 2 * count > len(steady))
-    self.assertIn("channels/memory.py", files)
+    self.assertIn("transport/groups/memory.py", files)
     self.assertLessEqual(len(files), _MAX_FILES, files)
     of_the_store = (
-        "transport/ channels/intake channels/journal channels/leases"
-        " channels/memory_journal channels/queue_ replay/decisions"
+        "transport/kv transport/params transport/wire transport/groups/intake"
+        " transport/groups/journal transport/groups/leases"
+        " transport/groups/memory_journal transport/groups/queue_"
+        " replay/decisions"
         " learning/checkpoint learning/host_state system/jsonl"
     ).split()
     for name in files:

@@ -9,12 +9,12 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.channels import memory
 from tba_jax.config import settings
-from tba_jax.monitor import run_directory
 from tba_jax.programs import one_process
 from tba_jax.programs import roles
+from tba_jax.run import run_directory
 from tba_jax.system import processes
+from tba_jax.transport.groups import memory
 
 _WAIT_S = 20.0
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tba_jax.config import variants
-from tba_jax.models import hf
 from tba_jax.models import tokenizer
+from tba_jax.models.hf import hf
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import reward_model as programs_reward_model

@@ -10,12 +10,12 @@ from absl.testing import absltest
 
 from tba_jax.config import load
 from tba_jax.learning import buffers
-from tba_jax.monitor import metrics
-from tba_jax.monitor import run_directory
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
 from tba_jax.programs import roles
 from tba_jax.replay import curriculum
+from tba_jax.run import metrics
+from tba_jax.run import run_directory
 from tba_jax.sampling import samplers
 from tba_jax.system import processes
 from tests.support import base_config

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tba_jax.config import variants
-from tba_jax.models import hf
 from tba_jax.models import tokenizer
-from tba_jax.monitor import metrics
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
 from tba_jax.programs import sft as sft_lib
+from tba_jax.run import metrics
 from tba_jax.system import jsonl
 from tba_jax.tasks import task_table
 

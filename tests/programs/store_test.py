@@ -16,10 +16,10 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.monitor import run_directory
 from tba_jax.programs import store
+from tba_jax.run import run_directory
 from tba_jax.system import processes
-from tba_jax.transport import kv_client
+from tba_jax.transport.kv import kv_client
 from tests.support import tiny_model
 from tests.support import waiting
 
@@ -40,7 +40,7 @@ class StoreTest(parameterized.TestCase):
         [
             sys.executable,
             "-c",
-            "import sys; from tba_jax.monitor import run_directory;"
+            "import sys; from tba_jax.run import run_directory;"
             "from tba_jax.programs import store;"
             "config = run_directory.load_config(sys.argv[1]);"
             "status = store.run(config, sys.argv[1], []);"

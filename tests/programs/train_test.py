@@ -21,10 +21,10 @@ import rich.console
 import tba_jax
 from tba_jax.config import differences
 from tba_jax.config import variants
-from tba_jax.monitor import panel
-from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import page as report
 from tba_jax.programs import train
+from tba_jax.report import page as report
+from tba_jax.report import panel
+from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tests.support import supervise_case

@@ -8,9 +8,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
-from tests.channels import fake_groups
 from tests.replay import invariants
 from tests.replay import naive_buffer
+from tests.transport.groups import fake_groups
 
 make_group = fake_groups.make_group
 distinct = fake_groups.distinct

@@ -14,8 +14,8 @@ import numpy as np
 from tba_jax.learning import host_state
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger
-from tests.channels import fake_groups
 from tests.replay import invariants
+from tests.transport.groups import fake_groups
 
 Amount = ledger.Amount
 make_group = fake_groups.make_group

@@ -11,7 +11,7 @@ import numpy as np
 
 from tba_jax.replay import curriculum
 from tba_jax.replay import prompt_order
-from tests.channels import fake_groups
+from tests.transport.groups import fake_groups
 
 _N, _ROUND = 40, 10
 

@@ -12,7 +12,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.replay import decisions
 from tba_jax.system import jsonl
-from tests.channels import fake_groups
+from tests.transport.groups import fake_groups
 
 _METRICS = {"loss": 0.1, "grad_norm": float("nan")}
 

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.replay import ledger as ledger_lib
-from tests.channels import fake_groups
+from tests.transport.groups import fake_groups
 
 Amount = ledger_lib.Amount
 _UNITS = ("prompts", "completions", "tokens")

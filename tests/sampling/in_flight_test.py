@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 from tests.models import hf_case
 from tests.support import fakes

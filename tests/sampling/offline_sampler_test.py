@@ -11,7 +11,7 @@ import numpy as np
 
 from tba_jax.config import settings
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.monitor import recorder
+from tba_jax.run import recorder
 from tba_jax.sampling import decode
 from tba_jax.sampling import offline_sampler
 from tba_jax.sampling import requests

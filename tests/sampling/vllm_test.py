@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tba_jax.sampling import requests
 from tba_jax.sampling import vllm
 from tba_jax.transport.params import probe

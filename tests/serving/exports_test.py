@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.models import adapter_folder
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models import transformer
+from tba_jax.models.hf import adapter_folder
+from tba_jax.models.hf import hf
+from tba_jax.models.net import transformer
 from tests.support import serving_case
 from tests.support import tiny_model
 

@@ -9,8 +9,8 @@ from benchmarks import time_to_reward
 from configs import countdown
 from studies.distill import distill
 from tba_jax.config import validate
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
 from tba_jax.tasks import base
 from tba_jax.tasks import task_table
 from tests.support import tiny_model

@@ -5,8 +5,8 @@
 import pathlib
 import string
 
-from tba_jax.models import hf
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import hf
 from tests.support import tiny_model
 
 _TEMPLATE = (

@@ -16,7 +16,7 @@ from urllib import parse
 
 import numpy as np
 
-from tba_jax.models import hf
+from tba_jax.models.hf import hf
 from tba_jax.sampling import requests
 from tests.support import sampler_case
 from tests.support import tiny_model

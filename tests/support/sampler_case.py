@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small samplers: 8 rows, stop token 1, no truncation."""
 
-from tba_jax.models import transformer
+from tba_jax.models.net import transformer
 from tba_jax.sampling import decode
 
 

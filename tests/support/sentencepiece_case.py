@@ -6,8 +6,8 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 import transformers
 
-from tba_jax.models import gguf_tokenizer
 from tba_jax.models import tokenizer as tokenizer_lib
+from tba_jax.models.hf import gguf_tokenizer
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _UNKNOWN, _CONTROL, _NORMAL, _BYTE = 2, 3, 1, 6

@@ -22,13 +22,13 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.learning import buffers
-from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
+from tba_jax.mesh import cluster
+from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import sharding
 from tba_jax.programs import inline
 from tba_jax.replay import curriculum
 from tba_jax.rewards import judges

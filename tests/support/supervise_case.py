@@ -12,11 +12,11 @@ from unittest import mock
 from absl.testing import parameterized
 import rich.console
 
-from tba_jax.monitor import panel
-from tba_jax.monitor import run_directory
-from tba_jax.monitor.report import diagnosis
-from tba_jax.monitor.report import page as report
 from tba_jax.programs import train
+from tba_jax.report import diagnosis
+from tba_jax.report import page as report
+from tba_jax.report import panel
+from tba_jax.run import run_directory
 from tba_jax.system import heartbeat
 from tba_jax.system import jsonl
 from tests.support import tiny_model

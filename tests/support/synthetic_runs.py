@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.monitor.report import run_reader
+from tba_jax.report import run_reader
 
 _KINDS = "step evaluate publish decode wait_work wait_credit reference reward"
 KINDS = _KINDS.split()

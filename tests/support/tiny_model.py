@@ -13,8 +13,8 @@ import numpy as np
 from tba_jax import types
 from tba_jax.config import settings
 from tba_jax.models import config as config_lib
-from tba_jax.models import family as family_lib
-from tba_jax.models import transformer
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.net import transformer
 
 VOCAB = 16
 

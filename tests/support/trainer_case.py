@@ -10,22 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax import hooks
-from tba_jax.channels import service
 from tba_jax.evaluation import evaluations
 from tba_jax.evaluation import evaluator
 from tba_jax.learning import checkpoint
-from tba_jax.learning import cluster
 from tba_jax.learning import device_work
 from tba_jax.learning import guards
 from tba_jax.learning import learner
 from tba_jax.learning import train_step as train_step_lib
-from tba_jax.monitor import recorder
+from tba_jax.mesh import cluster
 from tba_jax.policy import lora
 from tba_jax.policy import reference_policy
 from tba_jax.replay import decisions
+from tba_jax.run import recorder
+from tba_jax.transport.groups import service
 from tba_jax.transport.params import publish
-from tests.channels import fake_groups
 from tests.support import base_config
+from tests.transport.groups import fake_groups
 
 METRICS = {
     "loss": 1.0,

@@ -25,11 +25,11 @@ from tba_jax.config import variants
 from tba_jax.learning import checkpoint
 from tba_jax.learning import model_source
 from tba_jax.learning import train_step
-from tba_jax.models import hf
-from tba_jax.monitor import run_directory
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
-from tba_jax.policy import sharding
 from tba_jax.programs import sft
+from tba_jax.run import run_directory
 from tba_jax.tools import export
 from tests.support import hub_cache
 from tests.support import tiny_model

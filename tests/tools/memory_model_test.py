@@ -12,9 +12,9 @@ import jax
 import pytest
 
 from tba_jax.config import settings
-from tba_jax.models import hf_config
-from tba_jax.models import transformer
-from tba_jax.policy import sharding
+from tba_jax.mesh import sharding
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import transformer
 from tba_jax.programs import model_sizes
 from tba_jax.tasks import red_team
 from tba_jax.tools import memory_model

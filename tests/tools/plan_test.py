@@ -19,15 +19,15 @@ import pytest
 
 from configs import guess
 from tba_jax import types
-from tba_jax.channels import messages
 from tba_jax.config import settings
-from tba_jax.models import hf_config
+from tba_jax.models.hf import hf_config
 from tba_jax.programs import model_sizes
 from tba_jax.programs import titled_rows
 from tba_jax.system import accelerators
 from tba_jax.system import processes
 from tba_jax.tools import plan
-from tests.monitor.report import fake_run
+from tba_jax.transport.groups import messages
+from tests.report import fake_run
 from tests.support import tiny_model
 
 

@@ -19,11 +19,11 @@ from tba_jax import loop
 from tba_jax.config import load
 from tba_jax.learning import host_state
 from tba_jax.learning import learner
-from tba_jax.monitor import metrics
-from tba_jax.monitor import recorder
-from tba_jax.monitor import run_directory
 from tba_jax.programs import one_process
 from tba_jax.replay import decisions
+from tba_jax.run import metrics
+from tba_jax.run import recorder
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tools import rerun
 

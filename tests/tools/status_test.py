@@ -15,12 +15,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import settings
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tools import status
-from tba_jax.transport import locator
 from tba_jax.transport import wire
-from tests.monitor.report import fake_run
+from tba_jax.transport.kv import locator
+from tests.report import fake_run
 from tests.transport import running_host
 
 

@@ -22,12 +22,12 @@ from tba_jax import schedule
 from tba_jax.config import load as load_lib
 from tba_jax.config import variants
 from tba_jax.learning import buffers
-from tba_jax.monitor import run_directory
 from tba_jax.programs import sft
+from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tools import sweep
-from tests.channels import fake_groups
+from tests.transport.groups import fake_groups
 
 staleness = variants.import_config("configs/staleness.py")
 

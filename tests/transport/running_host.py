@@ -7,8 +7,8 @@ import tempfile
 import threading
 from typing import Any
 
-from tba_jax.transport import kv_client
-from tba_jax.transport import kv_host
+from tba_jax.transport.kv import kv_client
+from tba_jax.transport.kv import kv_host
 from tests.support import waiting
 
 

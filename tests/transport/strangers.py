@@ -9,9 +9,9 @@ import socket
 import ssl
 
 from tba_jax.transport import base
-from tba_jax.transport import certificates
-from tba_jax.transport import kv_client
-from tba_jax.transport import locator
+from tba_jax.transport.kv import certificates
+from tba_jax.transport.kv import kv_client
+from tba_jax.transport.kv import locator
 
 _WAIT_S = 5.0
 # The beginning of HTTP/2, with empty settings.

@@ -14,8 +14,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.transport import base
-from tba_jax.transport import certificates
-from tba_jax.transport import locator
+from tba_jax.transport.kv import certificates
+from tba_jax.transport.kv import locator
 from tests.transport import running_host
 from tests.transport import strangers
 from tests.transport import tcp_proxy

@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax.system import bucket
-from tba_jax.transport import locator
+from tba_jax.transport.kv import locator
 
 # Up to this size, the store is as fast as a file and needs no directory.
 SMALL_BYTES = 4 << 20

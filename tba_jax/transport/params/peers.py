@@ -18,8 +18,8 @@ import ml_collections
 
 from tba_jax import types
 from tba_jax.system import background
-from tba_jax.transport import jax_kv
 from tba_jax.transport import wire
+from tba_jax.transport.kv import jax_kv
 from tba_jax.transport.params import carriers
 from tba_jax.transport.params import orbax_shards
 from tba_jax.transport.params import version

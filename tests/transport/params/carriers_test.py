@@ -9,7 +9,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from tba_jax.config import settings
-from tba_jax.monitor import run_directory
+from tba_jax.run import run_directory
 from tba_jax.transport.params import carrier
 from tba_jax.transport.params import carriers
 from tests.support import base_config

@@ -14,10 +14,10 @@ import pytest
 
 from tba_jax.learning import device_work
 from tba_jax.learning import published
+from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.policy import lora
 from tba_jax.policy import policy_samplers
-from tba_jax.policy import sharding
 from tba_jax.transport.params import probe
 from tba_jax.transport.params import version
 from tests.support import base_config

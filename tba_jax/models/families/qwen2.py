@@ -1,0 +1,20 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2: Llama with biases of query, key and value.
+
+Source: Yang et al. 2024 (arXiv:2407.10671), as computed by Hugging Face's
+`Qwen2ForCausalLM`.
+"""
+
+import functools
+
+from tba_jax.models.families import family
+
+FAMILY = family.Family(
+    class_name="Qwen2",
+    keys={**family.GATED, **family.max_positions(32768)},
+    tensors=functools.partial(family.gated, qkv_bias=True),
+    qkv_bias=True,
+    # Its layers have no window unless use_sliding_window says so.
+    only=lambda hf: {"sliding_window": (None, hf.get("sliding_window"))},
+)

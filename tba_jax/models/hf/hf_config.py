@@ -1,0 +1,594 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Converts between Hugging Face's config.json and `ModelConfig`.
+
+Every setting of the file is used, must have one value, or is known not to
+affect the logits, which one line of the log says; any other is refused by name
+unless it is null. Defaults are those of `transformers` (tested), whose own
+config classes would import torch.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+from typing import Any
+
+from absl import logging
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_hub
+
+ModelConfig = config_lib.ModelConfig
+
+# Settings that must be absent or have one of these values.
+_ONLY = {
+    "add_cross_attention": (False,),
+    "attention_dropout": (0.0,),
+    "chunk_size_feed_forward": (0,),
+    "cross_attention_hidden_size": (None,),
+    "hidden_act": ("silu",),  # Unless it is in the family's keys.
+    "hidden_dropout": (0.0,),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "per_layer_config": (None, {}),
+    "position_embedding_type": ("absolute",),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "rope_interleaved": (False,),
+    "tie_encoder_decoder": (False,),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+}
+# Settings that do not affect the logits: transformers' own, which begin with
+# "_"; dropout that we train without; those of other heads and tools.
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|(attn|embd|resid)_pdrop|(attention_probs|hidden)_dropout_prob"
+    r"|(attn|cache|experts)_implementation|auto_map|classifier_dropout"
+    r"|(cls|decoder_start|mask|sep|unk)_token_id|finetuning_task"
+    r"|gradient_checkpointing|initializer_range|is_llama_config|label2id"
+    r"|max_window_layers|model_type|n_special|name_or_path"
+    r"|output_(attentions|hidden_states|past|router_logits)"
+    r"|predict_special_tokens|prefix"
+    r"|pretraining_tp|problem_type|reorder_and_upcast_attn|return_dict"
+    r"|router_aux_loss_coef"  # Weight of a loss that is not ours.
+    r"|summary_.*|task_specific_params|tf_legacy_loss|tie_last_hidden_states"
+    r"|tokenizer_class|torchscript|transformers_version"
+    r"|transformers\.js_config|unsloth_.*|use_bfloat16|use_cache"
+    # Sampling, which transformers 4 keeps beside the model's settings.
+    r"|assistant_(confidence_threshold|lookbehind)|bad_words_ids"
+    r"|(begin_)?suppress_tokens|do_sample|early_stopping"
+    r"|(epsilon|eta)_cutoff|exponential_decay_length_penalty"
+    r"|forced_[be]os_token_id|(encoder_)?no_repeat_ngram_size"
+    r"|(diversity|length|(encoder_)?repetition)_penalty|(max|min)_length"
+    r"|num_assistant_tokens(_schedule)?"
+    r"|num_(beams|beam_groups|return_sequences)|output_scores"
+    r"|remove_invalid_values|return_dict_in_generate|target_lookbehind"
+    r"|temperature|top_[kp]|typical_p"
+)
+# Those that are in every file, and that the log does not name.
+_EVERYWHERE = re.compile(r"_.*|model_type|transformers_version")
+# Settings read apart from a family's keys.
+_READ_APART = (
+    "architectures", "dtype", "eos_token_id", "id2label", "layer_types",
+    "num_labels", "torch_dtype",
+)  # fmt: skip
+
+# Settings of a multimodal model that say nothing of its language model.
+_MULTIMODAL = (
+    "architectures", "boi_token_index", "eoi_token_index", "image_token_index",
+    "mm_tokens_per_image", "model_type", "text_config", "vision_config",
+)  # fmt: skip
+
+# Names of the rotary settings -> theirs in "rope_parameters".
+_ROPE_NAMES = {
+    "rope_theta": "rope_theta",
+    "rotary_emb_base": "rope_theta",
+    "rotary_pct": "partial_rotary_factor",
+    "partial_rotary_factor": "partial_rotary_factor",
+}
+# rope_type -> its settings -> our field and its type.
+_ROPE_SETTINGS = {
+    "default": {},
+    "linear": {"factor": ("rope_factor", float)},
+    "llama3": {
+        "factor": ("rope_factor", float),
+        "low_freq_factor": ("rope_low_freq_factor", float),
+        "high_freq_factor": ("rope_high_freq_factor", float),
+        "original_max_position_embeddings": ("rope_original_positions", int),
+    },
+}
+# Ends of the class name in `architectures`, which tell the model's head.
+_TOKEN_HEADS = ("ForCausalLM", "LMHeadModel")
+SCALAR_HEAD = "ForSequenceClassification"
+
+
+def read(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    compute_dtype: str | None = None,
+    attention: str = "auto",
+) -> ModelConfig:
+  """Returns the shape of a folder's model, without reading its tensors.
+
+  Args:
+    folder: a path, or a model of the hub (`hf_hub`).
+    dtype: dtype of parameters; None takes the file's own.
+    compute_dtype: dtype of activations; None takes that of the parameters.
+    attention: `config.model.attention`.
+
+  Raises:
+    ValueError: config.json is missing or not supported.
+  """
+  path = hf_hub.find(folder, weights=False) / "config.json"
+  generation = path.with_name("generation_config.json")
+  try:
+    hf = language_model(hf_files.read_json(path))
+    config = from_hf(hf, dtype=dtype)
+    if generation.exists():
+      config = with_generation(config, hf_files.read_json(generation))
+  except ValueError as error:
+    remedy = _run_remedy(path.parent)
+    raise ValueError(f"{folder}: {error}{remedy}") from error
+  log_ignored(str(path), frozenset(hf))
+  return dataclasses.replace(
+      config,
+      compute_dtype=compute_dtype or config.compute_dtype,
+      attention=attention,
+  )
+
+
+def _run_remedy(folder: pathlib.Path) -> str:
+  """Returns what to do with a run's folder where a model's is due, or ""."""
+  checkpoints, step = folder / "checkpoints", ""
+  if folder.name.isdecimal() and folder.parent.name == checkpoints.name:
+    checkpoints, step = folder.parent, f" {folder.name}"
+  elif folder.name == checkpoints.name:
+    checkpoints = folder
+  if not checkpoints.is_dir():
+    return ""
+  return (
+      "; it is a run: `python -m tba_jax.main --program=export"
+      f" --workdir={checkpoints.parent}{step}` writes its model to"
+      f" {checkpoints.parent / 'export'}"
+  )
+
+
+def ignored(names: Iterable[str]) -> list[str]:
+  """Returns the settings of a config.json that are known to have no effect."""
+  return sorted(filter(_WITHOUT_EFFECT.fullmatch, names))
+
+
+@functools.lru_cache
+def log_ignored(path: str, names: frozenset[str]) -> None:
+  """Logs the settings of a config.json that are ignored, once a process."""
+  told = [name for name in ignored(names) if not _EVERYWHERE.fullmatch(name)]
+  if told:
+    logging.info(
+        "%s: ignored, without effect on the logits: %s", path, ", ".join(told)
+    )
+
+
+def is_multimodal(folder: str | os.PathLike[str]) -> bool:
+  """Tells whether a folder's model is the language model of a larger one."""
+  path = hf_hub.find(folder, weights=False) / "config.json"
+  hf = hf_files.read_json(path)
+  return language_model(hf) is not hf
+
+
+def language_model(hf: Any) -> Any:
+  """Returns the config.json of a multimodal model's language model.
+
+  That of another model is returned as it is.
+
+  Raises:
+    ValueError: text_config or architectures is not supported.
+  """
+  kind = hf.get("model_type") if isinstance(hf, dict) else None
+  name, facts = next(
+      (f for f in family_lib.FAMILIES.items() if kind and f[1].part_of == kind),
+      (None, None),
+  )
+  if facts is None:
+    return hf
+  text, architectures = hf.get("text_config"), hf.get("architectures")
+  if not isinstance(text, dict) or text.get("model_type", name) != name:
+    raise ValueError(
+        f"config.json: text_config of model_type={kind!r}: allowed an object"
+        f" with model_type={name!r}"
+    )
+  allowed = [f"{facts.class_name}ForConditionalGeneration"]
+  if architectures not in (None, allowed):
+    supported = f"{allowed} or null"
+    raise ValueError("config.json: " + _wrong(hf, "architectures", supported))
+  own = {k: v for k, v in hf.items() if k not in _MULTIMODAL}
+  head = facts.class_name + facts.token_head
+  return {**text, **own, "model_type": name, "architectures": [head]}
+
+
+def from_hf(hf: Mapping[str, Any], *, dtype: str | None = None) -> ModelConfig:
+  """Returns the shape that a Hugging Face config.json describes.
+
+  Args:
+    hf: the parsed file.
+    dtype: dtype of parameters and activations; None takes the file's own.
+
+  Raises:
+    ValueError: model_type is unknown, or settings are missing, unknown or
+      unsupported; the message lists all of them.
+  """
+  family = hf.get("model_type") if isinstance(hf, dict) else None
+  if not isinstance(family, str) or family not in family_lib.FAMILIES:
+    larger = {facts.part_of for facts in family_lib.FAMILIES.values()} - {""}
+    raise ValueError(
+        f"config.json: model_type={family!r} is not supported; supported:"
+        f" {sorted({*family_lib.FAMILIES, *larger})}"
+    )
+  facts = family_lib.FAMILIES[family]
+  hf = _renamed(hf, facts)
+  is_rotary = facts.positions == "rotary"
+  rotary = ("rope_scaling", "rope_parameters", *_ROPE_NAMES)
+  others = _READ_APART + rotary * is_rotary
+  if facts.has_local_rope:
+    others += ("rope_local_base_freq", "sliding_window_pattern")
+  fields, problems = read_settings(hf, facts.keys, facts.only(hf), others)
+  if "sliding_window" in fields:
+    fields["sliding_window"] = fields["sliding_window"] or 0
+  if "global_layers" in facts.fields:
+    fields["global_layers"] = _read_layers(hf, problems, fields)
+  elif hf.get("layer_types") and _layer_types(hf) != {"full_attention"}:
+    problems.append(_wrong(hf, "layer_types", "'full_attention' alone"))
+  if is_rotary:
+    fields |= _read_ropes(hf, problems, facts)
+  heads = fields["num_heads"]
+  if fields.get("num_kv_heads") is None:
+    fields["num_kv_heads"] = heads
+  if fields.get("head_dim") is None:
+    fields["head_dim"] = fields["width"] // max(heads, 1)
+  if fields["mlp_width"] is None:
+    fields["mlp_width"] = 4 * fields["width"]
+  fields["num_labels"] = read_num_labels(hf, problems)
+  fields |= _read_stops(hf, problems)
+  dtype = dtype or hf.get("dtype") or hf.get("torch_dtype") or "float32"
+  if problems:
+    raise ValueError("config.json: " + "; ".join(problems))
+  return ModelConfig(
+      family=family, param_dtype=dtype, compute_dtype=dtype, **fields
+  )
+
+
+def _renamed(
+    hf: Mapping[str, Any], facts: family_lib.Family
+) -> Mapping[str, Any]:
+  """Returns config.json with each setting by its first name."""
+  out = dict(hf)
+  for other, name in facts.aliases.items():
+    value = out.pop(other, None)
+    if value is not None and out.setdefault(name, value) != value:
+      raise ValueError(
+          f"config.json: {other}={value!r} contradicts {name}={out[name]!r}"
+      )
+  return out
+
+
+def read_settings(
+    hf: Mapping[str, Any],
+    keys: family_lib.Keys,
+    only: Mapping[str, tuple],
+    others: tuple[str, ...],
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns our fields of a config.json and a line for each problem.
+
+  Args:
+    hf: the parsed file.
+    keys: settings to return.
+    only: settings with their allowed values, the default first.
+    others: settings to leave out.
+  """
+  left = {
+      name: value
+      for name, value in hf.items()
+      if name not in others and not _WITHOUT_EFFECT.fullmatch(name)
+  }
+  fields, problems = {}, []
+  for field, (name, kinds, default) in keys.items():
+    value = left.pop(name, default)
+    if value is ...:
+      problems.append(f"{name} is missing")
+      value = 1
+    elif isinstance(kinds, dict):
+      if not isinstance(value, str) or value not in kinds:
+        problems.append(_wrong(hf, name, " or ".join(map(repr, kinds))))
+        value = default
+      value = kinds[value]
+    elif not _is_a(value, kinds):
+      kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+      names = " or ".join(kind.__name__ for kind in kinds)
+      problems.append(_wrong(hf, name, names))
+      value = 1 if default is ... else default
+    fields[field] = value
+  for name, values in (_ONLY | dict(only)).items():
+    if left.pop(name, values[0]) not in values:
+      supported = " or ".join(map(repr, values))
+      problems.append(_wrong(hf, name, supported))
+  problems += [
+      f"{name}={value!r} is an unknown setting"
+      for name, value in sorted(left.items())
+      if value is not None
+  ]
+  return fields, problems
+
+
+def _is_a(value: Any, kinds: Any) -> bool:
+  """Tells whether a value is of a type; an int is a float, a bool no int."""
+  allowed = (int, float) if kinds is float else kinds
+  is_bool = isinstance(value, bool)
+  return isinstance(value, allowed) and is_bool == (kinds is bool)
+
+
+def _wrong(hf: Mapping[str, Any], name: str, supported: str) -> str:
+  return f"{name}={hf.get(name)!r} is not supported; supported: {supported}"
+
+
+def _layer_types(hf: Mapping[str, Any]) -> set[str]:
+  """Returns the kinds of layers in a config.json; that of no list is ""."""
+  kinds = hf.get("layer_types")
+  return set(map(str, kinds)) if isinstance(kinds, list) else {""}
+
+
+def _read_layers(
+    hf: Mapping[str, Any], problems: list[str], fields: Mapping[str, Any]
+) -> tuple[bool, ...]:
+  """Returns which layers see all tokens despite a sliding window; () is none.
+
+  Every n-th does if config.json says no more than `sliding_window_pattern` n.
+  """
+  num_layers, window = fields["num_layers"], fields["sliding_window"]
+  kinds = hf.get("layer_types")
+  if kinds is None:
+    every = hf.get("sliding_window_pattern", 6)
+    if not _is_a(every, int) or every < 1:
+      problems.append(_wrong(hf, "sliding_window_pattern", "1 or more"))
+      return ()
+    is_global = tuple((n + 1) % every == 0 for n in range(num_layers))
+  else:
+    allowed = {"full_attention", "sliding_attention"}
+    if len(kinds) != num_layers or not _layer_types(hf) <= allowed:
+      supported = f"num_hidden_layers={num_layers} of {sorted(allowed)}"
+      problems.append(_wrong(hf, "layer_types", supported))
+      return ()
+    is_global = tuple(kind == "full_attention" for kind in kinds)
+  if not window and not all(is_global):
+    problems.append(_wrong(hf, "sliding_window", "int"))
+  return is_global if window and any(is_global) else ()
+
+
+def _read_ropes(
+    hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
+) -> dict[str, Any]:
+  """Returns the fields of rotary positions, also of layers with a window."""
+  if not facts.has_local_rope:
+    return _read_rope(hf, problems, facts)
+  both = hf.get("rope_parameters") or {}
+  kinds = ("full_attention", "sliding_attention")
+  if not isinstance(both, dict) or not set(both) <= set(kinds):
+    problems.append(_wrong(hf, "rope_parameters", f"an object of {kinds}"))
+    both = {}
+  full, local = ({"rope_parameters": both.get(kind)} for kind in kinds)
+  full = {**hf, **full}
+  if "rope_local_base_freq" in hf:
+    local["rope_theta"] = hf["rope_local_base_freq"]
+  plain = dataclasses.replace(facts, rope_theta=10000.0)
+  fields = _read_rope(local, problems, plain)
+  if fields.get("rope_type") != "default" or fields["rotary_fraction"] != 1.0:
+    problems.append(
+        _wrong(both, "sliding_attention", "rope_type='default' and rope_theta")
+    )
+  theta = fields.get("rope_theta")
+  return _read_rope(full, problems, facts) | {"local_rope_theta": theta}
+
+
+def _read_rope(
+    hf: Mapping[str, Any], problems: list[str], facts: family_lib.Family
+) -> dict[str, Any]:
+  """Returns the fields of rotary positions, whose spellings must agree.
+
+  Args:
+    hf: the parsed file.
+    problems: gets a line for each problem.
+    facts: the family, for its defaults.
+  """
+  rope, names = {"rope_type": "default"}, {}
+  spellings = [(k, v, hf[k]) for k, v in _ROPE_NAMES.items() if k in hf]
+  for name in ("rope_scaling", "rope_parameters"):
+    nested = hf.get(name) or {}
+    if not isinstance(nested, dict):
+      problems.append(_wrong(hf, name, "an object or null"))
+      continue
+    spellings += [
+        # "type" is an older name.
+        (f"{name}.{k}", "rope_type" if k == "type" else k, v)
+        for k, v in nested.items()
+    ]
+  for name, key, value in spellings:
+    if value is None:
+      continue
+    if key in names and value != rope[key]:
+      problems.append(
+          f"{name}={value!r} contradicts {names[key]}={rope[key]!r}"
+      )
+    rope[key] = value
+    names[key] = name
+  rope_type = rope.pop("rope_type")
+  settings = _ROPE_SETTINGS.get(str(rope_type))
+  if settings is None:
+    supported = " or ".join(map(repr, _ROPE_SETTINGS))
+    problems.append(
+        f"{names['rope_type']}={rope_type!r} is not supported; supported:"
+        f" {supported}"
+    )
+    return {}
+  rope = {
+      "rope_theta": facts.rope_theta,
+      "partial_rotary_factor": facts.rotary_fraction,
+  } | rope
+  settings = {
+      "rope_theta": ("rope_theta", float),
+      "partial_rotary_factor": ("rotary_fraction", float),
+      **settings,
+  }
+  fields = {}
+  for name, (field, kind) in settings.items():
+    value = rope.pop(name, None)
+    if _is_a(value, kind):
+      fields[field] = kind(value)
+    else:
+      problems.append(
+          f"rope_parameters.{name}={value!r} is not supported; supported:"
+          f" {kind.__name__}"
+      )
+  for name, value in rope.items():
+    problems.append(f"rope_parameters.{name}={value!r} is an unknown setting")
+  return {**fields, "rope_type": rope_type}
+
+
+def read_num_labels(hf: Mapping[str, Any], problems: list[str]) -> int:
+  """Returns the outputs of a scalar head, 0 for a head of token logits.
+
+  Only the name of the class that saved the config tells which head it has.
+  """
+  names = hf.get("architectures")
+  name = _TOKEN_HEADS[0]
+  if names:
+    name = str(names[0]) if isinstance(names, list) else ""
+  if name.endswith(SCALAR_HEAD):
+    labels = hf.get("id2label")
+    # transformers does not write 2, its default.
+    count = hf.get("num_labels", 2)
+    return len(labels) if isinstance(labels, dict) else count
+  if not name.endswith(_TOKEN_HEADS):
+    supported = ", ".join((*_TOKEN_HEADS, SCALAR_HEAD))
+    problems.append(
+        _wrong(hf, "architectures", f"names that end in {supported}")
+    )
+  return 0
+
+
+def _stop_ids(value: Any) -> tuple[int, ...] | None:
+  """Returns the ids of an eos_token_id; None if it is not right."""
+  ids = value if isinstance(value, list) else [value] * (value is not None)
+  wrong = any(type(i) is not int or i < 0 for i in ids)
+  return None if wrong or value == [] else tuple(ids)
+
+
+def _read_stops(hf: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+  """Returns the stop tokens: one, or several as in Llama 3 Instruct."""
+  value = hf.get("eos_token_id")
+  ids = _stop_ids(value)
+  if ids is None:
+    allowed = "a token id or a list of them"
+    problems.append(_wrong(hf, "eos_token_id", allowed))
+    ids = ()
+  return {
+      "eos_id": ids[0] if ids else None,
+      "stop_ids": ids if isinstance(value, list) else (),
+  }
+
+
+def with_generation(
+    config: ModelConfig, generation: Mapping[str, Any]
+) -> ModelConfig:
+  """Returns the shape with the stop tokens of generation_config.json added.
+
+  Chat models list more of them there than in config.json. Its sampling settings
+  are ignored in favor of `config.sampling`.
+
+  Raises:
+    ValueError: eos_token_id is not a token id or a list of them.
+  """
+  if not isinstance(generation, dict):
+    raise ValueError("generation_config.json: allowed an object")
+  ids = _stop_ids(generation.get("eos_token_id"))
+  if ids is None:
+    raise ValueError(
+        f"generation_config.json: eos_token_id={generation['eos_token_id']!r}:"
+        " allowed a token id or a list of them"
+    )
+  return with_stops(config, ids)
+
+
+def with_stops(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
+  """Returns the shape with further stop tokens."""
+  own = config.stop_ids or (config.eos_id,) * (config.eos_id is not None)
+  stop_ids = tuple(dict.fromkeys((*own, *ids)))
+  if stop_ids == own:
+    return config
+  return dataclasses.replace(config, eos_id=stop_ids[0], stop_ids=stop_ids)
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+  """Returns the config.json of a shape, as `transformers` reads it."""
+  family = family_lib.FAMILIES[config.family]
+  class_name, head = family.class_name, family.token_head
+  out = {}
+  for field, (name, kinds, _) in family.keys.items():
+    out[name] = value = getattr(config, field)
+    if isinstance(kinds, dict):
+      out[name] = next(k for k, ours in kinds.items() if ours == value)
+  out |= family.written
+  if family.positions == "rotary":
+    out |= _write_rope(config)
+  if "sliding_window" in family.fields:
+    out["sliding_window"] = config.sliding_window or None
+  if "global_layers" in family.fields:
+    out["layer_types"] = [
+        "sliding_attention" if window else "full_attention"
+        for window in config.windows
+    ]
+  if "score_dim" in family.fields:
+    out["query_pre_attn_scalar"] = config.score_dim or config.head_dim
+  if config.num_labels:
+    # transformers takes the number of labels from the number of names.
+    names = [f"LABEL_{i}" for i in range(config.num_labels)]
+    out["id2label"] = {str(i): name for i, name in enumerate(names)}
+    out["label2id"] = {name: i for i, name in enumerate(names)}
+    class_name, head = family.scalar_class_name or class_name, SCALAR_HEAD
+  return {
+      **out,
+      "architectures": [class_name + head],
+      "model_type": config.family,
+      "use_cache": True,
+      "dtype": config.param_dtype,
+      "eos_token_id": list(config.stop_ids) or config.eos_id,
+  }
+
+
+def _write_rope(config: ModelConfig) -> dict[str, Any]:
+  """Returns the rotary settings, in old and new spelling."""
+  scaling = {
+      name: getattr(config, field)
+      for name, (field, _) in _ROPE_SETTINGS[config.rope_type].items()
+  }
+  scaling["rope_type"] = config.rope_type
+  rope = {"rope_theta": config.rope_theta, **scaling}
+  # transformers before 5, and tools that build on it, read the old one.
+  family = family_lib.FAMILIES[config.family]
+  theta, fraction = family.old_rope
+  old = {theta: config.rope_theta}
+  if fraction:
+    rope["partial_rotary_factor"] = config.rotary_fraction
+    old[fraction] = config.rotary_fraction
+  if family.has_local_rope:
+    local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    rope = {"full_attention": rope, "sliding_attention": local}
+    old["rope_local_base_freq"] = config.local_rope_theta
+  return {
+      **old,
+      "rope_scaling": scaling if config.rope_type != "default" else None,
+      "rope_parameters": rope,
+  }

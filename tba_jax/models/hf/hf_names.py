@@ -1,0 +1,175 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Maps Hugging Face's tensors to leaves of our params, by a family's table.
+
+A tensor differs from our leaf in how axes are split, in their order, and may
+fuse several leaves (query, key and value). A table describes that in terms of
+axes, so that a slice of a leaf maps to a slice of a tensor:
+
+    "width heads*head_dim"        two axes, of which the second splits into two
+    "heads*1of3*head_dim width"   the leaf is the second third, head by head
+
+Does not import JAX.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+import dataclasses
+import itertools
+import math
+import re
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
+
+ModelConfig = config_lib.ModelConfig
+
+# Regular expression of the names of a head of token logits.
+TOKEN_HEAD = r"(language_model\.)?(lm_head|embed_out)\.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRow:
+  """A leaf and the tensor that holds it, or one tensor per layer.
+
+  hf_name: name of the tensor; `{layer}` and `{expert}` stand for the index of a
+    layer and of an expert.
+  path: keys of our nested dict; under "blocks" the leaf stacks all layers, and
+    there all experts.
+  axes: the logical axes of a layer's, or an expert's, leaf.
+  split: sizes that each axis of the tensor splits into.
+  part: (axis, index) of the split tensor that is our leaf; None if all of it.
+  order: permutation of the remaining split axes into ours.
+  num_experts: experts that the leaf stacks, 0 for none.
+  """
+
+  hf_name: str
+  path: tuple[str, ...]
+  axes: tuple[str, ...]
+  split: tuple[tuple[int, ...], ...]
+  part: tuple[int, int] | None
+  order: tuple[int, ...]
+  num_experts: int = 0
+
+  @property
+  def stacked_axes(self) -> tuple[str, ...]:
+    """Logical axes of the leaf along which it stacks tensors."""
+    stacked = ("layers",) * (self.path[0] == "blocks")
+    return stacked + ("experts",) * bool(self.num_experts)
+
+  def stack(self, num_layers: int) -> tuple[int, ...]:
+    """Returns the sizes of `stacked_axes`."""
+    sizes = {"layers": num_layers, "experts": self.num_experts}
+    return tuple(sizes[axis] for axis in self.stacked_axes)
+
+  @property
+  def hf_shape(self) -> tuple[int, ...]:
+    """Shape of the tensor in the file."""
+    return tuple(math.prod(axes) for axes in self.split)
+
+  @property
+  def split_shape(self) -> tuple[int, ...]:
+    """Shape of the tensor with its axes split."""
+    return tuple(itertools.chain.from_iterable(self.split))
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of one tensor's part of the leaf."""
+    left = list(self.split_shape)
+    if self.part is not None:
+      del left[self.part[0]]
+    return tuple(left[i] for i in self.order)
+
+  def hf_names(self, num_layers: int) -> list[str]:
+    """Returns the names of the tensors, in the order of the stack."""
+    indices = itertools.product(*map(range, self.stack(num_layers)))
+    # Names of stacks are "layers" and "experts".
+    names = [axis.removesuffix("s") for axis in self.stacked_axes]
+    return [self.hf_name.format(**dict(zip(names, i))) for i in indices]
+
+
+def make_row(
+    sizes: Mapping[str, int], hf_name: str, path: str, spec: str, axes: str = ""
+) -> TensorRow:
+  """Returns the row of a line of a table, given the sizes of its axes."""
+  split = tuple(
+      tuple(
+          sizes[name] if name in sizes else int(name.partition("of")[2])
+          for name in axis.split("*")
+      )
+      for axis in spec.split()
+  )
+  names = spec.replace("*", " ").split()
+  fused = next((name for name in names if name not in sizes), None)
+  part = None
+  if fused is not None:
+    part = names.index(fused), int(fused.partition("of")[0])
+    names.remove(fused)
+  leaf = tuple(axes.split() or names)
+  order = tuple(map(names.index, leaf) if axes else range(len(names)))
+  num_experts = sizes["experts"] if "{expert}" in hf_name else 0
+  path = tuple(path.split("."))
+  return TensorRow(hf_name, path, leaf, split, part, order, num_experts)
+
+
+def rows(config: ModelConfig) -> list[TensorRow]:
+  """Returns the table of a shape, with each leaf of params once."""
+  sizes = {
+      "vocab": config.vocab_size,
+      "positions": config.max_positions,
+      "labels": config.num_labels,
+      "width": config.width,
+      "mlp": config.mlp_width,
+      "experts": config.num_experts,
+      "heads": config.num_heads,
+      "kv_heads": config.num_kv_heads,
+      "head_dim": config.head_dim,
+  }
+  lines = family_lib.FAMILIES[config.family].tensors(config)
+  return [make_row(sizes, *line) for line in lines]
+
+
+def num_params(config: ModelConfig) -> int:
+  """Returns the number of params of a model."""
+  return sum(
+      math.prod(row.shape) * math.prod(row.stack(config.num_layers))
+      for row in rows(config)
+  )
+
+
+def match_prefix(
+    names: Container[str], config: ModelConfig, rows: Sequence[TensorRow]
+) -> list[TensorRow]:
+  """Returns the rows, with the prefix that a file's names have.
+
+  Files of a model saved without its head, as GPT-2's own, have none; those of a
+  larger model that it is a part of have another.
+  """
+  family = family_lib.FAMILIES[config.family]
+  own = family.prefix
+  first = next(row for row in rows if row.hf_name.startswith(own))
+  tail = first.hf_name.removeprefix(own)
+  others = ("", *family.part_prefixes)
+  prefix = next((p for p in (own, *others) if p + tail in names), own)
+  return [
+      dataclasses.replace(row, hf_name=prefix + row.hf_name.removeprefix(own))
+      if row.hf_name.startswith(own)
+      else row
+      for row in rows
+  ]
+
+
+def ignored(config: ModelConfig) -> str:
+  """Returns a regular expression of redundant tensors.
+
+  Old files store rotary frequencies and causal masks, and some tied models
+  their head; larger models have parts that are not read.
+  """
+  family = family_lib.FAMILIES[config.family]
+  prefix = f"({re.escape(family.prefix)})?"
+  buffers = (
+      rf"{prefix}(layers|h)\.\d+\.(self_attn|attention|attn)"
+      r"\.(rotary_emb\.inv_freq|(masked_)?bias)"
+  )
+  heads = f"|{TOKEN_HEAD}"
+  parts = f"|{family.part_others}" if family.part_others else ""
+  return buffers + heads * config.tie_embeddings + parts

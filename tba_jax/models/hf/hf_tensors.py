@@ -1,0 +1,178 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a folder against the table of a model's leaves.
+
+Does not import JAX.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+import pathlib
+import re
+
+import numpy as np
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.hf import hf_files
+from tba_jax.models.hf import hf_names
+
+# Tensors that config.json may describe for each one that there is, with all
+# that are missing named.
+_MAX_TIMES = 100
+# Start and stop of each axis.
+Ranges = tuple[tuple[int, int], ...]
+
+
+def _problems(
+    files: hf_files.AnyFiles, name: str, shape: tuple[int, ...]
+) -> list[str]:
+  """Returns what is wrong with a tensor that should have a shape."""
+  if name not in files.shapes:
+    return [f"missing tensor {name} {list(shape)}"]
+  problems = []
+  if files.shapes[name] != shape:
+    problems.append(
+        f"tensor {name} has shape {list(files.shapes[name])}, expected"
+        f" {list(shape)}"
+    )
+  if files.dtypes[name] not in hf_files.DTYPES:
+    problems.append(
+        f"tensor {name} has dtype {files.dtypes[name]}, allowed"
+        f" {', '.join(hf_files.DTYPES)}"
+    )
+  return problems
+
+
+def check_tensors(
+    files: hf_files.AnyFiles,
+    rows: Sequence[hf_names.TensorRow],
+    *,
+    num_layers: int,
+    ignored: str,
+) -> None:
+  """Checks names, shapes and dtypes against a table.
+
+  Args:
+    files: folder's files.
+    rows: the table.
+    num_layers: length of the leaves under "blocks".
+    ignored: regular expression of the names that need not be in the table.
+
+  Raises:
+    ValueError: tensors are missing, unused, of a wrong shape or no floats; the
+      message has the first ones.
+  """
+  described = sum(math.prod(row.stack(num_layers)) for row in rows)
+  # A wrong number of layers or experts may be any; that many are not listed.
+  if described > _MAX_TIMES * len(files.shapes):
+    raise ValueError(
+        f"has {len(files.shapes)} tensors, of {described} that config.json"
+        " describes"
+    )
+  expected = {
+      name: row.hf_shape for row in rows for name in row.hf_names(num_layers)
+  }
+  problems = []
+  for name, shape in expected.items():
+    problems += _problems(files, name, shape)
+  problems += [
+      f"unused tensor {name} {list(files.shapes[name])}"
+      for name in sorted(files.shapes.keys() - expected)
+      if not re.fullmatch(ignored, name)
+  ]
+  if problems:
+    raise ValueError(
+        f"{hf_files.first_of(problems)}; allowed the tensors that config.json"
+        " describes"
+    )
+
+
+def check_model(folder: pathlib.Path, config: config_lib.ModelConfig) -> None:
+  """Raises ValueError unless a folder has a model's tensors, by its headers."""
+  files = hf_files.open_files(folder)
+  check_tensors(
+      files,
+      hf_names.match_prefix(files.shapes, config, hf_names.rows(config)),
+      num_layers=config.num_layers,
+      ignored=hf_names.ignored(config),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceCut:
+  """How to read a slice of a leaf from its tensor.
+
+  tensor: slices of the tensor to read.
+  shape: shape to give the read part, with split axes.
+  index: the leaf's entries of the reshaped part; an int drops the axis.
+  order: permutation of the remaining axes into the leaf's.
+  """
+
+  tensor: tuple[slice, ...]
+  shape: tuple[int, ...]
+  index: tuple[int | slice, ...]
+  order: tuple[int, ...]
+
+  def take(self, read: np.ndarray) -> np.ndarray:
+    """Returns the slice of the leaf from the data read."""
+    return read.reshape(self.shape)[self.index].transpose(self.order)
+
+
+def cut_slices(row: hf_names.TensorRow, ranges: Ranges) -> SliceCut:
+  """Returns how to read a slice of a layer's leaf.
+
+  Of a fused tensor that is the shortest range of each axis that contains the
+  slice.
+
+  Args:
+    row: table row of the leaf.
+    ranges: start and stop on each axis of `row.shape`, none empty.
+  """
+  sizes = row.split_shape
+  wanted: list[int | tuple[int, int]] = [0] * len(sizes)
+  left = list(range(len(sizes)))
+  if row.part is not None:
+    axis, wanted[axis] = row.part
+    left.remove(axis)
+  for ours, split in enumerate(row.order):
+    wanted[left[split]] = ranges[ours]
+  tensor, shape, index, done = [], [], [], 0
+  for axes in row.split:
+    run, run_shape, run_index = _range(axes, wanted[done : done + len(axes)])
+    tensor.append(run)
+    shape += run_shape
+    index += run_index
+    done += len(axes)
+  return SliceCut(tuple(tensor), tuple(shape), tuple(index), row.order)
+
+
+def _range(
+    sizes: Sequence[int], wanted: Sequence[int | tuple[int, int]]
+) -> tuple[slice, list[int], list[int | slice]]:
+  """Returns the range of one axis that contains what is wanted of its parts."""
+  inner = int(np.prod(sizes))
+  start, length, shape, index = 0, 1, [], []
+  for i, (size, want) in enumerate(zip(sizes, wanted)):
+    inner //= size
+    low, high = (want, want + 1) if isinstance(want, int) else want
+    if length > 1:  # Within a longer range the whole axis is read.
+      shape.append(size)
+      index.append(want if isinstance(want, int) else slice(low, high))
+      continue
+    start += low * inner
+    shape.append(high - low)
+    index.append(0 if isinstance(want, int) else slice(None))
+    if high - low > 1:
+      length = (high - low) * inner
+  return slice(start, start + length), shape, index
+
+
+def put_slices(
+    row: hf_names.TensorRow, tensor: np.ndarray, leaf: np.ndarray
+) -> None:
+  """Writes a layer's leaf into its tensor of shape `row.split_shape`."""
+  if row.part is not None:
+    axis, part = row.part
+    tensor = tensor[(slice(None),) * axis + (part,)]
+  tensor.transpose(row.order)[...] = leaf

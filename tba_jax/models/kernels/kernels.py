@@ -1,0 +1,370 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Causal attention of a pass: splash on TPU, cuDNN's on GPU, else plain.
+
+Kernels hold no scores, and skip the blocks that a mask empties. They serve the
+passes whose mesh is known (`sequence.split_tokens`): the train step, log-probs
+of the reference, frozen judges, and a searcher's prefill.
+
+Where tokens are split over devices, a kernel gets all tokens of some heads: two
+all-to-alls, of queries, keys and values before it and of its results after it,
+trade the split of tokens for one of heads (DeepSpeed Ulysses, arXiv:2309.14509,
+§3). Devices then have equal parts of the causal mask, where blocks of queries
+would see more keys the later they are. Plain attention gathers keys and values.
+
+Axes: B prompts, K completions, N sequences, Q queries, S keys, G key-value
+heads, M query heads of one key-value head, Dh head width.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.net import attention
+from tba_jax.models.net import layers
+from tba_jax.models.net import sequence
+
+# Largest blocks of queries and of keys, and what their sizes are multiples of.
+BLOCK = 512
+_LANES = 128
+# Queries that the splash kernel gets at once, unless one sequence has more.
+_MAX_QUERIES = 16384
+
+
+def choose(config: config_lib.ModelConfig, parts: sequence.Split) -> str:
+  """Returns "splash", "cudnn" or "plain" for a pass over a mesh.
+
+  Raises:
+    ValueError: `config.attention` names a kernel that cannot serve it.
+  """
+  if parts.mesh is None or config.attention == "plain":
+    return "plain"
+  device = parts.mesh.devices.flat[0]
+  kernel = config.attention
+  if kernel == "auto":
+    kernel = {"tpu": "splash", "gpu": "cudnn"}.get(device.platform)
+    if kernel is None:
+      return "plain"
+  if problem := _find_problem(kernel, config, parts, device):
+    if config.attention != "auto":
+      raise ValueError(
+          f"config.model.attention={kernel!r} needs {problem}; 'plain' and"
+          " 'auto' work everywhere"
+      )
+    tell_choice(f"attention is plain: {kernel!r} needs {problem}")
+    return "plain"
+  return kernel
+
+
+def _find_problem(
+    kernel: str,
+    config: config_lib.ModelConfig,
+    parts: sequence.Split,
+    device: jax.Device,
+) -> str:
+  """Returns what a kernel needs and lacks here, "" if nothing."""
+  platform = {"splash": "tpu", "cudnn": "gpu"}[kernel]
+  if device.platform != platform:
+    return f"a mesh of {platform}, this one is of {device.platform}"
+  # Splash splits heads only where it must.
+  must_split = kernel == "cudnn" or parts.count > 1
+  heads, own = _num_head_parts(parts), config.num_kv_heads
+  if must_split and not _num_copies(own, config.num_heads // own, heads):
+    return (
+        f"heads that divide by {heads} devices, of mesh.tensor and"
+        f" mesh.sequence, they are {config.num_heads} with {own} of keys and"
+        " values"
+    )
+  if kernel == "splash":
+    return ""
+  if config.compute_dtype == "float32":
+    return "model.compute_dtype='bfloat16', it is 'float32'"
+  if device.compute_capability.startswith("gfx"):  # AMD's.
+    return "an NVIDIA GPU"
+  capability = float(device.compute_capability)
+  if capability < 8:
+    return f"compute capability 8.0, {device.device_kind} has {capability}"
+  widest = 256 if capability >= 9 else 128
+  if config.head_dim % 8 or config.head_dim > widest:
+    return (
+        f"a head_dim that divides by 8, up to {widest}, it is {config.head_dim}"
+    )
+  return ""
+
+
+def _num_head_parts(parts: sequence.Split) -> int:
+  """Returns the number of devices that a kernel's heads are split over."""
+  return parts.count * math.prod(parts.mesh.shape[a] for a in parts.heads)
+
+
+def _num_copies(G: int, M: int, size: int) -> int:
+  """Returns the least copies of G key-value heads that divide by `size`.
+
+  Each copy has its share of the M query heads; 0 if these do not divide.
+  """
+  copies = size // math.gcd(G, size)
+  return 0 if M % copies else copies
+
+
+@functools.cache
+def tell_choice(message: str) -> None:
+  logging.warning(message)
+
+
+def attend_causal(
+    config: config_lib.ModelConfig,
+    parts: sequence.Split,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    window: int,
+) -> jax.Array:
+  """Returns causal attention of sequences over their real tokens.
+
+  Args:
+    config: reads `attention` and what kernels ask for.
+    parts: the mesh.
+    q: [N, S, G, M, Dh].
+    k: [N, S, G, Dh].
+    v: [N, S, G, Dh].
+    mask: [N, S] bool, True on real tokens, which are contiguous. What other
+      queries get is finite and meaningless.
+    window: sliding window; 0 is none.
+
+  Returns:
+    [N, S, G, M, Dh].
+  """
+  kernel = choose(config, parts)
+  if kernel == "plain":
+    if parts.count > 1:
+      k, v = (parts.place(x, "batch", None) for x in (k, v))
+    return attention.attend_causal(q, k, v, mask, window, parts.count)
+  return attend_last(kernel, parts, q, k, v, mask, window)
+
+
+def attend_completions(
+    config: config_lib.ModelConfig,
+    parts: sequence.Split,
+    q: jax.Array,
+    prompt: tuple[jax.Array, jax.Array, jax.Array],
+    own: tuple[jax.Array, jax.Array],
+    window: int,
+) -> jax.Array:
+  """Returns attention of completions over their prompt and themselves.
+
+  Kernels get the prompt's keys once for each completion, before its own: the
+  copies are linear in tokens, the mask is causal, and blocks are full.
+
+  Args:
+    config, parts: arguments of `attend_causal`.
+    q: [B, K, Q, G, M, Dh].
+    prompt: keys and values [B, P, G, Dh], and their mask [B, P] bool. If tokens
+      are split over devices, the mask lacks the prompt's last token, with which
+      each completion begins (`sequence.completion_inputs`).
+    own: keys and values [B, K, Q, G, Dh].
+    window: sliding window; 0 is none.
+
+  Returns:
+    [B, K, Q, G, M, Dh].
+  """
+  kernel = choose(config, parts)
+  B, K, Q = q.shape[:3]
+  k_p, v_p, mask = prompt
+  if kernel != "plain" and parts.count > 1:
+    # Split by heads before the prompt is copied. Without the token that all
+    # completions repeat, real ones are contiguous.
+    k_p, v_p = (_split_heads(parts, x, 2)[:, :-1] for x in (k_p, v_p))
+    own = tuple(_split_heads(parts, x, 3) for x in own)
+    mask = mask[:, :-1]
+  else:
+    k_p, v_p = (parts.place(x, "batch", None) for x in (k_p, v_p))
+    own = tuple(parts.place(x, "batch", None, None) for x in own)
+  prompt = k_p, v_p, mask
+  if kernel == "plain" or not Q:
+    return attention.attend_completions(q, prompt, own, window, parts.count)
+
+  def join(prompt: jax.Array, own: jax.Array) -> jax.Array:
+    prompt = jnp.broadcast_to(prompt[:, None], (B, K, *prompt.shape[1:]))
+    both = jnp.concatenate([prompt, own], axis=2)
+    return both.reshape(B * K, *both.shape[2:])
+
+  k, v, mask = map(join, prompt, (*own, jnp.ones((B, K, Q), bool)))
+  rows = q.reshape(B * K, *q.shape[2:])
+  return attend_last(kernel, parts, rows, k, v, mask, window).reshape(q.shape)
+
+
+def _split_heads(parts: sequence.Split, x: jax.Array, axis: int) -> jax.Array:
+  """Returns [B, …, G, …] with all tokens, and heads along `axis` split.
+
+  Heads that do not divide are left to the compiler.
+  """
+  mesh = parts.mesh
+  heads = (*parts.heads, *parts.length)
+  if mesh.size == 1 or x.shape[axis] % _num_head_parts(parts):
+    return x
+  spec = [PartitionSpec.UNCONSTRAINED] * x.ndim
+  spec[0] = parts.batch or None
+  spec[1:axis] = [None] * (axis - 1)
+  spec[axis] = heads
+  return jax.lax.with_sharding_constraint(
+      x, NamedSharding(mesh, PartitionSpec(*spec))
+  )
+
+
+def attend_last(
+    kernel: str,
+    parts: sequence.Split,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    window: int,
+) -> jax.Array:
+  """Returns causal attention [N, Q, G, M, Dh] of the last Q of S tokens."""
+  shape, (G, M) = q.shape, q.shape[2:4]
+  copies = _num_copies(G, M, _num_head_parts(parts))
+  if copies > 1:
+    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
+    q = q.reshape(*shape[:2], G * copies, M // copies, shape[4])
+  if kernel == "cudnn":
+    # cuDNN's kernel has its own rule of how to be split over a mesh.
+    if parts.count == 1:
+      return cudnn(q, k, v, mask, window).reshape(shape)
+    split = lambda x: _split_heads(parts, x, 2)
+    out = cudnn(split(q), split(k), split(v), mask, window)
+    return split(out).reshape(shape)
+  fn = functools.partial(splash, window=window)
+  return _over_mesh(fn, parts, bool(copies))(q, k, v, mask).reshape(shape)
+
+
+def _over_mesh(
+    fn: Callable[..., jax.Array], parts: sequence.Split, splits_heads: bool
+) -> Callable[..., jax.Array]:
+  """Returns `fn` of each device's own sequences and heads.
+
+  The compiler cannot split a kernel. Heads that do not divide are all on each
+  device.
+  """
+  mesh = parts.mesh
+  if mesh.size == 1:
+    return fn
+  heads = (*parts.heads, *parts.length) if splits_heads else ()
+  batch, heads = (axes or None for axes in (parts.batch, heads))
+  queries = PartitionSpec(batch, None, heads, None, None)
+  keys = PartitionSpec(batch, None, heads, None)
+  return jax.shard_map(
+      fn,
+      mesh=mesh,
+      in_specs=(queries, keys, keys, PartitionSpec(batch, None)),
+      out_specs=queries,
+      check_vma=False,
+  )
+
+
+def splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, window: int
+) -> jax.Array:
+  """Returns causal attention of the last Q of S tokens by splash attention.
+
+  The mask between tokens is computed from their indices, and blocks that it
+  empties are skipped; segments mark the padding, so that no query is without a
+  key.
+  """
+  # Half a second of imports that other platforms do without.
+  from jax.experimental.pallas.ops.tpu import splash_attention as splash_lib
+
+  N, Q, G, M, Dh = q.shape
+  before = k.shape[1] - Q
+  block_q, num_q = block_sizes(Q)
+  block_k, num_k = block_sizes(before + num_q)
+  grow = lambda x, size: jnp.pad(
+      x, ((0, 0), (0, size - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
+  )
+  q = grow(q * jnp.asarray(1 / math.sqrt(Dh), q.dtype), num_q)
+  q = jnp.moveaxis(q.reshape(N, num_q, G * M, Dh), 1, 2)
+  k, v = (jnp.moveaxis(grow(x, num_k), 1, 2) for x in (k, v))
+  segments = grow(mask.astype(jnp.int32), num_k)
+  seen = splash_lib.LocalMask(
+      (num_q, num_k), ((window - 1) if window else None, 0), before
+  )
+  kernel = splash_lib.make_splash_mha(
+      splash_lib.MultiHeadMask([seen] * (G * M)),
+      block_sizes=splash_lib.BlockSizes(
+          block_q=block_q,
+          block_kv=block_k,
+          block_q_dkv=block_q,
+          block_kv_dkv=block_k,
+          block_q_dq=block_q,
+          block_kv_dq=block_k,
+      ),
+      head_shards=1,
+      q_seq_shards=1,
+      residual_checkpoint_name=layers.ATTENTION,
+  )
+  ids = splash_lib.SegmentIds(segments[:, before : before + num_q], segments)
+  # The kernel's arrays of a query are 128 numbers wide.
+  at_once = max(1, _MAX_QUERIES // num_q)
+  at_once = max(n for n in range(1, N + 1) if N % n == 0 and n <= at_once)
+  run = jax.vmap(kernel)
+  if at_once == N:
+    out = run(q, k, v, ids)
+  else:
+    cut = lambda x: x.reshape(N // at_once, at_once, *x.shape[1:])
+    inputs = jax.tree.map(cut, (q, k, v, ids))
+    out = jax.lax.map(lambda part: run(*part), inputs)
+    out = out.reshape(q.shape)
+  out = jnp.moveaxis(out[:, :, :Q], 2, 1)
+  return out.reshape(N, Q, G, M, Dh)
+
+
+def block_sizes(length: int) -> tuple[int, int]:
+  """Returns the size of blocks, and the least length of whole blocks."""
+  count = -(-length // BLOCK)
+  size = -(-length // (count * _LANES)) * _LANES
+  return size, count * size
+
+
+def cudnn(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, window: int
+) -> jax.Array:
+  """Returns causal attention of the last Q of S tokens by cuDNN.
+
+  Its causal mask begins at the first query and the first key, and its padding
+  is on the right: queries of zeros stand for the tokens before the last Q, and
+  each sequence is rotated to begin with its first real token. A mask of [Q, S]
+  would cost memory, and the blocks that causality skips.
+  """
+  N, Q, G, M, Dh = q.shape
+  before = k.shape[1] - Q
+  # The gradient wants an even length: a last token that no other sees.
+  odd = k.shape[1] % 2
+  S = k.shape[1] + odd
+  q = jnp.pad(
+      q.reshape(N, Q, G * M, Dh), ((0, 0), (before, odd), (0, 0), (0, 0))
+  )
+  k, v = (jnp.pad(x, ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (k, v))
+  padding_N = jnp.argmax(mask, axis=1)
+
+  # The partitioner splits a gather over N only where that is a batch axis.
+  @jax.vmap
+  def rotate(x: jax.Array, by: jax.Array) -> jax.Array:
+    return x.at[(jnp.arange(S) + by) % S].get(
+        mode="promise_in_bounds", unique_indices=True
+    )
+
+  out = jax.nn.dot_product_attention(
+      *(rotate(x, padding_N) for x in (q, k, v)),
+      is_causal=True,
+      local_window_size=(window - 1, 0) if window else None,
+      implementation="cudnn",
+  )
+  out = rotate(out, -padding_N)[:, before : before + Q]
+  return out.reshape(N, Q, G, M, Dh)

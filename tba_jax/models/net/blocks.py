@@ -1,0 +1,199 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of a decoder, built from the facts of its family (`family.py`).
+
+Blocks are pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), or both in
+parallel; results of attention and MLP may have a norm too. Attention has
+grouped queries; positions are rotary or learned.
+"""
+
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.net import experts
+from tba_jax.models.net import layers
+
+ModelConfig = config_lib.ModelConfig
+
+
+def make_norm(config: ModelConfig) -> nnx.Module:
+  """Returns a norm over the stream's width."""
+  family = family_lib.FAMILIES[config.family]
+  if family.norm == "layer":
+    return layers.LayerNorm(config)
+  return layers.RMSNorm(
+      config.width,
+      epsilon=config.norm_epsilon,
+      param_dtype=jnp.dtype(config.param_dtype),
+      offset=family.norm_offset,
+  )
+
+
+def _make_mlp(
+    config: ModelConfig, rngs: nnx.Rngs, out_scale: float
+) -> nnx.Module:
+  if config.num_experts:
+    return experts.Experts(config, rngs=rngs, out_scale=out_scale)
+  if not family_lib.FAMILIES[config.family].is_gated:
+    return layers.MLP(config, rngs=rngs, out_scale=out_scale)
+  return layers.GatedMLP(
+      config.width,
+      config.mlp_width,
+      rngs=rngs,
+      param_dtype=jnp.dtype(config.param_dtype),
+      out_scale=out_scale,
+      bias=config.mlp_bias,
+      activation=config.activation,
+  )
+
+
+class Block(nnx.Module):
+  """Attention and MLP, each with its norms and its residual."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.config = config
+    family = family_lib.FAMILIES[config.family]
+    # Keeps the stream's variance near 1 over its 2N branches.
+    out_scale = 1.0 / math.sqrt(2 * config.num_layers)
+    self.attention_norm = make_norm(config)
+    self.attention = layers.Attention(
+        config,
+        rngs=rngs,
+        out_scale=out_scale,
+        qkv_bias=config.attention_bias or family.qkv_bias,
+        out_bias=config.attention_bias or family.out_bias,
+        has_norms=family.has_head_norms,
+        norm_offset=family.norm_offset,
+    )
+    self.mlp_norm = make_norm(config)
+    self.mlp = _make_mlp(config, rngs, out_scale)
+    self.has_out_norms = family.has_out_norms
+    if self.has_out_norms:
+      self.attention_out_norm = make_norm(config)
+      self.mlp_out_norm = make_norm(config)
+
+  def __call__(
+      self,
+      x: jax.Array,
+      tables: tuple[jax.Array, jax.Array] | None,
+      attend: layers.AttendFn,
+      layer: jax.Array | int,
+      routes: jax.Array | None = None,
+  ) -> tuple[jax.Array, object, jax.Array | None]:
+    """Returns the stream [..., D] after the block, and what `attend` keeps.
+
+    The third is the experts of each token, [..., A], or None without experts;
+    those of `routes` if given.
+    """
+
+    def attend_scaled(q, k, v):
+      return attend(self._scaled(q, layer), k, v)
+
+    out, kept = self.attention(self.attention_norm(x), tables, attend_scaled)
+    if self.has_out_norms:
+      out = self.attention_out_norm(out)
+    after = x + out
+    read = x if self.config.parallel_residual else after
+    inputs, chosen = self.mlp_norm(read), None
+    if self.config.num_experts:
+      out, chosen = self.mlp(inputs, routes)
+    else:
+      out = self.mlp(inputs)
+    if self.has_out_norms:
+      out = self.mlp_out_norm(out)
+    return after + out, kept, chosen
+
+  def _scaled(self, q: jax.Array, layer: jax.Array | int) -> jax.Array:
+    """Returns queries scaled for scores that get divided by sqrt(Dh)."""
+    c = self.config
+    score_dim = c.score_dim or c.head_dim
+    scale = math.sqrt(c.head_dim / score_dim)
+    if not c.scale_attention:
+      scale = math.sqrt(c.head_dim)
+    if scale == 1.0 and not c.scale_attention_by_layer:
+      return q
+    if c.scale_attention_by_layer:
+      scale = scale / (1.0 + layer)
+    return (q.astype(jnp.float32) * scale).astype(q.dtype)
+
+
+class Decoder(nnx.Module):
+  """Embeddings, N stacked blocks, final norm and head.
+
+  Every parameter of `blocks` has a leading axis [num_layers, ...], which
+  `transformer.py` scans over. Learned positions are added to the embeddings.
+  """
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    dtype = jnp.dtype(config.param_dtype)
+    self.config = config
+    self.embed = layers.Embedding(
+        config.vocab_size, config.width, rngs=rngs, param_dtype=dtype
+    )
+    make_block = lambda rngs: Block(config, rngs)
+    self.blocks = nnx.vmap(make_block)(rngs.split(config.num_layers))
+    self.final_norm = make_norm(config)
+    make_head = lambda size, axis: layers.Linear(
+        *((config.width,), (size,), (axis, "width")),
+        rngs=rngs,
+        param_dtype=dtype,
+    )
+    if config.num_labels:
+      self.score = make_head(config.num_labels, "labels")
+    elif not config.tie_embeddings:
+      self.head = make_head(config.vocab_size, "vocab")
+    if self._learns_positions:
+      shape = (config.max_positions, config.width)
+      value = 0.1 * jax.random.normal(rngs.params(), shape, jnp.float32)
+      self.positions = nnx.Param(
+          (value / math.sqrt(config.width)).astype(dtype),
+          logical_axes=("positions", "width"),
+      )
+
+  @property
+  def _learns_positions(self) -> bool:
+    return family_lib.FAMILIES[self.config.family].positions == "learned"
+
+  def tables(
+      self, positions: jax.Array
+  ) -> dict[int, tuple[jax.Array, jax.Array] | None]:
+    """Returns rotary tables of positions [...], by the layers' windows.
+
+    None in place of tables if positions are learned.
+    """
+    windows = dict.fromkeys(self.config.windows)
+    if self._learns_positions:
+      return windows
+    has_local = family_lib.FAMILIES[self.config.family].has_local_rope
+    return {
+        window: layers.rotary_tables(
+            self.config, positions, local=has_local and window > 0
+        )
+        for window in windows
+    }
+
+  def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the stream [..., D] before the first block."""
+    dtype = jnp.dtype(self.config.compute_dtype)
+    x = self.embed(tokens, dtype)
+    if family_lib.FAMILIES[self.config.family].scales_embeddings:
+      x = x * jnp.asarray(math.sqrt(self.config.width), dtype)
+    if not self._learns_positions:
+      return x
+    # Idle rows of a sampler may be past the last position.
+    own = jnp.take(self.positions[...], positions, axis=0, mode="clip")
+    return x + own.astype(dtype)
+
+  def unembed(self, x: jax.Array) -> jax.Array:
+    """Returns logits [..., V], or labels [..., C], of the stream, float32."""
+    x = self.final_norm(x)
+    if self.config.num_labels:
+      return self.score(x, jnp.float32)
+    if self.config.tie_embeddings:
+      return self.embed.attend(x)
+    return self.head(x, jnp.float32)

@@ -1,0 +1,481 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The KV cache of decode steps.
+
+A cache is a list of blocks of columns. The first block holds the prompts, each
+once for S adjacent rows, the others the columns that decode steps write. A
+decode step may be given the first few blocks only, which is cheaper and changes
+no bits: a block with all columns masked adds exact zeros at the end of a sum.
+
+    block = {
+        "layers": N times {"k" or "k_last", "v", "routes" if asked for},
+        "position": [R, C] int32, only if layers have a sliding window,
+    }
+    "k", "v": [R, X, C, E];  "k_last": [R, X, E, C]
+    "routes": [R, C, A] uint8 or uint16, the experts that each token used
+
+In the first block R / S takes the place of R.
+
+The G heads form X parts; the heads of a part lie side by side, E = G / X * Dh.
+
+- On CPUs and GPUs each head is a part. On a CPU keys have their columns last:
+  both products of attention then read memory row by row, a third faster there.
+  Its numbers are float32 whatever the model computes in, and so is attention: a
+  CPU has no batched product of bfloat16, and would widen all of it every step.
+- On TPUs a part is what one device holds of the heads, all of them without
+  tensor parallelism. Its rows fill the lanes, where heads of 64 would be padded
+  to twice their size, and a step writes one contiguous row. A query is padded
+  with zeros at the heads that are not its own: they add nothing, and reading
+  the cache still takes far longer than the products (H multiply-adds a number).
+
+Axes: R decode rows, S of them a prompt, N layers, G key-value heads, M query
+heads of one, H = G * M, Dh head width, C columns of a block, B prompts, L their
+columns, A experts of a token, X and E as above.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models.net import attention
+
+ModelConfig = config_lib.ModelConfig
+PyTree = types.PyTree
+
+# Name of a layer's leaf -> that of a prompt cache.
+_SOURCES = {"k": "k", "k_last": "k", "v": "v", "routes": "routes"}
+# Axis of the columns in a row of a leaf.
+_COLUMN_AXES = {"k": 1, "k_last": 2, "v": 1, "routes": 0}
+
+
+def empty(
+    config: ModelConfig,
+    num_rows: int,
+    lengths: Sequence[int],
+    num_parts: int | None = None,
+    rows_per_prompt: int = 1,
+    has_routes: bool = False,
+) -> list[PyTree]:
+  """Returns blocks of zeros with `lengths` columns each.
+
+  Args:
+    config: config of the model.
+    num_rows: R.
+    lengths: C of each block.
+    num_parts: X; None takes the layout of a CPU.
+    rows_per_prompt: S, a divisor of R.
+    has_routes: whether blocks hold the experts of each token, too.
+  """
+  X = num_parts or config.num_kv_heads
+  E = config.num_kv_heads // X * config.head_dim
+  dtype = "float32" if num_parts is None else config.compute_dtype
+  zeros = lambda *shape: jnp.zeros(shape, dtype)
+
+  def layer(R: int, C: int) -> PyTree:
+    if num_parts is None:
+      made = {"k_last": zeros(R, X, E, C), "v": zeros(R, X, C, E)}
+    else:
+      made = {"k": zeros(R, X, C, E), "v": zeros(R, X, C, E)}
+    if has_routes:
+      shape = (R, C, config.experts_per_token)
+      made["routes"] = jnp.zeros(shape, config.route_dtype)
+    return made
+
+  def block(R: int, C: int) -> PyTree:
+    made = {"layers": [layer(R, C) for _ in range(config.num_layers)]}
+    if config.sliding_window:
+      made["position"] = jnp.zeros((R, C), jnp.int32)
+    return made
+
+  prompts, *own = lengths
+  return [
+      block(num_rows // rows_per_prompt, prompts),
+      *(block(num_rows, length) for length in own),
+  ]
+
+
+def fill(
+    cache: list[PyTree], prompt_cache: PyTree, slots: jax.Array
+) -> list[PyTree]:
+  """Copies prompts to the first blocks of rows; other rows are not touched.
+
+  Args:
+    cache: KV cache of R rows.
+    prompt_cache: {"layers": N times {"k", "v"} [B, L, G, Dh] and "routes" [B,
+      L, A] if the model has experts, and "position" [B, L] if the cache has
+      it}; L columns are those of the first block, or of the first few together.
+    slots: [R] int32, the prompt of each row; below 0 keeps the row. Of the S
+      rows of a prompt, one is enough to fill the first block.
+  """
+  num_columns = prompt_cache["layers"][0]["v"].shape[1]
+  lengths = [block["layers"][0]["v"].shape[2] for block in cache]
+  num_blocks = next(
+      n for n in range(1, len(lengths) + 1) if sum(lengths[:n]) >= num_columns
+  )
+  slots = jnp.asarray(slots)
+  # Rows that take a prompt come first.
+  rows_R = jnp.argsort(slots < 0, stable=True)
+
+  def put(leaf: jax.Array, new: jax.Array, row: jax.Array) -> jax.Array:
+    at = row // (len(slots) // len(leaf))
+    new = new.astype(leaf.dtype)
+    return jax.lax.dynamic_update_index_in_dim(leaf, new, at, 0)
+
+  def fill_row(i: jax.Array, blocks: list[PyTree]) -> list[PyTree]:
+    row = rows_R[i]
+    layers = jax.tree.map(lambda x: x[slots[row]], prompt_cache["layers"])
+    filled, start = [], 0
+    for block, length in zip(blocks, lengths):
+      columns = slice(start, start + length)
+      made = {"layers": []}
+      for n, layer in enumerate(block["layers"]):
+        X = layer["v"].shape[1]
+        new = {
+            name: _to_layout(name, layers[n][_SOURCES[name]][columns], X)
+            for name in layer
+        }
+        made["layers"].append(
+            {name: put(layer[name], new[name], row) for name in layer}
+        )
+      if "position" in block:
+        position_C = prompt_cache["position"][slots[row], columns]
+        made["position"] = put(block["position"], position_C, row)
+      filled.append(made)
+      start += length
+    return filled
+
+  filled = jax.lax.fori_loop(
+      0, jnp.sum(slots >= 0), fill_row, cache[:num_blocks]
+  )
+  return [*filled, *cache[num_blocks:]]
+
+
+def _to_layout(name: str, x: jax.Array, num_parts: int) -> jax.Array:
+  """Returns keys or values [C, G, Dh] of a row in the layout of a leaf.
+
+  Routes are [C, A] in both.
+  """
+  if name == "routes":
+    return x
+  x = x.reshape(x.shape[0], num_parts, -1)
+  return jnp.transpose(x, (1, 2, 0) if name == "k_last" else (1, 0, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockUpdate:
+  """What a decode step writes to and reads of a block, in every layer.
+
+  Of Q tokens a row, both have an axis Q after R.
+
+  column: [R] int32, the column that each row writes; C writes none.
+  seen: [R, C] bool, the columns that each row's query sees.
+  """
+
+  column: jax.Array
+  seen: jax.Array
+
+
+def plan_updates(
+    cache: Sequence[PyTree],
+    mask: jax.Array,
+    positions: jax.Array,
+    write_index: jax.Array,
+    windows: Sequence[int],
+) -> tuple[list[PyTree], dict[int, list[BlockUpdate]]]:
+  """Returns the cache with positions written, and each block's update.
+
+  The updates are by the window of a layer. Of Q tokens a row, all arguments but
+  the cache have an axis Q after R.
+
+  Args:
+    cache: blocks of R rows.
+    mask: [R, columns of all blocks] bool, columns that each row sees, the
+      written one included.
+    positions: [R] int32, positions of the tokens.
+    write_index: [R] or [] int32, the column to write, not of the first block;
+      past the last block nothing is written.
+    windows: sliding window of each layer; 0 is none.
+  """
+  R = len(positions)
+  index = jnp.broadcast_to(write_index, positions.shape)
+  updates, written = {window: [] for window in windows}, []
+  start = 0
+  for block in cache:
+    C = block["layers"][0]["v"].shape[2]
+    # A negative index would count from the block's end.
+    column = jnp.where(index < start, C, index - start)
+    block_seen = mask[..., start : start + C]
+    if "position" in block and start:
+      position = _write(block["position"], positions, column, 0)
+      block = {**block, "position": position}
+    for window, of_window in updates.items():
+      seen = block_seen
+      if window:
+        position = block["position"]
+        position_RxC = jnp.repeat(position, R // len(position), axis=0)
+        one = (slice(None), None) if seen.ndim == 2 else ...
+        seen = attention.window_mask(
+            seen[one], positions[one], position_RxC, window
+        ).reshape(seen.shape)
+      of_window.append(BlockUpdate(column, seen))
+    written.append(block)
+    start += C
+  return written, updates
+
+
+def put_routes(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    routes: jax.Array | None,
+) -> list[PyTree]:
+  """Returns a layer with the experts of tokens written, where it holds them.
+
+  Args:
+    layer: leaves of each block.
+    updates: update of each block.
+    routes: [R, A], or [R, Q, A] of Q tokens a row.
+  """
+  if "routes" not in layer[0]:
+    return list(layer)
+  return _put(layer, updates, {"routes": routes})
+
+
+def _put(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    new: PyTree,
+) -> list[PyTree]:
+  """Returns a layer with columns written to those leaves that are in `new`."""
+  # The first block holds prompts, which do not change.
+  written = [layer[0]]
+  for old, update in zip(layer[1:], updates[1:], strict=True):
+    written.append(
+        {
+            name: _write(leaf, new[name], update.column, _COLUMN_AXES[name])
+            if name in new
+            else leaf
+            for name, leaf in old.items()
+        }
+    )
+  return written
+
+
+def _write(
+    leaf: jax.Array, new: jax.Array, column_R: jax.Array, axis: int
+) -> jax.Array:
+  """Writes one or Q columns of each row; `axis` is theirs in a row."""
+
+  def write_row(row: jax.Array, new: jax.Array, column: jax.Array) -> jax.Array:
+    at = (*[slice(None)] * axis, column)
+    return row.at[at].set(new, mode="drop")
+
+  return jax.vmap(write_row)(leaf, new, column_R)
+
+
+def attend(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+) -> tuple[jax.Array, list[PyTree]]:
+  """Writes one key and value per row, then attends over all blocks.
+
+  Args:
+    layer: keys and values of each block.
+    updates: update of each block.
+    q: [R, G, M, Dh].
+    k: [R, G, Dh].
+    v: [R, G, Dh].
+
+  Returns:
+    [R, G, M, Dh], and the layer: on CPUs with keys and values written,
+    elsewhere with another block that holds them alone, for `write_columns`.
+  """
+  dtype = layer[0]["v"].dtype
+  if "k_last" in layer[0]:
+    layer = write(layer, updates, k, v)
+    out = _attend(q.astype(dtype), layer, [update.seen for update in updates])
+    return out.astype(q.dtype), layer
+  own = {
+      "k": _columns(layer, k)[:, :, None],
+      "v": _columns(layer, v)[:, :, None],
+  }
+  seen, is_seen = [], jnp.zeros((len(q), 1), bool)
+  for update in updates:
+    column_C = jnp.arange(update.seen.shape[1])
+    at = update.column[:, None] == column_C[None]
+    seen.append(update.seen & ~at)
+    is_seen |= jnp.any(update.seen & at, axis=1, keepdims=True)
+  layer = [*layer, own]
+  out = _attend(q.astype(dtype), layer, [*seen, is_seen])
+  return out.astype(q.dtype), layer
+
+
+def write_columns(
+    x: jax.Array,
+    layers: Sequence[Sequence[PyTree]],
+    updates: Sequence[Sequence[BlockUpdate]],
+) -> tuple[jax.Array, list[Sequence[PyTree]]]:
+  """Writes the columns that `attend` left beside the blocks, after all layers.
+
+  If a layer wrote to its blocks before it read them, XLA would move them whole
+  to a TPU's fast memory and back.
+
+  Args:
+    x: result of the last layer, before which nothing is written.
+    layers: blocks of each layer, as `attend` returned them.
+    updates: updates of each layer.
+  """
+  columns = [
+      layer[len(update) :]
+      for layer, update in zip(layers, updates, strict=True)
+  ]
+  if not any(columns):
+    return x, list(layers)
+  x, columns = jax.lax.optimization_barrier((x, columns))
+  written = []
+  for layer, update, (own,) in zip(layers, updates, columns):
+    new = {name: leaf[:, :, 0] for name, leaf in own.items()}
+    written.append(_put(layer[: len(update)], update, new))
+  return x, written
+
+
+def write(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    k: jax.Array,
+    v: jax.Array,
+) -> list[PyTree]:
+  """Returns a layer with one key and value per row, [R, G, Dh], written."""
+  k, v = _columns(layer, k), _columns(layer, v)
+  return _put(layer, updates, {"k": k, "k_last": k, "v": v})
+
+
+def _columns(layer: Sequence[PyTree], x: jax.Array) -> jax.Array:
+  """Returns keys or values [R, G, Dh] as columns of a layer, [R, X, E]."""
+  values = layer[0]["v"]
+  return x.astype(values.dtype).reshape(len(x), values.shape[1], -1)
+
+
+def attend_many(
+    layer: Sequence[PyTree],
+    updates: Sequence[BlockUpdate],
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+) -> tuple[jax.Array, list[PyTree]]:
+  """Writes Q keys and values per row, then attends over all blocks.
+
+  Args:
+    layer: keys and values of each block, of which no prompt is shared.
+    updates: update of each block.
+    q: [R, Q, G, M, Dh].
+    k: [R, Q, G, Dh].
+    v: [R, Q, G, Dh].
+
+  Returns:
+    [R, Q, G, M, Dh], and the updated layer.
+  """
+  R, Q, G, M, Dh = q.shape
+  X, dtype = layer[0]["v"].shape[1], q.dtype
+  q, k, v = (x.astype(layer[0]["v"].dtype) for x in (q, k, v))
+  by_part = lambda x: jnp.swapaxes(x.reshape(R, Q, X, -1), 1, 2)
+  new = {"k": by_part(k), "v": by_part(v)}
+  new["k_last"] = jnp.swapaxes(new["k"], 2, 3)
+  written = _put(layer, updates, new)
+  # Q queries of M heads are those of one token with Q M heads.
+  joined = jnp.swapaxes(q, 1, 2).reshape(R, G, Q * M, Dh)
+  seen = [
+      jnp.tile(jnp.repeat(update.seen, M, axis=1), (1, G // X, 1))
+      for update in updates
+  ]
+  out = _attend(joined, written, seen).reshape(R, G, Q, M, Dh)
+  return jnp.swapaxes(out, 1, 2).astype(dtype), written
+
+
+def _attend(
+    q: jax.Array, pairs: Sequence[PyTree], seen: Sequence[jax.Array]
+) -> jax.Array:
+  """Returns attention [R, G, M, Dh] over blocks, with one softmax over all.
+
+  The queries of rows with one prompt are rows of one product with its keys.
+
+  Args:
+    q: [R, G, M, Dh].
+    pairs: keys and values of each block.
+    seen: [R, C] bool of each block, True on columns that a row sees; or
+      [R, H / X, C], those that each query of a part sees.
+  """
+  R, X = len(q), pairs[0]["v"].shape[1]
+  padded = pad_queries(q, X)
+  scale = math.sqrt(q.shape[-1])
+  scores = []
+  for pair, mask in zip(pairs, seen, strict=True):
+    spec = "rxhe,rxec->rxhc" if "k_last" in pair else "rxhe,rxce->rxhc"
+    score = jnp.einsum(
+        spec,
+        _join_rows(padded, len(pair["v"])),
+        pair.get("k_last", pair.get("k")),
+        preferred_element_type=jnp.float32,
+    )
+    score = _part_rows(score, R)
+    mask = mask[:, None, None] if mask.ndim == 2 else mask[:, None]
+    mask = jnp.broadcast_to(mask, score.shape)
+    scores.append(jnp.where(mask, score / scale, attention.MASKED_SCORE))
+  largest = [score.max(-1) for score in scores]
+  shift = functools.reduce(jnp.maximum, largest)
+  out, total = 0.0, 0.0
+  for score, pair in zip(scores, pairs):
+    weights = jnp.exp(score - shift[..., None])
+    total += weights.sum(-1)
+    joined = _join_rows(weights.astype(q.dtype), len(pair["v"]))
+    summed = jnp.einsum("rxhc,rxce->rxhe", joined, pair["v"])
+    out += _part_rows(summed, R)
+  return own_heads(out / total[..., None].astype(q.dtype), q.shape)
+
+
+def _join_rows(x: jax.Array, num_prompts: int) -> jax.Array:
+  """Returns [R, X, heads, n] as [R / S, X, S * heads, n]."""
+  R, X, heads, n = x.shape
+  x = x.reshape(num_prompts, R // num_prompts, X, heads, n)
+  return x.swapaxes(1, 2).reshape(num_prompts, X, -1, n)
+
+
+def _part_rows(x: jax.Array, num_rows: int) -> jax.Array:
+  """Returns the inverse of `_join_rows`."""
+  num_prompts, X, _, n = x.shape
+  x = x.reshape(num_prompts, X, num_rows // num_prompts, -1, n)
+  return x.swapaxes(1, 2).reshape(num_rows, X, -1, n)
+
+
+def _is_own(num_heads: int) -> jax.Array:
+  """Returns [1, 1, heads, 1, heads, 1] bool, where query and key heads meet."""
+  return jnp.eye(num_heads, dtype=bool)[None, None, :, None, :, None]
+
+
+def pad_queries(q: jax.Array, num_parts: int) -> jax.Array:
+  """Returns queries [R, G, M, Dh] as [R, X, H / X, E], 0 at other heads."""
+  R, G, M, Dh = q.shape
+  X, heads = num_parts, G // num_parts
+  q = q.reshape(R, X, heads, M, 1, Dh)
+  if heads > 1:
+    q = jnp.where(_is_own(heads), q, jnp.zeros((), q.dtype))
+  return q.reshape(R, X, heads * M, heads * Dh)
+
+
+def own_heads(out: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Returns the entries [R, G, M, Dh] of [R, X, H / X, E] at their own head."""
+  R, G, M, Dh = shape
+  X = out.shape[1]
+  heads = G // X
+  out = out.reshape(R, X, heads, M, heads, Dh)
+  if heads > 1:
+    out = jnp.where(_is_own(heads), out, jnp.zeros((), out.dtype))
+  return out.sum(4).reshape(shape) if heads > 1 else out.reshape(shape)

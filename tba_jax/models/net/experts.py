@@ -1,0 +1,268 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A layer of experts: a router, and gated MLPs of which each token uses few.
+
+No token is dropped: a token's copies, one for each of its experts, are sorted
+by expert, and each expert's own run of them is multiplied by its weights
+(`grouped_matmul.py`).
+
+Source: Yang et al. 2025 (arXiv:2505.09388), as computed by Hugging Face's
+`Qwen3MoeSparseMoeBlock`.
+
+Axes: T tokens, A experts of a token, R = T * A copies, E experts, D width, F
+hidden units of an expert. Leading axes written `...` are free.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.kernels import grouped_matmul
+from tba_jax.models.net import activations
+from tba_jax.models.net import products
+from tba_jax.models.net import sequence
+from tba_jax.models.net import unpadded as kept_lib
+
+# Tokens of a device up to which an accelerator multiplies all of them by each
+# expert: reading the weights takes longer.
+_FEW = 128
+
+
+class Experts(nnx.Module):
+  """Σ_e w_e down_e(activation(gate_e(x)) * up_e(x)) over a token's experts.
+
+  These are the A with the largest softmax(router x), whose values are the
+  weights w, divided by their sum with `config.norm_router`.
+
+  router: [E, D].
+  gate, up: [E, F, D].
+  down: [E, D, F].
+  """
+
+  def __init__(
+      self,
+      config: config_lib.ModelConfig,
+      *,
+      rngs: nnx.Rngs,
+      out_scale: float,
+  ):
+    self.config = config
+    E, D, F = config.num_experts, config.width, config.mlp_width
+
+    def make(
+        shape: tuple[int, ...], axes: tuple[str, ...], scale: float = 1.0
+    ) -> nnx.Param:
+      stddev = scale / math.sqrt(shape[-1])
+      value = stddev * jax.random.normal(rngs.params(), shape, jnp.float32)
+      dtype = jnp.dtype(config.param_dtype)
+      return nnx.Param(value.astype(dtype), logical_axes=axes)
+
+    self.router = make((E, D), ("experts", "width"))
+    self.gate = make((E, F, D), ("experts", "mlp", "width"))
+    self.up = make((E, F, D), ("experts", "mlp", "width"))
+    self.down = make((E, D, F), ("experts", "width", "mlp"), out_scale)
+
+  def __call__(
+      self, x: jax.Array, routes: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the layer's output, and the numbers of each token's experts.
+
+    Args:
+      x: [..., D].
+      routes: [..., A] uint8 or uint16, experts to use in place of those with
+        the largest weights; the weights stay the router's.
+
+    Returns:
+      [..., D], and [..., A] of `config.route_dtype`.
+    """
+    params = [
+        jax.tree.map(lambda leaf: leaf.astype(x.dtype), p.get_value())
+        for p in (self.router, self.gate, self.up, self.down)
+    ]
+    parts = sequence.current_split()
+    run = functools.partial(_apply, config=self.config, platform=parts.platform)
+    if parts.mesh is None or parts.mesh.size == 1:
+      return run(x, routes, *params, first_expert=0)
+    return _over_mesh(run, parts, x, routes, params)
+
+
+def _over_mesh(
+    run: Callable[..., tuple[jax.Array, jax.Array]],
+    parts: sequence.Split,
+    x: jax.Array,
+    routes: jax.Array | None,
+    params: Sequence[Any],
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the layer of each device's own tokens.
+
+  The compiler cannot split the products of sorted copies. Devices that hold
+  other experts of the same tokens add up their results; along all other mesh
+  axes weights are gathered.
+  """
+  mesh = parts.mesh
+  axes = parts.experts
+  count = math.prod(mesh.shape[a] for a in axes)
+  if _num_experts(params[1]) % count:
+    axes, count = (), 1
+  length = (parts.length or None,) if parts.count > 1 else ()
+  tokens = PartitionSpec(parts.batch or None, *length)
+  split = PartitionSpec(axes or None)
+
+  def own(
+      x: jax.Array,
+      routes: jax.Array | None,
+      router: jax.Array,
+      *kernels: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    index = jax.lax.axis_index(axes) if axes else 0
+    first_expert = index * _num_experts(kernels[0])
+    out, chosen = run(x, routes, router, *kernels, first_expert=first_expert)
+    return out[None], chosen
+
+  out, chosen = jax.shard_map(
+      own,
+      mesh=mesh,
+      in_specs=(tokens, tokens, PartitionSpec(), split, split, split),
+      out_specs=(PartitionSpec(axes or None, *tokens), tokens),
+      check_vma=False,
+  )(x, routes, *params)
+  return jnp.sum(out, axis=0), chosen
+
+
+def route(
+    x_TxD: jax.Array,
+    router_ExD: jax.Array,
+    config: config_lib.ModelConfig,
+    routes_TxA: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns [T, A] float32, weights of tokens' experts, and their numbers.
+
+  The numbers are those of `routes_TxA` if given.
+  """
+  logits_TxE = products.product(x_TxD, router_ExD, jnp.float32)
+  probs_TxE = jax.nn.softmax(logits_TxE)
+  if routes_TxA is None:
+    _, chosen_TxA = jax.lax.top_k(
+        jax.lax.stop_gradient(probs_TxE), config.experts_per_token
+    )
+  else:
+    chosen_TxA = routes_TxA.astype(jnp.int32)
+  # A compare and a sum, whose gradient is elementwise: that of values that
+  # `top_k` returns is a scatter.
+  is_chosen_TxAxE = _one_hot(chosen_TxA, config.num_experts)
+  weights_TxA = jnp.sum(
+      jnp.where(is_chosen_TxAxE, probs_TxE[:, None], 0.0), axis=-1
+  )
+  if config.norm_router:
+    weights_TxA /= jnp.sum(weights_TxA, axis=-1, keepdims=True)
+  return weights_TxA, chosen_TxA
+
+
+def _one_hot(numbers: jax.Array, size: int) -> jax.Array:
+  """Returns [..., size] bool, True at each number; none for one outside."""
+  places = jax.lax.broadcasted_iota(
+      numbers.dtype, (*numbers.shape, size), numbers.ndim
+  )
+  return numbers[..., None] == places
+
+
+def _apply(
+    x: jax.Array,
+    routes: jax.Array | None,
+    router_ExD: jax.Array,
+    gate: jax.Array | products.Adapted,
+    up: jax.Array | products.Adapted,
+    down: jax.Array | products.Adapted,
+    *,
+    first_expert: jax.Array | int,
+    config: config_lib.ModelConfig,
+    platform: str,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the sum over those experts whose weights are given, and routes.
+
+  Args:
+    x: [..., D].
+    routes: [..., A], experts of each token; None has the router choose.
+    router_ExD: weights of the router, of all experts.
+    gate, up, down: weights of some experts in a row.
+    first_expert: number of the first of them.
+    config: shape of the model.
+    platform: platform that it will run on.
+
+  Returns:
+    [..., D], and [..., A] of `config.route_dtype`.
+  """
+  x_TxD = x.reshape(-1, x.shape[-1])
+  if routes is not None:
+    routes = routes.reshape(len(x_TxD), -1)
+  weights_TxA, chosen_TxA = route(x_TxD, router_ExD, config, routes)
+  activation = activations.ACTIVATIONS[config.activation]
+  kernels = gate, up, down
+  compute = _sorted
+  is_adapted = any(isinstance(kernel, products.Adapted) for kernel in kernels)
+  if platform != "cpu" and len(x_TxD) <= _FEW and not is_adapted:
+    compute = _dense
+  own_TxA = chosen_TxA - first_expert
+  product = functools.partial(grouped_matmul.product, platform)
+  out_TxD = compute(x_TxD, weights_TxA, own_TxA, kernels, activation, product)
+  chosen = chosen_TxA.astype(config.route_dtype)
+  return out_TxD.reshape(x.shape), chosen.reshape(*x.shape[:-1], -1)
+
+
+def _num_experts(kernel: jax.Array | products.Adapted) -> int:
+  return jax.tree.leaves(kernel)[0].shape[0]
+
+
+def _adapted(
+    times: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    kernel: jax.Array | products.Adapted,
+) -> jax.Array:
+  """Returns times(x, kernel), or times(x, W) + times(times(x, A), B)."""
+  if not isinstance(kernel, products.Adapted):
+    return times(x, kernel)
+  return times(x, kernel.kernel) + times(times(x, kernel.a), kernel.b)
+
+
+def _dense(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
+  """Returns the sum by products of all tokens with each expert's weights."""
+  del product
+  gate, up, down = kernels
+  is_own_TxAxE = _one_hot(own_TxA, len(gate))
+  weights_TxE = jnp.sum(
+      jnp.where(is_own_TxAxE, weights_TxA[..., None], 0.0), axis=1
+  )
+  hidden = lambda kernel: jnp.einsum("td,efd->tef", x_TxD, kernel)
+  hidden_TxExF = activation(hidden(gate)) * hidden(up)
+  hidden_TxExF *= weights_TxE[..., None].astype(x_TxD.dtype)
+  return jnp.einsum("tef,edf->td", hidden_TxExF, down)
+
+
+def _sorted(x_TxD, weights_TxA, own_TxA, kernels, activation, product):
+  """Returns the sum by products of each expert with its own tokens alone."""
+  gate, up, down = kernels
+  (T, A), E = own_TxA.shape, _num_experts(gate)
+  own_R = own_TxA.reshape(-1)
+  # Copies for experts of other devices come last, in no group.
+  own_R = jnp.where((own_R >= 0) & (own_R < E), own_R, E)
+  sizes_E = jnp.sum(_one_hot(own_R, E), axis=0, dtype=jnp.int32)
+  order_R = jnp.argsort(own_R)
+  copies_RxD = jnp.repeat(x_TxD, A, axis=0)
+  kept = kept_lib.find(order_R[None], T * A)
+  rows_RxD = kept_lib.take(copies_RxD[None], kept)[0]
+  of_rows = functools.partial(_adapted, lambda x, k: product(x, k, sizes_E))
+  hidden_RxF = activation(of_rows(rows_RxD, gate))
+  hidden_RxF *= of_rows(rows_RxD, up)
+  out_RxD = of_rows(hidden_RxF, down)
+  out_TxAxD = kept_lib.put(out_RxD[None], kept)[0].reshape(T, A, -1)
+  out_TxD = jnp.sum(
+      out_TxAxD.astype(jnp.float32) * weights_TxA[..., None], axis=1
+  )
+  return out_TxD.astype(x_TxD.dtype)

@@ -1,0 +1,373 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of the transformer families: products, norms, MLPs, attention.
+
+Axes: B prompts, K completions, P prompt tokens, T completion tokens, Q
+queries, S keys, L any run of tokens, D width, G key-value heads, M query heads
+of one key-value head (H = G * M), Dh head width, E rotated entries of it.
+Leading axes written `...` are free.
+
+Each `nnx.Param` has the metadata `logical_axes`, the names of its axes, which
+`policy.sharding.RULES` maps to the axes of the mesh.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tba_jax import types
+from tba_jax.models import config as config_lib
+from tba_jax.models.net import activations
+from tba_jax.models.net import products
+from tba_jax.models.net import quantized
+
+# `jax.ad_checkpoint.checkpoint_name` of the results of splash attention.
+ATTENTION = "attention"
+
+
+def logical_axes(state: nnx.State) -> types.PyTree:
+  """Returns a stack's params with a tuple of axis names in place of each."""
+  axes = {}
+  for path, param in nnx.to_flat_state(state):
+    stacked = ("layers",) if path[0] == "blocks" else ()
+    node = axes
+    for name in path[:-1]:
+      node = node.setdefault(name, {})
+    node[path[-1]] = stacked + param.get_metadata()["logical_axes"]
+  return axes
+
+
+class Linear(nnx.Module):
+  """A linear map over the last axes of its input.
+
+  kernel: [*out_shape, *in_shape] in the param dtype, normal with a standard
+    deviation of `scale` / sqrt(product of in_shape). Output axes come first, as
+    in torch: the kernel's gradient is then a product of row-major operands, a
+    third faster on XLA's CPU backend.
+  bias: [*out_shape], initially zeros; optional.
+  """
+
+  def __init__(
+      self,
+      in_shape: Sequence[int],
+      out_shape: Sequence[int],
+      logical_axes: Sequence[str],
+      *,
+      rngs: nnx.Rngs,
+      param_dtype: jnp.dtype,
+      scale: float = 1.0,
+      bias: bool = False,
+  ):
+    self.num_in = len(in_shape)
+    stddev = scale / math.sqrt(math.prod(in_shape))
+    shape = (*out_shape, *in_shape)
+    value = stddev * jax.random.normal(rngs.params(), shape, jnp.float32)
+    self.kernel = nnx.Param(
+        value.astype(param_dtype), logical_axes=tuple(logical_axes)
+    )
+    self.has_bias = bias
+    if bias:
+      self.bias = nnx.Param(
+          jnp.zeros(tuple(out_shape), param_dtype),
+          logical_axes=tuple(logical_axes)[: len(out_shape)],
+      )
+
+  def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Returns [..., *out_shape] in `dtype` for x [..., *in_shape]."""
+    dtype = dtype or x.dtype
+    held = kernel = self.kernel.get_value()
+    if isinstance(held, products.Adapted):
+      kernel = held.kernel
+    shape = kernel.shape[: kernel.ndim - self.num_in]
+    x = x.reshape(*x.shape[: x.ndim - self.num_in], -1)
+    kernel_FxD = kernel.reshape(-1, x.shape[-1])
+    if isinstance(held, quantized.Quantized):
+      out = products.quantized_product(x, kernel_FxD, dtype)
+    else:
+      out = products.product(x, kernel_FxD.astype(x.dtype), dtype)
+    if isinstance(held, products.Adapted):
+      out += held.correction(x).astype(dtype)
+    out = out.reshape(*x.shape[:-1], *shape)
+    if self.has_bias:
+      out += products.expand_to(self.bias[...].astype(dtype), out.ndim)
+    return out
+
+
+class Embedding(nnx.Module):
+  """Token embeddings [V, D], normal with standard deviation 1 / sqrt(D)."""
+
+  def __init__(
+      self,
+      vocab_size: int,
+      width: int,
+      *,
+      rngs: nnx.Rngs,
+      param_dtype: jnp.dtype,
+  ):
+    value = jax.random.normal(rngs.params(), (vocab_size, width), jnp.float32)
+    value = value / math.sqrt(width)
+    self.embedding = nnx.Param(
+        value.astype(param_dtype), logical_axes=("vocab", "width")
+    )
+
+  def __call__(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns [..., D] for int32 tokens [...]."""
+    table = self.embedding.get_value()
+    if isinstance(table, quantized.Quantized):
+      return table.rows(tokens).astype(dtype)
+    return jnp.take(table, tokens, axis=0).astype(dtype)
+
+  def attend(self, x: jax.Array) -> jax.Array:
+    """Returns the tied head's logits [..., V] float32 for x [..., D]."""
+    kernel = self.embedding.get_value()
+    if isinstance(kernel, quantized.Quantized):
+      return products.quantized_product(x, kernel, jnp.float32)
+    return products.product(x, kernel.astype(x.dtype), jnp.float32)
+
+
+class RMSNorm(nnx.Module):
+  """x / rms(x) * (offset + scale) over the last axis, computed in float32."""
+
+  def __init__(
+      self,
+      width: int,
+      *,
+      epsilon: float,
+      param_dtype: jnp.dtype,
+      logical_axis: str = "width",
+      offset: float = 0.0,
+  ):
+    self.epsilon, self.offset = epsilon, offset
+    self.scale = nnx.Param(
+        jnp.full((width,), 1.0 - offset, param_dtype),
+        logical_axes=(logical_axis,),
+    )
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    scale = products.expand_to(self.scale[...].astype(jnp.float32), x.ndim)
+    scale = self.offset + scale
+    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(
+        x.dtype
+    )
+
+
+class LayerNorm(nnx.Module):
+  """(x - mean) / std * scale + bias over the last axis, in float32."""
+
+  def __init__(self, config: config_lib.ModelConfig):
+    self.epsilon = config.norm_epsilon
+    dtype = jnp.dtype(config.param_dtype)
+    make = lambda value: nnx.Param(
+        jnp.full((config.width,), value, dtype), logical_axes=("width",)
+    )
+    self.scale, self.bias = make(1.0), make(0.0)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
+    scale, bias = (
+        products.expand_to(leaf[...].astype(jnp.float32), x.ndim)
+        for leaf in (self.scale, self.bias)
+    )
+    normed = centered * jax.lax.rsqrt(variance + self.epsilon)
+    return (normed * scale + bias).astype(x.dtype)
+
+
+class MLP(nnx.Module):
+  """down(activation(up(x))), both with biases."""
+
+  def __init__(
+      self,
+      config: config_lib.ModelConfig,
+      *,
+      rngs: nnx.Rngs,
+      out_scale: float,
+  ):
+    make = lambda n, m, axes, scale: Linear(
+        *((n,), (m,), axes),
+        rngs=rngs,
+        param_dtype=jnp.dtype(config.param_dtype),
+        scale=scale,
+        bias=True,
+    )
+    self.activation = config.activation
+    self.up = make(config.width, config.mlp_width, ("mlp", "width"), 1.0)
+    self.down = make(
+        config.mlp_width, config.width, ("width", "mlp"), out_scale
+    )
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return self.down(activations.ACTIVATIONS[self.activation](self.up(x)))
+
+
+class GatedMLP(nnx.Module):
+  """down(activation(gate(x)) * up(x)) of Shazeer 2020 (arXiv:2002.05202).
+
+  It is SwiGLU with the activation "silu".
+  """
+
+  def __init__(
+      self,
+      width: int,
+      mlp_width: int,
+      *,
+      rngs: nnx.Rngs,
+      param_dtype: jnp.dtype,
+      out_scale: float,
+      bias: bool = False,
+      activation: str = "silu",
+  ):
+    make = lambda n, m, axes, scale=1.0: Linear(
+        *((n,), (m,), axes),
+        rngs=rngs,
+        param_dtype=param_dtype,
+        scale=scale,
+        bias=bias,
+    )
+    self.activation = activation
+    self.gate = make(width, mlp_width, ("mlp", "width"))
+    self.up = make(width, mlp_width, ("mlp", "width"))
+    self.down = make(mlp_width, width, ("width", "mlp"), out_scale)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    gate = activations.ACTIVATIONS[self.activation](self.gate(x))
+    return self.down(gate * self.up(x))
+
+
+# (q_...xGxMxDh, k_...xGxDh, v_...xGxDh) -> (out_...xGxMxDh, auxiliary output).
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, object]]
+
+
+def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Returns x [..., heads, Dh] rotated by tables [..., E / 2] in float32.
+
+  Entry i is paired with entry i + E / 2, as Hugging Face stores heads; the
+  paper pairs 2i with 2i + 1, a permutation of it. Entries from E on pass
+  through.
+  """
+  cos, sin = (table[..., None, :] for table in tables)
+  half = cos.shape[-1]
+  first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
+  return jnp.concatenate(
+      [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
+  ).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+  """Grouped-query attention (arXiv:2305.13245), rotary if tables are given.
+
+  The caller's `attend` implements masks and caches, so that one module serves
+  training, prefill and decoding.
+
+  has_norms: whether each query and key head has a norm (Qwen3, Gemma 3).
+  """
+
+  def __init__(
+      self,
+      config: config_lib.ModelConfig,
+      *,
+      rngs: nnx.Rngs,
+      out_scale: float,
+      qkv_bias: bool,
+      out_bias: bool,
+      has_norms: bool = False,
+      norm_offset: float = 0.0,
+  ):
+    self.num_kv_heads, self.has_norms = config.num_kv_heads, has_norms
+    width, head_dim = config.width, config.head_dim
+    param_dtype = jnp.dtype(config.param_dtype)
+    make = lambda heads, axis: Linear(
+        (width,),
+        (heads, head_dim),
+        (axis, "head_dim", "width"),
+        rngs=rngs,
+        param_dtype=param_dtype,
+        bias=qkv_bias,
+    )
+    self.q = make(config.num_heads, "heads")
+    self.k = make(config.num_kv_heads, "kv_heads")
+    self.v = make(config.num_kv_heads, "kv_heads")
+    self.o = Linear(
+        (config.num_heads, head_dim),
+        (width,),
+        ("width", "heads", "head_dim"),
+        rngs=rngs,
+        param_dtype=param_dtype,
+        scale=out_scale,
+        bias=out_bias,
+    )
+    if has_norms:
+      norm = lambda: RMSNorm(
+          head_dim,
+          epsilon=config.norm_epsilon,
+          param_dtype=param_dtype,
+          logical_axis="head_dim",
+          offset=norm_offset,
+      )
+      self.q_norm, self.k_norm = norm(), norm()
+
+  def __call__(
+      self,
+      x: jax.Array,
+      tables: tuple[jax.Array, jax.Array] | None,
+      attend: AttendFn,
+  ) -> tuple[jax.Array, object]:
+    """Returns [..., D] and the second output of `attend`, for x [..., D]."""
+    q, k, v = self.q(x), self.k(x), self.v(x)
+    if self.has_norms:
+      q, k = self.q_norm(q), self.k_norm(k)
+    if tables is not None:
+      q, k = rotate(q, tables), rotate(k, tables)
+    *lead, heads, head_dim = q.shape
+    groups = self.num_kv_heads
+    q = q.reshape(*lead, groups, heads // groups, head_dim)
+    out, kept = attend(q, k, v)
+    return self.o(out.reshape(*lead, heads, head_dim)), kept
+
+
+def rotary_frequencies(
+    config: config_lib.ModelConfig, *, local: bool = False
+) -> np.ndarray:
+  """Returns [E / 2] float32, the angle per position of each pair.
+
+  Frequency i is theta^(-2i / E) (Su et al. 2021, arXiv:2104.09864, eq. 15),
+  scaled according to `config.rope_type`; "llama3" is that of Llama 3.1 (Dubey
+  et al. 2024, arXiv:2407.21783), as computed by `transformers`. Local layers
+  have `config.local_rope_theta`, not scaled.
+  """
+  E = config.rotary_dim
+  exponents = np.arange(0, E, 2, dtype=np.float32) / np.float32(E)
+  theta = config.local_rope_theta if local else config.rope_theta
+  plain = np.float32(1.0) / np.float32(theta) ** exponents
+  if local or config.rope_type == "default":
+    return plain
+  scaled = plain / np.float32(config.rope_factor)
+  if config.rope_type == "linear":
+    return scaled
+  # Rotations of a pair over the original context length.
+  turns = config.rope_original_positions * plain / (2 * math.pi)
+  low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+  share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+  return ((1.0 - share) * scaled + share * plain).astype(np.float32)
+
+
+def rotary_tables(
+    config: config_lib.ModelConfig,
+    positions: jax.Array,
+    *,
+    local: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns cosines and sines [..., E / 2] float32 of positions [...]."""
+  axes = tuple(range(positions.ndim))
+  frequencies_E2 = jnp.expand_dims(
+      jnp.asarray(rotary_frequencies(config, local=local)), axes
+  )
+  angles = positions.astype(jnp.float32)[..., None] * frequencies_E2
+  return jnp.cos(angles), jnp.sin(angles)

@@ -1,0 +1,231 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a run directory, whether the run goes on, finished or was killed."""
+
+import array
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import sys
+from typing import Any
+
+from etils import epath
+import numpy as np
+
+from tba_jax.run import metrics
+from tba_jax.run import text
+from tba_jax.system import jsonl
+
+# Limits on what a page shows.
+MAX_SAMPLES = 2000
+MAX_PROMPT_CHARS = 1000
+MAX_COMPLETION_CHARS = 2000
+MAX_REASON_CHARS = 500
+MAX_TOKENS = 256
+MAX_TOKEN_CHARS = 64
+MAX_EVENTS = 2000
+_empty = functools.partial(dataclasses.field, default_factory=dict)
+_SCHEMAS = {
+    "eval.json": {"before?": {}, "after?": {}, "history?": [{"step": int}]},
+    "summary.json": {"before?": {}, "after?": {}},
+}
+
+
+@dataclasses.dataclass
+class Lane:
+  """Spans of one thread of a process, in file order.
+
+  role, index: role and index of the process.
+  lane: name of the thread, "" for the main loop.
+  kinds: index of each span's kind in `RunData.span_kinds`.
+  t0, t1: start and end of each span, Unix seconds.
+  """
+
+  role: str
+  index: int
+  lane: str
+  kinds: array.array = dataclasses.field(
+      default_factory=lambda: array.array("H")
+  )
+  t0: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
+  t1: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
+
+
+@dataclasses.dataclass
+class RunData:
+  """Contents of a run directory; any part may be empty.
+
+  workdir: the directory.
+  config, eval, ledger, status, summary: JSON files of these names.
+  lines: metrics records as written.
+  sft_records: metrics records of supervised fine-tuning.
+  lanes: spans by (role, index, lane).
+  span_kinds: names of the kinds of spans.
+  events: the newest events, oldest first; num_events: of the whole run.
+  changes: see `metrics.settings_changes`.
+  samples: evenly spaced samples, printable; num_samples: of the whole run.
+  skipped: number of unreadable lines by file.
+  damaged: the JSON files that cannot be read, and why; they are left out.
+  """
+
+  workdir: epath.Path | None = None
+  config: dict[str, Any] = _empty()
+  eval: dict[str, Any] = _empty()
+  ledger: dict[str, Any] = _empty()
+  status: dict[str, Any] = _empty()
+  summary: dict[str, Any] = _empty()
+  lines: Sequence[Mapping[str, Any]] = ()
+  sft_records: Sequence[Mapping[str, Any]] = ()
+  lanes: dict[tuple[str, int, str], Lane] = _empty()
+  span_kinds: Sequence[str] = ()
+  events: Sequence[Mapping[str, Any]] = ()
+  num_events: int = 0
+  changes: dict[int, dict[str, Any]] = _empty()
+  samples: Sequence[Mapping[str, Any]] = ()
+  num_samples: int = 0
+  skipped: dict[str, int] = _empty()
+  damaged: Sequence[str] = ()
+
+  @functools.cached_property
+  def records(self) -> list[dict[str, Any]]:
+    """One record per step, the history that survived restarts."""
+    return metrics.last_per_step(self.lines)
+
+  def setting(self, *keys: str) -> Any:
+    """Returns a setting of the run's config, None if missing."""
+    value = self.config.get("config")
+    for key in keys:
+      value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def column(
+    records: Sequence[Mapping[str, Any]], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the steps and values of a metric, [S] int64 and [S] float64."""
+  rows = [(r["step"], r[name]) for r in records if text.is_number(r.get(name))]
+  steps, values = zip(*rows, strict=True) if rows else ((), ())
+  return np.array(steps, np.int64), np.array(values, np.float64)
+
+
+def printable_sample(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Truncates a sample and makes it printable."""
+  string = lambda name, limit: text.printable(record.get(name, ""), limit)
+  number = lambda value: value if text.is_number(value) else None
+  tokens, logprobs = record.get("tokens"), record.get("logprobs")
+  if not isinstance(tokens, list) or not isinstance(logprobs, list):
+    tokens, logprobs = [], []
+  pairs = list(zip(tokens, logprobs, strict=False))
+  shown = pairs[:MAX_TOKENS]
+  return {
+      **{
+          name: number(record.get(name))
+          for name in ("step", "version", "prompt_id", "reward")
+      },
+      "prompt": string("prompt", MAX_PROMPT_CHARS),
+      "completion": string("completion", MAX_COMPLETION_CHARS),
+      "reason": string("reason", MAX_REASON_CHARS),
+      "tokens": [text.printable(token, MAX_TOKEN_CHARS) for token, _ in shown],
+      "logprobs": [
+          round(logprob, 4) if text.is_number(logprob) else None
+          for _, logprob in shown
+      ],
+      "hidden_tokens": len(pairs) - len(shown),
+  }
+
+
+class _Reader:
+  """Reads the files of a run directory; notes what is unreadable."""
+
+  def __init__(self, workdir: epath.Path):
+    self._workdir = workdir
+    self.skipped = collections.Counter()
+    self.damaged: list[str] = []
+
+  def lines(self, name: str) -> Any:
+    skip = functools.partial(self.skipped.update, (name,))
+    return jsonl.iter_jsonl(self._workdir / name, skip)
+
+  def object(self, name: str) -> dict[str, Any]:
+    try:
+      schema = _SCHEMAS.get(name, {})
+      return jsonl.read_object(self._workdir / name, schema) or {}
+    except ValueError as error:
+      self.damaged.append(str(error))
+      return {}
+
+  def samples(self) -> tuple[list[dict[str, Any]], int]:
+    """Returns at most MAX_SAMPLES samples, evenly spaced, and their total.
+
+    Keeps every n-th sample; doubles n when too many are kept.
+    """
+    kept, stride, count = [], 1, 0
+    for record in self.lines("samples.jsonl"):
+      if count % stride == 0:
+        kept.append(printable_sample(record))
+        if len(kept) > MAX_SAMPLES:
+          kept = kept[::2]
+          stride *= 2
+      count += 1
+    return kept, count
+
+  def lanes(self) -> tuple[dict[tuple[str, int, str], Lane], list[str]]:
+    """Returns the spans by lane, and the names of their kinds."""
+    lanes: dict[tuple[str, int, str], Lane] = {}
+    kinds: dict[str, int] = {}
+    folder = self._workdir / "spans"
+    for path in sorted(folder.glob("*.jsonl")) if folder.exists() else ():
+      name = f"spans/{path.name}"
+      for span in self.lines(name):
+        t0, t1, index = span.get("t0"), span.get("t1"), span.get("index", 0)
+        numbers = text.is_number(t0) and text.is_number(t1)
+        if not (numbers and isinstance(index, int)):
+          self.skipped[name] += 1
+          continue
+        key = str(span.get("role", "")), index, str(span.get("lane", ""))
+        lane = lanes.setdefault(key, Lane(*key))
+        kind = str(span.get("kind", ""))
+        lane.kinds.append(kinds.setdefault(kind, len(kinds)))
+        lane.t0.append(t0)
+        lane.t1.append(t1)
+    return lanes, list(kinds)
+
+
+def read_run(workdir: epath.PathLike) -> RunData:
+  """Reads a run directory, and warns on stderr of files that are damaged.
+
+  Raises ValueError if there is no such directory.
+  """
+  workdir = epath.Path(workdir)
+  if not workdir.is_dir():
+    raise ValueError(f"no run directory at {workdir}")
+  reader = _Reader(workdir)
+  events = list(reader.lines("events.jsonl"))
+  samples, num_samples = reader.samples()
+  lanes, span_kinds = reader.lanes()
+  run = RunData(
+      workdir=workdir,
+      config=reader.object("config.json"),
+      eval=reader.object("eval.json"),
+      ledger=reader.object("ledger.json"),
+      status=reader.object("status.json"),
+      summary=reader.object("summary.json"),
+      lines=list(reader.lines("metrics.jsonl")),
+      sft_records=metrics.last_per_step(reader.lines("sft/metrics.jsonl")),
+      lanes=lanes,
+      span_kinds=span_kinds,
+      events=events[-MAX_EVENTS:],
+      num_events=len(events),
+      changes=metrics.settings_changes(events),
+      samples=samples,
+      num_samples=num_samples,
+      skipped=dict(reader.skipped),
+      damaged=reader.damaged,
+  )
+  for line in run.damaged:
+    print(f"warning: {line}; left out of the report", file=sys.stderr)
+  for name, count in sorted(run.skipped.items()):
+    what = f"{count} lines cannot be read, cut by a crash or damaged"
+    print(f"warning: {workdir / name}: {what}", file=sys.stderr)
+  return run

@@ -1,0 +1,164 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Grants of blocks of the prompt order to searchers."""
+
+from collections.abc import Collection
+import heapq
+from typing import Any
+
+from tba_jax import schedule as schedule_lib
+from tba_jax.replay import prompt_order
+from tba_jax.transport.groups import inbox as inbox_lib
+
+# Undelivered blocks that a searcher may hold; with barriers one, so that they
+# wait for no block that is still to begin.
+BLOCKS_AHEAD = 2
+
+
+class Grants:
+  """Grants blocks of the prompt order to searchers. Not thread-safe."""
+
+  def __init__(
+      self,
+      order: prompt_order.PromptOrder,
+      *,
+      prompts_per_round: int,
+      schedule: schedule_lib.Schedule,
+      journaled: prompt_order.Positions | None = None,
+  ):
+    """Makes a scheduler that has admitted nothing.
+
+    Args:
+      order: order of the prompts.
+      prompts_per_round: prompts of a full block.
+      schedule: has the version that samples a position, and its step.
+      journaled: positions that are in the journal; becomes this object's own.
+    """
+    self._order = order
+    self._ungranted = prompt_order.Ungranted(
+        prompt_order.Positions() if journaled is None else journaled
+    )
+    self._prompts_per_round = prompts_per_round
+    self._schedule = schedule
+    self._limit = 0
+    self._blocks_ahead = 1 if schedule.takes_newer else BLOCKS_AHEAD
+    self._is_paused = False
+    self._least_version = -1
+    self._blocks: dict[str, list[tuple[int, int, list[int]]]] = {}
+    self._num_blocks = 0
+    self._changed: set[str] = set()
+
+  def admit(self, limit: int) -> bool:
+    """Admits positions below `limit`; returns False if they already were."""
+    if limit <= self._limit:
+      return False
+    self._limit = limit
+    return True
+
+  def drain(self) -> bool:
+    """Grants no more until `resume`; returns whether no block is out."""
+    self._is_paused = True
+    return not any(self._blocks.values())
+
+  def resume(self, least_version: int) -> None:
+    """Grants again, to be sampled with this version or a newer one."""
+    self._is_paused, self._least_version = False, least_version
+
+  @property
+  def cursor(self) -> int:
+    """The first position that was never granted."""
+    return self._ungranted.cursor
+
+  def note(self, record: inbox_lib.Record) -> None:
+    """Notes a record, once it is in the inbox."""
+    sid = record.header["sid"]
+    if record.groups:
+      self.note_journaled(sid, {g.position for g in record.groups})
+    else:
+      # The searcher is gone, or the block's prompts are unknown.
+      self.forget(sid)
+
+  def note_journaled(self, sid: str, positions: Collection[int]) -> None:
+    """Removes a searcher's blocks with these positions."""
+    self._ungranted.note_journaled(positions)
+    for block in list(self._blocks.get(sid, ())):
+      if not set(block[2]).isdisjoint(positions):
+        self._take_back(sid, block)
+
+  def forget(self, sid: str) -> None:
+    """Takes back all blocks of a searcher, to be granted again."""
+    for block in list(self._blocks.get(sid, ())):
+      self._take_back(sid, block)
+    self._blocks.pop(sid, None)
+    self._changed.discard(sid)
+
+  def holds(self, sid: str) -> bool:
+    """Returns whether a searcher has blocks that are not in the journal."""
+    return bool(self._blocks.get(sid))
+
+  def _take_back(self, sid: str, block: tuple[int, int, list[int]]) -> None:
+    """Removes a block; positions not in the journal are granted again."""
+    self._blocks[sid].remove(block)
+    ungranted = self._ungranted
+    ungranted.release(p for p in block[2] if not ungranted.is_journaled(p))
+
+  def assign_again(self) -> None:
+    """Makes the next `assign` return the blocks of every searcher."""
+    self._changed.update(self._blocks)
+
+  def assign(
+      self, alive: Collection[str], asked: Collection[str] = ()
+  ) -> dict[str, list[Any]]:
+    """Grants admitted positions, each block to the searcher with the fewest.
+
+    Args:
+      alive: searchers that may be granted blocks.
+      asked: searchers whose blocks are returned even if unchanged.
+
+    Returns:
+      sid -> all its blocks, for searchers whose blocks changed, as in the
+      message "work".
+    """
+    # Searchers by blocks held, then by name. The list is not built when nothing
+    # is available: there may be thousands of them.
+    held = []
+    if not self._is_paused and self._ungranted.available(self._limit):
+      held = [(len(self._blocks.get(sid, ())), sid) for sid in alive]
+      heapq.heapify(held)
+    while held and held[0][0] < self._blocks_ahead:
+      count, sid = held[0]
+      block = self._next_block()
+      if block is None:
+        break
+      self._blocks.setdefault(sid, []).append(block)
+      self._changed.add(sid)
+      heapq.heapreplace(held, (count + 1, sid))
+    changed = {sid for sid in self._changed if sid in alive} | set(asked)
+    self._changed -= changed
+    return {
+        sid: [
+            {
+                "number": number,
+                "version": version,
+                "prompts": [(p, *self._order.prompt(p)) for p in positions],
+            }
+            for number, version, positions in self._blocks.get(sid, ())
+        ]
+        for sid in changed
+    }
+
+  def _next_block(self) -> tuple[int, int, list[int]] | None:
+    available = self._ungranted.available(self._limit)
+    size = self._prompts_per_round
+    # A partial block is granted only when no other block is outstanding.
+    if not available or (available < size and any(self._blocks.values())):
+      return None
+    positions = self._ungranted.grant(size, self._limit)
+    # A block arrives at once, with one version: it has prompts of one step.
+    step_of, version_of = self._schedule.step_of, self._schedule.version_of
+    step = step_of(positions[0])
+    own = [p for p in positions if step_of(p) == step]
+    self._ungranted.release(p for p in positions if step_of(p) != step)
+    self._num_blocks += 1
+    version = max(version_of(own[0]), self._least_version)
+    return self._num_blocks, version, own

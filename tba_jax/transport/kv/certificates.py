@@ -1,0 +1,140 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files of mutual TLS that a run makes from its secret.
+
+The keys of the authority and of the certificate that it signs are derived from
+the secret. Every host that has the secret makes the same files, at each start,
+and a client without it gets past no handshake. The certificate names a URI:
+addresses are not known when it is made.
+"""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import re
+
+from tba_jax.system import jsonl
+from tba_jax.transport.kv import locator
+
+# First version of jaxlib whose key-value service has mutual TLS.
+NEEDED = "0.11.2"
+# JAX looks for it in the peer's certificate, instead of the host name.
+_URI = "tba-jax://run/"
+# Clocks may differ, and a run may be resumed after years. The end is what
+# RFC 5280 (4.1.2.5) prescribes for certificates that do not expire.
+BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+# Order of the curve P-256.
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+def is_supported() -> bool:
+  """Returns whether the installed jaxlib has mutual TLS."""
+  return _numbers(jaxlib_version()) >= _numbers(NEEDED)
+
+
+def jaxlib_version() -> str:
+  """Returns the installed version, which is not imported."""
+  return importlib.metadata.version("jaxlib")
+
+
+def unguarded(address: str) -> str:
+  """Returns what to say of an address of this host that is without TLS."""
+  reason = (
+      "config.store.insecure = True leaves mutual TLS out"
+      if is_supported()
+      else f"jaxlib {jaxlib_version()} has no mutual TLS, {NEEDED} (Python"
+      " 3.12) has"
+  )
+  return (
+      f"warning: anyone who reaches {address} can halt this run and read its"
+      f" params and completions: {reason}"
+  )
+
+
+def _numbers(version: str) -> list[int]:
+  """Returns the first three numbers of "0.11.2.dev3", say."""
+  return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+def make(folder: str | os.PathLike[str], secret: bytes) -> locator.Tls:
+  """Returns the files of a run; writes those that are missing or differ.
+
+  Args:
+    folder: private to this user; processes may share it.
+    secret: run's secret.
+  """
+  paths = []
+  for name, content in _contents(secret).items():
+    path = pathlib.Path(folder, name)
+    if not path.exists() or path.read_bytes() != content:
+      with jsonl.replacing(path, private=True) as file:
+        file.write(content)
+    paths.append(str(path))
+  return locator.Tls(*paths, peer_uri_prefix=_URI)
+
+
+def _contents(secret: bytes) -> dict[str, bytes]:
+  """Returns certificate, key and authority by file name."""
+  # Imported here: a run without a port needs no certificates.
+  # pylint: disable=g-import-not-at-top
+  from cryptography import x509
+  from cryptography.hazmat.primitives import hashes
+  from cryptography.hazmat.primitives import serialization
+  from cryptography.hazmat.primitives.asymmetric import ec
+  from cryptography.hazmat.primitives.kdf import hkdf
+
+  def derive(label: str) -> ec.EllipticCurvePrivateKey:
+    # 64 bits more than the order has: the remainder's bias is negligible.
+    text = hkdf.HKDF(
+        hashes.SHA256(), length=40, salt=None, info=f"tba_jax {label}".encode()
+    ).derive(secret)
+    number = int.from_bytes(text) % (_ORDER - 1) + 1
+    return ec.derive_private_key(number, ec.SECP256R1())
+
+  def certificate(
+      label: str, serial_number: int, extension: x509.ExtensionType
+  ) -> x509.CertificateBuilder:
+    named = lambda text: x509.Name(
+        [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"tba_jax {text}")]
+    )
+    return x509.CertificateBuilder(
+        issuer_name=named("authority"),
+        subject_name=named(label),
+        public_key=derive(label).public_key(),
+        serial_number=serial_number,
+        not_valid_before=BEGIN,
+        not_valid_after=END,
+    ).add_extension(extension, critical=True)
+
+  authority = certificate(
+      "authority", 1, x509.BasicConstraints(ca=True, path_length=0)
+  )
+  names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_URI)])
+  host = certificate("host", 2, names).add_extension(
+      x509.ExtendedKeyUsage(
+          [
+              x509.ExtendedKeyUsageOID.SERVER_AUTH,
+              x509.ExtendedKeyUsageOID.CLIENT_AUTH,
+          ]
+      ),
+      critical=False,
+  )
+
+  def signed(builder: x509.CertificateBuilder) -> bytes:
+    # Without randomness: processes that share a folder write the same bytes.
+    return builder.sign(
+        derive("authority"), hashes.SHA256(), ecdsa_deterministic=True
+    ).public_bytes(serialization.Encoding.PEM)
+
+  key = derive("host").private_bytes(
+      serialization.Encoding.PEM,
+      serialization.PrivateFormat.PKCS8,
+      serialization.NoEncryption(),
+  )
+  return {
+      "cert.pem": signed(host),
+      "key.pem": key,
+      "ca.pem": signed(authority),
+  }

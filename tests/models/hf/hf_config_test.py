@@ -1,0 +1,533 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""config.json and generation_config.json: what is read, and what is refused.
+
+`published_configs.json` has configs of models on the hub. Held against copies
+in public repositories, key for key: Qwen2.5 0.5B, 0.5B Instruct, 1.5B, 1.5B
+Instruct and 7B Instruct, Qwen3 0.6B, 8B and 30B-A3B, Llama 3.1 8B and 8B
+Instruct, Llama 3.2 1B and 1B Instruct (a copy saved in float16), Mistral 7B
+v0.1 and v0.3 (its Instruct's), Pythia 1B (not the deduped one's), GPT-2, MiniLM
+and SmolLM2 135M.
+The larger Qwen2.5 base, Math and distilled models have the keys of
+R1-Distill-Qwen 7B, the other Pythias those of the 1B. Gemma 3 1B, rho-math,
+Llama Guard 3 and the RoBERTa classifier have those of copies on the hub that
+others fine-tuned or quantized, but for the rotary scaling of Llama Guard 3 8B,
+which is the 1B's, and rho-math's dtype, told by the size of its weights;
+gpt2-alpaca those of gpt2-alpaca-gpt4, and three added tokens like it.
+"""
+
+import dataclasses
+import inspect
+import json
+import pathlib
+import re
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import transformers
+
+from tba_jax.models import config as config_lib
+from tba_jax.models.families import family as family_lib
+from tba_jax.models.hf import hf_config
+from tba_jax.models.net import encoder
+from tests.models import hf_case
+
+ModelConfig = config_lib.ModelConfig
+_PUBLISHED = json.loads(
+    pathlib.Path(__file__).with_name("published_configs.json").read_text()
+)
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "dtype": "float32",
+    "eos_token_id": 2,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "max_position_embeddings": 1024,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
+    "vocab_size": 512,
+}
+_QWEN = {**_LLAMA, "model_type": "qwen3", "rope_theta": 5000.0}
+_MOE = _PUBLISHED["Qwen/Qwen3-30B-A3B"]
+_NEOX = _PUBLISHED["EleutherAI/pythia-410m-deduped"]
+_GPT2 = _PUBLISHED["openai-community/gpt2"]
+_ROBERTA = "facebook/roberta-hate-speech-dynabench-r4-target"
+_CLASSIFIER = "LlamaForSequenceClassification"
+
+
+class PublishedTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (name.replace("/", "_"), hf) for name, hf in _PUBLISHED.items()
+  )
+  def test_reads_what_transformers_reads(self, hf):
+    theirs = transformers.CONFIG_MAPPING[hf["model_type"]](**hf)
+    if hf["model_type"] in encoder.FAMILIES:
+      config = encoder.encoder_config_from_hf(hf)
+      epsilon = theirs.layer_norm_eps
+    else:
+      config = hf_config.from_hf(hf)
+      kv_heads = getattr(theirs, "num_key_value_heads", config.num_heads)
+      self.assertEqual(config.num_kv_heads, kv_heads)
+      self.assertEqual(config.tie_embeddings, theirs.tie_word_embeddings)
+      if config.family != "gpt2":
+        rope = theirs.rope_parameters
+        if config.family == "gemma3_text":
+          local = rope["sliding_attention"]["rope_theta"]
+          self.assertEqual(config.local_rope_theta, local)
+          kinds = [kind == "full_attention" for kind in theirs.layer_types]
+          self.assertEqual(list(config.global_layers), kinds)
+          scalar = theirs.query_pre_attn_scalar
+          self.assertEqual(config.score_dim, scalar)
+          rope = rope["full_attention"]
+        self.assertEqual(config.rope_theta, rope["rope_theta"])
+        self.assertEqual(config.rope_type, rope["rope_type"])
+        self.assertEqual(config.rope_factor, rope.get("factor", 1.0))
+        fraction = rope.get("partial_rotary_factor", 1.0)
+        self.assertEqual(config.rotary_fraction, fraction)
+      stops = theirs.eos_token_id
+      self.assertEqual(list(config.stop_ids) or config.eos_id, stops)
+      window = getattr(theirs, "sliding_window", None) or 0
+      self.assertEqual(config.sliding_window, window)
+      names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+      epsilon = next(getattr(theirs, n) for n in names if hasattr(theirs, n))
+    self.assertEqual(
+        (
+            config.vocab_size, config.width, config.num_layers,
+            config.num_heads, config.max_positions, config.norm_epsilon,
+        ),
+        (
+            theirs.vocab_size, theirs.hidden_size, theirs.num_hidden_layers,
+            theirs.num_attention_heads, theirs.max_position_embeddings, epsilon,
+        ),
+    )  # fmt: skip
+
+  @parameterized.named_parameters(
+      (name.replace("/", "_"), hf) for name, hf in _PUBLISHED.items()
+  )
+  def test_a_copy_that_transformers_has_saved_reads_the_same(self, hf):
+    """As fine-tuned models are published, whose own files we do not have."""
+    read = hf_config.from_hf
+    if hf["model_type"] in encoder.FAMILIES:
+      read = encoder.encoder_config_from_hf
+    theirs = transformers.CONFIG_MAPPING[hf["model_type"]](**hf)
+    saved = json.loads(theirs.to_json_string())
+    self.assertNotEqual(saved, hf)
+    self.assertEqual(read(saved), read(hf))
+
+  def test_a_reward_model_of_pythia_that_transformers_4_has_saved(self):
+    config = hf_config.from_hf(_NEOX)
+    saved = {
+        **_NEOX,
+        "_name_or_path": "EleutherAI/pythia-410m-deduped",
+        "architectures": ["GPTNeoXForSequenceClassification"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "classifier_dropout": 0.1,
+        "hidden_dropout": 0.0,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "pad_token_id": 1,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": None,
+        "rope_theta": 10000,
+    }
+    self.assertEqual(
+        hf_config.from_hf(saved),
+        dataclasses.replace(config, num_labels=1, pad_id=1),
+    )
+
+  @parameterized.parameters(*family_lib.FAMILIES)
+  def test_defaults_are_those_of_transformers(self, family):
+    theirs = transformers.CONFIG_MAPPING[family]()
+    for name, _, default in family_lib.FAMILIES[family].keys.values():
+      if default is not ... and default is not None:
+        self.assertEqual(default, getattr(theirs, name), name)
+
+  @parameterized.parameters(
+      ("_attn_implementation_autoset", True),
+      ("_num_labels", 1),
+      ("auto_map", {"AutoConfig": "base--config.LlamaConfig"}),
+      ("gradient_checkpointing", False),
+      ("temperature", 0.6),
+      ("transformers.js_config", {"dtype": "q4"}),
+      ("unsloth_fixed", True),
+      ("unsloth_version", "2025.1"),
+      ("use_mrope", False),
+  )
+  def test_keys_that_tools_add_are_harmless(self, name, value):
+    self.assertEqual(
+        hf_config.from_hf({**_LLAMA, name: value}), hf_config.from_hf(_LLAMA)
+    )
+
+  def test_sampling_that_transformers_4_keeps_in_the_file_is_harmless(self):
+    """All of its defaults, as in a file saved with `use_diff=False`."""
+    sampling = dict(
+        bad_words_ids=None, begin_suppress_tokens=None, diversity_penalty=0.0,
+        do_sample=False, early_stopping=False, encoder_no_repeat_ngram_size=0,
+        exponential_decay_length_penalty=None, forced_bos_token_id=None,
+        forced_eos_token_id=None, length_penalty=1.0, max_length=20,
+        min_length=0, no_repeat_ngram_size=0, num_beam_groups=1, num_beams=1,
+        num_return_sequences=1, output_scores=False, repetition_penalty=1.0,
+        remove_invalid_values=False, return_dict_in_generate=False,
+        suppress_tokens=None, temperature=1.0, top_k=50, top_p=1.0,
+        typical_p=1.0,
+    )  # fmt: skip
+    others = dict(
+        add_cross_attention=False, chunk_size_feed_forward=0,
+        cross_attention_hidden_size=None, decoder_start_token_id=None,
+        finetuning_task=None, is_decoder=False, is_encoder_decoder=False,
+        output_attentions=False, output_hidden_states=False, prefix=None,
+        problem_type=None, pruned_heads={}, return_dict=True, sep_token_id=None,
+        task_specific_params=None, tf_legacy_loss=False,
+        tie_encoder_decoder=False, tokenizer_class=None, torchscript=False,
+        use_bfloat16=False,
+    )  # fmt: skip
+    self.assertEqual(
+        hf_config.from_hf({**_LLAMA, **sampling, **others}),
+        hf_config.from_hf(_LLAMA),
+    )
+
+
+def _settings_of_class(family: str) -> set[str]:
+  """Returns all settings that a family's class of `transformers` knows.
+
+  Those that it writes, its own and its parent's arguments with the names that
+  stand for them, the older names that it converts, and those of sampling, which
+  it takes out.
+  """
+  theirs = transformers.CONFIG_MAPPING[family]
+  documented = re.findall(
+      r"^        (\w+) \(`", transformers.PretrainedConfig.__doc__, re.M
+  )
+  arguments = [
+      name
+      for c in (theirs, transformers.PretrainedConfig)
+      for name in inspect.signature(c).parameters
+      if name != "kwargs"
+  ]
+  return {
+      *documented,
+      *arguments,
+      *theirs().to_dict(),
+      *transformers.GenerationConfig._get_default_generation_params(),
+      *("attn_implementation", "experts_implementation", "num_labels"),
+      *("per_layer_config", "quantization_config", "rope_parameters"),
+      *("rope_scaling", "rope_theta", "torch_dtype", "unk_token_id"),
+  }
+
+
+class EverySettingTest(parameterized.TestCase):
+  """Settings of the families' classes: ignored, or a wrong value refused."""
+
+  @parameterized.parameters(
+      ("gemma3_text", _PUBLISHED["google/gemma-3-1b-it"]),
+      ("gpt2", _GPT2),
+      ("gpt_neox", _NEOX),
+      ("llama", _LLAMA),
+      ("mistral", _PUBLISHED["mistralai/Mistral-7B-v0.1"]),
+      ("qwen2", _PUBLISHED["Qwen/Qwen2.5-0.5B"]),
+      ("qwen3", _PUBLISHED["Qwen/Qwen3-0.6B"]),
+      ("qwen3_moe", _PUBLISHED["Qwen/Qwen3-30B-A3B"]),
+      ("bert", _PUBLISHED["sentence-transformers/all-MiniLM-L6-v2"]),
+      ("roberta", _PUBLISHED[_ROBERTA]),
+  )
+  def test_is_ignored_or_refused(self, family, hf):
+    hf = {k: v for k, v in hf.items() if k not in ("dtype", "torch_dtype")}
+    read, names = hf_config.from_hf, _settings_of_class(family)
+    # Settings of a scalar head, which this file has not.
+    names -= {"id2label", "num_labels"}
+    if family in ("qwen2", "qwen3", "qwen3_moe"):
+      names -= {"sliding_window"}  # Only with use_sliding_window, refused.
+    if family in encoder.FAMILIES:
+      read = encoder.encoder_config_from_hf
+      # An encoder is float32, stops nowhere, and needs no head.
+      names -= {
+          "architectures", "bos_token_id", "dtype", "eos_token_id",
+          "tie_word_embeddings", "torch_dtype",
+      }  # fmt: skip
+    right, ignored = read(hf), hf_config.ignored(names)
+    self.assertContainsSubset(
+        ("initializer_range", "unk_token_id", "use_cache"), ignored
+    )
+    for name in sorted(names - {"model_type"}):
+      with self.subTest(name):
+        wrong = {**hf, name: "a wrong value"}
+        if name in ignored:
+          self.assertEqual(read(wrong), right)
+        else:
+          with self.assertRaisesRegex(ValueError, "a wrong value"):
+            read(wrong)
+
+  def test_one_line_of_the_log_names_the_ignored_ones(self):
+    folder = self.create_tempdir()
+    hf = {**_LLAMA, "unk_token_id": 0, "use_cache": True, "_commit": "1"}
+    folder.create_file("config.json", json.dumps(hf))
+    with self.assertLogs(level="INFO") as logs:
+      for _ in range(2):
+        config = hf_config.read(folder)
+    self.assertEqual(config, hf_config.from_hf(_LLAMA))
+    (line,) = logs.output
+    self.assertEndsWith(line, "on the logits: unk_token_id, use_cache")
+
+  def test_a_run_s_folder_names_the_command_that_exports_it(self):
+    run = pathlib.Path(self.create_tempdir().full_path)
+    step = run / "checkpoints" / "80"
+    step.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    for folder, operand in ((run, ""), (step.parent, ""), (step, " 80")):
+      with self.assertRaisesRegex(
+          ValueError,
+          f"{folder}: .*; it is a run: .*--program=export --workdir={run}"
+          f"{operand}` writes its model to {run}/export$",
+      ):
+        hf_config.read(folder)
+    with self.assertRaisesRegex(ValueError, "there is no such file$"):
+      hf_config.read(run.parent)
+
+  def test_a_multimodal_config_reads_as_the_copy_that_transformers_saves(self):
+    hf = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
+    saved = json.loads(transformers.Gemma3Config(**hf).to_json_string())
+    read = lambda hf: hf_config.from_hf(hf_config.language_model(hf))
+    config = read(hf)
+    self.assertEqual(read(saved), config)
+    self.assertEqual((config.num_layers, config.vocab_size), (34, 262208))
+    self.assertEqual((config.rope_factor, config.stop_ids), (8.0, (1, 106)))
+    self.assertEqual(config.windows[:7], (1024,) * 5 + (0, 1024))
+    with self.assertRaisesRegex(ValueError, "novelty=1 is an unknown setting"):
+      read({**hf, "novelty": 1})
+
+  def test_null_is_no_setting(self):
+    hf = {**_LLAMA, "quantization_config": None, "novelty": None}
+    self.assertEqual(hf_config.from_hf(hf), hf_config.from_hf(_LLAMA))
+
+
+class FromHfTest(parameterized.TestCase):
+
+  def test_reads_every_field(self):
+    self.assertEqual(
+        hf_config.from_hf(_LLAMA),
+        ModelConfig(
+            family="llama",
+            vocab_size=512,
+            num_layers=2,
+            width=64,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            mlp_width=160,
+            rope_theta=5000.0,
+            norm_epsilon=1e-6,
+            tie_embeddings=False,
+            max_positions=1024,
+            param_dtype="float32",
+            compute_dtype="float32",
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+        ),
+    )
+
+  def test_omitted_settings_get_their_defaults(self):
+    optional = ("head_dim", "num_key_value_heads", "pad_token_id")
+    hf = {k: v for k, v in _LLAMA.items() if k not in optional}
+    config = hf_config.from_hf(hf)
+    self.assertEqual((config.num_kv_heads, config.head_dim), (4, 16))
+    self.assertIsNone(config.pad_id)
+
+  def test_dtype_overrides_the_file(self):
+    config = hf_config.from_hf({**_LLAMA, "torch_dtype": "float16"})
+    self.assertEqual(config.param_dtype, "float32")
+    config = hf_config.from_hf(_LLAMA, dtype="bfloat16")
+    self.assertEqual(config.param_dtype, "bfloat16")
+    self.assertEqual(config.compute_dtype, "bfloat16")
+
+  @parameterized.parameters(
+      (_LLAMA, "model_type", "mamba"),
+      (_LLAMA, "model_type", "gemma2"),
+      (_LLAMA, "hidden_act", "gelu"),
+      (_LLAMA, "architectures", ["LlamaModel"]),
+      (_LLAMA, "attention_bias", 1),
+      (_LLAMA, "attention_dropout", 0.1),
+      (_LLAMA, "rope_scaling", {"rope_type": "dynamic", "factor": 8.0}),
+      (_LLAMA, "rope_scaling", {"type": "yarn"}),
+      (_LLAMA, "rope_parameters", {"rope_type": "llama3", "factor": 8.0}),
+      (_LLAMA, "rope_parameters", {"rope_type": "linear", "factor": None}),
+      (_LLAMA, "rope_parameters", {"rope_type": "linear", "factor": 2, "n": 1}),
+      (_LLAMA, "rope_theta", 1.0),
+      (_LLAMA, "rope_interleaved", True),
+      (_LLAMA, "is_encoder_decoder", True),
+      (_LLAMA, "tie_encoder_decoder", True),
+      (_LLAMA, "eos_token_id", [1, "</s>"]),
+      (_LLAMA, "eos_token_id", []),
+      (_LLAMA, "eos_token_id", 1.5),
+      (_LLAMA, "rms_norm_eps", "small"),
+      (_LLAMA, "tie_word_embeddings", 1),
+      (_LLAMA, "quantization_config", {"bits": 4}),
+      (_LLAMA, "sliding_window", 32),
+      (_QWEN, "use_sliding_window", True),
+      (_QWEN, "use_mrope", True),
+      (_QWEN, "layer_types", ["full_attention", "sliding_attention"]),
+      (_QWEN, "head_dim", "wide"),
+      (_MOE, "decoder_sparse_step", 2),
+      (_MOE, "mlp_only_layers", [1]),
+      (_MOE, "num_local_experts", 64),
+      (_NEOX, "hidden_dropout", 0.1),
+      (_NEOX, "hidden_act", "quick_gelu"),
+      (_NEOX, "hidden_act", ["gelu"]),
+      (_NEOX, "rotary_emb_base", "large"),
+      (_NEOX, "rope_theta", 5.0),
+      (_NEOX, "partial_rotary_factor", 0.5),
+      (_NEOX, "rope_parameters", {"partial_rotary_factor": 0.5}),
+      (_NEOX, "rope_scaling", {"rope_type": "yarn"}),
+      (_NEOX, "num_key_value_heads", 2),
+      (_GPT2, "add_cross_attention", True),
+      (_GPT2, "activation_function", "mish"),
+      (_GPT2, "scale_attn_weights", 1),
+      (_GPT2, "n_ctx", 512),
+      (_GPT2, "n_inner", "wide"),
+  )
+  def test_refuses_by_name(self, hf, name, value):
+    # Rotary settings are named as in "rope_parameters".
+    rotary = ("rope_p", "rope_s", "rope_t", "rotary", "partial")
+    named = "rope_|rotary_" if name.startswith(rotary) else name
+    with self.assertRaisesRegex(ValueError, named):
+      hf_config.from_hf({**hf, name: value})
+
+  def test_fields_that_a_family_lacks_are_refused(self):
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with self.assertRaisesRegex(ValueError, "rotary_fraction=0.5"):
+      hf_config.from_hf({**_LLAMA, "rope_parameters": rope})
+    with self.assertRaisesRegex(ValueError, "head_dim"):
+      hf_config.from_hf({**_GPT2, "n_head": 7})
+
+  def test_lists_every_problem_at_once(self):
+    hf = {**_LLAMA, "hidden_act": "relu", "mlp_bias": 1, "novelty": 1}
+    del hf["hidden_size"]
+    with self.assertRaises(ValueError) as caught:
+      hf_config.from_hf(hf)
+    for name in ("hidden_act", "mlp_bias", "novelty", "hidden_size is missing"):
+      self.assertIn(name, str(caught.exception))
+
+  def test_reads_the_older_spelling_of_scaling(self):
+    scaled = {**_LLAMA, "rope_theta": 50.0}
+    del scaled["rope_parameters"]
+    scaled["rope_scaling"] = {"type": "linear", "factor": 2.0}
+    config = hf_config.from_hf(scaled)
+    self.assertEqual((config.rope_type, config.rope_factor), ("linear", 2.0))
+    self.assertEqual(config.rope_theta, 50.0)
+
+  @parameterized.parameters(
+      (dict(architectures=["LlamaForCausalLM"], id2label={"0": "good"}), 0),
+      (dict(architectures=None), 0),
+      (dict(architectures=[_CLASSIFIER], id2label={"0": "good"}), 1),
+      (dict(architectures=[_CLASSIFIER], num_labels=3), 3),
+      # transformers does not write the number that is its default.
+      (dict(architectures=[_CLASSIFIER]), 2),
+  )
+  def test_reads_and_writes_scalar_heads(self, settings, num_labels):
+    config = hf_config.from_hf({**_LLAMA, **settings})
+    self.assertEqual(config.num_labels, num_labels)
+    found = hf_config.to_hf(config)
+    self.assertEqual(hf_config.from_hf(found), config)
+    self.assertEqual(found["architectures"] == [_CLASSIFIER], num_labels > 0)
+
+  def test_several_stop_tokens(self):
+    config = hf_config.from_hf({**_LLAMA, "eos_token_id": [7, 5]})
+    self.assertEqual((config.eos_id, config.stop_ids), (7, (7, 5)))
+    found = hf_config.to_hf(config)
+    self.assertEqual(found["eos_token_id"], [7, 5])
+    self.assertEqual(hf_config.from_hf(found), config)
+    self.assertEqual(hf_config.from_hf(_LLAMA).stop_ids, ())
+
+
+class ToHfTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("llama", dict(attention_bias=True, mlp_bias=True)),
+      ("llama", dict(tie_embeddings=True, param_dtype="bfloat16",
+                     compute_dtype="bfloat16", rope_theta=123.0)),
+      ("llama", dict(rope_type="linear", rope_factor=4.0)),
+      ("llama", dict(rope_type="llama3", rope_factor=8.0,
+                     rope_low_freq_factor=1.0, rope_high_freq_factor=4.0,
+                     rope_original_positions=64)),
+      ("mistral", dict(sliding_window=9)),
+      ("mistral", dict(sliding_window=0)),
+      ("qwen2", {}),
+      ("qwen3", dict(attention_bias=True, head_dim=32)),
+      ("qwen3_moe", dict(num_experts=6, experts_per_token=3, norm_router=False,
+                         dense_mlp_width=96)),
+      ("gemma3_text", dict(sliding_window=9, activation="gelu_new",
+                           score_dim=16)),
+      ("gemma3_text", dict(global_layers=(True, False), sliding_window=9,
+                           score_dim=12, rope_theta=99.0, rope_type="linear",
+                           rope_factor=8.0, local_rope_theta=7.0)),
+      ("gemma3_text", dict(sliding_window=0, score_dim=8)),
+      ("gpt_neox", dict(activation="gelu")),
+      ("gpt_neox", dict(activation="gelu_new", attention_bias=True,
+                        parallel_residual=True, rotary_fraction=0.25,
+                        rope_theta=50.0, rope_type="linear", rope_factor=2.0)),
+      ("gpt2", dict(activation="gelu_new", tie_embeddings=True)),
+      ("gpt2", dict(activation="relu", scale_attention=False,
+                    scale_attention_by_layer=True)),
+  )  # fmt: skip
+  def test_writes_each_family_and_reads_it_back(self, family, changes):
+    if not family_lib.FAMILIES[family].has_grouped_heads:
+      changes = dict(num_kv_heads=4, head_dim=8) | changes
+    config = hf_case.make_config(family=family, **changes)
+    found = hf_config.to_hf(config)
+    self.assertEqual(found["model_type"], family)
+    self.assertEqual(hf_config.from_hf(found), config)
+
+
+class GenerationConfigTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ({}, None, (7, ())),
+      ({}, 7, (7, ())),
+      ({}, [5, 7], (7, (7, 5))),
+      ({"eos_token_id": [7, 5]}, [9, 5], (7, (7, 5, 9))),
+      ({"eos_token_id": None}, 4, (4, (4,))),
+  )
+  def test_stop_tokens_of_generation_config_are_added(
+      self, settings, value, found
+  ):
+    config = hf_config.from_hf({**_LLAMA, "eos_token_id": 7, **settings})
+    generation = {"eos_token_id": value, "temperature": 0.6, "top_p": 0.9}
+    config = hf_config.with_generation(config, generation)
+    self.assertEqual((config.eos_id, config.stop_ids), found)
+
+  @parameterized.parameters(("2",), ([[1]],), ([-1],), ([True],), (1.5,))
+  def test_others_are_refused(self, value):
+    config = hf_config.from_hf(_LLAMA)
+    with self.assertRaisesRegex(ValueError, "generation_config.*eos_token_id"):
+      hf_config.with_generation(config, {"eos_token_id": value})
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,301 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Attention, plain and in kernels: one result, many ways."""
+
+import collections
+import types
+from unittest import mock
+
+from absl import logging
+from absl.testing import absltest
+from absl.testing import parameterized
+import chex
+import jax
+from jax._src import core
+from jax._src.cudnn import fused_attention_stablehlo
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tba_jax.models.kernels import kernels
+from tba_jax.models.net import attention
+from tba_jax.models.net import sequence
+from tba_jax.models.net import transformer
+from tests.support import kernels_on_cpu
+from tests.support import tiny_model
+
+# Lets cuDNN's attention be traced without it.
+_CUDNN_VERSION = mock.patch.object(
+    fused_attention_stablehlo, "check_cudnn_version", lambda: 91000
+)
+
+
+def _one_device(platform="cpu", **fields) -> sequence.Split:
+  """Returns the split over one device, which may be said to be another."""
+  device = types.SimpleNamespace(platform=platform, device_kind="T4", **fields)
+  mesh = types.SimpleNamespace(
+      devices=np.array([device]), size=1, shape={"sequence": 4}
+  )
+  return sequence.Split(mesh, (), (), ())
+
+
+def _attend(name, window, prompt_mask, inputs):
+  """Returns what prompts and completions attend to, by kernel or plain."""
+  q_p, q, k_p, v_p, k, v = inputs
+  config = tiny_model.make_model().config
+  with mock.patch.object(kernels, "choose", lambda *_: name):
+    one = _one_device()
+    return (
+        kernels.attend_causal(config, one, q_p, k_p, v_p, prompt_mask, window),
+        kernels.attend_completions(
+            config, one, q, (k_p, v_p, prompt_mask), (k, v), window
+        ),
+    )
+
+
+def _inputs(B, K, P, S, G, M, Dh):
+  shapes = (
+      *((B, P, G, M, Dh), (B, K, S, G, M, Dh)),
+      *((B, P, G, Dh), (B, P, G, Dh), (B, K, S, G, Dh), (B, K, S, G, Dh)),
+  )
+  keys = jax.random.split(jax.random.key(0), len(shapes))
+  return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
+
+
+def _value_and_gradient(name, window, mask_BxP, inputs):
+  """Returns outputs and gradients; padding counts in neither."""
+  real = mask_BxP[..., None, None, None]
+
+  def loss(inputs):
+    prompts, own = _attend(name, window, mask_BxP, inputs)
+    prompts = jnp.where(real, prompts, 0.0)
+    return jnp.sum(jnp.sin(prompts)) + jnp.sum(jnp.sin(own)), (prompts, own)
+
+  (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
+  return out, grads
+
+
+class AttentionTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # The way, K, G, M and window: all tokens, or some of the prompt too.
+      ("splash", 16, 1, 1, 0),
+      ("splash", 2, 1, 3, 140),
+      ("cudnn", 3, 2, 2, 0),
+      ("cudnn", 2, 1, 3, 140),
+      ("cudnn", 2, 1, 3, 140, 29, 150),
+      ("cudnn", 3, 2, 2, 0, 30, 149),
+      ("blocks", 3, 2, 2, 0),
+      ("blocks", 2, 1, 3, 140),
+  )
+  @pytest.mark.slow
+  def test_equals_plain(self, way, K, G, M, window, P=30, S=150):
+    B = 2
+    inputs = _inputs(B, K, P, S, G, M, 8)
+    mask_BxP = np.arange(P)[None] >= np.array([0, 19])[:, None]
+    expected = _value_and_gradient("plain", window, mask_BxP, inputs)
+    with (
+        # Several blocks, of which the last is not full.
+        mock.patch.object(attention, "BLOCK", 64),
+        mock.patch.object(kernels, "BLOCK", 128),
+        kernels_on_cpu.patch(way),
+    ):
+      name = "plain" if way == "blocks" else way
+      found = _value_and_gradient(name, window, mask_BxP, inputs)
+    chex.assert_trees_all_close(found, expected, atol=2e-5)
+
+  @parameterized.parameters(1, 127, 128, 129, 512, 640, 1100, 8191)
+  def test_blocks_are_whole(self, length):
+    size, padded = kernels.block_sizes(length)
+    self.assertEqual((size % 128, padded % size), (0, 0))
+    self.assertLessEqual(size, 512)
+    self.assertBetween(padded - length, 0, max(127, 0.25 * length))
+
+  def test_scores_of_long_sequences_are_not_held(self):
+    shapes = lambda S: jax.eval_shape(lambda: _inputs(1, 1, 8, S, 1, 1, 8))
+    mask = np.ones((1, 8), bool)
+
+    def memory(S):
+      loss = lambda inputs: sum(
+          out.sum() for out in _attend("plain", 0, mask, inputs)
+      )
+      compiled = jax.jit(jax.grad(loss)).lower(shapes(S)).compile()
+      return compiled.memory_analysis().temp_size_in_bytes
+
+    with mock.patch.object(attention, "BLOCK", 64):
+      self.assertLess(memory(2048), 2.5 * memory(1024))
+
+
+class ModelTest(parameterized.TestCase):
+
+  @parameterized.parameters("splash", "cudnn")
+  @pytest.mark.slow
+  def test_logprobs_equal_those_of_plain(self, kernel):
+    model = tiny_model.make_model(
+        family="gemma3_text", sliding_window=4, global_layers=(True, False)
+    )
+    params, batch = tiny_model.init_params(model), tiny_model.make_batch()
+
+    def loss(params):
+      logits = model.completion_logits(
+          params,
+          batch.prompt_tokens,
+          batch.prompt_mask,
+          batch.completion_tokens,
+      )
+      values = model.logits(params, batch.prompt_tokens, batch.prompt_mask)
+      return jnp.sum(jax.nn.log_softmax(logits)[..., 3]) + jnp.sum(
+          jax.nn.log_softmax(values)[..., 3] * batch.prompt_mask
+      )
+
+    expected = jax.jit(jax.value_and_grad(loss))(params)
+    chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
+    here = mock.patch.object(sequence, "current_split", _one_device)
+    with chosen, here, kernels_on_cpu.patch(kernel):
+      found = jax.jit(jax.value_and_grad(loss))(params)
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
+
+  @parameterized.product(
+      kernel=["splash", "cudnn"], remat=["none", "dots", "full"]
+  )
+  @pytest.mark.slow
+  def test_dots_keeps_what_the_kernel_computed(self, kernel, remat):
+    shape = dict(head_dim=8, compute_dtype="bfloat16")
+    model = transformer.make_model(
+        tiny_model.make_model(**shape).config, remat=remat
+    )
+    batch = tiny_model.make_batch()
+    loss = lambda params: model.logits(
+        params, batch.prompt_tokens, batch.prompt_mask
+    ).sum()
+    chosen = mock.patch.object(kernels, "choose", lambda *_: kernel)
+    here = mock.patch.object(sequence, "current_split", _one_device)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    with chosen, here, _CUDNN_VERSION:
+      jaxpr = jax.make_jaxpr(jax.grad(loss))(params)
+    found = collections.Counter(_kernel_names(jaxpr.jaxpr))
+    names = {
+        "splash": [f"splash_mha_{x}_segmented" for x in ("fwd", "dq", "dkv")],
+        "cudnn": [f"attention_{x}_wrapper" for x in ("fwd", "bwd", "bwd")],
+    }[kernel]
+    count = lambda name: sum(n for k, n in found.items() if name in k)
+    num_forward = 1 + (remat == "full")
+    self.assertEqual([count(n) for n in names], [num_forward, 1, 1], found)
+
+
+def _kernel_names(jaxpr):
+  """Yields the name of each kernel whose results a jaxpr uses."""
+  for eqn in jaxpr.eqns:
+    if not eqn.outvars:
+      continue
+    if eqn.primitive.name == "pallas_call":
+      yield eqn.params["name"]
+    elif eqn.primitive.name.startswith("dot_product_attention"):
+      yield eqn.primitive.name
+    else:
+      for inner in core.jaxprs_in_params(eqn.params):
+        yield from _kernel_names(inner)
+
+
+class ChooseTest(parameterized.TestCase):
+
+  def _choose(self, name, parts, **changes):
+    config = tiny_model.make_model(attention=name, **changes).config
+    return kernels.choose(config, parts)
+
+  @parameterized.parameters(
+      ("tpu", {}, {}, "splash"),
+      ("gpu", dict(compute_capability="9.0"), {}, "cudnn"),
+      ("gpu", dict(compute_capability="9.0"), dict(head_dim=256), "cudnn"),
+      ("gpu", dict(compute_capability="8.0"), dict(head_dim=256), "plain"),
+      ("gpu", dict(compute_capability="8.0"), dict(head_dim=20), "plain"),
+      ("gpu", dict(compute_capability="7.5"), {}, "plain"),
+      ("gpu", dict(compute_capability="gfx942"), {}, "plain"),
+      (
+          "gpu",
+          dict(compute_capability="9.0"),
+          dict(compute_dtype="float32"),
+          "plain",
+      ),
+      ("cpu", {}, {}, "plain"),
+  )
+  def test_auto_follows_the_platform(self, platform, device, model, expected):
+    changes = {"compute_dtype": "bfloat16", "head_dim": 8, **model}
+    parts = _one_device(platform, **device)
+    with mock.patch.object(logging, "warning") as warn:
+      self.assertEqual(self._choose("auto", parts, **changes), expected)
+    kernels.tell_choice.cache_clear()
+    # A plain kernel on an accelerator is told, once.
+    told = platform == "gpu" and expected == "plain"
+    self.assertEqual(warn.call_count, told)
+    self.assertEqual(self._choose("plain", parts, **changes), "plain")
+
+  def test_attention_without_a_mesh_is_plain(self):
+    self.assertEqual(self._choose("splash", sequence.WHOLE), "plain")
+
+  @parameterized.parameters(
+      ("splash", "cpu", "'splash' needs a mesh of tpu, this one is of cpu"),
+      ("cudnn", "tpu", "'cudnn' needs a mesh of gpu, this one is of tpu"),
+  )
+  def test_a_kernel_that_the_mesh_lacks_is_refused(self, name, platform, words):
+    with self.assertRaisesRegex(ValueError, words):
+      self._choose(name, _one_device(platform))
+
+  def test_heads_that_do_not_divide_are_plain_on_gpus(self):
+    mesh = _one_device("gpu", compute_capability="9.0").mesh
+    parts = sequence.Split(mesh, (), (), ("sequence",))  # 4 devices.
+    model = dict(compute_dtype="bfloat16", head_dim=8)
+    with mock.patch.object(logging, "warning"):
+      found = [
+          self._choose("auto", parts, num_heads=n, num_kv_heads=2, **model)
+          for n in (6, 4)
+      ]
+    self.assertEqual(found, ["plain", "cudnn"])
+
+  @parameterized.parameters(
+      ("tpu", "splash", {}),
+      ("gpu", "cudnn", dict(compute_capability="9.0")),
+  )
+  def test_split_tokens_split_heads(self, platform, kernel, device):
+    mesh = _one_device(platform, **device).mesh
+    parts = sequence.Split(mesh, (), ("sequence",), ())  # 4 devices.
+    model = dict(compute_dtype="bfloat16", head_dim=8)
+    with mock.patch.object(logging, "warning"):
+      found = [
+          self._choose("auto", parts, num_heads=n, num_kv_heads=2, **model)
+          for n in (4, 6)
+      ]
+    self.assertEqual(found, [kernel, "plain"])
+    words = "needs heads that divide by 4 devices, .* are 6 with 2 of keys"
+    with self.assertRaisesRegex(ValueError, words):
+      self._choose(kernel, parts, num_heads=6, num_kv_heads=2, **model)
+
+
+class CudnnTest(absltest.TestCase):
+
+  def test_calls_of_cudnn_are_lowered_for_cuda(self):
+    inputs = [x.astype(jnp.bfloat16) for x in _inputs(2, 3, 16, 24, 2, 2, 8)]
+    mask = np.arange(16)[None] >= np.array([0, 9])[:, None]
+
+    def loss(inputs):
+      return sum(
+          out.astype(jnp.float32).sum()
+          for out in _attend("cudnn", 5, mask, inputs)
+      )
+
+    with _CUDNN_VERSION:
+      text = (
+          jax.jit(jax.grad(loss))
+          .trace(inputs)
+          .lower(lowering_platforms=("cuda",))
+          .as_text()
+      )
+    self.assertEqual(text.count("@__cudnn$fmhaSoftmax("), 2)
+    self.assertEqual(text.count("@__cudnn$fmhaSoftmaxBackward("), 2)
+    self.assertIn("sliding_window_length\\22: 5", text)
+    # Neither a mask nor scores of [queries, keys].
+    self.assertNotRegex(text, r"tensor<[0-9x]*40x40x")
+
+
+if __name__ == "__main__":
+  absltest.main()
