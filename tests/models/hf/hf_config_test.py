@@ -34,7 +34,7 @@ from tests.models import hf_case
 
 ModelConfig = config_lib.ModelConfig
 _PUBLISHED = json.loads(
-    pathlib.Path(__file__).with_name("published_configs.json").read_text()
+    (pathlib.Path(__file__).parents[1] / "published_configs.json").read_text()
 )
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],

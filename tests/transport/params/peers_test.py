@@ -11,7 +11,7 @@ import numpy as np
 
 from tba_jax.transport.params import orbax_shards
 from tba_jax.transport.params import peers
-from tests.learning import cluster_test
+from tests.mesh import cluster_test
 from tests.support import waiting
 
 _SECRET = b"s" * 32
