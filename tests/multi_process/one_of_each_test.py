@@ -97,7 +97,7 @@ _ADDED = (
         '    "rloo": Objective(': '    "half": Objective("half:half_loss", '
         "needs_beta=True),",
     }),
-    ("models/both.py", _FAMILY, "models/families/family.py", {
+    ("models/families/both.py", _FAMILY, "models/families/family.py", {
         '    "gpt2",': '    "both",',
     }),
     ("transport/params/plain.py", _CARRIER, "transport/params/carriers.py", {
