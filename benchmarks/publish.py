@@ -25,7 +25,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax.run import run_directory
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import kv_host
 from tba_jax.transport.params import carrier as carrier_lib
@@ -131,7 +131,7 @@ def _measure(
 
 
 def _publish(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     carrier: carrier_lib.Carrier,
     params: dict[str, jax.Array],
     version: int,
@@ -143,7 +143,7 @@ def _publish(
 
 
 def _pull(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     carrier: carrier_lib.Carrier,
     expected: version_lib.Specs,
     version: int,

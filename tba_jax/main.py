@@ -36,7 +36,7 @@ from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import bucket
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 
 # Program -> its meaning, and its module with `run_PROGRAM` or `run(config,
 # workdir, operands) -> exit status`. Modules are imported when they are run:
@@ -223,7 +223,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     return status
   except run_directory.NoRunError as error:
     return processes.refuse(error)
-  except (OSError, base.TransportError) as error:
+  except (OSError, byte_store.TransportError) as error:
     if name in _IN_A_RUN and not os.path.exists(f"{workdir}/config.json"):
       print(f"error: --workdir={workdir}: was deleted meanwhile ({error})",
             file=sys.stderr)  # fmt: skip

@@ -55,7 +55,7 @@ _WITHOUT_JAX = """
     rewards.judges rewards.pool rewards.worker run.run_directory
     system.background system.bucket system.heartbeat system.jsonl
     system.polling system.processes system.role system.supervised_worker
-    tasks.task_table tools.verify transport.base transport.kv.kv_host
+    tasks.task_table tools.verify transport.byte_store transport.kv.kv_host
     transport.kv.locator transport.params.carriers transport.wire
 """.split()
 

@@ -23,7 +23,7 @@ from tba_jax.programs import train
 from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _CONFIG = str(_ROOT / "configs" / "countdown.py")
@@ -97,7 +97,7 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(prepare.call_count, program != "train")
 
   @parameterized.parameters(
-      OSError("a full disk"), base.DeadlineExceededError("a store away")
+      OSError("a full disk"), byte_store.DeadlineExceededError("a store away")
   )
   def test_error_that_a_later_start_may_not_meet_ends_with_1(self, error):
     module = mock.Mock(spec=["run"])

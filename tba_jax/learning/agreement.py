@@ -27,7 +27,7 @@ from tba_jax.policy import policy as policy_lib
 from tba_jax.run import metrics
 from tba_jax.run import run_directory
 from tba_jax.tasks import base as tasks_base
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 
 KEY = "meta/settings"
@@ -109,7 +109,7 @@ def _file_digest(path: str) -> str:
 
 
 def put(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     mine: Mapping[str, Any],
     run: run_directory.RunInfo,
     epoch: int,
@@ -149,7 +149,9 @@ class Agreement:
     self._refusal = ""
     self.epoch = -1
 
-  def holds(self, transport: base.Transport, epoch: int | None = None) -> bool:
+  def holds(
+      self, transport: byte_store.Transport, epoch: int | None = None
+  ) -> bool:
     """Returns whether the trainer has written its settings, and they agree.
 
     Args:
@@ -201,7 +203,7 @@ class Agreement:
 
   def wait(
       self,
-      connect: Callable[[], base.Transport],
+      connect: Callable[[], byte_store.Transport],
       should_stop: Callable[[], bool],
   ) -> None:
     """Waits until `holds` is true, or until a stop.
@@ -225,7 +227,7 @@ class Agreement:
             raise
           differed = True
           transport.delete(KEY)
-        except base.TransportError as error:
+        except byte_store.TransportError as error:
           self._events.write("store_lost", f"{KEY}: {error}")
           transport.reconnect()
         time.sleep(_PAUSE_S)

@@ -27,7 +27,7 @@ import jax
 import ml_collections
 
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import jax_kv
@@ -320,7 +320,7 @@ class Cluster:
         messages[process] = wire.decode_message(data, self._secret)
       except (jax_kv.KvError, wire.WireError) as error:
         message = f"process {process} of the trainer sent no {name}: {error}"
-        raise base.TransportError(message) from error
+        raise byte_store.TransportError(message) from error
     return messages
 
   def begin(self) -> None:
@@ -368,7 +368,7 @@ class Cluster:
         received = self._received.get(timeout=_TICK_S)
       except queue.Empty:
         if time.monotonic() > deadline:
-          raise base.DeadlineExceededError(
+          raise byte_store.DeadlineExceededError(
               "process 0 of the trainer said nothing for"
               f" {self._deadline_s:.0f} s"
           ) from None
@@ -417,7 +417,7 @@ class Cluster:
         if message["count"] != count:
           raise wire.WireError("header", f"{key} has count {message['count']}")
       except Exception as error:  # `receive` raises it.
-        lost = base.TransportError(f"trainer's coordinator: {error}")
+        lost = byte_store.TransportError(f"trainer's coordinator: {error}")
         lost.__cause__ = error
         self._received.put(lost)
         return

@@ -56,7 +56,7 @@ from tba_jax.system import bucket
 from tba_jax.system import jsonl
 from tba_jax.system import processes
 from tba_jax.tasks import rows
-from tba_jax.transport import base as transport_base
+from tba_jax.transport import byte_store
 from tba_jax.transport import ports
 from tba_jax.transport.groups import memory
 from tba_jax.transport.groups import queue_client
@@ -210,7 +210,7 @@ def check_is_new(
 
 
 def lock_store(
-    transport: transport_base.Transport, run: run_directory.RunInfo
+    transport: byte_store.Transport, run: run_directory.RunInfo
 ) -> None:
   """Takes the store's run lock in the name of the run directory."""
   queue_server.lock_store(
@@ -645,7 +645,7 @@ class StoreChannel:
     config, run = self._config, self._run
     settings = agreement.describe(config, run, policy)
 
-    def open_store(transport: transport_base.Transport) -> None:
+    def open_store(transport: byte_store.Transport) -> None:
       lock_store(transport, run)
       agreement.put(transport, settings, run, epoch)
 

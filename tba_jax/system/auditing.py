@@ -6,7 +6,7 @@ Each format audits itself, in a function that `tools/verify.py` lists:
 
     def audit(run: AuditedRun) -> Findings
 
-It yields `Finding`s as tuples, and a text that summarizes what is there. Files
+It yields `Damage`s as tuples, and a text that summarizes what is there. Files
 are read with the code that wrote them; arrays and amounts are summed by simple
 code of its own, so that an error in the writer is found. It writes nothing, and
 raises ValueError, LookupError, TypeError or AttributeError for valid JSON of a
@@ -25,7 +25,7 @@ COPY = "restore it from a copy"
 REPORT = "the report lacks it; training is not affected"
 
 
-class Finding(NamedTuple):
+class Damage(NamedTuple):
   """Something damaged or missing.
 
   place: file, and position in it.

@@ -21,7 +21,7 @@ from tba_jax.run import run_directory
 from tba_jax.run import text
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import kv_host
@@ -48,7 +48,7 @@ def read_store(
     ):
       return None, "its store is not running"
     transport = kv_client.connect(run_info, deadline_s)
-  except (base.TransportError, OSError, ValueError) as error:
+  except (byte_store.TransportError, OSError, ValueError) as error:
     return None, f"its store does not answer: {error}"
   try:
     data = transport.get(STATUS_KEY)
@@ -61,7 +61,7 @@ def read_store(
         data, run_info.secret, run_info.run_id, STATUS_KEY
     )
     return state, f"from the store, generation {transport.generation}"
-  except (base.TransportError, wire.WireError) as error:
+  except (byte_store.TransportError, wire.WireError) as error:
     return None, f"its store gave no readable state: {error}"
   finally:
     transport.close()

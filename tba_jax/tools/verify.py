@@ -57,7 +57,7 @@ class AuditPart:
 
   name: str
   found: str = "none"
-  problems: list[auditing.Finding] = dataclasses.field(default_factory=list)
+  problems: list[auditing.Damage] = dataclasses.field(default_factory=list)
   notes: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -161,13 +161,13 @@ def _audit_once(
         if isinstance(finding, str):
           part.found = finding
         elif len(finding) == 3:
-          part.problems.append(auditing.Finding(*finding))
+          part.problems.append(auditing.Damage(*finding))
         else:
           part.notes.append(": ".join(finding))
     # Valid JSON of any shape gets there.
     except (ValueError, LookupError, TypeError, AttributeError) as error:
       what = f"not as it was written: {error!r}"
-      part.problems.append(auditing.Finding(name, what, auditing.COPY))
+      part.problems.append(auditing.Damage(name, what, auditing.COPY))
   return parts
 
 

@@ -54,7 +54,7 @@ from tba_jax.models.net import transformer
 from tba_jax.run import run_directory
 from tba_jax.system import jsonl
 from tba_jax.tasks import rows
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import journal
 from tba_jax.transport.groups import messages
@@ -484,7 +484,7 @@ def _hf(folder: pathlib.Path) -> Format:
   return Format(mutate, read)
 
 
-class _Map(base.Transport):
+class _Map(byte_store.Transport):
   """A store in a dictionary."""
 
   generation = 1

@@ -16,7 +16,7 @@ from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.policy import policy
 from tba_jax.run import metrics
 from tba_jax.tasks import task_table
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tests.support import base_config
 from tests.support import in_process
@@ -170,11 +170,11 @@ class AgreementTest(absltest.TestCase):
     self.assertEqual(stops, [])
 
   def test_waits_while_the_store_is_lost(self):
-    transport = mock.create_autospec(base.Transport, instance=True)
+    transport = mock.create_autospec(byte_store.Transport, instance=True)
     self.put(self.describe())
     data = self.transport.get(agreement.KEY)
     transport.generation = self.transport.generation
-    transport.get.side_effect = [base.TransportError("gone"), data]
+    transport.get.side_effect = [byte_store.TransportError("gone"), data]
     with mock.patch.object(agreement.time, "sleep", autospec=True):
       self.make().wait(lambda: transport, lambda: False)
     transport.reconnect.assert_called_once()

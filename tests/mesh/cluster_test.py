@@ -14,7 +14,7 @@ import jax
 from tba_jax.config import settings as settings_lib
 from tba_jax.mesh import cluster
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import jax_kv
 from tba_jax.transport.kv import locator
 
@@ -146,11 +146,12 @@ class ClusterTest(parameterized.TestCase):
   def test_collect_names_missing_and_forged_senders(self):
     leader = self.make(0, deadline_s=0.1)
     with self.assertRaisesRegex(
-        base.TransportError, "^process 1 of the trainer sent no settings: "
+        byte_store.TransportError,
+        "^process 1 of the trainer sent no settings: ",
     ):
       leader.collect("settings", {})
     self.make(1, secret=b"x" * 32).collect("settings", {})
-    with self.assertRaisesRegex(base.TransportError, "^process 1 .*hash"):
+    with self.assertRaisesRegex(byte_store.TransportError, "^process 1 .*hash"):
       leader.collect("settings", {})
 
   def test_a_heartbeat_renews_the_deadline(self):
@@ -160,7 +161,7 @@ class ClusterTest(parameterized.TestCase):
     should_stop()
     started = time.monotonic()
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "said nothing for 0 s"
+        byte_store.DeadlineExceededError, "said nothing for 0 s"
     ):
       follower.receive(_NEVER)
     self.assertGreater(time.monotonic() - started, 0.3)
@@ -176,11 +177,11 @@ class ClusterTest(parameterized.TestCase):
   def test_a_forged_command_and_a_lost_coordinator_are_errors(self):
     forger, follower = self.make(0, secret=b"x" * 32), self.make(1)
     forger.broadcast("train")
-    with self.assertRaisesRegex(base.TransportError, "hash"):
+    with self.assertRaisesRegex(byte_store.TransportError, "hash"):
       follower.receive(_NEVER)
     other = self.make(3, num_processes=4)  # Nobody told it anything.
     self.client.key_value_set_bytes(None, b"")
-    with self.assertRaisesRegex(base.TransportError, "UNAVAILABLE"):
+    with self.assertRaisesRegex(byte_store.TransportError, "UNAVAILABLE"):
       other.receive(_NEVER)
 
   def test_a_replayed_command_is_an_error(self):
@@ -189,14 +190,14 @@ class ClusterTest(parameterized.TestCase):
     leader.broadcast("train")
     data = self.client.values[cluster.key_of(1, 7)]
     self.client.key_value_set_bytes(cluster.key_of(1, 0), data)
-    with self.assertRaisesRegex(base.TransportError, "count 7"):
+    with self.assertRaisesRegex(byte_store.TransportError, "count 7"):
       follower.receive(_NEVER)
 
   @parameterized.parameters(
       (None, processes.EXIT_OK),
       (ValueError(), processes.EXIT_CONFIG),
       (FloatingPointError(), processes.EXIT_FATAL),
-      (base.TransportError(), 1),
+      (byte_store.TransportError(), 1),
   )
   def test_status_follows_the_error(self, error, status):
     self.assertEqual(cluster.status_of(error), status)

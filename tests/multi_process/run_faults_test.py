@@ -16,7 +16,7 @@ import pytest
 
 from tba_jax.run import run_directory
 from tba_jax.tools import verify
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import journal
 from tba_jax.transport.groups import leases
@@ -164,7 +164,7 @@ class RunFaultsTest(absltest.TestCase):
 
     def read():
       """Reads the leases in the store; returns the completions so far."""
-      with contextlib.suppress(base.TransportError):
+      with contextlib.suppress(byte_store.TransportError):
         for key, data in store.list("live").items():
           lease, _ = messages.decode(info, key, data, "lease")
           completions = lease["totals"]["completions"]

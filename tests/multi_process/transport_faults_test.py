@@ -15,7 +15,7 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import locator
 from tests.support import waiting
@@ -125,7 +125,7 @@ class ServiceLossTest(parameterized.TestCase):
         waiting.stop(running.host.child_pid)
       else:
         os.kill(running.host.child_pid, kill)
-      with self.assertRaises(base.TransportError):
+      with self.assertRaises(byte_store.TransportError):
         while True:
           client.get("sent/0")
       self.assertEqual(client.reconnect(), generation + 1)
@@ -145,16 +145,16 @@ class ServiceLossTest(parameterized.TestCase):
     for client in clients:
       start = time.monotonic()
       with self.assertRaisesRegex(
-          base.DeadlineExceededError,
+          byte_store.DeadlineExceededError,
           rf"no answer to put 'a' within 1\.\d s from .* generation 1, at"
           rf" {service.address} \(process {service.pid}\)",
       ):
         client.put("a", b"x")
       self.assertLess(time.monotonic() - start, 30.0)
       # Nothing is sent after the loss.
-      with self.assertRaisesRegex(base.TransportError, "reconnect first"):
+      with self.assertRaisesRegex(byte_store.TransportError, "reconnect first"):
         client.get("a")
-    with self.assertRaises(base.DeadlineExceededError):
+    with self.assertRaises(byte_store.DeadlineExceededError):
       clients[0].reconnect(0.5)
     out, _ = late.communicate(timeout=60)
     self.assertEqual((late.returncode, out), (0, "True\n"))
@@ -164,7 +164,7 @@ class ServiceLossTest(parameterized.TestCase):
     self.assertTrue(clients[0].put("b", b"x"))
     os.kill(service.pid, signal.SIGKILL)
     self.assertEqual(clients[1].reconnect(60.0), 2)
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       clients[0].get("b")
     self.assertEqual(clients[0].reconnect(60.0), 2)
 
@@ -185,7 +185,7 @@ class ServiceLossTest(parameterized.TestCase):
           lambda: running.kinds().count("started") == generation  # noqa: B023
       )
       os.kill(running.host.child_pid, signal.SIGKILL)
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.get("a")
     self.assertEqual(client.reconnect(), 5)
     self.assertIsNone(client.get("a"))
@@ -199,7 +199,7 @@ class ServiceLossTest(parameterized.TestCase):
     def wait(client):
       try:
         client.get("a")
-      except base.TransportError as error:
+      except byte_store.TransportError as error:
         errors.append(error)
 
     threads = [
@@ -259,11 +259,11 @@ class HostLossTest(parameterized.TestCase):
     host.kill()
     host.wait()
     waiting.wait_until(lambda: not waiting.is_running(service.pid), "its end")
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.get("a")
     # The dead host's locator is still there, but refused.
     self.assertEqual(locator.read_locator(self.path), service)
-    with self.assertRaises(base.DeadlineExceededError):
+    with self.assertRaises(byte_store.DeadlineExceededError):
       client.reconnect(0.2)
     self.start_host()
     self.assertEqual(client.reconnect(60.0), 2)

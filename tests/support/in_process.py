@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import contextlib
 import threading
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 
 
 class InProcessStore:
@@ -34,7 +34,7 @@ class InProcessStore:
         self.changed.notify_all()
 
 
-class InProcessTransport(base.Transport):
+class InProcessTransport(byte_store.Transport):
   """A client of an `InProcessStore`."""
 
   def __init__(self, store: InProcessStore, *, deadline_s: float = 10.0):
@@ -49,7 +49,7 @@ class InProcessTransport(base.Transport):
     return self._generation
 
   def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
-    base.check_value(key, value)
+    byte_store.check_value(key, value)
     with self._open(key) as data:
       if not overwrite and key in data:
         return False
@@ -77,7 +77,7 @@ class InProcessTransport(base.Transport):
     wait_s = self._deadline_s if deadline_s is None else deadline_s
     with store.changed:
       if not store.changed.wait_for(lambda: store.alive, wait_s):
-        raise base.DeadlineExceededError(
+        raise byte_store.DeadlineExceededError(
             "the in-process store did not start a generation after"
             f" {lost} within {wait_s:.1f} s"
         )
@@ -89,16 +89,18 @@ class InProcessTransport(base.Transport):
 
   def _check_open(self) -> None:
     if self._closed:
-      raise base.TransportError("this client of the in-process store is closed")
+      raise byte_store.TransportError(
+          "this client of the in-process store is closed"
+      )
 
   @contextlib.contextmanager
   def _open(self, key: str) -> Iterator[dict[str, bytes]]:
     """Locks the data of this client's generation."""
-    base.check_key(key)
+    byte_store.check_key(key)
     self._check_open()
     with self._store.changed:
       if not self._store.alive or self._generation != self._store.generation:
-        raise base.TransportError(
+        raise byte_store.TransportError(
             f"generation {self._generation} of the in-process store is lost"
         )
       yield self._store.data

@@ -5,7 +5,7 @@
 import random
 import threading
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 
 
 class TransportContract:
@@ -88,9 +88,9 @@ class TransportContract:
   def test_many_after_a_loss(self):
     client = self.make_client()
     self.lose_generation()
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.put_all({f"lost/{i}": b"x" for i in range(9)})
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.delete_all(["lost/0", "lost/1"])
     client.reconnect()
     client.put_all({f"lost/{i}": b"x" for i in range(9)})
@@ -115,9 +115,9 @@ class TransportContract:
     self.assertEqual(client.get("held"), b"x")
     self.lose_generation()
     for _ in range(2):
-      with self.assertRaises(base.TransportError):
+      with self.assertRaises(byte_store.TransportError):
         client.put("held", b"y")
-      with self.assertRaises(base.TransportError):
+      with self.assertRaises(byte_store.TransportError):
         client.get("held")
     self.assertEqual(client.reconnect(), old + 1)
     self.assertEqual(client.generation, old + 1)
@@ -163,7 +163,7 @@ class TransportContract:
     client = self.make_client()
     client.close()
     client.close()
-    with self.assertRaisesRegex(base.TransportError, "closed"):
+    with self.assertRaisesRegex(byte_store.TransportError, "closed"):
       client.get("a")
-    with self.assertRaisesRegex(base.TransportError, "closed"):
+    with self.assertRaisesRegex(byte_store.TransportError, "closed"):
       client.reconnect()

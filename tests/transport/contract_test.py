@@ -6,7 +6,7 @@ import time
 
 from absl.testing import absltest
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tests.support import in_process
 from tests.transport import contract
 
@@ -35,10 +35,12 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
     client = self.make_client()
     self.store.lose(restart=False)
     start = time.monotonic()
-    with self.assertRaisesRegex(base.DeadlineExceededError, "after 1 within"):
+    with self.assertRaisesRegex(
+        byte_store.DeadlineExceededError, "after 1 within"
+    ):
       client.reconnect(0.1)
     self.assertGreaterEqual(time.monotonic() - start, 0.1)
-    with self.assertRaises(base.DeadlineExceededError):
+    with self.assertRaises(byte_store.DeadlineExceededError):
       in_process.InProcessTransport(self.store, deadline_s=0.0)
 
   def test_restart_of_a_live_store_does_nothing(self):
@@ -52,12 +54,12 @@ class InProcessTest(contract.TransportContract, absltest.TestCase):
 class CheckTest(absltest.TestCase):
 
   def test_size_of_a_value_is_limited(self):
-    limit = base.MAX_VALUE_BYTES
-    self.addCleanup(setattr, base, "MAX_VALUE_BYTES", limit)
-    base.MAX_VALUE_BYTES = 4
-    base.check_value("k", b"1234")
+    limit = byte_store.MAX_VALUE_BYTES
+    self.addCleanup(setattr, byte_store, "MAX_VALUE_BYTES", limit)
+    byte_store.MAX_VALUE_BYTES = 4
+    byte_store.check_value("k", b"1234")
     with self.assertRaisesRegex(ValueError, "'k' has 5 bytes; allowed are 4"):
-      base.check_value("k", b"12345")
+      byte_store.check_value("k", b"12345")
 
 
 if __name__ == "__main__":

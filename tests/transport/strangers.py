@@ -8,7 +8,7 @@ import pathlib
 import socket
 import ssl
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import locator
@@ -63,7 +63,7 @@ def attach(
     return kv_client.KvTransport(
         lambda: near, deadline_s=deadline_s, poll_s=0.01, tls=tls
     )
-  except base.DeadlineExceededError:
+  except byte_store.DeadlineExceededError:
     return None
 
 

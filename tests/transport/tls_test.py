@@ -13,7 +13,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import locator
 from tests.transport import running_host
@@ -99,7 +99,7 @@ class NamedFilesTest(parameterized.TestCase):
         "client": locator.Tls(other.cert_file, other.key_file, ours.ca_file),
         "store": locator.Tls(ours.cert_file, ours.key_file, other.ca_file),
     }[side]
-    with self.assertRaises(base.DeadlineExceededError):
+    with self.assertRaises(byte_store.DeadlineExceededError):
       self.forwarded(tls, deadline_s=1.5)
 
 
@@ -125,7 +125,7 @@ class OwnFilesTest(parameterized.TestCase):
     client.put("k", _TEXT)
     self.assertEqual(client.get("k"), _TEXT)
     os.kill(self.running.host.child_pid, signal.SIGKILL)
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       while True:
         client.get("k")
     self.assertEqual(client.reconnect(), 2)
@@ -162,7 +162,8 @@ class OwnFilesTest(parameterized.TestCase):
   def test_a_client_without_tls_is_told_so(self):
     self.assertTrue(self.found.tls)
     with self.assertRaisesRegex(
-        base.TransportError, "the store has mutual TLS and this process has not"
+        byte_store.TransportError,
+        "the store has mutual TLS and this process has not",
     ):
       self.running.client(tls=None)
 

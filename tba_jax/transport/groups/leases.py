@@ -9,7 +9,7 @@ import pathlib
 import time
 from typing import Any
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import messages
 
@@ -152,7 +152,7 @@ class LeaseTable:
     """Returns whether it is time to read the leases again."""
     return self._clock() >= self._due_at
 
-  def read(self, transport: base.Transport) -> dict[str, Lease]:
+  def read(self, transport: byte_store.Transport) -> dict[str, Lease]:
     """Returns the leases that changed, by searcher; deletes invalid ones."""
     start = self._clock()
     before, self._read = self._read, transport.list("live")

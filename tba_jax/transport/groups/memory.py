@@ -18,7 +18,7 @@ import numpy as np
 
 from tba_jax import schedule
 from tba_jax import types
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import ports
 from tba_jax.transport import wire
 from tba_jax.transport.groups import inbox
@@ -346,7 +346,7 @@ class MemoryParams:
 
   def wait(self, version: int, deadline_s: float) -> None:
     if self._wait(lambda: self._newest() >= version, deadline_s) is None:
-      raise base.DeadlineExceededError(
+      raise byte_store.DeadlineExceededError(
           f"version {version} was not published within {deadline_s:.0f} s:"
           f" version {self._newest()} was"
       )
@@ -409,4 +409,4 @@ def _is_finite(nonfinite: Any) -> bool:
     return not float(np.asarray(nonfinite))
   except Exception as error:  # Whatever it is, both roles raise it.
     message = f"publishing has ended: {error}"
-    raise base.TransportError(message) from error
+    raise byte_store.TransportError(message) from error

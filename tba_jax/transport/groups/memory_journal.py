@@ -12,7 +12,7 @@ from typing import Any
 import ml_collections
 
 from tba_jax import types
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import intake
 from tba_jax.transport.groups import journal as journal_lib
@@ -84,7 +84,7 @@ class JournalHook(intake.Intake):
     """Raises TransportError if the disk has failed."""
     if self._error is not None:
       message = f"the journal has failed: {self._error}"
-      raise base.TransportError(message) from self._error
+      raise byte_store.TransportError(message) from self._error
 
   def close(self) -> None:
     """Writes nothing more, and closes the journal."""

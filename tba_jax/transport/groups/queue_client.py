@@ -26,7 +26,7 @@ import ml_collections
 from tba_jax import types
 from tba_jax.system import background
 from tba_jax.system import polling
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import ports
 from tba_jax.transport import wire
 from tba_jax.transport.groups import leases as leases_lib
@@ -209,12 +209,12 @@ class QueueClient:
       config: ml_collections.ConfigDict,
       run: wire.RunIdentity,
       *,
-      make_transport: Callable[[], base.Transport],
+      make_transport: Callable[[], byte_store.Transport],
       sid: str,
       index: int,
       on_event: Callable[[str, str], None],
       check_trainer: Callable[
-          [base.Transport, int], bool
+          [byte_store.Transport, int], bool
       ] = lambda transport, epoch: True,
       first_epoch: int = -1,
   ):
@@ -370,7 +370,7 @@ class QueueClient:
       self._final = True
       self._lock.notify_all()
     # After an error the trainer accounts for the blocks.
-    base.close_thread(self.worker, "queue client")
+    byte_store.close_thread(self.worker, "queue client")
     return flushed
 
   def _check(self) -> None:
@@ -380,7 +380,7 @@ class QueueClient:
       raise
     except Exception as error:
       message = f"the queue client has ended: {error}"
-      raise base.TransportError(message) from error
+      raise byte_store.TransportError(message) from error
 
   def _poll_now(self) -> None:
     """Makes the thread poll at once, then often. Under the lock."""
@@ -427,7 +427,7 @@ class QueueClient:
             transport.put(key, data, overwrite=False)
           told = transport.generation
         self.exchange(transport, closing)
-      except base.TransportError as error:
+      except byte_store.TransportError as error:
         if closing:
           break
         self._on_event("store_lost", f"queue client: {error}")
@@ -452,7 +452,7 @@ class QueueClient:
         self.unacked_blocks.overdue_in_s(),
     )
 
-  def exchange(self, transport: base.Transport, closing: bool) -> None:
+  def exchange(self, transport: byte_store.Transport, closing: bool) -> None:
     """Sends, polls and renews what is due."""
     if "joined" not in self.lease:
       self.lease["joined"] = self._join(transport)
@@ -478,7 +478,7 @@ class QueueClient:
       transport.put(messages.lease_key(self._sid), data)
 
   def _send_missing(
-      self, transport: base.Transport, blocks: Sequence[OutgoingBlock]
+      self, transport: byte_store.Transport, blocks: Sequence[OutgoingBlock]
   ) -> None:
     """Polls, and sends the blocks that are neither delivered nor acknowledged.
 
@@ -497,7 +497,7 @@ class QueueClient:
     self._send(transport, missing)
 
   def _send(
-      self, transport: base.Transport, blocks: Sequence[OutgoingBlock]
+      self, transport: byte_store.Transport, blocks: Sequence[OutgoingBlock]
   ) -> None:
     for block in blocks:
       key = messages.block_key(self._sid, block.sequence)
@@ -508,7 +508,7 @@ class QueueClient:
       transport.put(key, b"1")
       self.unacked_blocks.sent(block)
 
-  def _poll(self, transport: base.Transport) -> None:
+  def _poll(self, transport: byte_store.Transport) -> None:
     """Reads the trainer's messages."""
     work = self._get(transport, messages.work_key(self._sid), "work")
     if work is not None and work["epoch"] > self.epoch:
@@ -537,7 +537,7 @@ class QueueClient:
       self._next_ask = now + ASK_EVERY_S
       self.lease_interval.changed(at_once=True)
 
-  def _poll_stop(self, transport: base.Transport) -> None:
+  def _poll_stop(self, transport: byte_store.Transport) -> None:
     """Reads the stop message.
 
     One of an older epoch is ignored. A searcher without a trainer yet leaves
@@ -552,7 +552,7 @@ class QueueClient:
 
   def _get(
       self,
-      transport: base.Transport,
+      transport: byte_store.Transport,
       key: str,
       kind: str,
       generation: int | None = None,
@@ -567,7 +567,7 @@ class QueueClient:
       self.refusals.add(key, error)
       return None
 
-  def _join(self, transport: base.Transport) -> list[int]:
+  def _join(self, transport: byte_store.Transport) -> list[int]:
     """Returns [store generation, number], larger for a newer process of a slot.
 
     The number is from the store, since a host's clock may be set back.
@@ -581,7 +581,7 @@ class QueueClient:
         return [transport.generation, number]
       number += 1
 
-  def check_slot(self, transport: base.Transport) -> None:
+  def check_slot(self, transport: byte_store.Transport) -> None:
     """Raises ReplacedError if a newer process has taken this one's slot."""
     newest = [transport.generation, self._newest_joined(transport)]
     if newest > self.lease["joined"] and newest[1] >= 0:
@@ -591,7 +591,7 @@ class QueueClient:
           " name a number of its own"
       )
 
-  def _newest_joined(self, transport: base.Transport) -> int:
+  def _newest_joined(self, transport: byte_store.Transport) -> int:
     """Returns the number of the newest process of this slot, -1 without one.
 
     Deletes what no process of the run has written there, and old numbers.

@@ -27,7 +27,7 @@ import numpy as np
 from tba_jax.replay import prompt_order
 from tba_jax.system import background
 from tba_jax.system import polling
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import intake as intake_lib
 from tba_jax.transport.groups import journal as journal_lib
@@ -67,7 +67,7 @@ class StoreLockedError(ValueError):
 
 
 def lock_store(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     run: wire.RunIdentity,
     *,
     owner: str,
@@ -175,7 +175,7 @@ class Ingest:
     self._strangers: dict[str, float] = {}
 
   def download(
-      self, transport: base.Transport
+      self, transport: byte_store.Transport
   ) -> tuple[list[IncomingBlock], list[str]]:
     """Returns new blocks in order, and keys to delete.
 
@@ -221,7 +221,11 @@ class Ingest:
     return blocks, list(dict.fromkeys(useless))[:_MAX_DELETED]
 
   def _get(
-      self, transport: base.Transport, sid: str, sequence: int, expected: int
+      self,
+      transport: byte_store.Transport,
+      sid: str,
+      sequence: int,
+      expected: int,
   ) -> IncomingBlock | None:
     key = messages.block_key(sid, sequence)
     data = transport.get(key)
@@ -273,10 +277,10 @@ class QueueServer(receiver.Receiver):
       config: ml_collections.ConfigDict,
       run: wire.RunIdentity,
       *,
-      make_transport: Callable[[], base.Transport],
+      make_transport: Callable[[], byte_store.Transport],
       order: prompt_order.PromptOrder,
       epoch: int,
-      open_store: Callable[[base.Transport], None],
+      open_store: Callable[[byte_store.Transport], None],
       on_event: Callable[[str, str], None],
       first_version: int = 0,
       saved: Mapping[str, Any] | None = None,
@@ -375,14 +379,14 @@ class QueueServer(receiver.Receiver):
     try:
       if self._worker is not None:
         self._wake()
-        base.close_thread(self._worker, "queue server")
+        byte_store.close_thread(self._worker, "queue server")
     finally:
       self.intake.close()
 
   def check(self) -> None:
     """Raises TransportError if the thread has ended with an error."""
     if self._worker is not None:
-      base.check_thread(self._worker, "the queue server")
+      byte_store.check_thread(self._worker, "the queue server")
 
   def announced(self, *, from_disk: bool = False) -> dict[str, dict[str, int]]:
     """Returns the totals that each searcher has announced, by sid.
@@ -446,7 +450,7 @@ class QueueServer(receiver.Receiver):
           self._read_leases(transport)
           self._write_status(transport)
         num_blocks = self._poll(transport)
-      except base.TransportError as error:
+      except byte_store.TransportError as error:
         self._on_event("store_lost", f"queue server: {error}")
         self.generation = transport.reconnect()
         is_new = True
@@ -463,7 +467,7 @@ class QueueServer(receiver.Receiver):
     try:
       # A searcher whose lease has run out may still be there, and would wait.
       self._write_status(transport)
-    except base.TransportError as error:
+    except byte_store.TransportError as error:
       logging.warning("queue server: no goodbye: %s", error)
     transport.close()
 
@@ -476,7 +480,7 @@ class QueueServer(receiver.Receiver):
       self.poll_stats["served_s"] += seconds
       self.poll_stats["blocks"] += num_blocks
 
-  def _begin_store(self, transport: base.Transport, is_new: bool) -> None:
+  def _begin_store(self, transport: byte_store.Transport, is_new: bool) -> None:
     """Locks the store, and in a new one writes all grants again."""
     now = time.monotonic()
     if is_new or now >= self._open_at:
@@ -489,7 +493,9 @@ class QueueServer(receiver.Receiver):
       with self.lock:
         self.grants.assign_again()
 
-  def _poll(self, transport: base.Transport, *, grants: bool = True) -> int:
+  def _poll(
+      self, transport: byte_store.Transport, *, grants: bool = True
+  ) -> int:
     """Ingests blocks and answers; returns the number of blocks."""
     useless: list[str] = []
     if not self._held:
@@ -521,7 +527,7 @@ class QueueServer(receiver.Receiver):
     self._held = []
     return useless
 
-  def _answer(self, transport: base.Transport, grants: bool) -> None:
+  def _answer(self, transport: byte_store.Transport, grants: bool) -> None:
     """Writes acknowledgements and grants."""
     now = time.monotonic()
     with self.lock:
@@ -552,7 +558,7 @@ class QueueServer(receiver.Receiver):
   def _encode(self, key: str, fields: Mapping[str, Any]) -> bytes:
     return messages.encode(self._run, key, {"epoch": self.epoch, **fields})
 
-  def _read_leases(self, transport: base.Transport) -> None:
+  def _read_leases(self, transport: byte_store.Transport) -> None:
     leases = self.leases.read(transport)
     now = time.monotonic()
     with self.lock:
@@ -581,7 +587,9 @@ class QueueServer(receiver.Receiver):
     if records:
       self.intake.try_to_write([intake_lib.Entry(r) for r in records])
 
-  def _write_off(self, transport: base.Transport, sid: str, cause: str) -> None:
+  def _write_off(
+      self, transport: byte_store.Transport, sid: str, cause: str
+  ) -> None:
     """Counts what a departed searcher did not deliver as lost."""
     with self.lock:
       self._read_files()
@@ -607,7 +615,7 @@ class QueueServer(receiver.Receiver):
     self._ask_at.pop(sid, None)
     transport.delete_all([messages.lease_key(sid), messages.work_key(sid)])
 
-  def _write_status(self, transport: base.Transport) -> None:
+  def _write_status(self, transport: byte_store.Transport) -> None:
     status, self._status = self._status, None
     for key, fields in (
         (messages.STATUS_KEY, status),

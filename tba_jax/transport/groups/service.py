@@ -20,7 +20,7 @@ from tba_jax import types
 from tba_jax.replay import buffer as buffer_lib
 from tba_jax.replay import ledger as ledger_lib
 from tba_jax.replay import prompt_order
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.groups import inbox as inbox_lib
 from tba_jax.transport.groups import messages
 from tba_jax.transport.groups import receiver as receiver_lib
@@ -251,11 +251,11 @@ class ReplayService:
       if now > deadline:
         limit_s, searchers = self._starvation_s, self._describe()
         if arrived >= needed:
-          raise base.DeadlineExceededError(
+          raise byte_store.DeadlineExceededError(
               f"step {step} waits for what searchers have in work and nothing"
               f" came for {limit_s:.0f} s; {searchers}"
           )
-        raise base.DeadlineExceededError(
+        raise byte_store.DeadlineExceededError(
             f"step {step} has {arrived} of {needed} prompts and none came for"
             f" {limit_s:.0f} s; {searchers}"
         )

@@ -20,7 +20,7 @@ import types
 from typing import Any
 
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import jax_kv
 from tba_jax.transport.kv import locator as locator_lib
@@ -149,7 +149,7 @@ def connect(run: Any, deadline_s: float) -> "KvTransport":
   )
 
 
-class KvTransport(base.Transport):
+class KvTransport(byte_store.Transport):
   """A client of the store of a `KvHost`; attaches on construction.
 
   Args:
@@ -203,34 +203,34 @@ class KvTransport(base.Transport):
     return self._generation
 
   def put(self, key: str, value: bytes, *, overwrite: bool = True) -> bool:
-    base.check_key(key)
-    base.check_value(key, value)
+    byte_store.check_key(key)
+    byte_store.check_value(key, value)
     return self._call("put", key, value, overwrite)
 
   def get(self, key: str) -> bytes | None:
-    base.check_key(key)
+    byte_store.check_key(key)
     return self._call("get", key)
 
   def list(self, directory: str) -> dict[str, bytes]:
-    base.check_key(directory)
+    byte_store.check_key(directory)
     start = len(self._root)
     entries = self._call("list", directory)
     return {key[start:]: value for key, value in entries.items()}
 
   def delete(self, key: str) -> None:
-    base.check_key(key)
+    byte_store.check_key(key)
     self._call("delete", key)
 
   def put_all(self, values: Mapping[str, bytes]) -> None:
     for key, value in values.items():
-      base.check_key(key)
-      base.check_value(key, value)
+      byte_store.check_key(key)
+      byte_store.check_value(key, value)
     self._call_all([("put", k, value, True) for k, value in values.items()])
 
   def delete_all(self, keys: Iterable[str]) -> None:
     keys = list(keys)
     for key in keys:
-      base.check_key(key)
+      byte_store.check_key(key)
     self._call_all([("delete", key) for key in keys])
 
   def reconnect(self, deadline_s: float | None = None) -> int:
@@ -242,7 +242,7 @@ class KvTransport(base.Transport):
           self._ask(
               self._session, [("get", locator_lib.IDENTITY_KEY)], deadline
           )
-        except base.TransportError:
+        except byte_store.TransportError:
           self._drop()
       obstacles = []
       while (obstacle := self._try_attach(deadline)) is not None:
@@ -255,7 +255,7 @@ class KvTransport(base.Transport):
         if remaining_s <= pause_s:
           # The last attempt was cut short; the one before may say more.
           reasons = "; before that: ".join(obstacles[:-3:-1])
-          raise base.DeadlineExceededError(
+          raise byte_store.DeadlineExceededError(
               f"no store to attach to within {wait_s:.1f} s (locator"
               f" {self._locator_path}, last generation lost"
               f" {self._lost_generation}): {reasons}"
@@ -272,7 +272,7 @@ class KvTransport(base.Transport):
   def _call_all(self, requests: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     with self.exclusive():
       if self._session is None:
-        raise base.TransportError(
+        raise byte_store.TransportError(
             f"store generation {self._generation} is lost: reconnect first"
         )
       deadline = time.monotonic() + self.deadline_s
@@ -306,13 +306,13 @@ class KvTransport(base.Transport):
         if now >= deadline:
           # The session is not marked as lost: it may just be slow.
           self._drop(session)
-          raise base.DeadlineExceededError(
+          raise byte_store.DeadlineExceededError(
               f"no answer to {what} within {patience_s:.1f} s from the"
               f" {session.locator}"
           ) from None
         if self._newer_than(session.locator.generation):
           self._lose(session)
-          raise base.TransportError(
+          raise byte_store.TransportError(
               f"{what}: replaced while it did not answer: {session.locator}"
           ) from None
     for index, request in enumerate(requests):
@@ -334,7 +334,7 @@ class KvTransport(base.Transport):
       # Lost or unreachable: the next attach finds out which.
       self._drop(session)
     first_line = str(error).partition("\n")[0].replace(self._root, "")
-    raise base.TransportError(
+    raise byte_store.TransportError(
         f"{_name(request)}: {first_line} ({session.locator})"
     ) from error
 
@@ -357,18 +357,18 @@ class KvTransport(base.Transport):
       return f"nothing listens there: {locator}"
     # Only now: the file may be left over from a dead host.
     if self._run_id is not None and locator.run != self._run_id:
-      raise base.TransportError(
+      raise byte_store.TransportError(
           f"refused, as this process is of run {self._run_id!r}: {locator}"
       )
     tls = None if locator.address.startswith("unix:") else self._tls
     if locator.tls != (tls is not None):
-      raise base.TransportError(_one_sided(locator))
+      raise byte_store.TransportError(_one_sided(locator))
     left_s = max(0.0, deadline - time.monotonic())
     session = Session(locator, tls, self._root, self._operations, left_s)
     try:
       request = ("get", locator_lib.IDENTITY_KEY)
       (identity,) = self._ask(session, [request], deadline)
-    except base.TransportError as error:
+    except byte_store.TransportError as error:
       session.close()
       return str(error)
     if identity != locator_lib.identity(locator.run, locator.generation):
@@ -400,7 +400,9 @@ class KvTransport(base.Transport):
   def exclusive(self) -> Iterator[None]:
     """Raises RuntimeError if two threads use the client at the same time."""
     if self._closed:
-      raise base.TransportError("this client of the key-value store is closed")
+      raise byte_store.TransportError(
+          "this client of the key-value store is closed"
+      )
     if not self._in_use.acquire(blocking=False):
       raise RuntimeError(
           "a transport client serves one thread at a time; make one for each"

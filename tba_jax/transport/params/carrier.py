@@ -17,7 +17,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carriers
 from tba_jax.transport.params import version as version_lib
@@ -106,11 +106,13 @@ class Carrier(abc.ABC):
       OSError: no room or no permission.
     """
 
-  def send(self, transport: base.Transport, packed: PackedVersion) -> None:
+  def send(
+      self, transport: byte_store.Transport, packed: PackedVersion
+  ) -> None:
     """Writes to the store; called for each new generation."""
 
   def serve(
-      self, transport: base.Transport, packed: PackedVersion | None
+      self, transport: byte_store.Transport, packed: PackedVersion | None
   ) -> None:
     """Does periodic work, a few times a second, with the newest version."""
 
@@ -123,7 +125,7 @@ class Carrier(abc.ABC):
   @abc.abstractmethod
   def read(
       self,
-      transport: base.Transport,
+      transport: byte_store.Transport,
       tag: str,
       carried: Mapping[str, Any],
       specs: version_lib.Specs,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tba_jax.system import jsonl
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
 from tba_jax.transport.params import version as version_lib
@@ -28,7 +28,7 @@ _MANIFEST = {
 
 
 def send_version(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     packed: carrier_lib.PackedVersion,
     run: wire.RunIdentity,
     base_name: str = "",
@@ -63,7 +63,7 @@ def send_version(
 
 
 def drop_version(
-    transport: base.Transport, packed: carrier_lib.PackedVersion
+    transport: byte_store.Transport, packed: carrier_lib.PackedVersion
 ) -> None:
   """Removes a version, its manifest before the carrier's data."""
   transport.delete(f"p/{packed.tag}")
@@ -71,7 +71,7 @@ def drop_version(
 
 
 def read_pointer(
-    transport: base.Transport, run: wire.RunIdentity
+    transport: byte_store.Transport, run: wire.RunIdentity
 ) -> version_lib.Version | None:
   """Returns the newest version, None before the first version.
 
@@ -103,7 +103,7 @@ def _decode_version(
 
 
 def ask_again(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     run: wire.RunIdentity,
     name: str,
     version: version_lib.Version,
@@ -114,7 +114,7 @@ def ask_again(
 
 
 def take_asked(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     run: wire.RunIdentity,
     refusals: wire.Refusals,
 ) -> set[version_lib.Version]:
@@ -132,7 +132,7 @@ def take_asked(
 
 
 def read_version(
-    transport: base.Transport,
+    transport: byte_store.Transport,
     version: version_lib.Version,
     run: wire.RunIdentity,
     *,

@@ -33,7 +33,7 @@ import tensorstore as ts
 
 from tba_jax.system import bucket
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier
 from tba_jax.transport.params import shared_files
@@ -277,7 +277,9 @@ class OrbaxShards(carrier.Carrier):
     return {"folder": folder, "shards": shards}, None
 
   def serve(
-      self, transport: base.Transport, packed: carrier.PackedVersion | None
+      self,
+      transport: byte_store.Transport,
+      packed: carrier.PackedVersion | None,
   ) -> None:
     if not self._dropped:
       return
@@ -311,7 +313,7 @@ class OrbaxShards(carrier.Carrier):
 
   def read(
       self,
-      transport: base.Transport,
+      transport: byte_store.Transport,
       tag: str,
       carried: Mapping[str, Any],
       specs: version.Specs,
@@ -410,7 +412,9 @@ class OrbaxShards(carrier.Carrier):
       leaves[name] = cut_box(box_of((), shape), dtype, pieces)
     return leaves
 
-  def _readers(self, transport: base.Transport) -> dict[str, tuple[str, str]]:
+  def _readers(
+      self, transport: byte_store.Transport
+  ) -> dict[str, tuple[str, str]]:
     """Returns folder and description of each reader, by key."""
     readers = {}
     for key, data in transport.list(_READS).items():

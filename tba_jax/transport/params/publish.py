@@ -14,7 +14,7 @@ import numpy as np
 
 from tba_jax import types
 from tba_jax.system import background
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
 from tba_jax.transport.params import manifest
@@ -40,7 +40,7 @@ class Publisher:
       config: ml_collections.ConfigDict,
       run: wire.RunIdentity,
       *,
-      make_transport: Callable[[], base.Transport],
+      make_transport: Callable[[], byte_store.Transport],
       carriers: Sequence[carrier_lib.Carrier],
       copy: Callable[[types.PyTree], dict[str, Any]],
       epoch: int,
@@ -88,7 +88,7 @@ class Publisher:
   def submit(
       self, version: int, params: types.PyTree, nonfinite: Any = 0
   ) -> int | None:
-    base.check_thread(self._thread, "publishing")
+    byte_store.check_thread(self._thread, "publishing")
     copy = self._copy(params)
     skipped = None
     with self._changed:
@@ -104,15 +104,15 @@ class Publisher:
       done = self._changed.wait_for(
           lambda: self._written >= version or self._thread.failed, deadline_s
       )
-    base.check_thread(self._thread, "publishing")
+    byte_store.check_thread(self._thread, "publishing")
     if not done:
-      raise base.DeadlineExceededError(
+      raise byte_store.DeadlineExceededError(
           f"version {version} was not published within {deadline_s:.0f} s:"
           f" the store holds version {self._written}"
       )
 
   def close(self) -> None:
-    base.close_thread(self._thread, "publishing")
+    byte_store.close_thread(self._thread, "publishing")
 
   def _wake(self) -> None:
     with self._changed:
@@ -162,7 +162,7 @@ class Publisher:
         for carrier in self._carriers:
           is_its = newest is not None and newest.carrier is carrier
           carrier.serve(transport, newest if is_its else None)
-      except base.TransportError as error:
+      except byte_store.TransportError as error:
         self._on_event("store_lost", f"publisher: {error}")
         transport.reconnect()
         checked = 0.0
@@ -170,7 +170,9 @@ class Publisher:
       old.carrier.drop(old)
     transport.close()
 
-  def _pointer(self, transport: base.Transport) -> version_lib.Version | None:
+  def _pointer(
+      self, transport: byte_store.Transport
+  ) -> version_lib.Version | None:
     try:
       return manifest.read_pointer(transport, self._run)
     except wire.WireError as error:
@@ -198,7 +200,9 @@ class Publisher:
     kept[:] = [old for old in kept if old.version != version] + [new]
 
   def _send(
-      self, transport: base.Transport, kept: list[carrier_lib.PackedVersion]
+      self,
+      transport: byte_store.Transport,
+      kept: list[carrier_lib.PackedVersion],
   ) -> None:
     """Sends the newest version, and drops those that are too old."""
     self._send_one(transport, kept[-1])
@@ -210,6 +214,6 @@ class Publisher:
       kept.pop(0)  # Only now, in case the store is lost during the drop.
 
   def _send_one(
-      self, transport: base.Transport, packed: carrier_lib.PackedVersion
+      self, transport: byte_store.Transport, packed: carrier_lib.PackedVersion
   ) -> None:
     manifest.send_version(transport, packed, self._run, self._base_name)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tba_jax.system import background
 from tba_jax.system import polling
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier as carrier_lib
 from tba_jax.transport.params import manifest
@@ -48,7 +48,7 @@ class Puller:
       run: wire.RunIdentity,
       expected: version_lib.Specs,
       *,
-      make_transport: Callable[[], base.Transport],
+      make_transport: Callable[[], byte_store.Transport],
       carriers: Mapping[str, carrier_lib.Carrier],
       lag_steps: int,
       on_event: Callable[[str, str], None],
@@ -95,7 +95,7 @@ class Puller:
     )
 
   def latest(self) -> Pulled | None:
-    base.check_thread(self._thread, "pulling")
+    byte_store.check_thread(self._thread, "pulling")
     return self._latest
 
   def wait_for(self, version: int, timeout_s: float) -> Pulled | None:
@@ -114,11 +114,11 @@ class Puller:
       if not self._changed.wait_for(ready, timeout_s):
         return None
       self._interval.stop_waiting()
-      base.check_thread(self._thread, "pulling")
+      byte_store.check_thread(self._thread, "pulling")
       return find()
 
   def close(self) -> None:
-    base.close_thread(self._thread, "pulling")
+    byte_store.close_thread(self._thread, "pulling")
 
   def _wake(self) -> None:
     with self._changed:
@@ -137,7 +137,7 @@ class Puller:
       taken = self.stats.taken
       try:
         self._pull(transport)
-      except base.TransportError as error:
+      except byte_store.TransportError as error:
         self._on_event("store_lost", f"puller: {error}")
         transport.reconnect()
       except wire.WireError as error:
@@ -151,7 +151,7 @@ class Puller:
           self._changed.wait(due_s)
     transport.close()
 
-  def _pull(self, transport: base.Transport) -> None:
+  def _pull(self, transport: byte_store.Transport) -> None:
     """Reads the pointer, and its version if that is newer."""
     newest = manifest.read_pointer(transport, self._run)
     # A pointer of an older epoch is from a trainer that was replaced.
@@ -161,7 +161,7 @@ class Puller:
       self._read(transport, newest, is_newest=True)
     self._read_older(transport)
 
-  def _read_older(self, transport: base.Transport) -> None:
+  def _read_older(self, transport: byte_store.Transport) -> None:
     """Reads the version that is asked for, if it was passed over."""
     with self._changed:
       if not self._lag_steps or self._latest is None:
@@ -174,7 +174,7 @@ class Puller:
 
   def _read(
       self,
-      transport: base.Transport,
+      transport: byte_store.Transport,
       version: version_lib.Version,
       *,
       is_newest: bool,
@@ -221,7 +221,7 @@ class Puller:
     }
 
   def _ask_again(
-      self, transport: base.Transport, version: version_lib.Version
+      self, transport: byte_store.Transport, version: version_lib.Version
   ) -> None:
     now = time.monotonic()
     if now >= self._next_ask:

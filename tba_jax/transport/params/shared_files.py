@@ -23,7 +23,7 @@ import numpy as np
 
 from tba_jax.system import bucket
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier
 from tba_jax.transport.params import version
@@ -149,7 +149,7 @@ class SharedFiles(carrier.Carrier):
 
   def read(
       self,
-      transport: base.Transport,
+      transport: byte_store.Transport,
       tag: str,
       carried: Mapping[str, Any],
       specs: version.Specs,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carrier
 from tba_jax.transport.params import version
@@ -35,7 +35,7 @@ class StoreChunks(carrier.Carrier):
     return {"digests": digests}, chunks
 
   def send(
-      self, transport: base.Transport, packed: carrier.PackedVersion
+      self, transport: byte_store.Transport, packed: carrier.PackedVersion
   ) -> None:
     for i, chunk in enumerate(packed.content):
       transport.put(f"p/{packed.tag}/{i:06d}", chunk)
@@ -45,7 +45,7 @@ class StoreChunks(carrier.Carrier):
 
   def read(
       self,
-      transport: base.Transport,
+      transport: byte_store.Transport,
       tag: str,
       carried: Mapping[str, Any],
       specs: version.Specs,

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tests.replay import invariants
 from tests.support import waiting
 from tests.transport.groups import queue_case
@@ -121,7 +121,7 @@ class GroupsContract:
     self.searcher("b", 1)
     trainer.step(0)
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "step 1 waits for .*mute .silent for"
+        byte_store.DeadlineExceededError, "step 1 waits for .*mute .silent for"
     ):
       trainer.step(1)
 
@@ -217,7 +217,7 @@ class GroupsContract:
     mute.client.next_block(0.1)
     wait_until(trainer.living, "the searcher")
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "step 0 has 0 of 4 .*mute .silent for"
+        byte_store.DeadlineExceededError, "step 0 has 0 of 4 .*mute .silent for"
     ):
       trainer.step(0)
 

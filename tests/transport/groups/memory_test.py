@@ -9,7 +9,7 @@ from absl.testing import absltest
 import jax.numpy as jnp
 import numpy as np
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.groups import journal
 from tba_jax.transport.groups import memory
 from tba_jax.transport.groups import messages
@@ -191,9 +191,13 @@ class MemoryGroupsTest(groups_contract.GroupsContract, MemoryCase):
     searcher = self.searcher("a", works=False)
     broken = OSError(5, "Input/output error")
     with mock.patch.object(journal.Journal, "append", side_effect=broken):
-      with self.assertRaisesRegex(base.TransportError, "Input/output error"):
+      with self.assertRaisesRegex(
+          byte_store.TransportError, "Input/output error"
+      ):
         searcher.submit(0)
-    with self.assertRaisesRegex(base.TransportError, "Input/output error"):
+    with self.assertRaisesRegex(
+        byte_store.TransportError, "Input/output error"
+    ):
       trainer.step(0)
 
   def test_a_closed_trainer_takes_nothing_more(self):
@@ -283,7 +287,7 @@ class MemoryParamsTest(absltest.TestCase):
   def test_a_version_that_never_comes_is_told(self):
     params, _ = self.make()
     with self.assertRaisesRegex(
-        base.DeadlineExceededError, "version 3 was not published within"
+        byte_store.DeadlineExceededError, "version 3 was not published within"
     ):
       params.wait(3, 0.01)
 
@@ -297,12 +301,12 @@ class MemoryParamsTest(absltest.TestCase):
         raise FloatingPointError("no device")
 
     self.submit(params, 0, nonfinite=Broken())
-    with self.assertRaisesRegex(base.TransportError, "no device"):
+    with self.assertRaisesRegex(byte_store.TransportError, "no device"):
       params.wait(0, 20.0)
     Broken.is_ready.return_value = True
-    with self.assertRaisesRegex(base.TransportError, "no device"):
+    with self.assertRaisesRegex(byte_store.TransportError, "no device"):
       source.latest()
-    with self.assertRaisesRegex(base.TransportError, "no device"):
+    with self.assertRaisesRegex(byte_store.TransportError, "no device"):
       params.submit(1, {"w": jnp.ones(1)})
 
   def test_a_reader_waits_for_the_trainer(self):

@@ -11,7 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import journal
 from tba_jax.transport.groups import messages
@@ -422,7 +422,7 @@ class RestartTest(queue_case.QueueTestCase):
     trainer.step(0)
     owner["owner"] = "another"
     self.store.lose()
-    with self.assertRaisesRegex(base.TransportError, "it is of another"):
+    with self.assertRaisesRegex(byte_store.TransportError, "it is of another"):
       for step in range(1, 1000):
         trainer.step(step)
 
@@ -452,7 +452,9 @@ class OtherSettingsTest(queue_case.QueueTestCase):
     epochs = [call.args[1] for call in agree.call_args_list]
     self.assertEqual(epochs, [1, 2, 2, 2])
     grant(3, 1)
-    with self.assertRaisesRegex(base.TransportError, "ended: they differ"):
+    with self.assertRaisesRegex(
+        byte_store.TransportError, "ended: they differ"
+    ):
       client.next_block(20.0)
 
 
@@ -464,7 +466,8 @@ class FullDiskTest(queue_case.QueueTestCase):
     with mock.patch.object(trainer.journal, "append", side_effect=full):
       searcher = self.searcher("a", credits=2)
       with self.assertRaisesRegex(
-          base.DeadlineExceededError, "no room.*No space left.*searchers: a"
+          byte_store.DeadlineExceededError,
+          "no room.*No space left.*searchers: a",
       ):
         trainer.step(0)
       self.assertLen(self.queue(), 2)
@@ -522,7 +525,7 @@ class FullDiskTest(queue_case.QueueTestCase):
     with mock.patch.object(trainer.journal, "append", side_effect=broken):
       self.searcher("a")
       with self.assertRaisesRegex(
-          base.TransportError, "queue server has ended"
+          byte_store.TransportError, "queue server has ended"
       ):
         trainer.step(0)
 

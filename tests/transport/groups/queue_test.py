@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import queue_client
 from tba_jax.transport.groups import queue_server
@@ -124,7 +124,7 @@ class StoreLossTest(queue_case.QueueTestCase):
     def fails_twice(transport, key, value, **kwargs):
       if key == "work/a" and failures[0]:
         failures[0] -= 1
-        raise base.TransportError("lost again")
+        raise byte_store.TransportError("lost again")
       return put(transport, key, value, **kwargs)
 
     with mock.patch.object(in_process.InProcessTransport, "put", fails_twice):
@@ -143,11 +143,11 @@ class StoreLossTest(queue_case.QueueTestCase):
       searcher = self.searcher("a", works=False)
       self.store.lose(restart=False)
       with self.assertRaisesRegex(
-          base.TransportError, "queue server has ended"
+          byte_store.TransportError, "queue server has ended"
       ):
         trainer.step(0)
       with self.assertRaisesRegex(
-          base.TransportError, "queue client has ended"
+          byte_store.TransportError, "queue client has ended"
       ):
         searcher.client.next_block(20.0)
 

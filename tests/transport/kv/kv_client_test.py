@@ -18,7 +18,7 @@ from absl.testing import parameterized
 import pytest
 
 from tba_jax.system import processes
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport.kv import jax_kv
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import locator
@@ -113,7 +113,7 @@ class RootedContractTest(contract.TransportContract, HostCase):
   def test_messages_name_no_root(self):
     client = self.make_client()
     self.lose_generation()
-    with self.assertRaises(base.TransportError) as caught:
+    with self.assertRaises(byte_store.TransportError) as caught:
       while True:
         client.put("q/0/a", b"value")
     self.assertIn("put 'q/0/a'", str(caught.exception))
@@ -134,18 +134,18 @@ class KvClientTest(HostCase):
   def test_store_of_another_run_is_refused(self):
     client = self.running.client()
     with self.assertRaisesRegex(
-        base.TransportError, "process is of run 'mine': .* of run 'run'"
+        byte_store.TransportError, "process is of run 'mine': .* of run 'run'"
     ) as caught:
       self.running.client(run_id="mine")
     # Refused at once.
-    self.assertNotIsInstance(caught.exception, base.DeadlineExceededError)
+    self.assertNotIsInstance(caught.exception, byte_store.DeadlineExceededError)
     self.assertTrue(client.put("a", b"x"))
 
   def test_store_without_tls_is_refused_by_a_client_with_it(self):
     tls = locator.Tls("cert", "key", "ca")
     with running_host.RunningHost(address="127.0.0.1:0") as running:
       words = "this process has mutual TLS and the store has not: .*there"
-      with self.assertRaisesRegex(base.TransportError, words):
+      with self.assertRaisesRegex(byte_store.TransportError, words):
         running.client(tls=tls)
     # A unix socket needs none.
     self.assertIsNone(self.running.client(tls=tls).get("nothing"))
@@ -158,7 +158,7 @@ class KvClientTest(HostCase):
       forged = path.with_name("forged.json")
       forged.write_text(json.dumps(fields))
       with self.assertRaisesRegex(
-          base.DeadlineExceededError, "another store answers"
+          byte_store.DeadlineExceededError, "another store answers"
       ):
         kv_client.KvTransport(forged, deadline_s=1.0, poll_s=0.05)
 
@@ -168,14 +168,14 @@ class KvClientTest(HostCase):
     old_text = path.read_text()
     self.lose_generation()
     waiting.wait_until(lambda: path.read_text() != old_text)
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.get("a")
     new_text = path.read_text()
     self.addCleanup(path.write_text, new_text)
     path.write_text(old_text)
     # Whether its loss was told to the client or is found by a probe.
     with self.assertRaisesRegex(
-        base.DeadlineExceededError,
+        byte_store.DeadlineExceededError,
         f"(still announced, but lost|nothing listens there).*generation {old},",
     ):
       client.reconnect(0.3)
@@ -231,7 +231,8 @@ class KvClientTest(HostCase):
     start = time.monotonic()
     with mock.patch.dict(self.running.operations, put=hangs_from_b_on):
       with self.assertRaisesRegex(
-          base.DeadlineExceededError, "no answer to put 'b/0' within 0.5 s"
+          byte_store.DeadlineExceededError,
+          "no answer to put 'b/0' within 0.5 s",
       ):
         client.put_all(values)
     self.assertLess(time.monotonic() - start, 5.0)
@@ -254,7 +255,9 @@ class KvClientTest(HostCase):
       return put(kv, key, *args)
 
     with mock.patch.dict(self.running.operations, put=fails_for_y):
-      with self.assertRaisesRegex(base.TransportError, "put 'y': RESOURCE"):
+      with self.assertRaisesRegex(
+          byte_store.TransportError, "put 'y': RESOURCE"
+      ):
         client.put_all({"x": b"x", "y": b"x", "z": b"x"})
     self.assertEqual(client.get("z"), b"x")
     self.assertIsNone(client.get("y"))
@@ -272,7 +275,7 @@ class KvClientTest(HostCase):
 
     with mock.patch.dict(self.running.operations, get=slow_get):
       with self.assertRaisesRegex(
-          base.DeadlineExceededError,
+          byte_store.DeadlineExceededError,
           r"no answer to get 'a' within 2\.\d s from the key-value store of run"
           rf" 'run', generation {generation}, at unix:.*kv{generation}.sock"
           rf" \(process {self.running.host.child_pid}\)",
@@ -290,7 +293,7 @@ class KvClientTest(HostCase):
       client = running.client()
       waiting.stop(running.host.child_pid)
       client.deadline_s = 0.3
-      with self.assertRaisesRegex(base.DeadlineExceededError, "get 'a'"):
+      with self.assertRaisesRegex(byte_store.DeadlineExceededError, "get 'a'"):
         client.get("a")
       self.assertLen(_workers() - others, 1)
     waiting.wait_until(lambda: not _workers() - others, "its end")
@@ -322,7 +325,7 @@ class KvClientTest(HostCase):
       release.wait(60)
 
     with mock.patch.dict(self.running.operations, get=hang):
-      with self.assertRaisesRegex(base.TransportError, "replaced while"):
+      with self.assertRaisesRegex(byte_store.TransportError, "replaced while"):
         client.get("a")
 
 
@@ -339,7 +342,7 @@ class NoStoreTest(parameterized.TestCase):
 
   def assert_no_store(self, pattern):
     start = time.monotonic()
-    with self.assertRaisesRegex(base.DeadlineExceededError, pattern):
+    with self.assertRaisesRegex(byte_store.DeadlineExceededError, pattern):
       kv_client.KvTransport(self.path, deadline_s=0.3, poll_s=0.02)
     self.assertGreaterEqual(time.monotonic() - start, 0.3)
 

@@ -15,7 +15,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.kv import locator
 from tests.transport import running_host
@@ -168,7 +168,7 @@ class AnnouncerTest(absltest.TestCase):
     client = running.client(locator_path=locator.RemoteLocator(address, SECRET))
     self.assertTrue(client.put("a", b"x"))
     os.kill(running.host.child_pid, signal.SIGKILL)
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       while True:
         client.get("a")
     self.assertEqual(client.reconnect(), 2)
@@ -189,9 +189,9 @@ class CutLinkTest(parameterized.TestCase):
     client = running.client(locator_path=lambda: near, deadline_s=3.0)
     client.put("a", b"x")
     proxy.cut(reset=reset)
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.get("a")
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       client.reconnect(0.5)
     proxy.mend()
     self.assertEqual(client.reconnect(30.0), 1)

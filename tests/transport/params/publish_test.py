@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tba_jax.learning import published
-from tba_jax.transport import base
+from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import manifest
 from tba_jax.transport.params import publish
@@ -312,7 +312,7 @@ class PublishTest(absltest.TestCase):
     self.assertIn("no space", kinds["carrier_full"])
     alone = self.make_publisher(carriers=[Full()])
     alone.submit(4, _params(4.0))
-    with self.assertRaises(base.TransportError):
+    with self.assertRaises(byte_store.TransportError):
       alone.wait(4, WAIT_S)
 
   def test_params_arrive_as_they_are_published(self):
@@ -349,14 +349,14 @@ class PublishTest(absltest.TestCase):
 
   def test_wait_names_the_missing_version(self):
     publisher = self.make_publisher()
-    with self.assertRaisesRegex(base.DeadlineExceededError, "version 5"):
+    with self.assertRaisesRegex(byte_store.DeadlineExceededError, "version 5"):
       publisher.wait(5, 0.05)
 
   def test_the_error_of_a_thread_reaches_its_owner(self):
-    error = base.DeadlineExceededError("the store is away")
+    error = byte_store.DeadlineExceededError("the store is away")
     self.connect = mock.Mock(side_effect=error)
     puller = self.make_puller()
-    with self.assertRaises(base.TransportError) as raised:
+    with self.assertRaises(byte_store.TransportError) as raised:
       puller.wait_for(1, WAIT_S)
     self.assertIn("away", str(raised.exception.__cause__))
 
