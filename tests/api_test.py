@@ -306,7 +306,3 @@ class HubTest(absltest.TestCase):
     folder = pathlib.Path(found.stdout.strip())
     self.assertTrue((folder / "model.safetensors").is_file(), found.stderr)
     self.assertEqual(hf_hub.find(folder), folder)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -127,7 +127,3 @@ class JudgeRequestsTest(absltest.TestCase):
       (asked,) = collector.judge_requests(sampled)
       texts[prompt[0]] = [request.completion for request in asked]
     self.assertEqual(texts, {5: ["<think>23", "<think>24"], 9: ["23", "24"]})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -278,7 +278,3 @@ def _is_in(version: str, requirement: str) -> bool:
 
 def _is_code(node: ast.stmt) -> bool:
   return isinstance(node, ast.FunctionDef | ast.ClassDef)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -388,7 +388,3 @@ class _TRLEnvironment:
     """Adds two numbers."""
     self.solved = left + right == 5
     return left + right
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -472,7 +471,3 @@ class TrainerEndsTest(trainer_case.TrainerCase):
     self.checkpointer.save.side_effect = OSError("disk full")
     with self.assertRaisesRegex(OSError, "disk full"):
       self.run_it()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -369,7 +369,3 @@ class OrderTest(absltest.TestCase):
     self.assertEqual(
         changed, [("extend", 2), ("note", 1), ("extend", 4), ("note", 3)]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

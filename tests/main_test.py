@@ -12,7 +12,6 @@ import sys
 from unittest import mock
 
 from absl import app
-from absl.testing import absltest
 from absl.testing import flagsaver
 from absl.testing import parameterized
 
@@ -399,7 +398,3 @@ print(json.dumps([out, "jax" in sys.modules]))
           f"def run_{name}(" in text or "def run(" in text,
           f"{name} of {module}",
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

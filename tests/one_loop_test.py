@@ -163,7 +163,3 @@ class StepsTest(absltest.TestCase):
         for line in cell["source"]
     ]
     self.assertFalse([line for line in colabs if "learner.step(" in line])
-
-
-if __name__ == "__main__":
-  absltest.main()

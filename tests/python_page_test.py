@@ -9,7 +9,6 @@ import subprocess
 import sys
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import datasets
 import pytest
@@ -122,7 +121,3 @@ class PythonPageTest(parameterized.TestCase):
     )  # fmt: skip
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn("<user>Name color", done.stdout)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import itertools
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -611,7 +610,3 @@ class SearcherTest(parameterized.TestCase):
     self.assertFalse(stop())
     self.queue.stop_requested = True
     self.assertTrue(stop())
-
-
-if __name__ == "__main__":
-  absltest.main()

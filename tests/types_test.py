@@ -239,7 +239,3 @@ class AddedColumnTest(absltest.TestCase):
       self.assertNotIn("surprise", names)
     self.assertIsNone(draw.surprise)
     self.assertIsNone(self.through_step_file(draw, batch).surprise)
-
-
-if __name__ == "__main__":
-  absltest.main()

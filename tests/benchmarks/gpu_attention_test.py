@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways of attention that are compared compute the same, and their FLOP."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -45,7 +44,3 @@ class WaysTest(parameterized.TestCase):
     each = 2 * 8 * 4 * 128
     found = gpu_attention.flops(way, 3, before, 2)
     self.assertEqual(found, 3 * pairs * each)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -72,7 +72,3 @@ class GpuTest(absltest.TestCase):
     layer = 32 * (2 * 16 + 2 * 16 + 2 * 16) + 3 * 32 * 32 + 2 * 32
     weights = 2 * (layer + 64 * 32 + 32)
     self.assertEqual(decode["weights_and_cache_bytes"], weights + cache)
-
-
-if __name__ == "__main__":
-  absltest.main()

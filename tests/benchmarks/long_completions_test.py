@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The least figures of a train step on long completions, without a compiler."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import long_completions
@@ -35,7 +34,3 @@ class IdealTest(parameterized.TestCase):
     weights = 6 * 3 / 4 * (3 * layer + head)
     swapped = 3 * 3 * 2 * 24 * tokens / 2 / 2
     self.assertEqual(found.received_bytes, weights + swapped)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -105,7 +105,3 @@ class PeerGrpoTest(absltest.TestCase):
     right = "4*3=12,12+12=24,24-7=17"
     completions = [right, "", right[:-1] + "8"]
     self.assertEqual(peer_grpo.rewards(prompts, completions), [1.0, 0.0, 0.0])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -96,7 +96,3 @@ class RealSpeedTest(parameterized.TestCase):
   @parameterized.parameters("generate", "gradient")
   def test_torch_runs_on_the_folder(self, program):
     peer_speed.PROGRAMS[program](self.save(), "bfloat16", _SHAPE)(1)
-
-
-if __name__ == "__main__":
-  absltest.main()

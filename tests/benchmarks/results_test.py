@@ -98,7 +98,3 @@ class MachineTest(absltest.TestCase):
   def test_processor_without_a_name_has_its_family(self):
     for text in (None, "", "Features\t: asimd\n"):
       self.assertEqual(self.told(text)["processor"], platform.machine())
-
-
-if __name__ == "__main__":
-  absltest.main()

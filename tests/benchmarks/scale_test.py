@@ -8,7 +8,6 @@ tests/multi_process/benchmarks_test.py runs it.
 import dataclasses
 import random
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import scale
@@ -74,7 +73,3 @@ class PipelineTest(parameterized.TestCase):
   def test_never_waits_with_a_single_searcher(self):
     model = scale.Pipeline(1, 0.4, hand_over_s=0.005, look_s=0.01)
     self.assertAlmostEqual(model.hand_over(), 0.005)
-
-
-if __name__ == "__main__":
-  absltest.main()

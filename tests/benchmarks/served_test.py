@@ -26,7 +26,3 @@ class ServedTest(absltest.TestCase):
           inputs["logprobs"].data, [0, 0, -0.5, -0.25]
       )
       np.testing.assert_array_equal(inputs[name].data, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

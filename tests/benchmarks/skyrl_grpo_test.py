@@ -135,7 +135,3 @@ class SkyrlGrpoTest(absltest.TestCase):
     np.testing.assert_allclose(found, expected, rtol=1e-3)
     # Nothing to learn from equal rewards.
     self.assertEqual(skyrl_grpo.advantages([0.5, 0.5]), [0.0, 0.0])
-
-
-if __name__ == "__main__":
-  absltest.main()

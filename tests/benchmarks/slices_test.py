@@ -28,7 +28,3 @@ class SlicesTest(absltest.TestCase):
     config = load.load_config("configs/tldr/tba.py")
     role = compile_lib.searcher(config, jax.devices()[:1])
     self.assertIn("reward_model", role.programs)
-
-
-if __name__ == "__main__":
-  absltest.main()

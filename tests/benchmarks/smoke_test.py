@@ -208,7 +208,3 @@ class SmokeTest(absltest.TestCase):
     for own in out["lengths"].values():
       self.assertAlmostEqual(own["ratio"], own["step_s"] / out["whole_s"])
       self.assertLess(own["tokens"], 0.9)
-
-
-if __name__ == "__main__":
-  absltest.main()

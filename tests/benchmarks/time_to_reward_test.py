@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time-to-reward benchmark: its clock, its table and its configs."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import results
@@ -97,7 +96,3 @@ class TimeToRewardTest(parameterized.TestCase):
     validate.validate(config)
     c = config.train
     self.assertEqual(c.prompts_per_batch * c.completions_per_prompt, 128)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configs of the short runs that benchmarks measure."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import peer_model
@@ -33,7 +32,3 @@ class TrialRunTest(parameterized.TestCase):
     self.assertEqual(
         config.explore.min_tokens + 1, config.sampling.max_completion_tokens
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

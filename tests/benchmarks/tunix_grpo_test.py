@@ -75,7 +75,3 @@ class TunixGrpoTest(absltest.TestCase):
     np.testing.assert_array_equal(
         tensors["lm_head.weight"].T, params["lm_head"]["w"]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -56,7 +56,3 @@ class WatchTest(absltest.TestCase):
       low, high = figures["paired_interval"]
       self.assertLessEqual(low, figures["paired"])
       self.assertLessEqual(figures["paired"], high)
-
-
-if __name__ == "__main__":
-  absltest.main()

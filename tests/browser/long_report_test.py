@@ -76,7 +76,3 @@ class LongReportTest(absltest.TestCase):
         "return document.documentElement.scrollWidth - innerWidth"
     )
     self.assertLessEqual(wider, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

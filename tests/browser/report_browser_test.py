@@ -288,7 +288,3 @@ class ReportBrowserTest(absltest.TestCase):
         ink, ground = self._script(style, pill, pill)
         self.assertGreaterEqual(_contrast(ink, ground), 4.5, theme)
       self.assertGreater(len(self._screenshot(theme)), 50_000)
-
-
-if __name__ == "__main__":
-  absltest.main()

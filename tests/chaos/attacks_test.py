@@ -6,7 +6,6 @@ import pathlib
 import subprocess
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -44,7 +43,3 @@ class AttacksTest(parameterized.TestCase):
         break
     self.assertIsNone(stranger.poll())
     self.assertEqual(locator.ask_announcer(address, _SECRET), found)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -90,7 +89,3 @@ class OrderTest(parameterized.TestCase):
     self.assertRegex(self.faults(kept), "are of no round's file")
     last.write_text(content.replace("[", "[0, "))
     self.assertRegex(self.faults(kept), "not 3 of 10 prompts")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -176,7 +176,3 @@ class FaultsTest(absltest.TestCase):
     page.write_text(place.format("runs", ""))
     with self.assertRaisesRegex(ValueError, "has places for .'runs'.: allowed"):
       faults.run(None, [])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -65,7 +64,3 @@ class FuzzTest(parameterized.TestCase):
       raise error
 
     return fuzz.Format(lambda rng: b"1234", read)
-
-
-if __name__ == "__main__":
-  absltest.main()

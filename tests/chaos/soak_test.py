@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The soak's rule for what grows, on series whose growth is known."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -88,7 +87,3 @@ class SoakTest(parameterized.TestCase):
   def test_refuses(self, operands):
     with self.assertRaisesRegex(ValueError, "^soak "):
       soak.run(None, operands.split())
-
-
-if __name__ == "__main__":
-  absltest.main()

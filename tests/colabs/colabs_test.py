@@ -13,7 +13,6 @@ import tempfile
 from unittest import mock
 import zipfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import nbclient
 import nbformat
@@ -225,7 +224,3 @@ class ExecuteTest(parameterized.TestCase):
       execute.check("x" * (execute.MAX_BYTES + 1))
     with self.assertRaisesRegex(ValueError, "a folder of this machine"):
       execute.check(f"in {_ROOT}/tba_jax")
-
-
-if __name__ == "__main__":
-  absltest.main()

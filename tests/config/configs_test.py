@@ -6,7 +6,6 @@ import math
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -691,7 +690,3 @@ class RightTest(parameterized.TestCase):
     name = spec.partition(":")[2].partition("=")[0]
     with self.assertRaisesRegex(ValueError, name):
       _config(spec)
-
-
-if __name__ == "__main__":
-  absltest.main()

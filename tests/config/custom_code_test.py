@@ -373,7 +373,3 @@ class LogTest(absltest.TestCase):
     config.offline.path = self.write("no such prompt")
     with self.assertRaisesRegex(validate.ConfigError, "'no such prompt'"):
       validate.validate(config)
-
-
-if __name__ == "__main__":
-  absltest.main()

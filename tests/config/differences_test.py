@@ -85,7 +85,3 @@ class UsersTest(absltest.TestCase):
             "tools/sweep.py",
         },
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import os
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import pytest
@@ -180,7 +179,3 @@ def _write_weights(path, size):
   ).encode()
   path.write_bytes(len(header).to_bytes(8, "little") + header)
   os.truncate(path, 8 + len(header) + 2 * size)
-
-
-if __name__ == "__main__":
-  absltest.main()

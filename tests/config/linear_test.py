@@ -149,7 +149,3 @@ class LinearTest(absltest.TestCase):
         _set_twice(path.full_path),
         {"loss.beta": [0.2, 0.1], "task.name": ["countdown", "arithmetic"]},
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -351,7 +351,3 @@ class ParseArgTest(parameterized.TestCase):
   def test_refuses_a_wrong_argument(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
       variants.parse_arg(text, quick=False, seed=0)
-
-
-if __name__ == "__main__":
-  absltest.main()

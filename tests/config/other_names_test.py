@@ -5,7 +5,6 @@
 from unittest import mock
 
 from absl import flags
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax import main
@@ -63,7 +62,3 @@ class OtherNamesTest(parameterized.TestCase):
       main.parse_flags(["main", "--num_generations=4"])
     (error,) = refuse.call_args.args
     self.assertRegex(str(error), "it is config.search.samples_per_prompt here")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -35,7 +35,3 @@ class RefusalsTest(absltest.TestCase):
           )
         keys = re.findall(r"^config\.([\w.]+)", str(caught.exception), re.M)
         self.assertEqual(sorted(set(keys)), row["keys"])
-
-
-if __name__ == "__main__":
-  absltest.main()

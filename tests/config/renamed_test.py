@@ -118,7 +118,3 @@ class TablesTest(absltest.TestCase):
       self.assertFalse((root / old).exists(), old)
       for new in files:
         self.assertTrue((root / new).exists(), new)
-
-
-if __name__ == "__main__":
-  absltest.main()

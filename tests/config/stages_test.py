@@ -131,7 +131,3 @@ class LaterStagesTest(parameterized.TestCase):
         ValueError, f"{model}: .*cut off.*remove {self.folder}/sft to train it"
     ):
       stages.check_model(self.folder / "sft")
-
-
-if __name__ == "__main__":
-  absltest.main()

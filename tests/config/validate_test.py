@@ -1145,7 +1145,3 @@ class PrecisionTest(parameterized.TestCase):
     for wrong in (f"{name}es", "/nowhere/own.py:loss"):
       (line,) = _problems(base_config.make(loss__name=wrong))
       self.assertIn("config.loss.name", line)
-
-
-if __name__ == "__main__":
-  absltest.main()

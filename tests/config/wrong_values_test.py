@@ -164,7 +164,3 @@ class WrongValuesTest(absltest.TestCase):
         timeout=120,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import importlib.util
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.environments import packages
@@ -38,7 +37,3 @@ class EnvironmentPackagesTest(parameterized.TestCase):
   def test_only_games_have_opponents(self):
     with self.assertRaisesRegex(ValueError, "opponent='a:b': allowed ''"):
       packages.load("examples/guess.py:Guess", "a:b")
-
-
-if __name__ == "__main__":
-  absltest.main()

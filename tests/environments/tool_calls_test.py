@@ -5,7 +5,6 @@
 import json
 import random
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jinja2
 
@@ -195,7 +194,3 @@ class ToolCallsTest(parameterized.TestCase):
   def test_a_thought_calls_nothing(self, text):
     for call in (_tags(), '<tool_call>{"name": "g"}</tool_call>'):
       self.assertEqual(self.find(text.format(call)), ([], False))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -348,7 +348,3 @@ class CalculatorTest(absltest.TestCase):
     right = f"{int(left) * int(right):,}"
     self.assertEqual(made.get_reward(f"It is {right}."), 1.0)
     self.assertEqual(made.get_reward(f"It is {right}, or 3."), 0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -226,7 +226,3 @@ class EnvironmentsTest(parameterized.TestCase):
     self.assertEqual((ids, mask), ([*b"c", _EOS], [1, 1]))
     with self.assertRaisesRegex(ValueError, "max_completion_tokens = 1: .* 2"):
       found.demonstration(base.TRAIN, 1, 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -287,7 +287,3 @@ class BestModelTest(absltest.TestCase):
     self.assertTrue(again.offer(4, "d", _result(0.6)))
     self.assertEqual(self.kept(), "d")
     self.assertEqual(os.listdir(self.folder.parent), ["best"])
-
-
-if __name__ == "__main__":
-  absltest.main()

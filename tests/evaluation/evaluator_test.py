@@ -577,7 +577,3 @@ class BootstrapTest(parameterized.TestCase):
     with mock.patch.object(evaluator_lib, "RESAMPLED_VALUES", 500):
       self.assertEqual(_interval(values, seed=3), one)
     self.assertNotEqual(_interval(values, seed=4), one)
-
-
-if __name__ == "__main__":
-  absltest.main()

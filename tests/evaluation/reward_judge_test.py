@@ -227,7 +227,3 @@ class ComparerTest(absltest.TestCase):
     found = comparer.compare(self.comparisons("23", "4"))
     self.assertEqual([v.win for v in found], [1.0, 0.0])
     self.assertEqual([v.score for v in found], [2.0, 0.0])
-
-
-if __name__ == "__main__":
-  absltest.main()

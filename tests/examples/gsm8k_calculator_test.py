@@ -90,7 +90,3 @@ class Gsm8kCalculatorTest(parameterized.TestCase):
         errors += said.count("error\n")
     self.assertGreater(sums, 5000)
     self.assertLess(errors, 10)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -177,7 +177,3 @@ class MinimalTbaTest(absltest.TestCase):
     searcher.start()
     with self.assertRaises(KeyError):
       buffer.draw(searcher.error)
-
-
-if __name__ == "__main__":
-  absltest.main()

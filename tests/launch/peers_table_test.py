@@ -50,7 +50,3 @@ class TableTest(absltest.TestCase):
             "vllm                     12       0        0  100",
         ],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.support import waiting
@@ -134,7 +133,3 @@ class RoleTest(parameterized.TestCase):
     self.assertEqual(process.wait(_WAIT_S), 3)
     self.assertEqual(log.read_text(), "earlier\nout\nerr\n")
     self.assertEqual(process.stdout.read() + process.stderr.read(), "")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -95,7 +94,3 @@ class RunShTest(parameterized.TestCase):
     self.assertRegex(
         done.stderr, r"failed group: chosen \(.*, in tests/.*::test_dies\)"
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

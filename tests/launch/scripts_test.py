@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import yaml
 
@@ -503,7 +502,3 @@ class ScriptsTest(parameterized.TestCase):
         {"tba_jax", "configs", "examples", "launch"}, copied
     )
     self.assertIn("USER tba", text)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -137,7 +136,3 @@ class SetupVenvTest(parameterized.TestCase):
       self.assertIn(f" {option} ", call)
     self.assertNotIn("https://c", call)
     self.assertNotIn("--no-index", call)
-
-
-if __name__ == "__main__":
-  absltest.main()

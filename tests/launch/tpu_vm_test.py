@@ -200,7 +200,3 @@ class TpuVmTest(absltest.TestCase):
     self.assertEqual(
         deleted, ["tba-trainer", "tba-searcher-0", "tba-searcher-1"]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -86,7 +86,3 @@ class WheelTest(absltest.TestCase):
     done = self.run_command("plan", "--config=countdwn")
     self.assertEqual(done.returncode, 2)
     self.assertIn("countdown, countdown_sparse", done.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

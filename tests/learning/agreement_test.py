@@ -267,7 +267,3 @@ class CheckProcessesTest(absltest.TestCase):
       agreement.check_processes(cluster, config, _RUN)
     cluster.collect.return_value.pop(2)
     agreement.check_processes(cluster, config, _RUN)
-
-
-if __name__ == "__main__":
-  absltest.main()

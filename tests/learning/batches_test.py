@@ -246,7 +246,3 @@ class CompletionMaskTest(absltest.TestCase):
     counted[1, 1:] = 0
     mask = batches.completion_mask(tokens, sampled, tokenizer)
     np.testing.assert_array_equal(mask, counted)
-
-
-if __name__ == "__main__":
-  absltest.main()

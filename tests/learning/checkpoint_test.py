@@ -373,7 +373,3 @@ class HostStateTest(parameterized.TestCase):
     data[data.index(np.int64(250).tobytes())] ^= 1
     with self.assertRaises(ValueError):
       host_state.read(io.BytesIO(bytes(data)))
-
-
-if __name__ == "__main__":
-  absltest.main()

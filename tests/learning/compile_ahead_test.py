@@ -179,7 +179,3 @@ class DeviceWorkTest(parameterized.TestCase):
     state, compiled = self.train(is_ahead=True, role=role)
     self.assertEqual(compiled, [])
     chex.assert_trees_all_equal(state, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import json
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -304,7 +303,3 @@ class DeviceWorkTest(parameterized.TestCase):
     )
     # Log-probs that come with groups are of this version.
     self.assertEqual(make().version(50), 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -177,7 +177,3 @@ class DistillationTest(absltest.TestCase):
         ValueError, "config.reference.init = .*: allowed .* 23 positions"
     ):
       validate.validate(config, program="train")
-
-
-if __name__ == "__main__":
-  absltest.main()

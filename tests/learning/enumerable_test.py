@@ -117,7 +117,3 @@ class EnumerableTest(absltest.TestCase):
         learn(behavior_N=wrong)
     with self.assertRaisesRegex(ValueError, "lag_steps=-1: allowed 0 or more"):
       learn(lag_steps=-1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -202,7 +202,3 @@ class EpisodesTest(parameterized.TestCase):
     for group in self.carry(groups):
       buffer.insert(group, 0)
     return buffer
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import logging
 import types
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -122,7 +121,3 @@ class GroupReferenceTest(parameterized.TestCase):
     self.assertEqual(group_reference.prompts_at_a_time(config), 4)
     config.sampling.num_slots = 1
     self.assertEqual(group_reference.prompts_at_a_time(config), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

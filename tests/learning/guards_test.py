@@ -4,7 +4,6 @@
 
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -191,7 +190,3 @@ class GuardsTest(parameterized.TestCase):
           9, [(i, n / 8) for i, n in enumerate(shares)]
       )
       self.assertEmpty(found)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import dataclasses
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -353,7 +352,3 @@ class ObjectivesTest(parameterized.TestCase):
     chex.assert_trees_all_equal(own, divided)
     difference = jnp.abs(own["table"] - summed["table"]).max()
     self.assertGreater(difference, 1e-2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -245,7 +245,3 @@ class RunProgramTest(parameterized.TestCase):
   def test_an_error_is_a_line_and_a_status(self, error, wanted):
     status, _, err = self.run_program(mock.Mock(side_effect=error))
     self.assertEqual((status, err), (wanted, f"error: {error}\n"))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW at written-out numbers; the clip; what is refused."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +56,3 @@ class OptimizerTest(parameterized.TestCase):
         clipped, [-0.1 * 0.6 / 1.6, 0.1 * 0.8 / 1.8], rtol=1e-5
     )
     np.testing.assert_allclose(free, [-0.1 * 3 / 4, 0.1 * 4 / 5], rtol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

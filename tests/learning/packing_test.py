@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of distinct completions: what is in them, and how many sizes."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -172,7 +171,3 @@ class PackTest(parameterized.TestCase):
         np.testing.assert_array_equal(
             own[own < K * T], mask_KxT.ravel().nonzero()[0]
         )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Params are published in the dtypes of the setting, or without a loss."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -74,7 +73,3 @@ class PublishedTest(parameterized.TestCase):
         lambda params: model.decode_params(params, 8),
     ):
       chex.assert_trees_all_equal(run(copy), run(params))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint fits a run with any setting that may change on resume."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import pytest
@@ -94,7 +93,3 @@ class ResumeTest(parameterized.TestCase):
     self.assertLen(smaller, 8)
     smaller.insert(fake_groups.make_group(9, [[1], [2]]), 1)
     self.assertLen(smaller, 4)
-
-
-if __name__ == "__main__":
-  absltest.main()

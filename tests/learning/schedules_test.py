@@ -234,7 +234,3 @@ class TemperingTest(absltest.TestCase):
     self.assertEqual(
         schedules.tempering(constant, per_round_steps=0)(7)[0], 2.0
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

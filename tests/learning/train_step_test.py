@@ -647,7 +647,3 @@ class TemperTest(absltest.TestCase):
     np.testing.assert_allclose(
         loss, np.var(seq - log_r, axis=1).mean(), rtol=1e-4
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

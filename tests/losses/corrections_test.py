@@ -270,7 +270,3 @@ class ReadTest(parameterized.TestCase):
     ):
       c.update(name=name, ratio_clip=clip)
       self.assertEqual(objective_table.correction(c), expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -45,7 +45,3 @@ class TotalsTest(absltest.TestCase):
     ]
     whole = {k: tuple(map(sum, zip(*(p[k] for p in parts)))) for k in parts[0]}
     np.testing.assert_allclose(loss_metrics.finish(whole)["loss/x"], 2.5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -195,7 +195,3 @@ class SideBySideTest(parameterized.TestCase):
     again, (packed_own, _) = grad(self.params, packed)
     np.testing.assert_allclose(again, loss, rtol=1e-5)
     chex.assert_trees_all_close(packed_own, own, rtol=1e-3, atol=1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

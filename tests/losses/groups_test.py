@@ -51,7 +51,3 @@ class GroupsTest(absltest.TestCase):
     np.testing.assert_allclose(some.behavior_kl_BxK, [[1.5, 0.5]])
     np.testing.assert_allclose(some.seq_BxK, [[-2.0, -4.0]])
     np.testing.assert_allclose(some.ref_seq_BxK, [[-2.5, -4.5]])
-
-
-if __name__ == "__main__":
-  absltest.main()

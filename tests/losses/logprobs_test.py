@@ -245,7 +245,3 @@ class CompletionLogprobsTest(absltest.TestCase):
     logits = model.unembed(params, model.completion_stream(params, *inputs))
     expected = logprobs.token_logprobs(logits, inputs[-1], temperature=0.5)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

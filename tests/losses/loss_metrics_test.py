@@ -137,7 +137,3 @@ class FinishTest(parameterized.TestCase):
         jnp.array([jnp.nan, 2.0]), jnp.array([0.0, 3.0])
     )
     self.assertEqual((value, weight), (6.0, 3.0))
-
-
-if __name__ == "__main__":
-  absltest.main()

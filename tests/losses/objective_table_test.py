@@ -5,7 +5,6 @@
 import dataclasses
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -239,7 +238,3 @@ class TableTest(parameterized.TestCase):
     self.assertEqual(row.loss(None, None, 3.0), (3.0, {}))
     with self.assertRaisesRegex(ValueError, "config.loss.name=.*other"):
       _ = objective_table.find(f"{path}:other").loss
-
-
-if __name__ == "__main__":
-  absltest.main()

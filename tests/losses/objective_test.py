@@ -359,7 +359,3 @@ class ReadTest(parameterized.TestCase):
         readers["log_z_learning_rate"],
         [name for name, row in rows if row.learns_log_z],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -174,7 +173,3 @@ class BradleyTerryTest(chex.TestCase):
   def test_other_shapes_are_refused(self):
     with self.assertRaises(AssertionError):
       pairwise.bradley_terry_loss(jnp.zeros((2, 3)))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -131,7 +130,3 @@ class GradientTest(parameterized.TestCase):
     ref = LOGPROBS + jnp.array([[[900.0, -900.0], [0.0, jnp.nan], [0.0, 0.0]]])
     loss = lambda x: run_tokens("grpo_loss", x, ref, MASK, REWARDS, 0.1)[0]
     chex.assert_tree_all_finite(jax.value_and_grad(loss)(LOGPROBS))
-
-
-if __name__ == "__main__":
-  absltest.main()

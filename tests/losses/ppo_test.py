@@ -5,7 +5,6 @@
 import dataclasses
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -214,7 +213,3 @@ class LossTest(parameterized.TestCase):
 
       slope = (along(1e-6) - along(-1e-6)) / 2e-6
       np.testing.assert_allclose(jax.grad(along)(0.0), slope, rtol=1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

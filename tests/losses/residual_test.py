@@ -397,7 +397,3 @@ class MasksTest(absltest.TestCase):
     )
     found = residual.log_z(groups, "value", None, 0.5, 1.0)
     np.testing.assert_allclose(found, [[4.0, 0.0]])
-
-
-if __name__ == "__main__":
-  absltest.main()

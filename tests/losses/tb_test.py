@@ -510,7 +510,3 @@ class TbConvergenceTest(absltest.TestCase):
         )[0]
     )
     self.assertGreater(distance, 0.2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -389,7 +389,3 @@ class SaveBarrierTest(absltest.TestCase):
         "process 1 of the trainer did not reach written within 0 s .*save_d",
     )
     self.assertEqual(self.met, ["written"])
-
-
-if __name__ == "__main__":
-  absltest.main()

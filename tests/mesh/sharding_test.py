@@ -226,7 +226,3 @@ class CutRowsTest(parameterized.TestCase):
     self.assertEqual(tuple(found), axes)
     self.assertEqual(found.pop("sequence"), 1)
     self.assertEqual(tuple(found.values()), expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

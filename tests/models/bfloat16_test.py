@@ -8,7 +8,6 @@ that has them runs here.
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -172,7 +171,3 @@ class Bfloat16Test(parameterized.TestCase):
     )
     self.assertEqual(found.dtype, jnp.float32)
     np.testing.assert_allclose(found, expected, atol=0.1)
-
-
-if __name__ == "__main__":
-  absltest.main()

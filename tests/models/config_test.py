@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of models/config.py: shapes that are allowed."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import settings as settings_lib
@@ -65,7 +64,3 @@ class FromConfigTest(parameterized.TestCase):
     settings["qk_norm"] = True
     with self.assertRaisesRegex(ValueError, r"'width'.*'qk_norm'"):
       ModelConfig.from_config(settings, 30, pad_id=0, bos_id=None, eos_id=1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -105,7 +105,3 @@ class GgufParityTest(parameterized.TestCase):
         theirs.apply_chat_template(messages, return_dict=False),
     )
     self.assertEqual((ours.eos_id, ours.bos_id), (0, 1))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import os
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import gguf
 import numpy as np
@@ -226,7 +225,3 @@ class GgufTest(parameterized.TestCase):
     config.init = str(self.folder / "none.gguf")
     with self.assertRaisesRegex(ValueError, "config.init.*a GGUF file"):
       validate.validate(config, program="plan")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -217,7 +217,3 @@ class ParityTest(parameterized.TestCase):
     self.assertEqual(theirs.decode(tokenizer.encode(text)), text)
     self.assertEqual(theirs.eos_token_id, tokenizer.eos_id)
     self.assertEqual(theirs.pad_token_id, tokenizer.pad_id)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import types
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -82,7 +81,3 @@ class PadIsStopTest(parameterized.TestCase):
     np.testing.assert_allclose(
         found["head"], expected_DxV * include_stop_token, atol=1e-6
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -291,7 +291,3 @@ class RealModelTest(absltest.TestCase):
         self.folder / "sft/model"
     )
     self.assertLess(loss(trained), 0.8 * before)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -76,7 +75,3 @@ class RematTest(parameterized.TestCase):
       compiled = jax.jit(jax.grad(loss)).lower(params).compile()
       memory[dtype] = compiled.memory_analysis().temp_size_in_bytes
     self.assertLess(memory["bfloat16"], 0.7 * memory["float32"], memory)
-
-
-if __name__ == "__main__":
-  absltest.main()

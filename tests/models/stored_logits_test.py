@@ -4,7 +4,6 @@
 
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -50,7 +49,3 @@ class StoredLogitsTest(parameterized.TestCase):
     self.assertEqual(names, set(cases.CASES))
     names = {cases.hf_settings(case)["model_type"] for case in cases.CASES}
     self.assertEqual(names, set(family_lib.FAMILIES))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -823,7 +823,3 @@ class FolderTest(parameterized.TestCase):
         "  assert len(set(threads.map(name, range(4)))) == 1\n"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -352,7 +352,3 @@ def ideal_bytes(data=1, fsdp=1, sequence=1, tensor=1):
   sums = (5 * _LAYERS + 2) * 4 * others(tensor) * _TOKENS * _WIDTH
   keys_and_values = 3 * _LAYERS * 4 * others(sequence) * _TOKENS * _WIDTH
   return weights + copies + sums + keys_and_values
-
-
-if __name__ == "__main__":
-  absltest.main()

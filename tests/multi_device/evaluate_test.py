@@ -50,7 +50,3 @@ class EvaluateTest(absltest.TestCase):
       self.assertEqual(found[name]["pass_at_1"], one["pass_at_1"])
       self.assertEqual(found[name]["mean_length"], one["mean_length"])
       self.assertAlmostEqual(found[name]["kl"], one["kl"], places=4)
-
-
-if __name__ == "__main__":
-  absltest.main()

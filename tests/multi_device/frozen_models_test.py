@@ -8,7 +8,6 @@ Runs in a process of its own, for its XLA flag.
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -185,7 +184,3 @@ class FrozenTest(parameterized.TestCase):
     num_params = sum(x.size for x in jax.tree.leaves(shapes))
     received = hlo.costs(text).collective_bytes
     self.assertLess(received / num_params, 5)
-
-
-if __name__ == "__main__":
-  absltest.main()

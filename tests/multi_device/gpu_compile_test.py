@@ -150,7 +150,3 @@ class GpuCompileTest(absltest.TestCase):
     self.assertEqual(found["experts"]["flops"], 3 * 2 * 4000 * 200 * 512)
     needed = 3 * 2 * (4000 * 512 + 8 * 200 * 512 + 4000 * 200)
     self.assertBetween(found["experts"]["memory_bytes"] / needed, 1, 1.01)
-
-
-if __name__ == "__main__":
-  absltest.main()

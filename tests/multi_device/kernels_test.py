@@ -4,7 +4,6 @@
 
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -124,7 +123,3 @@ class RaggedTest(parameterized.TestCase):
     self.assertEqual(set(shapes), {own_shape})
     expected, _ = cache.attend(layer, updates, q, k, v)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import math
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -206,7 +205,3 @@ class LoadingTest(parameterized.TestCase):
           dtype=None,
           mesh=mesh,
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 Runs in a process of its own, for its XLA flag.
 """
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -135,7 +134,3 @@ class ModelShardingTest(parameterized.TestCase):
     five = spread({"x": np.ones((5, 2), np.float32)})["x"]
     self.assertTrue(five.is_fully_replicated)
     np.testing.assert_array_equal(five, 1.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import threading
 import types
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -429,7 +428,3 @@ class CarriersTest(parameterized.TestCase):
       )
       found.append(ours.start(*groups)())
     np.testing.assert_allclose(*map(np.stack, found), rtol=1e-5, atol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -297,7 +296,3 @@ class MemoryTest(parameterized.TestCase):
     whole = lambda S: rf"f32\[({B},{P + K * S}|{B},{K},{S}),24\]"
     self.assertRegex(text_of["one"], whole(T - 1))
     self.assertNotRegex(text_of["sequence"], whole(T))
-
-
-if __name__ == "__main__":
-  absltest.main()

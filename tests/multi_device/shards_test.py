@@ -71,7 +71,3 @@ class ShardsTest(absltest.TestCase):
     for name, leaf in found.items():
       self.assertIsInstance(leaf, np.ndarray)
       np.testing.assert_array_equal(leaf, self.host[name])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -104,7 +104,3 @@ class TpuDecodeTest(absltest.TestCase):
 
 def _path() -> str:
   return os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -275,7 +274,3 @@ class MultiDeviceTest(parameterized.TestCase):
         on_mesh, run(tiny_model.init_params(model), batch), atol=1e-5
     )
     self.assertLen(on_mesh.sharding.device_set, 8)
-
-
-if __name__ == "__main__":
-  absltest.main()

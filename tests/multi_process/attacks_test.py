@@ -10,7 +10,6 @@ import os
 import random
 import sys
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.multi_process import attacks
@@ -130,7 +129,3 @@ class AttacksTest(confinement_test.Confined):
     # One that does not hide can be read.
     expected = [0.0, 1.0, 0.0, float(not hides)]
     self.assertEqual(outcomes, [(reward, "") for reward in expected])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -100,7 +100,3 @@ class BenchmarksTest(absltest.TestCase):
     self.assertGreater(one["hand_over_ms"], 0)
     # It is what the model is calibrated by.
     self.assertAlmostEqual(one["groups_per_s_error"], 0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

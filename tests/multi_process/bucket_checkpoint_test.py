@@ -102,7 +102,3 @@ class BucketCheckpointTest(absltest.TestCase):
     older, newest = self.last_two_steps()
     del by_name[f"run/checkpoints/{newest}/commit_success.txt"]
     self.assertEqual(self.restore()[0], f"restored {older}")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -179,7 +179,3 @@ class BucketRunTest(absltest.TestCase):
     )
     made = json.loads((self.folder / "made.jsonl").read_text())
     self.assertLen(made["completions"], 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -135,7 +135,3 @@ def _snapshot(workdir):
       for path in workdir.rglob("*")
       if path.is_file() and not path.name.endswith(".lock")
   }
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -156,7 +156,3 @@ class ChaosTest(absltest.TestCase):
       self.assertEqual(out[name]["lost"], {})
     self.assertEmpty(out["alone"]["operations_per_s"])
     self.assertLen(out["flooded"]["operations_per_s"], 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

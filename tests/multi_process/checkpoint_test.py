@@ -71,7 +71,3 @@ class KillTest(absltest.TestCase):
       done = self.check_whole(directory, at_least=done)
       torn = functools.partial(pathlib.Path(directory).glob, "*tmp*")
       waiting.wait_until(lambda: not list(torn()), "its removal")  # noqa: B023
-
-
-if __name__ == "__main__":
-  absltest.main()

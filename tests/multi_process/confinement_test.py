@@ -13,7 +13,6 @@ import tempfile
 import time
 from typing import Any
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import datasets
 import psutil
@@ -322,7 +321,3 @@ class ConfinementTest(Confined):
     for p in alive:
       p.kill()
     self.assertEqual(names, [])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -214,7 +214,3 @@ class CutLinksTest(absltest.TestCase):
     # The store was never lost.
     self.assertLen(roles.events("store_started"), 1)
     self.assertNotEmpty(roles.events("store_lost"))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -66,7 +66,3 @@ class EnvironmentsTest(absltest.TestCase):
     self.assertCountEqual(leaves, params)
     for name, leaf in params.items():
       np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -44,7 +44,3 @@ class FreeSearchTest(absltest.TestCase):
       self.assertGreaterEqual(record["replay/staleness_steps"], 0)
     parts, _ = verify.audit(run.workdir)
     self.assertEmpty([one for part in parts for one in part.problems])
-
-
-if __name__ == "__main__":
-  absltest.main()

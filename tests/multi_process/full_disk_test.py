@@ -139,7 +139,3 @@ class FullDiskTest(absltest.TestCase):
           r"checkpoint \d+ could not be written to"
           f" {checkpoints}: process 1 of the trainer: ",
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -20,7 +20,3 @@ class GatherTest(absltest.TestCase):
     )
     for out, err, _ in found:
       self.assertEqual(json.loads(out.splitlines()[-1]), [], err)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -74,7 +74,3 @@ class HarmInTheStoreTest(absltest.TestCase):
       self.assertLess(len(run.events(kind)), 30)
     parts, _ = verify.audit(run.workdir)
     self.assertEmpty([one for part in parts for one in part.problems])
-
-
-if __name__ == "__main__":
-  absltest.main()

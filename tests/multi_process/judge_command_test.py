@@ -7,7 +7,6 @@ import pathlib
 import sys
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.rewards import comparers
@@ -137,7 +136,3 @@ class CommandComparerTest(parameterized.TestCase):
   def test_refuses_what_is_no_command(self, command):
     with self.assertRaisesRegex(ValueError, "evaluate.judge_command="):
       comparers.CommandComparer(command, deadline_s=1.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

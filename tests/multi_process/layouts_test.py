@@ -168,7 +168,3 @@ class LayoutsTest(absltest.TestCase):
     summary = run.read("summary.json")
     self.assertTrue(summary["ledger_closed"])
     self.assertEqual(set(summary["restarts"].values()), {0})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -105,7 +105,3 @@ class MemoryTest(parameterized.TestCase):
       # Whole numbers of this size are 32 apart in bfloat16.
       delta = 0 if dtype == "float32" else 32
       self.assertAlmostEqual(report["head"], last, delta=delta)
-
-
-if __name__ == "__main__":
-  absltest.main()

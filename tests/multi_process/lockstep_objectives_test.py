@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -233,7 +232,3 @@ class LockstepObjectivesTest(parameterized.TestCase):
     self.assert_same_bits(workdir, _INTERRUPTED["train.num_steps"])
     for name in self.found:
       self.assertRegex(name, r"\['[ab]'\]$")
-
-
-if __name__ == "__main__":
-  absltest.main()

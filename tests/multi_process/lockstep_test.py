@@ -9,7 +9,6 @@ import sys
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -164,7 +163,3 @@ class LockstepTest(parameterized.TestCase):
     self.assertEqual(summary["restarts"]["trainer"], 1)
     parts, _ = verify.audit(workdir)
     self.assertEmpty([one for part in parts for one in part.problems])
-
-
-if __name__ == "__main__":
-  absltest.main()

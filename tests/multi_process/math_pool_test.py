@@ -39,7 +39,3 @@ class MathPoolTest(absltest.TestCase):
         [one.failure for one in found], ["", "deadline", "", "", ""]
     )
     self.assertEqual(judge.totals()["failures"], {"deadline": 1})
-
-
-if __name__ == "__main__":
-  absltest.main()

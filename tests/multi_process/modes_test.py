@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import urllib.request
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import processes
@@ -142,7 +141,3 @@ class ModesTest(parameterized.TestCase):
         self.root / "runs", self.root / "tmp", self.root / "cache"
     )
     self.assertIn("key", [path.name for path in paths])
-
-
-if __name__ == "__main__":
-  absltest.main()

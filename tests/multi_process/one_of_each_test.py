@@ -196,7 +196,3 @@ class OneOfEachTest(absltest.TestCase):
         check=False,
     )
     self.assertEqual(done.stdout, "both\n", done.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -66,7 +66,3 @@ class OtherSettingsTest(absltest.TestCase):
     self.assertEqual(roles.wait("trainer-0", 120), 0, roles.text())
     self.assertEqual(roles.wait("searcher-0", 60), 0, roles.text())
     harness.check_ledger(roles.read("ledger.json"))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -59,7 +59,3 @@ class PreferencesTest(absltest.TestCase):
       self.assertEqual(run.read("result.json")["reward_failures"], {})
       pairs = (run.workdir / "reward_model/pairs/train.jsonl").read_text()
       self.assertStartsWith(json.loads(pairs.splitlines()[0])["prompt"], "<|")
-
-
-if __name__ == "__main__":
-  absltest.main()

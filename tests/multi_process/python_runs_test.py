@@ -119,7 +119,3 @@ class PythonRunsTest(absltest.TestCase):
         capture_output=True, text=True, check=False, env=harness.environment(),
     )  # fmt: skip
     self.assertTrue((out / "config.json").exists(), done.stderr)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -118,7 +118,3 @@ class RealRunTest(absltest.TestCase):
         tokenizer.decode(said, skip_special_tokens=True),
         "The capital of France is Paris.",
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import subprocess
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 import numpy as np
@@ -307,7 +306,3 @@ class PoolTest(parameterized.TestCase):
     self.assertEqual([j.reward for j in found], [0.0])
     self.assertFalse(math.isnan(found[0].reward))
     self.assertEqual(pool.totals()["failures"], {})
-
-
-if __name__ == "__main__":
-  absltest.main()

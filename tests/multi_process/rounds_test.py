@@ -64,7 +64,3 @@ class RoundsTest(absltest.TestCase):
       found = harness.params_of(again.workdir, _STEPS)
       for name, leaf in expected.items():
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
-
-
-if __name__ == "__main__":
-  absltest.main()

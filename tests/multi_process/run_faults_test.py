@@ -270,7 +270,3 @@ def _surviving(records, num_steps):
         del by_step[step]
     by_step[record["step"]] = record
   return [by_step[step] for step in range(num_steps)]
-
-
-if __name__ == "__main__":
-  absltest.main()

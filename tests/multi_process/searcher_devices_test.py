@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs whose searcher has two devices: the params of one with one."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -58,7 +57,3 @@ class SearcherDevicesTest(parameterized.TestCase):
     # What the trainer computes of the same tokens with its own params.
     gaps = [record["train/logprob_gap"] for record in run.steps()]
     self.assertLess(max(gaps), 1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -23,7 +23,3 @@ class ServeAttackTest(absltest.TestCase):
         pause=(20, 40),
     )
     self.assertRegex(said, "[1-9] kills")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -216,7 +216,3 @@ class ServeTest(absltest.TestCase):
         self.assertEqual(*norms)
         self.assertEqual(norms[0]["step:max"], 3)
     client.close("success").result()
-
-
-if __name__ == "__main__":
-  absltest.main()

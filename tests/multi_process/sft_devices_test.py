@@ -30,7 +30,3 @@ class SftDevicesTest(absltest.TestCase):
     self.addCleanup(sft.close)
     self.assertEqual(sft.wait(240), 0, sft.text())
     self.assertTrue((folder / "sft" / "model" / "config.json").exists())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of batches, whose processes check the rows that come."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import spread
@@ -18,7 +17,3 @@ class SpreadTest(parameterized.TestCase):
     self.assertEqual(found["mb"], 4 * (4 * 640 + 2 * 64) / 1e6)
     self.assertEqual(found["processes"], num_processes)
     self.assertAlmostEqual(found["mb_per_s"], found["mb"] / found["spread_s"])
-
-
-if __name__ == "__main__":
-  absltest.main()

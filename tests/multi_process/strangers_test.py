@@ -67,7 +67,3 @@ class StrangersTest(absltest.TestCase):
     for path in self.workdir.rglob("*"):
       if path.is_file() and spool not in path.parents:
         self.assertNotIn(key, path.read_text(errors="replace"), path)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -85,7 +85,3 @@ class SweepTest(absltest.TestCase):
     self.assertRegex(
         out, r"a worker ended with status \d+: see .*worker-\d.log"
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

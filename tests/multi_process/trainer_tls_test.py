@@ -45,7 +45,3 @@ class TrainerTlsTest(absltest.TestCase):
     for out, err, status in self.join(self.ours, self.other):
       self.assertEqual((out, status), ("", 1), err)
       self.assertIn("not all of config.trainer.num_processes = 2 came", err)
-
-
-if __name__ == "__main__":
-  absltest.main()

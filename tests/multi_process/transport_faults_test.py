@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.transport import byte_store
@@ -300,7 +299,3 @@ class HostLossTest(parameterized.TestCase):
     self.assertIn("is held by another store host, process", second.stderr)
     self.assertEqual(client.get("a"), b"x")
     self.assertEqual(locator.read_locator(self.path), service)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -364,7 +363,3 @@ class VerifyTest(parameterized.TestCase):
     )
     self.assertEqual(process.wait(), 1, process.text())
     self.assertIn("wrong: eval.json: not JSON", process.text())
-
-
-if __name__ == "__main__":
-  absltest.main()

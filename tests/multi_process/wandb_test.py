@@ -45,7 +45,3 @@ class WandbTest(absltest.TestCase):
     # Its process writes the file, and may do so after it has answered.
     waiting.wait_until(lambda: b"0.4" in path.read_bytes(), "the last value")
     self.assertIn(b"train/loss", path.read_bytes())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -115,7 +115,3 @@ class CookbookTest(absltest.TestCase):
     print(f"answers that end {ended['before']:.3f} -> {ended['on']:.3f}")
     # Equal shares of 256 answers each differ by less in 19 of 20 runs.
     self.assertGreater(ended["on"], ended["before"] + 0.08)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import random
 import sys
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import gem
 from gem.wrappers import observation_wrapper
@@ -105,7 +104,3 @@ class GemTest(parameterized.TestCase):
   def test_unknown_names_are_told(self, name, message):
     (prompt,) = self.make(name).prompts(base.TRAIN, [0])
     self.assertIn(message, prompt.failure[1])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -29,7 +29,3 @@ class GymnasiumTest(absltest.TestCase):
     self.assertEqual(answers, [["No", "No"], ["No"]])
     self.assertEqual((late.reward, late.num_turns), (-1.5, 3))
     self.assertEqual((found.reward, found.num_turns), (0.5, 2))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import textarena
 
@@ -124,7 +123,3 @@ class TextArenaTest(parameterized.TestCase):
     self.assertEqual(result.summary["reward_failures"], {})
     for record in result.steps:
       self.assertLess(record["train/logprob_gap"], 1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -184,7 +184,3 @@ class TokenizersTest(parameterized.TestCase):
     for text in hard_texts.make(_NUM_TEXTS):
       ids = [first + i for i in theirs.encode_ordinary(text)]
       self.assertEqual(ours.encode(text).ids, [1, *ids], repr(text))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -47,7 +47,3 @@ class VerifiersTest(absltest.TestCase):
     trained = [s["metrics"]["reward_mean"] for s in state["steps"]]
     self.assertAlmostEqual(trained[0], means[0], delta=0.15)
     self.assertGreater(max(trained), 0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -206,7 +206,3 @@ class VllmTest(absltest.TestCase):
     versions = np.concatenate([c.token_versions[c.sampled_mask] for c in found])
     self.assertEqual(set(versions.tolist()), {2, 9})
     self.assertEqual(self.events, [])
-
-
-if __name__ == "__main__":
-  absltest.main()

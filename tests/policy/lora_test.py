@@ -402,7 +402,3 @@ class RunTest(absltest.TestCase):
         )
       with self.assertRaisesRegex(ValueError, "adapters belong to base 'model"):
         export.run(config, workdir, [f"{folder}/adapter"])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -285,7 +285,3 @@ class PolicyTest(absltest.TestCase):
     )
     # Held-out samples share no random numbers with training's.
     self.assertNotEqual(evaluators["seed"], searchers["seed"])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -151,7 +150,3 @@ class MovedTest(parameterized.TestCase):
         chex.assert_trees_all_equal(
             call(jnp.int32(step)), self.old if step % 3 else expected
         )
-
-
-if __name__ == "__main__":
-  absltest.main()

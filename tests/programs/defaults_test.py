@@ -390,7 +390,3 @@ class ChooseTest(parameterized.TestCase):
     defaults.choose(self.config, _CPU)
     with mock.patch.object(checks, "check_folder", autospec=True):
       validate.validate(self.config)
-
-
-if __name__ == "__main__":
-  absltest.main()

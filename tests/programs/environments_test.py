@@ -5,7 +5,6 @@
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import ml_collections
@@ -261,7 +260,3 @@ def check_turns(case, tokenizer, tokens, mask):
     case.assertFalse(mask[t : t + len(answer)].any())
     t += len(answer)
   return reward, count
-
-
-if __name__ == "__main__":
-  absltest.main()

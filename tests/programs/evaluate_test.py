@@ -233,7 +233,3 @@ class TableTest(absltest.TestCase):
     self.assertIn("1+1=", text)
     self.assertIn("gives ␛[31m2, not 3", text)
     self.assertNotIn("\x1b[31m2", text)  # Made visible, not obeyed.
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -683,7 +683,3 @@ class LinesTest(absltest.TestCase):
       ):
         found = programs_generate.run_score(self.config, None, [])
       self.assertEqual(found, status)
-
-
-if __name__ == "__main__":
-  absltest.main()

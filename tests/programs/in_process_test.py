@@ -138,7 +138,3 @@ class InProcessTest(absltest.TestCase):
       in_process.train(self.make_config("init=scratch"))
     prepare.assert_called_once_with()
     self.assertEqual(self.files(), before)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import settings
@@ -115,7 +114,3 @@ class OneProcessTest(parameterized.TestCase):
     leave.assert_called_once_with(
         processes.EXIT_CONFIG if refused else processes.EXIT_INTERRUPTED
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -419,7 +419,3 @@ class CalibrationTest(absltest.TestCase):
     for margins in ([1.0, np.nan], [np.inf]):
       with self.assertRaises(ValueError):
         _summarize(margins)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -146,7 +146,3 @@ class SearcherRefusedTest(absltest.TestCase):
     with mock.patch.object(metrics, "EventLog", autospec=True) as log:
       self.refused("sft/model", "0")
     log.return_value.close.assert_called_once_with()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -36,7 +36,3 @@ class CompilingTest(absltest.TestCase):
       serve.tell_compiling(after_s=60.0)
       jax.jit(lambda x: 3 * x)(jnp.ones(7)).block_until_ready()
     self.assertEmpty(said.getvalue())
-
-
-if __name__ == "__main__":
-  absltest.main()

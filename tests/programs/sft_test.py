@@ -239,7 +239,3 @@ class ExamplesTest(absltest.TestCase):
           ValueError, rf"config\.sampling\.{name} = 1: allowed \d or more"
       ):
         sft_lib.make_examples(config, self.task, self.tokenizer).chunk(0, 5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.programs import store
@@ -125,7 +124,3 @@ class StoreTest(parameterized.TestCase):
         told.getvalue(), "^error: config.seed = .*: the run was st"
     )
     self.assertEqual(run_directory.load_config(workdir), saved)
-
-
-if __name__ == "__main__":
-  absltest.main()

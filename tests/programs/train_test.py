@@ -998,7 +998,3 @@ class PythonTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, "config.loss.beta"):
         tba_jax.train(config, workdir=self.create_tempdir())
     supervise.assert_not_called()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import collections
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -190,7 +189,3 @@ class DistributionTest(parameterized.TestCase):
 
     self.assertEqual(draws(1), draws(1))
     self.assertNotEqual(draws(1), draws(2))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -786,7 +786,3 @@ class StateTest(parameterized.TestCase):
     longer.insert(make_group(1, [[1, 2, 3]]), 0)
     with self.assertRaisesRegex(ValueError, "max_completion_tokens=2"):
       make_buffer(max_completion_tokens=2).set_state(longer.get_state())
-
-
-if __name__ == "__main__":
-  absltest.main()

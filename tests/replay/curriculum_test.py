@@ -5,7 +5,6 @@
 import collections
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -139,7 +138,3 @@ class DifficultyOrderTest(parameterized.TestCase):
     order.extend(_N + _ROUND)
     found = {order.prompt(i)[0] for i in range(_N + _ROUND)}
     self.assertEqual(found, set(ids))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -114,7 +114,3 @@ class DecisionsTest(absltest.TestCase):
   def test_a_run_without_a_record_is_refused(self):
     with self.assertRaisesRegex(ValueError, "there is no record"):
       decisions.read(self.workdir)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -171,7 +170,3 @@ class RandomRunTest(parameterized.TestCase):
         int(rng.integers(5)),
         [rng.integers(1, 4, rng.integers(1, 4)).tolist() for _ in range(count)],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

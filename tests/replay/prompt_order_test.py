@@ -192,7 +192,3 @@ class UngrantedTest(absltest.TestCase):
     self.assertEqual(
         sorted(journaled | set(left)), sorted(set(range(limit)) | journaled)
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -265,7 +265,3 @@ class RecentPoolTest(absltest.TestCase):
           pool.draw(np.random.default_rng(2), 5),
           other.draw(np.random.default_rng(2), 5),
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

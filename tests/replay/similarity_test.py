@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edit distances, against the textbook recurrence."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -54,7 +53,3 @@ class EditDistanceTest(parameterized.TestCase):
       ]
       found = similarity.similar_by_edits(one, others, limit)
       np.testing.assert_array_equal(found, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -257,7 +257,3 @@ class FindTest(absltest.TestCase):
     self.assertNotIn("time/step_s", kept[0])
     self.assertNotIn("eval/kind/pass_at_1", kept[0])
     self.assertEqual(find(kept), find(records))
-
-
-if __name__ == "__main__":
-  absltest.main()

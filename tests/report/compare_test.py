@@ -143,7 +143,3 @@ class CompareTest(absltest.TestCase):
     self.assertIn("default-src 'none'", source)
     self.assertNotIn("\x1b", source)
     self.assertNotIn("\u202e", source)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -143,7 +143,3 @@ class HistogramTest(absltest.TestCase):
     records = [{"h": {"1": 1}}, {"h": {"2": 2}}, {"h": 3.0}]
     self.assertEqual(curves.last_histogram(records, "h"), [[2.0, 2]])
     self.assertEqual(curves.last_histogram([], "h"), [])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -53,7 +53,3 @@ class TrendTest(absltest.TestCase):
     change = evidence.trend(wandering)
     self.assertTrue(change.is_known)
     self.assertLess(abs(change.by), change.margin)
-
-
-if __name__ == "__main__":
-  absltest.main()

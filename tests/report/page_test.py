@@ -258,7 +258,3 @@ class DiversityTest(absltest.TestCase):
       out = make(evaluation, evaluation)
       self.assertEqual([row["prompt"] for row in out], ["p", "p"])
       self.assertEqual([len(row["before"]) for row in out], [1, 1])
-
-
-if __name__ == "__main__":
-  absltest.main()

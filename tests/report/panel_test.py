@@ -415,7 +415,3 @@ class FinalTest(absltest.TestCase):
     self.assertEqual(
         [x.rstrip() for x in shown.splitlines()], ["• a [b]", "• c"]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

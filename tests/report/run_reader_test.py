@@ -105,7 +105,3 @@ class ReadRunTest(absltest.TestCase):
     self.assertEqual(first["hidden_tokens"], 1000 - run_reader.MAX_TOKENS)
     self.assertIsNone(second["step"])
     self.assertEqual((second["tokens"], second["reason"]), ([], ""))
-
-
-if __name__ == "__main__":
-  absltest.main()

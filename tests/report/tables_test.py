@@ -165,7 +165,3 @@ class RunTest(absltest.TestCase):
   def test_flattens_the_config(self):
     flat = dict(tables.flat_config({"a": {"b": "\x1b", "c": {}}, "d": 1.5}))
     self.assertEqual(flat, {"a.b": "␛", "a.c": "{}", "d": "1.5"})
-
-
-if __name__ == "__main__":
-  absltest.main()

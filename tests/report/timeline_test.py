@@ -136,7 +136,3 @@ class TraceTest(absltest.TestCase):
     run = run_reader.read_run(self.workdir)
     self.assertEqual([e["ph"] for e in timeline.trace_events(run, 0.0)], ["M"])
     self.assertLen(self._trace(), 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

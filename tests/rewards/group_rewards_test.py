@@ -6,7 +6,6 @@ import json
 import math
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import settings
@@ -84,7 +83,3 @@ class GroupRewardsTest(parameterized.TestCase):
       self.assertTrue(all(map(math.isnan, found[:2])))
       self.assertEqual(found[2], 10.0)
       self.assertEqual(judge.totals()["failures"]["deadline"], 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

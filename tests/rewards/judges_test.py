@@ -229,7 +229,3 @@ class FinalRewardsTest(absltest.TestCase):
           ml_collections.ConfigDict(loss), judged, [False]
       )
       self.assertEqual(found.tolist(), [reward])
-
-
-if __name__ == "__main__":
-  absltest.main()

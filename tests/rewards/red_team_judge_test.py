@@ -101,7 +101,3 @@ class CosineDistanceTest(absltest.TestCase):
   def test_is_0_of_fewer_than_two(self):
     self.assertEqual(red_team_judge.cosine_distance(np.zeros((1, 3))), 0.0)
     self.assertEqual(red_team_judge.cosine_distance(np.zeros((0, 3))), 0.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

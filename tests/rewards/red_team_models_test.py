@@ -193,7 +193,3 @@ class ClassifiersTest(absltest.TestCase):
         [""], ["FIG, fig! red"]
     )
     np.testing.assert_allclose(found, [np.log(2.5 / 4)], rtol=1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -79,7 +78,3 @@ class FailureShareTest(parameterized.TestCase):
     self.assertEqual((found.first, found.newest), (0.25, 0.25))
     self.assertEqual(found.take(), 0.5)
     self.assertIsNone(found.take())
-
-
-if __name__ == "__main__":
-  absltest.main()

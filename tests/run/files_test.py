@@ -4,7 +4,6 @@
 
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.run import files
@@ -60,7 +59,3 @@ class FilesTest(parameterized.TestCase):
           (saved / name).read_text(),
           (self.folder / "written" / name).read_text(),
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

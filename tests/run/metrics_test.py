@@ -342,7 +342,3 @@ class MeanTest(absltest.TestCase):
     means.add({"a": 5.0, "b": 2.0})
     self.assertEqual(means.take(), {"a": 2.0, "b": 2.0})
     self.assertEqual(means.take(), {})
-
-
-if __name__ == "__main__":
-  absltest.main()

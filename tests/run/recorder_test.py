@@ -517,7 +517,3 @@ class SearcherTotalsTest(absltest.TestCase):
     # Totals of a searcher that outlived the trainer are not new.
     self.update(b=_lease(4, {}, crash=3))
     self.assertEqual(self.totals.failures, {"crash": 5})
-
-
-if __name__ == "__main__":
-  absltest.main()

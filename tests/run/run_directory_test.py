@@ -379,7 +379,3 @@ class LockTest(absltest.TestCase):
           ValueError, f"--workdir={workdir}: .*; allow"
       ):
         run_directory.lock(workdir)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Printable text and formatted numbers."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.run import text
@@ -56,7 +55,3 @@ class FormatTest(parameterized.TestCase):
   )  # fmt: skip
   def test_formats_a_duration(self, value, shown):
     self.assertEqual(text.duration(value), shown)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -83,7 +83,3 @@ class TrackioWriterTest(absltest.TestCase):
     with sqlite3.connect(path) as data:
       found = list(data.execute("SELECT run_name, step FROM metrics"))
     self.assertEqual(found, [("run-0a1b", step) for step in (0, 1, 1, 2)])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -111,7 +111,3 @@ class WandbWriterTest(absltest.TestCase):
     )
     self.wandb.go_on.set()
     writer.thread.join(20.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -151,7 +151,3 @@ class WritersTest(absltest.TestCase):
         made.after_step(step)
     start.assert_not_called()
     made.close()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of how the cache is cut into blocks."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.sampling import slots as slots_lib
@@ -54,7 +53,3 @@ class BlocksTest(parameterized.TestCase):
       chunks += 1
       self.assertGreaterEqual(sum(lengths[1:num_blocks]), longest - 1)
     self.assertEqual(chunks, len(lengths) - 1)
-
-
-if __name__ == "__main__":
-  absltest.main()

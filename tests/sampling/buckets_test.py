@@ -138,7 +138,3 @@ class BucketsTest(absltest.TestCase):
     # Apart by what bfloat16 rounds, some 2^-8 of numbers near 1.
     self.assertBetween(gaps.max(), 1e-4, 0.05)
     self.assertLess(gaps.mean(), 0.01)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import functools
 import logging
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -308,7 +307,3 @@ class DecodeTest(parameterized.TestCase):
     sampler.warm_up(self.params)
     found = sampler.sample(self.params, self.requests, version=0)
     self.assert_same(found, self.found)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -136,7 +135,3 @@ class EndingsTest(parameterized.TestCase):
           found.token_versions, np.where(sampled, 5, -1)
       )
       np.testing.assert_array_equal(found.versions, [5] * 11)
-
-
-if __name__ == "__main__":
-  absltest.main()

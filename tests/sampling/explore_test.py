@@ -131,7 +131,3 @@ class ExploreTest(absltest.TestCase):
     # Drawn from something else than the model, and told so.
     gap = np.abs(found.logprobs - found.plain_logprobs)
     self.assertGreater(gap.max(), 0.01)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import functools
 import gc
 import weakref
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -211,7 +210,3 @@ class InFlightTest(parameterized.TestCase):
       np.testing.assert_allclose(
           found.logprobs[drew], expected[drew], atol=1e-4
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -192,7 +191,3 @@ class SampleTest(chex.TestCase):
     share_V = np.bincount(token_R, minlength=300) / num_draws
     np.testing.assert_allclose(share_V, probs_V, atol=2 / num_draws)
     np.testing.assert_allclose(np.exp(logprob_R), probs_V[token_R], rtol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -274,7 +274,3 @@ class LoggedSamplerTest(absltest.TestCase):
           },
           needs_logprobs=True,
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

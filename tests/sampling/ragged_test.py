@@ -4,7 +4,6 @@
 
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -64,7 +63,3 @@ class RaggedTest(parameterized.TestCase):
     for one, other in zip(found["plain"], found[kernel], strict=True):
       np.testing.assert_array_equal(one.tokens, other.tokens)
       np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
-
-
-if __name__ == "__main__":
-  absltest.main()

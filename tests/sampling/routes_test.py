@@ -153,7 +153,3 @@ class ExpertTotalsTest(absltest.TestCase):
       # Experts 2 and 3 of layer 0, and 0, 1 and 3 of layer 1, of all 8.
       self.assertAlmostEqual(float(found.pop("expert_idle_share")), 5 / 8)
       self.assertEqual(found, {})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -45,7 +45,3 @@ class SamplersTest(absltest.TestCase):
     self.assertEmpty(dict(samplers.without("is_exact", "vllm", "")))
     log = dict(samplers.without("is_exact", "jax", "log.jsonl"))
     self.assertEqual(log, {"offline.path": ("",)})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -200,7 +199,3 @@ class ScriptedDecodeTest(parameterized.TestCase):
   def test_a_model_with_too_few_positions_is_refused(self):
     with self.assertRaisesRegex(ValueError, r"model\.max_positions=8 together"):
       sampler_case.make(fakes.FakeModel(4, 8), max_prompt_tokens=5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import dataclasses
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -110,7 +109,3 @@ class SharedPromptsTest(parameterized.TestCase):
     self.assertTrue(slots.can_refill)
     self.assertEqual(refill(), [1, 1, 1, -1, -1, -1])
     self.assertEqual(slots.owners[3], (0, 3))
-
-
-if __name__ == "__main__":
-  absltest.main()

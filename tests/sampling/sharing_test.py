@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of how many rows share a prompt."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.sampling import sharing
@@ -28,7 +27,3 @@ class SharingTest(parameterized.TestCase):
   ):
     found = sharing.rows_per_prompt(8, device_rows, platform)
     self.assertEqual(found, expected)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -109,7 +109,3 @@ class ShrinkTest(absltest.TestCase):
       finally:
         jax.config.update("jax_log_compiles", False)
     self.assertEqual(logs.output[before:], [])
-
-
-if __name__ == "__main__":
-  absltest.main()

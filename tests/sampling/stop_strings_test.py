@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts at stop strings, against looking at every prefix."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -86,7 +85,3 @@ class StopStringsTest(parameterized.TestCase):
         np.array([False, False, True, False]),
     )
     np.testing.assert_array_equal(cut_R, [2, -1, -1, -1])
-
-
-if __name__ == "__main__":
-  absltest.main()

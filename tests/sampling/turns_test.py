@@ -417,7 +417,3 @@ class SlotsTest(absltest.TestCase):
     self.assertEqual(slots.aside, {0: (0, 0), 3: (0, 3)})
     self.assertEqual(slots.go_on(), {3: (1, ids)})
     self.assertEqual(slots.num_decoding, 3)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -332,7 +332,3 @@ class VllmTest(absltest.TestCase):
         sampler.put(self.params[1]), [_request(5, 3, 4)], version=2
     )
     self.check(found, self.params[1], [3, 4])
-
-
-if __name__ == "__main__":
-  absltest.main()

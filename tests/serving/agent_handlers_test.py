@@ -255,7 +255,3 @@ class AgentsTest(absltest.TestCase):
     _, made = ask("create_model", {**body, "lora_config": {"rank": 2}})
     body = {"model_id": made["model_id"], "path": "a"}
     return self.server.result(ask("save_weights_for_sampler", body))["path"]
-
-
-if __name__ == "__main__":
-  absltest.main()

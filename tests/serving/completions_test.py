@@ -107,7 +107,3 @@ class AnswerTest(absltest.TestCase):
       self.assertEqual(reason, choice["finish_reason"])
       self.assertEqual(usage["usage"], whole["usage"])
       self.assertEqual(first["object"], "chat.completion.chunk")
-
-
-if __name__ == "__main__":
-  absltest.main()

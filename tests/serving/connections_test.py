@@ -105,7 +105,3 @@ class ConnectionsTest(absltest.TestCase):
     for _ in range(3):
       self.assertEqual(self.ask(near), b"200")
       time.sleep(0.2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -577,7 +577,3 @@ class EngineTest(absltest.TestCase):
     # The gradient under way came with it.
     step = server.ask("optim_step", 6, serving_case.adam_body())
     self.assertEqual(json.loads(step)["metrics"]["step:max"], 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

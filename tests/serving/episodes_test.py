@@ -225,7 +225,3 @@ class EpisodeTest(absltest.TestCase):
       again.add(*record)
     self.assertEqual(again.rows, player.episode.rows)
     self.assertEqual(again.counts, player.episode.counts)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -142,7 +142,3 @@ class ExportsTest(absltest.TestCase):
     self.assertCountEqual(
         settings["target_modules"], ["q_proj", "k_proj", "v_proj", "o_proj"]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

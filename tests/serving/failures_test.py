@@ -342,7 +342,3 @@ class FailuresTest(absltest.TestCase):
     )
     for said in self._wait(*ids):
       self.assertIn("there is no such checkpoint", said)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -87,7 +87,3 @@ class PassSettingsTest(absltest.TestCase):
         config[section][key] = value
       with self.assertRaisesRegex(ValueError, f"config.{section}.{key}"):
         pass_settings.check_config(config)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import json
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -149,7 +148,3 @@ class ProtobufsTest(parameterized.TestCase):
         found["loss_fn_outputs"][0]["logprobs"]["data"],
         ["NaN", "-Infinity", "Infinity", 1.0],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -396,7 +396,3 @@ class ServedReplayTest(absltest.TestCase):
           "create_replay", {**body, **changes, "replay_seq_id": 1}
       )
       self.assertIn(message, said["error"])
-
-
-if __name__ == "__main__":
-  absltest.main()

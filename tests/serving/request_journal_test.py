@@ -127,7 +127,3 @@ class JournalTest(absltest.TestCase):
     known = registry.Registry(self.db)
     self.assertEqual(known.fact("base", "a"), "a")
     self.assertEqual(known.fact("base", "b"), "a")
-
-
-if __name__ == "__main__":
-  absltest.main()

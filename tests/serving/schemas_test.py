@@ -259,7 +259,3 @@ class ReadingTest(absltest.TestCase):
     self.assertEqual(again, found)
     found = api.read(api.CreateReplay, {**_REPLAY, "groups_per_step": 0})
     self.assertEqual(found.groups_each_step, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -42,7 +42,3 @@ class SettingsTest(absltest.TestCase):
     config.loss.beta *= 2
     with self.assertRaisesRegex(ValueError, "config.loss.beta was"):
       self.check(config)
-
-
-if __name__ == "__main__":
-  absltest.main()

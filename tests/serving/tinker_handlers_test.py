@@ -187,7 +187,3 @@ class TrainingRunsTest(absltest.TestCase):
     ):
       status, said = self.server.ask("api/v1/create_session", {})
     self.assertEqual((status, said["error"]), (503, "full: ask again later"))
-
-
-if __name__ == "__main__":
-  absltest.main()

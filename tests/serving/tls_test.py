@@ -100,7 +100,3 @@ class TlsTest(absltest.TestCase):
         r"serve.tls_key_file.*serve.insecure"
     ):  # fmt: skip
       validate.validate(config, program="serve")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import math
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -67,7 +66,3 @@ class TokenLossesTest(chex.TestCase):
           jnp.asarray(_SAMPLED)
       )
       np.testing.assert_allclose(grad, -_INPUTS["advantages"], rtol=1e-6)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -97,7 +97,3 @@ class TablesTest(absltest.TestCase):
     self.assertEqual(row[-1], "1.50 (1.50 to 1.50)")
     _, row = diversity.make_table([result(0, 0.85), result(1, 0.6)])
     self.assertEqual(row[-1], "1 of 2 reach it")
-
-
-if __name__ == "__main__":
-  absltest.main()

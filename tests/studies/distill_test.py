@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distillation beside a peer: its table, and the settings of both."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import time_to_reward
@@ -73,7 +72,3 @@ class DistillTest(parameterized.TestCase):
       self.assertIn(judged.reward, (0.0, 1.0))
       self.assertNotEmpty(completion)
     self.assertEqual(settings["teacher"], "teacher")
-
-
-if __name__ == "__main__":
-  absltest.main()

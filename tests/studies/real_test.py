@@ -8,7 +8,6 @@ import subprocess
 import sys
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import peak_memory
@@ -205,7 +204,3 @@ class RealTest(parameterized.TestCase):
     self.assertEqual(settings["completions_per_prompt"], 8)
     self.assertEqual(settings["beta"], 0.02)
     self.assertEqual(settings["limit_s"], 1500.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -32,7 +32,3 @@ class RoundsTest(absltest.TestCase):
     self.assertEqual(rounds.bearable([same, lower, same, same, same]), 1)
     within = [0.38, 0.39]
     self.assertEqual(rounds.bearable([same, within, within, lower, same]), 4)
-
-
-if __name__ == "__main__":
-  absltest.main()

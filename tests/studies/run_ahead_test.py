@@ -22,7 +22,3 @@ class RunAheadTest(absltest.TestCase):
       self.assertEqual(own.loss.correction, common.loss.correction)
     own = run_ahead.make_config(common, "tb_bounded_token", 16, 3e-3, seed=4)
     self.assertEqual(own.loss.correction, "bounded_token")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from studies import curves
@@ -144,7 +143,3 @@ class StalenessTest(parameterized.TestCase):
         [lag.staleness_steps for _, lag, _ in made], [16] * 11 + [64] * 11
     )
     self.assertLen(staleness.make_lag_table(staleness.read()), 2)
-
-
-if __name__ == "__main__":
-  absltest.main()

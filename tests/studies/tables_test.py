@@ -8,7 +8,6 @@ import pathlib
 import shutil
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from benchmarks import results
@@ -41,7 +40,3 @@ class TablesTest(parameterized.TestCase):
       self.assertEqual(found, expected, f"run: python -m studies {name} table")
       pictures = {path.name for path in own.glob("*.png")}
       self.assertEqual({p.name for p in folder.glob("*.png")}, pictures)
-
-
-if __name__ == "__main__":
-  absltest.main()

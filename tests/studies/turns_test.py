@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staleness by turn: which version samples a turn, and the table."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -67,7 +66,3 @@ class TurnStalenessTest(parameterized.TestCase):
     sampler.kept.extend((version, {}) for version in range(100))
     places = [sampler.place(turn) for turn in range(8)]
     self.assertEqual(places, [0, 4, 8, 12, 16, 16, 16, 16])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -299,7 +299,3 @@ class FindTest(absltest.TestCase):
     for name in ("0", "1", "vfio"):
       (self.folder / "vfio" / name).touch()
     self.assertEqual(accelerators.find({}), _chips(2))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -85,7 +85,3 @@ class JobQueueTest(absltest.TestCase):
     with self.assertRaisesRegex(TimeoutError, "slow: did not end"):
       thread.close()
     go.set()
-
-
-if __name__ == "__main__":
-  absltest.main()

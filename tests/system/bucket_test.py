@@ -311,7 +311,3 @@ class UploaderTest(absltest.TestCase):
     self.write("metrics.jsonl", "m/model.safetensors", folder=self.copy)
     bucket.fetch(self.url, self.folder, logs_only=True)
     self.assertEqual(self.names(self.folder), {"metrics.jsonl"})
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import callables
@@ -127,7 +126,3 @@ class CallablesTest(parameterized.TestCase):
     os.chmod(text.rpartition(":")[0], 0o644)
     with self.assertRaisesRegex(ValueError, "a file of this user alone"):
       user_code.load_function("reward", text)
-
-
-if __name__ == "__main__":
-  absltest.main()

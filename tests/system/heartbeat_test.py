@@ -151,7 +151,3 @@ class RoleTest(absltest.TestCase):
     self.assertEqual(os.read(self.listener.descriptor, 1 << 16)[:0], b"")
     self.assertEqual(os.read(self.listener.descriptor, 1), b"")
     os.killpg(process.pid, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import hlo
@@ -319,7 +318,3 @@ class HloTest(parameterized.TestCase):
         )
     )
     self.assertEqual(hlo.costs(text).flops, 2 * 10**3)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import os
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import jsonl
@@ -95,7 +94,3 @@ class JsonlTest(parameterized.TestCase):
     self.path.write_text(text)
     with self.assertRaisesRegex(ValueError, f"^{self.path}: .*{words}"):
       jsonl.read_object(self.path, _SCHEMA)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive polling interval, with a fake clock."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.system import polling
@@ -85,7 +84,3 @@ class PollIntervalTest(parameterized.TestCase):
     self.now += 0.015
     self.polling.changed()
     self.assertAlmostEqual(self.polling.due_in_s(), 0.005)
-
-
-if __name__ == "__main__":
-  absltest.main()

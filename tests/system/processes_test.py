@@ -388,7 +388,3 @@ class WarmUpTest(parameterized.TestCase):
     self.assertEqual(process.stdout.readline(), b"up\n")
     process.send_signal(signal.SIGTERM)
     self.assertEqual(process.wait(120), status)
-
-
-if __name__ == "__main__":
-  absltest.main()

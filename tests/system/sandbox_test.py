@@ -90,7 +90,3 @@ class SandboxTest(absltest.TestCase):
     self.assertFalse(any(p.startswith(str(other)) for p in seen(())))
     # Not if something in it is hidden.
     self.assertNotIn(str(packages), seen([str(packages / "part0")]))
-
-
-if __name__ == "__main__":
-  absltest.main()

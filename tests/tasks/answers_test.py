@@ -6,7 +6,6 @@ import json
 import pathlib
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
@@ -356,7 +355,3 @@ class LinearTimeTest(parameterized.TestCase):
     ):
       read(piece * 100_000)
     self.assertLess(time.monotonic() - started, 20.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -143,7 +142,3 @@ class ArithmeticTest(parameterized.TestCase):
   def test_refuses_an_unknown_split(self):
     with self.assertRaisesRegex(ValueError, "split 'test'"):
       make_task().prompt("test", 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
@@ -178,7 +177,3 @@ class ChatTest(parameterized.TestCase):
     self.assertEqual(task.reward_of(prompt, reference), gold)
     self.assertLen(task.pairs("train"), 20)
     self.assertLen(task.pairs("held_out"), 4)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -418,7 +418,3 @@ class CountdownSparseTest(parameterized.TestCase):
   def test_refuses_a_wrong_field(self):
     with self.assertRaisesRegex(ValueError, "config.task.max_solutions=0"):
       _sparse(max_solutions=0)
-
-
-if __name__ == "__main__":
-  absltest.main()

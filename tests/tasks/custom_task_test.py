@@ -8,7 +8,6 @@ import pathlib
 import sys
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 import numpy as np
@@ -418,7 +417,3 @@ class OwnTest(parameterized.TestCase):
     judge = judges.InProcess(task)
     (found,) = judge.judge([judges.JudgeRequest("train", 0, "x")])
     np.testing.assert_equal((found.reward, found.failure), (np.nan, "error"))
-
-
-if __name__ == "__main__":
-  absltest.main()

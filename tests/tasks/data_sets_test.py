@@ -10,7 +10,6 @@ import subprocess
 import sys
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import datasets
 import pyarrow
@@ -377,7 +376,3 @@ class HubTest(parameterized.TestCase):
     os.chdir(self.folder)
     write(self.folder / "org" / "set" / "train.csv", "here")
     self.assertEqual(self.read("org/set"), ["here"])
-
-
-if __name__ == "__main__":
-  absltest.main()

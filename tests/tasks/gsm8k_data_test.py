@@ -73,7 +73,3 @@ class Gsm8kBuilderTest(absltest.TestCase):
         absltest.mock.patch.object(gsm8k_data.Gsm8kBuilder, "url", url)
     )
     self.check(gsm8k_data.prepare(str(self.out), manual_dir=None))
-
-
-if __name__ == "__main__":
-  absltest.main()

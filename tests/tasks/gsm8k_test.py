@@ -210,7 +210,3 @@ class RealDataTest(absltest.TestCase):
         self.assertEqual(answers.number_after_hashes(solution), right)
         wrong = f"{solution}0"
         self.assertEqual(task.reward(split, i, wrong), float(right == 0))
-
-
-if __name__ == "__main__":
-  absltest.main()

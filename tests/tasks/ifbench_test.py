@@ -137,7 +137,3 @@ class MissingPackageTest(absltest.TestCase):
     with mock.patch.dict("sys.modules", {"nltk": None}):
       with self.assertRaisesRegex(ValueError, r"tba_jax\[ifbench\]"):
         ifbench.IfBench(data="")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -303,7 +303,3 @@ class InstructionsTest(parameterized.TestCase):
           held_out_fraction=0.01,
           held_out_prompts=2000,
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

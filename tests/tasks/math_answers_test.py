@@ -7,7 +7,6 @@ import os
 import pathlib
 import tempfile
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.tasks import math_answers
@@ -105,7 +104,3 @@ class EqualTest(parameterized.TestCase):
     long = "1+" * math_answers.MAX_CHARS + "1"
     self.assertTrue(math_answers.equal(long, f" {long} "))
     self.assertFalse(math_answers.equal(str(math_answers.MAX_CHARS + 1), long))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import json
 import pathlib
 import shutil
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
@@ -218,7 +217,3 @@ class MathTest(parameterized.TestCase):
     texts = [task.prompt("train", i) for i in range(320)]
     share = sum("frac" in text for text in texts) / len(texts)
     self.assertBetween(share, 0.03, 0.2)
-
-
-if __name__ == "__main__":
-  absltest.main()

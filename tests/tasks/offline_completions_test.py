@@ -269,7 +269,3 @@ class ValuesTest(absltest.TestCase):
           self.write(("other", 0.0)), task, tokenizer, reward_field="reward",
           temperature=1.0,
       )  # fmt: skip
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -133,7 +133,3 @@ class PreferenceTest(absltest.TestCase):
       name = sorted(fields)[0]
       with self.assertRaisesRegex(ValueError, rf"config\.task\.{name}="):
         make_task(**fields)
-
-
-if __name__ == "__main__":
-  absltest.main()

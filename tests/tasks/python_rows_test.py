@@ -6,7 +6,6 @@ import datetime
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import datasets
 import pandas as pd
@@ -86,7 +85,3 @@ class PythonRowsTest(parameterized.TestCase):
         ValueError, "data: differs from the rows that the run began with"
     ):
       self.write(_ROWS[:1])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -143,7 +143,3 @@ class MissingPackageTest(absltest.TestCase):
     with absltest.mock.patch.dict("sys.modules", {"reasoning_gym": None}):
       with self.assertRaisesRegex(ValueError, r"tba_jax\[reasoning_gym\]"):
         _task()
-
-
-if __name__ == "__main__":
-  absltest.main()

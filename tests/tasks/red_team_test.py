@@ -5,7 +5,6 @@
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -122,7 +121,3 @@ class RedTeamTest(parameterized.TestCase):
   def test_nothing_is_judged_without_a_victim(self):
     with self.assertRaises(base.RewardError):
       _make().judge(base.TRAIN, 0, " red")
-
-
-if __name__ == "__main__":
-  absltest.main()

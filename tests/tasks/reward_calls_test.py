@@ -4,7 +4,6 @@
 
 import asyncio
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -93,7 +92,3 @@ class RewardCallsTest(parameterized.TestCase):
       error, value = _call(function, "", "ab")
       self.assertIn("ZeroDivisionError", str(error))
       self.assertEqual(value, 0.5)
-
-
-if __name__ == "__main__":
-  absltest.main()

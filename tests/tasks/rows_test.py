@@ -548,7 +548,3 @@ class ReportTest(absltest.TestCase):
       with contextlib.redirect_stdout(out):
         prompt_preview.print_data(config, shows_prompt=True)
       self.assertEqual(out.getvalue(), "")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -88,7 +88,3 @@ class MakeTaskTest(absltest.TestCase):
         "sys.exit('jax' in sys.modules)"
     )
     self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 import numpy as np
@@ -80,7 +79,3 @@ class ThinkingTest(parameterized.TestCase):
     self.assertEqual(task.reward("train", 0, "<think>5</think>4"), 1)
     self.assertEqual(task.reward("train", 0, "<think>4</think>5"), 0)
     self.assertEqual(task.reward("train", 0, "<think>4"), 0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import ml_collections
 
@@ -178,7 +177,3 @@ class MadeUpTest(parameterized.TestCase):
     self.assertLess(len(task.tokenizer_words()), 90)
     self.assertLessEqual(task.max_prompt_tokens, 40)
     self.assertLessEqual(task.max_completion_tokens, 12)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -262,7 +261,3 @@ class ExportTest(parameterized.TestCase):
         source.params, jnp.asarray(tokens.numpy()), jnp.ones(tokens.shape)
     )
     np.testing.assert_allclose(found, expected, atol=2e-4)
-
-
-if __name__ == "__main__":
-  absltest.main()

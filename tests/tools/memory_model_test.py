@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import pytest
@@ -243,7 +242,3 @@ class HeldTest(parameterized.TestCase):
     self.config.evaluate.judge = self.create_tempdir().full_path
     with self.assertRaisesRegex(ValueError, "config.evaluate.judge="):
       self.totals()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -130,7 +130,3 @@ class MeshesTest(absltest.TestCase):
   def test_kinds_without_a_number_of_devices_are_refused(self):
     with self.assertRaisesRegex(ValueError, "--meshes: needs topologies"):
       list(plan.plan(self.config, None, ["v5e", "--meshes"]))
-
-
-if __name__ == "__main__":
-  absltest.main()

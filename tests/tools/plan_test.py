@@ -12,7 +12,6 @@ import sys
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import pytest
@@ -441,7 +440,3 @@ class BalanceTest(parameterized.TestCase):
     for folder in (self.workdir, os.path.join(self.workdir, "none")):
       with self.assertRaisesRegex(ValueError, folder):
         plan.read_measured(folder)
-
-
-if __name__ == "__main__":
-  absltest.main()

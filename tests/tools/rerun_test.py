@@ -267,7 +267,3 @@ class ReplayTest(absltest.TestCase):
     with contextlib.redirect_stderr(errors):
       self.assertEqual(rerun.run(None, None, [str(path)]), 2)
     self.assertIn("other checksums", errors.getvalue())
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.config import settings
@@ -208,7 +207,3 @@ class StatusTest(parameterized.TestCase):
     code, _, err = self._status()
     self.assertEqual(code, 2)
     self.assertIn("no run is there", err)
-
-
-if __name__ == "__main__":
-  absltest.main()

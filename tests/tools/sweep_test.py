@@ -450,7 +450,3 @@ class SweepTest(absltest.TestCase):
       status, _, errors = self.run_sweep(load())
     self.assertEqual(status, processes.EXIT_CONFIG)
     self.assertIn("already runs", errors)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -60,7 +60,3 @@ class CheckTest(absltest.TestCase):
     byte_store.check_value("k", b"1234")
     with self.assertRaisesRegex(ValueError, "'k' has 5 bytes; allowed are 4"):
       byte_store.check_value("k", b"12345")
-
-
-if __name__ == "__main__":
-  absltest.main()

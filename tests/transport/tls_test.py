@@ -166,7 +166,3 @@ class OwnFilesTest(parameterized.TestCase):
         "the store has mutual TLS and this process has not",
     ):
       self.running.client(tls=None)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -344,7 +344,3 @@ class SecretTest(absltest.TestCase):
       self.path.chmod(0o600)
       with self.assertRaisesRegex(ValueError, "allowed are 32 bytes"):
         wire.load_or_make_secret(self.path)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -381,7 +381,3 @@ class AdapterTest(parameterized.TestCase):
     shape, params = hf.load(self.folder / "adapter")
     expected = _logits(transformer.make_model(shape), params)
     np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-if __name__ == "__main__":
-  absltest.main()

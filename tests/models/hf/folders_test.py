@@ -7,7 +7,6 @@ import json
 import pathlib
 import shutil
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 import safetensors.numpy
@@ -239,7 +238,3 @@ class FoldersTest(parameterized.TestCase):
     self.assertEqual(folders.read(self.folder, folders.POLICY), self.shape)
     with self.assertRaisesRegex(ValueError, "0 labels; allowed a model with"):
       folders.read(self.folder, folders.SCORER)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -11,7 +11,6 @@ import os
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 import tokenizers
@@ -235,7 +234,3 @@ class GgufTokenizerTest(parameterized.TestCase):
         self.assertEqual(ours.encode(text), auto.encode(text)[1:], repr(text))
         if not text.startswith("<s>"):
           self.assertEqual(ours.encode_prompt(text), auto.encode(text))
-
-
-if __name__ == "__main__":
-  absltest.main()

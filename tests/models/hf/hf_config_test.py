@@ -22,7 +22,6 @@ import json
 import pathlib
 import re
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import transformers
 
@@ -527,7 +526,3 @@ class GenerationConfigTest(parameterized.TestCase):
     config = hf_config.from_hf(_LLAMA)
     with self.assertRaisesRegex(ValueError, "generation_config.*eos_token_id"):
       hf_config.with_generation(config, {"eos_token_id": value})
-
-
-if __name__ == "__main__":
-  absltest.main()

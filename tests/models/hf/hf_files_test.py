@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax.numpy as jnp
@@ -211,7 +210,3 @@ class RefusalTest(parameterized.TestCase):
     tied = dataclasses.replace(self.config, tie_embeddings=True)
     with self.assertRaisesRegex(ValueError, "leaves that the family lacks"):
       hf.save(self.folder, tied, _params(self.config))
-
-
-if __name__ == "__main__":
-  absltest.main()

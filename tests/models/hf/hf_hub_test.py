@@ -7,7 +7,6 @@ import os
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import huggingface_hub
 from huggingface_hub import errors
@@ -122,7 +121,3 @@ class FindTest(parameterized.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         hf_hub.find("org/tiny")
-
-
-if __name__ == "__main__":
-  absltest.main()

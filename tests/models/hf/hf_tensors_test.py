@@ -4,7 +4,6 @@
 
 import itertools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -89,7 +88,3 @@ class CutTest(parameterized.TestCase):
     ours = found >= 0
     self.assertEqual(ours.sum(), np.prod(row.shape))
     np.testing.assert_array_equal(found[ours], _tensor(row)[ours])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -7,7 +7,6 @@ import math
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -301,7 +300,3 @@ class RoundTripTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "thesis.txt"):
       hf.save(self.folder, config, params)
     self.assertTrue((self.folder / "thesis.txt").exists())
-
-
-if __name__ == "__main__":
-  absltest.main()

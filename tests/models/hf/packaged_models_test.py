@@ -90,7 +90,3 @@ class WheelsTest(absltest.TestCase):
     with mock.patch.object(subprocess, "run") as run:
       self.assertEqual(hf_hub.find(_NAME), pathlib.Path(_NAME))
     run.assert_not_called()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -6,7 +6,6 @@ import types
 from unittest import mock
 
 from absl import logging
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -168,7 +167,3 @@ class RaggedTest(parameterized.TestCase):
     ((message,), _), *others = warn.call_args_list
     self.assertIn(words, message)
     self.assertEmpty(others)
-
-
-if __name__ == "__main__":
-  absltest.main()

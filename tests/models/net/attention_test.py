@@ -295,7 +295,3 @@ class CudnnTest(absltest.TestCase):
     self.assertIn("sliding_window_length\\22: 5", text)
     # Neither a mask nor scores of [queries, keys].
     self.assertNotRegex(text, r"tensor<[0-9x]*40x40x")
-
-
-if __name__ == "__main__":
-  absltest.main()

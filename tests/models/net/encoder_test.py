@@ -5,7 +5,6 @@
 import json
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -223,7 +222,3 @@ class LoadTest(parameterized.TestCase):
     tokens = jnp.zeros((1, 7), jnp.int32)
     with self.assertRaisesRegex(ValueError, "7 tokens.*positions for 6"):
       jax.eval_shape(made.states, params, tokens, tokens)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import functools
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -139,7 +138,3 @@ class ExpertsTest(parameterized.TestCase):
     expected = probs / probs.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(given, expected, rtol=1e-5)
     self.assertGreater(np.abs(given - weights).max(), 1e-2)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import dataclasses
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -129,7 +128,3 @@ class ScalarModelTest(parameterized.TestCase):
     loaded_config, loaded = hf.load(folder)
     self.assertEqual(loaded_config, config)
     chex.assert_trees_all_equal(loaded, params)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -109,7 +108,3 @@ class HeadTest(parameterized.TestCase):
     self.assertEqual(logits.dtype, jnp.float32)
     rounded = logits.astype(jnp.bfloat16).astype(jnp.float32)
     self.assertGreater(jnp.mean(logits != rounded), 0.5)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrices of int8: errors, and log-probs of the model that sampled."""
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -171,7 +170,3 @@ class QuantizedTest(parameterized.TestCase):
         ValueError, "search.quantization='int8'.*experts"
     ):
       sampler_case.make(model, weights="int8")
-
-
-if __name__ == "__main__":
-  absltest.main()

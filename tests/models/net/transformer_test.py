@@ -5,7 +5,6 @@
 import dataclasses
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 import jax
@@ -384,7 +383,3 @@ class DecodeTest(parameterized.TestCase):
           expected[row] = merge(of_prompt.transpose(axes[name]))
         np.testing.assert_array_equal(leaf, expected)
     chex.assert_trees_all_equal(own, cache[1])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -50,7 +50,3 @@ class KeptTest(absltest.TestCase):
     np.testing.assert_allclose(
         jax.grad(put)(y), kept_lib.take(self.x, self.kept)
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -8,7 +8,6 @@ import socket
 import time
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 
 from tba_jax.transport import wire
@@ -170,7 +169,3 @@ class LockTest(queue_case.QueueTestCase):
     lock(self.client(), owner="b")
     with self.assertRaises(queue_server.StoreLockedError):
       lock(self.client(), owner="a")
-
-
-if __name__ == "__main__":
-  absltest.main()

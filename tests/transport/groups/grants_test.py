@@ -259,7 +259,3 @@ class MakeFlowTest(absltest.TestCase):
     config.rounds.passes = 2
     flow = schedule.make_schedule(config)
     self.assertEqual((flow.num_prompts, flow.round_steps), (6, 6))
-
-
-if __name__ == "__main__":
-  absltest.main()

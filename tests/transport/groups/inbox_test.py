@@ -57,7 +57,3 @@ class InboxTest(absltest.TestCase):
     self.assertEqual(_record(1).kind, "gone")
     header = {"sid": "a", "sequence": 3}
     self.assertEqual(inbox_lib.Record(1, header, []).kind, "block")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,7 +10,6 @@ import sys
 import tracemalloc
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -448,7 +447,3 @@ print(len(list(journal.replay(0))))
     self.assertEqual(done.stdout.split(), ["full", "2"], done.stderr)
     self.assertEqual(self.payloads(self.open()), [b"before" * 10, b"after"])
     self.assertEqual(self.events, [])
-
-
-if __name__ == "__main__":
-  absltest.main()

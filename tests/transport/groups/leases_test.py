@@ -312,7 +312,3 @@ class GoneTest(absltest.TestCase):
     self.assertEmpty(self.table.take_gone(1))
     self.now = 70.1
     self.assertEqual(self.table.take_gone(1), {"a": "expired"})
-
-
-if __name__ == "__main__":
-  absltest.main()

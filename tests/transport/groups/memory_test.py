@@ -313,7 +313,3 @@ class MemoryParamsTest(absltest.TestCase):
     source, _ = self.make()
     self.assertIsNone(source.latest())
     self.assertIsNone(source.wait_for(0, 0.01))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,6 @@
 import dataclasses
 import functools
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -217,7 +216,3 @@ class RejectTest(parameterized.TestCase):
         columns=columns or {},
         num_experts=num_experts,
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -129,7 +129,3 @@ class UnackedBlocksTest(absltest.TestCase):
     self.unacked.acknowledge(1)
     self.unacked.forget_sent()
     self.assertEqual([m.data for m in self.unacked.unsent()], [b"b", b"c"])
-
-
-if __name__ == "__main__":
-  absltest.main()

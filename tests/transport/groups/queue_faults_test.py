@@ -8,7 +8,6 @@ import socket
 import time
 from unittest import mock
 
-from absl.testing import absltest
 import numpy as np
 
 from tba_jax.transport import byte_store
@@ -528,7 +527,3 @@ class FullDiskTest(queue_case.QueueTestCase):
           byte_store.TransportError, "queue server has ended"
       ):
         trainer.step(0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -177,7 +177,3 @@ class IngestTest(absltest.TestCase):
     self.now = 100.0
     self.download(("c", 0, b"x"))
     self.assertLen(self.events, 3)
-
-
-if __name__ == "__main__":
-  absltest.main()

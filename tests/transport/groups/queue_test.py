@@ -6,8 +6,6 @@ import threading
 import time
 from unittest import mock
 
-from absl.testing import absltest
-
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.groups import queue_client
@@ -429,7 +427,3 @@ class UnlockedTest(queue_case.QueueTestCase):
       inserted.set()
       step.join(20.0)
     self.assertEqual(trainer.inserted, [0, 1, 2, 3])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of groups, kept by the store's channel."""
 
-from absl.testing import absltest
 
 from tests.transport.groups import groups_contract
 from tests.transport.groups import queue_case
@@ -12,7 +11,3 @@ class StoreGroupsTest(groups_contract.GroupsContract, queue_case.QueueTestCase):
 
   def kill(self, trainer):
     trainer.close()
-
-
-if __name__ == "__main__":
-  absltest.main()

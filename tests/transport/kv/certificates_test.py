@@ -6,7 +6,6 @@ import datetime
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 from cryptography import x509
 
@@ -80,7 +79,3 @@ class CertificatesTest(parameterized.TestCase):
           if supported
           else f"jaxlib {version} has no mutual TLS, 0.11.2",
       )
-
-
-if __name__ == "__main__":
-  absltest.main()

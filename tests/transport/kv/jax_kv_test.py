@@ -123,7 +123,3 @@ class JaxKvTest(absltest.TestCase):
         env=processes.package_environment(),
         check=True,
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -401,7 +401,3 @@ class NoStoreTest(parameterized.TestCase):
     self.addCleanup(running.__exit__)
     self.assertEqual(client.generation, 1)
     client.close()
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -198,7 +198,3 @@ class HostTest(absltest.TestCase):
         for generation in (1, 2, 3)
     }
     self.assertLen(addresses, 3)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -196,7 +196,3 @@ class CutLinkTest(parameterized.TestCase):
     proxy.mend()
     self.assertEqual(client.reconnect(30.0), 1)
     self.assertEqual(client.get("a"), b"x")
-
-
-if __name__ == "__main__":
-  absltest.main()

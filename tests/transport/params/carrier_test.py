@@ -6,7 +6,6 @@ import os
 import pathlib
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -234,7 +233,3 @@ class FilesTest(CarrierCase):
     self.path.chmod(0o755)
     with self.assertRaisesRegex(ValueError, "publish.directory.*0755"):
       self.carrier.pack(VERSION, self.leaves)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import pathlib
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -65,7 +64,3 @@ class CarriersTest(parameterized.TestCase):
         {"auto", *carrier.make_read_carriers(config, run)},
         set(settings.SETTINGS["publish.carrier"].allowed.names),
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -4,7 +4,6 @@
 
 import types
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -202,7 +201,3 @@ class ManifestTest(parameterized.TestCase):
     versions = [(1, 9), (1, 10), (2, 0), (10, 3)]
     texts = [version_lib.Version(*version).tag for version in versions]
     self.assertEqual(texts, sorted(texts))
-
-
-if __name__ == "__main__":
-  absltest.main()

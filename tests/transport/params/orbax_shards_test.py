@@ -5,7 +5,6 @@
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
 
@@ -196,7 +195,3 @@ class OrbaxTest(carrier_test.CarrierCase):
     writer = self.make("orbax", peers=peers)
     with self.assertRaisesRegex(OSError, "process 1 of the trainer"):
       writer.pack(carrier_test.VERSION, self.leaves)
-
-
-if __name__ == "__main__":
-  absltest.main()

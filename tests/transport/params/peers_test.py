@@ -138,7 +138,3 @@ class PeersTest(absltest.TestCase):
     with self.assertRaises(OSError):
       leader.collect()
     self.assertEmpty(self.written)
-
-
-if __name__ == "__main__":
-  absltest.main()

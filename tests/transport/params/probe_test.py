@@ -5,7 +5,6 @@
 import functools
 import types
 
-from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -222,7 +221,3 @@ class ProbeTest(parameterized.TestCase):
     leaves["['probe']['logprobs']"][0] -= 12.0
     check = probe.Check(lambda *_: leaves["['probe']['logprobs']"] + 0.05, 1e-3)
     self.assertEqual(check.problem(leaves, {}), "")
-
-
-if __name__ == "__main__":
-  absltest.main()

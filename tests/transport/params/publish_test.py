@@ -362,7 +362,3 @@ class PublishTest(absltest.TestCase):
 
   def _stored_tags(self):
     return {key.split("/")[1] for key in self.transport.list("p")}
-
-
-if __name__ == "__main__":
-  absltest.main()
