@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of groups, kept by the store's channel."""
 
-
 from tests.transport.groups import groups_contract
 from tests.transport.groups import queue_case
 
