@@ -28,7 +28,7 @@ from tba_jax.losses import objective_table
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.models.net import transformer
-from tba_jax.policy import policy
+from tba_jax.policy import value_model as value_model_lib
 
 _BASE = "tb"
 
@@ -114,7 +114,7 @@ def _step(
   """Returns a function that runs a compiled step and returns its seconds."""
   config = _settings(config, name, shape)
   mesh = sharding.make_mesh(config.mesh)
-  value_model = policy.make_value_model(config, model)
+  value_model = value_model_lib.make_model(config, model)
   state = train_step.init_state(
       config, model, params, mesh, value_model=value_model
   )

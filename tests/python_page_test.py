@@ -98,7 +98,7 @@ class PythonPageTest(parameterized.TestCase):
     )
     for part in parts:
       values = part.values(example, ["it is blue", "red"])
-      self.assertEqual(values, [1.0, 0.0])
+      self.assertEqual(values, [{part.name: 1.0}, {part.name: 0.0}])
 
   def test_shell_command_of_chat_messages_is_accepted(self):
     (self.folder / "concise.py").write_text(_BLOCKS["concise.py"])

@@ -28,6 +28,7 @@ SPLITS = ("train", "test")
 class Gsm8kBuilder(tfds.core.GeneratorBasedBuilder):
   """8,792 word problems of grade-school mathematics with worked solutions."""
 
+  name = "gsm8k"
   VERSION = tfds.core.Version("1.0.0")
   MANUAL_DOWNLOAD_INSTRUCTIONS = (
       "train.jsonl and test.jsonl of openai/grade-school-math; where the folder"

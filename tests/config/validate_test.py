@@ -745,7 +745,10 @@ class RelationsTest(parameterized.TestCase):
       self.assertIn(f"config.{key.replace('__', '.')} = {value!r}", told)
 
   def test_a_loss_of_one_s_own_may_read_all_settings(self):
-    own = "def loss(groups, c, beta): return beta * 0.0, {}"
+    own = (
+        "def loss(groups, c, beta):"
+        " return beta * groups.logprobs_BxKxT.sum(), {}"
+    )
     loss = self.create_tempfile("own.py", own).full_path
     config = base_config.make(
         loss__name=f"{loss}:loss",
@@ -1138,7 +1141,8 @@ class PrecisionTest(parameterized.TestCase):
 
   def test_accepts_a_loss_of_the_user_s_own(self):
     path = self.create_tempfile(
-        "own.py", "def loss(g, c, beta): return 0.0, {}\n"
+        "own.py",
+        "def loss(g, c, beta): return g.logprobs_BxKxT.sum(), {}\n",
     )
     name = f"{path.full_path}:loss"
     self.assertEqual(_problems(base_config.make(loss__name=name)), [])

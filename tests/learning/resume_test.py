@@ -9,7 +9,7 @@ import pytest
 from tba_jax import collect
 from tba_jax.config import load
 from tba_jax.config import settings
-from tba_jax.learning import learner
+from tba_jax.learning import buffers
 from tba_jax.learning import train_step
 from tba_jax.mesh import sharding
 from tests.support import base_config
@@ -84,11 +84,11 @@ class ResumeTest(parameterized.TestCase):
 
   def test_buffer_keeps_completions_beyond_smaller_capacity(self):
     config = fake_groups.buffer_config()
-    buffer = learner.make_buffer(config)
+    buffer = buffers.make_buffer(config)
     for prompt in range(4):
       buffer.insert(fake_groups.make_group(prompt, [[1], [2]]), 0)
     config.replay.capacity = 4
-    smaller = learner.make_buffer(config)
+    smaller = buffers.make_buffer(config)
     smaller.set_state(buffer.get_state())
     self.assertLen(smaller, 8)
     smaller.insert(fake_groups.make_group(9, [[1], [2]]), 1)

@@ -14,7 +14,7 @@ import pytest
 from tba_jax.config import settings
 from tba_jax.models.net import heads
 from tba_jax.models.net import transformer
-from tba_jax.policy import policy
+from tba_jax.policy import value_model
 from tests.support import tiny_model
 
 _SHAPE = tiny_model.make_model(num_layers=4).config
@@ -28,7 +28,7 @@ def _policy(name):
 def _value_model(name):
   config = settings.get_config()
   config.loss.name, config.train.remat = "ppo", name
-  model = policy.make_value_model(config, transformer.make_model(_SHAPE))
+  model = value_model.make_model(config, transformer.make_model(_SHAPE))
   return model, lambda *inputs: jnp.square(model.values(*inputs)).mean()
 
 

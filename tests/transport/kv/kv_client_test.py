@@ -33,7 +33,8 @@ _ROOT = locator.root("run", b"s" * 32)
 _LEAVES = """
 import os, signal, sys, time
 from tba_jax.system import processes
-from tba_jax.transport import base, kv_client
+from tba_jax.transport import byte_store
+from tba_jax.transport.kv import kv_client
 
 path, pid = sys.argv[1], int(sys.argv[2])
 client = kv_client.KvTransport(path, deadline_s=20.0)
@@ -41,7 +42,7 @@ os.kill(pid, signal.SIGSTOP)
 client.deadline_s = 0.3
 try:
   client.get("a")
-except base.DeadlineExceededError:
+except byte_store.DeadlineExceededError:
   pass
 
 class Late:

@@ -86,11 +86,11 @@ class ManifestTest(parameterized.TestCase):
 
       def put(self, key, value, *, overwrite=True):
         if key.endswith("/meta"):
-          raise in_process.base.TransportError("lost")
+          raise in_process.byte_store.TransportError("lost")
         return super().put(key, value, overwrite=overwrite)
 
     torn = Torn(in_process.InProcessStore())
-    with self.assertRaises(in_process.base.TransportError):
+    with self.assertRaises(in_process.byte_store.TransportError):
       publish(torn, self.params)
     self.assertIsNone(manifest.read_pointer(torn, RUN))
 
