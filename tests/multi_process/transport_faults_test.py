@@ -34,7 +34,8 @@ host.run(threading.Event())
 # Sends 0, 1, 2 … and continues after losses, until the store has "stop".
 _SENDER = """
 import sys
-from tba_jax.transport import base, kv_client
+from tba_jax.transport import byte_store
+from tba_jax.transport.kv import kv_client
 client = kv_client.KvTransport(sys.argv[1], deadline_s=60.0, poll_s=0.01)
 number, generations = 0, {client.generation}
 while True:
@@ -43,7 +44,7 @@ while True:
       break
     client.put(f"sent/{sys.argv[2]}", str(number).encode())
     number += 1
-  except base.TransportError:
+  except byte_store.TransportError:
     generations.add(client.reconnect())
 print(number > 0, sorted(generations))
 """
@@ -51,10 +52,11 @@ print(number > 0, sorted(generations))
 # Connects to a hung service, and exits although a thread hangs.
 _LATE = """
 import sys
-from tba_jax.transport import base, kv_client
+from tba_jax.transport import byte_store
+from tba_jax.transport.kv import kv_client
 try:
   kv_client.KvTransport(sys.argv[1], deadline_s=1.0)
-except base.DeadlineExceededError as error:
+except byte_store.DeadlineExceededError as error:
   print("no answer to get" in str(error))
 """
 
@@ -62,7 +64,8 @@ except base.DeadlineExceededError as error:
 _CLUSTER = """
 import os, signal, sys
 import jax
-from tba_jax.transport import base, kv_client
+from tba_jax.transport import byte_store
+from tba_jax.transport.kv import kv_client
 jax.distributed.initialize(sys.argv[2], 1, 0)
 first = kv_client.KvTransport(sys.argv[1], deadline_s=60.0)
 second = kv_client.KvTransport(sys.argv[1], deadline_s=60.0)
@@ -71,7 +74,7 @@ for client in (first, second):
   try:
     while True:
       client.get("a")
-  except base.TransportError:
+  except byte_store.TransportError:
     client.reconnect()
 first.put("a", b"x")
 assert second.get("a") == b"x"
