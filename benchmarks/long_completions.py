@@ -140,7 +140,7 @@ def _compile(config: ml_collections.ConfigDict, devices: str) -> dict[str, Any]:
   """Returns the compiler's figures of a train step, and the ideal ones."""
   (_, chips), _ = compile_lib.devices_of(config, [devices])
   role = compile_lib.trainer(config, chips)
-  own = compile_lib.held.trainer(
+  own = compile_lib.memory_model.trainer(
       config, compile_lib.sharding.make_mesh(config.mesh, chips)
   )
   program = role.programs["train_step"]

@@ -101,7 +101,7 @@ def _measure(folder: str, devices: str, tensor: int) -> dict[str, float]:
   layer = {
       name: (found[name, 4] - found[name, 2]) / 2 for name in ("plain", "auto")
   }
-  c, num_bytes = own.model.config, compile_lib.held.num_bytes
+  c, num_bytes = own.model.config, compile_lib.memory_model.num_bytes
   weights = num_bytes(own.decode_params.layers[0])
   others = dict(own.decode_params.others)
   if not c.tie_embeddings:
@@ -140,9 +140,9 @@ def _searcher(
   c.search.samples_per_prompt = 2 * _NUM_ROWS
   _, (_, chips) = compile_lib.devices_of(c, [devices])
   mesh = compile_lib.sharding.make_mesh(
-      compile_lib.held.searcher_sizes(c), chips
+      compile_lib.memory_model.searcher_sizes(c), chips
   )
-  own = compile_lib.held.searcher(c, mesh)
+  own = compile_lib.memory_model.searcher(c, mesh)
   lower = functools.partial(
       own.programs.decode_chunk.lower,
       own.decode_params,

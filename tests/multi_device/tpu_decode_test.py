@@ -50,7 +50,7 @@ for num_layers, scale, shared, weights, place in (
   put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
   decode_params = jax.tree.map(put, jax.eval_shape(
       lambda x: slots_lib.decode_params(model, settings, x), params))
-  programs = slots_lib.Programs(model, settings, place)
+  programs = slots_lib.SlotPrograms(model, settings, place)
   state, count = programs.abstract_state, np.int32(8)
   compiled = programs.decode_chunk.lower(
       decode_params, state, count, count, programs.num_blocks).compile()
