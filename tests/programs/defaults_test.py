@@ -344,6 +344,13 @@ class ChooseTest(parameterized.TestCase):
     (line,) = defaults.lines(again, choices, gpu)
     self.assertIn("as when the run began", line)
 
+  def test_another_mesh_keeps_nothing_of_the_one_before(self):
+    saved = {"mesh.data": 2, "mesh.tensor": 2, "trainer.num_processes": 2}
+    self.config.mesh.data = 4
+    defaults.choose(self.config, _CPU, saved)
+    self.assertEqual(self.config.mesh.tensor, 1)
+    self.assertEqual(self.config.trainer.num_processes, 1)
+
   def test_wrong_data_is_left_to_validation(self):
     self.config.task.train = "nowhere.jsonl"
     defaults.choose(self.config, _CPU)
