@@ -143,9 +143,9 @@ class RunFaultsTest(absltest.TestCase):
     # A finished run says so; another config is refused.
     again = self.start(**more)
     self.assertEqual(again.wait(60), 0, again.text())
-    other = self.start(**more, **{"loss.beta": 0.5})
+    other = self.start(**more, **{"model.width": 48})
     self.assertEqual(other.wait(60), 2)
-    self.assertIn("config.loss.beta", other.text())
+    self.assertIn("config.model.width", other.text())
 
   @pytest.mark.timeout(300)
   def test_counts_announced_completions_though_all_roles_died(
