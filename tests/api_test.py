@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -233,15 +234,18 @@ class RunTest(absltest.TestCase):
   @pytest.mark.slow
   def test_run_without_directory_is_evaluated_from_memory(self):
     folder = chat_model.make(self.workdir / "model")
+    # Other tests have folders in the system's.
+    temporary = pathlib.Path(tempfile.mkdtemp(prefix="t"))
+    self.addCleanup(shutil.rmtree, temporary)
+    self.enter_context(mock.patch.object(tempfile, "tempdir", str(temporary)))
     run = tba_jax.train(model=folder, data=_DATA, reward=short, **SMALL)
-    before = {*pathlib.Path(tempfile.gettempdir()).glob("tba_jax_*")}
+    before = {*temporary.glob("tba_jax_*")}
     result = run.evaluate(_ROWS[:2])
     self.assertIsNone(result["step"])
     self.assertBetween(result["mean_reward"], 1 / 9, 1.0)
     with self.assertRaisesRegex(ValueError, "step = 3: must be None"):
       run.evaluate(step=3)
-    after = {*pathlib.Path(tempfile.gettempdir()).glob("tba_jax_*")}
-    self.assertEqual(before, after)
+    self.assertEqual({*temporary.glob("tba_jax_*")}, before)
 
   def test_evaluate_lends_callables_and_returns_the_newest_result(self):
     run, seen = self.begin(), []
