@@ -5,8 +5,8 @@
     python -m benchmarks ragged_decode [DEVICES TENSOR …]
 
 compiles a searcher's decode steps with plain attention and with the kernel
-(`models/kernels/ragged_attention.py`) for each row (without operands, those of
-`ROWS`), and prints a row of Markdown for it to standard error. The model has
+(`models/kernels/ragged_attention.py`) for each row, by default all `ROWS`, and
+prints a row of Markdown for it to standard error. The model has
 the shape of Llama 3.2 1B. 64 slots of up to 512 + 2,048 tokens are full to
 (r / 64)³, so that the mean is a quarter of the longest; prompts of all lengths
 meet completions of all lengths.

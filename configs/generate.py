@@ -33,5 +33,5 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _make_smoke(c: ml_collections.ConfigDict) -> None:
-  """Shortens completions to those of a smoke test."""
+  """Shortens completions for a smoke test."""
   c.sampling.max_completion_tokens = 18

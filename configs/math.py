@@ -19,7 +19,7 @@ Arguments, after a colon and separated by commas:
   generated problems with boxed answers), `smoke` (seconds).
 - `seed=N`.
 
-The settings are those of Table 4 of the paper (arXiv:2503.18929) and, where it
+The settings follow Table 4 of the paper (arXiv:2503.18929) and, where it
 says nothing, of the authors' config files: 32 prompts of 16 completions a step,
 400 steps, reference reset every 50 steps, β 0.005, no replay. Differences:
 

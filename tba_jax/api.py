@@ -364,7 +364,7 @@ class TrainingRun:
 
     Args:
       data: held-out rows, of any kind of `train`'s; None takes the run's.
-      step: step of the checkpoint; None is the newest.
+      step: the checkpoint; None is the newest.
       **settings: settings of `train`, such as
         evaluate={"final_prompts": 100}.
 
@@ -403,8 +403,8 @@ class TrainingRun:
     Args:
       repo: ORG/NAME of the model, made if it is missing.
       private: whether a new repository is private; None is the hub's default.
-      step: step of the checkpoint; None is the newest.
-      token: token of the hub; None takes the one of `hf auth login`.
+      step: the checkpoint; None is the newest.
+      token: credential of the hub; None uses `hf auth login`.
 
     Raises:
       ValueError: there is no such checkpoint, or the run is live.

@@ -18,8 +18,8 @@ Arguments, after a colon and separated by commas:
   generated problems in GSM8K's format), `smoke` (seconds).
 - `seed=N`.
 
-The settings are those of the code that the authors of Asynchronous RLHF
-(arXiv:2410.18252) published for GSM8K; the answer is the number after `####`
+The settings follow the published GSM8K code of Asynchronous RLHF
+(arXiv:2410.18252); the answer is the number after `####`
 (`task.answer_rule`). Differences: params are float32 with bfloat16 compute,
 since bfloat16 params lose most updates at these learning rates to rounding; the
 learning rate changes every step, in the authors' code once a round

@@ -20,7 +20,7 @@ Arguments, after a colon and separated by commas:
   generated problems in GSM8K's format), `smoke` (seconds).
 - `seed=N`.
 
-The settings are those of the Figure 1 run of Trajectory Balance with Asynchrony
+The settings follow the Figure 1 run of Trajectory Balance with Asynchrony
 (arXiv:2503.18929, App. B.1 and the code's launch script): 7 prompts of 20
 completions a step, 24 sampled, 700 steps; the last number, read as their code
 does, counts as the answer. Their code can also explore by temperature and

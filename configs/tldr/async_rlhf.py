@@ -29,7 +29,7 @@ after a colon and separated by commas:
   regularized policy;
 - `seed=N`, `steps=N`.
 
-The settings are those of Asynchronous RLHF (arXiv:2410.18252), except that
+The settings follow Asynchronous RLHF (arXiv:2410.18252), except that
 learning rates change every step (the authors' code changes them once a round)
 and that compute is bfloat16 on float32 params.
 

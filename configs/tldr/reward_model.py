@@ -8,7 +8,7 @@
 It starts from the first stage's model in the same `--workdir`. Arguments as in
 `configs/tldr/sft.py`; `docs/preferences.md` has the format of pairs.
 
-The settings are those of Asynchronous RLHF (arXiv:2410.18252): the 92,858
+The settings follow Asynchronous RLHF (arXiv:2410.18252): the 92,858
 comparisons relabeled by a gold reward model of 6.9B, one epoch at 1e-5, cosine
 to 0, 512 tokens of query and 128 of summary, batches of 64 (410M) or 16 pairs
 (per process in the released code; its number of processes is not known).

@@ -15,7 +15,7 @@ folders do as well. Arguments, after a colon and separated by commas:
   small generated posts), `smoke` (seconds);
 - `seed=N`.
 
-The settings are those of Asynchronous RLHF (arXiv:2410.18252): one epoch at
+The settings follow Asynchronous RLHF (arXiv:2410.18252): one epoch at
 1e-5, cosine to 0, batches of 16 (410M) or 32 (per process in the released code;
 its number of processes is not known). Two differences: the loss covers only the
 summary, in the released code also the query; and a row may have 512 tokens of

@@ -30,7 +30,7 @@ Arguments, after a colon and separated by commas:
   regularized policy. Its score rises while the gold reward falls;
 - `seed=N`.
 
-The settings are those of Trajectory Balance with Asynchrony (arXiv:2503.18929,
+The settings follow Trajectory Balance with Asynchrony (arXiv:2503.18929,
 Table 3, App. B.2), except that learning rates change every step (the authors'
 code changes them once a round, and ends at 0), that compute is bfloat16 on
 float32 params (theirs: float32 by the paper, float16 by the code), that all

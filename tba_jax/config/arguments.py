@@ -63,7 +63,7 @@ def make_config(
   """Returns a config with what the arguments name.
 
   Args:
-    config: config to begin with; None is the one with every default.
+    config: base of the settings; None takes every default.
     model: `init`.
     data: source of rows by split, one of `SPLITS`.
     reward: `task.rewards`.

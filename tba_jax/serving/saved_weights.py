@@ -156,13 +156,6 @@ class SavedWeights:
     self._note(path, request, run)
     return path, sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
-  def export_folder(self, path: str) -> pathlib.Path:
-    """Returns the folder of an export; ValueError if there is none."""
-    kind, folder = self.place(path)
-    if kind != EXTERNAL_WEIGHTS:
-      raise ValueError(f"{path}: must be a path of save_weights_external")
-    return folder
-
   def delete(self, path: str) -> None:
     """Deletes a checkpoint; ValueError if there is none."""
     _, folder = self.place(path)

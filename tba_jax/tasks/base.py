@@ -263,8 +263,14 @@ class Task(abc.ABC):
   def judge_group(
       self, split: str, index: int, completions: Sequence[str]
   ) -> list[Judgement | RewardError]:
-    """Returns the judgement of each, or why there is none; if it can."""
-    raise NotImplementedError("this task judges completions one by one")
+    """Returns the judgement of each completion, or why there is none."""
+    judged = []
+    for completion in completions:
+      try:
+        judged.append(self.judge(split, index, completion))
+      except RewardError as error:
+        judged.append(error)
+    return judged
 
   def judge_cut_off(self, split: str, index: int, completion: str) -> Judgement:
     """Returns the judgement of a completion without stop token.

@@ -61,7 +61,7 @@ class ExportsTest(absltest.TestCase):
     found = self.server.result(
         self.ask("save_weights_external", {**model, "path": "out"})
     )
-    return self.server.engine.weights.export_folder(found["path"])
+    return self.server.engine.weights.place(found["path"])[1]
 
   def read(self, folder):
     """Returns a folder's params and its log-probs of `_IDS`."""

@@ -40,6 +40,14 @@ class MakeTaskTest(absltest.TestCase):
     count = sum(task.num_prompts(split) for split in base.SPLITS)
     self.assertEqual(count, 16 + 10 + 16)
 
+  def test_group_is_judged_one_by_one_unless_task_can_do_more(self):
+    task = Mine(**Mine.FIELDS)
+    failure = base.RewardError("error", "broken")
+    with mock.patch.object(task, "judge", side_effect=[1, failure, 3]) as judge:
+      judged = task.judge_group("train", 5, ["a", "b", "c"])
+    self.assertEqual(judged, [1, failure, 3])
+    judge.assert_called_with("train", 5, "c")
+
   def test_refuses_an_unknown_name(self):
     for fields in ({"name": "chess"}, {}):
       with self.assertRaisesRegex(
