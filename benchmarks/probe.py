@@ -17,8 +17,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from tba_jax.learning import device_work
 from tba_jax.learning import published
+from tba_jax.learning import work_parts
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.policy import policy as policy_lib
@@ -52,7 +52,7 @@ def run(
   if policy.adapters is not None:
     params = policy.adapters.init(jax.random.key(config.seed))
     merge = policy.adapters.merge
-  answer = device_work.make_answer_fn(config, policy, mesh)
+  answer = work_parts.make_answer_fn(config, policy, mesh)
   ask = lambda: jax.block_until_ready(answer(params, base))
   leaves = published.by_path({probe.LEAF: ask()})
   sampler = policy_samplers.make_searcher_sampler(config, policy)

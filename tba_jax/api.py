@@ -241,7 +241,7 @@ class TrainingRun:
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
     self._error: BaseException | None = None
-    self._result: Any = None
+    self._page = ""  # The report of a run without files that has ended.
     self._files: files.Directory | files.Memory = files.Memory()
     if self.workdir is not None:
       self._files = files.Directory(self.workdir)
@@ -274,12 +274,12 @@ class TrainingRun:
     is_main = threading.current_thread() is threading.main_thread()
     with self._made:
       if self.workdir is None:
-        from tba_jax.programs import in_process  # pylint: disable=g-import-not-at-top
+        from tba_jax.programs import one_process  # pylint: disable=g-import-not-at-top
 
-        self._result = in_process.train(
+        self._page = one_process.train_in_memory(
             self.config,
             stop=self._stop,
-            on_start=lambda run: setattr(self, "_files", run.files),
+            on_start=lambda memory: setattr(self, "_files", memory),
             shows=self._thread is None,
         )
         self.status = _SIGNALS + 2 if self._stop.is_set() else 0
@@ -342,15 +342,13 @@ class TrainingRun:
   @property
   def summary(self) -> Mapping[str, Any]:
     """Content of `summary.json`: `before`, `after`, counts; {} while live."""
-    if self._result is not None:
-      return self._result.summary
     return self._files.read("summary.json") or {}
 
   @property
   def report(self) -> str:
     """Page of the run, HTML that needs no other file; as far as it has come."""
-    if self._result is not None:
-      return self._result.report
+    if self._page:
+      return self._page
     if self.workdir is not None:
       return report_build.conclude(self.workdir)[0].read_text()
     with _temporary() as folder:

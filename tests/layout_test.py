@@ -3,6 +3,7 @@
 """The order of the folders, and the parts that must not load JAX."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -62,6 +63,10 @@ _WITHOUT_JAX = """
 # Uses of private names of other modules and objects in all tests. It may only
 # fall: a test that needs more of a part is a reason for a public name.
 _MOST_REACHES = 65
+# Modules in the longest chain of imports, and modules that `loop.py` reaches,
+# itself included. They may only fall: cut an import of what need not be known.
+_MOST_IN_A_CHAIN = 14
+_MOST_OF_THE_LOOP = 40
 # Interfaces of the standard library, of notebooks and of a package's sources.
 _NO_REACH = ("_asdict", "_exit", "_make", "_replace", "_repr_html_", "_src")
 
@@ -122,6 +127,27 @@ def _uses(path: pathlib.Path) -> dict[str, set[str]]:
   return uses
 
 
+def _reach(name: str, edges: dict[str, set[str]]) -> set[str]:
+  """Returns a module and all that it imports, directly or not."""
+  reached, left = set(), [name]
+  while left:
+    module = left.pop()
+    if module not in reached:
+      reached.add(module)
+      left += edges[module]
+  return reached
+
+
+def _longest_chain(edges: dict[str, set[str]]) -> list[str]:
+  """Returns the longest chain of imports; there must be no circle."""
+
+  @functools.cache
+  def chain(name: str) -> list[str]:
+    return [name, *max(map(chain, edges[name]), key=len, default=())]
+
+  return max(map(chain, edges), key=len)
+
+
 class LayoutTest(absltest.TestCase):
 
   def setUp(self):
@@ -129,6 +155,15 @@ class LayoutTest(absltest.TestCase):
     self.files = {
         ".".join(path.relative_to(_PACKAGE).with_suffix("").parts): path
         for path in sorted(_PACKAGE.rglob("*.py"))
+    }
+    self.edges = {
+        name: {
+            target
+            for imported in _imports(path)
+            for target in (imported.removeprefix("tba_jax."),)
+            if imported.startswith("tba_jax.") and target in self.files
+        }
+        for name, path in self.files.items()
     }
 
   def test_root_has_few_files(self):
@@ -160,26 +195,23 @@ class LayoutTest(absltest.TestCase):
         self.assertTrue(allowed, f"{name} imports {imported}")
 
   def test_imports_have_no_circle(self):
-    edges = {
-        name: {
-            target
-            for imported in _imports(path)
-            for target in (imported.removeprefix("tba_jax."),)
-            if imported.startswith("tba_jax.") and target in self.files
-        }
-        for name, path in self.files.items()
-    }
     done = set()
 
     def visit(name, above):
       self.assertNotIn(name, above, f"a circle: {above}")
       if name not in done:
-        for target in sorted(edges[name]):
+        for target in sorted(self.edges[name]):
           visit(target, (*above, name))
         done.add(name)
 
-    for name in edges:
+    for name in self.edges:
       visit(name, ())
+
+  def test_chains_of_imports_are_short(self):
+    chain = _longest_chain(self.edges)
+    self.assertLessEqual(len(chain), _MOST_IN_A_CHAIN, " > ".join(chain))
+    reached = _reach("loop", self.edges)
+    self.assertLessEqual(len(reached), _MOST_OF_THE_LOOP, sorted(reached))
 
   def test_verify_lists_audits_which_sum_by_themselves(self):
     """Of the code that writes a format, its audit uses the readers alone."""

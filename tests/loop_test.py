@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+import tba_jax
 from tba_jax import loop as loop_lib
 from tba_jax import schedule as schedule_lib
 from tba_jax.config import load
@@ -20,7 +21,6 @@ from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.programs import in_process
 from tba_jax.programs import replica
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base
@@ -323,7 +323,7 @@ class OneLoopTest(absltest.TestCase):
   def test_threads_and_python(self):
     config = load.load_config("configs/countdown.py:smoke", ["init=scratch"])
     with self.assertRaises(ZeroDivisionError):
-      in_process.train(config)
+      tba_jax.train(config)
 
   @pytest.mark.slow
   def test_sweeps(self):

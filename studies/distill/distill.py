@@ -41,8 +41,8 @@ from benchmarks import peer_grpo
 from benchmarks import results
 from benchmarks import time_to_reward
 from tba_jax.evaluation import reward_judge
-from tba_jax.learning import device_work
 from tba_jax.learning import model_source
+from tba_jax.learning import work_parts
 from tba_jax.mesh import sharding
 from tba_jax.models.hf import hf
 from tba_jax.policy import policy as policy_lib
@@ -234,7 +234,7 @@ def _measure(
   timed = time_to_reward.time_snapshots(clock["step_ends"])
   found: dict[str, list[float]] = {"kl": [], "pass_at_1": []}
   config.reference.role = "trainer"  # The evaluator's, then.
-  reference = device_work.make_reference(
+  reference = work_parts.make_reference(
       config, policy, None, sharding.make_mesh(config.mesh)
   )
   evaluator = reward_judge.make_evaluator(

@@ -14,6 +14,7 @@ from tba_jax.config import load
 from tba_jax.models.hf import folders
 from tba_jax.models.hf import hf_files
 from tba_jax.models.hf import hf_tensors
+from tba_jax.rewards import settings as rewards
 from tba_jax.system import jsonl
 from tba_jax.tasks import base
 from tba_jax.tasks import rows
@@ -21,6 +22,15 @@ from tba_jax.tasks import task_table
 
 # Rows of a source among which one must be a pair.
 _FIRST_ROWS = 100
+
+
+def before_run(config: ml_collections.ConfigDict) -> list[str]:
+  """Returns the programs that train a model before the run, in order."""
+  wanted = {
+      "sft": config.init == "sft",
+      "reward_model": rewards.trains_reward_model(load.flatten(config)),
+  }
+  return [role for role, is_wanted in wanted.items() if is_wanted]
 
 
 def check(

@@ -101,7 +101,7 @@ class EnvironmentTask(base.Task):
     """Whether the environment can say turns itself, for fine-tuning."""
     return hasattr(self.make, "demonstrate")
 
-  def identity(self, num_prompts: int) -> list[str]:
+  def identity(self) -> list[str]:
     """Returns the source of the environment's file, or a package's version."""
     version = packages.version(self._source)
     if version:

@@ -10,17 +10,14 @@ fallback reward, and is counted by the cause (`rewards/judges.py`).
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
-import pathlib
 import queue
 import time
 from typing import Any
 import weakref
 
-import ml_collections
 import numpy as np
 
 from tba_jax.environments import environment_task
-from tba_jax.environments import episode_pool
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.rewards import judges
 from tba_jax.sampling import requests
@@ -499,21 +496,3 @@ class Episodes:
           f"the searcher has sampled no next turn in {_TURN_DEADLINE_S:g} s"
       )
       return None
-
-
-def make(
-    config: ml_collections.ConfigDict,
-    workdir: str | pathlib.Path,
-    task: base.Task,
-    tokenizer: tokenizer_lib.Tokenizer,
-    on_event: judges.OnEvent | None = None,
-) -> Environments | None:
-  """Returns the environments of a task; None if it has no turns."""
-  if not isinstance(task, environment_task.EnvironmentTask):
-    return None
-  return Environments(
-      task,
-      tokenizer,
-      episode_pool.make(config, workdir, on_event),
-      config.sampling.max_prompt_tokens,
-  )

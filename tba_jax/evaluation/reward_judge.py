@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from tba_jax.environments import turns
+from tba_jax.environments import build as environments_build
 from tba_jax.evaluation import evaluator
 from tba_jax.policy import frozen_models
 from tba_jax.policy import policy as policy_lib
@@ -241,7 +241,7 @@ def make_evaluator(
       policy,
       judge,
       comparer=make_comparer(config, workdir, policy.task, on_event, mesh=mesh),
-      environments=turns.make(
+      environments=environments_build.make(
           config, workdir, policy.task, policy.tokenizer, on_event
       ),
       **references,

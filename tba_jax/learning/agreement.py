@@ -26,7 +26,6 @@ from tba_jax.policy import lora
 from tba_jax.policy import policy as policy_lib
 from tba_jax.run import metrics
 from tba_jax.run import run_directory
-from tba_jax.tasks import base as tasks_base
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 
@@ -39,8 +38,6 @@ _SCHEMA = {
     "digests": dict,
 }
 _PAUSE_S = 0.1
-# Number of training prompts that are compared, evenly spaced.
-_NUM_PROMPTS = 64
 # Settings that name a file whose content is compared.
 _FILES = ("offline.path", "loss.baseline_file")
 # Fields of a model that depend on the host's device.
@@ -71,7 +68,7 @@ def _digests(
     config: ml_collections.ConfigDict, policy: policy_lib.Policy
 ) -> dict[str, str]:
   """Returns digests of model, data and tokenizer, by config key."""
-  tokenizer, prompts = policy.tokenizer, policy.task.identity(_NUM_PROMPTS)
+  tokenizer, prompts = policy.tokenizer, policy.task.identity()
   tokens = [list(map(int, tokenizer.encode_prompt(p))) for p in prompts]
   shape = dataclasses.asdict(policy.model.config)
   parts = {
@@ -82,7 +79,7 @@ def _digests(
     folder = config.reference.init or policy.folder
     parts["config.reference"] = lora.base_name(folder, config.seed)
   digests = {key: _digest(value) for key, value in parts.items()}
-  digests["config.task"] = task_digest(policy.task)
+  digests["config.task"] = policy.task.digest()
   settings = load.flatten(config.to_dict())
   is_read = {"loss.baseline_file": losses.baseline(config.loss) == "file"}
   return digests | {
@@ -90,12 +87,6 @@ def _digests(
       for key in _FILES
       if settings[key] and is_read.get(key, True)
   }
-
-
-def task_digest(task: tasks_base.Task) -> str:
-  """Returns a digest of how many training prompts there are, and of some."""
-  size = task.num_prompts(tasks_base.TRAIN)
-  return _digest([size, task.identity(_NUM_PROMPTS)])
 
 
 def _digest(value: Any) -> str:

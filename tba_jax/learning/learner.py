@@ -43,7 +43,7 @@ class Learner:
 
     Args:
       config: reads `loss.include_stop_token`, and what `packing.pack` and
-        `device_work.has_reference_pass` read.
+        `objective_table.has_reference_pass` read.
       tokenizer: tokenizer, which knows stop tokens and stop strings.
       buffer: source of the draws; caches the reference log-probs.
       work: owner of train state and reference.
@@ -83,7 +83,7 @@ class Learner:
     """
     version = self.work.reference.version(draw.step)
     cached_B = (draw.ref_versions == version).all(axis=1)
-    if not device_work.has_reference_pass(self._config):
+    if not objective_table.has_reference_pass(self._config):
       cached_B[:] = True
     # Prompts without cached log-probs come first, as `place` expects.
     order_B = np.argsort(cached_B, kind="stable")

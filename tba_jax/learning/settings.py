@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from tba_jax.system import rules
-from tba_jax.transport import settings as transport
+from tba_jax.transport import addresses
 
 _s = rules.Setting
 _STAGE = "the stage was trained with it"
@@ -144,7 +144,7 @@ SETTINGS = {
 
     "trainer.num_processes": _s(1, rules.COUNT, "processes of one mesh; process"
         " 0 leads", auto=True),
-    "trainer.coordinator": _s("", transport.HOST_PORT, "address where the"
+    "trainer.coordinator": _s("", addresses.HOST_PORT, "address where the"
         " others join process 0; '' = a free port of this machine, chosen by"
         " `--program=train`", hosts="own"),
     "trainer.cpu_devices": _s(0, rules.FROM_0, "virtual CPU devices of a"

@@ -290,6 +290,12 @@ def holds_reference(config: Mapping[str, Any], role: str) -> bool:
   return config["reference"]["role"] == role
 
 
+def has_reference_pass(config: Mapping[str, Any]) -> bool:
+  """Returns whether the trainer computes reference log-probs before a step."""
+  in_step = find(config["loss"]["name"]).has_teacher
+  return holds_reference(config, "trainer") and not in_step
+
+
 def reads_behavior(c: Mapping[str, Any]) -> bool:
   """Returns whether the loss depends on the log-probs of who sampled.
 

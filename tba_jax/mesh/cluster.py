@@ -27,11 +27,11 @@ import jax
 import ml_collections
 
 from tba_jax.system import processes
+from tba_jax.transport import addresses
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import jax_kv
-from tba_jax.transport.kv import locator
 
 _BARRIER_PREFIX = "tba_save"
 _BARRIER_POLL_S = 0.05
@@ -444,7 +444,7 @@ def join(
     settings: ml_collections.ConfigDict,
     operands: Sequence[str],
     secret: bytes,
-    tls: locator.Tls | None = None,
+    tls: certificates.Tls | None = None,
 ) -> Cluster:
   """Joins `jax.distributed`; call it before any use of a device.
 
@@ -474,7 +474,7 @@ def join(
   jax.config.update("jax_enable_preemption_service", False)
   if process == 0:
     _check_free(address)
-    if tls is None and not locator.is_one_host(address):
+    if tls is None and not addresses.is_one_host(address):
       print(certificates.unguarded(address), file=sys.stderr, flush=True)
   waited = threading.Timer(
       _START_DEADLINE_S, _give_up, (settings, process, address)
@@ -540,7 +540,7 @@ def _parse(
   return int(text), address
 
 
-def tls_options(tls: locator.Tls | None) -> dict[str, object]:
+def tls_options(tls: certificates.Tls | None) -> dict[str, object]:
   if tls is None:
     return {}
   offered = inspect.signature(jax.distributed.initialize).parameters

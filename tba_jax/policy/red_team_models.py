@@ -19,6 +19,8 @@ from tba_jax.models.net import transformer
 from tba_jax.policy import frozen_models
 from tba_jax.rewards import echo_model
 from tba_jax.rewards import red_team_judge
+from tba_jax.sampling import requests as requests_lib
+from tba_jax.sampling import samplers
 from tba_jax.tasks import red_team as task_lib
 
 # Tokenizers of tasks begin with <pad>, <eos> and <unk>.
@@ -46,8 +48,7 @@ def load_victim(
   """Returns the victim of a task; ValueError if it cannot be read."""
   folder = task.setting("victim")
   if folder != task_lib.SYNTHETIC:
-    loaded = _load_policy(config, folder, mesh)
-    return red_team_judge.Victim(config, task, *loaded)
+    return _victim(config, task, *_load_policy(config, folder, mesh))
   tokenizer = tokenizer_lib.word_level(
       task.tokenizer_words(), task.tokenizer_pattern
   )
@@ -63,7 +64,34 @@ def load_victim(
   params = echo_model.echo_params(
       model.init(jax.random.PRNGKey(0)), range(_NUM_SPECIAL)
   )
-  return red_team_judge.Victim(config, task, model, params, tokenizer)
+  return _victim(config, task, model, params, tokenizer)
+
+
+def _victim(
+    config: ml_collections.ConfigDict,
+    task: task_lib.RedTeam,
+    model: transformer.Model,
+    params: types.PyTree,
+    tokenizer: tokenizer_lib.Tokenizer,
+) -> red_team_judge.Victim:
+  """Returns a victim whose sampler compiles once."""
+  max_tokens = task.setting("victim_max_tokens")
+  sampler = samplers.make_here(
+      model,
+      requests_lib.SamplingSettings(
+          temperature=task.setting("victim_temperature"),
+          top_k=0,
+          top_p=task.setting("victim_top_p"),
+          stop_ids=tokenizer.stop_ids,
+          max_prompt_tokens=task.setting("victim_max_prompt_tokens"),
+          max_completion_tokens=max_tokens,
+          num_rows=task.setting("victim_rows"),
+          chunk_steps=max_tokens,
+          pad_id=tokenizer.pad_id,
+          seed=config.seed,
+      ),
+  )
+  return red_team_judge.Victim(task, sampler, sampler.put(params), tokenizer)
 
 
 def load_embed(

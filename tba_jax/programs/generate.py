@@ -33,6 +33,7 @@ import rich.console
 import rich.progress
 
 from tba_jax import types
+from tba_jax.environments import build as environments_build
 from tba_jax.environments import tool_calls
 from tba_jax.environments import turns
 from tba_jax.learning import batches
@@ -174,7 +175,7 @@ def generate(config: ml_collections.ConfigDict) -> Counts:
   source = dataclasses.replace(source, params=sampler.put(source.params))
   if tasks_build.facts(config.task.name).has_turns:
     task = tasks_build.make_task(config.task)
-    environments = turns.make(config, "", task, source.tokenizer)
+    environments = environments_build.make(config, "", task, source.tokenizer)
     with contextlib.closing(environments):
       return run_lines(
           config,

@@ -14,12 +14,13 @@ from tba_jax import collect
 from tba_jax import loop
 from tba_jax import schedule as schedule_lib
 from tba_jax import types
-from tba_jax.environments import turns
+from tba_jax.environments import build as environments_build
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import buffers
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import train_step
+from tba_jax.learning import work_parts
 from tba_jax.losses import objective_table as losses
 from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
@@ -126,7 +127,7 @@ class LoopMaker:
     self._references: dict[int, reference_lib.Reference] = {}
     self.judge = reward_judge.make_judge(config, workdir, self.policy.task)
     has_reference = not losses.holds_reference(config, "none")
-    self._environments = turns.make(
+    self._environments = environments_build.make(
         config, workdir, self.policy.task, self.policy.tokenizer
     )
     self.evaluator = reward_judge.make_evaluator(
@@ -161,10 +162,10 @@ class LoopMaker:
           value_folder=policy_lib.find_value_folder(config, self._workdir),
       )
       self._steps[key] = (
-          device_work.make_train_step(
+          work_parts.make_train_step(
               config, own, self._mesh, self._params, reference
           ),
-          device_work.init_state(config, own, self._params, self._mesh),
+          work_parts.init_state(config, own, self._params, self._mesh),
       )
     step, state = self._steps[key]
     work = device_work.DeviceWork(
@@ -173,7 +174,7 @@ class LoopMaker:
         state=jax.tree.map(jnp.copy, state),
         train_step=step,
         reference=reference,
-        merger=device_work.make_merger(config, policy, self._params),
+        merger=work_parts.make_merger(config, policy, self._params),
         checkpointer=None,
         cluster=cluster.Cluster(),
     )
@@ -198,7 +199,7 @@ class LoopMaker:
   ) -> reference_lib.Reference:
     size = device_work.micro_prompts(config)
     if size not in self._references:
-      self._references[size] = device_work.make_reference(
+      self._references[size] = work_parts.make_reference(
           config, self.policy, self._params, self._mesh
       )
     return self._references[size]

@@ -13,6 +13,7 @@ import ml_collections
 from tba_jax.models import config as config_lib
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.hf import hf_config
+from tba_jax.run import run_directory
 from tba_jax.system import accelerators
 from tba_jax.tasks import red_team
 from tba_jax.tasks import task_table
@@ -163,6 +164,28 @@ def compute_dtype(
     why = f"width {width}; on this CPU bfloat16 from {_BFLOAT16_WIDTH} on"
     return "float32", why
   return "bfloat16", f"width {width} on a CPU with AVX512_BF16 or AMX"
+
+
+def with_compute_dtype(
+    config: ml_collections.ConfigDict, workdir: str
+) -> ml_collections.ConfigDict:
+  """Returns the config with this machine's choice for "auto".
+
+  A run keeps the choice that was made when it began, in its `config.json`: on
+  another CPU it would train another policy.
+  """
+  if config.model.compute_dtype != "auto":
+    return config
+  if (pathlib.Path(workdir) / "config.json").exists():
+    dtype = run_directory.load_config(workdir).model.compute_dtype
+    why = "as when the run began"
+  else:
+    dtype, why = compute_dtype(config)
+  if dtype == "bfloat16":  # "auto" is float32 on a CPU.
+    print(f"model.compute_dtype: {dtype}, {why}")
+    config = config.copy_and_resolve_references()
+    config.model.compute_dtype = dtype
+  return config
 
 
 def on_cpu(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -1,31 +1,48 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `one_process` program: trainer and searchers on a single device.
+"""Trainer and searchers as threads of one process, on a single device.
 
-The trainer has the main thread, each searcher a thread of its own. They talk
-through memory: there is no store. The run directory, if there is one, is that
-of separate processes, which may go on where the threads were. The device
-executes in the order of dispatch, so decode chunks run between train steps;
-host code runs meanwhile.
+They talk through memory: there is no store. The device executes in the order of
+dispatch, so decode chunks run between train steps; host code runs meanwhile.
+
+`run`, the `one_process` program, has a run directory, which separate processes
+may go on with. `train_in_memory`, of `tba_jax.train(config)`, keeps its records
+in memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+import contextlib
 import os
 import sys
+import tempfile
 import threading
+import time
 
 from absl import logging
 import ml_collections
+import rich.console
 
+from tba_jax.config import load
+from tba_jax.config import stages
 from tba_jax.learning import published
+from tba_jax.policy import prompt_preview
+from tba_jax.programs import model_sizes
+from tba_jax.programs import reward_model
 from tba_jax.programs import roles
+from tba_jax.programs import sft
+from tba_jax.report import page as report
+from tba_jax.report import panel
+from tba_jax.run import files
 from tba_jax.run import run_directory
+from tba_jax.system import accelerators
 from tba_jax.system import processes
-from tba_jax.transport.groups import memory
+from tba_jax.transport.groups import memory as memory_lib
 
 # Seconds that searchers get to end their block after the trainer has ended.
 _LEAVE_S = 10.0
+_REFRESH_S = 0.5
+_STAGES = {"sft": sft.run, "reward_model": reward_model.run}
 
 
 class LateSearchers(RuntimeError):
@@ -79,7 +96,7 @@ def train(
       is its cause.
   """
   leave = threading.Event()
-  channel = memory.MemoryChannel(
+  channel = memory_lib.MemoryChannel(
       config,
       None if run_info.memory else run_info,
       published.make_copy(config),
@@ -116,3 +133,90 @@ def train(
   if error is not None:
     raise error
   return status
+
+
+def train_in_memory(
+    config: ml_collections.ConfigDict,
+    *,
+    stop: threading.Event,
+    on_start: Callable[[files.Memory], None],
+    shows: bool,
+) -> str:
+  """Trains to the last step in this thread; writes no file; returns the report.
+
+  A temporary folder has the models that stages make before the run.
+
+  Args:
+    config: valid config of the run.
+    stop: ends the run where it is.
+    on_start: called with the records, which can be read while the run trains.
+    shows: whether to print progress and result.
+
+  Raises:
+    ValueError: a file does not fit; it is named.
+    RuntimeError: the run failed.
+    KeyboardInterrupt: interrupted by the user; nothing is left of the run.
+  """
+  if shows:
+    prompt_preview.print_data(config, shows_prompt=True)
+  config = config.copy_and_resolve_references()
+  load.make_paths_absolute(config)
+  accelerators.prepare()
+  processes.prepare_compiling()
+  started = time.monotonic()
+  with tempfile.TemporaryDirectory(prefix="tba_jax_") as workdir:
+    config = model_sizes.with_compute_dtype(config, workdir)
+    run_info = run_directory.in_memory(workdir, config)
+    memory = run_info.memory
+    on_start(memory)
+    console = _console(shows)
+    with _shown(run_info, console) as view:
+      for name in stages.before_run(config):
+        if not stop.is_set():
+          view.phase(name)
+          _STAGES[name](config, workdir, stop=stop)
+      status = processes.EXIT_INTERRUPTED
+      if not stop.is_set():
+        status = train(config, run_info, (), stop)
+    if status and status != processes.EXIT_INTERRUPTED:
+      raise RuntimeError(f"the run ended with status {status}")
+    summary = {
+        **(memory.read("result.json") or {}),
+        "wall_s": time.monotonic() - started,
+        "restarts": {},
+    }
+    memory.write("summary.json", summary)
+    memory.save(run_info.workdir)
+    page, verdict, advice = report.conclude(workdir)
+    if status == processes.EXIT_OK:
+      console.print(panel.final_table(summary, verdict.sentence))
+      console.print(panel.advice_list(advice))
+    return page.read_text()
+
+
+def _console(shows: bool) -> rich.console.Console:
+  """Returns a console of plain lines, as a notebook shows them."""
+  return rich.console.Console(
+      force_jupyter=False, force_terminal=False, quiet=not shows
+  )
+
+
+@contextlib.contextmanager
+def _shown(
+    run: run_directory.RunInfo, console: rich.console.Console
+) -> Iterator[panel.Panel]:
+  """Prints the run's progress as lines, from a thread."""
+  done = threading.Event()
+  with panel.Panel(run.workdir, console, memory=run.memory) as view:
+
+    def refresh() -> None:
+      while not done.wait(_REFRESH_S):
+        view.update()
+
+    thread = threading.Thread(target=refresh, daemon=True)
+    thread.start()
+    try:
+      yield view
+    finally:
+      done.set()
+      thread.join()

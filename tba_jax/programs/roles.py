@@ -23,7 +23,7 @@ from tba_jax import searcher as searcher_lib
 from tba_jax import types
 from tba_jax.config import differences
 from tba_jax.config import settings
-from tba_jax.environments import turns
+from tba_jax.environments import build as environments_build
 from tba_jax.evaluation import evaluations as evaluations_lib
 from tba_jax.evaluation import reward_judge
 from tba_jax.learning import agreement
@@ -34,6 +34,7 @@ from tba_jax.learning import group_reference
 from tba_jax.learning import guards as guards_lib
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
+from tba_jax.learning import work_parts
 from tba_jax.losses import objective_table as losses
 from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.mesh import sharding
@@ -254,9 +255,7 @@ def make_trainer(
     )
     lines = "\n".join(f"  {name}: {value}" for name, value in shards)
     logging.info("mesh %s:\n%s", dict(config.mesh), lines)
-  work, saved = device_work.make_work(
-      config, run, policy, cluster, checkpointer
-  )
+  work, saved = work_parts.make_work(config, run, policy, cluster, checkpointer)
   closing.callback(work.close)
   if run.memory is not None:
     run.memory.save_model = lambda folder: hf.save(
@@ -373,7 +372,7 @@ def make_replica(
   checkpointer = _make_checkpointer(config, run, cluster, events)
   closing.callback(checkpointer.close)
   policy = policy_lib.make_policy(config, run.workdir)
-  work, _ = device_work.make_work(config, run, policy, cluster, checkpointer)
+  work, _ = work_parts.make_work(config, run, policy, cluster, checkpointer)
   closing.callback(work.close)
   return replica.Replica(cluster, work)
 
@@ -498,7 +497,7 @@ def make_searcher(
       config, run.workdir, policy.task, events.write, mesh=mesh
   )
   closing.callback(judge.close)
-  own_environments = turns.make(
+  own_environments = environments_build.make(
       config, run.workdir, policy.task, policy.tokenizer, events.write
   )
   if own_environments is not None:
@@ -534,7 +533,7 @@ def make_searcher(
       reference.warm_up()
 
   problem = lambda leaves, params: ""
-  if device_work.has_probe(config, run):
+  if work_parts.has_probe(config, run):
     compute_dtype = config_lib.compute_dtype(config.model, sampler.platform)
     limit = probe.max_gap(config, sampler.platform, compute_dtype)
     problem = probe.Check(sampler.token_logprobs, limit).problem

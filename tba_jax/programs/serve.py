@@ -29,7 +29,7 @@ from tba_jax.run import run_directory
 from tba_jax.serving import tls as tls_lib
 from tba_jax.system import jsonl
 from tba_jax.system import processes
-from tba_jax.transport.kv import locator
+from tba_jax.transport import addresses
 
 _PREFIX = "tml-"  # The official client takes no other keys.
 # Seconds for the request under way when the server is asked to end.
@@ -246,7 +246,7 @@ def _tls(
           " a certificate and its key, PEM, without a passphrase"
       ) from error
     return dict(zip(("ssl_certfile", "ssl_keyfile"), files))
-  if locator.is_loopback(config.host):
+  if addresses.is_loopback(config.host):
     return {}
   if config.insecure:
     print(

@@ -22,6 +22,7 @@ import ml_collections
 import numpy as np
 
 from tba_jax import types
+from tba_jax.environments import build as environments_build
 from tba_jax.environments import turns
 from tba_jax.evaluation import evaluator as evaluator_lib
 from tba_jax.evaluation import reward_judge
@@ -83,7 +84,9 @@ def _prepare(
       files.Directory(folder).write,
       lambda kind, line: print(f"data: {line}", flush=True),
   )
-  environments = turns.make(config, workdir, policy.task, policy.tokenizer)
+  environments = environments_build.make(
+      config, workdir, policy.task, policy.tokenizer
+  )
 
   def save(
       params: types.PyTree, evaluation: dict[str, float]

@@ -21,12 +21,10 @@ import ml_collections
 import rich.console
 
 from tba_jax.config import differences
-from tba_jax.config import load
 from tba_jax.config import stages
 from tba_jax.programs import model_sizes
 from tba_jax.report import page as report
 from tba_jax.report import panel
-from tba_jax.rewards import settings as rewards
 from tba_jax.run import metrics
 from tba_jax.run import run_directory
 from tba_jax.run import run_files
@@ -381,7 +379,7 @@ def supervise(
     try:
       check_devices(config)
       closing.enter_context(bucket.hold(run_directory.lock(workdir), workdir))
-      config = with_compute_dtype(config, workdir)
+      config = model_sizes.with_compute_dtype(config, workdir)
       changes = {}
       if run_directory.run_id(workdir):
         saved = run_directory.load_config(workdir)
@@ -401,28 +399,6 @@ def supervise(
       # A Python caller, such as a notebook, gets its Ctrl-C back.
       for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def with_compute_dtype(
-    config: ml_collections.ConfigDict, workdir: str
-) -> ml_collections.ConfigDict:
-  """Returns the config with this machine's choice for "auto".
-
-  A run keeps the choice that was made when it began, in its `config.json`: on
-  another CPU it would train another policy.
-  """
-  if config.model.compute_dtype != "auto":
-    return config
-  if (pathlib.Path(workdir) / "config.json").exists():
-    dtype = run_directory.load_config(workdir).model.compute_dtype
-    why = "as when the run began"
-  else:
-    dtype, why = model_sizes.compute_dtype(config)
-  if dtype == "bfloat16":  # "auto" is float32 on a CPU.
-    print(f"model.compute_dtype: {dtype}, {why}")
-    config = config.copy_and_resolve_references()
-    config.model.compute_dtype = dtype
-  return config
 
 
 def check_devices(config: ml_collections.ConfigDict) -> None:
@@ -473,20 +449,11 @@ def _read_live(path: pathlib.Path, schema: Any) -> dict[str, Any]:
   return {} if jsonl.schema_error(value, schema) else value
 
 
-def stages_of(config: ml_collections.ConfigDict) -> list[str]:
-  """Returns the programs that train a model before the run, in order."""
-  wanted = {
-      "sft": config.init == "sft",
-      "reward_model": rewards.trains_reward_model(load.flatten(config)),
-  }
-  return [role for role, is_wanted in wanted.items() if is_wanted]
-
-
 def _check_stages(
     config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> None:
   """Raises ValueError for what a stage would refuse after an earlier one."""
-  for role in stages_of(config):
+  for role in stages.before_run(config):
     folder = workdir / role
     if (folder / "settings.json").exists():
       stages.check(config, folder, section=role)
@@ -641,7 +608,7 @@ class Supervisor:
 
   def _make_models(self) -> None:
     """Trains the models that the config asks for and that are missing."""
-    for role in stages_of(self._config):
+    for role in stages.before_run(self._config):
       if self._signal is None:
         self._make_model(role)
 

@@ -46,7 +46,7 @@ class Collapse:
   followers: tuple[tuple[str, int], ...] = ()
 
 
-def _find(*tables: findings.Rows) -> list[Finding]:
+def _find(*tables: evidence.Rows) -> list[Finding]:
   """Returns the rows that hold, in order."""
   return [
       Finding(name, *words)

@@ -16,6 +16,8 @@ from tba_jax.report import tables
 from tba_jax.run import metrics
 from tba_jax.run import text
 
+# Name -> whether it holds, a sentence with its numbers, and what to do.
+Rows = Mapping[str, tuple[bool, str] | tuple[bool, str, str]]
 # Standard errors of a difference that is taken as real, and of a loss, which
 # takes at least this share of the best value, too.
 _CLEAR, _CLEAR_LOSS, _LEAST_LOSS = 2.0, 3.0, 0.05

@@ -18,11 +18,8 @@ from tba_jax.report import timeline
 from tba_jax.run import metrics
 from tba_jax.run import text
 
-# Name -> whether it holds, a sentence with its numbers, and what to do.
-Rows = Mapping[str, tuple[bool, str] | tuple[bool, str, str]]
 
-
-def outcomes(run: run_reader.RunData) -> Rows:
+def outcomes(run: run_reader.RunData) -> evidence.Rows:
   """Returns whether the policy got better; the first one that holds counts."""
   sides = tables.evaluations(run)
   key = metrics.deciding_metric(*sides)
@@ -90,7 +87,7 @@ def outcomes(run: run_reader.RunData) -> Rows:
   }
 
 
-def unjudged(run: run_reader.RunData) -> Rows:
+def unjudged(run: run_reader.RunData) -> evidence.Rows:
   """Returns what is in no mean; the first one that holds counts."""
   name = "failure_share"
   shares = {
@@ -126,7 +123,7 @@ _SAVINGS = {
 }
 
 
-def bottlenecks(run: run_reader.RunData) -> Rows:
+def bottlenecks(run: run_reader.RunData) -> evidence.Rows:
   """Returns what limits the speed; the first one that holds counts."""
   trainer, searcher = evidence.idle(run)
   waits = (
@@ -188,10 +185,6 @@ def bottlenecks(run: run_reader.RunData) -> Rows:
   }
 
 
-def times(count: int) -> str:
-  return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
 def _join(*sentences: str) -> str:
   return " ".join(filter(None, sentences))
 
@@ -218,7 +211,7 @@ def _savings(work_s: Mapping[str, float]) -> str:
   return f"The trainer could {', or '.join(could)}." if could else ""
 
 
-def waits(run: run_reader.RunData) -> Rows:
+def waits(run: run_reader.RunData) -> evidence.Rows:
   """Returns what else costs time."""
   rows = timeline.where_time_went(run)
   queue = _share(rows, "searcher", "wait_credit")
@@ -245,7 +238,7 @@ def waits(run: run_reader.RunData) -> Rows:
       ),
       "store lost": (
           lost > 0,
-          f"The store was lost {times(lost)}; the run continued.",
+          f"The store was lost {text.times(lost)}; the run continued.",
       ),
   }
 
@@ -285,7 +278,7 @@ def _round_steps(
   return math.ceil(seconds["searcher"] / rounds / step_s)
 
 
-def data(run: run_reader.RunData) -> Rows:
+def data(run: run_reader.RunData) -> evidence.Rows:
   """Returns what the data was worth."""
   loss, logged = (run.setting(name) or {} for name in ("loss", "offline"))
   is_alone = bool(logged.get("path")) and logged.get("fraction") == 1
@@ -382,7 +375,7 @@ def data(run: run_reader.RunData) -> Rows:
   }
 
 
-def causes(m: evidence.Moment) -> Rows:
+def causes(m: evidence.Moment) -> evidence.Rows:
   """Returns causes of a lost reward; of those at once, the first one counts.
 
   Entropy and KL show how far the policy has moved: far, for nothing, is enough.

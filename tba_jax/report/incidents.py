@@ -8,7 +8,7 @@ import statistics
 import time
 from typing import Any
 
-from tba_jax.report import findings
+from tba_jax.report import evidence
 from tba_jax.report import run_reader
 from tba_jax.run import metrics
 from tba_jax.run import text
@@ -71,7 +71,7 @@ def _kinds(run: run_reader.RunData) -> list[Mapping[str, Any]]:
   return [event for event in run.events if isinstance(event.get("kind"), str)]
 
 
-def errors(run: run_reader.RunData) -> findings.Rows:
+def errors(run: run_reader.RunData) -> evidence.Rows:
   """Returns what went wrong, once for each kind, process and cause."""
   groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
   hung: set[str] = set()
@@ -96,7 +96,7 @@ def _error(
   message = text.printable(
       events[-1].get("message") or "", _MAX_MESSAGE, one_line=True
   )
-  times = findings.times(len(events))
+  times = text.times(len(events))
   when, last = events[-1].get("time"), ""
   if text.is_number(when):
     last = time.strftime(", last at %H:%M:%S", time.localtime(when))
@@ -116,7 +116,7 @@ def _error(
   )
 
 
-def pauses(run: run_reader.RunData) -> findings.Rows:
+def pauses(run: run_reader.RunData) -> evidence.Rows:
   """Returns the longest pauses of training, the longest last."""
   # As written: evaluations, and steps redone, have times of their own.
   lines = [r for r in run.lines if text.is_number(r.get("time"))]

@@ -11,14 +11,11 @@ from typing import Any
 import zlib
 
 import jax
-import ml_collections
 import numpy as np
 
 from tba_jax import types
 from tba_jax.models import tokenizer as tokenizer_lib
-from tba_jax.models.net import transformer
 from tba_jax.rewards import judges
-from tba_jax.sampling import decode
 from tba_jax.sampling import requests as requests_lib
 from tba_jax.tasks import base
 from tba_jax.tasks import red_team
@@ -124,30 +121,17 @@ class Victim:
 
   def __init__(
       self,
-      config: ml_collections.ConfigDict,
       task: red_team.RedTeam,
-      model: transformer.Model,
+      sampler: requests_lib.Sampler,
       params: types.PyTree,
       tokenizer: tokenizer_lib.Tokenizer,
   ):
+    """Takes the victim's params as `sampler.put` returns them."""
     self._task = task
     self._tokenizer = tokenizer
     self._max_prompt_tokens = task.setting("victim_max_prompt_tokens")
-    max_tokens = task.setting("victim_max_tokens")
-    settings = requests_lib.SamplingSettings(
-        temperature=task.setting("victim_temperature"),
-        top_k=0,
-        top_p=task.setting("victim_top_p"),
-        stop_ids=tokenizer.stop_ids,
-        max_prompt_tokens=self._max_prompt_tokens,
-        max_completion_tokens=max_tokens,
-        num_rows=task.setting("victim_rows"),
-        chunk_steps=max_tokens,
-        pad_id=tokenizer.pad_id,
-        seed=config.seed,
-    )
-    self._sampler = decode.JaxSampler(model, settings)
-    self._params = self._sampler.put(params)
+    self._sampler = sampler
+    self._params = params
 
   def answer(
       self, attacks: Sequence[str], *, visit: int

@@ -23,6 +23,7 @@ from tba_jax.run import files
 from tba_jax.run import run_files
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.transport import addresses
 from tba_jax.transport import wire
 from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import locator as locator_lib
@@ -68,7 +69,7 @@ class RunInfo:
   spool: pathlib.Path
   secret: bytes
   announced: str = ""
-  tls: locator_lib.Tls | None = None
+  tls: certificates.Tls | None = None
   memory: files.Memory | None = None
 
   @property
@@ -206,7 +207,7 @@ def _open_run(workdir: str, config: ml_collections.ConfigDict) -> RunInfo:
 def warn_unguarded(run: RunInfo, config: ml_collections.ConfigDict) -> None:
   """Says so on stderr if the store listens to other hosts without TLS."""
   address = config.store.address
-  if run.tls is None and not locator_lib.is_one_host(address):
+  if run.tls is None and not addresses.is_one_host(address):
     print(certificates.unguarded(address), file=sys.stderr, flush=True)
 
 
@@ -356,12 +357,12 @@ def _tls(
     workdir: pathlib.Path,
     spool: pathlib.Path,
     secret: bytes,
-) -> locator_lib.Tls | None:
+) -> certificates.Tls | None:
   """Returns the files of the settings, or those made from the secret."""
   store = config.store
   if store.tls_cert_file:
     files = (store.tls_cert_file, store.tls_key_file, store.tls_ca_file)
-    return locator_lib.Tls(*(os.path.expanduser(file) for file in files))
+    return certificates.Tls(*(os.path.expanduser(file) for file in files))
   has_port = store.address or store.locator or config.trainer.num_processes > 1
   if has_port and not store.insecure and certificates.is_supported():
     if _gives_secret(config):

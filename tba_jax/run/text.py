@@ -17,6 +17,11 @@ def is_number(value: Any) -> bool:
   return math.isfinite(value)
 
 
+def times(count: int) -> str:
+  """Returns "once", "twice" or the number of times."""
+  return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def _visible(char: str) -> str:
   code = ord(char)
   if code < 0x20:

@@ -13,14 +13,14 @@ from starlette import requests
 from starlette import routing
 
 from tba_jax.serving import agent_handlers
-from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import engine_ports
 from tba_jax.serving import handlers
 from tba_jax.serving import replay_handlers
 from tba_jax.serving import tinker_handlers
 
 
 def make(
-    engine: engine_lib.Engine,
+    engine: engine_ports.EnginePort,
     waiters: handlers.Waiters,
     thread: threading.Thread,
     key: str,

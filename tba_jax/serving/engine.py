@@ -68,7 +68,13 @@ class Engine:
         self.journal, config.serve.gap_deadline_s, on_done
     )
     self.weights = saved_weights.SavedWeights(
-        self.base, self.registry, folder, self.queue.insist
+        self.base.policy,
+        config.lora.alpha,
+        self.base.base_name,
+        self.base.abstract_state,
+        self.registry,
+        folder,
+        self.queue.insist,
     )
     self.models = served_models.ServedModels(
         self.base, self.registry, self.journal, self.weights

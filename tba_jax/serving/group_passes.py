@@ -10,7 +10,7 @@ Axes: B prompts, K completions, P and T their tokens.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import operator
 from typing import Any
@@ -25,7 +25,6 @@ from tba_jax.losses import groups as groups_lib
 from tba_jax.losses import logprobs as logprobs_lib
 from tba_jax.losses import objective
 from tba_jax.losses import objective_table
-from tba_jax.serving import pass_settings
 from tba_jax.serving import protobufs
 from tba_jax.serving import trainable as trainable_lib
 
@@ -44,11 +43,19 @@ class GroupPasses:
 
   Args:
     trainable: the trained part.
+    objective_config: (name, changed settings) -> config of an objective;
+      raises ValueError for one that is not allowed here.
   """
 
-  def __init__(self, trainable: trainable_lib.Trainable):
+  def __init__(
+      self,
+      trainable: trainable_lib.Trainable,
+      objective_config: Callable[
+          [str, Mapping[str, float | str]], ml_collections.ConfigDict
+      ],
+  ):
     self._trainable = trainable
-    self._config = trainable.config
+    self._objective_config = objective_config
     self._programs: collections.OrderedDict[Any, Any] = (
         collections.OrderedDict()
     )
@@ -107,7 +114,7 @@ class GroupPasses:
     Raises:
       ValueError: the objective is not allowed here, or needs larger groups.
     """
-    config = pass_settings.objective_config(self._config, name, changes)
+    config = self._objective_config(name, changes)
     num_groups, K = batch.rewards.shape
     least = objective_table.min_completions(config.loss)
     if K < least:
@@ -133,7 +140,7 @@ class GroupPasses:
     with trainable_lib.donating():
       for start, end in zip(cuts, ends):
         micro = jax.tree.map(operator.itemgetter(slice(start, end)), batch)
-        micro = self._trainable.place_rows(micro, end - start)
+        micro = self._trainable.place_rows(micro)
         share = np.float32((end - start) / num_groups)
         grads, *aux = run(
             params, grads, self._trainable.base, micro, beta, share
@@ -146,8 +153,8 @@ class GroupPasses:
       self, data: Sequence[protobufs.Datum]
   ) -> tuple[types.Batch, list[int]]:
     """Returns the batch of a pass, and the sequences in its order."""
-    P = self._config.sampling.max_prompt_tokens
-    T = self._config.sampling.max_completion_tokens
+    P = self._trainable.config.sampling.max_prompt_tokens
+    T = self._trainable.config.sampling.max_completion_tokens
     members: dict[int, list[int]] = {}
     for n, datum in enumerate(data):
       _check_group_inputs(n, datum)

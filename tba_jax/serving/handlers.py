@@ -24,7 +24,7 @@ from starlette import exceptions
 from starlette import requests
 from starlette import responses
 
-from tba_jax.serving import engine as engine_lib
+from tba_jax.serving import engine_ports
 from tba_jax.serving import kinds
 from tba_jax.serving import request_journal
 from tba_jax.serving import schemas
@@ -115,7 +115,7 @@ class Handlers:
     waiters: are notified of requests that are done.
   """
 
-  def __init__(self, engine: engine_lib.Engine, waiters: Waiters):
+  def __init__(self, engine: engine_ports.EnginePort, waiters: Waiters):
     self.engine = engine
     self.registry = engine.registry
     self.journal = engine.journal

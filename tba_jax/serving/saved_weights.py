@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-from typing import Any
+from typing import Any, Protocol
 
 from tba_jax import types
 from tba_jax.learning import checkpoint
@@ -19,11 +19,10 @@ from tba_jax.models.hf import adapter_folder
 from tba_jax.models.hf import hf
 from tba_jax.models.hf import hf_config
 from tba_jax.policy import lora
+from tba_jax.policy import policy as policy_lib
 from tba_jax.serving import registry as registry_lib
 from tba_jax.serving import request_journal
 from tba_jax.serving import schemas
-from tba_jax.serving import served_base
-from tba_jax.serving import trained_model
 
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
@@ -32,17 +31,35 @@ EXTERNAL_WEIGHTS = "external_weights"
 _UNNAMED = 8
 
 
+class ModelState(Protocol):
+  """What is saved of a model under training."""
+
+  params: types.PyTree
+  opt_state: types.PyTree
+  num_steps: int
+
+  def merged(self) -> types.PyTree:
+    """Returns the model's params, adapters merged into their base."""
+
+
 @dataclasses.dataclass
 class SavedWeights:
   """The checkpoints of a server.
 
   `place`, `delete` and `step` are for any thread.
 
+  policy: model and tokenizer.
+  lora_alpha: `config.lora.alpha`.
+  base_name: name of what adapters are of.
+  abstract_state: returns shapes and shardings of the state of a spec's models.
   folder: folder of the server.
   insist: repeats a write until the disk takes it.
   """
 
-  base: served_base.ServedBase
+  policy: policy_lib.Policy
+  lora_alpha: float
+  base_name: str
+  abstract_state: Callable[[Mapping[str, Any]], dict[str, types.PyTree]]
   registry: registry_lib.Registry
   folder: pathlib.Path
   insist: Callable[..., None]
@@ -74,7 +91,7 @@ class SavedWeights:
     if kind == EXTERNAL_WEIGHTS:
       raise ValueError(f"{path}: an export is for other programs")
     spec = self.registry.checkpoint(path)
-    state = self.base.programs(spec).trainable.abstract_state()
+    state = self.abstract_state(spec)
     if kind == SAMPLER_WEIGHTS:
       del state["opt_state"]
     saver = checkpoint.Checkpointer(str(folder), keep=1)
@@ -87,7 +104,7 @@ class SavedWeights:
       self,
       request: request_journal.ServerRequest,
       wanted: schemas.SaveWeights,
-      run: trained_model.TrainedModel,
+      run: ModelState,
   ) -> str:
     """Saves a model to go on with; returns the path."""
     name = wanted.path or f"seq-{request.seq}"
@@ -101,7 +118,7 @@ class SavedWeights:
       self,
       request: request_journal.ServerRequest,
       wanted: schemas.SaveWeights,
-      run: trained_model.TrainedModel,
+      run: ModelState,
   ) -> str:
     """Saves a version to sample from; returns the path.
 
@@ -119,7 +136,7 @@ class SavedWeights:
       self,
       request: request_journal.ServerRequest,
       wanted: schemas.SaveWeights,
-      run: trained_model.TrainedModel,
+      run: ModelState,
   ) -> tuple[str, int]:
     """Writes a folder for transformers, or of adapters for peft.
 
@@ -130,7 +147,7 @@ class SavedWeights:
     path, folder = self._new_path(request, EXTERNAL_WEIGHTS, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove(folder)  # A kill before its outcome has the request come again.
-    policy = self.base.policy
+    policy = self.policy
     rank = self.registry.model(request.owner)["rank"]
     tensors = self._peft_tensors(run.params) if rank else None
     if tensors is not None:
@@ -141,7 +158,7 @@ class SavedWeights:
             tensors,
             base=policy.folder,
             rank=rank,
-            alpha=self.base.config.lora.alpha,
+            alpha=self.lora_alpha,
         )
         policy.tokenizer.save(new)
 
@@ -150,7 +167,7 @@ class SavedWeights:
       hf.save(
           folder,
           policy.model.config,
-          run.programs.trainable.merged(run.params),
+          run.merged(),
           policy.tokenizer,
       )
     self._note(path, request, run)
@@ -213,14 +230,14 @@ class SavedWeights:
       self,
       path: str,
       request: request_journal.ServerRequest,
-      run: trained_model.TrainedModel,
+      run: ModelState,
   ) -> None:
     self.registry.add_checkpoint(
         path,
         request.owner,
         {
             **self.registry.model(request.owner),
-            "base": self.base.base_name,
+            "base": self.base_name,
             "request": request.id,
             "step": run.num_steps,
         },
@@ -232,7 +249,7 @@ class SavedWeights:
     The base may have adapters already, or its files other forms of the
     matrices, as of experts.
     """
-    policy = self.base.policy
+    policy = self.policy
     if policy.folder is None or adapter_folder.is_adapter(policy.folder):
       return None
     if hf_config.is_multimodal(policy.folder):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from tba_jax import types
 from tba_jax.config import load
 from tba_jax.config import settings as settings_lib
 from tba_jax.learning import model_source
@@ -100,6 +101,10 @@ class ServedBase:
           targets=spec["targets"],
       )
     return self._programs[key]
+
+  def abstract_state(self, spec: Mapping[str, Any]) -> dict[str, types.PyTree]:
+    """Returns shapes and shardings of the state of models with its adapters."""
+    return self.programs(spec).trainable.abstract_state()
 
   def scorer(self) -> token_passes.TokenPasses:
     """Returns passes whose log-probs are of the model's own params."""

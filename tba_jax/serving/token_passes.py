@@ -63,7 +63,7 @@ class TokenPasses:
     with trainable_lib.donating():
       for places, B, L in self._cut([len(d.tokens) for d in wanted.data]):
         arrays = _pad([rows[n] for n in places], B, L)
-        arrays = self._trainable.place_rows(arrays, B)
+        arrays = self._trainable.place_rows(arrays)
         grads, total, logprobs, losses = run(
             params, grads, self._trainable.base, arrays, config
         )
@@ -98,7 +98,7 @@ class TokenPasses:
     places = [n for n, ids in enumerate(sequences) if len(ids) > 1]
     for some, B, L in self._cut([len(d.tokens) for d in data]):
       arrays = _pad([(data[n], {}) for n in some], B, L)
-      arrays = self._trainable.place_rows(arrays, B)
+      arrays = self._trainable.place_rows(arrays)
       values_BxL = np.asarray(self._score(params, arrays))
       for row, n in enumerate(some):
         out[places[n]][1:] = values_BxL[row, : len(data[n].tokens)]

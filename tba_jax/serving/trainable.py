@@ -16,7 +16,6 @@ from tba_jax import types
 from tba_jax.mesh import sharding
 from tba_jax.models.net import transformer
 from tba_jax.policy import lora
-from tba_jax.sampling import slots as slots_lib
 from tba_jax.serving import schemas
 
 PyTree = types.PyTree
@@ -51,12 +50,10 @@ class Trainable:
     self.adapters = lora.make(
         {"rank": rank, "alpha": config.lora.alpha, "targets": targets}, model
     )
-    self._sharding = slots_lib.params_sharding(base)
+    self._mesh = sharding.make_mesh(config.mesh)
     trained = self.adapters or model
     self._shapes = jax.eval_shape(trained.init, jax.random.PRNGKey(0))
-    self._shardings = sharding.param_shardings(
-        sharding.make_mesh(config.mesh), trained
-    )
+    self._shardings = sharding.param_shardings(self._mesh, trained)
     self._init = jax.jit(trained.init, out_shardings=self._shardings)
     self._merge = jax.jit(self.adapters.merge) if self.adapters else None
     self._update = jax.jit(_update, donate_argnums=(0, 1))
@@ -84,12 +81,11 @@ class Trainable:
     """Returns shapes and shardings of `params` and `opt_state`."""
     place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
     adam = jax.eval_shape(optax.scale_by_adam().init, self._shapes)
-    mesh = jax.tree.leaves(self._shardings)[0].mesh
     like = functools.partial(jax.tree.map, place)
     return {
         "params": like(self._shapes, self._shardings),
         "opt_state": optax.ScaleByAdamState(
-            count=place(adam.count, sharding.replicated(mesh)),
+            count=place(adam.count, sharding.replicated(self._mesh)),
             mu=like(adam.mu, self._shardings),
             nu=like(adam.nu, self._shardings),
         ),
@@ -107,9 +103,9 @@ class Trainable:
     """As `merged`, inside a program."""
     return self.adapters.attach(base, params) if self.adapters else params
 
-  def place_rows(self, arrays: PyTree, rows: int) -> PyTree:
-    """Returns arrays of so many rows on the devices."""
-    return jax.device_put(arrays, slots_lib.rows_sharding(self._sharding, rows))
+  def place_rows(self, arrays: PyTree) -> PyTree:
+    """Returns arrays [B, ...] on the devices."""
+    return sharding.shard_batch(arrays, self._mesh)
 
   def update(
       self,

@@ -3,6 +3,7 @@
 """A model under training: passes add to its gradient, a step consumes it."""
 
 from collections.abc import Mapping, Sequence
+import functools
 
 import ml_collections
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from tba_jax import types
 from tba_jax.models.net import transformer
 from tba_jax.serving import group_passes
+from tba_jax.serving import pass_settings
 from tba_jax.serving import protobufs
 from tba_jax.serving import schemas
 from tba_jax.serving import token_losses
@@ -39,7 +41,10 @@ class TrainPrograms:
         config, model, base, rank=rank, targets=targets
     )
     self.tokens = token_passes.TokenPasses(self.trainable)
-    self.groups = group_passes.GroupPasses(self.trainable)
+    self.groups = group_passes.GroupPasses(
+        self.trainable,
+        functools.partial(pass_settings.objective_config, config),
+    )
 
   def check(self, data: Sequence[protobufs.Datum]) -> None:
     """Raises ValueError for a sequence that the model cannot take."""
@@ -74,6 +79,10 @@ class TrainedModel:
   @property
   def num_steps(self) -> int:
     return int(self.opt_state.count)
+
+  def merged(self) -> PyTree:
+    """Returns the model's params, adapters merged into their base."""
+    return self.programs.trainable.merged(self.params)
 
   def run_pass(self, wanted: protobufs.Pass) -> protobufs.PassResult:
     """Runs a pass; adds its gradient, unless it is forward alone.

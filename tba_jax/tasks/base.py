@@ -21,6 +21,8 @@ import abc
 from collections.abc import Mapping, Sequence
 import dataclasses
 import decimal
+import hashlib
+import json
 import numbers
 import re
 from typing import Any, ClassVar
@@ -35,6 +37,8 @@ TRAIN = "train"
 HELD_OUT = "held_out"
 VALIDATION = "validation"  # selects checkpoints; not every task has it
 SPLITS = (TRAIN, HELD_OUT)
+# Number of training prompts by which processes compare a task.
+_NUM_COMPARED = 64
 # Rewards are stored as float32.
 MAX_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant")
@@ -163,14 +167,20 @@ class Task(abc.ABC):
   def prompt(self, split: str, index: int) -> Prompt:
     """Returns prompt `index`: a text or messages, see the module."""
 
-  def identity(self, num_prompts: int) -> list[str]:
+  def identity(self) -> list[str]:
     """Returns texts by which processes tell whether they have the same task.
 
-    They are about `num_prompts` prompts, evenly spaced.
+    They are some prompts, evenly spaced.
     """
     size = self.num_prompts(TRAIN)
-    rows = range(0, size, max(1, size // num_prompts))
+    rows = range(0, size, max(1, size // _NUM_COMPARED))
     return [self.prompt(TRAIN, index) for index in rows]
+
+  def digest(self) -> str:
+    """Returns a digest of how many training prompts there are, and of some."""
+    facts = [self.num_prompts(TRAIN), self.identity()]
+    text = json.dumps(facts, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
   @abc.abstractmethod
   def solution_key(self, split: str, index: int, completion: str) -> str | None:

@@ -299,7 +299,7 @@ def trainer(
           _REMEDIES["train_step"],
       )
   }
-  if device_work.has_reference_pass(config):
+  if objective_table.has_reference_pass(config):
     num_prompts, batch = device_work.reference_prompts(config), own.batch
     if num_prompts < config.train.prompts_per_batch:
       batch = packing.abstract_batch(config, mesh, num_prompts, None)

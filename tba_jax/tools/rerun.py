@@ -38,6 +38,7 @@ from tba_jax.learning import checkpoint
 from tba_jax.learning import device_work
 from tba_jax.learning import host_state
 from tba_jax.learning import learner as learner_lib
+from tba_jax.learning import work_parts
 from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.policy import policy as policy_lib
 from tba_jax.replay import curriculum
@@ -330,7 +331,7 @@ class _Replay:
         str(checkpoints), keep=config.checkpoint.keep
     )
     closing.callback(checkpointer.close)
-    self._work, saved = device_work.make_work(
+    self._work, saved = work_parts.make_work(
         config, run, self._policy, cluster, checkpointer, first
     )
     closing.callback(self._work.close)

@@ -7,9 +7,9 @@ import os
 import socket
 
 from tba_jax.system import rules
+from tba_jax.transport import addresses
 from tba_jax.transport import wire
 from tba_jax.transport.kv import certificates
-from tba_jax.transport.kv import locator
 from tba_jax.transport.params import carriers
 
 
@@ -34,7 +34,7 @@ def _publish(c: rules.Values) -> rules.Problems:
   elif (
       carrier != "auto"
       and carriers.CARRIERS[carrier].shares_directory
-      and not (directory or locator.is_one_host(c["store.address"]))
+      and not (directory or addresses.is_one_host(c["store.address"]))
   ):
     yield "publish.directory", (
         "allowed a directory that all hosts share, or gs://BUCKET/PATH, with"
@@ -54,7 +54,7 @@ def _store(c: rules.Values) -> rules.Problems:
     host = c[key].rpartition(":")[0].strip("[]")
     if host in ("0.0.0.0", "::"):
       yield key, "allowed one interface: clients are told its address"
-    elif not safe and not locator.is_one_host(c[key]):
+    elif not safe and not addresses.is_one_host(c[key]):
       yield key, (
           "allowed this host alone without config.store.secret_file,"
           f" {wire.SECRET_VARIABLE}, config.store.tls_* or"

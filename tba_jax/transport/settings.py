@@ -2,32 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the store, and of the transfer of params."""
 
-import re
-
 from tba_jax.system import rules
+from tba_jax.transport import addresses
 from tba_jax.transport.params import carriers
-
-_HOST = r"(?:[^:\s\[\]]+|\[[^\]\s]+\])"
-
-
-def _is_address(text: str) -> bool:
-  """Tells whether a text is "", "host:0" or "host:first-last"."""
-  match = re.fullmatch(rf"{_HOST}:(?:0|(\d+)-(\d+))", text)
-  if match is None or match[1] is None:
-    return not text or match is not None
-  return 0 < int(match[1]) < int(match[2]) < 2**16
-
-
-def _is_host_port(text: str) -> bool:
-  match = re.fullmatch(rf"{_HOST}:(\d+)", text)
-  return not text or (match is not None and int(match[1]) < 2**16)
-
-
-_ADDRESS = rules.Allowed(
-    "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
-    _is_address,
-)
-HOST_PORT = rules.Allowed("'' or 'host:port'", _is_host_port)
 
 _s = rules.Setting
 
@@ -57,11 +34,12 @@ SETTINGS = {
         " the same nothing; '' = as trained. A searcher that computes in"
         " another dtype casts on its host, 1.5 B params in some 10 s"),
 
-    "store.address": _s("", _ADDRESS, "'' = a unix socket in the spool"
-        " directory; 'HOST:0' a free TCP port, 'HOST:7001-7009' one of a range"
-        " (docs/hosts.md)"),
-    "store.locator": _s("", HOST_PORT, "address at which the store announces"
-        " its own to other hosts; '' = a file in the spool directory"),
+    "store.address": _s("", addresses.HOST_PORTS, "'' = a unix socket in the"
+        " spool directory; 'HOST:0' a free TCP port, 'HOST:7001-7009' one of a"
+        " range (docs/hosts.md)"),
+    "store.locator": _s("", addresses.HOST_PORT, "address at which the store"
+        " announces its own to other hosts; '' = a file in the spool"
+        " directory"),
     "store.secret_file": _s("", rules.TEXT, "32 bytes, mode 0600; '' = created"
         " in the spool directory", files=True),
     "store.tls_cert_file": _s("", rules.TEXT, "mutual TLS (jax 0.11.2), PEM:"

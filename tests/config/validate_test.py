@@ -32,7 +32,7 @@ from tba_jax.system import rules
 from tba_jax.tasks import arithmetic
 from tba_jax.tasks import settings as task_settings
 from tba_jax.tasks import task_table as build_task
-from tba_jax.transport.kv import locator
+from tba_jax.transport import addresses
 from tests.models import hf_case
 from tests.support import base_config
 from tests.support import hub_cache
@@ -932,7 +932,7 @@ class RelationsTest(parameterized.TestCase):
       ("127.example.org:0", False),
   )
   def test_tells_addresses_of_one_host(self, address, wanted):
-    self.assertEqual(locator.is_one_host(address), wanted)
+    self.assertEqual(addresses.is_one_host(address), wanted)
 
   def test_setting_that_is_wrong_alone_does_not_break_the_rest(self):
     lines = _problems(base_config.make(mesh__data=0, publish__every_steps=0))

@@ -32,7 +32,7 @@ class EnvironmentPackagesTest(parameterized.TestCase):
     task = task_table.make_task(
         {"name": "environment", "source": f"{file.full_path}:make"}
     )
-    self.assertEqual(task.identity(3), [text])
+    self.assertEqual(task.identity(), [text])
 
   def test_only_games_have_opponents(self):
     with self.assertRaisesRegex(ValueError, "opponent='a:b': allowed ''"):

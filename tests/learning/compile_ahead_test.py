@@ -15,6 +15,7 @@ import numpy as np
 from tba_jax.learning import compile_ahead
 from tba_jax.learning import device_work
 from tba_jax.learning import packing
+from tba_jax.learning import work_parts
 from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
@@ -133,16 +134,16 @@ class DeviceWorkTest(parameterized.TestCase):
     params = jax.device_put(
         model.init(jax.random.key(0)), sharding.replicated(mesh)
     )
-    train_step = device_work.make_train_step(config, policy, mesh, params)
-    reference = device_work.make_reference(config, policy, params, mesh)
+    train_step = work_parts.make_train_step(config, policy, mesh, params)
+    reference = work_parts.make_reference(config, policy, params, mesh)
     ahead = None
     if is_ahead:
-      ahead = device_work.make_ahead(
+      ahead = work_parts.make_ahead(
           config, policy, mesh, train_step, reference, neighbors=True
       )
     work = device_work.DeviceWork(
         config,
-        state=device_work.init_state(config, policy, params, mesh),
+        state=work_parts.init_state(config, policy, params, mesh),
         train_step=train_step,
         reference=reference,
         merger=None,

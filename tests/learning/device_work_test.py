@@ -15,6 +15,7 @@ from tba_jax import types
 from tba_jax.learning import checkpoint
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step as train_step_lib
+from tba_jax.learning import work_parts
 from tba_jax.mesh import cluster as cluster_lib
 from tba_jax.mesh import sharding
 from tba_jax.policy import lora
@@ -291,7 +292,7 @@ class DeviceWorkTest(parameterized.TestCase):
     policy = mock.Mock(model=model, adapters=None, folder=None)
     params = tiny_model.init_params(model)
     mesh = sharding.make_mesh(config.mesh)
-    make = lambda: device_work.make_reference(config, policy, params, mesh)
+    make = lambda: work_parts.make_reference(config, policy, params, mesh)
     with mock.patch.object(
         reference_policy, "Reference", autospec=True
     ) as made:

@@ -14,9 +14,9 @@ import pytest
 from tba_jax.config import load
 from tba_jax.config import validate
 from tba_jax.config import variants
-from tba_jax.learning import device_work
 from tba_jax.learning import group_reference
 from tba_jax.learning import host_state
+from tba_jax.learning import work_parts
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.hf import hf
 from tba_jax.policy import frozen_models
@@ -133,7 +133,7 @@ class DistillationTest(absltest.TestCase):
   def test_searchers_and_trainer_have_the_same_teacher(self):
     config = self.make_taught()
     policy = policy_lib.make_policy(config, "")
-    trainer = device_work.make_reference(config, policy, None, None)
+    trainer = work_parts.make_reference(config, policy, None, None)
     config.reference.role = "searcher"
     searcher = group_reference.make_group_reference(
         config, policy, self.fail, None

@@ -15,8 +15,8 @@ from tba_jax.config import settings as settings_lib
 from tba_jax.mesh import cluster
 from tba_jax.system import processes
 from tba_jax.transport import byte_store
+from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import jax_kv
-from tba_jax.transport.kv import locator
 
 _SECRET = b"s" * 32
 _NEVER = lambda: False
@@ -236,12 +236,12 @@ class JoinTest(parameterized.TestCase):
         cluster.join(self.settings(2, address), ["0"], _SECRET)
 
   def test_a_single_process_does_not_join(self):
-    tls = locator.Tls("cert", "key", "ca")
+    tls = certificates.Tls("cert", "key", "ca")
     alone = cluster.join(self.settings(1), [], _SECRET, tls)
     self.assertEqual((alone.num_processes, alone.leads), (1, True))
 
   def test_tls_is_never_silently_dropped(self):
-    tls = locator.Tls("cert", "key", "ca")
+    tls = certificates.Tls("cert", "key", "ca")
     settings = self.settings(2, "host:1")
     without = lambda coordinator_address: None
     with mock.patch.object(jax.distributed, "initialize", without):

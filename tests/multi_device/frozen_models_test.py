@@ -12,7 +12,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from tba_jax.learning import device_work
+from tba_jax.learning import work_parts
 from tba_jax.mesh import sharding
 from tba_jax.models import tokenizer as tokenizer_lib
 from tba_jax.models.hf import hf
@@ -108,7 +108,7 @@ class FrozenTest(parameterized.TestCase):
     self.config.mesh.fsdp = 4
     mesh = sharding.make_mesh(self.config.mesh, jax.devices()[:4])
     policy = policy_lib.make_policy(self.config, "/nowhere")
-    state = device_work.init_state(
+    state = work_parts.init_state(
         self.config,
         policy,
         jax.jit(policy.model.init)(jax.random.PRNGKey(0)),

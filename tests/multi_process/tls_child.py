@@ -10,14 +10,14 @@ import sys
 
 from tba_jax.config import settings as settings_lib
 from tba_jax.mesh import cluster as cluster_lib
-from tba_jax.transport.kv import locator
+from tba_jax.transport.kv import certificates
 
 
 def main(process: str, address: str, *files: str) -> None:
   settings = settings_lib.get_config().trainer
   settings.num_processes = 2
   settings.cpu_devices = 1
-  tls = locator.Tls(*files)
+  tls = certificates.Tls(*files)
   with cluster_lib.join(
       settings, [process, address], b"s" * 32, tls
   ) as cluster:

@@ -7,7 +7,7 @@ import pathlib
 from absl.testing import parameterized
 import textarena
 
-from tba_jax.programs import in_process
+import tba_jax
 from tba_jax.tasks import base
 from tests.peers import opponents
 from tests.programs import environments_test
@@ -118,7 +118,7 @@ class TextArenaTest(parameterized.TestCase):
     config.sampling.max_completion_tokens = 128
     config.model.max_positions = 1024
     config.reward.deadline_s = 30.0
-    result = in_process.train(config)
+    result = tba_jax.train(config)
     self.assertTrue(result.summary["ledger_closed"])
     self.assertEqual(result.summary["reward_failures"], {})
     for record in result.steps:

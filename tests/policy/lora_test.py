@@ -19,10 +19,10 @@ import pytest
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.learning import checkpoint
-from tba_jax.learning import device_work
 from tba_jax.learning import model_source
 from tba_jax.learning import published
 from tba_jax.learning import train_step
+from tba_jax.learning import work_parts
 from tba_jax.losses import objective
 from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
@@ -223,9 +223,9 @@ class TrainTest(parameterized.TestCase):
     mesh = sharding.make_mesh(config.mesh)
     policy = policy_lib.Policy(None, None, model, None, functions)
     base = jax.device_put(base, sharding.replicated(mesh))
-    state = device_work.init_state(config, policy, base, mesh)
+    state = work_parts.init_state(config, policy, base, mesh)
     chex.assert_trees_all_equal_shapes_and_dtypes(
-        device_work.abstract_state(config, policy, mesh), state
+        work_parts.abstract_state(config, policy, mesh), state
     )
     return config, policy, base, state
 
@@ -239,7 +239,7 @@ class TrainTest(parameterized.TestCase):
     self.assertLess(trained, sizes(base) / 2)
     # Two moments of each, and counters.
     self.assertBetween(sizes(state.opt_state), 2 * trained, 2 * trained + 4)
-    step = device_work.make_train_step(config, policy, mesh, base)
+    step = work_parts.make_train_step(config, policy, mesh, base)
     ref = reference_policy.Reference(
         policy.model, base, temperature=1.0, copy=False
     )
@@ -325,7 +325,7 @@ class RunTest(absltest.TestCase):
       policy = policy_lib.make_policy(config, run.workdir)
       saver = checkpoint.Checkpointer(f"{folder}/run/checkpoints", keep=2)
       self.addCleanup(saver.close)
-      make = lambda policy=policy: device_work.make_work(
+      make = lambda policy=policy: work_parts.make_work(
           config, run, policy, cluster.Cluster(), saver
       )
       work, _ = make()
@@ -342,7 +342,7 @@ class RunTest(absltest.TestCase):
         make()
       # One that moves is in the checkpoint.
       config.reference.mode = "ema"
-      self.assertEqual(device_work.reference_name(config, policy), "")
+      self.assertEqual(work_parts.reference_name(config, policy), "")
 
   @pytest.mark.slow
   def test_publication_and_export_refuse_another_base(self):
@@ -359,7 +359,7 @@ class RunTest(absltest.TestCase):
       run_directory.create(workdir, config)
       policy = policy_lib.make_policy(config, workdir)
       mesh = sharding.make_mesh(config.mesh)
-      state = device_work.init_state(config, policy, start, mesh)
+      state = work_parts.init_state(config, policy, start, mesh)
       moved = jax.tree.map(lambda x: x + 0.1, state.params)
       state = train_step.TrainState(**{**vars(state), "params": moved})
       # A searcher adds what is published to its own base.

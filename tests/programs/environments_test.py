@@ -11,13 +11,13 @@ import ml_collections
 import numpy as np
 import pytest
 
+import tba_jax
 from tba_jax import collect
 from tba_jax import searcher
 from tba_jax.config import settings
 from tba_jax.config import validate
 from tba_jax.config import variants
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.programs import in_process
 from tba_jax.programs import inline
 from tests.support import two_turns
 
@@ -62,7 +62,7 @@ class EnvironmentsTest(parameterized.TestCase):
   def train(self, config):
     """Runs a config to its end; returns a result without failures."""
     validate.validate(config)
-    result = in_process.train(config)
+    result = tba_jax.train(config)
     self.assertTrue(result.summary["ledger_closed"])
     self.assertEqual(result.summary["reward_failures"], {})
     self.assertLess(max(r["train/logprob_gap"] for r in result.steps), 1e-5)
@@ -194,7 +194,7 @@ class EnvironmentsTest(parameterized.TestCase):
     config.task.source = f"{_FILE}:Fails"
     config.reward.fallback = -1.0
     with mock.patch.object(validate, "validate"):  # It tries an episode.
-      result = in_process.train(config)
+      result = tba_jax.train(config)
     self.assertTrue(result.summary["ledger_closed"])
     failures = result.summary["reward_failures"]
     self.assertEqual({*failures}, {"error", "crash"})
@@ -205,7 +205,7 @@ class EnvironmentsTest(parameterized.TestCase):
     config = make_config(
         name="FailsToBegin", init="scratch", reference__role="searcher"
     )
-    result = in_process.train(config)
+    result = tba_jax.train(config)
     summary = result.summary
     self.assertTrue(summary["ledger_closed"])
     failed = summary["reward_failures"]["error"]

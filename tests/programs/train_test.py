@@ -21,6 +21,7 @@ import rich.console
 import tba_jax
 from tba_jax.config import differences
 from tba_jax.config import variants
+from tba_jax.programs import model_sizes
 from tba_jax.programs import train
 from tba_jax.report import page as report
 from tba_jax.report import panel
@@ -281,7 +282,7 @@ class ComputeDtypeTest(absltest.TestCase):
     fast = lambda value: mock.patch.object(
         accelerators, "multiplies_bfloat16", lambda: value
     )
-    choose = lambda: train.with_compute_dtype(config, workdir)
+    choose = lambda: model_sizes.with_compute_dtype(config, workdir)
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
       with fast(False):
         self.assertEqual(choose().model.compute_dtype, "auto")
@@ -302,7 +303,7 @@ class ComputeDtypeTest(absltest.TestCase):
     other = self.create_tempdir().full_path
     run_directory.create(other, config)
     with fast(True):
-      kept = train.with_compute_dtype(config, other)
+      kept = model_sizes.with_compute_dtype(config, other)
     self.assertEqual(kept.model.compute_dtype, "auto")
 
 

@@ -240,7 +240,7 @@ class RunDirectoryTest(parameterized.TestCase):
     with mock.patch.object(certificates, "is_supported", return_value=True):
       run, _ = self.create()
     cert = os.path.expanduser("~/c")
-    self.assertEqual(run.tls, locator.Tls(cert, "k", "a"))
+    self.assertEqual(run.tls, certificates.Tls(cert, "k", "a"))
     self.assertEmpty(list(run.spool.glob("*.pem")))
 
   def test_other_hosts_without_tls_are_warned_of(self):

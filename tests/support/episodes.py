@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from tba_jax.environments import build
 from tba_jax.environments import turns as turns_lib
 from tba_jax.rewards import judges
 from tba_jax.tasks import base
@@ -55,7 +56,7 @@ def make(
       reward__num_workers=num_workers,
       reward__deadline_s=deadline_s,
   )
-  made = turns_lib.make(
+  made = build.make(
       config, "", task_table.make_task(config.task), Bytes(), None
   )
   case.addCleanup(made.close)

@@ -25,6 +25,7 @@ from tba_jax.learning import buffers
 from tba_jax.learning import device_work
 from tba_jax.learning import learner as learner_lib
 from tba_jax.learning import published
+from tba_jax.learning import work_parts
 from tba_jax.mesh import cluster
 from tba_jax.mesh import sharding
 from tba_jax.policy import policy as policy_lib
@@ -46,10 +47,10 @@ def train(
   params = policy_lib.initial_params(policy, config.seed)
   work = device_work.DeviceWork(
       config,
-      state=device_work.init_state(config, policy, params, mesh),
-      train_step=device_work.make_train_step(config, policy, mesh, params),
-      reference=device_work.make_reference(config, policy, params, mesh),
-      merger=device_work.make_merger(config, policy, params),
+      state=work_parts.init_state(config, policy, params, mesh),
+      train_step=work_parts.make_train_step(config, policy, mesh, params),
+      reference=work_parts.make_reference(config, policy, params, mesh),
+      merger=work_parts.make_merger(config, policy, params),
       checkpointer=None,
       cluster=cluster.Cluster(),
   )

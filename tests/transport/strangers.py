@@ -54,7 +54,7 @@ def speak_tls(address: str) -> bytes:
 
 def attach(
     found: locator.Locator,
-    tls: locator.Tls | None,
+    tls: certificates.Tls | None,
     deadline_s: float = 1.5,
 ) -> kv_client.KvTransport | None:
   """Returns a client of the store; None if it was not let in."""
@@ -67,7 +67,7 @@ def attach(
     return None
 
 
-def of_another_run(folder: str | os.PathLike[str]) -> locator.Tls:
+def of_another_run(folder: str | os.PathLike[str]) -> certificates.Tls:
   """Returns the files of a run with another secret."""
   pathlib.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
   return certificates.make(folder, os.urandom(32))

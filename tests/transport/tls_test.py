@@ -53,7 +53,7 @@ def make_tls(folder, authority):
   _openssl("x509", "-req", "-in", path("host.csr"), "-CA", path("ca.pem"),
            "-CAkey", path("ca.key"), "-CAcreateserial", "-out",
            path("host.pem"), "-extfile", path("names"))  # fmt: skip
-  return locator.Tls(path("host.pem"), path("host.key"), path("ca.pem"))
+  return certificates.Tls(path("host.pem"), path("host.key"), path("ca.pem"))
 
 
 class NamedFilesTest(parameterized.TestCase):
@@ -96,8 +96,10 @@ class NamedFilesTest(parameterized.TestCase):
     ours, other = self.ours, self.other
     tls = {
         None: None,
-        "client": locator.Tls(other.cert_file, other.key_file, ours.ca_file),
-        "store": locator.Tls(ours.cert_file, ours.key_file, other.ca_file),
+        "client": certificates.Tls(
+            other.cert_file, other.key_file, ours.ca_file
+        ),
+        "store": certificates.Tls(ours.cert_file, ours.key_file, other.ca_file),
     }[side]
     with self.assertRaises(byte_store.DeadlineExceededError):
       self.forwarded(tls, deadline_s=1.5)

@@ -8,14 +8,15 @@ and a client without it gets past no handshake. The certificate names a URI:
 addresses are not known when it is made.
 """
 
+import dataclasses
 import datetime
 import importlib.metadata
 import os
 import pathlib
 import re
+from typing import Any
 
 from tba_jax.system import jsonl
-from tba_jax.transport.kv import locator
 
 # First version of jaxlib whose key-value service has mutual TLS.
 NEEDED = "0.11.2"
@@ -27,6 +28,29 @@ BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 # Order of the curve P-256.
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+  """PEM files of mutual TLS.
+
+  cert_file, key_file: certificate and key of this host.
+  ca_file: certificate of the authority that both sides trust.
+  peer_uri_prefix: beginning of a URI in the peer's certificate; "" = clients
+    look for the service's address instead.
+  """
+
+  cert_file: str
+  key_file: str
+  ca_file: str
+  peer_uri_prefix: str = ""
+
+  def jax_options(self) -> dict[str, Any]:
+    """Returns the keyword arguments of JAX's services and clients."""
+    files = {k: v for k, v in dataclasses.asdict(self).items() if v}
+    options = {f"mtls_{k}": v for k, v in files.items()}
+    # No fallback to an insecure connection.
+    return options | {"verify_secure_credentials": True}
 
 
 def is_supported() -> bool:
@@ -58,7 +82,7 @@ def _numbers(version: str) -> list[int]:
   return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
-def make(folder: str | os.PathLike[str], secret: bytes) -> locator.Tls:
+def make(folder: str | os.PathLike[str], secret: bytes) -> Tls:
   """Returns the files of a run; writes those that are missing or differ.
 
   Args:
@@ -72,7 +96,7 @@ def make(folder: str | os.PathLike[str], secret: bytes) -> locator.Tls:
       with jsonl.replacing(path, private=True) as file:
         file.write(content)
     paths.append(str(path))
-  return locator.Tls(*paths, peer_uri_prefix=_URI)
+  return Tls(*paths, peer_uri_prefix=_URI)
 
 
 def _contents(secret: bytes) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 from jaxlib import _jax  # noqa: E402
 
-from tba_jax.transport.kv import locator  # noqa: E402
+from tba_jax.transport.kv import certificates  # noqa: E402
 
 KvError = _jax.JaxRuntimeError
 Client = _jax.DistributedRuntimeClient
@@ -36,7 +36,7 @@ class ConnectError(RuntimeError):
   """No service answered a connect."""
 
 
-def make_service(address: str, tls: locator.Tls | None = None) -> Service:
+def make_service(address: str, tls: certificates.Tls | None = None) -> Service:
   """Starts a service in this process, which ends with the returned object.
 
   Args:
@@ -56,7 +56,10 @@ def make_service(address: str, tls: locator.Tls | None = None) -> Service:
 
 
 def connect(
-    address: str, tls: locator.Tls | None = None, *, deadline_s: float = 60.0
+    address: str,
+    tls: certificates.Tls | None = None,
+    *,
+    deadline_s: float = 60.0,
 ) -> Client:
   """Returns a detached client of the service at `address`.
 

@@ -43,7 +43,7 @@ class Session:
   def __init__(
       self,
       locator: locator_lib.Locator,
-      tls: locator_lib.Tls | None,
+      tls: certificates.Tls | None,
       root: str,
       operations: Operations,
       connect_s: float,
@@ -176,7 +176,7 @@ class KvTransport(byte_store.Transport):
       poll_s: float = 0.05,
       run_id: str | None = None,
       root: str = "",
-      tls: locator_lib.Tls | None = None,
+      tls: certificates.Tls | None = None,
       operations: Operations = OPERATIONS,
   ):
     self._operations = operations

@@ -29,6 +29,7 @@ import threading
 
 from tba_jax.system import jsonl
 from tba_jax.system import processes
+from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import locator
 
 # Unix socket paths have at most 107 bytes, on some systems a few less.
@@ -80,7 +81,7 @@ class KvHost:
       on_tick: Callable[[], None] = lambda: None,
       start_timeout_s: float = 60.0,
       root: str = "",
-      tls: locator.Tls | None = None,
+      tls: certificates.Tls | None = None,
   ):
     self._spool = pathlib.Path(spool_dir).absolute()
     self._run_id = run_id

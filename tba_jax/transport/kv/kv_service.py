@@ -19,6 +19,7 @@ import threading
 import time
 
 from tba_jax.system import processes
+from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import locator
 
 
@@ -37,7 +38,7 @@ def main(settings: str) -> None:
   # The import takes a while, in which the host may end.
   from tba_jax.transport.kv import jax_kv  # pylint: disable=g-import-not-at-top
 
-  tls = args["tls"] and locator.Tls(**args["tls"])
+  tls = args["tls"] and certificates.Tls(**args["tls"])
   service = jax_kv.make_service(args["address"], tls)
   client = jax_kv.connect(args["address"], tls)
   root = os.environ.pop(locator.ROOT_VARIABLE, "")

@@ -11,7 +11,6 @@ secret, so that it can be neither forged nor replayed.
 import asyncio
 import dataclasses
 import hashlib
-import ipaddress
 import json
 import logging
 import os
@@ -70,29 +69,6 @@ class Locator:
 _FIELDS = {field.name: field.type for field in dataclasses.fields(Locator)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Tls:
-  """PEM files of mutual TLS.
-
-  cert_file, key_file: certificate and key of this host.
-  ca_file: certificate of the authority that both sides trust.
-  peer_uri_prefix: beginning of a URI in the peer's certificate; "" = clients
-    look for the service's address instead.
-  """
-
-  cert_file: str
-  key_file: str
-  ca_file: str
-  peer_uri_prefix: str = ""
-
-  def jax_options(self) -> dict[str, Any]:
-    """Returns the keyword arguments of JAX's services and clients."""
-    files = {k: v for k, v in dataclasses.asdict(self).items() if v}
-    options = {f"mtls_{k}": v for k, v in files.items()}
-    # No fallback to an insecure connection.
-    return options | {"verify_secure_credentials": True}
-
-
 def root(run_id: str, secret: bytes) -> str:
   """Returns the directory that has all keys of a run in its store.
 
@@ -126,22 +102,6 @@ def _locator(fields: dict[str, Any]) -> Locator:
 def write_locator(path: str | os.PathLike[str], locator: Locator) -> None:
   """Writes a locator file atomically."""
   jsonl.atomic_write_json(path, dataclasses.asdict(locator))
-
-
-def is_loopback(host: str) -> bool:
-  """Returns whether a host's name or address is of this machine alone."""
-  if host == "localhost":
-    return True
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return False
-
-
-def is_one_host(address: str) -> bool:
-  """Returns whether a store at `address` is reachable from its host alone."""
-  host = address.rpartition(":")[0].strip("[]")
-  return not host or is_loopback(host)
 
 
 def accepts(address: str, wait_s: float) -> bool:

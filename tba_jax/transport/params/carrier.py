@@ -17,6 +17,8 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tba_jax.system import bucket
+from tba_jax.transport import addresses
 from tba_jax.transport import byte_store
 from tba_jax.transport import wire
 from tba_jax.transport.params import carriers
@@ -24,6 +26,8 @@ from tba_jax.transport.params import version as version_lib
 
 # Size of the pieces in which a leaf is hashed and moved.
 PIECE_BYTES = 1 << 20
+# Up to this size, the store is as fast as a file and needs no directory.
+SMALL_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +184,28 @@ def as_leaf(
   return np.frombuffer(data, dtype, count, offset).reshape(shape)
 
 
+def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
+  """Returns the name of the trainer's carrier for versions of `num_bytes`.
+
+  `publish.carrier="auto"` chooses the store for small params; Orbax's shards
+  for an object store, or a directory that several processes of a trainer share
+  with other hosts; files if all processes can read them; else the store, which
+  is slow above some 100 MB: set `publish.directory` then.
+  """
+  setting, directory = config.publish.carrier, config.publish.directory
+  if setting != "auto":
+    return setting
+  if num_bytes <= SMALL_BYTES:
+    return "store"
+  if bucket.is_remote(directory):
+    return "orbax"
+  if addresses.is_one_host(config.store.address):
+    return "files"
+  if directory:
+    return "orbax" if config.trainer.num_processes > 1 else "files"
+  return "store"
+
+
 def make_write_carriers(
     config: ml_collections.ConfigDict,
     run: wire.RunIdentity,
@@ -195,7 +221,7 @@ def make_write_carriers(
     peers: result of `peers.make_peers`; then "orbax" is the only carrier, since
       no process has all params.
   """
-  name = carriers.choose_carrier(config, version_lib.num_bytes(specs))
+  name = choose_carrier(config, version_lib.num_bytes(specs))
   names = [name]
   if config.publish.carrier == "auto" and name != "store" and peers is None:
     names.append("store")

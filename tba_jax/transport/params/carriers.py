@@ -11,14 +11,6 @@ import dataclasses
 import importlib
 from typing import Any
 
-import ml_collections
-
-from tba_jax.system import bucket
-from tba_jax.transport.kv import locator
-
-# Up to this size, the store is as fast as a file and needs no directory.
-SMALL_BYTES = 4 << 20
-
 
 @dataclasses.dataclass(frozen=True)
 class CarrierEntry:
@@ -57,25 +49,3 @@ def make(name: str, place: Any) -> Any:
   module, _, attribute = CARRIERS[name].made_by.partition(":")
   in_module = importlib.import_module(f"tba_jax.transport.params.{module}")
   return getattr(in_module, attribute).make(place)
-
-
-def choose_carrier(config: ml_collections.ConfigDict, num_bytes: int) -> str:
-  """Returns the name of the trainer's carrier for versions of `num_bytes`.
-
-  `publish.carrier="auto"` chooses the store for small params; Orbax's shards
-  for an object store, or a directory that several processes of a trainer share
-  with other hosts; files if all processes can read them; else the store, which
-  is slow above some 100 MB: set `publish.directory` then.
-  """
-  setting, directory = config.publish.carrier, config.publish.directory
-  if setting != "auto":
-    return setting
-  if num_bytes <= SMALL_BYTES:
-    return "store"
-  if bucket.is_remote(directory):
-    return "orbax"
-  if locator.is_one_host(config.store.address):
-    return "files"
-  if directory:
-    return "orbax" if config.trainer.num_processes > 1 else "files"
-  return "store"

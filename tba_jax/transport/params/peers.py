@@ -20,7 +20,7 @@ from tba_jax import types
 from tba_jax.system import background
 from tba_jax.transport import wire
 from tba_jax.transport.kv import jax_kv
-from tba_jax.transport.params import carriers
+from tba_jax.transport.params import carrier
 from tba_jax.transport.params import orbax_shards
 from tba_jax.transport.params import version
 
@@ -228,7 +228,7 @@ def make_peers(
   """
   num_processes = config.trainer.num_processes
   specs = version.specs_of(jax.eval_shape(copy, params))
-  name = carriers.choose_carrier(config, version.num_bytes(specs))
+  name = carrier.choose_carrier(config, version.num_bytes(specs))
   if client is None or name != "orbax":
     return None
   settings = {"secret": secret, "deadline_s": config.store.deadline_s}

@@ -11,8 +11,8 @@ from absl.testing import absltest
 import pytest
 
 from tba_jax.system import processes
+from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import jax_kv
-from tba_jax.transport.kv import locator
 
 # Another process runs it, which a changed library may abort.
 _INTERFACE = """
@@ -87,7 +87,7 @@ class JaxKvTest(absltest.TestCase):
     with mock.patch.object(
         jax_kv._jax, "get_distributed_runtime_client"
     ) as client:
-      jax_kv.connect("127.0.0.1:1", locator.Tls("cert", "key", "ca"))
+      jax_kv.connect("127.0.0.1:1", certificates.Tls("cert", "key", "ca"))
       given = client.call_args.kwargs
       jax_kv.connect("127.0.0.1:1")
     self.assertEqual(

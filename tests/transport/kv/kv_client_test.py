@@ -19,6 +19,7 @@ import pytest
 
 from tba_jax.system import processes
 from tba_jax.transport import byte_store
+from tba_jax.transport.kv import certificates
 from tba_jax.transport.kv import jax_kv
 from tba_jax.transport.kv import kv_client
 from tba_jax.transport.kv import locator
@@ -143,7 +144,7 @@ class KvClientTest(HostCase):
     self.assertTrue(client.put("a", b"x"))
 
   def test_store_without_tls_is_refused_by_a_client_with_it(self):
-    tls = locator.Tls("cert", "key", "ca")
+    tls = certificates.Tls("cert", "key", "ca")
     with running_host.RunningHost(address="127.0.0.1:0") as running:
       words = "this process has mutual TLS and the store has not: .*there"
       with self.assertRaisesRegex(byte_store.TransportError, words):

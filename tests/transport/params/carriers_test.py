@@ -10,16 +10,15 @@ import numpy as np
 from tba_jax.config import settings
 from tba_jax.run import run_directory
 from tba_jax.transport.params import carrier
-from tba_jax.transport.params import carriers
 from tests.support import base_config
 
-_BIG = carriers.SMALL_BYTES + 1
+_BIG = carrier.SMALL_BYTES + 1
 
 
 class CarriersTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("auto", carriers.SMALL_BYTES, True, "/d", 1, "store"),
+      ("auto", carrier.SMALL_BYTES, True, "/d", 1, "store"),
       ("auto", _BIG, True, "", 1, "files"),
       ("auto", _BIG, True, "/d", 2, "files"),
       ("auto", _BIG, False, "/d", 1, "files"),
@@ -42,7 +41,7 @@ class CarriersTest(parameterized.TestCase):
         store__address="127.0.0.1:0" if one_host else "10.0.0.1:8000",
         trainer__num_processes=num_processes,
     )
-    self.assertEqual(carriers.choose_carrier(config, num_bytes), wanted)
+    self.assertEqual(carrier.choose_carrier(config, num_bytes), wanted)
 
   def test_makes_the_carriers_of_a_config(self):
     run = run_directory.RunInfo(
@@ -59,7 +58,7 @@ class CarriersTest(parameterized.TestCase):
     self.assertEqual(names(base_config.make()), ["files", "store"])
     config = base_config.make(publish__carrier="files")
     self.assertEqual(names(config), ["files"])
-    # The config's names are those of the carriers.
+    # The config's names are those of the carrier.
     self.assertEqual(
         {"auto", *carrier.make_read_carriers(config, run)},
         set(settings.SETTINGS["publish.carrier"].allowed.names),

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tba_jax.learning import device_work
 from tba_jax.learning import published
+from tba_jax.learning import work_parts
 from tba_jax.mesh import sharding
 from tba_jax.models import config as config_lib
 from tba_jax.policy import lora
@@ -68,7 +68,7 @@ class _Pair:
       self.params = moved(tiny_model.init_params(adapters), 0.3)
       self.merge = adapters.merge
     policy = types.SimpleNamespace(model=model, adapters=adapters)
-    self.answer = device_work.make_answer_fn(
+    self.answer = work_parts.make_answer_fn(
         config, policy, sharding.first_device_mesh()
     )
     sampler = policy_samplers.build_sampler(

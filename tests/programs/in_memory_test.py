@@ -17,7 +17,6 @@ import pytest
 
 import tba_jax
 from tba_jax.learning import learner
-from tba_jax.programs import in_process
 from tba_jax.programs import roles
 from tba_jax.system import accelerators
 
@@ -26,7 +25,7 @@ from tba_jax.system import accelerators
 _MAX_FILES = 48
 
 
-class InProcessTest(absltest.TestCase):
+class InMemoryTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -135,6 +134,6 @@ class InProcessTest(absltest.TestCase):
         mock.patch.object(accelerators, "prepare") as prepare,
         self.assertRaises(KeyboardInterrupt),
     ):
-      in_process.train(self.make_config("init=scratch"))
+      tba_jax.train(self.make_config("init=scratch"))
     prepare.assert_called_once_with()
     self.assertEqual(self.files(), before)

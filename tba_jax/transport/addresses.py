@@ -1,0 +1,47 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Forms of an address, and what it says about who can reach it."""
+
+import ipaddress
+import re
+
+from tba_jax.system import rules
+
+_HOST = r"(?:[^:\s\[\]]+|\[[^\]\s]+\])"
+
+
+def _is_host_port(text: str) -> bool:
+  """Returns whether a text is "" or "host:port"."""
+  match = re.fullmatch(rf"{_HOST}:(\d+)", text)
+  return not text or (match is not None and int(match[1]) < 2**16)
+
+
+def _is_host_ports(text: str) -> bool:
+  """Returns whether a text is "", "host:0" or "host:first-last"."""
+  match = re.fullmatch(rf"{_HOST}:(?:0|(\d+)-(\d+))", text)
+  if match is None or match[1] is None:
+    return not text or match is not None
+  return 0 < int(match[1]) < int(match[2]) < 2**16
+
+
+HOST_PORT = rules.Allowed("'' or 'host:port'", _is_host_port)
+HOST_PORTS = rules.Allowed(
+    "'' (a unix socket), 'host:0' (a free port) or 'host:first-last'",
+    _is_host_ports,
+)
+
+
+def is_loopback(host: str) -> bool:
+  """Returns whether a host's name or address is of this machine alone."""
+  if host == "localhost":
+    return True
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
+
+
+def is_one_host(address: str) -> bool:
+  """Returns whether a store at `address` is reachable from its host alone."""
+  host = address.rpartition(":")[0].strip("[]")
+  return not host or is_loopback(host)
