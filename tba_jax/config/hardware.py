@@ -72,12 +72,14 @@ _LOGITS_GIB = 2
 _MAX_SEQUENCE = 4
 # More devices than these are better used by fsdp.
 _MOST_TENSOR = 32
-# Settings that `propose` gives.
-MESH_KEYS = (
+# Settings of one mesh: a run that is resumed on another keeps none of them.
+TRAINER_MESH = (
     "mesh.data", "mesh.fsdp", "mesh.sequence", "mesh.tensor",
-    "search.mesh.data", "search.mesh.fsdp", "search.mesh.tensor",
-    "search.num_searchers", "trainer.num_processes",
+    "trainer.num_processes",
 )  # fmt: skip
+SEARCHER_MESH = ("search.mesh.data", "search.mesh.fsdp", "search.mesh.tensor")
+# Settings that `propose` gives.
+MESH_KEYS = (*TRAINER_MESH, *SEARCHER_MESH, "search.num_searchers")
 
 
 def apply(c: ml_collections.ConfigDict, name: str) -> None:

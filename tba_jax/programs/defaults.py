@@ -48,14 +48,6 @@ _CPU_SAMPLES = 2
 _SFT_PASSES = 3
 # Share of the memory left beside the params that a KV cache gets.
 _CACHE_SHARE = 0.8
-# Settings of one mesh: a run that is resumed on another keeps none of them.
-_TRAINER_MESH = (
-    "mesh.data", "mesh.fsdp", "mesh.sequence", "mesh.tensor",
-    "trainer.num_processes",
-)  # fmt: skip
-_SEARCHER_MESH = (
-    "search.mesh.data", "search.mesh.fsdp", "search.mesh.tensor",
-)  # fmt: skip
 # Settings that no rule knows, which a run with a pretrained model shows.
 _SHOWN = ("loss.beta", "train.num_steps", "search.samples_per_prompt")
 
@@ -396,7 +388,7 @@ def choose(
   if saved is not None:
     other = [
         mesh
-        for mesh in (_TRAINER_MESH, _SEARCHER_MESH)
+        for mesh in (hardware.TRAINER_MESH, hardware.SEARCHER_MESH)
         if not {*mesh} <= {*left_open}
     ]
     out = [

@@ -19,7 +19,7 @@ _UNITS = ledger.Amount._fields
 _DIGEST_BYTES = 16
 
 
-class JournaledBlock(NamedTuple):
+class _JournaledBlock(NamedTuple):
   """A block of a searcher; `end` is the position of its record."""
 
   place: str
@@ -43,7 +43,7 @@ class _Journal:
   """
 
   segments: Mapping[int, pathlib.Path]
-  blocks: list[JournaledBlock] = dataclasses.field(default_factory=list)
+  blocks: list[_JournaledBlock] = dataclasses.field(default_factory=list)
   ends: set[int] = dataclasses.field(default_factory=lambda: {0})
   end: int = 0
   num_records: int = 0
@@ -139,7 +139,7 @@ def _segments(run: auditing.AuditedRun, content: _Journal) -> auditing.Findings:
       place, end = f"{name}, byte {span.start}", start + span.end
       try:
         if block := _read_block(run, span.payload):
-          content.blocks.append(JournaledBlock(place, end, *block))
+          content.blocks.append(_JournaledBlock(place, end, *block))
       except (ValueError, LookupError, TypeError) as error:
         yield place, f"the message is wrong: {error}", _advice(run, end)
       content.ends.add(end)
@@ -226,7 +226,7 @@ def _sequences(
     run: auditing.AuditedRun, content: _Journal
 ) -> auditing.Findings:
   """Checks that each searcher's blocks are there once, without a hole."""
-  last: dict[str, JournaledBlock] = {}
+  last: dict[str, _JournaledBlock] = {}
   is_whole = list(content.segments)[:1] == [0]  # No segment was dropped yet.
   for block in content.blocks:
     before = last.get(block.sid)

@@ -28,7 +28,7 @@ _SUFFIX = ".lease"
 _SLOT_BYTES = 4096
 
 # Fields of `messages` of kind "lease".
-Lease = dict[str, Any]
+_Lease = dict[str, Any]
 
 
 class LeaseFile:
@@ -60,7 +60,7 @@ class LeaseFile:
 
 def read_files(
     run: wire.RunIdentity,
-) -> tuple[dict[str, tuple[Lease, bytes]], list[str]]:
+) -> tuple[dict[str, tuple[_Lease, bytes]], list[str]]:
   """Returns the leases on this process's disk, and the damaged files.
 
   Returns:
@@ -86,7 +86,7 @@ def read_files(
 
 def _newest(
     run: wire.RunIdentity, sid: str, data: bytes
-) -> tuple[Lease, bytes] | None:
+) -> tuple[_Lease, bytes] | None:
   """Returns the newer lease of a file's slots, None without a valid one."""
   key, valid = messages.lease_key(sid), []
   for start in (0, _SLOT_BYTES):
@@ -114,7 +114,7 @@ class _Entry:
   is_live: whether it was ever in a store that this process has read.
   """
 
-  lease: Lease
+  lease: _Lease
   changed_at: float
   is_live: bool
 
@@ -146,13 +146,13 @@ class LeaseTable:
     # Searchers that were written off, oldest first.
     self._departed: dict[str, None] = {}
     # Cache of `alive`; None after a change.
-    self._alive: dict[str, Lease] | None = None
+    self._alive: dict[str, _Lease] | None = None
 
   def is_due(self) -> bool:
     """Returns whether it is time to read the leases again."""
     return self._clock() >= self._due_at
 
-  def read(self, transport: byte_store.Transport) -> dict[str, Lease]:
+  def read(self, transport: byte_store.Transport) -> dict[str, _Lease]:
     """Returns the leases that changed, by searcher; deletes invalid ones."""
     start = self._clock()
     before, self._read = self._read, transport.list("live")
@@ -173,7 +173,7 @@ class LeaseTable:
     self._due_at = start + max(_EVERY_S, _EVERY_TIMES * took_s)
     return leases
 
-  def update(self, leases: dict[str, Lease], *, is_live: bool = True) -> None:
+  def update(self, leases: dict[str, _Lease], *, is_live: bool = True) -> None:
     """Updates leases; a missing one is kept, since the store may be lost.
 
     Args:
@@ -205,7 +205,7 @@ class LeaseTable:
     for entry in self.entries.values():
       entry.changed_at = self._clock()
 
-  def alive(self) -> dict[str, Lease]:
+  def alive(self) -> dict[str, _Lease]:
     """Returns the leases of searchers that are not gone; read-only."""
     if self._alive is None:
       self._alive = {
@@ -217,7 +217,7 @@ class LeaseTable:
       }
     return self._alive
 
-  def all(self) -> dict[str, Lease]:
+  def all(self) -> dict[str, _Lease]:
     """Returns the last lease, with its `age_s` and `alive`, by searcher.
 
     Leases that are in files alone are left out.

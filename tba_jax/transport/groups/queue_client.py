@@ -55,7 +55,7 @@ _JOIN_DIGITS = 8
 
 
 @dataclasses.dataclass
-class OutgoingBlock:
+class _OutgoingBlock:
   """A block to be sent.
 
   sequence: number of the block.
@@ -85,7 +85,7 @@ class UnackedBlocks:
   ):
     self._resend_s = resend_s
     self._clock = clock
-    self._blocks: list[OutgoingBlock] = []
+    self._blocks: list[_OutgoingBlock] = []
     self.next_sequence = 0
     self.acked = dict.fromkeys(messages.UNITS, 0)
 
@@ -98,7 +98,7 @@ class UnackedBlocks:
     return self._blocks[0].sequence if self._blocks else self.next_sequence
 
   def add(self, data: bytes, totals: Mapping[str, int]) -> None:
-    self._blocks.append(OutgoingBlock(self.next_sequence, data, totals))
+    self._blocks.append(_OutgoingBlock(self.next_sequence, data, totals))
     self.next_sequence += 1
 
   def acknowledge(self, sequence: int) -> None:
@@ -117,18 +117,18 @@ class UnackedBlocks:
     for block in self._blocks:
       block.sent_at = None
 
-  def sent(self, block: OutgoingBlock) -> None:
+  def sent(self, block: _OutgoingBlock) -> None:
     block.sent_at, block.times_seen = self._clock(), 0
 
-  def seen(self, block: OutgoingBlock) -> None:
+  def seen(self, block: _OutgoingBlock) -> None:
     """Records that a block is still in the store."""
     block.sent_at = self._clock()
     block.times_seen += 1
 
-  def unsent(self) -> list[OutgoingBlock]:
+  def unsent(self) -> list[_OutgoingBlock]:
     return [b for b in self._blocks if b.sent_at is None]
 
-  def overdue(self) -> list[OutgoingBlock]:
+  def overdue(self) -> list[_OutgoingBlock]:
     """Returns the blocks to look for in the store."""
     return [b for b in self._blocks if self._due_in_s(b) <= 0]
 
@@ -136,7 +136,7 @@ class UnackedBlocks:
     """Returns the seconds until a block is overdue."""
     return min(map(self._due_in_s, self._blocks), default=math.inf)
 
-  def _due_in_s(self, block: OutgoingBlock) -> float:
+  def _due_in_s(self, block: _OutgoingBlock) -> float:
     if block.sent_at is None:
       return math.inf
     pause_s = self._resend_s * 2**block.times_seen
@@ -478,7 +478,7 @@ class QueueClient:
       transport.put(messages.lease_key(self._sid), data)
 
   def _send_missing(
-      self, transport: byte_store.Transport, blocks: Sequence[OutgoingBlock]
+      self, transport: byte_store.Transport, blocks: Sequence[_OutgoingBlock]
   ) -> None:
     """Polls, and sends the blocks that are neither delivered nor acknowledged.
 
@@ -497,7 +497,7 @@ class QueueClient:
     self._send(transport, missing)
 
   def _send(
-      self, transport: byte_store.Transport, blocks: Sequence[OutgoingBlock]
+      self, transport: byte_store.Transport, blocks: Sequence[_OutgoingBlock]
   ) -> None:
     for block in blocks:
       key = messages.block_key(self._sid, block.sequence)

@@ -107,7 +107,7 @@ def lock_store(
 
 
 @dataclasses.dataclass(frozen=True)
-class IncomingBlock:
+class _IncomingBlock:
   """A downloaded block.
 
   sid, sequence: searcher, and number of the block.
@@ -176,7 +176,7 @@ class Ingest:
 
   def download(
       self, transport: byte_store.Transport
-  ) -> tuple[list[IncomingBlock], list[str]]:
+  ) -> tuple[list[_IncomingBlock], list[str]]:
     """Returns new blocks in order, and keys to delete.
 
     Stops after `MAX_POLL_BYTES`, or too many refused blocks.
@@ -226,7 +226,7 @@ class Ingest:
       sid: str,
       sequence: int,
       expected: int,
-  ) -> IncomingBlock | None:
+  ) -> _IncomingBlock | None:
     key = messages.block_key(sid, sequence)
     data = transport.get(key)
     try:
@@ -236,7 +236,7 @@ class Ingest:
     except wire.WireError as error:
       self._refusals.add(key, error)
       return None
-    return IncomingBlock(sid, sequence, expected, data, header, arrays)
+    return _IncomingBlock(sid, sequence, expected, data, header, arrays)
 
   def _is_stranger(self, sid: str) -> bool:
     """Returns whether a searcher has had no lease for too long."""
@@ -325,7 +325,7 @@ class QueueServer(receiver.Receiver):
     self._woken = threading.Event()
     self._worker: background.Thread | None = None
     # Downloaded blocks for which the journal has no room.
-    self._held: list[IncomingBlock] = []
+    self._held: list[_IncomingBlock] = []
     self._work_count = 0
     # Number and time of the last message by searcher, and when to ask again.
     self._written: dict[str, tuple[int, float]] = {}
