@@ -241,7 +241,7 @@ class DocsTest(absltest.TestCase):
     self.assertGreater(len(messages), 30)
     for message in messages:
       # The line of a wrong setting ends with what its own check says.
-      text = message.removesuffix("allowed …")
+      text = message.removesuffix("must be …")
       self.assertTrue(any(text in t for t in templates), message)
 
   def test_every_objective_and_correction_is_on_its_page(self):

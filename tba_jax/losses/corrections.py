@@ -183,7 +183,7 @@ def factors(
     return factor_BxKxT, changed_BxKxT.astype(w_BxKxT.dtype)
   else:
     raise ValueError(
-        f"loss.correction={correction!r}: allowed {objective_table.CORRECTIONS}"
+        f"loss.correction={correction!r}: must be {objective_table.CORRECTIONS}"
     )
   return factor_BxKxT, (factor_BxKxT != w_BxKxT).astype(w_BxKxT.dtype)
 

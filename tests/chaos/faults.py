@@ -114,12 +114,12 @@ def run(
   """
   del config
   if operands:
-    raise ValueError(f"operands {list(operands)}: allowed none")
+    raise ValueError(f"operands {list(operands)}: must be none")
   made = tables(chaos.FOLDER)
   page = _PAGE.read_text()
   places = [name for _, name, *_ in _PLACE.findall(page)]
   if sorted(places) != sorted(made):
-    raise ValueError(f"{_PAGE} has places for {places}: allowed {list(made)}")
+    raise ValueError(f"{_PAGE} has places for {places}: must be {list(made)}")
   _PAGE.write_text(
       _PLACE.sub(lambda found: found[1] + made[found[2]] + found[4], page)
   )

@@ -139,7 +139,7 @@ class FaultsTest(absltest.TestCase):
   def test_asks_for_results_and_no_operand(self):
     with self.assertRaisesRegex(ValueError, "no results; first python -m"):
       faults.tables(self.folder)
-    with self.assertRaisesRegex(ValueError, "allowed none"):
+    with self.assertRaisesRegex(ValueError, "must be none"):
       faults.run(None, ["now"])
 
   def test_knows_each_fault_of_chaos(self):
@@ -174,5 +174,5 @@ class FaultsTest(absltest.TestCase):
     )
     self.assertEqual(faults.of_page(page.read_text()), made)
     page.write_text(place.format("runs", ""))
-    with self.assertRaisesRegex(ValueError, "has places for .'runs'.: allowed"):
+    with self.assertRaisesRegex(ValueError, "has places for .'runs'.: must be"):
       faults.run(None, [])
