@@ -49,7 +49,7 @@ they then change the path, and not the minimum, where it can be reached; the
 minimum of a policy gradient they do change. The bounded ones, ours, are above 0
 on all data, which keeps the pull on completions that the policy has left: where
 that goes too, a policy far from its data has nothing to call it back
-(docs/staleness.md).
+(docs/results/staleness.md).
 """
 
 import chex
