@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of `docs/faults.md` from kept results.
+"""Makes the tables of `tests/chaos/README.md` from kept results.
 
     python -m tests.chaos faults
 
@@ -23,7 +23,7 @@ from benchmarks import results
 from tba_jax.run import metrics
 from tests.chaos import chaos
 
-_PAGE = pathlib.Path("docs") / "faults.md"
+_PAGE = pathlib.Path("tests") / "chaos" / "README.md"
 _PLACE = re.compile(
     r"(<!-- tests.chaos faults: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL
 )
