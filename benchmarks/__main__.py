@@ -21,6 +21,7 @@ BENCHMARKS = (
     "long_completions",
     "objectives",
     "probe",
+    "prose",
     "publish",
     "ragged_decode",
     "real_speed",

@@ -139,7 +139,7 @@ def _parse(operand: str) -> tuple[float, int]:
     case = 0.0, 0
   if not (0 < case[0] < math.inf and case[1] > 0):
     raise ValueError(
-        f"operand {operand!r}: allowed RATIOxSEARCHERS, both above 0, as 4x2"
+        f"operand {operand!r}: must be RATIOxSEARCHERS, both above 0, as 4x2"
     )
   return case
 

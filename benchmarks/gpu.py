@@ -112,7 +112,9 @@ def run(
   del config
   parts = list(operands) or list(PARTS)
   if wrong := set(parts) - set(PARTS):
-    raise ValueError(f"operand {wrong.pop()}: allowed {', '.join(PARTS)}")
+    raise ValueError(
+        f"operand {wrong.pop()}: must be one of {', '.join(PARTS)}"
+    )
   accelerators.prepare()
   out = {}
   for name, part in PARTS.items():

@@ -49,7 +49,7 @@ def run(
   name = "".join(operands) or "h100:1"
   device = targets.devices(name)[0]
   if device.platform != "gpu":
-    raise ValueError(f"operand {name}: allowed a GPU, such as h100:1, a100:1")
+    raise ValueError(f"operand {name}: must be a GPU, such as h100:1, a100:1")
   chip = targets.CHIPS[device.device_kind]
   ways = {"ours": kernels.cudnn, "mask": mask}
   if importlib.util.find_spec("tokamax"):

@@ -78,7 +78,7 @@ def run(
   names = list(operands or objective_table.OBJECTIVES)
   if unknown := sorted(set(names) - set(objective_table.OBJECTIVES)):
     raise ValueError(
-        f"unknown objectives {unknown}; allowed"
+        f"unknown objectives {unknown}; must be one of"
         f" {sorted(objective_table.OBJECTIVES)}"
     )
   model = transformer.make_model(work.model, remat=config.train.remat)

@@ -42,7 +42,7 @@ def run(
   """
   repeats = int(operands[0]) if operands else _REPEATS
   if repeats < 1:
-    raise ValueError(f"operands {list(operands)}: allowed a number from 1 on")
+    raise ValueError(f"operands {list(operands)}: must be a number from 1 on")
   if config.init == "sft":
     config.init = "scratch"
   policy = policy_lib.make_policy(config, "")

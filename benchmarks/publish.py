@@ -63,7 +63,7 @@ def run(
   """
   sizes = [int(text) for text in operands] or list(_SIZES_MB)
   if min(sizes) < 1:
-    raise ValueError(f"operands {list(operands)}: allowed are sizes in MB")
+    raise ValueError(f"operands {list(operands)}: must be sizes in MB")
   rows, left_out = [], []
   with contextlib.ExitStack() as stack:
     folder = pathlib.Path(

@@ -110,11 +110,11 @@ def run(
     RuntimeError: another program failed; with the end of its output.
   """
   if len(operands) > 1 or not all(o.isdecimal() and int(o) for o in operands):
-    raise ValueError(f"operands {' '.join(operands)!r}: allowed repeats from 1")
+    raise ValueError(f"operands {' '.join(operands)!r}: must be repeats from 1")
   repeats = int(operands[0]) if operands else _REPEATS
   if config.init in ("scratch", "sft"):
     raise ValueError(
-        f"config.init = {config.init!r}: allowed a model, as in"
+        f"config.init = {config.init!r}: must be a model, as in"
         " --config=configs/instructions.py"
     )
   shape, params = hf.load(config.init)

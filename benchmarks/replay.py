@@ -51,7 +51,7 @@ def run(
     ValueError: an operand is given.
   """
   if operands:
-    raise ValueError(f"operands {list(operands)}; allowed: none")
+    raise ValueError(f"operands {list(operands)}; must be none")
   out: dict[str, Any] = {
       "completion_tokens": _COMPLETION_TOKENS,
       "insert_us": {},

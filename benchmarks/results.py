@@ -35,9 +35,11 @@ def parse(
   if seeds == "table" and not chosen:
     return [], list(names)
   if not all(seed.isdecimal() for seed in seeds.split(",")):
-    raise ValueError(f"operand {seeds!r}: allowed seeds separated by commas")
+    raise ValueError(f"operand {seeds!r}: must be seeds separated by commas")
   if unknown := sorted(set(chosen) - set(names)):
-    raise ValueError(f"unknown runs {unknown}; allowed {', '.join(names)}")
+    raise ValueError(
+        f"unknown runs {unknown}; must be one of {', '.join(names)}"
+    )
   return [int(seed) for seed in seeds.split(",")], chosen or list(names)
 
 

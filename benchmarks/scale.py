@@ -173,7 +173,7 @@ def run(
   counts = [*map(int, operands[3].split(","))] if operands[3:] else _COUNTS
   settings = [*map(float, operands[:3]), *_SETTINGS[len(operands[:3]) :]]
   if len(operands) > 4 or min(*settings, *counts) <= 0:
-    raise ValueError(f"operands {list(operands)}: allowed are 4 above 0")
+    raise ValueError(f"operands {list(operands)}: must be 4 above 0")
   seconds, repeats, sample_s = settings
   own = processes.available_cores()
   measured: dict[int, list[dict[str, float]]] = {n: [] for n in counts}

@@ -96,13 +96,13 @@ def run(
 
 def _parse(operands: Sequence[str]) -> tuple[pathlib.Path, int]:
   if not 1 <= len(operands) <= 2:
-    raise ValueError(f"served {operands}: allowed MODEL and a number of steps")
+    raise ValueError(f"served {operands}: must be MODEL and a number of steps")
   model = pathlib.Path(operands[0]).resolve()
   if not (model / "config.json").exists():
-    raise ValueError(f"served {operands[0]}: allowed a Hugging Face folder")
+    raise ValueError(f"served {operands[0]}: must be a Hugging Face folder")
   steps = operands[1] if len(operands) > 1 else "4"
   if not steps.isdecimal() or not int(steps):
-    raise ValueError(f"served {steps!r}: allowed a number of steps, from 1")
+    raise ValueError(f"served {steps!r}: must be a number of steps, from 1")
   return model, int(steps)
 
 

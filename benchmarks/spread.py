@@ -49,11 +49,11 @@ def run(
   del config
   given = [int(text) for text in operands] or [2, 512, 1024]
   if len(given) != 3 or given[0] < 1 or given[2] < 1:
-    raise ValueError(f"operands {given}: allowed processes completions tokens")
+    raise ValueError(f"operands {given}: must be processes completions tokens")
   num_processes, completions, tokens = given
   if completions < 1 or completions % (_COMPLETIONS_PER_PROMPT * num_processes):
     raise ValueError(
-        f"operands {given}: allowed a multiple of"
+        f"operands {given}: must be a multiple of"
         f" {_COMPLETIONS_PER_PROMPT * num_processes} completions"
     )
   address = f"127.0.0.1:{processes.free_port()}"

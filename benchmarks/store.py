@@ -62,7 +62,7 @@ def run(
   """
   settings = [*map(int, operands), *_SETTINGS[len(operands) :]]
   if len(settings) != len(_SETTINGS) or min(settings) < 1:
-    raise ValueError(f"operands {list(operands)}: allowed are 4 of 1 or more")
+    raise ValueError(f"operands {list(operands)}: must be 4 of 1 or more")
   num_blocks, num_rounds, num_pairs, num_steps = settings
   own = processes.available_cores()
   try:

@@ -52,7 +52,7 @@ def run(
   num_steps = int(operands[0]) if operands else _STEPS
   if num_steps < _FIRST + 2 * _EVERY:
     raise ValueError(
-        f"watch {num_steps}: allowed {_FIRST + 2 * _EVERY} steps or more"
+        f"watch {num_steps}: must be {_FIRST + 2 * _EVERY} steps or more"
     )
   config = trial_run.make_config(config, num_steps)
   with config.unlocked():

@@ -85,8 +85,8 @@ def execute(
   }
   if not set(parameters) <= known:
     raise ValueError(
-        f"--set {sorted(set(parameters) - known)}: allowed {sorted(known)}, the"
-        f" parameters of {path.name}"
+        f"--set {sorted(set(parameters) - known)}: must be in {sorted(known)},"
+        f" the parameters of {path.name}"
     )
   lines = [f"{name} = {value!r}" for name, value in parameters.items()]
   injected = nbformat.v4.new_code_cell("\n".join(lines))
@@ -148,7 +148,7 @@ def check(text: str) -> None:
   """
   if len(text.encode()) > MAX_BYTES:
     raise ValueError(
-        f"{len(text.encode())} bytes: allowed {MAX_BYTES}; print and draw less"
+        f"{len(text.encode())} bytes: must have at most {MAX_BYTES}; print less"
     )
   for place in {str(HERE.parent.absolute()), str(pathlib.Path.home())}:
     if place + os.sep in text:

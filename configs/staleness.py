@@ -13,7 +13,7 @@ Arguments: `smoke` (seconds, for tests), `quick` (TB, TB with a ratio clip and
 RLOO at staleness 0 and 4, one seed; minutes), `tune` (the learning rates that
 the settings below were chosen from), `seed=N` of the fine-tuning.
 
-`docs/staleness.md` has time and results of the full sweep.
+`docs/results/staleness.md` has time and results of the full sweep.
 """
 
 import re

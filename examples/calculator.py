@@ -103,4 +103,4 @@ def _value(node: ast.expr) -> int:
     return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
   if isinstance(node, ast.Constant) and type(node.value) is int:
     return node.value
-  raise ValueError("allowed +, -, * and numbers")
+  raise ValueError("must be +, -, * and numbers")

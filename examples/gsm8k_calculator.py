@@ -119,4 +119,4 @@ def _value(node: ast.expr) -> float:
     return -_value(node.operand)
   if isinstance(node, ast.Constant) and type(node.value) in (int, float):
     return node.value
-  raise ValueError("allowed +, -, *, / and numbers")
+  raise ValueError("must be +, -, *, / and numbers")

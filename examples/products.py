@@ -51,7 +51,7 @@ class Products:
     """
     numbers = _PRODUCT.fullmatch(expression.replace(" ", ""))
     if numbers is None:
-      raise ValueError("allowed two numbers, such as 3*4")
+      raise ValueError("must be two numbers, such as 3*4")
     return str(int(numbers[1]) * int(numbers[2]))
 
   def get_reward(self, text: str) -> float:

@@ -78,7 +78,7 @@ need NAME PROJECT ZONE NFS REPO
 slice_of() {
   local machine=4
   [[ "$1" =~ ^(v4|v5litepod|v5p|v6e)-([1-9][0-9]*)$ ]] \
-    || die "type $1: allowed v4-N, v5litepod-N, v5p-N, v6e-N"
+    || die "type $1: must be one of v4-N, v5litepod-N, v5p-N, v6e-N"
   chips="${BASH_REMATCH[2]}"
   case "$1" in
     v4-*) kind=v4 image=tpu-ubuntu2204-base ;;
@@ -98,7 +98,7 @@ for name in KIND TRAINER_HOSTS SEARCHER_CHIPS; do
 done
 slice_of "$SEARCHER_TYPE"
 searcher_kind="$kind"
-((hosts == 1)) || die "SEARCHER_TYPE=$SEARCHER_TYPE: allowed types of one host"
+((hosts == 1)) || die "SEARCHER_TYPE=$SEARCHER_TYPE: must be a type of one host"
 use_searcher_devices "$chips"
 slice_of "$TRAINER_TYPE"
 TRAINER_HOSTS="$hosts"

@@ -56,7 +56,7 @@ def begin(
 ) -> "TrainingRun":
   """Returns a run that has not begun; arguments and errors of `train`."""
   if workdir is not None and not os.fspath(workdir):
-    raise ValueError("workdir: allowed a path; it is empty")
+    raise ValueError("workdir: must be a path; it is empty")
   with contextlib.ExitStack() as made:
     given = _Given(reward, environment, workdir, made)
     config = given.config(config, model, data, settings)

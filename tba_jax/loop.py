@@ -82,7 +82,7 @@ class Inline:
   ):
     if not schedule.is_pinned:
       raise ValueError(
-          "config.search.lockstep = False: allowed True, or rounds"
+          "config.search.lockstep = False: must be True, or rounds"
           " (config.rounds.mini_batches); else the lag is not exact"
       )
     self._config = config

@@ -170,7 +170,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
       )
     for flag in (_WORKDIR, _CONFIG, *_ARGUMENTS.values()):
       if flag.value == "":
-        raise ValueError(f"--{flag.name}=: allowed a path; it is empty")
+        raise ValueError(f"--{flag.name}=: must be a path; it is empty")
       _check_text(f"--{flag.name}", flag.value or "")
     for operand in operands:
       _check_text("operand", operand)
@@ -186,7 +186,7 @@ def main(argv: Sequence[str], overrides: Sequence[str] = ()) -> int:
     if workdir is not None:
       workdir = bucket.stage(workdir, name)
       if os.path.exists(workdir) and not os.path.isdir(workdir):
-        raise ValueError(f"--workdir={workdir}: is a file; allowed a folder")
+        raise ValueError(f"--workdir={workdir}: is a file; must be a folder")
     elif name not in _WITHOUT_WORKDIR:
       raise ValueError(f"--workdir: --program={name} needs the run's directory")
     config = _load_config(name, workdir, overrides)
@@ -254,7 +254,7 @@ def _check_text(name: str, value: str) -> None:
   try:
     value.encode()
   except UnicodeEncodeError as error:
-    raise ValueError(f"{name}={value!r}: allowed a text in UTF-8") from error
+    raise ValueError(f"{name}={value!r}: must be a text in UTF-8") from error
 
 
 def _is_of_data(problem: str) -> bool:

@@ -150,7 +150,7 @@ class ArgumentsTest(parameterized.TestCase):
        "reward_funcs: is an argument of TRL's; here it is reward"),
       ({"model": "x", "data": _ROWS, "settings": {"loss": {"bta": 8}}},
        "config.loss.bta = 8: there is no such key; did you mean"),
-      ({"model": "x", "data": _ROWS, "workdir": ""}, "workdir: allowed a path"),
+      ({"model": "x", "data": _ROWS, "workdir": ""}, "workdir: must be a path"),
   )  # fmt: skip
   def test_wrong_argument_is_named(self, arguments, why):
     with self.assertRaisesRegex(ValueError, why):

@@ -164,7 +164,7 @@ class MainTest(parameterized.TestCase):
     self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
 
   @parameterized.parameters(
-      ("JAX_PLATFORMS", "nosuch", "allowed cpu"),
+      ("JAX_PLATFORMS", "nosuch", "must be cpu"),
       ("JAX_PLATFORMS", "cpu,x.y", "'x.y': not installed here"),
       ("TBA_JAX_CACHE_DIR", "/proc/none", "'/proc/none', cannot be made: No"),
       ("TBA_JAX_CACHE_DIR", f"{__file__}/x", "cannot be made: Not a directory"),
@@ -190,7 +190,7 @@ class MainTest(parameterized.TestCase):
   def test_a_file_is_no_workdir(self):
     for program in ("train", "sft", "status"):
       self.refused(
-          "--workdir=.*: is a file; allowed a folder",
+          "--workdir=.*: is a file; must be a folder",
           program=program,
           config=_CONFIG,
           workdir=__file__,
@@ -203,7 +203,7 @@ class MainTest(parameterized.TestCase):
           "a", program=program, config=_CONFIG, workdir=self.workdir
       )
     self.assertEqual(status, 2)
-    self.assertIn("operands a: allowed one whole", self.stderr.getvalue())
+    self.assertIn("operands a: must be one whole", self.stderr.getvalue())
 
   @parameterized.parameters("sft", "reward_model")
   def test_a_stage_by_hand_has_the_directory_for_itself(self, program):

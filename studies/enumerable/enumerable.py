@@ -64,7 +64,9 @@ def run(
   """Returns the distances at the end, by run and data; prints the table."""
   del config
   if unknown := sorted(set(operands) - set(RUNS)):
-    raise ValueError(f"unknown runs {unknown}; allowed {', '.join(RUNS)}")
+    raise ValueError(
+        f"unknown runs {unknown}; must be one of {', '.join(RUNS)}"
+    )
   space = enumerable.make_space(_N, seed=0)
   uniform_N = np.full(_N, 1 / _N)
   target = lambda ref_logprobs_N: enumerable.target(

@@ -163,9 +163,9 @@ def parse(operands: Sequence[str]) -> tuple[list[int], float, list[str]]:
     try:
       minutes = float(operands.pop(1))
     except ValueError as error:
-      raise ValueError(f"operand {error}: allowed minutes") from error
+      raise ValueError(f"operand {error}: must be minutes") from error
   if not 0 < minutes < float("inf"):
-    raise ValueError(f"operand {minutes}: allowed minutes above 0")
+    raise ValueError(f"operand {minutes}: must be minutes above 0")
   seeds, names = results.parse(operands, RUNS)
   return seeds, minutes, names if len(operands) > 1 else ["ours"]
 
@@ -190,7 +190,7 @@ def run(
   seeds, minutes, names = parse(operands)
   if config.init == "sft":
     raise ValueError(
-        "config.init='sft': allowed a pretrained model, such as that of"
+        "config.init='sft': must be a pretrained model, such as that of"
         " --config=configs/instructions.py"
     )
   for peer in sorted({_package(name) for name in names if name in PEERS}):

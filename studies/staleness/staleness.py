@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quality against staleness: the runs, table and plot of docs/staleness.md.
+"""Quality against staleness: the runs, table and plot of docs/results/staleness.md.
 
     python -m studies staleness select [TASK …] [OBJECTIVE …]
     python -m studies staleness study [TASK …] [OBJECTIVE …]
@@ -142,10 +142,10 @@ def run(
       "at_lag": (*OBJECTIVES,), "long": (), "table": (),
   }  # fmt: skip
   if what not in takes:
-    raise ValueError(f"operand {what!r}: allowed {', '.join(takes)}")
+    raise ValueError(f"operand {what!r}: must be one of {', '.join(takes)}")
   if wrong := {*names} - {*takes[what]}:
     raise ValueError(
-        f"staleness {what} {' '.join(sorted(wrong))!r}: allowed"
+        f"staleness {what} {' '.join(sorted(wrong))!r}: must be one of"
         f" {', '.join(takes[what]) or 'nothing'}"
     )
   tasks = [name for name in RATES if name in names] or [*RATES]

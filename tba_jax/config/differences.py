@@ -133,7 +133,7 @@ def check_hosts(
     of_searcher = searcher and hosts == "searcher"
     if not (hosts == "own" or both_paths or of_searcher):
       problems.append(
-          f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: allowed"
+          f"config.{key} = {a!r} at {sides[0]}, {b!r} at {sides[1]}: must be"
           " the same on all hosts of a run"
       )
   if problems:

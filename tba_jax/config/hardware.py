@@ -92,7 +92,8 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
     return
   if name not in HARDWARE:
     raise ValueError(
-        f"config argument hardware={name!r}: allowed {', '.join(HARDWARE)}"
+        f"config argument hardware={name!r}: must be one of"
+        f" {', '.join(HARDWARE)}"
     )
   if start(c) == "scratch":
     raise ValueError(

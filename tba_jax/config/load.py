@@ -247,7 +247,7 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for name, value in config.items():
       is_section = isinstance(value, ml_collections.ConfigDict)
       if name in settings.SECTIONS and not is_section:
-        raise ConfigError(f"config.{name} = {value!r}: allowed a section")
+        raise ConfigError(f"config.{name} = {value!r}: must be a section")
       default = out.get(name)
       if name != "task" and isinstance(default, type(value)) and is_section:
         out[name] = ml_collections.ConfigDict({**default, **value})
@@ -301,7 +301,7 @@ def unknown_key(key: str, value: Any, known: Sequence[str]) -> str:
   section = key.rpartition(".")[0]
   beside = [k for k in known if section and k.startswith(f"{section}.")]
   names = beside or dict.fromkeys(k.partition(".")[0] for k in known)
-  return f"{message}; allowed: {', '.join(names)}"
+  return f"{message}; must be one of {', '.join(names)}"
 
 
 def _get_config_fn(path: str, arg: str) -> Any:

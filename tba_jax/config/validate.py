@@ -140,7 +140,7 @@ def validate(
     problems += _lines(read, _CHECKS, sections)
     if elsewhere and c.get("init") == "sft":
       allowed = (
-          "allowed a folder of the hosts or ORG/NAME of the hub: fine-tuning is"
+          "must be a folder of the hosts or ORG/NAME of the hub: fine-tuning is"
           " not started there; run --program=sft, and name WORKDIR/sft/model"
       )
       problems.append(_line(c, "init", allowed))
@@ -171,7 +171,7 @@ def _check_values(
       if task_is_known or not key.startswith("task."):
         problems.append(load.unknown_key(key, value, list(expected)))
     elif allowed := _allowed(key, value, expected[key], program):
-      problems.append(_line(values, key, f"allowed {allowed}"))
+      problems.append(_line(values, key, f"must be {allowed}"))
     else:
       good[key] = value
   for key in expected:

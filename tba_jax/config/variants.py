@@ -73,7 +73,7 @@ def parse_arg(
     name, has_value, text = item.partition("=")
     if name not in spec:
       raise ValueError(
-          f"config argument {name!r} is not known; allowed: {sorted(spec)}"
+          f"config argument {name!r} is unknown; must be one of {sorted(spec)}"
       )
     kind = type(spec[name])
     if not has_value and kind is not bool:
@@ -90,7 +90,7 @@ def check_choices(
   for name, values in allowed.items():
     if arg[name] not in values:
       raise ValueError(
-          f"config argument {name}={arg[name]!r}: allowed"
+          f"config argument {name}={arg[name]!r}: must be one of"
           f" {', '.join(map(str, values))}"
       )
 
@@ -119,7 +119,7 @@ def parse_text(
     return bools[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError) as error:
     raise ValueError(
-        f"{name} = {text!r}: allowed {type_name(example)}"
+        f"{name} = {text!r}: must be {type_name(example)}"
     ) from error
 
 

@@ -19,7 +19,7 @@ def played(c: rules.Values) -> rules.Problems:
     return
   if c["reward.backend"] not in where:
     yield "reward.backend", (
-        f"allowed {' or '.join(map(repr, where))} with this task"
+        f"must be {' or '.join(map(repr, where))} with this task"
     )
 
 
@@ -27,7 +27,7 @@ def fits(c: rules.Values, task: base.Task) -> rules.Problems:
   """Yields problems with settings that environments do not support."""
   if c.get("init") == "sft" and not task.can_demonstrate:
     yield "init", (
-        "allowed 'scratch' or a model's folder: config.task.source has no"
+        "must be 'scratch' or a model's folder: config.task.source has no"
         " method demonstrate to fine-tune on"
     )
   for key, allowed in (
@@ -38,5 +38,5 @@ def fits(c: rules.Values, task: base.Task) -> rules.Problems:
   ):
     if c.get(key, allowed[0]) not in allowed:
       yield key, (
-          f"allowed {' or '.join(map(repr, allowed))} with environments"
+          f"must be {' or '.join(map(repr, allowed))} with environments"
       )

@@ -66,7 +66,7 @@ class EnvironmentTask(base.Task):
     if not math.isfinite(fields["correct_threshold"]):
       raise ValueError(
           f"config.task.correct_threshold={fields['correct_threshold']!r}:"
-          " allowed a finite"
+          " must be a finite"
           " number"
       )
     self.max_turns, self.correct_threshold = (
@@ -134,7 +134,7 @@ class EnvironmentTask(base.Task):
         isinstance(word, str) and word for word in words
     ):
       raise ValueError(
-          f"config.task.source: its `words` are {words!r}: allowed a list of"
+          f"config.task.source: its `words` are {words!r}: must be a list of"
           " texts, none of them empty"
       )
     return tuple(dict.fromkeys(words))

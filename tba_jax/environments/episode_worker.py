@@ -96,7 +96,7 @@ class _Episode:
     if not isinstance(out, tuple) or len(out) not in (4, 5):
       raise base.RewardError(
           "error",
-          f"step returned {repr(out)[:80]}: allowed (observation, reward,"
+          f"step returned {repr(out)[:80]}: must be (observation, reward,"
           " done, info), or with terminated and truncated",
       )
     said, reward, *ends, info = out
@@ -120,7 +120,7 @@ class _Episode:
       turn = self._environment.demonstrate()
       if not isinstance(turn, str):
         raise base.RewardError(
-            "error", f"demonstrate returned {repr(turn)[:80]}: allowed a text"
+            "error", f"demonstrate returned {repr(turn)[:80]}: must be a text"
         )
       answer = self.step(turn)
       turns += [turn, answer["said"]]
@@ -152,14 +152,14 @@ def _checked(method: str, said: Any) -> str | list[dict[str, str]]:
   elif not isinstance(said, str):
     raise base.RewardError(
         "error",
-        f"{method} returned {repr(said)[:80]}: allowed a text, or a list of"
+        f"{method} returned {repr(said)[:80]}: must be a text, or a list of"
         " messages with role and content",
     )
   size = len(said) if isinstance(said, str) else len(json.dumps(said))
   if size > _MAX_CHARACTERS:
     raise base.RewardError(
         "size",
-        f"{method} returned {size} characters: allowed up to"
+        f"{method} returned {size} characters: must be at most"
         f" {_MAX_CHARACTERS}",
     )
   return said

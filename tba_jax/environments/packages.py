@@ -43,7 +43,7 @@ def load(source: str, opponent: str) -> Callable[[], Any]:
   module, _, name = source.partition(":")
   if opponent and module != "textarena":
     raise ValueError(
-        f"config.task.opponent={opponent!r}: allowed '' with"
+        f"config.task.opponent={opponent!r}: must be '' with"
         f" config.task.source={source!r}; environments of textarena have"
         " opponents"
     )
@@ -107,7 +107,7 @@ class TextArena:
       self._game.reset(num_players=num_players, seed=seed)
     except AssertionError as error:
       raise ValueError(
-          f"{error}: allowed games for one, and with config.task.opponent for"
+          f"{error}: must be a game for one, or with config.task.opponent for"
           " two"
       ) from error
     self._play_opponent(done=False)
@@ -183,6 +183,6 @@ def _check_name(package: str, name: str, known: Mapping[str, Any]) -> None:
   if name not in known:
     near = difflib.get_close_matches(name, known, n=8, cutoff=0.5)
     raise ValueError(
-        f"{name!r} is unknown to {package}: allowed"
+        f"{name!r} is unknown to {package}: must be one of"
         f" {', '.join(near or sorted(known))}"
     )

@@ -110,7 +110,7 @@ class ToolEnvironment:
     forms = self._parameters[tool]
     for name, value in given.items():
       if not tool_calls.fits(value, forms[name]):
-        raise ValueError(f"{name}: allowed {_noun(forms[name])}")
+        raise ValueError(f"{name}: must be {_noun(forms[name])}")
 
   def _added_reward(self, text: str, *, is_last: bool) -> Any:
     get = getattr(self._inner, "get_reward", None)
@@ -147,7 +147,7 @@ def schema(tool: Callable[..., Any]) -> dict[str, Any]:
     if parameter.kind not in _KINDS:
       raise ValueError(
           f"tool {tool.__name__}: parameter {str(parameter)!r} has no name that"
-          " a call could give; allowed parameters by name"
+          " a call could give; give it a name"
       )
     if name not in hints:
       raise ValueError(
@@ -208,7 +208,7 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         k.__name__ for k in tool_calls.TYPES if k is not type(None)
     )
     raise ValueError(
-        f"type {hint}: allowed {allowed}, Literal, and unions of them"
+        f"type {hint}: must be {allowed}, Literal, and unions of them"
     )
   out = {"type": tool_calls.TYPES[kind]}
   if kind is list and arguments:

@@ -169,7 +169,7 @@ class Environments:
       ids, mask = [*ids, *reply], mask + [False] * len(reply)
     if not any(mask):
       raise ValueError(
-          f"config.sampling.max_completion_tokens = {max_tokens}: allowed"
+          f"config.sampling.max_completion_tokens = {max_tokens}: must be"
           f" {len(tokens)} or more, which the demonstration of seed {seed}"
           " begins with"
       )
@@ -199,7 +199,7 @@ class Environments:
         failure = "error", str(error)
     if failure is None and not 1 <= len(tokens) <= self._max_prompt_tokens:
       failure = "size", (
-          f"reset({seed}) says {len(tokens)} tokens: allowed 1 to"
+          f"reset({seed}) says {len(tokens)} tokens: must be 1 to"
           f" config.sampling.max_prompt_tokens = {self._max_prompt_tokens}"
       )
     if failure is not None:

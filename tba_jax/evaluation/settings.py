@@ -57,18 +57,18 @@ def _judge_command(c: rules.Values) -> rules.Problems:
     return
   if not c["evaluate.judge_command"]:
     yield "evaluate.judge_command", (
-        "allowed a command with config.evaluate.judge = 'command'"
+        "must be a command with config.evaluate.judge = 'command'"
     )
   if c.program not in _WITH_JUDGE:
     return
   try:
     words = shlex.split(c["evaluate.judge_command"])
   except ValueError as error:
-    yield "evaluate.judge_command", f"allowed a command; {error}"
+    yield "evaluate.judge_command", f"must be a command; {error}"
     return
   if words and shutil.which(words[0]) is None:
     yield "evaluate.judge_command", (
-        f"allowed a command of this machine; there is no program {words[0]!r}"
+        f"must be a command of this machine; there is no program {words[0]!r}"
     )
 
 

@@ -15,7 +15,7 @@ def _batch(c: rules.Values) -> rules.Problems:
   for key in ("sft.batch_size", "reward_model.batch_size"):
     if c[key] % shards:
       yield key, (
-          f"allowed a multiple of {shards}, the shards of the batch"
+          f"must be a multiple of {shards}, the shards of the batch"
           " (config.mesh.data and fsdp)"
       )
 
@@ -24,14 +24,14 @@ def _schedules(c: rules.Values) -> rules.Problems:
   peak = c["train.num_steps"] - c["optimizer.warmup_steps"]
   if 0 < peak <= c["optimizer.stable_steps"]:
     yield "optimizer.stable_steps", (
-        f"allowed less than {peak} = config.train.num_steps -"
+        f"must be less than {peak} = config.train.num_steps -"
         " config.optimizer.warmup_steps"
     )
   rate, final = (c[f"optimizer.learning_rate{end}"] for end in ("", "_final"))
   if c["optimizer.schedule"] != "constant" and final > rate:
     yield "optimizer.learning_rate_final", (
-        f"allowed up to {rate} = config.optimizer.learning_rate, which it does"
-        " not follow: set both"
+        f"must be at most {rate} = config.optimizer.learning_rate, which it"
+        " does not follow: set both"
     )
 
 
@@ -41,11 +41,11 @@ def _trainer_mesh(c: rules.Values) -> rules.Problems:
   num, cpu_devices = c["trainer.num_processes"], c["trainer.cpu_devices"]
   if size % num:
     yield "trainer.num_processes", (
-        f"allowed a divisor of {size}, the devices of config.mesh"
+        f"must be a divisor of {size}, the devices of config.mesh"
     )
   elif cpu_devices and cpu_devices * num != size:
     yield "trainer.cpu_devices", (
-        f"allowed 0 or {size // num}: the devices of all processes are the"
+        f"must be 0 or {size // num}: the devices of all processes are the"
         f" {size} of config.mesh"
     )
 
@@ -57,13 +57,13 @@ def _router_replay(c: rules.Values) -> rules.Problems:
   num = models.num_experts(c)
   if not 1 <= num <= 256:
     yield "train.router_replay", (
-        f"allowed False: it needs a model with 1 to 256 experts in a layer, and"
+        f"must be False: it needs a model with 1 to 256 experts in a layer, and"
         f" that of config.init = {c['init']!r} has {num}"
     )
   in_flight = c["sampling.in_flight"]
   if in_flight != "off":
     yield "train.router_replay", (
-        f"allowed False with config.sampling.in_flight = {in_flight!r}: the"
+        f"must be False with config.sampling.in_flight = {in_flight!r}: the"
         " completions of a group read their prompt with params of several"
         " versions, which choose other experts, and the record has one choice"
     )
@@ -76,7 +76,7 @@ def _starts_with_sft(c: rules.Values) -> rules.Problems:
     return
   if c["sft.init"] == "scratch":
     yield "sft.init", (
-        "allowed without a model in config.init; to fine-tune that one:"
+        "needs a config.init without a model; to fine-tune that one:"
         f" --config.init=sft --config.sft.init={start}"
     )
 

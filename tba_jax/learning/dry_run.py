@@ -105,7 +105,7 @@ def trace_loss(config: ml_collections.ConfigDict) -> None:
       return
   raise ValueError(
       f"config.loss.name={config.loss.name!r}: its gradient by"
-      " groups.logprobs_BxKxT is 0, so that nothing would be learned; allowed a"
+      " groups.logprobs_BxKxT is 0, so that nothing would be learned; must be a"
       " loss of log-probs without stop_gradient, int or argmax around them all"
       " (docs/objectives.md)"
   )
@@ -183,7 +183,7 @@ def try_environment(config: ml_collections.ConfigDict) -> None:
         if "failure" in answer:
           raise ValueError(
               f"config.task.source={config.task.source!r}: {message[0]} fails"
-              f" ({answer['failure']}): {answer['message']}; allowed an"
+              f" ({answer['failure']}): {answer['message']}; must be an"
               " environment as docs/environments.md has it"
           )
   finally:
@@ -293,7 +293,7 @@ def _cause(judged: base.Judgement, events: list[str], field: str) -> str:
     allowed = "a task whose judge() returns a finite reward"
   return (
       f"a completion of the first prompt cannot be judged ({judged.failure}):"
-      f" {why.strip().removesuffix(':')}; allowed {allowed}"
+      f" {why.strip().removesuffix(':')}; must be {allowed}"
       " (docs/your_task.md)"
   )
 

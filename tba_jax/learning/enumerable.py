@@ -140,7 +140,7 @@ def make_learner(
       *, behavior_N: np.ndarray | None = None, lag_steps: int = 0
   ) -> np.ndarray:
     if lag_steps < 0:
-      raise ValueError(f"lag_steps={lag_steps}: allowed 0 or more")
+      raise ValueError(f"lag_steps={lag_steps}: must be 0 or more")
     if behavior_N is None:
       return np.asarray(run(lag_steps, ref_logprobs_N))
     return np.asarray(run(-1, _log_behavior(behavior_N, space)))
@@ -195,7 +195,7 @@ def _log_behavior(behavior_N: np.ndarray, space: Space) -> jax.Array:
       or abs(behavior_N.sum() - 1) > 1e-5
   ):
     raise ValueError(
-        f"behavior_N={behavior_N}: allowed {len(space.rewards_N)} probabilities"
+        f"behavior_N={behavior_N}: must be {len(space.rewards_N)} probabilities"
         " above 0 that sum to 1"
     )
   return jnp.asarray(np.log(behavior_N), jnp.float32)

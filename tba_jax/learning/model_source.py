@@ -268,7 +268,7 @@ def load(
     folder = hf_hub.find(path)
   if not folder.is_dir() or bucket.is_remote(path):
     raise ValueError(
-        f"config.{key}={path!r}: no such folder; allowed a Hugging Face folder,"
+        f"config.{key}={path!r}: no such folder; must be a Hugging Face folder,"
         " a GGUF file or ORG/NAME of the hub, a run directory, or"
         " RUN/checkpoints/STEP of one, both also in gs://"
     )

@@ -44,7 +44,7 @@ def _group_size(c: rules.Values) -> rules.Problems:
   least = objective_table.min_completions(of_loss(c))
   if c["train.completions_per_prompt"] < least:
     yield "train.completions_per_prompt", (
-        f"allowed {least} or more with config.loss.name = {name!r}, which"
+        f"must be {least} or more with config.loss.name = {name!r}, which"
         " compares the completions of a prompt"
     )
 
@@ -59,13 +59,13 @@ def _trust_region(c: rules.Values) -> rules.Problems:
   elif not correction and c["loss.ratio_clip"]:
     why = "the trust region"
   if why and not c["loss.ratio_clip"]:
-    yield "loss.ratio_clip", f"allowed above 0 and below 1 with {why}"
+    yield "loss.ratio_clip", f"must be above 0 and below 1 with {why}"
   is_sampled = c["loss.behavior_logprobs"] == "sampler"
   for key, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
     value = c[f"sampling.{key}"]
     if why and c["loss.ratio_clip"] and is_sampled and value != off:
       yield "loss.ratio_clip", (
-          f"allowed 0 with config.sampling.{key} = {value}, which leaves tokens"
+          f"must be 0 with config.sampling.{key} = {value}, which leaves tokens"
           " out: ratios to what is left are below 1 at staleness 0 already, and"
           f" {why} would cut them"
       )
@@ -79,7 +79,7 @@ def _family(c: rules.Values) -> rules.Problems:
   )
   if baseline == "file" and not c["loss.baseline_file"]:
     yield "loss.baseline_file", (
-        "allowed a file with config.loss.baseline = 'file'"
+        "must be a file with config.loss.baseline = 'file'"
         + f", which is config.loss.name = {name!r}'s own"
         * (not c["loss.baseline"])
     )
@@ -88,14 +88,14 @@ def _family(c: rules.Values) -> rules.Problems:
     default = settings.SETTINGS[key].default
     if c[key] != default and ".py:" not in name:
       yield key, (
-          f"allowed {default!r} with config.loss.name = {name!r}, config."
+          f"must be {default!r} with config.loss.name = {name!r}, config."
           f"loss.anchor = {c['loss.anchor']!r} and config.loss.baseline ="
           f" {c['loss.baseline']!r}, where nothing reads it; it is read with"
           f" config.loss.{reader}"
       )
   if c["reference.role"] == "none" and objective_table.reads_reference(loss):
     yield "reference.role", (
-        f"allowed 'trainer' or 'searcher' with config.loss.name = {name!r},"
+        f"must be 'trainer' or 'searcher' with config.loss.name = {name!r},"
         " which reads the reference's log-probs; 'none' is for"
         f" {', '.join(objective_table.without_reference())},"
         " config.loss.anchor = 'behavior' or 'ema',"
@@ -105,7 +105,7 @@ def _family(c: rules.Values) -> rules.Problems:
     for key in ("gamma", "tau"):
       if c[f"tempering.{key}"] != 1:
         yield f"tempering.{key}", (
-            f"allowed 1 with the anchor {anchor!r}: it tempers the reference"
+            f"must be 1 with the anchor {anchor!r}: it tempers the reference"
         )
 
 
@@ -114,7 +114,7 @@ def _distills(c: rules.Values) -> rules.Problems:
   name = c["loss.name"]
   if objective_table.find(name).has_teacher and not c["reference.init"]:
     yield "reference.init", (
-        f"allowed a model's folder with config.loss.name = {name!r}: without"
+        f"must be a model's folder with config.loss.name = {name!r}: without"
         " one the policy is its own teacher"
     )
   if c["loss.reward_weight"] or ".py:" in name:
@@ -122,7 +122,7 @@ def _distills(c: rules.Values) -> rules.Problems:
   by_order = objective_table.find(name).function.startswith("pairwise:")
   if by_order or not objective_table.reads_reference(of_loss(c)):
     yield "loss.reward_weight", (
-        f"allowed above 0 with config.loss.name = {name!r}, which learns from"
+        f"must be above 0 with config.loss.name = {name!r}, which learns from"
         " nothing else; 0 is for losses with a KL to the reference, as tb"
     )
 
@@ -133,7 +133,7 @@ def _proximal(c: rules.Values) -> rules.Problems:
   steps = max(c["rounds.mini_batches"], 1) * c["rounds.passes"]
   if c["rounds.mini_batches"] and held and steps % held:
     yield "loss.proximal_every_steps", (
-        f"allowed 0 or a divisor of {steps}, the steps of a round"
+        f"must be 0 or a divisor of {steps}, the steps of a round"
     )
   is_held = (
       c["loss.correction"] == "decoupled"
@@ -142,7 +142,7 @@ def _proximal(c: rules.Values) -> rules.Problems:
   )
   if held and not is_held:
     yield "loss.proximal_every_steps", (
-        "allowed 0 where nothing reads it; it is read with config.loss.name ="
+        "must be 0 where nothing reads it; it is read with config.loss.name ="
         f" {', '.join(objective_table.names('has_targets'))},"
         " config.loss.correction = 'decoupled' or"
         " config.loss.behavior_logprobs = 'recomputed'"
@@ -152,19 +152,19 @@ def _proximal(c: rules.Values) -> rules.Problems:
   loss, is_own = of_loss(c), ".py:" in c["loss.name"]
   if objective_table.anchor(loss) == "ema":
     yield "loss.behavior_logprobs", (
-        "allowed 'sampler' with the anchor 'ema', whose rate follows the lag of"
+        "must be 'sampler' with the anchor 'ema', whose rate follows the lag of"
         " the policy that sampled"
     )
   optimizer = {"sample_share_power": c["optimizer.sample_share_power"]}
   if not is_own and not objective_table.needs_logprobs(loss, optimizer):
     yield "loss.behavior_logprobs", (
-        f"allowed 'sampler' with config.loss.name = {c['loss.name']!r} and"
+        f"must be 'sampler' with config.loss.name = {c['loss.name']!r} and"
         f" config.loss.correction = {c['loss.correction']!r}, where"
         " nothing reads them"
     )
   if (held or steps) == 1:
     yield "loss.behavior_logprobs", (
-        "allowed 'sampler' where the proximal policy is held for one step"
+        "must be 'sampler' where the proximal policy is held for one step"
         " (config.loss.proximal_every_steps, config.rounds): no ratio would be"
         " left"
     )

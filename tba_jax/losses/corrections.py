@@ -49,7 +49,7 @@ they then change the path, and not the minimum, where it can be reached; the
 minimum of a policy gradient they do change. The bounded ones, ours, are above 0
 on all data, which keeps the pull on completions that the policy has left: where
 that goes too, a policy far from its data has nothing to call it back
-(docs/staleness.md).
+(docs/results/staleness.md).
 """
 
 import chex
@@ -183,7 +183,7 @@ def factors(
     return factor_BxKxT, changed_BxKxT.astype(w_BxKxT.dtype)
   else:
     raise ValueError(
-        f"loss.correction={correction!r}: allowed {objective_table.CORRECTIONS}"
+        f"loss.correction={correction!r}: must be {objective_table.CORRECTIONS}"
     )
   return factor_BxKxT, (factor_BxKxT != w_BxKxT).astype(w_BxKxT.dtype)
 

@@ -29,7 +29,7 @@ def load(name: str) -> Callable[..., groups_lib.Loss]:
   """
   function = user_code.load_function("config.loss.name", name)
   wanted = (
-      "; allowed a function of (groups, c, beta) that returns the scalar loss"
+      "; must be a function of (groups, c, beta) that returns the scalar loss"
       " and a dict of metrics, which may be {} (docs/objectives.md)"
   )
 

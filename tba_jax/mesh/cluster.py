@@ -527,14 +527,14 @@ def _parse(
   text = operands[0] if operands else "0"
   if not text.isdigit() or int(text) >= num_processes:
     raise ValueError(
-        f"operand {text!r}: allowed the number of a process of the trainer, 0"
+        f"operand {text!r}: must be the number of a process of the trainer, 0"
         f" to {num_processes - 1} (config.trainer.num_processes ="
         f" {num_processes})"
     )
   address = operands[1] if len(operands) > 1 else settings.coordinator
   if num_processes > 1 and not re.fullmatch(r"\S+:\d+", address):
     raise ValueError(
-        f"config.trainer.coordinator = {address!r}: allowed host:port of"
+        f"config.trainer.coordinator = {address!r}: must be host:port of"
         " process 0, where each process is started with its number"
     )
   return int(text), address
@@ -548,7 +548,7 @@ def tls_options(tls: certificates.Tls | None) -> dict[str, object]:
     raise ValueError(
         f"config.store.tls_cert_file = {tls.cert_file!r}: mutual TLS between"
         f" the trainer's processes needs jax {certificates.NEEDED}, here is"
-        f" {jax.__version__}; allowed '' or config.trainer.num_processes = 1"
+        f" {jax.__version__}; must be '' or config.trainer.num_processes = 1"
     )
   return tls.jax_options()
 

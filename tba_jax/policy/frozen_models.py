@@ -73,14 +73,14 @@ def _check_tokens(
   if mine.vocab_size != its.vocab_size:
     raise ValueError(
         f"its tokenizer has {its.vocab_size} tokens, the policy's"
-        f" {mine.vocab_size}; allowed a model with the policy's tokenizer"
+        f" {mine.vocab_size}; must be a model with the policy's tokenizer"
     )
   ids = range(mine.vocab_size)
   for i, (own, other) in enumerate(zip(mine.tokens(ids), its.tokens(ids))):
     if own != other:
       raise ValueError(
           f"token {i} of its tokenizer is {other!r}, of the policy's {own!r};"
-          " allowed a model with the policy's tokenizer"
+          " must be a model with the policy's tokenizer"
       )
 
 
@@ -106,7 +106,7 @@ def load_scorer(
   path = hf_hub.find(folder)
   if not (path / "config.json").is_file():
     raise ValueError(
-        f"config.{key}={str(folder)!r}: no model is there; allowed a Hugging"
+        f"config.{key}={str(folder)!r}: no model is there; must be a Hugging"
         " Face folder with a scalar head, such as --program=reward_model makes"
     )
   compute_dtype = config_lib.compute_dtype(config.model, jax.default_backend())

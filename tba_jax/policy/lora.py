@@ -148,7 +148,7 @@ def peft_tensors(
   if model_config.num_experts and "mlp" in adapters["blocks"]:
     raise ValueError(
         "config.export.adapter=True: peft has no file of adapters of experts;"
-        " allowed False, which merges them into the model"
+        " must be False, which merges them into the model"
     )
   for row in hf_names.rows(model_config):
     factors = adapters
@@ -162,7 +162,7 @@ def peft_tensors(
       raise ValueError(
           f"config.lora.targets: {row.path[-2]} of the family"
           f" {model_config.family} is no matrix [out, in] of a Hugging Face"
-          " folder; allowed others, or config.export.adapter=False"
+          " folder; must be others, or config.export.adapter=False"
       )
     rank = factors["a"].shape[1]
     for layer, name in enumerate(row.hf_names(model_config.num_layers)):
@@ -239,7 +239,7 @@ def _targets(text: str, logical_axes: PyTree) -> dict[_Path, tuple[str, ...]]:
   lacking = sorted(set(wanted) - set(known))
   if lacking:
     raise ValueError(
-        f"config.lora.targets={text!r}: this model has no {lacking}; allowed"
+        f"config.lora.targets={text!r}: this model has no {lacking}; must be"
         f" 'all' or some of {known}"
     )
   return {

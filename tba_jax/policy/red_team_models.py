@@ -167,7 +167,7 @@ def _batch_shape(
   num_tokens = task.setting(key)
   if encoder is not None and num_tokens > encoder.config.max_tokens:
     raise ValueError(
-        f"config.task.{key}={num_tokens}: allowed up to the"
+        f"config.task.{key}={num_tokens}: must be at most the"
         f" {encoder.config.max_tokens} positions of the encoder"
     )
   return task.setting("classifier_rows"), num_tokens

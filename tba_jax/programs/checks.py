@@ -25,7 +25,7 @@ def _line_program(c: rules.Values) -> rules.Problems:
     remote = name.startswith("gs://")
     if not name or not (remote or hf_hub.find(name).is_dir()):
       yield "generate.model", (
-          "allowed a Hugging Face folder, a GGUF file or ORG/NAME of the hub, a"
+          "must be a Hugging Face folder, a GGUF file or ORG/NAME of the hub, a"
           " run directory, or RUN/checkpoints/STEP of one; runs also in gs://"
       )
     elif not remote:
@@ -33,15 +33,15 @@ def _line_program(c: rules.Values) -> rules.Problems:
   except (ValueError, OSError) as error:
     yield "generate.model", str(error)
   if not c["generate.input"] or not os.path.isfile(source):
-    yield "generate.input", "allowed a file that exists, a JSON object a line"
+    yield "generate.input", "must be a file that exists, a JSON object a line"
   if not c["generate.output"] or os.path.isdir(target):
-    yield "generate.output", "allowed the name of a file"
+    yield "generate.output", "must be the name of a file"
   elif target.absolute() == source.absolute():
-    yield "generate.output", "allowed another file than config.generate.input"
+    yield "generate.output", "must be another file than config.generate.input"
   elif not os.path.isdir(
       next(filter(os.path.exists, target.absolute().parents))
   ):
-    yield "generate.output", "allowed a file in a folder"
+    yield "generate.output", "must be a file in a folder"
 
 
 def _check_source(c: rules.Values, folder: pathlib.Path) -> None:

@@ -200,7 +200,7 @@ def _check(workdir: str, operand: str) -> None:
     model_source.check_checkpoint(workdir, int(operand))
   elif not hf_hub.find(operand).is_dir():
     raise ValueError(
-        f"operand {operand!r}: allowed the step of a checkpoint or a folder"
+        f"operand {operand!r}: must be the step of a checkpoint or a folder"
         " that exists"
     )
 

@@ -148,7 +148,7 @@ def _run_program(
   processes.prepare_compiling()
   try:
     if operands:
-      raise ValueError(f"operands {' '.join(operands)}: allowed none")
+      raise ValueError(f"operands {' '.join(operands)}: must be left out")
     counts = work(config)
   except (ValueError, OSError) as error:
     return processes.refuse(error)
@@ -287,7 +287,7 @@ def _parse_seed(
   del number
   if "seed" not in record or any(name in record for name in _PROMPT_FIELDS):
     raise ValueError(
-        "allowed seed, that of the environment, which says the prompt itself"
+        "must be seed, that of the environment, which says the prompt itself"
     )
   _check_whole("seed", record["seed"], 0, requests.UINT32 - 1)
   other = _others(record, ("seed", "max_tokens"))
@@ -497,7 +497,7 @@ def score(config: ml_collections.ConfigDict) -> Counts:
   if most > limit:
     raise ValueError(
         "config.sampling.max_prompt_tokens + max_completion_tokens ="
-        f" {most}: allowed up to {limit}, the model's positions"
+        f" {most}: must be at most {limit}, the model's positions"
     )
   sharding = slots_lib.rows_sharding(
       slots_lib.params_sharding(source.params), batch_lines
@@ -647,7 +647,7 @@ def _sampled_tokens(
     ids = tokenizer.ids_of(tokens)
   if ids is None or not tokenizer.decode(ids, within=True).startswith(text):
     raise ValueError(
-        "tokens: allowed the strings of the model's tokens of completion, as a"
+        "tokens: must be the strings of the model's tokens of completion, as a"
         " run's samples.jsonl has them; without tokens the text is encoded"
     )
   return ids
@@ -667,7 +667,7 @@ def _stop_id(
 def _only_field(record: Record, fields: Sequence[str]) -> str:
   given = [name for name in fields if name in record]
   if len(given) != 1:
-    raise ValueError(f"allowed exactly one of {', '.join(fields)}, not {given}")
+    raise ValueError(f"must be exactly one of {', '.join(fields)}, not {given}")
   return given[0]
 
 
@@ -682,7 +682,7 @@ def _check_size(
   limit = config.sampling[key]
   if len(text) > max(_SHORT_TEXT, limit * source.tokenizer.longest_token):
     raise ValueError(
-        f"the {what} has {len(text)} characters: allowed 1 to"
+        f"the {what} has {len(text)} characters: must have 1 to"
         f" config.sampling.{key} = {limit} tokens"
     )
 
@@ -693,14 +693,14 @@ def _check_length(
   key = f"max_{what}_tokens"
   if not 1 <= len(ids) <= config.sampling[key]:
     raise ValueError(
-        f"the {what} has {len(ids)} tokens: allowed 1 to"
+        f"the {what} has {len(ids)} tokens: must have 1 to"
         f" config.sampling.{key} = {config.sampling[key]}"
     )
 
 
 def _check_text(name: str, value: Any) -> str:
   if not isinstance(value, str):
-    raise ValueError(f"{name} is {type(value).__name__}: allowed a text")
+    raise ValueError(f"{name} is {type(value).__name__}: must be a text")
   try:
     value.encode("utf-8")
   except UnicodeEncodeError as error:  # JSON may escape half a character.
@@ -710,10 +710,10 @@ def _check_text(name: str, value: Any) -> str:
 
 def _check_messages(value: Any) -> list[dict[str, str]]:
   if not isinstance(value, list) or not value:
-    raise ValueError("messages: allowed a list of objects, not an empty one")
+    raise ValueError("messages: must be a list of objects, not an empty one")
   for message in value:
     if not isinstance(message, dict):
-      raise ValueError("messages: allowed objects with role and content")
+      raise ValueError("messages: must be objects with role and content")
     for name in ("role", "content"):
       _check_text(f"messages' {name}", message.get(name))
   return value
@@ -727,7 +727,7 @@ def _check_ids(
       type(i) is int and 0 <= i <= last for i in value
   ):
     raise ValueError(
-        f"{name}: allowed a list of whole numbers from 0 to {last}"
+        f"{name}: must be a list of whole numbers from 0 to {last}"
     )
   return value
 
@@ -735,7 +735,7 @@ def _check_ids(
 def _check_whole(name: str, value: Any, low: int, high: int) -> None:
   if type(value) is not int or not low <= value <= high:
     raise ValueError(
-        f"{name}={value!r}: allowed a whole number from {low} to {high}"
+        f"{name}={value!r}: must be a whole number from {low} to {high}"
     )
 
 

@@ -288,7 +288,7 @@ def load_pairs(
   if not pairs:
     raise ValueError(
         f"config.{NAME}.{split}={source!r}: no pair can be used."
-        f" {'; '.join(report.lines())}; allowed rows with the texts prompt or"
+        f" {'; '.join(report.lines())}; must be rows with the texts prompt or"
         " query, chosen and rejected (task.name='chat' takes messages too),"
         f" these have {sorted(fields)}"
     )
@@ -339,7 +339,7 @@ def leave_out_shared(
     raise ValueError(
         f"config.{NAME}.train: {len(shared)} of {len(pairs[base.TRAIN])} pairs"
         f" are held-out pairs too, the first {first.place} ="
-        f" {held_out[key(first)]}; allowed none, or, of a part,"
+        f" {held_out[key(first)]}; must have none, or, of a part,"
         " config.task.overlap='leave_out'"
     )
   for pair in shared:
@@ -400,7 +400,7 @@ def relabel_pairs(
         if not math.isfinite(first + second):
           raise ValueError(
               f"config.{NAME}.relabel: {pair.place} has the scores {first} and"
-              f" {second}; allowed finite ones"
+              f" {second}; must be finite ones"
           )
         record = {**dataclasses.asdict(pair), "scores": [first, second]}
         record["agrees"] = first >= second

@@ -51,7 +51,7 @@ def run_serve(
   """Serves until a signal; returns the exit status."""
   try:
     if operands:
-      raise ValueError(f"operands {' '.join(operands)}: allowed none")
+      raise ValueError(f"operands {' '.join(operands)}: must be left out")
     for name in ("pydantic", "starlette", "uvicorn"):
       if importlib.util.find_spec(name) is None:
         raise ValueError(
@@ -205,7 +205,7 @@ def _listen(host: str, port: int) -> socket.socket:
   except OSError as error:
     raise ValueError(
         f"config.serve.host={host!r}, config.serve.port={port}: {error};"
-        " allowed an address of this machine and a free port"
+        " must be an address of this machine and a free port"
     ) from error
   return listener
 
@@ -242,7 +242,7 @@ def _tls(
     except OSError as error:
       raise ValueError(
           f"config.serve.tls_cert_file={config.tls_cert_file},"
-          f" config.serve.tls_key_file={config.tls_key_file}: {error}; allowed"
+          f" config.serve.tls_key_file={config.tls_key_file}: {error}; must be"
           " a certificate and its key, PEM, without a passphrase"
       ) from error
     return dict(zip(("ssl_certfile", "ssl_keyfile"), files))

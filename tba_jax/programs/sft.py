@@ -136,7 +136,7 @@ def make_examples(
     for (name, limit), tokens in zip(limits.items(), texts):
       if len(tokens) > limit:
         raise ValueError(
-            f"config.sampling.{name} = {limit}: allowed {len(tokens)} or more,"
+            f"config.sampling.{name} = {limit}: must be {len(tokens)} or more,"
             f" which training prompt {index} of the task needs"
         )
     return row

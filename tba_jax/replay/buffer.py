@@ -493,7 +493,7 @@ class ReplayBuffer:
     longest = state["prompt_lengths"].max(initial=0)
     if longest > self._max_prompt_tokens:
       raise ValueError(
-          f"saved prompts of up to {longest} tokens; allowed:"
+          f"saved prompts of up to {longest} tokens; must be at most"
           f" max_prompt_tokens={self._max_prompt_tokens}"
       )
     self.table.set_state(state["rows"])

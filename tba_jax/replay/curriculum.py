@@ -163,7 +163,7 @@ class CurriculumOrder(prompt_order.PromptOrder):
     is_ours = saved["num_prompts"] == self.num_prompts
     if not is_ours or not len(drawn) == len(allowed) == self._size:
       raise ValueError(
-          f"{path}: allowed {self._size} of {self.num_prompts} prompts; it has"
+          f"{path}: must be {self._size} of {self.num_prompts} prompts; it has"
           f" {len(drawn)} of {saved['num_prompts']}. Give another --workdir"
       )
     return drawn

@@ -43,7 +43,7 @@ class PromptOrder:
       prompt_ids: N ids of the prompts; None is all from 0 on.
     """
     if num_prompts < 1:
-      raise ValueError(f"num_prompts={num_prompts}: allowed 1 or more")
+      raise ValueError(f"num_prompts={num_prompts}: must be 1 or more")
     self.num_prompts = num_prompts
     self._prompt_ids = prompt_ids
     self._seed = seed

@@ -300,7 +300,7 @@ class RecordTable:
     lengths = state["completion_lengths"]
     if lengths.max(initial=0) > self.num_tokens:
       raise ValueError(
-          f"saved completions of up to {lengths.max()} tokens; allowed:"
+          f"saved completions of up to {lengths.max()} tokens; must be at most"
           f" max_completion_tokens={self.num_tokens}"
       )
     self.clear()

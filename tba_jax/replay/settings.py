@@ -92,12 +92,12 @@ def _capacity(c: rules.Values) -> rules.Problems:
   )
   if c["replay.capacity"] < needed:
     yield "replay.capacity", (
-        f"allowed {needed} or more: one batch, the warm start, and what the"
+        f"must be {needed} or more: one batch, the warm start, and what the"
         " searchers may sample ahead must each fit"
     )
   if c["search.prompts_per_round"] > ahead and c["search.prompts_per_step"]:
     yield "search.prompts_per_round", (
-        f"allowed up to {ahead} = (config.search.lead_steps + 1) *"
+        f"must be at most {ahead} = (config.search.lead_steps + 1) *"
         " config.search.prompts_per_step: more are never granted at once"
     )
 
@@ -113,9 +113,9 @@ def _rounds(c: rules.Values) -> rules.Problems:
       ("train.per_round_steps", (0, steps)),
   ):
     if c[key] not in allowed:
-      yield key, f"allowed {' or '.join(map(str, allowed))} with config.rounds"
+      yield key, f"must be {' or '.join(map(str, allowed))} with config.rounds"
   if c["train.num_steps"] % steps:
-    yield "train.num_steps", f"allowed a multiple of {steps}, whole rounds"
+    yield "train.num_steps", f"must be a multiple of {steps}, whole rounds"
 
 
 # fmt: off

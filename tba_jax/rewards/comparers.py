@@ -157,7 +157,7 @@ class CommandComparer(Comparer):
           f"config.evaluate.judge_command={command!r}: {error}"
       ) from error
     if not self._words:
-      raise ValueError("config.evaluate.judge_command='': allowed a command")
+      raise ValueError("config.evaluate.judge_command='': must be a command")
     self._deadline_s = deadline_s
     self._failures = judges.FailureLog("judge_failed", on_event)
     self._child: supervised_worker.ChildProcess | None = None

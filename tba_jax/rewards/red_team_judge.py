@@ -264,7 +264,7 @@ def first_token_classifier(
   verdict = tokenizer.encode(token)
   if not verdict:
     raise ValueError(
-        f"config.task.classifier_token={token!r}: allowed a word that the"
+        f"config.task.classifier_token={token!r}: must be a word that the"
         " classifier's tokenizer knows"
     )
   run = functools.partial(_log_prob_fn(last_logits, verdict[0]), params)

@@ -75,7 +75,7 @@ def trains_reward_model(c: rules.Values) -> bool:
 def readable(c: rules.Values) -> rules.Problems:
   for path in listed_paths(c.get("reward.readable", "")):
     if not os.path.exists(path):
-      yield "reward.readable", f"allowed paths that exist; {path} does not"
+      yield "reward.readable", f"must be paths that exist; {path} does not"
       return
 
 

@@ -152,7 +152,7 @@ def check_written(run: RunInfo) -> None:
     if path.is_dir():
       raise ValueError(f"{path}: damaged: is a directory; remove it")
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-      raise ValueError(f"{path}: allowed a file that this user may change")
+      raise ValueError(f"{path}: must be a file that this user may change")
 
 
 def update(workdir: str, config: ml_collections.ConfigDict) -> None:
@@ -265,7 +265,7 @@ def lock(workdir: str, role: str = "") -> int:
     return processes.lock_file(path, wait_s=_PROBE_S)
   except OSError as error:
     raise ValueError(
-        f"--workdir={workdir}: {error.strerror}: {error.filename}; allowed a"
+        f"--workdir={workdir}: {error.strerror}: {error.filename}; must be a"
         " folder that this user may write"
     ) from error
   except processes.LockedError as holder:
@@ -331,7 +331,7 @@ def _secret(config: ml_collections.ConfigDict, spool: pathlib.Path) -> bytes:
       secret = b""
     if len(secret) != wire.SECRET_BYTES:
       raise ValueError(
-          f"{wire.SECRET_VARIABLE}: allowed are {2 * wire.SECRET_BYTES}"
+          f"{wire.SECRET_VARIABLE}: must be {2 * wire.SECRET_BYTES}"
           " hexadecimal digits"
       )
     return secret

@@ -19,7 +19,7 @@ def _lengths(c: rules.Values) -> rules.Problems:
   least, most = c["explore.min_tokens"], c["explore.max_tokens"]
   if 0 < most < least:
     yield "explore.max_tokens", (
-        f"allowed config.explore.min_tokens = {least} or more, or 0"
+        f"must be config.explore.min_tokens = {least} or more, or 0"
     )
 
 
@@ -46,7 +46,7 @@ def _logs(c: rules.Values) -> rules.Problems:
     try:
       offline_completions.read(c[key], field, needs_logprobs=needs_logprobs)
     except OSError as error:
-      yield key, f"allowed a file that can be read; {error.strerror}"
+      yield key, f"must be a file that can be read; {error.strerror}"
     except ValueError as error:
       why = ""
       if str(error).endswith("logprobs are missing"):
@@ -64,22 +64,22 @@ def _logs(c: rules.Values) -> rules.Problems:
             " that are sampled"
         )
       lines = _LOG_LINES if field else _LOG_LINES_WITHOUT_REWARDS
-      yield key, f"allowed {lines}; {error}{why}"
+      yield key, f"must be {lines}; {error}{why}"
   if objective_table.baseline(loss) == "file" and not field:
     yield "offline.reward_field", (
-        "allowed the name of a field with config.loss.baseline = 'file'"
+        "must be the name of a field with config.loss.baseline = 'file'"
     )
   for key, allowed in _WITH_REWARDS_OF_A_FILE.items():
     if c[key] == allowed:
       continue
     if objective_table.baseline(loss) == "file":
       yield key, (
-          f"allowed {allowed!r} with config.loss.baseline = 'file', whose"
+          f"must be {allowed!r} with config.loss.baseline = 'file', whose"
           " values come from the rewards of the file"
       )
     if c["offline.path"] and field:
       yield key, (
-          f"allowed {allowed!r} with config.offline.path, whose rewards are"
+          f"must be {allowed!r} with config.offline.path, whose rewards are"
           " those of the file; with config.offline.reward_field = '' they are"
           " judged as those that are sampled"
       )
@@ -91,7 +91,7 @@ def _weights(c: rules.Values) -> rules.Problems:
     return
   if models.num_experts(c):
     yield "search.quantization", (
-        "allowed '' for a model with experts, which that of config.init ="
+        "must be '' for a model with experts, which that of config.init ="
         f" {c['init']!r} has"
     )
 
@@ -113,7 +113,7 @@ def _sampler(c: rules.Values) -> rules.Problems:
   urls = [url for url in c[key].split(",") if url]
   if len(urls) != c["search.num_searchers"] or len(set(urls)) < len(urls):
     yield key, (
-        f"allowed {c['search.num_searchers']} different addresses, one for each"
+        f"must be {c['search.num_searchers']} different addresses, one for each"
         " searcher (config.search.num_searchers)"
     )
 
@@ -124,19 +124,19 @@ def _searcher_mesh(c: rules.Values) -> rules.Problems:
   devices = rows * c["search.mesh.tensor"]
   if c["sampling.num_slots"] % rows:
     yield "sampling.num_slots", (
-        f"allowed a multiple of {rows}: a searcher's rows are split over"
+        f"must be a multiple of {rows}: a searcher's rows are split over"
         " config.search.mesh.data * config.search.mesh.fsdp devices"
     )
   waiting = c["sampling.num_waiting"]
   if waiting and (waiting % rows or waiting < 2 * rows):
     yield "sampling.num_waiting", (
-        f"allowed 0, or a multiple of {rows} from {2 * rows} on: each device"
+        f"must be 0, or a multiple of {rows} from {2 * rows} on: each device"
         " that splits a searcher's rows has as many, and exchanges one for"
         " another"
     )
   if c["search.cpu_devices"] not in (0, devices):
     yield "search.cpu_devices", (
-        f"allowed 0 or {devices}, the devices of config.search.mesh"
+        f"must be 0 or {devices}, the devices of config.search.mesh"
     )
 
 

@@ -85,12 +85,12 @@ class JaxSampler:
     if P + T > model.config.max_positions:
       raise ValueError(
           f"sampling.max_prompt_tokens={P} and"
-          f" sampling.max_completion_tokens={T}: allowed at most"
+          f" sampling.max_completion_tokens={T}: must be at most"
           f" model.max_positions={model.config.max_positions} together"
       )
     if settings.weights and model.config.num_experts:
       raise ValueError(
-          f"search.quantization={settings.weights!r}: allowed '' for a model"
+          f"search.quantization={settings.weights!r}: must be '' for a model"
           " with"
           " experts"
       )

@@ -134,7 +134,7 @@ class Log:
       )
     if not self.prompt_ids:
       raise ValueError(
-          f"config.offline.path = {c.path!r}: allowed a file with completions"
+          f"config.offline.path = {c.path!r}: must be a file with completions"
           " of"
           f" the task's training prompts; it has {len(completions)} other"
           f" prompts, the first is {next(iter(completions))[:80]!r}, where the"

@@ -166,23 +166,23 @@ class Request:
     problem = None
     if tokens_P.ndim != 1 or not 1 <= len(tokens_P) <= P:
       problem = (
-          f"prompt_tokens of shape {tokens_P.shape}: allowed 1 to"
+          f"prompt_tokens of shape {tokens_P.shape}: must be 1 to"
           f" sampling.max_prompt_tokens={P} tokens"
       )
     elif tokens_P.dtype.kind not in "iu" or not (
         0 <= tokens_P.min() <= tokens_P.max() < vocab_size
     ):
-      problem = f"prompt_tokens: allowed integers from 0 to {vocab_size - 1}"
+      problem = f"prompt_tokens: must be integers from 0 to {vocab_size - 1}"
     elif self.num_completions < 1:
-      problem = f"num_completions={self.num_completions}: allowed 1 or more"
+      problem = f"num_completions={self.num_completions}: must be 1 or more"
     elif self.max_tokens is not None and not 1 <= self.max_tokens <= T:
       problem = (
-          f"max_tokens={self.max_tokens}: allowed 1 to"
+          f"max_tokens={self.max_tokens}: must be 1 to"
           f" sampling.max_completion_tokens={T}"
       )
     for name, number in numbers.items():
       if problem is None and not 0 <= number < UINT32:
-        problem = f"{name}={number}: allowed 0 to 2^32 - 1"
+        problem = f"{name}={number}: must be 0 to 2^32 - 1"
     if problem is not None:
       raise ValueError(f"prompt {self.prompt_id}: {problem}")
 

@@ -455,12 +455,12 @@ class VllmSampler:
     if self._settings.temperature in (0, 1):
       allowed.append("raw_logprobs")
     if mode not in allowed:
-      wrong.append(f"--logprobs-mode={mode}: allowed {' or '.join(allowed)}")
+      wrong.append(f"--logprobs-mode={mode}: must be {' or '.join(allowed)}")
     P = self._settings.max_prompt_tokens
     most = P + self._settings.max_completion_tokens
     if (model_config.get("max_model_len") or 0) < most:
       wrong.append(
-          f"--max-model-len={model_config.get('max_model_len')}: allowed {most}"
+          f"--max-model-len={model_config.get('max_model_len')}: must be {most}"
           " or more, the sum of sampling.max_prompt_tokens and"
           " sampling.max_completion_tokens"
       )
@@ -492,7 +492,7 @@ def make(
   folder = search.vllm_folder or str(home.workdir / "vllm")
   if "://" in folder:
     raise ValueError(
-        f"config.search.vllm_folder = {folder!r}: allowed a folder of this"
+        f"config.search.vllm_folder = {folder!r}: must be a folder of this"
         " machine, which the vLLM server reads"
     )
   own_folder = pathlib.Path(folder) / f"searcher-{home.index}"

@@ -50,9 +50,9 @@ def _serve(c: rules.Values) -> rules.Problems:
   if any(c[key] for key in keys):
     for key in keys:
       if not os.path.isfile(os.path.expanduser(c[key])):
-        yield key, "allowed a file that exists, for both of config.serve.tls_*"
+        yield key, "must be a file that exists, for both of config.serve.tls_*"
     if c["serve.insecure"]:
-      yield "serve.insecure", "allowed False with config.serve.tls_cert_file"
+      yield "serve.insecure", "must be False with config.serve.tls_cert_file"
 
 
 CHECKS = (_serve,)

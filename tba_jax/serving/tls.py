@@ -79,7 +79,7 @@ def _general_name(name: str) -> x509.GeneralName:
     return x509.DNSName(name)
   except ValueError as error:
     raise ValueError(
-        f"config.serve.tls_names: {name!r}: {error}; allowed names and"
+        f"config.serve.tls_names: {name!r}: {error}; must be names and"
         " addresses of this machine, separated by commas"
     ) from error
 

@@ -136,7 +136,7 @@ def check_platforms() -> None:
     is_known = name in _PACKAGES or not _has_other_plugins()
     if is_known and name not in here:
       raise ValueError(
-          f"JAX_PLATFORMS={name!r}: not installed here; allowed"
+          f"JAX_PLATFORMS={name!r}: not installed here; must be one of"
           f" {', '.join(here)}, or '' for what JAX finds"
       )
 
@@ -243,12 +243,12 @@ def assign(
       if devices[role] not in ("", CPU):
         raise ValueError(
             f"config.devices.{role}={devices[role]!r}: JAX finds no accelerator"
-            " on this machine; allowed '' or 'cpu'"
+            " on this machine; must be '' or 'cpu'"
         )
     return {"trainer": [{}] * len(trainers), "searcher": [{}] * len(searchers)}
   if machine.kind == "tpu" and len(trainers) > 1:
     raise ValueError(
-        f"config.trainer.num_processes={len(trainers)}: allowed 1 on a TPU host"
+        f"config.trainer.num_processes={len(trainers)}: must be 1 on a TPU host"
     )
   count, chosen = len(machine.ids), dict(devices)
   if count == 1 and not any(chosen.values()) and searchers:
@@ -304,7 +304,7 @@ def _environment(
   bounds = _TPU_BOUNDS.get(len(indices))
   if bounds is None:
     raise ValueError(
-        f"{len(indices)} TPU chips for one process: allowed"
+        f"{len(indices)} TPU chips for one process: must be one of"
         f" {', '.join(map(str, _TPU_BOUNDS))}, or all of the host"
     )
   port = str(_FIRST_TPU_PORT + indices[0])

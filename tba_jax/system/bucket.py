@@ -124,7 +124,7 @@ def stage(workdir: str, program: str, *, key: str = "--workdir") -> str:
     allowed = "a path; gs:// needs gcsfs: pip install 'tba_jax[gcs]'"
   else:
     return str(prepare(url, program))
-  raise ValueError(f"{key}={workdir}: allowed {allowed}")
+  raise ValueError(f"{key}={workdir}: must be {allowed}")
 
 
 def stage_model(path: str, *, key: str) -> str:

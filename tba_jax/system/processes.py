@@ -102,7 +102,7 @@ def parse_cores(text: str) -> list[int]:
   for item in text.split(","):
     first, dash, last = item.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
-      raise ValueError(f"cores {text!r}: allowed forms are 0  0,2  0-3")
+      raise ValueError(f"cores {text!r}: must be such as 0  0,2  0-3")
     cores += range(int(first), int(last if dash else first) + 1)
   if not cores:
     raise ValueError(f"cores {text!r}: the range is empty")
@@ -353,7 +353,7 @@ def index_of(operands: Sequence[str]) -> int:
   """
   if len(operands) > 1 or not all(text.isdecimal() for text in operands):
     raise ValueError(
-        f"operands {' '.join(operands)}: allowed one whole number, that of this"
+        f"operands {' '.join(operands)}: must be one whole number, that of this"
         " process on its host"
     )
   return int(operands[0]) if operands else 0
@@ -455,7 +455,7 @@ def spool_directory(setting: str, workdir: str) -> pathlib.Path:
   if match := _NOT_IN_SOCKETS.search(str(path)):
     raise ValueError(
         f"config.store.spool_dir: the path of a socket cannot have {match[0]!r}"
-        f" ({path}); allowed another directory, or another TMPDIR"
+        f" ({path}); must be another directory, or another TMPDIR"
     )
   make_private(path, "store.spool_dir")
   return path
@@ -500,7 +500,7 @@ def make_private(path: pathlib.Path, key: str) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(
-        f"config.{key}: {path} cannot be made: {error.strerror}; allowed a"
+        f"config.{key}: {path} cannot be made: {error.strerror}; must be a"
         " directory of this user"
     ) from error
   status = path.lstat()
@@ -549,7 +549,7 @@ def _make_cache(root: str, what: str) -> str:
   except (OSError, ValueError) as error:
     why = getattr(error, "strerror", None) or error
     raise ValueError(
-        f"{what}, {root!r}, cannot be made: {why}; allowed a folder that this"
+        f"{what}, {root!r}, cannot be made: {why}; must be a folder that this"
         " user may write"
     ) from error
   return root

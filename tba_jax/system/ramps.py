@@ -33,9 +33,9 @@ def parse(value: float | str) -> Ramp:
     return Ramp(value, value)
   match = re.fullmatch(r"([^:]+):([^:]+):(\d{1,9})(?::(\d{1,9}))?", value)
   if match is None:
-    raise ValueError(f"{value!r}: allowed {FORM}")
+    raise ValueError(f"{value!r}: must be {FORM}")
   ramp = Ramp(float(match[1]), float(match[2]), int(match[3]))
   stop = int(match[4] or ramp.steps)
   if not 1 <= stop <= ramp.steps:
-    raise ValueError(f"{value!r}: allowed 1 <= STOP <= STEPS")
+    raise ValueError(f"{value!r}: must be 1 <= STOP <= STEPS")
   return dataclasses.replace(ramp, stop=int(match[4] or 0))

@@ -223,7 +223,7 @@ def compare(key: str, relation: str, other: str, why: str = "") -> Check:
 
   def check(c: Values) -> Problems:
     if not _RELATIONS[relation](c[key], c[other]):
-      yield key, f"allowed {relation} config.{other} = {c[other]}{why}"
+      yield key, f"must be {relation} config.{other} = {c[other]}{why}"
 
   return check
 
@@ -248,7 +248,7 @@ def require(
       else:
         fits, text = c[other] in allowed, " or ".join(map(repr, allowed))
       if not fits:
-        yield other, f"allowed {text} with config.{key} = {c[key]!r}"
+        yield other, f"must be {text} with config.{key} = {c[key]!r}"
 
   return check
 
@@ -270,7 +270,7 @@ def unread(
     return
   which = values if is_above_0 else f"= {', '.join(values)}"
   yield key, (
-      f"allowed {default!r} with config.{other} = {value!r}, where nothing"
+      f"must be {default!r} with config.{other} = {value!r}, where nothing"
       f" reads it; it is read with config.{other} {which}"
   )
 

@@ -44,7 +44,7 @@ def load_function(key: str, text: str, others: str = "") -> Callable[..., Any]:
   if not colon:
     allowed = f"{others}, " if others else ""
     raise ValueError(
-        f"{key}={text!r}: allowed {allowed}FILE.py:FUNCTION or MODULE:FUNCTION"
+        f"{key}={text!r}: must be {allowed}FILE.py:FUNCTION or MODULE:FUNCTION"
     )
   try:
     if callables.is_lent(text):

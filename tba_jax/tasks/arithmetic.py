@@ -59,7 +59,7 @@ class Arithmetic(base.Task):
         or not set(operations) <= set(OPERATIONS)
     ):
       raise ValueError(
-          f"config.task.operations={operations!r}: allowed one or more of"
+          f"config.task.operations={operations!r}: must be one or more of"
           f" {''.join(OPERATIONS)!r}, each once"
       )
     base.check_integer("max_number", max_number, 0, MAX_RESULT)

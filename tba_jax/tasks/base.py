@@ -247,7 +247,7 @@ class Task(abc.ABC):
     """Returns the reward of a completion of any prompt."""
     raise ValueError(
         "config.reward_model.relabel='task': not supported by the task"
-        f" {self.name!r}; allowed '' or a gold model's folder"
+        f" {self.name!r}; must be '' or a gold model's folder"
     )
 
   def reward(self, split: str, index: int, completion: str) -> float:
@@ -357,14 +357,14 @@ def check_split(split: str, more: Sequence[str] = ()) -> None:
   """Raises ValueError for a split that is neither known nor one of `more`."""
   allowed = (*SPLITS, VALIDATION, *more)
   if split not in allowed:
-    raise ValueError(f"split {split!r}: allowed {list(allowed)}")
+    raise ValueError(f"split {split!r}: must be {list(allowed)}")
 
 
 def check_choice(field: str, value: Any, allowed: Sequence[str]) -> None:
   """Raises ValueError unless `config.task.<field>` is one of `allowed`."""
   if value not in allowed:
     raise ValueError(
-        f"config.task.{field}={value!r}: allowed {sorted(allowed)}"
+        f"config.task.{field}={value!r}: must be one of {sorted(allowed)}"
     )
 
 
@@ -375,7 +375,7 @@ def check_integer(
   is_integer = isinstance(value, int) and not isinstance(value, bool)
   if not is_integer or not low <= value <= high:
     raise ValueError(
-        f"config.task.{field}={value!r}: allowed an integer from {low} to"
+        f"config.task.{field}={value!r}: must be an integer from {low} to"
         f" {high}"
     )
 
@@ -385,5 +385,5 @@ def check_fraction(field: str, value: Any) -> None:
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if not is_number or not 0 < value < 1:
     raise ValueError(
-        f"config.task.{field}={value!r}: allowed a number above 0 and below 1"
+        f"config.task.{field}={value!r}: must be a number above 0 and below 1"
     )

@@ -121,7 +121,7 @@ def _make_template(template: str) -> Callable[[base.Messages], base.Prompt]:
     return tokenizer.load(template).chat_text
   except ValueError as error:
     raise ValueError(
-        f"config.task.template={template!r}: allowed {MODEL!r}, {TULU!r} or a"
+        f"config.task.template={template!r}: must be {MODEL!r}, {TULU!r} or a"
         f" folder with a tokenizer; {error}"
     ) from error
 

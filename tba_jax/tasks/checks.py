@@ -38,19 +38,19 @@ def fits(c: rules.Values) -> rules.Problems:
     ):
       if c.get(key, needed) < needed:
         yield key, (
-            f"allowed {needed} or more: the longest {what} has {needed} tokens"
+            f"must be {needed} or more: the longest {what} has {needed} tokens"
         )
   yield from _lacks(c, task)
   # Reward models learn from pairs.
   needs_prompts = c.program not in ("evaluate", "reward_model")
   if needs_prompts and not task.num_prompts(base.TRAIN):
     yield "task.name", (
-        "allowed with --program=evaluate: it has no prompts to train on"
+        "needs --program=evaluate: the task has no training prompts"
     )
   learns_log_z = losses.find(c.get("loss.name")).learns_log_z
   if learns_log_z and task.num_prompts("train") > 1:
     yield "loss.name", (
-        "allowed with one training prompt, since it learns one log Z; this task"
+        "needs one training prompt, since it learns one log Z; this task"
         f" has {task.num_prompts('train')}. 'tb' estimates it for each prompt,"
         " 'subtb' learns it for each"
     )
@@ -71,26 +71,26 @@ def _lacks(c: rules.Values, task: base.Task) -> rules.Problems:
   if c.get("tokenizer.source") == "task" and _starts_from_scratch(c):
     last = 2 + len(task.tokenizer_words())  # After <pad>, <eos> and <unk>.
     if any(i > last for i in models.stop_ids(c)):
-      yield "sampling.stop_token_ids", f"allowed 0 to {last}"
+      yield "sampling.stop_token_ids", f"must be 0 to {last}"
     if c.get("tokenizer.chat"):
       yield "tokenizer.chat", (
-          "allowed with a tokenizer that has a chat template: its folder as"
+          "needs a tokenizer with a chat template: its folder as"
           " source or init"
       )
   if task.has_turns:
     yield from environments.fits(c, task)
   if c.get("reward.normalize_parts") and len(task.part_weights) < 2:
     yield "reward.normalize_parts", (
-        "allowed with two rewards or more (config.task.rewards of the task"
+        "needs two rewards or more (config.task.rewards of the task"
         " 'custom')"
     )
   if c.program not in ("sft", "reward_model") and not task.has_reward:
     needs = f"the task {c['task.name']!r} has no reward of its own"
     if c.get("reward.backend", "model") != "model":
-      yield "reward.backend", f"allowed 'model': {needs}"
+      yield "reward.backend", f"must be 'model': {needs}"
     if c.get("evaluate.judge") == "task":
       yield "evaluate.judge", (
-          f"allowed '', 'command' or a gold model's folder: {needs}"
+          f"must be '', 'command' or a gold model's folder: {needs}"
       )
 
 
@@ -105,7 +105,7 @@ def _rewards_where(c: rules.Values) -> rules.Problems:
   where = task_table.facts(c["task.name"]).rewards_where
   if where and c["reward.backend"] not in where:
     yield "reward.backend", (
-        f"allowed {' or '.join(map(repr, where))} with config.task.name ="
+        f"must be {' or '.join(map(repr, where))} with config.task.name ="
         f" {c['task.name']!r}"
     )
 

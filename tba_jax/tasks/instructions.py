@@ -416,7 +416,7 @@ class Instructions(base.Task):
     new_kinds = [name.strip() for name in held_out_kinds.split(",")]
     if not set(new_kinds) < set(KINDS):
       raise ValueError(
-          f"config.task.held_out_kinds={held_out_kinds!r}: allowed some, not"
+          f"config.task.held_out_kinds={held_out_kinds!r}: must be some, not"
           f" all, of {', '.join(KINDS)}, separated by commas"
       )
     rng = np.random.default_rng([split_seed, 0x1F])
@@ -560,7 +560,7 @@ def _make_prompts(
     else:
       raise ValueError(
           f"config.task: no {count} distinct prompts about {len(topics)} topics"
-          f" with the kinds {', '.join(kinds)}; allowed fewer train_prompts or"
+          f" with the kinds {', '.join(kinds)}; ask for fewer train_prompts or"
           " held_out_prompts"
       )
   return list(prompts.values())

@@ -73,7 +73,7 @@ class Math(rows_task.RowsTask):
       sources = synthetic.math_splits(fields["synthetic_prompts"], seed)
     elif synthetic.SYNTHETIC in (train, test):
       raise ValueError(
-          f"config.task.train={train!r}, config.task.test={test!r}: allowed"
+          f"config.task.train={train!r}, config.task.test={test!r}: must be"
           f" {synthetic.SYNTHETIC!r} for both, or for neither"
       )
     else:

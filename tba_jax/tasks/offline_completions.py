@@ -87,7 +87,7 @@ def read(
         raise ValueError(f"{path} line {number}: {error}") from error
       out.setdefault(prompt, []).extend(some)
   if not out:
-    raise ValueError(f"{path}: allowed a file with one completion or more")
+    raise ValueError(f"{path}: must be a file with one completion or more")
   return out
 
 
@@ -110,7 +110,7 @@ def _check_text(record: Any, line: str) -> None:
     json.dumps(record, ensure_ascii=False).encode()
   except UnicodeEncodeError as error:
     half = error.object[error.start : error.end]
-    raise ValueError(f"allowed text, not {half!r:.40} alone") from error
+    raise ValueError(f"must be text, not {half!r:.40} alone") from error
 
 
 def by_prompt_id(
@@ -140,7 +140,7 @@ def by_prompt_id(
         raise ValueError(
             f"config.offline: training prompts {other} and {prompt_id} have one"
             f" text, {text[:80]!r}, and the log has rewards of it, which may be"
-            " of either; allowed prompts that differ, or, to sample from a log,"
+            " of either; must be prompts that differ, or, to sample from a log,"
             " config.offline.reward_field='', where the task judges"
         )
       out[prompt_id] = completions[text]
@@ -170,7 +170,7 @@ def values(
   if lacking := [i for i in range(num_prompts) if i not in completions]:
     first = base.plain_text(task.prompt(base.TRAIN, lacking[0]))
     raise ValueError(
-        f"config.loss.baseline_file = {path!r}: allowed a file with all"
+        f"config.loss.baseline_file = {path!r}: must be a file with all"
         f" {num_prompts} training prompts; {len(lacking)} are missing, the"
         f" first is {first[:80]!r}"
     )
@@ -185,26 +185,26 @@ def values(
 def _parse(record: Any, reward_field: str) -> tuple[str, list[Completion]]:
   """Returns the prompt and the completions of a line."""
   if not isinstance(record, dict):
-    raise ValueError("allowed a JSON object")
+    raise ValueError("must be a JSON object")
   prompt = record.get("prompt", record.get("messages"))
   if not isinstance(prompt, str) and not base.are_messages(prompt):
     raise ValueError(
-        f"prompt: allowed a text or messages, not {_short(prompt)}"
+        f"prompt: must be a text or messages, not {_short(prompt)}"
     )
   prompt = base.plain_text(prompt)
   if "completions" not in record:
     return prompt, [_completion(record, record.get(reward_field), reward_field)]
   some = record["completions"]
   if not isinstance(some, list) or not some:
-    raise ValueError("completions: allowed a list of one or more")
+    raise ValueError("completions: must be a list of one or more")
   some = [{"text": c} if isinstance(c, str) else c for c in some]
   if not all(isinstance(c, dict) for c in some):
-    raise ValueError("completions: allowed texts or JSON objects")
+    raise ValueError("completions: must be texts or JSON objects")
   rewards = [None] * len(some)
   if reward_field:
     rewards = record.get(f"{reward_field}s", rewards)
   if not isinstance(rewards, list) or len(rewards) != len(some):
-    raise ValueError(f"{reward_field}s: allowed a list of {len(some)} numbers")
+    raise ValueError(f"{reward_field}s: must be a list of {len(some)} numbers")
   return prompt, [
       _completion(c, c.get(reward_field, reward), reward_field)
       for c, reward in zip(some, rewards)
@@ -219,21 +219,21 @@ def _completion(
   tokens = record.get("tokens")
   version, reason = record.get("version"), record.get("finish_reason")
   if text is not None and not isinstance(text, str):
-    raise ValueError(f"completion: allowed a text, not {_short(text)}")
+    raise ValueError(f"completion: must be a text, not {_short(text)}")
   if ids is None and text is None:
-    raise ValueError("allowed a completion (text) or token_ids")
+    raise ValueError("must be a completion (text) or token_ids")
   if ids is not None and not (ids and _are_ids(ids)):
-    raise ValueError("token_ids: allowed a list of one or more ids")
+    raise ValueError("token_ids: must be a list of one or more ids")
   if tokens is not None and not (tokens and _are_strings(tokens)):
     raise ValueError(
-        "tokens: allowed a list of one or more strings of tokens, not"
+        "tokens: must be a list of one or more strings of tokens, not"
         f" {_short(tokens)}; token_ids has ids"
     )
   if ids is not None and tokens is not None and len(ids) != len(tokens):
-    raise ValueError("tokens: allowed one for each of token_ids")
+    raise ValueError("tokens: must be one for each of token_ids")
   is_number = _are_numbers([reward]) and _are_finite([reward])
   if reward_field and not is_number:
-    raise ValueError(f"{reward_field}: allowed a number, not {_short(reward)}")
+    raise ValueError(f"{reward_field}: must be a number, not {_short(reward)}")
   has_turns = known = False
   if isinstance(logprobs, list):
     known = _are_numbers(logprobs) and _are_finite(logprobs)
@@ -241,12 +241,12 @@ def _completion(
     has_turns = None in logprobs and any(x is not None for x in logprobs)
     for name, some in (("token_ids", ids), ("tokens", tokens)):
       if some is not None and len(some) != len(logprobs):
-        raise ValueError(f"logprobs: allowed one for each of {name}")
+        raise ValueError(f"logprobs: must be one for each of {name}")
   if version is not None and not _are_ids([version]):
-    raise ValueError("version: allowed a whole number from 0 on")
+    raise ValueError("version: must be a whole number from 0 on")
   if reason not in (None, "length", *_STOPS):
     allowed = ", ".join(map(json.dumps, ("length", *_STOPS)))
-    raise ValueError(f"finish_reason: allowed {allowed}, not {_short(reason)}")
+    raise ValueError(f"finish_reason: must be {allowed}, not {_short(reason)}")
   return Completion(
       text=text,
       token_ids=None if ids is None else tuple(ids),

@@ -154,15 +154,16 @@ def _make_data(name: str, arguments: str, size: int, seed: int) -> Any:
   known = importlib.import_module("reasoning_gym.factory").DATASETS
   if name not in known:
     raise ValueError(
-        f"config.task.source={name!r}: allowed {', '.join(sorted(known))}"
+        f"config.task.source={name!r}: must be one of"
+        f" {', '.join(sorted(known))}"
     )
   key = f"config.task.arguments={arguments!r}"
   try:
     given = json.loads(arguments)
   except ValueError as error:
-    raise ValueError(f"{key}: allowed a JSON object; {error}") from error
+    raise ValueError(f"{key}: must be a JSON object; {error}") from error
   if not isinstance(given, dict):
-    raise ValueError(f"{key}: allowed a JSON object")
+    raise ValueError(f"{key}: must be a JSON object")
   try:
     if "datasets" in given:
       spec = importlib.import_module("reasoning_gym.composite").DatasetSpec
@@ -172,5 +173,5 @@ def _make_data(name: str, arguments: str, size: int, seed: int) -> Any:
     fields = [f.name for f in dataclasses.fields(known[name][1])]
     fields = [field for field in fields if field not in ("size", "seed")]
     raise ValueError(
-        f"{key}: {error}; allowed arguments of {name}: {', '.join(fields)}"
+        f"{key}: {error}; the arguments of {name} are {', '.join(fields)}"
     ) from error

@@ -224,7 +224,7 @@ def _check(fields: Mapping[str, Any]) -> None:
   def need(name: str, right: bool, allowed: str) -> None:
     if not right:
       raise ValueError(
-          f"config.task.{name}={fields[name]!r}: allowed {allowed}"
+          f"config.task.{name}={fields[name]!r}: must be {allowed}"
       )
 
   for name in (

@@ -153,7 +153,7 @@ def as_text(field: str, value: Any) -> str | None:
   if isinstance(value, dict) and value:
     inside = f", or a field of the object, such as {field}.{next(iter(value))}"
   raise UnusableError(
-      "no_text", f"field {field!r} is {kind}: allowed a text or number{inside}"
+      "no_text", f"field {field!r} is {kind}: must be a text or number{inside}"
   )
 
 
@@ -199,12 +199,12 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
   refuse = lambda what: UnusableError("messages", f"{where} {what}")
   if not isinstance(role, str) or role not in _READ_ROLES:
     raise refuse(
-        f"has {names[0]} {role!r}: allowed {', '.join(base.ROLES)}; turns of"
-        " tools need a task of environments"
+        f"has {names[0]} {role!r}: must be one of {', '.join(base.ROLES)};"
+        " turns of tools need a task of environments"
     )
   if message.get("tool_calls") or message.get("function_call"):
     raise refuse(
-        "calls a tool: allowed text alone; turns of tools need a task of"
+        "calls a tool: must be text only; turns of tools need a task of"
         " environments"
     )
   parts = content if isinstance(content, list) else [content]
@@ -214,7 +214,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
       part = part.get("text")
     if not isinstance(part, str):
       kind = part.get("type") if isinstance(part, dict) else part
-      raise refuse(f"has a {names[1]} of {kind!r:.40}: allowed text")
+      raise refuse(f"has a {names[1]} of {kind!r:.40}: must be text")
     texts.append(part)
   left_out = (*names, "tool_calls", "function_call")
   more = {
@@ -428,7 +428,7 @@ def _read_jsonl(
       if number == 1 and line.startswith(
           (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
       ):
-        raise ValueError("it is UTF-16; allowed UTF-8")
+        raise ValueError("it is UTF-16; must be UTF-8")
       if line.strip():
         yield number, _parsed(line)
 
@@ -485,7 +485,7 @@ def _read_tfds(path: pathlib.Path, split: str) -> Iterator[Row]:
   builder = tfds.builder_from_directory(path)
   if split not in builder.info.splits:
     raise ValueError(
-        f"allowed a split in brackets, one of {sorted(builder.info.splits)}"
+        f"must be a split in brackets, one of {sorted(builder.info.splits)}"
     )
   for number, row in enumerate(builder.as_data_source(split=split), 1):
     yield Row(f"{builder.info.name}[{split}]:{number}", plain(row))
@@ -501,7 +501,7 @@ def folder_sources(
   key = "config.task.data"
   if pathlib.Path(data).expanduser().is_file():
     raise ValueError(
-        f"{key}={data!r}: allowed a folder with both splits, ORG/NAME of the"
+        f"{key}={data!r}: must be a folder with both splits, ORG/NAME of the"
         " Hugging Face hub, or 'synthetic'"
     )
   return {

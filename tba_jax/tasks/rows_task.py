@@ -187,7 +187,7 @@ class RowsTask(base.Task):
     why = "; ".join(self.report.lines())
     fields = f"fields {sorted(field_names)}"
     if not field_names:
-      fields = "allowed JSON objects, one a line (.jsonl), or a Parquet file"
+      fields = "must be JSON objects, one a line (.jsonl), or a Parquet file"
     return f"{source}: no row can be used, {why}; {fields}"
 
   def _check_overlap(
@@ -212,7 +212,7 @@ class RowsTask(base.Task):
         ]
         raise ValueError(
             f"config.task: {len(shared)} prompts of the split {split!r} are in"
-            f" the {name} split too: {', '.join(pairs)}; allowed none, or"
+            f" the {name} split too: {', '.join(pairs)}; must share none, or"
             " config.task.overlap='leave_out' for those of 'train', or 'keep'"
             " where rows of one prompt are different problems"
         )
@@ -251,7 +251,7 @@ class RowsTask(base.Task):
     total = len(self._by_prompt(overlap))
     if num_prompts >= total:
       raise ValueError(
-          f"config.task.validation_prompts={num_prompts}: allowed up to"
+          f"config.task.validation_prompts={num_prompts}: must be at most"
           f" {total - 1}, less than the training prompts"
       )
     self._cut(
@@ -389,7 +389,7 @@ class RowsTask(base.Task):
     if len(words) > self.MAX_WORDS:
       raise ValueError(
           f"config.tokenizer.source='task': the texts have {len(words)} words,"
-          f" allowed up to {self.MAX_WORDS}; name a folder with a tokenizer"
+          f" must be at most {self.MAX_WORDS}; name a folder with a tokenizer"
       )
     return words
 
@@ -457,7 +457,7 @@ def _own_words(prompt: base.Prompt) -> str:
   if not isinstance(prompt, str):
     raise ValueError(
         "config.tokenizer.source='task': prompts of messages need a chat"
-        " template, which a task's own words have not; allowed a folder whose"
+        " template, which a task's own words have not; must be a folder whose"
         " tokenizer has one, there or as init"
     )
   return prompt

@@ -314,7 +314,7 @@ class GoldReward(rows_task.RowsTask):
     if not self._is_synthetic:
       raise base.RewardError(
           "no_reward",
-          f"config.reward.backend: allowed 'model', the task {self.name!r} has"
+          f"config.reward.backend: must be 'model', the task {self.name!r} has"
           " no"
           " reward of its own",
       )

@@ -39,19 +39,19 @@ def find(name: Any) -> type[base.Task]:
   module, colon, attribute = str(path).partition(":")
   if not colon:
     raise ValueError(
-        f"config.task.name={name!r}: allowed {sorted(TASKS)}, or 'MODULE:CLASS'"
-        " of a task of your own"
+        f"config.task.name={name!r}: must be one of {sorted(TASKS)}, or"
+        " 'MODULE:CLASS' of a task of your own"
     )
   try:
     cls = getattr(importlib.import_module(module), attribute)
   except Exception as error:  # User code may raise anything.
     raise ValueError(
-        f"config.task.name={name!r}: allowed a class that can be imported,"
+        f"config.task.name={name!r}: must be a class that can be imported,"
         f" from a folder in PYTHONPATH; {type(error).__name__}: {error}"
     ) from error
   if not (isinstance(cls, type) and issubclass(cls, base.Task)):
     raise ValueError(
-        f"config.task.name={name!r}: allowed a subclass of"
+        f"config.task.name={name!r}: must be a subclass of"
         " tba_jax.tasks.base.Task"
     )
   return cls
@@ -90,7 +90,7 @@ def make_task(config_task: ml_collections.ConfigDict) -> base.Task:
     if field not in task_class.FIELDS:
       raise ValueError(
           f"config.task.{field}={value!r}: not a field of the task {name!r};"
-          f" allowed {sorted(task_class.FIELDS)}"
+          f" must be one of {sorted(task_class.FIELDS)}"
       )
   values = {**task_class.FIELDS, **given}
   if "split_seed" in values:

@@ -222,7 +222,7 @@ def devices_of(
   """
   if len(operands) > 2:
     raise ValueError(
-        f"operands {' '.join(operands)}: allowed the trainer's topology and a"
+        f"operands {' '.join(operands)}: must be the trainer's topology and a"
         " searcher's"
     )
   mesh_sizes = {"mesh": config.mesh, "search.mesh": config.search.mesh}
@@ -230,7 +230,7 @@ def devices_of(
   if accelerators.CPU in operands:
     if set(operands) != {accelerators.CPU}:
       raise ValueError(
-          f"operands {' '.join(operands)}: allowed 'cpu' for both roles"
+          f"operands {' '.join(operands)}: must be 'cpu' for both roles"
       )
     jax.config.update("jax_platforms", accelerators.CPU)
     jax.config.update("jax_num_cpu_devices", max(needed.values()))

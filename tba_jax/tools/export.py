@@ -94,7 +94,7 @@ def _write_adapter(
   )
   if policy.folder is None:
     raise ValueError(
-        "config.init='scratch': adapters need a base in a folder; allowed"
+        "config.init='scratch': adapters need a base in a folder; must be"
         " config.export.adapter=False"
     )
   if adapter_folder.is_adapter(policy.folder):
@@ -105,7 +105,7 @@ def _write_adapter(
   if hf_config.is_multimodal(policy.folder):
     raise ValueError(
         f"config.init={str(policy.folder)!r}: the base is the language model of"
-        " a multimodal one, where its matrices have other names; allowed"
+        " a multimodal one, where its matrices have other names; must be"
         " config.export.adapter=False"
     )
   tensors = lora.peft_tensors(policy.model.config, adapters)
@@ -137,7 +137,7 @@ def _parse(
   step = int(rest.pop(0)) if rest and rest[0].isdecimal() else None
   if len(rest) > 1 or (rest and rest[0].isdecimal()):
     raise ValueError(
-        f"operands {' '.join(operands)}: allowed the step of a checkpoint and"
+        f"operands {' '.join(operands)}: must be the step of a checkpoint and"
         " the folder to write, each at most once"
     )
   folder = rest[0] if rest else str(pathlib.Path(workdir) / "export")

@@ -555,14 +555,15 @@ def parse(operands: Sequence[str]) -> tuple[list[str], str, bool]:
     kinds = [hardware.HARDWARE[kinds[0]].kind]
   if len(kinds) > 2:
     raise ValueError(
-        f"operands {' '.join(kinds)}: allowed one kind of device, or the"
+        f"operands {' '.join(kinds)}: must be one kind of device, or the"
         " trainer's and a searcher's"
     )
   slices = sum(":" in kind for kind in kinds)
   for kind in kinds:
     if slices != len(kinds) and kind not in (*DEVICE_GIB, _CPU):
       raise ValueError(
-          f"device {kind!r}: allowed {', '.join(sorted((*DEVICE_GIB, _CPU)))},"
+          f"device {kind!r}: must be one of"
+          f" {', '.join(sorted((*DEVICE_GIB, _CPU)))},"
           " or only topologies such as v5e:4x4 and h100:8, or one of the"
           f" hardware {', '.join(hardware.HARDWARE)}"
       )

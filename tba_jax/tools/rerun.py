@@ -96,7 +96,7 @@ def _parse(
   texts = [*steps, *(o.removeprefix(_EXPORT) for o in exported)]
   if len(steps) > 2 or not all(text.isdecimal() for text in texts):
     raise ValueError(
-        f"operands {' '.join(operands)}: allowed the step to begin with, the"
+        f"operands {' '.join(operands)}: must be the step to begin with, the"
         " step to end before, and --export_step=N"
     )
   first, last, *_ = *map(int, steps), None, None
@@ -117,7 +117,7 @@ def _replay(
     first, last = _range(folder, recording, first, last)
     if export is not None and not first <= export < last:
       raise ValueError(
-          f"--export_step={export}: allowed a replayed step, {first} to"
+          f"--export_step={export}: must be a replayed step, {first} to"
           f" {last - 1}"
       )
     start = recording.steps[first].start
@@ -126,7 +126,7 @@ def _replay(
     if config.trainer.num_processes > 1:
       raise ValueError(
           f"config.trainer.num_processes = {config.trainer.num_processes}:"
-          " allowed 1; the steps of several processes are not replayed"
+          " must be 1; the steps of several processes are not replayed"
       )
     cores = processes.available_cores()[: start.machine.get("cores")]
     processes.pin(cores)
@@ -194,7 +194,7 @@ def _range(
   if first not in starts or first not in recording.steps:
     allowed = [s for s in sorted(starts) if s in recording.steps]
     raise ValueError(
-        f"step {first}: allowed a checkpoint whose journal is there and that"
+        f"step {first}: must be a checkpoint whose journal is there and that"
         f" steps follow: {', '.join(map(str, allowed)) or 'none'};"
         " config.checkpoint.keep_journal=True keeps the journal of all"
     )
@@ -203,7 +203,7 @@ def _range(
   if end <= first or missing:
     to = missing[0] if missing else max(recording.steps) + 1
     raise ValueError(
-        f"steps {first} to {end}: allowed an end of {first + 1} to {to}, since"
+        f"steps {first} to {end}: must be an end of {first + 1} to {to}, since"
         " no later one is recorded"
     )
   return first, end
@@ -263,7 +263,7 @@ def _check_settings(
       if key.startswith(_DEVICES):
         raise ValueError(
             f"steps {first} to {last}: config.{key} changed at step {step};"
-            f" allowed an end of at most {step}, or steps from there on"
+            f" must be an end of at most {step}, or steps from there on"
         )
 
 

@@ -120,7 +120,7 @@ def run(operands: Sequence[str]) -> int:
   """
   if len(operands) != 1:
     raise ValueError(
-        "--program=rerun without --workdir: allowed one file of --export_step"
+        "--program=rerun without --workdir: must be one file of --export_step"
     )
   saved = read_saved(pathlib.Path(operands[0]))
   metrics = compute(saved)

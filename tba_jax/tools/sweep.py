@@ -281,7 +281,7 @@ def expand_runs(
   lags = _lags(config.sweep)
   seeds = _numbers(config.sweep, "seeds", low=0)
   if not seeds:
-    raise _wrong("seeds", config.sweep.seeds, "allowed one seed or more")
+    raise _wrong("seeds", config.sweep.seeds, "must be one seed or more")
   for key, section, value in (
       ("reference.mode", config.reference.mode, "fixed"),
       # Evaluations of a sweep have the KL.
@@ -293,7 +293,7 @@ def expand_runs(
   ):
     if section != value:
       raise load.ConfigError(
-          f"config.{key} = {section!r}: allowed {value!r} with --program=sweep"
+          f"config.{key} = {section!r}: must be {value!r} with --program=sweep"
       )
   configs = {
       name: _own_config(config, name, overrides)
@@ -353,16 +353,16 @@ def _recipes(config: ml_collections.ConfigDict) -> dict[str, list[str]]:
     name, colon, overrides = item.partition(":")
     name = name.strip()
     if not colon or not _NAME.fullmatch(name) or name in recipes:
-      raise _wrong("objectives", item.strip(), "allowed NAME: KEY=VALUE …")
+      raise _wrong("objectives", item.strip(), "must be NAME: KEY=VALUE …")
     recipes[name] = overrides.split()
     for override in recipes[name]:
       key = override.partition("=")[0]
       if not any(fnmatch.fnmatchcase(key, p) for p in _OWN_KEYS):
-        allowed = f"allowed in it {', '.join(_OWN_KEYS)}"
+        allowed = f"keys must be among {', '.join(_OWN_KEYS)}"
         raise _wrong("objectives", f"{name}: {override}", allowed)
   if not recipes:
     raise _wrong(
-        "objectives", text, "allowed NAME: KEY=VALUE …; NAME: …, at least one"
+        "objectives", text, "must be NAME: KEY=VALUE …; NAME: …, at least one"
     )
   return recipes
 
@@ -373,7 +373,7 @@ def _lags(sweep: ml_collections.ConfigDict) -> list[Lag]:
   lags += [Lag(mini_batches=n) for n in _numbers(sweep, "mini_batches", low=2)]
   if not lags:
     raise _wrong(
-        "staleness_steps", sweep.staleness_steps, "allowed one or more"
+        "staleness_steps", sweep.staleness_steps, "must be one or more"
     )
   return lags
 
@@ -383,7 +383,7 @@ def _numbers(sweep: ml_collections.ConfigDict, key: str, low: int) -> list[int]:
   items = [item.strip() for item in text.split(",") if item.strip()]
   if any(not i.isdecimal() or int(i) < low for i in items):
     raise _wrong(
-        key, text, f"allowed whole numbers from {low} on, separated by commas"
+        key, text, f"must be whole numbers from {low} on, separated by commas"
     )
   return sorted({int(item) for item in items})
 
@@ -399,7 +399,7 @@ def _own_config(
     load.apply_overrides(own, overrides)
     if losses.find(own.loss.name).has_teacher:
       raise load.ConfigError(
-          f"config.loss.name = {own.loss.name!r}: allowed objectives without a"
+          f"config.loss.name = {own.loss.name!r}: must be objectives without a"
           " teacher, which a sweep has not"
       )
     validate.validate(own, program="sweep")
@@ -413,7 +413,7 @@ def _own_config(
     raise _wrong(
         "objectives",
         f"{name}: {' '.join(overrides)}",
-        "allowed batches of config.train.prompts_per_batch ·"
+        "must be batches of config.train.prompts_per_batch ·"
         " config.train.completions_per_prompt completions, as all runs have",
     )
   return own
@@ -712,7 +712,7 @@ def _sweep(
     is_trained = (pathlib.Path(workdir) / "epoch.json").exists()
     if is_trained or not saved.get("sweep", {}).get("objectives"):
       raise ValueError(
-          f"--workdir={workdir}: a run of another program is there; allowed an"
+          f"--workdir={workdir}: a run of another program is there; must be an"
           " empty directory or that of a sweep"
       )
     run_directory.update(workdir, config)

@@ -174,7 +174,7 @@ def devices(name: str) -> list[jax.Device]:
     return _tpu_devices(name)
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     raise ValueError(
-        f"topology {name!r}: {error}; allowed such as v5e:2x2, v5e:4x4,"
+        f"topology {name!r}: {error}; must be one such as v5e:2x2, v5e:4x4,"
         " v6e:2x4, v5p:2x2x1, v4:2x2x1, or h100:8 for eight GPUs of a host and"
         f" h100:8x8 for eight such hosts, of {', '.join(_GPUS)}"
     ) from error

@@ -32,7 +32,7 @@ def check_key(key: str) -> None:
   """Raises ValueError for a key that the store would change silently."""
   if not key or "\0" in key or "" in key.split("/"):
     raise ValueError(
-        f"transport key {key!r}: allowed are non-empty parts joined by one"
+        f"transport key {key!r}: must be non-empty parts joined by one"
         " '/', without NUL"
     )
 
@@ -41,13 +41,13 @@ def check_value(key: str, value: bytes) -> None:
   """Raises TypeError or ValueError for a value that cannot be written."""
   if not isinstance(value, bytes):
     raise TypeError(
-        f"value of transport key {key!r} is {type(value).__name__}; allowed:"
+        f"value of transport key {key!r} is {type(value).__name__}; must be"
         " bytes"
     )
   if len(value) > MAX_VALUE_BYTES:
     raise ValueError(
-        f"value of transport key {key!r} has {len(value)} bytes; allowed are"
-        f" {MAX_VALUE_BYTES}"
+        f"value of transport key {key!r} has {len(value)} bytes; must have at"
+        f" most {MAX_VALUE_BYTES}"
     )
 
 

@@ -17,19 +17,19 @@ def _publish(c: rules.Values) -> rules.Problems:
   """Params must be written where all hosts can read them."""
   carrier, directory = c["publish.carrier"], c["publish.directory"]
   if os.path.exists(directory) and not os.path.isdir(directory):
-    yield "publish.directory", "allowed a directory"
+    yield "publish.directory", "must be a directory"
   if "://" in directory:
     if not directory.startswith("gs://"):
-      yield "publish.directory", "allowed a path, or gs://BUCKET/PATH"
+      yield "publish.directory", "must be a path, or gs://BUCKET/PATH"
     elif carrier != "auto" and not carriers.CARRIERS[carrier].takes_urls:
       able = (n for n, entry in carriers.CARRIERS.items() if entry.takes_urls)
       yield "publish.directory", (
-          "allowed a path of a file system with config.publish.carrier ="
+          "must be a path of a file system with config.publish.carrier ="
           f" {carrier!r}; gs:// needs {', '.join(map(repr, able))} or 'auto'"
       )
     elif importlib.util.find_spec("gcsfs") is None:
       yield "publish.directory", (
-          "allowed a path without gcsfs; gs:// needs pip install 'tba_jax[gcs]'"
+          "must be a path without gcsfs; gs:// needs pip install 'tba_jax[gcs]'"
       )
   elif (
       carrier != "auto"
@@ -37,7 +37,7 @@ def _publish(c: rules.Values) -> rules.Problems:
       and not (directory or addresses.is_one_host(c["store.address"]))
   ):
     yield "publish.directory", (
-        "allowed a directory that all hosts share, or gs://BUCKET/PATH, with"
+        "must be a directory that all hosts share, or gs://BUCKET/PATH, with"
         f" config.publish.carrier = {carrier!r} and a store.address of other"
         " hosts"
     )
@@ -53,24 +53,24 @@ def _store(c: rules.Values) -> rules.Problems:
   for key in ("store.address", "store.locator"):
     host = c[key].rpartition(":")[0].strip("[]")
     if host in ("0.0.0.0", "::"):
-      yield key, "allowed one interface: clients are told its address"
+      yield key, "must be one interface: clients are told its address"
     elif not safe and not addresses.is_one_host(c[key]):
       yield key, (
-          "allowed this host alone without config.store.secret_file,"
+          "must be this host alone without config.store.secret_file,"
           f" {wire.SECRET_VARIABLE}, config.store.tls_* or"
           " config.store.insecure: docs/hosts.md"
       )
   if has_tls:
     for key in _TLS:
       if not os.path.isfile(os.path.expanduser(c[key])):
-        yield key, "allowed a file that exists, for all of config.store.tls_*"
+        yield key, "must be a file that exists, for all of config.store.tls_*"
     if not certificates.is_supported():
       yield _TLS[0], (
-          f"allowed '' with jaxlib {certificates.jaxlib_version()}: mutual TLS"
+          f"must be '' with jaxlib {certificates.jaxlib_version()}: mutual TLS"
           f" needs {certificates.NEEDED}"
       )
     if not c["store.address"]:
-      yield "store.address", "allowed a TCP address with config.store.tls_*"
+      yield "store.address", "must be a TCP address with config.store.tls_*"
 
 
 def _addresses_here(c: rules.Values) -> rules.Problems:
@@ -85,7 +85,7 @@ def _addresses_here(c: rules.Values) -> rules.Problems:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
           probe.bind((host, 0))
     except OSError as error:
-      yield key, f"allowed an address of this machine; {host}: {error.strerror}"
+      yield key, f"must be an address of this machine; {host}: {error.strerror}"
 
 
 CHECKS = (_publish, _store, _addresses_here)

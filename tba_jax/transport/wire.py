@@ -132,10 +132,11 @@ def encode(
   tensors = {n: np.asarray(array, order="C") for n, array in arrays.items()}
   for name, array in tensors.items():
     if name == _METADATA:
-      raise ValueError(f"an array is named {name!r}: allowed is another name")
+      raise ValueError(f"an array is named {name!r}: must have another name")
     if array.dtype.name not in DTYPES:
       raise ValueError(
-          f"array {name!r} has dtype {array.dtype}; allowed: {sorted(DTYPES)}"
+          f"array {name!r} has dtype {array.dtype}; must be one of"
+          f" {sorted(DTYPES)}"
       )
   text = json.dumps(dict(header), separators=(",", ":"))
   body = safetensors.numpy.save(tensors, {"header": text})
@@ -221,7 +222,7 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
   """
   path = pathlib.Path(path)
   if path.is_dir():
-    raise ValueError(f"secret file {path}: allowed is a file of this user")
+    raise ValueError(f"secret file {path}: must be a file of this user")
   if not os.path.lexists(path):
     _make_secret(path)
   fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -229,17 +230,17 @@ def load_or_make_secret(path: str | os.PathLike[str]) -> bytes:
     info = os.fstat(file.fileno())
     user = os.geteuid()
     if not stat.S_ISREG(info.st_mode) or info.st_uid not in (user, 0):
-      raise ValueError(f"secret file {path}: allowed is a file of this user")
+      raise ValueError(f"secret file {path}: must be a file of this user")
     # A secret that Kubernetes mounts is root's, and the user's group reads it.
     others = 0o077 if info.st_uid == user else 0o037
     if info.st_mode & others:
       raise ValueError(
           f"secret file {path} has mode {stat.S_IMODE(info.st_mode):04o};"
-          " allowed is 0600 (only its owner may read it)"
+          " must be 0600 (only its owner may read it)"
       )
     secret = file.read(SECRET_BYTES + 1)
   if len(secret) != SECRET_BYTES:
-    raise ValueError(f"secret file {path}: allowed are {SECRET_BYTES} bytes")
+    raise ValueError(f"secret file {path}: must have {SECRET_BYTES} bytes")
   return secret
 
 
@@ -262,7 +263,7 @@ def _make_secret(path: pathlib.Path) -> None:
 
 def message_digest(prefix: bytes, body: bytes, secret: bytes) -> bytes:
   if not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
-    raise ValueError(f"wire secret has {len(secret)} bytes; allowed 16 to 64")
+    raise ValueError(f"wire secret has {len(secret)} bytes; must have 16 to 64")
   state = hashlib.blake2b(prefix, digest_size=_DIGEST_BYTES, key=secret)
   state.update(body)
   return state.digest()

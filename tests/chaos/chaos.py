@@ -138,7 +138,7 @@ def run(
   seed, kills, *names = (*operands, *("0", "100")[len(operands) :])
   names = names or list(_LAYOUTS)
   if unknown := sorted(set(names) - set(_LAYOUTS)):
-    raise ValueError(f"layouts {unknown}: allowed {', '.join(_LAYOUTS)}")
+    raise ValueError(f"layouts {unknown}: must be one of {', '.join(_LAYOUTS)}")
   rng = random.Random(int(seed))
   shares = sum(_SHARES[name] for name in names)
   counts = {n: max(1, int(kills) * _SHARES[n] // shares) for n in names}

@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of `docs/faults.md` from kept results.
+"""Makes the tables of `tests/chaos/README.md` from kept results.
 
     python -m tests.chaos faults
 
@@ -23,7 +23,7 @@ from benchmarks import results
 from tba_jax.run import metrics
 from tests.chaos import chaos
 
-_PAGE = pathlib.Path("docs") / "faults.md"
+_PAGE = pathlib.Path("tests") / "chaos" / "README.md"
 _PLACE = re.compile(
     r"(<!-- tests.chaos faults: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL
 )
@@ -114,12 +114,12 @@ def run(
   """
   del config
   if operands:
-    raise ValueError(f"operands {list(operands)}: allowed none")
+    raise ValueError(f"operands {list(operands)}: must be none")
   made = tables(chaos.FOLDER)
   page = _PAGE.read_text()
   places = [name for _, name, *_ in _PLACE.findall(page)]
   if sorted(places) != sorted(made):
-    raise ValueError(f"{_PAGE} has places for {places}: allowed {list(made)}")
+    raise ValueError(f"{_PAGE} has places for {places}: must be {list(made)}")
   _PAGE.write_text(
       _PLACE.sub(lambda found: found[1] + made[found[2]] + found[4], page)
   )

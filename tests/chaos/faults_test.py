@@ -139,14 +139,14 @@ class FaultsTest(absltest.TestCase):
   def test_asks_for_results_and_no_operand(self):
     with self.assertRaisesRegex(ValueError, "no results; first python -m"):
       faults.tables(self.folder)
-    with self.assertRaisesRegex(ValueError, "allowed none"):
+    with self.assertRaisesRegex(ValueError, "must be none"):
       faults.run(None, ["now"])
 
   def test_knows_each_fault_of_chaos(self):
     self.assertEqual(set(faults.NEXT), {"kill", *chaos.FAULTS})
 
   def test_the_page_has_the_tables_of_the_kept_results(self):
-    page = (_ROOT / "docs" / "faults.md").read_text()
+    page = (_ROOT / "tests" / "chaos" / "README.md").read_text()
     self.assertEqual(
         faults.of_page(page),
         faults.tables(chaos.FOLDER),
@@ -156,7 +156,7 @@ class FaultsTest(absltest.TestCase):
   def test_writes_into_the_page(self):
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(self.folder)
-    page = self.folder / "docs" / "faults.md"
+    page = self.folder / "tests" / "chaos" / "README.md"
     page.parent.mkdir()
     place = "<!-- tests.chaos faults: {} -->\n{}<!-- end -->\n"
     names = "failures", "runs", "formats"
@@ -174,5 +174,5 @@ class FaultsTest(absltest.TestCase):
     )
     self.assertEqual(faults.of_page(page.read_text()), made)
     page.write_text(place.format("runs", ""))
-    with self.assertRaisesRegex(ValueError, "has places for .'runs'.: allowed"):
+    with self.assertRaisesRegex(ValueError, "has places for .'runs'.: must be"):
       faults.run(None, [])

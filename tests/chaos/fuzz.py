@@ -108,7 +108,9 @@ def run(
   names, count, seed = [*operands, *("all", "10000", "0")[len(operands) :]][:3]
   names = list(FORMATS) if names == "all" else names.split(",")
   if unknown := sorted(set(names) - set(FORMATS)):
-    raise ValueError(f"formats {unknown}: allowed {', '.join(FORMATS)}, all")
+    raise ValueError(
+        f"formats {unknown}: must be one of {', '.join(FORMATS)}, all"
+    )
   out = {}
   for name in names:
     with tempfile.TemporaryDirectory(prefix="tba_jax_fuzz_") as folder:

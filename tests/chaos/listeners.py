@@ -83,7 +83,7 @@ def run(
   seconds = float(operands[0]) if operands else _SECONDS
   parts = operands[1:] or list(_PARTS)
   if unknown := sorted(set(parts) - set(_PARTS)):
-    raise ValueError(f"parts {unknown}: allowed {', '.join(_PARTS)}")
+    raise ValueError(f"parts {unknown}: must be one of {', '.join(_PARTS)}")
   out, rows = {}, []
   with tempfile.TemporaryDirectory(prefix="tba_jax_") as name:
     for part in parts:

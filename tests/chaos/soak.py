@@ -158,7 +158,7 @@ def _parse(operands: Sequence[str]) -> tuple[float, pathlib.Path, float]:
     raise ValueError(f"soak {' '.join(operands)}: {error}") from error
   if not (numbers[0] >= _LEAST_MINUTES and numbers[1] >= 0):
     raise ValueError(
-        f"soak {' '.join(operands)}: allowed {_LEAST_MINUTES} minutes or more,"
+        f"soak {' '.join(operands)}: must be {_LEAST_MINUTES} minutes or more,"
         " and seconds from 0 on"
     )
   folder = folder or tempfile.mkdtemp(prefix="tba_jax_soak_")
@@ -337,7 +337,7 @@ def trend(steps: Sequence[float], values: Sequence[float]) -> Trend:
   first = int(len(values) * _WARM_SHARE)
   if len(values) - first < 2 * _BLOCKS or steps[-1] <= steps[first]:
     raise ValueError(
-        f"{len(values)} samples up to step {steps[-1]}: allowed"
+        f"{len(values)} samples up to step {steps[-1]}: must be"
         f" {3 * _BLOCKS} or more, with steps"
     )
   x = np.array([np.mean(b) for b in np.array_split(steps[first:], _BLOCKS)])

@@ -78,7 +78,7 @@ class SoakTest(parameterized.TestCase):
     self.assertEqual(set(verdicts.values()), {"flat"})
 
   def test_asks_for_samples_and_for_steps(self):
-    with self.assertRaisesRegex(ValueError, "allowed 36 or more"):
+    with self.assertRaisesRegex(ValueError, "must be 36 or more"):
       soak.trend(STEPS[:30], STEPS[:30])
     with self.assertRaisesRegex(ValueError, "with steps"):
       soak.trend(np.zeros(N), STEPS)

@@ -113,7 +113,7 @@ class LossTest(parameterized.TestCase):
     message = str(caught.exception)
     setting = f"config.loss.name='{self.path}:{name}': "
     self.assertStartsWith(message, f"{setting}{self.path}:{line}: ")
-    self.assertRegex(message, f"{pattern}.*; allowed a function of .groups, c,")
+    self.assertRegex(message, f"{pattern}.*; must be a function of .groups, c,")
     self.assertNotIn("\n", message)
 
   def test_loss_without_gradient_is_refused(self):
@@ -195,7 +195,7 @@ class RewardTest(parameterized.TestCase):
       self.assertStartsWith(
           message, f"config.task.rewards='{self.path}:{name}'"
       )
-      self.assertRegex(message, f"{pattern}.*; allowed a function of .prompt")
+      self.assertRegex(message, f"{pattern}.*; must be a function of .prompt")
       self.assertNotIn("\n", message)
 
   @parameterized.parameters(
@@ -215,7 +215,7 @@ class RewardTest(parameterized.TestCase):
       (f"{sys.executable} -c 'print(1)'", ""),
       ("false", "false ended with 1"),
       ("no_such_command", "No such file"),
-      ("echo many", "wrote 'many'.*allowed a command that prints a number"),
+      ("echo many", "wrote 'many'.*must be a command that prints a number"),
   )
   @pytest.mark.slow
   def test_tries_a_command(self, command, pattern):
@@ -251,7 +251,7 @@ class RewardTest(parameterized.TestCase):
       ("four", ""),
       (
           "letters",
-          r"reset.*says 7 tokens: allowed 1 to .*max_prompt_tokens = 4",
+          r"reset.*says 7 tokens: must be 1 to .*max_prompt_tokens = 4",
       ),
       ("", "says 0 tokens"),
       ([{"role": "user", "content": "one"}], "need a tokenizer with a chat te"),

@@ -87,7 +87,7 @@ class LoadConfigTest(parameterized.TestCase):
       self.assertEqual(
           load_lib.complete(config).reward.fallback, config.reward.fallback
       )
-    with self.assertRaisesRegex(ValueError, "'x': allowed a number, or None"):
+    with self.assertRaisesRegex(ValueError, "'x': must be a number, or None"):
       load_lib.apply_overrides(settings.get_config(), ["reward.fallback=x"])
 
   def test_another_task_brings_its_own_fields(self):
@@ -197,7 +197,7 @@ class LoadConfigTest(parameterized.TestCase):
   @parameterized.parameters(
       ("train.num_steps=1.5", "config.train.num_steps = '1.5'", "whole number"),
       ("train.num_steps=", "config.train.num_steps = ''", "whole number"),
-      ("loss.beta=small", "config.loss.beta = 'small'", "allowed a number"),
+      ("loss.beta=small", "config.loss.beta = 'small'", "must be a number"),
       ("replay.dedupe=yes", "config.replay.dedupe = 'yes'", "true or false"),
       ("loss.beta", "config.loss.beta", "needs a value"),
       ("train.num_step=3", "config.train.num_step = '3'",

@@ -60,8 +60,8 @@ class RenamedTest(absltest.TestCase):
     ):
       validate.validate(base_config.make(search__sampler="native"))
     self.assertEqual(
-        renamed.explain_values("config.task.name='own': allowed 'custom'"),
-        "config.task.name='own': allowed 'custom'; 'own' is now 'custom'",
+        renamed.explain_values("config.task.name='own': must be 'custom'"),
+        "config.task.name='own': must be 'custom'; 'own' is now 'custom'",
     )
 
   def test_a_program(self):

@@ -59,9 +59,9 @@ class TypesTest(parameterized.TestCase):
     lines = _problems(config)
     self.assertLen(lines, 4)
     for path in (
-        "config.loss.beta = -1.0: allowed a number from 0 on",
-        "config.train.num_steps = 'many': allowed a whole number",
-        "config.search.lead_steps = 0: allowed above 0",
+        "config.loss.beta = -1.0: must be a number from 0 on",
+        "config.train.num_steps = 'many': must be a whole number",
+        "config.search.lead_steps = 0: must be above 0",
         "config.replay.sise = 3: there is no such key; did you mean"
         " config.replay.size",
     ):
@@ -162,7 +162,7 @@ class RangesTest(parameterized.TestCase):
     (line,) = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
     allowed = settings.SETTINGS[key].allowed.text
-    self.assertEqual(line, f"config.{key} = {value!r}: allowed {allowed}")
+    self.assertEqual(line, f"config.{key} = {value!r}: must be {allowed}")
 
   @parameterized.parameters(
       ("train__num_steps", 2**31, "a whole number below 2[*][*]31"),
@@ -176,7 +176,7 @@ class RangesTest(parameterized.TestCase):
   def test_values_that_nothing_can_hold_are_refused(self, name, value, allowed):
     lines = _problems(base_config.make(**{name: value}))
     key = name.replace("__", ".")
-    self.assertRegex(lines[0], f"config.{key} ?= ?.*: allowed {allowed}")
+    self.assertRegex(lines[0], f"config.{key} ?= ?.*: must be {allowed}")
 
   def test_greedy_is_for_programs_that_do_not_train(self):
     config = base_config.make(sampling__temperature=0.0)
@@ -684,7 +684,7 @@ class RelationsTest(parameterized.TestCase):
     (problem,) = _problems(base_config.make(**changes))
     name, value = [*changes.items()][-1]
     key = f"config.{name.replace('__', '.')}"
-    self.assertStartsWith(problem, f"{key} = {value!r}: allowed ")
+    self.assertStartsWith(problem, f"{key} = {value!r}: must be ")
     self.assertRegex(problem, f"read with .*{re.escape(readers)}")
 
   @pytest.mark.slow
@@ -723,13 +723,13 @@ class RelationsTest(parameterized.TestCase):
       own = dict(loss__reward_weight=0.5, offline__reward_field="")
       self.assertEqual(_problems(make(i, **own)), [])
     (problem,) = _problems(make(0))
-    self.assertRegex(problem, "reward: allowed a number.*reward_field = ''")
+    self.assertRegex(problem, "reward: must be a number.*reward_field = ''")
     for key, value in (
         ("loss__reward_weight", 0.5),
         ("reward__normalize_parts", True),
         ("loss__missing_stop", "replace"),
     ):
-      told = f"config.{key.replace('__', '.')} = {value!r}: allowed"
+      told = f"config.{key.replace('__', '.')} = {value!r}: must be"
       self.assertIn(told, "".join(_problems(make(1, **{key: value}))))
     for key, value in (
         ("offline__reward_field", ""),
@@ -945,7 +945,7 @@ class TaskTest(absltest.TestCase):
     config = base_config.make(task__name="count_down")
     config.task.numbers = 4
     (line,) = _problems(config)
-    self.assertStartsWith(line, "config.task.name='count_down': allowed")
+    self.assertStartsWith(line, "config.task.name='count_down': must be")
     for name in build_task.TASKS:
       self.assertIn(name, line)
 
@@ -956,7 +956,7 @@ class TaskTest(absltest.TestCase):
 
   def test_names_a_field_out_of_range_or_of_wrong_type(self):
     (line,) = _problems(base_config.make(task__max_number=-1))
-    self.assertStartsWith(line, "config.task.max_number=-1: allowed")
+    self.assertStartsWith(line, "config.task.max_number=-1: must be")
     (line,) = _problems(base_config.make(task__max_number="9"))
     self.assertIn("a whole number", line)
 
@@ -968,10 +968,10 @@ class TaskTest(absltest.TestCase):
     )
     lines = _problems(config)
     self.assertStartsWith(
-        lines[0], "config.sampling.max_prompt_tokens = 8: allowed 9 or more"
+        lines[0], "config.sampling.max_prompt_tokens = 8: must be 9 or more"
     )
     self.assertStartsWith(
-        lines[1], "config.sampling.max_completion_tokens = 17: allowed 18"
+        lines[1], "config.sampling.max_completion_tokens = 17: must be 18"
     )
 
   def test_a_task_without_training_prompts_is_for_evaluation(self):
@@ -979,7 +979,7 @@ class TaskTest(absltest.TestCase):
     with mock.patch.object(arithmetic.Arithmetic, "num_prompts", no_prompts):
       for program in ("train", "plan", "searcher", "sft"):
         (line,) = _problems(base_config.make(), program=program)
-        self.assertStartsWith(line, "config.task.name = 'arithmetic': allowed")
+        self.assertStartsWith(line, "config.task.name = 'arithmetic': must be")
         self.assertIn("--program=evaluate", line)
       self.assertEqual(_problems(base_config.make(), program="evaluate"), [])
 
@@ -1130,7 +1130,7 @@ class PrecisionTest(parameterized.TestCase):
       refused = str(error)
     self.assertEqual(
         rank == 0,
-        "config.model.param_dtype = 'bfloat16': allowed 'float32' with"
+        "config.model.param_dtype = 'bfloat16': must be 'float32' with"
         " config.lora.rank = 0" in refused,
         refused,
     )

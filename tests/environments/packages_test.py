@@ -35,5 +35,5 @@ class EnvironmentPackagesTest(parameterized.TestCase):
     self.assertEqual(task.identity(), [text])
 
   def test_only_games_have_opponents(self):
-    with self.assertRaisesRegex(ValueError, "opponent='a:b': allowed ''"):
+    with self.assertRaisesRegex(ValueError, "opponent='a:b': must be ''"):
       packages.load("examples/guess.py:Guess", "a:b")

@@ -175,36 +175,36 @@ class ToolsTest(parameterized.TestCase):
   @parameterized.parameters(
       ("whole: 7", "7"),
       ("whole: -7", "-7"),
-      ("whole: 7.0", "error: x: allowed an integer"),
-      ("whole: seven", "error: x: allowed an integer"),
-      ("whole: true", "error: x: allowed an integer"),
-      (f"whole: {'[' * 5000}", "error: x: allowed an integer"),
+      ("whole: 7.0", "error: x: must be an integer"),
+      ("whole: seven", "error: x: must be an integer"),
+      ("whole: true", "error: x: must be an integer"),
+      (f"whole: {'[' * 5000}", "error: x: must be an integer"),
       ("whole:", "error: missing a required argument: 'x'"),
       ('whole: {"x": 7}', "7"),
-      ('whole: {"x": "7"}', "error: x: allowed an integer"),
-      ('whole: {"x": null}', "error: x: allowed an integer"),
+      ('whole: {"x": "7"}', "error: x: must be an integer"),
+      ('whole: {"x": null}', "error: x: must be an integer"),
       ("real: 7", "7"),
       ("real: 7.5", "7.5"),
-      ("real: NaN", "error: x: allowed a number"),
-      ("real: 1e999", "error: x: allowed a number"),
+      ("real: NaN", "error: x: must be a number"),
+      ("real: 1e999", "error: x: must be a number"),
       ("flag: true", "True"),
-      ("flag: 1", "error: x: allowed true or false"),
+      ("flag: 1", "error: x: must be true or false"),
       ("text: 7", "'7'"),
-      ('text: {"x": 7}', "error: x: allowed a text"),
+      ('text: {"x": 7}', "error: x: must be a text"),
       ("perhaps: null", "'null'"),
       ('perhaps: {"x": null}', "None"),
       ("either: 7", "7"),
       ("either: 7.5", "'7.5'"),
-      ('either: {"x": 7.5}', "error: x: allowed an integer or a text"),
+      ('either: {"x": 7.5}', "error: x: must be an integer or a text"),
       ("some: [1, 2]", "[1, 2]"),
-      ('some: [1, "2"]', "error: x: allowed a list, each an integer"),
+      ('some: [1, "2"]', "error: x: must be a list, each an integer"),
       ('table: {"x": {"y": 1}}', "{'y': 1}"),
-      ("table: 1", "error: x: allowed a JSON object"),
+      ("table: 1", "error: x: must be a JSON object"),
       ("word: a", "'a'"),
-      ("word: c", 'error: x: allowed one of "a", "b"'),
+      ("word: c", 'error: x: must be one of "a", "b"'),
       ("level: 2", "2"),
       ("level: null", "None"),
-      ('level: {"x": true}', "error: x: allowed one of 1, 2 or null"),
+      ('level: {"x": true}', "error: x: must be one of 1, 2 or null"),
       ("level:", "None"),
   )
   def test_arguments_have_the_types_of_their_hints(self, turn, result):
@@ -215,7 +215,7 @@ class ToolsTest(parameterized.TestCase):
   def test_types_of_arguments_are_checked_in_a_chat(self):
     env = tool_environment.wrap(Typed())
     (said,) = env.step(call("whole", '{"x": "7"}'))[0]
-    self.assertEqual(said["content"], "error: x: allowed an integer")
+    self.assertEqual(said["content"], "error: x: must be an integer")
     (said,) = env.step(call("whole", '{"x": 7}'))[0]
     self.assertEqual(said["content"], "7")
 
@@ -344,7 +344,7 @@ class CalculatorTest(absltest.TestCase):
       self.assertEqual(made.calculate(**call.arguments), said["content"])
       self.assertEqual(answer["content"], f"The answer is {said['content']}.")
     said, _, done, _ = game.step("calculate: 2**3")
-    self.assertEqual(said, "error: allowed two numbers, such as 3*4\n")
+    self.assertEqual(said, "error: must be two numbers, such as 3*4\n")
     right = f"{int(left) * int(right):,}"
     self.assertEqual(made.get_reward(f"It is {right}."), 1.0)
     self.assertEqual(made.get_reward(f"It is {right}, or 3."), 0.0)

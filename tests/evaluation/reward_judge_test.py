@@ -96,7 +96,7 @@ class ScorerTest(absltest.TestCase):
       frozen_models.load_scorer(config, "reward.model", folder)
     model = tiny_model.make_model()
     hf.save(folder, model.config, tiny_model.init_params(model), TOKENIZER)
-    with self.assertRaisesRegex(ValueError, "gives 0 labels; allowed a model"):
+    with self.assertRaisesRegex(ValueError, "gives 0 labels; must be a model"):
       frozen_models.load_scorer(config, "reward.model", folder)
 
 

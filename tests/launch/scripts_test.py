@@ -396,7 +396,7 @@ class ScriptsTest(parameterized.TestCase):
   def test_other_types_are_refused(self, variable, name):
     done = self.script("tpu_vm.sh", "--dry_run", **{variable: name})
     self.assertEqual(done.returncode, 1)
-    self.assertRegex(done.stderr, f"error: .*{name}: allowed")
+    self.assertRegex(done.stderr, f"error: .*{name}: must be")
 
   @parameterized.parameters("KIND", "TRAINER_HOSTS", "SEARCHER_CHIPS")
   def test_variables_that_the_types_replace_are_refused(self, name):

@@ -125,7 +125,7 @@ class DistillationTest(absltest.TestCase):
         ("search.order", "unsolved"),
     ):
       with self.subTest(key), self.assertRaisesRegex(
-          ValueError, f"config.{key} = .*: allowed"
+          ValueError, f"config.{key} = .*: must be"
       ):
         config = make_config(*taught, f"{key}={value}")
         validate.validate(config, program="train")
@@ -154,7 +154,7 @@ class DistillationTest(absltest.TestCase):
     config = make_config(f"reference.init={self.folder}")
     other = tokenizer_lib.word_level(list("zyxwvut"), r"\w")
     with self.assertRaisesRegex(
-        ValueError, "reference.init=.*token.*allowed a model with the policy's"
+        ValueError, "reference.init=.*token.*must be a model with the policy's"
     ):
       frozen_models.load_reference(config, other, None)
     same, _ = frozen_models.load_reference(config, self.tokenizer, None)
@@ -166,7 +166,7 @@ class DistillationTest(absltest.TestCase):
           f"reference.init={self.folder}", override, "loss.name=oapl"
       )
       key = override.split("=", maxsplit=1)[0]
-      with self.assertRaisesRegex(ValueError, f"config.{key} = .*: allowed"):
+      with self.assertRaisesRegex(ValueError, f"config.{key} = .*: must be"):
         validate.validate(config, program="train")
     config = make_config(
         f"reference.init={self.folder}",
@@ -174,6 +174,6 @@ class DistillationTest(absltest.TestCase):
         "model.max_positions=32",
     )
     with self.assertRaisesRegex(
-        ValueError, "config.reference.init = .*: allowed .* 23 positions"
+        ValueError, "config.reference.init = .*: must be .* 23 positions"
     ):
       validate.validate(config, program="train")

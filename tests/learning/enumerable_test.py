@@ -113,7 +113,7 @@ class EnumerableTest(absltest.TestCase):
   def test_refuses_invalid_arguments(self):
     learn = learner("tb")
     for wrong in (UNIFORM_N[1:], np.ones(N), np.eye(N)[0]):
-      with self.assertRaisesRegex(ValueError, "allowed 6 probabilities above"):
+      with self.assertRaisesRegex(ValueError, "must be 6 probabilities above"):
         learn(behavior_N=wrong)
-    with self.assertRaisesRegex(ValueError, "lag_steps=-1: allowed 0 or more"):
+    with self.assertRaisesRegex(ValueError, "lag_steps=-1: must be 0 or more"):
       learn(lag_steps=-1)

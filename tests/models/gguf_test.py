@@ -154,7 +154,7 @@ class GgufTest(parameterized.TestCase):
         tensors={"rope_freqs.weight": factors.astype(np.float32)},
     )
     if largest != factor:
-      with self.assertRaisesRegex(ValueError, "rope_freqs.weight: allowed"):
+      with self.assertRaisesRegex(ValueError, "rope_freqs.weight: must be"):
         hf_hub.find(self.path)
       return
     config = hf_config.read(self.path)

@@ -239,9 +239,13 @@ class TopologyTest(parameterized.TestCase):
   @parameterized.parameters(
       (False, "h100:8", "GPUs is not installed: pip install 'tba_jax.cuda.'"),
       (False, "v5e:2x2", "libtpu is not installed: pip install 'tba_jax.tpu.'"),
-      (True, "b300:8", "topology 'b300:8': unknown; allowed such as v5e:2x2"),
-      (True, "h100", "topology 'h100': .*allowed .*h100:8 for eight GPUs"),
-      (True, "h100:0", "topology 'h100:0': .*allowed .*h100:8 for eight GPUs"),
+      (
+          True,
+          "b300:8",
+          "topology 'b300:8': unknown; must be one such as v5e:2x2",
+      ),
+      (True, "h100", "topology 'h100': .*must be .*h100:8 for eight GPUs"),
+      (True, "h100:0", "topology 'h100:0': .*must be .*h100:8 for eight GPUs"),
   )
   def test_unknown_targets_are_refused(self, is_installed, name, message):
     unknown = mock.patch.object(
@@ -258,7 +262,7 @@ class TopologyTest(parameterized.TestCase):
       targets.devices(name)
 
   def test_a_cpu_serves_both_roles(self):
-    with self.assertRaisesRegex(ValueError, "allowed 'cpu' for both roles"):
+    with self.assertRaisesRegex(ValueError, "must be 'cpu' for both roles"):
       self.find(1, ("v5e:2x2", "cpu"))
 
 

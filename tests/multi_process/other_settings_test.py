@@ -50,7 +50,7 @@ class OtherSettingsTest(absltest.TestCase):
     self.assertRegex(
         lines[0],
         r"^config\.loss\.beta = 0\.2 at this searcher \(.*:.*/searcher-1\),"
-        r" [\d.]+ at the trainer \(.*:.*/trainer-0\): allowed the same",
+        r" [\d.]+ at the trainer \(.*:.*/trainer-0\): must be the same",
     )
     self.assertRegex(
         lines[1], r"^config\.sampling\.temperature = 0\.5 at .*, 1\.0 at "

@@ -107,7 +107,7 @@ class TextArenaTest(parameterized.TestCase):
     (prompt,) = self.make("TicTacToe-v0").prompts(base.TRAIN, [0])
     self.assertRegex(prompt.failure[1], "to be 2.*task.opponent for two")
     (prompt,) = self.make("GuessTheNumbers-v0").prompts(base.TRAIN, [0])
-    self.assertRegex(prompt.failure[1], "allowed .*GuessTheNumber-v0,")
+    self.assertRegex(prompt.failure[1], "must be .*GuessTheNumber-v0,")
 
   def test_a_run_trains_on_a_game(self):
     config = environments_test.make_config(

@@ -223,7 +223,7 @@ class EnvironmentsTest(parameterized.TestCase):
         content='{"prompt": "a", "completion": "b", "reward": 1.0}'
     ).full_path
     for changes, message in (
-        ({"offline__path": log}, "offline.path = .*: allowed '' with env"),
+        ({"offline__path": log}, "offline.path = .*: must be '' with env"),
         (
             {"reward__backend": "process"},
             "reward.backend = 'process': .*'pool'",

@@ -134,7 +134,7 @@ class EvaluateTest(absltest.TestCase):
 
   def test_wrong_sources_are_named_and_the_lock_is_freed(self):
     for operand, message in (
-        ("no/such/folder", "'no/such/folder': allowed"),
+        ("no/such/folder", "'no/such/folder': must be"),
         ("4", "no checkpoint 4"),
         (self.directory, "no tokenizer there"),
     ):
@@ -144,7 +144,7 @@ class EvaluateTest(absltest.TestCase):
 
   def test_sources_are_checked_before_the_work(self):
     for operand, message in (
-        ("no/such/folder", "'no/such/folder': allowed"),
+        ("no/such/folder", "'no/such/folder': must be"),
         ("4", "no checkpoint 4"),
     ):
       with mock.patch.object(evaluate, "load_source") as load:

@@ -178,11 +178,11 @@ class GenerateTest(ProgramCase):
     printed = self.stderr.getvalue()
     for number, problem in (
         (2, "the prompt is empty"),
-        (3, "has 7 tokens: allowed 1 to config.sampling.max_prompt_tokens = 6"),
+        (3, "has 7 tokens: must be 1 to config.sampling.max_prompt_tokens = 6"),
         (4, "not JSON"),
-        (5, "prompt is int: allowed a text"),
+        (5, "prompt is int: must be a text"),
         (6, "no chat_template"),
-        (7, "prompt_token_ids: allowed a list of whole numbers from 0 to 14"),
+        (7, "prompt_token_ids: must be a list of whole numbers from 0 to 14"),
         (8, "exactly one of"),
         (9, "not text"),
         (10, "exactly one of"),
@@ -212,7 +212,7 @@ class GenerateTest(ProgramCase):
     one, plain, _, same = (r["completions"] for r in self.records())
     self.assertEqual(one, same)
     self.assertNotEqual(one, plain)
-    self.assertIn("in.jsonl:5: seed=-1: allowed", self.stderr.getvalue())
+    self.assertIn("in.jsonl:5: seed=-1: must be", self.stderr.getvalue())
 
   def test_stop_tokens_and_min_p(self):
     ids = ",".join(str(n) for n in range(3, 15))
@@ -231,7 +231,7 @@ class GenerateTest(ProgramCase):
       for completion in record["completions"]:
         np.testing.assert_allclose(completion["logprobs"], 0, atol=1e-6)
     self.output.unlink()
-    with self.assertRaisesRegex(ValueError, r"ids=\[99\]: allowed 0 to 14"):
+    with self.assertRaisesRegex(ValueError, r"ids=\[99\]: must be 0 to 14"):
       self.run_program(sampling__stop_token_ids="99")
     with self.assertRaisesRegex(
         validate.ConfigError, "sampling.stop_token_ids"
@@ -250,7 +250,7 @@ class GenerateTest(ProgramCase):
         1,
     )
     self.assertIn(
-        "in.jsonl:7: max_tokens=0: allowed a whole number from 1 to 8",
+        "in.jsonl:7: max_tokens=0: must be a whole number from 1 to 8",
         self.stderr.getvalue(),
     )
     tokenizer, cut = self.tokenizer, 0
@@ -420,7 +420,7 @@ class PlayTest(ProgramCase):
     self.assertNotIn("failure", good)
     self.assertEqual(bad["completions"], [])
     self.assertIn("no seed 2", bad["failure"])
-    self.assertIn("in.jsonl:3: allowed seed", self.stderr.getvalue())
+    self.assertIn("in.jsonl:3: must be seed", self.stderr.getvalue())
     self.assertIn("in.jsonl:4: seed=-1", self.stderr.getvalue())
 
   def test_calls_of_tools_are_shown(self):
@@ -492,7 +492,7 @@ class ScoreTest(ProgramCase):
     (first,) = self.records()
     self.assertEqual(first["token_ids"], ids)
     self.assertLess(max(first["logprobs"]), 0)
-    self.assertEqual(self.stderr.getvalue().count("tokens: allowed"), 3)
+    self.assertEqual(self.stderr.getvalue().count("tokens: must be"), 3)
 
   def test_a_stop_token_is_appended_once(self):
     ids = [*self.tokenizer.encode("12"), self.tokenizer.eos_id]
@@ -527,9 +527,9 @@ class ScoreTest(ProgramCase):
     for number, problem in (
         (1, "has 0 tokens"),
         (2, "exactly one of completion"),
-        (3, "has 9 tokens: allowed 1 to config.sampling.max_completion"),
+        (3, "has 9 tokens: must be 1 to config.sampling.max_completion"),
         (4, "the prompt is empty"),
-        (5, "allowed a list of whole numbers"),
+        (5, "must be a list of whole numbers"),
     ):
       self.assertRegex(
           self.stderr.getvalue(), f"in.jsonl:{number}: .*{problem}"
@@ -540,7 +540,7 @@ class ScoreTest(ProgramCase):
     with self.assertRaisesRegex(validate.ConfigError, "temperature = 0.0"):
       self.run_program(sampling__temperature=0.0)
     self.assertEqual(self.run_program(sampling__max_prompt_tokens=60), 2)
-    self.assertIn("allowed up to 64", self.stderr.getvalue())
+    self.assertIn("must be at most 64", self.stderr.getvalue())
 
 
 class LinesTest(absltest.TestCase):

@@ -127,7 +127,7 @@ class InMemoryTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "loss.beta = -1"):
       tba_jax.train(self.make_config("loss.beta=-1"))
     # Threads of one process share its devices.
-    with self.assertRaisesRegex(ValueError, "mesh.fsdp = 2: allowed 1"):
+    with self.assertRaisesRegex(ValueError, "mesh.fsdp = 2: must be 1"):
       tba_jax.train(self.make_config("mesh.fsdp=2"))
     with (
         mock.patch.object(roles, "train", side_effect=KeyboardInterrupt),

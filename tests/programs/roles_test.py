@@ -124,7 +124,7 @@ class PartsTest(absltest.TestCase):
     self.assertEqual(made[1].deadline_s, 77.0)
     self.assertFalse(left.exists())
     config.search.vllm_folder = "gs://bucket/folder"
-    with self.assertRaisesRegex(ValueError, "allowed a folder of this machine"):
+    with self.assertRaisesRegex(ValueError, "must be a folder of this machine"):
       policy_samplers.make_searcher_sampler(config, policy, homes[0])
 
 
@@ -140,7 +140,7 @@ class SearcherRefusedTest(absltest.TestCase):
 
   def test_an_operand_that_is_no_number(self):
     for operands in (("first",), ("-1",), ("0", "1")):
-      self.refused("allowed one whole number", *operands)
+      self.refused("must be one whole number", *operands)
 
   def test_no_model_to_start_from(self):
     with mock.patch.object(metrics, "EventLog", autospec=True) as log:

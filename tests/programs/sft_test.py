@@ -236,6 +236,6 @@ class ExamplesTest(absltest.TestCase):
       config = make_config()
       config.sampling[name] = 1
       with self.assertRaisesRegex(
-          ValueError, rf"config\.sampling\.{name} = 1: allowed \d or more"
+          ValueError, rf"config\.sampling\.{name} = 1: must be \d or more"
       ):
         sft_lib.make_examples(config, self.task, self.tokenizer).chunk(0, 5)

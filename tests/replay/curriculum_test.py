@@ -123,8 +123,8 @@ class DifficultyOrderTest(parameterized.TestCase):
     path = self.folder / "order-000000.json"
     text = path.read_text()
     for old, new, message in (
-        ("40", "41", "allowed 10 of 40 prompts; it has 10 of 41"),
-        ("[", "[ 77,", "allowed 10 of 40 prompts; it has 11 of 40"),
+        ("40", "41", "must be 10 of 40 prompts; it has 10 of 41"),
+        ("[", "[ 77,", "must be 10 of 40 prompts; it has 11 of 40"),
         ("[", "", "damaged"),
     ):
       path.write_text(text.replace(old, new, 1))

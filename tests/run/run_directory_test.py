@@ -183,7 +183,7 @@ class RunDirectoryTest(parameterized.TestCase):
     with mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65" * 32}):
       self.assertEqual(self.create()[0].secret, b"e" * 32)
     with mock.patch.dict(os.environ, {"TBA_JAX_SECRET": "65"}):
-      with self.assertRaisesRegex(ValueError, "TBA_JAX_SECRET: allowed are 64"):
+      with self.assertRaisesRegex(ValueError, "TBA_JAX_SECRET: must be 64"):
         self.create()
 
   def test_hosts_share_no_secret_only_if_insecure(self):

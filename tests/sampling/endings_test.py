@@ -98,7 +98,7 @@ class EndingsTest(parameterized.TestCase):
     for limit in (0, _T + 1):
       wrong = decode.Request(np.array([2]), 7, 0, 1, max_tokens=limit)
       with self.assertRaisesRegex(
-          ValueError, f"prompt 7: max_tokens={limit}: allowed 1 to .*=8"
+          ValueError, f"prompt 7: max_tokens={limit}: must be 1 to .*=8"
       ):
         self.sample(self.sampler, [wrong])
 

@@ -173,12 +173,12 @@ class ScriptedDecodeTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (dict(prompt_tokens=np.array([2] * 4)), r"max_prompt_tokens=3"),
-      (dict(prompt_tokens=np.array([], int)), r"allowed 1 to"),
+      (dict(prompt_tokens=np.array([], int)), r"must be 1 to"),
       (dict(prompt_tokens=np.array([[2]])), r"shape \(1, 1\)"),
-      (dict(prompt_tokens=np.array([2.0])), r"allowed integers"),
+      (dict(prompt_tokens=np.array([2.0])), r"must be integers"),
       (dict(prompt_tokens=np.array([2, 4])), r"from 0 to 3"),
       (dict(prompt_tokens=np.array([-1])), r"from 0 to 3"),
-      (dict(num_completions=0), r"num_completions=0: allowed 1"),
+      (dict(num_completions=0), r"num_completions=0: must be 1"),
       (dict(visit=-1), r"visit=-1"),
       (dict(first_sample=2**32), r"first_sample=4294967296|last sample"),
       (

@@ -294,11 +294,11 @@ class VllmTest(absltest.TestCase):
   def test_wrong_options_of_the_server_are_named(self):
     self.server.max_model_len = 6
     with self.assertRaisesRegex(
-        ValueError, r"--max-model-len=6: allowed 7 or more"
+        ValueError, r"--max-model-len=6: must be 7 or more"
     ):
       self.make().put(self.params[1])
     with self.assertRaisesRegex(
-        ValueError, r"--logprobs-mode=raw_logprobs: allowed processed_logprobs"
+        ValueError, r"--logprobs-mode=raw_logprobs: must be processed_logprobs"
     ):
       self.make(temperature=0.7).put(self.params[1])
     self.server.max_model_len, self.server.drops_versions = 7, True

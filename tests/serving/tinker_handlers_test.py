@@ -102,7 +102,7 @@ class TrainingRunsTest(absltest.TestCase):
             "must be up to config.sampling.max_prompt_tokens = 16 and"
             " config.sampling.max_completion_tokens = 8 together",
         ),
-        ([500], "prompt_tokens: allowed integers from 0 to "),
+        ([500], "prompt_tokens: must be integers from 0 to "),
     ):
       chunks = [{"type": "encoded_text", "tokens": tokens}]
       said = self.server.result(

@@ -153,7 +153,7 @@ class ChatTest(parameterized.TestCase):
       ),
       (
           {"data": "synthetic", "template": "/nowhere"},
-          "config.task.template='/nowhere': allowed 'model', 'tulu' or a",
+          "config.task.template='/nowhere': must be 'model', 'tulu' or a",
       ),
   )
   def test_missing_fields_are_named(self, fields, message):

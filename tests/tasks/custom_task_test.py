@@ -229,7 +229,7 @@ class OwnTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "config.tokenizer.source='task'"):
       task.tokenizer_words()
     for wrong in ('[{"role": "me", "content": "a"}]', '[{"role": "user"'):
-      with self.assertRaisesRegex(ValueError, "config.task.prompt=.*allowed"):
+      with self.assertRaisesRegex(ValueError, "config.task.prompt=.*must be"):
         self.make(prompt=wrong)
 
   def test_rows_with_messages(self):

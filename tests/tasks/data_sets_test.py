@@ -91,7 +91,7 @@ class DataSetsTest(parameterized.TestCase):
     self.write_subsets()
     with self.assertRaisesRegex(
         ValueError,
-        "^config.task.train='.*set/hard': allowed one of its subsets, default,"
+        "^config.task.train='.*set/hard': must be one of its subsets, default,"
         r" extended, by_folder, as .*set/default, or all of them, .*set/\*$",
     ):
       self.read("set/hard")
@@ -106,7 +106,7 @@ class DataSetsTest(parameterized.TestCase):
     self.write_subsets(
         _CONFIGS.replace("config_name: default", "config_name: a")
     )
-    message = "allowed one of its subsets, a, extended, by_folder"
+    message = "must be one of its subsets, a, extended, by_folder"
     with self.assertRaisesRegex(ValueError, message):
       self.read("set")
     self.assertEqual(self.prompts("set", preferred="a"), ["data 1"])

@@ -142,56 +142,56 @@ class ReadTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("{", "Expecting"),
-      ("[]", "allowed a JSON object"),
+      ("[]", "must be a JSON object"),
       (
           '{"completion": "a", "reward": 1}',
-          "prompt: allowed a text or messages, not null",
+          "prompt: must be a text or messages, not null",
       ),
-      ('{"prompt": "p", "reward": 1}', "allowed a completion"),
-      ('{"prompt": "p", "completion": "a"}', "reward: allowed a number"),
+      ('{"prompt": "p", "reward": 1}', "must be a completion"),
+      ('{"prompt": "p", "completion": "a"}', "reward: must be a number"),
       (
           '{"prompt": "p", "completion": "a", "reward": NaN}',
-          "reward: allowed a number",
+          "reward: must be a number",
       ),
       (
           '{"prompt": "p", "completion": "a", "reward": 1e39}',
-          "reward: allowed a number",
+          "reward: must be a number",
       ),
       (
           f'{{"prompt": "p", "completion": "a", "reward": {10**400}}}',
-          "reward: allowed a number",
+          "reward: must be a number",
       ),
       ("[" * 100_000, "maximum recursion"),
       (
           '{"prompt": "p", "completion": "\\ud83d", "reward": 1}',
-          r"allowed text, not '.ud83d' alone",
+          r"must be text, not '.ud83d' alone",
       ),
       (
           '{"prompt": "p", "completions": ["a", "b"], "rewards": [1]}',
-          "rewards: allowed a list of 2",
+          "rewards: must be a list of 2",
       ),
       (
           '{"prompt": "p", "token_ids": [1], "reward": 1, "logprobs": []}',
-          "logprobs: allowed one for each",
+          "logprobs: must be one for each",
       ),
-      ('{"prompt": "p", "token_ids": [-1], "reward": 1}', "token_ids: allowed"),
+      ('{"prompt": "p", "token_ids": [-1], "reward": 1}', "token_ids: must be"),
       (
           '{"prompt": "p", "completion": "a", "reward": 1, "tokens": [1]}',
-          "tokens: allowed .*, not .1.; token_ids has ids",
+          "tokens: must be .*, not .1.; token_ids has ids",
       ),
       (
           '{"prompt": "p", "completion": "a", "reward": 1, "tokens": ["a"],'
           ' "logprobs": [-1, -2]}',
-          "logprobs: allowed one for each of tokens",
+          "logprobs: must be one for each of tokens",
       ),
       (
           '{"prompt": "p", "completion": "a", "reward": 1, "finish_reason":'
           ' "abort"}',
-          'finish_reason: allowed "length", "stop", "tool_calls", not "abort"',
+          'finish_reason: must be "length", "stop", "tool_calls", not "abort"',
       ),
       (
           '{"prompt": "p", "completion": "a", "reward": 1, "version": -2}',
-          "version: allowed",
+          "version: must be",
       ),
   )
   def test_errors_name_the_line(self, line, message):

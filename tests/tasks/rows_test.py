@@ -154,7 +154,7 @@ class ReadRowsTest(parameterized.TestCase):
   def test_refuses_utf_16(self):
     text = '{"prompt": "a"}\n{"prompt": "b"}\n'
     (self.folder / "a.jsonl").write_text(text, encoding="utf-16")
-    with self.assertRaisesRegex(ValueError, "a.jsonl.*allowed UTF-8"):
+    with self.assertRaisesRegex(ValueError, "a.jsonl.*must be UTF-8"):
       self.read("a.jsonl")
 
   @parameterized.parameters(
@@ -173,7 +173,7 @@ class ReadRowsTest(parameterized.TestCase):
     self.assertEqual(rows.as_text("x", value), text)
 
   @parameterized.parameters(
-      ([1], "'x' is a list: allowed a text or number"),
+      ([1], "'x' is a list: must be a text or number"),
       ({"a": 1}, "'x' is an object: .* field of the object, such as x.a"),
       (b"\xff", "'x' is bytes, not UTF-8 text"),
   )
@@ -226,14 +226,14 @@ class MessagesTest(parameterized.TestCase):
     self.assertIsNone(rows.messages_of("chat", value))
 
   @parameterized.parameters(
-      ({"role": "tool", "content": "4"}, "has role 'tool': allowed system"),
+      ({"role": "tool", "content": "4"}, "has role 'tool': must be system"),
       ({"from": "observation", "value": "4"}, "has from 'observation'"),
       ({**_SAY, "tool_calls": [{"function": {}}]}, "calls a tool"),
       ({**_SAY, "function_call": {"name": "f"}}, "calls a tool"),
-      ({**_SAY, "content": None}, "has a content of None: allowed text"),
+      ({**_SAY, "content": None}, "has a content of None: must be text"),
       (
           {**_ASK, "content": [{"type": "image_url", "image_url": {}}]},
-          "has a content of 'image_url': allowed text",
+          "has a content of 'image_url': must be text",
       ),
       ({"content": "4"}, "has from None"),
   )

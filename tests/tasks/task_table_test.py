@@ -72,7 +72,7 @@ class MakeTaskTest(absltest.TestCase):
         ("no_such_module:Mine", "ModuleNotFoundError: No module named"),
         ("broken_task:Mine", "ZeroDivisionError: division by zero"),
         (f"{base.__name__}:Yours", "AttributeError: .*Yours"),
-        (f"{base.__name__}:check_split", "allowed a subclass of"),
+        (f"{base.__name__}:check_split", "must be a subclass of"),
         (":Mine", "ValueError: Empty module name"),
     ):
       with self.assertRaisesRegex(ValueError, f"task.name='{name}': .*{why}"):

@@ -147,7 +147,7 @@ class ReplayTest(absltest.TestCase):
 
     status, _, errors = self.replay("0", workdir=self.change(edit))
     self.assertEqual(status, 2)
-    self.assertIn("config.mesh.fsdp changed at step 8; allowed", errors)
+    self.assertIn("config.mesh.fsdp changed at step 8; must be", errors)
 
   def test_a_changed_draw_is_told_with_its_step_and_fields(self):
     names = list(decisions.read(self.whole).steps[6].draw)
@@ -215,10 +215,10 @@ class ReplayTest(absltest.TestCase):
 
   def test_steps_that_cannot_be_replayed_are_refused(self):
     for operands, error in (
-        (["4"], "step 4: allowed a checkpoint .*: 0, 8;"),
-        (["8", "99"], "allowed an end of 9 to 12"),
-        (["x"], "allowed the step to begin with"),
-        (["8", "--export_step=3"], "export_step=3: allowed .* 8 to 11"),
+        (["4"], "step 4: must be a checkpoint .*: 0, 8;"),
+        (["8", "99"], "must be an end of 9 to 12"),
+        (["x"], "must be the step to begin with"),
+        (["8", "--export_step=3"], "export_step=3: must be .* 8 to 11"),
     ):
       status, _, errors = self.replay(*operands)
       self.assertEqual(status, 2)

@@ -133,23 +133,23 @@ class ExpandTest(parameterized.TestCase):
     self.assertEmpty(study & tuned)
 
   @parameterized.parameters(
-      ("sweep.objectives=", "allowed NAME: KEY=VALUE"),
-      ("sweep.objectives=loss.name=tb", "allowed NAME: KEY=VALUE"),
-      ("sweep.objectives=a: loss.name=tb; a:", "'a:'.*allowed NAME"),
-      ("sweep.objectives=A/b: loss.name=tb", "allowed NAME: KEY=VALUE"),
-      ("sweep.objectives=a: seed=3", "a: seed=3.*allowed in it loss"),
-      ("sweep.objectives=a: model.width=8", "allowed in it loss"),
+      ("sweep.objectives=", "must be NAME: KEY=VALUE"),
+      ("sweep.objectives=loss.name=tb", "must be NAME: KEY=VALUE"),
+      ("sweep.objectives=a: loss.name=tb; a:", "'a:'.*must be NAME"),
+      ("sweep.objectives=A/b: loss.name=tb", "must be NAME: KEY=VALUE"),
+      ("sweep.objectives=a: seed=3", "a: seed=3.*must be in it loss"),
+      ("sweep.objectives=a: model.width=8", "must be in it loss"),
       ("sweep.objectives=a: loss.nam=tb", "a: .*loss.nam.*did you mean"),
-      ("sweep.objectives=a: loss.name=sft", "a: .*loss.name.*allowed 'tb'"),
+      ("sweep.objectives=a: loss.name=sft", "a: .*loss.name.*must be 'tb'"),
       ("sweep.objectives=a: loss.name=proximal_rloo", "a: .*loss.ratio_clip"),
       (
           "sweep.objectives=a: train.completions_per_prompt=2",
-          "allowed batches of",
+          "must be batches of",
       ),
       ("sweep.mini_batches=1", r"'1'.*whole numbers from 2 on"),
       ("sweep.seeds=", "seeds = ''.*one seed or more"),
-      ("reference.mode=ema", "reference.mode = 'ema': allowed 'fixed'"),
-      ("offline.path=log.jsonl", "offline.path = 'log.jsonl': allowed ''"),
+      ("reference.mode=ema", "reference.mode = 'ema': must be 'fixed'"),
+      ("offline.path=log.jsonl", "offline.path = 'log.jsonl': must be ''"),
   )
   def test_refuses(self, override, message):
     with self.assertRaisesRegex(load_lib.ConfigError, message):
@@ -158,7 +158,7 @@ class ExpandTest(parameterized.TestCase):
   def test_refuses_to_have_no_lag(self):
     config = load("sweep.staleness_steps=", "sweep.mini_batches=")
     with self.assertRaisesRegex(
-        load_lib.ConfigError, "staleness_steps = '': allowed one or more"
+        load_lib.ConfigError, "staleness_steps = '': must be one or more"
     ):
       sweep.expand_runs(config)
 

@@ -335,12 +335,12 @@ class SecretTest(absltest.TestCase):
         if allowed:
           self.assertEqual(wire.load_or_make_secret(self.path), secret)
         else:
-          with self.assertRaisesRegex(ValueError, "secret file .* allowed is"):
+          with self.assertRaisesRegex(ValueError, "secret file .* must be"):
             wire.load_or_make_secret(self.path)
 
   def test_wrong_length_is_refused(self):
     for length in (0, 31, 33):
       self.path.write_bytes(bytes(length))
       self.path.chmod(0o600)
-      with self.assertRaisesRegex(ValueError, "allowed are 32 bytes"):
+      with self.assertRaisesRegex(ValueError, "must be 32 bytes"):
         wire.load_or_make_secret(self.path)

@@ -96,7 +96,7 @@ def find(
     if not (base / "config.json").is_file():
       raise ValueError(
           f"{CONFIG}: base_model_name_or_path={str(base)!r}: no model is there;"
-          " allowed a folder, or ORG/NAME of the Hugging Face hub"
+          " must be a folder, or ORG/NAME of the Hugging Face hub"
       )
     target = cache / f"adapter-{_digest(folder, base)}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -180,19 +180,19 @@ def tensor_name(hf_name: str, factor: str) -> str:
 def _read_config(folder: pathlib.Path) -> dict[str, Any]:
   settings = hf_files.read_json(folder / CONFIG)
   if not isinstance(settings, dict):
-    raise ValueError(f"{CONFIG}: allowed an object")
+    raise ValueError(f"{CONFIG}: must be an object")
   for key, allowed in _ONLY.items():
     value = settings.get(key)
     if key in settings and value not in allowed:
-      raise ValueError(f"{CONFIG}: {key}={value!r}: allowed {allowed[0]!r}")
+      raise ValueError(f"{CONFIG}: {key}={value!r}: must be {allowed[0]!r}")
   for key, value in settings.items():
     # Later versions of peft switch on what this one does not know.
     if key.startswith("use_") and key not in (*_ONLY, "use_rslora") and value:
-      raise ValueError(f"{CONFIG}: {key}={value!r}: allowed False")
+      raise ValueError(f"{CONFIG}: {key}={value!r}: must be False")
   alpha = settings.get("lora_alpha")
   is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
   if not is_number or not math.isfinite(alpha):
-    raise ValueError(f"{CONFIG}: lora_alpha={alpha!r}: allowed a number")
+    raise ValueError(f"{CONFIG}: lora_alpha={alpha!r}: must be a number")
   return settings
 
 
@@ -204,7 +204,7 @@ def _base_name(folder: pathlib.Path, settings: Mapping[str, Any]) -> str:
   name = settings.get("base_model_name_or_path")
   if not isinstance(name, str) or not name:
     raise ValueError(
-        f"{CONFIG}: base_model_name_or_path={name!r}: allowed the base's"
+        f"{CONFIG}: base_model_name_or_path={name!r}: must be the base's"
         " folder or GGUF file, or ORG/NAME of the Hugging Face hub"
     )
   beside = folder / name
@@ -292,7 +292,7 @@ def _merge(
 ) -> None:
   """Writes the base's tensors with the products added to them."""
   if not (folder / WEIGHTS).is_file():
-    raise ValueError(f"has no {WEIGHTS}; allowed an adapter in safetensors")
+    raise ValueError(f"has no {WEIGHTS}; must be an adapter in safetensors")
   tensors = safetensors.numpy.load_file(folder / WEIGHTS)
   files = hf_files.open_files(base)
   hf = hf_files.read_json(base / "config.json")
@@ -303,11 +303,11 @@ def _merge(
     if match is None and ".lora_embedding_" in name:
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: adapters of embeddings are not"
-          " supported; allowed an adapter without embed_tokens"
+          " supported; must be an adapter without embed_tokens"
       )
     if match is None:
       raise ValueError(
-          f"{WEIGHTS}: tensor {name}: allowed lora_A and lora_B of matrices"
+          f"{WEIGHTS}: tensor {name}: must be lora_A and lora_B of matrices"
       )
     whole = f"{match[1]}.weight"
     if family is not None and re.fullmatch(family.part_others, whole):
@@ -317,7 +317,7 @@ def _merge(
     if _HEAD in (whole, target) and _has_tied_head(hf, family):
       raise ValueError(
           f"{WEIGHTS}: tensor {name}: the head of the base is its embedding"
-          " (tie_word_embeddings), which has no adapter of its own; allowed a"
+          " (tie_word_embeddings), which has no adapter of its own; must be a"
           " base with a head, or an adapter without lm_head"
       )
     if target is None:
@@ -329,18 +329,18 @@ def _merge(
       if not np.array_equal(own.astype(tensor.dtype), tensor):
         raise ValueError(
             f"{WEIGHTS}: tensor {name}: differs from the base's {target};"
-            " allowed an adapter of a base that was not changed"
+            " must be an adapter of a base that was not changed"
         )
       continue
     factors.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
     if not np.isfinite(factors[target][match[2]]).all():
       raise ValueError(
-          f"{WEIGHTS}: tensor {name}: has NaN or infinite entries; allowed an"
+          f"{WEIGHTS}: tensor {name}: has NaN or infinite entries; must be an"
           " adapter of finite numbers, such as an earlier checkpoint's"
       )
   if not factors:
     raise ValueError(
-        f"{WEIGHTS}: has no lora_A and lora_B of a matrix of the base; allowed"
+        f"{WEIGHTS}: has no lora_A and lora_B of a matrix of the base; must be"
         " an adapter that was saved with its weights"
     )
   for target, pair in factors.items():
@@ -388,13 +388,13 @@ def _check_shapes(
   }
   if not fits or len(shape) != 2:
     raise ValueError(
-        f"{WEIGHTS}: factors of {name} have the shapes {shapes}: allowed A"
+        f"{WEIGHTS}: factors of {name} have the shapes {shapes}: must be A"
         f" [rank, in] and B [out, rank] of {list(shape)}"
     )
   patterns = settings.get("rank_pattern") or {}
   allowed = {settings.get("r", *ranks), *patterns.values()}
   if not ranks <= allowed:
     raise ValueError(
-        f"{WEIGHTS}: factors of {name} have rank {min(ranks)}: allowed"
+        f"{WEIGHTS}: factors of {name} have rank {min(ranks)}: must be one of"
         f" {sorted(allowed)}, as {CONFIG} says"
     )

@@ -35,7 +35,7 @@ def check_labels(shape: config_lib.ModelConfig, labels: Sequence[int]) -> None:
         SCORER: "a model with one label (0 is one that predicts tokens)",
     }.get(tuple(labels), "a policy, or a model with one label")
     raise ValueError(
-        f"its head gives {shape.num_labels} labels; allowed {allowed}"
+        f"its head gives {shape.num_labels} labels; must be {allowed}"
     )
 
 
@@ -68,7 +68,7 @@ def check_vocabulary(shape: config_lib.ModelConfig, num_words: int) -> None:
   if num_words > shape.vocab_size:
     raise ValueError(
         f"its vocabulary has {shape.vocab_size} entries, the tokenizer"
-        f" {num_words}; allowed a tokenizer of this model"
+        f" {num_words}; must be a tokenizer of this model"
     )
 
 

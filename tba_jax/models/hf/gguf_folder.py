@@ -146,7 +146,7 @@ def _write(path: pathlib.Path, folder: pathlib.Path) -> None:
     )
   if fields.get("split.count", 1) > 1:
     raise ValueError(
-        "is one of several files of a model; allowed one file: join them with"
+        "is one of several files of a model; must be one file: join them with"
         "  llama-gguf-split --merge"
     )
   tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -251,7 +251,7 @@ def _config(
     )
   for key in ("rope.dimension_count", "attention.value_length"):
     if left.pop(key, size) != size:
-      problems.append(f"{start}{key}: allowed {size}, the size of a head")
+      problems.append(f"{start}{key}: must be {size}, the size of a head")
   for key, value in left.items():
     if key in _IGNORED or (key in _ONLY and value == _ONLY[key]):
       continue
@@ -291,7 +291,7 @@ def _llama3(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
       factors, expected, rtol=1e-4
   ):
     raise ValueError(
-        f"{_ROPE_FACTORS}: allowed the factors of Llama 3.1 and 3.2"
+        f"{_ROPE_FACTORS}: must be the factors of Llama 3.1 and 3.2"
     )
   return scaling
 

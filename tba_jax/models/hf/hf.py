@@ -111,7 +111,7 @@ def _check_tied_head(
         for piece in pieces
     ):
       raise ValueError(
-          f"tensor {head} differs from {table}: allowed the same, or"
+          f"tensor {head} differs from {table}: must be the same, or"
           " tie_word_embeddings=false in config.json, which makes it the head"
       )
 

@@ -199,7 +199,7 @@ def language_model(hf: Any) -> Any:
   text, architectures = hf.get("text_config"), hf.get("architectures")
   if not isinstance(text, dict) or text.get("model_type", name) != name:
     raise ValueError(
-        f"config.json: text_config of model_type={kind!r}: allowed an object"
+        f"config.json: text_config of model_type={kind!r}: must be an object"
         f" with model_type={name!r}"
     )
   allowed = [f"{facts.class_name}ForConditionalGeneration"]
@@ -512,12 +512,12 @@ def with_generation(
     ValueError: eos_token_id is not a token id or a list of them.
   """
   if not isinstance(generation, dict):
-    raise ValueError("generation_config.json: allowed an object")
+    raise ValueError("generation_config.json: must be an object")
   ids = _stop_ids(generation.get("eos_token_id"))
   if ids is None:
     raise ValueError(
         f"generation_config.json: eos_token_id={generation['eos_token_id']!r}:"
-        " allowed a token id or a list of them"
+        " must be a token id or a list of them"
     )
   return with_stops(config, ids)
 

@@ -196,7 +196,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
       for file in listed.values()
   ):
     raise ValueError(
-        f"{INDEX}: weight_map: allowed tensor names with names of"
+        f"{INDEX}: weight_map: must be tensor names with names of"
         " files in that folder"
     )
   files = {folder / file for file in listed.values()}

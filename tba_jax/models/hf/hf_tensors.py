@@ -38,7 +38,7 @@ def _problems(
     )
   if files.dtypes[name] not in hf_files.DTYPES:
     problems.append(
-        f"tensor {name} has dtype {files.dtypes[name]}, allowed"
+        f"tensor {name} has dtype {files.dtypes[name]}, must be one of"
         f" {', '.join(hf_files.DTYPES)}"
     )
   return problems
@@ -83,7 +83,7 @@ def check_tensors(
   ]
   if problems:
     raise ValueError(
-        f"{hf_files.first_of(problems)}; allowed the tensors that config.json"
+        f"{hf_files.first_of(problems)}; must be the tensors that config.json"
         " describes"
     )
 

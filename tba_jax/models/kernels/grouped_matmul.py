@@ -143,8 +143,8 @@ def gpu_products(
   for shape in (x_RxC.shape, (R, N), kernels.shape):
     if math.prod(shape) >= 2**31:
       raise ValueError(
-          f"an array of experts of shape {shape}: on a GPU allowed fewer than"
-          " 2^31 elements; lower config.train.micro_batch_prompts"
+          f"an array of experts of shape {shape}: on a GPU it must have fewer"
+          " than 2^31 elements; lower config.train.micro_batch_prompts"
       )
   b, width, depth = _gpu_tile(R, N, C, x_RxC.dtype)
   # Rows past the last run are one more, without a matrix.

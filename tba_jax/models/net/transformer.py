@@ -580,7 +580,7 @@ def make_model(
   """
   if scalar != bool(model_config.num_labels):
     raise ValueError(
-        f"num_labels={model_config.num_labels}: allowed"
+        f"num_labels={model_config.num_labels}: must be"
         f" {'1 or more' if scalar else '0, a model that predicts tokens'}"
     )
   forward = _Forward(model_config, remat)

@@ -78,7 +78,7 @@ def _order(c: rules.Values) -> rules.Problems:
   is_free = not c["search.prompts_per_step"] and not c["rounds.mini_batches"]
   if c["search.order"] != "shuffled" and is_free:
     yield "search.order", (
-        "allowed 'shuffled' with config.search.prompts_per_step = 0: all"
+        "must be 'shuffled' with config.search.prompts_per_step = 0: all"
         " prompts are admitted at once, before any was solved"
     )
 

@@ -278,8 +278,9 @@ class KvHost:
     if self._tcp is None and len(os.fsencode(path)) > _MAX_SOCKET_PATH:
       raise ValueError(
           f"store.spool_dir: the socket path {path} has"
-          f" {len(os.fsencode(path))} bytes; allowed are {_MAX_SOCKET_PATH}."
-          " Choose a shorter directory, such as one in /tmp."
+          f" {len(os.fsencode(path))} bytes; must have at most"
+          f" {_MAX_SOCKET_PATH}. Choose a shorter directory, such as"
+          " one in /tmp."
       )
     return path
 
@@ -289,7 +290,7 @@ class KvHost:
       return 0
     text = path.read_text().strip()
     if not text.isdecimal():
-      raise ValueError(f"{path} contains {text!r}; allowed: a number")
+      raise ValueError(f"{path} contains {text!r}; must be a number")
     return int(text)
 
 

@@ -267,5 +267,5 @@ def split_address(address: str) -> tuple[str, int]:
   """Returns the parts of "host:port"; raises ValueError for anything else."""
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or int(port) > 65535:
-    raise ValueError(f"address {address!r}: allowed is host:port")
+    raise ValueError(f"address {address!r}: must be host:port")
   return host.strip("[]"), int(port)

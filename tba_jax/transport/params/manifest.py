@@ -161,7 +161,7 @@ def read_version(
   manifest = wire.decode_placed(data, run.secret, run.run_id, key, _MANIFEST)
   if manifest["format"] != _FORMAT:
     raise wire.WireError(
-        "schema", f"params format {manifest['format']}, allowed {_FORMAT}"
+        "schema", f"params format {manifest['format']}, must be {_FORMAT}"
     )
   if manifest["base"] != base_name:
     raise wire.WireError(

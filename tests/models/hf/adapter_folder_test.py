@@ -135,10 +135,10 @@ class AdapterTest(parameterized.TestCase):
   @parameterized.parameters(
       (
           {"r": 4},
-          r"factors of .* have rank 2: allowed \[4\], as adapter_config",
+          r"factors of .* have rank 2: must be \[4\], as adapter_config",
       ),
-      ({"lora_alpha": float("nan")}, "lora_alpha=nan: allowed a number"),
-      ({"use_newlora": True}, "use_newlora=True: allowed False"),
+      ({"lora_alpha": float("nan")}, "lora_alpha=nan: must be a number"),
+      ({"use_newlora": True}, "use_newlora=True: must be False"),
   )
   def test_refuses_settings_that_do_not_fit(self, settings, message):
     self.make()
@@ -267,15 +267,15 @@ class AdapterTest(parameterized.TestCase):
     np.testing.assert_allclose(found, head + 0.06, rtol=1e-5, atol=1e-6)
 
   @parameterized.parameters(
-      (dict(use_dora=True), "adapter_config.json: use_dora=True: allowed Fal"),
-      (dict(peft_type="IA3"), "peft_type='IA3': allowed 'LORA'"),
+      (dict(use_dora=True), "adapter_config.json: use_dora=True: must be Fal"),
+      (dict(peft_type="IA3"), "peft_type='IA3': must be 'LORA'"),
       (dict(bias="all"), "bias='all'"),
       (dict(modules_to_save=["lm_head"]), "modules_to_save="),
       (dict(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
-      (dict(lora_alpha=None), "lora_alpha=None: allowed a number"),
+      (dict(lora_alpha=None), "lora_alpha=None: must be a number"),
       (dict(base_model_name_or_path=None), "base_model_name_or_path=None"),
       (dict(base_model_name_or_path="./no"), "'no': no model is there"),
-      (dict(fan_in_fan_out=True), "allowed A .rank, in. and B"),
+      (dict(fan_in_fan_out=True), "must be A .rank, in. and B"),
   )
   def test_refuses_what_it_does_not_compute(self, settings, message):
     self.make()
@@ -284,7 +284,7 @@ class AdapterTest(parameterized.TestCase):
       hf_hub.find(self.folder / "adapter")
 
   @parameterized.parameters(
-      ("base_model.model.lm_head.modules.weight", "allowed lora_A and lora_B"),
+      ("base_model.model.lm_head.modules.weight", "must be lora_A and lora_B"),
       ("base_model.model.model.no.lora_A.weight", "the base has no model.no"),
       ("base_model.model.lm_head.lora_A.weight", "factors of lm_head.weight"),
       (

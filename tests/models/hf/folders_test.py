@@ -201,7 +201,7 @@ class FoldersTest(parameterized.TestCase):
         tokenizer__source=str(other), sampling__stop_token_ids="77"
     )
     self.assertRegex(
-        line, r"config.tokenizer.source = .*\[77\]: allowed 0 to 4"
+        line, r"config.tokenizer.source = .*\[77\]: must be 0 to 4"
     )
     (other / "tokenizer.json").write_text("{")
     (line,) = self.problems(tokenizer__source=str(other))
@@ -209,7 +209,7 @@ class FoldersTest(parameterized.TestCase):
 
   def test_the_head_that_a_setting_needs(self):
     (line,) = self.problems(init="scratch", evaluate__judge=str(self.folder))
-    self.assertRegex(line, "^config.evaluate.judge = .*gives 0 labels; allowed")
+    self.assertRegex(line, "^config.evaluate.judge = .*gives 0 labels; must be")
     shape = heads.config_of(self.shape)
     params = heads.ScalarModel(shape).from_policy(_params())
     hf.save(self.folder, shape, params, self.words)
@@ -218,7 +218,7 @@ class FoldersTest(parameterized.TestCase):
     )
     (line,) = self.problems()
     self.assertRegex(
-        line, "^config.init = .*gives 1 labels; allowed a model th"
+        line, "^config.init = .*gives 1 labels; must be a model th"
     )
 
   def test_a_plan_needs_no_tensors_but_looks_at_those_that_are_there(self):
@@ -236,5 +236,5 @@ class FoldersTest(parameterized.TestCase):
 
   def test_reads_policy_and_scorer(self):
     self.assertEqual(folders.read(self.folder, folders.POLICY), self.shape)
-    with self.assertRaisesRegex(ValueError, "0 labels; allowed a model with"):
+    with self.assertRaisesRegex(ValueError, "0 labels; must be a model with"):
       folders.read(self.folder, folders.SCORER)

@@ -190,7 +190,7 @@ class RefusalTest(parameterized.TestCase):
   def test_names_a_tensor_that_is_no_float(self):
     name = "model.norm.weight"
     self._rewrite(lambda t: t.update({name: t[name].astype(np.int8)}))
-    with self.assertRaisesRegex(ValueError, f"{name} has dtype I8, allowed"):
+    with self.assertRaisesRegex(ValueError, f"{name} has dtype I8, must be"):
       hf.load(self.folder)
 
   def test_names_a_tensor_that_is_too_large_for_the_dtype(self):

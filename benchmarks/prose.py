@@ -1,0 +1,111 @@
+# Copyright 2026 The tba_jax Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the prose: stilted words, empty fields, long names, lengths.
+
+    python -m benchmarks prose
+
+Counts in files that git tracks. The figures follow from clear sentences: one
+that has a counted word is written anew, the word is not exchanged.
+`tests/prose_test.py` holds the limits.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+import io
+import pathlib
+import re
+import subprocess
+import tokenize
+from typing import Any
+
+import ml_collections
+
+_ROOT = pathlib.Path(__file__).parents[1]
+# What a native writer of the field rarely needs, by what it stands for.
+STILTED = {
+    "beside": r"\bbeside\b",
+    "tell": r"\b(tell|tells|told)\b",
+    "say": r"\b(say|says|said)\b",
+    "that of": r"\b(that|those) of\b",
+    "bear": r"\bbears?\b",
+    "where there is": r"\b(where|if) there (is|are)\b",
+    "too": r", too\b",
+    "anew": r"\banew\b",
+}
+_RELATIVE = re.compile(r"_(that|which|who|whose|where)_")
+# A field of a docstring, or a row of a table of settings.
+_FIELD = re.compile(r"^\s+(\w+)(?: \([^)]*\))?: (?:the |a |an )?(\w[\w ]*)")
+
+
+def run(
+    config: ml_collections.ConfigDict, operands: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the figures of the checkout."""
+  del config, operands
+  return figures()
+
+
+def figures() -> dict[str, Any]:
+  """Returns counts over the package, the configs, the tests and the docs."""
+  tracked = subprocess.check_output(["git", "ls-files"], cwd=_ROOT, text=True)
+  paths = [_ROOT / line for line in tracked.splitlines()]
+  pages = [p for p in paths if _is_in(p, "docs", ".md")]
+  readme = _ROOT / "README.md"
+  package = [p for p in paths if _is_in(p, "tba_jax", ".py")]
+  code = package + [p for p in paths if _is_in(p, "configs", ".py")]
+  tests = [p for p in paths if _is_in(p, "tests", ".py")]
+  in_code = "\n".join(prose for path in code for prose in _prose(path))
+  in_docs = "\n".join(path.read_text() for path in (readme, *pages))
+  return {
+      "stilted_in_code": _count(in_code),
+      "stilted_in_docs": _count(in_docs),
+      "fields_that_repeat_their_name": sum(
+          len(repeated_fields(path.read_text())) for path in package
+      ),
+      "tests_with_relative_clauses": sum(
+          bool(_RELATIVE.search(name))
+          for path in tests
+          for name in re.findall(r"def (test_\w+)", path.read_text())
+      ),
+      "errors_with_allowed": len(
+          re.findall(r"[:;] allowed (?!values|names|ports)", in_code)
+      ),
+      "words_of_readme": len(readme.read_text().split()),
+      "words_of_docs": sum(len(path.read_text().split()) for path in pages),
+  }
+
+
+def _is_in(path: pathlib.Path, folder: str, suffix: str) -> bool:
+  return path.suffix == suffix and path.relative_to(_ROOT).parts[0] == folder
+
+
+def _count(text: str) -> dict[str, int]:
+  return {
+      name: len(re.findall(pattern, text, re.IGNORECASE))
+      for name, pattern in STILTED.items()
+  }
+
+
+def _prose(path: pathlib.Path) -> Iterator[str]:
+  """Yields the comments and the texts of a file of Python."""
+  source = path.read_text()
+  for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    if token.type == tokenize.COMMENT:
+      yield token.string
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+      yield node.value
+
+
+def repeated_fields(source: str) -> list[str]:
+  """Returns the fields whose description begins with their own name."""
+  found = []
+  for line in source.splitlines():
+    if match := _FIELD.match(line):
+      name, meaning = match.groups()
+      words = name.strip("_").split("_")
+      # Without the suffix of a shape.
+      words = [word for word in words if word.islower()]
+      if words and meaning.lower().split()[: len(words)] == words:
+        found.append(line.strip())
+  return found
