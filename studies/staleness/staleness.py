@@ -1,6 +1,6 @@
 # Copyright 2026 The tba_jax Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quality against staleness: the runs, table and plot of docs/results/staleness.md.
+"""Quality against staleness: the runs, tables and plot of this folder.
 
     python -m studies staleness select [TASK …] [OBJECTIVE …]
     python -m studies staleness study [TASK …] [OBJECTIVE …]
