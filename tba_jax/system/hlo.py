@@ -7,8 +7,9 @@ often as the loop runs. Figures are of one device.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import math
 import re
 
@@ -90,12 +91,15 @@ class Costs:
   cache_bytes: bytes of them that are caches of ragged attention, which gets
     caches whole and reads the pages that its rows' lengths need: a program does
     not know how many.
+  network_bytes: bytes that the device receives from other hosts, over a network
+    link of its own.
   """
 
   flops: float
   collectives: dict[str, float]
   memory_bytes: float
   cache_bytes: float
+  network_bytes: float = 0.0
 
   @property
   def collective_bytes(self) -> float:
@@ -126,20 +130,29 @@ class _Instruction:
 _Computation = dict[str, _Instruction]
 
 
-def costs(text: str) -> Costs:
+def costs(text: str, host_size: int = 0) -> Costs:
   """Returns the costs of a module, as `compiled.as_text()` prints it.
 
   A loop whose number of trips is not known is counted once, a conditional as
   its most expensive branch.
+
+  Args:
+    text: text of the module.
+    host_size: devices of a host, if hosts are joined by a network; else 0.
   """
   computations, entry = _parse(text)
-  flops, collectives = _walk(computations, entry, set())
+  flops, collectives = _walk(computations, entry, set(), _received)
   moved = _moved(computations, entry)
+  network = {}
+  if host_size:
+    between_hosts = functools.partial(_between_hosts, host_size=host_size)
+    _, network = _walk(computations, entry, set(), between_hosts)
   return Costs(
       flops,
       dict(sorted(collectives.items())),
       moved,
       moved - _moved(_without_caches(computations), entry),
+      sum(network.values()),
   )
 
 
@@ -246,7 +259,10 @@ def _shape(computation: _Computation, name: str) -> list[int]:
 
 
 def _walk(
-    computations: dict[str, _Computation], name: str, channels: set[str]
+    computations: dict[str, _Computation],
+    name: str,
+    channels: set[str],
+    received: Callable[[_Computation, _Instruction, str], float],
 ) -> tuple[float, dict[str, float]]:
   """Returns FLOPs and collective bytes of one run of a computation.
 
@@ -255,6 +271,7 @@ def _walk(
     name: computation to walk.
     channels: channels counted already in this run: an asynchronous collective
       stands in several fusions under one channel.
+    received: (computation, collective, kind) -> bytes.
   """
   flops, collectives = 0.0, {}
   computation = computations[name]
@@ -274,16 +291,16 @@ def _walk(
       # in each run of the body.
       trips = _num_trips(computations, op)
       for called in op.called("condition", "body"):
-        add(_walk(computations, called, set(channels)), trips)
+        add(_walk(computations, called, set(channels), received), trips)
     elif op.opcode == "conditional":
       branches = op.called(
           "branch_computations", "true_computation", "false_computation"
       )
-      runs = [_walk(computations, b, set(channels)) for b in branches]
+      runs = [_walk(computations, b, set(channels), received) for b in branches]
       add(max(runs, key=lambda f: (sum(f[1].values()), f[0])))
     elif op.opcode in ("fusion", "call", "async-start"):
       for called in op.called("calls", "to_apply"):
-        add(_walk(computations, called, channels))
+        add(_walk(computations, called, channels, received))
     elif op.opcode in ("dot", "convolution"):
       add((_product_flops(computation, op), {}))
     elif op.opcode == "custom-call":
@@ -292,7 +309,7 @@ def _walk(
       channel = re.search(r"channel_id=(\d+)", op.attributes)
       if channel is None or channel[1] not in channels:
         channels |= {channel[1]} if channel else set()
-        add((0.0, {kind: _received(computation, op, kind)}))
+        add((0.0, {kind: received(computation, op, kind)}))
   return flops, collectives
 
 
@@ -478,7 +495,7 @@ def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
     # Further operands are the buffers that it writes to.
     operands = operands[:1]
   size = sum(_num_bytes(computation[name].type) for name in operands)
-  parts = _group_size(op.attributes)
+  parts = _groups(op.attributes).shape[1]
   others = (parts - 1) / parts
   return {
       "all-gather": size * (parts - 1),
@@ -489,21 +506,72 @@ def _received(computation: _Computation, op: _Instruction, kind: str) -> float:
   }.get(kind, size)
 
 
-def _group_size(attributes: str) -> int:
-  """Returns how many devices take part in one group of a collective."""
+def _between_hosts(
+    computation: _Computation, op: _Instruction, kind: str, host_size: int
+) -> float:
+  """Returns the bytes that a device's network link receives in a collective.
+
+  A ring enters a host once, and its bytes are spread over the links of the
+  group's devices there.
+  """
+  received = _received(computation, op, kind)
+  if kind == "collective-permute":
+    pairs = re.findall(r"\{(\d+),(\d+)\}", op.attributes)
+    crosses = any(int(a) // host_size != int(b) // host_size for a, b in pairs)
+    return received * crosses
+  worst = 0.0
+  for group in _groups(op.attributes):
+    counts = np.unique(group // host_size, return_counts=True)[1]
+    if len(counts) > 1:
+      least = int(counts.min())
+      if kind.endswith("all-to-all"):
+        share = (len(group) - least) / (len(group) - 1)
+      else:
+        share = 1 / least
+      worst = max(worst, share * received)
+  return worst
+
+
+def _groups(attributes: str) -> np.ndarray:
+  """Returns the devices of each group of a collective, [groups, size].
+
+  Devices are numbered as in the mesh, hosts one after another.
+  """
   # Axes of a mesh: mesh['a'=2,'b'=4] {'b'}, with ':(1)2' for a part of one.
   if match := re.search(
       r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes
   ):
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
-    axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
-    return math.prod(int(part or sizes[axis]) for axis, part in axes)
-  # Groups x size, as [4,2]<=[8], or {{0,1},{2,3}}.
-  if match := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
-    return int(match[1])
-  if match := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-    return match[1].count(",") + 1
-  return 2
+    sizes = {a: int(n) for a, n in re.findall(r"'(\w+)'=(\d+)", match[1])}
+    parts = {
+        axis: (int(before or 1), int(size or sizes[axis]))
+        for axis, before, size in re.findall(
+            r"'(\w+)'(?::\((\d+)\)(\d+))?", match[2]
+        )
+    }
+    shape = []
+    for axis, size in sizes.items():
+      before, inside = parts.get(axis, (size, 1))
+      shape += [before, inside, size // (before * inside)]
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    inside = range(1, len(shape), 3)
+    rest = [i for i in range(len(shape)) if i not in inside]
+    size = math.prod(shape[i] for i in inside)
+    return devices.transpose(*rest, *inside).reshape(-1, size)
+  # Groups x size, as [4,2]<=[8] or [4,2]<=[2,4]T(1,0).
+  if match := re.search(
+      r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?",
+      attributes,
+  ):
+    count, size = int(match[1]), int(match[2])
+    shape = [int(n) for n in match[3].split(",")]
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    if match[4]:
+      devices = devices.transpose([int(n) for n in match[4].split(",")])
+    return devices.reshape(count, size)
+  if match := re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", attributes):
+    groups = re.findall(r"\{([\d,]+)\}", match[1])
+    return np.array([[int(n) for n in group.split(",")] for group in groups])
+  return np.arange(2)[None]
 
 
 def _product_flops(computation: _Computation, op: _Instruction) -> float:

@@ -100,7 +100,8 @@ class Compiled:
 
   None where the program does not compile. `peak_bytes` includes arguments,
   outputs and what else the role holds. `arithmetic_s` and `links_s` are what
-  FLOP and collectives take at the chip's peak rates. Of a chunk of decode
+  FLOP and collectives take at the chip's peak rates; `network_bytes` are those
+  that a device receives from other hosts. Of a chunk of decode
   steps, `flops`, `memory_bytes`, `collective_bytes` and both times are of one
   step. Of `memory_bytes`, up to `cache_bytes` are read by kernels that read no
   more of a cache than its rows hold. `kernels` has those that XLA calls and did
@@ -115,6 +116,7 @@ class Compiled:
   peak_bytes: int | None = None
   collective_bytes: float | None = None
   collectives: dict[str, float] | None = None
+  network_bytes: float | None = None
   flops: float | None = None
   memory_bytes: float | None = None
   cache_bytes: float | None = None
@@ -152,8 +154,8 @@ def sections_of(
   if chips[0].platform == accelerators.CPU:
     config = model_sizes.on_cpu(config)
   roles = {
-      "trainer": (trainer_name, chips[0], trainer(config, chips, workdir)),
-      "searcher": (searcher_name, own[0], searcher(config, own, workdir)),
+      "trainer": (trainer_name, chips, trainer(config, chips, workdir)),
+      "searcher": (searcher_name, own, searcher(config, own, workdir)),
   }
   report = {
       "topology": {name: role[0] for name, role in roles.items()},
@@ -161,7 +163,8 @@ def sections_of(
       "held": {name: role[2].held for name, role in roles.items()},
       "programs": {},
   }
-  for name, (topology, device, role) in roles.items():
+  for name, (topology, devices, role) in roles.items():
+    device, host_size = devices[0], targets.host_size(devices)
     out = [
         (f"held: {part}", titled_rows.format_bytes(size))
         for part, size in role.held.items()
@@ -173,7 +176,7 @@ def sections_of(
         program_name = f"{name}_{program_name}"
       print(f"compiling {program_name} …", file=sys.stderr, flush=True)
       others = sum(role.held.values()) - program.own_bytes
-      result, text = compile_program(program, others, device)
+      result, text = compile_program(program, others, device, host_size)
       report["programs"][program_name] = dataclasses.asdict(result)
       out.append((program_name, _describe(result, chip)))
       if workdir is not None:
@@ -452,7 +455,7 @@ def _lower_publish(
 
 
 def compile_program(
-    program: Program, others: int, device: jax.Device
+    program: Program, others: int, device: jax.Device, host_size: int = 0
 ) -> tuple[Compiled, str]:
   """Returns the compiler's figures, and the text of the module.
 
@@ -460,6 +463,7 @@ def compile_program(
     program: program to compile.
     others: bytes that its role holds beside the program's arguments.
     device: device of the role.
+    host_size: see `targets.host_size`.
   """
   start = time.perf_counter()
   try:
@@ -478,7 +482,8 @@ def compile_program(
     took = time.perf_counter() - start
     return _does_not_fit(program, others, str(error), took), ""
   memory, text = compiled.memory_analysis(), compiled.as_text()
-  costs, chip = hlo.costs(text), targets.CHIPS.get(device.device_kind)
+  costs = hlo.costs(text, host_size)
+  chip = targets.CHIPS.get(device.device_kind)
   peak = memory.peak_memory_in_bytes
   if chip is None:
     # A CPU's figure is without temporaries.
@@ -496,13 +501,18 @@ def compile_program(
       peak_bytes=peak,
       collective_bytes=costs.collective_bytes,
       collectives=costs.collectives,
+      network_bytes=costs.network_bytes,
       flops=costs.flops,
       memory_bytes=costs.memory_bytes,
       cache_bytes=costs.cache_bytes,
       kernels=hlo.kernels(text),
       compile_s=time.perf_counter() - start,
       arithmetic_s=chip and costs.flops / chip.flops_per_s,
-      links_s=chip and costs.collective_bytes / chip.link_bytes_per_s,
+      links_s=chip
+      and max(
+          costs.collective_bytes / chip.link_bytes_per_s,
+          costs.network_bytes / chip.network_bytes_per_s,
+      ),
       error="" if fits else error,
   )
   return result, text
@@ -544,10 +554,13 @@ def _describe(result: Compiled, chip: targets.Chip | None) -> str:
   full = ""
   if result.cache_bytes:
     full = f" with full rows ({size(result.cache_bytes)} are their cache)"
+  network = ""
+  if result.network_bytes:
+    network = f" ({size(result.network_bytes)} over the network)"
   return (
       f"peak {size(result.peak_bytes)}{of} (temporaries"
       f" {size(result.temporary_bytes)}), receives"
-      f" {size(result.collective_bytes)}, moves {size(result.memory_bytes)} of"
-      f" memory{full}, {result.flops:.2e} FLOP, kernels: {kernels}; compiled in"
-      f" {result.compile_s:.0f} s"
+      f" {size(result.collective_bytes)}{network}, moves"
+      f" {size(result.memory_bytes)} of memory{full}, {result.flops:.2e} FLOP,"
+      f" kernels: {kernels}; compiled in {result.compile_s:.0f} s"
   )

@@ -5,7 +5,8 @@
     --program=plan --config=FILE --meshes TRAINER_TOPOLOGY [SEARCHER_TOPOLOGY]
 
 A program takes at least as long as its arithmetic, its memory traffic or its
-links do at the chip's peak rates, whichever is longest. Of the meshes that fit,
+links, within and between hosts, do at the chip's peak rates, whichever is
+longest. Of the meshes that fit,
 the one with the least such time is chosen. Work that overlaps badly or runs
 below the peak takes longer: these times rank meshes, and predict no speed.
 """
@@ -127,7 +128,7 @@ def try_trainer(
   def compile_on(sizes: Sizes) -> tuple[Programs, float]:
     own = config.copy_and_resolve_references()
     own.mesh.update(sizes)
-    programs = _compile(compiler.trainer(own, devices, workdir), devices[0])
+    programs = _compile(compiler.trainer(own, devices, workdir), devices)
     return programs, training_s(own, programs, chip)
 
   chip = targets.CHIPS[devices[0].device_kind]
@@ -144,7 +145,7 @@ def try_searcher(
   def compile_on(sizes: Sizes) -> tuple[Programs, float]:
     own = config.copy_and_resolve_references()
     own.search.mesh.update(sizes)
-    programs = _compile(compiler.searcher(own, devices, workdir), devices[0])
+    programs = _compile(compiler.searcher(own, devices, workdir), devices)
     return programs, sampling_s(own, programs, chip)
 
   chip = targets.CHIPS[devices[0].device_kind]
@@ -175,7 +176,9 @@ def _try(
       yield Candidate(sizes, math.inf, f"not usable: {error}")
 
 
-def _compile(role: compiler.RolePrograms, device: jax.Device) -> Programs:
+def _compile(
+    role: compiler.RolePrograms, devices: Sequence[jax.Device]
+) -> Programs:
   """Compiles the programs of a role that count.
 
   Raises:
@@ -185,7 +188,9 @@ def _compile(role: compiler.RolePrograms, device: jax.Device) -> Programs:
   for name in ("train_step", "reference", "prefill", "decode_chunk"):
     if program := role.programs.get(name):
       others = sum(role.held.values()) - program.own_bytes
-      out[name], _ = compiler.compile_program(program, others, device)
+      out[name], _ = compiler.compile_program(
+          program, others, devices[0], targets.host_size(devices)
+      )
       if not out[name].fits:
         raise ValueError(f"{name} {out[name].error}")
   return out

@@ -6,9 +6,10 @@ A target is a generation and a shape: a TPU slice such as "v5e:4x4", or GPUs,
 such as "h100:8" of one host and "h100:8x8", eight hosts of eight.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 
@@ -27,13 +28,16 @@ class Chip:
   flops_per_s: peak rate in bfloat16.
   memory_bytes_per_s: peak rate of its main memory.
   link_bytes_per_s: rate at which its links receive: half of the bidirectional
-    bandwidth; of GPUs that of NVLink, which ends at the host.
+    bandwidth; for GPUs NVLink, which ends at the host.
+  network_bytes_per_s: rate at which a GPU receives from other hosts, over a
+    network card of its own; links of a TPU slice join all of its hosts.
   """
 
   hbm_bytes: int
   flops_per_s: float
   memory_bytes_per_s: float
   link_bytes_per_s: float
+  network_bytes_per_s: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class _Gpu:
   shared_kib: shared memory of each, of which a block leaves 1 KiB.
   l2_mib, memory_gib: L2 cache, and memory as the driver reports it.
   memory_bytes_per_s, clock_ghz: bandwidth of the memory, and boost clock.
-  flops_per_s, link_bytes_per_s: fields of `Chip`.
+  flops_per_s, link_bytes_per_s, network_bytes_per_s: fields of `Chip`.
   """
 
   name: str
@@ -61,17 +65,19 @@ class _Gpu:
   clock_ghz: float
   flops_per_s: float
   link_bytes_per_s: float
+  network_bytes_per_s: float
 
 
 # NVIDIA's architecture white papers and data sheets of A100 (SXM4), H100 (SXM5)
-# and H200, without sparsity.
+# and H200, without sparsity; networks of DGX A100 and H100: a card of 200 and
+# 400 Gb/s for each GPU.
 _A100 = _Gpu(
     "NVIDIA A100-SXM4-80GB", 8, 108, 64, 164, 40, 79.2, 2.04e12, 1.41,
-    312e12, 300e9,
+    312e12, 300e9, 25e9,
 )  # fmt: skip
 _H100 = _Gpu(
     "NVIDIA H100 80GB HBM3", 9, 132, 128, 228, 50, 79.1, 3.35e12, 1.98,
-    989e12, 450e9,
+    989e12, 450e9, 50e9,
 )  # fmt: skip
 _GPUS = {
     "a100": _A100,
@@ -100,6 +106,7 @@ CHIPS = {
         gpu.flops_per_s,
         gpu.memory_bytes_per_s,
         gpu.link_bytes_per_s,
+        gpu.network_bytes_per_s,
     )
     for gpu in _GPUS.values()
 }
@@ -207,6 +214,14 @@ def _tpu_devices(name: str) -> list[jax.Device]:
   return list(
       topologies.get_topology_desc(platform="tpu", topology_name=name).devices
   )
+
+
+def host_size(chips: Sequence[jax.Device]) -> int:
+  """Returns the GPUs of each host, 0 where no network joins the devices."""
+  hosts = {chip.process_index for chip in chips}
+  if chips[0].platform != "gpu" or len(hosts) == 1:
+    return 0
+  return len(chips) // len(hosts)
 
 
 def machine_size(name: str) -> int:

@@ -157,7 +157,7 @@ class FaultsTest(absltest.TestCase):
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(self.folder)
     page = self.folder / "tests" / "chaos" / "README.md"
-    page.parent.mkdir()
+    page.parent.mkdir(parents=True)
     place = "<!-- tests.chaos faults: {} -->\n{}<!-- end -->\n"
     names = "failures", "runs", "formats"
     page.write_text(

@@ -979,7 +979,7 @@ class TaskTest(absltest.TestCase):
     with mock.patch.object(arithmetic.Arithmetic, "num_prompts", no_prompts):
       for program in ("train", "plan", "searcher", "sft"):
         (line,) = _problems(base_config.make(), program=program)
-        self.assertStartsWith(line, "config.task.name = 'arithmetic': must be")
+        self.assertStartsWith(line, "config.task.name = 'arithmetic': needs")
         self.assertIn("--program=evaluate", line)
       self.assertEqual(_problems(base_config.make(), program="evaluate"), [])
 

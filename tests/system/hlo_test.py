@@ -198,6 +198,31 @@ class HloTest(parameterized.TestCase):
     )
     self.assertEqual(hlo.costs(text).collective_bytes, expected)
 
+  @parameterized.parameters(
+      # Within hosts of 4, over all devices of 2 hosts, one device of each host.
+      ("all-gather(%p)", "replica_groups=[2,4]<=[8]", 0),
+      ("all-gather(%p)", "replica_groups=[1,8]<=[8]", 7 * 400 / 4),
+      ("all-gather(%p)", "replica_groups=[4,2]<=[2,4]T(1,0)", 400),
+      ("all-gather(%p)", "replica_groups={{0,1,4,5},{2,3,6,7}}", 1200 / 2),
+      ("all-reduce(%p)", "replica_groups=mesh['a'=2,'b'=4] {'a'}", 400),
+      ("all-reduce(%p)", "replica_groups=mesh['a'=2,'b'=4] {'b'}", 0),
+      (
+          "all-reduce(%p)",
+          "replica_groups=mesh['a'=8] {'a':(1)4}",
+          2 * 400 * 3 / 4 / 2,
+      ),
+      ("all-to-all(%p)", "replica_groups=[1,8]<=[8]", 400 * 4 / 8),
+      ("collective-permute(%p)", "source_target_pairs={{0,1},{1,0}}", 0),
+      ("collective-permute(%p)", "source_target_pairs={{0,1},{3,4}}", 400),
+  )
+  def test_bytes_received_from_other_hosts(self, call, groups, expected):
+    text = _entry(
+        "%p = f32[10,10]{1,0} parameter(0)",
+        f"ROOT %c = f32[10,10]{{1,0}} {call}, channel_id=1, {groups}",
+    )
+    self.assertAlmostEqual(hlo.costs(text, 4).network_bytes, expected)
+    self.assertEqual(hlo.costs(text).network_bytes, 0)
+
   def test_a_reduce_scatter_of_tpus(self):
     fused = (
         "%all-reduce-scatter.7 (p: bf16[64,8]) -> bf16[64,1] {\n"

@@ -38,7 +38,9 @@ class MeshesTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.config = settings.get_config()
-    device = types.SimpleNamespace(device_kind="a chip")
+    device = types.SimpleNamespace(
+        device_kind="a chip", platform="tpu", process_index=0
+    )
     self.enter_context(mock.patch.dict(targets.CHIPS, {"a chip": _CHIP}))
     self.enter_context(
         mock.patch.object(targets, "devices", lambda name: [device] * 8)
@@ -67,8 +69,8 @@ class MeshesTest(absltest.TestCase):
         mock.patch.object(compiler, "compile_program", self.figures)
     )
 
-  def figures(self, program, others, device):
-    del others, device
+  def figures(self, program, others, device, host_size):
+    del others, device, host_size
     name, sizes = program.lower
     if name == "train_step":
       if sizes["data"] > 1:
