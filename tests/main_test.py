@@ -164,7 +164,7 @@ class MainTest(parameterized.TestCase):
     self.assertEmpty(list(pathlib.Path(self.workdir).iterdir()))
 
   @parameterized.parameters(
-      ("JAX_PLATFORMS", "nosuch", "must be cpu"),
+      ("JAX_PLATFORMS", "nosuch", "must be one of cpu"),
       ("JAX_PLATFORMS", "cpu,x.y", "'x.y': not installed here"),
       ("TBA_JAX_CACHE_DIR", "/proc/none", "'/proc/none', cannot be made: No"),
       ("TBA_JAX_CACHE_DIR", f"{__file__}/x", "cannot be made: Not a directory"),
