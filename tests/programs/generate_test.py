@@ -178,7 +178,7 @@ class GenerateTest(ProgramCase):
     printed = self.stderr.getvalue()
     for number, problem in (
         (2, "the prompt is empty"),
-        (3, "has 7 tokens: must be 1 to config.sampling.max_prompt_tokens = 6"),
+        (3, "has 7 tokens: must have 1 to config.sampling.max_prompt_tokens = 6"),
         (4, "not JSON"),
         (5, "prompt is int: must be a text"),
         (6, "no chat_template"),
@@ -527,7 +527,7 @@ class ScoreTest(ProgramCase):
     for number, problem in (
         (1, "has 0 tokens"),
         (2, "exactly one of completion"),
-        (3, "has 9 tokens: must be 1 to config.sampling.max_completion"),
+        (3, "has 9 tokens: must have 1 to config.sampling.max_completion"),
         (4, "the prompt is empty"),
         (5, "must be a list of whole numbers"),
     ):
