@@ -342,5 +342,5 @@ class SecretTest(absltest.TestCase):
     for length in (0, 31, 33):
       self.path.write_bytes(bytes(length))
       self.path.chmod(0o600)
-      with self.assertRaisesRegex(ValueError, "must be 32 bytes"):
+      with self.assertRaisesRegex(ValueError, "must have 32 bytes"):
         wire.load_or_make_secret(self.path)

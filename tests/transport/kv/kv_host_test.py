@@ -123,7 +123,7 @@ class HostTest(absltest.TestCase):
     with running_host.RunningHost(self.spool) as running:
       self.assertTrue(running.client().put("a", b"x"))
     self.spool = self.folder / ("x" * (room + 1))
-    with self.assertRaisesRegex(ValueError, "must be 100"):
+    with self.assertRaisesRegex(ValueError, "must have at most 100"):
       self.make_host()
     # The lock is free again, and TCP needs no socket path.
     self.make_host(address="127.0.0.1:0")
