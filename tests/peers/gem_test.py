@@ -98,8 +98,8 @@ class GemTest(parameterized.TestCase):
     self.assertTrue(outcome.is_right)
 
   @parameterized.parameters(
-      ("game:GuessTheNumber-v1", "must be game:GuessTheNumber-v0-"),
-      ("game:GuessTheNumber-v0-easy,python", "must be python_tool"),
+      ("game:GuessTheNumber-v1", "must be one of game:GuessTheNumber-v0-"),
+      ("game:GuessTheNumber-v0-easy,python", "must be one of python_tool"),
   )
   def test_unknown_names_are_told(self, name, message):
     (prompt,) = self.make(name).prompts(base.TRAIN, [0])
