@@ -475,7 +475,7 @@ class RelationsTest(parameterized.TestCase):
       self.assertEqual(_problems(pairs(most, **changes), program=program), [])
       (line,) = _problems(pairs(most + 1, **changes), program=program)
       self.assertStartsWith(line, "config.reward_model.max_completion_tokens =")
-      self.assertIn(f"up to {most + 16}, the positions of", line)
+      self.assertIn(f"at most {most + 16}, the positions of", line)
     # Nothing trains one.
     self.assertEqual(_problems(pairs(500)), [])
     # It scores what is sampled.
