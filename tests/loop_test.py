@@ -11,9 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 import numpy as np
-import pytest
 
-import tba_jax
 from tba_jax import loop as loop_lib
 from tba_jax import schedule as schedule_lib
 from tba_jax.config import load
@@ -21,7 +19,6 @@ from tba_jax.config import variants
 from tba_jax.learning import device_work
 from tba_jax.learning import train_step
 from tba_jax.losses import logprobs as logprobs_lib
-from tba_jax.programs import replica
 from tba_jax.replay import prompt_order
 from tba_jax.tasks import base
 from tba_jax.tools import sweep
@@ -302,36 +299,6 @@ class LoopTest(parameterized.TestCase):
       self.bench.run(
           self.runs["rloo-s0-seed0"], should_stop=lambda: next(asked)
       )
-
-
-class OneLoopTest(absltest.TestCase):
-  """Whatever trains does so by `loop.run`; see `tools/replay_test.py`, too."""
-
-  def setUp(self):
-    super().setUp()
-    self.enter_context(
-        mock.patch.object(loop_lib, "run", side_effect=ZeroDivisionError)
-    )
-
-  def test_processes_of_a_trainer(self):
-    work = mock.Mock()
-    work.state.step = 0
-    with self.assertRaises(ZeroDivisionError):
-      replica.Replica(mock.Mock(), work)(lambda: False)
-
-  @pytest.mark.slow
-  def test_threads_and_python(self):
-    config = load.load_config("configs/countdown.py:smoke", ["init=scratch"])
-    with self.assertRaises(ZeroDivisionError):
-      tba_jax.train(config)
-
-  @pytest.mark.slow
-  def test_sweeps(self):
-    config = load.load_config(f"{_FILE}:smoke", ["init=scratch"])
-    bench = sweep.Bench(config, "")
-    self.addCleanup(bench.close)
-    with self.assertRaises(ZeroDivisionError):
-      bench.run(sweep.expand_runs(config)[0])
 
 
 class OrderTest(absltest.TestCase):

@@ -61,11 +61,11 @@ class AgentHandlers(handlers.Handlers):
             size=spec["num_episodes"],
         )
     )
-    return schemas.RequestResult(
-        type="create_episode",
-        episode_id=episode,
-        path=f"/episodes/{episode}/v1",
-    )
+    return {
+        "type": "create_episode",
+        "episode_id": episode,
+        "path": f"/episodes/{episode}/v1",
+    }
 
   def _group_of(self, body: schemas.CreateEpisode) -> dict[str, Any]:
     """Returns replay, group and its size of an episode, "" without one."""

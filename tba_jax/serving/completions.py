@@ -107,28 +107,28 @@ def completion(
   logprobs = None
   if call.has_logprobs:
     logprobs = _logprobs(is_chat, tokens, record["logprobs"])
-  return schemas.CompletionReply(
-      id=f"chatcmpl-{id}" if is_chat else f"cmpl-{id}",
-      object="chat.completion" if is_chat else "text_completion",
-      created=int(created_s),
-      model=model,
-      choices=[
-          schemas.CompletionChoice(
-              index=0,
-              finish_reason=reason,
-              logprobs=logprobs,
-              token_ids=ids,
-              version=record["version"],
+  return {
+      "id": f"chatcmpl-{id}" if is_chat else f"cmpl-{id}",
+      "object": "chat.completion" if is_chat else "text_completion",
+      "created": int(created_s),
+      "model": model,
+      "choices": [
+          {
+              "index": 0,
+              "finish_reason": reason,
+              "logprobs": logprobs,
+              "token_ids": ids,
+              "version": record["version"],
               **what,
-          )
+          }
       ],
-      usage=schemas.Usage(
-          prompt_tokens=len(prompt_ids),
-          completion_tokens=len(ids),
-          total_tokens=len(prompt_ids) + len(ids),
-      ),
-      prompt_token_ids=list(prompt_ids),
-  ).model_dump(exclude_unset=True)
+      "usage": {
+          "prompt_tokens": len(prompt_ids),
+          "completion_tokens": len(ids),
+          "total_tokens": len(prompt_ids) + len(ids),
+      },
+      "prompt_token_ids": list(prompt_ids),
+  }
 
 
 def join(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

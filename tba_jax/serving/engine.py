@@ -222,6 +222,4 @@ class Engine:
   def _end_episode(self, request: request_journal.ServerRequest) -> bytes:
     entered = self.replays.enter_episodes(self.episodes.end(request))
     id = request.owner
-    return schemas.RequestResult(
-        type=request.kind, episode_id=id, **entered
-    ).encode()
+    return schemas.to_json({"type": request.kind, "episode_id": id, **entered})

@@ -53,7 +53,7 @@ class ReplayPort(Protocol):
   ) -> request_journal.ServerRequest:
     ...
 
-  def state(self, model: str, after: int) -> schemas.ReplayState:
+  def state(self, model: str, after: int) -> dict[str, Any]:
     ...
 
 

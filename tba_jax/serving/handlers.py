@@ -271,9 +271,9 @@ def guarded(handler: Callable[..., Awaitable[Any]], key: str) -> Handler:
       return error(NOT_NOW, "the server stops: ask again later")
     if isinstance(answer, responses.Response):
       return answer
-    if isinstance(answer, schemas.Reply):
-      return responses.Response(answer.encode(), media_type="application/json")
-    return responses.JSONResponse(answer)
+    return responses.Response(
+        schemas.to_json(answer), media_type="application/json"
+    )
 
   return guarded_handler
 

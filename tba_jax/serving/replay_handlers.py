@@ -42,11 +42,11 @@ class ReplayHandlers(handlers.Handlers):
       await self.result_of(wanted.id)
     else:
       wanted = await self.submit(kinds.CREATE, model, 0, raw)
-    return schemas.Accepted(
-        request_id=wanted.id,
-        replay_id=model,
-        sampling_session_id=kinds.newest_sampler(model),
-    )
+    return {
+        "request_id": wanted.id,
+        "replay_id": model,
+        "sampling_session_id": kinds.newest_sampler(model),
+    }
 
   def _replay(self, request: requests.Request) -> str:
     """Returns the replay of a URL."""
@@ -77,4 +77,4 @@ class ReplayHandlers(handlers.Handlers):
         body.request_id,
         body.rewards,
     )
-    return schemas.Accepted(request_id=wanted.id)
+    return {"request_id": wanted.id}

@@ -151,7 +151,7 @@ class Replays:
     elif not served.replay.missing(step):
       self.queue.submit(kinds.TRAIN, model, None, b"{}")
 
-  def state(self, model: str, after: int) -> schemas.ReplayState:
+  def state(self, model: str, after: int) -> dict[str, Any]:
     """Returns the state of a replay.
 
     Args:
@@ -172,21 +172,21 @@ class Replays:
     counts.pop("step", None)
     step = steps[-1]["step"] if steps else 0
     path = self.registry.sampler(kinds.newest_sampler(model))
-    return schemas.ReplayState(
-        replay_id=model,
-        running=is_running,
-        reason=reason,
-        step=step,
-        num_steps=settings.num_steps,
-        missing_groups=served_replay.missing_groups(
+    return {
+        "replay_id": model,
+        "running": is_running,
+        "reason": reason,
+        "step": step,
+        "num_steps": settings.num_steps,
+        "missing_groups": served_replay.missing_groups(
             settings, counts.get("groups", 0), step
         ),
-        counts=counts,
-        version=self.weights.step(path),
-        model_path=path or None,
-        sampling_session_id=kinds.newest_sampler(model),
-        steps=[s for s in steps if s["step"] > after],
-    )
+        "counts": counts,
+        "version": self.weights.step(path),
+        "model_path": path or None,
+        "sampling_session_id": kinds.newest_sampler(model),
+        "steps": [s for s in steps if s["step"] > after],
+    }
 
   def _least_completions(self, settings: schemas.CreateReplay) -> int:
     """As `least_completions`; ValueError if the objective is not allowed."""

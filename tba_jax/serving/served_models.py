@@ -54,7 +54,7 @@ class ServedModel:
       return protobufs.pack_pass_result(result)
     if kind == kinds.OPTIM_STEP:
       metrics = self.run.step(schemas.read(schemas.OptimStep, body).adam_params)
-      return schemas.StepResult(metrics=metrics).encode()
+      return schemas.to_json({"metrics": metrics})
     if kind == kinds.INSERT:
       state = self.replay.insert(json.loads(body), self.run.num_steps)
     else:
@@ -88,22 +88,19 @@ class ServedModels:
     model, kind = request.owner, request.kind
     if kind == kinds.CREATE:
       self.get(model)
-      return schemas.RequestResult(type=kind, model_id=model).encode()
+      return schemas.to_json({"type": kind, "model_id": model})
     if kind == kinds.LOAD:
       path = self._load(model, schemas.read(schemas.LoadWeights, request.body))
-      return schemas.RequestResult(
-          type=kind, path=path, model_id=model
-      ).encode()
+      return schemas.to_json({"type": kind, "path": path, "model_id": model})
     if kind in (kinds.SAVE, kinds.SAVE_SAMPLER, kinds.EXPORT):
-      return self._save(
-          request, schemas.read(schemas.SaveWeights, request.body)
-      ).encode()
+      wanted = schemas.read(schemas.SaveWeights, request.body)
+      return schemas.to_json(self._save(request, wanted))
     if kind in (kinds.START, kinds.STOP):
       self.get(model)
       is_start = kind == kinds.START
       reason = "" if is_start else "stopped"
       self.registry.set_running(model, is_start, reason)
-      return schemas.RequestResult(type=kind).encode()
+      return schemas.to_json({"type": kind})
     if kind != kinds.FORWARD and kind not in kinds.REPEATED:
       raise ValueError(f"{request.id}: this version has no request {kind!r}")
     return self.get(model).execute(kind, request.body)
@@ -264,25 +261,25 @@ class ServedModels:
 
   def _save(
       self, request: request_journal.ServerRequest, wanted: schemas.SaveWeights
-  ) -> schemas.RequestResult:
+  ) -> dict[str, Any]:
     """Saves a model; an unnamed version's result is its sampling session."""
     model, kind = request.owner, request.kind
     run = self.get(model).run
     if kind == kinds.EXPORT:
       path, size = self.weights.export(request, wanted, run)
-      return schemas.RequestResult(type=kind, path=path, size_bytes=size)
+      return {"type": kind, "path": path, "size_bytes": size}
     if kind == kinds.SAVE:
       path = self.weights.save(request, wanted, run)
-      return schemas.RequestResult(type=kind, path=path)
+      return {"type": kind, "path": path}
     path = self.weights.save_version(request, wanted, run)
     if wanted.path:
-      return schemas.RequestResult(type=kind, path=path)
+      return {"type": kind, "path": path}
     # Its own numbers, apart from those that clients give.
     sampler = f"{model}:sample:{request.seq}"
     self.registry.add_sampler(sampler, model.partition(":")[0], path)
     # A replay's; others have no session of this name.
     self.registry.set_sampler(kinds.newest_sampler(model), path)
-    return schemas.RequestResult(type=kind, sampling_session_id=sampler)
+    return {"type": kind, "sampling_session_id": sampler}
 
 
 def _close(saver: checkpoint.Checkpointer) -> None:

@@ -90,20 +90,33 @@ class TinkerHandlers(handlers.Handlers):
 
   async def _capabilities(self, request: requests.Request) -> Any:
     del request
-    model = schemas.ServedModelInfo(
-        model_name=self.engine.base.name,
-        max_context_length=self.engine.base.max_tokens,
-    )
-    return schemas.Capabilities(supported_models=[model])
+    model = {
+        "model_name": self.engine.base.name,
+        "max_context_length": self.engine.base.max_tokens,
+        "trainable": True,
+        "sampleable": True,
+    }
+    return {"supported_models": [model]}
 
   async def _client_config(self, request: requests.Request) -> Any:
     await self.body(request)
     most = handlers.MOST_BYTES // 2
-    return schemas.ClientConfig(fwdbwd_max_chunk_bytes_count=most)
+    return {
+        "pjwt_auth_enabled": False,
+        "credential_default_source": "api_key",
+        # A pass comes whole if it can, since groups must not be cut.
+        "fwdbwd_max_chunk_len": 2**20,
+        "fwdbwd_max_chunk_bytes_count": most,
+        "proto_compress_fwdbwd": False,
+        "custom_loss_server_side": False,
+    }
 
   async def _dynamic_config(self, request: requests.Request) -> Any:
     await self.body(request)
-    return schemas.DynamicConfig()
+    return {
+        "refresh_interval_sec": 3600,
+        "sample_cancel_enabled": False,
+    }
 
   async def _telemetry(self, request: requests.Request) -> Any:
     # Kept nowhere.
@@ -114,21 +127,21 @@ class TinkerHandlers(handlers.Handlers):
     await self.read(schemas.OpenMessage, request)
     session = str(uuid.uuid4())
     await concurrency.run_in_threadpool(self.registry.add_session, session)
-    return schemas.RequestResult(type="create_session", session_id=session)
+    return {"type": "create_session", "session_id": session}
 
   async def _heartbeat(self, request: requests.Request) -> Any:
     body, _ = await self.read(schemas.OfSession, request)
     self.check_session(body.session_id)
-    return schemas.RequestResult(type="session_heartbeat")
+    return {"type": "session_heartbeat"}
 
   async def _session(self, request: requests.Request) -> Any:
     session = request.path_params["session"]
     if self.registry.session(session) is None:
       raise LookupError(f"session {session}: there is none")
-    return schemas.SessionInfo(
-        training_run_ids=self.registry.models_of(session),
-        sampler_ids=self.registry.samplers_of(session),
-    )
+    return {
+        "training_run_ids": self.registry.models_of(session),
+        "sampler_ids": self.registry.samplers_of(session),
+    }
 
   async def _finish_session(self, request: requests.Request) -> Any:
     body, _ = await self.read(schemas.FinishSession, request)
@@ -154,27 +167,28 @@ class TinkerHandlers(handlers.Handlers):
       body: schemas.CreateModel | schemas.CreateByLoad,
       kind: str,
       raw: bytes,
-  ) -> schemas.Accepted:
+  ) -> dict[str, Any]:
     """Adds a model, and submits the request that makes it."""
     spec = {**spec, "user_metadata": body.user_metadata}
     self.registry.add_model(model, session, spec)
     wanted = await self.submit(kind, model, 0, schemas.in_one_form(raw))
-    return schemas.Accepted(request_id=wanted.id, model_id=model)
+    return {"request_id": wanted.id, "model_id": model}
 
   async def _get_info(self, request: requests.Request) -> Any:
     body, _ = await self.read(schemas.OfModel, request)
     spec, base = self.spec_of_model(body.model_id), self.engine.base
-    return schemas.ModelInfo(
-        model_data=schemas.ModelData(
-            arch=base.family,
-            model_name=base.name,
-            tokenizer_id=base.tokenizer_id,
-        ),
-        model_id=body.model_id,
-        is_lora=spec["rank"] > 0,
-        lora_rank=spec["rank"],
-        model_name=base.name,
-    )
+    return {
+        "type": "get_info",
+        "model_data": {
+            "arch": base.family,
+            "model_name": base.name,
+            "tokenizer_id": base.tokenizer_id,
+        },
+        "model_id": body.model_id,
+        "is_lora": spec["rank"] > 0,
+        "lora_rank": spec["rank"],
+        "model_name": base.name,
+    }
 
   async def _pass(
       self,
@@ -206,7 +220,7 @@ class TinkerHandlers(handlers.Handlers):
 
   async def _accept(
       self, kind: str, model: str, seq: int, body: bytes
-  ) -> schemas.Accepted:
+  ) -> dict[str, Any]:
     """Journals a model's request; 0 stands for a number that is not given."""
     spec = self.spec_of_model(model)
     if seq < 0:
@@ -217,7 +231,7 @@ class TinkerHandlers(handlers.Handlers):
           f" replay; must be {', '.join(_OF_REPLAYS)}, without seq_id"
       )
     wanted = await self.submit(kind, model, seq or None, body)
-    return schemas.Accepted(request_id=wanted.id, model_id=model)
+    return {"request_id": wanted.id, "model_id": model}
 
   async def _load_weights(self, request: requests.Request) -> Any:
     raw = await self.body(request)
@@ -239,38 +253,39 @@ class TinkerHandlers(handlers.Handlers):
   async def _weights_info(self, request: requests.Request) -> Any:
     body, _ = await self.read(schemas.OfCheckpoint, request)
     spec = self.spec_of_checkpoint(body.tinker_path)
-    return schemas.WeightsInfo(
-        base_model=spec["base_model"],
-        is_lora=spec["rank"] > 0,
-        lora_rank=spec["rank"] or None,
-        train_unembed=not spec["rank"],
-        train_mlp=spec["train_mlp"],
-        train_attn=spec["train_attn"],
-    )
+    return {
+        "base_model": spec["base_model"],
+        "is_lora": spec["rank"] > 0,
+        "lora_rank": spec["rank"] or None,
+        "train_unembed": not spec["rank"],
+        "train_mlp": spec["train_mlp"],
+        "train_attn": spec["train_attn"],
+    }
 
   async def _training_run(self, request: requests.Request) -> Any:
     return self._run_info(request.path_params["model"])
 
-  def _run_info(self, model: str) -> schemas.TrainingRunInfo:
+  def _run_info(self, model: str) -> dict[str, Any]:
     spec = self.spec_of_model(model)
-    newest = {c.checkpoint_type: c for c in self._listed(model)}
-    return schemas.TrainingRunInfo(
-        training_run_id=model,
-        base_model=spec["base_model"],
-        is_lora=spec["rank"] > 0,
-        lora_rank=spec["rank"] or None,
-        last_request_time=_iso(self.journal.last_asked_s(model)),
-        last_checkpoint=newest.get("training"),
-        last_sampler_checkpoint=newest.get("sampler"),
-        user_metadata=spec.get("user_metadata"),
-    )
+    newest = {c["checkpoint_type"]: c for c in self._listed(model)}
+    return {
+        "training_run_id": model,
+        "base_model": spec["base_model"],
+        "is_lora": spec["rank"] > 0,
+        "lora_rank": spec["rank"] or None,
+        "last_request_time": _iso(self.journal.last_asked_s(model)),
+        "last_checkpoint": newest.get("training"),
+        "last_sampler_checkpoint": newest.get("sampler"),
+        "user_metadata": spec.get("user_metadata"),
+        "model_owner": "",
+    }
 
   async def _checkpoints(self, request: requests.Request) -> Any:
     model = request.path_params["model"]
     self.spec_of_model(model)
-    return schemas.CheckpointList(checkpoints=self._listed(model))
+    return {"checkpoints": self._listed(model)}
 
-  def _listed(self, model: str) -> list[schemas.CheckpointInfo]:
+  def _listed(self, model: str) -> list[dict[str, Any]]:
     """Returns the checkpoints of a model, oldest first."""
     rows = self.registry.checkpoints_of(model)
     return [_checkpoint_info(*row) for row in rows]
@@ -286,7 +301,7 @@ class TinkerHandlers(handlers.Handlers):
 
   def _newest(
       self, request: requests.Request, table: str, limit: int
-  ) -> tuple[Sequence[tuple[Any, ...]], schemas.Cursor]:
+  ) -> tuple[Sequence[tuple[Any, ...]], dict[str, Any]]:
     """Returns a page of a table and its cursor; `limit` is the usual one."""
     page = {"limit": limit, "offset": 0}
     for name, least in (("limit", 1), ("offset", 0)):
@@ -297,21 +312,21 @@ class TinkerHandlers(handlers.Handlers):
         )
       page[name] = int(text)
     rows, count = self.registry.newest(table, **page)
-    return rows, schemas.Cursor(**page, total_count=count)
+    return rows, {**page, "total_count": count}
 
   async def _sessions(self, request: requests.Request) -> Any:
     rows, _ = self._newest(request, "sessions", 20)
-    return schemas.SessionList(sessions=[session for (session,) in rows])
+    return {"sessions": [session for (session,) in rows]}
 
   async def _training_runs(self, request: requests.Request) -> Any:
     rows, cursor = self._newest(request, "models", 20)
     runs = [self._run_info(model) for (model,) in rows]
-    return schemas.TrainingRunList(training_runs=runs, cursor=cursor)
+    return {"training_runs": runs, "cursor": cursor}
 
   async def _all_checkpoints(self, request: requests.Request) -> Any:
     rows, cursor = self._newest(request, "checkpoints", 100)
     shown = [_checkpoint_info(*row) for row in rows]
-    return schemas.CheckpointList(checkpoints=shown, cursor=cursor)
+    return {"checkpoints": shown, "cursor": cursor}
 
   # Sampling.
 
@@ -326,18 +341,19 @@ class TinkerHandlers(handlers.Handlers):
     if self.registry.sampler(sampler) not in (None, path):
       raise ValueError(f"{sampler} is of another model: take another number")
     self.registry.add_sampler(sampler, session, path)
-    return schemas.RequestResult(
-        type="create_sampling_session", sampling_session_id=sampler
-    )
+    return {
+        "type": "create_sampling_session",
+        "sampling_session_id": sampler,
+    }
 
   async def _sampler(self, request: requests.Request) -> Any:
     sampler = request.path_params["sampler"]
     path = self.path_of_sampler(sampler)
-    return schemas.SamplerInfo(
-        sampler_id=sampler,
-        base_model=self.engine.base.name,
-        model_path=path or None,
-    )
+    return {
+        "sampler_id": sampler,
+        "base_model": self.engine.base.name,
+        "model_path": path or None,
+    }
 
   async def _asample(self, request: requests.Request) -> Any:
     body, raw = await self.read(schemas.Sample, request)
@@ -352,10 +368,10 @@ class TinkerHandlers(handlers.Handlers):
     # Without a number of its client's it takes none that one may give.
     name = "" if body.seq_id is not None else str(uuid.uuid4())
     wanted = await self.submit(kind, sampler, body.seq_id, raw, name)
-    return schemas.Accepted(
-        request_id=wanted.id,
-        sample_sequence_ids=[f"{wanted.id}:{i}" for i in range(count)],
-    )
+    return {
+        "request_id": wanted.id,
+        "sample_sequence_ids": [f"{wanted.id}:{i}" for i in range(count)],
+    }
 
   # Results.
 
@@ -369,7 +385,13 @@ class TinkerHandlers(handlers.Handlers):
     outcome = await self.outcome(id, _POLL_S)
     if outcome is None:
       return responses.Response(
-          schemas.NotYet(request_id=id).encode(),
+          schemas.to_json(
+              {
+                  "type": "try_again",
+                  "request_id": id,
+                  "queue_state": "active",
+              }
+          ),
           handlers.NOT_YET,
           media_type="application/json",
       )
@@ -393,13 +415,14 @@ class TinkerHandlers(handlers.Handlers):
         sampler, read, min(body.timeout, _POLL_S)
     )
     states = [
-        schemas.FutureState(
-            state="failed" if failed else "finished", request_id=id
-        )
+        {
+            "state": "failed" if failed else "finished",
+            "request_id": id,
+        }
         for _, id, failed in rows or ()
     ]
     cursor = rows[-1][0] if rows else after
-    return schemas.FutureStates(completions=states, cursor=cursor)
+    return {"completions": states, "cursor": cursor}
 
 
 def _result(
@@ -418,14 +441,14 @@ def _result(
   return responses.JSONResponse(to_json(outcome.result))
 
 
-def _checkpoint_info(path: str, created_s: float) -> schemas.CheckpointInfo:
+def _checkpoint_info(path: str, created_s: float) -> dict[str, Any]:
   _, kind, name = path.removeprefix(saved_weights.SCHEME).split("/")
-  return schemas.CheckpointInfo(
-      checkpoint_id=f"{kind}/{name}",
-      checkpoint_type=_CHECKPOINT_TYPES[kind],
-      time=_iso(created_s),
-      tinker_path=path,
-  )
+  return {
+      "checkpoint_id": f"{kind}/{name}",
+      "checkpoint_type": _CHECKPOINT_TYPES[kind],
+      "time": _iso(created_s),
+      "tinker_path": path,
+  }
 
 
 def _iso(time_s: float) -> str:

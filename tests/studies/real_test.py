@@ -21,24 +21,6 @@ from tba_jax.tasks import task_table
 instructions = variants.import_config("configs/instructions.py")
 
 
-def _result(**changes):
-  sample = {"prompt": "a|b", "completion": "c\nd", "reward": 1.0}
-  return {
-      "name": "ours",
-      "seed": 3,
-      "minutes": 10.0,
-      "steps": [0, 20, 40],
-      "seconds": [0.0, 300.0, 600.0],
-      "mean_reward": [0.1, 0.3, 0.35],
-      "kl": [0.0, 2.0, 3.0],
-      "parts": [{"case": 0.1}, {"case": 0.5}],
-      "samples": [[sample], [sample | {"completion": "e"}]],
-      "step_s": 15.0,
-      "peak_gb": 7.25,
-      **changes,
-  }
-
-
 class RealTest(parameterized.TestCase):
 
   def test_keeps_a_run_of_the_claims_and_tabulates_it(self):
@@ -103,27 +85,6 @@ class RealTest(parameterized.TestCase):
         real.planned_bytes(config), {"trainer": sum(planned.values())}
     )
     self.assertGreater(min(planned.values()), 0)
-
-  def test_compares_runs_where_they_reach_the_same_reward(self):
-    solved = {
-        "mean_length": [30.0, 20.0, 8.0],
-        "distinct_share": [1.0, 0.9, 0.7],
-        "pass_at_1": [0.0, 0.2, 0.3],
-        "pass_at_k": [0.2, 0.6, 0.8],
-        "distinct_correct_per_solved": [1.0, 2.0, 3.0],
-    }
-    head, *rows = real.make_levels([_result(), _result(name="a", **solved)])
-    # Runs without pass@8 are left out, and so is .40, which this one never had.
-    self.assertEqual([row[2] for row in rows], ["0.20", "0.30", "0.350, end"])
-    first = dict(zip(head, rows[0], strict=True))
-    self.assertEqual(first["run"], "a")
-    self.assertEqual(first["minutes"], "2.5")
-    self.assertEqual(first["steps"], "10")
-    self.assertEqual(first["KL, nats"], "1.00")
-    self.assertEqual(first["distinct share"], "0.950")
-    self.assertEqual(first["pass@8"], "0.400")
-    last = dict(zip(head, rows[-1], strict=True))
-    self.assertEqual((last["steps"], last["pass@8"]), ("40", "0.800"))
 
   def test_times_steps_without_saves_and_starts(self):
     folder = pathlib.Path(self.create_tempdir().full_path)

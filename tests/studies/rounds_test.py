@@ -23,12 +23,3 @@ class RoundsTest(absltest.TestCase):
         # Whole rounds, and evaluations at their ends.
         longest = max(rounds.MINI_BATCHES) * setting.passes
         self.assertEqual(own.train.num_steps % longest, 0)
-
-  def test_bearable_ends_at_the_first_loss(self):
-    same = [0.4, 0.42]
-    self.assertEqual(rounds.bearable([same] * 5), 16)
-    lower = [0.3, 0.4]
-    self.assertEqual(rounds.bearable([same, same, lower, same, same]), 2)
-    self.assertEqual(rounds.bearable([same, lower, same, same, same]), 1)
-    within = [0.38, 0.39]
-    self.assertEqual(rounds.bearable([same, within, within, lower, same]), 4)

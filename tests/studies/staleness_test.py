@@ -49,33 +49,6 @@ class StalenessTest(parameterized.TestCase):
     self.assertIsNone(self.chosen([a, a], [a, a], [a]))
     self.assertIsNone(self.chosen([a, a], [a, a]))
 
-  def test_goal_is_what_is_kept_at_16_and_64(self):
-    def study(*, at_16, at_64, distinct):
-      """Returns the study of `tb`, whose reward rises from 0 to .4 at lag 0."""
-      found = {}
-      for rate in staleness.RATES["preference"]:
-        for seed in staleness.SELECTION_SEEDS:
-          found["preference", "tb", 4, rate, seed] = _result(0.4 + rate)
-      (rate,) = staleness.chosen_rates(found, "preference").values()
-      for lag, reward, count in (
-          (0, 0.4, 8.0), (16, at_16, 8.0), (64, at_64, distinct),
-      ):  # fmt: skip
-        for seed in staleness.SEEDS:
-          result = _result(reward + seed / 100) | {"train": {}}
-          result["curve"][0]["reward"] = seed / 100
-          for point in result["curve"]:
-            point |= {"distinct_correct": count}
-          found["preference", "tb", lag, rate, seed] = result
-      return staleness.make_goals(found)[1][2:]
-
-    self.assertEqual(
-        study(at_16=0.38, at_64=0.34, distinct=8.0),
-        ["0.020 ± 0.000", "0.85", "0.0 ± 0.0", "met", "5"],
-    )
-    self.assertEqual(study(at_16=0.36, at_64=0.34, distinct=8.0)[-2], "missed")
-    self.assertEqual(study(at_16=0.38, at_64=0.3, distinct=8.0)[-2], "missed")
-    self.assertEqual(study(at_16=0.38, at_64=0.34, distinct=7.0)[-2], "missed")
-
   def test_rates_at_a_lag_are_chosen_there(self):
     found = {}
     for i, rate in enumerate(staleness.LAG_RATES):

@@ -15,7 +15,6 @@ from absl.testing import absltest
 import numpy as np
 import pytest
 
-from tba_jax import loop
 from tba_jax.config import load
 from tba_jax.learning import host_state
 from tba_jax.learning import learner
@@ -99,13 +98,6 @@ class ReplayTest(absltest.TestCase):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
       status = rerun.run(None, str(workdir or self.whole), operands)
     return status, out.getvalue(), errors.getvalue()
-
-  def test_trains_by_the_loop(self):
-    with (
-        mock.patch.object(loop, "run", side_effect=ZeroDivisionError),
-        self.assertRaises(ZeroDivisionError),
-    ):
-      self.replay()
 
   def change(self, edit):
     """Returns a copy of the run, of which `edit` changes the record's lines."""
