@@ -226,7 +226,7 @@ class MessagesTest(parameterized.TestCase):
     self.assertIsNone(rows.messages_of("chat", value))
 
   @parameterized.parameters(
-      ({"role": "tool", "content": "4"}, "has role 'tool': must be one of system"),
+      ({"role": "tool", "content": "4"}, "role 'tool': must be one of system"),
       ({"from": "observation", "value": "4"}, "has from 'observation'"),
       ({**_SAY, "tool_calls": [{"function": {}}]}, "calls a tool"),
       ({**_SAY, "function_call": {"name": "f"}}, "calls a tool"),

@@ -58,5 +58,5 @@ class CheckTest(absltest.TestCase):
     self.addCleanup(setattr, byte_store, "MAX_VALUE_BYTES", limit)
     byte_store.MAX_VALUE_BYTES = 4
     byte_store.check_value("k", b"1234")
-    with self.assertRaisesRegex(ValueError, "'k' has 5 bytes; must have at most 4"):
+    with self.assertRaisesRegex(ValueError, "has 5 bytes; must have at most 4"):
       byte_store.check_value("k", b"12345")
