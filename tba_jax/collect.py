@@ -99,6 +99,7 @@ class Collector:
       seed: int | None = None,
       environments: turns.Environments | None = None,
       by_turn: bool = False,
+      draws_equal: bool = True,
   ):
     """Initializes the collector.
 
@@ -119,6 +120,7 @@ class Collector:
       environments: environments that say the prompts and answer completions;
         None for a task without any.
       by_turn: whether groups get the rewards of turns.
+      draws_equal: `draws_equal_groups` of the run.
     """
     self._task = task
     self._tokenizer = tokenizer
@@ -132,6 +134,7 @@ class Collector:
     self._seed = seed
     self._environments = environments
     self._by_turn = by_turn
+    self._draws_equal = draws_equal
     self._prompt_tokens: dict[int, np.ndarray] = {}
 
   @property
@@ -162,9 +165,9 @@ class Collector:
     if not prompts:
       return []
     sampled = self.sample(prompts, params, version)
-    ref_logprobs = self.start_reference(sampled)
-    judged = self.judge(self.judge_requests(sampled))
-    return self.groups(sampled, judged, ref_logprobs(), epoch)
+    rewards = self.rewards(sampled)
+    ref_logprobs = self.start_reference(sampled, rewards)
+    return self.groups(sampled, rewards, ref_logprobs(), epoch)
 
   def sample(
       self,
@@ -316,21 +319,44 @@ class Collector:
     return Sampled(begun.prompts, begun.requests, completions, outcomes)
 
   def start_reference(
-      self, sampled: Sampled
+      self, sampled: Sampled, rewards_P: Sequence[np.ndarray] | None = None
   ) -> Callable[[], Sequence[np.ndarray | None]]:
     """Dispatches the reference pass; returns a function that waits for it.
 
-    The function returns [S, T] float32 of each prompt, None without a
-    reference.
+    Args:
+      sampled: P sampled prompts.
+      rewards_P: their rewards, by which groups that no batch takes are left
+        out; None leaves out none.
+
+    Returns:
+      A function that returns [S, T] float32 of each prompt, None without a
+      reference, NaN of groups that are left out.
     """
     if self._reference is None:
       return lambda: [None] * len(sampled.prompts)
-    return self._reference.start(
-        [request.prompt_tokens for request in sampled.requests],
-        [c.tokens for c in sampled.completions],
-        [c.lengths for c in sampled.completions],
-        [c.sampled_mask for c in sampled.completions],
+    chosen = list(range(len(sampled.prompts)))
+    if rewards_P is not None and not self._draws_equal:
+      # NaN, of a completion that could not be judged, is no spread of 0.
+      spread_P = np.ptp(np.stack(rewards_P), axis=1)
+      # Batches take these where there are no others.
+      if (spread_P > 0).any():
+        chosen = np.flatnonzero(spread_P != 0).tolist()
+    completions = [sampled.completions[i] for i in chosen]
+    wait = self._reference.start(
+        [sampled.requests[i].prompt_tokens for i in chosen],
+        [c.tokens for c in completions],
+        [c.lengths for c in completions],
+        [c.sampled_mask for c in completions],
     )
+
+    def wait_for_all() -> list[np.ndarray]:
+      computed = dict(zip(chosen, wait(), strict=True))
+      return [
+          computed.get(i, np.full(c.tokens.shape, np.nan, np.float32))
+          for i, c in enumerate(sampled.completions)
+      ]
+
+    return wait_for_all
 
   def judge_requests(self, sampled: Sampled) -> list[list[judges.JudgeRequest]]:
     """Returns the judge's requests, S by prompt; none for known rewards.
@@ -374,25 +400,29 @@ class Collector:
     judged = iter(self._judge.judge([r for some in requests_PxS for r in some]))
     return [[next(judged) for _ in some] for some in requests_PxS]
 
-  def groups(
-      self,
-      sampled: Sampled,
-      judged_PxS: Sequence[Sequence[base.Judgement]],
-      ref_logprobs_P: Sequence[np.ndarray | None],
-      epoch: int,
-  ) -> list[types.Group]:
-    """Returns the groups, with the rewards to learn from.
-
-    Args:
-      sampled: sampled prompts.
-      judged_PxS: judgements of their completions.
-      ref_logprobs_P: reference log-probs, by the function of `start_reference`.
-      epoch: start count of the trainer that published the params.
-    """
-    rewards_P = [
+  def rewards(self, sampled: Sampled) -> list[np.ndarray]:
+    """Judges completions; returns the rewards to learn from, [S] by prompt."""
+    judged_PxS = self.judge(self.judge_requests(sampled))
+    return [
         self._rewards(judged_S, c) if c.rewards is None else c.rewards
         for judged_S, c in zip(judged_PxS, sampled.completions, strict=True)
     ]
+
+  def groups(
+      self,
+      sampled: Sampled,
+      rewards_P: Sequence[np.ndarray],
+      ref_logprobs_P: Sequence[np.ndarray | None],
+      epoch: int,
+  ) -> list[types.Group]:
+    """Returns the groups.
+
+    Args:
+      sampled: sampled prompts.
+      rewards_P: rewards of their completions, by `rewards`.
+      ref_logprobs_P: reference log-probs, by the function of `start_reference`.
+      epoch: start count of the trainer that published the params.
+    """
     return [
         types.Group(
             prompt_id=prompt_id,
@@ -505,6 +535,7 @@ def make_collector(
       ),
       seed=config.seed,
       by_turn=has_turn_rewards(config),
+      draws_equal=draws_equal_groups(config),
       **parts,
   )
 
@@ -516,6 +547,21 @@ def has_turn_rewards(config: ml_collections.ConfigDict) -> bool:
   """
   has_turns = tasks.facts(config.task.name).has_turns
   return has_turns and losses.find(config.loss.name).has_targets
+
+
+def draws_equal_groups(config: ml_collections.ConfigDict) -> bool:
+  """Returns whether batches also take groups of equal rewards.
+
+  If not, the reference's log-probs of such groups are left out, and they are
+  not stored. Lockstep keeps them: which others there are depends on how prompts
+  are divided into blocks.
+  """
+  return not (
+      config.replay.skip_equal_rewards
+      and config.replay.recent_fraction == 1
+      and losses.holds_reference(config, "searcher")
+      and not config.search.lockstep
+  )
 
 
 # Conditions of columns, see `types.Column.when`.

@@ -46,6 +46,9 @@ class SearcherParts:
   judge_shares_mesh: whether the judge uses the mesh that decodes; then decoding
     waits for it, since two threads that launch collectives could order them
     differently on each device.
+  reference_first: whether the thread that decodes dispatches the reference
+    pass, for the same reason; it then comes before the rewards, and leaves out
+    no group.
   lag_steps: versions by which a required one may be behind the newest.
   takes_newer: whether a version newer than a required one will do.
   """
@@ -61,6 +64,7 @@ class SearcherParts:
   spans: metrics.SpanWriter
   swaps_in_flight: bool = False
   judge_shares_mesh: bool = False
+  reference_first: bool = False
   lag_steps: int = 0
   takes_newer: bool = False
 
@@ -332,11 +336,10 @@ class Searcher:
 
   def _hand_over(self, sampled: collect.Sampled) -> None:
     """Passes a block to the judge's thread, once it is done with the last."""
-    span = contextlib.nullcontext()
-    if self._collector.has_reference:
-      span = self._spans.span("reference")
-    with span:
-      ref_logprobs = self._collector.start_reference(sampled)
+    ref_logprobs = None
+    if self._parts.reference_first and self._collector.has_reference:
+      with self._spans.span("reference"):
+        ref_logprobs = self._collector.start_reference(sampled)
     self._wait_handed_over()
     epoch = self._version.epoch  # A block is sampled within one epoch.
     self._judged.clear()
@@ -366,19 +369,19 @@ class Searcher:
   def _judge_and_submit(
       self,
       sampled: collect.Sampled,
-      ref_logprobs: Callable[[], Sequence[np.ndarray | None]],
+      ref_logprobs: Callable[[], Sequence[np.ndarray | None]] | None,
       epoch: int,
   ) -> None:
     try:
       with self._spans.span("reward", lane=JUDGE_LANE):
-        judged_PxS = self._collector.judge(
-            self._collector.judge_requests(sampled)
-        )
+        rewards_P = self._collector.rewards(sampled)
       with self._spans.span("reference", lane=JUDGE_LANE):
+        if ref_logprobs is None:
+          ref_logprobs = self._collector.start_reference(sampled, rewards_P)
         ref_logprobs_P = ref_logprobs()
     finally:
       self._judged.set()
-    groups = self._collector.groups(sampled, judged_PxS, ref_logprobs_P, epoch)
+    groups = self._collector.groups(sampled, rewards_P, ref_logprobs_P, epoch)
     # The block's age ends here: time spent waiting for credit does not count.
     self._sink.begun_s.popleft()
     with self._spans.span("wait_credit", lane=JUDGE_LANE):

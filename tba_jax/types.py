@@ -151,7 +151,8 @@ class Group(BufferColumns):
   )
   ref_logprobs: Any = column(
       "float32[ST]",
-      "as in a batch; None if the trainer computes them",
+      "as in a batch; None if the trainer computes them, NaN throughout if no"
+      " batch takes the group (`collect.draws_equal_groups`)",
       mask="sampled",
       when="reference",
       unit="nats",
@@ -160,6 +161,12 @@ class Group(BufferColumns):
   @property
   def num_completions(self) -> int:
     return len(self.rewards)
+
+  @property
+  def is_never_drawn(self) -> bool:
+    """Whether reference log-probs were left out, so that no loss can use it."""
+    ref_logprobs = self.ref_logprobs
+    return ref_logprobs is not None and bool(np.isnan(ref_logprobs).all())
 
   @property
   def failure_share(self) -> float:

@@ -7,12 +7,15 @@ import types
 from unittest import mock
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 
 from tba_jax import collect
 from tba_jax.environments import turns as turns_lib
+from tba_jax.learning import group_reference
 from tba_jax.rewards import judges
 from tba_jax.sampling import decode
+from tests.support import base_config
 from tests.support import fakes
 
 S, T = 2, 4
@@ -93,6 +96,67 @@ class StreamTest(absltest.TestCase):
     self.episodes.close.assert_not_called()
     stream.close()
     self.episodes.close.assert_called_once()
+
+
+class ReferenceTest(parameterized.TestCase):
+
+  def start(self, rewards, **options):
+    """Returns which prompts' reference is computed, of some rewards."""
+    reference = mock.create_autospec(
+        group_reference.GroupReference, instance=True
+    )
+    reference.start.side_effect = lambda prompts, tokens, *_: lambda: [
+        np.full((S, T), float(p[0]), np.float32) for p in prompts
+    ]
+    collector = collect.Collector(
+        mock.Mock(),
+        fakes.FakeTokenizer(),
+        mock.Mock(),
+        mock.Mock(),
+        num_completions=S,
+        reference=reference,
+        **options,
+    )
+    count = len(rewards)
+    sampled = collect.Sampled(
+        [(i, i, 0) for i in range(count)],
+        [decode.Request(np.array([i]), i, 0, S) for i in range(count)],
+        [collect.no_completions(S, T, 0)] * count,
+    )
+    rewards_P = [np.array(rewards_S, np.float32) for rewards_S in rewards]
+    found = collector.start_reference(sampled, rewards_P)()
+    for i, logprobs in enumerate(found):
+      self.assertEqual(logprobs.shape, (S, T))
+      self.assertTrue((logprobs == i).all() or np.isnan(logprobs).all())
+    return [i for i, x in enumerate(found) if not np.isnan(x).any()]
+
+  @parameterized.parameters(
+      ([[1, 1], [0, 1], [0, 0], [1, 0]], [1, 3]),
+      # One that could not be judged may get any reward.
+      ([[1, 1], [0, 1], [1, np.nan], [np.nan, np.nan]], [1, 2, 3]),
+      # Without others, all are needed.
+      ([[1, 1], [0, 0]], [0, 1]),
+      ([[1, 1], [np.nan, np.nan]], [0, 1]),
+  )
+  def test_groups_that_no_batch_takes_are_left_out(self, rewards, computed):
+    self.assertEqual(self.start(rewards, draws_equal=False), computed)
+    self.assertEqual(self.start(rewards), list(range(len(rewards))))
+
+  @parameterized.parameters(
+      ({}, False),
+      ({"replay__skip_equal_rewards": False}, True),
+      ({"replay__recent_fraction": 0.5}, True),
+      ({"reference__role": "trainer"}, True),
+      ({"search__lockstep": True}, True),
+  )
+  def test_draws_equal_groups(self, changes, expected):
+    settings = {
+        "replay__skip_equal_rewards": True,
+        "reference__role": "searcher",
+        **changes,
+    }
+    config = base_config.make(**settings)
+    self.assertEqual(collect.draws_equal_groups(config), expected)
 
 
 class _Thinking(fakes.FakeTokenizer):

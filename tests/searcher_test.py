@@ -85,7 +85,7 @@ class SearcherTest(parameterized.TestCase):
     self.config = config
     self.judge = judges.InProcess(self.task)
     self.reference = None
-    self.judge_shares_mesh = False
+    self.judge_shares_mesh = self.reference_first = False
     self.sampler.streams, self.swaps_in_flight = False, True
     self.clock = spans.clock = metrics.BusyClock()
     self.spans = spans
@@ -113,6 +113,7 @@ class SearcherTest(parameterized.TestCase):
         spans=self.spans,
         swaps_in_flight=self.swaps_in_flight,
         judge_shares_mesh=self.judge_shares_mesh,
+        reference_first=self.reference_first,
         lag_steps=self.lag_steps,
         takes_newer=self.takes_newer,
     )
@@ -277,6 +278,27 @@ class SearcherTest(parameterized.TestCase):
     self.assertEqual(groups[0].completion_lengths.tolist(), [3, 2])
     np.testing.assert_array_equal(groups[0].sampled_mask, SAMPLED)
     self.assertEqual(groups[0].stopped.tolist(), [True, False])
+
+  def test_the_reference_comes_after_the_rewards_unless_it_comes_first(self):
+    order = []
+    judge = self.judge.judge
+    self.judge.judge = lambda asked: order.append("judge") or judge(asked)
+    self.reference = mock.create_autospec(
+        group_reference.GroupReference, instance=True
+    )
+
+    def start(prompts, tokens, *_):
+      order.append("reference")
+      return lambda: [np.zeros(t.shape, np.float32) for t in tokens]
+
+    self.reference.start.side_effect = start
+    self.run_it(self.block())
+    self.assertEqual(order, ["judge", "reference"])
+    self.searcher, self.reference_first = None, True
+    self.queue.stop_requested = False
+    self.run_it(self.block())
+    self.assertEqual(order[2:], ["reference", "judge"])
+    self.assertIn("reference", self.log)
 
   def test_groups_have_reference_logprobs_where_searchers_compute_them(self):
     self.run_it(self.block())

@@ -16,6 +16,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tba_jax import collect
 from tba_jax import types
 from tba_jax.learning import batches
 from tba_jax.learning import packing
@@ -28,6 +29,8 @@ from tba_jax.policy import reference_policy
 
 # Numbers of tokens beside that of all.
 _MAX_NUMBERS = 3
+# Passes for one where groups are left out.
+_SHORT_PASSES = 4
 
 
 class GroupReference:
@@ -155,11 +158,14 @@ def prompts_at_a_time(config: ml_collections.ConfigDict) -> int:
   """Returns the prompts of a pass.
 
   Their completions are no more than are decoded at a time, and the passes over
-  a round have about as many each.
+  a round have about as many each. Where groups are left out passes are short,
+  so that there are fewer of them.
   """
   search = config.search
   most = max(1, config.sampling.num_slots // search.samples_per_prompt)
   num_passes = math.ceil(search.prompts_per_round / most)
+  if not collect.draws_equal_groups(config):
+    num_passes *= _SHORT_PASSES
   shards = search.mesh.data * search.mesh.fsdp
   return math.ceil(search.prompts_per_round / num_passes / shards) * shards
 

@@ -538,6 +538,7 @@ def make_searcher(
     limit = probe.max_gap(config, sampler.platform, compute_dtype)
     problem = probe.Check(sampler.token_logprobs, limit).problem
   schedule = schedule_lib.make_schedule(config)
+  is_spread = math.prod(config.search.mesh.values()) > 1
   parts = searcher_lib.SearcherParts(
       sink=sink,
       source=source,
@@ -556,9 +557,8 @@ def make_searcher(
       judge_totals=judge.totals,
       spans=spans,
       swaps_in_flight=config.sampling.in_flight != "off",
-      judge_shares_mesh=(
-          judge.on_devices and math.prod(config.search.mesh.values()) > 1
-      ),
+      judge_shares_mesh=judge.on_devices and is_spread,
+      reference_first=is_spread,
       lag_steps=schedule.lag_steps,
       takes_newer=schedule.takes_newer,
   )

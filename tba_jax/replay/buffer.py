@@ -238,7 +238,8 @@ class ReplayBuffer:
     evicted: first the prompt's, then those of all prompts. If the group alone
     exceeds a capacity, its first completions are evicted. With
     `replay.skip_equal_rewards` a group of equal rewards is stored, but only a
-    draw from all prompts may find it. What is not `rewarded` is not stored.
+    draw from all prompts may find it. What is not `rewarded`, or lacks what the
+    loss needs (`types.Group.is_never_drawn`), is not stored.
 
     Args:
       group: S valid completions (`messages.reject_reason`), or completions
@@ -263,6 +264,10 @@ class ReplayBuffer:
     for name in self.columns:
       if getattr(group, name) is None:
         raise ValueError(f"prompt {group.prompt_id} comes without {name!r}")
+    if group.is_never_drawn:
+      self._insert_step = step
+      self._skipped_groups += 1
+      return added
     prompt = self.prompts.get(group.prompt_id)
     if prompt is None:
       prompt = records_lib.PromptRecords({})

@@ -121,3 +121,12 @@ class GroupReferenceTest(parameterized.TestCase):
     self.assertEqual(group_reference.prompts_at_a_time(config), 4)
     config.sampling.num_slots = 1
     self.assertEqual(group_reference.prompts_at_a_time(config), 1)
+
+  def test_passes_are_short_where_groups_are_left_out(self):
+    config = make_config(
+        reference__role="searcher", replay__skip_equal_rewards=True
+    )
+    config.sampling.num_slots = 8 * S
+    self.assertEqual(group_reference.prompts_at_a_time(config), 2)
+    config.search.lockstep = True
+    self.assertEqual(group_reference.prompts_at_a_time(config), 8)

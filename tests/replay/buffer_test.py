@@ -287,6 +287,21 @@ class SampleTest(absltest.TestCase):
     buffer.insert(make_group(1, [[5], [6]], rewards=[0, 1]), 1)
     self.assertIn(1, buffer.sample(2, 2, 1).prompt_ids)
 
+  def test_groups_without_reference_logprobs_are_not_stored(self):
+    buffer = make_buffer(skip_equal_rewards=True, columns={"ref_logprobs": ()})
+    tokens = [[1], [2]]
+    missing = np.full((2, 4), np.nan, np.float32)
+    group = make_group(1, tokens, rewards=[1, 1], ref_logprobs=missing)
+    gone = buffer.insert(group, 0)
+    self.assertEqual((gone.prompts, gone.completions), (1, 2))
+    self.assertEmpty(buffer)
+    self.assertEqual(buffer.num_prompts, 0)
+    self.assertEqual(buffer.stats()["skipped_groups"], 1)
+    # If all are equal, they come with reference log-probs, and are drawn.
+    whole = np.full((2, 4), -1, np.float32)
+    buffer.insert(make_group(2, tokens, rewards=[1, 1], ref_logprobs=whole), 0)
+    self.assertEqual(buffer.sample(1, 2, 0).prompt_ids.tolist(), [2])
+
   def test_groups_of_equal_rewards_are_left_out_of_their_prompt_s_draws(self):
     buffer = make_buffer(skip_equal_rewards=True)
     buffer.insert(make_group(1, [[1], [2]], rewards=[0, 1]), 0)

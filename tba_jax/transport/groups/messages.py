@@ -272,6 +272,8 @@ def reject_reason(
       last = len(columns[name])
       if last and values.shape[-last:] != columns[name]:
         return column.when
+    if name == "ref_logprobs" and group.is_never_drawn:
+      continue
     if column.dtype.kind == "f" and not np.isfinite(values).all():
       if column.unit == "reward":  # Only of completions with a reward.
         values = values[~np.isnan(group.rewards)]

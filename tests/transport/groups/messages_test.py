@@ -147,7 +147,12 @@ class RejectTest(parameterized.TestCase):
     self.assertIsNone(self.reason(group, columns=of_searcher))
     self.assertEqual(self.reason(group), "reference")
     self.assertEqual(self.reason(without, columns=of_searcher), "reference")
-    group.ref_logprobs[1, 2] = -np.inf
+    group.ref_logprobs[1, 2] = np.nan
+    self.assertEqual(self.reason(group, columns=of_searcher), "logprob")
+    # No batch takes the group.
+    group.ref_logprobs[:] = np.nan
+    self.assertIsNone(self.reason(group, columns=of_searcher))
+    group.ref_logprobs[:] = -np.inf
     self.assertEqual(self.reason(group, columns=of_searcher), "logprob")
 
   @parameterized.parameters("routes", "prompt_routes")
