@@ -12,6 +12,7 @@ evaluates, and how a run is interrupted, resumed and completed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import time
@@ -72,21 +73,36 @@ class Draws:
       publish: "Publish",
       stop: Stop,
       first: int,
+      meanwhile: Callable[[], contextlib.AbstractContextManager[None]],
   ):
-    """Takes the parts; `first` is the first step."""
+    """Takes the parts.
+
+    Args:
+      config: config of the run.
+      source: source of the batches.
+      recorder: recorder of spans.
+      publish: publishes params before a step, if the schedule is late.
+      stop: whether to end.
+      first: first step.
+      meanwhile: makes the context in which a step's data is awaited.
+    """
     self._train = config.train
     self._source = source
     self._recorder = recorder
     self._publish = publish
     self._stop = stop
     self._first = first
+    self._meanwhile = meanwhile
 
   def __iter__(self) -> Iterator[tuple[int, types.Draw]]:
     train, source = self._train, self._source
     for step in range(self._first, train.num_steps):
       if self._stop:
         return
-      with self._recorder.span("wait_fresh", step=step):
+      with (
+          self._recorder.span("wait_fresh", step=step),
+          self._meanwhile(),
+      ):
         if not source.begin_step(step, self._stop.asked):
           return
       self._publish.begun(step)
@@ -324,6 +340,7 @@ class StepEvaluator(Protocol):
   """Evaluates params between steps; see `evaluations.Evaluations`."""
 
   beside: bool
+  runs_before: bool
 
   def is_due(self, step: int) -> bool:
     ...
@@ -337,13 +354,24 @@ class StepEvaluator(Protocol):
   ) -> dict[str, Any] | None:
     ...
 
-  def start(self, step: int, params: types.PyTree) -> None:
+  def meanwhile(self) -> contextlib.AbstractContextManager[None]:
+    ...
+
+  def start(
+      self,
+      name: str,
+      step: int,
+      params: types.PyTree,
+      wait_first: Callable[[], None] = ...,
+  ) -> None:
     ...
 
   def take(self) -> tuple[int, dict[str, Any]] | None:
     ...
 
-  def finish(self) -> tuple[int, dict[str, Any]] | None:
+  def finish(
+      self, should_stop: Callable[[], bool] = ...
+  ) -> tuple[int, dict[str, Any]] | None:
     ...
 
   def close(self) -> None:
@@ -386,8 +414,10 @@ class Evaluate:
     """Evaluates, or starts to in a thread; returns False if interrupted."""
     if not self.has_prompts(name):
       return True
+    if self._evaluations.runs_before:
+      self.finish(step)
     if not name and self._evaluations.beside:
-      self._evaluations.start(step, self._work.gather_model())
+      self._evaluations.start(name, step, self._work.gather_model())
       return True
     result = self._evaluations.run(
         name, step, self._work.gather_model(), self._stop.asked
@@ -397,9 +427,27 @@ class Evaluate:
     self._guard.evaluated(step, (step, result))
     return True
 
+  def start_before(
+      self, step: int, initial_params: Callable[[], types.PyTree]
+  ) -> bool:
+    """Starts the evaluation before training; returns False if steps must wait.
+
+    Args:
+      step: steps done so far; a run that was interrupted evaluates anew.
+      initial_params: loads the params before the first of them.
+    """
+    if not self._evaluations.beside:
+      return False
+    params = initial_params() if step else self._work.gather_model()
+    # Compiling the step comes first, on devices that are the host's cores;
+    # what the evaluation shares with searchers is in the cache by then.
+    compiled = self._work.wait_compiled
+    self._evaluations.start("before", 0, params, compiled)
+    return True
+
   def finish(self, step: int) -> None:
     """Waits for what runs beside the steps."""
-    self._guard.evaluated(step, self._evaluations.finish())
+    self._guard.evaluated(step, self._evaluations.finish(self._stop.asked))
 
 
 class Save:
@@ -498,6 +546,7 @@ class TrainerParts:
   sink: takes the params that are published.
   checkpointer: writer of checkpoints; None for a run that leaves no files.
   evaluations: runs evaluations, in the loop or beside it.
+  initial_params: loads the params that the run started from.
   guards: guards against a run that goes wrong.
   recorder: writer of metrics, events and results.
   decisions: log of the decisions of asynchrony; None for such a run.
@@ -508,6 +557,7 @@ class TrainerParts:
   sink: ports.ParamsSink
   checkpointer: checkpoint.Checkpointer | None
   evaluations: StepEvaluator
+  initial_params: Callable[[], types.PyTree]
   guards: guards_lib.Guards
   recorder: recorder_lib.Recorder
   decisions: decisions_lib.DecisionLog | None
@@ -584,7 +634,8 @@ class TrainerRun:
     first = behind.done
     publish.first(first)
     if self._evaluate_first(first, guard, evaluate):
-      draws = Draws(config, source, recorder, publish, stop, first)
+      meanwhile = parts.evaluations.meanwhile
+      draws = Draws(config, source, recorder, publish, stop, first, meanwhile)
       loop.run(draws, learner, [publish, behind])
       behind.flush()
     is_whole = behind.done >= config.train.num_steps or stop.reason
@@ -601,14 +652,16 @@ class TrainerRun:
     for result in recorder.evaluations(step):
       guard.evaluated(step, (result["step"], result))
     if evaluate.has_prompts("before") and not recorder.has_result("before"):
+      # Open the queue first: searchers compile and sample meanwhile.
+      self._parts.source.open(step)
+      if evaluate.start_before(step, self._parts.initial_params):
+        return True
       if step:
         recorder.event(
             "evaluation_lost",
             "eval.json lacks the evaluation before training; using that of"
             f" step {step}",
         )
-      # Open the queue first: searchers compile and sample meanwhile.
-      self._parts.source.open(step)
       return evaluate.run("before", step)
     # An earlier process may have ended before it evaluated this step.
     if (

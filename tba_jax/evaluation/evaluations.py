@@ -4,10 +4,12 @@
 
 During training the steps either wait, or a thread evaluates a copy of the
 params; results are recorded under the step whose params were evaluated. An
-evaluation that falls due while another runs is skipped, with an event.
+evaluation that falls due while another runs is skipped, with an event. The one
+before training then also runs in the thread, mostly while steps wait for data.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import math
 import pathlib
 import shutil
@@ -92,6 +94,11 @@ class BestModel:
 
 # A batch of completions takes at most this long, in seconds.
 BATCH_S = 60.0
+# The evaluation before training gives way to steps for so many times as long as
+# its last batch took.
+GIVE_WAY = 3.0
+# Seconds between two looks of a thread that waits.
+_LOOK_S = 0.05
 
 
 def is_beside(config: ml_collections.ConfigDict, num_devices: int) -> bool:
@@ -137,7 +144,10 @@ class Evaluations:
     # A copy, since the train step donates the params.
     self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))
     self._thread: background.Thread | None = None
-    self._running_step = -1
+    # Name of the evaluation in the thread, and its step.
+    self._running = ("", -1)
+    # Set while the trainer has nothing else to do.
+    self._idle = threading.Event()
     self._result: dict[str, Any] | None = None
 
   def size(self, name: str) -> int:
@@ -177,21 +187,46 @@ class Evaluations:
     self._recorder.evaluation(name, step, result)
     return result
 
-  def start(self, step: int, params: types.PyTree) -> None:
-    """Starts evaluating a copy of the params in a thread."""
+  @property
+  def runs_before(self) -> bool:
+    """Whether the thread evaluates the params before training."""
+    return self._thread is not None and bool(self._running[0])
+
+  @contextlib.contextmanager
+  def meanwhile(self) -> Iterator[None]:
+    """Marks a time in which the trainer waits, and evaluations may go on."""
+    self._idle.set()
+    try:
+      yield
+    finally:
+      self._idle.clear()
+
+  def start(
+      self,
+      name: str,
+      step: int,
+      params: types.PyTree,
+      wait_first: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Starts evaluating a copy of the params in a thread.
+
+    Args:
+      name, step, params: as of `run`.
+      wait_first: called by the thread before it evaluates.
+    """
     if self._thread is not None:
       self._recorder.event(
           "evaluation_skipped",
-          f"step {step}: the evaluation of step {self._running_step} is not"
+          f"step {step}: the evaluation of step {self._running[1]} is not"
           " done; raise config.evaluate.every_steps or lower"
           " config.evaluate.num_prompts",
       )
       return
     copy = self._copy(params)
-    self._running_step, self._result = step, None
+    self._running, self._result = (name, step), None
     self._thread = background.Thread(
         f"evaluation of step {step}",
-        lambda stop: self._run_beside(step, copy, stop),
+        lambda stop: wait_first() or self._run_beside(name, step, copy, stop),
         close_s=BATCH_S,
     )
 
@@ -203,13 +238,21 @@ class Evaluations:
     thread.check()
     if self._result is None:
       return None
-    self._recorder.evaluation("", self._running_step, self._result)
-    return self._running_step, self._result
+    self._recorder.evaluation(*self._running, self._result)
+    return self._running[1], self._result
 
-  def finish(self) -> tuple[int, dict[str, Any]] | None:
-    """Waits for the thread and takes its result; TimeoutError if it hangs."""
-    if self._thread is not None:
-      self._thread.join(self._config.deadline_s + BATCH_S)
+  def finish(
+      self, should_stop: Callable[[], bool] = lambda: False
+  ) -> tuple[int, dict[str, Any]] | None:
+    """Waits for the thread and takes its result; TimeoutError if it hangs.
+
+    The evaluation before training has no deadline; `should_stop` ends its wait.
+    """
+    with self.meanwhile():
+      while self.runs_before and self._thread.is_alive() and not should_stop():
+        time.sleep(_LOOK_S)
+      if self._thread is not None and not self.runs_before:
+        self._thread.join(self._config.deadline_s + BATCH_S)
     return self.take()
 
   def close(self) -> None:
@@ -227,7 +270,7 @@ class Evaluations:
     except Exception:  # The thread has logged it.
       return
     if self._result is not None:
-      self._recorder.evaluation("", self._running_step, self._result)
+      self._recorder.evaluation(*self._running, self._result)
 
   def _evaluate(
       self,
@@ -251,14 +294,22 @@ class Evaluations:
     return result
 
   def _run_beside(
-      self, step: int, params: types.PyTree, stop: threading.Event
+      self, name: str, step: int, params: types.PyTree, stop: threading.Event
   ) -> None:
     deadline_s = self._config.deadline_s
-    end = time.monotonic() + deadline_s
-    should_stop = lambda: stop.is_set() or time.monotonic() > end
+    end = batch_began = time.monotonic()
+    end += math.inf if name else deadline_s
+
+    def should_stop() -> bool:
+      nonlocal batch_began
+      if name:
+        self._give_way(GIVE_WAY * (time.monotonic() - batch_began), stop)
+        batch_began = time.monotonic()
+      return stop.is_set() or time.monotonic() > end
+
     try:
       with self._recorder.span("evaluate", lane="evaluate", step=step):
-        self._result = self._evaluate("", step, params, should_stop)
+        self._result = self._evaluate(name, step, params, should_stop)
     except evaluator_lib.Interrupted:
       if not stop.is_set():
         self._recorder.event(
@@ -266,3 +317,10 @@ class Evaluations:
             f"step {step}: not done within config.evaluate.deadline_s"
             f"={deadline_s:g}",
         )
+
+  def _give_way(self, most_s: float, stop: threading.Event) -> None:
+    """Waits for the trainer to be idle, for `most_s` seconds at most."""
+    end = time.monotonic() + most_s
+    while not (stop.is_set() or self._idle.wait(_LOOK_S)):
+      if time.monotonic() > end:
+        return

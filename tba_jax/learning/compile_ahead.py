@@ -57,6 +57,10 @@ class CompileAhead:
     if size in self.jobs:
       futures.wait([self.jobs[size]])
 
+  def wait_all(self) -> None:
+    """Waits for all that the thread is asked to compile so far."""
+    futures.wait(list(self.jobs.values()))
+
   def count(self, size: packing.Size) -> None:
     """Counts a step; after a few, compiles for the size's neighbors."""
     self._steps[size] += 1

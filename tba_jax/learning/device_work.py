@@ -231,6 +231,11 @@ class DeviceWork:
     host_state = {**host_state, **names}
     self._checkpointer.save(step, self._state, host_state, wait=wait)
 
+  def wait_compiled(self) -> None:
+    """Waits for what compiles ahead, if anything does."""
+    if self._ahead is not None:
+      self._ahead.wait_all()
+
   def close(self) -> None:
     if self.peers is not None:
       self.peers.close()

@@ -343,6 +343,7 @@ def make_trainer(
       sink=sink,
       checkpointer=checkpointer,
       evaluations=evaluations,
+      initial_params=lambda: policy_lib.initial_params(policy, config.seed),
       guards=guards_lib.Guards(
           config,
           saved.get("guards"),
@@ -515,6 +516,18 @@ def make_searcher(
   if log is not None:
     events.write("logged", f"{config.offline.path}: {log.summary()}")
     sampler = offline_sampler.OfflineSampler(log, sampler)
+
+  def warm_up(params: types.PyTree) -> None:
+    sampler.warm_up(params)
+    if reference is not None:
+      reference.warm_up()
+
+  put = lambda leaves: sampler.put(params_fn(leaves), place.model)
+  of_store = isinstance(channel, StoreChannel)
+  if reference is not None and of_store and policy.adapters is None:
+    # Compile while the trainer starts. Versions come as arrays of the host too.
+    with spans.span("compile"):
+      warm_up(put(published.flatten(load_start())))
   with spans.span("wait_params"):
     channel.wait_for_trainer(policy, events, should_stop)
   like = jax.eval_shape(policy.trained.init, jax.random.PRNGKey(0))
@@ -526,11 +539,6 @@ def make_searcher(
   closing.callback(source.close)
   sink = channel.make_group_sink(index=index, on_event=events.write)
   closing.callback(_leave, sink)
-
-  def warm_up(params: types.PyTree) -> None:
-    sampler.warm_up(params)
-    if reference is not None:
-      reference.warm_up()
 
   problem = lambda leaves, params: ""
   if work_parts.has_probe(config, run):
@@ -550,7 +558,7 @@ def make_searcher(
           reference=reference,
           environments=own_environments,
       ),
-      put=lambda leaves: sampler.put(params_fn(leaves), place.model),
+      put=put,
       problem=problem,
       on_event=events.write,
       warm_up=warm_up,

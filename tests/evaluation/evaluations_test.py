@@ -66,6 +66,69 @@ class EvaluationsTest(trainer_case.TrainerCase):
     self.best.offer.assert_called()
     self.assertEqual(self.best.offer.call_args_list[0].args[0], 2)
 
+  def slow_before(self, params, num_prompts, *, version, should_stop, **unused):
+    """As `evaluate`, but the evaluation before training waits for `go`."""
+    if (version, num_prompts) == (0, 64):
+      while not self.go.wait(0.01):
+        if should_stop():
+          raise evaluator.Interrupted
+    return self.evaluate(
+        params, num_prompts, version=version, should_stop=should_stop
+    )
+
+  def test_steps_do_not_wait_for_the_evaluation_before_training(self):
+    self.evaluator.run_all.side_effect = self.slow_before
+    self.recorder.step.side_effect = lambda step, *unused: (
+        self.log.append(("read", step)) or step == 3 and self.go.set()
+    )
+    self.assertTrue(
+        self.run_it(evaluate__background=True, evaluate__every_steps=5)
+    )
+    self.assertEqual(self.recorded(), [("before", 0), ("", 5), ("after", 6)])
+    order = [e for e in self.log if e[0] in ("read", "evaluate")]
+    self.assertLess(order.index(("read", 3)), order.index(("evaluate", 0, 64)))
+
+  def test_an_evaluation_that_is_due_waits_for_the_one_before_training(self):
+    self.evaluator.run_all.side_effect = self.slow_before
+    timer = threading.Timer(0.3, self.go.set)
+    timer.start()
+    self.addCleanup(timer.cancel)
+    self.run_it(evaluate__background=True, evaluate__every_steps=3)
+    self.assertEqual(self.recorded(), [("before", 0), ("", 3), ("after", 6)])
+    self.recorder.event.assert_not_called()
+
+  def test_an_interrupted_evaluation_before_training_begins_anew(self):
+    self.evaluator.run_all.side_effect = self.slow_before
+    self.stop_at = 4
+    self.assertFalse(self.run_it(evaluate__background=True))
+    self.assertEqual(self.recorded(), [])
+    # Of the params that the run started from, not of step 4's.
+    self.stop_at = None
+    self.go.set()
+    self.assertTrue(self.run_it(step=4, evaluate__background=True))
+    self.assertEqual(self.recorded(), [("before", 0), ("after", 6)])
+    kinds = [c.args[0] for c in self.recorder.event.call_args_list]
+    self.assertEqual(kinds, ["interrupted"])
+
+  def test_the_evaluation_before_training_gives_way_to_steps(self):
+    batches = []
+
+    def run_all(params, num_prompts, *, version, should_stop, **unused):
+      for _ in range(3):
+        should_stop()
+        batches.append(version)
+      return {"pass_at_1": 0.5, "split": "held_out"}
+
+    self.evaluator.run_all.side_effect = run_all
+    self.make(evaluate__background=True)
+    with mock.patch.object(evaluations, "GIVE_WAY", 1e9):
+      params = {"made_by": jnp.asarray(0)}
+      self.evaluations.start("before", 0, params, lambda: batches.append("go"))
+      self.go.wait(0.3)
+      self.assertEqual(batches, ["go"])
+      self.assertEqual(self.evaluations.finish()[0], 0)
+    self.assertEqual(batches, ["go", 0, 0, 0])
+
   def test_the_last_evaluation_is_awaited(self):
     self.evaluator.run.side_effect = self.slow
     timer = threading.Timer(0.3, self.go.set)
@@ -169,7 +232,7 @@ class EvaluationsTest(trainer_case.TrainerCase):
   def test_a_batch_that_hangs_is_an_error(self):
     self.evaluator.run.side_effect = lambda *a, **k: self.go.wait(30)
     self.make(evaluate__background=True, evaluate__deadline_s=0.01)
-    self.evaluations.start(7, {"made_by": jnp.asarray(7)})
+    self.evaluations.start("", 7, {"made_by": jnp.asarray(7)})
     with mock.patch.object(evaluations, "BATCH_S", 0.01):
       with self.assertRaisesRegex(TimeoutError, "evaluation of step 7"):
         self.evaluations.finish()

@@ -213,6 +213,7 @@ class TrainerCase(parameterized.TestCase):
         sink=self.sink,
         checkpointer=self.checkpointer,
         evaluations=self.evaluations,
+        initial_params=lambda: {"made_by": jnp.asarray(0)},
         guards=guards.Guards(config, backend="cpu"),
         recorder=self.recorder,
         decisions=self.decisions,
