@@ -640,9 +640,7 @@ class Supervisor:
   def _train(self) -> None:
     self._panel.phase("warm-up")
     search = self._config.search
-    cores = processes.assign_cores(
-        search.num_searchers, max(1, search.cpu_devices)
-    )
+    cores = processes.assign_cores(search.num_searchers)
     one_process, why = accelerators.one_process(self._config)
     devices = accelerators.of_run(self._config, alone=one_process)
     if one_process:

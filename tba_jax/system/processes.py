@@ -172,29 +172,30 @@ def _limits(
         yield path, path.read_text().strip()
 
 
-def assign_cores(num_searchers: int, per_searcher: int = 1) -> dict[str, Any]:
+def assign_cores(num_searchers: int) -> dict[str, Any]:
   """Returns the cores of `trainer`, and of each of `searchers`.
 
-  Up to half of the cores of this process go to the searchers, at most
-  `per_searcher` each, and the rest to the trainer. An empty list means no
-  binding.
+  Searchers share half of the cores of this process evenly, and the trainer has
+  the rest: a step's completions take about as long to sample as to train on.
+  An empty list means no binding.
 
   Args:
     num_searchers: number of searchers, 1 or more.
-    per_searcher: number of cores that a searcher can use.
   """
   mine = available_cores()
   if len(mine) < 2:
-    trainer, searchers = [], []
-  else:
-    split = len(mine) - min(num_searchers * per_searcher, len(mine) // 2)
-    trainer, searchers = mine[:split], mine[split:]
-  per = max(1, len(searchers) // num_searchers)
-  shares = [
-      searchers[i * per % len(searchers) :][:per] if searchers else []
-      for i in range(num_searchers)
-  ]
-  return {"trainer": trainer, "searchers": shares}
+    return {"trainer": [], "searchers": [[]] * num_searchers}
+  half = len(mine) // 2
+  per = max(1, half // num_searchers)
+  split = len(mine) - min(half, num_searchers * per)
+  searchers = mine[split:]
+  return {
+      "trainer": mine[:split],
+      "searchers": [
+          searchers[i * per % len(searchers) :][:per]
+          for i in range(num_searchers)
+      ],
+  }
 
 
 def pin(cores: Sequence[int]) -> None:

@@ -100,11 +100,11 @@ class CoresTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "cores '"):
       processes.parse_cores(text)
 
-  def assign(self, mine, num_searchers, per_searcher=1):
+  def assign(self, mine, num_searchers):
     with mock.patch.object(
         processes, "available_cores", autospec=True, return_value=mine
     ):
-      return processes.assign_cores(num_searchers, per_searcher)
+      return processes.assign_cores(num_searchers)
 
   def test_one_core_is_shared_without_binding(self):
     self.assertEqual(
@@ -117,22 +117,43 @@ class CoresTest(parameterized.TestCase):
         {"trainer": [0], "searchers": [[1]]},
     )
 
-  def test_searchers_get_one_core_each_and_at_most_half(self):
-    self.assertEqual(
-        self.assign([0, 1, 4, 5], 1),
-        {"trainer": [0, 1, 4], "searchers": [[5]]},
-    )
+  @parameterized.parameters(
+      # cores, searchers -> cores of the trainer, and of each searcher.
+      (2, 1, 1, [1]),
+      (3, 1, 2, [1]),
+      (4, 1, 2, [2]),
+      (8, 1, 4, [4]),
+      (16, 1, 8, [8]),
+      (64, 1, 32, [32]),
+      (8, 2, 4, [2, 2]),
+      (8, 3, 5, [1, 1, 1]),
+      (64, 5, 34, [6] * 5),
+  )
+  def test_searchers_share_half_of_the_cores(
+      self, count, num_searchers, trainer, searchers
+  ):
+    mine = [*range(3, 3 + count)]
+    out = self.assign(mine, num_searchers)
+    self.assertLen(out["trainer"], trainer)
+    self.assertEqual([len(share) for share in out["searchers"]], searchers)
+    # Each core is of one process.
+    self.assertEqual(sum(out["searchers"], out["trainer"]), mine)
+
+  def test_more_searchers_than_cores_take_turns(self):
     four = self.assign([0, 1, 2, 3], 3)
     self.assertEqual(four["trainer"], [0, 1])
     self.assertEqual(four["searchers"], [[2], [3], [2]])
 
-  def test_searcher_gets_a_core_for_each_virtual_device(self):
-    out = self.assign([*range(8)], 1, 3)
-    self.assertEqual((out["trainer"], out["searchers"]),
-                     ([0, 1, 2, 3, 4], [[5, 6, 7]]))  # fmt: skip
-    out = self.assign([*range(8)], 2, 4)
-    self.assertEqual(out["trainer"], [0, 1, 2, 3])
-    self.assertEqual(out["searchers"], [[4, 5], [6, 7]])
+  def test_cores_are_those_that_taskset_leaves(self):
+    mine = processes.available_cores()
+    self.addCleanup(os.sched_setaffinity, 0, mine)
+    os.sched_setaffinity(0, mine[:1])
+    self.assertEqual(
+        processes.assign_cores(1), {"trainer": [], "searchers": [[]]}
+    )
+    os.sched_setaffinity(0, mine)
+    out = processes.assign_cores(1)
+    self.assertEqual(out["trainer"] + out["searchers"][0], mine)
 
   @parameterized.parameters(
       # A limit of a group, and a lower one above it.
