@@ -39,6 +39,8 @@ _FINISH_S = 15.0
 _INTERRUPT_S = 5.0
 # Minimum time allowed for publishing the first params.
 _PUBLISH_S = 60.0
+# Seconds between two looks for data while the devices compute.
+_LOOK_S = 0.005
 # Factor of guards.action='lower_learning_rate'.
 _LOWER_BY = 0.5
 
@@ -178,8 +180,10 @@ class _Running(NamedTuple):
 class Behind:
   """Calls hooks with the metrics of a step once the next is dispatched.
 
-  The devices need not wait for the host. A step is read at once if the next
-  may not begin before its hooks have run.
+  The devices need not wait for the host, and searchers are granted the prompts
+  of the next step as soon as its data has arrived. A step is read once it is
+  computed, if no data has come by then or the next step may not begin before
+  its hooks have run.
 
   done: steps whose hooks have run, by all processes of the run.
   """
@@ -203,7 +207,8 @@ class Behind:
       recorder: recorder of spans and events.
       decisions: log of the decisions of asynchrony; None for none.
       hooks: called with metrics on the host, in this order.
-      may_run_ahead: whether a step may begin before the one before it is read.
+      may_run_ahead: whether a step whose data is there may begin before the
+        one before it is read.
       skips_nonfinite: whether a non-finite step is an event, not an error.
     """
     self.done = int(learner.work.state.step)
@@ -228,8 +233,24 @@ class Behind:
     self._running = _Running(step, draw, metrics, decision)
     if before is not None:
       self._end(before)
-    if not self._may_run_ahead(step + 1):
+    if not self._waits_for_next(step + 1, metrics):
       self.flush()
+
+  def _waits_for_next(
+      self, step: int, metrics: Mapping[str, jax.Array]
+  ) -> bool:
+    """Returns whether `step` may begin before the one before it is read.
+
+    Waits for its data while the devices compute `metrics`.
+    """
+    with self._recorder.span("step", step=step - 1):
+      while self._may_run_ahead(step):
+        if self._source.is_ready(step):
+          return True
+        if all(jax.tree.map(_is_computed, [*metrics.values()])):
+          return False
+        time.sleep(_LOOK_S)
+    return False
 
   def flush(self) -> None:
     """Calls the hooks with the step in progress, if there is one."""
@@ -264,6 +285,10 @@ class Behind:
     processes.note_begun("trainer")
     for hook in self._hooks:
       hook(step, draw, metrics)
+
+
+def _is_computed(value: Any) -> bool:
+  return not hasattr(value, "is_ready") or value.is_ready()
 
 
 class Guard:
@@ -611,6 +636,8 @@ class TrainerRun:
       with recorder.span("record", step=step):
         recorder.step(step, metrics, draw, source, parts.guards.failures)
 
+    flow = schedule.make_schedule(config)
+
     def may_run_ahead(step: int) -> bool:
       # Evaluations and saves must see params and buffer between two steps.
       saves = save.is_due(step)
@@ -619,7 +646,7 @@ class TrainerRun:
           or evaluate.is_due(step)
           or saves
           or stop
-          or not source.is_ready(step)
+          or not flow.may_run_ahead(step)
       )
 
     behind = Behind(

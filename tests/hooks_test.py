@@ -84,6 +84,23 @@ class TrainerTest(trainer_case.TrainerCase):
         + [("draw", 1), ("step", 1), ("read", 1)],
     )
 
+  def test_a_batch_that_arrives_during_a_step_is_drawn_at_once(self):
+    pending = mock.MagicMock(**{"is_ready.return_value": False})
+    step = self.learner.step.side_effect
+    self.learner.step.side_effect = lambda draw: {**step(draw), "loss": pending}
+
+    def is_ready(step):
+      self.log.append(("look", step))
+      return len(self.logged("look")) > 2
+
+    self.source.is_ready.side_effect = is_ready
+    self.run_it(train__num_steps=2)
+    self.assertEqual(
+        self.logged("step", "look", "draw", "read"),
+        [("draw", 0), ("step", 0), *[("look", 1)] * 3]
+        + [("draw", 1), ("step", 1), ("read", 0), ("read", 1)],
+    )
+
   @parameterized.parameters("checkpoint__every_steps", "evaluate__every_steps")
   def test_nothing_is_drawn_across_a_checkpoint_or_evaluation(self, period):
     self.run_it(train__num_steps=4, **{period: 2})
