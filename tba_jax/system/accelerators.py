@@ -49,6 +49,35 @@ DEV = pathlib.Path("/dev")
 _CUDA = tuple(f"jax_cuda{n}_plugin" for n in (12, 13, 14))
 # Names in JAX_PLATFORMS -> packages of which each needs one.
 _PACKAGES = {"cpu": (), "cuda": _CUDA, "gpu": _CUDA, "tpu": ("libtpu",)}
+_NVIDIA_SMI = [
+    "nvidia-smi",
+    "--query-gpu=index,memory.total,name",
+    "--format=csv,noheader,nounits",
+]
+# Prints the same by CUDA's driver. It makes no context, which would take memory
+# on each GPU; without a driver there is none.
+ASK_CUDA = """
+import ctypes
+try:
+  cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+  raise SystemExit
+def call(name, *args):
+  status = getattr(cuda, name)(*args)
+  if status == 100:  # CUDA_ERROR_NO_DEVICE
+    raise SystemExit
+  if status:
+    raise SystemExit(f"{name}: CUDA error {status}")
+count, device = ctypes.c_int(), ctypes.c_int()
+size, name = ctypes.c_size_t(), ctypes.create_string_buffer(256)
+call("cuInit", 0)
+call("cuDeviceGetCount", ctypes.byref(count))
+for i in range(count.value):
+  call("cuDeviceGet", ctypes.byref(device), i)
+  call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+  call("cuDeviceGetName", name, len(name), device)
+  print(i, size.value >> 20, name.value.decode(), sep=", ")
+"""
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
@@ -75,7 +104,10 @@ def find(environment: Mapping[str, str] = os.environ) -> Accelerators:
   if "cuda" in platforms or "gpu" in platforms:
     if any(map(_is_installed, _CUDA)):
       gpus = environment.get("CUDA_VISIBLE_DEVICES")
-      gpus = find_gpus() if gpus is None else [g for g in gpus.split(",") if g]
+      if gpus is None:
+        gpus = [index for index, *_ in list_gpus()]
+      else:
+        gpus = [index for index in gpus.split(",") if index]
       if gpus:
         return Accelerators("gpu", tuple(gpus))
   return Accelerators(CPU)
@@ -93,35 +125,15 @@ def memory() -> tuple[str, int, int, str]:
     return CPU, gib, 1, f"this machine's CPU, {gib} GiB"
   count = len(machine.ids)
   if machine.kind == "gpu":
-    gib, name = _gpu_memory()
+    unknown = "", 16 * 1024, "GPU of unknown memory"
+    _, mib, name = min(list_gpus() or [unknown], key=lambda gpu: gpu[1])
+    gib = round(mib / 1024)
     return "gpu", gib, count, f"{count} x {name}, {gib} GiB each"
   text = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
   kind = text.replace("v5litepod", "v5e")
   kind = kind if kind in DEVICE_GIB else "v5e"
   gib = DEVICE_GIB[kind]
   return kind, gib, count, f"{count} x TPU {kind}, {gib} GiB each"
-
-
-@functools.cache
-def _gpu_memory() -> tuple[int, str]:
-  """Returns the GiB and the name of the smallest GPU that is used here."""
-  try:
-    listed = subprocess.run(
-        [
-            "nvidia-smi",
-            "--query-gpu=memory.total,name",
-            "--format=csv,noheader,nounits",
-        ],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=30,
-    )
-  except (OSError, subprocess.SubprocessError):
-    return 16, "GPU of unknown memory"
-  rows = [line.split(", ", 1) for line in listed.stdout.splitlines() if line]
-  mib, name = min((int(mib), name) for mib, name in rows)
-  return round(mib / 1024), name
 
 
 def check_platforms() -> None:
@@ -191,26 +203,30 @@ def _tpu_chips() -> list[str]:
 
 
 @functools.cache
-def find_gpus() -> list[str]:
-  """Returns the indices of the GPUs that the driver lists; asks it once."""
-  try:
-    listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=30,
-    )
-  except FileNotFoundError:
-    return []  # The driver is missing.
-  except (OSError, subprocess.SubprocessError) as error:
-    print(
-        f"warning: no GPU is used, since nvidia-smi failed ({error});"
-        " CUDA_VISIBLE_DEVICES=0,1 names GPUs without it",
-        file=sys.stderr,
-    )
-    return []
-  return listed.stdout.split()
+def list_gpus() -> list[tuple[str, int, str]]:
+  """Returns index, MiB and name of each GPU; asks once.
+
+  Containers may lack nvidia-smi, or have it in a folder that PATH does not
+  name: then CUDA's driver says what JAX would find.
+  """
+  commands = _NVIDIA_SMI, [sys.executable, "-c", ASK_CUDA]
+  for command in commands:
+    try:
+      listed = subprocess.run(
+          command, capture_output=True, check=True, text=True, timeout=30
+      )
+    except FileNotFoundError:
+      continue
+    except (OSError, subprocess.SubprocessError) as error:
+      print(
+          f"warning: no GPU is used, since {command[0]} failed ({error});"
+          " CUDA_VISIBLE_DEVICES=0,1 names GPUs without it",
+          file=sys.stderr,
+      )
+      return []
+    rows = [x.split(", ", 2) for x in listed.stdout.splitlines() if x]
+    return [(index, int(mib), name) for index, mib, name in rows]
+  return []
 
 
 def assign(

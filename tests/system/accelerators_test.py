@@ -3,12 +3,14 @@
 """Which accelerators each process of a run gets."""
 
 import contextlib
+import ctypes
 import importlib.util
 import io
 import os
 import pathlib
 import stat
 import subprocess
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -156,8 +158,8 @@ class AssignTest(parameterized.TestCase):
 class MemoryTest(parameterized.TestCase):
 
   def memory(self, machine, listed=""):
-    accelerators._gpu_memory.cache_clear()
-    self.addCleanup(accelerators._gpu_memory.cache_clear)
+    accelerators.list_gpus.cache_clear()
+    self.addCleanup(accelerators.list_gpus.cache_clear)
     done = mock.Mock(stdout=listed)
     error = None if listed else FileNotFoundError()
     with (
@@ -169,7 +171,7 @@ class MemoryTest(parameterized.TestCase):
       return accelerators.memory()
 
   def test_gpus_have_the_memory_of_the_smallest(self):
-    listed = "81559, NVIDIA H100\n40960, NVIDIA A100\n"
+    listed = "0, 81559, NVIDIA H100\n1, 40960, NVIDIA A100\n"
     kind, gib, count, name = self.memory(_gpus(2), listed)
     self.assertEqual((kind, gib, count), ("gpu", 40, 2))
     self.assertEqual(name, "2 x NVIDIA A100, 40 GiB each")
@@ -245,14 +247,66 @@ class FindTest(absltest.TestCase):
         )
     )
     self.enter_context(mock.patch.dict(os.environ, {"PATH": str(self.folder)}))
-    accelerators.find_gpus.cache_clear()
-    self.addCleanup(accelerators.find_gpus.cache_clear)
+    accelerators.list_gpus.cache_clear()
+    self.addCleanup(accelerators.list_gpus.cache_clear)
 
   def add_gpus(self, count, status=0):
     script = self.folder / "nvidia-smi"
-    numbers = "".join(f"echo {i}; " for i in range(count))
-    script.write_text(f"#!/bin/sh\n{numbers}exit {status}")
+    rows = "".join(f"echo '{i}, 81559, H100'; " for i in range(count))
+    script.write_text(f"#!/bin/sh\n{rows}exit {status}")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
+
+  def driver(self, status=0):
+    """Returns CUDA's driver with two GPUs, as functions of Python."""
+
+    def write(pointer, value):
+      pointer._obj.value = value
+      return 0
+
+    def write_name(buffer, size, device):
+      buffer.value = f"GPU {device.value}".encode()
+      return 0
+
+    return types.SimpleNamespace(
+        cuInit=lambda flags: status,
+        cuDeviceGetCount=lambda count: write(count, 2),
+        cuDeviceGet=lambda device, i: write(device, i),
+        cuDeviceTotalMem_v2=lambda size, device: write(
+            size, (80 - device.value) << 30
+        ),
+        cuDeviceGetName=write_name,
+    )
+
+  def test_without_nvidia_smi_cuda_s_driver_is_asked(self):
+    def run(command, **unused):
+      if command[0] == "nvidia-smi":
+        raise FileNotFoundError
+      with (
+          contextlib.redirect_stdout(io.StringIO()) as out,
+          mock.patch.object(ctypes, "CDLL", return_value=self.driver()),
+      ):
+        exec(command[2], {})  # pylint: disable=exec-used
+      return mock.Mock(stdout=out.getvalue())
+
+    with mock.patch.object(subprocess, "run", side_effect=run):
+      found = accelerators.find({})
+      self.assertEqual((found.kind, found.ids), ("gpu", ("0", "1")))
+      os.environ.pop("JAX_PLATFORMS", None)  # Until the test's end.
+      self.assertEqual(
+          accelerators.memory(), ("gpu", 79, 2, "2 x GPU 1, 79 GiB each")
+      )
+
+  def test_a_driver_without_a_gpu_is_no_error(self):
+    for status, message in ((100, None), (3, "cuInit: CUDA error 3")):
+      with mock.patch.object(ctypes, "CDLL", return_value=self.driver(status)):
+        with self.assertRaises(SystemExit) as end:
+          exec(accelerators.ASK_CUDA, {})  # pylint: disable=exec-used
+      self.assertEqual(end.exception.code, message)
+    # Without a driver.
+    with mock.patch.object(ctypes, "CDLL", side_effect=OSError):
+      with self.assertRaises(SystemExit) as end:
+        exec(accelerators.ASK_CUDA, {})  # pylint: disable=exec-used
+    self.assertIsNone(end.exception.code)
 
   def test_a_driver_that_fails_is_said_once(self):
     self.add_gpus(1, status=9)
